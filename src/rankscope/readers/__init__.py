@@ -88,8 +88,8 @@ _FORMATS = (
 """In the order in which they are asked. Most runs have one format: the modules of those that come later are not
 imported."""
 _HEAD_BYTES = 1 << 16
-TRACE_NAMES = tuple(sorted({ending for known in _FORMATS for ending in known.endings} - set(_TEXT_NAMES)))
-FORMATS_READ = f"rankscope reads {'; '.join(known.title for known in _FORMATS if known.title)}."
+TRACE_NAMES = tuple(sorted({ending for entry in _FORMATS for ending in entry.endings} - set(_TEXT_NAMES)))
+FORMATS_READ = f"rankscope reads {'; '.join(entry.title for entry in _FORMATS if entry.title)}."
 
 
 def looks_like_a_trace(path: Path) -> bool:
@@ -102,9 +102,9 @@ def looks_like_a_trace(path: Path) -> bool:
             head, _ = read_head(path, _HEAD_BYTES)
         except ReadError:
             return False  # such as a log of the job that only its owner may read
-        texts = (known for known in _FORMATS if not set(_TEXT_NAMES).isdisjoint(known.endings))
+        texts = (entry for entry in _FORMATS if not set(_TEXT_NAMES).isdisjoint(entry.endings))
         try:
-            return any(_reader(known).recognises(path, head) for known in texts)
+            return any(_reader(entry).recognises(path, head) for entry in texts)
         except Exception:  # noqa: BLE001 - `find_reader` meets it again, where it is an error of this file
             return True
     if not path.suffix or path.suffix[1:].isdigit():  # flight-recorder dumps: _dump_3, nccl_trace_rank_3
@@ -139,16 +139,16 @@ def find_reader(path: Path) -> Reader:
         raise EmptyTraceError(
             f"{path} is empty", why=f"{why}.", hint="Capture this rank again, or leave the file out."
         )
-    for known in _FORMATS:
-        reader = _reader(known)
+    for entry in _FORMATS:
+        reader = _reader(entry)
         if reader.recognises(path, head):
             return reader
     raise _not_a_trace(path, head)
 
 
-def _reader(known: _Format) -> Reader:
-    found: Reader = getattr(import_module(f"rankscope.readers.{known.module}"), known.reader)
-    return found
+def _reader(entry: _Format) -> Reader:
+    reader: Reader = getattr(import_module(f"rankscope.readers.{entry.module}"), entry.reader)
+    return reader
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 from rankscope.errors import ReadError
 from rankscope.model import FLIGHT, FLIGHT_GROUPS, READ_EVENTS, Table
 from rankscope.readers.base import Batch, EventBatch, Reader, Reading
-from rankscope.readers.byte_stream import open_stream
+from rankscope.readers.byte_stream import read_head
 from rankscope.readers.checked_values import integer, text
 from rankscope.readers.row_batch import RowBatch
 from rankscope.readers.safe_pickle import Budget, is_pickle, load_value
@@ -75,18 +75,13 @@ class FlightReading(Reading):
         return content if isinstance(content, dict) else {}, size
 
     def _content(self) -> tuple[Any, int]:
-        stream = open_stream(self._path)
-        try:
-            head = stream.read(2)
-            if is_pickle(head):
-                return load_value(self._path)
-            content = head + stream.read(_LARGEST_JSON)
-        finally:
-            stream.close()
+        if is_pickle(read_head(self._path, 2)[0]):
+            return load_value(self._path)
+        content, damage = read_head(self._path, _LARGEST_JSON)
         try:
             dump = json.loads(content)
         except (ValueError, RecursionError) as error:
-            why = f"It is damaged or truncated: {stream.damage or error}."
+            why = f"It is damaged or truncated: {damage or error}."
             raise ReadError(f"cannot read {self._path}", why=why, hint="Capture this rank again.") from None
         return dump, len(content)
 
@@ -171,8 +166,8 @@ def _created(entry: dict[Any, Any]) -> int | None:
 
 
 def _is_newer(version: str) -> bool:
-    found = re.match(r"(\d{1,6})\.(\d{1,6})", version)
-    return found is not None and (int(found[1]), int(found[2])) > _NEWEST_VERSION
+    match = re.match(r"(\d{1,6})\.(\d{1,6})", version)
+    return match is not None and (int(match[1]), int(match[2])) > _NEWEST_VERSION
 
 
 def _first_integer(entry: dict[Any, Any], *keys: str) -> int | None:

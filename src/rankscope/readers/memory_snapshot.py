@@ -107,8 +107,8 @@ class _Snapshot:
         if not self._tree.are_dicts(settings)[0]:
             return {}
         names, values = self._tree.pairs(settings)
-        found = zip(names, self._tree.plain(values), strict=True)
-        return {str(name): value for name, value in found if isinstance(value, (str, int, float))}
+        pairs = zip(names, self._tree.plain(values), strict=True)
+        return {str(name): value for name, value in pairs if isinstance(value, (str, int, float))}
 
     def segment_rows(self, segments: Values) -> list[dict[str, Any]]:
         tree = self._tree
@@ -130,7 +130,7 @@ class _Snapshot:
             columns[name] = [value or 0 for value in columns[name]]
         columns["number"] = list(range(len(members)))
         columns["kind"] = self._texts(members, "segment_type")
-        columns["expandable"] = [one is True for one in tree.plain(tree.fields(members, "is_expandable"))]
+        columns["expandable"] = [value is True for value in tree.plain(tree.fields(members, "is_expandable"))]
         return _rows(columns)
 
     def block_rows(self) -> list[dict[str, Any]]:
@@ -269,8 +269,8 @@ class _Snapshot:
         return _or_none(self._tree.numbers(self._tree.fields(values, key)), NULL)
 
     def _texts(self, values: Values, key: str) -> list[str | None]:
-        found = self._tree.plain(self._tree.fields(values, key))
-        return [one if isinstance(one, str) else None for one in found]
+        plain = self._tree.plain(self._tree.fields(values, key))
+        return [value if isinstance(value, str) else None for value in plain]
 
 
 class _Stacks:
@@ -292,11 +292,11 @@ class _Stacks:
         contents = np.where(self._tree.lengths(lists) > 0, self._tree.contents(lists), -1)
         distinct, firsts, places = np.unique(contents, return_index=True, return_inverse=True)
         number = np.full(len(distinct), NO_TEXT, np.int32)
-        for place in np.argsort(firsts).tolist():
-            if distinct[place] >= 0:
-                number[place] = self._number(int(distinct[place]), lists[firsts[place] : firsts[place] + 1])
-        found: Codes = number[places]
-        return found
+        for index in np.argsort(firsts).tolist():
+            if distinct[index] >= 0:
+                number[index] = self._number(int(distinct[index]), lists[firsts[index] : firsts[index] + 1])
+        numbers: Codes = number[places]
+        return numbers
 
     def _number(self, content: int, stack: Values) -> int:
         if content not in self._of_list:
@@ -319,12 +319,12 @@ class _Stacks:
 
     def _known(self, members: Values) -> list[Frame]:
         keys = members.tolist()
-        new = [place for place, key in enumerate(keys) if key not in self._frames]
+        new = [index for index, key in enumerate(keys) if key not in self._frames]
         if new:
             values = (
                 self._tree.plain(self._tree.fields(members[new], key)) for key in ("filename", "line", "name")
             )
-            self._frames.update(zip((keys[place] for place in new), map(frame_of, *values), strict=True))
+            self._frames.update(zip((keys[index] for index in new), map(frame_of, *values), strict=True))
         return [self._frames[key] for key in keys]
 
 

@@ -21,7 +21,7 @@ from rankscope import tools
 from rankscope.errors import NotATraceError, ReadError, ToolError
 from rankscope.model import NCU_KERNELS, NCU_METRICS, READ_EVENTS, Table
 from rankscope.readers.base import Batch, EventBatch, Reader, Reading, ReadReport
-from rankscope.readers.byte_stream import open_stream
+from rankscope.readers.byte_stream import read_head
 from rankscope.readers.row_batch import RowBatch
 
 REPORT_MAGIC = b"NVR\x00"
@@ -98,12 +98,7 @@ def _integer(text: str) -> int | None:
 
 
 def _load_csv(path: Path, report: ReadReport) -> list[MeasuredKernel]:
-    stream = open_stream(path, lines=True)
-    try:
-        content = stream.read(_LARGEST_CSV)
-    finally:
-        stream.close()
-    report.damage = stream.damage
+    content, report.damage = read_head(path, _LARGEST_CSV, lines=True)
     return read_csv(csv_text(content), str(path), report)
 
 

@@ -110,12 +110,12 @@ class _TreeOfObjects(PickledTree):
 
     def _value(self, item: Any) -> int:
         key = (type(item), item) if isinstance(item, (int, float, str, NoneType)) else id(item)
-        if (place := self._places.setdefault(key, len(self._objects))) == len(self._objects):
+        if (value := self._places.setdefault(key, len(self._objects))) == len(self._objects):
             self._objects.append(item)
-        return place
+        return value
 
     def _at(self, values: Values) -> list[Any]:
-        return [self._objects[place] for place in values.tolist()]
+        return [self._objects[value] for value in values.tolist()]
 
     def fields(self, values: Values, key: str) -> Values:
         return self._values(item.get(key) if isinstance(item, dict) else None for item in self._at(values))

@@ -11,6 +11,7 @@ import contextlib
 import io
 import pickle
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +73,13 @@ def load_plain(path: Path) -> tuple[dict[Any, Any], int]:
 
 def load_value(path: Path) -> tuple[Any, int]:
     """The value in a file, and its size in bytes when unpacked. Raises ReadError if it is more than data."""
-    stream = open_stream(path)
-    content = _Content(stream)
-    try:
-        with reading_pickle(path, stream), memory_limit(path.stat().st_size):
-            value = _Plain(io.BufferedReader(content, _PIECE)).load()
-    finally:
-        stream.close()
-    return value, content.count
+    with (
+        closing(open_stream(path)) as stream,
+        reading_pickle(path, stream),
+        memory_limit(path.stat().st_size),
+    ):
+        content = _Content(stream)
+        return _Plain(io.BufferedReader(content, _PIECE)).load(), content.count
 
 
 def not_a_dictionary(path: Path, kind: str) -> ReadError:

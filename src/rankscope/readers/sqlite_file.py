@@ -6,7 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,40 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+class SqliteFile:
+    """A file of sqlite, open for reading only. Raises ReadError; `again` says how to make the file again."""
+
+    again: str
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        refuse_truncated(path, self.again)
+        with self.reading():
+            self._connection = connect(path)
+            self.tables = self._find_tables()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        with refused_by_sqlite(self.path, self.again):
+            yield
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        with self.reading():
+            limit_time(self._connection)
+            return self._connection.execute(sql, parameters).fetchall()
+
+    def columns_of(self, table: str) -> frozenset[str]:
+        described = self._connection.execute(f"PRAGMA table_info({sql_name(table)})").fetchall()
+        return frozenset(text_of(column[1]) for column in described)
+
+    def _find_tables(self) -> dict[str, frozenset[str]]:
+        """The tables that are read, with their columns."""
+        raise NotImplementedError
+
+
 def text_of(value: Any) -> str:
     """A value as text; bytes that are not UTF-8 are replaced."""
     return (
@@ -95,6 +129,14 @@ def damaged_sqlite(path: Path, error: Exception, hint: str) -> ReadError:
         why=f"{str(error)[:1].upper()}{str(error)[1:]}: the file is damaged or truncated.",
         hint=hint,
     )
+
+
+@contextmanager
+def refused_by_sqlite(path: Path, hint: str) -> Iterator[None]:
+    try:
+        yield
+    except SQLITE_ERRORS as error:
+        raise damaged_sqlite(path, error, hint) from error
 
 
 def row_ranges(rows: Rows, table: str, size: int) -> Iterator[tuple[int, int]]:

@@ -49,13 +49,13 @@ def open_pages(path: Path) -> PageFile | None:
     page_size = int.from_bytes(head[16:18], "big")
     page_size = 65536 if page_size == 1 else page_size
     file = PageFile(descriptor, max(page_size, 512), page_size - head[20])
-    known = (
+    as_expected = (
         head.startswith(SQLITE_MAGIC)
         and page_size in (1 << bits for bits in range(9, 17))
         and head[21:24] == _PAYLOAD_FRACTIONS
         and int.from_bytes(head[56:60], "big") == _UTF8
     )
-    return file if known else None
+    return file if as_expected else None
 
 
 @dataclass(frozen=True)
@@ -155,12 +155,12 @@ def _places(rows: Rows, table: str) -> dict[str, int] | None:
         return None
     keys = [name for name, (*_, key, _) in zip(names, described, strict=True) if key]
     places = {ROWID: -1}
-    for place, (name, (_, _, raw, _, default, key, _)) in enumerate(zip(names, described, strict=True)):
+    for index, (name, (_, _, raw, _, default, key, _)) in enumerate(zip(names, described, strict=True)):
         kind = text_of(raw).upper()
         if key and len(keys) == 1 and kind == "INTEGER" and not _has_key_index(rows, table):
             places[name] = -1  # another name of the rowid
         elif default is None and ("INT" in kind or not any(word in kind for word in _FRACTIONS)):
-            places[name] = place
+            places[name] = index
     return places
 
 

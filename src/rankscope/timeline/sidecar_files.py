@@ -127,13 +127,13 @@ class _Lines:
 
 def _recorded_ops(folder: Path) -> dict[int, tuple[int, str]]:
     """By record function id: the id and name of the op's slice."""
-    found = connection().execute(f"""
+    result = connection().execute(f"""
         SELECT TRY_CAST(e.args->>'Record function id' AS BIGINT) AS record, s.id, s.name
         FROM read_parquet({sql_text(folder / "slices.parquet")}) s
         JOIN read_parquet({sql_text(folder / "events.parquet")}, file_row_number=true) e ON e.file_row_number = s.id
         WHERE s.category IN ('cpu_op', 'user_annotation') AND record > 0
     """)
-    return {record: (id, name) for record, id, name in found.fetchall()}
+    return {record: (id, name) for record, id, name in result.fetchall()}
 
 
 def _link(path: Path, recorded: dict[int, tuple[int, str]], rows: BinaryIO, record: dict[str, Any]) -> None:
@@ -182,14 +182,14 @@ def _link(path: Path, recorded: dict[int, tuple[int, str]], rows: BinaryIO, reco
 def _line(slice_id: int, op: ExecutedOp) -> bytes:
     row = {"id": slice_id, "record": op.record, "node": op.node}
     inputs = op.inputs()
-    found = {
+    recorded_inputs = {
         "shapes": inputs.shapes,
         "types": inputs.types,
         "concrete": inputs.concrete,
         "tensors": inputs.values,
     }
     try:
-        line = _ENCODE(row | found)
+        line = _ENCODE(row | recorded_inputs)
     except (ValueError, RecursionError):
         line = ""
     return (line if 0 < len(line) <= _LONGEST_LINE else json.dumps(row)).encode() + b"\n"

@@ -51,8 +51,8 @@ _DTYPES = {
 class AscendBatch(EventBatch):
     """The events of one block of JSON, with what they mean."""
 
-    def __init__(self, batch: JsonBatch, number: int, found: Survey, recording: Recording) -> None:
-        self._batch, self._number, self._found, self._recording = batch, number, found, recording
+    def __init__(self, batch: JsonBatch, number: int, survey: Survey, recording: Recording) -> None:
+        self._batch, self._number, self._found, self._recording = batch, number, survey, recording
 
     def columns(self) -> EventColumns:
         import numpy as np
@@ -111,11 +111,13 @@ class AscendBatch(EventBatch):
         if not tasks.any():
             return
         category = np.where(tasks, edited.code("kernel"), edited.category)
-        found = edited.found_in_args(_TASK_TYPE)
-        kinds = {kind: edited.code(_category(kind)) for kind in {match[1] for _, match in found}}
-        events = np.array([event for event, _ in found], dtype=np.int64)
+        task_types = edited.found_in_args(_TASK_TYPE)
+        kinds = {kind: edited.code(_category(kind)) for kind in {match[1] for _, match in task_types}}
+        events = np.array([event for event, _ in task_types], dtype=np.int64)
         of_tasks = tasks[events]
-        category[events[of_tasks]] = np.array([kinds[match[1]] for _, match in found], np.int32)[of_tasks]
+        category[events[of_tasks]] = np.array([kinds[match[1]] for _, match in task_types], np.int32)[
+            of_tasks
+        ]
         # HCCL's own tasks are part of an operation, which is counted as a whole.
         listed = _are_among(columns.time, columns.duration, self._found.hccl_tasks)
         category[tasks & listed] = edited.code("gpu_user_annotation")
@@ -151,24 +153,24 @@ class AscendBatch(EventBatch):
 
     def _metadata(self, kind: str, name: str, thread: str, args: dict[str, Any]) -> dict[str, Any]:
         """Of an operation, under torch's names."""
-        found: dict[str, Any] = {"Collective name": kind}
+        metadata: dict[str, Any] = {"Collective name": kind}
         group = self._recording.group(name)
         if group is not None:
-            found["Process Group Name"] = group.hash
-            found["Process Group Description"] = group.name or thread
+            metadata["Process Group Name"] = group.hash
+            metadata["Process Group Description"] = group.name or thread
         size = len(group.ranks) if group is not None else 0
         if group is not None and size:
-            found["Process Group Ranks"] = str(list(group.ranks))
-            found["Group size"] = size
+            metadata["Process Group Ranks"] = str(list(group.ranks))
+            metadata["Group size"] = size
         count = args.get("count")
         if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 1 << 48:
             # HCCL counts what a rank sends, of a reduce-scatter what it receives.
-            found["In msg nelems"] = count * size if kind == "reduce_scatter" and size else count
-            found["Out msg nelems"] = count * size if kind == "all_gather" and size else count
+            metadata["In msg nelems"] = count * size if kind == "reduce_scatter" and size else count
+            metadata["Out msg nelems"] = count * size if kind == "all_gather" and size else count
         dtype = _DTYPES.get(str(args.get("data_type", "")).upper())
         if dtype is not None:
-            found["dtype"] = dtype
-        return found
+            metadata["dtype"] = dtype
+        return metadata
 
 
 class AscendReading(Reading):
@@ -185,18 +187,23 @@ class AscendReading(Reading):
 
         recording = read_recording(self._path)
         self._describe(recording)
-        found = survey(_all_columns(self._path))
+        surveyed = survey(_all_columns(self._path))
         for number, batch in enumerate(self._json.batches()):
-            yield AscendBatch(batch, number, found, recording)
+            yield AscendBatch(batch, number, surveyed, recording)
 
     def _describe(self, recording: Recording) -> None:
         identity = identity_of(self._path)
         if identity.rank is None or identity.world_size is None:
             return
         groups = [
-            {"pg_name": one.hash, "pg_desc": one.name, "pg_size": len(one.ranks), "ranks": list(one.ranks)}
-            for one in recording.groups.values()
-            if one.ranks
+            {
+                "pg_name": group.hash,
+                "pg_desc": group.name,
+                "pg_size": len(group.ranks),
+                "ranks": list(group.ranks),
+            }
+            for group in recording.groups.values()
+            if group.ranks
         ]
         about = {"backend": "hccl", "rank": identity.rank, "world_size": identity.world_size}
         self.header["distributedInfo"] = {**about, "pg_config": groups}
@@ -251,20 +258,20 @@ def _are_among(time: Any, duration: Any, listed: Any) -> Any:
         return np.zeros(len(time), bool)
     starts = listed[:, 0]
     begin, end = np.searchsorted(starts, time), np.searchsorted(starts, time, side="right")
-    found = np.zeros(len(time), bool)
+    are_listed = np.zeros(len(time), bool)
     for step in range(int((end - begin).max(initial=0))):
         at = np.minimum(begin + step, len(starts) - 1)
-        found |= (begin + step < end) & (listed[at, 1] == duration)
-    return found
+        are_listed |= (begin + step < end) & (listed[at, 1] == duration)
+    return are_listed
 
 
 def _stream_numbers(texts: list[str], tid: Codes) -> Any:
     """The numbers of threads; 0 for one that has another name."""
     import numpy as np
 
-    codes, place = np.unique(tid, return_inverse=True)
-    numbers = [int(found[0]) if (found := _NUMBER.fullmatch(texts[code])) else 0 for code in codes.tolist()]
-    return np.array(numbers, dtype=np.int64)[place]
+    codes, code_index = np.unique(tid, return_inverse=True)
+    numbers = [int(match[0]) if (match := _NUMBER.fullmatch(texts[code])) else 0 for code in codes.tolist()]
+    return np.array(numbers, dtype=np.int64)[code_index]
 
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
@@ -294,14 +301,14 @@ class Recording:
 
     def group(self, operation: str) -> Group | None:
         """The group of an operation; None if it cannot be told."""
-        known = self.group_of.get(operation)
-        if known is not None:
-            return self.groups.get(known, Group(known))
-        found = _OPERATION.match(operation)
-        if found is None:
+        hash_recorded = self.group_of.get(operation)
+        if hash_recorded is not None:
+            return self.groups.get(hash_recorded, Group(hash_recorded))
+        match = _OPERATION.match(operation)
+        if match is None:
             return None
-        ending = [group for hash, group in self.groups.items() if hash.endswith(found[1].zfill(3))]
-        return ending[0] if len(ending) == 1 else Group(found[1])
+        ending = [group for hash, group in self.groups.items() if hash.endswith(match[1].zfill(3))]
+        return ending[0] if len(ending) == 1 else Group(match[1])
 
 
 def group_hash(id: str) -> str:
@@ -316,7 +323,7 @@ def group_hash(id: str) -> str:
 def identity_of(trace: Path) -> TraceIdentity:
     folder = _folder(trace)
     ranks = {
-        int(found[1]) for path in folder.glob("profiler_info_*.json") if (found := _INFO.fullmatch(path.name))
+        int(match[1]) for path in folder.glob("profiler_info_*.json") if (match := _INFO.fullmatch(path.name))
     }
     rank, source = (ranks.pop(), "profiler_info") if len(ranks) == 1 else (rank_from_name(trace), "file name")
     if rank is None:
@@ -352,12 +359,12 @@ def _listed_groups(folder: Path) -> dict[str, dict[str, Any]]:
 
 def _group_ranks(folder: Path) -> dict[str, tuple[int, ...]]:
     """The ranks of each group, by its id."""
-    found = {}
+    ranks_of = {}
     for id, about in _listed_groups(folder).items():
         ranks = about.get("global_ranks")
         if isinstance(ranks, list) and ranks and set(map(type, ranks)) == {int}:
-            found[id] = tuple(ranks)
-    return found
+            ranks_of[id] = tuple(ranks)
+    return ranks_of
 
 
 def _json(path: Path) -> dict[str, Any]:

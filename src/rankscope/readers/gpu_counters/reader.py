@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -52,11 +52,8 @@ class GpuCountersReader(NodeReader):
 
     def log(self, path: Path) -> NodeLog:
         """Raises ReadError for a file without times, without numbers of GPUs, or without a line that can be read."""
-        lines = _Lines(path)
-        try:
+        with closing(_Lines(path)) as lines:
             first = _first_rows(lines, path)
-        finally:
-            lines.close()
         clock = first[0].clock
         if clock == NO_CLOCK:
             raise ReadError(
@@ -73,7 +70,12 @@ class GpuCountersReader(NodeReader):
             )
         last = _last_time(path, clock)
         return NodeLog(
-            tuple(sorted(devices.values(), key=lambda one: (one.number is None, one.number or 0, one.key))),
+            tuple(
+                sorted(
+                    devices.values(),
+                    key=lambda device: (device.number is None, device.number or 0, device.key),
+                )
+            ),
             clock,
             first[0].time_ns,
             max(first[0].time_ns, last),
@@ -272,19 +274,19 @@ class _Lines:
 
 
 def _first_rows(lines: _Lines, path: Path) -> list[Row]:
-    found: list[Row] = []
+    rows: list[Row] = []
     for row in lines.rows():
-        found.append(row)
-        if lines.position() > _FIRST_BYTES or len(found) >= 20_000:
+        rows.append(row)
+        if lines.position() > _FIRST_BYTES or len(rows) >= 20_000:
             break
-    if not found:
+    if not rows:
         example = f" {lines._report.examples[0]}." if lines._report.examples else ""
         raise ReadError(
             f"no line of {path} can be read",
             why=f"It looks like the output of {lines.layout.tool}.{example}",
             hint="If it has no header (noheader), put the list of --query-gpu into its first line.",
         )
-    return found
+    return rows
 
 
 def _is_of_one_gpu(rows: list[Row]) -> bool:
@@ -298,21 +300,13 @@ def _is_of_one_gpu(rows: list[Row]) -> bool:
 
 def _last_time(path: Path, clock: str) -> int:
     """The last time of a log: in its last lines, unless it is compressed or its times may have begun again."""
-    if clock == TIME_OF_DAY or is_gzip(path):
-        lines = _Lines(path)
-        try:
+    with closing(_Lines(path)) as lines:
+        if clock == TIME_OF_DAY or is_gzip(path):
             return max((row.time_ns for row in lines.rows()), default=0)
-        finally:
-            lines.close()
-    lines = _Lines(path)
-    try:
-        for _ in lines.rows():  # the header
-            break
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _HEAD_BYTES))
-            tail = file.read(_HEAD_BYTES).decode("utf-8", "replace").splitlines()[1:]
-    finally:
-        lines.close()
+        next(lines.rows(), None)  # the header
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _HEAD_BYTES))
+        tail = file.read(_HEAD_BYTES).decode("utf-8", "replace").splitlines()[1:]
     last = 0
     for line in tail:
         try:

@@ -105,21 +105,21 @@ def sniff_separator(block: bytes, start: int) -> bytes | None:
 
 def last_cut(block: bytes | bytearray, start: int, end: int, separator: bytes) -> int | None:
     """Offset after the closing brace of the last event that is followed by another; None if there is none."""
-    found = end
+    position = end
     for _ in range(_MOST_CUTS):
-        found = block.rfind(separator, start, min(end, found + len(separator) - 1))
-        if found < 0:
+        position = block.rfind(separator, start, min(end, position + len(separator) - 1))
+        if position < 0:
             return None
-        if _is_event(block, found, separator):
-            return found + separator.index(b"}") + 1
+        if _is_event(block, position, separator):
+            return position + separator.index(b"}") + 1
     return None
 
 
-def _is_event(block: bytes | bytearray, found: int, separator: bytes) -> bool:
+def _is_event(block: bytes | bytearray, position: int, separator: bytes) -> bool:
     """True if an event follows the separator at `found`. With an indent the separator is unambiguous."""
     if b"\n" in separator:
         return True
-    begin = found + separator.index(b"{")
+    begin = position + separator.index(b"{")
     try:
         event, _ = _DECODER.raw_decode(block[begin : begin + _LARGEST_CHECKED_EVENT].decode("latin-1"))
     except (ValueError, RecursionError):
@@ -136,9 +136,9 @@ def event_spans(block: bytes, start: int, end: int, separator: bytes | None) -> 
     """Start and end of each event. A damaged event does not hide the events after it."""
     if separator and b"\n" in separator:
         close = separator.index(b"}") + 1
-        while (found := block.find(separator, start, end)) >= 0:
-            yield start, found + close
-            start = skip_between(block, found + close, end)
+        while (cut := block.find(separator, start, end)) >= 0:
+            yield start, cut + close
+            start = skip_between(block, cut + close, end)
         if start < end:
             yield start, end
         return
@@ -199,11 +199,13 @@ class EventsEnd:
 
 def find_events_end(block: bytes | bytearray, start: int, separator: bytes | None) -> EventsEnd:
     """Parse the last events one by one up to the closing bracket."""
-    found = block.rfind(separator, start) if separator else -1
-    position = start if found < 0 or separator is None else found + separator.index(b"}") + 1
+    last_separator = block.rfind(separator, start) if separator else -1
+    position = (
+        start if last_separator < 0 or separator is None else last_separator + separator.index(b"}") + 1
+    )
     text = block[position:].decode("latin-1")
     base, here = position, 0
-    whole = position if found >= 0 else start
+    whole = position if last_separator >= 0 else start
     while True:
         here = skip_between(block, base + here, len(block)) - base
         if here >= len(text):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -203,14 +204,6 @@ class KinetoReading(Reading):
     def clock_base_ns(self) -> int:
         return usable_time(self.header.get("baseTimeNanoseconds"))
 
-    def _first_block(self) -> bytes:
-        """Not into a new bytearray, which would be filled with zeros before."""
-        try:
-            return self._stream.read(self._block_bytes)
-        except OSError as error:
-            self._stream.damage = f"reading stopped: {error.strerror}"
-            return b""
-
     def _read_after(self, rest: bytes) -> tuple[bytearray, int]:
         """A buffer with these bytes followed by the next ones of the file, and the number of bytes in it."""
         size = len(rest) + self._block_bytes
@@ -225,7 +218,9 @@ class KinetoReading(Reading):
             return buffer, len(rest)
 
     def _blocks(self) -> Iterator[Block]:
-        data: bytes | bytearray = self._first_block()
+        data: bytes | bytearray = self._stream.read_on(
+            self._block_bytes
+        )  # a new bytearray would be filled with zeros
         size = len(data)
         last = size < self._block_bytes
         for head_bytes in (_SHORT_HEAD_BYTES, size):  # the events mostly begin after some kB
@@ -271,14 +266,14 @@ class KinetoReading(Reading):
         self.report.lose(f"event at byte {offset:,} is longer than {_MOST_WITHOUT_CUT >> 20} MiB")
         skipped = 0
         while rest:
-            found = rest.find(separator)
-            if found >= 0:
-                end = found + separator.index(b"}") + 1
+            position = rest.find(separator)
+            if position >= 0:
+                end = position + separator.index(b"}") + 1
                 return rest[end:], skipped + end
-            kept = rest[-len(separator) :]
-            skipped += len(rest) - len(kept)
+            tail = rest[-len(separator) :]
+            skipped += len(rest) - len(tail)
             more = self._stream.read(BLOCK_BYTES)
-            rest = kept + more if more else b""
+            rest = tail + more if more else b""
         return b"", skipped
 
     def _last_block(self, data: bytes | bytearray, start: int, offset: int, separator: bytes | None) -> Block:
@@ -341,12 +336,12 @@ def _trailing_object(path: Path, key: str, thorough: bool) -> dict[str, Any]:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _HEAD_BYTES))
             tail = file.read()
-    found = tail.rfind(f'"{key}":'.encode())
-    if found < 0:
+    position = tail.rfind(f'"{key}":'.encode())
+    if position < 0:
         return {}
     try:
         value, _ = json.JSONDecoder(strict=False).raw_decode(
-            tail[found + len(key) + 3 :].decode("latin-1").lstrip()
+            tail[position + len(key) + 3 :].decode("latin-1").lstrip()
         )
     except ValueError:
         return {}
@@ -354,11 +349,10 @@ def _trailing_object(path: Path, key: str, thorough: bool) -> dict[str, Any]:
 
 
 def _gzip_tail(path: Path) -> bytes:
-    stream = open_stream(path)
     tail = b""
-    while piece := stream.read(BLOCK_BYTES):
-        tail = (tail + piece)[-_HEAD_BYTES:]
-    stream.close()
+    with closing(open_stream(path)) as stream:
+        while piece := stream.read(BLOCK_BYTES):
+            tail = (tail + piece)[-_HEAD_BYTES:]
     return tail
 
 

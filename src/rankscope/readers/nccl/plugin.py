@@ -107,13 +107,13 @@ class PluginReading(KinetoReading):
             if code not in wanted:
                 continue
             time = int(columns.time[index])
-            known = time if time not in (0, NULL) else None
+            usable_time = time if time not in (0, NULL) else None
             begins, category = texts[columns.phase[index]] == "b", texts[code]
             if category == _KERNEL:
-                self._add_kernel(begins, known, columns.args_of(index))
+                self._add_kernel(begins, usable_time, columns.args_of(index))
             elif begins:
                 self._open = _Operation(
-                    _row(texts[columns.name[index]], known, json_object(columns.args_of(index)))
+                    _row(texts[columns.name[index]], usable_time, json_object(columns.args_of(index)))
                 )
             elif self._open is not None:
                 self._rows.append(self._open.finished())
@@ -139,11 +139,11 @@ class PluginReading(KinetoReading):
 def _with_own_categories(columns: EventColumns) -> EventColumns:
     """The same events with categories that say whose they are: nccl_proxy, not PROXY."""
     texts = list(columns.texts)
-    own = [f"{NCCL_CATEGORY}_{text.lower()}" for text in texts]
-    named = [(code, text) for code, text in enumerate(own) if text in NCCL_PARTS]
+    categories = [f"{NCCL_CATEGORY}_{text.lower()}" for text in texts]
+    named = [(code, text) for code, text in enumerate(categories) if text in NCCL_PARTS]
     new = np.arange(len(texts), dtype=np.int32)
-    for place, (code, _) in enumerate(named):
-        new[code] = len(texts) + place
+    for index, (code, _) in enumerate(named):
+        new[code] = len(texts) + index
     all_texts = Texts.of([*texts, *(text for _, text in named)])
     return replace(columns, texts=all_texts, category=new[columns.category])
 
@@ -154,14 +154,14 @@ def _row(function: str, time: int | None, args: dict[str, Any]) -> dict[str, Any
         kind = list(_TYPES)[kind]
     size = _TYPES.get(kind, 0) if isinstance(kind, str) else 0
     channels = integer(args.get("nChannels"))
-    known = count is not None and size and 0 <= count < 2**53
+    has_size = count is not None and size and 0 <= count < 2**53
     return {
         "communicator": _hash(integer(args.get("CommHash"))),
         "communicator_rank": integer(args.get("Rank")),
         "function": text(function),
         "seq": integer(args.get("SeqNum")),
         "peer": integer(args.get("Peer")),
-        "rank_bytes": count * size if count is not None and known else None,
+        "rank_bytes": count * size if count is not None and has_size else None,
         "dtype": text(kind.removeprefix("nccl").lower()) if isinstance(kind, str) else None,
         "created_ns": time,
         "algorithm": text(args.get("Algorithm")),
@@ -201,10 +201,10 @@ class _Owner:
 
 def _owner(path: Path) -> _Owner:
     head, _ = read_head(path, _IDENTIFIED_BYTES)
-    found, process = _OWNER.search(head), _PROCESS.search(head)
-    if found is None:
+    match, process = _OWNER.search(head), _PROCESS.search(head)
+    if match is None:
         return _Owner()
-    return _Owner(_hash(int(found[1])), int(found[2]), process[1].decode() if process else "")
+    return _Owner(_hash(int(match[1])), int(match[2]), process[1].decode() if process else "")
 
 
 class PluginReader(Reader):

@@ -14,7 +14,7 @@ from typing import Any
 from rankscope.errors import ReadError
 from rankscope.model import NCCL, READ_EVENTS, Table
 from rankscope.readers.base import Batch, EventBatch, Reader, Reading, ReadReport, TraceIdentity
-from rankscope.readers.byte_stream import open_stream
+from rankscope.readers.byte_stream import read_head
 from rankscope.readers.checked_values import text
 from rankscope.readers.nccl.operations import OperationRows
 from rankscope.readers.row_batch import RowBatch
@@ -43,15 +43,15 @@ class PrometheusReading(Reading):
         self._rows: list[dict[str, Any]] = []
 
     def batches(self) -> Iterator[EventBatch]:
-        found: dict[tuple[str, ...], dict[str, Any]] = {}
+        rows: dict[tuple[str, ...], dict[str, Any]] = {}
         for name, labels, value in _metrics(self._path, self.report):
             if self._part and _gpu_of(labels) != self._part:
                 continue
             self.header |= {"inspector_version": labels.get("version"), "host": labels.get("node")}
-            row = found.setdefault(tuple(labels.values()), _row(labels))
+            row = rows.setdefault(tuple(labels.values()), _row(labels))
             column, factor = _METRICS[name]
             row[column] = round(value * factor) if column.endswith("_ns") else value
-        self._rows = list(found.values())
+        self._rows = list(rows.values())
         if not self._rows:
             raise ReadError(
                 f"{self._path} has no metrics of NCCL",
@@ -82,14 +82,9 @@ def _row(labels: dict[str, str]) -> dict[str, Any]:
 def _metrics(path: Path, report: ReadReport) -> Iterator[tuple[str, dict[str, str], float]]:
     """Name, labels and value of each line with a metric of NCCL. Other lines, such as those of other exporters, are not
     of interest."""
-    stream = open_stream(path, lines=True)
-    try:
-        content = stream.read(_LARGEST_TEXT)
-        report.damage = stream.damage or (
-            "the text is longer than any that NCCL writes" if stream.read(1) else ""
-        )
-    finally:
-        stream.close()
+    content, report.damage = read_head(path, _LARGEST_TEXT + 1, lines=True)
+    if len(content) > _LARGEST_TEXT:
+        report.damage = "the text is longer than any that NCCL writes"
     for line in content.decode("utf-8", "replace").splitlines():
         if line.partition("{")[0] not in _METRICS:
             continue
@@ -134,16 +129,16 @@ class PrometheusReader(Reader):
         named = super().identify_parts(path)
         if named[0].rank is not None or not nodes:
             return named
-        found = []
+        identities = []
         for gpu, count in sorted(nodes.items()):
             number = _GPU.match(gpu.rpartition(" ")[2]) if count == 1 else None
             part = gpu if len(nodes) > 1 else ""
-            found.append(
+            identities.append(
                 TraceIdentity(int(number[1]), "GPU number", part=part)
                 if number
                 else TraceIdentity(None, "", part=part)
             )
-        return found
+        return identities
 
     def open(self, path: Path, part: str = "") -> PrometheusReading:
         return PrometheusReading(path, part)

@@ -127,8 +127,8 @@ def _copies() -> Source:
     short = choice("r.kind", {kind: names[0] for kind, names in MEMCPY_KINDS.items()}, "'Unknown'")
     long = choice("r.kind", {kind: names[1] for kind, names in MEMCPY_KINDS.items()}, "'Unknown'")
     source, target = (choice(f"r.{end}", MEMORY_KINDS, "'Unknown'") for end in ("source", "target"))
-    known = "r.source IS NOT NULL AND r.target IS NOT NULL"
-    kinds = f"CASE WHEN {known} THEN ' (' || {source} || ' -> ' || {target} || ')' END"
+    both_told = "r.source IS NOT NULL AND r.target IS NOT NULL"
+    kinds = f"CASE WHEN {both_told} THEN ' (' || {source} || ' -> ' || {target} || ')' END"
     return Source(
         "CUPTI_ACTIVITY_KIND_MEMCPY",
         {
@@ -267,8 +267,8 @@ def _os_calls() -> Source:
 
 def _mpi(export: NsysExport, table: str, **more: str) -> Source:
     """MPI calls, as annotations like those of gloo: collectives on the host."""
-    known = export.has("MPI_RANKS", "globalTid", "rank")
-    rank = f"(SELECT m.rank FROM MPI_RANKS m WHERE m.globalTid = {table}.globalTid)" if known else "NULL"
+    has_ranks = export.has("MPI_RANKS", "globalTid", "rank")
+    rank = f"(SELECT m.rank FROM MPI_RANKS m WHERE m.globalTid = {table}.globalTid)" if has_ranks else "NULL"
     return Source(
         table,
         {**_THREAD_COLUMNS, "name": "textId", "communicator": "commHandle", **more},

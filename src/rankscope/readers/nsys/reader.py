@@ -19,12 +19,7 @@ import numpy as np
 from rankscope.readers.base import EventBatch, Reader, Reading, ReadReport, TraceIdentity
 from rankscope.readers.columns import IN_C, NULL, SQLITE, EventColumns
 from rankscope.readers.nsys.events import event_sources, nvtx_sources
-from rankscope.readers.nsys.export import (
-    PID,
-    NsysExport,
-    damaged,
-    open_export,
-)
+from rankscope.readers.nsys.export import AGAIN, PID, NsysExport, open_export
 from rankscope.readers.nsys.identity import (
     ProcessGroup,
     groups_of,
@@ -32,7 +27,7 @@ from rankscope.readers.nsys.identity import (
     recorded_environments,
 )
 from rankscope.readers.nsys.table_source import LARGEST_NUMBER, SUMMED, RowEvents, Source
-from rankscope.readers.sqlite_file import SQLITE_ERRORS, SQLITE_MAGIC, read_columns, row_ranges, text_of
+from rankscope.readers.sqlite_file import SQLITE_MAGIC, read_columns, refused_by_sqlite, row_ranges, text_of
 from rankscope.readers.sqlite_pages import PageFile, Piece, TablePages, TextColumn, find_table, open_pages
 
 ROWS_PER_BATCH = 200_000
@@ -116,12 +111,10 @@ class NsysBatch(EventBatch):
         source = self.events.source
         where = self.where.format(**self.values) or "true"
         sql = f"SELECT {', '.join(self.values.values())} FROM {source.table} WHERE rowid BETWEEN ? AND ?"
-        try:
+        with refused_by_sqlite(self.path, AGAIN):
             numbers, others = read_columns(
                 self.path, f"{sql} AND {where}", self.rows, [*self.values], source.texts
             )
-        except SQLITE_ERRORS as error:
-            raise damaged(self.path, error) from error
         texts = {name: TextColumn.of(numbers.pop(name)) for name in source.texts & numbers.keys()}
         for name in SUMMED & numbers.keys():
             far = (np.abs(numbers[name]) > LARGEST_NUMBER) & (numbers[name] != NULL)
@@ -242,9 +235,9 @@ def _pieces(
 def _group(export: NsysExport, part: str) -> ProcessGroup:
     """The processes of a part; for a file of several ranks that is read as one (--rank N=FILE), all of them."""
     groups = groups_of(export)
-    found = next((group for group in groups if group.part == part), None)
-    if found is not None:
-        return found
+    of_part = next((group for group in groups if group.part == part), None)
+    if of_part is not None:
+        return of_part
     return ProcessGroup(None, "", None, frozenset().union(*(g.pids for g in groups)), merged=len(groups))
 
 

@@ -115,9 +115,9 @@ def _written_by(report: Path) -> str:
 
 def _exports() -> Path:
     """The folder for exports of this command. Worker processes use the same one and do not remove it."""
-    known = os.environ.get(_FOLDER_VARIABLE)
-    if known and Path(known).is_dir():
-        return Path(known)
+    folder_of_command = os.environ.get(_FOLDER_VARIABLE)
+    if folder_of_command and Path(folder_of_command).is_dir():
+        return Path(folder_of_command)
     folder = tempfile.mkdtemp(prefix="rankscope-exports-")
     os.environ[_FOLDER_VARIABLE] = folder
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

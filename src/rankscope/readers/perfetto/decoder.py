@@ -202,12 +202,13 @@ class PacketStream:
         rest, missing = b"", 0
         while True:
             wanted = max(BLOCK_BYTES, missing)
-            read = self._read(wanted)
+            read = self._stream.read_on(wanted)
+            self.position = self._stream.position()
             data = rest + read if rest else read
-            found = cut(data)
-            yield from self._expanded(data, found)
-            rest, missing = data[found.end :], found.missing
-            if found.damaged:
+            packets = cut(data)
+            yield from self._expanded(data, packets)
+            rest, missing = data[packets.end :], packets.missing
+            if packets.damaged:
                 self._stop("what follows is not a packet", rest)
                 return
             if len(read) < wanted:
@@ -218,28 +219,19 @@ class PacketStream:
                 self._stop(f"a packet claims to have {missing:,} bytes", rest)
                 return
 
-    def _read(self, size: int) -> bytes:
-        try:
-            data = self._stream.read(size)
-        except OSError as error:
-            self._stream.damage = f"reading stopped: {error.strerror}"
-            data = b""
-        self.position = self._stream.position()
-        return data
-
     def _stop(self, why: str, rest: bytes) -> None:
         self._report.damage = why
         if rest:
             self._report.lose(f"the last packet: {why}")
 
-    def _expanded(self, data: bytes, found: Cut) -> Iterator[memoryview]:
-        if not found.compressed:
-            if found.end:
-                yield memoryview(data)[: found.end]
+    def _expanded(self, data: bytes, packets: Cut) -> Iterator[memoryview]:
+        if not packets.compressed:
+            if packets.end:
+                yield memoryview(data)[: packets.end]
             return
         done = 0
         pending: list[bytes] = []
-        for field, begin, end, content in found.compressed:
+        for field, begin, end, content in packets.compressed:
             pending.append(data[done:begin])
             if field == Packet.COMPRESSED:
                 pending.append(self._inflated(data[content:end]))
@@ -249,7 +241,7 @@ class PacketStream:
             if sum(map(len, pending)) > BLOCK_BYTES:
                 yield memoryview(b"".join(pending))
                 pending = []
-        yield memoryview(b"".join((*pending, data[done : found.end])))
+        yield memoryview(b"".join((*pending, data[done : packets.end])))
 
     def _inflated(self, content: bytes) -> bytes:
         inflate = zlib.decompressobj()

@@ -103,10 +103,10 @@ class PerfettoReading(Reading):
         if index.unread:
             self.header[PACKETS_NOT_READ] = _named(index.unread)
         if index.first_ns is None and self.report.events_lost == 0:
-            found = ", ".join(self.header.get(PACKETS_NOT_READ, ())) or "descriptions of tracks"
+            kinds = ", ".join(self.header.get(PACKETS_NOT_READ, ())) or "descriptions of tracks"
             raise ReadError(
                 f"{self._path} has no track events",
-                why=f"It has packets of other kinds only: {found}.",
+                why=f"It has packets of other kinds only: {kinds}.",
                 hint="Record track events, or leave the file out.",
             )
 
@@ -119,21 +119,24 @@ class PerfettoReading(Reading):
             self.report.lose(f"{damaged:,} descriptions of tracks that are damaged", damaged)
         base = index.first_ns or 0
         self._base_ns = base + (index.real_offset or 0)
-        found = index.durations
-        if found.never_ended:
+        durations = index.durations
+        if durations.never_ended:
             self.report.repaired(
-                f"{found.never_ended:,} slices without an end last to the end of the file", found.never_ended
+                f"{durations.never_ended:,} slices without an end last to the end of the file",
+                durations.never_ended,
             )
-        if found.never_begun:
-            self.report.lose(f"{found.never_begun:,} ends of slices that have no begin", found.never_begun)
+        if durations.never_begun:
+            self.report.lose(
+                f"{durations.never_begun:,} ends of slices that have no begin", durations.never_begun
+            )
         exported = self._exported(index)
         all_tracks = tracks.Tracks(described)
         places = [exported.place(uuid) or all_tracks.place(uuid) for uuid in index.uuids]
         plan = Plan(
             base_ns=base,
-            tracks=[place.as_json() for place in places],
+            tracks=[thread.as_json() for thread in places],
             counters=[all_tracks.counter(uuid) for uuid in index.uuids],
-            durations=found.ns,
+            durations=durations.ns,
             flow_phases=_flow_phases(index),
             flow_kinds=exported.flow_kinds,
         )
@@ -141,9 +144,9 @@ class PerfettoReading(Reading):
 
     def _exported(self, index: Index) -> tracks.ExportedFile:
         """What rankscope's export says about this file."""
-        found = tracks.attributes(index.described)
+        attributes = tracks.attributes(index.described)
         exported = tracks.ExportedFile(
-            tracks.json_attribute(found, f"{tracks.FILE_KEY}{self._sequence}", dict)
+            tracks.json_attribute(attributes, f"{tracks.FILE_KEY}{self._sequence}", dict)
         )
         self.header = {**exported.header, PACKETS_NOT_READ: {}, **self.header}
         return exported

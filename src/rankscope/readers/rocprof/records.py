@@ -185,7 +185,7 @@ def call_columns(
     `told` gives the kind of a call and its name; the column `message` has places in `messages`, or NULL.
     """
     ids = records["correlation"]
-    own = np.where(np.isin(ids, list(process.rccl_arguments)), ids, NULL)
+    calls = np.where(np.isin(ids, list(process.rccl_arguments)), ids, NULL)
 
     def event(kind: int, operation: int, thread: int, message: int, call: int) -> Event:
         layer, name = told(kind, operation)
@@ -196,7 +196,7 @@ def call_columns(
         args = _collective(name, process.rccl_arguments.get(call, {})) if category == "cpu_op" else {}
         return Event(category, name, pid, tid, args, collective=args.get("Collective name"))
 
-    columns = {**records, "call": own}
+    columns = {**records, "call": calls}
     return record_columns(process, columns, ("kind", "operation", "thread", "message", "call"), event)
 
 
@@ -245,15 +245,16 @@ def record_columns(
     events = [event(*row) for row in chosen]
     pool: dict[str, int] = {}
     texts: dict[str, Codes] = {
-        name: _codes(pool, [getattr(one, name) for one in events])[codes]
+        name: _codes(pool, [getattr(item, name) for item in events])[codes]
         for name in ("phase", "category", "name", "pid", "tid", "collective")
     }
     numbers = {
-        name: _numbers(getattr(one, name) for one in events)[codes] for name in ("device", "stream", "bytes")
+        name: _numbers(getattr(item, name) for item in events)[codes]
+        for name in ("device", "stream", "bytes")
     }
     numbers["correlation"] = process.correlation(records["correlation"])
     args: dict[str, int] = {}
-    argument = _codes(args, [_arguments(one.args) for one in events])[codes]
+    argument = _codes(args, [_arguments(item.args) for item in events])[codes]
     return event_columns(
         Texts.of(pool),
         start,
@@ -272,8 +273,8 @@ def _time(times: Numbers) -> Numbers:
 
 
 def _arguments(args: Mapping[str, Any]) -> str | None:
-    known = {key: value for key, value in args.items() if value is not None and value != NULL}
-    return json.dumps(known, separators=(",", ":"), ensure_ascii=False) if known else None
+    recorded = {key: value for key, value in args.items() if value is not None and value != NULL}
+    return json.dumps(recorded, separators=(",", ":"), ensure_ascii=False) if recorded else None
 
 
 def _codes(pool: dict[str, int], texts: Iterable[str | None]) -> Codes:
@@ -310,26 +311,26 @@ class MemoryUse:
         """Size and device by address."""
         self._totals: dict[int | None, int] = {}
 
-    def row(self, one: Allocation) -> dict[str, Any] | None:
+    def row(self, allocation: Allocation) -> dict[str, Any] | None:
         """The [memory] event of an allocation; None for a free of memory that was allocated before the recording."""
-        if one.frees:
-            size, device = self._blocks.pop(one.address, (0, None))
+        if allocation.frees:
+            size, device = self._blocks.pop(allocation.address, (0, None))
             if not size:
                 return None
             size = -size
         else:
-            size, device = one.size, self._process.devices.get(one.agent)
-            self._blocks[one.address] = (size, device)
+            size, device = allocation.size, self._process.devices.get(allocation.agent)
+            self._blocks[allocation.address] = (size, device)
         total = self._totals[device] = self._totals.get(device, 0) + size
         on_device = device is not None
-        values = (size, total, total, int(on_device), device if on_device else -1, one.address)
+        values = (size, total, total, int(on_device), device if on_device else -1, allocation.address)
         return {
             "ph": "i",
             "category": "cpu_instant_event",
             "name": "[memory]",
             "pid": str(self._process.pid),
-            "tid": str(one.thread),
-            "ts_ns": one.time,
+            "tid": str(allocation.thread),
+            "ts_ns": allocation.time,
             "args": {"Bytes": size, "Device Id": values[4]},
             "memory": dict(zip(MEMORY_ARGS, values, strict=True)),
         }
@@ -374,14 +375,14 @@ class Rank(NamedTuple):
 def rank_of(environment: Mapping[str, Any], config: Mapping[str, Any]) -> Rank:
     """From the launcher's variables, else from an output name with %rank% in it, as rocprofv3 was given."""
     variables = {key: value for key, value in environment.items() if isinstance(value, str)}
-    found = detect(variables)
-    if found.source != SINGLE:
-        return Rank(found.rank, FROM_ENVIRONMENT, found.world_size)
+    identity = detect(variables)
+    if identity.source != SINGLE:
+        return Rank(identity.rank, FROM_ENVIRONMENT, identity.world_size)
     for part in ("file", "path"):
-        given, made = config.get(f"raw_output_{part}"), config.get(f"output_{part}")
-        if isinstance(given, str) and isinstance(made, str) and (match := _RANK_KEY.search(given)):
+        given, written = config.get(f"raw_output_{part}"), config.get(f"output_{part}")
+        if isinstance(given, str) and isinstance(written, str) and (match := _RANK_KEY.search(given)):
             before, behind = _KEY.split(given[: match.start()])[-1], _KEY.split(given[match.end() :])[0]
-            named = re.search(f"{re.escape(before)}(\\d{{1,6}}){re.escape(behind)}", made)
+            named = re.search(f"{re.escape(before)}(\\d{{1,6}}){re.escape(behind)}", written)
             if named:
                 return Rank(int(named[1]), FROM_OUTPUT_NAME)
     return Rank(None)

@@ -8,7 +8,7 @@ times and threads in the rows of events, schema 4 refers to tables of timestamps
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -42,13 +42,11 @@ from rankscope.readers.rocprof.records import (
 )
 from rankscope.readers.row_batch import RowBatch, row_batches
 from rankscope.readers.sqlite_file import (
-    SQLITE_ERRORS,
     SQLITE_MAGIC,
+    SqliteFile,
     connect,
-    damaged_sqlite,
-    limit_time,
     read_columns,
-    refuse_truncated,
+    refused_by_sqlite,
     row_ranges,
     text_of,
 )
@@ -87,45 +85,24 @@ _EVENT = "of_event_id"
 _ALLOCATION_FIELDS = ("start", "thread", "agent", "address", "bytes", "text")
 
 
-class RocpdFile:
+class RocpdFile(SqliteFile):
     """One database, open for reading only."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        refuse_truncated(path, _AGAIN)
-        try:
-            self._connection = connect(path)
-            self.tables = self._find_tables()
-        except SQLITE_ERRORS as error:
-            raise damaged_sqlite(path, error, _AGAIN) from error
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        try:
-            limit_time(self._connection)
-            return self._connection.execute(sql, parameters).fetchall()
-        except SQLITE_ERRORS as error:
-            raise damaged_sqlite(self.path, error, _AGAIN) from error
+    again = _AGAIN
 
     def _find_tables(self) -> dict[str, frozenset[str]]:
         names = self._connection.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0 AND name LIKE 'rocpd%'"
         )
-        found = (text_of(name) for (name,) in names.fetchall())
-        return {name: self._columns(name) for name in found if _TABLE.fullmatch(name)}
-
-    def _columns(self, table: str) -> frozenset[str]:
-        described = self._connection.execute(f"PRAGMA table_info({sql_name(table)})").fetchall()
-        return frozenset(text_of(column[1]) for column in described)
+        tables = (text_of(name) for (name,) in names.fetchall())
+        return {name: self.columns_of(name) for name in tables if _TABLE.fullmatch(name)}
 
     @cached_property
     def sets(self) -> list[TableSet]:
         """The sets of tables that have events or processes, in the order of their ids."""
         endings = {match[2] or "" for name in self.tables if (match := _TABLE.fullmatch(name))}
         sets = (TableSet(self, ending) for ending in sorted(endings))
-        return [one for one in sets if one.has("string") and any(map(one.has, _EVENT_TABLES))]
+        return [tables for tables in sets if tables.has("string") and any(map(tables.has, _EVENT_TABLES))]
 
 
 @dataclass(frozen=True)
@@ -168,13 +145,13 @@ class TableSet:
     @cached_property
     def markers(self) -> str:
         """The categories of roctx, as SQL."""
-        found = [str(number) for number, name in self.categories.items() if name.startswith("MARKER_")]
-        return ", ".join(found) or "NULL"
+        numbers = [str(number) for number, name in self.categories.items() if name.startswith("MARKER_")]
+        return ", ".join(numbers) or "NULL"
 
     @cached_property
     def processes(self) -> list[RecordedProcess]:
         told = self.rows("info_process", "id", "pid", "command", "environment", "extdata")
-        found = [
+        processes = [
             RecordedProcess(
                 self, number, pid, text_of(command), rank_of(variables, json_object(config)), bool(variables)
             )
@@ -182,7 +159,7 @@ class TableSet:
             if isinstance(number, int) and isinstance(pid, int)
             for variables in [json_object(environment)]
         ]
-        return found or [RecordedProcess(self, NULL, 0, "", Rank(None), False)]
+        return processes or [RecordedProcess(self, NULL, 0, "", Rank(None), False)]
 
     @cached_property
     def agents(self) -> list[tuple[int, dict[str, Any]]]:
@@ -198,8 +175,8 @@ class TableSet:
                     "product_name": text_of(product or name),
                 },
             )
-            for place, (number, _, index, product, name, more) in enumerate(gpus)
-            for index in ([index if isinstance(index, int) else place])
+            for position, (number, _, index, product, name, more) in enumerate(gpus)
+            for index in ([index if isinstance(index, int) else position])
         ]
 
     @cached_property
@@ -246,17 +223,17 @@ def ranks_in(file: RocpdFile) -> list[RankProcesses]:
     told = {process.rank.rank for process in processes} - {None}
     if len(told) > 1:
         return [
-            RankProcesses(own[0].rank, own, f"rank {rank}")
+            RankProcesses(of_rank[0].rank, of_rank, f"rank {rank}")
             for rank in sorted(rank for rank in told if rank is not None)
-            if (own := tuple(process for process in processes if process.rank.rank == rank))
+            if (of_rank := tuple(process for process in processes if process.rank.rank == rank))
         ]
-    known = next((process.rank for process in processes if process.rank.rank is not None), Rank(None))
-    if known.rank is None and (named := rank_from_name(file.path)) is not None:
-        known = Rank(named, "file name")
-    return [RankProcesses(known, processes)]
+    the_rank = next((process.rank for process in processes if process.rank.rank is not None), Rank(None))
+    if the_rank.rank is None and (named := rank_from_name(file.path)) is not None:
+        the_rank = Rank(named, "file name")
+    return [RankProcesses(the_rank, processes)]
 
 
-class Place(NamedTuple):
+class ColumnSource(NamedTuple):
     """Where a value is: in a column of the row, or in that of another table whose row `key` refers to."""
 
     column: str
@@ -279,10 +256,8 @@ class RocpdBatch(EventBatch):
     report: ReadReport
 
     def columns(self) -> EventColumns:
-        try:
+        with refused_by_sqlite(self.path, _AGAIN):
             columns, others = read_columns(self.path, self.sql, self.parameters, self.names, ("text",))
-        except SQLITE_ERRORS as error:
-            raise damaged_sqlite(self.path, error, _AGAIN) from error
         for value in others:
             self.report.repaired(f"a value that is not a whole number: {str(value)[:40]}")
         nothing = np.full(max(map(len, columns.values()), default=0), NULL)
@@ -298,7 +273,7 @@ class PagedBatch(EventBatch):
     table: TablePages
     piece: Piece
     joined: Joined
-    places: Mapping[str, Place]
+    places: Mapping[str, ColumnSource]
 
     def columns(self) -> EventColumns:
         with suppress(ValueError):
@@ -306,15 +281,15 @@ class PagedBatch(EventBatch):
         return self.sql.columns()
 
     def _values(self) -> dict[str, Any]:
-        read = dict.fromkeys(place.key or place.column for place in self.places.values())
+        read = dict.fromkeys(source.key or source.column for source in self.places.values())
         numbers, _ = self.table.read(self.piece, list(read), [])
         count = len(next(iter(numbers.values())))
-        found: dict[str, Any] = dict.fromkeys(self.sql.absent, np.full(count, NULL))
-        for name, place in self.places.items():
-            found[name] = self.joined.values(place, numbers) if place.key else numbers[place.column]
+        values: dict[str, Any] = dict.fromkeys(self.sql.absent, np.full(count, NULL))
+        for name, source in self.places.items():
+            values[name] = self.joined.values(source, numbers) if source.key else numbers[source.column]
         if "text" in self.sql.names:
-            found["text"] = self.joined.messages(numbers["event_id"])
-        return found
+            values["text"] = self.joined.messages(numbers["event_id"])
+        return values
 
 
 class Joined:
@@ -330,14 +305,14 @@ class Joined:
         if (table, column) in self._columns:
             return True
         name = f"rocpd_{table}{self._tables.ending}"
-        found = find_table(self._pages, self._tables.file.rows, name, ["id", column])
-        if found is None:
+        pages = find_table(self._pages, self._tables.file.rows, name, ["id", column])
+        if pages is None:
             return False
         try:
-            read = [found.read(piece, ["id", column], [])[0] for piece in found.pieces()]
+            read = [pages.read(piece, ["id", column], [])[0] for piece in pages.pieces()]
         except ValueError:
             return False
-        ids, values = (np.concatenate([one[name] for one in read]) for name in ("id", column))
+        ids, values = (np.concatenate([piece[name] for piece in read]) for name in ("id", column))
         if (np.diff(ids) <= 0).any():
             return False
         self._columns[table, column] = ids, values
@@ -348,9 +323,9 @@ class Joined:
         of_roctx = f"category_id IN ({self._tables.markers})"
         self._extdata.update(self._tables.rows("event", "id", "extdata", where=of_roctx))
 
-    def values(self, place: Place, numbers: Mapping[str, Numbers]) -> Numbers:
-        ids, values = self._columns[place.table, place.column]
-        wanted = numbers[place.key]
+    def values(self, source: ColumnSource, numbers: Mapping[str, Numbers]) -> Numbers:
+        ids, values = self._columns[source.table, source.column]
+        wanted = numbers[source.key]
         at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
         return np.where(ids[at] == wanted, values[at], NULL)
 
@@ -369,8 +344,8 @@ class RocpdReading(Reading):
         super().__init__(path)
         self._file = RocpdFile(path)
         ranks = ranks_in(self._file)
-        merged = RankProcesses(Rank(None), tuple(chain.from_iterable(one.processes for one in ranks)))
-        self._rank = next((one for one in ranks if one.part == part), merged)
+        merged = RankProcesses(Rank(None), tuple(chain.from_iterable(rank.processes for rank in ranks)))
+        self._rank = next((rank for rank in ranks if rank.part == part), merged)
         self._done, self._total = 0, 1
         self.header = _header(self._file, self._rank)
 
@@ -493,12 +468,14 @@ class _Sources:
         if "start" not in names:
             return
         use = MemoryUse(self.process)
-        at = {name: place for place, name in enumerate(names)}
+        at = {name: position for position, name in enumerate(names)}
         ordered = self._sorted(f"{sql} ORDER BY {at['start'] + 1}")
-        found = (
+        rows = (
             tuple(row[at[name]] if name in at else None for name in _ALLOCATION_FIELDS) for row in ordered
         )
-        yield from row_batches(row for one in self._usable(found) if (row := use.row(one)) is not None)
+        yield from row_batches(
+            row for allocation in self._usable(rows) if (row := use.row(allocation)) is not None
+        )
 
     def _usable(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[Allocation]:
         for row in rows:
@@ -520,17 +497,17 @@ class _Sources:
             places = self._places(table, {})
             if not tables.has(table, "event_id") or "start" not in places:
                 continue
-            sql, _ = self._select(table, {"start": places["start"], "event": Place("event_id")})
+            sql, _ = self._select(table, {"start": places["start"], "event": ColumnSource("event_id")})
             joined = (
                 f'SELECT p.pmc_id, p.value, k."start" FROM {tables.name("pmc_event")} p '
                 f'JOIN ({sql}) k ON k."event" = p.event_id'
             )
-            found = (
+            rows = (
                 counter_row(*described.get(counter, (f"counter {counter}", None)), time, value)
                 for counter, value, time in self._sorted(joined)
                 if isinstance(value, (int, float)) and isinstance(time, int)
             )
-            yield from row_batches(found)
+            yield from row_batches(rows)
 
     def _batches(
         self,
@@ -546,7 +523,7 @@ class _Sources:
             return
         places = self._places(table, values)
         text = ""
-        if with_text and any(place.table == "event" for place in places.values()):
+        if with_text and any(source.table == "event" for source in places.values()):
             text = f"CASE WHEN {_EVENT}.category_id IN ({tables.markers}) THEN {_EVENT}.extdata END"
         sql, names = self._select(table, places, text, where)
         absent = tuple(name for name in (*_OF_EVERY_EVENT, *values) if name not in names)
@@ -566,57 +543,61 @@ class _Sources:
         for rows in row_ranges(tables.file.rows, whole, ROWS_PER_BATCH):
             yield batch(rows)
 
-    def _paged(self, table: str, places: Mapping[str, Place]) -> tuple[TablePages, Joined] | None:
+    def _paged(self, table: str, places: Mapping[str, ColumnSource]) -> tuple[TablePages, Joined] | None:
         """The pages of a table and the columns that its rows refer to; None if sqlite has to read them."""
         pages = open_pages(self.path)
         if pages is None:
             return None
-        columns = [place.key or place.column for place in places.values()]
-        found = find_table(pages, self.of.tables.file.rows, table, columns)
+        columns = [source.key or source.column for source in places.values()]
+        table_pages = find_table(pages, self.of.tables.file.rows, table, columns)
         joined = Joined(self.of.tables, pages)
-        wanted = {(place.table, place.column) for place in places.values() if place.table}
-        return (found, joined) if found is not None and all(joined.load(*one) for one in wanted) else None
+        wanted = {(source.table, source.column) for source in places.values() if source.table}
+        return (
+            (table_pages, joined)
+            if table_pages is not None and all(joined.load(*column) for column in wanted)
+            else None
+        )
 
-    def _places(self, table: str, values: dict[str, str]) -> dict[str, Place]:
+    def _places(self, table: str, values: dict[str, str]) -> dict[str, ColumnSource]:
         """Where the values of a table's rows are; those that this version does not have are left out.
 
         In schema 4 times are in a table of their own, and threads and streams belong to tracks.
         """
-        tables, own = self.of.tables, self.of.tables.columns(table)
+        tables, columns = self.of.tables, self.of.tables.columns(table)
         times = (
             {"start": "timestamp", "end": "timestamp"}
             if table == "sample"
             else {"start": "start", "end": "end"}
         )
-        places: dict[str, Place] = {}
+        places: dict[str, ColumnSource] = {}
         for name, column in times.items():
-            if column in own:
-                places[name] = Place(column)
-            elif f"{column}_id" in own and tables.has("timestamp", "value"):
-                places[name] = Place("value", "timestamp", f"{column}_id")
-        if "event_id" in own and tables.has("event", "stack_id", "category_id", "extdata"):
-            places["correlation"] = Place("stack_id", "event", "event_id")
-            places["kind"] = Place("category_id", "event", "event_id")
+            if column in columns:
+                places[name] = ColumnSource(column)
+            elif f"{column}_id" in columns and tables.has("timestamp", "value"):
+                places[name] = ColumnSource("value", "timestamp", f"{column}_id")
+        if "event_id" in columns and tables.has("event", "stack_id", "category_id", "extdata"):
+            places["correlation"] = ColumnSource("stack_id", "event", "event_id")
+            places["kind"] = ColumnSource("category_id", "event", "event_id")
         for name, column in values.items():
-            if column in own:
-                places[name] = Place(column)
-            elif "track_id" in own and tables.has("track", column):
-                places[name] = Place(column, "track", "track_id")
+            if column in columns:
+                places[name] = ColumnSource(column)
+            elif "track_id" in columns and tables.has("track", column):
+                places[name] = ColumnSource(column, "track", "track_id")
         return places
 
     def _select(
-        self, table: str, places: Mapping[str, Place], text: str = "", where: str = ""
+        self, table: str, places: Mapping[str, ColumnSource], text: str = "", where: str = ""
     ) -> tuple[str, tuple[str, ...]]:
         """SQL for the rows of a table, with what they refer to, and the names of its columns."""
         tables = self.of.tables
-        keys = {place.key: place.table for place in places.values() if place.key}
+        keys = {source.key: source.table for source in places.values() if source.key}
         joins = "".join(
             f" LEFT JOIN {tables.name(other)} of_{key} ON of_{key}.id = r.{sql_name(key)}"
             for key, other in keys.items()
         )
         selected = {
-            name: f"{f'of_{place.key}' if place.key else 'r'}.{sql_name(place.column)}"
-            for name, place in places.items()
+            name: f"{f'of_{source.key}' if source.key else 'r'}.{sql_name(source.column)}"
+            for name, source in places.items()
         } | ({"text": text} if text else {})
         sql = (
             f"SELECT {', '.join(f'{value} AS {sql_name(name)}' for name, value in selected.items())} "
@@ -637,11 +618,8 @@ class _Sources:
         return "true"
 
     def _sorted(self, sql: str) -> Iterator[tuple[Any, ...]]:
-        try:
-            with closing(connect(self.path)) as connection:
-                yield from connection.execute(sql)
-        except SQLITE_ERRORS as error:
-            raise damaged_sqlite(self.path, error, _AGAIN) from error
+        with refused_by_sqlite(self.path, _AGAIN), closing(connect(self.path)) as connection:
+            yield from connection.execute(sql)
 
 
 class RocpdReader(Reader):
@@ -666,8 +644,14 @@ class RocpdReader(Reader):
     def identify_parts(self, path: Path) -> list[TraceIdentity]:
         with closing(RocpdFile(path)) as file:
             return [
-                TraceIdentity(one.rank.rank, one.rank.source, one.rank.world_size, _capture_id(one), one.part)
-                for one in ranks_in(file)
+                TraceIdentity(
+                    processes.rank.rank,
+                    processes.rank.source,
+                    processes.rank.world_size,
+                    _capture_id(processes),
+                    processes.part,
+                )
+                for processes in ranks_in(file)
             ]
 
     def open(self, path: Path, part: str = "") -> RocpdReading:
@@ -723,11 +707,11 @@ def _rccl_arguments(tables: TableSet) -> dict[int, dict[str, str]]:
         f"SELECT e.stack_id, a.name, a.value FROM {tables.name('arg')} a JOIN {tables.name('event')} e "
         f"ON e.id = a.event_id WHERE e.{wanted}"
     )
-    found: dict[int, dict[str, str]] = {}
+    arguments: dict[int, dict[str, str]] = {}
     for call, name, value in rows:
         if isinstance(call, int):
-            found.setdefault(call, {})[text_of(name)] = text_of(value)
-    return found
+            arguments.setdefault(call, {})[text_of(name)] = text_of(value)
+    return arguments
 
 
 def _message(extdata: Any) -> str:
@@ -736,5 +720,5 @@ def _message(extdata: Any) -> str:
 
 
 def _sum(*values: Any) -> int | None:
-    known = [value for value in values if isinstance(value, int)]
-    return sum(known) if known else None
+    numbers = [value for value in values if isinstance(value, int)]
+    return sum(numbers) if numbers else None

@@ -47,7 +47,7 @@ from rankscope.readers.rocprof.records import (
     rank_of,
 )
 from rankscope.readers.row_batch import RowBatch, row_batches
-from rankscope.readers.sql_columns import connection, filled
+from rankscope.readers.sql_columns import connection, filled, or_repaired
 
 _ROOT = re.compile(rb'^[\xef\xbb\xbf\s]*\{\s*"rocprofiler-sdk-tool"\s*:\s*\[')
 _BLOCK_BYTES = 16 << 20
@@ -104,7 +104,7 @@ Fields = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Told:
+class ProcessMetadata:
     """What the records of one process refer to."""
 
     process: Process
@@ -147,23 +147,17 @@ class JsonBatch(EventBatch):
 
     def numbers(self) -> tuple[dict[str, Numbers], str]:
         """The columns of the records, and what read them."""
-        import duckdb
+        return or_repaired(lambda: (self._selected(), DUCKDB), lambda: (self._repaired(), IN_PYTHON))
 
+    def _selected(self) -> dict[str, Numbers]:
         types = ", ".join(f"{name}: '{kind}'" for name, kind in _types(self.fields).items())
         values = ", ".join(f'{".".join(keys)} AS "{name}"' for name, keys in self.fields.items())
-        try:
-            path = self.file.write_array(self.block.text)
-            found = connection().execute(
-                f"SELECT {values} FROM read_json({path}, format='array', columns={{{types}}}, auto_detect=false, "
-                f"maximum_object_size={_LARGEST_RECORD})"
-            )
-            return {name: filled(column) for name, column in found.fetchnumpy().items()}, DUCKDB
-        except duckdb.OutOfMemoryException as error:
-            raise MemoryError from error
-        except duckdb.IOException:
-            raise
-        except duckdb.Error:
-            return self._repaired(), IN_PYTHON
+        path = self.file.write_array(self.block.text)
+        result = connection().execute(
+            f"SELECT {values} FROM read_json({path}, format='array', columns={{{types}}}, auto_detect=false, "
+            f"maximum_object_size={_LARGEST_RECORD})"
+        )
+        return {name: filled(column) for name, column in result.fetchnumpy().items()}
 
     def _repaired(self) -> dict[str, Numbers]:
         columns: dict[str, list[int]] = {name: [] for name in self.fields}
@@ -213,8 +207,8 @@ class ToolJsonReading(Reading):
 
     def _before_records(self, text: _Text, first: bool) -> dict[str, Any]:
         """What the records of the next process refer to; {} after the last."""
-        found = text.find(_SECTION, _MOST_BEFORE_RECORDS)
-        if found is None:
+        section = text.find(_SECTION, _MOST_BEFORE_RECORDS)
+        if section is None:
             if first:
                 where = (
                     f"ends before the start of callback_records ({self._stream.damage or 'cut off'})"
@@ -227,7 +221,7 @@ class ToolJsonReading(Reading):
                     hint="Record this rank again: rocprofv3 --output-format json -- PROGRAM. Or leave the file out.",
                 )
             return {}
-        before = text.take(found.start())
+        before = text.take(section.start())
         begin = before.find(b"{", 1 + before.find(b"[")) if first else before.find(b"{")
         try:
             content = json.loads(
@@ -238,7 +232,7 @@ class ToolJsonReading(Reading):
             self.report.damage = "the fields before the records are damaged: names may be missing"
         return content if isinstance(content, dict) else {}
 
-    def _records(self, text: _Text, told: Told) -> Iterator[EventBatch]:
+    def _records(self, text: _Text, told: ProcessMetadata) -> Iterator[EventBatch]:
         allocations: list[dict[str, Numbers]] = []
         dispatches = 0
         counted: list[dict[str, Numbers]] = []
@@ -270,11 +264,11 @@ class ToolJsonReading(Reading):
     ) -> JsonBatch:
         return JsonBatch(block, fields, events, self.report, MemoryFile())
 
-    def _with_arguments(self, block: _Block, told: Told) -> Told:
+    def _with_arguments(self, block: _Block, told: ProcessMetadata) -> ProcessMetadata:
         """With the arguments of calls of RCCL, where the file has them."""
         if block.list != "rccl_api" or b'"args"' not in block.text:
             return told
-        found = {
+        arguments = {
             _integer(_at(record, ("correlation_id", "internal"))): {
                 str(name): str(value) for name, value in record["args"].items()
             }
@@ -282,11 +276,11 @@ class ToolJsonReading(Reading):
             if isinstance(record.get("args"), dict)
         }
         process = Process(
-            told.process.pid, told.process.number, told.process.devices, told.process.kernels, found
+            told.process.pid, told.process.number, told.process.devices, told.process.kernels, arguments
         )
-        return Told(process, told.kinds, told.messages, told.counters)
+        return ProcessMetadata(process, told.kinds, told.messages, told.counters)
 
-    def _allocations(self, block: _Block, told: Told) -> dict[str, Numbers]:
+    def _allocations(self, block: _Block, told: ProcessMetadata) -> dict[str, Numbers]:
         """Numbers of allocations: few, and the totals need all of them in order of time."""
         rows = []
         for record in parsed_records(block, self.report):
@@ -372,11 +366,7 @@ class _Text:
         rest = self.data[self.at :]
         self._before += self.at
         wanted = max(size - len(rest), _BLOCK_BYTES)
-        try:
-            more = self._stream.read(wanted)
-        except OSError as error:
-            self._stream.damage = f"reading stopped: {error.strerror}"
-            more = b""
+        more = self._stream.read_on(wanted)
         self.ended = len(more) < wanted
         self.data, self.at = (rest + more if rest else more), 0
 
@@ -384,9 +374,9 @@ class _Text:
         size = _BLOCK_BYTES
         while True:
             self.fill(size)
-            found = pattern.search(self.data, self.at)
-            if found is not None or self.ended or size >= limit:
-                return found
+            match = pattern.search(self.data, self.at)
+            if match is not None or self.ended or size >= limit:
+                return match
             size *= 2
 
     def match(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
@@ -397,9 +387,9 @@ class _Text:
         """Where the list ends that these bytes begin in; None if it goes on."""
         patterns = (_LIST_ENDS, _LAST_LIST_ENDS) if self.ended else (_LIST_ENDS,)
         for pattern in patterns:
-            for found in pattern.finditer(self.data, self.at):
-                if self.data[max(0, found.start() - 100) : found.start()].rstrip()[-1:] == b"}":
-                    return found.start()
+            for match in pattern.finditer(self.data, self.at):
+                if self.data[max(0, match.start() - 100) : match.start()].rstrip()[-1:] == b"}":
+                    return match.start()
         return None
 
     def take(self, end: int) -> bytes:
@@ -409,8 +399,8 @@ class _Text:
 
     def skip_between(self) -> None:
         """Go to what follows commas, space and closed objects."""
-        found = _BETWEEN.match(self.data, self.at)
-        self.at = found.end() if found else self.at
+        match = _BETWEEN.match(self.data, self.at)
+        self.at = match.end() if match else self.at
 
 
 class ToolJsonReader(Reader):
@@ -430,8 +420,8 @@ class ToolJsonReader(Reader):
             rank = Rank(named, "file name")
         node = as_object(metadata.get("node"))
         parts = (node.get("machine_id"), metadata.get("pid"), metadata.get("init_time"))
-        known = " ".join(map(str, parts)) if metadata.get("init_time") else ""
-        return [TraceIdentity(rank.rank, rank.source, rank.world_size, known)]
+        capture_id = " ".join(map(str, parts)) if metadata.get("init_time") else ""
+        return [TraceIdentity(rank.rank, rank.source, rank.world_size, capture_id)]
 
     def open(self, path: Path, part: str = "") -> ToolJsonReading:
         return ToolJsonReading(path)
@@ -441,14 +431,14 @@ ROCPROF_JSON = ToolJsonReader()
 
 
 def _first_key(text: _Text) -> bytes:
-    found = _FIRST_KEY.match(text.data, text.at)
-    return found[1] if found else b"size"
+    match = _FIRST_KEY.match(text.data, text.at)
+    return match[1] if match else b"size"
 
 
 def _separator(text: _Text, key: bytes) -> bytes:
     """What is between the first two records, with the key that both begin with; empty if there are not two."""
-    found = re.compile(rb'\}\s*,\s*\{\s*"%b"\s*:' % key).search(text.data, text.at, text.at + _LARGEST_RECORD)
-    return found[0] if found else b""
+    match = re.compile(rb'\}\s*,\s*\{\s*"%b"\s*:' % key).search(text.data, text.at, text.at + _LARGEST_RECORD)
+    return match[0] if match else b""
 
 
 def parsed_records(block: _Block, report: ReadReport) -> Iterator[dict[str, Any]]:
@@ -457,11 +447,11 @@ def parsed_records(block: _Block, report: ReadReport) -> Iterator[dict[str, Any]
     start = re.compile(rf'(?<![:\s])\s*(?=\{{\s*"{block.key.decode()}"\s*:)', re.ASCII)
     decoder = json.JSONDecoder(strict=False)
     position = failures = 0
-    while (found := start.search(text, position)) is not None:
-        if text[position : found.end()].strip(", \t\r\n"):
+    while (match := start.search(text, position)) is not None:
+        if text[position : match.end()].strip(", \t\r\n"):
             report.lose(f"text that is no record, after byte {block.offset:,}")
         try:
-            record, position = decoder.raw_decode(text, found.end())
+            record, position = decoder.raw_decode(text, match.end())
         except (ValueError, RecursionError) as error:
             reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:80]
             report.lose(f"a record after byte {block.offset:,} is not valid JSON ({reason})")
@@ -469,7 +459,7 @@ def parsed_records(block: _Block, report: ReadReport) -> Iterator[dict[str, Any]
             if failures == _MOST_DAMAGED:
                 report.lose(f"all records between byte {block.offset:,} and the next block")
                 return
-            following = start.search(text, found.end() + 1)
+            following = start.search(text, match.end() + 1)
             position = following.end() if following else len(text)
             continue
         yield record
@@ -494,28 +484,28 @@ def _types(fields: Fields) -> dict[str, str]:
     return {key: kind(value) for key, value in tree.items()}
 
 
-def _copies(told: Told, columns: dict[str, Numbers]) -> EventColumns:
+def _copies(told: ProcessMetadata, columns: dict[str, Numbers]) -> EventColumns:
     kind = int(columns["kind"][0]) if len(columns["kind"]) else 0
     return copy_columns(told.process, columns, lambda operation: told.operation(kind, operation)[1])
 
 
-def _calls(told: Told, columns: dict[str, Numbers]) -> EventColumns:
+def _calls(told: ProcessMetadata, columns: dict[str, Numbers]) -> EventColumns:
     messages: dict[str, int] = {}
-    found = (told.messages.get(call) for call in columns["correlation"].tolist()) if told.messages else ()
-    places = [NULL if text is None else messages.setdefault(text, len(messages)) for text in found]
+    texts = (told.messages.get(call) for call in columns["correlation"].tolist()) if told.messages else ()
+    places = [NULL if text is None else messages.setdefault(text, len(messages)) for text in texts]
     columns["message"] = np.array(places, dtype=np.int64) if places else np.full(len(columns["start"]), NULL)
     return call_columns(told.process, columns, told.operation, list(messages))
 
 
-def _memory_rows(told: Told, found: list[dict[str, Numbers]]) -> Iterator[dict[str, Any]]:
-    if not found:
+def _memory_rows(told: ProcessMetadata, allocations: list[dict[str, Numbers]]) -> Iterator[dict[str, Any]]:
+    if not allocations:
         return
-    columns = [np.concatenate([one[name] for one in found]) for name in Allocation._fields]
+    columns = [np.concatenate([part[name] for part in allocations]) for name in Allocation._fields]
     order = np.argsort(columns[0], kind="stable")
     use = MemoryUse(told.process)
     for values in zip(*(column[order].tolist() for column in columns), strict=True):
-        one = Allocation(*values)
-        if (row := use.row(one)) is not None:
+        part = Allocation(*values)
+        if (row := use.row(part)) is not None:
             yield row
 
 
@@ -528,20 +518,20 @@ def _dispatch_numbers(records: Iterable[dict[str, Any]]) -> dict[str, Numbers]:
     }
 
 
-def _counter_rows(records: Iterable[dict[str, Any]], told: Told) -> Iterator[dict[str, Any]]:
+def _counter_rows(records: Iterable[dict[str, Any]], told: ProcessMetadata) -> Iterator[dict[str, Any]]:
     for record in records:
         data = as_object(record.get("dispatch_data"))
         time = _integer(data.get("start_timestamp"))
         device = told.process.devices.get(_integer(_at(data, ("dispatch_info", "agent_id", "handle"))))
         listed = record.get("records")
-        for one in listed if isinstance(listed, list) else ():
-            value = _at(one, ("value",))
-            counter = _integer(_at(one, ("counter_id", "handle")))
+        for counted in listed if isinstance(listed, list) else ():
+            value = _at(counted, ("value",))
+            counter = _integer(_at(counted, ("counter_id", "handle")))
             if time != NULL and isinstance(value, (int, float)):
                 yield counter_row(told.counters.get(counter, f"counter {counter}"), device, time, value)
 
 
-def _told(head: dict[str, Any], number: int) -> Told:
+def _told(head: dict[str, Any], number: int) -> ProcessMetadata:
     strings = as_object(head.get("strings"))
     process = Process(
         pid=max(_integer(_at(head, ("metadata", "pid"))), 0),
@@ -557,36 +547,36 @@ def _told(head: dict[str, Any], number: int) -> Told:
     )
     kinds = tuple(
         (
-            str(one.get("kind", "")),
-            tuple(map(str, one["operations"])) if isinstance(one.get("operations"), list) else (),
+            str(entry.get("kind", "")),
+            tuple(map(str, entry["operations"])) if isinstance(entry.get("operations"), list) else (),
         )
-        for one in _objects(strings.get("buffer_records"))
+        for entry in _objects(strings.get("buffer_records"))
     )
     messages = {
-        _integer(one.get("key")): str(one.get("value"))[:_LONGEST_TEXT]
-        for one in _objects(strings.get("marker_api"))
+        _integer(entry.get("key")): str(entry.get("value"))[:_LONGEST_TEXT]
+        for entry in _objects(strings.get("marker_api"))
     }
     counters = {
-        _integer(_at(one, ("id", "handle"))): str(one.get("name", ""))
-        for one in _objects(head.get("counters"))
+        _integer(_at(entry, ("id", "handle"))): str(entry.get("name", ""))
+        for entry in _objects(head.get("counters"))
     }
-    return Told(process, kinds, messages, counters)
+    return ProcessMetadata(process, kinds, messages, counters)
 
 
 def _kernel(symbol: dict[str, Any]) -> Kernel:
     vector = [_integer(symbol.get(name)) for name in ("arch_vgpr_count", "accum_vgpr_count")]
-    known = [count for count in vector if count != NULL]
+    counts = [count for count in vector if count != NULL]
     scalar = _integer(symbol.get("sgpr_count"))
     name = str(symbol.get("formatted_kernel_name") or symbol.get("kernel_name") or "")
-    return Kernel(name[:_LONGEST_TEXT], sum(known) if known else None, None if scalar == NULL else scalar)
+    return Kernel(name[:_LONGEST_TEXT], sum(counts) if counts else None, None if scalar == NULL else scalar)
 
 
 def _gpus(head: dict[str, Any]) -> list[dict[str, Any]]:
     """The agents of type 2, with a number each."""
     gpus = [agent for agent in _objects(head.get("agents")) if agent.get("type") == 2]
-    for place, agent in enumerate(gpus):
+    for position, agent in enumerate(gpus):
         if not isinstance(agent.get("logical_node_type_id"), int):
-            agent["logical_node_type_id"] = place
+            agent["logical_node_type_id"] = position
     return gpus
 
 
@@ -610,11 +600,11 @@ def _command(head: dict[str, Any]) -> str:
 
 def _metadata(head: bytes) -> dict[str, Any]:
     """The metadata at the start of a file; {} if they are damaged."""
-    found = _METADATA.search(head)
-    if found is None:
+    match = _METADATA.search(head)
+    if match is None:
         return {}
     try:
-        value, _ = json.JSONDecoder(strict=False).raw_decode(head[found.end() :].decode("utf-8", "replace"))
+        value, _ = json.JSONDecoder(strict=False).raw_decode(head[match.end() :].decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return {}
     return as_object(value)
@@ -622,16 +612,16 @@ def _metadata(head: bytes) -> dict[str, Any]:
 
 def _readable(before: bytes) -> dict[str, Any]:
     """The lists and objects that can be read in damaged text, by key."""
-    found: dict[str, Any] = {"metadata": _metadata(before)}
+    content: dict[str, Any] = {"metadata": _metadata(before)}
     for key in ("agents", "counters", "strings", "kernel_symbols"):
         match = re.search(rf'"{key}"\s*:\s*(?=[\[{{])'.encode(), before)
         if match:
             try:
                 text = before[match.end() :].decode("utf-8", "replace")
-                found[key], _ = json.JSONDecoder(strict=False).raw_decode(text)
+                content[key], _ = json.JSONDecoder(strict=False).raw_decode(text)
             except (ValueError, RecursionError):
                 continue
-    return found
+    return content
 
 
 def _at(record: Any, keys: Iterable[str]) -> Any:
@@ -654,4 +644,4 @@ def _address(value: Any) -> int:
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

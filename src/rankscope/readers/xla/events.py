@@ -77,14 +77,14 @@ class PlaneMeanings:
 
     def _shared(self, kind: LineKind) -> tuple[list[Meaning], NamedTexts]:
         has_async = any(line.name == ASYNC_LINE for line in self.plane.lines)
-        found: dict[int, Meaning] = {}
+        meanings: dict[int, Meaning] = {}
         texts: dict[int, str] = {}
         for id, about in self.plane.events.items():
             hlo = about.name if about.display_name else ""
-            found[id] = meaning(kind, about.label, hlo, about.stats, has_async, self.many_devices)
-            args = arguments(about.stats, found[id].collective)
+            meanings[id] = meaning(kind, about.label, hlo, about.stats, has_async, self.many_devices)
+            args = arguments(about.stats, meanings[id].collective)
             texts[id] = json.dumps(args, ensure_ascii=False, separators=(",", ":"))[1:-1]
-        return [found[id] for id in sorted(found)], NamedTexts.of(texts)
+        return [meanings[id] for id in sorted(meanings)], NamedTexts.of(texts)
 
     @cached_property
     def picked(self) -> Numbers:
@@ -121,22 +121,22 @@ class PieceBatch(EventBatch):
         plane, line, about = self._about.plane, self._line, self._about
         kind = line_kind(plane.name, line.name)
         meanings, shared = about.shared(kind)
-        found = read_events(self._piece, shared, plane.stat_texts, about.picked)
-        self._count_losses(found)
-        step, correlation, *details = found.picked.T
+        events = read_events(self._piece, shared, plane.stat_texts, about.picked)
+        self._count_losses(events)
+        step, correlation, *details = events.picked.T
         pool = _Pool()
-        category = pool.codes(one.category for one in meanings)[found.metadata]
-        name = pool.codes(one.name for one in meanings)[found.metadata]
-        told = pool.codes(one.collective.get("Collective name") for one in meanings)[found.metadata]
+        category = pool.codes(item.category for item in meanings)[events.metadata]
+        name = pool.codes(item.name for item in meanings)[events.metadata]
+        told = pool.codes(item.collective.get("Collective name") for item in meanings)[events.metadata]
         if kind.holds == STEPS and about.steps_of_device:
             category[:] = pool.code("user_annotation")
         if kind.device is None:
             stepped = (step >= 0) & (step <= _LARGEST_STEP)
-            numbers, place = np.unique(step[stepped], return_inverse=True)
-            name[stepped] = pool.codes(step_name(one) for one in numbers.tolist())[place]
+            numbers, number_of = np.unique(step[stepped], return_inverse=True)
+            name[stepped] = pool.codes(step_name(item) for item in numbers.tolist())[number_of]
             category[stepped] = pool.code("user_annotation")
         size = self._sizes(details)
-        begin, end = _times(line, found)
+        begin, end = _times(line, events)
         same = np.zeros(len(name), dtype=np.int32)
         where = {"device": kind.device, "stream": kind.stream}
         return event_columns(
@@ -153,8 +153,8 @@ class PieceBatch(EventBatch):
             name=name,
             pid=same + pool.code(plane.name),
             tid=same + pool.code(str(line.id)),
-            args=found.args,
-            args_offset=found.args_offset,
+            args=events.args,
+            args_offset=events.args_offset,
             read_by=IN_C,
             texts=pool.texts(),
         )
@@ -164,33 +164,35 @@ class PieceBatch(EventBatch):
         size = np.full(len(details[0]), NULL)
         for column in details:
             told = np.flatnonzero(column != NULL)
-            ids, place = np.unique(column[told], return_inverse=True)
+            ids, id_of = np.unique(column[told], return_inverse=True)
             sizes = [copied_bytes(self._about.plane.stat_names.get(id, "")) for id in ids.tolist()]
-            size[told] = np.array([NULL if one is None else one for one in sizes], dtype=np.int64)[place]
+            size[told] = np.array([NULL if number is None else number for number in sizes], dtype=np.int64)[
+                id_of
+            ]
         return size
 
-    def _count_losses(self, found: LineEvents) -> None:
+    def _count_losses(self, events: LineEvents) -> None:
         where = f"{self._about.plane.name} {self._line.name}"
         for count, why in (
-            (found.without_time, "has no time, only a number of occurrences"),
-            (found.without_metadata, "has no name: the metadata of its plane is missing"),
-            (found.damaged, "is damaged"),
+            (events.without_time, "has no time, only a number of occurrences"),
+            (events.without_metadata, "has no name: the metadata of its plane is missing"),
+            (events.damaged, "is damaged"),
         ):
             if count:
                 self._report.lose(f"an event of {where} {why}", count)
-        if found.without_args:
+        if events.without_args:
             self._report.repaired(
-                f"arguments of {where} were left out: they are too long", found.without_args
+                f"arguments of {where} were left out: they are too long", events.without_args
             )
 
     def close(self) -> None:
         self._piece = memoryview(b"")
 
 
-def _times(line: Line, found: LineEvents) -> tuple[Numbers, Numbers]:
+def _times(line: Line, events: LineEvents) -> tuple[Numbers, Numbers]:
     """Starts and ends in ns. Both are rounded down, so that events that follow each other still do."""
-    offset = np.clip(found.offset_ps, -_LONGEST_PS, _LONGEST_PS)
-    duration = np.clip(found.duration_ps, 0, _LONGEST_PS)
+    offset = np.clip(events.offset_ps, -_LONGEST_PS, _LONGEST_PS)
+    duration = np.clip(events.duration_ps, 0, _LONGEST_PS)
     begin = offset // 1000
     base = max(-_LONGEST_PS, min(line.timestamp_ns, _LONGEST_PS))
     return base + begin, base + begin + (offset % 1000 + duration) // 1000

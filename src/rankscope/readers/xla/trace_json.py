@@ -62,23 +62,23 @@ class TraceJsonBatch(EventBatch):
 
         slices = np.flatnonzero(is_slice & (columns.category == edited.code("")))  # XLA writes no categories
         keys = np.stack([column[slices] for column in (columns.pid, columns.tid, columns.name)], axis=1)
-        distinct, first, place = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-        place = place.reshape(-1)
+        distinct, first, kind_of = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        kind_of = kind_of.reshape(-1)
         kinds, meanings = [], []
         for (pid, tid, name), example in zip(distinct.tolist(), slices[first].tolist(), strict=True):
             kind = self._reading.lines.get((edited.texts[pid], edited.texts[tid]), LineKind(OTHER))
             kinds.append(kind)
             meanings.append(self._meaning(kind, edited.texts[name], edited, example))
-        edited.category[slices] = edited.codes_of(one.category for one in meanings)[place]
-        edited.name[slices] = edited.codes_of(one.name for one in meanings)[place]
+        edited.category[slices] = edited.codes_of(item.category for item in meanings)[kind_of]
+        edited.name[slices] = edited.codes_of(item.name for item in meanings)[kind_of]
         for column, numbers in (
             (edited.device, [kind.device for kind in kinds]),
             (edited.stream, [kind.stream for kind in kinds]),
         ):
             values = np.array([NULL if number is None else number for number in numbers], dtype=np.int64)
-            column[slices] = values[place]
-        communicates = np.array([bool(one.collective) for one in meanings], dtype=bool)[place]
-        for event, number in zip(slices[communicates].tolist(), place[communicates].tolist(), strict=True):
+            column[slices] = values[kind_of]
+        communicates = np.array([bool(item.collective) for item in meanings], dtype=bool)[kind_of]
+        for event, number in zip(slices[communicates].tolist(), kind_of[communicates].tolist(), strict=True):
             edited.add_collective(event, edited.arguments(event), meanings[number].collective)
 
     def _meaning(self, kind: LineKind, label: str, edited: EditedColumns, example: int) -> Meaning:
@@ -88,10 +88,10 @@ class TraceJsonBatch(EventBatch):
         hlo = str(stats.get("long_name", ""))
         has_async = (kind.device, ASYNC) in self._reading.devices
         many = len({device for device, _ in self._reading.devices}) > 1
-        found = meaning(kind, label, hlo, stats, has_async, many)
+        plain = meaning(kind, label, hlo, stats, has_async, many)
         if kind.holds == STEPS and kind.device == self._reading.step_device:
-            return Meaning("user_annotation", found.name)
-        return found
+            return Meaning("user_annotation", plain.name)
+        return plain
 
     def _read_stats(self, edited: EditedColumns, columns: EventColumns) -> None:
         from rankscope.readers.xla.meanings import step_name
@@ -157,7 +157,7 @@ class TraceJsonReading(Reading):
             elif isinstance(name, str):
                 lines[pid, tid] = name
         self.lines = {key: line_kind(planes.get(key[0], ""), name) for key, name in lines.items()}
-        self.devices = {(one.device, one.holds) for one in self.lines.values() if one.device is not None}
+        self.devices = {(line.device, line.holds) for line in self.lines.values() if line.device is not None}
         if b'"step_num"' not in bytes(columns.args):
             self.step_device = min((device for device, holds in self.devices if holds == STEPS), default=None)
 

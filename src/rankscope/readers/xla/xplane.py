@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.errors import ReadError
 from rankscope.readers.base import EventBatch, Reader, Reading, TraceIdentity, need_c_parts, usable_time
-from rankscope.readers.byte_stream import open_stream
+from rankscope.readers.byte_stream import read_head
 from rankscope.readers.xla.recordings import identity_of
 
 if TYPE_CHECKING:
@@ -70,11 +70,7 @@ class XplaneReading(Reading):
     def _planes(self) -> list[Plane]:
         from rankscope.readers.xla.planes import Plane, read_planes
 
-        stream = open_stream(self._path)
-        try:
-            content = stream.read(_LARGEST + 1)
-        finally:
-            stream.close()
+        content, damage = read_head(self._path, _LARGEST + 1)
         if len(content) > _LARGEST:
             raise ReadError(
                 f"{self._path} is not read",
@@ -82,15 +78,16 @@ class XplaneReading(Reading):
                 hint="Record fewer steps.",
             )
         planes: list[Plane] = []
-        damage = stream.damage
-        for found in read_planes(memoryview(content)):
-            if isinstance(found, Plane):
-                planes.append(found)
-            elif found[0] == "damage":
-                damage = damage or found[1]
+        for item in read_planes(memoryview(content)):
+            if isinstance(item, Plane):
+                planes.append(item)
+            elif item[0] == "damage":
+                damage = damage or item[1]
             else:
-                self.header.setdefault(f"{found[0]}s", []).append(found[1][:1000])
-        self.report.damage = damage or next((f"{one.name}: {one.damage}" for one in planes if one.damage), "")
+                self.header.setdefault(f"{item[0]}s", []).append(item[1][:1000])
+        self.report.damage = damage or next(
+            (f"{plane.name}: {plane.damage}" for plane in planes if plane.damage), ""
+        )
         if not any(plane.lines for plane in planes):
             raise ReadError(
                 f"{self._path} has no events",

@@ -70,8 +70,8 @@ class _Inner:
     def corrected(self, clock: Ints, time: Floats) -> Floats:
         """Times by these clocks, as the first clock of their cluster would show them."""
         drift, center = self.drift[clock], self.center[clock]
-        found: Floats = (time - self.offset[clock] + drift * center) / (1 + drift)
-        return found
+        corrected: Floats = (time - self.offset[clock] + drift * center) / (1 + drift)
+        return corrected
 
 
 def _within(seen: Sightings, cluster: Ints, clocks: int) -> _Inner:
@@ -79,31 +79,31 @@ def _within(seen: Sightings, cluster: Ints, clocks: int) -> _Inner:
     order = np.argsort(cluster[seen.clock], kind="stable")
     bounds = np.searchsorted(cluster[seen.clock][order], np.arange(int(cluster.max()) + 2))
     for number in range(len(bounds) - 1):
-        own = order[bounds[number] : bounds[number + 1]]
+        rows = order[bounds[number] : bounds[number + 1]]
         members = np.flatnonzero(cluster == number)
-        _, moment, times_seen = np.unique(seen.moment[own], return_inverse=True, return_counts=True)
-        own = own[times_seen[moment.reshape(-1)] > 1]
-        if len(members) == 1 or not len(own):
+        _, moment, times_seen = np.unique(seen.moment[rows], return_inverse=True, return_counts=True)
+        rows = rows[times_seen[moment.reshape(-1)] > 1]
+        if len(members) == 1 or not len(rows):
             continue
         part = Sightings(
-            np.unique(seen.moment[own], return_inverse=True)[1].reshape(-1),
-            np.searchsorted(members, seen.clock[own]),
-            seen.time[own],
-            seen.noise_class[own],
+            np.unique(seen.moment[rows], return_inverse=True)[1].reshape(-1),
+            np.searchsorted(members, seen.clock[rows]),
+            seen.time[rows],
+            seen.noise_class[rows],
         )
-        found = fit(part, len(members))
-        inner.offset[members], inner.drift[members] = found.offset, found.drift
-        inner.center[members] = found.center_ns
-        inner.offset_error[members], inner.drift_error[members] = found.offset_error, found.drift_error
+        fitted = fit(part, len(members))
+        inner.offset[members], inner.drift[members] = fitted.offset, fitted.drift
+        inner.center[members] = fitted.center_ns
+        inner.offset_error[members], inner.drift_error[members] = fitted.offset_error, fitted.drift_error
     return inner
 
 
 def _of_clusters(seen: Sightings, cluster: Ints, inner: _Inner) -> Sightings:
     """The moments of several clusters, each seen once by a cluster: the median over its clocks."""
-    rows, place = number_rows([seen.moment, cluster[seen.clock]])
-    time = _medians(inner.corrected(seen.clock, seen.time.astype(np.float64)), place, len(rows))
+    rows, row_of = number_rows([seen.moment, cluster[seen.clock]])
+    time = _medians(inner.corrected(seen.clock, seen.time.astype(np.float64)), row_of, len(rows))
     noise = np.zeros(len(rows), dtype=np.int64)
-    noise[place] = seen.noise_class
+    noise[row_of] = seen.noise_class
     _, moment, times_seen = np.unique(rows[:, 0], return_inverse=True, return_counts=True)
     moment = moment.reshape(-1)
     several = times_seen[moment] > 1
@@ -116,8 +116,8 @@ def _medians(values: Floats, group: Ints, groups: int) -> Floats:
     order = np.lexsort((values, group))
     ordered, count = values[order], np.bincount(group, minlength=groups)
     first = np.cumsum(count) - count
-    found: Floats = (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2
-    return found
+    medians: Floats = (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2
+    return medians
 
 
 def _joined(seen: Sightings, cluster: Ints, inner: _Inner, outer: Fit) -> Fit:
@@ -149,8 +149,8 @@ def _joined(seen: Sightings, cluster: Ints, inner: _Inner, outer: Fit) -> Fit:
 
 def _residuals(seen: Sightings, offset: Floats, drift: Floats, center_ns: int) -> Floats:
     """How far each corrected time is from the median of its moment, scaled to the contribution of one clock."""
-    own = drift[seen.clock]
-    time = (seen.time - offset[seen.clock] + own * center_ns) / (1 + own)
+    own_drift = drift[seen.clock]
+    time = (seen.time - offset[seen.clock] + own_drift * center_ns) / (1 + own_drift)
     count = np.bincount(seen.moment)
     middle = _medians(time, seen.moment, len(count))
     residual: Floats = (time - middle[seen.moment]) * np.sqrt(count / np.maximum(count - 1, 1))[seen.moment]
@@ -166,8 +166,8 @@ def _spreads(seen: Sightings, part: Ints, residual: Floats) -> tuple[Mask, Float
     order = np.argsort(seen.noise_class, kind="stable")
     bounds = np.searchsorted(seen.noise_class[order], np.arange(len(moments) + 1))
     for number in np.flatnonzero(tells).tolist():
-        own = order[bounds[number] : bounds[number + 1]]
-        where = part[seen.clock[own[0]]]
-        spread = robust_spread(np.abs(residual[own]), int(moments[number]))
+        rows = order[bounds[number] : bounds[number + 1]]
+        where = part[seen.clock[rows[0]]]
+        spread = robust_spread(np.abs(residual[rows]), int(moments[number]))
         largest[where] = np.fmax(largest[where], spread)
     return tells, largest[part]

@@ -144,11 +144,11 @@ def _spreads(blocks: Sequence[_Block], residuals: Sequence[Floats]) -> list[floa
 
 def _pooled(blocks: Sequence[_Block], residuals: Sequence[Floats]) -> dict[int, float]:
     """The largest spread of each part, among the blocks with enough moments."""
-    found: dict[int, float] = {}
+    pooled: dict[int, float] = {}
     for block, residual in zip(blocks, residuals, strict=True):
         if block.tells:
-            found[block.part] = max(found.get(block.part, 0.0), _spread(residual, block))
-    return found
+            pooled[block.part] = max(pooled.get(block.part, 0.0), _spread(residual, block))
+    return pooled
 
 
 def _spread(residual: Floats, block: _Block) -> float:

@@ -32,9 +32,9 @@ _DTYPE_BYTES = {
 """NCCL's own files have sizes in bytes, without a type."""
 
 
-def matched_collectives(found: Collectives, segments: Sequence[SegmentEntry]) -> Collectives:
+def matched_collectives(rows: Collectives, segments: Sequence[SegmentEntry]) -> Collectives:
     """The collectives of all ranks, matched. `segments` are those with times."""
-    return match_collectives(found, _of_file(found, recording_sessions(segments)))
+    return match_collectives(rows, _of_file(rows, recording_sessions(segments)))
 
 
 def shifted(rows: Collectives, shifts: Mapping[tuple[int, int], int]) -> Collectives:
@@ -46,8 +46,8 @@ def shifted(rows: Collectives, shifts: Mapping[tuple[int, int], int]) -> Collect
 
 def _of_file(rows: Collectives, values: Mapping[tuple[int, int], int]) -> Ints:
     """For each entry the value of its file, which (rank, segment) names."""
-    files, place = number_rows([rows.rank, rows.segment])
-    return np.array([values[rank, segment] for rank, segment in files.tolist()], dtype=np.int64)[place]
+    files, file_of = number_rows([rows.rank, rows.segment])
+    return np.array([values[rank, segment] for rank, segment in files.tolist()], dtype=np.int64)[file_of]
 
 
 def load_collectives(connection: duckdb.DuckDBPyConnection, segments: Sequence[SegmentEntry]) -> Collectives:
@@ -75,7 +75,7 @@ def load_collectives(connection: duckdb.DuckDBPyConnection, segments: Sequence[S
             columns["in_elements"],
             columns["out_elements"],
             of_label([_element_bytes(row["dtype"]) for row in labels]),
-            np.array([found.size or 0 for found in groups], dtype=np.int64)[group],
+            np.array([each.size or 0 for each in groups], dtype=np.int64)[group],
         ),
         seq=columns["seq"],
         step=columns["step"],
@@ -129,13 +129,13 @@ def _columns(connection: duckdb.DuckDBPyConnection) -> tuple[list[dict[str, Any]
         FROM collectives c JOIN collective_labels l ON {same}
         ORDER BY c.rank, c.start_ns, c.id
     """).fetchnumpy()
-    found = cursor.execute("""
+    result = cursor.execute("""
         SELECT l.*, t.tid, t.stream FROM collective_labels l
         LEFT JOIN tracks t ON t.rank = l.of_rank AND t.segment = l.of_segment AND t.track = l.of_track
         ORDER BY l.label
     """)
-    names = [column[0] for column in found.description or ()]
-    labels = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+    names = [column[0] for column in result.description or ()]
+    labels = [dict(zip(names, row, strict=True)) for row in result.fetchall()]
     cursor.close()
     return labels, columns
 
@@ -163,10 +163,10 @@ def _groups(segments: Sequence[SegmentEntry], labels: list[dict[str, Any]]) -> t
 def _with_seen_members(groups: Sequence[Group], group: Ints, rank: Ints) -> Iterator[Group]:
     """NCCL's files name communicators without their members: where all have a file, these are the members."""
     pairs = number_rows([group, rank])[0]
-    for number, one in enumerate(groups):
+    for number, listed in enumerate(groups):
         seen = tuple(pairs[pairs[:, 0] == number, 1].tolist()) if len(pairs) else ()
-        whole = one.ranks is None and one.is_named and len(seen) == one.size
-        yield replace(one, ranks=seen) if whole else one
+        whole = listed.ranks is None and listed.is_named and len(seen) == listed.size
+        yield replace(listed, ranks=seen) if whole else listed
 
 
 def _unnamed_groups(
@@ -177,25 +177,25 @@ def _unnamed_groups(
     for number, row in enumerate(labels):
         if row["group_name"] is None:
             by_file.setdefault((row["of_rank"], row["of_segment"]), []).append(number)
-    found: dict[int, Group] = {}
+    groups: dict[int, Group] = {}
     for file, numbers in by_file.items():
-        known = listed.get(file, [])
+        of_header = listed.get(file, [])
         on_workers = [
             n for n in numbers if labels[n]["place"] == "host" and labels[n]["kind"] not in POINT_TO_POINT
         ]
         threads = sorted({labels[n]["tid"] or "" for n in on_workers})
-        workers = groups_of_threads(threads, known)
+        workers = groups_of_threads(threads, of_header)
         streams = sorted({labels[n]["stream"] or 0 for n in numbers if labels[n]["place"] == "device"})
         for n in numbers:
             row = labels[n]
-            if len(known) == 1:
-                found[n] = known[0]
+            if len(of_header) == 1:
+                groups[n] = of_header[0]
             elif row["place"] == "host":
-                found[n] = workers.get(row["tid"] or "", Group(UNKNOWN))
+                groups[n] = workers.get(row["tid"] or "", Group(UNKNOWN))
             else:  # NCCL uses one stream per process group, numbered in order of creation
-                place = streams.index(row["stream"] or 0)
-                found[n] = Group(UNKNOWN if len(streams) == 1 else f"{UNKNOWN}{place}")
-    return found
+                index = streams.index(row["stream"] or 0)
+                groups[n] = Group(UNKNOWN if len(streams) == 1 else f"{UNKNOWN}{index}")
+    return groups
 
 
 def _element_bytes(dtype: str | None) -> int:
@@ -230,5 +230,5 @@ def recording_sessions(segments: Sequence[SegmentEntry]) -> dict[tuple[int, int]
             period += 1
         reach = max(reach, end_unix_ns(entry))
         keys[entry.rank, entry.segment] = of_run[id(entry)], period, job_of(entry) if by_job else ""
-    known = {key: number for number, key in enumerate(dict.fromkeys(keys.values()))}
-    return {file: known[key] for file, key in keys.items()}
+    session_of = {key: number for number, key in enumerate(dict.fromkeys(keys.values()))}
+    return {file: session_of[key] for file, key in keys.items()}

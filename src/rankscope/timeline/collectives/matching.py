@@ -15,57 +15,60 @@ from rankscope.store.arrays import NONE, Ints, Mask, count_before, number_rows, 
 from rankscope.timeline.collectives.entries import Collectives, Unmatched
 
 
-def match_collectives(found: Collectives, session: Ints) -> Collectives:
+def match_collectives(entries: Collectives, session: Ints) -> Collectives:
     """Number the matches. Entries match only within one recording session (`loading.recording_sessions`)."""
-    if len(found.rank) == 0:
-        return found
-    solo = np.array([group.size == 1 for group in found.groups])[found.group]
-    two_sided = np.isin(found.kind, [KINDS.index(kind) for kind in POINT_TO_POINT])
-    no_peer = two_sided & (found.peer == NONE)
-    seq = _sequence(found, session, ~solo & ~two_sided)
-    keys = _keys(found, session, seq, two_sided)
+    if len(entries.rank) == 0:
+        return entries
+    solo = np.array([group.size == 1 for group in entries.groups])[entries.group]
+    two_sided = np.isin(entries.kind, [KINDS.index(kind) for kind in POINT_TO_POINT])
+    no_peer = two_sided & (entries.peer == NONE)
+    seq = _sequence(entries, session, ~solo & ~two_sided)
+    keys = _keys(entries, session, seq, two_sided)
     open_rows = ~solo & ~no_peer & (two_sided | (seq != NONE))
-    match = np.full(len(found.rank), NONE)
-    match[open_rows] = _number([key[open_rows] for key in keys], found.rank[open_rows])
-    differ = _kinds_differ(match, found.kind, two_sided)
+    match = np.full(len(entries.rank), NONE)
+    match[open_rows] = _number([key[open_rows] for key in keys], entries.rank[open_rows])
+    differ = _kinds_differ(match, entries.kind, two_sided)
     reasons = {
         "their process group has one rank": solo,
         "point-to-point without a recorded peer": no_peer,
         "other ranks run another kind of collective at that position": differ,
     }
     match[differ] = NONE
-    missing = _peers_missing(found)
+    missing = _peers_missing(entries)
     reasons["no other rank of their process group has a file"] = (match == NONE) & missing
     reasons["no other rank has a collective at that position"] = match == NONE
     return replace(
-        found, seq=found.seq, match=_renumber(match, found.start), unmatched=_count_unmatched(found, reasons)
+        entries,
+        seq=entries.seq,
+        match=_renumber(match, entries.start),
+        unmatched=_count_unmatched(entries, reasons),
     )
 
 
-def _sequence(found: Collectives, session: Ints, wanted: Mask) -> Ints:
+def _sequence(entries: Collectives, session: Ints, wanted: Mask) -> Ints:
     """Sequence numbers. Where a rank's file has none in a group, they follow from the order."""
-    seq: Ints = found.seq.copy()
+    seq: Ints = entries.seq.copy()
     seq[~wanted] = NONE
-    place = session * len(found.groups) + found.group
-    without = wanted & (found.seq == NONE)
-    for number in unique_values(place[without]):
-        rows = np.flatnonzero(wanted & (place == number))
-        seq[rows] = align_by_order(found, rows)
+    session_group = session * len(entries.groups) + entries.group
+    without = wanted & (entries.seq == NONE)
+    for number in unique_values(session_group[without]):
+        rows = np.flatnonzero(wanted & (session_group == number))
+        seq[rows] = align_by_order(entries, rows)
     return seq
 
 
-def _keys(found: Collectives, session: Ints, seq: Ints, two_sided: Mask) -> list[Ints]:
+def _keys(entries: Collectives, session: Ints, seq: Ints, two_sided: Mask) -> list[Ints]:
     """Keys that are equal in all entries of one match and differ between entries of one rank."""
-    source = np.where(found.kind == KINDS.index("send"), found.rank, found.peer)
-    target = np.where(found.kind == KINDS.index("send"), found.peer, found.rank)
-    place = [
+    source = np.where(entries.kind == KINDS.index("send"), entries.rank, entries.peer)
+    target = np.where(entries.kind == KINDS.index("send"), entries.peer, entries.rank)
+    where = [
         session,
-        found.group,
+        entries.group,
         np.where(two_sided, source, NONE),
         np.where(two_sided, target, NONE),
         np.where(two_sided, NONE, seq),
     ]
-    return [*place, count_before([found.rank, *place], found.start)]
+    return [*where, count_before([entries.rank, *where], entries.start)]
 
 
 def _number(keys: Sequence[Ints], rank: Ints) -> Ints:
@@ -96,13 +99,13 @@ def _kinds_differ(match: Ints, kind: Ints, two_sided: Mask) -> Mask:
     return result
 
 
-def _peers_missing(found: Collectives) -> Mask:
-    present = set(unique_values(found.rank).tolist())
+def _peers_missing(entries: Collectives) -> Mask:
+    present = set(unique_values(entries.rank).tolist())
     missing = [
         group.ranks is not None and len(present & set(group.ranks)) < min(2, len(group.ranks))
-        for group in found.groups
+        for group in entries.groups
     ]
-    return np.array(missing, dtype=bool)[found.group]
+    return np.array(missing, dtype=bool)[entries.group]
 
 
 def _renumber(match: Ints, start: Ints) -> Ints:
@@ -112,22 +115,22 @@ def _renumber(match: Ints, start: Ints) -> Ints:
         return match
     first = np.full(int(match.max()) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, match[rows], start[rows])
-    place = np.empty(len(first), dtype=np.int64)
-    place[np.argsort(first, kind="stable")] = np.arange(len(first))
+    new_number = np.empty(len(first), dtype=np.int64)
+    new_number[np.argsort(first, kind="stable")] = np.arange(len(first))
     result: Ints = match.copy()
-    result[rows] = place[match[rows]]
+    result[rows] = new_number[match[rows]]
     return result
 
 
-def _count_unmatched(found: Collectives, reasons: dict[str, Mask]) -> tuple[Unmatched, ...]:
+def _count_unmatched(entries: Collectives, reasons: dict[str, Mask]) -> tuple[Unmatched, ...]:
     """Count each entry under the first reason that applies."""
-    left = np.ones(len(found.rank), dtype=bool)
+    left = np.ones(len(entries.rank), dtype=bool)
     counts = []
     for why, mask in reasons.items():
         rows = mask & left
         left &= ~mask
         if rows.any():
-            counts.append(Unmatched(why, int(rows.sum()), tuple(unique_values(found.rank[rows]).tolist())))
+            counts.append(Unmatched(why, int(rows.sum()), tuple(unique_values(entries.rank[rows]).tolist())))
     return tuple(counts)
 
 
@@ -139,45 +142,45 @@ _MIN_SHARE_IN_STEPS = 0.5
 """Steps are used if more than this share of the collectives lies inside steps."""
 
 
-def align_by_order(found: Collectives, rows: Ints) -> Ints:
+def align_by_order(entries: Collectives, rows: Ints) -> Ints:
     """Sequence numbers for the entries `rows` of one group, equal for entries that belong together.
 
     If some ranks have recorded numbers, the other ranks get the same ones.
     """
-    _, number = number_rows(order_keys(found, rows))
-    recorded = found.seq[rows]
+    _, number = number_rows(order_keys(entries, rows))
+    recorded = entries.seq[rows]
     if (recorded == NONE).all():
         return number
-    return _adopt(number, recorded, found.rank[rows])
+    return _adopt(number, recorded, entries.rank[rows])
 
 
 def _adopt(number: Ints, recorded: Ints, rank: Ints) -> Ints:
     """The recorded numbers; for ranks without any, the number of the other ranks at the same position."""
-    known = np.full(int(number.max()) + 1, NONE)
+    adopted = np.full(int(number.max()) + 1, NONE)
     has = np.flatnonzero(recorded != NONE)
-    known[number[has][::-1]] = recorded[has][::-1]  # reversed: the first rank wins
+    adopted[number[has][::-1]] = recorded[has][::-1]  # reversed: the first rank wins
     has_none = ~np.isin(rank, rank[has])
-    return np.where(has_none, known[number], recorded)
+    return np.where(has_none, adopted[number], recorded)
 
 
-def order_keys(found: Collectives, rows: Ints) -> list[Ints]:
+def order_keys(entries: Collectives, rows: Ints) -> list[Ints]:
     """For each entry: step, a number for its kind, size and type, and how many equal ones came before.
 
     The size is ignored where it may differ between ranks (all_to_all) or only the root has one (scatter).
     """
-    rank = found.rank[rows]
-    uneven = np.isin(found.kind[rows], [KINDS.index(kind) for kind in ("all_to_all", "scatter")])
+    rank = entries.rank[rows]
+    uneven = np.isin(entries.kind[rows], [KINDS.index(kind) for kind in ("all_to_all", "scatter")])
     what = [
-        found.kind[rows],
-        np.where(uneven, NONE, found.bytes[rows]),
-        np.where(uneven, NONE, found.dtype[rows]),
+        entries.kind[rows],
+        np.where(uneven, NONE, entries.bytes[rows]),
+        np.where(uneven, NONE, entries.dtype[rows]),
     ]
     _, token = number_rows(what)
-    step = found.step[rows]
+    step = entries.step[rows]
     if np.mean(step != NONE) <= _MIN_SHARE_IN_STEPS:
         step = np.full(len(rows), NONE)
-        step[_before_anchor(token, rank, found.start[rows], found.end[rows])] = NONE - 1
-    time = np.where(found.call_start[rows] != NONE, found.call_start[rows], found.start[rows])
+        step[_before_anchor(token, rank, entries.start[rows], entries.end[rows])] = NONE - 1
+    time = np.where(entries.call_start[rows] != NONE, entries.call_start[rows], entries.start[rows])
     return [step, token, count_before([rank, step, token], time)]
 
 

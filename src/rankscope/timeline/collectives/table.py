@@ -123,8 +123,8 @@ def _device_records(source: SliceTable, kernels: Ints, calls: dict[int, Call]) -
     rows = zip(
         kernels.tolist(), ops.tolist(), _metadata(source, kernels), _metadata(source, ops), strict=True
     )
-    for number, (at, op, own, recorded) in enumerate(rows):
-        told = arguments(own)
+    for number, (at, op, of_kernel, recorded) in enumerate(rows):
+        told = arguments(of_kernel)
         args = _fields(told)
         if None in args.values():  # those of a kernel are mostly sufficient
             more = _fields(arguments(recorded))
@@ -168,8 +168,8 @@ def _device_records(source: SliceTable, kernels: Ints, calls: dict[int, Call]) -
 
 
 def _dtype_in_name(kernel: str) -> str:
-    found = _DTYPE_IN_NAME.search(kernel)
-    return found[1] if found else ""
+    match = _DTYPE_IN_NAME.search(kernel)
+    return match[1] if match else ""
 
 
 def _peer(kind: str, told: Any, recorded: str | None) -> int | None:
@@ -195,10 +195,10 @@ def _metadata(source: SliceTable, index: NDArray[Any]) -> list[str | None]:
 def _fields(args: Any) -> dict[str, Any]:
     if not isinstance(args, dict):
         return _NOTHING
-    found: dict[str, Any] = {name: text_of(args.get(key)) for name, key in _TEXTS.items()}
+    fields: dict[str, Any] = {name: text_of(args.get(key)) for name, key in _TEXTS.items()}
     for name, key in _NUMBERS.items():
-        found[name] = integer_of(args.get(key))
-    return found
+        fields[name] = integer_of(args.get(key))
+    return fields
 
 
 def _range_names(source: SliceTable, kernels: Ints) -> dict[int, tuple[str | None, str | None]]:
@@ -212,18 +212,18 @@ def _range_names(source: SliceTable, kernels: Ints) -> dict[int, tuple[str | Non
     is_range = np.fromiter((_CALL_RANGE.search(text) is not None for text in texts), bool, len(texts))
     if not len(without) or not is_range[slices.name].any():
         return {}
-    found: dict[int, list[str | None]] = {}
+    by_kernel: dict[int, list[str | None]] = {}
     at = parent[links.launch[kernels[without]]]
     for _ in range(_MOST_RANGES):
         inside = at != NONE
         without, at = without[inside], at[inside]
         for number, code in zip(without.tolist(), slices.name[at].tolist(), strict=True):
             if is_range[code]:
-                names = found.setdefault(number, [None, None])
-                place = 0 if texts[code].startswith(_OP) else 1
-                names[place] = names[place] or texts[code]
+                names = by_kernel.setdefault(number, [None, None])
+                index = 0 if texts[code].startswith(_OP) else 1
+                names[index] = names[index] or texts[code]
         at = parent[at]
-    return {number: (names[0], names[1]) for number, names in found.items()}
+    return {number: (names[0], names[1]) for number, names in by_kernel.items()}
 
 
 @cache
@@ -357,29 +357,29 @@ def _begins(source: SliceTable, on_host: Ints) -> dict[int, int]:
     return begin
 
 
-def pair_calls(runs: Side, calls: Side, known: Ints) -> Ints:
+def pair_calls(runs: Side, calls: Side, nested: Ints) -> Ints:
     """The call of each run; NONE for runs called before the recording started.
 
     `known` has the calls that are known from nesting. The other runs and calls are paired in order, first those of
     the same kind and size, then the rest by kind only.
     """
-    found: Ints = known.copy()
-    is_open = ~np.isin(calls.id, known[known != NONE])
+    paired: Ints = nested.copy()
+    is_open = ~np.isin(calls.id, nested[nested != NONE])
     if "reduce_scatter" not in runs.kind:  # gloo runs it as an all_reduce
         as_run = np.where(calls.kind == "reduce_scatter", "all_reduce", calls.kind)
         calls = Side(calls.id, calls.start, as_run, calls.elements)
     for by_size in (True, False):
         run_keys, call_keys = runs.keys(by_size), calls.keys(by_size)
-        for key in np.intersect1d(run_keys[found == NONE], call_keys[is_open]):
-            mine = np.flatnonzero((run_keys == key) & (found == NONE))
+        for key in np.intersect1d(run_keys[paired == NONE], call_keys[is_open]):
+            mine = np.flatnonzero((run_keys == key) & (paired == NONE))
             theirs = np.flatnonzero((call_keys == key) & is_open)
             # Skip the fewest runs at the beginning so that no run starts before its call.
             earlier = np.searchsorted(runs.start[mine], calls.start[theirs], side="left")
             first = max(0, int((earlier - np.arange(len(theirs))).max()))
             count = max(0, min(len(mine) - first, len(theirs)))
-            found[mine[first : first + count]] = calls.id[theirs[:count]]
+            paired[mine[first : first + count]] = calls.id[theirs[:count]]
             is_open[theirs[:count]] = False
-    return found
+    return paired
 
 
 @cache
