@@ -122,14 +122,12 @@ class TablePages:
         return (
             {name: np.frombuffer(column, np.int64) for name, column in zip(numbers, columns, strict=False)},
             {
-                name: _text_column(*column)
-                for name, column in zip(texts, columns[len(numbers) :], strict=True)
+                name: TextColumn(
+                    np.frombuffer(codes, np.int32), Texts(np.frombuffer(offsets, np.int64), data)
+                )
+                for name, (codes, offsets, data) in zip(texts, columns[len(numbers) :], strict=True)
             },
         )
-
-
-def _text_column(codes: memoryview, offsets: memoryview, data: memoryview) -> TextColumn:
-    return TextColumn(np.frombuffer(codes, np.int32), Texts(np.frombuffer(offsets, np.int64), data))
 
 
 def find_table(file: PageFile, rows: Rows, table: str, columns: Sequence[str]) -> TablePages | None:

@@ -134,13 +134,9 @@ def _usable_range(times: Numbers) -> tuple[int, int]:
     return middle - _LONGEST_FILE_NS, middle + _LONGEST_FILE_NS
 
 
-def _kind(category: str, phase: str) -> str:
-    return _KIND_OF_CATEGORY.get(category) or _KIND_OF_PHASE.get(phase) or "thread"
-
-
 def _track_key(phase: str, category: str, pid: str, tid: str) -> tuple[str, str, str]:
     """Kind, pid and tid of a group's track: async events have one per category, counters one per process."""
-    kind = _kind(category, phase)
+    kind = _KIND_OF_CATEGORY.get(category) or _KIND_OF_PHASE.get(phase) or "thread"
     return kind, pid, {"async": category, "counter": ""}.get(kind, tid)
 
 

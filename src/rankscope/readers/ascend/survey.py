@@ -18,13 +18,7 @@ from rankscope.readers.columns import NULL, EventColumns, Numbers
 
 HOST_TO_DEVICE, FROM_OP = "HostToDevice", "async_npu"
 """Categories of flows: from a call of CANN to its task, and from an op of the framework to it."""
-CANN, HARDWARE, HCCL, OVERLAP, PYTHON = (
-    "CANN",
-    "Ascend Hardware",
-    ("HCCL", "Communication"),
-    "Overlap Analysis",
-    "Python",
-)
+CANN, HARDWARE, HCCL = "CANN", "Ascend Hardware", ("HCCL", "Communication")
 _MOST_STEPS_BACK = 64
 """How many calls that have ended are passed over to find the one around a flow's start."""
 

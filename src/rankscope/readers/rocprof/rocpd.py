@@ -387,11 +387,18 @@ class _Sources:
         )
 
     def every(self) -> list[Callable[[], Iterator[EventBatch]]]:
+        strings = self.of.tables.strings
+
+        def copies(columns: dict[str, Any]) -> EventColumns:
+            return copy_columns(self.process, columns, lambda number: strings.get(number, ""))
+
+        kernels = partial(kernel_columns, self.process)
+        calls = {"operation": "name_id", "thread": "tid"}
         return [
             self._names,
-            self._kernels,
-            self._copies,
-            self._calls,
+            partial(self._batches, "kernel_dispatch", _KERNEL_VALUES, kernels),
+            partial(self._batches, "memory_copy", _COPY_VALUES, copies),
+            partial(self._batches, "region", calls, self._call_events, with_text=True),
             self._marks,
             self._memory,
             self._counters,
@@ -408,22 +415,6 @@ class _Sources:
         if rows:
             yield RowBatch(READ_EVENTS, rows)
 
-    def _kernels(self) -> Iterator[EventBatch]:
-        yield from self._batches("kernel_dispatch", _KERNEL_VALUES, partial(kernel_columns, self.process))
-
-    def _copies(self) -> Iterator[EventBatch]:
-        strings = self.of.tables.strings
-
-        def events(columns: dict[str, Any]) -> EventColumns:
-            return copy_columns(self.process, columns, lambda number: strings.get(number, ""))
-
-        yield from self._batches("memory_copy", _COPY_VALUES, events)
-
-    def _calls(self) -> Iterator[EventBatch]:
-        yield from self._batches(
-            "region", {"operation": "name_id", "thread": "tid"}, self._call_events, with_text=True
-        )
-
     def _marks(self) -> Iterator[EventBatch]:
         """Calls that take no time: roctx marks. Other samples belong to counters."""
         if "kind" not in self._places("sample", {}):
@@ -432,17 +423,14 @@ class _Sources:
         yield from self._batches(
             "sample",
             {"thread": "tid", **({"operation": "name_id"} if named else {})},
-            self._mark_events,
+            self._call_events,
             with_text=True,
             where=f"{_EVENT}.category_id IN ({self.of.tables.markers})",
         )
 
-    def _mark_events(self, columns: dict[str, Any]) -> EventColumns:
+    def _call_events(self, columns: dict[str, Any]) -> EventColumns:
         """A sample of schema 3 does not name its call; it is roctxMarkA."""
         columns.setdefault("operation", np.full(len(columns["start"]), NULL))
-        return self._call_events(columns)
-
-    def _call_events(self, columns: dict[str, Any]) -> EventColumns:
         tables = self.of.tables
         messages: dict[str, int] = {}
         columns["message"] = np.array(

@@ -321,8 +321,13 @@ class ToolJsonReading(Reading):
             if text.data[text.at : text.at + 1] == b"]":
                 text.at += 1
                 return
-            key = key or _first_key(text)
-            separator = separator or _separator(text, key)
+            if not key:
+                first = _FIRST_KEY.match(text.data, text.at)
+                key = first[1] if first else b"size"
+            if not separator:  # what is between the first two records, with the key that both begin with
+                between = re.compile(rb'\}\s*,\s*\{\s*"%b"\s*:' % key)
+                two = between.search(text.data, text.at, text.at + _LARGEST_RECORD)
+                separator = two[0] if two else b""
             end = text.list_end()
             cut = text.data.rfind(separator, text.at) + 1 if separator else 0
             if end is None and not cut and not text.ended:
@@ -428,17 +433,6 @@ class ToolJsonReader(Reader):
 
 
 ROCPROF_JSON = ToolJsonReader()
-
-
-def _first_key(text: _Text) -> bytes:
-    match = _FIRST_KEY.match(text.data, text.at)
-    return match[1] if match else b"size"
-
-
-def _separator(text: _Text, key: bytes) -> bytes:
-    """What is between the first two records, with the key that both begin with; empty if there are not two."""
-    match = re.compile(rb'\}\s*,\s*\{\s*"%b"\s*:' % key).search(text.data, text.at, text.at + _LARGEST_RECORD)
-    return match[0] if match else b""
 
 
 def parsed_records(block: _Block, report: ReadReport) -> Iterator[dict[str, Any]]:

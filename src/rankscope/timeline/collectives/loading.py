@@ -1,4 +1,8 @@
-"""Reads the collectives of a run from its views into arrays, with their process groups, and matches them."""
+"""Reads the collectives of a run from its views into arrays, with their process groups, and matches them across ranks.
+
+They are matched by process group and sequence number, else by order, which does not need aligned clocks. Wall clocks
+only separate recordings more than a minute apart.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankscope.collective_kinds import KINDS, POINT_TO_POINT
-from rankscope.store.arrays import NONE, Ints, number_rows
+from rankscope.store.arrays import NONE, Ints, Mask, count_before, number_rows, starts_group, unique_values
 from rankscope.store.layout import SegmentEntry
 from rankscope.store.separate_runs import SESSION_GAP_NS, end_unix_ns, has_wall_clock, job_of, runs_among
-from rankscope.timeline.collectives.entries import Collectives
+from rankscope.timeline.collectives.entries import Collectives, Unmatched
 from rankscope.timeline.collectives.groups import (
     UNKNOWN,
     Group,
@@ -20,7 +24,6 @@ from rankscope.timeline.collectives.groups import (
     header_groups,
     recorded_group,
 )
-from rankscope.timeline.collectives.matching import match_collectives
 
 if TYPE_CHECKING:
     import duckdb
@@ -232,3 +235,209 @@ def recording_sessions(segments: Sequence[SegmentEntry]) -> dict[tuple[int, int]
         keys[entry.rank, entry.segment] = of_run[id(entry)], period, job_of(entry) if by_job else ""
     session_of = {key: number for number, key in enumerate(dict.fromkeys(keys.values()))}
     return {file: session_of[key] for file, key in keys.items()}
+
+
+def match_collectives(entries: Collectives, session: Ints) -> Collectives:
+    """Number the matches. Entries match only within one recording session (`loading.recording_sessions`)."""
+    if len(entries.rank) == 0:
+        return entries
+    solo = np.array([group.size == 1 for group in entries.groups])[entries.group]
+    two_sided = np.isin(entries.kind, [KINDS.index(kind) for kind in POINT_TO_POINT])
+    no_peer = two_sided & (entries.peer == NONE)
+    seq = _sequence(entries, session, ~solo & ~two_sided)
+    keys = _keys(entries, session, seq, two_sided)
+    open_rows = ~solo & ~no_peer & (two_sided | (seq != NONE))
+    match = np.full(len(entries.rank), NONE)
+    match[open_rows] = _number([key[open_rows] for key in keys], entries.rank[open_rows])
+    differ = _kinds_differ(match, entries.kind, two_sided)
+    reasons = {
+        "their process group has one rank": solo,
+        "point-to-point without a recorded peer": no_peer,
+        "other ranks run another kind of collective at that position": differ,
+    }
+    match[differ] = NONE
+    missing = _peers_missing(entries)
+    reasons["no other rank of their process group has a file"] = (match == NONE) & missing
+    reasons["no other rank has a collective at that position"] = match == NONE
+    return replace(
+        entries,
+        seq=entries.seq,
+        match=_renumber(match, entries.start),
+        unmatched=_count_unmatched(entries, reasons),
+    )
+
+
+def _sequence(entries: Collectives, session: Ints, wanted: Mask) -> Ints:
+    """Sequence numbers. Where a rank's file has none in a group, they follow from the order."""
+    seq: Ints = entries.seq.copy()
+    seq[~wanted] = NONE
+    session_group = session * len(entries.groups) + entries.group
+    without = wanted & (entries.seq == NONE)
+    for number in unique_values(session_group[without]):
+        rows = np.flatnonzero(wanted & (session_group == number))
+        seq[rows] = align_by_order(entries, rows)
+    return seq
+
+
+def _keys(entries: Collectives, session: Ints, seq: Ints, two_sided: Mask) -> list[Ints]:
+    """Keys that are equal in all entries of one match and differ between entries of one rank."""
+    source = np.where(entries.kind == KINDS.index("send"), entries.rank, entries.peer)
+    target = np.where(entries.kind == KINDS.index("send"), entries.peer, entries.rank)
+    where = [
+        session,
+        entries.group,
+        np.where(two_sided, source, NONE),
+        np.where(two_sided, target, NONE),
+        np.where(two_sided, NONE, seq),
+    ]
+    return [*where, count_before([entries.rank, *where], entries.start)]
+
+
+def _number(keys: Sequence[Ints], rank: Ints) -> Ints:
+    """A number for each set of equal keys on at least two ranks; NONE for the others."""
+    if len(rank) == 0:
+        return rank
+    order = np.lexsort((rank, *reversed(keys)))
+    new = starts_group([key[order] for key in keys])
+    number = np.cumsum(new) - 1
+    several = np.bincount(number) > 1
+    match = np.empty(len(rank), dtype=np.int64)
+    match[order] = np.where(several[number], number, NONE)
+    return match
+
+
+def _kinds_differ(match: Ints, kind: Ints, two_sided: Mask) -> Mask:
+    """True for entries of matches whose ranks run different kinds of collectives."""
+    rows = np.flatnonzero((match != NONE) & ~two_sided)
+    if len(rows) == 0:
+        return np.zeros(len(match), dtype=bool)
+    count = int(match.max()) + 1
+    low = np.full(count, len(KINDS))
+    high = np.full(count, NONE)
+    np.minimum.at(low, match[rows], kind[rows])
+    np.maximum.at(high, match[rows], kind[rows])
+    bad = low < high
+    result: Mask = (match != NONE) & ~two_sided & bad[np.maximum(match, 0)]
+    return result
+
+
+def _peers_missing(entries: Collectives) -> Mask:
+    present = set(unique_values(entries.rank).tolist())
+    missing = [
+        group.ranks is not None and len(present & set(group.ranks)) < min(2, len(group.ranks))
+        for group in entries.groups
+    ]
+    return np.array(missing, dtype=bool)[entries.group]
+
+
+def _renumber(match: Ints, start: Ints) -> Ints:
+    """Number the matches from 0 in the order of their first start."""
+    rows = np.flatnonzero(match != NONE)
+    if len(rows) == 0:
+        return match
+    first = np.full(int(match.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, match[rows], start[rows])
+    new_number = np.empty(len(first), dtype=np.int64)
+    new_number[np.argsort(first, kind="stable")] = np.arange(len(first))
+    result: Ints = match.copy()
+    result[rows] = new_number[match[rows]]
+    return result
+
+
+def _count_unmatched(entries: Collectives, reasons: dict[str, Mask]) -> tuple[Unmatched, ...]:
+    """Count each entry under the first reason that applies."""
+    left = np.ones(len(entries.rank), dtype=bool)
+    counts = []
+    for why, mask in reasons.items():
+        rows = mask & left
+        left &= ~mask
+        if rows.any():
+            counts.append(Unmatched(why, int(rows.sum()), tuple(unique_values(entries.rank[rows]).tolist())))
+    return tuple(counts)
+
+
+_MAX_SHIFT = 256
+"""Largest shift that is tried: how many collectives later than another a rank may have started to record."""
+_COMPARED = 1024
+"""How many collectives are compared for each shift."""
+_MIN_SHARE_IN_STEPS = 0.5
+"""Steps are used if more than this share of the collectives lies inside steps."""
+
+
+def align_by_order(entries: Collectives, rows: Ints) -> Ints:
+    """Sequence numbers for the entries `rows` of one group, equal for entries that belong together.
+
+    If some ranks have recorded numbers, the other ranks get the same ones.
+    """
+    _, number = number_rows(order_keys(entries, rows))
+    recorded = entries.seq[rows]
+    if (recorded == NONE).all():
+        return number
+    return _adopt(number, recorded, entries.rank[rows])
+
+
+def _adopt(number: Ints, recorded: Ints, rank: Ints) -> Ints:
+    """The recorded numbers; for ranks without any, the number of the other ranks at the same position."""
+    adopted = np.full(int(number.max()) + 1, NONE)
+    has = np.flatnonzero(recorded != NONE)
+    adopted[number[has][::-1]] = recorded[has][::-1]  # reversed: the first rank wins
+    has_none = ~np.isin(rank, rank[has])
+    return np.where(has_none, adopted[number], recorded)
+
+
+def order_keys(entries: Collectives, rows: Ints) -> list[Ints]:
+    """For each entry: step, a number for its kind, size and type, and how many equal ones came before.
+
+    The size is ignored where it may differ between ranks (all_to_all) or only the root has one (scatter).
+    """
+    rank = entries.rank[rows]
+    uneven = np.isin(entries.kind[rows], [KINDS.index(kind) for kind in ("all_to_all", "scatter")])
+    what = [
+        entries.kind[rows],
+        np.where(uneven, NONE, entries.bytes[rows]),
+        np.where(uneven, NONE, entries.dtype[rows]),
+    ]
+    _, token = number_rows(what)
+    step = entries.step[rows]
+    if np.mean(step != NONE) <= _MIN_SHARE_IN_STEPS:
+        step = np.full(len(rows), NONE)
+        step[_before_anchor(token, rank, entries.start[rows], entries.end[rows])] = NONE - 1
+    time = np.where(entries.call_start[rows] != NONE, entries.call_start[rows], entries.start[rows])
+    return [step, token, count_before([rank, step, token], time)]
+
+
+def _before_anchor(token: Ints, rank: Ints, start: Ints, end: Ints) -> Mask:
+    """True for entries before the first collective that all ranks recorded."""
+    ranks = unique_values(rank)
+    places = [np.flatnonzero(rank == number) for number in ranks]
+    places = [rows[np.argsort(start[rows], kind="stable")] for rows in places]
+    reference = max(places, key=len)
+    moved = [_shift(token[reference], token[rows], end[reference], end[rows]) for rows in places]
+    first = max(max(shift, 0) for shift in moved)
+    early = np.zeros(len(rank), dtype=bool)
+    for rows, shift in zip(places, moved, strict=True):
+        early[rows[: max(first - shift, 0)]] = True
+    return early
+
+
+def _shift(reference: Ints, tokens: Ints, reference_end: Ints, end: Ints) -> int:
+    """The index in the reference of this rank's first collective; negative if this rank started earlier.
+
+    It is the shift with the best agreement. A training loop repeats itself, so among equally good shifts the one
+    with the closest ends by wall clock wins.
+    """
+    best: tuple[float, float, int] | None = None
+    for shift in sorted(range(-_MAX_SHIFT, _MAX_SHIFT + 1), key=abs):
+        a, b = max(shift, 0), max(-shift, 0)
+        count = min(len(reference) - a, len(tokens) - b, _COMPARED)
+        if count < min(8, len(tokens), len(reference)) or count <= 0:
+            continue
+        agree = float(np.mean(reference[a : a + count] == tokens[b : b + count]))
+        apart = float(np.median(np.abs(reference_end[a : a + count] - end[b : b + count])))
+        if (
+            best is None
+            or (agree, -apart) > (best[0] + 1e-9, -best[1])
+            or (agree > best[0] - 1e-9 and apart < best[1])
+        ):
+            best = (agree, apart, shift)
+    return best[2] if best else 0

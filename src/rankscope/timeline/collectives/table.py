@@ -145,7 +145,9 @@ def _device_records(source: SliceTable, kernels: Ints, calls: dict[int, Call]) -
             or OTHER
         )
         call = outer or inner
-        dtype = _dtype_in_name(name) if args["dtype"] is None else args["dtype"]
+        dtype = args["dtype"]
+        if dtype is None:
+            dtype = match[1] if (match := _DTYPE_IN_NAME.search(name)) else ""
         records.append(
             {
                 **args,
@@ -165,11 +167,6 @@ def _device_records(source: SliceTable, kernels: Ints, calls: dict[int, Call]) -
             }
         )
     return records
-
-
-def _dtype_in_name(kernel: str) -> str:
-    match = _DTYPE_IN_NAME.search(kernel)
-    return match[1] if match else ""
 
 
 def _peer(kind: str, told: Any, recorded: str | None) -> int | None:
