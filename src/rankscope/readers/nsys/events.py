@@ -118,7 +118,6 @@ def _graphs() -> Source:
                 "',\"whole graph\":true'",
             ),
         },
-        more={"name": "NULL"},
         needs=("start", "end", "deviceId", "streamId"),
     )
 
@@ -160,7 +159,6 @@ def _copies() -> Source:
                 number("graph node id", "r.node"),
             ),
         },
-        more={"name": "NULL"},
         needs=("start", "end", "deviceId", "streamId", "copyKind"),
         rate=True,
     )
@@ -185,7 +183,6 @@ def _fills() -> Source:
                 number("graph node id", "r.node"),
             ),
         },
-        more={"name": "NULL"},
         needs=("start", "end", "deviceId", "streamId"),
         rate=True,
     )
@@ -208,7 +205,6 @@ def _synchronisations() -> Source:
                 number("event", f"nullif(r.event, {_NO_STREAM})"),
             ),
         },
-        more={"name": "NULL"},
         needs=("start", "end", "deviceId"),
     )
 
@@ -443,7 +439,6 @@ def _process_names() -> Source:
             "args": arguments(text("name", "coalesce(r.text, '')")),
         },
         texts=frozenset({"text"}),
-        more={"name": "NULL"},
         needs=("globalPid", "name"),
     )
 

@@ -77,7 +77,7 @@ class Source:
 
     table: str
     columns: dict[str, str]
-    """Name of a value -> its column. A column that the export does not have is null."""
+    """Name of a value -> its column. A column that the export does not have is null, as is a name that is missing."""
     events: dict[str, str]
     """Column of READ_EVENTS -> SQL over r and s; other columns have defaults."""
     process: str = "thread"
@@ -116,7 +116,7 @@ class Source:
         plain = {
             name: sql_name(column) if column in there else "NULL" for name, column in self.columns.items()
         }
-        return {**plain, **self.more}
+        return {"name": "NULL", **plain, **self.more}
 
     def plain_columns(self, export: NsysExport) -> dict[str, str | None] | None:
         """Name of each value -> its column, None if it is null; None if a value has to be computed by sqlite.
@@ -125,7 +125,9 @@ class Source:
         or null, and nothing else may depend on these values (but see `recording_end`).
         """
         there = {*export.tables[self.table], ROWID}
-        columns = {name: column if column in there else None for name, column in self.columns.items()}
+        columns = {"name": None} | {
+            name: column if column in there else None for name, column in self.columns.items()
+        }
         for name, sql in self.more.items():
             if sql not in there and sql != "NULL":
                 return None
