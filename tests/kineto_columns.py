@@ -7,14 +7,13 @@ from array import array
 from event_rows import plain
 from rankscope.readers.base import ReadReport
 from rankscope.readers.columns import EventColumns
-from rankscope.readers.kineto import native_scan
-from rankscope.readers.kineto.reader import Block, JsonBatch
+from rankscope.readers.kineto.reader import Block, JsonBatch, scan
 from rankscope.readers.sql_columns import read_columns
 
 
 def scanned(text: bytes) -> EventColumns | None:
     """By the scanner. An array has no byte after its last one, as bytes have: make sanitize would not see it read."""
-    return native_scan.scan(memoryview(array("B", text)))
+    return scan(memoryview(array("B", text)))
 
 
 def selected(text: bytes) -> EventColumns:

@@ -20,6 +20,9 @@ from rankscope.store.derived import CLOCKS, path_of
 from rankscope.timeline.clocks import by_cluster
 from rankscope.timeline.clocks.alignment import RankClock, _at_start
 from rankscope.timeline.clocks.by_cluster import fit_many
+from rankscope.timeline.clocks import fit as clock_fit
+from rankscope.timeline.clocks.alignment import CLOCKS_FILE, RankClock, _at_start
+from rankscope.timeline.clocks.fit import fit_many
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 
@@ -216,8 +219,8 @@ def test_planted_offsets_of_a_cluster_lie_within_their_error(
     job = Job(data=4, tensor=2, steps=2, layers=2, offset_ns=3_000_000, drift_ppb=20_000, seed=4)
     write_traces(job, simulate(job), tmp_path)
     by_clusters = partial(fit_many, at_once=3)
-    monkeypatch.setattr(by_cluster, "fit_many", by_clusters)
-    monkeypatch.setattr(by_cluster, "_MOST_IN_CLUSTER", 2)
+    monkeypatch.setattr(clock_fit, "fit_many", by_clusters)
+    monkeypatch.setattr(clock_fit, "_MOST_IN_CLUSTER", 2)
     run = Run(ingest([tmp_path]))
     for row in ask(run).rows[1:]:
         assert abs(row["offset_ns"] - clock_offset_ns(job, row["rank"])) <= row["error_ns"]

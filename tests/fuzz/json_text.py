@@ -6,7 +6,7 @@ import json
 
 from fuzz.codes import Codes
 from rankscope.model import COMPUTING_OPS, MEMORY_ARGS, SHAPE_ARGS
-from rankscope.readers.kineto.arguments import OP_CATEGORIES, TYPED_ARGS, WITH_TYPED_ARGS, WITHOUT_TYPED_ARGS
+from rankscope.readers.kineto.reader import OP_CATEGORIES, TYPED_ARGS, WITH_TYPED_ARGS, WITHOUT_TYPED_ARGS
 
 _SPACES = ("", "", "", " ", " ", "\n", "\t ", "\r\n", "\n" + " " * 20)
 _CATEGORIES = (*WITHOUT_TYPED_ARGS, *OP_CATEGORIES, "kernel", "cuda_runtime", "")

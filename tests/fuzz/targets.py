@@ -42,7 +42,7 @@ from rankscope.capture.schedule import Schedule, choose_when, steps_window
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import RankscopeError
 from rankscope.jobs.sites import parse_site
-from rankscope.readers import Batch, find_reader, identities, open_part
+from rankscope.readers import Batch, find_reader, identities
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 from rankscope.units import parse_bytes, parse_count
@@ -83,7 +83,7 @@ def _reads(name: str) -> Callable[[bytes], None]:
             path.write_bytes(data)
             reader = find_reader(path)
             for identity in identities(reader, path):
-                reading = open_part(reader, path, identity.part)
+                reading = reader.open(path, identity.part)
                 for events in reading.batches():
                     with closing(events):
                         events.columns()

@@ -26,8 +26,8 @@ from rankscope.errors import NotATraceError, RankscopeError, ReadError
 from rankscope.model import SM_CLOCK, THERMAL_VIOLATION
 from rankscope.readers import find_reader, looks_like_a_trace
 from rankscope.readers.base import LOCAL, TIME_OF_DAY, UNIX, NodePart, ReadReport
+from rankscope.readers.gpu_counters.layouts import read_time
 from rankscope.readers.gpu_counters.reader import GPU_COUNTERS
-from rankscope.readers.gpu_counters.times import read_time
 
 START = 1_794_701_458 * SECOND
 Read = list[tuple[str, int, dict[str, float]]]

@@ -97,8 +97,8 @@ import resource, sys
 from pathlib import Path
 from rankscope.readers import find_reader
 from rankscope.readers.byte_stream import PlainStream
-from rankscope.readers.kineto import native_scan
-from rankscope.readers.perfetto import decoder, packet_stream
+from rankscope.readers import columns
+from rankscope.readers.perfetto import decoder
 from rankscope.readers.xla import events
 in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (in_use + (400 << 20),) * 2)

@@ -23,7 +23,7 @@ from rankscope.analysis.efficiency.hot_kernels import hot_kernels
 from rankscope.analysis.efficiency.ncu_metrics import measured_kernels, roofline_points
 from rankscope.capture.ncu_selection import BY_SIZE, Selection
 from rankscope.errors import ReadError
-from rankscope.readers.ncu.csv_pages import base_value
+from rankscope.readers.ncu import base_value
 from rankscope.store.ingest import Options
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
@@ -362,7 +362,7 @@ class FakeAction:
 @pytest.mark.parametrize("ranges", [0, 1])
 def test_the_module_that_comes_with_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranges: int) -> None:
     from rankscope.readers.base import ReadReport
-    from rankscope.readers.ncu.reader import _load_report
+    from rankscope.readers.ncu import _load_report
 
     part = SimpleNamespace(num_actions=lambda: 1, action_by_idx=lambda index: FakeAction())
     module = ModuleType("ncu_report")

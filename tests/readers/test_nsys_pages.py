@@ -6,6 +6,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,7 @@ from hypothesis import strategies as st
 from event_rows import event_rows
 from nsys_files import ExportFile, thread
 from rankscope import native
-from rankscope.readers.nsys import reader
 from rankscope.readers.nsys.reader import NSYS, NsysBatch
-from rankscope.readers.sql_columns import read_columns
 
 pytestmark = pytest.mark.skipif(native.functions is None, reason="the C parts were not built")
 
@@ -60,7 +59,9 @@ def compared(path: Path, part: str = "") -> Counter[bool]:
         from_pages = read_pages(batch)
         ways[from_pages is not None] += 1
         if from_pages is not None:
-            assert in_order(from_pages) == in_order(event_rows(read_columns(batch))), batch.source.table
+            assert in_order(from_pages) == in_order(
+                event_rows(replace(batch, plain=None).columns_from_sqlite())
+            ), batch.events.source.table
         batch.close()
     return ways
 
@@ -178,9 +179,8 @@ def test_rows_that_share_their_arguments_share_one_text(tmp_path: Path) -> None:
     assert shared is not None and len(shared.texts) == 2 and np.bincount(shared.codes).tolist() == [25, 25]
 
 
-def test_names_among_many_strings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_among_many_strings(tmp_path: Path) -> None:
     """With CPU sampling most strings are symbols: only those that a table refers to are looked up."""
-    monkeypatch.setattr(reader, "_MANY_STRINGS", 2)
     file = ExportFile(tmp_path / "a.sqlite").kernel("gemm", 1, 2).call("cudaLaunchKernel_v7000", 1, 2)
     for number in range(5):
         file.string(f"symbol {number}")

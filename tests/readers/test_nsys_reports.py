@@ -61,7 +61,7 @@ def test_a_report_is_exported_once_and_read_as_its_export(stand_in: Path, tmp_pa
     reader = find_reader(path)
     identity = reader.identify(path)
     assert (identity.rank, identity.world_size) == (3, 4)
-    names = [batch.source.table for batch in NSYS_REPORT.open(path).batches()]
+    names = [batch.events.source.table for batch in NSYS_REPORT.open(path).batches()]
     assert "CUPTI_ACTIVITY_KIND_KERNEL" in names
     assert len(stand_in.read_text().splitlines()) == 1
 

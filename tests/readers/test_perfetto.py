@@ -23,7 +23,7 @@ from rankscope.analysis.questions import QUESTIONS
 from rankscope.errors import RankscopeError, ReadError
 from rankscope.readers import find_reader
 from rankscope.readers.base import ReadReport
-from rankscope.readers.perfetto import packet_stream, reader
+from rankscope.readers.perfetto import decoder, reader
 from rankscope.readers.perfetto.decoder import Index, Plan, Rewriter, cut
 from rankscope.timeline.run import Run
 from rankscope.views.export.files import write_trace
@@ -415,7 +415,7 @@ def test_hostile_texts_and_numbers(tmp_path: Path) -> None:
 
 
 def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packet_stream, "_MOST_INFLATED", 1 << 16)
+    monkeypatch.setattr(decoder, "_MOST_INFLATED", 1 << 16)
     bomb = pf.packet(blob(50, zlib.compress(PLAIN + pf.packet(blob(500, b"\x00" * (1 << 20))))), sequence=0)
     run = read(tmp_path, bomb)
     assert len(found(run)) == 2 and "cut off" in reading(run)["examples"][0]

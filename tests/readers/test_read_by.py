@@ -14,7 +14,7 @@ from nccl_files import prometheus_text
 from nsys_files import ExportFile
 from rankscope import native
 from rankscope.errors import ReadError
-from rankscope.readers import find_reader, open_part
+from rankscope.readers import find_reader
 from rankscope.readers.columns import DUCKDB, IN_C, IN_PYTHON, SQLITE
 from readers.test_rocprof import STEP
 from rocprof_files import write_rocpd, write_tool_json
@@ -77,10 +77,10 @@ def test_what_read_the_events(kind: str, in_c: bool, tmp_path: Path, monkeypatch
     path = write(tmp_path)
     if not in_c and not without:
         with pytest.raises(ReadError, match="C parts"):
-            next(open_part(find_reader(path), path, "").batches())
+            next(find_reader(path).open(path).batches())
         return
     read_by = set()
-    for batch in open_part(find_reader(path), path, "").batches():
+    for batch in find_reader(path).open(path).batches():
         read_by.add(batch.columns().read_by)
         batch.close()
     assert read_by == (with_c if in_c else without)

@@ -20,7 +20,7 @@ from rankscope import native
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.health.doctor import doctor
 from rankscope.errors import NotATraceError, RankscopeError, ReadError
-from rankscope.readers import find_reader, identities, open_part
+from rankscope.readers import find_reader, identities
 from rankscope.readers.base import ReadReport
 from rankscope.readers.rocprof import tool_json as rocprof_json
 from rankscope.timeline.run import Run
@@ -82,7 +82,7 @@ STEP = Activity(
 
 def read(path: Path, part: str = "") -> tuple[list[dict[str, Any]], ReadReport]:
     """The events of a file, and what was lost."""
-    reading = open_part(find_reader(path), path, part)
+    reading = find_reader(path).open(path, part)
     rows = []
     for batch in reading.batches():
         rows += event_rows(batch.columns())

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankscope.timeline.clocks import by_cluster
-from rankscope.timeline.clocks.by_cluster import fit_many
-from rankscope.timeline.clocks.fit import Fit, Sightings, few_moments, fit
+from rankscope.timeline.clocks import fit as clock_fit
+from rankscope.timeline.clocks.fit import Fit, Sightings, few_moments, fit, fit_many
 
 SPAN_NS = 200_000_000
 
@@ -181,7 +180,7 @@ def test_many_clocks_are_fitted_by_cluster(
     offset, drift = rng.normal(0, 1e6, 24), rng.normal(0, 2e-5, 24)
     seen = sightings(groups, offset, drift, 40 * len(groups), noise_ns, 1)
     together = fit(seen, 24)
-    monkeypatch.setattr(by_cluster, "_MOST_IN_CLUSTER", 4)
+    monkeypatch.setattr(clock_fit, "_MOST_IN_CLUSTER", 4)
     found = fit_many(seen, 24, at_once=5)
     assert (found.part == together.part).all() and (found.tells == together.tells).all()
     planted = offset - offset[found.part], drift - drift[found.part]

@@ -622,6 +622,6 @@ static PyObject *scan_events(PyObject *module, PyObject *arguments) {
 PyMethodDef scan_methods[] = {
     {"scan_events", scan_events, METH_VARARGS,
      "scan_events(block, words, names): the columns of a block's events, then the offsets and bytes of their texts; "
-     "None if the block is refused. Called by rankscope.readers.kineto.native_scan, which says what the lists are."},
+     "None if the block is refused. Called by rankscope.readers.kineto.reader, which says what the lists are."},
     {NULL, NULL, 0, NULL},
 };

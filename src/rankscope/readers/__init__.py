@@ -1,6 +1,6 @@
 """Readers: one module or sub-package per file format, and the registry that finds the reader of a file.
 
-The store calls `find_reader`, `identities` and `open_part`. Readers import neither the store nor each other.
+The store calls `find_reader` and `identities`. Readers import neither the store nor each other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from rankscope.readers.base import (
     Reading,
     TraceIdentity,
     identities,
-    open_part,
     rank_from_name,
 )
 from rankscope.readers.byte_stream import cannot_read, read_head
@@ -45,7 +44,6 @@ __all__ = [
     "is_stream",
     "looks_like_a_trace",
     "one_file",
-    "open_part",
 ]
 
 _STREAM_NAME = ".qdstrm"
@@ -75,7 +73,7 @@ _FORMATS = (
     _Format("rocprof.tool_json", "ROCPROF_JSON", _JSON_NAMES, ""),
     _Format("nsys.reader", "NSYS", (".sqlite",), "Nsight Systems (.nsys-rep, .sqlite)"),
     _Format("nsys.report", "NSYS_REPORT", (".nsys-rep", ".qdrep", _STREAM_NAME), ""),
-    _Format("ncu.reader", "NCU", (".ncu-rep", ".csv"), "Nsight Compute (.ncu-rep, .csv)"),
+    _Format("ncu", "NCU", (".ncu-rep", ".csv"), "Nsight Compute (.ncu-rep, .csv)"),
     _Format("flight_recorder", "FLIGHT_READER", (), "flight-recorder dumps (_dump_N)"),
     _Format("memory_snapshot", "SNAPSHOT", PICKLE_NAMES, "memory snapshots (.pickle)"),
     _Format("xla.xplane", "XPLANE", (".xplane.pb",), "JAX and XLA (.xplane.pb, .trace.json.gz)"),
@@ -90,8 +88,8 @@ _FORMATS = (
 """In the order in which they are asked. Most runs have one format: the modules of those that come later are not
 imported."""
 _HEAD_BYTES = 1 << 16
-TRACE_NAMES = tuple(sorted({ending for known in _FORMATS for ending in known.endings} - set(_TEXT_NAMES)))
-FORMATS_READ = f"rankscope reads {'; '.join(known.title for known in _FORMATS if known.title)}."
+TRACE_NAMES = tuple(sorted({ending for entry in _FORMATS for ending in entry.endings} - set(_TEXT_NAMES)))
+FORMATS_READ = f"rankscope reads {'; '.join(entry.title for entry in _FORMATS if entry.title)}."
 
 
 def looks_like_a_trace(path: Path) -> bool:
@@ -104,9 +102,9 @@ def looks_like_a_trace(path: Path) -> bool:
             head, _ = read_head(path, _HEAD_BYTES)
         except ReadError:
             return False  # such as a log of the job that only its owner may read
-        texts = (known for known in _FORMATS if not set(_TEXT_NAMES).isdisjoint(known.endings))
+        texts = (entry for entry in _FORMATS if not set(_TEXT_NAMES).isdisjoint(entry.endings))
         try:
-            return any(_reader(known).recognises(path, head) for known in texts)
+            return any(_reader(entry).recognises(path, head) for entry in texts)
         except Exception:  # noqa: BLE001 - `find_reader` meets it again, where it is an error of this file
             return True
     if not path.suffix or path.suffix[1:].isdigit():  # flight-recorder dumps: _dump_3, nccl_trace_rank_3
@@ -141,16 +139,16 @@ def find_reader(path: Path) -> Reader:
         raise EmptyTraceError(
             f"{path} is empty", why=f"{why}.", hint="Capture this rank again, or leave the file out."
         )
-    for known in _FORMATS:
-        reader = _reader(known)
+    for entry in _FORMATS:
+        reader = _reader(entry)
         if reader.recognises(path, head):
             return reader
     raise _not_a_trace(path, head)
 
 
-def _reader(known: _Format) -> Reader:
-    found: Reader = getattr(import_module(f"rankscope.readers.{known.module}"), known.reader)
-    return found
+def _reader(entry: _Format) -> Reader:
+    reader: Reader = getattr(import_module(f"rankscope.readers.{entry.module}"), entry.reader)
+    return reader
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rankscope.errors import ReadError
 from rankscope.model import Table
@@ -73,12 +73,24 @@ class ReadReport:
             self.examples.append(text)
 
 
-class EventBatch(Protocol):
+class EventBatch:
     """Some of a file's events. Batches may be read in parallel, in any order; `columns` is called once."""
 
-    def columns(self) -> EventColumns: ...
+    def columns(self) -> EventColumns:
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what the events were read from."""
+
+
+class ReadyBatch(EventBatch):
+    """Events that are columns already."""
+
+    def __init__(self, columns: EventColumns) -> None:
+        self._columns = columns
+
+    def columns(self) -> EventColumns:
+        return self._columns
 
 
 class Batch(Protocol):
@@ -92,45 +104,50 @@ class Batch(Protocol):
     def close(self) -> None: ...
 
 
-class Reading(Protocol):
+class Reading:
     """One pass over one file."""
 
-    report: ReadReport
-    header: dict[str, Any]
-    """The file's own metadata; complete after the last batch."""
+    def __init__(self, path: Path) -> None:
+        self.report = ReadReport()
+        self.header: dict[str, Any] = {}
+        """The file's own metadata; complete after the last batch."""
+        self._path = path
 
-    def batches(self) -> Iterator[EventBatch]: ...
+    def batches(self) -> Iterator[EventBatch]:
+        raise NotImplementedError
 
     def position(self) -> int:
         """Bytes of the file read so far."""
+        return self._path.stat().st_size
 
     def clock_base_ns(self) -> int:
         """Nanoseconds since 1970 at ts_ns = 0."""
+        return 0
 
     def further(self) -> Iterator[tuple[Table, Batch]]:
         """Tables besides the events. Called after the last batch."""
+        return iter(())
 
 
-class Reader(Protocol):
+class Reader:
     """One format."""
 
     name: str
 
     def recognises(self, path: Path, head: bytes) -> bool:
         """True if the name or the first bytes (decompressed) are of this format."""
+        raise NotImplementedError
 
-    def identify(self, path: Path) -> TraceIdentity: ...
+    def identify(self, path: Path) -> TraceIdentity:
+        return self.identify_parts(path)[0]
 
-    def open(self, path: Path) -> Reading: ...
+    def identify_parts(self, path: Path) -> list[TraceIdentity]:
+        """One for each rank in the file, such as the nsys report of a whole node; mostly one, from its name."""
+        return [identity_from_name(path)]
 
-
-@runtime_checkable
-class PartedReader(Protocol):
-    """A reader whose files may hold several ranks, such as the nsys report of a whole node."""
-
-    def identify_parts(self, path: Path) -> list[TraceIdentity]: ...
-
-    def open(self, path: Path, part: str = "") -> Reading: ...
+    def open(self, path: Path, part: str = "") -> Reading:
+        """One pass over the part of a file that an identity refers to."""
+        raise NotImplementedError
 
 
 UNIX, LOCAL, TIME_OF_DAY, NO_CLOCK = "unix", "local", "time of day", ""
@@ -189,27 +206,23 @@ class NodePart:
         return NodePart(tuple(devices.split(",")), *map(int, numbers))
 
 
-@runtime_checkable
-class NodeReader(Protocol):
+class NodeReader(Reader):
     """A reader of files about the devices of a node: whose they are is known when the traces have been read."""
 
-    def log(self, path: Path) -> NodeLog: ...
-
-    def open(self, path: Path, part: str = "") -> Reading: ...
+    def log(self, path: Path) -> NodeLog:
+        raise NotImplementedError
 
 
 def identities(reader: Reader, path: Path) -> list[TraceIdentity]:
     """The identity of a file, or one for each rank in it. Ranks that no job has are unknown."""
-    found = reader.identify_parts(path) if isinstance(reader, PartedReader) else [reader.identify(path)]
-    return [_usable(one, path) for one in found]
-
-
-def _usable(identity: TraceIdentity, path: Path) -> TraceIdentity:
-    identity = replace(identity, world_size=usable_world(identity.world_size))
-    if identity.rank is None or is_usable_rank(identity.rank):
-        return identity
-    named = rank_from_name(path)
-    return replace(identity, rank=named, rank_source="" if named is None else "file name")
+    usable = []
+    for identity in reader.identify_parts(path):
+        identity = replace(identity, world_size=usable_world(identity.world_size))
+        if identity.rank is not None and not is_usable_rank(identity.rank):
+            named = identity_from_name(path)
+            identity = replace(identity, rank=named.rank, rank_source=named.rank_source)
+        usable.append(identity)
+    return usable
 
 
 def is_usable_rank(rank: object) -> bool:
@@ -231,21 +244,19 @@ def usable_time(value: object) -> int:
     return time if abs(time) < 1 << 62 else 0
 
 
-def open_part(reader: Reader, path: Path, part: str) -> Reading:
-    """One pass over the part of a file that an identity refers to."""
-    if isinstance(reader, (PartedReader, NodeReader)):
-        return reader.open(path, part)
-    return reader.open(path)
-
-
 def rank_from_name(path: Path) -> int | None:
     """The rank in a file's name: rank-3, rank3, rank_3 or -3-of-8; at its end _dump_3, and _3 for nsys and ncu.
 
     None without a rank, or with two different ones.
     """
-    found = _RANK_IN_NAME.findall(path.name) or _RANK_AT_END.findall(path.name)
-    ranks = {int(a or b) for a, b in found}
+    matches = _RANK_IN_NAME.findall(path.name) or _RANK_AT_END.findall(path.name)
+    ranks = {int(a or b) for a, b in matches}
     return ranks.pop() if len(ranks) == 1 else None
+
+
+def identity_from_name(path: Path) -> TraceIdentity:
+    rank = rank_from_name(path)
+    return TraceIdentity(rank, "" if rank is None else "file name")
 
 
 def need_c_parts(path: Path) -> None:

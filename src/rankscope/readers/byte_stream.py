@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any
 
 from rankscope.errors import ReadError, system_hint
 
@@ -24,29 +25,42 @@ _TEXT_ALWAYS_ALLOWED = 32 << 20
 """The same for text that Python reads line by line, a hundred times slower than C. Logs expand by 10 to 50."""
 
 
-class ByteStream(Protocol):
+class ByteStream:
     """Bytes from start to end. `damage` is the reason if the file ended early."""
 
-    damage: str
+    def __init__(self, file: IO[bytes]) -> None:
+        self.damage = ""
+        self._file: Any = file
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes; fewer only at the end."""
+        raise NotImplementedError
 
     def read_into(self, buffer: memoryview) -> int:
         """Fill the buffer; returns how many bytes, fewer only at the end."""
+        raise NotImplementedError
+
+    def read_on(self, size: int) -> bytes:
+        """As `read`; where the system refuses, the file ends there."""
+        try:
+            return self.read(size)
+        except OSError as error:
+            self.damage = f"reading stopped: {error.strerror}"
+            return b""
 
     def position(self) -> int:
         """Bytes of the file on disk read so far, for progress."""
+        return int(self._file.tell())
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._file.close()
 
 
-class PlainStream:
+class PlainStream(ByteStream):
     """An uncompressed file. It is not memory-mapped: truncating a mapped file would kill the process."""
 
     def __init__(self, path: Path) -> None:
-        self.damage = ""
-        self._file = path.open("rb", buffering=0)
+        super().__init__(path.open("rb", buffering=0))
 
     def read(self, size: int) -> bytes:
         pieces: list[bytes] = []
@@ -67,23 +81,16 @@ class PlainStream:
             filled += count
         return filled
 
-    def position(self) -> int:
-        return self._file.tell()
 
-    def close(self) -> None:
-        self._file.close()
-
-
-class GzipStream:
+class GzipStream(ByteStream):
     """A gzip file of one or more members. A truncated or corrupt file yields the bytes before the damage."""
 
     def __init__(self, path: Path, lines: bool = False) -> None:
         from isal import igzip_lib
 
-        self.damage = ""
+        super().__init__(path.open("rb"))
         self._library = igzip_lib
         self._corrupt: Any = igzip_lib.error
-        self._file = path.open("rb")
         self._inflate = self._new_member()
         self._pending = b""
         self._inflated = 0
@@ -144,12 +151,6 @@ class GzipStream:
         self.damage = damage
         return b""
 
-    def position(self) -> int:
-        return self._file.tell()
-
-    def close(self) -> None:
-        self._file.close()
-
 
 def open_stream(path: Path, lines: bool = False) -> ByteStream:
     """Open as plain or gzip, depending on the first bytes and not on the name. `lines`: Python reads it by lines."""
@@ -165,15 +166,13 @@ def open_stream(path: Path, lines: bool = False) -> ByteStream:
         raise cannot_read(path, error) from error
 
 
-def read_head(path: Path, size: int) -> tuple[bytes, str]:
-    """The first bytes (decompressed), and the damage of the file if it ends within them."""
-    stream = open_stream(path)
-    try:
-        return stream.read(size), stream.damage
-    except OSError as error:
-        raise cannot_read(path, error) from error
-    finally:
-        stream.close()
+def read_head(path: Path, size: int, lines: bool = False) -> tuple[bytes, str]:
+    """The first bytes (decompressed), and the damage of the file if it ends within them. `lines` as in open_stream."""
+    with closing(open_stream(path, lines)) as stream:
+        try:
+            return stream.read(size), stream.damage
+        except OSError as error:
+            raise cannot_read(path, error) from error
 
 
 def is_gzip(path: Path) -> bool:

@@ -5,12 +5,15 @@ A column that only few events have is sparse: the indices of those events, and a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rankscope import native
+from rankscope.model import MEMORY_ARGS, SHAPE_ARGS
 
 Codes = NDArray[np.int32]
 Numbers = NDArray[np.int64]
@@ -77,6 +80,15 @@ def joined_texts(texts: Iterable[bytes | None]) -> tuple[bytes, NDArray[np.uint3
         pieces += (len(text).to_bytes(4, "little"), text)
         size += 4 + len(text)
     return b"".join(pieces), np.array(offsets, dtype=np.uint32)
+
+
+def distinct_rows(columns: Sequence[Numbers]) -> tuple[Codes, Codes]:
+    """For each row which of the distinct rows it is, and where each distinct row occurs first."""
+    if native.functions is not None:
+        codes, firsts = native.functions.distinct_rows(tuple(map(np.ascontiguousarray, columns)))
+        return np.frombuffer(codes, np.int32), np.frombuffer(firsts, np.int32)
+    _, first, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True)
+    return inverse.reshape(-1).astype(np.int32), first.astype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -147,3 +159,53 @@ class EventColumns:
         view = memoryview(self.args)
         length = int.from_bytes(view[offset : offset + 4], "little")
         return bytes(view[offset + 4 : offset + 4 + length]).decode()
+
+
+LINKS = ("correlation", "external_id", "device", "stream", "bytes")
+"""The numbers among the sparse columns."""
+
+
+def event_columns(
+    texts: Texts,
+    time: Numbers,
+    duration: Numbers,
+    numbers: Mapping[str, Numbers],
+    collective: Codes | None = None,
+    **columns: Any,
+) -> EventColumns:
+    """From columns with an entry for each event; `numbers` are some of LINKS. Columns that are not given are empty."""
+    count = len(time)
+    if collective is None:
+        collective = np.full(count, NO_TEXT, dtype=np.int32)
+    linked = collective != NO_TEXT
+    for values in numbers.values():
+        linked |= values != NULL
+    events = np.flatnonzero(linked).astype(np.int32)
+    nothing, no_events = np.full(len(events), NULL), events[:0]
+    sparse: dict[str, Any] = {name: numbers[name][linked] if name in numbers else nothing for name in LINKS}
+    others: dict[str, Any] = {
+        "flow": np.full(0 if "flow" in columns else count, NULL),
+        "args": b"",
+        "args_offset": np.full(0 if "args_offset" in columns else count, NO_ARGS, dtype=np.uint32),
+        "memory_events": no_events,
+        "memory": np.empty((0, len(MEMORY_ARGS)), dtype=np.int64),
+        "computing": no_events,
+        "shapes": np.empty((0, len(SHAPE_ARGS)), dtype=np.int32),
+        **columns,
+    }
+    return EventColumns(
+        texts=texts,
+        time=time,
+        duration=duration,
+        linked=events,
+        collective=collective[linked],
+        **sparse,
+        **others,
+    )
+
+
+def dense(columns: EventColumns, name: str) -> Numbers:
+    """One of LINKS with a value for each event."""
+    values: Numbers = np.full(len(columns), NULL)
+    values[columns.linked] = getattr(columns, name)
+    return values

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.readers.columns import NO_ARGS, NO_TEXT, NULL, Codes, EventColumns, Numbers, Texts
-
-_NUMBERS = ("correlation", "external_id", "device", "stream", "bytes")
+from rankscope.readers.checked_values import json_object
+from rankscope.readers.columns import LINKS, NO_ARGS, NO_TEXT, NULL, Codes, EventColumns, Texts, dense
 
 
 class EditedColumns:
@@ -26,16 +25,11 @@ class EditedColumns:
             column.copy() for column in (columns.phase, columns.category, columns.name, columns.pid)
         )
         self.correlation, self.external_id, self.device, self.stream, self.bytes = (
-            self._dense(getattr(columns, name)) for name in _NUMBERS
+            dense(columns, name) for name in LINKS
         )
         self._collective: Codes = np.full(len(columns), NO_TEXT, dtype=np.int32)
         self._collective[columns.linked] = columns.collective
         self._more_args: dict[int, bytes] = {}
-
-    def _dense(self, values: Numbers) -> Numbers:
-        dense: Numbers = np.full(len(self._columns), NULL)
-        dense[self._columns.linked] = values
-        return dense
 
     def code(self, text: str) -> int:
         if text not in self._codes:
@@ -47,8 +41,7 @@ class EditedColumns:
         return np.array([self.code(text) for text in texts], dtype=np.int32)
 
     def arguments(self, event: int) -> dict[str, Any]:
-        found = json.loads(self._columns.args_of(event) or "{}")
-        return found if isinstance(found, dict) else {}
+        return json_object(self._columns.args_of(event))
 
     def add_collective(self, event: int, args: Mapping[str, Any], more: Mapping[str, Any]) -> None:
         """Metadata of a collective, under torch's names, besides the arguments that the event has."""
@@ -70,7 +63,7 @@ class EditedColumns:
 
     def columns(self) -> EventColumns:
         """The events as they are now."""
-        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        numbers = {name: getattr(self, name) for name in LINKS}
         linked = self._collective != NO_TEXT
         for column in numbers.values():
             linked |= column != NULL

@@ -1,7 +1,7 @@
 """PyTorch execution traces and Chakra traces: the ops of a process with their tensors, without times.
 
 They are no timelines. What is taken from one is added to the Kineto trace of the same rank, whose ops have the same
-record function ids (store/executed_ops.py).
+record function ids (timeline/sidecar_files.py).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
@@ -82,12 +83,12 @@ class ExecutedOp:
         shapes, types, values = map(_listed, (self.shapes, self.types, self.values))
         names: list[str] = []
         concrete: list[str] = []
-        for place, (kind, value) in enumerate(zip(map(str, types), values, strict=False)):
+        for index, (kind, value) in enumerate(zip(map(str, types), values, strict=False)):
             tensor = _TENSOR.match(kind)
             is_list = kind.startswith("GenericList[")
             of_tensors = kind.startswith("GenericList[Tensor(")
-            if is_list and not of_tensors and place < len(shapes):
-                shapes[place] = []  # Kineto counts a list of numbers as one value
+            if is_list and not of_tensors and index < len(shapes):
+                shapes[index] = []  # Kineto counts a list of numbers as one value
             names.append(
                 tensor[1]
                 if tensor
@@ -111,8 +112,7 @@ class ExecutionTrace:
         self._path = path
 
     def ops(self) -> Iterator[ExecutedOp]:
-        stream = open_stream(self._path)
-        try:
+        with closing(open_stream(self._path)) as stream:
             head = stream.read(_PIECE)
             nodes = (
                 self._json_nodes(head, stream)
@@ -125,8 +125,6 @@ class ExecutionTrace:
                 if op is not None:
                     yield op
             self.report.damage = self.report.damage or stream.damage
-        finally:
-            stream.close()
 
     def _op(self, node: dict[str, Any]) -> ExecutedOp | None:
         """None for nodes without a record id: threads, tensors of other frameworks, kernels."""
@@ -163,12 +161,12 @@ class ExecutionTrace:
         characters = codecs.getincrementaldecoder("utf-8")("replace")
         text, at = _plain(characters.decode(head[begin.end() :])), 0
         while True:
-            found = _NODE_BEGINS.search(text, at)
+            match = _NODE_BEGINS.search(text, at)
             node: Any = None
             is_too_deep = False
-            if found:
+            if match:
                 try:
-                    node, at = decoder.raw_decode(text, found.start())
+                    node, at = decoder.raw_decode(text, match.start())
                 except RecursionError:
                     is_too_deep = True
                 except ValueError:
@@ -176,11 +174,11 @@ class ExecutionTrace:
             if node is not None:
                 yield _flat(node)
                 continue
-            rest = found.start() if found else max(at, text.rfind("{"))
+            rest = match.start() if match else max(at, text.rfind("{"))
             more = b"" if is_too_deep or len(text) - rest > _LARGEST_NODE else stream.read(_PIECE)
             if more:
                 text, at = text[rest:] + _plain(characters.decode(more)), 0
-            elif found:  # damaged: the next node may be whole
+            elif match:  # damaged: the next node may be whole
                 self.report.lose(f"a node that is not JSON: {text[rest : rest + 60]!r}")
                 at = rest + 1
             elif len(text) - rest > _LARGEST_NODE:
@@ -256,11 +254,11 @@ def _flat(node: Any) -> dict[str, Any]:
     if not isinstance(node, dict):
         return {}
     attributes = node.get("attrs")
-    found: dict[str, Any] = {}
-    for one in attributes if isinstance(attributes, list) else ():
-        if isinstance(one, dict) and one.get("name") == "rf_id":
-            found["rf_id"] = one.get("value")
-    return {**node, **found}
+    record_id: dict[str, Any] = {}
+    for attribute in attributes if isinstance(attributes, list) else ():
+        if isinstance(attribute, dict) and attribute.get("name") == "rf_id":
+            record_id["rf_id"] = attribute.get("value")
+    return {**node, **record_id}
 
 
 def _groups_in(node: dict[str, Any]) -> int:

@@ -15,10 +15,11 @@ from typing import Any
 
 from rankscope.errors import ReadError
 from rankscope.model import FLIGHT, FLIGHT_GROUPS, READ_EVENTS, Table
-from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, rank_from_name
-from rankscope.readers.byte_stream import open_stream
+from rankscope.readers.base import Batch, EventBatch, Reader, Reading
+from rankscope.readers.byte_stream import read_head
+from rankscope.readers.checked_values import integer, text
 from rankscope.readers.row_batch import RowBatch
-from rankscope.readers.safe_pickle import Budget, integer, is_pickle, load_value, text
+from rankscope.readers.safe_pickle import Budget, is_pickle, load_value
 from rankscope.readers.stack_frames import frames_in, own_line
 
 _KEYS = (
@@ -42,13 +43,11 @@ _ELEMENT_BYTES = {
 }  # fmt: skip
 
 
-class FlightReading:
+class FlightReading(Reading):
     """One dump: its entries as rows and as events on the timeline."""
 
     def __init__(self, path: Path) -> None:
-        self.report = ReadReport()
-        self.header: dict[str, Any] = {}
-        self._path = path
+        super().__init__(path)
         self._entries: list[dict[str, Any]] = []
         self._groups: list[dict[str, Any]] = []
 
@@ -76,18 +75,13 @@ class FlightReading:
         return content if isinstance(content, dict) else {}, size
 
     def _content(self) -> tuple[Any, int]:
-        stream = open_stream(self._path)
-        try:
-            head = stream.read(2)
-            if is_pickle(head):
-                return load_value(self._path)
-            content = head + stream.read(_LARGEST_JSON)
-        finally:
-            stream.close()
+        if is_pickle(read_head(self._path, 2)[0]):
+            return load_value(self._path)
+        content, damage = read_head(self._path, _LARGEST_JSON)
         try:
             dump = json.loads(content)
         except (ValueError, RecursionError) as error:
-            why = f"It is damaged or truncated: {stream.damage or error}."
+            why = f"It is damaged or truncated: {damage or error}."
             raise ReadError(f"cannot read {self._path}", why=why, hint="Capture this rank again.") from None
         return dump, len(content)
 
@@ -101,18 +95,12 @@ class FlightReading:
                 "ph": "M", "category": "", "name": "thread_name", "pid": _TRACK, "tid": group, "args": {"name": name},
             }  # fmt: skip
 
-    def position(self) -> int:
-        return self._path.stat().st_size
-
-    def clock_base_ns(self) -> int:
-        return 0
-
     def further(self) -> Iterator[tuple[Table, Batch]]:
         yield FLIGHT, RowBatch(FLIGHT, self._entries)
         yield FLIGHT_GROUPS, RowBatch(FLIGHT_GROUPS, self._groups)
 
 
-class FlightReader:
+class FlightReader(Reader):
     """Recognises dumps by the keys in their first bytes."""
 
     name = "flight"
@@ -121,11 +109,7 @@ class FlightReader:
         is_json = head.lstrip()[:1] == b"{" and any(key in head for key in _JSON_KEYS)
         return (is_pickle(head) or is_json) and any(key in head for key in _KEYS)
 
-    def identify(self, path: Path) -> TraceIdentity:
-        rank = rank_from_name(path)
-        return TraceIdentity(rank, "file name" if rank is not None else "")
-
-    def open(self, path: Path) -> FlightReading:
+    def open(self, path: Path, part: str = "") -> FlightReading:
         return FlightReading(path)
 
 
@@ -182,8 +166,8 @@ def _created(entry: dict[Any, Any]) -> int | None:
 
 
 def _is_newer(version: str) -> bool:
-    found = re.match(r"(\d{1,6})\.(\d{1,6})", version)
-    return found is not None and (int(found[1]), int(found[2])) > _NEWEST_VERSION
+    match = re.match(r"(\d{1,6})\.(\d{1,6})", version)
+    return match is not None and (int(match[1]), int(match[2])) > _NEWEST_VERSION
 
 
 def _first_integer(entry: dict[Any, Any], *keys: str) -> int | None:

@@ -19,12 +19,20 @@ from rankscope.model import (
     MEMORY_BLOCKS,
     MEMORY_SEGMENTS,
     MEMORY_STACKS,
-    SHAPE_ARGS,
     SNAPSHOT_CATEGORY,
     Table,
 )
-from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, rank_from_name
-from rankscope.readers.columns import NO_TEXT, NULL, Codes, EventColumns, Numbers, Texts, joined_texts
+from rankscope.readers.base import Batch, EventBatch, Reader, Reading, ReadyBatch
+from rankscope.readers.columns import (
+    NO_TEXT,
+    NULL,
+    Codes,
+    EventColumns,
+    Numbers,
+    Texts,
+    event_columns,
+    joined_texts,
+)
 from rankscope.readers.pickled_tree import PickledTree, Values, read_tree
 from rankscope.readers.row_batch import RowBatch
 from rankscope.readers.safe_pickle import Budget, is_pickle
@@ -50,13 +58,11 @@ _LEAST_FRAME_TEXT = 64 << 20
 _BEYOND = 2.0**63
 
 
-class SnapshotReading:
+class SnapshotReading(Reading):
     """One snapshot: its history as events, its blocks, segments and stacks as tables."""
 
     def __init__(self, path: Path) -> None:
-        self.report = ReadReport()
-        self.header: dict[str, Any] = {}
-        self._path = path
+        super().__init__(path)
         self._stack_rows: list[dict[str, Any]] = []
         self._blocks: list[dict[str, Any]] = []
         self._segments: list[dict[str, Any]] = []
@@ -80,12 +86,6 @@ class SnapshotReading:
         if snapshot.stacks.without_frames:
             self.header["stacks_without_frames"] = snapshot.stacks.without_frames
 
-    def position(self) -> int:
-        return self._path.stat().st_size
-
-    def clock_base_ns(self) -> int:
-        return 0
-
     def further(self) -> Iterator[tuple[Table, Batch]]:
         yield MEMORY_SEGMENTS, RowBatch(MEMORY_SEGMENTS, self._segments)
         yield MEMORY_BLOCKS, RowBatch(MEMORY_BLOCKS, self._blocks)
@@ -107,8 +107,8 @@ class _Snapshot:
         if not self._tree.are_dicts(settings)[0]:
             return {}
         names, values = self._tree.pairs(settings)
-        found = zip(names, self._tree.plain(values), strict=True)
-        return {str(name): value for name, value in found if isinstance(value, (str, int, float))}
+        pairs = zip(names, self._tree.plain(values), strict=True)
+        return {str(name): value for name, value in pairs if isinstance(value, (str, int, float))}
 
     def segment_rows(self, segments: Values) -> list[dict[str, Any]]:
         tree = self._tree
@@ -130,7 +130,7 @@ class _Snapshot:
             columns[name] = [value or 0 for value in columns[name]]
         columns["number"] = list(range(len(members)))
         columns["kind"] = self._texts(members, "segment_type")
-        columns["expandable"] = [one is True for one in tree.plain(tree.fields(members, "is_expandable"))]
+        columns["expandable"] = [value is True for value in tree.plain(tree.fields(members, "is_expandable"))]
         return _rows(columns)
 
     def block_rows(self) -> list[dict[str, Any]]:
@@ -193,7 +193,7 @@ class _Snapshot:
                 some = True
                 yield batch
         if not some:
-            yield _Events(self._columns(0, self._tree.root[:0], np.zeros(0, np.int32), [], *_NO_TOTALS))
+            yield ReadyBatch(self._columns(0, self._tree.root[:0], np.zeros(0, np.int32), [], *_NO_TOTALS))
 
     def _device_history(self, device: int, entries: Values, live: int, held: int) -> Iterator[EventBatch]:
         """The totals at the start are computed backwards from the snapshot, since the history may be incomplete."""
@@ -208,7 +208,7 @@ class _Snapshot:
         for begin in range(0, len(entries), _BATCH_ROWS):
             piece = slice(begin, begin + _BATCH_ROWS)
             changes = np.where(effects[codes[piece], 0] == 0, NULL, effects[codes[piece], 0] * sizes[piece])
-            yield _Events(
+            yield ReadyBatch(
                 self._columns(
                     device,
                     entries[piece],
@@ -243,30 +243,21 @@ class _Snapshot:
             (sizes, np.where(stack == NO_TEXT, NULL, stack.astype(np.int64)), stream, *memory)
         )
         fixed = ["i", SNAPSHOT_CATEGORY, "memory snapshot", f"GPU {device}"]
-        nothing = np.full(count, NULL)
-        return EventColumns(
-            texts=Texts.of(part.encode("utf-8", "replace").decode() for part in (*fixed, *actions)),
-            phase=np.full(count, 0, np.int32),
-            category=np.full(count, 1, np.int32),
+        phase, category, pid, tid = (np.full(count, code, np.int32) for code in range(len(fixed)))
+        return event_columns(
+            Texts.of(part.encode("utf-8", "replace").decode() for part in (*fixed, *actions)),
+            np.where(usable, times * 1000, NULL),
+            np.full(count, NULL),
+            {"device": np.full(count, device)},
+            phase=phase,
+            category=category,
             name=codes + np.int32(len(fixed)),
-            pid=np.full(count, 2, np.int32),
-            tid=np.full(count, 3, np.int32),
-            flow=nothing,
-            time=np.where(usable, times * 1000, NULL),
-            duration=nothing,
+            pid=pid,
+            tid=tid,
             args=args,
             args_offset=offsets,
-            linked=np.arange(count, dtype=np.int32),
-            correlation=nothing,
-            external_id=nothing,
-            device=np.full(count, device),
-            stream=nothing,
-            bytes=nothing,
-            collective=np.full(count, NO_TEXT, np.int32),
             memory_events=np.arange(count, dtype=np.int32),
             memory=np.stack(memory, axis=1),
-            computing=np.zeros(0, np.int32),
-            shapes=np.zeros((0, len(SHAPE_ARGS)), np.int32),
             read_by=tree.read_by,
         )
 
@@ -278,8 +269,8 @@ class _Snapshot:
         return _or_none(self._tree.numbers(self._tree.fields(values, key)), NULL)
 
     def _texts(self, values: Values, key: str) -> list[str | None]:
-        found = self._tree.plain(self._tree.fields(values, key))
-        return [one if isinstance(one, str) else None for one in found]
+        plain = self._tree.plain(self._tree.fields(values, key))
+        return [value if isinstance(value, str) else None for value in plain]
 
 
 class _Stacks:
@@ -301,11 +292,11 @@ class _Stacks:
         contents = np.where(self._tree.lengths(lists) > 0, self._tree.contents(lists), -1)
         distinct, firsts, places = np.unique(contents, return_index=True, return_inverse=True)
         number = np.full(len(distinct), NO_TEXT, np.int32)
-        for place in np.argsort(firsts).tolist():
-            if distinct[place] >= 0:
-                number[place] = self._number(int(distinct[place]), lists[firsts[place] : firsts[place] + 1])
-        found: Codes = number[places]
-        return found
+        for index in np.argsort(firsts).tolist():
+            if distinct[index] >= 0:
+                number[index] = self._number(int(distinct[index]), lists[firsts[index] : firsts[index] + 1])
+        numbers: Codes = number[places]
+        return numbers
 
     def _number(self, content: int, stack: Values) -> int:
         if content not in self._of_list:
@@ -327,27 +318,14 @@ class _Stacks:
         self.rows.append({"stack": number, "source": source, "op": op, "frames": lines if has_room else None})
 
     def _known(self, members: Values) -> list[Frame]:
-        keys = self._tree.identities(members)
-        new = [place for place, key in enumerate(keys) if key not in self._frames]
+        keys = members.tolist()
+        new = [index for index, key in enumerate(keys) if key not in self._frames]
         if new:
             values = (
                 self._tree.plain(self._tree.fields(members[new], key)) for key in ("filename", "line", "name")
             )
-            self._frames.update(zip((keys[place] for place in new), map(frame_of, *values), strict=True))
+            self._frames.update(zip((keys[index] for index in new), map(frame_of, *values), strict=True))
         return [self._frames[key] for key in keys]
-
-
-class _Events:
-    """A batch that is columns already."""
-
-    def __init__(self, columns: EventColumns) -> None:
-        self._columns = columns
-
-    def columns(self) -> EventColumns:
-        return self._columns
-
-    def close(self) -> None:
-        pass
 
 
 _NO_TOTALS = (np.zeros(0, np.int64),) * 4
@@ -391,7 +369,7 @@ def _rows(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-class SnapshotReader:
+class SnapshotReader(Reader):
     """Recognises snapshots by the keys in their first bytes."""
 
     name = "memory"
@@ -399,11 +377,7 @@ class SnapshotReader:
     def recognises(self, path: Path, head: bytes) -> bool:
         return is_pickle(head) and any(key in head for key in _KEYS)
 
-    def identify(self, path: Path) -> TraceIdentity:
-        rank = rank_from_name(path)
-        return TraceIdentity(rank, "file name" if rank is not None else "")
-
-    def open(self, path: Path) -> SnapshotReading:
+    def open(self, path: Path, part: str = "") -> SnapshotReading:
         return SnapshotReading(path)
 
 

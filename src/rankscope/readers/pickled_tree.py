@@ -1,196 +1,161 @@
 """A pickle as columns: the value of one key in many dictionaries, the members of many lists; no object for each.
 
 The part in C keeps a pickle in about as many bytes as the file has, and reads it in pieces. Without it, Python's
-unpickler makes the objects, and this module asks them the same questions. Neither can run anything in the file.
+unpickler makes the objects, which answer the same questions. Neither can run anything in the file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from types import NoneType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope import native
 from rankscope.readers.byte_stream import open_stream
+from rankscope.readers.checked_values import LONGEST_TEXT, integer, text
 from rankscope.readers.columns import IN_C, IN_PYTHON, NULL, Codes, Numbers
 from rankscope.readers.safe_pickle import (
     LARGEST_CONTENT,
-    LONGEST_TEXT,
     RefusedError,
-    integer,
     load_plain,
     memory_limit,
     not_a_dictionary,
     reading_pickle,
-    text,
 )
 
-Values = NDArray[Any]
-"""Some values of the pickle; what an entry is depends on the tree."""
+Values = NDArray[np.uint32]
+"""Some values of the pickle."""
 _PIECE = 1 << 22
 _NUMBER, _TEXT, _LIST, _DICT, _FLOAT = range(1, 6)
 _KINDS = {_NUMBER: "int", _TEXT: "str", _LIST: "list", _FLOAT: "float"}
 _MORE, _DONE, _REFUSED = range(3)
 
 
-class PickledTree(Protocol):
-    """The values of one pickle."""
+class PickledTree:
+    """The values of one pickle. A value is a number; equal texts and numbers have the same one."""
 
-    size: int
-    """Of the pickle in bytes, when unpacked."""
-    root: Values
-    """The dictionary that the pickle is: one value."""
-    read_by: str
-    """As in EventColumns."""
-
-    def fields(self, values: Values, key: str) -> Values:
-        """For each value that of a key in it; nothing where it has none, or is not a dictionary."""
-
-    def are_dicts(self, values: Values) -> NDArray[np.bool_]: ...
-
-    def lengths(self, values: Values) -> Numbers:
-        """Of lists and tuples; -1 for anything else."""
-
-    def contents(self, values: Values) -> Numbers:
-        """Lists with the same number have the same members."""
-
-    def identities(self, values: Values) -> list[int]:
-        """Values with the same number are the same one."""
-
-    def members(self, values: Values) -> Values:
-        """The members of these lists, one after the other."""
-
-    def numbers(self, values: Values) -> Numbers:
-        """NULL for what is not a whole number of 64 bits."""
-
-    def plain(self, values: Values) -> list[Any]:
-        """Numbers, booleans and texts, the longest shortened; None for anything else."""
-
-    def coded(self, values: Values) -> tuple[Codes, list[Any]]:
-        """As `plain`, each distinct value once: the place of each in the list."""
-
-    def pairs(self, value: Values) -> tuple[list[Any], Values]:
-        """The keys and the values of one dictionary."""
-
-
-class _TreeInC:
     read_by = IN_C
+    """As in EventColumns."""
 
     def __init__(self, path: Path) -> None:
         self._tree = native.functions.pickled_tree()
         self.size = _feed(self._tree, path)
+        """Of the pickle in bytes, when unpacked."""
         self.root: Values = np.array([native.functions.pickled_root(self._tree)], dtype=np.uint32)
+        """The dictionary that the pickle is: one value."""
         if not self.are_dicts(self.root)[0]:
-            kind = int(self._kinds(self.root)[0])
+            kind = native.functions.pickled_kinds(self._tree, self.root)[0]
             raise not_a_dictionary(path, _KINDS.get(kind, "value of another kind"))
 
     def fields(self, values: Values, key: str) -> Values:
+        """For each value that of a key in it; nothing where it has none, or is not a dictionary."""
         return np.frombuffer(native.functions.pickled_fields(self._tree, values, key.encode()), np.uint32)
 
     def are_dicts(self, values: Values) -> NDArray[np.bool_]:
-        found: NDArray[np.bool_] = self._kinds(values) == _DICT
-        return found
-
-    def _kinds(self, values: Values) -> NDArray[np.uint8]:
-        return np.frombuffer(native.functions.pickled_kinds(self._tree, values), np.uint8)
+        are_dicts: NDArray[np.bool_] = (
+            np.frombuffer(native.functions.pickled_kinds(self._tree, values), np.uint8) == _DICT
+        )
+        return are_dicts
 
     def lengths(self, values: Values) -> Numbers:
+        """Of lists and tuples; -1 for anything else."""
         return np.frombuffer(native.functions.pickled_lengths(self._tree, values)[0], np.int64)
 
     def contents(self, values: Values) -> Numbers:
+        """Lists with the same number have the same members."""
         return np.frombuffer(native.functions.pickled_lengths(self._tree, values)[1], np.int64)
 
-    def identities(self, values: Values) -> list[int]:
-        found: list[int] = values.tolist()
-        return found
-
     def members(self, values: Values) -> Values:
+        """The members of these lists, one after the other."""
         return np.frombuffer(native.functions.pickled_members(self._tree, values), np.uint32)
 
     def numbers(self, values: Values) -> Numbers:
+        """NULL for what is not a whole number of 64 bits."""
         return np.frombuffer(native.functions.pickled_numbers(self._tree, values), np.int64)
 
     def plain(self, values: Values) -> list[Any]:
-        found = native.functions.pickled_values(self._tree, values, 4 * LONGEST_TEXT)
-        return [one[:LONGEST_TEXT] if isinstance(one, str) else one for one in found]
+        """Numbers, booleans and texts, the longest shortened; None for anything else."""
+        plain = native.functions.pickled_values(self._tree, values, 4 * LONGEST_TEXT)
+        return [value[:LONGEST_TEXT] if isinstance(value, str) else value for value in plain]
 
     def coded(self, values: Values) -> tuple[Codes, list[Any]]:
+        """As `plain`, each distinct value once: the place of each in the list."""
         distinct, codes = np.unique(values, return_inverse=True)
         return codes.astype(np.int32), self.plain(distinct)
 
     def pairs(self, value: Values) -> tuple[list[Any], Values]:
-        found = np.frombuffer(native.functions.pickled_pairs(self._tree, value), np.uint32)
-        return self.plain(np.ascontiguousarray(found[0::2])), np.ascontiguousarray(found[1::2])
+        """The keys and the values of one dictionary."""
+        pairs = np.frombuffer(native.functions.pickled_pairs(self._tree, value), np.uint32)
+        return self.plain(np.ascontiguousarray(pairs[0::2])), np.ascontiguousarray(pairs[1::2])
 
 
-class _TreeOfObjects:
+class _TreeOfObjects(PickledTree):
+    """Without the part in C: the objects that Python's unpickler makes."""
+
     read_by = IN_PYTHON
 
     def __init__(self, path: Path) -> None:
         root, self.size = load_plain(path)
-        self.root = _objects([root])
-        self._by_list: dict[int, int] = {}
-        self._by_members: dict[tuple[int, ...], int] = {}
+        self._objects: list[Any] = []
+        self._places: dict[Any, int] = {}
+        self._contents: dict[tuple[int, ...], int] = {}
+        self.root = self._values([root])
+
+    def _values(self, objects: Iterable[Any]) -> Values:
+        return np.fromiter(map(self._value, objects), np.uint32)
+
+    def _value(self, item: Any) -> int:
+        key = (type(item), item) if isinstance(item, (int, float, str, NoneType)) else id(item)
+        if (value := self._places.setdefault(key, len(self._objects))) == len(self._objects):
+            self._objects.append(item)
+        return value
+
+    def _at(self, values: Values) -> list[Any]:
+        return [self._objects[value] for value in values.tolist()]
 
     def fields(self, values: Values, key: str) -> Values:
-        return _objects(value.get(key) if isinstance(value, dict) else None for value in values)
+        return self._values(item.get(key) if isinstance(item, dict) else None for item in self._at(values))
 
     def are_dicts(self, values: Values) -> NDArray[np.bool_]:
-        return np.fromiter((isinstance(value, dict) for value in values), bool, len(values))
+        return np.array([isinstance(item, dict) for item in self._at(values)], bool)
 
     def lengths(self, values: Values) -> Numbers:
-        return np.fromiter((len(value) if _is_list(value) else -1 for value in values), np.int64, len(values))
+        return np.array([len(item) if _is_list(item) else -1 for item in self._at(values)], np.int64)
 
     def contents(self, values: Values) -> Numbers:
-        return np.fromiter((self._content(value) for value in values), np.int64, len(values))
-
-    def _content(self, value: Any) -> int:
         """Members are shared objects too, so their ids identify a list without comparing contents."""
-        if not _is_list(value):
-            return -1
-        if id(value) not in self._by_list:
-            members = tuple(map(id, value))
-            self._by_list[id(value)] = self._by_members.setdefault(members, len(self._by_members))
-        return self._by_list[id(value)]
-
-    def identities(self, values: Values) -> list[int]:
-        return list(map(id, values))
+        members = (tuple(map(id, item)) if _is_list(item) else None for item in self._at(values))
+        numbers = (
+            -1 if ids is None else self._contents.setdefault(ids, len(self._contents)) for ids in members
+        )
+        return np.fromiter(numbers, np.int64, len(values))
 
     def members(self, values: Values) -> Values:
-        return _objects(member for value in values if _is_list(value) for member in value)
+        return self._values(member for item in self._at(values) if _is_list(item) for member in item)
 
     def numbers(self, values: Values) -> Numbers:
-        found = (integer(value) for value in values)
-        return np.fromiter((NULL if one is None else one for one in found), np.int64, len(values))
+        numbers = map(integer, self._at(values))
+        return np.array([NULL if number is None else number for number in numbers], np.int64)
 
     def plain(self, values: Values) -> list[Any]:
-        return [value if isinstance(value, (int, float)) else text(value) for value in values]
-
-    def coded(self, values: Values) -> tuple[Codes, list[Any]]:
-        pool: dict[Any, int] = {}
-        codes = [
-            pool.setdefault((type(one), one), len(pool)) for one in self.plain(values)
-        ]  # True and 1 are equal
-        return np.array(codes, dtype=np.int32), [one for _, one in pool]
+        return [item if isinstance(item, (int, float)) else text(item) for item in self._at(values)]
 
     def pairs(self, value: Values) -> tuple[list[Any], Values]:
-        return self.plain(_objects(value[0])), _objects(value[0].values())
+        (pairs,) = self._at(value)
+        return self.plain(self._values(pairs)), self._values(pairs.values())
 
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple))
 
 
-def _objects(values: Iterable[Any]) -> Values:
-    return np.fromiter(values, dtype=object)
-
-
 def read_tree(path: Path) -> PickledTree:
     """The dictionary in a file. Raises ReadError for anything else, and for what contains more than data."""
-    return _TreeOfObjects(path) if native.functions is None else _TreeInC(path)
+    return _TreeOfObjects(path) if native.functions is None else PickledTree(path)
 
 
 def _feed(tree: Any, path: Path) -> int:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
-from rankscope.model import MEMORY_TYPE, Table
+from rankscope.model import MEMORY_TYPE, READ_EVENTS, Table
+from rankscope.readers.base import EventBatch
 from rankscope.readers.columns import IN_PYTHON, EventColumns
 from rankscope.readers.memory_file import MemoryFile
 from rankscope.readers.sql_columns import read_columns
 from rankscope.sql import sql_text
 
+_ROWS_PER_BATCH = 100_000
 _LARGEST_ROW = 64 << 20
 _LARGEST_INTEGER = 2**63 - 1
 
 
-class RowBatch:
+class RowBatch(EventBatch):
     """Rows of one table. A column that is missing in a row is null."""
 
     def __init__(self, table: Table, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -48,6 +51,12 @@ class RowBatch:
 
     def close(self) -> None:
         self._file.close()
+
+
+def row_batches(rows: Iterator[Mapping[str, Any]]) -> Iterator[RowBatch]:
+    """Rows of model.READ_EVENTS, some at a time."""
+    while some := list(islice(rows, _ROWS_PER_BATCH)):
+        yield RowBatch(READ_EVENTS, some)
 
 
 def _storable(value: Any) -> Any:

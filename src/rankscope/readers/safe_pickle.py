@@ -8,8 +8,10 @@ billion), so the load runs under a memory limit, and in a worker process, so tha
 from __future__ import annotations
 
 import contextlib
+import io
 import pickle
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,10 @@ from rankscope.readers.byte_stream import ByteStream, open_stream
 PICKLE_NAMES = (".pickle", ".pickle.gz", ".pkl", ".pkl.gz")
 _PROTOCOL_MARK = b"\x80"
 LARGEST_CONTENT = 16 << 30
+_PIECE = 1 << 16
 _MEMORY_BYTES_PER_BYTE = 120
 """An empty list is one byte in a pickle and 64 in memory, about twice that with the reference to it."""
 _LEAST_MEMORY = 512 << 20
-LONGEST_TEXT = 2000
 
 
 class RefusedError(Exception):
@@ -38,39 +40,22 @@ class _Plain(pickle.Unpickler):
         raise RefusedError("it refers to an object outside the file")
 
 
-class _Content:
-    """A stream with the methods that the unpickler needs, and a size limit: a small gzip file may expand hugely."""
+class _Content(io.RawIOBase):
+    """A stream for the unpickler, with a size limit: a small gzip file may expand hugely."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
-        self._pending = b""
         self.count = 0
 
-    def read(self, size: int) -> bytes:
-        while len(self._pending) < size:
-            piece = self._more(size - len(self._pending))
-            if not piece:
-                break
-            self._pending += piece
-        taken, self._pending = self._pending[:size], self._pending[size:]
-        return taken
+    def readable(self) -> bool:
+        return True
 
-    def readline(self) -> bytes:
-        while b"\n" not in self._pending:
-            piece = self._more(1 << 16)
-            if not piece:
-                break
-            self._pending += piece
-        line, newline, rest = self._pending.partition(b"\n")
-        self._pending = rest
-        return line + newline
-
-    def _more(self, size: int) -> bytes:
-        piece = self._stream.read(min(max(size, 1 << 16), 1 << 26))
-        self.count += len(piece)
+    def readinto(self, buffer: Any) -> int:
+        count = self._stream.read_into(memoryview(buffer))
+        self.count += count
         if self.count > LARGEST_CONTENT:
             raise RefusedError(f"it is larger than {LARGEST_CONTENT >> 30} GiB when unpacked")
-        return piece
+        return count
 
 
 def is_pickle(head: bytes) -> bool:
@@ -88,14 +73,13 @@ def load_plain(path: Path) -> tuple[dict[Any, Any], int]:
 
 def load_value(path: Path) -> tuple[Any, int]:
     """The value in a file, and its size in bytes when unpacked. Raises ReadError if it is more than data."""
-    stream = open_stream(path)
-    content = _Content(stream)
-    try:
-        with reading_pickle(path, stream), memory_limit(path.stat().st_size):
-            value = _Plain(content).load()
-    finally:
-        stream.close()
-    return value, content.count
+    with (
+        closing(open_stream(path)) as stream,
+        reading_pickle(path, stream),
+        memory_limit(path.stat().st_size),
+    ):
+        content = _Content(stream)
+        return _Plain(io.BufferedReader(content, _PIECE)).load(), content.count
 
 
 def not_a_dictionary(path: Path, kind: str) -> ReadError:
@@ -189,11 +173,3 @@ class Budget:
 
     def dicts(self, items: Any) -> list[dict[Any, Any]]:
         return [item for item in self.take(items) if isinstance(item, dict)]
-
-
-def integer(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
-
-
-def text(value: Any) -> str | None:
-    return value[:LONGEST_TEXT] if isinstance(value, str) else None

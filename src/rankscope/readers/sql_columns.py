@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from rankscope.model import MEMORY_ARGS, SHAPE_ARGS
 from rankscope.readers.base import Batch
 from rankscope.readers.columns import (
+    LINKS,
     NO_TEXT,
     NULL,
     Codes,
     EventColumns,
     Numbers,
     Texts,
+    event_columns,
     joined_texts,
     whole_number,
 )
@@ -31,8 +33,7 @@ _MEMORY_LIMIT = "1GB"
 
 _NEVER_NULL = ("ph", "category", "name", "pid", "tid")
 _TEXTS = (*_NEVER_NULL, "collective")
-_NUMBERS = ("ts_ns", "dur_ns", "correlation", "external_id", "device", "stream", "bytes")
-_LINKED = ("correlation", "external_id", "device", "stream", "bytes", "collective")
+_NUMBERS = ("ts_ns", "dur_ns", *LINKS)
 _SELECT = ", ".join(
     (
         *_TEXTS,
@@ -40,68 +41,66 @@ _SELECT = ", ".join(
         *_NUMBERS,
         "args",
         "memory IS NOT NULL AS has_memory",
-        *(f"memory.{sql_name(name)} AS memory_{place}" for place, name in enumerate(MEMORY_ARGS)),
+        *(f"memory.{sql_name(name)} AS memory_{index}" for index, name in enumerate(MEMORY_ARGS)),
         "shapes IS NOT NULL AS has_shapes",
-        *(f"shapes[{place + 1}] AS shape_{place}" for place in range(len(SHAPE_ARGS))),
+        *(f"shapes[{index + 1}] AS shape_{index}" for index in range(len(SHAPE_ARGS))),
     )
 )
 
 _of_thread = threading.local()
+T = TypeVar("T")
 
 
 def connection() -> duckdb.DuckDBPyConnection:
     """The DuckDB of this thread."""
     if not hasattr(_of_thread, "connection"):
         _of_thread.connection = new_database(threads=1, memory_limit=_MEMORY_LIMIT)
-    found: duckdb.DuckDBPyConnection = _of_thread.connection
-    return found
+    of_thread: duckdb.DuckDBPyConnection = _of_thread.connection
+    return of_thread
 
 
 def read_columns(batch: Batch) -> EventColumns:
     """Run the SELECT of a batch of model.READ_EVENTS; if it fails, the one that repairs."""
+    return or_repaired(lambda: columns_of(batch.select()), lambda: columns_of(batch.select_repaired()))
+
+
+def or_repaired(read: Callable[[], T], repair: Callable[[], T]) -> T:
+    """What `read` gives; where DuckDB refuses the values, what `repair` does."""
     import duckdb
 
     try:
-        return columns_of(batch.select())
+        return read()
     except duckdb.OutOfMemoryException as error:
         raise MemoryError from error
     except duckdb.IOException:
         raise
     except duckdb.Error:
-        return columns_of(batch.select_repaired())
+        return repair()
 
 
 def columns_of(select: str) -> EventColumns:
     """The events of a SELECT with the columns of model.READ_EVENTS."""
-    found: dict[str, Any] = connection().execute(f"SELECT {_SELECT} FROM ({select})").fetchnumpy()
+    result: dict[str, Any] = connection().execute(f"SELECT {_SELECT} FROM ({select})").fetchnumpy()
     pool: dict[str, int] = {}
-    codes = {name: _codes(pool, _objects(found[name]), name in _NEVER_NULL) for name in _TEXTS}
-    numbers = {name: _numbers(found[name]) for name in _NUMBERS}
-    linked = np.zeros(len(codes["ph"]), dtype=bool)
-    for name in _LINKED:
-        linked |= codes[name] != NO_TEXT if name in codes else numbers[name] != NULL
-    remembered = np.flatnonzero(np.ma.getdata(found["has_memory"]))
-    computing = np.flatnonzero(np.ma.getdata(found["has_shapes"]))
-    memory = [_numbers(found[f"memory_{place}"])[remembered] for place in range(len(MEMORY_ARGS))]
-    shapes = [_codes(pool, _objects(found[f"shape_{i}"])[computing]) for i in range(len(SHAPE_ARGS))]
-    flows = _flows(pool, _objects(found["flow"]))
-    args, offsets = joined_texts(None if text is None else text.encode() for text in _objects(found["args"]))
-    links: dict[str, Any] = {name: numbers[name][linked] for name in _LINKED if name in numbers}
-    return EventColumns(
-        texts=Texts.of(pool),
+    codes = {name: _codes(pool, _objects(result[name]), name in _NEVER_NULL) for name in _TEXTS}
+    numbers = {name: filled(result[name]) for name in _NUMBERS}
+    remembered = np.flatnonzero(np.ma.getdata(result["has_memory"]))
+    computing = np.flatnonzero(np.ma.getdata(result["has_shapes"]))
+    memory = [filled(result[f"memory_{index}"])[remembered] for index in range(len(MEMORY_ARGS))]
+    shapes = [_codes(pool, _objects(result[f"shape_{i}"])[computing]) for i in range(len(SHAPE_ARGS))]
+    flows = _flows(pool, _objects(result["flow"]))
+    args, offsets = joined_texts(None if text is None else text.encode() for text in _objects(result["args"]))
+    return event_columns(
+        Texts.of(pool),
+        numbers["ts_ns"],
+        numbers["dur_ns"],
+        {name: numbers[name] for name in LINKS},
+        codes["collective"],
         phase=codes["ph"],
-        category=codes["category"],
-        name=codes["name"],
-        pid=codes["pid"],
-        tid=codes["tid"],
+        **{name: codes[name] for name in ("category", "name", "pid", "tid")},
         flow=flows,
-        time=numbers["ts_ns"],
-        duration=numbers["dur_ns"],
         args=args,
         args_offset=offsets,
-        linked=np.flatnonzero(linked).astype(np.int32),
-        **links,
-        collective=codes["collective"][linked],
         memory_events=remembered.astype(np.int32),
         memory=np.stack(memory, axis=1),
         computing=computing.astype(np.int32),
@@ -116,7 +115,8 @@ def _objects(column: Any) -> Any:
     return texts
 
 
-def _numbers(column: Any) -> Numbers:
+def filled(column: Any) -> Numbers:
+    """Whole numbers that DuckDB gives, with NULL for null."""
     values: Numbers = np.ma.getdata(column).astype(np.int64)
     if isinstance(column, np.ma.MaskedArray):
         values[np.ma.getmaskarray(column)] = NULL
@@ -125,8 +125,8 @@ def _numbers(column: Any) -> Numbers:
 
 def _flows(pool: dict[str, int], texts: Iterable[str | None]) -> Numbers:
     def number(text: str) -> int:
-        found = whole_number(text)
-        return -1 - pool.setdefault(text, len(pool)) if found is None else found
+        whole = whole_number(text)
+        return -1 - pool.setdefault(text, len(pool)) if whole is None else whole
 
     return np.array([NULL if text is None else number(text) for text in texts], dtype=np.int64)
 

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope import native
-from rankscope.readers.columns import Codes, Numbers, Texts
-from rankscope.readers.sqlite_file import ROWID, SQLITE_MAGIC, Rows
+from rankscope.readers.columns import NO_TEXT, Codes, Numbers, Texts
+from rankscope.readers.sqlite_file import ROWID, SQLITE_MAGIC, Rows, text_of
 from rankscope.sql import sql_name
 
 _BYTES_PER_PIECE = 16 << 20
@@ -48,13 +49,13 @@ def open_pages(path: Path) -> PageFile | None:
     page_size = int.from_bytes(head[16:18], "big")
     page_size = 65536 if page_size == 1 else page_size
     file = PageFile(descriptor, max(page_size, 512), page_size - head[20])
-    known = (
+    as_expected = (
         head.startswith(SQLITE_MAGIC)
         and page_size in (1 << bits for bits in range(9, 17))
         and head[21:24] == _PAYLOAD_FRACTIONS
         and int.from_bytes(head[56:60], "big") == _UTF8
     )
-    return file if known else None
+    return file if as_expected else None
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,16 @@ class TextColumn:
     codes: Codes
     texts: Texts
     """May have bytes that are not UTF-8."""
+
+    @staticmethod
+    def of(values: Iterable[Any]) -> TextColumn:
+        """From values as sqlite gives them."""
+        pool: dict[str, int] = {}
+        codes = [NO_TEXT if value is None else pool.setdefault(text_of(value), len(pool)) for value in values]
+        return TextColumn(np.array(codes, dtype=np.int32), Texts.of(pool))
+
+    def all(self) -> NDArray[Any]:
+        return np.array(self.at(np.arange(len(self.codes), dtype=np.int32)), dtype=object)
 
     def at(self, rows: Codes) -> list[str | None]:
         """The texts of these rows."""
@@ -111,14 +122,12 @@ class TablePages:
         return (
             {name: np.frombuffer(column, np.int64) for name, column in zip(numbers, columns, strict=False)},
             {
-                name: _text_column(*column)
-                for name, column in zip(texts, columns[len(numbers) :], strict=True)
+                name: TextColumn(
+                    np.frombuffer(codes, np.int32), Texts(np.frombuffer(offsets, np.int64), data)
+                )
+                for name, (codes, offsets, data) in zip(texts, columns[len(numbers) :], strict=True)
             },
         )
-
-
-def _text_column(codes: memoryview, offsets: memoryview, data: memoryview) -> TextColumn:
-    return TextColumn(np.frombuffer(codes, np.int32), Texts(np.frombuffer(offsets, np.int64), data))
 
 
 def find_table(file: PageFile, rows: Rows, table: str, columns: Sequence[str]) -> TablePages | None:
@@ -139,22 +148,18 @@ def find_table(file: PageFile, rows: Rows, table: str, columns: Sequence[str]) -
 def _places(rows: Rows, table: str) -> dict[str, int] | None:
     """Where the value of each column is in a record; without those that sqlite computes or changes when it reads."""
     described = rows(f"PRAGMA table_xinfo({sql_name(table)})")
-    names = [_text(name) for _, name, *_ in described]
+    names = [text_of(name) for _, name, *_ in described]
     if any(hidden for *_, hidden in described) or ROWID in map(str.lower, names):
         return None
     keys = [name for name, (*_, key, _) in zip(names, described, strict=True) if key]
     places = {ROWID: -1}
-    for place, (name, (_, _, raw, _, default, key, _)) in enumerate(zip(names, described, strict=True)):
-        kind = _text(raw).upper()
+    for index, (name, (_, _, raw, _, default, key, _)) in enumerate(zip(names, described, strict=True)):
+        kind = text_of(raw).upper()
         if key and len(keys) == 1 and kind == "INTEGER" and not _has_key_index(rows, table):
             places[name] = -1  # another name of the rowid
         elif default is None and ("INT" in kind or not any(word in kind for word in _FRACTIONS)):
-            places[name] = place
+            places[name] = index
     return places
-
-
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "replace")
 
 
 def _has_key_index(rows: Rows, table: str) -> bool:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from rankscope.readers.safe_pickle import Budget, integer, text
+from rankscope.readers.checked_values import integer, text
+from rankscope.readers.safe_pickle import Budget
 
 _LIBRARY = re.compile(
     r"site-packages/|dist-packages/|/lib/python3|<frozen|<string>|^torch/|importlib/|/rankscope/"
@@ -55,13 +56,13 @@ class Frame:
 
     @cached_property
     def backward_node(self) -> str | None:
-        found = _BACKWARD.search(self.name)
-        return found[1] if found else None
+        match = _BACKWARD.search(self.name)
+        return match[1] if match else None
 
     @cached_property
     def op(self) -> str | None:
-        found = _OP.search(self.name)
-        return f"aten::{found[1]}" if found else None
+        match = _OP.search(self.name)
+        return f"aten::{match[1]}" if match else None
 
 
 def frame_of(file: Any, line: Any, name: Any) -> Frame:
@@ -93,12 +94,12 @@ def python_lines(frames: Iterable[Frame]) -> tuple[str, ...]:
 
 def op_name(frames: Iterable[Frame]) -> str | None:
     """The outermost operator in the C++ frames (aten::linear, not the aten::empty inside it), or the autograd node."""
-    found = None
+    outermost = None
     for frame in frames:
         if frame.backward_node:
             return frame.backward_node
         if frame.op:
-            found = frame.op
-        elif found and frame.is_python:
+            outermost = frame.op
+        elif outermost and frame.is_python:
             break  # Python called this op; frames farther out belong to another call
-    return found
+    return outermost

@@ -6,15 +6,16 @@ the line of each node, and the code that Inductor generated, with the nodes that
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rankscope.readers.base import ReadReport
 from rankscope.readers.byte_stream import open_stream
+from rankscope.readers.checked_values import json_object
 
 _RECORD = re.compile(rb"^V\d{4} [^\]\n]{5,300}\] (\{.*)$", re.MULTILINE)
 _KEYS = (b'"artifact"', b'"dynamo_start"', b'"chromium_event"', b'"str"', b'"compilation_metrics"')
@@ -58,7 +59,7 @@ class TorchTrace:
         """Compile id, file and name of each kernel, and the nodes that it is made from."""
 
     def read(self) -> CompiledCode:
-        found = CompiledCode()
+        code = CompiledCode()
         for record, payload in self._records():
             compile_id = f"{record.get('frame_id')}/{record.get('frame_compile_id')}"
             artifact = record.get("artifact")
@@ -71,20 +72,20 @@ class TorchTrace:
                 for node, line in _lines_of_nodes(payload):
                     nodes.setdefault(node, line)
             elif isinstance(name, str) and _KEY.match(name):
-                key = _json("\n".join(payload)).get("key")
+                key = json_object("\n".join(payload)).get("key")
                 if isinstance(key, str):
-                    found.graphs[key] = compile_id
+                    code.graphs[key] = compile_id
             elif isinstance(metrics := record.get("compilation_metrics"), dict):
-                self._add_function(found, metrics)
-        self._add_lines(found)
-        return found
+                self._add_function(code, metrics)
+        self._add_lines(code)
+        return code
 
-    def _add_function(self, found: CompiledCode, metrics: dict[str, Any]) -> None:
+    def _add_function(self, code: CompiledCode, metrics: dict[str, Any]) -> None:
         names = [metrics.get(key) for key in ("compile_id", "co_filename", "co_firstlineno", "co_name")]
         if isinstance(names[0], str) and all(name is not None for name in names):
-            found.functions[names[0]] = f"{names[1]}({names[2]}): {names[3]}"
+            code.functions[names[0]] = f"{names[1]}({names[2]}): {names[3]}"
 
-    def _add_lines(self, found: CompiledCode) -> None:
+    def _add_lines(self, code: CompiledCode) -> None:
         """A kernel's file is its own; its name may be that of other kernels too, and then tells nothing."""
         by_name: dict[str, set[str]] = {}
         for compile_id, path, name, sources in self._kernels:
@@ -93,9 +94,9 @@ class TorchTrace:
             text = " + ".join(lines[:_MOST_LINES]) + (" + …" if len(lines) > _MOST_LINES else "")
             if text:
                 if path:
-                    found.lines[path] = text
+                    code.lines[path] = text
                 by_name.setdefault(name, set()).add(text)
-        found.lines |= {name: texts.pop() for name, texts in by_name.items() if len(texts) == 1}
+        code.lines |= {name: texts.pop() for name, texts in by_name.items() if len(texts) == 1}
 
     def _records(self) -> Iterator[tuple[dict[str, Any], list[str]]]:
         """Each record with the lines of its payload, where it is one that is used."""
@@ -111,12 +112,12 @@ class TorchTrace:
             if record:
                 yield record, payload
             record, payload, size = {}, [], 0
-            if found := _RECORD.match(line):
+            if match := _RECORD.match(line):
                 if any(
-                    key.encode() in found[1]
+                    key.encode() in match[1]
                     for key in (*_GRAPHS, _CODE, "fx_graph_cache_", "compilation_metrics")
                 ):
-                    record = _json(found[1].decode("utf-8", "replace"))
+                    record = json_object(match[1].decode("utf-8", "replace"))
                     if not record:
                         self.report.lose("a record that is not JSON")
             elif line.strip():
@@ -125,8 +126,7 @@ class TorchTrace:
             yield record, payload
 
     def _lines(self) -> Iterator[bytes]:
-        stream = open_stream(self._path, lines=True)
-        try:
+        with closing(open_stream(self._path, lines=True)) as stream:
             rest = b""
             while piece := stream.read(_PIECE):
                 *lines, rest = (rest + piece).split(b"\n")
@@ -137,30 +137,20 @@ class TorchTrace:
             if rest:
                 yield rest
             self.report.damage = stream.damage
-        finally:
-            stream.close()
 
 
 def is_torch_trace(head: bytes) -> bool:
     """By the first bytes: a line of the structured log, with one of its keys."""
-    found = _RECORD.match(head)
-    return found is not None and any(key in found[1] for key in _KEYS)
-
-
-def _json(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    match = _RECORD.match(head)
+    return match is not None and any(key in match[1] for key in _KEYS)
 
 
 def _lines_of_nodes(code: Iterable[str]) -> Iterator[tuple[str, str]]:
     """The nodes of a printed graph, each with the line of Python in the comment before it."""
     line = ""
     for text in code:
-        if found := _FILE.match(text):
-            line = f"{found[1]}({found[2]}): {found[3]}"
+        if match := _FILE.match(text):
+            line = f"{match[1]}({match[2]}): {match[3]}"
         elif line and (node := _NODE.match(text)):
             yield node[1], line
 
@@ -169,10 +159,10 @@ def _kernels(code: Iterable[str]) -> Iterator[tuple[str, str, list[str]]]:
     """File, name and source nodes of the kernels in generated code; the comments stand before the definition."""
     path, sources = "", list[str]()
     for text in code:
-        if found := _PATH.match(text):
-            path, sources = found[1], []
-        elif found := _SOURCES.match(text):
-            sources = [name.strip() for name in found[1].split(",")]
-        elif found := _KERNEL.match(text):
-            yield path, found[1], sources
+        if match := _PATH.match(text):
+            path, sources = match[1], []
+        elif match := _SOURCES.match(text):
+            sources = [name.strip() for name in match[1].split(",")]
+        elif match := _KERNEL.match(text):
+            yield path, match[1], sources
             path, sources = "", []

@@ -119,21 +119,21 @@ def translated(events: Events, threads: Mapping[Thread, Names]) -> Events:
     meanings = _track_meanings(events, threads, timed & ~is_end & is_unknown)
     columns = (events.pid[wanted], events.tid[wanted], events.category[wanted], is_end[wanted])
     rows, group = number_rows([column.astype(np.int64) for column in columns])
-    found = [
+    of_rows = [
         meanings.get((texts[pid], texts[tid], texts[category], bool(end)))
         for pid, tid, category, end in rows.tolist()
     ]
     raw = [texts[category] for _, _, category, _ in rows.tolist()]
-    return _with_meanings(events, wanted, group, found, raw)
+    return _with_meanings(events, wanted, group, of_rows, raw)
 
 
 def _misleading_groups(events: Events, threads: Mapping[Thread, Names]) -> list[int]:
     """Groups of events of Proton whose category is known, but not all that it stands for."""
-    texts, known = events.texts, {events.code(category) for category in KNOWN_CATEGORIES}
+    texts, known_codes = events.texts, {events.code(category) for category in KNOWN_CATEGORIES}
     return [
         number
         for number, (_, category, pid, tid) in enumerate(events.groups.tolist())
-        if category in known
+        if category in known_codes
         and (
             _PROTON_STREAM.search(threads.get((texts[pid], texts[tid]), Names()).thread or "")
             or _PROTON_BLOCK.search(texts[pid])
@@ -151,26 +151,26 @@ class _Meaning:
 
 
 def _with_meanings(
-    events: Events, wanted: NDArray[Any], group: NDArray[Any], found: list[_Meaning | None], raw: list[str]
+    events: Events, wanted: NDArray[Any], group: NDArray[Any], meanings: list[_Meaning | None], raw: list[str]
 ) -> Events:
     pool = {text: code for code, text in enumerate(events.texts)}
-    pairs, place = number_rows([group, events.name[wanted].astype(np.int64)])
+    pairs, pair = number_rows([group, events.name[wanted].astype(np.int64)])
     chosen = [
         pool.setdefault(text, len(pool))
         for text in (
-            _category(found[number], raw[number], events.texts[name]) for number, name in pairs.tolist()
+            _category(meanings[number], raw[number], events.texts[name]) for number, name in pairs.tolist()
         )
     ]
     category = events.category[:]
-    category[wanted] = np.array(chosen, dtype=np.int32)[place]
+    category[wanted] = np.array(chosen, dtype=np.int32)[pair]
     pairs_of, new_group = number_rows([events.group.astype(np.int64), category.astype(np.int64)])
     groups = events.groups[pairs_of[:, 0]]
     groups[:, 1] = pairs_of[:, 1]
     changed = _with_places(
         events,
         wanted,
-        _numbers(meaning.device if meaning else None for meaning in found)[group],
-        _numbers(meaning.stream if meaning else None for meaning in found)[group],
+        _numbers(meaning.device if meaning else None for meaning in meanings)[group],
+        _numbers(meaning.stream if meaning else None for meaning in meanings)[group],
     )
     return replace(changed, group=new_group, groups=groups, texts=list(pool))
 
@@ -198,8 +198,8 @@ def _with_places(events: Events, wanted: NDArray[Any], device: NDArray[Any], str
     }
     for name, told in (("device", device), ("stream", stream)):
         at = np.searchsorted(linked, wanted[told != NULL])
-        own = columns[name]
-        own[at] = np.where(own[at] == NULL, told[told != NULL], own[at])
+        column = columns[name]
+        column[at] = np.where(column[at] == NULL, told[told != NULL], column[at])
     return replace(events, linked=linked, collective=events.collective_of(linked), **columns)
 
 
@@ -222,9 +222,9 @@ def _track_meanings(
         key = texts[pid], texts[tid]
         first[key] = min(first.get(key, texts[category]), texts[category])
     for (pid, tid), category in first.items():
-        known = placed.get((pid, tid, category), _Meaning(None))
-        meaning = category if known.category is None else known.category
-        meanings[pid, tid, "", True] = replace(known, category=meaning)
+        begun = placed.get((pid, tid, category), _Meaning(None))
+        meaning = category if begun.category is None else begun.category
+        meanings[pid, tid, "", True] = replace(begun, category=meaning)
     return meanings
 
 
@@ -237,11 +237,11 @@ def _begun_meanings(
     launching = events.has_text(events.category[events.linked], (*LAUNCH_CATEGORIES, "Runtime"))
     launches = events.linked[launching | calls[events.name[events.linked]]]
     launched = events.number("correlation", launches)
-    own = np.flatnonzero(begins)
-    device, stream = events.number("device", own), events.number("stream", own)
-    correlation = events.number("correlation", own)
-    is_launched = (correlation > 0) & np.isin(correlation, launched) & ~calls[events.name[own]]
-    columns = (events.pid[own], events.tid[own], events.category[own])
+    unknown = np.flatnonzero(begins)
+    device, stream = events.number("device", unknown), events.number("stream", unknown)
+    correlation = events.number("correlation", unknown)
+    is_launched = (correlation > 0) & np.isin(correlation, launched) & ~calls[events.name[unknown]]
+    columns = (events.pid[unknown], events.tid[unknown], events.category[unknown])
     rows, group = number_rows([column.astype(np.int64) for column in columns])
     members = np.split(
         np.argsort(group, kind="stable"), np.cumsum(np.bincount(group, minlength=len(rows)))[:-1]
@@ -249,7 +249,7 @@ def _begun_meanings(
     for mine, (pid_code, tid_code, category_code) in zip(members, rows.tolist(), strict=False):
         pid, tid, category = texts[pid_code], texts[tid_code], texts[category_code]
         thread = threads.get((pid, tid), Names()).thread
-        place = devices.get(pid)
+        device_name = devices.get(pid)
         of_autograd = category == "" and _KERNELS_OF_AUTOGRAD.search(pid) is not None
         on_device, on_stream = device[mine] != NULL, stream[mine] != NULL
         graph = _number_in(_PROTON_GRAPH, thread)
@@ -263,11 +263,11 @@ def _begun_meanings(
             meaning = "cpu_op"
         elif of_autograd or _STREAM.search(tid if thread is None else thread):
             meaning = "kernel"
-        elif place is not None and (
+        elif device_name is not None and (
             have_streams.get(pid) or (thread is not None and _DERIVED.search(thread))
         ):
             meaning = "gpu_user_annotation"
-        elif place is not None or is_launched[mine].any() or (on_device.all() and on_stream.all()):
+        elif device_name is not None or is_launched[mine].any() or (on_device.all() and on_stream.all()):
             meaning = "kernel"
         else:
             meaning = None
@@ -275,7 +275,7 @@ def _begun_meanings(
             yield pid, tid, category, _Meaning(meaning)
             continue
         at, lane = device[mine][on_device], stream[mine][on_stream]
-        told = integer_of(tid) if of_autograd else _number_in(_DEVICE, place)
+        told = integer_of(tid) if of_autograd else _number_in(_DEVICE, device_name)
         if told is None and not of_autograd:
             told = integer_of(pid)
         shown = 0 if of_autograd else _number_in(_STREAM, tid if thread is None else thread)
@@ -293,11 +293,11 @@ def _processes(threads: Mapping[Thread, Names]) -> tuple[dict[str, str | None], 
     labels: dict[str, str | None] = {}
     names: dict[str, str | None] = {}
     streams: dict[str, bool] = {}
-    for (pid, _), known in threads.items():
-        for found, name in ((labels, known.label), (names, known.process)):
+    for (pid, _), thread_names in threads.items():
+        for devices, name in ((labels, thread_names.label), (names, thread_names.process)):
             if name is not None and _DEVICE.search(name):
-                found[pid] = _largest(found.get(pid), name)
-        is_stream = known.thread is not None and _STREAM.search(known.thread) is not None
+                devices[pid] = _largest(devices.get(pid), name)
+        is_stream = thread_names.thread is not None and _STREAM.search(thread_names.thread) is not None
         streams[pid] = streams.get(pid, False) or is_stream
     return names | labels, streams
 

@@ -41,8 +41,8 @@ def match_first(keys: NDArray[Any], wanted: NDArray[Any]) -> Indices:
     usable = usable[np.argsort(keys[usable], kind="stable")]
     ordered = keys[usable]
     at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
-    found = (ordered[at] == wanted) & (wanted > 0)
-    result[found] = usable[at[found]]
+    matched = (ordered[at] == wanted) & (wanted > 0)
+    result[matched] = usable[at[matched]]
     return result
 
 
@@ -113,25 +113,25 @@ def link(
         without = np.flatnonzero((is_gpu | is_launch) & (op == NONE))
         op = _with(op, without, follow(match_first(external_id(ops), external_id(without)), ops))
     frames = []
-    for found in (_nearest_line(nesting, is_line, is_own_line), nearest_ancestor(nesting, is_module)):
-        of_launch, of_op = follow(launch[gpu], found), follow(op[gpu], found)
-        frames.append(_with(found, gpu, np.where(launch[gpu] != NONE, of_launch, of_op)))
+    for nearest in (_nearest_line(nesting, is_line, is_own_line), nearest_ancestor(nesting, is_module)):
+        of_launch, of_op = follow(launch[gpu], nearest), follow(op[gpu], nearest)
+        frames.append(_with(nearest, gpu, np.where(launch[gpu] != NONE, of_launch, of_op)))
     return Links(launch, op, *frames)
 
 
-def _with(found: Indices, slices: Ints, values: NDArray[Any]) -> Indices:
+def _with(indices: Indices, slices: Ints, values: NDArray[Any]) -> Indices:
     """The same with other values for some slices."""
-    if (found[slices] == values).all():
-        return found
-    changed = found if found.flags.writeable else found.copy()
+    if (indices[slices] == values).all():
+        return indices
+    changed = indices if indices.flags.writeable else indices.copy()
     changed[slices] = values
     return changed
 
 
 def _nearest_line(nesting: Nesting, is_line: Mask, is_own_line: Mask) -> Indices:
     """The innermost line of user code around each slice, else the innermost line."""
-    own, any_line = nearest_ancestor(nesting, is_own_line), nearest_ancestor(nesting, is_line)
-    return np.where(own != NONE, own, any_line) if is_line.any() else own
+    own_line, any_line = nearest_ancestor(nesting, is_own_line), nearest_ancestor(nesting, is_line)
+    return np.where(own_line != NONE, own_line, any_line) if is_line.any() else own_line
 
 
 class SliceLookup:
@@ -152,8 +152,8 @@ class SliceLookup:
         slices = self._nesting.order, self._nesting.parent, self._track.astype(np.int32, copy=False)
         times = self._start, self._duration, at_track.astype(np.int32, copy=False), at_time
         tracks = int(self._track.max(initial=-1)) + 1
-        found = native.functions.open_slices(*map(np.ascontiguousarray, (*slices, *times)), tracks)
-        return np.frombuffer(found, dtype=np.int32)
+        slices_open = native.functions.open_slices(*map(np.ascontiguousarray, (*slices, *times)), tracks)
+        return np.frombuffer(slices_open, dtype=np.int32)
 
     def at_with_numpy(self, at_track: NDArray[Any], at_time: Ints) -> Ints:
         """The same without the C parts."""
@@ -162,14 +162,14 @@ class SliceLookup:
             return np.full(len(at_track), NONE)
         wanted = track_time_key(at_track, np.maximum(at_time, 0))
         position = np.searchsorted(self._key, wanted, side="right") - 1
-        found = np.where(position >= 0, order[np.maximum(position, 0)], NONE)
-        found = np.where((found != NONE) & (self._track[found] == at_track), found, NONE)
+        innermost = np.where(position >= 0, order[np.maximum(position, 0)], NONE)
+        innermost = np.where((innermost != NONE) & (self._track[innermost] == at_track), innermost, NONE)
         while True:
-            over = start[found] + self._duration[found] <= at_time
-            over &= (found != NONE) & (start[found] != at_time)
+            over = start[innermost] + self._duration[innermost] <= at_time
+            over &= (innermost != NONE) & (start[innermost] != at_time)
             if not over.any():
-                return found
-            found = np.where(over, parent[found], found)
+                return innermost
+            innermost = np.where(over, parent[innermost], innermost)
 
 
 def slice_at(

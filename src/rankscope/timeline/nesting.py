@@ -117,8 +117,8 @@ def _parents(depth: Ints) -> Ints:
     parent = np.full(len(depth), NONE)
     groups = _group(depth)
     for upper, lower in pairwise(groups):
-        found = np.searchsorted(upper, lower) - 1
-        parent[lower] = upper[np.maximum(found, 0)]
+        before = np.searchsorted(upper, lower) - 1
+        parent[lower] = upper[np.maximum(before, 0)]
     return parent
 
 

@@ -116,14 +116,14 @@ def _read_logs(logs: Iterable[dict[str, Any]]) -> CompiledCode:
         path = Path(record["path"])
         try:
             with one_file(path):
-                found = TorchTrace(path).read()
+                of_log = TorchTrace(path).read()
         except RankscopeError as error:
             record["unused"] = [error.message, error.why, error.hint]
             continue
-        code.functions |= found.functions
-        code.graphs |= found.graphs
-        code.lines |= found.lines
-        record["found"] = len(found.functions)
+        code.functions |= of_log.functions
+        code.graphs |= of_log.graphs
+        code.lines |= of_log.lines
+        record["found"] = len(of_log.functions)
     return code
 
 
@@ -145,7 +145,7 @@ def _calls(folder: Path) -> list[_Call]:
     )
     ranges = f"SELECT track, start_ns, start_ns + dur_ns AS end_ns, name FROM {slices} WHERE name LIKE"
     try:
-        found = connection().execute(f"""
+        result = connection().execute(f"""
             WITH regions AS ({ranges} '{_REGION}%'), graphs AS ({ranges} '## Call CompiledFxGraph %'),
             calls AS (
                 SELECT id, name, track, start_ns, op, module, python FROM {slices}
@@ -168,7 +168,7 @@ def _calls(folder: Path) -> list[_Call]:
             LEFT JOIN arguments around ON around.id = c.op
             ORDER BY c.start_ns, c.id
         """)
-        return [_Call(*row) for row in found.fetchall()]
+        return [_Call(*row) for row in result.fetchall()]
     finally:
         plain.close()
 
@@ -184,12 +184,12 @@ def _origin(call: _Call, code: CompiledCode, known_by: str) -> _Origin:
 
 def _compiled_name(call: _Call, code: CompiledCode) -> str | None:
     """'0/0', '0/0 model.py(7): forward' with a log, or the key of the FX graph where no compile id is known."""
-    found = _FX_GRAPH.search(call.fx_graph or "")
+    match = _FX_GRAPH.search(call.fx_graph or "")
     compile_id = (
-        call.region.removeprefix(_REGION) if call.region else code.graphs.get(found[1]) if found else None
+        call.region.removeprefix(_REGION) if call.region else code.graphs.get(match[1]) if match else None
     )
     if compile_id is None:
-        return f"FX graph {found[1]}" if found else None
+        return f"FX graph {match[1]}" if match else None
     function = code.functions.get(compile_id)
     return f"{compile_id} {function}" if function else compile_id
 
@@ -207,9 +207,9 @@ def _compiled(
         for call in calls
         if (call.region or call.fx_graph) and not _GRAPH_LAUNCH.match(call.name)
     }
-    for one in activity:
-        if one.launch in within:
-            yield _row(one.id, within[one.launch])
+    for item in activity:
+        if item.launch in within:
+            yield _row(item.id, within[item.launch])
 
 
 def _replayed(
@@ -222,16 +222,16 @@ def _replayed(
     """Rows of the activity of CUDA graphs."""
     launches = {call.id: call for call in calls if _GRAPH_LAUNCH.match(call.name)}
     replays: dict[int, list[_Activity]] = {}
-    for one in activity:
-        if one.launch in launches:
-            replays.setdefault(one.launch, []).append(one)
+    for item in activity:
+        if item.launch in launches:
+            replays.setdefault(item.launch, []).append(item)
     for nodes in replays.values():
-        if all(one.node is not None for one in nodes):
-            nodes.sort(key=lambda one: one.node or 0)
+        if all(item.node is not None for item in nodes):
+            nodes.sort(key=lambda item: item.node or 0)
     shapes = dict.fromkeys(_shape(nodes) for nodes in replays.values())
     captures = list(_captures(calls))
     fitting = {shape: [capture for capture in captures if _fits(capture, shape)] for shape in shapes}
-    unknown = [shape for shape, found in fitting.items() if not found]
+    unknown = [shape for shape, fitted in fitting.items() if not fitted]
     for record in files if unknown else ():
         captures = _captures_of_file(record, build)
         named = [shape for shape in unknown if any(_fits(capture, shape) for capture in captures)]
@@ -242,12 +242,12 @@ def _replayed(
             record["used"] = (
                 f"{len(captures):,} captured graphs; the nodes of {count:,} of {len(replays):,} replays"
             )
-    known = {shape: _agreed(found, code) for shape, found in fitting.items() if found}
+    agreed = {shape: _agreed(fitted, code) for shape, fitted in fitting.items() if fitted}
     for launch, nodes in replays.items():
         elsewhere = replace(_UNKNOWN, compiled=_compiled_name(launches[launch], code))
-        origins = known.get(_shape(nodes), [elsewhere] * len(nodes))
-        for number, (one, origin) in enumerate(zip(nodes, origins, strict=False)):
-            yield _row(one.id, origin, one.graph, number)
+        origins = agreed.get(_shape(nodes), [elsewhere] * len(nodes))
+        for number, (item, origin) in enumerate(zip(nodes, origins, strict=False)):
+            yield _row(item.id, origin, item.graph, number)
 
 
 _Shape = tuple[tuple[str, str], ...]
@@ -255,7 +255,7 @@ _Shape = tuple[tuple[str, str], ...]
 
 
 def _shape(nodes: Iterable[_Activity]) -> _Shape:
-    return tuple((one.category, one.name) for one in nodes)
+    return tuple((node.category, node.name) for node in nodes)
 
 
 def _captures(calls: Sequence[_Call]) -> Iterator[Capture]:
@@ -267,7 +267,7 @@ def _captures(calls: Sequence[_Call]) -> Iterator[Capture]:
             begun[call.track] = call.start
         elif "EndCapture" in call.name and call.track in begun:
             inside = calls[bisect_right(starts, begun.pop(call.track)) : bisect_right(starts, call.start)]
-            if nodes := [one for one in inside if one.kind and not one.has_activity]:
+            if nodes := [node for node in inside if node.kind and not node.has_activity]:
                 yield nodes
 
 
@@ -304,7 +304,7 @@ def _agreed(captures: Sequence[Capture], code: CompiledCode) -> list[_Origin]:
     origins = []
     for calls in zip(*captures, strict=False):  # the shortest is as long as the replay, or longer
         first, *others = (vars(_origin(call, code, "capture")) for call in calls)
-        same = {key for key, value in first.items() if all(one[key] == value for one in others)}
+        same = {key for key, value in first.items() if all(other[key] == value for other in others)}
         origins.append(_Origin(**{key: value if key in same else None for key, value in first.items()}))
     return origins
 
@@ -313,7 +313,7 @@ def _activity(folder: Path) -> list[_Activity]:
     """Device activity with a launch, in order of its time. nsys may record a graph as one activity, without nodes."""
     plain = PlainFolder(folder)
     try:
-        found = connection().execute(f"""
+        result = connection().execute(f"""
             SELECT g.id, g.launch, g.category, g.name, TRY_CAST(e.args->>'graph id' AS BIGINT),
                    TRY_CAST(e.args->>'graph node id' AS BIGINT)
             FROM read_parquet({sql_text(plain.path / "gpu.parquet")}) g
@@ -321,6 +321,6 @@ def _activity(folder: Path) -> list[_Activity]:
               ON e.file_row_number = g.id
             WHERE g.launch IS NOT NULL AND (e.args->>'whole graph') IS NULL ORDER BY g.start_ns, g.id
         """)
-        return [_Activity(*row) for row in found.fetchall()]
+        return [_Activity(*row) for row in result.fetchall()]
     finally:
         plain.close()

@@ -95,12 +95,12 @@ def arrange(events: Events) -> Recording:
     threads = named_threads(events)
     events = translated(events, threads)
     is_metadata = events.phase.equals(events.code("M"))
-    known = ~is_metadata & (events.time != NULL)
-    low, high = _usable_range(events.time[known])
-    placed = known & (events.time >= low) & (events.time <= high)
+    has_time = ~is_metadata & (events.time != NULL)
+    low, high = _usable_range(events.time[has_time])
+    placed = has_time & (events.time >= low) & (events.time <= high)
     origin = int(events.time[placed].min()) if placed.any() else 0
     # Memory snapshots of older versions of torch have no times; their order is sufficient.
-    counted = ~is_metadata & (known | ~events.category.equals(events.code(SNAPSHOT_CATEGORY)))
+    counted = ~is_metadata & (has_time | ~events.category.equals(events.code(SNAPSHOT_CATEGORY)))
     timed = int(placed.sum())
     events.duration[events.duration == NULL] = 0
     np.clip(events.duration, -_LONGEST_FILE_NS, _LONGEST_FILE_NS, out=events.duration)
@@ -134,13 +134,9 @@ def _usable_range(times: Numbers) -> tuple[int, int]:
     return middle - _LONGEST_FILE_NS, middle + _LONGEST_FILE_NS
 
 
-def _kind(category: str, phase: str) -> str:
-    return _KIND_OF_CATEGORY.get(category) or _KIND_OF_PHASE.get(phase) or "thread"
-
-
 def _track_key(phase: str, category: str, pid: str, tid: str) -> tuple[str, str, str]:
     """Kind, pid and tid of a group's track: async events have one per category, counters one per process."""
-    kind = _kind(category, phase)
+    kind = _KIND_OF_CATEGORY.get(category) or _KIND_OF_PHASE.get(phase) or "thread"
     return kind, pid, {"async": category, "counter": ""}.get(kind, tid)
 
 
@@ -152,7 +148,7 @@ def _tracks(events: Events, placed: Mask) -> tuple[Codes, list[Track]]:
     occurs &= ~events.has_text(events.groups[:, 0], FLOW_PHASES)
     keys = [_track_key(*(texts[code] for code in row)) for row in events.groups.tolist()]
     names = sorted({key for key, wanted in zip(keys, occurs, strict=True) if wanted})
-    number = {key: place for place, key in enumerate(names)}
+    number = {key: index for index, key in enumerate(names)}
     of_group = np.array(
         [number[key] if wanted else NONE for key, wanted in zip(keys, occurs, strict=True)], dtype=np.int32
     ).reshape(-1)
@@ -175,11 +171,11 @@ def _tracks(events: Events, placed: Mask) -> tuple[Codes, list[Track]]:
 
 def _least(values: Numbers, track: Codes, named: list[int | None]) -> list[int | None]:
     """For each track its least value. An event without one counts as the track's name, where that is a number."""
-    own = np.array([NULL if number is None else number for number in named], dtype=np.int64)
-    values = np.where(values == NULL, own[track], values)
+    of_names = np.array([NULL if number is None else number for number in named], dtype=np.int64)
+    values = np.where(values == NULL, of_names[track], values)
     least = np.full(len(named), np.iinfo(np.int64).max)
     there = values != NULL
     np.minimum.at(least, track[there], values[there])
     has = np.zeros(len(named), dtype=bool)
     has[track[there]] = True
-    return [int(value) if known else None for value, known in zip(least, has, strict=True)]
+    return [int(value) if is_told else None for value, is_told in zip(least, has, strict=True)]

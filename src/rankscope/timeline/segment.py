@@ -18,7 +18,7 @@ from typing import Any
 from rankscope.errors import ReadError, StoreError
 from rankscope.files import sync_folder
 from rankscope.model import EVENTS, FORMAT_VERSION
-from rankscope.readers import EventBatch, Reading, find_reader, open_part
+from rankscope.readers import EventBatch, Reading, find_reader
 from rankscope.store.checksums import checksums, write_checked_json
 from rankscope.store.event_log import EventLog, ReadBatch, read_batch
 from rankscope.store.layout import SEGMENT_FILE
@@ -48,7 +48,7 @@ def build_segment(
     """
     before = path.stat()
     reader = find_reader(path)
-    reading = open_part(reader, path, part)
+    reading = reader.open(path, part)
     with _storing(folder), ThreadPoolExecutor(threads) as pool:
         count, facts = _write(path, before.st_size, reading, TableFiles(folder, pool, threads), progress)
         facts["further"] = _write_further(reading, folder, facts["origin_ns"])

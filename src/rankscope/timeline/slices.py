@@ -59,7 +59,7 @@ def find_slices(recording: Recording) -> tuple[SliceColumns, int]:
     """
     events = recording.events
     complete = recording.with_phase("X")
-    kept = [complete]
+    events_of_slices = [complete]
     durations: list[Ints] = []
     unpaired = 0
     for begin, end in (("B", "E"), ("b", "e")):
@@ -86,13 +86,13 @@ def find_slices(recording: Recording) -> tuple[SliceColumns, int]:
         last = max(last, int(_ends(recording, halves).max(initial=0)))
         # A begin without an end lasts to the end of the file.
         ends = np.concatenate([time[pairs.end], np.full(len(pairs.never_ended), last)])
-        own = np.concatenate([pairs.begin, pairs.never_ended])
-        kept.append(halves[own])
-        durations.append(ends - time[own])
+        begun = np.concatenate([pairs.begin, pairs.never_ended])
+        events_of_slices.append(halves[begun])
+        durations.append(ends - time[begun])
         last = max(last, int(ends.max(initial=0)))
-    index = np.concatenate(kept)
+    index = np.concatenate(events_of_slices)
     category = events.category[index]
-    if len(kept) > 1:
+    if len(events_of_slices) > 1:
         time, duration = events.time[index], np.concatenate(durations)
         track, name = recording.track[index], events.name[index]
     else:
@@ -122,17 +122,17 @@ def named(recording: Recording, names: NDArray[Any], matches: Callable[[str], ob
     used[names] = True
     for code in np.flatnonzero(used).tolist():
         used[code] = bool(matches(texts[code]))
-    found: Mask = used[names]
-    return found
+    named_ones: Mask = used[names]
+    return named_ones
 
 
 def link_slices(recording: Recording, slices: SliceColumns, nesting: Nesting) -> Links:
     frames = np.flatnonzero(slices.category == recording.code("python_function"))
 
     def among_frames(matches: Callable[[str], object]) -> Mask:
-        found = np.zeros(len(slices), dtype=bool)
-        found[frames] = named(recording, slices.name[frames], matches)
-        return found
+        matching = np.zeros(len(slices), dtype=bool)
+        matching[frames] = named(recording, slices.name[frames], matches)
+        return matching
 
     return link(
         nesting,
@@ -191,22 +191,22 @@ class DeviceTime:
 
     op: Ints
     """Ascending."""
-    own: Ints
+    own_time: Ints
     """As the innermost op."""
     total: Ints
     """Including the ops inside it."""
 
     def of_rows(self, rows: NDArray[Any], is_op: Mask) -> tuple[Ints, Ints]:
         """Own and total time of some slices in ascending order; NULL for those that are no ops."""
-        own = np.where(is_op, 0, NULL)
-        total = own.copy()
+        own_time = np.where(is_op, 0, NULL)
+        total = own_time.copy()
         if len(rows):
             low, high = np.searchsorted(self.op, (rows[0], rows[-1] + 1))
-            place = np.searchsorted(rows, self.op[low:high])
-            there = (rows[place] == self.op[low:high]) & is_op[place]
-            own[place[there]] = self.own[low:high][there]
-            total[place[there]] = self.total[low:high][there]
-        return own, total
+            row = np.searchsorted(rows, self.op[low:high])
+            there = (rows[row] == self.op[low:high]) & is_op[row]
+            own_time[row[there]] = self.own_time[low:high][there]
+            total[row[there]] = self.total[low:high][there]
+        return own_time, total
 
 
 Rows = NDArray[Any] | slice
@@ -230,7 +230,7 @@ class SliceTable:
         event, texts = slices.event[index], events.coded_texts
         places = events.places(event)
         correlation = events.number_at("correlation", places)
-        own, total = self.device.of_rows(
+        own_time, total = self.device.of_rows(
             np.arange(index.start, index.stop) if isinstance(index, slice) else index,
             slices.category[index] == self.recording.code("cpu_op"),
         )
@@ -256,7 +256,7 @@ class SliceTable:
             "stream": _number(events.number_at("stream", places)),
             "bytes": _number(events.number_at("bytes", places)),
             "collective": Coded(events.collective_at(places), texts),
-            "device_ns": Numbers(own, NULL),
+            "device_ns": Numbers(own_time, NULL),
             "total_device_ns": Numbers(total, NULL),
         }
 

@@ -73,6 +73,6 @@ def _first_begin(host_start: Ints, step: Ints, launch: Ints, start: Ints, end: I
     backlog = end[np.where(launched, before, without_launch)]
     if len(backlog) == 0:
         return int(host_start[0])
-    own = start[step == 0]
-    limit = min(int(backlog.max()), int(own.min())) if len(own) else int(backlog.max())
+    of_first_step = start[step == 0]
+    limit = min(int(backlog.max()), int(of_first_step.min())) if len(of_first_step) else int(backlog.max())
     return max(int(host_start[0]), limit)

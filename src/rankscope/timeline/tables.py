@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.model import (
+    ALLOCATING_OP_PATTERN,
     COMPILED_PATTERN,
+    COMPUTING,
     COUNTERS,
+    GPU,
     GRAPH_LAUNCH_PATTERN,
     INSTANTS,
     LAUNCH_CATEGORIES,
     LINKS,
     MEMORY_ARGS,
+    SLICES,
     STEPS,
     TRACKS,
 )
 from rankscope.readers.columns import NULL, Texts
-from rankscope.store.arrays import NONE, Ints, number_rows
+from rankscope.store.arrays import NONE, Ints, Mask, number_rows, starts_group
 from rankscope.store.event_log import Events, flow_texts
-from rankscope.store.parquet_writer import Coded, Numbers
+from rankscope.store.parquet_writer import Chunk, Coded, Lists, Numbers
 from rankscope.store.table_files import TableFiles, coded
 from rankscope.timeline.categories import Names
 from rankscope.timeline.collectives.table import write_collectives
-from rankscope.timeline.device_activity import allocating_ops, device_time, write_activity
 from rankscope.timeline.json_arguments import arguments, number_of, text_of
 from rankscope.timeline.linking import Steps, follow, self_time
 from rankscope.timeline.nesting import nest
@@ -39,6 +43,7 @@ from rankscope.timeline.recording import (
     arrange,
 )
 from rankscope.timeline.slices import (
+    DeviceTime,
     SliceTable,
     find_slices,
     gpu_slices,
@@ -47,6 +52,7 @@ from rankscope.timeline.slices import (
     of_categories,
     step_columns,
     steps_of_host,
+    write_slices,
 )
 from rankscope.timeline.step_times import StepTimes
 
@@ -116,11 +122,11 @@ def _write_tracks(files: TableFiles, source: SliceTable) -> None:
         rows[used] = np.maximum.reduceat(source.nesting.row[source.nesting.order], begins) + 1
     named = [recording.threads.get((track.pid, track.tid), Names()) for track in recording.tracks]
     processes: dict[str, Names] = {}
-    for (pid, _), known in recording.threads.items():
-        if known.process is not None:
-            processes[pid] = _larger(processes.get(pid, Names()), known)
+    for (pid, _), thread_names in recording.threads.items():
+        if thread_names.process is not None:
+            processes[pid] = _larger(processes.get(pid, Names()), thread_names)
     records: list[dict[str, Any]] = []
-    for number, (track, known) in enumerate(zip(recording.tracks, named, strict=True)):
+    for number, (track, thread_names) in enumerate(zip(recording.tracks, named, strict=True)):
         process = processes.get(track.pid, Names())
         records.append(
             {
@@ -131,9 +137,11 @@ def _write_tracks(files: TableFiles, source: SliceTable) -> None:
                 "device": track.device,
                 "stream": track.stream,
                 "process": process.process,
-                "thread": known.thread,
-                "label": _label(track, process.process, known.thread),
-                "sort_index": process.sort_index if known.sort_index is None else known.sort_index,
+                "thread": thread_names.thread,
+                "label": _label(track, process.process, thread_names.thread),
+                "sort_index": process.sort_index
+                if thread_names.sort_index is None
+                else thread_names.sort_index,
                 "slices": int(per_track[number]),
                 "rows": int(rows[number]),
             }
@@ -185,9 +193,9 @@ def _write_instants(files: TableFiles, source: SliceTable, steps: Steps) -> None
     memory = events.memory
     if not np.array_equal(index, events.memory_events):
         memory = np.full((len(index), len(MEMORY_ARGS)), NULL)
-        place, there = np.searchsorted(index, events.memory_events), np.isin(events.memory_events, index)
-        memory[place[there]] = events.memory[there]
-    column = {name: place for place, name in enumerate(MEMORY_ARGS)}
+        position, there = np.searchsorted(index, events.memory_events), np.isin(events.memory_events, index)
+        memory[position[there]] = events.memory[there]
+    column = {name: position for position, name in enumerate(MEMORY_ARGS)}
     op = np.full(len(index), NONE)
     allocations = np.flatnonzero(memory[:, column["Bytes"]] > 0)
     op[allocations] = allocating_ops(source, points.track[allocations], points.time[allocations])
@@ -212,11 +220,11 @@ def _write_counters(files: TableFiles, recording: Recording) -> None:
     rows: list[int] = []
     series: list[str] = []
     values: list[float | None] = []
-    for place, event in enumerate(points.event.tolist()):
+    for position, event in enumerate(points.event.tolist()):
         args = arguments(events.args.get(event))
         pairs = args.items() if isinstance(args, dict) else enumerate(args) if isinstance(args, list) else ()
         for key, value in pairs:
-            rows.append(place)
+            rows.append(position)
             series.append(str(key))
             values.append(number_of(text_of(value)))
     index = np.array(rows, dtype=np.int64)
@@ -273,7 +281,7 @@ def _flow_ends(recording: Recording) -> tuple[Ints, NDArray[Any], Ints]:
     events, flows = recording.events, recording.points_with_phase(FLOW_PHASES)
     count = len(events.texts)
     key = events.pid[flows.event].astype(np.int64) * count + events.tid[flows.event]
-    found: list[tuple[Ints, NDArray[Any]]] = []
+    ends: list[tuple[Ints, NDArray[Any]]] = []
     for kind in ("stream", "thread"):
         wanted = {
             recording.code(track.pid) * count + recording.code(track.tid): number
@@ -286,19 +294,19 @@ def _flow_ends(recording: Recording) -> tuple[Ints, NDArray[Any], Ints]:
         at = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
         there = keys[at] == key
         numbers = np.array([wanted[k] for k in keys.tolist()], dtype=np.int32)
-        found.append((np.flatnonzero(there), numbers[at[there]]))
-    if not found:
+        ends.append((np.flatnonzero(there), numbers[at[there]]))
+    if not ends:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int64)
-    place, track = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    order = np.argsort(place, kind="stable")
-    return flows.event[place[order]], track[order], flows.time[place[order]]
+    flow, track = (np.concatenate(parts) for parts in zip(*ends, strict=True))
+    order = np.argsort(flow, kind="stable")
+    return flows.event[flow[order]], track[order], flows.time[flow[order]]
 
 
 def _flow_steps(key: Ints, part: Ints) -> tuple[Ints, Ints]:
     """Where each link starts and ends among the events of flows, which are sorted by key and time; events that are in
     no link stand beside NONE. `part` is 0 for a start, 1 for a step, 2 for an end; a key may be NONE."""
-    place = np.arange(len(key))
-    latest = np.maximum.accumulate(np.where(part < 2, place, NONE))
+    position = np.arange(len(key))
+    latest = np.maximum.accumulate(np.where(part < 2, position, NONE))
     before = np.concatenate([np.full(min(len(key), 1), NONE), latest[:-1]])
     linked = (part > 0) & (before != NONE) & (key != NONE)
     linked &= key[np.maximum(before, 0)] == key
@@ -308,5 +316,105 @@ def _flow_steps(key: Ints, part: Ints) -> tuple[Ints, Ints]:
     starts = part[alone] == 0
     return (
         np.concatenate([before[linked], np.where(starts, alone, NONE)]),
-        np.concatenate([place[linked], np.where(starts, NONE, alone)]),
+        np.concatenate([position[linked], np.where(starts, NONE, alone)]),
     )
+
+
+_ALLOCATING_OP = re.compile(ALLOCATING_OP_PATTERN)
+
+
+def write_activity(files: TableFiles, source: SliceTable, gpu: NDArray[Any]) -> None:
+    """Write SLICES, GPU and COMPUTING."""
+    write_slices(files, SLICES, source)
+    write_slices(files, GPU, source, gpu, lambda rows: _gpu_columns(source, rows))
+    _write_computing(files, source)
+
+
+def _gpu_columns(source: SliceTable, rows: NDArray[Any]) -> Mapping[str, Chunk]:
+    slices, texts = source.slices, source.recording.events.coded_texts
+    launch, op, line = source.links.launch[rows], source.links.op[rows], source.links.python[rows]
+
+    def told(index: NDArray[Any], values: NDArray[Any]) -> Numbers:
+        return Numbers(follow(index, values), valid=index != NONE)
+
+    return {
+        "launch_ns": told(launch, slices.time),
+        "launch_dur_ns": told(launch, slices.duration),
+        "launch_track": told(launch, slices.track),
+        "op_name": Coded(follow(op, slices.name), texts),
+        "op_ns": told(op, slices.time),
+        "op_track": told(op, slices.track),
+        "line": Coded(follow(line, slices.name), texts),
+    }
+
+
+def _write_computing(files: TableFiles, source: SliceTable) -> None:
+    """The ops whose shapes were read; those of events that are no slices are left out."""
+    slices, events = source.slices, source.recording.events
+    wanted = slices.event
+    order = np.argsort(wanted, kind="stable") if np.any(wanted[1:] < wanted[:-1]) else np.arange(len(wanted))
+    at = np.searchsorted(wanted, events.computing, sorter=order)
+    at = np.minimum(at, max(len(order) - 1, 0))
+    there = (
+        wanted[order[at]] == events.computing if len(order) else np.zeros(len(events.computing), dtype=bool)
+    )
+    rows = order[at[there]]
+    texts = events.coded_texts
+    files.write_rows(
+        COMPUTING,
+        {
+            "id": Numbers(slices.event[rows]),
+            "track": Numbers(slices.track[rows]),
+            "start_ns": Numbers(slices.time[rows]),
+            "dur_ns": Numbers(slices.duration[rows]),
+            "name": Coded(slices.name[rows], texts),
+            "step": Numbers(source.step[rows], NONE),
+            "shapes": Lists.of_codes(events.shapes[there], texts),
+        },
+    )
+
+
+def device_time(op: NDArray[Any], is_gpu: Mask, duration: Ints) -> DeviceTime:
+    """The device time of the ops that launched some, from the innermost op of each slice."""
+    launched = np.flatnonzero(is_gpu & (op != NONE))
+    at, time = _summed(op[launched], duration[launched])
+    ops, times = [at], [time]
+    while len(at):  # add the time of each op to the op around it
+        inside = op[at] != NONE
+        at, time = _summed(op[at[inside]], time[inside])
+        ops.append(at)
+        times.append(time)
+    all_ops, total = _summed(np.concatenate(ops), np.concatenate(times))
+    own_time = np.zeros(len(all_ops), dtype=np.int64)
+    own_time[np.searchsorted(all_ops, ops[0])] = times[0]
+    return DeviceTime(all_ops, own_time, total)
+
+
+def _summed(keys: NDArray[Any], values: Ints) -> tuple[Ints, Ints]:
+    """The distinct keys in ascending order, and the sum of the values of each."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order].astype(np.int64)
+    begins = np.flatnonzero(starts_group([ordered]))
+    if not len(begins):
+        return ordered, np.empty(0, dtype=np.int64)
+    return ordered[begins], np.add.reduceat(values[order], begins)
+
+
+def allocating_ops(source: SliceTable, track: NDArray[Any], time: Ints) -> Ints:
+    """Ids of the ops responsible for allocations at given tracks and times.
+
+    It is the innermost open op that does more than allocate, or the innermost if all of them only allocate.
+    """
+    slices, links = source.slices, source.links
+    innermost = source.lookup.at(track, time)
+    if len(slices) == 0:
+        return innermost
+    is_op = slices.category == source.recording.code("cpu_op")
+    ops = np.flatnonzero(is_op)
+    allocates = np.zeros(len(slices), dtype=bool)
+    allocates[ops] = named(source.recording, slices.name[ops], _ALLOCATING_OP.search)
+    innermost = np.where((innermost != NONE) & ~is_op[innermost], follow(innermost, links.op), innermost)
+    op = innermost
+    while (only_allocates := (op != NONE) & allocates[op]).any():
+        op = np.where(only_allocates, links.op[op], op)
+    return source.ids(np.where(op != NONE, op, innermost))

@@ -6,19 +6,22 @@
 | Ascend Hardware | kernels, copies and waits, by the type of the task; a thread is a stream |
 | HCCL, Communication | each operation a kernel that communicates; its tasks are annotations |
 | Overlap Analysis | annotations: it is computed from the others |
+
+The rank and the process groups are in files beside it:
+NAME_ascend_pt/profiler_info_3.json, profiler_metadata.json, ASCEND_PROFILER_OUTPUT/trace_view.json
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope.collective_kinds import kind_of
-from rankscope.model import Table
-from rankscope.readers.ascend.recording import Recording, identity_of, read_recording
-from rankscope.readers.base import Batch, ReadReport, TraceIdentity
+from rankscope.readers.base import EventBatch, Reader, Reading, TraceIdentity, rank_from_name
+from rankscope.readers.checked_values import as_object, json_object
 from rankscope.readers.kineto.reader import JsonBatch, KinetoReading
 
 if TYPE_CHECKING:
@@ -45,11 +48,11 @@ _DTYPES = {
 """HCCL's names of types, and torch's."""
 
 
-class AscendBatch:
+class AscendBatch(EventBatch):
     """The events of one block of JSON, with what they mean."""
 
-    def __init__(self, batch: JsonBatch, number: int, found: Survey, recording: Recording) -> None:
-        self._batch, self._number, self._found, self._recording = batch, number, found, recording
+    def __init__(self, batch: JsonBatch, number: int, survey: Survey, recording: Recording) -> None:
+        self._batch, self._number, self._found, self._recording = batch, number, survey, recording
 
     def columns(self) -> EventColumns:
         import numpy as np
@@ -108,11 +111,13 @@ class AscendBatch:
         if not tasks.any():
             return
         category = np.where(tasks, edited.code("kernel"), edited.category)
-        found = edited.found_in_args(_TASK_TYPE)
-        kinds = {kind: edited.code(_category(kind)) for kind in {match[1] for _, match in found}}
-        events = np.array([event for event, _ in found], dtype=np.int64)
+        task_types = edited.found_in_args(_TASK_TYPE)
+        kinds = {kind: edited.code(_category(kind)) for kind in {match[1] for _, match in task_types}}
+        events = np.array([event for event, _ in task_types], dtype=np.int64)
         of_tasks = tasks[events]
-        category[events[of_tasks]] = np.array([kinds[match[1]] for _, match in found], np.int32)[of_tasks]
+        category[events[of_tasks]] = np.array([kinds[match[1]] for _, match in task_types], np.int32)[
+            of_tasks
+        ]
         # HCCL's own tasks are part of an operation, which is counted as a whole.
         listed = _are_among(columns.time, columns.duration, self._found.hccl_tasks)
         category[tasks & listed] = edited.code("gpu_user_annotation")
@@ -148,34 +153,33 @@ class AscendBatch:
 
     def _metadata(self, kind: str, name: str, thread: str, args: dict[str, Any]) -> dict[str, Any]:
         """Of an operation, under torch's names."""
-        found: dict[str, Any] = {"Collective name": kind}
+        metadata: dict[str, Any] = {"Collective name": kind}
         group = self._recording.group(name)
         if group is not None:
-            found["Process Group Name"] = group.hash
-            found["Process Group Description"] = group.name or thread
+            metadata["Process Group Name"] = group.hash
+            metadata["Process Group Description"] = group.name or thread
         size = len(group.ranks) if group is not None else 0
         if group is not None and size:
-            found["Process Group Ranks"] = str(list(group.ranks))
-            found["Group size"] = size
+            metadata["Process Group Ranks"] = str(list(group.ranks))
+            metadata["Group size"] = size
         count = args.get("count")
         if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 1 << 48:
             # HCCL counts what a rank sends, of a reduce-scatter what it receives.
-            found["In msg nelems"] = count * size if kind == "reduce_scatter" and size else count
-            found["Out msg nelems"] = count * size if kind == "all_gather" and size else count
+            metadata["In msg nelems"] = count * size if kind == "reduce_scatter" and size else count
+            metadata["Out msg nelems"] = count * size if kind == "all_gather" and size else count
         dtype = _DTYPES.get(str(args.get("data_type", "")).upper())
         if dtype is not None:
-            found["dtype"] = dtype
-        return found
+            metadata["dtype"] = dtype
+        return metadata
 
 
-class AscendReading:
+class AscendReading(Reading):
     """Two passes over one file."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        super().__init__(path)
         self._json = KinetoReading(path)
-        self.report: ReadReport = self._json.report
-        self.header: dict[str, Any] = self._json.header
+        self.report, self.header = self._json.report, self._json.header
 
     def batches(self) -> Iterator[AscendBatch]:
         # Late: numpy is not needed to find and identify files.
@@ -183,18 +187,23 @@ class AscendReading:
 
         recording = read_recording(self._path)
         self._describe(recording)
-        found = survey(_all_columns(self._path))
+        surveyed = survey(_all_columns(self._path))
         for number, batch in enumerate(self._json.batches()):
-            yield AscendBatch(batch, number, found, recording)
+            yield AscendBatch(batch, number, surveyed, recording)
 
     def _describe(self, recording: Recording) -> None:
         identity = identity_of(self._path)
         if identity.rank is None or identity.world_size is None:
             return
         groups = [
-            {"pg_name": one.hash, "pg_desc": one.name, "pg_size": len(one.ranks), "ranks": list(one.ranks)}
-            for one in recording.groups.values()
-            if one.ranks
+            {
+                "pg_name": group.hash,
+                "pg_desc": group.name,
+                "pg_size": len(group.ranks),
+                "ranks": list(group.ranks),
+            }
+            for group in recording.groups.values()
+            if group.ranks
         ]
         about = {"backend": "hccl", "rank": identity.rank, "world_size": identity.world_size}
         self.header["distributedInfo"] = {**about, "pg_config": groups}
@@ -205,11 +214,8 @@ class AscendReading:
     def clock_base_ns(self) -> int:
         return self._json.clock_base_ns()
 
-    def further(self) -> Iterator[tuple[Table, Batch]]:
-        return iter(())
 
-
-class AscendReader:
+class AscendReader(Reader):
     """Recognised by names and times that no other program writes."""
 
     name = "ascend"
@@ -218,10 +224,10 @@ class AscendReader:
         text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
         return text[:1] == b"[" and _SIGNS.search(text) is not None
 
-    def identify(self, path: Path) -> TraceIdentity:
-        return identity_of(path)
+    def identify_parts(self, path: Path) -> list[TraceIdentity]:
+        return [identity_of(path)]
 
-    def open(self, path: Path) -> AscendReading:
+    def open(self, path: Path, part: str = "") -> AscendReading:
         return AscendReading(path)
 
 
@@ -252,17 +258,118 @@ def _are_among(time: Any, duration: Any, listed: Any) -> Any:
         return np.zeros(len(time), bool)
     starts = listed[:, 0]
     begin, end = np.searchsorted(starts, time), np.searchsorted(starts, time, side="right")
-    found = np.zeros(len(time), bool)
+    are_listed = np.zeros(len(time), bool)
     for step in range(int((end - begin).max(initial=0))):
         at = np.minimum(begin + step, len(starts) - 1)
-        found |= (begin + step < end) & (listed[at, 1] == duration)
-    return found
+        are_listed |= (begin + step < end) & (listed[at, 1] == duration)
+    return are_listed
 
 
 def _stream_numbers(texts: list[str], tid: Codes) -> Any:
     """The numbers of threads; 0 for one that has another name."""
     import numpy as np
 
-    codes, place = np.unique(tid, return_inverse=True)
-    numbers = [int(found[0]) if (found := _NUMBER.fullmatch(texts[code])) else 0 for code in codes.tolist()]
-    return np.array(numbers, dtype=np.int64)[place]
+    codes, code_index = np.unique(tid, return_inverse=True)
+    numbers = [int(match[0]) if (match := _NUMBER.fullmatch(texts[code])) else 0 for code in codes.tolist()]
+    return np.array(numbers, dtype=np.int64)[code_index]
+
+
+OUTPUT = "ASCEND_PROFILER_OUTPUT"
+_INFO = re.compile(r"profiler_info_(\d{1,6})\.json")
+_LARGEST = 256 << 20
+_OPERATION = re.compile(r"^\w+?__(\d{1,3})_\d+")
+"""hcom_allReduce__606_0_1: the kind, the last three digits of the group's hash, a running number."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group. Only the hash of its id is recorded with operations."""
+
+    hash: str
+    name: str = ""
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What the other files tell."""
+
+    groups: dict[str, Group] = field(default_factory=dict)
+    """By hash."""
+    group_of: dict[str, str] = field(default_factory=dict)
+    """The hash of an operation's group by the operation's name, from communication.json."""
+
+    def group(self, operation: str) -> Group | None:
+        """The group of an operation; None if it cannot be told."""
+        hash_recorded = self.group_of.get(operation)
+        if hash_recorded is not None:
+            return self.groups.get(hash_recorded, Group(hash_recorded))
+        match = _OPERATION.match(operation)
+        if match is None:
+            return None
+        ending = [group for hash, group in self.groups.items() if hash.endswith(match[1].zfill(3))]
+        return ending[0] if len(ending) == 1 else Group(match[1])
+
+
+def group_hash(id: str) -> str:
+    """The number that CANN gives a group: two polynomial hashes of 32 bits of its id."""
+    high = low = 0
+    for letter in id:
+        high = (high * 29 + ord(letter)) & 0xFFFFFFFF
+        low = (low * 131 + ord(letter)) & 0xFFFFFFFF
+    return str(high << 32 | low)
+
+
+def identity_of(trace: Path) -> TraceIdentity:
+    folder = _folder(trace)
+    ranks = {
+        int(match[1]) for path in folder.glob("profiler_info_*.json") if (match := _INFO.fullmatch(path.name))
+    }
+    rank, source = (ranks.pop(), "profiler_info") if len(ranks) == 1 else (rank_from_name(trace), "file name")
+    if rank is None:
+        rank, source = rank_from_name(folder), "folder name"
+    world = max((len(ranks) for ranks in _group_ranks(folder).values()), default=0)
+    return TraceIdentity(rank, source if rank is not None else "", world or None)
+
+
+def read_recording(trace: Path) -> Recording:
+    folder = _folder(trace)
+    groups = {}
+    for id, about in _listed_groups(folder).items():
+        hash = group_hash(id)
+        groups[hash] = Group(hash, str(about.get("group_name", "")), _group_ranks(folder).get(id, ()))
+    group_of: dict[str, str] = {}
+    for step in _json(trace.parent / "communication.json").values():
+        for operations in as_object(step).values():
+            for name in as_object(operations):
+                operation, _, hash = name.partition("@")
+                if hash:
+                    group_of[operation] = hash
+    return Recording(groups, group_of)
+
+
+def _folder(trace: Path) -> Path:
+    return trace.parent.parent if trace.parent.name == OUTPUT else trace.parent
+
+
+def _listed_groups(folder: Path) -> dict[str, dict[str, Any]]:
+    listed = _json(folder / "profiler_metadata.json").get("parallel_group_info")
+    return {id: about for id, about in as_object(listed).items() if isinstance(about, dict)}
+
+
+def _group_ranks(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The ranks of each group, by its id."""
+    ranks_of = {}
+    for id, about in _listed_groups(folder).items():
+        ranks = about.get("global_ranks")
+        if isinstance(ranks, list) and ranks and set(map(type, ranks)) == {int}:
+            ranks_of[id] = tuple(ranks)
+    return ranks_of
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object in a file; {} if it is missing, damaged or far too large."""
+    try:
+        return json_object(path.read_bytes()) if path.is_file() and path.stat().st_size <= _LARGEST else {}
+    except OSError:
+        return {}

@@ -6,7 +6,6 @@ pass needs is found first, by the number of the event.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,17 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.readers.checked_values import json_object
 from rankscope.readers.columns import NULL, EventColumns, Numbers
 
 HOST_TO_DEVICE, FROM_OP = "HostToDevice", "async_npu"
 """Categories of flows: from a call of CANN to its task, and from an op of the framework to it."""
-CANN, HARDWARE, HCCL, OVERLAP, PYTHON = (
-    "CANN",
-    "Ascend Hardware",
-    ("HCCL", "Communication"),
-    "Overlap Analysis",
-    "Python",
-)
+CANN, HARDWARE, HCCL = "CANN", "Ascend Hardware", ("HCCL", "Communication")
 _MOST_STEPS_BACK = 64
 """How many calls that have ended are passed over to find the one around a flow's start."""
 
@@ -77,7 +71,7 @@ class _Points:
 
 def survey(batches: Iterable[EventColumns]) -> Survey:
     """`batches` are the events of a file, in order."""
-    found = Survey()
+    surveyed = Survey()
     threads: dict[tuple[str, str], int] = {}
     slices: list[Numbers] = []
     ops: list[Numbers] = []
@@ -86,10 +80,10 @@ def survey(batches: Iterable[EventColumns]) -> Survey:
     }
     total = 0
     for columns in batches:
-        found.first_event.append(total)
+        surveyed.first_event.append(total)
         texts = list(columns.texts)
         codes = {text: code for code, text in enumerate(texts)}
-        _read_names(columns, texts, codes, found)
+        _read_names(columns, texts, codes, surveyed)
         pairs, inverse = np.unique(
             columns.pid.astype(np.int64) << 32 | columns.tid.astype(np.int64), return_inverse=True
         )
@@ -109,58 +103,56 @@ def survey(batches: Iterable[EventColumns]) -> Survey:
             ends.append(rows[timed & is_end])
         total += len(columns)
     _resolve(
-        found, threads, _Points.of(slices), _Points.of(ops), {k: _Points.of(v) for k, v in flows.items()}
+        surveyed, threads, _Points.of(slices), _Points.of(ops), {k: _Points.of(v) for k, v in flows.items()}
     )
-    return found
+    return surveyed
 
 
-def _read_names(columns: EventColumns, texts: list[str], codes: dict[str, int], found: Survey) -> None:
+def _read_names(columns: EventColumns, texts: list[str], codes: dict[str, int], surveyed: Survey) -> None:
     for event in np.flatnonzero(columns.phase == codes.get("M", -2)).tolist():
         what = texts[columns.name[event]]
         if what not in ("process_name", "thread_name", "process_labels"):
             continue
-        try:
-            args = json.loads(columns.args_of(event) or "{}")
-        except (ValueError, RecursionError):
-            continue
-        value = args.get("labels" if what == "process_labels" else "name") if isinstance(args, dict) else None
+        args = json_object(columns.args_of(event))
+        value = args.get("labels" if what == "process_labels" else "name")
         if not isinstance(value, str):
             continue
         pid, tid = texts[columns.pid[event]], texts[columns.tid[event]]
         if what == "process_name":
-            found.layers[pid] = value
+            surveyed.layers[pid] = value
         elif what == "thread_name":
-            found.threads[pid, tid] = value
+            surveyed.threads[pid, tid] = value
         else:
-            found.labels[pid] = value
+            surveyed.labels[pid] = value
 
 
 def _resolve(
-    found: Survey,
+    surveyed: Survey,
     threads: dict[tuple[str, str], int],
     slices: _Points,
     ops: _Points,
     flows: dict[tuple[str, str], _Points],
 ) -> None:
     """Follow the flows from calls and ops to tasks."""
-    layer = np.array([found.layers.get(pid, "") for pid, _ in threads] or [""])[slices.thread]
+    layer = np.array([surveyed.layers.get(pid, "") for pid, _ in threads] or [""])[slices.thread]
     calls, tasks = slices.pick(layer == CANN), slices.pick(np.isin(layer, (HARDWARE, *HCCL)))
     launched = _Flow(flows[HOST_TO_DEVICE, "s"], flows[HOST_TO_DEVICE, "f"])
     around = _open_at(calls, launched.source)
-    found.correlation = _joined(calls, around, tasks, _starting_at(tasks, launched.target))
+    surveyed.correlation = _joined(calls, around, tasks, _starting_at(tasks, launched.target))
     called = _Flow(flows[FROM_OP, "s"], flows[FROM_OP, "f"])
-    found.external_id = _joined(
+    surveyed.external_id = _joined(
         ops, _starting_at(ops, called.source), tasks, _starting_at(tasks, called.target)
     )
     on_plane = np.array(
         [
-            found.layers.get(pid, "") in HCCL and not is_communication(found.threads.get((pid, tid), ""))
+            surveyed.layers.get(pid, "") in HCCL
+            and not is_communication(surveyed.threads.get((pid, tid), ""))
             for pid, tid in threads
         ]
         or [False]
     )[slices.thread]
     planes = slices.pick(on_plane)
-    found.hccl_tasks = np.unique(np.stack([planes.time, planes.duration], axis=1), axis=0)
+    surveyed.hccl_tasks = np.unique(np.stack([planes.time, planes.duration], axis=1), axis=0)
 
 
 def is_communication(thread: str) -> bool:
@@ -174,15 +166,15 @@ class _Flow:
     def __init__(self, sources: _Points, targets: _Points) -> None:
         ids, first = np.unique(sources.number, return_index=True)
         at = np.minimum(np.searchsorted(ids, targets.number), max(len(ids) - 1, 0))
-        known = ids[at] == targets.number if len(ids) else np.zeros(len(targets.number), bool)
-        self.source, self.target = sources.pick(first[at[known]]), targets.pick(known)
+        has_source = ids[at] == targets.number if len(ids) else np.zeros(len(targets.number), bool)
+        self.source, self.target = sources.pick(first[at[has_source]]), targets.pick(has_source)
 
 
 def _starting_at(events: _Points, points: _Points) -> Numbers:
     """For each point the event that starts then on its thread, or -1."""
     times = np.unique(np.concatenate([events.time, points.time]))
     width = int(max(events.thread.max(initial=0), points.thread.max(initial=0))) + 1
-    key, wanted = (np.searchsorted(times, one.time) * width + one.thread for one in (events, points))
+    key, wanted = (np.searchsorted(times, side.time) * width + side.thread for side in (events, points))
     order = np.argsort(key, kind="stable")
     if not len(order):
         return np.full(len(wanted), -1)
@@ -203,21 +195,21 @@ def _open_at(events: _Points, points: _Points) -> Numbers:
     )
     thread, end = events.thread[order], (events.time + events.duration)[order]
     for _ in range(_MOST_STEPS_BACK):
-        place = np.maximum(at, 0)
-        over = (at >= 0) & (thread[place] == points.thread) & (end[place] < points.time)
+        position = np.maximum(at, 0)
+        over = (at >= 0) & (thread[position] == points.thread) & (end[position] < points.time)
         if not over.any():
             break
         at = np.where(over, at - 1, at)
-    place = np.maximum(at, 0)
-    is_around = (at >= 0) & (thread[place] == points.thread) & (end[place] >= points.time)
-    return np.where(is_around, order[place], -1)
+    position = np.maximum(at, 0)
+    is_around = (at >= 0) & (thread[position] == points.thread) & (end[position] >= points.time)
+    return np.where(is_around, order[position], -1)
 
 
 def _joined(sources: _Points, source: Numbers, targets: _Points, target: Numbers) -> tuple[Numbers, Numbers]:
     """One number for each source and its targets, counted from 1, by the numbers of the events."""
-    known = (source >= 0) & (target >= 0)
-    sources_of, id = np.unique(source[known], return_inverse=True)
-    events = np.concatenate([sources.number[sources_of], targets.number[target[known]]])
+    both = (source >= 0) & (target >= 0)
+    sources_of, id = np.unique(source[both], return_inverse=True)
+    events = np.concatenate([sources.number[sources_of], targets.number[target[both]]])
     ids = np.concatenate([np.arange(len(sources_of)), id.reshape(-1)]) + 1
     events, first = np.unique(events, return_index=True)
     return events, ids[first]

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from datetime import date, datetime
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -27,8 +28,7 @@ from rankscope.model import (
     THERMAL_VIOLATION,
     UTILIZATION,
 )
-from rankscope.readers.base import NO_CLOCK, UNIX, LoggedDevice
-from rankscope.readers.gpu_counters.times import EPOCH, epoch_ns, read_time
+from rankscope.readers.base import LOCAL, NO_CLOCK, TIME_OF_DAY, UNIX, LoggedDevice
 
 _MOST_GPUS = 1024
 _LONGEST_NAME = 100
@@ -140,7 +140,7 @@ def _column(name: str, unit: str) -> str:
 
 def _values(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, float], int]:
     """Numbers by series, from series and texts."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     broken = 0
     for series, text in pairs:
         lower = text.strip().lower()
@@ -158,10 +158,10 @@ def _values(pairs: Iterable[tuple[str, str]]) -> tuple[dict[str, float], int]:
             broken += 1
         elif series == _REASONS:
             mask = int(value)
-            found |= {name: float(bool(mask & bit)) for bit, name in REASON_BITS.items()}
+            numbers |= {name: float(bool(mask & bit)) for bit, name in REASON_BITS.items()}
         else:
-            found[series] = value
-    return found, broken
+            numbers[series] = value
+    return numbers, broken
 
 
 _KNOWN = frozenset({*_COLUMNS.values(), *_REASON_COLUMNS.values()})
@@ -205,8 +205,8 @@ class CsvTable:
     @staticmethod
     def is_header(line: str) -> bool:
         names = [_name_and_unit(part)[0] for part in line.split(",")]
-        known = sum(name in _QUERIED or bool(_REASON_COLUMN.fullmatch(name)) for name in names)
-        return known >= 1 and len(names) >= 2
+        counters = sum(name in _QUERIED or bool(_REASON_COLUMN.fullmatch(name)) for name in names)
+        return counters >= 1 and len(names) >= 2
 
     def row(self, line: str) -> Row | None:
         if not line[:1].isdigit():  # most lines begin with their time
@@ -220,10 +220,10 @@ class CsvTable:
             raise ValueError("no header before it")
         if len(parts) != len(self._names):
             raise ValueError(f"{len(parts)} values below {len(self._names)} columns")
-        place = self._place
+        column_of = self._place
         clock, time = NO_CLOCK, 0
-        if "timestamp" in place:
-            clock, time, _ = read_time(parts[place["timestamp"]].strip())
+        if "timestamp" in column_of:
+            clock, time, _ = read_time(parts[column_of["timestamp"]].strip())
         series = self._series
         return Row(
             _device(*("" if at is None else parts[at] for at in self._ids)),
@@ -244,7 +244,7 @@ class CsvTable:
         }
         places = [(name, at) for at, name in enumerate(self._names) if name in ids]
         # Scripts that ask each GPU for itself add a column gpu; index may then be 0 everywhere.
-        self._place = {ids[name]: at for name, at in sorted(places, key=lambda place: place[0] == "gpu")}
+        self._place = {ids[name]: at for name, at in sorted(places, key=lambda column: column[0] == "gpu")}
         self._ids = [self._place.get(key) for key in ("index", "uuid", "pci.bus_id", "name")]
         taken = {at for _, at in places}
         self._series = [
@@ -302,7 +302,7 @@ class Monitor:
             raise ValueError(f"{len(parts)} values below {len(self._names)} columns")
         series = self._series
         return Row(
-            _device(number), clock, time, lambda: _values((name, parts[place]) for place, name in series)
+            _device(number), clock, time, lambda: _values((name, parts[column]) for column, name in series)
         )
 
     def _learn(self, header: str) -> None:
@@ -343,10 +343,10 @@ class Metrics:
     def row(self, line: str) -> Row | None:
         if not line.strip() or line.startswith("#") or not line.startswith("DCGM_"):
             return None
-        found = _METRIC.match(line)
-        if found is None:
+        match = _METRIC.match(line)
+        if match is None:
             raise ValueError("no metric")
-        name, text, value, at = found.groups()
+        name, text, value, at = match.groups()
         labels = dict(_labels(text))
         clock, time = NO_CLOCK, 0
         if at is not None:
@@ -361,3 +361,70 @@ class Metrics:
 def _labels(text: str) -> Iterator[tuple[str, str]]:
     for key, value in _LABEL.findall(text):
         yield key, value[:_LONGEST_NAME]
+
+
+_SECOND = 1_000_000_000
+_DAY_NS = 86_400 * _SECOND
+_EPOCH = date(1970, 1, 1).toordinal()
+_LATEST_SECOND = 1 << 32
+_MILLISECONDS_FROM = 100_000_000_000
+"""As seconds this would be the year 5138, as milliseconds it is 1973."""
+
+_DATE = r"(?:\d{4}/\d\d/\d\d|\d{4}-\d\d-\d\d|\d{8})"
+_CLOCK = r"\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?"
+DATE_AND_TIME = re.compile(rf"({_DATE})[ \tT,]+({_CLOCK})(Z|[+-]\d\d:?\d\d)?")
+TIME_ALONE = re.compile(rf"({_CLOCK})(?![:\d])")
+EPOCH = re.compile(r"(\d{9,16}(?:\.\d{1,9})?)(?![\d.:/-])")
+
+
+def read_time(text: str) -> tuple[str, int, int]:
+    """The time at the start of a text: what clock it is of, nanoseconds, and where it ends. ValueError without one."""
+    if len(text) == 23 and text[19] == "." and text[20:].isdecimal() and text[4] == "/":
+        # As nvidia-smi writes it. The lines of a second share all but the end.
+        return LOCAL, _second_ns(text[:19]) + int(text[20:]) * 1_000_000, 23
+    if match := DATE_AND_TIME.match(text):
+        day, clock, zone = match.groups()
+        time = _day_ns(day) + clock_ns(clock)
+        if zone is None:
+            return LOCAL, time, match.end()
+        return UNIX, time - _zone_ns(zone), match.end()
+    if match := TIME_ALONE.match(text):
+        return TIME_OF_DAY, clock_ns(match[1]), match.end()
+    if match := EPOCH.match(text):
+        return UNIX, epoch_ns(match[1]), match.end()
+    raise ValueError("no time")
+
+
+@lru_cache(maxsize=64)
+def _second_ns(text: str) -> int:
+    return read_time(text)[1]
+
+
+@lru_cache(maxsize=16)
+def _day_ns(text: str) -> int:
+    digits = text.replace("/", "").replace("-", "")
+    return (date(int(digits[:4]), int(digits[4:6]), int(digits[6:])).toordinal() - _EPOCH) * _DAY_NS
+
+
+def clock_ns(text: str) -> int:
+    """A time of day. A leap second, 23:59:60, is a second like others."""
+    whole, _, fraction = text.replace(",", ".").partition(".")
+    hours, minutes, seconds = map(int, whole.split(":"))
+    if hours > 23 or minutes > 59 or seconds > 60:
+        raise ValueError("no time of day")
+    return (hours * 3600 + minutes * 60 + seconds) * _SECOND + int(fraction.ljust(9, "0") or 0)
+
+
+def _zone_ns(text: str) -> int:
+    offset = datetime.strptime(text.replace("Z", "+0000").replace(":", ""), "%z").utcoffset()
+    return round(offset.total_seconds()) * _SECOND if offset else 0
+
+
+def epoch_ns(text: str) -> int:
+    """Seconds or milliseconds since 1970, exactly."""
+    whole, _, fraction = text.partition(".")
+    factor = _SECOND // 1000 if int(whole) >= _MILLISECONDS_FROM else _SECOND
+    time = int(whole) * factor + int(fraction.ljust(9, "0") or 0) * factor // _SECOND
+    if not 0 < time < _LATEST_SECOND * _SECOND:
+        raise ValueError("no time since 1970")
+    return time

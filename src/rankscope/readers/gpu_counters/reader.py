@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from rankscope.errors import ReadError
-from rankscope.model import READ_EVENTS, Table, gpu_label
+from rankscope.model import READ_EVENTS, gpu_label
 from rankscope.readers.base import (
     LOCAL,
     NO_CLOCK,
     TIME_OF_DAY,
     UNIX,
-    Batch,
     EventBatch,
     LoggedDevice,
     NodeLog,
     NodePart,
+    NodeReader,
+    Reading,
     ReadReport,
-    TraceIdentity,
 )
 from rankscope.readers.byte_stream import ByteStream, is_gzip, open_stream
 from rankscope.readers.gpu_counters.layouts import Layout, Row, is_gpu_log, layout_of
@@ -42,7 +42,7 @@ _SECOND_NS = 1_000_000_000
 _DAY_NS = 86_400_000_000_000
 
 
-class GpuCountersReader:
+class GpuCountersReader(NodeReader):
     """nvidia-smi, dcgmi, dcgm-exporter and amd-smi, recognised by their headers."""
 
     name = "gpu-counters"
@@ -50,16 +50,10 @@ class GpuCountersReader:
     def recognises(self, path: Path, head: bytes) -> bool:
         return is_gpu_log(head)
 
-    def identify(self, path: Path) -> TraceIdentity:
-        return TraceIdentity(None, "")
-
     def log(self, path: Path) -> NodeLog:
         """Raises ReadError for a file without times, without numbers of GPUs, or without a line that can be read."""
-        lines = _Lines(path)
-        try:
+        with closing(_Lines(path)) as lines:
             first = _first_rows(lines, path)
-        finally:
-            lines.close()
         clock = first[0].clock
         if clock == NO_CLOCK:
             raise ReadError(
@@ -76,7 +70,12 @@ class GpuCountersReader:
             )
         last = _last_time(path, clock)
         return NodeLog(
-            tuple(sorted(devices.values(), key=lambda one: (one.number is None, one.number or 0, one.key))),
+            tuple(
+                sorted(
+                    devices.values(),
+                    key=lambda device: (device.number is None, device.number or 0, device.key),
+                )
+            ),
             clock,
             first[0].time_ns,
             max(first[0].time_ns, last),
@@ -100,13 +99,11 @@ _WITH_TIMES = {
 }
 
 
-class GpuCountersReading:
+class GpuCountersReading(Reading):
     """One pass over one log, for the GPUs of one rank and the time of its traces."""
 
     def __init__(self, path: Path, part: NodePart) -> None:
-        self.report = ReadReport()
-        self.header: dict[str, Any] = {}
-        self._path = path
+        super().__init__(path)
         self._part = part
         self._position = 0
         self._models: dict[str, str] = {}
@@ -170,12 +167,6 @@ class GpuCountersReading:
 
     def position(self) -> int:
         return self._position
-
-    def clock_base_ns(self) -> int:
-        return 0
-
-    def further(self) -> Iterator[tuple[Table, Batch]]:
-        return iter(())
 
 
 class _Lines:
@@ -283,19 +274,19 @@ class _Lines:
 
 
 def _first_rows(lines: _Lines, path: Path) -> list[Row]:
-    found: list[Row] = []
+    rows: list[Row] = []
     for row in lines.rows():
-        found.append(row)
-        if lines.position() > _FIRST_BYTES or len(found) >= 20_000:
+        rows.append(row)
+        if lines.position() > _FIRST_BYTES or len(rows) >= 20_000:
             break
-    if not found:
+    if not rows:
         example = f" {lines._report.examples[0]}." if lines._report.examples else ""
         raise ReadError(
             f"no line of {path} can be read",
             why=f"It looks like the output of {lines.layout.tool}.{example}",
             hint="If it has no header (noheader), put the list of --query-gpu into its first line.",
         )
-    return found
+    return rows
 
 
 def _is_of_one_gpu(rows: list[Row]) -> bool:
@@ -309,21 +300,13 @@ def _is_of_one_gpu(rows: list[Row]) -> bool:
 
 def _last_time(path: Path, clock: str) -> int:
     """The last time of a log: in its last lines, unless it is compressed or its times may have begun again."""
-    if clock == TIME_OF_DAY or is_gzip(path):
-        lines = _Lines(path)
-        try:
+    with closing(_Lines(path)) as lines:
+        if clock == TIME_OF_DAY or is_gzip(path):
             return max((row.time_ns for row in lines.rows()), default=0)
-        finally:
-            lines.close()
-    lines = _Lines(path)
-    try:
-        for _ in lines.rows():  # the header
-            break
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _HEAD_BYTES))
-            tail = file.read(_HEAD_BYTES).decode("utf-8", "replace").splitlines()[1:]
-    finally:
-        lines.close()
+        next(lines.rows(), None)  # the header
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _HEAD_BYTES))
+        tail = file.read(_HEAD_BYTES).decode("utf-8", "replace").splitlines()[1:]
     last = 0
     for line in tail:
         try:

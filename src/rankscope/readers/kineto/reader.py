@@ -9,26 +9,48 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankscope import native
 from rankscope.errors import NotATraceError, ReadError
-from rankscope.model import COMPUTING_OPS, MEMORY_ARGS, SHAPE_ARGS, Table
+from rankscope.model import CATEGORY_ALIASES, COMPUTING_OPS, MEMORY_ARGS, SHAPE_ARGS
 from rankscope.readers.base import (
     NCCL_PLUGIN_EVENT,
-    Batch,
+    EventBatch,
+    Reader,
+    Reading,
     ReadReport,
     TraceIdentity,
-    rank_from_name,
+    identity_from_name,
     usable_time,
+    usable_world,
 )
 from rankscope.readers.byte_stream import GzipStream, is_gzip, open_stream, read_head
 from rankscope.readers.kineto import json_layout
-from rankscope.readers.kineto.arguments import OP_CATEGORIES, TYPED_ARGS, WITH_TYPED_ARGS, WITHOUT_TYPED_ARGS
-from rankscope.readers.kineto.json_repair import repair_range
 from rankscope.readers.memory_file import MemoryFile
 from rankscope.sql import sql_name, sql_text, sql_texts
+
+TYPED_ARGS = {
+    "correlation": "BIGINT",
+    "External id": "BIGINT",
+    "device": "BIGINT",
+    "stream": "BIGINT",
+    "bytes": "BIGINT",
+    "Collective name": "VARCHAR",
+}
+"""The arguments of events that get columns of their own, and their SQL types."""
+
+# For the DuckDB reader parsing arguments costs up to a third of the time, so it is limited to categories that need it.
+# Ops and annotations, the bulk of a trace, need only the External id, which torch writes first.
+WITHOUT_TYPED_ARGS = ("cpu_op", "user_annotation", "python_function", "cpu_instant_event", "ac2g", "fwdbwd")
+WITH_TYPED_ARGS = "record_param_comms"
+"""The name of an op that has them whatever its category is."""
+
+OP_CATEGORIES = ("cpu_op", *(old for old, new in CATEGORY_ALIASES.items() if new == "cpu_op"))
+
 
 if TYPE_CHECKING:
     from rankscope.readers.columns import EventColumns
@@ -93,7 +115,7 @@ class Block:
     separator: bytes | None
 
 
-class JsonBatch:
+class JsonBatch(EventBatch):
     """The events of one block."""
 
     def __init__(self, block: Block, report: ReadReport, spare: list[bytearray]) -> None:
@@ -104,13 +126,11 @@ class JsonBatch:
         """For DuckDB; the scanner needs none."""
 
     def columns(self) -> EventColumns:
-        # Late: they import numpy, which finding and identifying files does not need.
-        from rankscope.readers.kineto.native_scan import available, scan
-        from rankscope.readers.sql_columns import read_columns
+        from rankscope.readers.sql_columns import read_columns  # late: it imports numpy
 
         block = self._block
-        found = scan(memoryview(block.data)[block.start : block.end]) if available() else None
-        return read_columns(self) if found is None else found
+        columns = scan(memoryview(block.data)[block.start : block.end])
+        return read_columns(self) if columns is None else columns
 
     def select(self) -> str:
         block = self._block
@@ -122,7 +142,7 @@ class JsonBatch:
 
     def select_repaired(self) -> str:
         block = self._block
-        clean = repair_range(
+        clean = json_layout.repair_range(
             bytes(block.data), block.start, block.end, block.separator, block.offset, self._report
         )
         return self._select(clean, _LONG_TIME)
@@ -156,13 +176,11 @@ def batch_of(events: bytes, separator: bytes, report: ReadReport) -> JsonBatch:
     return JsonBatch(Block(events, 0, len(events), 0, separator), report, [])
 
 
-class KinetoReading:
+class KinetoReading(Reading):
     """One pass over one JSON trace."""
 
     def __init__(self, path: Path) -> None:
-        self.header: dict[str, Any] = {}
-        self.report = ReadReport()
-        self._path = path
+        super().__init__(path)
         self._stream = open_stream(path)
         # A byte more than a small file has: its first block is known to be the last without another read.
         size = path.stat().st_size
@@ -186,17 +204,6 @@ class KinetoReading:
     def clock_base_ns(self) -> int:
         return usable_time(self.header.get("baseTimeNanoseconds"))
 
-    def further(self) -> Iterator[tuple[Table, Batch]]:
-        return iter(())
-
-    def _first_block(self) -> bytes:
-        """Not into a new bytearray, which would be filled with zeros before."""
-        try:
-            return self._stream.read(self._block_bytes)
-        except OSError as error:
-            self._stream.damage = f"reading stopped: {error.strerror}"
-            return b""
-
     def _read_after(self, rest: bytes) -> tuple[bytearray, int]:
         """A buffer with these bytes followed by the next ones of the file, and the number of bytes in it."""
         size = len(rest) + self._block_bytes
@@ -211,7 +218,9 @@ class KinetoReading:
             return buffer, len(rest)
 
     def _blocks(self) -> Iterator[Block]:
-        data: bytes | bytearray = self._first_block()
+        data: bytes | bytearray = self._stream.read_on(
+            self._block_bytes
+        )  # a new bytearray would be filled with zeros
         size = len(data)
         last = size < self._block_bytes
         for head_bytes in (_SHORT_HEAD_BYTES, size):  # the events mostly begin after some kB
@@ -257,14 +266,14 @@ class KinetoReading:
         self.report.lose(f"event at byte {offset:,} is longer than {_MOST_WITHOUT_CUT >> 20} MiB")
         skipped = 0
         while rest:
-            found = rest.find(separator)
-            if found >= 0:
-                end = found + separator.index(b"}") + 1
+            position = rest.find(separator)
+            if position >= 0:
+                end = position + separator.index(b"}") + 1
                 return rest[end:], skipped + end
-            kept = rest[-len(separator) :]
-            skipped += len(rest) - len(kept)
+            tail = rest[-len(separator) :]
+            skipped += len(rest) - len(tail)
             more = self._stream.read(BLOCK_BYTES)
-            rest = kept + more if more else b""
+            rest = tail + more if more else b""
         return b"", skipped
 
     def _last_block(self, data: bytes | bytearray, start: int, offset: int, separator: bytes | None) -> Block:
@@ -277,7 +286,7 @@ class KinetoReading:
         return Block(data, start, end.events, offset, separator)
 
 
-class KinetoReader:
+class KinetoReader(Reader):
     """Kineto and Chrome JSON."""
 
     name = "kineto"
@@ -291,24 +300,18 @@ class KinetoReader:
         # After a long header the events start beyond `head`; a file named like a trace is accepted all the same.
         return text[:1] == b"{" and ".trace.json" in path.name
 
-    def identify(self, path: Path) -> TraceIdentity:
+    def identify_parts(self, path: Path) -> list[TraceIdentity]:
         fields = _fields_before_events(path)
-        named = rank_from_name(path)
+        identity = identity_from_name(path)
         info = fields.get("distributedInfo")
         if not isinstance(info, dict):
-            info = _trailing_object(path, "distributedInfo", thorough=named is None)
-        world = info.get("world_size")
-        rank, source = info.get("rank"), "distributedInfo"
-        if not isinstance(rank, int):
-            rank, source = named, "file name" if named is not None else ""
-        return TraceIdentity(
-            rank=rank,
-            rank_source=source,
-            world_size=world if isinstance(world, int) else None,
-            trace_id=str(fields.get("trace_id", "")),
-        )
+            info = _trailing_object(path, "distributedInfo", thorough=identity.rank is None)
+        if isinstance(info.get("rank"), int):
+            identity = TraceIdentity(info["rank"], "distributedInfo")
+        world = usable_world(info.get("world_size"))
+        return [replace(identity, world_size=world, trace_id=str(fields.get("trace_id", "")))]
 
-    def open(self, path: Path) -> KinetoReading:
+    def open(self, path: Path, part: str = "") -> KinetoReading:
         return KinetoReading(path)
 
 
@@ -333,12 +336,12 @@ def _trailing_object(path: Path, key: str, thorough: bool) -> dict[str, Any]:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _HEAD_BYTES))
             tail = file.read()
-    found = tail.rfind(f'"{key}":'.encode())
-    if found < 0:
+    position = tail.rfind(f'"{key}":'.encode())
+    if position < 0:
         return {}
     try:
         value, _ = json.JSONDecoder(strict=False).raw_decode(
-            tail[found + len(key) + 3 :].decode("latin-1").lstrip()
+            tail[position + len(key) + 3 :].decode("latin-1").lstrip()
         )
     except ValueError:
         return {}
@@ -346,11 +349,10 @@ def _trailing_object(path: Path, key: str, thorough: bool) -> dict[str, Any]:
 
 
 def _gzip_tail(path: Path) -> bytes:
-    stream = open_stream(path)
     tail = b""
-    while piece := stream.read(BLOCK_BYTES):
-        tail = (tail + piece)[-_HEAD_BYTES:]
-    stream.close()
+    with closing(open_stream(path)) as stream:
+        while piece := stream.read(BLOCK_BYTES):
+            tail = (tail + piece)[-_HEAD_BYTES:]
     return tail
 
 
@@ -359,4 +361,69 @@ def _no_events(path: Path, damage: str) -> NotATraceError:
         f"{path} has no events",
         why=f"It ends before the start of traceEvents{f' ({damage})' if damage else ''}.",
         hint="Capture this rank again, or leave the file out.",
+    )
+
+
+_Lists = tuple[tuple[bytes, ...], ...]
+
+
+def _lists(*lists: tuple[str, ...]) -> _Lists:
+    return tuple(tuple(text.encode() for text in texts) for texts in lists)
+
+
+_WORDS = _lists(
+    WITHOUT_TYPED_ARGS,
+    ("cpu_op",),
+    ("user_annotation",),
+    OP_CATEGORIES,
+    (WITH_TYPED_ARGS,),
+    ("[memory]",),
+    COMPUTING_OPS,
+)
+"""Categories and names that decide which arguments of an event get columns; scan.c says what each list means."""
+
+_NAMES = _lists(
+    tuple(name for name, kind in TYPED_ARGS.items() if kind == "BIGINT"),
+    tuple(name for name, kind in TYPED_ARGS.items() if kind == "VARCHAR"),
+    tuple(MEMORY_ARGS),
+    SHAPE_ARGS,
+)
+"""The arguments that get columns: numbers and texts of linked events, of memory events, of computing ops."""
+
+_SCANNED = {
+    **dict.fromkeys(("phase", "category", "name", "pid", "tid"), "int32"),
+    **dict.fromkeys(("flow", "time", "duration"), "int64"),
+    "args": "uint8",
+    "args_offset": "uint32",
+    "linked": "int32",
+    **dict.fromkeys(("correlation", "external_id", "device", "stream", "bytes"), "int64"),
+    "collective": "int32",
+    "memory_events": "int32",
+    "memory": "int64",
+    "computing": "int32",
+    "shapes": "int32",
+}
+"""In the order in which the scanner returns them."""
+
+
+def scan(view: memoryview) -> EventColumns | None:
+    """The events of a block, complete events with commas between them, as the scanner in C reads them (native/scan.c,
+    docs/adr/0136-native-scanner.md). None if it is not sure to read them as DuckDB does."""
+    scanned = None if native.functions is None else native.functions.scan_events(view, _WORDS, _NAMES)
+    if scanned is None:
+        return None
+    # Late: numpy is not needed to find and identify files.
+    import numpy as np
+
+    from rankscope.readers.columns import IN_C, EventColumns, Texts
+
+    *buffers, text_offsets, text_data = scanned
+    columns: dict[str, Any] = {
+        name: np.frombuffer(buffer, dtype=kind)
+        for (name, kind), buffer in zip(_SCANNED.items(), buffers, strict=True)
+    }
+    columns["memory"] = columns["memory"].reshape(-1, len(MEMORY_ARGS))
+    columns["shapes"] = columns["shapes"].reshape(-1, len(SHAPE_ARGS))
+    return EventColumns(
+        texts=Texts(np.frombuffer(text_offsets, dtype="int64"), text_data), read_by=IN_C, **columns
     )

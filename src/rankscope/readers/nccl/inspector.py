@@ -10,16 +10,17 @@ import math
 import re
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope.model import NCCL, Table
-from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity
+from rankscope.readers.base import Batch, EventBatch, Reader, Reading, TraceIdentity
 from rankscope.readers.byte_stream import open_stream
+from rankscope.readers.checked_values import integer, text
 from rankscope.readers.memory_file import MemoryFile
 from rankscope.readers.nccl.operations import events_of, table_rows
-from rankscope.readers.safe_pickle import integer, text
-from rankscope.readers.sql_columns import columns_of, connection
+from rankscope.readers.sql_columns import columns_of, connection, or_repaired
 from rankscope.sql import sql_name, sql_text, sql_texts
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ _RAW = f"""
 """
 
 
-class LinesBatch:
+class LinesBatch(EventBatch):
     """The operations of some lines."""
 
     def __init__(self, lines: bytes, number: int, reading: InspectorReading) -> None:
@@ -116,16 +117,7 @@ class LinesBatch:
         self._file = MemoryFile()
 
     def columns(self) -> EventColumns:
-        import duckdb
-
-        try:
-            self._parse(self._lines)
-        except duckdb.OutOfMemoryException as error:
-            raise MemoryError from error
-        except duckdb.IOException:
-            raise
-        except duckdb.Error:
-            self._parse(self._repaired())
+        or_repaired(lambda: self._parse(self._lines), lambda: self._parse(self._repaired()))
         return self._reading.add(self._number)
 
     def _parse(self, lines: bytes) -> None:
@@ -135,7 +127,7 @@ class LinesBatch:
 
     def _repaired(self) -> bytes:
         """The lines that are operations, with null for values of other types; the others are counted."""
-        kept = []
+        operations = []
         for line in self._lines.split(b"\n"):
             try:
                 value = json.loads(line) if line.strip() else None
@@ -143,10 +135,10 @@ class LinesBatch:
                 self._reading.report.lose(f"a line is not JSON: {_shown(line)}")
                 continue
             if isinstance(value, dict) and len(line) <= _LONGEST_LINE:
-                kept.append(json.dumps(_checked(value, _SCHEMA)).encode())
+                operations.append(json.dumps(_checked(value, _SCHEMA)).encode())
             elif value is not None:
                 self._reading.report.lose(f"a line is not an operation: {_shown(line)}")
-        return b"\n".join(kept)
+        return b"\n".join(operations)
 
     def close(self) -> None:
         self._file.close()
@@ -172,16 +164,15 @@ def _checked(value: Any, schema: Any) -> Any:
     if schema is float:
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST
         return value if number and math.isfinite(value) else None
-    found = schema(value)
-    return None if isinstance(found, int) and abs(found) >= _LARGEST else found
+    checked = schema(value)
+    return None if isinstance(checked, int) and abs(checked) >= _LARGEST else checked
 
 
-class InspectorReading:
+class InspectorReading(Reading):
     """One pass over one file, or over the lines of one rank in it."""
 
     def __init__(self, path: Path, part: str) -> None:
-        self.report = ReadReport()
-        self.header: dict[str, Any] = {}
+        super().__init__(path)
         self._stream = open_stream(path, lines=True)
         self._ranks = _ranks(path)
         self._part = part
@@ -209,9 +200,9 @@ class InspectorReading:
 
     def _after_long_line(self) -> bytes:
         while piece := self._stream.read(_BLOCK_BYTES):
-            found = piece.find(b"\n") + 1
-            if found:
-                return piece[found:]
+            end = piece.find(b"\n") + 1
+            if end:
+                return piece[end:]
         return b""
 
     def add(self, number: int) -> EventColumns:
@@ -258,9 +249,6 @@ class InspectorReading:
 
     def position(self) -> int:
         return self._stream.position()
-
-    def clock_base_ns(self) -> int:
-        return 0
 
     def further(self) -> Iterator[tuple[Table, Batch]]:
         yield NCCL, _Written(sorted(self._parts, key=lambda path: int(path.stem)), self._folder)
@@ -312,20 +300,17 @@ class _Ranks:
 
 
 def _ranks(path: Path) -> _Ranks:
-    stream = open_stream(path, lines=True)
     headers: set[bytes] = set()
     read, rest = 0, b""
-    try:
+    with closing(open_stream(path, lines=True)) as stream:
         while read < _IDENTIFIED_BYTES and len(headers) < 100_000 and (piece := stream.read(1 << 20)):
             read += len(piece)
             headers.update(_HEADER.findall(rest + piece))
             rest = piece[-4096:]
-    finally:
-        stream.close()
     return _Ranks(headers)
 
 
-class InspectorReader:
+class InspectorReader(Reader):
     """Recognises the lines by the version in their metadata."""
 
     name = "nccl_inspector"
@@ -334,14 +319,11 @@ class InspectorReader:
         return head.lstrip()[:1] == b"{" and _MARK in head
 
     def identify_parts(self, path: Path) -> list[TraceIdentity]:
-        found = _ranks(path)
-        if not found.ranks:
+        ranks = _ranks(path)
+        if not ranks.ranks:
             return [TraceIdentity(None, "")]
-        parts = [(rank, str(rank) if found.several else "") for rank in found.ranks]
-        return [TraceIdentity(rank, "largest communicator", found.size, part=part) for rank, part in parts]
-
-    def identify(self, path: Path) -> TraceIdentity:
-        return self.identify_parts(path)[0]
+        parts = [(rank, str(rank) if ranks.several else "") for rank in ranks.ranks]
+        return [TraceIdentity(rank, "largest communicator", ranks.size, part=part) for rank, part in parts]
 
     def open(self, path: Path, part: str = "") -> InspectorReading:
         return InspectorReading(path, part)

@@ -24,11 +24,11 @@ def table_rows(raw: str) -> str:
     """A SELECT of rows of model.NCCL from one that lacks kind and bytes, and any other column that a format lacks."""
     kinds = " ".join(f"WHEN {sql_text(name)} THEN {sql_text(kind)}" for name, kind in FUNCTIONS.items())
     missing = ", ".join(f"NULL::{field.type} AS {field.name}" for field in NCCL.fields)
-    made = {
+    computed = {
         "kind": f"CASE function {kinds} ELSE 'other' END",
         "bytes": f"rank_bytes * CASE WHEN function IN ({sql_texts(_PER_RANK)}) THEN ranks ELSE 1 END",
     }
-    columns = ", ".join(f"{made.get(name, name)} AS {name}" for name in NCCL.columns)
+    columns = ", ".join(f"{computed.get(name, name)} AS {name}" for name in NCCL.columns)
     return f"SELECT {columns} FROM (FROM ({raw}) UNION ALL BY NAME SELECT {missing} WHERE false)"
 
 

@@ -7,7 +7,6 @@ kernels record, tells when that was. The number of ranks of the communicator is 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -17,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankscope.model import NCCL, NCCL_CATEGORY, NCCL_PARTS, Table
-from rankscope.readers.base import NCCL_PLUGIN_EVENT, Batch, EventBatch, TraceIdentity
+from rankscope.readers.base import NCCL_PLUGIN_EVENT, Batch, EventBatch, Reader, ReadyBatch, TraceIdentity
 from rankscope.readers.byte_stream import read_head
+from rankscope.readers.checked_values import integer, json_object, text
 from rankscope.readers.columns import NULL, Texts
-from rankscope.readers.kineto.reader import Block, JsonBatch, KinetoReading
+from rankscope.readers.kineto.reader import Block, KinetoReading
 from rankscope.readers.nccl.operations import OperationRows, events_of
-from rankscope.readers.safe_pickle import integer, text
 
 if TYPE_CHECKING:
     from rankscope.readers.columns import EventColumns
@@ -80,8 +79,9 @@ class PluginReading(KinetoReading):
     def batches(self) -> Iterator[EventBatch]:  # type: ignore[override]
         for batch in super().batches():
             columns = batch.columns()
+            batch.close()
             self._collect(columns)
-            yield _Read(_with_own_categories(columns), batch)
+            yield ReadyBatch(_with_own_categories(columns))
         yield _Operations(self._rows, self._owner.communicator)
 
     def _blocks(self) -> Iterator[Block]:
@@ -107,13 +107,13 @@ class PluginReading(KinetoReading):
             if code not in wanted:
                 continue
             time = int(columns.time[index])
-            known = time if time not in (0, NULL) else None
+            usable_time = time if time not in (0, NULL) else None
             begins, category = texts[columns.phase[index]] == "b", texts[code]
             if category == _KERNEL:
-                self._add_kernel(begins, known, columns.args_of(index))
+                self._add_kernel(begins, usable_time, columns.args_of(index))
             elif begins:
                 self._open = _Operation(
-                    _row(texts[columns.name[index]], known, _arguments(columns.args_of(index)))
+                    _row(texts[columns.name[index]], usable_time, json_object(columns.args_of(index)))
                 )
             elif self._open is not None:
                 self._rows.append(self._open.finished())
@@ -126,7 +126,7 @@ class PluginReading(KinetoReading):
             (self._open.begins if begins else self._open.ends).append(time)
         if not begins:
             return
-        told = _arguments(args)
+        told = json_object(args)
         start, stop = (integer(told.get(key)) or 0 for key in ("StartGpuClk", "StopGpuClk"))
         if start > 0 and stop > 0:
             self._open.gpu_begins.append(start)
@@ -139,18 +139,13 @@ class PluginReading(KinetoReading):
 def _with_own_categories(columns: EventColumns) -> EventColumns:
     """The same events with categories that say whose they are: nccl_proxy, not PROXY."""
     texts = list(columns.texts)
-    own = [f"{NCCL_CATEGORY}_{text.lower()}" for text in texts]
-    named = [(code, text) for code, text in enumerate(own) if text in NCCL_PARTS]
+    categories = [f"{NCCL_CATEGORY}_{text.lower()}" for text in texts]
+    named = [(code, text) for code, text in enumerate(categories) if text in NCCL_PARTS]
     new = np.arange(len(texts), dtype=np.int32)
-    for place, (code, _) in enumerate(named):
-        new[code] = len(texts) + place
+    for index, (code, _) in enumerate(named):
+        new[code] = len(texts) + index
     all_texts = Texts.of([*texts, *(text for _, text in named)])
     return replace(columns, texts=all_texts, category=new[columns.category])
-
-
-def _arguments(args: str | None) -> dict[str, Any]:
-    found = json.loads(args) if args else None
-    return found if isinstance(found, dict) else {}
 
 
 def _row(function: str, time: int | None, args: dict[str, Any]) -> dict[str, Any]:
@@ -159,14 +154,14 @@ def _row(function: str, time: int | None, args: dict[str, Any]) -> dict[str, Any
         kind = list(_TYPES)[kind]
     size = _TYPES.get(kind, 0) if isinstance(kind, str) else 0
     channels = integer(args.get("nChannels"))
-    known = count is not None and size and 0 <= count < 2**53
+    has_size = count is not None and size and 0 <= count < 2**53
     return {
         "communicator": _hash(integer(args.get("CommHash"))),
         "communicator_rank": integer(args.get("Rank")),
         "function": text(function),
         "seq": integer(args.get("SeqNum")),
         "peer": integer(args.get("Peer")),
-        "rank_bytes": count * size if count is not None and known else None,
+        "rank_bytes": count * size if count is not None and has_size else None,
         "dtype": text(kind.removeprefix("nccl").lower()) if isinstance(kind, str) else None,
         "created_ns": time,
         "algorithm": text(args.get("Algorithm")),
@@ -179,20 +174,6 @@ def _row(function: str, time: int | None, args: dict[str, Any]) -> dict[str, Any
 def _hash(number: int | None) -> str:
     """As the Inspector spells it."""
     return "" if number is None else f"0x{number % 2**64:x}"
-
-
-class _Read:
-    """A batch whose columns are known."""
-
-    def __init__(self, columns: EventColumns, batch: JsonBatch) -> None:
-        self._columns = columns
-        self._batch = batch
-
-    def columns(self) -> EventColumns:
-        return self._columns
-
-    def close(self) -> None:
-        self._batch.close()
 
 
 class _Operations(OperationRows):
@@ -220,13 +201,13 @@ class _Owner:
 
 def _owner(path: Path) -> _Owner:
     head, _ = read_head(path, _IDENTIFIED_BYTES)
-    found, process = _OWNER.search(head), _PROCESS.search(head)
-    if found is None:
+    match, process = _OWNER.search(head), _PROCESS.search(head)
+    if match is None:
         return _Owner()
-    return _Owner(_hash(int(found[1])), int(found[2]), process[1].decode() if process else "")
+    return _Owner(_hash(int(match[1])), int(match[2]), process[1].decode() if process else "")
 
 
-class PluginReader:
+class PluginReader(Reader):
     """Recognises dumps by the categories of the plugin's events."""
 
     name = "nccl_plugin"
@@ -234,16 +215,13 @@ class PluginReader:
     def recognises(self, path: Path, head: bytes) -> bool:
         return head.lstrip()[:1] == b"[" and NCCL_PLUGIN_EVENT.search(head) is not None
 
-    def identify(self, path: Path) -> TraceIdentity:
+    def identify_parts(self, path: Path) -> list[TraceIdentity]:
         """The rank is that in its communicator; the store looks for the largest one among the files of a process."""
         owner = _owner(path)
-        if owner.rank is None:
-            return TraceIdentity(None, "")
-        return TraceIdentity(
-            owner.rank, "communicator", communicator=owner.communicator, process=owner.process
-        )
+        source = "" if owner.rank is None else "communicator"
+        return [TraceIdentity(owner.rank, source, communicator=owner.communicator, process=owner.process)]
 
-    def open(self, path: Path) -> PluginReading:
+    def open(self, path: Path, part: str = "") -> PluginReading:
         return PluginReading(path)
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from rankscope.errors import ReadError
 from rankscope.model import NCCL, READ_EVENTS, Table
-from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, rank_from_name
-from rankscope.readers.byte_stream import open_stream
+from rankscope.readers.base import Batch, EventBatch, Reader, Reading, ReadReport, TraceIdentity
+from rankscope.readers.byte_stream import read_head
+from rankscope.readers.checked_values import text
 from rankscope.readers.nccl.operations import OperationRows
 from rankscope.readers.row_batch import RowBatch
-from rankscope.readers.safe_pickle import text
 
 _METRICS = {
     "nccl_bus_bandwidth_gbs": ("busbw_gb_s", 1.0),
@@ -34,26 +34,24 @@ _LARGEST_TEXT = 64 << 20
 """One communicator takes about 1 kB; the file is rewritten, and does not grow."""
 
 
-class PrometheusReading:
+class PrometheusReading(Reading):
     """One text, or what it says of one GPU."""
 
     def __init__(self, path: Path, part: str) -> None:
-        self.report = ReadReport()
-        self.header: dict[str, Any] = {}
-        self._path = path
+        super().__init__(path)
         self._part = part
         self._rows: list[dict[str, Any]] = []
 
     def batches(self) -> Iterator[EventBatch]:
-        found: dict[tuple[str, ...], dict[str, Any]] = {}
+        rows: dict[tuple[str, ...], dict[str, Any]] = {}
         for name, labels, value in _metrics(self._path, self.report):
             if self._part and _gpu_of(labels) != self._part:
                 continue
             self.header |= {"inspector_version": labels.get("version"), "host": labels.get("node")}
-            row = found.setdefault(tuple(labels.values()), _row(labels))
+            row = rows.setdefault(tuple(labels.values()), _row(labels))
             column, factor = _METRICS[name]
             row[column] = round(value * factor) if column.endswith("_ns") else value
-        self._rows = list(found.values())
+        self._rows = list(rows.values())
         if not self._rows:
             raise ReadError(
                 f"{self._path} has no metrics of NCCL",
@@ -61,12 +59,6 @@ class PrometheusReading:
                 hint="NCCL Inspector writes it with NCCL_INSPECTOR_PROM_DUMP=1; it may have been cut off.",
             )
         yield RowBatch(READ_EVENTS, ())
-
-    def position(self) -> int:
-        return self._path.stat().st_size
-
-    def clock_base_ns(self) -> int:
-        return 0
 
     def further(self) -> Iterator[tuple[Table, Batch]]:
         yield NCCL, OperationRows(NCCL, self._rows)
@@ -90,14 +82,9 @@ def _row(labels: dict[str, str]) -> dict[str, Any]:
 def _metrics(path: Path, report: ReadReport) -> Iterator[tuple[str, dict[str, str], float]]:
     """Name, labels and value of each line with a metric of NCCL. Other lines, such as those of other exporters, are not
     of interest."""
-    stream = open_stream(path, lines=True)
-    try:
-        content = stream.read(_LARGEST_TEXT)
-        report.damage = stream.damage or (
-            "the text is longer than any that NCCL writes" if stream.read(1) else ""
-        )
-    finally:
-        stream.close()
+    content, report.damage = read_head(path, _LARGEST_TEXT + 1, lines=True)
+    if len(content) > _LARGEST_TEXT:
+        report.damage = "the text is longer than any that NCCL writes"
     for line in content.decode("utf-8", "replace").splitlines():
         if line.partition("{")[0] not in _METRICS:
             continue
@@ -125,7 +112,7 @@ def _gpu_of(labels: dict[str, str]) -> str:
     return f"{labels.get('node', '')} {labels.get('gpu', '')}"
 
 
-class PrometheusReader:
+class PrometheusReader(Reader):
     """Recognises the text by the names of NCCL's metrics."""
 
     name = "nccl_prometheus"
@@ -139,22 +126,19 @@ class PrometheusReader:
         for _, labels, _ in _metrics(path, ReadReport()):
             gpu = _gpu_of(labels)
             nodes[gpu] = max(nodes.get(gpu, 0), _number(labels.get("n_nodes")) or 0)
-        named = rank_from_name(path)
-        if named is not None or not nodes:
-            return [TraceIdentity(named, "file name" if named is not None else "")]
-        found = []
+        named = super().identify_parts(path)
+        if named[0].rank is not None or not nodes:
+            return named
+        identities = []
         for gpu, count in sorted(nodes.items()):
             number = _GPU.match(gpu.rpartition(" ")[2]) if count == 1 else None
             part = gpu if len(nodes) > 1 else ""
-            found.append(
+            identities.append(
                 TraceIdentity(int(number[1]), "GPU number", part=part)
                 if number
                 else TraceIdentity(None, "", part=part)
             )
-        return found
-
-    def identify(self, path: Path) -> TraceIdentity:
-        return self.identify_parts(path)[0]
+        return identities
 
     def open(self, path: Path, part: str = "") -> PrometheusReading:
         return PrometheusReading(path, part)

@@ -7,22 +7,12 @@ is checked before use.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from contextlib import closing
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from rankscope.errors import NotATraceError, ReadError
 from rankscope.readers.base import usable_time
-from rankscope.readers.sqlite_file import (
-    SQLITE_ERRORS,
-    connect,
-    damaged_sqlite,
-    limit_time,
-    refuse_truncated,
-)
-from rankscope.sql import sql_name
+from rankscope.readers.sqlite_file import SqliteFile, text_of
 
 PID = "({0} >> 24) & 16777215"
 """SQL template for the process id in a globalTid or globalPid column."""
@@ -46,37 +36,16 @@ _NAMES_OF_NSYS = re.compile(
     r"(?i)(?:StringIds|ThreadNames|PROCESSES|ProcessStreams|ANALYSIS_DETAILS"
     r"|(?:CUPTI|NVTX|OSRT|MPI|GPU|CUDA|TARGET_INFO|META_DATA|PROFILER)_.*)"
 )
-_AGAIN = "Export the report again: nsys export --type sqlite --force-overwrite true REPORT.nsys-rep"
+AGAIN = "Export the report again: nsys export --type sqlite --force-overwrite true REPORT.nsys-rep"
 
 
-class NsysExport:
+class NsysExport(SqliteFile):
     """One export, open for reading only."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        refuse_truncated(path, _AGAIN)
-        try:
-            self._connection = connect(path)
-            self.tables = self._find_tables()
-        except SQLITE_ERRORS as error:
-            raise damaged(path, error) from error
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        try:
-            limit_time(self._connection)
-            return self._connection.execute(sql, parameters).fetchall()
-        except SQLITE_ERRORS as error:
-            raise damaged(self.path, error) from error
+    again = AGAIN
 
     def has(self, table: str, *columns: str) -> bool:
         return table in self.tables and all(column in self.tables[table] for column in columns)
-
-    def text(self, value: Any) -> str:
-        """A text value; bytes that are not UTF-8 are replaced."""
-        return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
     @cached_property
     def looks_like_a_profile(self) -> bool:
@@ -128,14 +97,14 @@ class NsysExport:
         """Time 0 of the report in nanoseconds since 1970; 0 if not recorded."""
         if not self.has("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"):
             return 0
-        found = self.rows("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME LIMIT 1")
-        return usable_time(found[0][0]) if found else 0
+        rows = self.rows("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME LIMIT 1")
+        return usable_time(rows[0][0]) if rows else 0
 
     def _metadata(self, table: str, name: str) -> str:
         if not self.has(table, "name", "value"):
             return ""
-        found = self.rows(f"SELECT value FROM {table} WHERE name = ? LIMIT 1", (name,))
-        return self.text(found[0][0]) if found else ""
+        rows = self.rows(f"SELECT value FROM {table} WHERE name = ? LIMIT 1", (name,))
+        return text_of(rows[0][0]) if rows else ""
 
     def _find_tables(self) -> dict[str, frozenset[str]]:
         """Raises an error for a view with the name of a table: it may compute anything, for any time."""
@@ -144,13 +113,12 @@ class NsysExport:
         )
         tables = {}
         for raw, is_table in names.fetchall():
-            name = self.text(raw)
+            name = text_of(raw)
             if not is_table:
                 if _NAMES_OF_NSYS.fullmatch(name):
                     raise not_a_table(self.path, name)
                 continue
-            columns = self._connection.execute(f"PRAGMA table_info({sql_name(name)})").fetchall()
-            tables[name] = frozenset(self.text(column[1]) for column in columns)
+            tables[name] = self.columns_of(name)
         return tables
 
 
@@ -172,16 +140,5 @@ def not_a_table(path: Path, name: str) -> ReadError:
     return ReadError(
         f"{path} is not an export of nsys as nsys writes it",
         why=f"{name} is a view or a virtual table: what it contains is computed, and may be anything.",
-        hint=_AGAIN,
+        hint=AGAIN,
     )
-
-
-def damaged(path: Path, error: Exception) -> ReadError:
-    return damaged_sqlite(path, error, _AGAIN)
-
-
-def run_once(path: Path, sql: str, parameters: Sequence[object] = ()) -> Any:
-    """The first value of a query, over a new connection, so that threads can read in parallel."""
-    with closing(connect(path)) as connection:
-        row = connection.execute(sql, parameters).fetchone()
-    return row[0] if row else None

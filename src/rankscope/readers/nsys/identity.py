@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from rankscope.capture.rank import SINGLE, Identity, detect
 from rankscope.readers.base import rank_from_name
 from rankscope.readers.nsys.export import PID, NsysExport
+from rankscope.readers.sqlite_file import text_of
 
 FROM_ENVIRONMENT = "recorded environment"
 FROM_MPI = "MPI rank"
@@ -84,8 +85,10 @@ def groups_of(export: NsysExport) -> list[ProcessGroup]:
     merged = len(processes_with_cuda(export)) if _is_of_a_node(export) else 0
     identity = started or _agreed_identity(_of_processes(export))
     if identity is not None and not (identity.source not in _OF_ONE_PROCESS and _is_of_a_node(export)):
-        own = 0 if started is not None and started.source in _OF_ONE_PROCESS else merged
-        return [ProcessGroup(identity.rank, FROM_ENVIRONMENT, identity.world_size, everything, merged=own)]
+        merged_here = 0 if started is not None and started.source in _OF_ONE_PROCESS else merged
+        return [
+            ProcessGroup(identity.rank, FROM_ENVIRONMENT, identity.world_size, everything, merged=merged_here)
+        ]
     if by_pid:
         return [ProcessGroup(next(iter(by_pid.values())), FROM_MPI, None, everything)]
     named = rank_from_report_name(export)
@@ -107,16 +110,16 @@ def recorded_environments(export: NsysExport) -> list[dict[str, str]]:
 
 def _of_the_command(export: NsysExport) -> list[dict[str, str]]:
     """The environment of nsys itself, and thus of the command it ran."""
-    found = []
+    environments = []
     if export.has("META_DATA_CAPTURE", "name", "value"):
         rows = export.rows(
             "SELECT value FROM META_DATA_CAPTURE WHERE name LIKE 'PROCESS_%ENVIRONMENT_VARIABLE'"
         )
-        found.append(_variables((export.text(value) for (value,) in rows), quoted=True))
+        environments.append(_variables((text_of(value) for (value,) in rows), quoted=True))
     if export.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
         rows = export.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'DeviceEnvironment'")
-        found += [_variables(export.text(value).split(";")) for (value,) in rows]
-    return found
+        environments += [_variables(text_of(value).split(";")) for (value,) in rows]
+    return environments
 
 
 def _of_processes(export: NsysExport) -> list[dict[str, str]]:
@@ -125,7 +128,7 @@ def _of_processes(export: NsysExport) -> list[dict[str, str]]:
     They include processes that only ran on the same machine: of another rank or another job.
     """
     rows = export.rows("SELECT value FROM StringIds WHERE instr(CAST(value AS BLOB), x'00') > 0 ORDER BY id")
-    return [_variables(export.text(value).split("\0")) for (value,) in rows]
+    return [_variables(text_of(value).split("\0")) for (value,) in rows]
 
 
 def _variables(lines: Iterable[str], quoted: bool = False) -> dict[str, str]:
@@ -134,14 +137,14 @@ def _variables(lines: Iterable[str], quoted: bool = False) -> dict[str, str]:
 
 
 def _first_identity(environments: Iterable[Mapping[str, str]]) -> Identity | None:
-    found = (identity for identity in map(detect, environments) if identity.source != SINGLE)
-    return next(found, None)
+    identities = (identity for identity in map(detect, environments) if identity.source != SINGLE)
+    return next(identities, None)
 
 
 def _agreed_identity(environments: Iterable[Mapping[str, str]]) -> Identity | None:
     """The identity that all environments agree on, else None."""
-    found = [identity for identity in map(detect, environments) if identity.source != SINGLE]
-    return found[0] if len({identity.rank for identity in found}) == 1 else None
+    identities = [identity for identity in map(detect, environments) if identity.source != SINGLE]
+    return identities[0] if len({identity.rank for identity in identities}) == 1 else None
 
 
 def _is_of_a_node(export: NsysExport) -> bool:
@@ -181,8 +184,8 @@ def _ranks_of_processes(
     for identity in map(detect, _of_processes(export)):
         if identity.source in _OF_ONE_PROCESS or (started is None and identity.source != SINGLE):
             launchers.setdefault((identity.source, identity.world_size), []).append(identity.rank)
-    for (_, world), found in launchers.items():
-        distinct = list(dict.fromkeys(found))
+    for (_, world), recorded in launchers.items():
+        distinct = list(dict.fromkeys(recorded))
         if len(distinct) > 1 and len(distinct) == len(workers):
             return dict(zip(workers, distinct, strict=True)), IN_ORDER, world
     return _from_command(export, started) or _from_nccl(export) or ({}, "", None)
@@ -193,11 +196,11 @@ def _from_command(
 ) -> tuple[dict[int, int], str, int | None] | None:
     """From a launcher in the command line of nsys, if as many processes use CUDA as it starts ranks."""
     workers, words = processes_with_cuda(export), _command(export)
-    for place, word in enumerate(words):
+    for position, word in enumerate(words):
         launcher = next((name for pattern, name in _LAUNCHERS if pattern.search(word)), None)
         if launcher is None:
             continue
-        options = words[place + 1 :]
+        options = words[position + 1 :]
         count = _option(options, _RANKS_HERE[launcher])
         if count in ("gpu", "auto") and export.has("TARGET_INFO_GPU", "id"):
             count = str(export.rows("SELECT count(*) FROM TARGET_INFO_GPU")[0][0])
@@ -241,20 +244,20 @@ def _by_device(export: NsysExport, workers: list[int]) -> list[int]:
     """In order of their devices, if each has one of its own (LOCAL_RANK by convention), else in order of start."""
     devices = _devices(export)
     used = [devices.get(pid, set()) for pid in workers]
-    if all(len(one) == 1 for one in used) and len(set.union(*used)) == len(workers):
+    if all(len(devices_of_one) == 1 for devices_of_one in used) and len(set.union(*used)) == len(workers):
         return sorted(workers, key=lambda pid: min(devices[pid]))
     return workers
 
 
 def _devices(export: NsysExport) -> dict[int, set[int]]:
     """The devices that each process computes on; a context alone, such as that of a peer, is no use of a device."""
-    found: dict[int, set[int]] = {}
+    used: dict[int, set[int]] = {}
     for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "TARGET_INFO_CUDA_CONTEXT_INFO"):
         pid = PID.format("globalPid") if table == "CUPTI_ACTIVITY_KIND_KERNEL" else "processId"
-        if not found and export.has(table, "deviceId", "globalPid" if "globalPid" in pid else "processId"):
+        if not used and export.has(table, "deviceId", "globalPid" if "globalPid" in pid else "processId"):
             for process, device in export.rows(f"SELECT DISTINCT {pid}, deviceId FROM {table}"):
-                found.setdefault(process, set()).add(device)
-    return found
+                used.setdefault(process, set()).add(device)
+    return used
 
 
 def _command(export: NsysExport) -> list[str]:
@@ -262,7 +265,7 @@ def _command(export: NsysExport) -> list[str]:
     if not export.has("META_DATA_CAPTURE", "name", "value"):
         return []
     rows = {
-        export.text(name): export.text(value)
+        text_of(name): text_of(value)
         for name, value in export.rows(
             "SELECT name, value FROM META_DATA_CAPTURE WHERE name LIKE 'PROCESS_0:COMMAND' "
             "OR name LIKE 'PROCESS_0:ARGUMENT_%'"
@@ -291,7 +294,7 @@ def _mpi_ranks(export: NsysExport) -> dict[int, int]:
             f"SELECT {PID.format('globalTid')}, text FROM NVTX_EVENTS "
             f"WHERE eventType = {_THREAD_NAME} AND text LIKE 'MPI Rank %'"
         )
-        matches = ((pid, _MPI_RANK.match(export.text(text))) for pid, text in rows)
+        matches = ((pid, _MPI_RANK.match(text_of(text))) for pid, text in rows)
         ranks.update({pid: int(match[1]) for pid, match in matches if match})
     return ranks
 

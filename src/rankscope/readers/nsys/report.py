@@ -18,7 +18,7 @@ from pathlib import Path
 from rankscope import tools
 from rankscope.errors import NotATraceError, ReadError, ToolError
 from rankscope.files import unique_name
-from rankscope.readers.base import TraceIdentity
+from rankscope.readers.base import Reader, TraceIdentity
 from rankscope.readers.nsys.reader import NSYS, NsysReading
 
 REPORT_MAGIC = b"NVIDIA Tegra Profiler Report"
@@ -27,7 +27,7 @@ _FOLDER_VARIABLE = "RANKSCOPE_EXPORTS"
 """Passes the folder of exports to worker processes."""
 
 
-class NsysReportReader:
+class NsysReportReader(Reader):
     """.nsys-rep, through `nsys export`."""
 
     name = NSYS.name
@@ -35,9 +35,6 @@ class NsysReportReader:
 
     def recognises(self, path: Path, head: bytes) -> bool:
         return head.startswith(REPORT_MAGIC) or path.name.endswith(".nsys-rep")
-
-    def identify(self, path: Path) -> TraceIdentity:
-        return self.identify_parts(path)[0]
 
     def identify_parts(self, path: Path) -> list[TraceIdentity]:
         return NSYS.identify_parts(exported(path))
@@ -118,9 +115,9 @@ def _written_by(report: Path) -> str:
 
 def _exports() -> Path:
     """The folder for exports of this command. Worker processes use the same one and do not remove it."""
-    known = os.environ.get(_FOLDER_VARIABLE)
-    if known and Path(known).is_dir():
-        return Path(known)
+    folder_of_command = os.environ.get(_FOLDER_VARIABLE)
+    if folder_of_command and Path(folder_of_command).is_dir():
+        return Path(folder_of_command)
     folder = tempfile.mkdtemp(prefix="rankscope-exports-")
     os.environ[_FOLDER_VARIABLE] = folder
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from rankscope.errors import ReadError
 from rankscope.files import unique_name
-from rankscope.readers.nsys.export import NsysExport, damaged, open_export
+from rankscope.readers.nsys.export import AGAIN, NsysExport, open_export
 from rankscope.readers.nsys.identity import recorded_environments
-from rankscope.readers.sqlite_file import SQLITE_ERRORS
+from rankscope.readers.sqlite_file import refused_by_sqlite, text_of
 from rankscope.sql import sql_name
 from rankscope.text.redaction import redacted, redacted_command, secrets_of
 
@@ -52,16 +52,14 @@ def scrub(source: Path, target: Path) -> Scrubbed:
     arguments = [secret for words in commands for secret in secrets_of(list(words.values()))]
     unfinished = target.with_name(f".{target.name}.{unique_name()}")
     try:
-        with unfinished.open("xb") as file:
-            os.fchmod(file.fileno(), 0o600)
-            with source.open("rb") as original:
+        with refused_by_sqlite(source, AGAIN):
+            with unfinished.open("xb") as file, source.open("rb") as original:
+                os.fchmod(file.fileno(), 0o600)
                 shutil.copyfileobj(original, file, _CHUNK)
-        texts = _secret_texts(environments, arguments)
-        _clean(unfinished, tables, commands, texts, outputs)
-        _check(unfinished, texts, source)
-        unfinished.replace(target)
-    except SQLITE_ERRORS as error:
-        raise damaged(source, error) from error
+            texts = _secret_texts(environments, arguments)
+            _clean(unfinished, tables, commands, texts, outputs)
+            _check(unfinished, texts, source)
+            unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
     variables = len({name for environment in environments for name in environment})
@@ -77,7 +75,7 @@ def _commands(export: NsysExport) -> list[dict[int, str]]:
             "WHERE name LIKE '%:COMMAND' OR name LIKE '%:ARGUMENT\\_%' ESCAPE '\\' ORDER BY rowid"
         )
         for row, name, value in rows:
-            commands.setdefault(export.text(name).partition(":")[0], {})[row] = export.text(value)
+            commands.setdefault(text_of(name).partition(":")[0], {})[row] = text_of(value)
     return list(commands.values())
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from rankscope.readers.checked_values import as_list, as_object
 from rankscope.readers.perfetto import field_numbers as numbers
 from rankscope.readers.protobuf import DamagedMessageError, bytes_in, fields, number_in, signed, text_in
 
@@ -24,7 +25,7 @@ _UNITS = {1: "ns", 2: "count", 3: "bytes"}
 
 def attributes(described: list[tuple[int, bytes]]) -> dict[str, str]:
     """The attributes of the trace that are text."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for number, data in described:
         if number != numbers.Packet.ATTRIBUTES:
             continue
@@ -32,16 +33,16 @@ def attributes(described: list[tuple[int, bytes]]) -> dict[str, str]:
             for inner, wire, value in fields(data):
                 if inner == numbers.Attribute.ATTRIBUTE:
                     pair = {n: text_in(w, v) for n, w, v in fields(bytes_in(wire, value))}
-                    found[pair.get(numbers.Attribute.KEY, "")] = pair.get(numbers.Attribute.TEXT, "")
+                    texts[pair.get(numbers.Attribute.KEY, "")] = pair.get(numbers.Attribute.TEXT, "")
         except DamagedMessageError:
             continue
-    return found
+    return texts
 
 
-def json_attribute(found: dict[str, str], key: str, kind: type[Any]) -> Any:
+def json_attribute(texts: dict[str, str], key: str, kind: type[Any]) -> Any:
     """The value of an attribute; an empty one if it is missing or damaged."""
     try:
-        value = json.loads(found.get(key, ""))
+        value = json.loads(texts.get(key, ""))
     except (ValueError, RecursionError):
         return kind()
     return value if isinstance(value, kind) else kind()
@@ -72,16 +73,16 @@ class Descriptor:
 
 def descriptors(described: list[tuple[int, bytes]]) -> tuple[dict[int, Descriptor], int]:
     """By uuid, and the number of those that are damaged. The last description of a track counts."""
-    found: dict[int, Descriptor] = {}
+    by_uuid: dict[int, Descriptor] = {}
     damaged = 0
     for number, data in described:
         if number == numbers.Packet.DESCRIPTOR:
             try:
                 uuid, descriptor = _descriptor(data)
-                found[uuid] = descriptor
+                by_uuid[uuid] = descriptor
             except DamagedMessageError:
                 damaged += 1
-    return found, damaged
+    return by_uuid, damaged
 
 
 def _descriptor(data: bytes) -> tuple[int, Descriptor]:
@@ -163,7 +164,7 @@ def _escape(match: re.Match[bytes]) -> bytes:
 
 
 @dataclass(frozen=True)
-class Place:
+class TrackThread:
     """Where the events of a track are: a process and a thread of it, or what stands for them."""
 
     pid: str
@@ -176,28 +177,28 @@ class Place:
 class Tracks:
     """All tracks of a file, by uuid."""
 
-    def __init__(self, found: dict[int, Descriptor]) -> None:
-        self._found = found
+    def __init__(self, descriptors: dict[int, Descriptor]) -> None:
+        self._found = descriptors
 
-    def place(self, uuid: int) -> Place:
+    def place(self, uuid: int) -> TrackThread:
         """A thread's own numbers. Other tracks have the process of the nearest track above that has one, and the name
         of the track as thread; tracks without a process are below the topmost one."""
         track = self._found.get(uuid)
         if track is None:
-            return Place("no process", f"track {uuid}")
+            return TrackThread("no process", f"track {uuid}")
         if track.tid is not None:
-            return Place(str(track.pid or 0), str(track.tid))
+            return TrackThread(str(track.pid or 0), str(track.tid))
         if track.pid is not None:
-            return Place(str(track.pid), "process")
+            return TrackThread(str(track.pid), "process")
         name, top = track.name or f"track {uuid}", track
         for _ in range(_MOST_PARENTS):
             above = self._found.get(top.parent)
             if above is None or above is top:
                 break
             if above.pid is not None:
-                return Place(str(above.pid), f"{above.tid} {name}" if above.tid is not None else name)
+                return TrackThread(str(above.pid), f"{above.tid} {name}" if above.tid is not None else name)
             top = above
-        return Place(top.name or "no process", name)
+        return TrackThread(top.name or "no process", name)
 
     def counter(self, uuid: int) -> tuple[bytes, bytes, int, bool] | None:
         track = self._found.get(uuid)
@@ -211,19 +212,19 @@ class Tracks:
         """Events of phase M that name the processes and threads of these tracks."""
         pids: set[str] = set()
         for uuid in used:
-            place = self.place(uuid)
-            pids.add(place.pid)
+            thread = self.place(uuid)
+            pids.add(thread.pid)
             track = self._found.get(uuid)
             if track is None or track.counter is not None:
                 continue
-            if track.name and track.name != place.tid:
-                yield _named(place, "thread_name", name=track.name)
+            if track.name and track.name != thread.tid:
+                yield _named(thread, "thread_name", name=track.name)
             if track.sort_index is not None:
-                yield _named(place, "thread_sort_index", sort_index=track.sort_index)
+                yield _named(thread, "thread_sort_index", sort_index=track.sort_index)
         for track in self._found.values():
             if track.pid is None or track.tid is not None or str(track.pid) not in pids:
                 continue
-            process = Place(str(track.pid), "0")
+            process = TrackThread(str(track.pid), "0")
             if track.process_name or track.name:
                 yield _named(process, "process_name", name=track.process_name or track.name)
             if track.labels:
@@ -232,38 +233,30 @@ class Tracks:
                 yield _named(process, "process_sort_index", sort_index=track.sort_index)
 
 
-def _named(place: Place, what: str, **args: Any) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": place.pid, "tid": place.tid, "args": args}
+def _named(thread: TrackThread, what: str, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": thread.pid, "tid": thread.tid, "args": args}
 
 
 class ExportedFile:
     """What rankscope's export says about one of its files; empty for traces of other programs."""
 
     def __init__(self, content: dict[str, Any]) -> None:
-        self.header: dict[str, Any] = _object(content.get("header"))
-        self.metadata = [event for event in _list(content.get("metadata")) if isinstance(event, dict)]
+        self.header: dict[str, Any] = as_object(content.get("header"))
+        self.metadata = [event for event in as_list(content.get("metadata")) if isinstance(event, dict)]
         """Events of phase M."""
         self.flow_kinds = [
             (low, high, escaped(kind.encode()))
-            for kind, low, high in filter(_is_flow_range, _list(content.get("flows"))[:_MOST_FLOW_KINDS])
+            for kind, low, high in filter(_is_flow_range, as_list(content.get("flows"))[:_MOST_FLOW_KINDS])
         ]
         self._places = {
-            row[0]: Place(str(row[1]), str(row[2]))
-            for row in _list(content.get("tracks"))
+            row[0]: TrackThread(str(row[1]), str(row[2]))
+            for row in as_list(content.get("tracks"))
             if isinstance(row, list) and len(row) == 3 and isinstance(row[0], int)
         }
 
-    def place(self, uuid: int) -> Place | None:
+    def place(self, uuid: int) -> TrackThread | None:
         """The process and thread of a track in the file that was exported."""
         return self._places.get(uuid)
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _is_flow_range(row: Any) -> bool:

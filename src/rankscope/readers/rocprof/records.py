@@ -14,13 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankscope import native
 from rankscope.capture.rank import SINGLE, detect
 from rankscope.collective_kinds import kind_of
-from rankscope.model import CROSSING_RANGES, MEMORY_ARGS, SHAPE_ARGS
+from rankscope.model import CROSSING_RANGES, MEMORY_ARGS
 from rankscope.readers.columns import (
     DUCKDB,
-    NO_ARGS,
     NO_TEXT,
     NULL,
     Codes,
@@ -28,6 +26,8 @@ from rankscope.readers.columns import (
     Numbers,
     SharedTexts,
     Texts,
+    distinct_rows,
+    event_columns,
 )
 
 FORMAT = "rocprof"
@@ -138,7 +138,7 @@ def kernel_columns(process: Process, records: Columns) -> EventColumns:
         return Event("kernel", symbol.name, pid, tid, args, device=device, stream=lane)
 
     keys = ("agent", "kernel", "queue", "stream", "private", "group", *_SIZES)
-    return event_columns(process, records, keys, event)
+    return record_columns(process, records, keys, event)
 
 
 _SIZES = tuple(f"{what}_{axis}" for what in ("block", "items") for axis in "xyz")
@@ -172,7 +172,7 @@ def copy_columns(process: Process, records: Columns, operation: Callable[[int], 
             bytes=None if size == NULL else size,
         )
 
-    return event_columns(
+    return record_columns(
         process, records, ("operation", "source", "target", "queue", "stream", "bytes"), event
     )
 
@@ -185,7 +185,7 @@ def call_columns(
     `told` gives the kind of a call and its name; the column `message` has places in `messages`, or NULL.
     """
     ids = records["correlation"]
-    own = np.where(np.isin(ids, list(process.rccl_arguments)), ids, NULL)
+    calls = np.where(np.isin(ids, list(process.rccl_arguments)), ids, NULL)
 
     def event(kind: int, operation: int, thread: int, message: int, call: int) -> Event:
         layer, name = told(kind, operation)
@@ -196,8 +196,8 @@ def call_columns(
         args = _collective(name, process.rccl_arguments.get(call, {})) if category == "cpu_op" else {}
         return Event(category, name, pid, tid, args, collective=args.get("Collective name"))
 
-    columns = {**records, "call": own}
-    return event_columns(process, columns, ("kind", "operation", "thread", "message", "call"), event)
+    columns = {**records, "call": calls}
+    return record_columns(process, columns, ("kind", "operation", "thread", "message", "call"), event)
 
 
 def _marker(operation: str, message: str, pid: str, tid: str) -> Event:
@@ -235,51 +235,33 @@ def _dtype(text: str) -> str:
     return _RCCL_ALIASES.get(word, word)
 
 
-def event_columns(
+def record_columns(
     process: Process, records: Columns, keys: Sequence[str], event: Callable[..., Event]
 ) -> EventColumns:
     """An event for each record. `event` is called once for each distinct combination of the key columns."""
     start, end = (_time(records[name]) for name in ("start", "end"))
-    codes, firsts = _distinct([records[name] for name in keys])
+    codes, firsts = distinct_rows([records[name] for name in keys])
     chosen = zip(*(records[name][firsts].tolist() for name in keys), strict=True)
     events = [event(*row) for row in chosen]
     pool: dict[str, int] = {}
-    texts = {
-        name: _codes(pool, [getattr(one, name) for one in events])[codes]
+    texts: dict[str, Codes] = {
+        name: _codes(pool, [getattr(item, name) for item in events])[codes]
         for name in ("phase", "category", "name", "pid", "tid", "collective")
     }
     numbers = {
-        name: _numbers(getattr(one, name) for one in events)[codes] for name in ("device", "stream", "bytes")
+        name: _numbers(getattr(item, name) for item in events)[codes]
+        for name in ("device", "stream", "bytes")
     }
-    correlation = process.correlation(records["correlation"])
-    linked = (correlation != NULL) | (numbers["stream"] != NULL) | (texts["collective"] != NO_TEXT)
+    numbers["correlation"] = process.correlation(records["correlation"])
     args: dict[str, int] = {}
-    argument = _codes(args, [_arguments(one.args) for one in events])[codes]
-    count = len(codes)
-    nothing = np.empty(0, dtype=np.int32)
-    return EventColumns(
-        texts=Texts.of(pool),
-        phase=texts["phase"],
-        category=texts["category"],
-        name=texts["name"],
-        pid=texts["pid"],
-        tid=texts["tid"],
-        flow=np.full(count, NULL),
-        time=start,
-        duration=np.where((start == NULL) | (end == NULL), NULL, end - start),
-        args=b"",
-        args_offset=np.full(count, NO_ARGS, dtype=np.uint32),
-        linked=np.flatnonzero(linked).astype(np.int32),
-        correlation=correlation[linked],
-        external_id=np.full(int(linked.sum()), NULL),
-        device=numbers["device"][linked],
-        stream=numbers["stream"][linked],
-        bytes=numbers["bytes"][linked],
-        collective=texts["collective"][linked],
-        memory_events=nothing,
-        memory=np.empty((0, len(MEMORY_ARGS)), dtype=np.int64),
-        computing=nothing,
-        shapes=np.empty((0, len(SHAPE_ARGS)), dtype=np.int32),
+    argument = _codes(args, [_arguments(item.args) for item in events])[codes]
+    return event_columns(
+        Texts.of(pool),
+        start,
+        np.where((start == NULL) | (end == NULL), NULL, end - start),
+        numbers,
+        texts.pop("collective"),
+        **texts,
         shared_args=SharedTexts(Texts.of(args), argument),
         read_by=process.read_by,
     )
@@ -291,18 +273,8 @@ def _time(times: Numbers) -> Numbers:
 
 
 def _arguments(args: Mapping[str, Any]) -> str | None:
-    known = {key: value for key, value in args.items() if value is not None and value != NULL}
-    return json.dumps(known, separators=(",", ":"), ensure_ascii=False) if known else None
-
-
-def _distinct(columns: Sequence[Numbers]) -> tuple[Codes, Codes]:
-    """For each row which of the distinct rows it is, and where each distinct row occurs first."""
-    if native.functions is not None:
-        found = native.functions.distinct_rows(tuple(map(np.ascontiguousarray, columns)))
-        codes, firsts = (np.frombuffer(one, np.int32) for one in found)
-        return codes, firsts
-    _, first, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True)
-    return inverse.reshape(-1).astype(np.int32), first.astype(np.int32)
+    recorded = {key: value for key, value in args.items() if value is not None and value != NULL}
+    return json.dumps(recorded, separators=(",", ":"), ensure_ascii=False) if recorded else None
 
 
 def _codes(pool: dict[str, int], texts: Iterable[str | None]) -> Codes:
@@ -339,26 +311,26 @@ class MemoryUse:
         """Size and device by address."""
         self._totals: dict[int | None, int] = {}
 
-    def row(self, one: Allocation) -> dict[str, Any] | None:
+    def row(self, allocation: Allocation) -> dict[str, Any] | None:
         """The [memory] event of an allocation; None for a free of memory that was allocated before the recording."""
-        if one.frees:
-            size, device = self._blocks.pop(one.address, (0, None))
+        if allocation.frees:
+            size, device = self._blocks.pop(allocation.address, (0, None))
             if not size:
                 return None
             size = -size
         else:
-            size, device = one.size, self._process.devices.get(one.agent)
-            self._blocks[one.address] = (size, device)
+            size, device = allocation.size, self._process.devices.get(allocation.agent)
+            self._blocks[allocation.address] = (size, device)
         total = self._totals[device] = self._totals.get(device, 0) + size
         on_device = device is not None
-        values = (size, total, total, int(on_device), device if on_device else -1, one.address)
+        values = (size, total, total, int(on_device), device if on_device else -1, allocation.address)
         return {
             "ph": "i",
             "category": "cpu_instant_event",
             "name": "[memory]",
             "pid": str(self._process.pid),
-            "tid": str(one.thread),
-            "ts_ns": one.time,
+            "tid": str(allocation.thread),
+            "ts_ns": allocation.time,
             "args": {"Bytes": size, "Device Id": values[4]},
             "memory": dict(zip(MEMORY_ARGS, values, strict=True)),
         }
@@ -403,14 +375,14 @@ class Rank(NamedTuple):
 def rank_of(environment: Mapping[str, Any], config: Mapping[str, Any]) -> Rank:
     """From the launcher's variables, else from an output name with %rank% in it, as rocprofv3 was given."""
     variables = {key: value for key, value in environment.items() if isinstance(value, str)}
-    found = detect(variables)
-    if found.source != SINGLE:
-        return Rank(found.rank, FROM_ENVIRONMENT, found.world_size)
+    identity = detect(variables)
+    if identity.source != SINGLE:
+        return Rank(identity.rank, FROM_ENVIRONMENT, identity.world_size)
     for part in ("file", "path"):
-        given, made = config.get(f"raw_output_{part}"), config.get(f"output_{part}")
-        if isinstance(given, str) and isinstance(made, str) and (match := _RANK_KEY.search(given)):
+        given, written = config.get(f"raw_output_{part}"), config.get(f"output_{part}")
+        if isinstance(given, str) and isinstance(written, str) and (match := _RANK_KEY.search(given)):
             before, behind = _KEY.split(given[: match.start()])[-1], _KEY.split(given[match.end() :])[0]
-            named = re.search(f"{re.escape(before)}(\\d{{1,6}}){re.escape(behind)}", made)
+            named = re.search(f"{re.escape(before)}(\\d{{1,6}}){re.escape(behind)}", written)
             if named:
                 return Rank(int(named[1]), FROM_OUTPUT_NAME)
     return Rank(None)

@@ -7,22 +7,21 @@ times and threads in the rows of events, schema 4 refers to tables of timestamps
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain, islice
-from operator import index
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rankscope.errors import NotATraceError, ReadError
-from rankscope.model import READ_EVENTS, Table
-from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, rank_from_name
+from rankscope.model import READ_EVENTS
+from rankscope.readers.base import EventBatch, Reader, Reading, ReadReport, TraceIdentity, rank_from_name
+from rankscope.readers.checked_values import json_object
 from rankscope.readers.columns import IN_C, NULL, SQLITE, EventColumns, Numbers
 from rankscope.readers.rocprof.records import (
     FORMAT,
@@ -41,15 +40,15 @@ from rankscope.readers.rocprof.records import (
     name_row,
     rank_of,
 )
-from rankscope.readers.row_batch import RowBatch
+from rankscope.readers.row_batch import RowBatch, row_batches
 from rankscope.readers.sqlite_file import (
-    SQLITE_ERRORS,
     SQLITE_MAGIC,
+    SqliteFile,
     connect,
-    damaged_sqlite,
-    limit_time,
-    refuse_truncated,
+    read_columns,
+    refused_by_sqlite,
     row_ranges,
+    text_of,
 )
 from rankscope.readers.sqlite_pages import PageFile, Piece, TablePages, find_table, open_pages
 from rankscope.sql import sql_name
@@ -86,45 +85,24 @@ _EVENT = "of_event_id"
 _ALLOCATION_FIELDS = ("start", "thread", "agent", "address", "bytes", "text")
 
 
-class RocpdFile:
+class RocpdFile(SqliteFile):
     """One database, open for reading only."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        refuse_truncated(path, _AGAIN)
-        try:
-            self._connection = connect(path)
-            self.tables = self._find_tables()
-        except SQLITE_ERRORS as error:
-            raise damaged_sqlite(path, error, _AGAIN) from error
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        try:
-            limit_time(self._connection)
-            return self._connection.execute(sql, parameters).fetchall()
-        except SQLITE_ERRORS as error:
-            raise damaged_sqlite(self.path, error, _AGAIN) from error
+    again = _AGAIN
 
     def _find_tables(self) -> dict[str, frozenset[str]]:
         names = self._connection.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0 AND name LIKE 'rocpd%'"
         )
-        found = (_text(name) for (name,) in names.fetchall())
-        return {name: self._columns(name) for name in found if _TABLE.fullmatch(name)}
-
-    def _columns(self, table: str) -> frozenset[str]:
-        described = self._connection.execute(f"PRAGMA table_info({sql_name(table)})").fetchall()
-        return frozenset(_text(column[1]) for column in described)
+        tables = (text_of(name) for (name,) in names.fetchall())
+        return {name: self.columns_of(name) for name in tables if _TABLE.fullmatch(name)}
 
     @cached_property
     def sets(self) -> list[TableSet]:
         """The sets of tables that have events or processes, in the order of their ids."""
         endings = {match[2] or "" for name in self.tables if (match := _TABLE.fullmatch(name))}
         sets = (TableSet(self, ending) for ending in sorted(endings))
-        return [one for one in sets if one.has("string") and any(map(one.has, _EVENT_TABLES))]
+        return [tables for tables in sets if tables.has("string") and any(map(tables.has, _EVENT_TABLES))]
 
 
 @dataclass(frozen=True)
@@ -156,42 +134,49 @@ class TableSet:
     def strings(self) -> dict[int, str]:
         """By id."""
         short = f"length(CAST(string AS BLOB)) < {_LONGEST_TEXT}"
-        return {number: _text(text) for number, text in self.rows("string", "id", "string", where=short)}
+        return {number: text_of(text) for number, text in self.rows("string", "id", "string", where=short)}
 
     @cached_property
     def categories(self) -> dict[int, str]:
         """Kinds of events: of schema 4 in a table of their own."""
         told = self.rows("info_category", "id", "name")
-        return {number: _text(name) for number, name in told} if told else self.strings
+        return {number: text_of(name) for number, name in told} if told else self.strings
 
     @cached_property
     def markers(self) -> str:
         """The categories of roctx, as SQL."""
-        found = [str(number) for number, name in self.categories.items() if name.startswith("MARKER_")]
-        return ", ".join(found) or "NULL"
+        numbers = [str(number) for number, name in self.categories.items() if name.startswith("MARKER_")]
+        return ", ".join(numbers) or "NULL"
 
     @cached_property
     def processes(self) -> list[RecordedProcess]:
         told = self.rows("info_process", "id", "pid", "command", "environment", "extdata")
-        found = [
+        processes = [
             RecordedProcess(
-                self, number, pid, _text(command), rank_of(variables, _object(config)), bool(variables)
+                self, number, pid, text_of(command), rank_of(variables, json_object(config)), bool(variables)
             )
             for number, pid, command, environment, config in told
             if isinstance(number, int) and isinstance(pid, int)
-            for variables in [_object(environment)]
+            for variables in [json_object(environment)]
         ]
-        return found or [RecordedProcess(self, NULL, 0, "", Rank(None), False)]
+        return processes or [RecordedProcess(self, NULL, 0, "", Rank(None), False)]
 
     @cached_property
     def agents(self) -> list[tuple[int, dict[str, Any]]]:
         """The GPUs: id, and fields as ROCm names them."""
         told = self.rows("info_agent", "id", "type", "type_index", "product_name", "name", "extdata")
-        gpus = [row for row in told if _text(row[1]) == "GPU" and isinstance(row[0], int)]
+        gpus = [row for row in told if text_of(row[1]) == "GPU" and isinstance(row[0], int)]
         return [
-            (number, {**_object(more), "logical_node_type_id": index, "product_name": _text(product or name)})
-            for place, (number, _, index, product, name, more) in enumerate(gpus)
-            for index in ([index if isinstance(index, int) else place])
+            (
+                number,
+                {
+                    **json_object(more),
+                    "logical_node_type_id": index,
+                    "product_name": text_of(product or name),
+                },
+            )
+            for position, (number, _, index, product, name, more) in enumerate(gpus)
+            for index in ([index if isinstance(index, int) else position])
         ]
 
     @cached_property
@@ -206,7 +191,7 @@ class TableSet:
             "sgpr_count",
         )
         return {
-            number: Kernel(_text(shown or name)[:_LONGEST_TEXT], _sum(vector, accumulation), _sum(scalar))
+            number: Kernel(text_of(shown or name)[:_LONGEST_TEXT], _sum(vector, accumulation), _sum(scalar))
             for number, shown, name, vector, accumulation, scalar in told
         }
 
@@ -238,17 +223,17 @@ def ranks_in(file: RocpdFile) -> list[RankProcesses]:
     told = {process.rank.rank for process in processes} - {None}
     if len(told) > 1:
         return [
-            RankProcesses(own[0].rank, own, f"rank {rank}")
+            RankProcesses(of_rank[0].rank, of_rank, f"rank {rank}")
             for rank in sorted(rank for rank in told if rank is not None)
-            if (own := tuple(process for process in processes if process.rank.rank == rank))
+            if (of_rank := tuple(process for process in processes if process.rank.rank == rank))
         ]
-    known = next((process.rank for process in processes if process.rank.rank is not None), Rank(None))
-    if known.rank is None and (named := rank_from_name(file.path)) is not None:
-        known = Rank(named, "file name")
-    return [RankProcesses(known, processes)]
+    the_rank = next((process.rank for process in processes if process.rank.rank is not None), Rank(None))
+    if the_rank.rank is None and (named := rank_from_name(file.path)) is not None:
+        the_rank = Rank(named, "file name")
+    return [RankProcesses(the_rank, processes)]
 
 
-class Place(NamedTuple):
+class ColumnSource(NamedTuple):
     """Where a value is: in a column of the row, or in that of another table whose row `key` refers to."""
 
     column: str
@@ -257,7 +242,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RocpdBatch:
+class RocpdBatch(EventBatch):
     """A range of rows of one table, joined with what they refer to."""
 
     path: Path
@@ -271,34 +256,16 @@ class RocpdBatch:
     report: ReadReport
 
     def columns(self) -> EventColumns:
-        try:
-            with closing(connect(self.path)) as connection:
-                rows = connection.execute(self.sql, self.parameters).fetchall()
-        except SQLITE_ERRORS as error:
-            raise damaged_sqlite(self.path, error, _AGAIN) from error
-        columns = zip(*rows, strict=True) if rows else ((),) * len(self.names)
-        found = {
-            name: values if name == "text" else self._numbers(values)
-            for name, values in zip(self.names, columns, strict=True)
-        }
-        nothing = np.full(len(rows), NULL)
-        return self.events({**dict.fromkeys(self.absent, nothing), **found})
-
-    def _numbers(self, values: Sequence[Any]) -> Numbers:
-        with suppress(TypeError, ValueError, OverflowError):
-            return np.fromiter(map(index, values), np.int64, len(values))
-        for value in values:
-            if value is not None and not isinstance(value, int):
-                self.report.repaired(f"a value that is not a whole number: {str(value)[:40]}")
-        clean = [value if isinstance(value, int) else NULL for value in values]
-        return np.array(clean, dtype=np.int64)
-
-    def close(self) -> None:
-        pass
+        with refused_by_sqlite(self.path, _AGAIN):
+            columns, others = read_columns(self.path, self.sql, self.parameters, self.names, ("text",))
+        for value in others:
+            self.report.repaired(f"a value that is not a whole number: {str(value)[:40]}")
+        nothing = np.full(max(map(len, columns.values()), default=0), NULL)
+        return self.events({**dict.fromkeys(self.absent, nothing), **columns})
 
 
 @dataclass(frozen=True)
-class PagedBatch:
+class PagedBatch(EventBatch):
     """The same rows read from the pages of the file, several times faster; what refers to other rows is joined here."""
 
     sql: RocpdBatch
@@ -306,7 +273,7 @@ class PagedBatch:
     table: TablePages
     piece: Piece
     joined: Joined
-    places: Mapping[str, Place]
+    places: Mapping[str, ColumnSource]
 
     def columns(self) -> EventColumns:
         with suppress(ValueError):
@@ -314,18 +281,15 @@ class PagedBatch:
         return self.sql.columns()
 
     def _values(self) -> dict[str, Any]:
-        read = dict.fromkeys(place.key or place.column for place in self.places.values())
+        read = dict.fromkeys(source.key or source.column for source in self.places.values())
         numbers, _ = self.table.read(self.piece, list(read), [])
         count = len(next(iter(numbers.values())))
-        found: dict[str, Any] = dict.fromkeys(self.sql.absent, np.full(count, NULL))
-        for name, place in self.places.items():
-            found[name] = self.joined.values(place, numbers) if place.key else numbers[place.column]
+        values: dict[str, Any] = dict.fromkeys(self.sql.absent, np.full(count, NULL))
+        for name, source in self.places.items():
+            values[name] = self.joined.values(source, numbers) if source.key else numbers[source.column]
         if "text" in self.sql.names:
-            found["text"] = self.joined.messages(numbers["event_id"])
-        return found
-
-    def close(self) -> None:
-        pass
+            values["text"] = self.joined.messages(numbers["event_id"])
+        return values
 
 
 class Joined:
@@ -341,14 +305,14 @@ class Joined:
         if (table, column) in self._columns:
             return True
         name = f"rocpd_{table}{self._tables.ending}"
-        found = find_table(self._pages, self._tables.file.rows, name, ["id", column])
-        if found is None:
+        pages = find_table(self._pages, self._tables.file.rows, name, ["id", column])
+        if pages is None:
             return False
         try:
-            read = [found.read(piece, ["id", column], [])[0] for piece in found.pieces()]
+            read = [pages.read(piece, ["id", column], [])[0] for piece in pages.pieces()]
         except ValueError:
             return False
-        ids, values = (np.concatenate([one[name] for one in read]) for name in ("id", column))
+        ids, values = (np.concatenate([piece[name] for piece in read]) for name in ("id", column))
         if (np.diff(ids) <= 0).any():
             return False
         self._columns[table, column] = ids, values
@@ -359,9 +323,9 @@ class Joined:
         of_roctx = f"category_id IN ({self._tables.markers})"
         self._extdata.update(self._tables.rows("event", "id", "extdata", where=of_roctx))
 
-    def values(self, place: Place, numbers: Mapping[str, Numbers]) -> Numbers:
-        ids, values = self._columns[place.table, place.column]
-        wanted = numbers[place.key]
+    def values(self, source: ColumnSource, numbers: Mapping[str, Numbers]) -> Numbers:
+        ids, values = self._columns[source.table, source.column]
+        wanted = numbers[source.key]
         at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
         return np.where(ids[at] == wanted, values[at], NULL)
 
@@ -372,18 +336,18 @@ class Joined:
         )
 
 
-class RocpdReading:
-    """One pass over the processes of one rank."""
+class RocpdReading(Reading):
+    """One pass over the processes of one rank. Times count from the boot of the machine, and the file does not say when
+    that was."""
 
     def __init__(self, path: Path, part: str = "") -> None:
-        self.report = ReadReport()
-        self._path = path
+        super().__init__(path)
         self._file = RocpdFile(path)
         ranks = ranks_in(self._file)
-        merged = RankProcesses(Rank(None), tuple(chain.from_iterable(one.processes for one in ranks)))
-        self._rank = next((one for one in ranks if one.part == part), merged)
+        merged = RankProcesses(Rank(None), tuple(chain.from_iterable(rank.processes for rank in ranks)))
+        self._rank = next((rank for rank in ranks if rank.part == part), merged)
         self._done, self._total = 0, 1
-        self.header: dict[str, Any] = _header(self._file, self._rank)
+        self.header = _header(self._file, self._rank)
 
     def batches(self) -> Iterator[EventBatch]:
         sources = [
@@ -399,13 +363,6 @@ class RocpdReading:
 
     def position(self) -> int:
         return self._path.stat().st_size * self._done // self._total
-
-    def clock_base_ns(self) -> int:
-        """ROCm's times count from the boot of the machine; the file does not say when that was."""
-        return 0
-
-    def further(self) -> Iterator[tuple[Table, Batch]]:
-        return iter(())
 
 
 @dataclass
@@ -430,11 +387,18 @@ class _Sources:
         )
 
     def every(self) -> list[Callable[[], Iterator[EventBatch]]]:
+        strings = self.of.tables.strings
+
+        def copies(columns: dict[str, Any]) -> EventColumns:
+            return copy_columns(self.process, columns, lambda number: strings.get(number, ""))
+
+        kernels = partial(kernel_columns, self.process)
+        calls = {"operation": "name_id", "thread": "tid"}
         return [
             self._names,
-            self._kernels,
-            self._copies,
-            self._calls,
+            partial(self._batches, "kernel_dispatch", _KERNEL_VALUES, kernels),
+            partial(self._batches, "memory_copy", _COPY_VALUES, copies),
+            partial(self._batches, "region", calls, self._call_events, with_text=True),
             self._marks,
             self._memory,
             self._counters,
@@ -444,28 +408,12 @@ class _Sources:
         rows = [name_row("process_name", self.of.pid, 0, self.of.command)] if self.of.command else []
         threads = self.of.tables.rows("info_thread", "pid", "tid", "name")
         rows += [
-            name_row("thread_name", self.of.pid, tid, _text(name))
+            name_row("thread_name", self.of.pid, tid, text_of(name))
             for pid, tid, name in threads
             if name and (pid == self.of.number or self.of.number == NULL)
         ]
         if rows:
             yield RowBatch(READ_EVENTS, rows)
-
-    def _kernels(self) -> Iterator[EventBatch]:
-        yield from self._batches("kernel_dispatch", _KERNEL_VALUES, partial(kernel_columns, self.process))
-
-    def _copies(self) -> Iterator[EventBatch]:
-        strings = self.of.tables.strings
-
-        def events(columns: dict[str, Any]) -> EventColumns:
-            return copy_columns(self.process, columns, lambda number: strings.get(number, ""))
-
-        yield from self._batches("memory_copy", _COPY_VALUES, events)
-
-    def _calls(self) -> Iterator[EventBatch]:
-        yield from self._batches(
-            "region", {"operation": "name_id", "thread": "tid"}, self._call_events, with_text=True
-        )
 
     def _marks(self) -> Iterator[EventBatch]:
         """Calls that take no time: roctx marks. Other samples belong to counters."""
@@ -475,17 +423,14 @@ class _Sources:
         yield from self._batches(
             "sample",
             {"thread": "tid", **({"operation": "name_id"} if named else {})},
-            self._mark_events,
+            self._call_events,
             with_text=True,
             where=f"{_EVENT}.category_id IN ({self.of.tables.markers})",
         )
 
-    def _mark_events(self, columns: dict[str, Any]) -> EventColumns:
+    def _call_events(self, columns: dict[str, Any]) -> EventColumns:
         """A sample of schema 3 does not name its call; it is roctxMarkA."""
         columns.setdefault("operation", np.full(len(columns["start"]), NULL))
-        return self._call_events(columns)
-
-    def _call_events(self, columns: dict[str, Any]) -> EventColumns:
         tables = self.of.tables
         messages: dict[str, int] = {}
         columns["message"] = np.array(
@@ -511,12 +456,14 @@ class _Sources:
         if "start" not in names:
             return
         use = MemoryUse(self.process)
-        at = {name: place for place, name in enumerate(names)}
+        at = {name: position for position, name in enumerate(names)}
         ordered = self._sorted(f"{sql} ORDER BY {at['start'] + 1}")
-        found = (
+        rows = (
             tuple(row[at[name]] if name in at else None for name in _ALLOCATION_FIELDS) for row in ordered
         )
-        yield from _row_batches(row for one in self._usable(found) if (row := use.row(one)) is not None)
+        yield from row_batches(
+            row for allocation in self._usable(rows) if (row := use.row(allocation)) is not None
+        )
 
     def _usable(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[Allocation]:
         for row in rows:
@@ -531,24 +478,24 @@ class _Sources:
         if not tables.has("pmc_event", "event_id", "pmc_id", "value"):
             return
         described = {
-            number: (_text(name), self.process.devices.get(agent))
+            number: (text_of(name), self.process.devices.get(agent))
             for number, name, agent in tables.rows("info_pmc", "id", "name", "agent_id")
         }
         for table in ("kernel_dispatch", "sample"):
             places = self._places(table, {})
             if not tables.has(table, "event_id") or "start" not in places:
                 continue
-            sql, _ = self._select(table, {"start": places["start"], "event": Place("event_id")})
+            sql, _ = self._select(table, {"start": places["start"], "event": ColumnSource("event_id")})
             joined = (
                 f'SELECT p.pmc_id, p.value, k."start" FROM {tables.name("pmc_event")} p '
                 f'JOIN ({sql}) k ON k."event" = p.event_id'
             )
-            found = (
+            rows = (
                 counter_row(*described.get(counter, (f"counter {counter}", None)), time, value)
                 for counter, value, time in self._sorted(joined)
                 if isinstance(value, (int, float)) and isinstance(time, int)
             )
-            yield from _row_batches(found)
+            yield from row_batches(rows)
 
     def _batches(
         self,
@@ -564,7 +511,7 @@ class _Sources:
             return
         places = self._places(table, values)
         text = ""
-        if with_text and any(place.table == "event" for place in places.values()):
+        if with_text and any(source.table == "event" for source in places.values()):
             text = f"CASE WHEN {_EVENT}.category_id IN ({tables.markers}) THEN {_EVENT}.extdata END"
         sql, names = self._select(table, places, text, where)
         absent = tuple(name for name in (*_OF_EVERY_EVENT, *values) if name not in names)
@@ -584,57 +531,61 @@ class _Sources:
         for rows in row_ranges(tables.file.rows, whole, ROWS_PER_BATCH):
             yield batch(rows)
 
-    def _paged(self, table: str, places: Mapping[str, Place]) -> tuple[TablePages, Joined] | None:
+    def _paged(self, table: str, places: Mapping[str, ColumnSource]) -> tuple[TablePages, Joined] | None:
         """The pages of a table and the columns that its rows refer to; None if sqlite has to read them."""
         pages = open_pages(self.path)
         if pages is None:
             return None
-        columns = [place.key or place.column for place in places.values()]
-        found = find_table(pages, self.of.tables.file.rows, table, columns)
+        columns = [source.key or source.column for source in places.values()]
+        table_pages = find_table(pages, self.of.tables.file.rows, table, columns)
         joined = Joined(self.of.tables, pages)
-        wanted = {(place.table, place.column) for place in places.values() if place.table}
-        return (found, joined) if found is not None and all(joined.load(*one) for one in wanted) else None
+        wanted = {(source.table, source.column) for source in places.values() if source.table}
+        return (
+            (table_pages, joined)
+            if table_pages is not None and all(joined.load(*column) for column in wanted)
+            else None
+        )
 
-    def _places(self, table: str, values: dict[str, str]) -> dict[str, Place]:
+    def _places(self, table: str, values: dict[str, str]) -> dict[str, ColumnSource]:
         """Where the values of a table's rows are; those that this version does not have are left out.
 
         In schema 4 times are in a table of their own, and threads and streams belong to tracks.
         """
-        tables, own = self.of.tables, self.of.tables.columns(table)
+        tables, columns = self.of.tables, self.of.tables.columns(table)
         times = (
             {"start": "timestamp", "end": "timestamp"}
             if table == "sample"
             else {"start": "start", "end": "end"}
         )
-        places: dict[str, Place] = {}
+        places: dict[str, ColumnSource] = {}
         for name, column in times.items():
-            if column in own:
-                places[name] = Place(column)
-            elif f"{column}_id" in own and tables.has("timestamp", "value"):
-                places[name] = Place("value", "timestamp", f"{column}_id")
-        if "event_id" in own and tables.has("event", "stack_id", "category_id", "extdata"):
-            places["correlation"] = Place("stack_id", "event", "event_id")
-            places["kind"] = Place("category_id", "event", "event_id")
+            if column in columns:
+                places[name] = ColumnSource(column)
+            elif f"{column}_id" in columns and tables.has("timestamp", "value"):
+                places[name] = ColumnSource("value", "timestamp", f"{column}_id")
+        if "event_id" in columns and tables.has("event", "stack_id", "category_id", "extdata"):
+            places["correlation"] = ColumnSource("stack_id", "event", "event_id")
+            places["kind"] = ColumnSource("category_id", "event", "event_id")
         for name, column in values.items():
-            if column in own:
-                places[name] = Place(column)
-            elif "track_id" in own and tables.has("track", column):
-                places[name] = Place(column, "track", "track_id")
+            if column in columns:
+                places[name] = ColumnSource(column)
+            elif "track_id" in columns and tables.has("track", column):
+                places[name] = ColumnSource(column, "track", "track_id")
         return places
 
     def _select(
-        self, table: str, places: Mapping[str, Place], text: str = "", where: str = ""
+        self, table: str, places: Mapping[str, ColumnSource], text: str = "", where: str = ""
     ) -> tuple[str, tuple[str, ...]]:
         """SQL for the rows of a table, with what they refer to, and the names of its columns."""
         tables = self.of.tables
-        keys = {place.key: place.table for place in places.values() if place.key}
+        keys = {source.key: source.table for source in places.values() if source.key}
         joins = "".join(
             f" LEFT JOIN {tables.name(other)} of_{key} ON of_{key}.id = r.{sql_name(key)}"
             for key, other in keys.items()
         )
         selected = {
-            name: f"{f'of_{place.key}' if place.key else 'r'}.{sql_name(place.column)}"
-            for name, place in places.items()
+            name: f"{f'of_{source.key}' if source.key else 'r'}.{sql_name(source.column)}"
+            for name, source in places.items()
         } | ({"text": text} if text else {})
         sql = (
             f"SELECT {', '.join(f'{value} AS {sql_name(name)}' for name, value in selected.items())} "
@@ -655,14 +606,11 @@ class _Sources:
         return "true"
 
     def _sorted(self, sql: str) -> Iterator[tuple[Any, ...]]:
-        try:
-            with closing(connect(self.path)) as connection:
-                yield from connection.execute(sql)
-        except SQLITE_ERRORS as error:
-            raise damaged_sqlite(self.path, error, _AGAIN) from error
+        with refused_by_sqlite(self.path, _AGAIN), closing(connect(self.path)) as connection:
+            yield from connection.execute(sql)
 
 
-class RocpdReader:
+class RocpdReader(Reader):
     """rocpd databases."""
 
     name = FORMAT
@@ -681,14 +629,17 @@ class RocpdReader:
                 raise
             return False  # damaged, and of another program
 
-    def identify(self, path: Path) -> TraceIdentity:
-        return self.identify_parts(path)[0]
-
     def identify_parts(self, path: Path) -> list[TraceIdentity]:
         with closing(RocpdFile(path)) as file:
             return [
-                TraceIdentity(one.rank.rank, one.rank.source, one.rank.world_size, _capture_id(one), one.part)
-                for one in ranks_in(file)
+                TraceIdentity(
+                    processes.rank.rank,
+                    processes.rank.source,
+                    processes.rank.world_size,
+                    _capture_id(processes),
+                    processes.part,
+                )
+                for processes in ranks_in(file)
             ]
 
     def open(self, path: Path, part: str = "") -> RocpdReading:
@@ -716,10 +667,10 @@ def _header(file: RocpdFile, rank: RankProcesses) -> dict[str, Any]:
     header: dict[str, Any] = {"processes": [process.pid for process in rank.processes]}
     if not tables:
         return header
-    told = {_text(tag): _text(value) for tag, value in tables[0].rows("metadata", "tag", "value")}
+    told = {text_of(tag): text_of(value) for tag, value in tables[0].rows("metadata", "tag", "value")}
     header["rocprof"] = {"format": "rocpd", "schema": told.get("schema_version", "")}
     header["deviceProperties"] = device_properties(agent for _, agent in tables[0].agents)
-    hosts = [_text(host) for (host,) in tables[0].rows("info_node", "hostname") if host]
+    hosts = [text_of(host) for (host,) in tables[0].rows("info_node", "hostname") if host]
     if hosts:
         header["host_name"] = hosts[0]
     if len(rank.processes) > 1 and rank.rank.source != FROM_ENVIRONMENT:
@@ -744,38 +695,18 @@ def _rccl_arguments(tables: TableSet) -> dict[int, dict[str, str]]:
         f"SELECT e.stack_id, a.name, a.value FROM {tables.name('arg')} a JOIN {tables.name('event')} e "
         f"ON e.id = a.event_id WHERE e.{wanted}"
     )
-    found: dict[int, dict[str, str]] = {}
+    arguments: dict[int, dict[str, str]] = {}
     for call, name, value in rows:
         if isinstance(call, int):
-            found.setdefault(call, {})[_text(name)] = _text(value)
-    return found
-
-
-def _row_batches(rows: Iterator[dict[str, Any]]) -> Iterator[RowBatch]:
-    while some := list(islice(rows, ROWS_PER_BATCH)):
-        yield RowBatch(READ_EVENTS, some)
+            arguments.setdefault(call, {})[text_of(name)] = text_of(value)
+    return arguments
 
 
 def _message(extdata: Any) -> str:
     """The text of a roctx range or mark."""
-    return _text(_object(extdata).get("message", ""))[:_LONGEST_TEXT]
-
-
-def _object(value: Any) -> dict[str, Any]:
-    """A JSON object in a column; {} if it is none."""
-    try:
-        found = json.loads(_text(value)) if value else {}
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    return "" if value is None else str(value)
+    return text_of(json_object(extdata).get("message", ""))[:_LONGEST_TEXT]
 
 
 def _sum(*values: Any) -> int | None:
-    known = [value for value in values if isinstance(value, int)]
-    return sum(known) if known else None
+    numbers = [value for value in values if isinstance(value, int)]
+    return sum(numbers) if numbers else None

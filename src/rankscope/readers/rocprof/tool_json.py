@@ -11,21 +11,28 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rankscope.errors import ReadError
-from rankscope.model import READ_EVENTS, Table
-from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, rank_from_name
+from rankscope.model import READ_EVENTS
+from rankscope.readers.base import (
+    EventBatch,
+    Reader,
+    Reading,
+    ReadReport,
+    ReadyBatch,
+    TraceIdentity,
+    rank_from_name,
+)
 from rankscope.readers.byte_stream import ByteStream, open_stream, read_head
+from rankscope.readers.checked_values import as_object, integer
 from rankscope.readers.columns import DUCKDB, IN_PYTHON, NULL, EventColumns, Numbers
 from rankscope.readers.memory_file import MemoryFile
 from rankscope.readers.rocprof.records import (
     FORMAT,
-    ROWS_PER_BATCH,
     Allocation,
     Kernel,
     MemoryUse,
@@ -39,8 +46,8 @@ from rankscope.readers.rocprof.records import (
     name_row,
     rank_of,
 )
-from rankscope.readers.row_batch import RowBatch
-from rankscope.readers.sql_columns import connection
+from rankscope.readers.row_batch import RowBatch, row_batches
+from rankscope.readers.sql_columns import connection, filled, or_repaired
 
 _ROOT = re.compile(rb'^[\xef\xbb\xbf\s]*\{\s*"rocprofiler-sdk-tool"\s*:\s*\[')
 _BLOCK_BYTES = 16 << 20
@@ -97,7 +104,7 @@ Fields = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Told:
+class ProcessMetadata:
     """What the records of one process refer to."""
 
     process: Process
@@ -125,7 +132,7 @@ class _Block:
 
 
 @dataclass(frozen=True)
-class JsonBatch:
+class JsonBatch(EventBatch):
     """A block and the events that its records are."""
 
     block: _Block
@@ -140,23 +147,17 @@ class JsonBatch:
 
     def numbers(self) -> tuple[dict[str, Numbers], str]:
         """The columns of the records, and what read them."""
-        import duckdb
+        return or_repaired(lambda: (self._selected(), DUCKDB), lambda: (self._repaired(), IN_PYTHON))
 
+    def _selected(self) -> dict[str, Numbers]:
         types = ", ".join(f"{name}: '{kind}'" for name, kind in _types(self.fields).items())
         values = ", ".join(f'{".".join(keys)} AS "{name}"' for name, keys in self.fields.items())
-        try:
-            path = self.file.write_array(self.block.text)
-            found = connection().execute(
-                f"SELECT {values} FROM read_json({path}, format='array', columns={{{types}}}, auto_detect=false, "
-                f"maximum_object_size={_LARGEST_RECORD})"
-            )
-            return {name: _filled(column) for name, column in found.fetchnumpy().items()}, DUCKDB
-        except duckdb.OutOfMemoryException as error:
-            raise MemoryError from error
-        except duckdb.IOException:
-            raise
-        except duckdb.Error:
-            return self._repaired(), IN_PYTHON
+        path = self.file.write_array(self.block.text)
+        result = connection().execute(
+            f"SELECT {values} FROM read_json({path}, format='array', columns={{{types}}}, auto_detect=false, "
+            f"maximum_object_size={_LARGEST_RECORD})"
+        )
+        return {name: filled(column) for name, column in result.fetchnumpy().items()}
 
     def _repaired(self) -> dict[str, Numbers]:
         columns: dict[str, list[int]] = {name: [] for name in self.fields}
@@ -173,13 +174,11 @@ class JsonBatch:
         self.file.close()
 
 
-class ToolJsonReading:
-    """One pass over one file."""
+class ToolJsonReading(Reading):
+    """One pass over one file. Times count from the boot of the machine, and the file does not say when that was."""
 
     def __init__(self, path: Path) -> None:
-        self.report = ReadReport()
-        self.header: dict[str, Any] = {}
-        self._path = path
+        super().__init__(path)
         self._stream = open_stream(path)
 
     def batches(self) -> Iterator[EventBatch]:
@@ -190,13 +189,6 @@ class ToolJsonReading:
 
     def position(self) -> int:
         return self._stream.position()
-
-    def clock_base_ns(self) -> int:
-        """ROCm's times count from the boot of the machine; the file does not say when that was."""
-        return 0
-
-    def further(self) -> Iterator[tuple[Table, Batch]]:
-        return iter(())
 
     def _batches(self) -> Iterator[EventBatch]:
         text = _Text(self._stream)
@@ -215,8 +207,8 @@ class ToolJsonReading:
 
     def _before_records(self, text: _Text, first: bool) -> dict[str, Any]:
         """What the records of the next process refer to; {} after the last."""
-        found = text.find(_SECTION, _MOST_BEFORE_RECORDS)
-        if found is None:
+        section = text.find(_SECTION, _MOST_BEFORE_RECORDS)
+        if section is None:
             if first:
                 where = (
                     f"ends before the start of callback_records ({self._stream.damage or 'cut off'})"
@@ -229,7 +221,7 @@ class ToolJsonReading:
                     hint="Record this rank again: rocprofv3 --output-format json -- PROGRAM. Or leave the file out.",
                 )
             return {}
-        before = text.take(found.start())
+        before = text.take(section.start())
         begin = before.find(b"{", 1 + before.find(b"[")) if first else before.find(b"{")
         try:
             content = json.loads(
@@ -240,7 +232,7 @@ class ToolJsonReading:
             self.report.damage = "the fields before the records are damaged: names may be missing"
         return content if isinstance(content, dict) else {}
 
-    def _records(self, text: _Text, told: Told) -> Iterator[EventBatch]:
+    def _records(self, text: _Text, told: ProcessMetadata) -> Iterator[EventBatch]:
         allocations: list[dict[str, Numbers]] = []
         dispatches = 0
         counted: list[dict[str, Numbers]] = []
@@ -258,25 +250,25 @@ class ToolJsonReading:
             elif block.list == "counter_collection":
                 records = list(parsed_records(block, self.report))
                 counted.append(_dispatch_numbers(records))
-                yield from _row_batches(_counter_rows(records, told))
+                yield from row_batches(_counter_rows(records, told))
             else:
                 count = max(1, block.text.count(b'"start_timestamp"'))
                 self.report.lose(f"{block.list} is a list that is not known", count)
         if not dispatches:  # counters are collected without a trace of the kernels
             for numbers in counted:
-                yield _Ready(replace(kernel_columns(told.process, numbers), read_by=IN_PYTHON))
-        yield from _row_batches(_memory_rows(told, allocations))
+                yield ReadyBatch(replace(kernel_columns(told.process, numbers), read_by=IN_PYTHON))
+        yield from row_batches(_memory_rows(told, allocations))
 
     def _batch(
         self, block: _Block, fields: Fields, events: Callable[[dict[str, Numbers]], EventColumns]
     ) -> JsonBatch:
         return JsonBatch(block, fields, events, self.report, MemoryFile())
 
-    def _with_arguments(self, block: _Block, told: Told) -> Told:
+    def _with_arguments(self, block: _Block, told: ProcessMetadata) -> ProcessMetadata:
         """With the arguments of calls of RCCL, where the file has them."""
         if block.list != "rccl_api" or b'"args"' not in block.text:
             return told
-        found = {
+        arguments = {
             _integer(_at(record, ("correlation_id", "internal"))): {
                 str(name): str(value) for name, value in record["args"].items()
             }
@@ -284,11 +276,11 @@ class ToolJsonReading:
             if isinstance(record.get("args"), dict)
         }
         process = Process(
-            told.process.pid, told.process.number, told.process.devices, told.process.kernels, found
+            told.process.pid, told.process.number, told.process.devices, told.process.kernels, arguments
         )
-        return Told(process, told.kinds, told.messages, told.counters)
+        return ProcessMetadata(process, told.kinds, told.messages, told.counters)
 
-    def _allocations(self, block: _Block, told: Told) -> dict[str, Numbers]:
+    def _allocations(self, block: _Block, told: ProcessMetadata) -> dict[str, Numbers]:
         """Numbers of allocations: few, and the totals need all of them in order of time."""
         rows = []
         for record in parsed_records(block, self.report):
@@ -329,8 +321,13 @@ class ToolJsonReading:
             if text.data[text.at : text.at + 1] == b"]":
                 text.at += 1
                 return
-            key = key or _first_key(text)
-            separator = separator or _separator(text, key)
+            if not key:
+                first = _FIRST_KEY.match(text.data, text.at)
+                key = first[1] if first else b"size"
+            if not separator:  # what is between the first two records, with the key that both begin with
+                between = re.compile(rb'\}\s*,\s*\{\s*"%b"\s*:' % key)
+                two = between.search(text.data, text.at, text.at + _LARGEST_RECORD)
+                separator = two[0] if two else b""
             end = text.list_end()
             cut = text.data.rfind(separator, text.at) + 1 if separator else 0
             if end is None and not cut and not text.ended:
@@ -374,11 +371,7 @@ class _Text:
         rest = self.data[self.at :]
         self._before += self.at
         wanted = max(size - len(rest), _BLOCK_BYTES)
-        try:
-            more = self._stream.read(wanted)
-        except OSError as error:
-            self._stream.damage = f"reading stopped: {error.strerror}"
-            more = b""
+        more = self._stream.read_on(wanted)
         self.ended = len(more) < wanted
         self.data, self.at = (rest + more if rest else more), 0
 
@@ -386,9 +379,9 @@ class _Text:
         size = _BLOCK_BYTES
         while True:
             self.fill(size)
-            found = pattern.search(self.data, self.at)
-            if found is not None or self.ended or size >= limit:
-                return found
+            match = pattern.search(self.data, self.at)
+            if match is not None or self.ended or size >= limit:
+                return match
             size *= 2
 
     def match(self, pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
@@ -399,9 +392,9 @@ class _Text:
         """Where the list ends that these bytes begin in; None if it goes on."""
         patterns = (_LIST_ENDS, _LAST_LIST_ENDS) if self.ended else (_LIST_ENDS,)
         for pattern in patterns:
-            for found in pattern.finditer(self.data, self.at):
-                if self.data[max(0, found.start() - 100) : found.start()].rstrip()[-1:] == b"}":
-                    return found.start()
+            for match in pattern.finditer(self.data, self.at):
+                if self.data[max(0, match.start() - 100) : match.start()].rstrip()[-1:] == b"}":
+                    return match.start()
         return None
 
     def take(self, end: int) -> bytes:
@@ -411,24 +404,11 @@ class _Text:
 
     def skip_between(self) -> None:
         """Go to what follows commas, space and closed objects."""
-        found = _BETWEEN.match(self.data, self.at)
-        self.at = found.end() if found else self.at
+        match = _BETWEEN.match(self.data, self.at)
+        self.at = match.end() if match else self.at
 
 
-class _Ready:
-    """Events that exist already, as a batch."""
-
-    def __init__(self, events: EventColumns) -> None:
-        self._events = events
-
-    def columns(self) -> EventColumns:
-        return self._events
-
-    def close(self) -> None:
-        pass
-
-
-class ToolJsonReader:
+class ToolJsonReader(Reader):
     """JSON of rocprofv3."""
 
     name = FORMAT
@@ -436,34 +416,23 @@ class ToolJsonReader:
     def recognises(self, path: Path, head: bytes) -> bool:
         return _ROOT.match(head) is not None
 
-    def identify(self, path: Path) -> TraceIdentity:
+    def identify_parts(self, path: Path) -> list[TraceIdentity]:
         """From the metadata, which come first."""
         head, _ = read_head(path, _SHORT_HEAD_BYTES)
         metadata = _metadata(head)
-        rank = rank_of({}, _object(metadata.get("config")))
+        rank = rank_of({}, as_object(metadata.get("config")))
         if rank.rank is None and (named := rank_from_name(path)) is not None:
             rank = Rank(named, "file name")
-        node = _object(metadata.get("node"))
+        node = as_object(metadata.get("node"))
         parts = (node.get("machine_id"), metadata.get("pid"), metadata.get("init_time"))
-        known = " ".join(map(str, parts)) if metadata.get("init_time") else ""
-        return TraceIdentity(rank.rank, rank.source, rank.world_size, known)
+        capture_id = " ".join(map(str, parts)) if metadata.get("init_time") else ""
+        return [TraceIdentity(rank.rank, rank.source, rank.world_size, capture_id)]
 
-    def open(self, path: Path) -> ToolJsonReading:
+    def open(self, path: Path, part: str = "") -> ToolJsonReading:
         return ToolJsonReading(path)
 
 
 ROCPROF_JSON = ToolJsonReader()
-
-
-def _first_key(text: _Text) -> bytes:
-    found = _FIRST_KEY.match(text.data, text.at)
-    return found[1] if found else b"size"
-
-
-def _separator(text: _Text, key: bytes) -> bytes:
-    """What is between the first two records, with the key that both begin with; empty if there are not two."""
-    found = re.compile(rb'\}\s*,\s*\{\s*"%b"\s*:' % key).search(text.data, text.at, text.at + _LARGEST_RECORD)
-    return found[0] if found else b""
 
 
 def parsed_records(block: _Block, report: ReadReport) -> Iterator[dict[str, Any]]:
@@ -472,11 +441,11 @@ def parsed_records(block: _Block, report: ReadReport) -> Iterator[dict[str, Any]
     start = re.compile(rf'(?<![:\s])\s*(?=\{{\s*"{block.key.decode()}"\s*:)', re.ASCII)
     decoder = json.JSONDecoder(strict=False)
     position = failures = 0
-    while (found := start.search(text, position)) is not None:
-        if text[position : found.end()].strip(", \t\r\n"):
+    while (match := start.search(text, position)) is not None:
+        if text[position : match.end()].strip(", \t\r\n"):
             report.lose(f"text that is no record, after byte {block.offset:,}")
         try:
-            record, position = decoder.raw_decode(text, found.end())
+            record, position = decoder.raw_decode(text, match.end())
         except (ValueError, RecursionError) as error:
             reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:80]
             report.lose(f"a record after byte {block.offset:,} is not valid JSON ({reason})")
@@ -484,7 +453,7 @@ def parsed_records(block: _Block, report: ReadReport) -> Iterator[dict[str, Any]
             if failures == _MOST_DAMAGED:
                 report.lose(f"all records between byte {block.offset:,} and the next block")
                 return
-            following = start.search(text, found.end() + 1)
+            following = start.search(text, match.end() + 1)
             position = following.end() if following else len(text)
             continue
         yield record
@@ -509,67 +478,55 @@ def _types(fields: Fields) -> dict[str, str]:
     return {key: kind(value) for key, value in tree.items()}
 
 
-def _filled(column: Any) -> Numbers:
-    values: Numbers = np.ma.getdata(column).astype(np.int64)
-    if isinstance(column, np.ma.MaskedArray):
-        values[np.ma.getmaskarray(column)] = NULL
-    return values
-
-
-def _copies(told: Told, columns: dict[str, Numbers]) -> EventColumns:
+def _copies(told: ProcessMetadata, columns: dict[str, Numbers]) -> EventColumns:
     kind = int(columns["kind"][0]) if len(columns["kind"]) else 0
     return copy_columns(told.process, columns, lambda operation: told.operation(kind, operation)[1])
 
 
-def _calls(told: Told, columns: dict[str, Numbers]) -> EventColumns:
+def _calls(told: ProcessMetadata, columns: dict[str, Numbers]) -> EventColumns:
     messages: dict[str, int] = {}
-    found = (told.messages.get(call) for call in columns["correlation"].tolist()) if told.messages else ()
-    places = [NULL if text is None else messages.setdefault(text, len(messages)) for text in found]
+    texts = (told.messages.get(call) for call in columns["correlation"].tolist()) if told.messages else ()
+    places = [NULL if text is None else messages.setdefault(text, len(messages)) for text in texts]
     columns["message"] = np.array(places, dtype=np.int64) if places else np.full(len(columns["start"]), NULL)
     return call_columns(told.process, columns, told.operation, list(messages))
 
 
-def _memory_rows(told: Told, found: list[dict[str, Numbers]]) -> Iterator[dict[str, Any]]:
-    if not found:
+def _memory_rows(told: ProcessMetadata, allocations: list[dict[str, Numbers]]) -> Iterator[dict[str, Any]]:
+    if not allocations:
         return
-    columns = [np.concatenate([one[name] for one in found]) for name in Allocation._fields]
+    columns = [np.concatenate([part[name] for part in allocations]) for name in Allocation._fields]
     order = np.argsort(columns[0], kind="stable")
     use = MemoryUse(told.process)
     for values in zip(*(column[order].tolist() for column in columns), strict=True):
-        one = Allocation(*values)
-        if (row := use.row(one)) is not None:
+        part = Allocation(*values)
+        if (row := use.row(part)) is not None:
             yield row
 
 
 def _dispatch_numbers(records: Iterable[dict[str, Any]]) -> dict[str, Numbers]:
     """Of the dispatches whose counters were collected."""
-    rows = [_object(record.get("dispatch_data")) for record in records]
+    rows = [as_object(record.get("dispatch_data")) for record in records]
     return {
         name: np.array([_integer(_at(row, keys)) for row in rows], dtype=np.int64)
         for name, keys in _KERNEL.items()
     }
 
 
-def _counter_rows(records: Iterable[dict[str, Any]], told: Told) -> Iterator[dict[str, Any]]:
+def _counter_rows(records: Iterable[dict[str, Any]], told: ProcessMetadata) -> Iterator[dict[str, Any]]:
     for record in records:
-        data = _object(record.get("dispatch_data"))
+        data = as_object(record.get("dispatch_data"))
         time = _integer(data.get("start_timestamp"))
         device = told.process.devices.get(_integer(_at(data, ("dispatch_info", "agent_id", "handle"))))
         listed = record.get("records")
-        for one in listed if isinstance(listed, list) else ():
-            value = _at(one, ("value",))
-            counter = _integer(_at(one, ("counter_id", "handle")))
+        for counted in listed if isinstance(listed, list) else ():
+            value = _at(counted, ("value",))
+            counter = _integer(_at(counted, ("counter_id", "handle")))
             if time != NULL and isinstance(value, (int, float)):
                 yield counter_row(told.counters.get(counter, f"counter {counter}"), device, time, value)
 
 
-def _row_batches(rows: Iterator[dict[str, Any]]) -> Iterator[RowBatch]:
-    while some := list(islice(rows, ROWS_PER_BATCH)):
-        yield RowBatch(READ_EVENTS, some)
-
-
-def _told(head: dict[str, Any], number: int) -> Told:
-    strings = _object(head.get("strings"))
+def _told(head: dict[str, Any], number: int) -> ProcessMetadata:
+    strings = as_object(head.get("strings"))
     process = Process(
         pid=max(_integer(_at(head, ("metadata", "pid"))), 0),
         number=number,
@@ -584,48 +541,48 @@ def _told(head: dict[str, Any], number: int) -> Told:
     )
     kinds = tuple(
         (
-            str(one.get("kind", "")),
-            tuple(map(str, one["operations"])) if isinstance(one.get("operations"), list) else (),
+            str(entry.get("kind", "")),
+            tuple(map(str, entry["operations"])) if isinstance(entry.get("operations"), list) else (),
         )
-        for one in _objects(strings.get("buffer_records"))
+        for entry in _objects(strings.get("buffer_records"))
     )
     messages = {
-        _integer(one.get("key")): str(one.get("value"))[:_LONGEST_TEXT]
-        for one in _objects(strings.get("marker_api"))
+        _integer(entry.get("key")): str(entry.get("value"))[:_LONGEST_TEXT]
+        for entry in _objects(strings.get("marker_api"))
     }
     counters = {
-        _integer(_at(one, ("id", "handle"))): str(one.get("name", ""))
-        for one in _objects(head.get("counters"))
+        _integer(_at(entry, ("id", "handle"))): str(entry.get("name", ""))
+        for entry in _objects(head.get("counters"))
     }
-    return Told(process, kinds, messages, counters)
+    return ProcessMetadata(process, kinds, messages, counters)
 
 
 def _kernel(symbol: dict[str, Any]) -> Kernel:
     vector = [_integer(symbol.get(name)) for name in ("arch_vgpr_count", "accum_vgpr_count")]
-    known = [count for count in vector if count != NULL]
+    counts = [count for count in vector if count != NULL]
     scalar = _integer(symbol.get("sgpr_count"))
     name = str(symbol.get("formatted_kernel_name") or symbol.get("kernel_name") or "")
-    return Kernel(name[:_LONGEST_TEXT], sum(known) if known else None, None if scalar == NULL else scalar)
+    return Kernel(name[:_LONGEST_TEXT], sum(counts) if counts else None, None if scalar == NULL else scalar)
 
 
 def _gpus(head: dict[str, Any]) -> list[dict[str, Any]]:
     """The agents of type 2, with a number each."""
     gpus = [agent for agent in _objects(head.get("agents")) if agent.get("type") == 2]
-    for place, agent in enumerate(gpus):
+    for position, agent in enumerate(gpus):
         if not isinstance(agent.get("logical_node_type_id"), int):
-            agent["logical_node_type_id"] = place
+            agent["logical_node_type_id"] = position
     return gpus
 
 
 def _header(head: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     """The metadata for segment.json."""
-    metadata = _object(head.get("metadata"))
+    metadata = as_object(head.get("metadata"))
     header: dict[str, Any] = {
         "rocprof": {"format": "json"},
         "processes": [*before.get("processes", []), metadata.get("pid")],
         "deviceProperties": device_properties(_gpus(head)),
     }
-    if host := _object(metadata.get("node")).get("hostname"):
+    if host := as_object(metadata.get("node")).get("hostname"):
         header["host_name"] = str(host)
     return header
 
@@ -637,28 +594,28 @@ def _command(head: dict[str, Any]) -> str:
 
 def _metadata(head: bytes) -> dict[str, Any]:
     """The metadata at the start of a file; {} if they are damaged."""
-    found = _METADATA.search(head)
-    if found is None:
+    match = _METADATA.search(head)
+    if match is None:
         return {}
     try:
-        value, _ = json.JSONDecoder(strict=False).raw_decode(head[found.end() :].decode("utf-8", "replace"))
+        value, _ = json.JSONDecoder(strict=False).raw_decode(head[match.end() :].decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return {}
-    return _object(value)
+    return as_object(value)
 
 
 def _readable(before: bytes) -> dict[str, Any]:
     """The lists and objects that can be read in damaged text, by key."""
-    found: dict[str, Any] = {"metadata": _metadata(before)}
+    content: dict[str, Any] = {"metadata": _metadata(before)}
     for key in ("agents", "counters", "strings", "kernel_symbols"):
         match = re.search(rf'"{key}"\s*:\s*(?=[\[{{])'.encode(), before)
         if match:
             try:
                 text = before[match.end() :].decode("utf-8", "replace")
-                found[key], _ = json.JSONDecoder(strict=False).raw_decode(text)
+                content[key], _ = json.JSONDecoder(strict=False).raw_decode(text)
             except (ValueError, RecursionError):
                 continue
-    return found
+    return content
 
 
 def _at(record: Any, keys: Iterable[str]) -> Any:
@@ -669,8 +626,8 @@ def _at(record: Any, keys: Iterable[str]) -> Any:
 
 def _integer(value: Any) -> int:
     """A whole number of 64 bits; NULL if it is none."""
-    is_number = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
-    return value if is_number else NULL
+    number = integer(value)
+    return NULL if number is None else number
 
 
 def _address(value: Any) -> int:
@@ -680,9 +637,5 @@ def _address(value: Any) -> int:
     return _integer(_at(value, ("value",)) if isinstance(value, dict) else value)
 
 
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 def _objects(value: Any) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.model import MEMORY_ARGS, SHAPE_ARGS
+from rankscope.model import READ_EVENTS
 from rankscope.readers.base import EventBatch, ReadReport
 from rankscope.readers.columns import (
     IN_C,
-    IN_PYTHON,
     NO_TEXT,
     NULL,
     Codes,
     EventColumns,
     Numbers,
     Texts,
-    joined_texts,
+    event_columns,
 )
+from rankscope.readers.row_batch import RowBatch
 from rankscope.readers.xla.meanings import (
     ASYNC_LINE,
     COPY_STATS,
@@ -47,7 +47,7 @@ _LONGEST_PS = 1 << 62
 
 def plane_batches(planes: list[Plane], report: ReadReport) -> Iterator[EventBatch]:
     """The names of processes and threads, then the events line by line."""
-    yield NamesBatch(planes)
+    yield RowBatch(READ_EVENTS, _name_rows(planes))
     devices = {plane.name for plane in planes if DEVICE_PLANE.match(plane.name) and plane.lines}
     on_host = any(HOST_PLANE.match(plane.name) and STEP_STAT in plane.stat_names.values() for plane in planes)
     for plane in planes:
@@ -77,14 +77,14 @@ class PlaneMeanings:
 
     def _shared(self, kind: LineKind) -> tuple[list[Meaning], NamedTexts]:
         has_async = any(line.name == ASYNC_LINE for line in self.plane.lines)
-        found: dict[int, Meaning] = {}
+        meanings: dict[int, Meaning] = {}
         texts: dict[int, str] = {}
         for id, about in self.plane.events.items():
             hlo = about.name if about.display_name else ""
-            found[id] = meaning(kind, about.label, hlo, about.stats, has_async, self.many_devices)
-            args = arguments(about.stats, found[id].collective)
+            meanings[id] = meaning(kind, about.label, hlo, about.stats, has_async, self.many_devices)
+            args = arguments(about.stats, meanings[id].collective)
             texts[id] = json.dumps(args, ensure_ascii=False, separators=(",", ":"))[1:-1]
-        return [found[id] for id in sorted(found)], NamedTexts.of(texts)
+        return [meanings[id] for id in sorted(meanings)], NamedTexts.of(texts)
 
     @cached_property
     def picked(self) -> Numbers:
@@ -111,7 +111,7 @@ class _Pool:
         return Texts.of(self._codes)
 
 
-class PieceBatch:
+class PieceBatch(EventBatch):
     """The events of a piece of a line."""
 
     def __init__(self, about: PlaneMeanings, line: Line, piece: memoryview, report: ReadReport) -> None:
@@ -121,43 +121,42 @@ class PieceBatch:
         plane, line, about = self._about.plane, self._line, self._about
         kind = line_kind(plane.name, line.name)
         meanings, shared = about.shared(kind)
-        found = read_events(self._piece, shared, plane.stat_texts, about.picked)
-        self._count_losses(found)
-        step, correlation, *details = found.picked.T
+        events = read_events(self._piece, shared, plane.stat_texts, about.picked)
+        self._count_losses(events)
+        step, correlation, *details = events.picked.T
         pool = _Pool()
-        category = pool.codes(one.category for one in meanings)[found.metadata]
-        name = pool.codes(one.name for one in meanings)[found.metadata]
-        told = pool.codes(one.collective.get("Collective name") for one in meanings)[found.metadata]
+        category = pool.codes(item.category for item in meanings)[events.metadata]
+        name = pool.codes(item.name for item in meanings)[events.metadata]
+        told = pool.codes(item.collective.get("Collective name") for item in meanings)[events.metadata]
         if kind.holds == STEPS and about.steps_of_device:
             category[:] = pool.code("user_annotation")
         if kind.device is None:
             stepped = (step >= 0) & (step <= _LARGEST_STEP)
-            numbers, place = np.unique(step[stepped], return_inverse=True)
-            name[stepped] = pool.codes(step_name(one) for one in numbers.tolist())[place]
+            numbers, number_of = np.unique(step[stepped], return_inverse=True)
+            name[stepped] = pool.codes(step_name(item) for item in numbers.tolist())[number_of]
             category[stepped] = pool.code("user_annotation")
         size = self._sizes(details)
-        linked = (told != NO_TEXT) | (correlation != NULL) | (size != NULL) | (kind.device is not None)
-        count = np.count_nonzero(linked)
-        begin, end = _times(line, found)
-        return _event_columns(
-            pool,
-            phase="X",
-            pid=plane.name,
-            tid=str(line.id),
-            category=category,
-            name=name,
+        begin, end = _times(line, events)
+        same = np.zeros(len(name), dtype=np.int32)
+        where = {"device": kind.device, "stream": kind.stream}
+        return event_columns(
             time=begin,
             duration=end - begin,
-            args=found.args,
-            args_offset=found.args_offset,
-            linked=np.flatnonzero(linked).astype(np.int32),
-            correlation=correlation[linked],
-            external_id=np.full(count, NULL),
-            device=np.full(count, NULL if kind.device is None else kind.device),
-            stream=np.full(count, NULL if kind.stream is None else kind.stream),
-            bytes=size[linked],
-            collective=told[linked],
+            numbers={
+                "correlation": correlation,
+                "bytes": size,
+                **{key: np.full(len(name), number) for key, number in where.items() if number is not None},
+            },
+            collective=told,
+            phase=same + pool.code("X"),
+            category=category,
+            name=name,
+            pid=same + pool.code(plane.name),
+            tid=same + pool.code(str(line.id)),
+            args=events.args,
+            args_offset=events.args_offset,
             read_by=IN_C,
+            texts=pool.texts(),
         )
 
     def _sizes(self, details: list[Any]) -> Numbers:
@@ -165,100 +164,47 @@ class PieceBatch:
         size = np.full(len(details[0]), NULL)
         for column in details:
             told = np.flatnonzero(column != NULL)
-            ids, place = np.unique(column[told], return_inverse=True)
+            ids, id_of = np.unique(column[told], return_inverse=True)
             sizes = [copied_bytes(self._about.plane.stat_names.get(id, "")) for id in ids.tolist()]
-            size[told] = np.array([NULL if one is None else one for one in sizes], dtype=np.int64)[place]
+            size[told] = np.array([NULL if number is None else number for number in sizes], dtype=np.int64)[
+                id_of
+            ]
         return size
 
-    def _count_losses(self, found: LineEvents) -> None:
+    def _count_losses(self, events: LineEvents) -> None:
         where = f"{self._about.plane.name} {self._line.name}"
         for count, why in (
-            (found.without_time, "has no time, only a number of occurrences"),
-            (found.without_metadata, "has no name: the metadata of its plane is missing"),
-            (found.damaged, "is damaged"),
+            (events.without_time, "has no time, only a number of occurrences"),
+            (events.without_metadata, "has no name: the metadata of its plane is missing"),
+            (events.damaged, "is damaged"),
         ):
             if count:
                 self._report.lose(f"an event of {where} {why}", count)
-        if found.without_args:
+        if events.without_args:
             self._report.repaired(
-                f"arguments of {where} were left out: they are too long", found.without_args
+                f"arguments of {where} were left out: they are too long", events.without_args
             )
 
     def close(self) -> None:
         self._piece = memoryview(b"")
 
 
-def _times(line: Line, found: LineEvents) -> tuple[Numbers, Numbers]:
+def _times(line: Line, events: LineEvents) -> tuple[Numbers, Numbers]:
     """Starts and ends in ns. Both are rounded down, so that events that follow each other still do."""
-    offset = np.clip(found.offset_ps, -_LONGEST_PS, _LONGEST_PS)
-    duration = np.clip(found.duration_ps, 0, _LONGEST_PS)
+    offset = np.clip(events.offset_ps, -_LONGEST_PS, _LONGEST_PS)
+    duration = np.clip(events.duration_ps, 0, _LONGEST_PS)
     begin = offset // 1000
     base = max(-_LONGEST_PS, min(line.timestamp_ns, _LONGEST_PS))
     return base + begin, base + begin + (offset % 1000 + duration) // 1000
 
 
-class NamesBatch:
+def _name_rows(planes: list[Plane]) -> Iterator[dict[str, Any]]:
     """Metadata events: the names of planes and lines, and the order in which the file has them."""
-
-    def __init__(self, planes: list[Plane]) -> None:
-        self._planes = planes
-
-    def columns(self) -> EventColumns:
-        rows: list[tuple[str, str, str, dict[str, Any]]] = []
-        for order, plane in enumerate(self._planes):
-            if not plane.lines:
-                continue
-            first = str(plane.lines[0].id)
-            rows.append(("process_name", plane.name, first, {"name": plane.name}))
-            rows.append(("process_sort_index", plane.name, first, {"sort_index": order}))
-            rows += [
-                ("thread_name", plane.name, str(line.id), {"name": line.name or f"line {line.id}"})
-                for line in plane.lines
-            ]
-        pool = _Pool()
-        args, args_offset = joined_texts(
-            json.dumps(row[3], ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-            for row in rows
-        )
-        nothing = np.empty(0, dtype=np.int64)
-        return _event_columns(
-            pool,
-            phase="M",
-            pid=pool.codes(row[1] for row in rows),
-            tid=pool.codes(row[2] for row in rows),
-            category=pool.codes("" for _ in rows),
-            name=pool.codes(row[0] for row in rows),
-            time=np.full(len(rows), NULL),
-            duration=np.full(len(rows), NULL),
-            args=args,
-            args_offset=args_offset,
-            linked=nothing.astype(np.int32),
-            **dict.fromkeys(("correlation", "external_id", "device", "stream", "bytes"), nothing),
-            collective=nothing.astype(np.int32),
-            read_by=IN_PYTHON,
-        )
-
-    def close(self) -> None:
-        pass
-
-
-def _event_columns(
-    pool: _Pool, phase: str, pid: str | Codes, tid: str | Codes, name: Codes, **columns: Any
-) -> EventColumns:
-    """Events of one phase, of one thread or of a thread each; they are neither flows nor of torch's ops."""
-    same = np.zeros(len(name), dtype=np.int32)
-    threads = [same + pool.code(one) if isinstance(one, str) else one for one in (pid, tid)]
-    phases = same + pool.code(phase)
-    return EventColumns(
-        texts=pool.texts(),
-        phase=phases,
-        name=name,
-        pid=threads[0],
-        tid=threads[1],
-        flow=np.full(len(name), NULL),
-        memory_events=same[:0],
-        memory=np.empty((0, len(MEMORY_ARGS)), dtype=np.int64),
-        computing=same[:0],
-        shapes=np.empty((0, len(SHAPE_ARGS)), dtype=np.int32),
-        **columns,
-    )
+    for order, plane in enumerate(planes):
+        about = [("process_name", {"name": plane.name}), ("process_sort_index", {"sort_index": order})]
+        rows = [(name, plane.lines[0], args) for name, args in about] if plane.lines else []
+        rows += [("thread_name", line, {"name": line.name or f"line {line.id}"}) for line in plane.lines]
+        for name, line, args in rows:
+            yield {
+                "ph": "M", "category": "", "name": name, "pid": plane.name, "tid": str(line.id), "args": args,
+            }  # fmt: skip

@@ -106,10 +106,10 @@ def _on_host(label: str) -> Meaning:
 
 def python_frame(label: str) -> str:
     """'$train.py:12 step' as torch writes it: 'train.py(12): step'."""
-    found = _PYTHON.match(label)
-    if found is None or found[1] is None:
+    match = _PYTHON.match(label)
+    if match is None or match[1] is None:
         return label[1:]
-    return f"{found[1]}({found[2]}): {found[3]}"
+    return f"{match[1]}({match[2]}): {match[3]}"
 
 
 def step_name(number: int) -> str:
@@ -119,17 +119,17 @@ def step_name(number: int) -> str:
 
 def copied_bytes(details: str) -> int | None:
     """From 'kind_src:pinned kind_dst:device size:1024 dest:0 async:1'."""
-    found = _SIZE.search(details)
-    return int(found[1]) if found else None
+    match = _SIZE.search(details)
+    return int(match[1]) if match else None
 
 
 def _op(
     line: LineKind, label: str, hlo: str, stats: Mapping[str, Any], has_async: bool, many: bool
 ) -> Meaning:
-    found = _OPCODE.match(label)
-    opcode, part = (found[1], found[2]) if found else (label, None)
+    match = _OPCODE.match(label)
+    opcode, part = (match[1], match[2]) if match else (label, None)
     category = str(stats.get("hlo_category", ""))
-    communicates = next((one for one in (opcode, category.split(" ")[0]) if one in _COLLECTIVES), None)
+    communicates = next((word for word in (opcode, category.split(" ")[0]) if word in _COLLECTIVES), None)
     if opcode in _CONTROL_FLOW or category in _CONTROL_FLOW:
         return Meaning("gpu_user_annotation", label)
     if line.holds == ASYNC:
@@ -150,26 +150,26 @@ def collective(opcode: str, hlo: str, device: int | None, many: bool) -> dict[st
     Replica groups list devices, not ranks: a group has their text as its name. Several devices of one process run the
     same groups: each device's are groups of their own.
     """
-    found: dict[str, Any] = {"Collective name": kind_of(opcode) or opcode}
+    metadata: dict[str, Any] = {"Collective name": kind_of(opcode) or opcode}
     before, _, behind = hlo.partition(f" {opcode}")
     result, operands = _elements(before), _elements(behind.partition(")")[0])
     if operands:
-        found["In msg nelems"], found["dtype"] = operands
+        metadata["In msg nelems"], metadata["dtype"] = operands
     if result:
         # The result of a start is a tuple of its operands and what will be there at the end.
         is_start = behind.startswith("-start")
         elements = result[0] - operands[0] if is_start and operands and result[0] > operands[0] else result[0]
-        found["Out msg nelems"] = elements
-        found.setdefault("dtype", result[1])
+        metadata["Out msg nelems"] = elements
+        metadata.setdefault("dtype", result[1])
     groups = _GROUPS.search(hlo)
     if groups:
-        found["Process Group Name"] = f"replica groups {groups[1][:_LONGEST_TEXT]}"
+        metadata["Process Group Name"] = f"replica groups {groups[1][:_LONGEST_TEXT]}"
         if many:
-            found["Process Group Name"] += f", device {device}"
+            metadata["Process Group Name"] += f", device {device}"
         size = _group_size(groups[1])
         if size is not None:
-            found["Group size"] = size
-    return found
+            metadata["Group size"] = size
+    return metadata
 
 
 def _elements(text: str) -> tuple[int, str] | None:
@@ -193,10 +193,10 @@ def _group_size(groups: str) -> int | None:
 
 def arguments(stats: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """What all events of a metadata have as arguments: its stats, without long texts and values that are no JSON."""
-    kept = {
+    short = {
         key: value
         for key, value in stats.items()
         if not (isinstance(value, str) and len(value) > _LONGEST_TEXT)
         and not (isinstance(value, float) and not math.isfinite(value))
     }
-    return {**kept, **more}
+    return {**short, **more}

@@ -271,10 +271,10 @@ def _text(wire: int, value: Any) -> str:
 
 
 def _read_line(message: memoryview) -> Line:
-    (cuts, own), events, damaged = native.functions.line_cuts(message, PIECE_BYTES)
+    (cuts, line_fields), events, damaged = native.functions.line_cuts(message, PIECE_BYTES)
     id = timestamp = 0
     name = display_name = ""
-    for number, wire, value in fields(memoryview(own)):
+    for number, wire, value in fields(memoryview(line_fields)):
         if number == _Fields.LINE_ID and wire == VARINT:
             id = value
         elif number == _Fields.LINE_NAME:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankscope.readers.base import TraceIdentity, rank_from_name
+from rankscope.readers.base import TraceIdentity, identity_from_name
 
 XPLANE_NAME, JSON_NAME = ".xplane.pb", ".trace.json.gz"
 PERFETTO_NAME = "perfetto_trace.json.gz"
@@ -18,13 +18,11 @@ def identity_of(path: Path) -> TraceIdentity:
 
     XLA records neither the index of a process nor their number. Hosts are in the order of their names, as in XProf.
     """
-    named = rank_from_name(path)
-    if named is not None:
-        return TraceIdentity(named, "file name")
-    if path.parent.parent.name != _RECORDINGS:
-        return TraceIdentity(None, "")
-    ending = next((one for one in (XPLANE_NAME, JSON_NAME) if path.name.endswith(one)), "")
-    hosts = sorted(one.name for one in path.parent.glob(f"*{ending}")) if ending else []
+    named = identity_from_name(path)
+    ending = next((ending for ending in (XPLANE_NAME, JSON_NAME) if path.name.endswith(ending)), "")
+    if named.rank is not None or path.parent.parent.name != _RECORDINGS or not ending:
+        return named
+    hosts = sorted(file.name for file in path.parent.glob(f"*{ending}"))
     if len(hosts) < 2:
-        return TraceIdentity(None, "")
+        return named
     return TraceIdentity(hosts.index(path.name), "place among the hosts", world_size=len(hosts))

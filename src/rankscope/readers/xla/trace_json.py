@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.model import Table
-from rankscope.readers.base import Batch, ReadReport, TraceIdentity
+from rankscope.readers.base import EventBatch, Reader, Reading, TraceIdentity
+from rankscope.readers.checked_values import json_object
 from rankscope.readers.kineto.reader import JsonBatch, KinetoReading
 from rankscope.readers.xla.recordings import identity_of
 
@@ -31,7 +31,7 @@ _MOST_EVENTS = 1_000_000
 _Lines = dict[tuple[str, str], "LineKind"]
 
 
-class TraceJsonBatch:
+class TraceJsonBatch(EventBatch):
     """The events of one block of JSON, with what they mean."""
 
     def __init__(self, batch: JsonBatch, reading: TraceJsonReading) -> None:
@@ -62,23 +62,23 @@ class TraceJsonBatch:
 
         slices = np.flatnonzero(is_slice & (columns.category == edited.code("")))  # XLA writes no categories
         keys = np.stack([column[slices] for column in (columns.pid, columns.tid, columns.name)], axis=1)
-        distinct, first, place = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-        place = place.reshape(-1)
+        distinct, first, kind_of = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        kind_of = kind_of.reshape(-1)
         kinds, meanings = [], []
         for (pid, tid, name), example in zip(distinct.tolist(), slices[first].tolist(), strict=True):
             kind = self._reading.lines.get((edited.texts[pid], edited.texts[tid]), LineKind(OTHER))
             kinds.append(kind)
             meanings.append(self._meaning(kind, edited.texts[name], edited, example))
-        edited.category[slices] = edited.codes_of(one.category for one in meanings)[place]
-        edited.name[slices] = edited.codes_of(one.name for one in meanings)[place]
+        edited.category[slices] = edited.codes_of(item.category for item in meanings)[kind_of]
+        edited.name[slices] = edited.codes_of(item.name for item in meanings)[kind_of]
         for column, numbers in (
             (edited.device, [kind.device for kind in kinds]),
             (edited.stream, [kind.stream for kind in kinds]),
         ):
             values = np.array([NULL if number is None else number for number in numbers], dtype=np.int64)
-            column[slices] = values[place]
-        communicates = np.array([bool(one.collective) for one in meanings], dtype=bool)[place]
-        for event, number in zip(slices[communicates].tolist(), place[communicates].tolist(), strict=True):
+            column[slices] = values[kind_of]
+        communicates = np.array([bool(item.collective) for item in meanings], dtype=bool)[kind_of]
+        for event, number in zip(slices[communicates].tolist(), kind_of[communicates].tolist(), strict=True):
             edited.add_collective(event, edited.arguments(event), meanings[number].collective)
 
     def _meaning(self, kind: LineKind, label: str, edited: EditedColumns, example: int) -> Meaning:
@@ -88,10 +88,10 @@ class TraceJsonBatch:
         hlo = str(stats.get("long_name", ""))
         has_async = (kind.device, ASYNC) in self._reading.devices
         many = len({device for device, _ in self._reading.devices}) > 1
-        found = meaning(kind, label, hlo, stats, has_async, many)
+        plain = meaning(kind, label, hlo, stats, has_async, many)
         if kind.holds == STEPS and kind.device == self._reading.step_device:
-            return Meaning("user_annotation", found.name)
-        return found
+            return Meaning("user_annotation", plain.name)
+        return plain
 
     def _read_stats(self, edited: EditedColumns, columns: EventColumns) -> None:
         from rankscope.readers.xla.meanings import step_name
@@ -106,15 +106,14 @@ class TraceJsonBatch:
                 edited.category[event] = edited.code("user_annotation")
 
 
-class TraceJsonReading:
+class TraceJsonReading(Reading):
     """One pass over one file; the names of its planes and lines are at its start."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__(path)
         self._json = KinetoReading(path)
-        self._path = path
         self._slices = 0
-        self.report: ReadReport = self._json.report
-        self.header: dict[str, Any] = self._json.header
+        self.report, self.header = self._json.report, self._json.header
         self.lines: _Lines = {}
         self.devices: set[tuple[int, str]] = set()
         """The devices and what their lines hold."""
@@ -136,15 +135,7 @@ class TraceJsonReading:
     def position(self) -> int:
         return self._json.position()
 
-    def clock_base_ns(self) -> int:
-        return 0
-
-    def further(self) -> Iterator[tuple[Table, Batch]]:
-        return iter(())
-
     def _read_names(self) -> None:
-        import json
-
         import numpy as np
 
         from rankscope.readers.xla.meanings import STEPS, line_kind
@@ -159,23 +150,19 @@ class TraceJsonReading:
         planes: dict[str, str] = {}
         lines: dict[tuple[str, str], str] = {}
         for event in np.flatnonzero(np.isin(columns.name, named)).tolist():
-            try:
-                args = json.loads(columns.args_of(event) or "{}")
-            except (ValueError, RecursionError):
-                continue
-            name = args.get("name") if isinstance(args, dict) else None
+            name = json_object(columns.args_of(event)).get("name")
             pid, tid = texts[columns.pid[event]], texts[columns.tid[event]]
             if isinstance(name, str) and texts[columns.name[event]] == "process_name":
                 planes[pid] = name
             elif isinstance(name, str):
                 lines[pid, tid] = name
         self.lines = {key: line_kind(planes.get(key[0], ""), name) for key, name in lines.items()}
-        self.devices = {(one.device, one.holds) for one in self.lines.values() if one.device is not None}
+        self.devices = {(line.device, line.holds) for line in self.lines.values() if line.device is not None}
         if b'"step_num"' not in bytes(columns.args):
             self.step_device = min((device for device, holds in self.devices if holds == STEPS), default=None)
 
 
-class TraceJsonReader:
+class TraceJsonReader(Reader):
     """Chrome traces whose processes are XLA's planes."""
 
     name = "xla"
@@ -183,10 +170,10 @@ class TraceJsonReader:
     def recognises(self, path: Path, head: bytes) -> bool:
         return b'"traceEvents"' in head and _PLANE.search(head) is not None
 
-    def identify(self, path: Path) -> TraceIdentity:
-        return identity_of(path)
+    def identify_parts(self, path: Path) -> list[TraceIdentity]:
+        return [identity_of(path)]
 
-    def open(self, path: Path) -> TraceJsonReading:
+    def open(self, path: Path, part: str = "") -> TraceJsonReading:
         return TraceJsonReading(path)
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rankscope.errors import ReadError
-from rankscope.model import Table
-from rankscope.readers.base import Batch, EventBatch, ReadReport, TraceIdentity, need_c_parts, usable_time
-from rankscope.readers.byte_stream import open_stream
+from rankscope.readers.base import EventBatch, Reader, Reading, TraceIdentity, need_c_parts, usable_time
+from rankscope.readers.byte_stream import read_head
 from rankscope.readers.xla.recordings import identity_of
 
 if TYPE_CHECKING:
@@ -41,13 +40,11 @@ _FACTS = {
 """Stats of a device, and their names in deviceProperties."""
 
 
-class XplaneReading:
+class XplaneReading(Reading):
     """One pass over one file, which is in memory while it is read: the names of events come after them."""
 
     def __init__(self, path: Path) -> None:
-        self.report = ReadReport()
-        self.header: dict[str, Any] = {}
-        self._path = path
+        super().__init__(path)
         self._base_ns = 0
         self._done = self._total = 0
 
@@ -70,17 +67,10 @@ class XplaneReading:
     def clock_base_ns(self) -> int:
         return self._base_ns
 
-    def further(self) -> Iterator[tuple[Table, Batch]]:
-        return iter(())
-
     def _planes(self) -> list[Plane]:
         from rankscope.readers.xla.planes import Plane, read_planes
 
-        stream = open_stream(self._path)
-        try:
-            content = stream.read(_LARGEST + 1)
-        finally:
-            stream.close()
+        content, damage = read_head(self._path, _LARGEST + 1)
         if len(content) > _LARGEST:
             raise ReadError(
                 f"{self._path} is not read",
@@ -88,15 +78,16 @@ class XplaneReading:
                 hint="Record fewer steps.",
             )
         planes: list[Plane] = []
-        damage = stream.damage
-        for found in read_planes(memoryview(content)):
-            if isinstance(found, Plane):
-                planes.append(found)
-            elif found[0] == "damage":
-                damage = damage or found[1]
+        for item in read_planes(memoryview(content)):
+            if isinstance(item, Plane):
+                planes.append(item)
+            elif item[0] == "damage":
+                damage = damage or item[1]
             else:
-                self.header.setdefault(f"{found[0]}s", []).append(found[1][:1000])
-        self.report.damage = damage or next((f"{one.name}: {one.damage}" for one in planes if one.damage), "")
+                self.header.setdefault(f"{item[0]}s", []).append(item[1][:1000])
+        self.report.damage = damage or next(
+            (f"{plane.name}: {plane.damage}" for plane in planes if plane.damage), ""
+        )
         if not any(plane.lines for plane in planes):
             raise ReadError(
                 f"{self._path} has no events",
@@ -129,7 +120,7 @@ class XplaneReading:
         return usable_time(self.header.get("profile_start_time"))
 
 
-class XplaneReader:
+class XplaneReader(Reader):
     """XSpace protobufs."""
 
     name = "xla"
@@ -137,10 +128,10 @@ class XplaneReader:
     def recognises(self, path: Path, head: bytes) -> bool:
         return _START.match(head) is not None
 
-    def identify(self, path: Path) -> TraceIdentity:
-        return identity_of(path)
+    def identify_parts(self, path: Path) -> list[TraceIdentity]:
+        return [identity_of(path)]
 
-    def open(self, path: Path) -> XplaneReading:
+    def open(self, path: Path, part: str = "") -> XplaneReading:
         return XplaneReading(path)
 
 

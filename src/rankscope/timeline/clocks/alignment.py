@@ -99,8 +99,7 @@ def measure(rows: Collectives, ranks: Sequence[int], starts: Sequence[tuple[int,
     import numpy as np
 
     from rankscope.store.arrays import NONE
-    from rankscope.timeline.clocks.by_cluster import fit_many
-    from rankscope.timeline.clocks.fit import LEAST_MOMENTS, Sightings, few_moments
+    from rankscope.timeline.clocks.fit import LEAST_MOMENTS, Sightings, few_moments, fit_many
 
     used = (rows.match != NONE) & rows.together
     if not used.any():

@@ -39,13 +39,13 @@ def header_groups(header: Mapping[str, Any]) -> list[Group]:
         if not isinstance(entry, dict):
             continue
         ranks = entry.get("ranks")
-        known = isinstance(ranks, list) and set(map(type, ranks)) <= {int}
+        are_numbers = isinstance(ranks, list) and set(map(type, ranks)) <= {int}
         size = entry.get("pg_size")
         groups.append(
             Group(
                 str(entry.get("pg_name", UNKNOWN)),
                 _description(entry.get("pg_desc")),
-                tuple(ranks) if isinstance(ranks, list) and known else None,
+                tuple(ranks) if isinstance(ranks, list) and are_numbers else None,
                 size if isinstance(size, int) else len(ranks) if isinstance(ranks, list) else None,
             )
         )

@@ -1,4 +1,8 @@
-"""Reads the collectives of a run from its views into arrays, with their process groups, and matches them."""
+"""Reads the collectives of a run from its views into arrays, with their process groups, and matches them across ranks.
+
+They are matched by process group and sequence number, else by order, which does not need aligned clocks. Wall clocks
+only separate recordings more than a minute apart.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,10 @@ import numpy as np
 from rankscope.collective_kinds import KINDS, POINT_TO_POINT
 from rankscope.store.arrays import NONE, Ints, number_rows
 from rankscope.store.derived import COLLECTIVES, Table
+from rankscope.store.arrays import NONE, Ints, Mask, count_before, number_rows, starts_group, unique_values
 from rankscope.store.layout import SegmentEntry
 from rankscope.store.separate_runs import SESSION_GAP_NS, end_unix_ns, has_wall_clock, job_of, runs_among
-from rankscope.timeline.collectives.entries import Collectives
+from rankscope.timeline.collectives.entries import Collectives, Unmatched
 from rankscope.timeline.collectives.groups import (
     UNKNOWN,
     Group,
@@ -22,7 +27,6 @@ from rankscope.timeline.collectives.groups import (
     header_groups,
     recorded_group,
 )
-from rankscope.timeline.collectives.matching import match_collectives
 
 if TYPE_CHECKING:
     import duckdb
@@ -48,9 +52,9 @@ def keep_collectives(store: Path, cache_key: list[Any], rows: Collectives) -> No
         _KEPT.save(store, cache_key, rows)
 
 
-def matched_collectives(found: Collectives, segments: Sequence[SegmentEntry]) -> Collectives:
+def matched_collectives(rows: Collectives, segments: Sequence[SegmentEntry]) -> Collectives:
     """The collectives of all ranks, matched. `segments` are those with times."""
-    return match_collectives(found, _of_file(found, recording_sessions(segments)))
+    return match_collectives(rows, _of_file(rows, recording_sessions(segments)))
 
 
 def shifted(rows: Collectives, shifts: Mapping[tuple[int, int], int]) -> Collectives:
@@ -62,8 +66,8 @@ def shifted(rows: Collectives, shifts: Mapping[tuple[int, int], int]) -> Collect
 
 def _of_file(rows: Collectives, values: Mapping[tuple[int, int], int]) -> Ints:
     """For each entry the value of its file, which (rank, segment) names."""
-    files, place = number_rows([rows.rank, rows.segment])
-    return np.array([values[rank, segment] for rank, segment in files.tolist()], dtype=np.int64)[place]
+    files, file_of = number_rows([rows.rank, rows.segment])
+    return np.array([values[rank, segment] for rank, segment in files.tolist()], dtype=np.int64)[file_of]
 
 
 def load_collectives(connection: duckdb.DuckDBPyConnection, segments: Sequence[SegmentEntry]) -> Collectives:
@@ -91,7 +95,7 @@ def load_collectives(connection: duckdb.DuckDBPyConnection, segments: Sequence[S
             columns["in_elements"],
             columns["out_elements"],
             of_label([_element_bytes(row["dtype"]) for row in labels]),
-            np.array([found.size or 0 for found in groups], dtype=np.int64)[group],
+            np.array([each.size or 0 for each in groups], dtype=np.int64)[group],
         ),
         seq=columns["seq"],
         step=columns["step"],
@@ -145,13 +149,13 @@ def _columns(connection: duckdb.DuckDBPyConnection) -> tuple[list[dict[str, Any]
         FROM collectives c JOIN collective_labels l ON {same}
         ORDER BY c.rank, c.start_ns, c.id
     """).fetchnumpy()
-    found = cursor.execute("""
+    result = cursor.execute("""
         SELECT l.*, t.tid, t.stream FROM collective_labels l
         LEFT JOIN tracks t ON t.rank = l.of_rank AND t.segment = l.of_segment AND t.track = l.of_track
         ORDER BY l.label
     """)
-    names = [column[0] for column in found.description or ()]
-    labels = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+    names = [column[0] for column in result.description or ()]
+    labels = [dict(zip(names, row, strict=True)) for row in result.fetchall()]
     cursor.close()
     return labels, columns
 
@@ -179,10 +183,10 @@ def _groups(segments: Sequence[SegmentEntry], labels: list[dict[str, Any]]) -> t
 def _with_seen_members(groups: Sequence[Group], group: Ints, rank: Ints) -> Iterator[Group]:
     """NCCL's files name communicators without their members: where all have a file, these are the members."""
     pairs = number_rows([group, rank])[0]
-    for number, one in enumerate(groups):
+    for number, listed in enumerate(groups):
         seen = tuple(pairs[pairs[:, 0] == number, 1].tolist()) if len(pairs) else ()
-        whole = one.ranks is None and one.is_named and len(seen) == one.size
-        yield replace(one, ranks=seen) if whole else one
+        whole = listed.ranks is None and listed.is_named and len(seen) == listed.size
+        yield replace(listed, ranks=seen) if whole else listed
 
 
 def _unnamed_groups(
@@ -193,25 +197,25 @@ def _unnamed_groups(
     for number, row in enumerate(labels):
         if row["group_name"] is None:
             by_file.setdefault((row["of_rank"], row["of_segment"]), []).append(number)
-    found: dict[int, Group] = {}
+    groups: dict[int, Group] = {}
     for file, numbers in by_file.items():
-        known = listed.get(file, [])
+        of_header = listed.get(file, [])
         on_workers = [
             n for n in numbers if labels[n]["place"] == "host" and labels[n]["kind"] not in POINT_TO_POINT
         ]
         threads = sorted({labels[n]["tid"] or "" for n in on_workers})
-        workers = groups_of_threads(threads, known)
+        workers = groups_of_threads(threads, of_header)
         streams = sorted({labels[n]["stream"] or 0 for n in numbers if labels[n]["place"] == "device"})
         for n in numbers:
             row = labels[n]
-            if len(known) == 1:
-                found[n] = known[0]
+            if len(of_header) == 1:
+                groups[n] = of_header[0]
             elif row["place"] == "host":
-                found[n] = workers.get(row["tid"] or "", Group(UNKNOWN))
+                groups[n] = workers.get(row["tid"] or "", Group(UNKNOWN))
             else:  # NCCL uses one stream per process group, numbered in order of creation
-                place = streams.index(row["stream"] or 0)
-                found[n] = Group(UNKNOWN if len(streams) == 1 else f"{UNKNOWN}{place}")
-    return found
+                index = streams.index(row["stream"] or 0)
+                groups[n] = Group(UNKNOWN if len(streams) == 1 else f"{UNKNOWN}{index}")
+    return groups
 
 
 def _element_bytes(dtype: str | None) -> int:
@@ -246,5 +250,211 @@ def recording_sessions(segments: Sequence[SegmentEntry]) -> dict[tuple[int, int]
             period += 1
         reach = max(reach, end_unix_ns(entry))
         keys[entry.rank, entry.segment] = of_run[id(entry)], period, job_of(entry) if by_job else ""
-    known = {key: number for number, key in enumerate(dict.fromkeys(keys.values()))}
-    return {file: known[key] for file, key in keys.items()}
+    session_of = {key: number for number, key in enumerate(dict.fromkeys(keys.values()))}
+    return {file: session_of[key] for file, key in keys.items()}
+
+
+def match_collectives(entries: Collectives, session: Ints) -> Collectives:
+    """Number the matches. Entries match only within one recording session (`loading.recording_sessions`)."""
+    if len(entries.rank) == 0:
+        return entries
+    solo = np.array([group.size == 1 for group in entries.groups])[entries.group]
+    two_sided = np.isin(entries.kind, [KINDS.index(kind) for kind in POINT_TO_POINT])
+    no_peer = two_sided & (entries.peer == NONE)
+    seq = _sequence(entries, session, ~solo & ~two_sided)
+    keys = _keys(entries, session, seq, two_sided)
+    open_rows = ~solo & ~no_peer & (two_sided | (seq != NONE))
+    match = np.full(len(entries.rank), NONE)
+    match[open_rows] = _number([key[open_rows] for key in keys], entries.rank[open_rows])
+    differ = _kinds_differ(match, entries.kind, two_sided)
+    reasons = {
+        "their process group has one rank": solo,
+        "point-to-point without a recorded peer": no_peer,
+        "other ranks run another kind of collective at that position": differ,
+    }
+    match[differ] = NONE
+    missing = _peers_missing(entries)
+    reasons["no other rank of their process group has a file"] = (match == NONE) & missing
+    reasons["no other rank has a collective at that position"] = match == NONE
+    return replace(
+        entries,
+        seq=entries.seq,
+        match=_renumber(match, entries.start),
+        unmatched=_count_unmatched(entries, reasons),
+    )
+
+
+def _sequence(entries: Collectives, session: Ints, wanted: Mask) -> Ints:
+    """Sequence numbers. Where a rank's file has none in a group, they follow from the order."""
+    seq: Ints = entries.seq.copy()
+    seq[~wanted] = NONE
+    session_group = session * len(entries.groups) + entries.group
+    without = wanted & (entries.seq == NONE)
+    for number in unique_values(session_group[without]):
+        rows = np.flatnonzero(wanted & (session_group == number))
+        seq[rows] = align_by_order(entries, rows)
+    return seq
+
+
+def _keys(entries: Collectives, session: Ints, seq: Ints, two_sided: Mask) -> list[Ints]:
+    """Keys that are equal in all entries of one match and differ between entries of one rank."""
+    source = np.where(entries.kind == KINDS.index("send"), entries.rank, entries.peer)
+    target = np.where(entries.kind == KINDS.index("send"), entries.peer, entries.rank)
+    where = [
+        session,
+        entries.group,
+        np.where(two_sided, source, NONE),
+        np.where(two_sided, target, NONE),
+        np.where(two_sided, NONE, seq),
+    ]
+    return [*where, count_before([entries.rank, *where], entries.start)]
+
+
+def _number(keys: Sequence[Ints], rank: Ints) -> Ints:
+    """A number for each set of equal keys on at least two ranks; NONE for the others."""
+    if len(rank) == 0:
+        return rank
+    order = np.lexsort((rank, *reversed(keys)))
+    new = starts_group([key[order] for key in keys])
+    number = np.cumsum(new) - 1
+    several = np.bincount(number) > 1
+    match = np.empty(len(rank), dtype=np.int64)
+    match[order] = np.where(several[number], number, NONE)
+    return match
+
+
+def _kinds_differ(match: Ints, kind: Ints, two_sided: Mask) -> Mask:
+    """True for entries of matches whose ranks run different kinds of collectives."""
+    rows = np.flatnonzero((match != NONE) & ~two_sided)
+    if len(rows) == 0:
+        return np.zeros(len(match), dtype=bool)
+    count = int(match.max()) + 1
+    low = np.full(count, len(KINDS))
+    high = np.full(count, NONE)
+    np.minimum.at(low, match[rows], kind[rows])
+    np.maximum.at(high, match[rows], kind[rows])
+    bad = low < high
+    result: Mask = (match != NONE) & ~two_sided & bad[np.maximum(match, 0)]
+    return result
+
+
+def _peers_missing(entries: Collectives) -> Mask:
+    present = set(unique_values(entries.rank).tolist())
+    missing = [
+        group.ranks is not None and len(present & set(group.ranks)) < min(2, len(group.ranks))
+        for group in entries.groups
+    ]
+    return np.array(missing, dtype=bool)[entries.group]
+
+
+def _renumber(match: Ints, start: Ints) -> Ints:
+    """Number the matches from 0 in the order of their first start."""
+    rows = np.flatnonzero(match != NONE)
+    if len(rows) == 0:
+        return match
+    first = np.full(int(match.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, match[rows], start[rows])
+    new_number = np.empty(len(first), dtype=np.int64)
+    new_number[np.argsort(first, kind="stable")] = np.arange(len(first))
+    result: Ints = match.copy()
+    result[rows] = new_number[match[rows]]
+    return result
+
+
+def _count_unmatched(entries: Collectives, reasons: dict[str, Mask]) -> tuple[Unmatched, ...]:
+    """Count each entry under the first reason that applies."""
+    left = np.ones(len(entries.rank), dtype=bool)
+    counts = []
+    for why, mask in reasons.items():
+        rows = mask & left
+        left &= ~mask
+        if rows.any():
+            counts.append(Unmatched(why, int(rows.sum()), tuple(unique_values(entries.rank[rows]).tolist())))
+    return tuple(counts)
+
+
+_MAX_SHIFT = 256
+"""Largest shift that is tried: how many collectives later than another a rank may have started to record."""
+_COMPARED = 1024
+"""How many collectives are compared for each shift."""
+_MIN_SHARE_IN_STEPS = 0.5
+"""Steps are used if more than this share of the collectives lies inside steps."""
+
+
+def align_by_order(entries: Collectives, rows: Ints) -> Ints:
+    """Sequence numbers for the entries `rows` of one group, equal for entries that belong together.
+
+    If some ranks have recorded numbers, the other ranks get the same ones.
+    """
+    _, number = number_rows(order_keys(entries, rows))
+    recorded = entries.seq[rows]
+    if (recorded == NONE).all():
+        return number
+    return _adopt(number, recorded, entries.rank[rows])
+
+
+def _adopt(number: Ints, recorded: Ints, rank: Ints) -> Ints:
+    """The recorded numbers; for ranks without any, the number of the other ranks at the same position."""
+    adopted = np.full(int(number.max()) + 1, NONE)
+    has = np.flatnonzero(recorded != NONE)
+    adopted[number[has][::-1]] = recorded[has][::-1]  # reversed: the first rank wins
+    has_none = ~np.isin(rank, rank[has])
+    return np.where(has_none, adopted[number], recorded)
+
+
+def order_keys(entries: Collectives, rows: Ints) -> list[Ints]:
+    """For each entry: step, a number for its kind, size and type, and how many equal ones came before.
+
+    The size is ignored where it may differ between ranks (all_to_all) or only the root has one (scatter).
+    """
+    rank = entries.rank[rows]
+    uneven = np.isin(entries.kind[rows], [KINDS.index(kind) for kind in ("all_to_all", "scatter")])
+    what = [
+        entries.kind[rows],
+        np.where(uneven, NONE, entries.bytes[rows]),
+        np.where(uneven, NONE, entries.dtype[rows]),
+    ]
+    _, token = number_rows(what)
+    step = entries.step[rows]
+    if np.mean(step != NONE) <= _MIN_SHARE_IN_STEPS:
+        step = np.full(len(rows), NONE)
+        step[_before_anchor(token, rank, entries.start[rows], entries.end[rows])] = NONE - 1
+    time = np.where(entries.call_start[rows] != NONE, entries.call_start[rows], entries.start[rows])
+    return [step, token, count_before([rank, step, token], time)]
+
+
+def _before_anchor(token: Ints, rank: Ints, start: Ints, end: Ints) -> Mask:
+    """True for entries before the first collective that all ranks recorded."""
+    ranks = unique_values(rank)
+    places = [np.flatnonzero(rank == number) for number in ranks]
+    places = [rows[np.argsort(start[rows], kind="stable")] for rows in places]
+    reference = max(places, key=len)
+    moved = [_shift(token[reference], token[rows], end[reference], end[rows]) for rows in places]
+    first = max(max(shift, 0) for shift in moved)
+    early = np.zeros(len(rank), dtype=bool)
+    for rows, shift in zip(places, moved, strict=True):
+        early[rows[: max(first - shift, 0)]] = True
+    return early
+
+
+def _shift(reference: Ints, tokens: Ints, reference_end: Ints, end: Ints) -> int:
+    """The index in the reference of this rank's first collective; negative if this rank started earlier.
+
+    It is the shift with the best agreement. A training loop repeats itself, so among equally good shifts the one
+    with the closest ends by wall clock wins.
+    """
+    best: tuple[float, float, int] | None = None
+    for shift in sorted(range(-_MAX_SHIFT, _MAX_SHIFT + 1), key=abs):
+        a, b = max(shift, 0), max(-shift, 0)
+        count = min(len(reference) - a, len(tokens) - b, _COMPARED)
+        if count < min(8, len(tokens), len(reference)) or count <= 0:
+            continue
+        agree = float(np.mean(reference[a : a + count] == tokens[b : b + count]))
+        apart = float(np.median(np.abs(reference_end[a : a + count] - end[b : b + count])))
+        if (
+            best is None
+            or (agree, -apart) > (best[0] + 1e-9, -best[1])
+            or (agree > best[0] - 1e-9 and apart < best[1])
+        ):
+            best = (agree, apart, shift)
+    return best[2] if best else 0

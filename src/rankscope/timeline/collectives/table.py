@@ -7,20 +7,28 @@ only the c10d op that called them has it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.collective_kinds import OTHER, kind_of
-from rankscope.model import COLLECTIVE_NAME_PATTERN, COLLECTIVES, HOST_COLLECTIVE_PATTERN, NCCL_CATEGORY
+from rankscope.model import (
+    COLLECTIVE_NAME_PATTERN,
+    COLLECTIVES,
+    HOST_COLLECTIVE_PATTERN,
+    NCCL_CATEGORY,
+    SYNC_CALL_PATTERN,
+)
 from rankscope.readers.columns import NO_TEXT
 from rankscope.store.arrays import NONE, Ints
 from rankscope.store.table_files import TableFiles
-from rankscope.timeline.collectives.host import pair_host_collectives
-from rankscope.timeline.json_arguments import arguments, integer_at, integer_of, text_of
+from rankscope.text.json_values import listed
+from rankscope.timeline.json_arguments import arguments, integer_at, integer_of, text_at, text_of
 from rankscope.timeline.slices import SliceTable, named
 
 _DTYPES = {
@@ -115,8 +123,8 @@ def _device_records(source: SliceTable, kernels: Ints, calls: dict[int, Call]) -
     rows = zip(
         kernels.tolist(), ops.tolist(), _metadata(source, kernels), _metadata(source, ops), strict=True
     )
-    for number, (at, op, own, recorded) in enumerate(rows):
-        told = arguments(own)
+    for number, (at, op, of_kernel, recorded) in enumerate(rows):
+        told = arguments(of_kernel)
         args = _fields(told)
         if None in args.values():  # those of a kernel are mostly sufficient
             more = _fields(arguments(recorded))
@@ -137,7 +145,9 @@ def _device_records(source: SliceTable, kernels: Ints, calls: dict[int, Call]) -
             or OTHER
         )
         call = outer or inner
-        dtype = _dtype_in_name(name) if args["dtype"] is None else args["dtype"]
+        dtype = args["dtype"]
+        if dtype is None:
+            dtype = match[1] if (match := _DTYPE_IN_NAME.search(name)) else ""
         records.append(
             {
                 **args,
@@ -157,11 +167,6 @@ def _device_records(source: SliceTable, kernels: Ints, calls: dict[int, Call]) -
             }
         )
     return records
-
-
-def _dtype_in_name(kernel: str) -> str:
-    found = _DTYPE_IN_NAME.search(kernel)
-    return found[1] if found else ""
 
 
 def _peer(kind: str, told: Any, recorded: str | None) -> int | None:
@@ -187,10 +192,10 @@ def _metadata(source: SliceTable, index: NDArray[Any]) -> list[str | None]:
 def _fields(args: Any) -> dict[str, Any]:
     if not isinstance(args, dict):
         return _NOTHING
-    found: dict[str, Any] = {name: text_of(args.get(key)) for name, key in _TEXTS.items()}
+    fields: dict[str, Any] = {name: text_of(args.get(key)) for name, key in _TEXTS.items()}
     for name, key in _NUMBERS.items():
-        found[name] = integer_of(args.get(key))
-    return found
+        fields[name] = integer_of(args.get(key))
+    return fields
 
 
 def _range_names(source: SliceTable, kernels: Ints) -> dict[int, tuple[str | None, str | None]]:
@@ -204,18 +209,18 @@ def _range_names(source: SliceTable, kernels: Ints) -> dict[int, tuple[str | Non
     is_range = np.fromiter((_CALL_RANGE.search(text) is not None for text in texts), bool, len(texts))
     if not len(without) or not is_range[slices.name].any():
         return {}
-    found: dict[int, list[str | None]] = {}
+    by_kernel: dict[int, list[str | None]] = {}
     at = parent[links.launch[kernels[without]]]
     for _ in range(_MOST_RANGES):
         inside = at != NONE
         without, at = without[inside], at[inside]
         for number, code in zip(without.tolist(), slices.name[at].tolist(), strict=True):
             if is_range[code]:
-                names = found.setdefault(number, [None, None])
-                place = 0 if texts[code].startswith(_OP) else 1
-                names[place] = names[place] or texts[code]
+                names = by_kernel.setdefault(number, [None, None])
+                index = 0 if texts[code].startswith(_OP) else 1
+                names[index] = names[index] or texts[code]
         at = parent[at]
-    return {number: (names[0], names[1]) for number, names in found.items()}
+    return {number: (names[0], names[1]) for number, names in by_kernel.items()}
 
 
 @cache
@@ -258,3 +263,154 @@ def _host_records(source: SliceTable, on_host: Ints, calls: dict[int, Call]) -> 
 
 def _or_none(number: Any) -> int | None:
     return None if number == NONE else int(number)
+
+
+_SYNC_CALL = re.compile(SYNC_CALL_PATTERN)
+_MOST_ELEMENTS = 1 << 60
+"""More than any tensor has; sizes whose product is larger are made up."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """Calls, or the runs on worker threads that they led to, in order of time."""
+
+    id: Ints
+    start: Ints
+    kind: NDArray[np.str_]
+    elements: Ints
+    """Number of input elements; NONE if not recorded."""
+
+    def keys(self, by_size: bool) -> NDArray[np.str_]:
+        """Keys that are equal in a run and its call."""
+        if not by_size:
+            return self.kind
+        return np.char.add(np.char.add(self.kind, " "), self.elements.astype(str))
+
+
+@dataclass(frozen=True)
+class HostRun:
+    """A collective on the host."""
+
+    slice: int
+    begin_ns: int
+    """After the synchronisation calls at its beginning."""
+    elements: int
+    """NONE if not recorded."""
+    type: str
+    call: int
+    """The slice of the op that called it, or NONE."""
+
+
+def pair_host_collectives(source: SliceTable, on_host: Ints, outermost_calls: Ints) -> list[HostRun]:
+    """Start, size, type and call of each host collective, in order of time."""
+    if len(on_host) == 0:
+        return []
+    slices = source.slices
+    begin = _begins(source, on_host)
+    on_host = _by_time(source, on_host)
+    outermost_calls = _by_time(source, outermost_calls)
+    texts = source.recording.events.texts
+    run_args, call_args = _args(source, on_host), _args(source, outermost_calls)
+    run_names = [texts[code] for code in slices.name[on_host].tolist()]
+    call_names = [texts[code] for code in slices.name[outermost_calls].tolist()]
+    run_dims = [text_at(args, "Input Dims") for args in run_args]
+    call_dims = [text_at(args, "Input Dims") for args in call_args]
+    runs = _side(source, on_host, run_names, map(run_elements, run_dims))
+    calls = _side(source, outermost_calls, call_names, map(call_elements, call_names, call_dims))
+    around = source.links.op[on_host].astype(np.int64)
+    call = pair_calls(runs, calls, np.where(np.isin(around, calls.id), around, NONE))
+    types = [_first_type(text_at(args, "Input type")) for args in run_args]
+    rows = zip(on_host.tolist(), runs.elements.tolist(), types, call.tolist(), strict=True)
+    return [HostRun(at, begin[at], elements, kind, by) for at, elements, kind, by in rows]
+
+
+def _by_time(source: SliceTable, index: Ints) -> Ints:
+    slices = source.slices
+    return index[np.lexsort((slices.event[index], slices.time[index]))]
+
+
+def _args(source: SliceTable, index: Ints) -> list[Any]:
+    events = source.recording.events
+    return [arguments(events.args.get(event)) for event in source.slices.event[index].tolist()]
+
+
+def _begins(source: SliceTable, on_host: Ints) -> dict[int, int]:
+    """When each host collective begins: after the synchronisation calls before its first other child."""
+    slices, parent = source.slices, source.nesting.parent
+    begin = dict(zip(on_host.tolist(), slices.time[on_host].tolist(), strict=True))
+    children = np.flatnonzero(np.isin(parent, on_host))
+    waits = named(source.recording, slices.name[children], _SYNC_CALL.search)
+    work: dict[int, int] = {}
+    for at, time in zip(
+        parent[children[~waits]].tolist(), slices.time[children[~waits]].tolist(), strict=True
+    ):
+        work[at] = min(work.get(at, time), time)
+    waiting = children[waits]
+    ends = slices.time[waiting] + slices.duration[waiting]
+    rows = zip(parent[waiting].tolist(), slices.time[waiting].tolist(), ends.tolist(), strict=True)
+    for at, start, end in rows:
+        if at not in work or start < work[at]:
+            begin[at] = max(begin[at], end)
+    return begin
+
+
+def pair_calls(runs: Side, calls: Side, nested: Ints) -> Ints:
+    """The call of each run; NONE for runs called before the recording started.
+
+    `known` has the calls that are known from nesting. The other runs and calls are paired in order, first those of
+    the same kind and size, then the rest by kind only.
+    """
+    paired: Ints = nested.copy()
+    is_open = ~np.isin(calls.id, nested[nested != NONE])
+    if "reduce_scatter" not in runs.kind:  # gloo runs it as an all_reduce
+        as_run = np.where(calls.kind == "reduce_scatter", "all_reduce", calls.kind)
+        calls = Side(calls.id, calls.start, as_run, calls.elements)
+    for by_size in (True, False):
+        run_keys, call_keys = runs.keys(by_size), calls.keys(by_size)
+        for key in np.intersect1d(run_keys[paired == NONE], call_keys[is_open]):
+            mine = np.flatnonzero((run_keys == key) & (paired == NONE))
+            theirs = np.flatnonzero((call_keys == key) & is_open)
+            # Skip the fewest runs at the beginning so that no run starts before its call.
+            earlier = np.searchsorted(runs.start[mine], calls.start[theirs], side="left")
+            first = max(0, int((earlier - np.arange(len(theirs))).max()))
+            count = max(0, min(len(mine) - first, len(theirs)))
+            paired[mine[first : first + count]] = calls.id[theirs[:count]]
+            is_open[theirs[:count]] = False
+    return paired
+
+
+@cache
+def run_elements(dims: str | None) -> int:
+    """Number of elements of all tensors in the arguments of gloo's annotation."""
+    return _count(listed(dims))
+
+
+@cache
+def call_elements(name: str, dims: str | None) -> int:
+    """Number of input elements of a c10d op. Ops whose output has another size list the output first."""
+    given = listed(dims)
+    second = any(part in name for part in ("gather", "_reduce_scatter_base", "alltoall"))
+    return _count(given[second]) if len(given) > second else NONE
+
+
+def _count(dims: Any) -> int:
+    """Number of elements of a tensor ([2, 3]) or a list of tensors ([[2, 3], [4]]); NONE without a tensor."""
+    if not isinstance(dims, list) or not dims:
+        return NONE
+    is_tensor = all(isinstance(size, int) for size in dims)
+    elements = prod(dims) if is_tensor else sum(max(_count(part), 0) for part in dims)
+    return elements if 0 <= elements <= _MOST_ELEMENTS else NONE
+
+
+@cache
+def _first_type(types: str | None) -> str:
+    return next((text for text in listed(types) if isinstance(text, str)), "")
+
+
+def _side(source: SliceTable, index: Ints, names: list[str], elements: Iterable[int]) -> Side:
+    return Side(
+        index.astype(np.int64),
+        source.slices.time[index],
+        np.array([kind_of(name) or OTHER for name in names], dtype=str),
+        np.fromiter(elements, dtype=np.int64),
+    )
