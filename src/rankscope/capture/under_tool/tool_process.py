@@ -20,8 +20,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankscope.capture.child_process import become, through_shell
-from rankscope.capture.forked_child import fork_child
-from rankscope.capture.signal_relay import FORWARDED, STOPPING, Terminal, Witness, block_signals, sent_by_us
+from rankscope.capture.signal_relay import (
+    FORWARDED,
+    STOPPING,
+    Before,
+    Terminal,
+    Witness,
+    fork_with_witness,
+    sent_by_us,
+)
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -98,23 +105,16 @@ def run_under_tool(
     ignored: that signal asks for a recording, and may arrive before a handler for it is installed.
     """
     _adopt_orphans()
-    before = block_signals()
 
-    def become_tool() -> None:
+    def become_tool(before: Before) -> None:
         os.setpgid(0, 0)
         _die_with_us()
         _redirect(supervised, log)
         become(command, env, before, ignored)
 
     try:
-        witness = Witness()
-        try:
-            tool = fork_child(become_tool)
-        except OSError:
-            witness.end()
-            raise
-    except OSError as error:  # ulimit -u
-        before.restore()
+        tool, witness, before = fork_with_witness(become_tool)
+    except OSError as error:
         log.write_text(f"no process can be started: {error.strerror}\n")
         return Ended(0, started=False, tool_status=0)
     statuses = _Statuses(tool, supervised, witness)
