@@ -6,6 +6,7 @@ its steps itself. All methods run on the training thread. A failure ends the cap
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -33,18 +34,16 @@ from rankscope.capture.schedule import (
     When,
 )
 from rankscope.capture.selector import parse_selector
+from rankscope.capture.summary import captured_by_rank, nothing_captured_by_rank
 from rankscope.errors import CaptureError, RankscopeError
 from rankscope.inapp.cuda_range import CudaRangeRecorder
-from rankscope.inapp.deepspeed_engine import DeepSpeedSteps
-from rankscope.inapp.end_messages import captured, nothing_captured
 from rankscope.inapp.job_log import JobLog
 from rankscope.inapp.main_thread import Timer, when_returning
 from rankscope.inapp.pause_warning import PauseWarning
 from rankscope.inapp.sigterm import SigtermGuard
-from rankscope.inapp.step_counter import StepCounter, live_optimizers
+from rankscope.inapp.step_counter import DeepSpeedSteps, StepCounter, live_optimizers
 from rankscope.inapp.telemetry import Telemetry
 from rankscope.inapp.torch_recorder import Region, ScriptProfiler, TorchRecorder
-from rankscope.inapp.window_export import WindowExporter
 from rankscope.inapp.window_handlers import Handler
 from rankscope.inapp.windows import BY_STEPS, BY_TIME, Windows
 
@@ -93,8 +92,9 @@ class Engine:
             files,
             log,
             recorder or self._torch_recorder(),
-            WindowExporter(files, log, plan.max_size, handlers),
             self._sigterm,
+            plan.max_size,
+            handlers,
         )
 
     def _torch_recorder(self) -> TorchRecorder:
@@ -152,7 +152,7 @@ class Engine:
 
     def mark_region(self, region: Region) -> None:
         """Begin and end this range with each recorded step."""
-        self._windows.set_region(region)
+        self._windows.recorder.region = region
 
     def release(self) -> None:
         """After ``finish``, in a process that continues: leave torch and SIGTERM as they were found."""
@@ -251,7 +251,7 @@ class Engine:
             self.files.save()
             if not self.stopped and self.files.manifest["windows"]:
                 self.log.reports = self.log.reports or self._reports_for_rank_zero()
-                self.log.info(captured(self.plan, self.files))
+                self.log.info(captured_by_rank(self.plan, self.files))
 
     def _note_lost_front(self) -> None:
         """`rankscope profile` in front of the job was killed: the job has gone on, as behind nohup."""
@@ -341,12 +341,12 @@ class Engine:
 
     def _advance(self, action: int) -> None:
         """Go from the last step's action to the next one's, with torch.profiler's transitions."""
-        if self._action == NONE and action != NONE and self._windows.script_profiles:
+        if self._action == NONE and action != NONE and self._windows.recorder.script_profiles:
             self._postpone()
             return
         before, self._action = self._action, action
         if before in _RECORDING:
-            self._windows.end_step()
+            self._windows.recorder.end_step()
             if before == RECORD_AND_SAVE or action not in _RECORDING:
                 # torch drops a window that its schedule function ends without RECORD_AND_SAVE; here it is kept
                 self._windows.close(self.step_number)
@@ -474,7 +474,7 @@ class Engine:
         """The script is about to start its own profiler: close our window first, as a partial one."""
         if not self._windows.is_open:
             return
-        if self._windows.recording:
+        if self._windows.recorder.started:
             self._close_window("the script started its own torch.profiler")
             self._schedule = None
         else:
@@ -486,7 +486,7 @@ class Engine:
     def _close_unfinished(self, why: str | None) -> None:
         if not self._windows.is_open:
             return
-        if self._windows.recording and (self.step_number or not isinstance(self.plan.when, EveryStep)):
+        if self._windows.recorder.started and (self.step_number or not isinstance(self.plan.when, EveryStep)):
             self._close_window(why)
         else:
             self._safely(self._windows.drop)
@@ -505,14 +505,14 @@ class Engine:
         if self._telemetry is not None:
             self._telemetry.forked()
             self._telemetry = None
-        self._windows.forked()
+        self._windows.recorder.forked()
 
     def _report_nothing_captured(self) -> None:
         if not self.step_number and ((not self.plan.direct and not self.plan.speaks) or self.files.taken):
             return  # one of several Python processes of a script; the command in front reports if none captured
         if self.step_number and isinstance(self.plan.when, OnRequest):
             return
-        text = nothing_captured(self.plan, self.step_number, self.counter.calls)
+        text = nothing_captured_by_rank(self.plan, self.step_number, self.counter.calls)
         self.files.manifest["notes"].append(text)
         if isinstance(self.plan.when, EveryStep):
             self.files.claim()
@@ -554,8 +554,12 @@ _engine: Engine | None = None
 
 
 def set_engine(engine: Engine | None) -> None:
-    """Make this the engine of the process: there is at most one."""
+    """Make this the engine of the process, which ends its capture at the exit: there is at most one."""
     global _engine
+    if _engine is not None:
+        atexit.unregister(_engine.finish)
+    if engine is not None:
+        atexit.register(engine.finish)
     _engine = engine
 
 

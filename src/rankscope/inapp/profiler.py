@@ -8,7 +8,6 @@ with rankscope.profile(model=model) as prof:
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -179,7 +178,6 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         if why is None and not self._everything:
             why = "the loop ended in the window"
         set_engine(None)
-        atexit.unregister(engine.finish)
         _attempt(engine.log, "ending the capture", lambda: engine.finish(why, process_ends=False))
         engine.release()
         for handler in self._handlers:
@@ -200,7 +198,6 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
             engine.mark_region(TrainStepRegion(self._region))
         set_engine(engine)
         self._owns_engine = True
-        atexit.register(engine.finish)
         self._flops = _flops_profile(self._model, files.folder, identity.rank, self._handlers)
         engine.begin()
         return engine

@@ -28,7 +28,7 @@ MOST_STEPS = 4096
 BEGIN, FORWARD_END, OPTIMIZER_BEGIN, OPTIMIZER_END = range(4)
 _TRACE_RULES = "torch._dynamo.trace_rules"
 # Modules with code that runs in each step.
-_IN_EACH_STEP = ("step_figures", "step_counter", "engine", "windows", "window_export")
+_IN_EACH_STEP = ("step_figures", "step_counter", "engine", "windows")
 # Micro-batches of a step whose backward is remembered.
 MOST_BACKWARDS = 256
 

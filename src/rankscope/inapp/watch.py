@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 from pathlib import Path
@@ -46,4 +45,3 @@ def watch(folder: str | Path = DEFAULT_FOLDER, *, hang_after_s: float = HANG_AFT
     engine.watch_optimizers()
     engine.joined(identity)
     set_engine(engine)
-    atexit.register(engine.finish)
