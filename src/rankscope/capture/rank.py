@@ -30,7 +30,7 @@ class Identity(NamedTuple):
 
 
 class Family(NamedTuple):
-    """The variables of one launcher; A|B is the first of them that is set. It matches only if all of ``gate`` are set."""
+    """The variables of one launcher; A|B is the first that is set. It matches only if all of ``gate`` are set."""
 
     name: str
     rank: str

@@ -20,7 +20,7 @@ from rankscope.capture.rank import Identity, disagreements
 from rankscope.capture.rank_files import RankFiles, clock_anchor
 from rankscope.capture.run_folder import expand, rank_stem, read_json, remove_if_empty
 from rankscope.capture.schedule import EveryStep, TimeWindow
-from rankscope.capture.under_tool import preflight, reports, root
+from rankscope.capture.under_tool import preflight, reports
 from rankscope.capture.under_tool.temp_folder import make_temp_folder
 from rankscope.capture.under_tool.tool_process import Ended, run_under_tool, wrap_application
 from rankscope.capture.wrapper import Output, requested_signal
@@ -162,10 +162,11 @@ class ToolRank:
         """The sudo prefix, where nsys must be root and is not."""
         if not isinstance(self.options, tools.NsysOptions):
             return []
-        found = root.as_root(str(self.tool.path), self.options, dry_run=self.request.dry_run)
-        self.options = found.options
-        self.notes += found.notes
-        return list(found.prefix)
+        prefix, self.options, notes = preflight.as_root(
+            str(self.tool.path), self.options, dry_run=self.request.dry_run
+        )
+        self.notes += notes
+        return list(prefix)
 
     def command(self, application: Sequence[str], log: Path | None = None) -> list[str]:
         words = list(application)
@@ -188,8 +189,10 @@ class ToolRank:
         return self.request.ranged
 
     def _tool_environment(self) -> dict[str, str]:
-        own = tools.nsys_environment(self.options) if isinstance(self.options, tools.NsysOptions) else {}
-        return {**os.environ, **own}
+        variables = (
+            tools.nsys_environment(self.options) if isinstance(self.options, tools.NsysOptions) else {}
+        )
+        return {**os.environ, **variables}
 
     def _environment(self, windows: Path) -> Mapping[str, str]:
         """The application's environment: it makes the Python processes mark their steps, and open the range for those
