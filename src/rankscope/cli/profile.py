@@ -159,7 +159,11 @@ def main(args: argparse.Namespace) -> int:
     if not command:
         raise UsageError("no COMMAND to profile", hint="For example: rankscope profile torchrun train.py")
     check_program(command[0])
-    tables = _tables(args.stats)
+    tables: list[list[str]] = []
+    if args.stats not in (None, "false"):
+        from rankscope.cli.end_tables import end_tables
+
+        tables = end_tables(args.stats)  # wrong names are found before the job starts
     output = Output(message=_message, line=print)
     identity = detect(os.environ, plan.identity)
     in_front = is_in_front(list(command), identity, per_node=args.per_node, inserted=args.inner)
@@ -275,15 +279,6 @@ def option_words(args: argparse.Namespace) -> list[str]:
         else:
             words += [name, *([] if value is True else [str(value)])]
     return words
-
-
-def _tables(asked: str | None) -> list[list[str]]:
-    """--stats: the options of each `rankscope stats` at the end; wrong names are found before the job starts."""
-    if asked is None or asked == "false":
-        return []
-    from rankscope.cli.end_tables import end_tables
-
-    return end_tables(asked)
 
 
 def _print_stats(folder: Path, tables: list[list[str]]) -> None:

@@ -130,8 +130,14 @@ def check_tool_options(args: argparse.Namespace) -> None:
             f"-c {given} is neither a number of launches nor {OWN_RANGE}",
             hint=f"For example: -c 10; 0 is all of them. Or -c {OWN_RANGE}, and --launch-count 10.",
         )
-    if args.tool == "nsys":
-        _check_range(given)
+    kind, _, name = given.partition(":")
+    known_range = kind in (OWN_RANGE, "nvtx", "none") and (kind == "nvtx") == bool(name)
+    if args.tool == "nsys" and not known_range:
+        raise UsageError(
+            f"-c {given} is not a capture range",
+            why="nsys waits for cudaProfilerStart, or for an NVTX range of a name.",
+            hint="Write -c cudaProfilerApi or -c nvtx:RANGE (nvtx:RANGE@DOMAIN).",
+        )
     if is_ranged(args) and not given.isdecimal():
         raise UsageError(
             f"-c {given} and a schedule are two schedules at once",
@@ -160,16 +166,6 @@ def _check_tool_arguments(args: argparse.Namespace) -> None:
             )
 
 
-def _check_range(given: str) -> None:
-    kind, _, name = given.partition(":")
-    if kind not in (OWN_RANGE, "nvtx", "none") or (kind == "nvtx") != bool(name):
-        raise UsageError(
-            f"-c {given} is not a capture range",
-            why="nsys waits for cudaProfilerStart, or for an NVTX range of a name.",
-            hint="Write -c cudaProfilerApi or -c nvtx:RANGE (nvtx:RANGE@DOMAIN).",
-        )
-
-
 def tool_request(args: argparse.Namespace, when: When) -> ToolRequest:
     from rankscope.capture.under_tool.tool_rank import ToolRequest
 
@@ -190,11 +186,15 @@ def nsys_options(args: argparse.Namespace, when: When) -> NsysOptions:
     window = when if isinstance(when, TimeWindow) and is_ranged(args) else None
     by_steps = is_ranged(args) and window is None
     given = None if args.capture_range == "none" else args.capture_range
+    captures = 1
+    if by_steps:  # 0 where the number of windows is not known in advance
+        assert isinstance(when, OnSignal | Schedule)
+        captures = 0 if isinstance(when, OnSignal) else when.repeat
     return NsysOptions(
         trace=args.trace or NSYS_TRACE,
         sample=args.sample or "none",
         capture_range=OWN_RANGE if by_steps else given,
-        captures=_captures(when) if by_steps else 1,
+        captures=captures,
         delay_s=round(window.after_s) if window else 0,
         duration_s=max(1, round(window.for_s)) if window else 0,
         gpu_metrics_device=args.gpu_metrics_device,
@@ -210,29 +210,15 @@ def nsys_options(args: argparse.Namespace, when: When) -> NsysOptions:
 def ncu_options(args: argparse.Namespace) -> NcuOptions:
     from rankscope.tools import NcuOptions, any_kernel
 
+    count = int(args.capture_range) if (args.capture_range or "").isdecimal() else NCU_LAUNCHES
     return NcuOptions(
         kernels=any_kernel(args.kernel_name or ()),
         name_base=args.kernel_name_base or "function",
         launch_skip=args.launch_skip or 0,
         filter_mode=args.filter_mode,
         section_set=args.set or "roofline",
-        launch_count=_launch_count(args),
+        launch_count=count if args.launch_count is None else args.launch_count,
         ranged=is_ranged(args) or args.capture_range == OWN_RANGE,
         overwrite=args.force,
         extra=tuple(args.tool_arg or ()),
     )
-
-
-def _launch_count(args: argparse.Namespace) -> int:
-    if args.launch_count is not None:
-        return int(args.launch_count)
-    given = args.capture_range or ""
-    return int(given) if given.isdecimal() else NCU_LAUNCHES
-
-
-def _captures(when: When) -> int:
-    """How many windows a schedule has; 0 where that is not known in advance."""
-    if isinstance(when, OnSignal):
-        return 0
-    assert isinstance(when, Schedule)
-    return when.repeat

@@ -55,6 +55,6 @@ def lightning_callback(prof: profile) -> Any:
 def _base(modules: Sequence[str], name: str) -> type:
     for module in modules:
         if importlib.util.find_spec(module.partition(".")[0]) is not None:
-            found: type = getattr(importlib.import_module(module), name)
-            return found
+            base: type = getattr(importlib.import_module(module), name)
+            return base
     return object

@@ -70,6 +70,9 @@ class Engine:
         """``handlers`` receive each window; without them it becomes one trace file in the run folder.
         ``recorder`` replaces torch's profiler.
         """
+        import torch
+
+        files.manifest["torch"] = torch.__version__
         self.plan = plan
         self.files = files
         self.log = log
@@ -167,23 +170,22 @@ class Engine:
         """A training step has ended; the next one begins."""
         self.step_number += 1
         if self.step_number == 1:
-            self._first_step()
+            if self._timer is not None and not isinstance(self.plan.when, TimeWindow):
+                self._timer.cancel()
+            self._claim()
         self._windows.collect_exports()
         if self._schedule is None:
             if self._windows.is_open:  # a time window: its steps are marked too
                 self._windows.next_step(self.step_number)
             return
         self._advance(self._schedule.action(self.step_number))
-        if self._schedule is not None:
-            self._end_schedule()
-
-    def count_marked_steps(self) -> None:
-        """From now on only steps that the program marks count; optimizer steps do not."""
-        self._stop_counting()
+        over = self._schedule is not None and self._schedule.is_over(self.step_number)
+        if over and not (self._windows.exporting or self._windows.is_open):
+            self._nothing_scheduled()  # the last cycle has ended
 
     def mark_step(self) -> None:
         """The program marks the end of a step."""
-        self.count_marked_steps()
+        self.stop_counting()
         self._note_step(self._windows.exporting)
         if not self.stopped:
             self._safely(self.step)
@@ -241,7 +243,10 @@ class Engine:
         self._note_lost_front()
         if not self.files.manifest["windows"] and not self.stopped:
             self._report_nothing_captured()
-        self._report_uneven_steps()
+        uneven = self.counter.uneven()
+        if uneven is not None and self.files.manifest["windows"]:
+            self.files.manifest["notes"].append(uneven)
+            self.log.info(uneven)
         self.files.manifest.update(state="done", steps=self.step_number)
         if self.stopped:
             with contextlib.suppress(RankscopeError):
@@ -257,9 +262,9 @@ class Engine:
         """`rankscope profile` in front of the job was killed: the job has gone on, as behind nohup."""
         front = self.plan.front
         if front is not None and front.host == self.files.manifest["host"] and not front.runs():
-            note = f"rankscope profile (process {front.pid}) was killed before the job ended; the job went on"
-            self.files.manifest["notes"].append(note)
-            self.log.warning(note)
+            self._note(
+                f"rankscope profile (process {front.pid}) was killed before the job ended; the job went on"
+            )
 
     # -- steps and windows
 
@@ -285,11 +290,6 @@ class Engine:
                 when_returning(frame, lambda: self._safely(self.step))
         except Exception as error:  # noqa: BLE001  (this runs inside the job's optimizer.step)
             self._give_up(error)
-
-    def _first_step(self) -> None:
-        if self._timer is not None and not isinstance(self.plan.when, TimeWindow):
-            self._timer.cancel()
-        self._claim()
 
     def _claim(self) -> None:
         job = self.files.job
@@ -335,9 +335,12 @@ class Engine:
         self.log.info(f"steps {request.first_step}-{request.last_step} will be recorded: {request.reason}")
 
     def _refuse(self, request: CaptureRequest, why: str) -> None:
-        note = f"the requested steps {request.first_step}-{request.last_step} were not recorded: {why}"
-        self.files.manifest["notes"].append(note)
-        self.log.warning(note)
+        self._note(f"the requested steps {request.first_step}-{request.last_step} were not recorded: {why}")
+
+    def _note(self, text: str) -> None:
+        """In the manifest and on stderr."""
+        self.files.manifest["notes"].append(text)
+        self.log.warning(text)
 
     def _advance(self, action: int) -> None:
         """Go from the last step's action to the next one's, with torch.profiler's transitions."""
@@ -370,23 +373,16 @@ class Engine:
         self._schedule = self._schedule.postponed()
         note = "the script runs torch.profiler itself: the window waits until it has ended"
         if note not in self.files.manifest["notes"]:
-            self.files.manifest["notes"].append(note)
-            self.log.warning(note)
-
-    def _end_schedule(self) -> None:
-        """After the last cycle, remove the hook, unless another window can be requested."""
-        assert self._schedule is not None
-        over = self._schedule.is_over(self.step_number)
-        if not over or self._windows.exporting or self._windows.is_open:
-            return
-        self._nothing_scheduled()
+            self._note(note)
 
     def _nothing_scheduled(self) -> None:
+        """Remove the hook, unless another window can be requested."""
         self._schedule, self._idle_until, self._request = None, sys.maxsize, None
         if not isinstance(self.plan.when, OnSignal) and self._telemetry is None:
-            self._stop_counting()
+            self.stop_counting()
 
-    def _stop_counting(self) -> None:
+    def stop_counting(self) -> None:
+        """From now on only steps that the program marks count; optimizer steps do not."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -457,7 +453,7 @@ class Engine:
         if self._telemetry is not None and not self._telemetry.begun:
             self._end_telemetry()
         if self._telemetry is None:
-            self._stop_counting()
+            self.stop_counting()
         try:
             self._windows.drop()
         except Exception as second:  # noqa: BLE001  (the profiler's state is unknown; the first error was printed)
@@ -475,19 +471,16 @@ class Engine:
         if not self._windows.is_open:
             return
         if self._windows.recorder.started:
-            self._close_window("the script started its own torch.profiler")
+            self._safely(self._windows.close, self.step_number, "the script started its own torch.profiler")
             self._schedule = None
         else:
             self._give_up(CaptureError("the script started its own torch.profiler, and only one can run"))
-
-    def _close_window(self, why: str | None) -> None:
-        self._safely(self._windows.close, self.step_number, why)
 
     def _close_unfinished(self, why: str | None) -> None:
         if not self._windows.is_open:
             return
         if self._windows.recorder.started and (self.step_number or not isinstance(self.plan.when, EveryStep)):
-            self._close_window(why)
+            self._safely(self._windows.close, self.step_number, why)
         else:
             self._safely(self._windows.drop)
 
@@ -522,12 +515,6 @@ class Engine:
         except RankscopeError:
             return  # another process of this rank was captured
         self.log.warning(text)
-
-    def _report_uneven_steps(self) -> None:
-        text = self.counter.uneven()
-        if text is not None and self.files.manifest["windows"]:
-            self.files.manifest["notes"].append(text)
-            self.log.info(text)
 
     def _reports_for_rank_zero(self) -> bool:
         """Rank 0 reports for the run; where it is not selected, the rank that made the run folder does."""

@@ -18,7 +18,8 @@ from typing import Any
 from rankscope.capture.job_name import script_name
 from rankscope.capture.plan import Plan
 from rankscope.capture.rank import Identity
-from rankscope.capture.schedule import Schedule, ScheduleFunction
+from rankscope.capture.rank_files import RankFiles
+from rankscope.capture.schedule import RECORD, RECORD_AND_SAVE, Schedule, ScheduleFunction
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import UsageError
 from rankscope.inapp.engine import Engine, current_engine, set_engine
@@ -35,9 +36,9 @@ _EVERYTHING = Schedule(0, 0, 0, sys.maxsize, 1)
 
 def schedule(*, wait: int, warmup: int, active: int, repeat: int = 1, skip_first: int = 0) -> Schedule:
     """As torch.profiler.schedule, except that ``repeat`` defaults to 1; 0 repeats without end."""
-    made = Schedule(skip_first, wait, warmup, active, repeat)
-    made.validate()
-    return made
+    cycle = Schedule(skip_first, wait, warmup, active, repeat)
+    cycle.validate()
+    return cycle
 
 
 class profile:  # noqa: N801  (torch.profiler.profile's spelling)
@@ -100,7 +101,7 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
             ranks=selector,
             output=str(folder),
             command=tuple(sys.orig_argv),
-            activities=tuple(getattr(one, "name", str(one)).lower() for one in activities),
+            activities=tuple(getattr(each, "name", str(each)).lower() for each in activities),
             record_shapes=record_shapes,
             profile_memory=profile_memory,
             with_stack=with_stack,
@@ -118,8 +119,6 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
     @property
     def recording(self) -> bool:
         """Whether the current step is being recorded."""
-        from rankscope.capture.schedule import RECORD, RECORD_AND_SAVE
-
         return self._engine is not None and self._engine.action in (RECORD, RECORD_AND_SAVE)
 
     def __enter__(self) -> profile:
@@ -148,7 +147,7 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         if self._engine is None:
             self._engine = self._start_engine(identity)
         else:
-            self._engine.count_marked_steps()
+            self._engine.stop_counting()
             if identity.rank == 0:  # even with --quiet: the folder named in the code stays empty
                 self._engine.log.warning(
                     "`rankscope profile` captures this job already: rankscope.profile in the code only counts steps"
@@ -181,18 +180,11 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         _attempt(engine.log, "ending the capture", lambda: engine.finish(why, process_ends=False))
         engine.release()
         for handler in self._handlers:
-            close = getattr(handler, "close", None)
-            if close is not None:
-                _attempt(engine.log, f"{type(handler).__name__}", close)
+            _attempt(engine.log, type(handler).__name__, getattr(handler, "close", lambda: None))
 
     def _start_engine(self, identity: Identity) -> Engine:
-        import torch
-
-        from rankscope.capture.rank_files import RankFiles
-
         log = JobLog(identity.rank, reports=identity.rank == 0, verbose=self._debug)
         files = RankFiles(self._plan, identity, os.environ)
-        files.manifest["torch"] = torch.__version__
         engine = Engine(self._plan, files, log, self._handlers)
         if self._region is not None:
             engine.mark_region(TrainStepRegion(self._region))

@@ -161,7 +161,6 @@ def _start_engine(plan: Plan, identity: Identity, log: JobLog) -> Any:
         if version < OLDEST_TORCH:
             raise CaptureError(f"torch {torch.__version__} is too old: 2.0 is the first that can be captured")
         files, engine = _make_engine(plan, identity, log)
-        files.manifest["torch"] = torch.__version__
         engine.watch_optimizers()
         _handle_signal(engine)
         set_engine(engine)

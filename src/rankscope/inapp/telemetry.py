@@ -27,7 +27,7 @@ from rankscope.capture.selector import parse_selector
 from rankscope.capture.telemetry_ring import FOLDER, NONE, PHASES, RingWriter, ring_path
 from rankscope.errors import RankscopeError
 from rankscope.files import make_private_folder, open_private, write_text
-from rankscope.inapp.job_log import JobLog
+from rankscope.inapp.job_log import JobLog, joined_distributed
 from rankscope.inapp.main_thread import start_waiting_thread
 from rankscope.inapp.step_figures import (
     BEGIN,
@@ -121,14 +121,9 @@ class Telemetry:
     def make_ring(self) -> None:
         """Make this rank's file, with its whole size."""
         manifest = self._files.manifest
-        about = {
-            **{
-                key: manifest[key]
-                for key in ("rank", "local_rank", "world_size", "node", "host", "pid", "role")
-            },
-            "started_unix_ns": self._started_unix_ns,
-            "hang_after_s": self._hang_after_s,
-        }
+        fields = ("rank", "local_rank", "world_size", "node", "host", "pid", "role")
+        about = {key: manifest[key] for key in fields}
+        about |= {"started_unix_ns": self._started_unix_ns, "hang_after_s": self._hang_after_s}
         make_private_folder(self._files.folder / FOLDER)
         path = ring_path(self._files.folder, manifest["rank"])
         try:
@@ -146,7 +141,7 @@ class Telemetry:
         while clock.done:
             self._pending.append(clock.done.popleft())
         clock.wants_memory = True
-        self._distributed = self._distributed or _has_process_group()
+        self._distributed = self._distributed or joined_distributed() is not None
         if self._pending and self._distributed:
             self._collectives.read(now=last)
         offset = unix_offset_ns()
@@ -264,12 +259,6 @@ def _device_ns(marks: Sequence[Any]) -> int:
     return int(sum(marks[begin].elapsed_time(marks[end]) for begin, end in spans) * 1e6)
 
 
-def _has_process_group() -> bool:
-    import torch
-
-    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
-
-
 def write_stacks(path: Path, seconds: float) -> None:
     """Add the Python stacks of all threads to a file, also while a thread is blocked in C."""
     with open_private(path, "a", encoding="utf-8") as file:
@@ -328,7 +317,10 @@ class CollectiveLog:
         new = [entry for entry in entries if entry["record_id"] > last]
         if not new:
             return
-        began = [Collective(entry["time_created_ns"] - offset, _blocks(entry)) for entry in new]
+        gloo = [str(entry.get("profiling_name", "")).startswith("gloo:") for entry in new]
+        began = [
+            Collective(entry["time_created_ns"] - offset, of) for entry, of in zip(new, gloo, strict=True)
+        ]
         if new[0]["record_id"] > last + 1:
             self.lost_until = began[0].began
         self._last[name] = new[-1]["record_id"]
@@ -338,10 +330,6 @@ class CollectiveLog:
 def unix_offset_ns() -> int:
     """What is added to a time of perf_counter_ns to get Unix time."""
     return time_ns() - perf_counter_ns()
-
-
-def _blocks(entry: dict[str, Any]) -> bool:
-    return str(entry.get("profiling_name", "")).startswith("gloo:")
 
 
 def flight_entries(name: str) -> list[dict[str, Any]]:
