@@ -54,7 +54,9 @@ def small_answer(result: Result, question: Question, page: int = 0, **more: Any)
             why=f"The answer has {total:,} rows, from 0.",
             hint="Use the value of next_page in the answer before.",
         )
-    answer = envelope(_window(result, page), question)
+    # Without the rows before the page, and with no more after it than can fit.
+    shown_rows = result.rows[page : page + MOST_BYTES // 10]
+    answer = envelope(replace(result, rows=shown_rows), question)
     names = _names(result)
     names += [name for finding in result.findings for name in finding.names if name]
     findings = [
@@ -134,11 +136,6 @@ def as_text(answer: Any) -> str:
     """JSON; a byte of a path that is not UTF-8 is a question mark in it."""
     text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.encode("utf-8", "replace").decode()
-
-
-def _window(result: Result, page: int) -> Result:
-    """Without the rows before the page, and with no more after it than can fit."""
-    return replace(result, rows=result.rows[page : page + MOST_BYTES // 10])
 
 
 def _fill(answer: dict[str, Any], key: str, items: list[Any], most: int) -> int:

@@ -58,20 +58,17 @@ def rewrite(command: Sequence[str], inserted: Sequence[str], env: Mapping[str, s
     words = list(command)
     name = Path(words[0]).name
     module = words[2] if is_python(name) and len(words) > 2 and words[1] == "-m" else ""
-    if name == "torchrun":
-        return _torchrun(words[:1], words[1:], inserted, env)
-    if module == "torch.distributed.run":
-        return _torchrun(words[:3], words[3:], inserted, env)
+    size = 3 if module else 2 if name == "accelerate" else 1
+    head, rest = words[:size], words[size:]
+    if name == "torchrun" or module == "torch.distributed.run":
+        return _torchrun(head, rest, inserted, env)
     if name in MPI:
-        return _programs(words[:1], words[1:], inserted, MPI[name])
+        return _programs(head, rest, inserted, MPI[name])
     if name == "deepspeed":
-        return _deepspeed(words[:1], words[1:], inserted)
-    if name == "accelerate" and words[1:2] == ["launch"]:
-        return _accelerate(words[:2], words[2:], inserted)
-    if name == "accelerate-launch":
-        return _accelerate(words[:1], words[1:], inserted)
-    if module == "accelerate.commands.launch":
-        return _accelerate(words[:3], words[3:], inserted)
+        return _deepspeed(head, rest, inserted)
+    in_two_words = name == "accelerate" and words[1:2] == ["launch"]
+    if in_two_words or name == "accelerate-launch" or module == "accelerate.commands.launch":
+        return _accelerate(head, rest, inserted)
     return None
 
 

@@ -98,21 +98,18 @@ def _nothing_captured(plan: Plan) -> str:
 
 def _amount(windows: Windows, noun: str, world: int) -> str:
     ranks = {rank for rank, _ in windows}
+    no_steps = "no steps found"
+    if any(window.get("steps") == "not counted" for _, window in windows):
+        no_steps = "steps not counted (the process was killed)"
     partial = sum(window["state"] == "partial" for _, window in windows)
     parts = [
         _plural(len(windows), noun),
-        cycles(window for _, window in windows) or _no_steps(windows),
+        cycles(window for _, window in windows) or no_steps,
         format_bytes(sum(window["bytes"] for _, window in windows), 1),
         *([f"{partial} partial"] if partial else []),
         ranks_of(len(ranks), world),
     ]
     return ", ".join(parts)
-
-
-def _no_steps(windows: Windows) -> str:
-    if any(window.get("steps") == "not counted" for _, window in windows):
-        return "steps not counted (the process was killed)"
-    return "no steps found"
 
 
 def has_traces(folder: Path) -> bool:

@@ -79,7 +79,8 @@ def main(args: argparse.Namespace) -> int:
     hang_after_s = units.parse_seconds(args.hang_after) if args.hang_after else None
     between_captures_s = units.parse_seconds(args.auto_capture_every)
     if is_elsewhere(args.run):
-        return run_there(args, "watch", {f"--{name}": value for name, value in _given(args).items()})
+        options = {option.names[0]: getattr(args, option.dest) or None for option in option_table(_OPTIONS)}
+        return run_there(args, "watch", options)
     from rankscope.watch.ask_capture import capture_on_alarm
     from rankscope.watch.live import follow, tell, write_metrics
 
@@ -100,12 +101,6 @@ def main(args: argparse.Namespace) -> int:
             if any(alarm.kind in fail_on for alarm in new):
                 return 3
     return 0
-
-
-def _given(args: argparse.Namespace) -> dict[str, object]:
-    """The options, for the same command on another machine."""
-    dests = [option.dest for option in option_table(_OPTIONS)]
-    return {dest.replace("_", "-"): getattr(args, dest) or None for dest in dests}
 
 
 def _kinds(text: str | None) -> set[str]:

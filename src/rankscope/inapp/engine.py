@@ -31,7 +31,6 @@ from rankscope.capture.schedule import (
     Schedule,
     ScheduleFunction,
     TimeWindow,
-    When,
 )
 from rankscope.capture.selector import parse_selector
 from rankscope.capture.summary import captured_by_rank, nothing_captured_by_rank
@@ -79,7 +78,8 @@ class Engine:
         self.step_number = 0
         self.stopped = False
         self.counter = StepCounter(plan.step_on, live_optimizers)
-        self._schedule = _schedule_of(plan.when)
+        when = plan.when.schedule if isinstance(plan.when, EveryStep) else plan.when
+        self._schedule = when if isinstance(when, Schedule | ScheduleFunction) else None
         self._idle_until = self._schedule.first_busy_step if self._schedule else sys.maxsize
         self._action = NONE
         self._timer: Timer | None = None
@@ -529,12 +529,6 @@ def _text(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.strerror}: {error.filename}"
     return f"{type(error).__name__}: {error}"
-
-
-def _schedule_of(when: When) -> Schedule | ScheduleFunction | None:
-    if isinstance(when, EveryStep):
-        return when.schedule
-    return when if isinstance(when, Schedule | ScheduleFunction) else None
 
 
 _engine: Engine | None = None

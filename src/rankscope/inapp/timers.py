@@ -118,7 +118,7 @@ class Timers:
         distributed = joined_distributed()
         if say is None and distributed is not None and distributed.get_rank():
             return
-        say = say or _to_stderr
+        say = say or (lambda text: sys.stderr.write(f"rankscope: {text}\n"))
         for timer in figures:
             low, high = (format_ns(timer.by_rank[rank] / per) for rank in (timer.fastest, timer.slowest))
             say(
@@ -203,7 +203,3 @@ def _gather(values: list[int]) -> list[list[int]]:
     parts = [torch.empty_like(mine) for _ in range(distributed.get_world_size())]
     distributed.all_gather(parts, mine)
     return [part.tolist() for part in parts]
-
-
-def _to_stderr(text: str) -> None:
-    sys.stderr.write(f"rankscope: {text}\n")

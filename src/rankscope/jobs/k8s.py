@@ -27,6 +27,7 @@ IMAGE_NOTE = "rankscope/image"
 _PORT = 29500
 _EFA_HUGEPAGES = "5120Mi"
 """As in AWS's own manifests for a pod with EFA."""
+_NOT_TEXT = re.compile("[\0\ud800-\udfff]")
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
 _LAUNCHERS = ("torchrun", "mpirun", "mpiexec", "srun", "orterun")
 _UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9}
@@ -196,7 +197,7 @@ def check(job: K8sJob) -> None:
             why="It makes one report around the process that starts the ranks of a node; mpirun starts each rank.",
             hint="Add --launcher torchrun, or choose ranks: --ranks local:0",
         )
-    if any("\0" in word or not _is_text(word) for word in job.command):
+    if any(_NOT_TEXT.search(word) for word in job.command):
         raise UsageError(
             "the command is not valid text", why="A manifest is UTF-8.", hint="Remove the bytes that are not."
         )
@@ -218,14 +219,6 @@ def _check_names(job: K8sJob) -> None:
                 why="The cluster would refuse it.",
                 hint=f"For example: {option} {example}",
             )
-
-
-def _is_text(word: str) -> bool:
-    try:
-        word.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _check_sizes(job: K8sJob) -> None:

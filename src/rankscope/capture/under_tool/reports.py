@@ -42,7 +42,8 @@ def collect_nsys(
     notes: list[str] = []
     files = _reports(target)
     if not files and (moved := _strays(target, temp)):
-        files, refusal = moved, _line_with(log, "Failed to create")
+        files = moved
+        refusal = next((line.strip() for line in log.splitlines() if "Failed to create" in line), "")
         notes.append(
             f"nsys wrote the report elsewhere ({refusal or 'it gives no reason'}); it was moved to {target.name}"
         )
@@ -130,10 +131,6 @@ def _imported(tool: Tool, target: Path, temp: Path) -> tuple[tuple[Path, ...], s
         stream.unlink()
         converted.append(report)
     return tuple(converted), f"{why}; its {STREAM_SUFFIX} was converted"
-
-
-def _line_with(log: str, text: str) -> str:
-    return next((line.strip() for line in log.splitlines() if text in line), "")
 
 
 def refusal_reason(log: str) -> str:

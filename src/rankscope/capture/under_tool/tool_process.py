@@ -100,11 +100,14 @@ def run_under_tool(
     The profiler's output goes to ``log``; signals are forwarded to the application, which starts with ``ignored``
     ignored: that signal asks for a recording, and may arrive before a handler for it is installed.
     """
-    _adopt_orphans()
+    # Become the parent of descendants that lose theirs, so that they can be waited for or ended.
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def become_tool(before: Before) -> None:
         os.setpgid(0, 0)
-        _die_with_us()
+        # A launcher kills only this one process: then the profiler gets SIGTERM, which nsys forwards to the application
+        # and its agents; SIGKILL would leave both running.
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         _redirect(supervised, log)
         become(command, env, before, ignored)
 
@@ -206,19 +209,9 @@ class _Statuses:
             self.seen[pid] = os.waitstatus_to_exitcode(status)
 
 
-def _adopt_orphans() -> None:
-    """Become the parent of descendants that lose theirs, so that they can be waited for or ended."""
+def _prctl(option: int, value: int) -> None:
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _die_with_us() -> None:
-    """In the profiler's process: get SIGTERM when we are killed, as a launcher kills only this one process.
-
-    SIGTERM, because nsys forwards it to the application and ends its agents; SIGKILL would leave both running.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        ctypes.CDLL(None).prctl(option, int(value), 0, 0, 0)
 
 
 def _end_agents(*names: str) -> None:

@@ -110,14 +110,6 @@ class ToolRank:
         stem = f"node-{identity.node or 0:05d}" if self.request.per_node else rank_stem(identity.rank)
         return self.files.folder / f"{stem}{_SUFFIX[self.plan.tool]}"
 
-    def _check_target(self) -> None:
-        if self.target.exists() and not self.options.overwrite:
-            raise CaptureError(
-                f"{self.target} exists already",
-                why=f"{self.plan.tool} would write its report to another folder, without a message.",
-                hint="Name another folder with -o DIR, or give -f to replace it.",
-            )
-
     def _find_tool(self) -> tools.Tool:
         name = self.plan.tool
         try:
@@ -212,7 +204,12 @@ class ToolRank:
     def run(self) -> RankEnded:
         try:
             self.files.claim()
-            self._check_target()
+            if self.target.exists() and not self.options.overwrite:
+                raise CaptureError(
+                    f"{self.target} exists already",
+                    why=f"{self.plan.tool} would write its report to another folder, without a message.",
+                    hint="Name another folder with -o DIR, or give -f to replace it.",
+                )
             temp = make_temp_folder(os.environ, f"rankscope-{self.plan.tool}-")
         except RankscopeError as error:
             self._message(f"{error}\n  The job runs without {self.plan.tool}.")
