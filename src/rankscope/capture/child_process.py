@@ -9,16 +9,12 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from rankscope.capture.signal_relay import (
-    FORWARDED,
-    STOPPING,
-    Before,
-    Terminal,
-    fork_with_witness,
-    sent_by_us,
-)
 from rankscope.capture.wrapper import find_program
+
+if TYPE_CHECKING:
+    from rankscope.capture.signal_relay import Before
 
 _TOO_LONG = (
     "the command line and the environment are too long to be captured: the job runs without being captured"
@@ -51,6 +47,9 @@ def run_command(
     ``requested`` is not forwarded: ``on_request`` is called for it, and the command starts with it ignored. The signals
     of `signal_relay` stay blocked in this process: nothing may end it before it has returned the status (`after_job`).
     """
+    # Late: a rank that is not selected only becomes its command.
+    from rankscope.capture.signal_relay import FORWARDED, STOPPING, Terminal, fork_with_witness, sent_by_us
+
     try:
         child, witness, _ = fork_with_witness(lambda before: become(command, env, before, requested, plain))
     except OSError as error:
