@@ -151,7 +151,7 @@ def gpt(pairs: int) -> int:
                 engines.append(engine_in(Path(folder) / f"run-{block}"))
             elif place == 0 and engines:
                 engine = engines.pop()
-                engine.count_marked_steps()
+                engine.stop_counting()
                 engine.finish(process_ends=False)
                 engine.release()
 

@@ -82,12 +82,20 @@ def test_unregistered_names_open_an_nvtx_range() -> None:
     assert tools.nsys_environment(NsysOptions(capture_range="cudaProfilerApi")) == {}
 
 
-def test_does_nsys_ask_for_root() -> None:
+def test_does_nsys_ask_for_root(tmp_path: Path) -> None:
     answer = "Root privilege: disabled\nCPU Profiling Environment{}: {}\n"
-    assert tools.refuses_cpu_profiling(answer.format(" (process-tree)", "Fail"), "process-tree")
-    assert not tools.refuses_cpu_profiling(answer.format(" (system-wide)", "Fail"), "process-tree")
-    assert not tools.refuses_cpu_profiling(answer.format(" (process-tree)", "OK"), "process-tree")
-    assert tools.refuses_cpu_profiling(answer.format("", "Fail"), "process-tree"), "an older version"
+
+    def refuses(scope: str, outcome: str) -> bool:
+        program = tmp_path / "nsys"
+        program.write_text(f"#!/bin/sh\ncat <<'END'\n{answer.format(scope, outcome)}\nEND\n")
+        program.chmod(0o755)
+        return tools.refuses_cpu_profiling(str(program), "process-tree")
+
+    assert refuses(" (process-tree)", "Fail")
+    assert not refuses(" (system-wide)", "Fail")
+    assert not refuses(" (process-tree)", "OK")
+    assert refuses("", "Fail"), "an older version"
+    assert tools.refuses_cpu_profiling(str(tmp_path / "none"), "process-tree"), "no answer"
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ _PUBLIC = {
     "memory_now": "rankscope.inapp.memory",
     "add_profile_arguments": "rankscope.inapp.flags",
     "profiler_from_args": "rankscope.inapp.flags",
-    "trainer_callback": "rankscope.inapp.callbacks",
-    "lightning_callback": "rankscope.inapp.callbacks",
+    "trainer_callback": "rankscope.inapp.profiler",
+    "lightning_callback": "rankscope.inapp.profiler",
     "RankscopeError": "rankscope.errors",
     "UsageError": "rankscope.errors",
     "ReadError": "rankscope.errors",
@@ -79,13 +79,12 @@ if TYPE_CHECKING:
         UsageError,
     )
     from rankscope.inapp.annotate import trace
-    from rankscope.inapp.callbacks import lightning_callback, trainer_callback
     from rankscope.inapp.cuda_range import cuda_profiler_range
     from rankscope.inapp.engine import mark_step
     from rankscope.inapp.flags import add_profile_arguments, profiler_from_args
     from rankscope.inapp.memory import memory_history, memory_line, memory_now
     from rankscope.inapp.operator_table import Summary
-    from rankscope.inapp.profiler import profile, schedule
+    from rankscope.inapp.profiler import lightning_callback, profile, schedule, trainer_callback
     from rankscope.inapp.timers import Timers
     from rankscope.inapp.watch import watch
     from rankscope.inapp.window_handlers import ChromeTrace, Recorded, TensorBoard

@@ -168,6 +168,15 @@ def _write_temporary(path: Path, text: str) -> Path:
     return temporary
 
 
+def file_identity(descriptor: int) -> tuple[int, int] | None:
+    """Which file is open under a number; None where none is."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def sync_folder(folder: Path) -> None:
     """Flush every file of a folder, and the folder itself, to disk."""
     for entry in [*folder.iterdir(), folder]:

@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,33 +42,42 @@ class Tool:
 
 def find_tool(name: str, given: str | None = None) -> Tool:
     """`nsys` or `ncu`: the given path, else the first on PATH."""
-    found = shutil.which(given or name)
-    if found is None:
+    path = shutil.which(given or name)
+    if path is None:
         raise ToolError(
             f"cannot find {given or name}",
             why="There is no such program." if given else f"{_PRODUCTS[name]} is not on PATH.",
             hint=f"Load its module or install {_PRODUCTS[name]}, or give its path: --{name} PATH",
         )
-    return Tool(name, Path(found), _version(Path(found)))
+    return Tool(name, Path(path), _version(Path(path)))
 
 
 def _version(path: Path) -> tuple[int, ...]:
-    try:
-        answer = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, errors="replace", timeout=_ANSWER_SECONDS
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ToolError(f"cannot run {path}", why=f"{error}.", hint=f"Try it: {path} --version") from error
-    match = _VERSION.search(answer.stdout)
+    match = _VERSION.search(_ask([path, "--version"]))
     return tuple(map(int, match[1].split("."))) if match else ()
+
+
+def _ask(words: Sequence[str | Path], seconds: float = _ANSWER_SECONDS) -> str:
+    """What a tool prints on stdout."""
+    try:
+        return _run(words, seconds).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        program = words[0]
+        raise ToolError(
+            f"cannot run {program}", why=f"{error}.", hint=f"Try it: {program} --version"
+        ) from error
+
+
+def _run(
+    words: Sequence[str | Path], seconds: float, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=seconds, env=env)
 
 
 def mentions(words: Sequence[str], text: str) -> bool:
     """Whether the help that this command prints has the text: options differ between versions."""
     try:
-        answer = subprocess.run(
-            [*words, "--help"], capture_output=True, text=True, errors="replace", timeout=_ANSWER_SECONDS
-        )
+        answer = _run([*words, "--help"], _ANSWER_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return text in answer.stdout + answer.stderr
@@ -95,19 +104,7 @@ class Launch(NamedTuple):
 
 def ncu_launches(tool: Tool, report: Path) -> list[Launch]:
     """The launches that a report of ncu has, in their order. Needs only the standard library, as in a job."""
-    try:
-        answer = subprocess.run(
-            ncu_raw_page(tool, report),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_READ_SECONDS,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ToolError(
-            f"cannot run {tool.path}", why=f"{error}.", hint=f"Try it: {tool.path} --version"
-        ) from error
-    return read_ncu_launches(answer.stdout)
+    return read_ncu_launches(_ask(ncu_raw_page(tool, report), _READ_SECONDS))
 
 
 def read_ncu_launches(page: str) -> list[Launch]:
@@ -254,13 +251,8 @@ def _nsys_range(options: NsysOptions) -> list[str]:
     words = []
     if options.capture_range is not None:
         kind, _, name = options.capture_range.partition(":")
-        end = (
-            "stop"
-            if options.captures == 1
-            else f"repeat:{options.captures}"
-            if options.captures
-            else "repeat"
-        )
+        repeat = f"repeat:{options.captures}" if options.captures else "repeat"
+        end = "stop" if options.captures == 1 else repeat
         words += [f"--capture-range={kind}", f"--capture-range-end={end}"]
         words += [f"--nvtx-capture={name}"] if kind == "nvtx" else []
     words += [f"--delay={options.delay_s}"] if options.delay_s else []
@@ -275,13 +267,12 @@ def nsys_environment(options: NsysOptions) -> dict[str, str]:
     return {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"} if by_name else {}
 
 
-def nsys_check_privileges(program: str) -> list[str]:
-    """The command that prints what nsys may record here; `refuses_cpu_profiling` reads its output."""
-    return [program, "status", "--environment"]
-
-
-def refuses_cpu_profiling(answer: str, scope: str) -> bool:
-    """Whether `nsys status --environment` asks for root for samples of this scope; older versions name no scope."""
+def refuses_cpu_profiling(program: str, scope: str) -> bool:
+    """Whether nsys asks for root for samples of this scope, or does not answer; older versions name no scope."""
+    try:
+        answer = _run([program, "status", "--environment"], _ANSWER_SECONDS).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return True
     lines = [line for line in answer.splitlines() if "Environment" in line and "Fail" in line]
     return any(f"({scope})" in line or "(" not in line for line in lines)
 
@@ -316,10 +307,10 @@ def nsys_importer(program: Path, version: tuple[int, ...] = ()) -> Tool | None:
     folders += [
         other for parent in (here.parent.parent, _INSTALLATIONS) for other in sorted(parent.glob("[0-9]*"))
     ]
-    found = [path for folder in folders for path in sorted(folder.glob("host-linux-*/QdstrmImporter"))]
-    found += [Path(named) for named in [shutil.which("QdstrmImporter")] if named]
+    paths = [path for folder in folders for path in sorted(folder.glob("host-linux-*/QdstrmImporter"))]
+    paths += [Path(named) for named in [shutil.which("QdstrmImporter")] if named]
     first = None
-    for path in dict.fromkeys(found):
+    for path in dict.fromkeys(paths):
         match = _IMPORTER_VERSION.search(_run_importer(path, ["--version"]))
         importer = Tool("QdstrmImporter", path, tuple(map(int, match[1].split("."))) if match else ())
         if not version or importer.version == version:
@@ -355,14 +346,7 @@ def _run_importer(importer: Path, words: list[str]) -> str:
     paths = [str(importer.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     env = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(paths)}
     try:
-        done = subprocess.run(
-            [str(importer), *words],
-            env=env,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_IMPORT_SECONDS,
-        )
+        done = _run([importer, *words], _IMPORT_SECONDS, env)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{error}"
     return done.stdout + done.stderr
@@ -394,10 +378,10 @@ _SHORT = {
         "-t": "--trace",
         "-s": "--sample",
         "-c": "--capture-range",
+        "-p": "--nvtx-capture",
         "-y": "--delay",
         "-d": "--duration",
         "-f": "--force-overwrite",
-        "-p": "--nvtx-capture",
         "-o": "--output",
     },
     "ncu": {
@@ -414,7 +398,7 @@ NOT_REPLACED = {"nsys": ("--output",), "ncu": ("--export", "--log-file")}
 
 def given_options(tool: str, extra: Sequence[str]) -> dict[str, str]:
     """The options among words for a tool, by their long name, with their value; "" where there is none."""
-    found = {}
+    values = {}
     for word, following in zip(extra, [*extra, ""][1:], strict=True):
         if not word.startswith("-"):
             continue
@@ -422,8 +406,8 @@ def given_options(tool: str, extra: Sequence[str]) -> dict[str, str]:
             name, _, value = word.partition("=")
         else:
             name, value = _SHORT[tool].get(word[:2], word[:2]), word[2:].removeprefix("=")
-        found[name] = value or ("" if following.startswith("-") else following)
-    return found
+        values[name] = value or ("" if following.startswith("-") else following)
+    return values
 
 
 def _without(ours: Iterable[str], given: Collection[str]) -> list[str]:

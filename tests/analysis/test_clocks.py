@@ -17,11 +17,8 @@ from rankscope.bench.synthetic import Plan, write
 from rankscope.bench.synthetic.cluster import Job, simulate
 from rankscope.bench.synthetic.cluster_trace import clock_offset_ns, write_traces
 from rankscope.store.derived import CLOCKS, path_of
-from rankscope.timeline.clocks import by_cluster
-from rankscope.timeline.clocks.alignment import RankClock, _at_start
-from rankscope.timeline.clocks.by_cluster import fit_many
 from rankscope.timeline.clocks import fit as clock_fit
-from rankscope.timeline.clocks.alignment import CLOCKS_FILE, RankClock, _at_start
+from rankscope.timeline.clocks.alignment import RankClock, _at_start
 from rankscope.timeline.clocks.fit import fit_many
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
@@ -218,8 +215,8 @@ def test_planted_offsets_of_a_cluster_lie_within_their_error(
 ) -> None:
     job = Job(data=4, tensor=2, steps=2, layers=2, offset_ns=3_000_000, drift_ppb=20_000, seed=4)
     write_traces(job, simulate(job), tmp_path)
-    by_clusters = partial(fit_many, at_once=3)
-    monkeypatch.setattr(clock_fit, "fit_many", by_clusters)
+    clock_fits = partial(fit_many, at_once=3)
+    monkeypatch.setattr(clock_fit, "fit_many", clock_fits)
     monkeypatch.setattr(clock_fit, "_MOST_IN_CLUSTER", 2)
     run = Run(ingest([tmp_path]))
     for row in ask(run).rows[1:]:

@@ -324,7 +324,7 @@ def test_counters_that_every_user_may_read(
 ) -> None:
     settings = tmp_path / "params"
     settings.write_text("RmProfilingAdminOnly: 0\n")
-    monkeypatch.setattr("rankscope.capture.under_tool.root._DRIVER_SETTINGS", settings)
+    monkeypatch.setattr("rankscope.capture.under_tool.preflight._DRIVER_SETTINGS", settings)
     line, _, _ = ada("--run-as", "ada", "--gpu-metrics-device", "all")
     assert not line.startswith("sudo")
     assert "--gpu-metrics-device=all" in line

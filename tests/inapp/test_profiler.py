@@ -165,7 +165,7 @@ def test_a_line_when_the_trace_is_on_disk(
         for step in range(8):
             train()
             deadline = time.monotonic() + 20
-            while step == 6 and not prof._engine._windows._exporter._exports[0][1].poll():  # type: ignore[union-attr]
+            while step == 6 and not prof._engine._windows._exports[0][1].poll():  # type: ignore[union-attr]
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             prof.step()

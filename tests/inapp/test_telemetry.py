@@ -26,12 +26,10 @@ from rankscope.capture.telemetry_ring import (
     read_header,
     ring_path,
 )
-from rankscope.inapp import collective_log
-from rankscope.inapp.collective_log import Collective, CollectiveLog
 from rankscope.inapp.engine import Engine
 from rankscope.inapp.job_log import JobLog
 from rankscope.inapp.step_figures import Backward, StepClock, StepFigures
-from rankscope.inapp.telemetry import Telemetry, ring_record
+from rankscope.inapp.telemetry import Collective, CollectiveLog, Telemetry, ring_record
 
 torch: Any = pytest.importorskip("torch")
 
@@ -62,7 +60,7 @@ def step(**changes: Any) -> StepFigures:
 def record(
     figures: StepFigures, *collectives: Collective, known: bool = True, device_ns: int = NONE
 ) -> dict[str, int]:
-    values = ring_record(figures, collectives, known=known, device_ns=device_ns, end_unix_ns=1)
+    values = ring_record(figures, collectives, complete=known, device_ns=device_ns, end_unix_ns=1)
     return dict(zip(FIELDS[1:], values, strict=True))
 
 
@@ -320,7 +318,7 @@ def test_collectives_are_read_once_in_order_and_losses_are_known(monkeypatch: py
         return json.dumps({"entries": named}).encode()
 
     monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", dump, raising=False)
-    monkeypatch.setattr(collective_log, "_DUMPS", ("_dump_fr_trace_json",))
+    monkeypatch.setattr("rankscope.inapp.telemetry._DUMPS", ("_dump_fr_trace_json",))
     log = CollectiveLog()
     entries += [(0, 10 * MS, "gloo:all_reduce"), (1, 20 * MS, "nccl:broadcast")]
     log.read(now=True)

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from rankscope.cli import main
-from rankscope.jobs.collect import collect
+from rankscope.jobs.batch import collect
 
 NODES = 8
 _COLLECT = """\
 import sys, time
 from pathlib import Path
-from rankscope.jobs.collect import collect
+from rankscope.jobs.batch import collect
 print("ready", flush=True)
 sys.stdin.readline()
 print(collect(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from fake_programs import Fake
 from rankscope.cli import end_tables, main
 from rankscope.jobs import k8s
-from rankscope.jobs.yaml_text import documents
+from rankscope.jobs.k8s import documents
 
 Validator = jsonschema.Draft7Validator  # jsonschema.validate() would check the large schema each time
 GOLDEN = Path(__file__).parent / "golden"

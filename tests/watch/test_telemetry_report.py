@@ -14,7 +14,7 @@ from rankscope.analysis.health.telemetry import telemetry, telemetry_in
 from rankscope.cli import main
 from rankscope.timeline.run import open_run
 from rankscope.watch.alarms import COMPUTE, HOST, SLOW_RANK, SPIKE
-from rankscope.watch.history import alarms_over
+from rankscope.watch.judge import alarms_over
 from simulated_telemetry import Fault, Job, write_rings
 from simulated_telemetry import telemetry as simulated
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import io
 import json
 import sys
 import threading
@@ -15,9 +14,8 @@ import pytest
 
 from rankscope.capture.telemetry_ring import FIELDS, PHASES, RingWriter, ring_path
 from rankscope.cli import main
-from rankscope.cli.watch import LiveScreen
 from rankscope.watch.alarms import HOST, SLOW_RANK
-from rankscope.watch.screen import WIDTH, lines, sparkline
+from rankscope.watch.live import WIDTH, LiveView, lines, sparkline
 from rankscope.watch.state import like_the_median, read_state, worst_ranks
 from simulated_telemetry import Fault, Job, telemetry, write_rings
 
@@ -196,14 +194,11 @@ def test_every_row_fits_into_80_columns(tmp_path: Path) -> None:
 
 
 def test_the_live_view_writes_only_what_changed(slow3: Path) -> None:
-    stream = io.StringIO()
-    screen = LiveScreen(stream)
+    view = LiveView()
     state, _ = read_state(slow3)
-    screen.update(state, [])
-    first = stream.getvalue()
+    first = view.redraw(state, 80, 24)
     state["last_step"] += 1
-    screen.update(state, [])
-    second = stream.getvalue()[len(first) :]
+    second = view.redraw(state, 80, 24)
     assert "step 101" in second and second.count("\033[K") == 1
     assert second.startswith(f"\033[{first.count(chr(10))}A")
 

@@ -40,9 +40,9 @@ def guide_for_tools() -> str:
 
 def guide_table() -> list[Advice]:
     """The lines of the guide's table, in order."""
-    found = (_ROW.fullmatch(line) for line in guide_text().splitlines())
+    rows = (_ROW.fullmatch(line) for line in guide_text().splitlines())
     return [
         Advice(row["question"], row["tool"], row["command"], tuple(re.findall(r"`([^`]+)`", row["read"])))
-        for row in found
+        for row in rows
         if row
     ]

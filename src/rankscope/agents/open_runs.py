@@ -1,25 +1,33 @@
-"""The runs that an assistant has open. Files may change or vanish between two questions."""
+"""The runs that an assistant has open, and viewers that it can show something in: one that the user has started, or one
+that is started here. Files may change or vanish between two questions."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 from rankscope.analysis.rollups import keep_rollups
-from rankscope.errors import UsageError
+from rankscope.errors import RankscopeError, UsageError
 from rankscope.host import usable_cores
 from rankscope.store.ingest import Watch
 from rankscope.store.layout import INDEX_FILE, no_such_path
 from rankscope.text.run_words import Runs, RunWords, shell_words
 from rankscope.text.spelling import did_you_mean
 from rankscope.timeline.run import Run, open_run
+from rankscope.viewer.address import checked_link
 from rankscope.viewer.sql_process import SqlProcess
 
 _MOST_OPEN = 8
 """The run that was used longest ago is closed for another."""
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_VIEWER_SECONDS = 10
 
 
 class OpenRun:
@@ -49,23 +57,23 @@ class OpenRun:
 
     def _index_stamp(self) -> tuple[int, int] | None:
         try:
-            found = (self.run.store / INDEX_FILE).stat()
+            index = (self.run.store / INDEX_FILE).stat()
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return index.st_ino, index.st_mtime_ns
 
 
 class OpenRuns:
     """By path. Those that were named at the start are opened when they are first asked for."""
 
     def __init__(self, paths: Sequence[Path], cache: Path | None, say: Callable[[str], None]) -> None:
-        self._known = list(dict.fromkeys(paths))
+        self._paths = list(dict.fromkeys(paths))
         self._open: dict[Path, OpenRun] = {}
         self._cache, self._say = cache, say
 
     @property
     def paths(self) -> list[Path]:
-        return self._known
+        return self._paths
 
     def open(self, text: str) -> OpenRun:
         """Open the run at a path; again, if it is open: files may have been added."""
@@ -73,8 +81,8 @@ class OpenRuns:
         if path in self._open:
             self._open.pop(path).close()
         opened = self._opened(path)
-        if path not in self._known:
-            self._known.append(path)
+        if path not in self._paths:
+            self._paths.append(path)
         return opened
 
     def find(self, name: str | None) -> OpenRun:
@@ -82,27 +90,27 @@ class OpenRuns:
         return self._opened(self._path(name))
 
     def close(self) -> None:
-        for one in self._open.values():
-            one.close()
+        for opened in self._open.values():
+            opened.close()
 
     def _path(self, name: str | None) -> Path:
-        names = [str(path) for path in self._known]
+        names = [str(path) for path in self._paths]
         if name is None:
-            if len(self._known) == 1:
-                return self._known[0]
+            if len(self._paths) == 1:
+                return self._paths[0]
             raise UsageError(
                 "which run is meant is not clear" if names else "no run is open",
                 why=f"These are open: {', '.join(names)}." if names else "None was named at the start.",
                 hint="Give its path: run" if names else "Open one first: open(path)",
             )
-        found = [path for path in self._known if name in (str(path), path.name)]
-        if len(found) != 1:
+        matching = [path for path in self._paths if name in (str(path), path.name)]
+        if len(matching) != 1:
             raise UsageError(
                 f"'{name[:200]}' is not an open run",
                 why=f"These are open: {', '.join(names) or 'none'}.",
                 hint=f"{did_you_mean(name[:80], names)}Open it first: open(path)",
             )
-        return found[0]
+        return matching[0]
 
     def _opened(self, path: Path) -> OpenRun:
         opened = self._open.pop(path, None)
@@ -117,3 +125,90 @@ class OpenRuns:
         while len(self._open) > _MOST_OPEN:
             self._open.pop(next(iter(self._open))).close()
         return opened
+
+
+class Viewers:
+    """By the path of the run."""
+
+    def __init__(self, cache: Path | None) -> None:
+        self._cache = cache
+        self._addresses: dict[Path, str] = {}
+        self._started: list[_Started] = []
+
+    def show(self, run: Path, link: str, address: str | None) -> tuple[str, bool]:
+        """The address of a page at this place, and whether pages that are open were moved there.
+
+        `address` is that of a viewer that runs: what `rankscope view` has printed. It is remembered.
+        """
+        checked_link(link)
+        if address is not None:
+            address = _checked_address(address)
+            _move(address, link)
+            self._addresses[run] = address
+            return f"{address}{link}", True
+        earlier = self._addresses.pop(run, None)
+        if earlier is not None:
+            with contextlib.suppress(RankscopeError):  # it has ended: another is started
+                _move(earlier, link)
+                self._addresses[run] = earlier
+                return f"{earlier}{link}", True
+        started = _Started(run, self._cache)
+        self._started.append(started)
+        self._addresses[run] = started.url
+        return f"{started.url}{link}", False
+
+    def close(self) -> None:
+        for started in self._started:
+            started.stop()
+
+
+class _Started:
+    """A viewer in threads of this process."""
+
+    def __init__(self, run: Path, cache: Path | None) -> None:
+        from rankscope.store.ingest import Options
+        from rankscope.viewer.address import Address
+        from rankscope.viewer.server import Server
+        from rankscope.viewer.startup import Opening
+
+        self._opening = Opening([run], Options(cache=cache), lambda text: None)
+        address = Address("127.0.0.1", 0)
+        self._server = Server(address, self._opening.routes())
+        self._serving = threading.Thread(target=self._server.serve, daemon=True)
+        self._opening.start()
+        self._serving.start()
+        self.url = address.url
+
+    def stop(self) -> None:
+        self._server.stop()
+        self._serving.join(_VIEWER_SECONDS)
+        self._opening.wait(_VIEWER_SECONDS)
+        self._opening.close()
+
+
+def _checked_address(text: str) -> str:
+    """The address of a viewer of this machine, without a place."""
+    parts = urlsplit(text)
+    if parts.scheme != "http" or parts.hostname not in _LOOPBACK or not parse_qs(parts.query).get("token"):
+        raise UsageError(
+            f"'{text[:80]}' is not the address of a viewer of this machine",
+            why="It is like http://127.0.0.1:PORT/?token=…",
+            hint="Give the whole line that `rankscope view` printed, or none: then a viewer is started.",
+        )
+    return text.partition("#")[0]
+
+
+def _move(address: str, link: str) -> None:
+    parts = urlsplit(address)
+    headers = {"X-Rankscope-Token": parse_qs(parts.query)["token"][0]}
+    url = f"http://{parts.netloc}/api/move?{urlencode({'link': link})}"
+    request = urllib.request.Request(url, method="POST", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=_VIEWER_SECONDS):
+            pass
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise RankscopeError(
+            f"the viewer at {parts.netloc} cannot be moved",
+            why=f"{error}.",
+            hint="Start it again (rankscope view RUN) and give its address, or give none.",
+        ) from error

@@ -67,8 +67,8 @@ class Parameter:
 def schema_of(parameters: Sequence[Parameter]) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {one.name: one.schema() for one in parameters},
-        "required": [one.name for one in parameters if one.required],
+        "properties": {parameter.name: parameter.schema() for parameter in parameters},
+        "required": [parameter.name for parameter in parameters if parameter.required],
         "additionalProperties": False,
     }
 
@@ -76,17 +76,15 @@ def schema_of(parameters: Sequence[Parameter]) -> dict[str, Any]:
 def checked_arguments(parameters: Sequence[Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments, if they fit. Null counts as not given."""
     given = {name: value for name, value in given.items() if value is not None}
-    known = {one.name: one for one in parameters}
+    by_name = {parameter.name: parameter for parameter in parameters}
     for name in given:
-        if name not in known:
+        if name not in by_name:
             raise UsageError(
                 f"there is no argument '{name[:80]}'",
-                why=f"The arguments are: {', '.join(known)}.",
-                hint=did_you_mean(name[:80], known).strip() or "Leave it out.",
+                why=f"The arguments are: {', '.join(by_name)}.",
+                hint=did_you_mean(name[:80], by_name).strip() or "Leave it out.",
             )
-    for one in parameters:
-        if one.required and one.name not in given:
-            raise UsageError(
-                f"{one.name} is missing", why="The tool needs it.", hint=f"{one.name}: {one.help}"
-            )
-    return {name: known[name].checked(value) for name, value in given.items()}
+    for name, parameter in by_name.items():
+        if parameter.required and name not in given:
+            raise UsageError(f"{name} is missing", why="The tool needs it.", hint=f"{name}: {parameter.help}")
+    return {name: by_name[name].checked(value) for name, value in given.items()}

@@ -105,11 +105,11 @@ def make_server(tools: Tools) -> Server[Any]:
         return types.ListToolsResult(tools=listed)
 
     async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
-        found = await anyio.to_thread.run_sync(answer, params.name, params.arguments or {})
-        text = as_text(found)
+        answered = await anyio.to_thread.run_sync(answer, params.name, params.arguments or {})
+        text = as_text(answered)
         content: list[Any] = [types.TextContent(type="text", text=text)]
         return types.CallToolResult(
-            content=content, structured_content=json.loads(text), is_error="error" in found
+            content=content, structured_content=json.loads(text), is_error="error" in answered
         )
 
     return Server(

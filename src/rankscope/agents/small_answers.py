@@ -54,11 +54,15 @@ def small_answer(result: Result, question: Question, page: int = 0, **more: Any)
             why=f"The answer has {total:,} rows, from 0.",
             hint="Use the value of next_page in the answer before.",
         )
-    answer = envelope(_window(result, page), question)
+    # Without the rows before the page, and with no more after it than can fit.
+    shown_rows = result.rows[page : page + MOST_BYTES // 10]
+    answer = envelope(replace(result, rows=shown_rows), question)
     names = _names(result)
     names += [name for finding in result.findings for name in finding.names if name]
-    findings = [_small_finding(one, names, number) for number, one in enumerate(answer["findings"], 1)]
-    columns = [] if pages_findings else [(one["name"], one["unit"]) for one in answer["columns"]]
+    findings = [
+        _small_finding(finding, names, number) for number, finding in enumerate(answer["findings"], 1)
+    ]
+    columns = [] if pages_findings else [(column["name"], column["unit"]) for column in answer["columns"]]
     small = {
         **more,
         "name": answer["name"],
@@ -134,11 +138,6 @@ def as_text(answer: Any) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _window(result: Result, page: int) -> Result:
-    """Without the rows before the page, and with no more after it than can fit."""
-    return replace(result, rows=result.rows[page : page + MOST_BYTES // 10])
-
-
 def _fill(answer: dict[str, Any], key: str, items: list[Any], most: int) -> int:
     """Append items while the answer stays small; the number that fit."""
     left = most - size_of(answer)
@@ -151,7 +150,7 @@ def _fill(answer: dict[str, Any], key: str, items: list[Any], most: int) -> int:
 
 
 def _small_finding(finding: Mapping[str, Any], names: list[str], number: int) -> dict[str, Any]:
-    own = [*names, *_strings(finding["facts"])]
+    all_names = [*names, *_strings(finding["facts"])]
     facts = [
         {key: _value(fact[key]) for key in ("quantity", "value", "unit", "subject", "id")}
         for fact in finding["facts"][:_MOST_FACTS]
@@ -160,7 +159,7 @@ def _small_finding(finding: Mapping[str, Any], names: list[str], number: int) ->
         "number": number,
         "severity": finding["severity"],
         "report": finding["report"],
-        **{key: _sentence(finding[key], own) for key in ("title", "evidence", "hint")},
+        **{key: _sentence(finding[key], all_names) for key in ("title", "evidence", "hint")},
         "ranks": list(finding["ranks"][:_LONGEST_LIST]),
         "ranks_text": shorten_middle(as_ranges(sorted(finding["ranks"])), LONGEST_NAME)
         if finding["ranks"]
@@ -238,8 +237,6 @@ def _names(result: Result) -> list[str]:
 
 def _strings(facts: Iterable[Mapping[str, Any]]) -> list[str]:
     """The names that facts hold."""
-    found: list[str] = []
-    for fact in facts:
-        named = {**fact["row"], fact["quantity"]: fact["value"]}
-        found += [value for key, value in named.items() if key in _NAME_COLUMNS and isinstance(value, str)]
-    return found
+    cells = [{**fact["row"], fact["quantity"]: fact["value"]}.items() for fact in facts]
+    named = [value for pairs in cells for key, value in pairs if key in _NAME_COLUMNS]
+    return [value for value in named if isinstance(value, str)]

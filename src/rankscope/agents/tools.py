@@ -5,15 +5,16 @@ They know nothing of MCP, so the exam and the tests can call them in their own p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
-from rankscope.agents.definitions import definition_paragraphs
-from rankscope.agents.open_runs import OpenRun, OpenRuns
+from rankscope.agents.open_runs import OpenRun, OpenRuns, Viewers
 from rankscope.agents.parameters import Parameter, checked_arguments
 from rankscope.agents.small_answers import refused, small_answer
-from rankscope.agents.viewers import Viewers
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.one_collective import one_collective, worst_collectives
 from rankscope.analysis.core.report import Report
@@ -33,6 +34,7 @@ from rankscope.records import dataclass
 from rankscope.text.run_words import RunWords, shell_word
 from rankscope.text.spelling import did_you_mean
 from rankscope.views.envelope import Question, definition_page, viewer_link
+from rankscope.views.report.definitions import definition
 
 Answer = dict[str, Any]
 
@@ -40,6 +42,10 @@ _RUN = Parameter("run", "string", "path of an open run; not needed while one is 
 _STEPS = Parameter("steps", "string", "only these steps: '3:5' or '4'; default: all")
 _RANKS = Parameter("ranks", "string", "only these ranks: '0,8-15'; default: all")
 _PAGE = Parameter("page", "integer", "first row; next_page of the answer before")
+_BLOCK_ENDS = re.compile(r"</(?:p|li|tr|pre|h\d)>")
+_CELL = re.compile(r"</t[dh]>\s*<t[dh][^>]*>")
+_TAG = re.compile(r"<[^>]+>")
+_LONGEST_PARAGRAPH = 200
 _ALL_REPORTS = {
     **REPORTS,
     "doctor": Report("doctor", "Can this recording be trusted?", lambda run, scope, by: doctor(run, scope)),
@@ -111,17 +117,8 @@ def _open(tools: Tools, given: Mapping[str, Any]) -> Answer:
         "ranks": as_ranges(opened.run.ranks),
         "open": [str(path) for path in tools.runs.paths],
     }
-    problems = tuple(str(problem) for problem in opened.run.problems)
-    result = Result(
-        "open",
-        summary.title,
-        summary.window,
-        (),
-        [],
-        notes=(*problems, *summary.notes),
-        facts=facts,
-        unknown="",
-    )
+    notes = (*map(str, opened.run.problems), *summary.notes)
+    result = Result("open", summary.title, summary.window, (), [], notes=notes, facts=facts, unknown="")
     return _small(given, opened, result)
 
 
@@ -182,47 +179,40 @@ def _whatif(tools: Tools, given: Mapping[str, Any]) -> Answer:
 
 def _query(tools: Tools, given: Mapping[str, Any]) -> Answer:
     opened = tools.runs.find(given.get("run"))
-    found = opened.query(given["sql"])
-    names = [
-        name if name not in found["columns"][:at] else f"{name}_{at}"
-        for at, name in enumerate(found["columns"])
-    ]
-    rows = [dict(zip(names, row, strict=True)) for row in found["rows"]]
-    notes = (f"only the first {len(rows):,} rows of the query: aggregate, or use LIMIT and OFFSET",)
+    table = opened.query(given["sql"])
+    named = table["columns"]
+    names = [name if name not in named[:at] else f"{name}_{at}" for at, name in enumerate(named)]
+    rows = [dict(zip(names, row, strict=True)) for row in table["rows"]]
     columns = tuple(Column(name) for name in names)
-    result = Result(
-        "query",
-        "Query",
-        "whole file",
-        columns,
-        rows,
-        notes=notes if found["more"] else (),
-        unknown="",
-        hidden=int(found["more"]),
-    )
+    result = Result("query", "Query", "whole file", columns, rows, unknown="")
+    if table["more"]:
+        note = f"only the first {len(rows):,} rows of the query: aggregate, or use LIMIT and OFFSET"
+        result = replace(result, notes=(note,), hidden=1)
     return _small(given, opened, result)
 
 
 def _link(tools: Tools, given: Mapping[str, Any]) -> Answer:
     opened = tools.runs.find(given.get("run"))
-    link, title = _place(opened, given)
+    link, title = _target(opened, given)
     url, moved = tools.viewers.show(opened.path, link, given.get("viewer"))
     view = f"rankscope view {shell_word(str(opened.path))} --at {shell_word(link)}"
     facts = {"url": url, "moved": moved, "link": link, "view": view}
     return _small(given, opened, Result("link", title, "whole file", (), [], facts=facts, unknown=""))
 
 
-def _place(opened: OpenRun, given: Mapping[str, Any]) -> tuple[str, str]:
-    """The place that is asked for, and what is there."""
+def _target(opened: OpenRun, given: Mapping[str, Any]) -> tuple[str, str]:
+    """The link to what is asked for, and what is there."""
     if "finding" in given:
-        found = REPORTS["findings"].analyse(opened.run, Scope(), None).findings
-        if not 1 <= given["finding"] <= len(found):
+        findings = REPORTS["findings"].analyse(opened.run, Scope(), None).findings
+        if not 1 <= given["finding"] <= len(findings):
             raise UsageError(
                 f"there is no finding {given['finding']}",
-                why=f"The run has {len(found)}, numbered from 1." if found else "The run has no findings.",
+                why=f"The run has {len(findings)}, numbered from 1."
+                if findings
+                else "The run has no findings.",
                 hint="findings() lists them with their numbers.",
             )
-        finding = found[given["finding"] - 1]
+        finding = findings[given["finding"] - 1]
         return viewer_link(finding, given["finding"]), finding.title
     if "link" in given:
         return given["link"], "The viewer at the given place"
@@ -237,28 +227,37 @@ def _place(opened: OpenRun, given: Mapping[str, Any]) -> tuple[str, str]:
                 hint="Name one of them.",
             )
         words.append(f"open={given['rank']}")
-    return "&".join(words), "The viewer on the whole run" if len(
-        words
-    ) == 1 else "The viewer at this time and rank"
+    title = "The viewer on the whole run" if len(words) == 1 else "The viewer at this time and rank"
+    return "&".join(words), title
+
+
+def _paragraphs(page: str) -> list[str]:
+    """A page of docs/reports without its markup, cut between words into pieces that fit into a cell of an answer."""
+    texts = (unescape(_TAG.sub("", _CELL.sub(": ", block))) for block in _BLOCK_ENDS.split(page))
+    pieces = []
+    for text in filter(str.strip, texts):
+        pieces.append("")
+        for word in text.split():
+            if len(pieces[-1]) + len(word) >= _LONGEST_PARAGRAPH and pieces[-1]:
+                pieces.append("")
+            pieces[-1] = f"{pieces[-1]} {word}".strip()
+    return pieces
 
 
 def _definitions(tools: Tools, given: Mapping[str, Any]) -> Answer:
     if "name" in given:
         report = given["name"]
         columns: tuple[Column, ...] = (Column("text"),)
-        rows: list[dict[str, Any]] = [{"text": text} for text in definition_paragraphs(report)]
+        rows: list[dict[str, Any]] = [{"text": text} for text in _paragraphs(definition(report))]
         title = f"The definition of {report}"
     else:
         columns = (Column("report"), Column("question"), Column("by"), Column("definition"))
-        rows = [
-            {
-                "report": name,
-                "question": report.question,
-                "by": ", ".join(report.keys),
-                "definition": definition_page(name),
-            }
-            for name, report in _ALL_REPORTS.items()
+        names = [column.name for column in columns]
+        cells = [
+            (name, of.question, ", ".join(of.keys), definition_page(name))
+            for name, of in _ALL_REPORTS.items()
         ]
+        rows = [dict(zip(names, row, strict=True)) for row in cells]
         title = "Reports, and where their figures are defined"
     result = Result("definitions", title, "", columns, rows)
     return small_answer(result, Question(), given.get("page", 0))

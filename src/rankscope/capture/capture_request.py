@@ -46,11 +46,9 @@ def make_request(run: Path, request: CaptureRequest) -> int:
 
 def read_request(run: Path, number: int) -> CaptureRequest | None:
     """The request of this number; None where there is none, or something else in its place."""
-    found = read_json(request_path(run, number))
-    if found is None:
+    content = read_json(request_path(run, number)) or {}
+    fields: dict[str, Any] = {name: content[name] for name in CaptureRequest._fields if name in content}
+    numbers = (fields.get("first_step"), fields.get("steps", 1), fields.get("warmup", 0))
+    if not all(isinstance(count, int) and count >= 0 for count in numbers) or fields.get("steps", 1) == 0:
         return None
-    known: dict[str, Any] = {name: found[name] for name in CaptureRequest._fields if name in found}
-    numbers = (known.get("first_step"), known.get("steps", 1), known.get("warmup", 0))
-    if not all(isinstance(one, int) and one >= 0 for one in numbers) or known.get("steps", 1) == 0:
-        return None
-    return CaptureRequest(**known)
+    return CaptureRequest(**fields)

@@ -9,17 +9,12 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from rankscope.capture.signal_relay import (
-    FORWARDED,
-    STOPPING,
-    Before,
-    Terminal,
-    Witness,
-    block_signals,
-    sent_by_us,
-)
 from rankscope.capture.wrapper import find_program
+
+if TYPE_CHECKING:
+    from rankscope.capture.signal_relay import Before
 
 _TOO_LONG = (
     "the command line and the environment are too long to be captured: the job runs without being captured"
@@ -43,30 +38,24 @@ def replace_process(
 def run_command(
     command: Sequence[str],
     env: Mapping[str, str],
-    kept: signal.Signals | None = None,
-    on_kept: Callable[[], None] = lambda: None,
+    requested: signal.Signals | None = None,
+    on_request: Callable[[], None] = lambda: None,
     plain: Sequence[str] | None = None,
 ) -> int:
     """Run the command to its end and return its status: an exit code, or minus the signal that killed it.
 
-    ``kept`` is not forwarded: ``on_kept`` is called for it, and the command starts with it ignored. The signals of
-    `signal_relay` stay blocked in this process: nothing may end it before it has returned the status (`after_job`).
+    ``requested`` is not forwarded: ``on_request`` is called for it, and the command starts with it ignored. The signals
+    of `signal_relay` stay blocked in this process: nothing may end it before it has returned the status (`after_job`).
     """
-    before = block_signals()
+    # Late: a rank that is not selected only becomes its command.
+    from rankscope.capture.signal_relay import FORWARDED, STOPPING, Terminal, fork_with_witness, sent_by_us
+
     try:
-        witness = Witness()
-        try:
-            child = os.fork()
-        except OSError:
-            witness.end()
-            raise
-    except OSError as error:  # ulimit -u
+        child, witness, _ = fork_with_witness(lambda before: become(command, env, before, requested, plain))
+    except OSError as error:
         say(_NO_PROCESS.format(error.strerror))
-        before.restore()
-        replace_process(command, env, kept, plain)
+        replace_process(command, env, requested, plain)
         raise
-    if child == 0:
-        become(command, env, before, kept, plain)
     terminal = Terminal(child)
     watched = FORWARDED | {signal.SIGCHLD}
     while True:
@@ -82,8 +71,8 @@ def run_command(
                 witness.end()
                 terminal.close()
                 return os.waitstatus_to_exitcode(status)
-        elif info.si_signo == kept:
-            on_kept()
+        elif info.si_signo == requested:
+            on_request()
         elif not sent_by_us(info):
             witness.pass_on(info.si_signo, child)
             if info.si_signo in STOPPING:

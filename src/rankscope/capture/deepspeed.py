@@ -17,8 +17,8 @@ def place_local_rank(words: Sequence[str]) -> list[str]:
     """Move deepspeed's argument to where the script expects it (with --no_local_rank there is none)."""
     given = [word for word in words[:1] if word.startswith("--local_rank=")]
     rest = list(words[len(given) :])
-    place = rest.index(LOCAL_RANK_PLACE)
-    return [*rest[:place], *given, *rest[place + 1 :]]
+    index = rest.index(LOCAL_RANK_PLACE)
+    return [*rest[:index], *given, *rest[index + 1 :]]
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rankscope.capture.process_state import process_state
-from rankscope.capture.rank import FAMILIES, SINGLE, Identity
+from rankscope.capture.rank import RANK_VARIABLES, SINGLE, Identity
 from rankscope.capture.run_folder import expand
 from rankscope.errors import CaptureError
 
@@ -46,9 +46,9 @@ def local_job_id(env: Mapping[str, str], identity: Identity) -> str:
     pid = os.getppid()
     if identity.source == SINGLE:
         return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    variable = next((family.rank for family in FAMILIES if family.name == identity.source), "")
-    while pid > 1 and variable and _environ_has(pid, variable) and (found := process_state(pid)):
-        pid = found.parent
+    variable = RANK_VARIABLES.get(identity.source)
+    while pid > 1 and variable and _environ_has(pid, variable) and (ancestor := process_state(pid)):
+        pid = ancestor.parent
     launcher = process_state(pid)
     return f"{pid}-{launcher.started if launcher else 0}"
 
@@ -113,13 +113,9 @@ def _scheduler_id(env: Mapping[str, str], identity: Identity) -> list[str]:
 
 
 def _local_part(env: Mapping[str, str], identity: Identity) -> list[str]:
-    if (
-        env.get("PALS_APID")
-        or env.get("PMIX_NAMESPACE")
-        or not (identity.one_node or identity.source == SINGLE)
-    ):
-        return []
-    return [local_job_id(env, identity)]
+    has_step_id = env.get("PALS_APID") or env.get("PMIX_NAMESPACE")
+    local = identity.one_node or identity.source == SINGLE
+    return [local_job_id(env, identity)] if local and not has_step_id else []
 
 
 def _clean(text: str) -> str:

@@ -64,16 +64,20 @@ class KernelList(NamedTuple):
             return True
         if _function_and_size(launch) != _function_and_size(kernel):
             return False
-        alike = [one for one in set(self.order) if _function_and_size(one) == _function_and_size(kernel)]
-        return len({canonical_name(one.name) for one in alike}) == 1
+        alike = [
+            other for other in set(self.order) if _function_and_size(other) == _function_and_size(kernel)
+        ]
+        return len({canonical_name(other.name) for other in alike}) == 1
 
     def missed(self, met: Sequence[Launch]) -> list[HotKernel]:
         """The kernels of which there is no launch."""
-        return [kernel for kernel in self.kernels if not any(self.is_launch_of(kernel, one) for one in met)]
+        return [
+            kernel for kernel in self.kernels if not any(self.is_launch_of(kernel, launch) for launch in met)
+        ]
 
 
-def _function_and_size(one: HotKernel | Launch) -> tuple[object, ...]:
-    return function_name(one.name), one.grid, one.block
+def _function_and_size(launch: HotKernel | Launch) -> tuple[object, ...]:
+    return function_name(launch.name), launch.grid, launch.block
 
 
 def size_text(dimensions: Sequence[int]) -> str:
@@ -153,14 +157,14 @@ def default_folder(command: Sequence[str], in_front: bool) -> str:
 def write_kernels(path: Path, listed: KernelList, run: str) -> None:
     """Atomic: several ranks may write the same list at once. Each different launch is written once."""
     different = list(dict.fromkeys(listed.order))
-    place = {launch: index for index, launch in enumerate(different)}
+    index_of = {launch: index for index, launch in enumerate(different)}
     content = {
         "format": FORMAT,
         "run": run,
         "kernels": [kernel._asdict() for kernel in listed.kernels],
         "step": listed.step,
         "launches": [launch._asdict() for launch in different],
-        "order": [place[launch] for launch in listed.order],
+        "order": [index_of[launch] for launch in listed.order],
     }
     write_json(path, content)
 
@@ -170,9 +174,10 @@ def read_kernels(path: Path) -> KernelList:
     try:
         value = json.loads(path.read_text())
         kernels = [
-            HotKernel(*_launch(one), int(one["calls"]), int(one["total_ns"])) for one in value["kernels"]
+            HotKernel(*_launch(entry), int(entry["calls"]), int(entry["total_ns"]))
+            for entry in value["kernels"]
         ]
-        different = [_launch(one) for one in value.get("launches", [])]
+        different = [_launch(entry) for entry in value.get("launches", [])]
         order = [different[int(index)] for index in value.get("order", [])]
         step = value.get("step")
         return KernelList(tuple(kernels), None if step is None else int(step), tuple(order))
@@ -184,5 +189,5 @@ def read_kernels(path: Path) -> KernelList:
         ) from error
 
 
-def _launch(one: dict[str, Any]) -> Launch:
-    return Launch(str(one["name"]), tuple(map(int, one["grid"])), tuple(map(int, one["block"])))
+def _launch(entry: dict[str, Any]) -> Launch:
+    return Launch(str(entry["name"]), tuple(map(int, entry["grid"])), tuple(map(int, entry["block"])))

@@ -58,20 +58,17 @@ def rewrite(command: Sequence[str], inserted: Sequence[str], env: Mapping[str, s
     words = list(command)
     name = Path(words[0]).name
     module = words[2] if is_python(name) and len(words) > 2 and words[1] == "-m" else ""
-    if name == "torchrun":
-        return _torchrun(words[:1], words[1:], inserted, env)
-    if module == "torch.distributed.run":
-        return _torchrun(words[:3], words[3:], inserted, env)
+    size = 3 if module else 2 if name == "accelerate" else 1
+    head, rest = words[:size], words[size:]
+    if name == "torchrun" or module == "torch.distributed.run":
+        return _torchrun(head, rest, inserted, env)
     if name in MPI:
-        return _programs(words[:1], words[1:], inserted, MPI[name])
+        return _programs(head, rest, inserted, MPI[name])
     if name == "deepspeed":
-        return _deepspeed(words[:1], words[1:], inserted)
-    if name == "accelerate" and words[1:2] == ["launch"]:
-        return _accelerate(words[:2], words[2:], inserted)
-    if name == "accelerate-launch":
-        return _accelerate(words[:1], words[1:], inserted)
-    if module == "accelerate.commands.launch":
-        return _accelerate(words[:3], words[3:], inserted)
+        return _deepspeed(head, rest, inserted)
+    in_two_words = name == "accelerate" and words[1:2] == ["launch"]
+    if in_two_words or name == "accelerate-launch" or module == "accelerate.commands.launch":
+        return _accelerate(head, rest, inserted)
     return None
 
 
@@ -89,22 +86,44 @@ def is_launcher(words: Sequence[str]) -> bool:
     return False
 
 
-def _torchrun(head: Words, rest: Words, inserted: Sequence[str], env: Mapping[str, str]) -> Words | None:
-    line = read_options(rest, TORCHRUN)
-    # torchrun takes each option from the environment too
-    if line is None or line.program is None or {"PET_MODULE", "PET_NO_PYTHON", "PET_RUN_PATH"} & set(env):
+def _python_launcher(
+    head: Words,
+    rest: Words,
+    inserted: Sequence[str],
+    grammar: Grammar,
+    no_python: str,
+    python: Words | None,
+) -> Words | None:
+    """Of a launcher that starts scripts with ``python`` unless ``no_python`` is given."""
+    line = read_options(rest, grammar)
+    if line is None or line.program is None or (options := line.without("m", "module")) is None:
         return None
-    options, program = line.without("m", "module"), rest[line.program :]
-    if options is None:
-        return None
+    program = rest[line.program :]
     if line.has("no-python"):
         return [*head, *options, *inserted, *program]
-    python = env.get("PYTHON_EXEC") or (head[0] if len(head) > 1 else interpreter_of(head[0]))
     if python is None:
         return None
     as_module = ["-m"] if line.has("m", "module") else []
+    return [*head, *options, no_python, *inserted, *python, *as_module, *program]
+
+
+def _torchrun(head: Words, rest: Words, inserted: Sequence[str], env: Mapping[str, str]) -> Words | None:
+    # torchrun takes each option from the environment too
+    if {"PET_MODULE", "PET_NO_PYTHON", "PET_RUN_PATH"} & set(env):
+        return None
     # -u because torchrun gives it to the scripts it starts itself
-    return [*head, *options, "--no-python", *inserted, python, "-u", *as_module, *program]
+    python = env.get("PYTHON_EXEC") or _python_of(head)
+    return _python_launcher(head, rest, inserted, TORCHRUN, "--no-python", [python, "-u"] if python else None)
+
+
+def _accelerate(head: Words, rest: Words, inserted: Sequence[str]) -> Words | None:
+    python = _python_of(head)
+    return _python_launcher(head, rest, inserted, ACCELERATE, "--no_python", [python] if python else None)
+
+
+def _python_of(head: Words) -> str | None:
+    """The Python that runs the launcher: named in `python -m LAUNCHER`, else that of its script."""
+    return head[0] if len(head) > 2 else interpreter_of(head[0])
 
 
 def _programs(head: Words, rest: Words, inserted: Sequence[str], grammars: Sequence[Grammar]) -> Words | None:
@@ -122,10 +141,7 @@ def _programs(head: Words, rest: Words, inserted: Sequence[str], grammars: Seque
 def _deepspeed(head: Words, rest: Words, inserted: Sequence[str]) -> Words | None:
     """deepspeed adds --local_rank=N right after what it starts; rankscope.capture.deepspeed moves it to the script."""
     line = read_options(rest, DEEPSPEED)
-    if line is None or line.program is None:
-        return None
-    options, program = line.without("no_python", "module"), rest[line.program :]
-    if options is None:
+    if line is None or line.program is None or (options := line.without("no_python", "module")) is None:
         return None
     start: Words = []
     if not line.has("no_python"):
@@ -134,33 +150,9 @@ def _deepspeed(head: Words, rest: Words, inserted: Sequence[str]) -> Words | Non
             return None
         start = [python, "-u", *(["-m"] if line.has("module") else [])]
     ours = list(inserted[3:])  # without `python -m rankscope`: deepspeed starts the module itself
-    return [
-        *head,
-        *options,
-        "--module",
-        DEEPSPEED_ENTRY,
-        *ours,
-        *start,
-        program[0],
-        LOCAL_RANK_PLACE,
-        *program[1:],
-    ]
-
-
-def _accelerate(head: Words, rest: Words, inserted: Sequence[str]) -> Words | None:
-    line = read_options(rest, ACCELERATE)
-    if line is None or line.program is None:
-        return None
-    options, program = line.without("m", "module"), rest[line.program :]
-    if options is None:
-        return None
-    if line.has("no-python"):
-        return [*head, *options, *inserted, *program]
-    python = head[0] if len(head) > 2 else interpreter_of(head[0])
-    if python is None:
-        return None
-    as_module = ["-m"] if line.has("m", "module") else []
-    return [*head, *options, "--no_python", *inserted, python, *as_module, *program]
+    script, *arguments = rest[line.program :]
+    entry = ["--module", DEEPSPEED_ENTRY, *ours, *start]
+    return [*head, *options, *entry, script, LOCAL_RANK_PLACE, *arguments]
 
 
 def program_indices(words: Sequence[str], grammar: Grammar) -> tuple[int, ...] | None:

@@ -39,24 +39,10 @@ class Grammar(NamedTuple):
     assignments: bool = False
 
 
-def _options(
-    flags: str,
-    values: str,
-    *,
-    attached: str = "",
-    pairs: str = "",
-    variables: str = "",
-    environment: str = "",
-) -> dict[str, Takes]:
-    names = {
-        Takes.NOTHING: flags,
-        Takes.ATTACHED: attached,
-        Takes.VALUE: values,
-        Takes.PAIR: pairs,
-        Takes.VARIABLE: variables,
-        Takes.ENVIRONMENT: environment,
-    }
-    return {name: takes for takes, text in names.items() for name in text.split()}
+def _options(flags: str, values: str, **others: str) -> dict[str, Takes]:
+    """The table: ``others`` are attached, pair, variable and environment."""
+    names = {"nothing": flags, "value": values, **others}
+    return {name: Takes[kind.upper()] for kind, text in names.items() for name in text.split()}
 
 
 def _group(prefix: str, names: str) -> str:
@@ -118,7 +104,7 @@ OPENMPI = Grammar(
         "prefix preload-files pset rank-by rankby rankfile report-events report-pid report-uri rf rtos "
         "runtime-options spawn-timeout stdin stream-buffering timeout tmpdir tune wd wdir with-ft xml-file "
         "xterm",
-        pairs="gmca gomca mca omca pmixmca prtemca",
+        pair="gmca gomca mca omca pmixmca prtemca",
         # a file that lists programs; copies of the program; options of which versions 4 and 5 differ
         environment="app preload-binary s display-topo dvm fwd-environment output-proctable stop-in-app",
     ),
@@ -144,7 +130,7 @@ HYDRA = Grammar(
         # Intel MPI
         "bootstrap-exec-args branch-count gdba genvexcl grr gtool gtoolfile hosts-group path perhost "
         "pmi-connect s tmpdir umask",
-        variables="env genv",
+        variable="env genv",
         # a file that lists programs; options of Intel MPI whose value may be missing
         environment="configfile pmi_args check_mpi t trace tune",
     ),
@@ -160,7 +146,7 @@ PALS = Grammar(
         values="d f n "
         "arch cpu-bind depth envlist exclude-tasks file genvlist gpu-bind host hostfile hostlist hosts "
         "include-tasks mem-bind np path pmi ppn procinfo-file rlimits soft umask wdir",
-        variables="env genv",
+        variable="env genv",
         environment="configfile",
     ),
     colon=True,
@@ -257,14 +243,9 @@ ACCELERATE = Grammar(
 
 # mpiexec and mpirun may be any of three: the command line is read with each table that has all of its options.
 MPI: Mapping[str, tuple[Grammar, ...]] = {
-    "mpiexec": (OPENMPI, HYDRA, PALS),
-    "mpirun": (OPENMPI, HYDRA, PALS),
-    "orterun": (OPENMPI,),
-    "mpiexec.openmpi": (OPENMPI,),
-    "mpirun.openmpi": (OPENMPI,),
-    "mpiexec.hydra": (HYDRA,),
-    "mpiexec.mpich": (HYDRA,),
-    "mpirun.mpich": (HYDRA,),
+    **dict.fromkeys(("mpiexec", "mpirun"), (OPENMPI, HYDRA, PALS)),
+    **dict.fromkeys(("orterun", "mpiexec.openmpi", "mpirun.openmpi"), (OPENMPI,)),
+    **dict.fromkeys(("mpiexec.hydra", "mpiexec.mpich", "mpirun.mpich"), (HYDRA,)),
     "mpirun_rsh": (MPIRUN_RSH,),
     "srun": (SRUN,),
 }

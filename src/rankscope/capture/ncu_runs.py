@@ -27,11 +27,12 @@ def take_reports(folder: Path, later: Path, number: int) -> None:
     """Move the reports of a later run into the folder of the first, as rank-00000.2.ncu-rep, with their windows."""
     first = {manifest["rank"]: manifest for manifest in rank_manifests(folder)}
     for manifest in rank_manifests(later):
-        kept = first.setdefault(manifest["rank"], {**manifest, "windows": []})
+        target_manifest = first.setdefault(manifest["rank"], {**manifest, "windows": []})
+        windows = target_manifest["windows"]
         for window in manifest["windows"]:
             source = later / window["file"]
             target = folder / f"{source.stem}.{number}{source.suffix}"
             shutil.move(source, target)
-            kept["windows"].append({**window, "index": len(kept["windows"]), "file": target.name})
-        write_rank(folder, kept)
+            windows.append({**window, "index": len(windows), "file": target.name})
+        write_rank(folder, target_manifest)
     shutil.rmtree(later, ignore_errors=True)

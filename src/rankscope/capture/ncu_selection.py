@@ -45,14 +45,18 @@ class Selection(NamedTuple):
     @property
     def pattern(self) -> str:
         """The value of `ncu -k`."""
-        patterns = map(_template_pattern if self.whole_names else _function_pattern, self.kernels)
-        return f"regex:^(?:{'|'.join(dict.fromkeys(patterns))})$"
+        pattern_of = (
+            _template_pattern if self.whole_names else lambda kernel: re.escape(function_name(kernel.name))
+        )
+        return f"regex:^(?:{'|'.join(dict.fromkeys(map(pattern_of, self.kernels)))})$"
 
     def matching(self, order: Sequence[Launch]) -> list[Launch]:
         """The launches whose names match."""
         pattern = re.compile(self.pattern.removeprefix("regex:"))
-        name_of = _same if self.whole_names else function_name
-        matches = {name: bool(pattern.search(name_of(name))) for name in {launch.name for launch in order}}
+        names = {
+            launch.name: launch.name if self.whole_names else function_name(launch.name) for launch in order
+        }
+        matches = {name: bool(pattern.search(compared)) for name, compared in names.items()}
         return [launch for launch in order if matches[launch.name]]
 
     def profiled(self, order: Sequence[Launch]) -> list[Launch]:
@@ -60,9 +64,9 @@ class Selection(NamedTuple):
         met: Counter[object] = Counter()
         chosen = []
         for launch in self.matching(order):
-            place = launch[1:] if self.by_size else None
-            met[place] += 1
-            if self.skip < met[place] <= self.skip + self.take:
+            size = launch[1:] if self.by_size else None
+            met[size] += 1
+            if self.skip < met[size] <= self.skip + self.take:
                 chosen.append(launch)
         return chosen
 
@@ -160,19 +164,14 @@ def why_missed(kernel: HotKernel, met: Sequence[Launch]) -> str:
 
 def _needed(kernels: Sequence[HotKernel], order: Sequence[Launch]) -> list[list[int]]:
     """For each kernel the places of its launches in the order; none for a kernel that is not in it."""
-    places: list[list[int]] = [[] for _ in kernels]
-    for launch, found in _places(order).items():
-        for number, kernel in enumerate(kernels):
-            if kernel.matches(launch):
-                places[number] += found
-    return [sorted(found) for found in places if found]
-
-
-def _places(order: Sequence[Launch]) -> dict[Launch, list[int]]:
-    places: dict[Launch, list[int]] = {}
+    by_launch: dict[Launch, list[int]] = {}
     for index, launch in enumerate(order):
-        places.setdefault(launch, []).append(index)
-    return places
+        by_launch.setdefault(launch, []).append(index)
+    needed = []
+    for kernel in kernels:
+        matching = [launch for launch in by_launch if kernel.matches(launch)]
+        needed.append(sorted(index for launch in matching for index in by_launch[launch]))
+    return [indices for indices in needed if indices]
 
 
 def _counted_by_size(every: Selection, order: Sequence[Launch]) -> Selection:
@@ -207,16 +206,8 @@ def _shortest_stretch(every: Selection, order: Sequence[Launch]) -> Selection:
     return every._replace(skip=first, take=length)
 
 
-def _function_pattern(kernel: HotKernel) -> str:
-    return re.escape(function_name(kernel.name))
-
-
 def _template_pattern(kernel: HotKernel) -> str:
     """A pattern for the whole demangled name: it has the function's name and the words of its template arguments."""
     words = dict.fromkeys(re.findall(r"[A-Za-z_]\w+", template_name(kernel.name)))
     telling = [word for word in words if word not in _COMMON_WORDS]
     return "".join(rf"(?=.*\b{word}\b)" for word in telling) + ".*"
-
-
-def _same(name: str) -> str:
-    return name

@@ -45,8 +45,8 @@ class Front(NamedTuple):
     def this_process(cls) -> Front:
         from rankscope.capture.process_state import process_state
 
-        found = process_state(os.getpid())
-        return cls(os.uname().nodename, os.getpid(), found.started if found else 0)
+        state = process_state(os.getpid())
+        return cls(os.uname().nodename, os.getpid(), state.started if state else 0)
 
     @property
     def text(self) -> str:

@@ -24,5 +24,5 @@ def process_state(pid: int) -> ProcessState | None:
 
 def still_runs(pid: int, started: int) -> bool:
     """Whether the process of this id that began then has not ended."""
-    found = process_state(pid)
-    return found is not None and found.started == started and found.state not in ("Z", "X")
+    process = process_state(pid)
+    return process is not None and process.started == started and process.state not in ("Z", "X")

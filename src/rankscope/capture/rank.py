@@ -30,88 +30,43 @@ class Identity(NamedTuple):
 
 
 class Family(NamedTuple):
-    """The variables of one launcher. The family matches only if all of ``gate`` are set."""
+    """The variables of one launcher; A|B is the first that is set. It matches only if all of ``gate`` are set."""
 
     name: str
-    gate: tuple[str, ...]
     rank: str
     local_rank: str = ""
     world_size: str = ""
-    local_size: tuple[str, ...] = ()
-    node: tuple[str, ...] = ()
+    local_size: str = ""
+    node: str = ""
+    also_set: str = ""
+
+    @property
+    def gate(self) -> list[str]:
+        return [self.rank, *filter(None, self.also_set.split("|"))]
 
 
 SINGLE = "single process"
 OPTION = "--rank"
 
-# In order of precedence. OMPI_COMM_WORLD_NODE_RANK is missing on purpose: it is the process's number on its node.
-FAMILIES = (
-    Family(
-        "torchrun",
-        ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        ("LOCAL_WORLD_SIZE",),
-        ("GROUP_RANK",),
-    ),
-    # deepspeed, and scripts that set the three by hand. RANK alone is a pod's number in a PyTorchJob, not a rank.
-    Family(
-        "RANK",
-        ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"),
-        ("GROUP_RANK", "CROSS_RANK"),
-    ),
-    Family(
-        "OpenMPI",
-        ("OMPI_COMM_WORLD_RANK",),
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
-    ),
-    Family(
-        "PALS",
-        ("PALS_RANKID",),
-        "PALS_RANKID",
-        "PALS_LOCAL_RANKID",
-        "PMI_SIZE",
-        ("PALS_LOCAL_SIZE",),
-        ("PALS_NODEID",),
-    ),
-    Family("PMI", ("PMI_RANK",), "PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", ("MPI_LOCALNRANKS",)),
-    Family(
-        "MVAPICH2",
-        ("MV2_COMM_WORLD_RANK",),
-        "MV2_COMM_WORLD_RANK",
-        "MV2_COMM_WORLD_LOCAL_RANK",
-        "MV2_COMM_WORLD_SIZE",
-        ("MV2_COMM_WORLD_LOCAL_SIZE",),
-    ),
-    Family(
-        "jsrun",
-        ("JSM_NAMESPACE_RANK",),
-        "JSM_NAMESPACE_RANK",
-        "JSM_NAMESPACE_LOCAL_RANK",
-        "JSM_NAMESPACE_SIZE",
-    ),
-    Family("Flux", ("FLUX_TASK_RANK",), "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE"),
-    Family("aprun", ("ALPS_APP_PE",), "ALPS_APP_PE"),
-    # SLURM_PROCID=0 is set in the body of an sbatch script too; only a step (srun) has SLURM_STEP_ID.
-    Family(
-        "Slurm",
-        ("SLURM_STEP_ID", "SLURM_PROCID"),
-        "SLURM_PROCID",
-        "SLURM_LOCALID",
-        "SLURM_NTASKS",
-        ("SLURM_GTIDS",),
-        ("SLURM_NODEID",),
-    ),
-)
+# In order of precedence, with the fields of Family.
+# RANK: deepspeed, and scripts that set the three by hand. RANK alone is a pod's number in a PyTorchJob, not a rank.
+# OMPI_COMM_WORLD_NODE_RANK is missing on purpose: it is the process's number on its node.
+# SLURM_PROCID=0 is set in the body of an sbatch script too; only a step (srun) has SLURM_STEP_ID.
+_VARIABLES = """\
+torchrun RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK TORCHELASTIC_RUN_ID|LOCAL_RANK|WORLD_SIZE
+RANK RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE|LOCAL_SIZE GROUP_RANK|CROSS_RANK LOCAL_RANK|WORLD_SIZE
+OpenMPI OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE
+PALS PALS_RANKID PALS_LOCAL_RANKID PMI_SIZE PALS_LOCAL_SIZE PALS_NODEID
+PMI PMI_RANK MPI_LOCALRANKID PMI_SIZE MPI_LOCALNRANKS
+MVAPICH2 MV2_COMM_WORLD_RANK MV2_COMM_WORLD_LOCAL_RANK MV2_COMM_WORLD_SIZE MV2_COMM_WORLD_LOCAL_SIZE
+jsrun JSM_NAMESPACE_RANK JSM_NAMESPACE_LOCAL_RANK JSM_NAMESPACE_SIZE
+Flux FLUX_TASK_RANK FLUX_TASK_LOCAL_ID FLUX_JOB_SIZE
+aprun ALPS_APP_PE
+Slurm SLURM_PROCID SLURM_LOCALID SLURM_NTASKS SLURM_GTIDS SLURM_NODEID SLURM_STEP_ID
+"""
+FAMILIES = tuple(Family(*line.split()) for line in _VARIABLES.splitlines())
 
+RANK_VARIABLES = {family.name: family.rank for family in FAMILIES}
 # Lists of task ids; the value is their length.
 _COUNTED = frozenset({"SLURM_GTIDS"})
 
@@ -136,16 +91,8 @@ def parse_identity(given: Mapping[str, str | None], env: Mapping[str, str]) -> d
 def detect(env: Mapping[str, str], explicit: Mapping[str, int] | None = None) -> Identity:
     """This process's identity: from the options, else the first family that matches, else a job of one."""
     if explicit and "rank" in explicit:
-        return _with_node(
-            Identity(
-                explicit["rank"],
-                explicit.get("local_rank"),
-                explicit.get("world_size"),
-                None,
-                explicit.get("node"),
-                OPTION,
-            )
-        )
+        local_rank, world, node = map(explicit.get, ("local_rank", "world_size", "node"))
+        return _with_node(Identity(explicit["rank"], local_rank, world, None, node, OPTION))
     for family in FAMILIES:
         identity = _from_family(family, env)
         if identity is not None:
@@ -160,42 +107,31 @@ def disagreements(env: Mapping[str, str], chosen: Identity) -> list[str]:
     """
     if chosen.source in (FAMILIES[0].name, SINGLE):
         return []
-    found = []
-    for family in FAMILIES:
-        other = _from_family(family, env)
-        if other is not None and other.source != chosen.source and other.rank != chosen.rank:
-            found.append(
-                f"{chosen.source} gives rank {chosen.rank}, but {family.rank} is {other.rank}; "
-                f"{chosen.source}'s rank is used"
-            )
-    return found
+    others = filter(None, (_from_family(family, env) for family in FAMILIES))
+    return [
+        f"{chosen.source} gives rank {chosen.rank}, but {RANK_VARIABLES[other.source]} is {other.rank}; "
+        f"{chosen.source}'s rank is used"
+        for other in others
+        if other.source != chosen.source and other.rank != chosen.rank
+    ]
 
 
 def _from_family(family: Family, env: Mapping[str, str]) -> Identity | None:
-    if not all(env.get(name) for name in family.gate):
+    if not all(env.get(name) for name in family.gate) or (rank := _number(family.rank, env)) is None:
         return None
-    rank = _number(family.rank, env)
-    if rank is None:
-        return None
-    return Identity(
-        rank,
-        _number(family.local_rank, env),
-        _number(family.world_size, env),
-        _first_number(family.local_size, env),
-        _first_number(family.node, env),
-        family.name,
-    )
+    names = (family.local_rank, family.world_size, family.local_size, family.node)
+    local_rank, world, local, node = (_number(name, env) for name in names)
+    return Identity(rank, local_rank, world, local, node, family.name)
 
 
-def _number(name: str, env: Mapping[str, str]) -> int | None:
-    value = env.get(name, "")
-    if name in _COUNTED:
-        return len(value.split(",")) if value else None
-    return int(value) if value.isdecimal() else None
-
-
-def _first_number(names: tuple[str, ...], env: Mapping[str, str]) -> int | None:
-    return next((number for name in names if (number := _number(name, env)) is not None), None)
+def _number(names: str, env: Mapping[str, str]) -> int | None:
+    for name in names.split("|"):
+        value = env.get(name, "")
+        if value and name in _COUNTED:
+            return len(value.split(","))
+        if value.isdecimal():
+            return int(value)
+    return None
 
 
 def _with_node(identity: Identity) -> Identity:

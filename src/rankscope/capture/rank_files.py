@@ -46,15 +46,9 @@ def clock_anchor() -> dict[str, int]:
     return {"unix_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
 
 
-def _place(identity: Identity) -> dict[str, Any]:
-    return {
-        "rank": identity.rank,
-        "local_rank": identity.local_rank,
-        "world_size": identity.world_size,
-        "local_size": identity.local_size,
-        "node": identity.node,
-        "rank_source": identity.source,
-    }
+def _rank_fields(identity: Identity) -> dict[str, Any]:
+    fields = ("rank", "local_rank", "world_size", "local_size", "node")
+    return {**{name: getattr(identity, name) for name in fields}, "rank_source": identity.source}
 
 
 class RankFiles:
@@ -71,7 +65,7 @@ class RankFiles:
         self.manifest: dict[str, Any] = {
             "format": FORMAT,
             "job": self.job,
-            **_place(identity),
+            **_rank_fields(identity),
             "role": env.get("ROLE_NAME", DEFAULT_ROLE),
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -86,7 +80,7 @@ class RankFiles:
     def identify(self, identity: Identity) -> None:
         """The process has got its rank only now, from torch.distributed."""
         self.identity = identity
-        self.manifest.update(_place(identity))
+        self.manifest.update(_rank_fields(identity))
 
     def claim(self) -> None:
         """Open the run folder and take this rank in it; does nothing the second time."""

@@ -147,9 +147,8 @@ def claim_rank(folder: Path, manifest: Manifest, *, force: bool) -> None:
         return
     there = read_json(path) or {}
     windows = there.get("windows", ())
-    restarted = there.get("restart", 0) < manifest["restart"] and not any(
-        one["state"] == "whole" for one in windows
-    )
+    has_trace = any(window["state"] == "whole" for window in windows)
+    restarted = there.get("restart", 0) < manifest["restart"] and not has_trace
     left_empty = there.get("state") == "done" and not windows
     if force or restarted or left_empty:
         write_json(path, manifest)

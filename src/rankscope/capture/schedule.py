@@ -37,12 +37,12 @@ class Schedule(NamedTuple):
         """What is done in this step."""
         if step < self.skip_first:
             return NONE
-        cycle, place = divmod(step - self.skip_first, self.wait + self.warmup + self.active)
-        if (self.repeat and cycle >= self.repeat) or place < self.wait:
+        cycle, in_cycle = divmod(step - self.skip_first, self.wait + self.warmup + self.active)
+        if (self.repeat and cycle >= self.repeat) or in_cycle < self.wait:
             return NONE
-        if place < self.wait + self.warmup:
+        if in_cycle < self.wait + self.warmup:
             return WARMUP
-        return RECORD if place < self.wait + self.warmup + self.active - 1 else RECORD_AND_SAVE
+        return RECORD if in_cycle < self.wait + self.warmup + self.active - 1 else RECORD_AND_SAVE
 
     @property
     def first_busy_step(self) -> int:

@@ -43,11 +43,8 @@ class RankSelector(NamedTuple):
 
     def matches_none(self, identity: Identity) -> bool:
         """Whether no rank of the job can match, as far as one rank knows the job's size."""
-        sizes = {
-            "rank": identity.world_size,
-            "local_rank": identity.local_size,
-            "node": _node_count(identity),
-        }
+        world, local = identity.world_size, identity.local_size
+        sizes = {"rank": world, "local_rank": local, "node": -(-world // local) if world and local else None}
         wanted = [(self.field, self.ranges)] if self.field not in ("all", AUTO) else []
         if self.nodes is not None:
             wanted.append(("node", self.nodes))
@@ -107,17 +104,11 @@ def _within(ranges: Ranges, value: int) -> bool:
     return any(low <= value <= high for low, high in ranges)
 
 
-def _node_count(identity: Identity) -> int | None:
-    if identity.world_size is None or not identity.local_size:
-        return None
-    return -(-identity.world_size // identity.local_size)
-
-
 def _fact(identity: Identity, field: str, text: str) -> int:
     value: int | None = getattr(identity, field)
     if value is None:
-        words = {"local_rank": "local rank", "node": "node", "rank": "rank"}[field]
-        option = {"local_rank": "--local-rank", "node": "--node-rank", "rank": "--rank"}[field]
+        words = field.replace("_", " ")
+        option = "--node-rank" if field == "node" else f"--{field.replace('_', '-')}"
         raise CaptureError(
             f"--ranks {text} needs the {words}, and {identity.source} does not set it",
             why=f"This is rank {identity.rank} of {identity.source}, which sets no variable for the {words}.",

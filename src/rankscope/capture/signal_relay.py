@@ -17,7 +17,10 @@ import select
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from rankscope.capture.forked_child import fork_child
 
 # The witness answers this one, if this process sends it. Its number is above the others, so those that came before are
 # seen before.
@@ -34,7 +37,7 @@ _CHECK_S = 1.0
 
 
 class Before(NamedTuple):
-    """What `block_signals` has changed, and the job must have."""
+    """What `fork_with_witness` has changed, and the job must have."""
 
     mask: set[int | signal.Signals]
     sigchld: Any
@@ -44,11 +47,23 @@ class Before(NamedTuple):
         signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
 
 
-def block_signals() -> Before:
-    """Receive these signals with sigwaitinfo from now on."""
+def fork_with_witness(work: Callable[[Before], object]) -> tuple[int, Witness, Before]:
+    """Call ``work`` in a forked child, beside a witness of its group's signals; from now on these are received with
+    sigwaitinfo. OSError where no process can be had (ulimit -u): then everything is as before.
+    """
     # Where the caller ignores SIGCHLD, the kernel would keep no status of the job.
     sigchld = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    return Before(signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD}), sigchld)
+    before = Before(signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD}), sigchld)
+    try:
+        witness = Witness()
+        try:
+            return fork_child(lambda: work(before)), witness, before
+        except OSError:
+            witness.end()
+            raise
+    except OSError:
+        before.restore()
+        raise
 
 
 def sent_by_us(info: signal.struct_siginfo) -> bool:
@@ -64,14 +79,12 @@ class Witness:
         self._answers, answers = os.pipe()
         self._group_signals: Counter[int] = Counter()
         try:
-            self._pid = os.fork()
+            self._pid = fork_child(lambda: _witness(front, answers))
         except OSError:
             os.close(self._answers)
-            os.close(answers)
             raise
-        if self._pid == 0:
-            _witness(front, answers)
-        os.close(answers)
+        finally:
+            os.close(answers)
 
     def pass_on(self, number: int, receiver: int, *, placed_by_us: bool = False) -> None:
         """Give the job a signal of this process, unless it has got the group's.
@@ -107,24 +120,21 @@ class Witness:
 
 def _witness(front: int, answers: int) -> None:
     """Note the signals that arrive; answer with their numbers. It holds nothing of the job's open."""
-    try:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):
-            os.dup2(nothing, stream)
-        os.closerange(3, answers)
-        os.closerange(answers + 1, os.sysconf("SC_OPEN_MAX"))
-        seen: list[int] = []
-        while os.getppid() == front:
-            info = signal.sigtimedwait(FORWARDED, _CHECK_S)
-            if info is None:
-                continue
-            if info.si_signo != _QUESTION or info.si_pid != front:
-                seen.append(info.si_signo)
-                continue
-            os.write(answers, bytes([*seen[-1000:], 0]))
-            seen.clear()
-    finally:
-        os._exit(0)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nothing, stream)
+    os.closerange(3, answers)
+    os.closerange(answers + 1, os.sysconf("SC_OPEN_MAX"))
+    seen: list[int] = []
+    while os.getppid() == front:
+        info = signal.sigtimedwait(FORWARDED, _CHECK_S)
+        if info is None:
+            continue
+        if info.si_signo != _QUESTION or info.si_pid != front:
+            seen.append(info.si_signo)
+            continue
+        os.write(answers, bytes([*seen[-1000:], 0]))
+        seen.clear()
 
 
 def has_own_group(job: int) -> bool:

@@ -84,10 +84,10 @@ class Start:
         if self.dry_run:
             self.output.line(command_text(launched, env))
             return _SHOWN
-        kept = requested_signal(plan)
+        requested = requested_signal(plan)
         if self.inserted:
-            replace_process(launched, env, kept, command)
-        status = run_command(launched, env, kept, lambda: self._pass_signal_on(folder), command)
+            replace_process(launched, env, requested, command)
+        status = run_command(launched, env, requested, lambda: self._pass_signal_on(folder), command)
         return Ended(status, folder, lambda: self._report(folder))
 
     def selected_rank(self, identity: Identity) -> Ended:
@@ -108,13 +108,15 @@ class Start:
         else:
             if not shows_tables:
                 replace_process(plan.command, env, requested_signal(plan), plan.command)
-            status, collect = run_command(plan.command, env, plain=plan.command), _nothing
+            status, collect = run_command(plan.command, env, plain=plan.command), lambda: None
         if not shows_tables or self.dry_run:
             return Ended(status, report=collect)
 
         def report() -> None:
             collect()
-            _wait_for_others(folder)
+            deadline = time.monotonic() + _OTHER_RANKS_WAIT_S
+            while time.monotonic() < deadline and _runs(folder):
+                time.sleep(0.2)
 
         return Ended(status, folder, report)
 
@@ -220,17 +222,11 @@ def _module_option() -> str:
     return "-Em" if folders and ours not in folders and "PYTHONHOME" not in os.environ else "-m"
 
 
-def _nothing() -> None:
-    """There is nothing to collect."""
-
-
 def _capturing_environment(plan: Plan) -> dict[str, str]:
     """The environment that makes the Python processes of the command capture themselves."""
     direct = is_python(Path(plan.command[0]).name)
     return bootstrap_environment(os.environ, plan._replace(direct=direct).to_json(), PLAN_VARIABLE)
 
 
-def _wait_for_others(folder: Path) -> None:
-    deadline = time.monotonic() + _OTHER_RANKS_WAIT_S
-    while time.monotonic() < deadline and any(one["state"] == "running" for one in rank_manifests(folder)):
-        time.sleep(0.2)
+def _runs(folder: Path) -> bool:
+    return any(manifest["state"] == "running" for manifest in rank_manifests(folder))

@@ -1,14 +1,17 @@
-"""The message at the end of a captured job: which traces were written, what they cost, and the next command."""
+"""The messages at the end of a captured job or rank: what was captured and what it cost, or why nothing was."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rankscope.capture.plan import Plan
+from rankscope.capture.rank_files import RankFiles
 from rankscope.capture.run_folder import rank_manifests, remove_if_empty
+from rankscope.capture.schedule import EveryStep, OnRequest, OnSignal, ScheduleFunction, TimeWindow
+from rankscope.capture.selector import parse_selector
 from rankscope.capture.telemetry_ring import FOLDER
 from rankscope.units import format_bytes, format_ns
 
@@ -27,21 +30,21 @@ def summary(folder: Path, plan: Plan) -> str | None:
         return _nothing_captured(plan)
     windows = [(manifest["rank"], window) for manifest in manifests for window in manifest["windows"]]
     # A rank that was killed leaves a window without its end.
-    kept = [
+    written = [
         (rank, window)
         for rank, window in windows
         if window.get("state") in ("whole", "partial") and "bytes" in window
     ]
     telemetry = _telemetry(folder)
-    if plan.quiet or not (kept or telemetry):
+    if plan.quiet or not (written or telemetry):
         return None
-    if not kept:
+    if not written:
         return telemetry
     noun = "trace" if plan.tool == "torch" else f"{plan.tool} report"
     world = max((manifest.get("world_size") or 0 for manifest in manifests), default=0)
-    parts = [_amount(kept, noun, world)]
+    parts = [_amount(written, noun, world)]
     if plan.tool == "torch":
-        longest = max((window for _, window in kept), key=lambda window: int(window.get("stall_ns", 0)))
+        longest = max((window for _, window in written), key=lambda window: int(window.get("stall_ns", 0)))
         stall, stop = longest.get("stall_ns", 0), longest.get("stop_ns", 0)
         parts.append(
             f"Training was paused for at most {format_ns(stall, 2)}: stop {format_ns(stop, 2)} (torch's own), export "
@@ -70,10 +73,11 @@ def ranks_of(recorded: int, world: int) -> str:
 
 def cycles(windows: Iterable[dict[str, Any]]) -> str:
     """The steps of every cycle, such as "steps 2-4, 7-9"; empty where no steps are known."""
-    known = {(one["first_step"], one["last_step"]) for one in windows if one.get("first_step") is not None}
-    if not known:
+    counted = [window for window in windows if window.get("first_step") is not None]
+    if not counted:
         return ""
-    spans = [str(first) if first == last else f"{first}-{last}" for first, last in sorted(known)]
+    steps = sorted({(window["first_step"], window["last_step"]) for window in counted})
+    spans = [str(first) if first == last else f"{first}-{last}" for first, last in steps]
     more = len(spans) - _MOST_CYCLES
     named = ", ".join(spans[:_MOST_CYCLES]) + (f" and {more} more cycles" if more > 0 else "")
     return f"{'step' if named.isdecimal() else 'steps'} {named}"
@@ -94,10 +98,13 @@ def _nothing_captured(plan: Plan) -> str:
 
 def _amount(windows: Windows, noun: str, world: int) -> str:
     ranks = {rank for rank, _ in windows}
+    no_steps = "no steps found"
+    if any(window.get("steps") == "not counted" for _, window in windows):
+        no_steps = "steps not counted (the process was killed)"
     partial = sum(window["state"] == "partial" for _, window in windows)
     parts = [
         _plural(len(windows), noun),
-        cycles(window for _, window in windows) or _no_steps(windows),
+        cycles(window for _, window in windows) or no_steps,
         format_bytes(sum(window["bytes"] for _, window in windows), 1),
         *([f"{partial} partial"] if partial else []),
         ranks_of(len(ranks), world),
@@ -105,14 +112,8 @@ def _amount(windows: Windows, noun: str, world: int) -> str:
     return ", ".join(parts)
 
 
-def _no_steps(windows: Windows) -> str:
-    if any(window.get("steps") == "not counted" for _, window in windows):
-        return "steps not counted (the process was killed)"
-    return "no steps found"
-
-
 def has_traces(folder: Path) -> bool:
-    return any(window.get("bytes") for one in rank_manifests(folder) for window in one["windows"])
+    return any(window.get("bytes") for manifest in rank_manifests(folder) for window in manifest["windows"])
 
 
 def short_path(folder: Path) -> str:
@@ -122,3 +123,51 @@ def short_path(folder: Path) -> str:
 
 def _plural(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def nothing_captured_by_rank(plan: Plan, steps: int, optimizer_calls: Mapping[str, int]) -> str:
+    """Why a selected rank has no trace, and what to do about it."""
+    if isinstance(plan.when, TimeWindow):
+        return f"nothing was captured: the script ended before --after {plan.when.after_s:g} s had passed"
+    if isinstance(plan.when, OnSignal):
+        return f"nothing was captured: no SIG{plan.when.signal} arrived while the script ran"
+    if plan.step_on and plan.step_on not in optimizer_calls:
+        seen = ", ".join(optimizer_calls) or "none"
+        return (
+            f"nothing was captured: no optimizer named {plan.step_on} stepped (seen: {seen}); see --step-on"
+        )
+    if not steps:
+        if isinstance(plan.when, OnRequest):
+            return (
+                "no telemetry was kept: no optimizer stepped (rankscope.mark_step() in the loop marks a step)"
+            )
+        if plan.tool != "torch":
+            return "no step was marked: no optimizer stepped (rankscope.mark_step() in the loop marks one)"
+        return "nothing was captured: no optimizer stepped; for a loop without one give --after 10s --for 5s"
+    if isinstance(plan.when, EveryStep | OnRequest):
+        return "no step was marked: the run ended in its first step"
+    if isinstance(plan.when, ScheduleFunction):
+        return f"nothing was captured: the schedule function recorded none of the {steps} steps"
+    first = plan.when.first_recorded_step
+    return f"nothing was captured: the script ended after {steps} steps, recording begins with step {first}"
+
+
+def captured_by_rank(plan: Plan, files: RankFiles) -> str:
+    """Which steps, how large, how long training was paused, and the next command."""
+    windows: list[dict[str, Any]] = [
+        window for window in files.manifest["windows"] if window["state"] != "lost"
+    ]
+    if not windows:
+        return f"no trace could be written to {files.folder}"
+    size = format_bytes(sum(window.get("bytes", 0) for window in windows), 1)
+    # By the selection: another rank may not have written anything yet.
+    recorded = parse_selector(plan.ranks).matching(files.identity) or 1
+    ranks = ranks_of(recorded, files.identity.world_size or 1)
+    longest = max(windows, key=lambda window: int(window["stall_ns"]))
+    export = longest["stall_ns"] - longest["stop_ns"]
+    return (
+        f"captured {cycles(windows)} ({size}) of {ranks}. "
+        f"Training was paused for at most {format_ns(longest['stall_ns'], 2)} "
+        f"(stop {format_ns(longest['stop_ns'], 2)} by torch, export {format_ns(export, 2)}). "
+        f"Next: rankscope stats {files.folder}"
+    )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Settings = dict[str, Any]
 """Keyword arguments of `add_argument`."""
+_ENTRY = re.compile(r"^(-.+?) {2,}(.+(?:\n +.+)*)", re.MULTILINE)
 
 
 class Option(NamedTuple):
@@ -86,6 +88,31 @@ def option(*names: str, **settings: Any) -> Option:
     return Option(names, settings)
 
 
+def option_table(text: str, **settings: Settings) -> Iterator[Option]:
+    """Options from a table as --help prints it: `-o, --output DIR  the run folder`. An indented line goes on the last.
+
+    A name alone is a flag, {a,b} are choices, and `X ...` may be given several times. ``settings`` are more, by dest.
+    """
+    for usage, help_text in _ENTRY.findall(text):
+        *names, last = usage.split(", ")
+        name, _, value = last.partition(" ")
+        option = Option((*names, name), {"help": " ".join(help_text.split())})
+        if not value:
+            option.settings["action"] = "store_true"
+        elif value.startswith("{"):
+            option.settings["choices"] = value.strip("{}").split(",")
+        else:
+            option.settings["metavar"] = value.removesuffix(" ...")
+            option.settings.update({"action": "append"} if value.endswith(" ...") else {})
+        option.settings.update(settings.get(option.dest, {}))
+        yield option
+
+
+def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
+    for option in options:
+        parser.add_argument(*option.names, **option.settings)
+
+
 def add_groups(
     parser: argparse.ArgumentParser,
     groups: Iterable[Group],
@@ -96,10 +123,10 @@ def add_groups(
     actions = []
     for group in groups:
         add = parser.add_argument_group(group.title).add_argument
-        for one in group.options:
-            change = changes.get(one.dest, {})
+        for option in group.options:
+            change = changes.get(option.dest, {})
             if change is not None:
-                actions.append(add(*one.names, **{**one.settings, **change}))
+                actions.append(add(*option.names, **{**option.settings, **change}))
     return actions
 
 

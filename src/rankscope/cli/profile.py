@@ -16,7 +16,7 @@ from rankscope.capture.rank import detect, parse_identity
 from rankscope.capture.schedule import OnRequest, Schedule, TimeWindow, When, choose_when
 from rankscope.capture.selector import AUTO, AUTO_ALL, FORMS, parse_selector
 from rankscope.capture.wrapper import Output, check_program, is_in_front, is_selected, requested_signal
-from rankscope.cli.options import Group, Settings, ValueWithEquals, add_groups, option
+from rankscope.cli.options import Group, Settings, ValueWithEquals, add_groups, option, option_table
 from rankscope.cli.tool_options import TOOL_GROUPS, check_tool_options, nvtx_ranges, tool_request
 from rankscope.errors import UsageError
 
@@ -44,52 +44,57 @@ than 16 ranks, only of each node's first rank. nsys and ncu record the whole run
 rankscope's own options end at the first word that is not one of them.
 """
 
-_SCHEDULE = Schedule()
+_WHAT = f"""\
+--tool {{torch,nsys,ncu}}  the profiler (default: torch)
+-o, --output DIR  the run folder; %%q{{VAR}} is replaced (default: rankscope-SCRIPT-JOB)
+--ranks SEL  which ranks: {FORMS} (default: all of a job of at most {AUTO_ALL}, else the first of
+    each node; ncu: the first of each node)
+-n, --dry-run  print the command that would run, and stop
+--stats =LIST  print the summary when the job has ended, or the tables in LIST: names of `rankscope stats -r`,
+    nsys:REPORT for nsys's own, false for none
+-f, --force  replace a run folder that holds another job
+--group-readable  let the group read the run folder (default: only its owner, unless the folder around it is shared by
+    set-group-ID)
+-q, --quiet  print only errors
+-v, --verbose  print what every captured rank does
+"""
+_WHEN = """\
+--skip-first N  steps before the first cycle (default: {0.skip_first})
+--wait N  idle steps of a cycle (default: {0.wait})
+--warmup N  steps the profiler warms up (default: {0.warmup})
+--active N  recorded steps of a cycle (default: {0.active})
+--repeat N  cycles; 0 is without end (default: {0.repeat})
+--steps A:B  record steps A to B, both included, counted from 0
+--after TIME  record a time window that starts this long after torch is imported (default: 0s)
+--for TIME  ... and record for this long (default: 10s)
+--on-signal NAME  record the next steps each time this signal comes, such as USR2
+--step-on NAME  count only this class of optimizer (default: the one that steps least often)
+--fallback-after TIME  without an optimizer step for this long: record 5 s; 0 is never (default: {1:.0f}s)
+"""
+_TELEMETRY = f"""\
+--watch  keep the times of every step of every rank for `rankscope watch`; without a schedule, record only what
+    `rankscope capture` requests
+--hang-after TIME  with --watch: a rank that makes no step for this long writes the stacks of its threads
+    (default: {HANG_AFTER_S:.0f}s)
+"""
+_TORCH = """\
+--record-shapes  the shapes of every operator's inputs
+--profile-memory  allocations
+--with-stack  Python stacks (makes steps slower and traces larger)
+--with-flops  estimated FLOPs of matrix products and convolutions
+--with-modules  the module hierarchy (TorchScript modules only)
+--activities LIST  cpu, cuda, xpu, ... (default: all that torch finds here)
+--max-size SIZE  end a rank's file after a whole event at this size, such as 2GB
+--tensorboard-dir DIR  write the traces there, under the names TensorBoard's plug-in expects
+"""
+_COMMAND_HELP = "the training command, with its launcher if any"
+_NUMBERS = {field: {"type": int} for field in Schedule._fields}
 _GROUPS = (
     Group(
         "what and where",
         (
-            option(
-                "command",
-                nargs=argparse.REMAINDER,
-                metavar="COMMAND",
-                help="the training command, with its launcher if any",
-            ),
-            option(
-                "--tool",
-                choices=["torch", "nsys", "ncu"],
-                default="torch",
-                help="the profiler (default: torch)",
-            ),
-            option(
-                "-o",
-                "--output",
-                metavar="DIR",
-                help="the run folder; %%q{VAR} is replaced (default: rankscope-SCRIPT-JOB)",
-            ),
-            option(
-                "--ranks",
-                metavar="SEL",
-                help=f"which ranks: {FORMS} (default: all of a job of at most {AUTO_ALL}, else the first of "
-                "each node; ncu: the first of each node)",
-            ),
-            option("-n", "--dry-run", action="store_true", help="print the command that would run, and stop"),
-            option(
-                "--stats",
-                action=ValueWithEquals,
-                metavar="=LIST",
-                help="print the summary when the job has ended, or the tables in LIST: names of `rankscope stats -r`, "
-                "nsys:REPORT for nsys's own, false for none",
-            ),
-            option("-f", "--force", action="store_true", help="replace a run folder that holds another job"),
-            option(
-                "--group-readable",
-                action="store_true",
-                help="let the group read the run folder (default: only its owner, unless the folder around it is "
-                "shared by set-group-ID)",
-            ),
-            option("-q", "--quiet", action="store_true", help="print only errors"),
-            option("-v", "--verbose", action="store_true", help="print what every captured rank does"),
+            option("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=_COMMAND_HELP),
+            *option_table(_WHAT, tool={"default": "torch"}, stats={"action": ValueWithEquals}),
             # Set in the command that rankscope inserts into a launcher's: the process in front has named the job
             # and prints the summary.
             option("--inner", action="store_true", help=argparse.SUPPRESS),
@@ -99,111 +104,12 @@ _GROUPS = (
     ),
     Group(
         "when (one of: a schedule, --steps, a time window, a signal)",
-        (
-            option(
-                "--skip-first",
-                type=int,
-                metavar="N",
-                help=f"steps before the first cycle (default: {_SCHEDULE.skip_first})",
-            ),
-            option(
-                "--wait", type=int, metavar="N", help=f"idle steps of a cycle (default: {_SCHEDULE.wait})"
-            ),
-            option(
-                "--warmup",
-                type=int,
-                metavar="N",
-                help=f"steps the profiler warms up (default: {_SCHEDULE.warmup})",
-            ),
-            option(
-                "--active",
-                type=int,
-                metavar="N",
-                help=f"recorded steps of a cycle (default: {_SCHEDULE.active})",
-            ),
-            option(
-                "--repeat",
-                type=int,
-                metavar="N",
-                help=f"cycles; 0 is without end (default: {_SCHEDULE.repeat})",
-            ),
-            option("--steps", metavar="A:B", help="record steps A to B, both included, counted from 0"),
-            option(
-                "--after",
-                metavar="TIME",
-                help="record a time window that starts this long after torch is imported (default: 0s)",
-            ),
-            option("--for", dest="for_", metavar="TIME", help="... and record for this long (default: 10s)"),
-            option(
-                "--on-signal",
-                metavar="NAME",
-                help="record the next steps each time this signal comes, such as USR2",
-            ),
-            option(
-                "--step-on",
-                metavar="NAME",
-                help="count only this class of optimizer (default: the one that steps least often)",
-            ),
-            option(
-                "--fallback-after",
-                metavar="TIME",
-                help="without an optimizer step for this long: record 5 s; 0 is never "
-                f"(default: {FALLBACK_AFTER_S:.0f}s)",
-            ),
+        tuple(
+            option_table(_WHEN.format(Schedule(), FALLBACK_AFTER_S), **{"for": {"dest": "for_"}}, **_NUMBERS)
         ),
     ),
-    Group(
-        "telemetry while the job runs",
-        (
-            option(
-                "--watch",
-                action="store_true",
-                help="keep the times of every step of every rank for `rankscope watch`; without a schedule, record "
-                "only what `rankscope capture` requests",
-            ),
-            option(
-                "--hang-after",
-                metavar="TIME",
-                help="with --watch: a rank that makes no step for this long writes the stacks of its threads "
-                f"(default: {HANG_AFTER_S:.0f}s)",
-            ),
-        ),
-    ),
-    Group(
-        "what torch's profiler records",
-        (
-            option("--record-shapes", action="store_true", help="the shapes of every operator's inputs"),
-            option("--profile-memory", action="store_true", help="allocations"),
-            option(
-                "--with-stack",
-                action="store_true",
-                help="Python stacks (makes steps slower and traces larger)",
-            ),
-            option(
-                "--with-flops",
-                action="store_true",
-                help="estimated FLOPs of matrix products and convolutions",
-            ),
-            option(
-                "--with-modules", action="store_true", help="the module hierarchy (TorchScript modules only)"
-            ),
-            option(
-                "--activities",
-                metavar="LIST",
-                help="cpu, cuda, xpu, ... (default: all that torch finds here)",
-            ),
-            option(
-                "--max-size",
-                metavar="SIZE",
-                help="end a rank's file after a whole event at this size, such as 2GB",
-            ),
-            option(
-                "--tensorboard-dir",
-                metavar="DIR",
-                help="write the traces there, under the names TensorBoard's plug-in expects",
-            ),
-        ),
-    ),
+    Group("telemetry while the job runs", tuple(option_table(_TELEMETRY))),
+    Group("what torch's profiler records", tuple(option_table(_TORCH))),
     *TOOL_GROUPS,
     Group(
         "the rank of this process, for unknown launchers (%q{VAR} works)",
@@ -220,18 +126,9 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
-_MORE = Group(
-    "more",
-    (
-        option(
-            "--help-all",
-            action=_HelpAll,
-            nargs=0,
-            dest=argparse.SUPPRESS,
-            help="every option: schedules, memory, nsys, ncu, unknown launchers",
-        ),
-    ),
-)
+_HELP_ALL = "--help-all  every option: schedules, memory, nsys, ncu, unknown launchers"
+_MORE_SETTINGS = {"action": _HelpAll, "nargs": 0, "dest": argparse.SUPPRESS}
+_MORE = Group("more", tuple(option_table(_HELP_ALL, help_all=_MORE_SETTINGS)))
 # What --help shows; --help-all shows all options.
 MAIN_OPTIONS = frozenset(
     {
@@ -262,7 +159,11 @@ def main(args: argparse.Namespace) -> int:
     if not command:
         raise UsageError("no COMMAND to profile", hint="For example: rankscope profile torchrun train.py")
     check_program(command[0])
-    tables = _tables(args.stats)
+    tables: list[list[str]] = []
+    if args.stats not in (None, "false"):
+        from rankscope.cli.end_tables import end_tables
+
+        tables = end_tables(args.stats)  # wrong names are found before the job starts
     output = Output(message=_message, line=print)
     identity = detect(os.environ, plan.identity)
     in_front = is_in_front(list(command), identity, per_node=args.per_node, inserted=args.inner)
@@ -321,39 +222,24 @@ def plan_of(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
             why="A rank notices that it makes no step by its telemetry.",
             hint="Give --watch too.",
         )
+    same = ("tool", "output", "job", "step_on", "force", "quiet", "verbose", "group_readable", "watch")
     recording = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
+    ranks_given = {"rank": args.rank, "local_rank": args.local_rank, "node": args.node_rank}
     return Plan(
         when=_when(args),
-        tool=args.tool,
         ranks=ranks,
-        output=args.output,
-        job=args.job,
         command=command,
-        identity=parse_identity(
-            {
-                "rank": args.rank,
-                "local_rank": args.local_rank,
-                "node": args.node_rank,
-                "world_size": args.world_size,
-            },
-            os.environ,
-        ),
+        identity=parse_identity({**ranks_given, "world_size": args.world_size}, os.environ),
         activities=tuple(args.activities.split(",")) if args.activities else (),
         max_size=_bytes(args.max_size) if args.max_size else None,
         # os.path because pathlib would double what an unselected rank imports
         tensorboard_dir=args.tensorboard_dir and os.path.abspath(args.tensorboard_dir),  # noqa: PTH100
-        step_on=args.step_on,
         fallback_after_s=_seconds(args.fallback_after) if args.fallback_after else FALLBACK_AFTER_S,
-        force=args.force,
-        quiet=args.quiet,
-        verbose=args.verbose,
         speaks=not args.inner,
-        group_readable=args.group_readable,
         front=Front.from_text(args.front) if args.front else None,
         nvtx=nvtx_ranges(args),
-        watch=args.watch,
         hang_after_s=_seconds(args.hang_after) if args.hang_after else HANG_AFTER_S,
-        **{name: getattr(args, name) for name in recording},
+        **{name: getattr(args, name) for name in (*same, *recording)},
     )
 
 
@@ -393,15 +279,6 @@ def option_words(args: argparse.Namespace) -> list[str]:
         else:
             words += [name, *([] if value is True else [str(value)])]
     return words
-
-
-def _tables(asked: str | None) -> list[list[str]]:
-    """--stats: the options of each `rankscope stats` at the end; wrong names are found before the job starts."""
-    if asked is None or asked == "false":
-        return []
-    from rankscope.cli.end_tables import end_tables
-
-    return end_tables(asked)
 
 
 def _print_stats(folder: Path, tables: list[list[str]]) -> None:

@@ -7,7 +7,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from rankscope.capture.schedule import OnSignal, Schedule, TimeWindow, When
-from rankscope.cli.options import Group, OnOff, option
+from rankscope.cli.options import Group, OnOff, option_table
 from rankscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,35 +16,31 @@ if TYPE_CHECKING:
 
 # Which options make sense for which tool, by their name in the parsed arguments.
 _ONLY_NSYS = (
-    "trace",
-    "sample",
-    "gpu_metrics_device",
-    "cuda_memory_usage",
-    "nic_metrics",
-    "show_output",
-    "per_node",
+    *("trace", "sample", "gpu_metrics_device", "cuda_memory_usage", "nic_metrics", "show_output", "per_node"),
     "run_as",
 )
 _ONLY_NCU = (
-    "kernel_name",
-    "kernel_name_base",
-    "launch_count",
-    "launch_skip",
-    "filter_mode",
-    "set",
-    "clock_control",
+    *(
+        "kernel_name",
+        "kernel_name_base",
+        "launch_count",
+        "launch_skip",
+        "filter_mode",
+        "set",
+        "clock_control",
+    ),
 )
 _ONLY_TORCH = (
-    "record_shapes",
-    "profile_memory",
-    "with_stack",
-    "with_flops",
-    "with_modules",
-    "activities",
-    "max_size",
-    "tensorboard_dir",
-    "watch",
-    "hang_after",
+    *(
+        "record_shapes",
+        "profile_memory",
+        "with_stack",
+        "with_flops",
+        "with_modules",
+        "activities",
+        "max_size",
+    ),
+    *("tensorboard_dir", "watch", "hang_after"),
 )
 _SCHEDULES = ("skip_first", "wait", "warmup", "active", "repeat", "steps", "after", "for_", "on_signal")
 # How many launches ncu profiles without -c: all of them would take hundreds of times the job's walltime.
@@ -53,98 +49,50 @@ NCU_LAUNCHES = 32
 OWN_RANGE = "cudaProfilerApi"
 
 
+_NSYS = """\
+-t, --trace LIST  what is traced (default: cuda,nvtx)
+-c, --capture-range RANGE  cudaProfilerApi or nvtx:RANGE[@DOMAIN]: record only inside it; for ncu: cudaProfilerApi, or
+    how many launches
+-s, --sample {process-tree,system-wide,none}  CPU samples (default: none)
+--gpu-metrics-devices, --gpu-metrics-device ID  sample the GPU's counters: all, or a GPU's number
+--cuda-memory-usage  record every allocation on the GPU
+--nic-metrics  sample the network cards
+--show-output  =false: the job's output is only in the report (default: true)
+--per-node  one report around torchrun, with all ranks of the node
+--run-as USER  run the job as this user, nsys as root (with sudo, where what is asked for needs it)
+--tool-arg X ...  pass X to nsys or ncu unchanged, in place of rankscope's own option of that name; may be
+    repeated: --tool-arg=-X
+--nvtx LIST  mark also ops, modules or both (ops,modules) as NVTX ranges; steps are always marked
+--nsys PATH  where nsys is, when it is not on PATH
+"""
+_NCU = """\
+-k, --kernel-name NAME ...  which kernels: a name, or regex:…; may be repeated (default: all but NCCL's)
+--kernel-name-base {function,demangled,mangled}  which name -k is compared with (default: function)
+--launch-count N  how many launches, 0 for all (default: 32)
+--launch-skip N  skip this many of the launches that match
+--filter-mode {global,per-gpu,per-launch-config}  skip and count for all launches, each GPU, or each grid and block
+    (default: global)
+--set {roofline,detailed,full}  which sections (default: roofline)
+--clock-control {base,none}  lock the clocks or not (default: lock them where the machine allows it)
+--ncu PATH  where ncu is, when it is not on PATH
+"""
+_NUMBER, _ON_OFF = {"type": int}, {"action": OnOff}
 TOOL_GROUPS = (
     Group(
         "--tool nsys, with nsys's option names (docs/nsight.md)",
-        (
-            option("-t", "--trace", metavar="LIST", help="what is traced (default: cuda,nvtx)"),
-            option(
-                "-c",
-                "--capture-range",
-                metavar="RANGE",
-                help="cudaProfilerApi or nvtx:RANGE[@DOMAIN]: record only inside it; for ncu: cudaProfilerApi, or how "
-                "many launches",
-            ),
-            option(
-                "-s",
-                "--sample",
-                choices=["process-tree", "system-wide", "none"],
-                help="CPU samples (default: none)",
-            ),
-            option(
-                "--gpu-metrics-devices",
-                "--gpu-metrics-device",
-                dest="gpu_metrics_device",
-                metavar="ID",
-                help="sample the GPU's counters: all, or a GPU's number",
-            ),
-            option("--cuda-memory-usage", action=OnOff, help="record every allocation on the GPU"),
-            option("--nic-metrics", action=OnOff, help="sample the network cards"),
-            option(
-                "--show-output",
-                action=OnOff,
-                default=None,
-                help="=false: the job's output is only in the report (default: true)",
-            ),
-            option(
-                "--per-node",
-                action="store_true",
-                help="one report around torchrun, with all ranks of the node",
-            ),
-            option(
-                "--run-as",
-                metavar="USER",
-                help="run the job as this user, nsys as root (with sudo, where what is asked for needs it)",
-            ),
-            option(
-                "--tool-arg",
-                action="append",
-                metavar="X",
-                help="pass X to nsys or ncu unchanged, in place of rankscope's own option of that name; may be "
-                "repeated: --tool-arg=-X",
-            ),
-            option(
-                "--nvtx",
-                metavar="LIST",
-                help="mark also ops, modules or both (ops,modules) as NVTX ranges; steps are always marked",
-            ),
-            option("--nsys", metavar="PATH", help="where nsys is, when it is not on PATH"),
+        tuple(
+            option_table(
+                _NSYS,
+                gpu_metrics_devices={"dest": "gpu_metrics_device"},
+                cuda_memory_usage=_ON_OFF,
+                nic_metrics=_ON_OFF,
+                show_output={**_ON_OFF, "default": None},
+            )
         ),
     ),
     Group(
         "--tool ncu, with ncu's option names",
-        (
-            option(
-                "-k",
-                "--kernel-name",
-                action="append",
-                metavar="NAME",
-                help="which kernels: a name, or regex:…; may be repeated (default: all but NCCL's)",
-            ),
-            option(
-                "--kernel-name-base",
-                choices=["function", "demangled", "mangled"],
-                help="which name -k is compared with (default: function)",
-            ),
-            option(
-                "--launch-count", type=int, metavar="N", help="how many launches, 0 for all (default: 32)"
-            ),
-            option("--launch-skip", type=int, metavar="N", help="skip this many of the launches that match"),
-            option(
-                "--filter-mode",
-                choices=["global", "per-gpu", "per-launch-config"],
-                help="skip and count for all launches, each GPU, or each grid and block (default: global)",
-            ),
-            option(
-                "--set", choices=["roofline", "detailed", "full"], help="which sections (default: roofline)"
-            ),
-            option(
-                "--clock-control",
-                choices=["base", "none"],
-                help="lock the clocks or not (default: lock them where the machine allows it)",
-            ),
-            option("--ncu", metavar="PATH", help="where ncu is, when it is not on PATH"),
-        ),
+        tuple(option_table(_NCU, launch_count=_NUMBER, launch_skip=_NUMBER)),
     ),
 )
 
@@ -182,8 +130,14 @@ def check_tool_options(args: argparse.Namespace) -> None:
             f"-c {given} is neither a number of launches nor {OWN_RANGE}",
             hint=f"For example: -c 10; 0 is all of them. Or -c {OWN_RANGE}, and --launch-count 10.",
         )
-    if args.tool == "nsys":
-        _check_range(given)
+    kind, _, name = given.partition(":")
+    known_range = kind in (OWN_RANGE, "nvtx", "none") and (kind == "nvtx") == bool(name)
+    if args.tool == "nsys" and not known_range:
+        raise UsageError(
+            f"-c {given} is not a capture range",
+            why="nsys waits for cudaProfilerStart, or for an NVTX range of a name.",
+            hint="Write -c cudaProfilerApi or -c nvtx:RANGE (nvtx:RANGE@DOMAIN).",
+        )
     if is_ranged(args) and not given.isdecimal():
         raise UsageError(
             f"-c {given} and a schedule are two schedules at once",
@@ -212,16 +166,6 @@ def _check_tool_arguments(args: argparse.Namespace) -> None:
             )
 
 
-def _check_range(given: str) -> None:
-    kind, _, name = given.partition(":")
-    if kind not in (OWN_RANGE, "nvtx", "none") or (kind == "nvtx") != bool(name):
-        raise UsageError(
-            f"-c {given} is not a capture range",
-            why="nsys waits for cudaProfilerStart, or for an NVTX range of a name.",
-            hint="Write -c cudaProfilerApi or -c nvtx:RANGE (nvtx:RANGE@DOMAIN).",
-        )
-
-
 def tool_request(args: argparse.Namespace, when: When) -> ToolRequest:
     from rankscope.capture.under_tool.tool_rank import ToolRequest
 
@@ -242,11 +186,15 @@ def nsys_options(args: argparse.Namespace, when: When) -> NsysOptions:
     window = when if isinstance(when, TimeWindow) and is_ranged(args) else None
     by_steps = is_ranged(args) and window is None
     given = None if args.capture_range == "none" else args.capture_range
+    captures = 1
+    if by_steps:  # 0 where the number of windows is not known in advance
+        assert isinstance(when, OnSignal | Schedule)
+        captures = 0 if isinstance(when, OnSignal) else when.repeat
     return NsysOptions(
         trace=args.trace or NSYS_TRACE,
         sample=args.sample or "none",
         capture_range=OWN_RANGE if by_steps else given,
-        captures=_captures(when) if by_steps else 1,
+        captures=captures,
         delay_s=round(window.after_s) if window else 0,
         duration_s=max(1, round(window.for_s)) if window else 0,
         gpu_metrics_device=args.gpu_metrics_device,
@@ -262,29 +210,15 @@ def nsys_options(args: argparse.Namespace, when: When) -> NsysOptions:
 def ncu_options(args: argparse.Namespace) -> NcuOptions:
     from rankscope.tools import NcuOptions, any_kernel
 
+    count = int(args.capture_range) if (args.capture_range or "").isdecimal() else NCU_LAUNCHES
     return NcuOptions(
         kernels=any_kernel(args.kernel_name or ()),
         name_base=args.kernel_name_base or "function",
         launch_skip=args.launch_skip or 0,
         filter_mode=args.filter_mode,
         section_set=args.set or "roofline",
-        launch_count=_launch_count(args),
+        launch_count=count if args.launch_count is None else args.launch_count,
         ranged=is_ranged(args) or args.capture_range == OWN_RANGE,
         overwrite=args.force,
         extra=tuple(args.tool_arg or ()),
     )
-
-
-def _launch_count(args: argparse.Namespace) -> int:
-    if args.launch_count is not None:
-        return int(args.launch_count)
-    given = args.capture_range or ""
-    return int(given) if given.isdecimal() else NCU_LAUNCHES
-
-
-def _captures(when: When) -> int:
-    """How many windows a schedule has; 0 where that is not known in advance."""
-    if isinstance(when, OnSignal):
-        return 0
-    assert isinstance(when, Schedule)
-    return when.repeat

@@ -10,7 +10,6 @@ import inspect
 import os
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
-from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from rankscope.errors import UsageError
@@ -50,9 +49,7 @@ class Region:
         self._open.append(_begin(self.name) if _recording() else None)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         opened = self._open.pop()
         if opened is not None:
             _end(opened)

@@ -39,25 +39,18 @@ def cuda_profiler_range() -> Iterator[None]:
         JobLog(current_identity().rank).warning("cuda_profiler_range marks nothing: there is no CUDA device")
         yield
         return
-    _start_range()
+    _call("cudaProfilerStart")
     try:
         yield
     finally:
-        _stop_range()
+        _call("cudaProfilerStop")
 
 
-def _start_range() -> None:
+def _call(function: str) -> None:
     import torch
 
     torch.cuda.synchronize()
-    torch.cuda.cudart().cudaProfilerStart()
-
-
-def _stop_range() -> None:
-    import torch
-
-    torch.cuda.synchronize()
-    torch.cuda.cudart().cudaProfilerStop()
+    getattr(torch.cuda.cudart(), function)()
 
 
 class CudaRangeRecorder:
@@ -114,7 +107,7 @@ class CudaRangeRecorder:
 
     def start(self) -> None:
         if self._opens_range:
-            _start_range()
+            _call("cudaProfilerStart")
         self.started = True
         for name in self._extra:
             self._begin_extra(name)
@@ -157,7 +150,7 @@ class CudaRangeRecorder:
         while self._extra_ranges:
             self._extra_ranges.pop().end()
         if self._opens_range:
-            _stop_range()
+            _call("cudaProfilerStop")
         self.started = self._warm = False
         return Recording(lambda _name: None, None, time.perf_counter_ns() - began)
 

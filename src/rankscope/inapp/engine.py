@@ -6,6 +6,7 @@ its steps itself. All methods run on the training thread. A failure ends the cap
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -30,21 +31,18 @@ from rankscope.capture.schedule import (
     Schedule,
     ScheduleFunction,
     TimeWindow,
-    When,
 )
 from rankscope.capture.selector import parse_selector
+from rankscope.capture.summary import captured_by_rank, nothing_captured_by_rank
 from rankscope.errors import CaptureError, RankscopeError
 from rankscope.inapp.cuda_range import CudaRangeRecorder
-from rankscope.inapp.deepspeed_engine import DeepSpeedSteps
-from rankscope.inapp.end_messages import captured, nothing_captured
 from rankscope.inapp.job_log import JobLog
 from rankscope.inapp.main_thread import Timer, when_returning
 from rankscope.inapp.pause_warning import PauseWarning
 from rankscope.inapp.sigterm import SigtermGuard
-from rankscope.inapp.step_counter import StepCounter, live_optimizers
+from rankscope.inapp.step_counter import DeepSpeedSteps, StepCounter, live_optimizers
 from rankscope.inapp.telemetry import Telemetry
 from rankscope.inapp.torch_recorder import Region, ScriptProfiler, TorchRecorder
-from rankscope.inapp.window_export import WindowExporter
 from rankscope.inapp.window_handlers import Handler
 from rankscope.inapp.windows import BY_STEPS, BY_TIME, Windows
 
@@ -71,13 +69,17 @@ class Engine:
         """``handlers`` receive each window; without them it becomes one trace file in the run folder.
         ``recorder`` replaces torch's profiler.
         """
+        import torch
+
+        files.manifest["torch"] = torch.__version__
         self.plan = plan
         self.files = files
         self.log = log
         self.step_number = 0
         self.stopped = False
         self.counter = StepCounter(plan.step_on, live_optimizers)
-        self._schedule = _schedule_of(plan.when)
+        when = plan.when.schedule if isinstance(plan.when, EveryStep) else plan.when
+        self._schedule = when if isinstance(when, Schedule | ScheduleFunction) else None
         self._idle_until = self._schedule.first_busy_step if self._schedule else sys.maxsize
         self._action = NONE
         self._timer: Timer | None = None
@@ -93,8 +95,9 @@ class Engine:
             files,
             log,
             recorder or self._torch_recorder(),
-            WindowExporter(files, log, plan.max_size, handlers),
             self._sigterm,
+            plan.max_size,
+            handlers,
         )
 
     def _torch_recorder(self) -> TorchRecorder:
@@ -152,7 +155,7 @@ class Engine:
 
     def mark_region(self, region: Region) -> None:
         """Begin and end this range with each recorded step."""
-        self._windows.set_region(region)
+        self._windows.recorder.region = region
 
     def release(self) -> None:
         """After ``finish``, in a process that continues: leave torch and SIGTERM as they were found."""
@@ -167,23 +170,22 @@ class Engine:
         """A training step has ended; the next one begins."""
         self.step_number += 1
         if self.step_number == 1:
-            self._first_step()
+            if self._timer is not None and not isinstance(self.plan.when, TimeWindow):
+                self._timer.cancel()
+            self._claim()
         self._windows.collect_exports()
         if self._schedule is None:
             if self._windows.is_open:  # a time window: its steps are marked too
                 self._windows.next_step(self.step_number)
             return
         self._advance(self._schedule.action(self.step_number))
-        if self._schedule is not None:
-            self._end_schedule()
-
-    def count_marked_steps(self) -> None:
-        """From now on only steps that the program marks count; optimizer steps do not."""
-        self._stop_counting()
+        over = self._schedule is not None and self._schedule.is_over(self.step_number)
+        if over and not (self._windows.exporting or self._windows.is_open):
+            self._nothing_scheduled()  # the last cycle has ended
 
     def mark_step(self) -> None:
         """The program marks the end of a step."""
-        self.count_marked_steps()
+        self.stop_counting()
         self._note_step(self._windows.exporting)
         if not self.stopped:
             self._safely(self.step)
@@ -241,7 +243,10 @@ class Engine:
         self._note_lost_front()
         if not self.files.manifest["windows"] and not self.stopped:
             self._report_nothing_captured()
-        self._report_uneven_steps()
+        uneven = self.counter.uneven()
+        if uneven is not None and self.files.manifest["windows"]:
+            self.files.manifest["notes"].append(uneven)
+            self.log.info(uneven)
         self.files.manifest.update(state="done", steps=self.step_number)
         if self.stopped:
             with contextlib.suppress(RankscopeError):
@@ -251,15 +256,15 @@ class Engine:
             self.files.save()
             if not self.stopped and self.files.manifest["windows"]:
                 self.log.reports = self.log.reports or self._reports_for_rank_zero()
-                self.log.info(captured(self.plan, self.files))
+                self.log.info(captured_by_rank(self.plan, self.files))
 
     def _note_lost_front(self) -> None:
         """`rankscope profile` in front of the job was killed: the job has gone on, as behind nohup."""
         front = self.plan.front
         if front is not None and front.host == self.files.manifest["host"] and not front.runs():
-            note = f"rankscope profile (process {front.pid}) was killed before the job ended; the job went on"
-            self.files.manifest["notes"].append(note)
-            self.log.warning(note)
+            self._note(
+                f"rankscope profile (process {front.pid}) was killed before the job ended; the job went on"
+            )
 
     # -- steps and windows
 
@@ -285,11 +290,6 @@ class Engine:
                 when_returning(frame, lambda: self._safely(self.step))
         except Exception as error:  # noqa: BLE001  (this runs inside the job's optimizer.step)
             self._give_up(error)
-
-    def _first_step(self) -> None:
-        if self._timer is not None and not isinstance(self.plan.when, TimeWindow):
-            self._timer.cancel()
-        self._claim()
 
     def _claim(self) -> None:
         job = self.files.job
@@ -335,18 +335,21 @@ class Engine:
         self.log.info(f"steps {request.first_step}-{request.last_step} will be recorded: {request.reason}")
 
     def _refuse(self, request: CaptureRequest, why: str) -> None:
-        note = f"the requested steps {request.first_step}-{request.last_step} were not recorded: {why}"
-        self.files.manifest["notes"].append(note)
-        self.log.warning(note)
+        self._note(f"the requested steps {request.first_step}-{request.last_step} were not recorded: {why}")
+
+    def _note(self, text: str) -> None:
+        """In the manifest and on stderr."""
+        self.files.manifest["notes"].append(text)
+        self.log.warning(text)
 
     def _advance(self, action: int) -> None:
         """Go from the last step's action to the next one's, with torch.profiler's transitions."""
-        if self._action == NONE and action != NONE and self._windows.script_profiles:
+        if self._action == NONE and action != NONE and self._windows.recorder.script_profiles:
             self._postpone()
             return
         before, self._action = self._action, action
         if before in _RECORDING:
-            self._windows.end_step()
+            self._windows.recorder.end_step()
             if before == RECORD_AND_SAVE or action not in _RECORDING:
                 # torch drops a window that its schedule function ends without RECORD_AND_SAVE; here it is kept
                 self._windows.close(self.step_number)
@@ -370,23 +373,16 @@ class Engine:
         self._schedule = self._schedule.postponed()
         note = "the script runs torch.profiler itself: the window waits until it has ended"
         if note not in self.files.manifest["notes"]:
-            self.files.manifest["notes"].append(note)
-            self.log.warning(note)
-
-    def _end_schedule(self) -> None:
-        """After the last cycle, remove the hook, unless another window can be requested."""
-        assert self._schedule is not None
-        over = self._schedule.is_over(self.step_number)
-        if not over or self._windows.exporting or self._windows.is_open:
-            return
-        self._nothing_scheduled()
+            self._note(note)
 
     def _nothing_scheduled(self) -> None:
+        """Remove the hook, unless another window can be requested."""
         self._schedule, self._idle_until, self._request = None, sys.maxsize, None
         if not isinstance(self.plan.when, OnSignal) and self._telemetry is None:
-            self._stop_counting()
+            self.stop_counting()
 
-    def _stop_counting(self) -> None:
+    def stop_counting(self) -> None:
+        """From now on only steps that the program marks count; optimizer steps do not."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -457,7 +453,7 @@ class Engine:
         if self._telemetry is not None and not self._telemetry.begun:
             self._end_telemetry()
         if self._telemetry is None:
-            self._stop_counting()
+            self.stop_counting()
         try:
             self._windows.drop()
         except Exception as second:  # noqa: BLE001  (the profiler's state is unknown; the first error was printed)
@@ -474,20 +470,17 @@ class Engine:
         """The script is about to start its own profiler: close our window first, as a partial one."""
         if not self._windows.is_open:
             return
-        if self._windows.recording:
-            self._close_window("the script started its own torch.profiler")
+        if self._windows.recorder.started:
+            self._safely(self._windows.close, self.step_number, "the script started its own torch.profiler")
             self._schedule = None
         else:
             self._give_up(CaptureError("the script started its own torch.profiler, and only one can run"))
 
-    def _close_window(self, why: str | None) -> None:
-        self._safely(self._windows.close, self.step_number, why)
-
     def _close_unfinished(self, why: str | None) -> None:
         if not self._windows.is_open:
             return
-        if self._windows.recording and (self.step_number or not isinstance(self.plan.when, EveryStep)):
-            self._close_window(why)
+        if self._windows.recorder.started and (self.step_number or not isinstance(self.plan.when, EveryStep)):
+            self._safely(self._windows.close, self.step_number, why)
         else:
             self._safely(self._windows.drop)
 
@@ -505,14 +498,14 @@ class Engine:
         if self._telemetry is not None:
             self._telemetry.forked()
             self._telemetry = None
-        self._windows.forked()
+        self._windows.recorder.forked()
 
     def _report_nothing_captured(self) -> None:
         if not self.step_number and ((not self.plan.direct and not self.plan.speaks) or self.files.taken):
             return  # one of several Python processes of a script; the command in front reports if none captured
         if self.step_number and isinstance(self.plan.when, OnRequest):
             return
-        text = nothing_captured(self.plan, self.step_number, self.counter.calls)
+        text = nothing_captured_by_rank(self.plan, self.step_number, self.counter.calls)
         self.files.manifest["notes"].append(text)
         if isinstance(self.plan.when, EveryStep):
             self.files.claim()
@@ -522,12 +515,6 @@ class Engine:
         except RankscopeError:
             return  # another process of this rank was captured
         self.log.warning(text)
-
-    def _report_uneven_steps(self) -> None:
-        text = self.counter.uneven()
-        if text is not None and self.files.manifest["windows"]:
-            self.files.manifest["notes"].append(text)
-            self.log.info(text)
 
     def _reports_for_rank_zero(self) -> bool:
         """Rank 0 reports for the run; where it is not selected, the rank that made the run folder does."""
@@ -544,18 +531,16 @@ def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _schedule_of(when: When) -> Schedule | ScheduleFunction | None:
-    if isinstance(when, EveryStep):
-        return when.schedule
-    return when if isinstance(when, Schedule | ScheduleFunction) else None
-
-
 _engine: Engine | None = None
 
 
 def set_engine(engine: Engine | None) -> None:
-    """Make this the engine of the process: there is at most one."""
+    """Make this the engine of the process, which ends its capture at the exit: there is at most one."""
     global _engine
+    if _engine is not None:
+        atexit.unregister(_engine.finish)
+    if engine is not None:
+        atexit.register(engine.finish)
     _engine = engine
 
 

@@ -19,7 +19,6 @@ import os
 import select
 import shutil
 import signal
-import struct
 import sys
 import tempfile
 import threading
@@ -62,64 +61,33 @@ class ExportOrder(NamedTuple):
     when_done: Callable[[Outcome], None]
 
 
-class _Shared:
-    """What the job and the exporter tell each other: a page of shared memory without a descriptor.
+class _Shared(ctypes.Structure):
+    """What the job and the exporter tell each other: shared memory without a descriptor.
 
     The job writes ``hurry``, the exporter the rest; the length of the outcome is written last.
     """
 
-    _HURRY, _EXPORTER, _SAVER, _PROGRESS, _LENGTH, _TEXT = 0, 8, 16, 24, 32, 40
-    _SIZE = 2**16
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, self._SIZE)
-
-    def _get(self, place: int) -> int:
-        return int(struct.unpack_from("q", self._memory, place)[0])
-
-    def _set(self, place: int, value: int) -> None:
-        struct.pack_into("q", self._memory, place, value)
-
-    @property
-    def hurry(self) -> bool:
-        return self._get(self._HURRY) != 0
-
-    def set_hurry(self) -> None:
-        self._set(self._HURRY, 1)
-
-    @property
-    def exporter(self) -> int:
-        return self._get(self._EXPORTER)
-
-    def set_exporter(self, pid: int) -> None:
-        self._set(self._EXPORTER, pid)
-
-    @property
-    def saver(self) -> int:
-        return self._get(self._SAVER)
-
-    def set_saver(self, pid: int) -> None:
-        self._set(self._SAVER, pid)
-
-    @property
-    def progress(self) -> int:
-        """Bytes that torch has given and bytes that were written."""
-        return self._get(self._PROGRESS)
-
-    def advance(self, count: int) -> None:
-        self._set(self._PROGRESS, self.progress + count)
+    hurry: int
+    exporter: int
+    saver: int
+    progress: int
+    """Bytes that torch has given and bytes that were written."""
+    length: int
+    text: bytes
+    _TEXT_SIZE = 2**16
+    _NUMBERS = ("hurry", "exporter", "saver", "progress", "length")
+    _fields_ = [*((name, ctypes.c_int64) for name in _NUMBERS), ("text", ctypes.c_char * _TEXT_SIZE)]
 
     @property
     def outcome(self) -> Outcome | None:
-        length = self._get(self._LENGTH)
-        return json.loads(self._memory[self._TEXT : self._TEXT + length]) if length else None
+        return json.loads(self.text[: self.length]) if self.length else None
 
     def set_outcome(self, outcome: Outcome) -> None:
         text = json.dumps(outcome).encode()
-        if len(text) > self._SIZE - self._TEXT:
+        if len(text) > self._TEXT_SIZE:
             text = json.dumps({**outcome, "why": str(outcome.get("why"))[:1000]}).encode()
-        self._memory[self._TEXT : self._TEXT + len(text)] = text
-        self._set(self._LENGTH, len(text))
+        self.text = text
+        self.length = len(text)
 
 
 class Export:
@@ -130,7 +98,7 @@ class Export:
         self.stuck = False
         """It was given up: its folder does not answer."""
         self._target = order.target
-        self._shared = _Shared()
+        self._shared = _Shared.from_buffer(mmap.mmap(-1, ctypes.sizeof(_Shared)))
         with contextlib.suppress(OSError), _without_sigchld():
             _start_exporter(order, self._shared)
         self._pid = self._shared.exporter
@@ -154,7 +122,7 @@ class Export:
     def wait(self, seconds: float, waiting: Callable[[int], object] = lambda _bytes: None) -> None:
         """Start the export now if it waits for its turn, and wait for its end: at most this long, and not for one that
         makes no progress. ``waiting`` is called once, after a while, with the bytes so far."""
-        self._shared.set_hurry()
+        self._shared.hurry = 1
         began = last = time.monotonic()
         progress, told = -1, False
         while not self.poll():
@@ -193,11 +161,11 @@ def _start_exporter(order: ExportOrder, shared: _Shared) -> None:
         flags = _CLONE_VM | _CLONE_VFORK
         second = ctypes.CDLL(None).syscall(number, flags, 0, 0, 0, 0) if number is not None else -1
         if second == 0:
-            shared.set_exporter(os.getpid())
+            shared.exporter = os.getpid()
             os.kill(os.getppid(), signal.SIGKILL)
             _export_and_end(order, shared)
         elif second < 0:
-            shared.set_exporter(fork_child(lambda: _export_and_end(order, shared)))
+            shared.exporter = fork_child(lambda: _export_and_end(order, shared))
 
     first = fork_child(detach)
     with contextlib.suppress(ChildProcessError):  # a job that ignores SIGCHLD has no children to collect
@@ -303,7 +271,7 @@ def _writer(descriptor: int, shared: _Shared) -> Callable[[bytes], None]:
         view = memoryview(data)
         while view:
             count = os.write(descriptor, view)
-            shared.advance(count)
+            shared.progress += count
             view = view[count:]
 
     return write
@@ -325,7 +293,7 @@ def _stream_save(
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         return f"no process could be started for torch's export: {error.strerror}"
-    shared.set_saver(saver)
+    shared.saver = saver
     os.close(sink)
     why: str | None = "the export was interrupted"
     try:
@@ -375,7 +343,7 @@ def _compress(
         data = os.read(source, 1 << 20)
         if not data:
             return None
-        shared.advance(len(data))
+        shared.progress += len(data)
         stream.feed(data)
 
 

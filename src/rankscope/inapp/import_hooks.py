@@ -1,14 +1,25 @@
-"""Call back once a module has been imported. The module's spec and loader stay the ones that Python finds."""
+"""Call back once a module has been imported, or once torch.distributed has given this process a rank.
+
+The module's spec and loader stay the ones that Python finds. Ranks that a script starts itself with multiprocessing's
+spawn (torch.multiprocessing.spawn) get the plan here too.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.util
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+SPAWNED_CHILD = "--multiprocessing-fork"
+"""In the command line of a child that multiprocessing has spawned."""
+_PROCESS_GROUPS = "torch.distributed.distributed_c10d"
+_SPAWN = "multiprocessing.popen_spawn_posix"
 
 
 def after_import(name: str, callback: Callable[[], None]) -> None:
@@ -54,3 +65,57 @@ class _Finder(importlib.abc.MetaPathFinder):
                 self._callback()
 
         loader.exec_module = exec_module
+
+
+def when_joined(callback: Callable[[], None]) -> None:
+    """Call ``callback`` when the default process group is there: now, or at the end of init_process_group.
+
+    Not in forked children of this process.
+    """
+    pid = os.getpid()
+
+    def watch() -> None:
+        module: Any = sys.modules[_PROCESS_GROUPS]
+        original = getattr(module, "_update_default_pg", None)
+        if original is None:  # torch was built without torch.distributed
+            return
+
+        @functools.wraps(original)
+        def update_default_pg(group: Any) -> None:
+            original(group)
+            if group is not None and os.getpid() == pid:
+                callback()
+
+        # init_process_group looks it up when it is called, also for those who have imported init_process_group itself.
+        module._update_default_pg = update_default_pg
+        if module.is_initialized():
+            callback()
+
+    after_import(_PROCESS_GROUPS, watch)
+
+
+def pass_to_spawned(variables: Mapping[str, str]) -> None:
+    """Start multiprocessing's children with these variables, which this process need not keep.
+
+    The script's environment is clean by then (0130). Most such children are workers: one becomes a rank when it joins
+    a process group.
+    """
+
+    def watch() -> None:
+        popen: Any = sys.modules[_SPAWN].Popen
+        original = popen._launch
+
+        @functools.wraps(original)
+        def launch(child: Any, process: Any) -> None:
+            before = {name: os.environ[name] for name in variables if name in os.environ}
+            os.environ.update(variables)
+            try:
+                original(child, process)
+            finally:
+                for name in variables:
+                    os.environ.pop(name, None)
+                os.environ.update(before)
+
+        popen._launch = launch
+
+    after_import(_SPAWN, watch)

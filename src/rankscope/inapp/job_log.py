@@ -5,21 +5,30 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from typing import Any
 
 from rankscope.capture.rank import Identity, detect
+from rankscope.files import file_identity
 from rankscope.text.visible_text import visible
+
+
+def joined_distributed() -> Any:
+    """torch.distributed, once this process has joined a process group; else None."""
+    torch = sys.modules.get("torch")
+    distributed = getattr(torch, "distributed", None)  # None while torch is being imported
+    joined = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return distributed if joined else None
 
 
 def current_identity() -> Identity:
     """The rank of this process: from torch.distributed where it is initialized, else from the launcher."""
-    import torch
-
-    found = detect(os.environ)
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return found
-    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    if (found.rank, found.world_size) == (rank, world):
-        return found
+    launched = detect(os.environ)
+    distributed = joined_distributed()
+    if distributed is None:
+        return launched
+    rank, world = distributed.get_rank(), distributed.get_world_size()
+    if (launched.rank, launched.world_size) == (rank, world):
+        return launched
     return Identity(rank, None, world, None, None, "torch.distributed")
 
 
@@ -36,7 +45,7 @@ class JobLog:
         self.reports = reports and not quiet
         self._quiet = quiet
         self.verbose = verbose
-        self._stderr = _stderr_file()
+        self._stderr = file_identity(2)
 
     def warning(self, text: str) -> None:
         """Printed on every rank, even with --quiet."""
@@ -57,17 +66,9 @@ class JobLog:
 
     def _print(self, text: str) -> None:
         # The script may have closed stderr, and 2 be the number of a file of its own.
-        if sys.stderr is sys.__stderr__ and _stderr_file() != self._stderr:
+        if sys.stderr is sys.__stderr__ and file_identity(2) != self._stderr:
             return
         # It may have replaced sys.stderr, or its disk may be full: the job must not fail for that.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(f"rankscope: rank {self.rank}: {visible(' '.join(text.split()))}\n")
             sys.stderr.flush()
-
-
-def _stderr_file() -> tuple[int, int] | None:
-    try:
-        found = os.fstat(2)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino

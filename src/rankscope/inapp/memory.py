@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from rankscope.errors import RankscopeError
@@ -31,13 +30,13 @@ def memory_now() -> list[Memory]:
     """The process on the host, then each GPU it has used. Does not synchronize."""
     now = resident_bytes() or 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # updated now and then: it may be behind
-    found = [Memory("host", now, None, max(now, peak), None, None)]
+    host = Memory("host", now, None, max(now, peak), None, None)
     import torch
 
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
-        return found
+        return [host]
     used = [index for index in range(torch.cuda.device_count()) if torch.cuda.max_memory_reserved(index)]
-    return found + [
+    return [host] + [
         Memory(
             f"cuda:{index}",
             torch.cuda.memory_allocated(index),
@@ -53,11 +52,11 @@ def memory_now() -> list[Memory]:
 def memory_line() -> str:
     """One line for a log."""
     parts = []
-    for one in memory_now():
-        text = f"{one.device} {format_bytes(one.allocated or 0)}"
-        if one.reserved is not None:
-            text += f" allocated, {format_bytes(one.reserved)} reserved"
-        parts.append(f"{text} (peak {format_bytes(one.peak_allocated)})")
+    for memory in memory_now():
+        text = f"{memory.device} {format_bytes(memory.allocated or 0)}"
+        if memory.reserved is not None:
+            text += f" allocated, {format_bytes(memory.reserved)} reserved"
+        parts.append(f"{text} (peak {format_bytes(memory.peak_allocated)})")
     return ", ".join(parts)
 
 
@@ -66,9 +65,8 @@ def memory_overview() -> str:
     rows: list[tuple[str, ...]] = [
         ("Device", "Allocated", "Reserved", "Peak allocated", "Peak reserved", "Total")
     ]
-    for one in memory_now():
-        cells = (one.allocated, one.reserved, one.peak_allocated, one.peak_reserved, one.total)
-        rows.append((one.device, *("-" if value is None else format_bytes(value) for value in cells)))
+    for device, *sizes in memory_now():
+        rows.append((str(device), *("-" if size is None else format_bytes(int(size)) for size in sizes)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
@@ -111,9 +109,7 @@ class memory_history:  # noqa: N801  (used like a function: with rankscope.memor
             torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.recording:
             import torch
 

@@ -69,8 +69,8 @@ def _from_library(path: str | None) -> Nvtx | None:
         functions[module] = (ctypes.c_void_p * _FUNCTIONS)()
         tables[module] = (ctypes.c_void_p * (_FUNCTIONS + 1))()
         for number in range(1, _FUNCTIONS):
-            place = ctypes.addressof(functions[module]) + number * ctypes.sizeof(ctypes.c_void_p)
-            tables[module][number] = place
+            offset = number * ctypes.sizeof(ctypes.c_void_p)
+            tables[module][number] = ctypes.addressof(functions[module]) + offset
 
     def get_table(module: int, table_out: int, size_out: int) -> int:
         if module not in tables:
@@ -82,8 +82,8 @@ def _from_library(path: str | None) -> Nvtx | None:
         return 1
 
     def export_table(number: int) -> int | None:
-        found = {_CALLBACKS: callbacks, _VERSION_INFO: version}.get(number)
-        return None if found is None else ctypes.addressof(found)
+        table = {_CALLBACKS: callbacks, _VERSION_INFO: version}.get(number)
+        return None if table is None else ctypes.addressof(table)
 
     c_get_table = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(get_table)
     c_set_version = ctypes.CFUNCTYPE(None, ctypes.c_uint32)(lambda _version: None)

@@ -38,9 +38,8 @@ class Summary:
         if recorded is None:
             return
         averages = recorded.profile.key_averages()
-        averages[:] = [
-            one for one in averages if not OUR_FRAME.match(one.key.encode())
-        ]  # with_stack has them
+        # with_stack has our own frames too
+        averages[:] = [average for average in averages if not OUR_FRAME.match(average.key.encode())]
         window = f"rank {recorded.rank}, steps {recorded.first_step}-{recorded.last_step}"
         parts = [
             f"Operators by device time ({window})",
@@ -56,7 +55,10 @@ class Summary:
         text = "\n\n".join(part.strip("\n") for part in parts) + "\n"
         path.write_text(text, encoding="utf-8")
         if self.prints and recorded.rank == 0:
-            _print(text)
+            # as a script that prints key_averages() itself; the job may have closed stdout
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                sys.stdout.write(text)
+                sys.stdout.flush()
 
     @staticmethod
     def path(recorded: Recorded) -> Path:
@@ -66,26 +68,10 @@ class Summary:
         return recorded.folder / f"{stem}-{recorded.rank}-of-{recorded.world_size or 1}.{ending}"
 
 
-def _print(text: str) -> None:
-    """On stdout, as a script that prints key_averages() itself. The job may have closed it."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-
 def operator_table(averages: Any, row_limit: int) -> str:
     """torch's table, sorted by self device time, or by self CPU time where no device was used."""
-    on_device = any(_device_time(one) for one in averages)
-    sort_by = _device_key(averages) if on_device else "self_cpu_time_total"
+    sort_by = "self_cpu_time_total"
+    if any(getattr(average, "self_device_time_total", 0) for average in averages):
+        sort_by = "self_device_time_total"
     text: str = averages.table(sort_by=sort_by, row_limit=row_limit, max_name_column_width=80)
     return text
-
-
-def _device_time(average: Any) -> float:
-    return float(getattr(average, "self_device_time_total", 0))
-
-
-def _device_key(averages: Any) -> str:
-    """The sort key of this torch version: torch renamed self_cuda_time_total."""
-    first = averages[0]
-    return "self_device_time_total" if hasattr(first, "self_device_time_total") else "self_cuda_time_total"

@@ -6,10 +6,12 @@ and the job ends when that exceeds the timeout of the process group. A window of
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from rankscope.inapp.job_log import joined_distributed
 from rankscope.units import format_rounded
 
 # Stop time per recorded time, at worst: torch 2.13 on CPU with small ops and no pause between them took 2 to 2.8, with
@@ -106,18 +108,13 @@ class PauseWarning:
             count -= self._first_operation
             if (expected := count * self._per_operation_s) < ratio * recorded:
                 each = _seconds(self._per_operation_s)
-                return (
-                    expected,
-                    "up to",
-                    f"{count} operations are recorded, and torch needs up to {each} for each",
-                )
+                reason = f"{count} operations are recorded, and torch needs up to {each} for each"
+                return expected, "up to", reason
         return ratio * recorded, "up to", reason
 
 
 def autograd_operations() -> int | None:
     """How many operations of this thread autograd has noted; None where they say little: graphs are compiled."""
-    import sys
-
     import torch
 
     dynamo = sys.modules.get("torch._dynamo.utils")
@@ -131,15 +128,13 @@ def autograd_operations() -> int | None:
 
 def process_group_timeout_s() -> float | None:
     """The timeout of the default process group; None where no other rank waits."""
-    import torch
-
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() < 2:
+    distributed = joined_distributed()
+    if distributed is None or distributed.get_world_size() < 2:
         return None
     try:
         group = distributed.distributed_c10d._get_default_group()
         backends = [group._get_backend(device) for device in group._device_types]
-        return float(min(one.options._timeout.total_seconds() for one in backends))
+        return float(min(backend.options._timeout.total_seconds() for backend in backends))
     except (AttributeError, RuntimeError, ValueError):  # torch's private names; older versions have others
         return _NCCL_TIMEOUT_S if "nccl" in distributed.get_backend() else _OTHER_TIMEOUT_S
 

@@ -4,11 +4,15 @@ with rankscope.profile(model=model) as prof:
     for batch in loader:
         train(batch)
         prof.step()
+
+And callbacks for trainers that run the loop, Hugging Face's and Lightning's:
+
+trainer = Trainer(..., callbacks=[rankscope.trainer_callback(rankscope.profile("prof"))])
+trainer = Trainer(callbacks=[rankscope.lightning_callback(rankscope.profile("prof"))])
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +23,8 @@ from typing import Any
 from rankscope.capture.job_name import script_name
 from rankscope.capture.plan import Plan
 from rankscope.capture.rank import Identity
-from rankscope.capture.schedule import Schedule, ScheduleFunction
+from rankscope.capture.rank_files import RankFiles
+from rankscope.capture.schedule import RECORD, RECORD_AND_SAVE, Schedule, ScheduleFunction
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import UsageError
 from rankscope.inapp.engine import Engine, current_engine, set_engine
@@ -36,9 +41,9 @@ _EVERYTHING = Schedule(0, 0, 0, sys.maxsize, 1)
 
 def schedule(*, wait: int, warmup: int, active: int, repeat: int = 1, skip_first: int = 0) -> Schedule:
     """As torch.profiler.schedule, except that ``repeat`` defaults to 1; 0 repeats without end."""
-    made = Schedule(skip_first, wait, warmup, active, repeat)
-    made.validate()
-    return made
+    cycle = Schedule(skip_first, wait, warmup, active, repeat)
+    cycle.validate()
+    return cycle
 
 
 class profile:  # noqa: N801  (torch.profiler.profile's spelling)
@@ -101,7 +106,7 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
             ranks=selector,
             output=str(folder),
             command=tuple(sys.orig_argv),
-            activities=tuple(getattr(one, "name", str(one)).lower() for one in activities),
+            activities=tuple(getattr(each, "name", str(each)).lower() for each in activities),
             record_shapes=record_shapes,
             profile_memory=profile_memory,
             with_stack=with_stack,
@@ -119,8 +124,6 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
     @property
     def recording(self) -> bool:
         """Whether the current step is being recorded."""
-        from rankscope.capture.schedule import RECORD, RECORD_AND_SAVE
-
         return self._engine is not None and self._engine.action in (RECORD, RECORD_AND_SAVE)
 
     def __enter__(self) -> profile:
@@ -149,7 +152,7 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         if self._engine is None:
             self._engine = self._start_engine(identity)
         else:
-            self._engine.count_marked_steps()
+            self._engine.stop_counting()
             if identity.rank == 0:  # even with --quiet: the folder named in the code stays empty
                 self._engine.log.warning(
                     "`rankscope profile` captures this job already: rankscope.profile in the code only counts steps"
@@ -179,28 +182,19 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         if why is None and not self._everything:
             why = "the loop ended in the window"
         set_engine(None)
-        atexit.unregister(engine.finish)
         _attempt(engine.log, "ending the capture", lambda: engine.finish(why, process_ends=False))
         engine.release()
         for handler in self._handlers:
-            close = getattr(handler, "close", None)
-            if close is not None:
-                _attempt(engine.log, f"{type(handler).__name__}", close)
+            _attempt(engine.log, type(handler).__name__, getattr(handler, "close", lambda: None))
 
     def _start_engine(self, identity: Identity) -> Engine:
-        import torch
-
-        from rankscope.capture.rank_files import RankFiles
-
         log = JobLog(identity.rank, reports=identity.rank == 0, verbose=self._debug)
         files = RankFiles(self._plan, identity, os.environ)
-        files.manifest["torch"] = torch.__version__
         engine = Engine(self._plan, files, log, self._handlers)
         if self._region is not None:
             engine.mark_region(TrainStepRegion(self._region))
         set_engine(engine)
         self._owns_engine = True
-        atexit.register(engine.finish)
         self._flops = _flops_profile(self._model, files.folder, identity.rank, self._handlers)
         engine.begin()
         return engine
@@ -268,3 +262,49 @@ def _flops_profile(model: Any, folder: Path, rank: int, handlers: Sequence[Handl
         if isinstance(handler, Summary):
             handler.deepspeed = True
     return FlopsProfile(model, folder) if rank == 0 else None
+
+
+def trainer_callback(prof: profile) -> Any:
+    """For transformers.Trainer: a step is an optimizer step (its on_step_end)."""
+
+    class RankscopeCallback(_callback_class(("transformers",), "TrainerCallback")):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            prof.start()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            prof.step()
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            prof.stop()
+
+    return RankscopeCallback()
+
+
+def lightning_callback(prof: profile) -> Any:
+    """For Lightning's Trainer: a step is a training batch."""
+
+    class RankscopeCallback(_callback_class(("lightning.pytorch", "pytorch_lightning"), "Callback")):  # type: ignore[misc]
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            prof.start()
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:
+            prof.step()
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            prof.stop()
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            prof.stop(f"{type(exception).__name__} ended the training")
+
+    return RankscopeCallback()
+
+
+def _callback_class(modules: Sequence[str], name: str) -> type:
+    """The package's class, where it is installed; elsewhere a plain one, for trainers that call the same methods."""
+    import importlib.util
+
+    for module in modules:
+        if importlib.util.find_spec(module.partition(".")[0]) is not None:
+            base: type = getattr(importlib.import_module(module), name)
+            return base
+    return object

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from rankscope.files import file_identity
 from rankscope.inapp.main_thread import start_waiting_thread
 
 # Python runs a signal handler once the main thread is back in Python code. If a collective holds it longer than
@@ -155,22 +156,22 @@ class _Wakeup:
         ends[1].setblocking(False)
         highest = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _HIGHEST)
         self.reader, self.writer = (_moved(end.detach(), highest - _ROOM) for end in ends)
-        self._files = {end: _identity(end) for end in (self.reader, self.writer)}
+        self._files = {end: file_identity(end) for end in (self.reader, self.writer)}
         self._pid = os.getpid()
 
     @property
     def whole(self) -> bool:
-        return all(_identity(end) == file for end, file in self._files.items())
+        return all(file_identity(end) == file for end, file in self._files.items())
 
     def close(self, end: int) -> None:
-        if _identity(end) == self._files[end]:
+        if file_identity(end) == self._files[end]:
             os.close(end)
 
     def release(self) -> None:
         """End the thread, which closes the reader. A forked worker has no such thread."""
         if os.getpid() != self._pid:
             self.close(self.reader)
-        elif _identity(self.writer) == self._files[self.writer]:
+        elif file_identity(self.writer) == self._files[self.writer]:
             import socket
 
             writer = socket.socket(fileno=self.writer)
@@ -227,11 +228,3 @@ def _moved(descriptor: int, least: int) -> int:
         return descriptor
     os.close(descriptor)
     return number
-
-
-def _identity(descriptor: int) -> tuple[int, int] | None:
-    try:
-        status = os.fstat(descriptor)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino

@@ -17,15 +17,14 @@ from rankscope.capture.rank import SINGLE, Identity, detect, disagreements
 from rankscope.capture.schedule import EveryStep, OnRequest, OnSignal
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import CaptureError, RankscopeError
-from rankscope.inapp.import_hooks import after_import
+from rankscope.inapp.import_hooks import SPAWNED_CHILD, after_import, pass_to_spawned, when_joined
 from rankscope.inapp.job_log import JobLog, current_identity
-from rankscope.inapp.spawned_ranks import CHILD, pass_on
 
 OLDEST_TORCH = (2, 0)
 
 # Python's own helper processes and torch's compile workers: children of a rank, never the rank itself.
 _HELPERS = (
-    "--multiprocessing-fork",
+    SPAWNED_CHILD,
     "multiprocessing.resource_tracker",
     "multiprocessing.forkserver",
     "multiprocessing.spawn",
@@ -38,7 +37,7 @@ def start_capture(plan_json: str, bootstrap: str) -> None:
     words = sys.orig_argv
     if is_launcher(words):
         return
-    if CHILD in words:
+    if SPAWNED_CHILD in words:
         clean_environment(bootstrap)
         _wait_for_process_group(Plan.from_json(plan_json))
         return
@@ -49,7 +48,7 @@ def start_capture(plan_json: str, bootstrap: str) -> None:
     identity = detect(os.environ, plan.identity)
     log = _log(plan, identity)
     if identity.source == SINGLE:
-        pass_on({PLAN_VARIABLE: plan_json, "PYTHONPATH": os.environ.get("PYTHONPATH", bootstrap)})
+        pass_to_spawned({PLAN_VARIABLE: plan_json, "PYTHONPATH": os.environ.get("PYTHONPATH", bootstrap)})
     else:
         clean_environment(bootstrap)
     rank_plan = _plan_of_rank(plan, identity, log)
@@ -105,12 +104,7 @@ def _wait_for_process_group(plan: Plan) -> None:
         rank_plan = _plan_of_rank(plan, identity, log)
         started.append(rank_plan and _start_engine(rank_plan, identity, log))
 
-    def on_torch() -> None:
-        from rankscope.inapp.process_group import when_joined
-
-        when_joined(on_group)
-
-    after_import("torch", on_torch)
+    after_import("torch", lambda: when_joined(on_group))
 
 
 def _wait_for_torch(plan: Plan, identity: Identity, log: JobLog, bootstrap: str) -> None:
@@ -162,17 +156,14 @@ def _start_engine(plan: Plan, identity: Identity, log: JobLog) -> Any:
         import torch
 
         from rankscope.inapp.engine import set_engine
-        from rankscope.inapp.process_group import when_joined
 
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
         if version < OLDEST_TORCH:
             raise CaptureError(f"torch {torch.__version__} is too old: 2.0 is the first that can be captured")
         files, engine = _make_engine(plan, identity, log)
-        files.manifest["torch"] = torch.__version__
         engine.watch_optimizers()
         _handle_signal(engine)
         set_engine(engine)
-        atexit.register(engine.finish)
         when_joined(lambda: engine.joined(current_identity()))
         for text in disagreements(os.environ, identity):
             files.manifest["notes"].append(text)

@@ -9,12 +9,17 @@ counts as one optimizer, and the optimizers inside it do not count.
 
 from __future__ import annotations
 
+import functools
+import gc
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rankscope.inapp.deepspeed_engine import live_engines
+from rankscope.inapp.import_hooks import after_import
+
+_DEEPSPEED = "deepspeed.runtime.engine"
 
 # An optimizer that has not stepped while another stepped this often is unused, and is ignored.
 IDLE_AFTER = 32
@@ -31,7 +36,7 @@ class StepCounter:
         self._find_all: Callable[[], Iterable[Any]] | None = find_all
         self._counts: dict[int, int] = {}
         self._alive: dict[int, weakref.ref[Any]] = {}
-        self._in_this_step: dict[int, int] = {}
+        self._in_this_step: Counter[int] = Counter()
         self._steps = 0
         self._behind = 0
         # Of each optimizer: its name, its calls up to the end of the last step, and how many steps had how many calls.
@@ -58,9 +63,11 @@ class StepCounter:
         self._counts[key] = count + 1
         if count == self._steps:
             self._behind -= 1
-        elif self._surplus(key) > IDLE_AFTER:
-            self._drop([key for key, value in self._counts.items() if value == self._steps])
-            return False
+        else:  # after its first call in this step
+            self._in_this_step[key] += 1
+            if self._in_this_step[key] > IDLE_AFTER:
+                self._drop([key for key, value in self._counts.items() if value == self._steps])
+                return False
         if self._behind > 0:
             return False
         self._steps += 1
@@ -86,11 +93,6 @@ class StepCounter:
             "--step-on NAME counts one of them"
         )
 
-    def _surplus(self, key: int) -> int:
-        """How often an optimizer has stepped in this step after its first call."""
-        self._in_this_step[key] = self._in_this_step.get(key, 0) + 1
-        return self._in_this_step[key]
-
     def _join(self, optimizer: Any, count: int) -> None:
         key = id(optimizer)
         if key in self._counts:
@@ -108,10 +110,49 @@ class StepCounter:
             self._alive.pop(key, None)
         # The remaining ones may all be ahead; then the next call ends a step.
         self._steps = min(self._counts.values(), default=self._steps)
-        self._recount()
-
-    def _recount(self) -> None:
         self._behind = sum(count == self._steps for count in self._counts.values())
+
+
+class DeepSpeedSteps:
+    """Calls ``stepped`` after each step of a DeepSpeed engine, in which ZeRO calls the optimizer several times, once
+    for each parameter group. ``inside`` is true while an engine steps its optimizers.
+    """
+
+    def __init__(self, stepped: Callable[[Any], None]) -> None:
+        self.inside = False
+        self._stepped = stepped
+        self._restore: Callable[[], None] = lambda: None
+        after_import(_DEEPSPEED, self._watch)
+
+    def _watch(self) -> None:
+        engine_class = getattr(sys.modules[_DEEPSPEED], "DeepSpeedEngine", None)
+        # Called by engine.step() at the end of a gradient accumulation and by the pipeline engine, also where an
+        # overflow skips the optimizer.
+        original = getattr(engine_class, "_take_model_step", None)
+        if engine_class is None or original is None:
+            return
+
+        @functools.wraps(original)
+        def take_model_step(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            self.inside = True
+            try:
+                result = original(engine, *args, **kwargs)
+            finally:
+                self.inside = False
+            self._stepped(engine)
+            return result
+
+        engine_class._take_model_step = take_model_step
+
+        def restore() -> None:
+            if engine_class._take_model_step is take_model_step:  # not wrapped again since
+                engine_class._take_model_step = original
+
+        self._restore = restore
+
+    def release(self) -> None:
+        """Leave DeepSpeed as it was found."""
+        self._restore()
 
 
 def live_optimizers() -> list[Any]:
@@ -120,14 +161,12 @@ def live_optimizers() -> list[Any]:
     Wrappers (accelerate, Lightning) are Optimizer subclasses that never step themselves: torch does not hook
     them.
     """
-    if engines := live_engines():
-        return engines  # their optimizers step inside them; another one counts from its first step
-    import gc
-
+    # type(), because isinstance asks proxies for __class__, which may run their code
+    if (deepspeed := sys.modules.get(_DEEPSPEED)) is not None:
+        engines = [thing for thing in gc.get_objects() if deepspeed.DeepSpeedEngine in type(thing).__mro__]
+        if stepping := [engine for engine in engines if getattr(engine, "optimizer", None) is not None]:
+            return stepping  # their optimizers step inside them; another one counts from its first step
     from torch.optim import Optimizer
 
-    return [
-        thing
-        for thing in gc.get_objects()
-        if Optimizer in type(thing).__mro__ and getattr(type(thing).step, "hooked", False)
-    ]
+    optimizers = [thing for thing in gc.get_objects() if Optimizer in type(thing).__mro__]
+    return [optimizer for optimizer in optimizers if getattr(type(optimizer).step, "hooked", False)]

@@ -26,9 +26,9 @@ TRAINING, DATA, BACKWARD, OPTIMIZER, COLLECTIVE = map(
 MOST_STEPS = 4096
 # The places of a step's CUDA events.
 BEGIN, FORWARD_END, OPTIMIZER_BEGIN, OPTIMIZER_END = range(4)
-_TRACE_RULES = "torch._dynamo.trace_rules"
+_TRACE_RULES, _LOADER = "torch._dynamo.trace_rules", "torch.utils.data.dataloader"
 # Modules with code that runs in each step.
-_IN_EACH_STEP = ("step_figures", "step_counter", "engine", "windows", "window_export")
+_IN_EACH_STEP = ("step_figures", "step_counter", "engine", "windows")
 # Micro-batches of a step whose backward is remembered.
 MOST_BACKWARDS = 256
 
@@ -67,6 +67,8 @@ class StepClock:
     """Hooks torch from its making until ``off``. Everything but ``done`` belongs to the training thread."""
 
     def __init__(self) -> None:
+        import torch
+
         self.done: deque[StepFigures] = deque(maxlen=MOST_STEPS)
         """Steps that have ended; another thread takes them from the left."""
         self.phase = (PHASES.index("starting"), perf_counter_ns())
@@ -82,7 +84,7 @@ class StepClock:
         self._collecting = perf_counter_ns()
         self._optimizer_began = 0
         self._cuda: Any = None
-        self._may_use_cuda = _built_with_cuda()
+        self._may_use_cuda = bool(torch.backends.cuda.is_built())
         self._marks: list[Any] = [None] * 4
         self._began = perf_counter_ns()
         self._cpu = process_time_ns()
@@ -137,16 +139,16 @@ class StepClock:
 
     # -- the GPU
 
-    def _mark(self, place: int) -> None:
-        """Record a CUDA event; a second one at the same place replaces the first."""
+    def _mark(self, moment: int) -> None:
+        """Record a CUDA event; a second one at the same moment replaces the first."""
         cuda = self._cuda
         if len(self.done) == MOST_STEPS or cuda.is_current_stream_capturing():
             return
-        mark = self._marks[place] or (
+        mark = self._marks[moment] or (
             self.free_marks.popleft() if self.free_marks else cuda.Event(enable_timing=True)
         )
         mark.record()
-        self._marks[place] = mark
+        self._marks[moment] = mark
 
     # -- hooks
 
@@ -162,26 +164,25 @@ class StepClock:
         import torch
 
         self._replace(torch.autograd, "backward", self._timed_backward)
-        after_import("torch.utils.data.dataloader", self._hook_loader)
+        after_import(
+            _LOADER,
+            lambda: self._replace(sys.modules[_LOADER]._BaseDataLoaderIter, "__next__", self._timed_next),
+        )
         if torch.distributed.is_available():
             # Not torch.distributed's functions: torch.compile recognises them by identity.
             self._replace(torch._C._distributed_c10d.Work, "wait", self._timed_wait)
 
     def _replace(self, owner: Any, name: str, timed: Callable[[Any], Any]) -> None:
-        found = vars(owner)[name]  # of pybind's classes, what getattr returns would not be a method again
+        attribute = vars(owner)[name]  # of pybind's classes, what getattr returns would not be a method again
         original = getattr(owner, name)
         ours = _not_traced(functools.wraps(original)(timed(original)))
         setattr(owner, name, ours)
 
         def undo() -> None:
             if vars(owner)[name] is ours:  # not wrapped again since
-                setattr(owner, name, found)
+                setattr(owner, name, attribute)
 
         self._undo.append(undo)
-
-    def _hook_loader(self) -> None:
-        module = sys.modules["torch.utils.data.dataloader"]
-        self._replace(module._BaseDataLoaderIter, "__next__", self._timed_next)
 
     def _optimizer_hooks(self) -> tuple[Any, Any]:
         def before(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -280,12 +281,6 @@ def _leave_us_untraced() -> None:
             add(f"rankscope.inapp.{module}")
 
 
-def _built_with_cuda() -> bool:
-    import torch
-
-    return bool(torch.backends.cuda.is_built())
-
-
 def _initialized_cuda() -> Any:
     """torch.cuda, once the script has used it in this process."""
     cuda = sys.modules.get("torch.cuda")
@@ -295,7 +290,5 @@ def _initialized_cuda() -> Any:
 def _memory_in_use() -> int:
     """Bytes: allocated on the GPU, else resident on the host."""
     cuda = _initialized_cuda()
-    if cuda is not None:
-        return int(cuda.memory_allocated())
-    found = resident_bytes()
-    return NONE if found is None else found
+    size = resident_bytes() if cuda is None else int(cuda.memory_allocated())
+    return NONE if size is None else size

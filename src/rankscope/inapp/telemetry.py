@@ -9,13 +9,16 @@ from __future__ import annotations
 import _thread
 import faulthandler
 import functools
+import json
 import os
 import threading
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from time import perf_counter_ns, time_ns
+from typing import Any, NamedTuple
 
 from rankscope.capture.capture_request import CaptureRequest, read_request
 from rankscope.capture.rank_files import RankFiles
@@ -24,8 +27,7 @@ from rankscope.capture.selector import parse_selector
 from rankscope.capture.telemetry_ring import FOLDER, NONE, PHASES, RingWriter, ring_path
 from rankscope.errors import RankscopeError
 from rankscope.files import make_private_folder, open_private, write_text
-from rankscope.inapp.collective_log import Collective, CollectiveLog, fullest_dump, unix_offset_ns
-from rankscope.inapp.job_log import JobLog
+from rankscope.inapp.job_log import JobLog, joined_distributed
 from rankscope.inapp.main_thread import start_waiting_thread
 from rankscope.inapp.step_figures import (
     BEGIN,
@@ -44,6 +46,10 @@ EXIT_WAIT_S = 2.0
 _EARLIER_NS = 60 * 10**9
 # The stacks of a hang are written again when it has lasted so many times as long.
 _AGAIN = 10
+# The share of the time that may be spent reading torch's flight recorder.
+SHARE = 0.002
+# torch's functions for it, NCCL's and then that of all other backends; older versions have none or one of them.
+_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 
 
 class Telemetry:
@@ -115,14 +121,9 @@ class Telemetry:
     def make_ring(self) -> None:
         """Make this rank's file, with its whole size."""
         manifest = self._files.manifest
-        about = {
-            **{
-                key: manifest[key]
-                for key in ("rank", "local_rank", "world_size", "node", "host", "pid", "role")
-            },
-            "started_unix_ns": self._started_unix_ns,
-            "hang_after_s": self._hang_after_s,
-        }
+        fields = ("rank", "local_rank", "world_size", "node", "host", "pid", "role")
+        about = {key: manifest[key] for key in fields}
+        about |= {"started_unix_ns": self._started_unix_ns, "hang_after_s": self._hang_after_s}
         make_private_folder(self._files.folder / FOLDER)
         path = ring_path(self._files.folder, manifest["rank"])
         try:
@@ -140,7 +141,7 @@ class Telemetry:
         while clock.done:
             self._pending.append(clock.done.popleft())
         clock.wants_memory = True
-        self._distributed = self._distributed or _has_process_group()
+        self._distributed = self._distributed or joined_distributed() is not None
         if self._pending and self._distributed:
             self._collectives.read(now=last)
         offset = unix_offset_ns()
@@ -159,7 +160,7 @@ class Telemetry:
         record = ring_record(
             step,
             log.between(step.began, step.ended),
-            known=log.lost_until <= step.began,
+            complete=log.lost_until <= step.began,
             device_ns=_device_ns(step.marks),
             end_unix_ns=step.ended + offset,
         )
@@ -201,20 +202,22 @@ class Telemetry:
 
 
 def ring_record(
-    step: StepFigures, collectives: Sequence[Collective], *, known: bool, device_ns: int, end_unix_ns: int
+    step: StepFigures, collectives: Sequence[Collective], *, complete: bool, device_ns: int, end_unix_ns: int
 ) -> tuple[int, ...]:
     """A step as the ring has it (FIELDS without `number`); docs/definitions.md defines each figure.
 
-    ``collectives`` are those that began in the step, ``known`` is whether that is all of them.
+    ``collectives`` are those that began in the step, ``complete`` is whether that is all of them.
     """
     step_ns = step.ended - step.began
-    wait_ns = step.wait_ns + sum(_blocked_ns(one, collectives) for one in step.backwards if not one.waited)
-    wait_ns = min(wait_ns, step_ns)
-    starts = [one.began for one in collectives] or ([step.first_wait] if step.first_wait else [])
+    unnoticed = [backward for backward in step.backwards if not backward.waited]
+    wait_ns = min(step.wait_ns + sum(_blocked_ns(each, collectives) for each in unnoticed), step_ns)
+    starts = [collective.began for collective in collectives] or (
+        [step.first_wait] if step.first_wait else []
+    )
     first_ns = min(starts) - step.began if starts else NONE
     if device_ns != NONE:
         own_ns = device_ns
-    elif not known:
+    elif not complete:
         own_ns = NONE
     elif wait_ns:
         own_ns = step_ns - wait_ns
@@ -236,14 +239,15 @@ def ring_record(
         step.cpu_ns,
         step.gc_ns,
         step.memory_bytes,
-        len(collectives) if known and (collectives or not step.first_wait) else NONE,
+        len(collectives) if complete and (collectives or not step.first_wait) else NONE,
         int(step.profiled),
     )
 
 
 def _blocked_ns(backward: Backward, collectives: Sequence[Collective]) -> int:
     """DistributedDataParallel begins a collective for each bucket, and at the end of backward waits for all."""
-    inside = [one.began for one in collectives if one.blocks and backward.began <= one.began < backward.ended]
+    blocking = [collective.began for collective in collectives if collective.blocks]
+    inside = [began for began in blocking if backward.began <= began < backward.ended]
     return backward.ended - inside[-1] if inside else 0
 
 
@@ -255,12 +259,6 @@ def _device_ns(marks: Sequence[Any]) -> int:
     return int(sum(marks[begin].elapsed_time(marks[end]) for begin, end in spans) * 1e6)
 
 
-def _has_process_group() -> bool:
-    import torch
-
-    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
-
-
 def write_stacks(path: Path, seconds: float) -> None:
     """Add the Python stacks of all threads to a file, also while a thread is blocked in C."""
     with open_private(path, "a", encoding="utf-8") as file:
@@ -269,3 +267,88 @@ def write_stacks(path: Path, seconds: float) -> None:
         file.flush()
         faulthandler.dump_traceback(file=file, all_threads=True)
         file.write("\n")
+
+
+class Collective(NamedTuple):
+    """A collective that has begun, on the clock of perf_counter_ns."""
+
+    began: int
+    blocks: bool
+    """Backward returns when it has ended: with gloo, but not with NCCL, where the GPU waits."""
+
+
+class CollectiveLog:
+    """When the collectives of this process began: what torch's flight recorder has shown so far, from ``forget`` on.
+
+    It sees those that DistributedDataParallel starts in C++, which no hook of Python meets. Reading it copies the whole
+    record and holds the GIL for some milliseconds, so it is read for a small share of the time only.
+    """
+
+    def __init__(self) -> None:
+        self.known_until = 0
+        """Everything that began before this time has been read."""
+        self.lost_until = 0
+        """Before this time the recorder may have dropped collectives that were never read."""
+        self._begun: list[Collective] = []
+        self._last = dict.fromkeys(_DUMPS, -1)
+        self._next = 0
+
+    def read(self, *, now: bool = False) -> None:
+        """Read the recorder, if it is time to do so again or ``now``."""
+        began = perf_counter_ns()
+        if not now and began < self._next:
+            return
+        for name in _DUMPS:
+            self._add(name, flight_entries(name))
+        ended = perf_counter_ns()
+        self.known_until = began
+        self._next = ended + int((ended - began) / SHARE)
+
+    def between(self, began: int, ended: int) -> list[Collective]:
+        """Those that began in this time, in order."""
+        return self._begun[bisect_left(self._begun, (began,)) : bisect_left(self._begun, (ended,))]
+
+    def forget(self, until: int) -> None:
+        del self._begun[: bisect_left(self._begun, (until,))]
+
+    def _add(self, name: str, entries: list[dict[str, Any]]) -> None:
+        offset = unix_offset_ns()
+        last = self._last[name]
+        new = [entry for entry in entries if entry["record_id"] > last]
+        if not new:
+            return
+        gloo = [str(entry.get("profiling_name", "")).startswith("gloo:") for entry in new]
+        began = [
+            Collective(entry["time_created_ns"] - offset, of) for entry, of in zip(new, gloo, strict=True)
+        ]
+        if new[0]["record_id"] > last + 1:
+            self.lost_until = began[0].began
+        self._last[name] = new[-1]["record_id"]
+        self._begun = sorted([*self._begun, *began])
+
+
+def unix_offset_ns() -> int:
+    """What is added to a time of perf_counter_ns to get Unix time."""
+    return time_ns() - perf_counter_ns()
+
+
+def flight_entries(name: str) -> list[dict[str, Any]]:
+    """The entries of one of torch's recorders, the oldest first; none where this torch has no such recorder."""
+    dump = flight_dump(name)
+    entries = json.loads(dump).get("entries", []) if dump else []
+    return [entry for entry in entries if "record_id" in entry and "time_created_ns" in entry]
+
+
+def flight_dump(name: str) -> bytes | None:
+    """The recorder's content as torch writes it: a JSON object."""
+    import torch
+
+    if not torch.distributed.is_available():
+        return None
+    dump = getattr(torch._C._distributed_c10d, name, None)
+    return None if dump is None else dump(True, False)  # collectives too, and also those that have ended
+
+
+def fullest_dump() -> bytes | None:
+    """The dump of the recorder that has entries: a job uses one backend for its training."""
+    return next((dump for name in _DUMPS if flight_entries(name) and (dump := flight_dump(name))), None)

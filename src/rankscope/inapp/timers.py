@@ -15,11 +15,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from rankscope.errors import RankscopeError
+from rankscope.inapp.job_log import joined_distributed
 from rankscope.units import format_ns
+
+Clock = tuple[Callable[[], Any], Callable[[Any, Any], int]]
+"""Marks a moment, and gives the nanoseconds between two."""
 
 
 class Figures(NamedTuple):
@@ -70,9 +73,7 @@ class Timer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property
@@ -92,7 +93,7 @@ class Timers:
     def __init__(self, device: str | None = None) -> None:
         """``device="cpu"`` uses the host clock even where there is a GPU."""
         self._device = device
-        self._clock: tuple[Callable[[], Any], Callable[[Any, Any], int]] | None = None
+        self._clock: Clock | None = None
         self._timers: dict[str, Timer] = {}
         self._last: list[Figures] = []
 
@@ -114,14 +115,15 @@ class Timers:
     ) -> None:
         """Collect and print, by default on rank 0's stderr. ``per`` divides: 100 for 100 steps per report."""
         figures = self.collect(names)
-        if say is None and _rank() != 0:
+        distributed = joined_distributed()
+        if say is None and distributed is not None and distributed.get_rank():
             return
-        say = say or _to_stderr
-        for one in figures:
-            low, high = one.by_rank[one.fastest], one.by_rank[one.slowest]
+        say = say or (lambda text: sys.stderr.write(f"rankscope: {text}\n"))
+        for timer in figures:
+            low, high = (format_ns(timer.by_rank[rank] / per) for rank in (timer.fastest, timer.slowest))
             say(
-                f"{one.name}: mean {format_ns(one.mean / per)}, min {format_ns(low / per)} (rank {one.fastest}), "
-                f"max {format_ns(high / per)} (rank {one.slowest}), {one.calls} calls"
+                f"{timer.name}: mean {format_ns(timer.mean / per)}, min {low} (rank {timer.fastest}), "
+                f"max {high} (rank {timer.slowest}), {timer.calls} calls"
             )
 
     def write(self, writer: Any, step: int, *, per: int = 1) -> None:
@@ -130,19 +132,14 @@ class Timers:
         Where ``log`` or ``collect`` did not come first, they are those of this rank: ``write`` is not a collective.
         With None as the writer, as on the other ranks, nothing is written.
         """
-        if not self._last or any(self._timers[one.name].ran for one in self._last):
+        if not self._last or any(self._timers[timer.name].ran for timer in self._last):
             self._take(list(self._timers.values()), lambda totals: [totals])
         if writer is None:
             return
-        values = {
-            f"timers/{one.name}-{kind}": value / per / 1e9
-            for one in self._last
-            for kind, value in (
-                ("mean", one.mean),
-                ("min", one.by_rank[one.fastest]),
-                ("max", one.by_rank[one.slowest]),
-            )
-        }
+        values = {}
+        for timer in self._last:
+            figures = {"mean": timer.mean, "min": min(timer.by_rank), "max": max(timer.by_rank)}
+            values.update({f"timers/{timer.name}-{kind}": ns / per / 1e9 for kind, ns in figures.items()})
         if hasattr(writer, "add_scalar"):
             for tag, value in values.items():
                 writer.add_scalar(tag, value, step)
@@ -171,13 +168,10 @@ class Timers:
         return torch is not None and bool(torch.cuda.is_available())
 
 
-_HOST_CLOCK: tuple[Callable[[], Any], Callable[[Any, Any], int]] = (
-    time.perf_counter_ns,
-    lambda begin, end: int(end - begin),
-)
+_HOST_CLOCK: Clock = (time.perf_counter_ns, lambda begin, end: int(end - begin))
 
 
-def _device_clock() -> tuple[Callable[[], Any], Callable[[Any, Any], int]]:
+def _device_clock() -> Clock:
     """CUDA events. They are reused, because making one is a driver call."""
     import torch
 
@@ -197,21 +191,9 @@ def _device_clock() -> tuple[Callable[[], Any], Callable[[Any, Any], int]]:
     return mark, between
 
 
-def _distributed() -> Any:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return None
-    return torch.distributed
-
-
-def _rank() -> int:
-    distributed = _distributed()
-    return 0 if distributed is None else int(distributed.get_rank())
-
-
 def _gather(values: list[int]) -> list[list[int]]:
     """Every rank's list."""
-    distributed = _distributed()
+    distributed = joined_distributed()
     if distributed is None:
         return [values]
     import torch
@@ -221,7 +203,3 @@ def _gather(values: list[int]) -> list[list[int]]:
     parts = [torch.empty_like(mine) for _ in range(distributed.get_world_size())]
     distributed.all_gather(parts, mine)
     return [part.tolist() for part in parts]
-
-
-def _to_stderr(text: str) -> None:
-    sys.stderr.write(f"rankscope: {text}\n")

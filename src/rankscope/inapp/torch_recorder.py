@@ -210,8 +210,8 @@ def _activities(names: tuple[str, ...]) -> Any:
         return None
     import torch
 
-    known = torch.profiler.ProfilerActivity.__members__
-    return {known[name.upper()] for name in names if name.upper() in known}
+    members = torch.profiler.ProfilerActivity.__members__
+    return {members[name.upper()] for name in names if name.upper() in members}
 
 
 def never_free(events: object) -> None:

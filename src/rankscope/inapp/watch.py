@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 from pathlib import Path
@@ -28,22 +27,11 @@ def watch(folder: str | Path = DEFAULT_FOLDER, *, hang_after_s: float = HANG_AFT
     if engine is not None:
         engine.keep_telemetry(hang_after_s)
         return
-    plan = Plan(
-        when=OnRequest(),
-        output=str(folder),
-        command=tuple(sys.orig_argv),
-        force=True,
-        watch=True,
-        hang_after_s=hang_after_s,
-    )
-    import torch
-
+    plan = Plan(OnRequest(), output=str(folder), command=tuple(sys.orig_argv), force=True, watch=True)
+    plan = plan._replace(hang_after_s=hang_after_s)
     identity = current_identity()
     log = JobLog(identity.rank, reports=identity.rank == 0)
-    files = RankFiles(plan, identity, os.environ)
-    files.manifest["torch"] = torch.__version__
-    engine = Engine(plan, files, log)
+    engine = Engine(plan, RankFiles(plan, identity, os.environ), log)
     engine.watch_optimizers()
     engine.joined(identity)
     set_engine(engine)
-    atexit.register(engine.finish)

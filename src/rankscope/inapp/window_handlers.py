@@ -62,31 +62,28 @@ class ChromeTrace:
     """{name}, {rank}, {world}, {host}, {pid}, {cycle}, {first_step}, {last_step}; .gz compresses."""
 
     def __post_init__(self) -> None:
-        self.file_name(_EXAMPLE)
+        self._formatted(0, 1, "host", 1, 0, 0, 0)
 
     def file_name(self, recorded: Recorded) -> str:
-        fields = {
-            "name": self.name,
-            "rank": recorded.rank,
-            "world": recorded.world_size or 1,
-            "host": recorded.host,
-            "pid": recorded.pid,
-            "cycle": recorded.index,
-            "first_step": recorded.first_step,
-            "last_step": recorded.last_step,
-        }
-        try:
-            text = self.template.format(**fields)
-        except (KeyError, IndexError, ValueError) as error:
-            raise UsageError(
-                f"'{self.template}' is not a file name template",
-                why=f"{error} is not one of its fields: {', '.join(fields)}.",
-                hint=f"The default is {CHROME_TEMPLATE}",
-            ) from None
+        text = self._formatted(
+            *(recorded.rank, recorded.world_size or 1, recorded.host, recorded.pid),
+            *(recorded.index, recorded.first_step, recorded.last_step),
+        )
         if recorded.index and "{cycle" not in self.template and "_step" not in self.template:
             stem, dot, ending = text.partition(".json")
             return f"{stem}.cycle-{recorded.index}{dot}{ending}"
         return text
+
+    def _formatted(self, *values: object) -> str:
+        names = ("name", "rank", "world", "host", "pid", "cycle", "first_step", "last_step")
+        try:
+            return self.template.format(**dict(zip(names, (self.name, *values), strict=True)))
+        except (KeyError, IndexError, ValueError) as error:
+            raise UsageError(
+                f"'{self.template}' is not a file name template",
+                why=f"{error} is not one of its fields: {', '.join(names)}.",
+                hint=f"The default is {CHROME_TEMPLATE}",
+            ) from None
 
     def __call__(self, recorded: Recorded) -> None:
         recorded.export(recorded.folder / self.file_name(recorded))
@@ -132,21 +129,3 @@ class _TorchProfile:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._recorded.profile, name)
-
-
-def _no_export(path: Path, *, wait: bool = False) -> None:
-    raise AssertionError("the example is never exported")
-
-
-_EXAMPLE = Recorded(
-    profile=None,
-    folder=Path(),
-    export=_no_export,
-    rank=0,
-    world_size=1,
-    host="host",
-    pid=1,
-    index=0,
-    first_step=0,
-    last_step=0,
-)

@@ -1,40 +1,56 @@
-"""The recorded windows of a rank, one after another: open, record steps, close, export."""
+"""The recorded windows of a rank, one after another: open, record steps, close, export.
+
+A window goes to a trace file in the run folder, or to handlers. A forked child writes each file.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rankscope.capture.rank_files import RankFiles, clock_anchor
 from rankscope.inapp.cuda_range import CudaRangeRecorder
+from rankscope.inapp.forked_export import Export, ExportOrder, Outcome
 from rankscope.inapp.job_log import JobLog
 from rankscope.inapp.sigterm import SigtermGuard
-from rankscope.inapp.torch_recorder import Region, TorchRecorder, never_free
-from rankscope.inapp.window_export import WindowExporter
-from rankscope.units import format_ns
+from rankscope.inapp.torch_recorder import Recording, TorchRecorder, never_free
+from rankscope.inapp.window_handlers import Handler, Recorded
+from rankscope.units import format_bytes, format_ns
 
+Window = dict[str, Any]
 BY_STEPS, BY_TIME = "steps", "time"
 """The kinds of windows in the manifest."""
+# How long training waits for a trace that on_trace_ready writes.
+MOST_WAIT_S = 600.0
 
 
 class Windows:
-    """At most one window is open. Exports of earlier ones may still run, in child processes."""
+    """At most one window is open. Exports of earlier ones may still run, in child processes.
+
+    ``handlers`` receive each window; without them it becomes one trace file in the run folder.
+    """
 
     def __init__(
         self,
         files: RankFiles,
         log: JobLog,
         recorder: TorchRecorder | CudaRangeRecorder,
-        exporter: WindowExporter,
         sigterm: SigtermGuard,
+        max_size: int | None,
+        handlers: Sequence[Handler],
     ) -> None:
+        self.recorder = recorder
         self._files = files
         self._log = log
-        self._recorder = recorder
-        self._exporter = exporter
         self._sigterm = sigterm
-        self._window: dict[str, Any] | None = None
+        self._max_size = max_size
+        self._handlers = handlers
+        self._exports: list[tuple[Window, Export]] = []
+        self._window: Window | None = None
         self._opened = 0
         self._events: object = None
 
@@ -43,54 +59,38 @@ class Windows:
         return self._window is not None
 
     @property
-    def recording(self) -> bool:
-        """Whether the open window has passed its warm-up."""
-        return self._recorder.started
-
-    @property
     def exporting(self) -> bool:
-        return self._exporter.busy
-
-    @property
-    def script_profiles(self) -> bool:
-        """Whether the script's own profiler runs now."""
-        return self._recorder.script_profiles
-
-    def set_region(self, region: Region) -> None:
-        """Begin and end this range with each recorded step."""
-        self._recorder.region = region
+        """Whether a file was still being written at the last ``collect_exports``."""
+        return bool(self._exports)
 
     def open(self, kind: str) -> None:
         self._files.claim()
         self._events = None  # torch frees the previous window's events here, not while steps are recorded
         self._window = {"index": self._opened, "kind": kind, "state": "recording"}
         self._opened += 1
-        if self._recorder.saves_at_sigterm:
+        if self.recorder.saves_at_sigterm:
             self._sigterm.on()
-        self._recorder.warm_up()
+        self.recorder.warm_up()
 
     def record_step(self, number: int) -> None:
         """Step ``number`` begins and is recorded; the window opens and starts as needed."""
-        if not self._recorder.busy:
+        if not self.recorder.busy:
             self.open(BY_STEPS)
-        if not self._recorder.started:
+        if not self.recorder.started:
             self.start(number)
-        self._recorder.begin_step(number)
+        self.recorder.begin_step(number)
 
     def start(self, step: int) -> None:
         assert self._window is not None
-        self._recorder.start()
+        self.recorder.start()
         identity = {key: self._files.manifest[key] for key in ("job", "rank", "rank_source", "host")}
-        self._recorder.add_metadata("rankscope", json.dumps(identity))
+        self.recorder.add_metadata("rankscope", json.dumps(identity))
         self._window.update(first_step=step, start=clock_anchor())
 
     def next_step(self, number: int) -> None:
         """Inside a time window: mark where one step ends and the next begins."""
-        self._recorder.end_step()
-        self._recorder.begin_step(number)
-
-    def end_step(self) -> None:
-        self._recorder.end_step()
+        self.recorder.end_step()
+        self.recorder.begin_step(number)
 
     def close(self, step: int, why: str | None = None) -> None:
         """Stop recording and start the export. ``step`` is the current step; ``why`` marks the window as partial.
@@ -102,46 +102,131 @@ class Windows:
         last = max(step if window["kind"] != BY_STEPS else step - 1, window["first_step"])
         # A window of one step is left as it is: the program does not mark the end of that step.
         if why or step > window["first_step"]:
-            self._recorder.mark_unfinished()
-        recording = self._recorder.stop()
+            self.recorder.mark_unfinished()
+        recording = self.recorder.stop()
         began = time.perf_counter_ns()
         window.update(last_step=last, end=clock_anchor(), stop_ns=recording.stop_ns)
-        self._exporter.send(window, recording, why)
+        if self._handlers:
+            self._call_handlers(window, recording, why)
+        else:
+            self._export(window, recording, why, self._files.target(window["index"]))
         stall_ns = recording.stop_ns + time.perf_counter_ns() - began
         recording.paused(stall_ns)
-        self._exporter.record_stall(window, stall_ns)
+        for entry in (window, *self._files.manifest["windows"]):  # handlers may have written several files
+            if entry["index"] == window["index"]:
+                entry["stall_ns"] = stall_ns
         self._events = recording.events
         self._log.debug(
-            f"recorded steps {window['first_step']}-{last}; training was paused for "
-            f"{format_ns(window['stall_ns'])}: stop {format_ns(window['stop_ns'])} (torch), "
-            f"export {format_ns(window['stall_ns'] - window['stop_ns'])}"
+            f"recorded steps {window['first_step']}-{last}; training was paused for {format_ns(stall_ns)}: "
+            f"stop {format_ns(window['stop_ns'])} (torch), export {format_ns(stall_ns - window['stop_ns'])}"
         )
 
     def drop(self) -> None:
         """End an open window whose recording is not wanted; the next one gets its number."""
         self._opened -= self._window is not None
         self._window = None
-        self._recorder.abandon()
+        self.recorder.abandon()
 
     def collect_exports(self) -> None:
-        """Note the outcomes of finished exports; SIGTERM needs no handler once nothing is left to save."""
+        """Note the outcomes of exports that have ended, and say which traces are on disk.
+
+        SIGTERM needs no handler once nothing is left to save.
+        """
         self._sigterm.check()
-        self._exporter.collect()
-        if not self._exporter.busy and self._window is None:
+        for window, export in [pair for pair in self._exports if pair[1].poll()]:
+            window.update(export.outcome or {})
+            self._exports.remove((window, export))
+            if window["state"] == "whole":
+                self._log.progress(
+                    f"{_steps(window)} is on disk: {self._files.folder / window['file']} "
+                    f"({format_bytes(window['bytes'], 1)}); training was paused for {format_ns(window['stall_ns'], 2)}"
+                )
+        if not self._exports and self._window is None:
             self._sigterm.off()
 
     def wait_for_exports(self, seconds: float) -> bool:
-        """Returns False where a folder does not answer."""
-        return self._exporter.wait(seconds)
+        """Wait for all exports, but not for one that makes no progress: then False, its folder does not answer."""
+
+        def waiting(done: int) -> None:
+            self._log.warning(
+                f"the trace is still being written ({format_bytes(done)} so far): the job waits"
+            )
+
+        answers = True
+        for window, export in self._exports:
+            export.wait(seconds if answers else 0, waiting)
+            window.update(export.outcome or {})
+            if export.stuck:
+                self._log.warning(f"{_steps(window)} is lost: {window['why']}")
+                answers = False
+        self._exports.clear()
+        return answers
+
+    def _call_handlers(self, window: Window, recording: Recording, why: str | None) -> None:
+        """Call every handler, also after one has failed."""
+        facts = {key: self._files.manifest[key] for key in ("rank", "world_size", "host", "pid")}
+        steps = {key: window[key] for key in ("index", "first_step", "last_step")}
+        written: list[Path] = []
+
+        def export(path: Path, *, wait: bool = False) -> None:
+            running = self._export(dict(window) if written else window, recording, why, path)
+            written.append(path)
+            if wait:
+                running.wait(MOST_WAIT_S)
+                if running.outcome is None or running.outcome["state"] == "lost":
+                    raise OSError(f"{path} was not written")
+
+        recorded = Recorded(
+            profile=recording.events,
+            folder=self._files.folder,
+            export=export,
+            partial=why is not None,
+            **facts,
+            **steps,
+        )
+        for handler in self._handlers:
+            try:
+                handler(recorded)
+            except Exception as error:  # noqa: BLE001  (a user's handler must not stop the job)
+                name = getattr(handler, "__name__", type(handler).__name__)
+                self._log.warning(
+                    f"the handler {name} failed, the job goes on: {type(error).__name__}: {error}"
+                )
+        if not written:
+            window.update(state="partial" if why else "whole", why=why, bytes=0)
+            self._files.manifest["windows"].append(window)
+
+    def _export(self, window: Window, recording: Recording, why: str | None, target: Path) -> Export:
+        window["file"] = target.name
+        if target.parent != self._files.folder:
+            window["file"] = str(target)
+            window["relative"] = os.path.relpath(target, self._files.folder)  # if both are moved together
+        window["state"] = "exporting"
+        self._files.manifest["windows"].append(window)
+
+        def when_done(outcome: Outcome) -> None:
+            # Runs in the exporting child: if the rank is killed meanwhile, this manifest is the one that stays.
+            if why is not None and outcome["state"] == "whole":
+                outcome.update(state="partial", why=why)
+            window.update(outcome)
+            if outcome["state"] != "whole":
+                self._log.warning(f"{_steps(window)} is {outcome['state']}: {outcome['why']}")
+            self._files.save()
+
+        turn = self._files.manifest["local_rank"] or 0
+        order = ExportOrder(recording.save, target, self._max_size, turn, when_done)
+        export = Export(order)
+        self._exports.append((window, export))
+        return export
 
     def leave_events_to_exit(self) -> None:
         never_free(self._events)
 
-    def forked(self) -> None:
-        """In a forked child of the rank."""
-        self._recorder.forked()
-
     def release(self) -> None:
         """Leave torch and SIGTERM as they were found."""
         self._sigterm.off()
-        self._recorder.release()
+        self.recorder.release()
+
+
+def _steps(window: Window) -> str:
+    return f"the trace of steps {window['first_step']}-{window['last_step']}"

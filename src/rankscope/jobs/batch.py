@@ -1,42 +1,32 @@
-"""A batch job from options, a site and defaults; and what is done with its script."""
+"""A batch job from options, a site and defaults; what is done with its script, and with what its ranks have written."""
 
 from __future__ import annotations
 
+import filecmp
 import re
 import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rankscope.capture.run_folder import RUN_MANIFEST
 from rankscope.errors import RankscopeError, UsageError
-from rankscope.files import open_private
+from rankscope.files import copy_file, is_temporary, open_private
 from rankscope.jobs import pbs, slurm
 from rankscope.jobs.launchers import LAUNCHERS
 from rankscope.jobs.scheduler import Scheduler, follow, require, submit
 from rankscope.jobs.script import EXIT_CODE
-from rankscope.jobs.sites import load_site
+from rankscope.jobs.sites import KEYS, load_site
 from rankscope.jobs.spec import Spec, Step, parse_count, parse_variables, parse_walltime
 
 SCHEDULERS = {"pbs": pbs.SCHEDULER, "slurm": slurm.SCHEDULER}
 
 _DEFAULTS: dict[str, Any] = {"nodes": 1, "ppn": 1, "walltime": "0:30:00", "tmpdir": "/tmp"}
-_TEXTS = (
-    "queue",
-    "account",
-    "filesystems",
-    "select",
-    "place",
-    "keep",
-    "constraint",
-    "gres",
-    "gpus_per_node",
-    "stdout",
-    "stderr",
-    "conda",
-    "venv",
-    "cpu_bind",
-)
+_TEXTS = [
+    name for name in KEYS if KEYS[name] is str and name not in ("scheduler", "launcher", "walltime", "tmpdir")
+]
 
 
 def make_spec(
@@ -189,3 +179,37 @@ def find_scheduler(name: str | None) -> Scheduler:
         why="Neither sbatch nor qsub is on PATH.",
         hint="Run this on the machine the job was submitted from.",
     )
+
+
+def collect(source: Path, run: Path) -> int:
+    """Copy every file of ``source``, however deep, to the same place in ``run``; returns how many were copied.
+
+    The files are those that one node's ranks have written. All nodes do this at the same time.
+
+    Each file appears whole, and has one writer. rankscope.json is the same job's on every node: the first one stays.
+    Any other file that another node has written with other content is an error, after the rest is copied.
+    """
+    copied, refused = 0, []
+    for path in sorted(source.rglob("*")):
+        if not path.is_file() or is_temporary(path.name):
+            continue
+        target = run / path.relative_to(source)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if copy_file(path, target):
+                copied += 1
+            elif target.name != RUN_MANIFEST and not filecmp.cmp(path, target, shallow=False):
+                refused.append(str(path.relative_to(source)))
+        except OSError as error:
+            raise RankscopeError(
+                f"cannot copy {path} to {target}",
+                why=f"{error.strerror or error}.",
+                hint=f"The files stay in {source} on {socket.gethostname()}.",
+            ) from error
+    if refused:
+        raise RankscopeError(
+            f"{', '.join(refused)} of {socket.gethostname()} was not copied",
+            why=f"Another node has written a different file of that name to {run}.",
+            hint=f"The files stay in {source} on {socket.gethostname()}. Do two nodes count the same ranks?",
+        )
+    return copied

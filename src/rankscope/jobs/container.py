@@ -11,7 +11,7 @@ import io
 import re
 import shlex
 import zipfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rankscope.errors import UsageError
@@ -36,9 +36,9 @@ class Container:
 
     engine: str = "docker"
     base: str = DEFAULT_BASE
+    registry: str = ""
     image: str = "rankscope"
     tag: str = "latest"
-    registry: str = ""
     nsys: bool = True
     mpi: bool = False
     efa: bool = False
@@ -87,26 +87,14 @@ def check(choices: Container) -> None:
 
 def environment(choices: Container) -> str:
     """The text of .env; sh reads it."""
-    values = {
-        "ENGINE": choices.engine,
-        "BASE_IMAGE": choices.base,
-        "REGISTRY": choices.registry,
-        "IMAGE": choices.image,
-        "TAG": choices.tag,
-        "CONTAINER": choices.image.replace("/", "-"),
-        "WITH_NSYS": _digit(choices.nsys),
-        "WITH_MPI": _digit(choices.mpi),
-        "WITH_EFA": _digit(choices.efa),
-        "WITH_NCCL_TESTS": _digit(choices.nccl_tests),
-        "EFA_VERSION": choices.efa_version,
-        "NCCL_TESTS_VERSION": choices.nccl_tests_version,
-        "GPUS": choices.gpus,
-        "SHM_SIZE": choices.shm_size,
-        "COUNTERS": _digit(choices.counters),
-        "REPORTS": choices.reports,
-        "TOOL": choices.tool,
-    }
-    lines = [f"{name}={shlex.quote(value) if value else ''}" for name, value in values.items()]
+    with_names = ("nsys", "mpi", "efa", "nccl_tests")
+    lines = []
+    for name, value in asdict(choices).items():
+        setting = "BASE_IMAGE" if name == "base" else f"{'WITH_' * (name in with_names)}{name.upper()}"
+        text = str(int(value)) if isinstance(value, bool) else value
+        lines.append(f"{setting}={shlex.quote(text) if text else ''}")
+        if name == "tag":
+            lines.append(f"CONTAINER={shlex.quote(choices.image.replace('/', '-'))}")
     return "\n".join(
         ["# The settings of ./build.sh and the other scripts; they can be changed here.", *lines, ""]
     )
@@ -160,7 +148,3 @@ def package_wheel() -> tuple[str, bytes]:
 
 def _digest(content: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-
-
-def _digit(flag: bool) -> str:
-    return "1" if flag else "0"

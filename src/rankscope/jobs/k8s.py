@@ -5,16 +5,17 @@ Only builds the text; jobs/kubectl.py calls the cluster.
 
 from __future__ import annotations
 
+import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from rankscope.capture.job_name import script_name
 from rankscope.errors import UsageError
-from rankscope.jobs.yaml_text import Node, documents
 
+Node: TypeAlias = "str | int | bool | Sequence[Node] | Mapping[str, Node]"
 Map: TypeAlias = dict[str, Node]
 
 REPORTS = "/reports"
@@ -26,9 +27,18 @@ IMAGE_NOTE = "rankscope/image"
 _PORT = 29500
 _EFA_HUGEPAGES = "5120Mi"
 """As in AWS's own manifests for a pod with EFA."""
+_NOT_TEXT = re.compile("[\0\ud800-\udfff]")
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
 _LAUNCHERS = ("torchrun", "mpirun", "mpiexec", "srun", "orterun")
 _UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9}
+
+_PLAIN_TEXT = re.compile(r"[A-Za-z/][A-Za-z0-9_./@-]*(:[A-Za-z0-9_./@-]+)*")
+_RESERVED = frozenset(("true", "false", "yes", "no", "on", "off", "null", "y", "n"))
+# Characters that YAML does not allow unescaped, or takes for a line break.
+_UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+
+# Several lines with one line break at the end: a script, which reads better as it is.
+_BLOCK = re.compile(r"[^\s\x00-\x1f][^\x00-\x09\x0b-\x1f]*\n[^\x00-\x09\x0b-\x1f]*[^\x00-\x1f]\n")
 
 
 class Operator(NamedTuple):
@@ -187,7 +197,7 @@ def check(job: K8sJob) -> None:
             why="It makes one report around the process that starts the ranks of a node; mpirun starts each rank.",
             hint="Add --launcher torchrun, or choose ranks: --ranks local:0",
         )
-    if any("\0" in word or not _is_text(word) for word in job.command):
+    if any(_NOT_TEXT.search(word) for word in job.command):
         raise UsageError(
             "the command is not valid text", why="A manifest is UTF-8.", hint="Remove the bytes that are not."
         )
@@ -209,14 +219,6 @@ def _check_names(job: K8sJob) -> None:
                 why="The cluster would refuse it.",
                 hint=f"For example: {option} {example}",
             )
-
-
-def _is_text(word: str) -> bool:
-    try:
-        word.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _check_sizes(job: K8sJob) -> None:
@@ -394,23 +396,23 @@ def _in_every_pod(job: K8sJob, number: str, where: list[str]) -> list[str]:
     if job.nodes == 1:
         return _with_torchrun(job, ["--standalone"], [])
     # Before torchrun no launcher has said which of the nodes this is.
-    place = ["--rank", number, "--local-rank", "0", "--node-rank", number, "--world-size", str(job.nodes)]
-    return _with_torchrun(job, [f"--nnodes={job.nodes}", f"--node-rank={number}", *where], place)
+    node = ["--rank", number, "--local-rank", "0", "--node-rank", number, "--world-size", str(job.nodes)]
+    return _with_torchrun(job, [f"--nnodes={job.nodes}", f"--node-rank={number}", *where], node)
 
 
-def _with_torchrun(job: K8sJob, options: list[str], place: list[str]) -> list[str]:
-    """The profiler in every rank, or around torchrun, where ``place`` tells it the node."""
+def _with_torchrun(job: K8sJob, options: list[str], node: list[str]) -> list[str]:
+    """The profiler in every rank, or around torchrun, where ``node`` tells it which one."""
     torchrun = ["torchrun", *options, f"--nproc-per-node={job.ppn}", "--no-python"]
     if job.per_node:
-        return [*_profiled(job, [], place), *torchrun, *_escaped(job.command)]
+        return [*_profiled(job, [], node), *torchrun, *_escaped(job.command)]
     return [*torchrun, *_profiled(job, list(job.command))]
 
 
-def _profiled(job: K8sJob, command: list[str], place: Sequence[str] = ()) -> list[str]:
+def _profiled(job: K8sJob, command: list[str], node: Sequence[str] = ()) -> list[str]:
     if not job.profiled:
         return _escaped(command)
     words = _escaped(["rankscope", "profile", "-o", job.run_folder, *job.profile])
-    return [*words, *place, "--", *_escaped(command)]
+    return [*words, *node, "--", *_escaped(command)]
 
 
 def _escaped(words: Sequence[str]) -> list[str]:
@@ -497,3 +499,52 @@ def _resources(job: K8sJob) -> Map:
     }
     limits: Map = {name: amount for name, amount in amounts.items() if amount}
     return {"requests": limits, "limits": limits} if limits else {}
+
+
+def documents(*nodes: Node) -> str:
+    """YAML, as far as a manifest needs it, of several documents in one file.
+
+    Text that YAML could read as something else (yes, 1e3, 12:30, a leading *) is quoted, as is any text with special
+    characters. A property test checks that PyYAML reads back what is written here.
+    """
+    return "---\n".join("\n".join(_yaml_lines(node)) + "\n" for node in nodes)
+
+
+def _yaml_lines(node: Node) -> list[str]:
+    """The lines of a map or list, not indented."""
+    if isinstance(node, Mapping):
+        return [
+            line
+            for key, value in node.items()
+            for line in _entry(f"{_yaml_text(key)}:", value, in_list=False)
+        ]
+    assert isinstance(node, Sequence) and not isinstance(node, str)
+    return [line for value in node for line in _entry("-", value, in_list=True)]
+
+
+def _entry(head: str, value: Node, in_list: bool) -> list[str]:
+    if isinstance(value, str) and _BLOCK.fullmatch(value) and not _UNPRINTABLE.search(value):
+        return [f"{head} |", *(f"  {line}" if line else "" for line in value[:-1].split("\n"))]
+    if isinstance(value, str | int) or not value:
+        return [f"{head} {_scalar(value)}"]
+    inner = _yaml_lines(value)
+    if in_list:  # the first line follows the dash
+        return [f"- {inner[0]}", *(f"  {line}" for line in inner[1:])]
+    return [head, *(f"  {line}" for line in inner)]
+
+
+def _scalar(value: Node) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, str):
+        return _yaml_text(value)
+    return "{}" if isinstance(value, Mapping) else "[]"
+
+
+def _yaml_text(text: str) -> str:
+    if _PLAIN_TEXT.fullmatch(text) and text.lower() not in _RESERVED:
+        return text
+    quoted = json.dumps(text, ensure_ascii=False)
+    return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)

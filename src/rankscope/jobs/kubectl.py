@@ -6,7 +6,7 @@ import contextlib
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ class Kubectl:
                 why="Jobs are created, copied from and deleted with it, with your own access to the cluster.",
                 hint="Install it, or write the manifest (--script FILE) and use it on a machine with kubectl.",
             )
-        place = [*(["--context", context] if context else []), *(["-n", namespace] if namespace else [])]
-        self._start = [program, *place]
+        cluster = [*(["--context", context] if context else []), *(["-n", namespace] if namespace else [])]
+        self._start = [program, *cluster]
 
     def run(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -103,7 +103,10 @@ def fetch(
         kubectl.ask("create", "-f", "-", stdin=k8s.reader_pod(pod, name, image, reports, node, namespace))
         try:
             kubectl.ask("wait", "--for=condition=Ready", f"--timeout={_READY_SECONDS}s", f"pod/{pod}")
-            _copy(kubectl, pod, f"{k8s.REPORTS}/{name}", target)
+            # A node on which no rank was captured has no folder, which is not an error.
+            source = f"{k8s.REPORTS}/{name}"
+            if kubectl.run("exec", pod, "--", "test", "-d", source).returncode == 0:
+                kubectl.ask("cp", "--retries=5", f"{pod}:{source}/.", str(target))
         finally:
             kubectl.run("delete", "pod", pod, "--wait=false", "--ignore-not-found")
     files = sorted(path for path in target.rglob("*") if path.is_file())
@@ -127,12 +130,6 @@ def delete(name: str, kind: str, kubectl: Kubectl) -> str:
     return text.strip()
 
 
-def _copy(kubectl: Kubectl, pod: str, source: str, target: Path) -> None:
-    # A node on which no rank was captured has no folder, which is not an error.
-    if kubectl.run("exec", pod, "--", "test", "-d", source).returncode == 0:
-        kubectl.ask("cp", "--retries=5", f"{pod}:{source}/.", str(target))
-
-
 def _job(name: str, kind: str, kubectl: Kubectl) -> dict[str, Any]:
     done = kubectl.run("get", kind, name, "-o", "json")
     if done.returncode:
@@ -142,8 +139,8 @@ def _job(name: str, kind: str, kubectl: Kubectl) -> dict[str, Any]:
             why=_last_line(done.stderr),
             hint=f"See: kubectl get {kind}; --namespace NAME or --kind {'|'.join(k8s.KINDS)} may be wrong.",
         )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    job: dict[str, Any] = json.loads(done.stdout)
+    return job
 
 
 def _where(job: dict[str, Any], name: str) -> tuple[str, str]:
@@ -170,5 +167,4 @@ def _nodes(name: str, kubectl: Kubectl) -> list[str]:
 
 
 def _last_line(text: str) -> str:
-    lines: Sequence[str] = text.strip().splitlines()
-    return lines[-1] if lines else ""
+    return text.strip().rpartition("\n")[2]

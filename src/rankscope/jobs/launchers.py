@@ -14,11 +14,6 @@ class Shell(str):
     """Text that the shell expands: it is not quoted."""
 
 
-def launch(kind: str, step: Step, env: Mapping[str, Shell], cpu_bind: str | None) -> Lines:
-    """The launcher's part of a command line, one list of words for each line of the script."""
-    return LAUNCHERS[kind](step, env, cpu_bind)
-
-
 def once_per_node(kind: str, nodes: int) -> Lines:
     """The launcher's words for one process on every node."""
     step = Step(words=(), nodes=nodes, ppn=1, labelled=False, exported=("PATH",))
@@ -64,6 +59,7 @@ def _openmpi(step: Step, env: Mapping[str, Shell], cpu_bind: str | None) -> Line
     return lines
 
 
+# The launcher's part of a command line, one list of words for each line of the script.
 LAUNCHERS: dict[str, Callable[[Step, Mapping[str, Shell], str | None], Lines]] = {
     "srun": _srun,
     "pals": _pals,

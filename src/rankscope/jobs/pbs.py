@@ -101,13 +101,13 @@ _STATES = {
     "Q": "queued",
     "H": "held",
     "R": "running",
+    "B": "running",
     "E": "ending",
     "F": "finished",
     "C": "completed",
     "S": "suspended",
     "W": "waiting",
     "T": "moving",
-    "B": "running",
     "X": "expired",
 }
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rankscope.capture.run_folder import RUN_MANIFEST
-from rankscope.jobs.launchers import Lines, Shell, launch, once_per_node, torchrun
+from rankscope.jobs.launchers import LAUNCHERS, Lines, Shell, once_per_node, torchrun
 from rankscope.jobs.spec import RUN, Spec, Step
 
 EXIT_CODE = ".job-exit-code"
@@ -156,21 +156,25 @@ def _places(spec: Spec, dialect: Dialect) -> str:
 
 def _step(spec: Spec, step: Step, dialect: Dialect) -> str:
     env = {"TMPDIR": Shell("$scratch/tmp")}
-    kind = spec.launcher_outer
+    launch = LAUNCHERS[spec.launcher_outer]
     exported = dict.fromkeys(("PATH", "PYTHONUNBUFFERED", "MASTER_ADDR", "MASTER_PORT", *spec.env))
     step = replace(step, exported=tuple(exported), labelled=step.output is None)
-    lines: Lines = [["run_step"]] if dialect.ends_by_itself else [["run_step", *_counting(spec)]]
+    lines: Lines = [["run_step"]]
+    if not dialect.ends_by_itself:
+        # PBS waits ten seconds from TERM to KILL, too short for many ranks, so `timeout` sends TERM earlier.
+        left = Shell(f"$(({spec.walltime_s - spec.lead_s} - SECONDS))")  # SECONDS: since the script started
+        lines[0] += ["timeout", "--foreground", "--signal=TERM", left]
     folder = Shell(f'"$scratch/run{"/" if step.folder else ""}{step.folder}"')
     profiler: Lines = [["rankscope", "profile", "-o", folder, *spec.profile_words, "--"]]
     if not step.profiled:
         profiler = []
     if spec.launcher == "torchrun":
-        lines += launch(kind, replace(step, ppn=1), env, spec.cpu_bind)
+        lines += launch(replace(step, ppn=1), env, spec.cpu_bind)
         # --per-node: one report around torchrun, with all its ranks
         around = "--per-node" in spec.profile_words
         lines += [*profiler, *torchrun(step)] if around else [*torchrun(step), *profiler]
     else:
-        lines += [*launch(kind, step, env, spec.cpu_bind), *profiler]
+        lines += [*launch(step, env, spec.cpu_bind), *profiler]
     lines += [list(step.words)]
     text = " \\\n    ".join(_words([line]) for line in lines)
     redirect = f' \\\n    >"$run/"{shlex.quote(step.output)}' if step.output else ""
@@ -179,19 +183,13 @@ def _step(spec: Spec, step: Step, dialect: Dialect) -> str:
     return f'if [ -z "$ended" ]; then\n    {text}{redirect}\n    [ "$status" -eq 0 ] || failed=$status\nfi\n'
 
 
-def _counting(spec: Spec) -> list[str]:
-    """PBS waits ten seconds from TERM to KILL, too short for many ranks, so `timeout` sends TERM earlier."""
-    left = Shell(f"$(({spec.walltime_s - spec.lead_s} - SECONDS))")  # SECONDS: since the script started
-    return ["timeout", "--foreground", "--signal=TERM", left]
-
-
 def _ending(spec: Spec) -> str:
     each = _words(once_per_node(spec.launcher_outer, spec.nodes))
-    summaries = [f"{_command_on_run(words)} || true" for words in spec.summaries]
+    run = Shell('"$run"')
+    commands = [[run if word == RUN else word for word in words] for words in spec.summaries]
+    summaries = [f"{_quoted(words)} || true" for words in commands]
     status = '"$status"' if len(spec.steps) == 1 else '"${failed:-0}"'
-    early = "the job was ended early; the recording may be partial"
-    if not spec.uses_rankscope:
-        early = "the job was ended early"
+    early = "the job was ended early" + ("; the recording may be partial" if spec.uses_rankscope else "")
     told = f'[ -z "$ended" ] || echo "rankscope: {early}" >&2'
     recorded = [_COLLECT.replace("{each}", each), told, 'echo "rankscope: the run is in $run"', *summaries]
     lines = [
@@ -200,10 +198,6 @@ def _ending(spec: Spec) -> str:
         f"exit {status}",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _command_on_run(words: Sequence[str]) -> str:
-    return _quoted([Shell('"$run"') if word == RUN else word for word in words])
 
 
 def folder_text(text: str) -> str:

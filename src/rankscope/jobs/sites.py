@@ -17,6 +17,7 @@ from typing import Any
 from rankscope.errors import RankscopeError, UsageError
 
 SHIPPED = Path(__file__).with_name("sites")
+_NODES = ("filesystems", "select", "place", "keep", "constraint", "gres", "gpus_per_node")
 KEYS: dict[str, type] = {
     "scheduler": str,
     "launcher": str,
@@ -25,13 +26,7 @@ KEYS: dict[str, type] = {
     "walltime": str,
     "queue": str,
     "account": str,
-    "filesystems": str,
-    "select": str,
-    "place": str,
-    "keep": str,
-    "constraint": str,
-    "gres": str,
-    "gpus_per_node": str,
+    **dict.fromkeys(_NODES, str),
     "directives": list,
     "stdout": str,
     "stderr": str,

@@ -8,6 +8,10 @@ from rankscope.jobs.scheduler import Scheduler, State, ask
 from rankscope.jobs.script import Dialect
 from rankscope.jobs.spec import Spec
 
+_NOT_ENDED = frozenset(
+    ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING")
+)
+
 
 def dialect(spec: Spec) -> Dialect:
     stdout, stderr = (
@@ -58,15 +62,7 @@ def state_of(job: str) -> State:
     if not fields:
         return State("unknown", True, None)
     word = fields["JobState"]
-    ended = word not in (
-        "PENDING",
-        "RUNNING",
-        "CONFIGURING",
-        "COMPLETING",
-        "SUSPENDED",
-        "REQUEUED",
-        "RESIZING",
-    )
+    ended = word not in _NOT_ENDED
     return State(word.lower(), ended, _code(fields.get("ExitCode", ""), word) if ended else None)
 
 

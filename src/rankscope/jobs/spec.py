@@ -11,6 +11,8 @@ from rankscope.errors import UsageError
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@=,/-]*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _END_LEAD_S = 60
+_WITHOUT_OPTION = ("select", "place", "keep")
+"""Of a site's file."""
 RUN = "{run}"
 """Stands for the run folder in the words of a command."""
 
@@ -98,20 +100,10 @@ class Spec:
 
     def check(self) -> None:
         """Refuse values that are not allowed in a directive line, before anything is written or submitted."""
-        for option, value in (
-            ("--name", self.name),
-            ("--queue", self.queue),
-            ("--account", self.account),
-            ("--filesystems", self.filesystems),
-            ("select", self.select),
-            ("place", self.place),
-            ("keep", self.keep),
-            ("--constraint", self.constraint),
-            ("--gres", self.gres),
-            ("--gpus-per-node", self.gpus_per_node),
-            ("--cpu-bind", self.cpu_bind),
-            ("--conda", self.conda),
-        ):
+        in_directives = ("name", "queue", "account", "filesystems", "constraint", "gres", "gpus_per_node")
+        for field_name in (*in_directives, *_WITHOUT_OPTION, "cpu_bind", "conda"):
+            value: str | None = getattr(self, field_name)
+            option = field_name if field_name in _WITHOUT_OPTION else f"--{field_name.replace('_', '-')}"
             if value is not None and not _PLAIN.fullmatch(value):
                 raise UsageError(
                     f"{option} {value!r} is not allowed in a job script",
@@ -189,7 +181,7 @@ def parse_count(option: str, value: object) -> int:
 
 def parse_variables(pairs: Sequence[str]) -> dict[str, str]:
     """--env NAME=VALUE, several times."""
-    found = {}
+    variables = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
@@ -198,5 +190,5 @@ def parse_variables(pairs: Sequence[str]) -> dict[str, str]:
                 why="The job does not inherit variables from this shell.",
                 hint="Write --env NAME=VALUE.",
             )
-        found[name] = value
-    return found
+        variables[name] = value
+    return variables

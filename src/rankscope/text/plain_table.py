@@ -12,12 +12,9 @@ def plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: in
     cells = [list(headings), *map(list, rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(headings))]
     cells.insert(1, ["─" * width for width in widths])
-    return "\n".join(_line(row, widths, left) for row in cells)
-
-
-def _line(row: Sequence[str], widths: Sequence[int], left: int) -> str:
-    placed = [
-        cell.ljust(width) if index < left else cell.rjust(width)
-        for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-    ]
-    return (" " * GAP).join(placed).rstrip()
+    lines = []
+    for row in cells:
+        pairs = enumerate(zip(row, widths, strict=True))
+        aligned = [cell.ljust(width) if at < left else cell.rjust(width) for at, (cell, width) in pairs]
+        lines.append((" " * GAP).join(aligned).rstrip())
+    return "\n".join(lines)

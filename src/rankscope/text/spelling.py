@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """'Did you mean stragglers? ', or '' if no name is like it."""
     from difflib import get_close_matches  # late: only errors need it
 
-    names = {name.lower(): name for name in known}
+    names = {name.lower(): name for name in choices}
     close = get_close_matches(word.lower(), names, 1, 0.6)
     if not close and len(word) > 2:
         close = [name for name in names if name.startswith(word.lower())][:1]

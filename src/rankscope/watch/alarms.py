@@ -107,15 +107,15 @@ class AlarmBook:
 
     def new(self, alarms: Iterable[Alarm]) -> list[Alarm]:
         """Those of `alarms` that were not open already."""
-        found = []
+        new = []
         for alarm in alarms:
             before = self._seen.get(alarm.key)
             self._seen[alarm.key] = alarm.step
             if before is not None and alarm.step - before <= _FORGOTTEN_AFTER:
                 continue
             if alarm.kind != SPIKE or not self._recurs(alarm.since_step or 0):
-                found.append(alarm)
-        return found
+                new.append(alarm)
+        return new
 
     def _recurs(self, step: int) -> bool:
         """Whether long steps come at one distance: checkpoints, evaluations."""

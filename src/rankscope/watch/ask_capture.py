@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rankscope.capture.capture_request import CaptureRequest, make_request, read_request
 from rankscope.capture.rank import Identity
 from rankscope.capture.selector import parse_selector
 from rankscope.capture.telemetry_ring import FOLDER
-from rankscope.errors import CaptureError, StoreError, UsageError
+from rankscope.errors import CaptureError, RankscopeError, StoreError, UsageError
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
+from rankscope.watch.alarms import HANG, Alarm
 from rankscope.watch.hang import is_over
 from rankscope.watch.judge import usual_step
 from rankscope.watch.rings import RankRing, read_rings, tables
@@ -38,10 +38,10 @@ class Asked:
     """Until the first of these steps, by the present step time."""
 
     def __str__(self) -> str:
-        last = self.request.first_step + self.request.steps - 1
+        first, last, count = self.request.first_step, self.request.last_step, len(self.ranks)
         return (
-            f"steps {self.request.first_step} to {last} of {len(self.ranks)} rank{'s' * (len(self.ranks) != 1)} "
-            f"({as_ranges(self.ranks)}) will be recorded, in about {self.seconds:.0f} s"
+            f"steps {first} to {last} of {count} rank{'s' * (count != 1)} ({as_ranges(self.ranks)}) will be recorded, "
+            f"in about {self.seconds:.0f} s"
         )
 
 
@@ -83,7 +83,12 @@ def ask_capture(run: Path, *, steps: int | None = None, ranks: str = "all", reas
 
 def _chosen(rings: Sequence[RankRing], text: str) -> list[int]:
     selector = parse_selector(text)
-    chosen = [ring.rank for ring in rings if selector.selects(_identity(ring))]
+
+    def identity(ring: RankRing) -> Identity:
+        local_rank, world_size, node = map(ring.about.get, ("local_rank", "world_size", "node"))
+        return Identity(ring.rank, local_rank, world_size, None, node, "the job")
+
+    chosen = [ring.rank for ring in rings if selector.selects(identity(ring))]
     if not chosen:
         raise UsageError(
             f"--ranks {text} selects no rank of this job",
@@ -93,18 +98,20 @@ def _chosen(rings: Sequence[RankRing], text: str) -> list[int]:
     return chosen
 
 
-def _identity(ring: RankRing) -> Identity:
-    about = ring.about
-    return Identity(
-        ring.rank, about.get("local_rank"), about.get("world_size"), None, about.get("node"), "the job"
-    )
+def capture_on_alarm(run: Path, alarms: Sequence[Alarm], most: int, between_s: float) -> str:
+    """Let the job record its next steps, unless that has been done often or lately; what was done, or why not.
 
-
-def automatic_requests(run: Path) -> Iterator[int]:
-    """When the requests that alarms made were made, Unix ns."""
-    for number in itertools.count(1):
-        request = read_request(run, number)
-        if request is None:
-            return
-        if request.reason.startswith(AUTOMATIC):
-            yield request.made_unix_ns
+    A job that hangs makes no step.
+    """
+    causes = [alarm for alarm in alarms if alarm.kind != HANG]
+    earlier_unix_ns, number = [], 1
+    while (request := read_request(run, number)) is not None:
+        earlier_unix_ns += [request.made_unix_ns] if request.reason.startswith(AUTOMATIC) else []
+        number += 1
+    lately = time.time_ns() - max(earlier_unix_ns, default=0) < between_s * 1e9
+    if not causes or len(earlier_unix_ns) >= most or lately:
+        return ""
+    try:
+        return f"{causes[0].kind}: {ask_capture(run, reason=AUTOMATIC + causes[0].text)}"
+    except RankscopeError as error:
+        return f"{error}"

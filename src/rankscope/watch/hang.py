@@ -76,21 +76,12 @@ def hangs(rings: Sequence[RankRing], at_unix_ns: int, hang_after_s: float | None
     last = min(ring.last_step for ring in stuck)
     seconds = max(without_step_s(ring, at_unix_ns) for ring in stuck)
     culprit = f"{who(odd.ranks)}: {odd.why}" if odd.ranks else odd.why
+    ranks = tuple(odd.ranks or sorted(ring.rank for ring in stuck))
+    since_unix_ns = min(ring.last_end_unix_ns for ring in stuck)
+    text = f"{len(stuck)} of {len(rings)} ranks have made no step for {seconds:.0f} s, since step {last}; {culprit}"
+    hint = "The ranks write their stacks to the run folder: rankscope stats RUN -r hang"
     return [
-        Alarm(
-            HANG,
-            odd.cause,
-            tuple(odd.ranks or sorted(ring.rank for ring in stuck)),
-            "",
-            last,
-            last,
-            min(ring.last_end_unix_ns for ring in stuck),
-            seconds * 1e9,
-            "ns",
-            1.0,
-            f"{len(stuck)} of {len(rings)} ranks have made no step for {seconds:.0f} s, since step {last}; {culprit}",
-            "The ranks write their stacks to the run folder: rankscope stats RUN -r hang",
-        )
+        Alarm(HANG, odd.cause, ranks, "", last, last, since_unix_ns, seconds * 1e9, "ns", 1.0, text, hint)
     ]
 
 
@@ -98,7 +89,7 @@ class Odd(NamedTuple):
     """The ranks that the others wait for."""
 
     ranks: list[int]
-    """None: nobody stands out."""
+    """None: no outlier."""
     why: str
     cause: str
 
@@ -114,12 +105,11 @@ def odd_ranks(stuck: Sequence[RankRing], at_unix_ns: int) -> Odd:
         odd = [ring for ring in stuck if phase_of(ring) not in _WAITS]
     if not odd or len(odd) == len(stuck):
         return Odd([], "no rank stands out by its step or by what it does", UNKNOWN)
-    phases = Counter(map(phase_of, odd))
-    phase = phases.most_common(1)[0][0]
+    phase = Counter(map(phase_of, odd)).most_common(1)[0][0]
     others = max(ring.last_step for ring in stuck)
-    place = f"after step {behind}" + (f", others after {others}" if others > behind else "")
+    position = f"after step {behind}" + (f", others after {others}" if others > behind else "")
     waiting = Counter(phase_of(ring) for ring in stuck if ring not in odd).most_common(1)[0][0]
-    why = f"in {phase} {place}; the others are in {waiting}"
+    why = f"in {phase} {position}; the others are in {waiting}"
     causes = {"data loading": DATA_LOADING, "training": HOST, "optimizer": HOST}
     return Odd(sorted(ring.rank for ring in odd), why, causes.get(phase, UNKNOWN))
 
@@ -149,14 +139,13 @@ class StackDump:
 
 def read_stacks(run: Path) -> dict[int, StackDump]:
     """The last dump of each rank that wrote one."""
-    folder = run / FOLDER
-    found = {}
-    for path in sorted(folder.glob("stacks-rank-*.txt")):
+    last_dumps = {}
+    for path in sorted((run / FOLDER).glob("stacks-rank-*.txt")):
         match = _STACKS.fullmatch(path.name) if path.is_file() else None
         dumps = parse_stacks(path.read_text(encoding="utf-8", errors="replace")) if match else []
         if match and dumps:
-            found[int(match[1])] = dumps[-1]
-    return found
+            last_dumps[int(match[1])] = dumps[-1]
+    return last_dumps
 
 
 def parse_stacks(text: str) -> list[StackDump]:
@@ -187,7 +176,7 @@ def group_by_stack(dumps: dict[int, StackDump]) -> list[tuple[list[int], tuple[F
 
 def own_frame(frames: Iterable[Frame]) -> Frame | None:
     """The innermost frame outside installed packages, the standard library and our hooks."""
-    known = ("site-packages", "dist-packages", "/lib/python", "<frozen", "rankscope/inapp/")
+    installed = ("site-packages", "dist-packages", "/lib/python", "<frozen", "rankscope/inapp/")
     listed = list(frames)
-    own = (frame for frame in listed if not any(word in frame.file for word in known))
-    return next(own, listed[0] if listed else None)
+    of_script = (frame for frame in listed if not any(word in frame.file for word in installed))
+    return next(of_script, listed[0] if listed else None)

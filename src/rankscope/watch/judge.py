@@ -7,9 +7,11 @@ job have the same step time, whoever is slow.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 
+from rankscope.records import dataclass
 from rankscope.units import format_rounded
 from rankscope.watch.alarms import (
     COMMUNICATION,
@@ -27,9 +29,11 @@ from rankscope.watch.alarms import (
     SPIKE,
     UNKNOWN,
     Alarm,
+    AlarmBook,
     amount,
     who,
 )
+from rankscope.watch.rings import RECENT
 from rankscope.watch.step_table import TO_SIGMA, Numbers, StepTable, low_median, middle, sigma
 
 STEPS = 10
@@ -65,6 +69,9 @@ _STEADY = 0.3
 _STAIRS = 4
 _HIGHEST_STAIR = 0.6
 """Of the whole growth: a single large allocation is not a leak."""
+_MOST_LOOKS = 100
+_SETTLES = 50
+"""Steps after its begin in which a later look at an alarm has better figures: the begin is still in the window."""
 
 
 def judge(table: StepTable, fresh: int = STEPS) -> list[Alarm]:
@@ -78,6 +85,30 @@ def judge(table: StepTable, fresh: int = STEPS) -> list[Alarm]:
     return [*slow, *starved, *slowdown(table, [*slow, *starved]), *single, *creeping_memory(table)]
 
 
+def _alarm(
+    table: StepTable,
+    begin: int,
+    columns: Sequence[int],
+    kind: str,
+    cause: str,
+    per_step: float,
+    share: float,
+    text: str,
+    node: str = "",
+    hint: str = "",
+) -> Alarm:
+    """About these ranks, from this row on; a spike is about this row only."""
+    since = int(table.steps[begin])
+    if kind == SPIKE:
+        last = since
+    else:
+        last, text = int(table.steps[-1]), f"{text}, since step {since}"
+    ranks, when = tuple(table.ranks[list(columns)].tolist()), _when(table, begin, columns)
+    unit: Literal["ns", "bytes"] = "bytes" if kind == MEMORY else "ns"
+    hint = hint or NEXT_STEP[cause]
+    return Alarm(kind, cause, ranks, node, last, since, when, per_step, unit, share, text, hint)
+
+
 def usual_step(table: StepTable) -> float:
     """The median step time of the last k steps, ns."""
     return middle(low_median(table["step_ns"][-STEPS:], 1))
@@ -88,10 +119,10 @@ def excesses(table: StepTable) -> Numbers:
     return _excesses(table["own_ns"][-STEPS:])
 
 
-def _excesses(own: Numbers) -> Numbers:
+def _excesses(work_ns: Numbers) -> Numbers:
     """NaN where fewer than half of the steps are known."""
-    medians = low_median(own - low_median(own, 1)[:, None])
-    return np.where(np.isfinite(own).sum(axis=0) > len(own) / 2, medians, np.nan)
+    medians = low_median(work_ns - low_median(work_ns, 1)[:, None])
+    return np.where(np.isfinite(work_ns).sum(axis=0) > len(work_ns) / 2, medians, np.nan)
 
 
 def slow_limit(table: StepTable) -> float:
@@ -99,16 +130,16 @@ def slow_limit(table: StepTable) -> float:
     return _limit(table["own_ns"][-STEPS:], usual_step(table))
 
 
-def _limit(own: Numbers, step_ns: float) -> float:
-    error = _OF_A_MEDIAN * _noise(own) / float(np.sqrt(STEPS))
-    return max(SLOW_SHARE * step_ns, STANDARD_ERRORS * error, SPREADS * _spread(_excesses(own)))
+def _limit(work_ns: Numbers, step_ns: float) -> float:
+    error = _OF_A_MEDIAN * _noise(work_ns) / float(np.sqrt(STEPS))
+    return max(SLOW_SHARE * step_ns, STANDARD_ERRORS * error, SPREADS * _spread(_excesses(work_ns)))
 
 
-def _noise(own: Numbers) -> float:
+def _noise(work_ns: Numbers) -> float:
     """The standard deviation, from step to step, of what one rank takes longer than the others."""
-    ranks = own.shape[1]
-    center = (low_median(own, 1) - low_median(-own, 1)) / 2  # the median, also of two
-    off = own - center[:, None]
+    ranks = work_ns.shape[1]
+    center = (low_median(work_ns, 1) - low_median(-work_ns, 1)) / 2  # the median, also of two
+    off = work_ns - center[:, None]
     # A rank is part of the center, which therefore follows it.
     return sigma(off - low_median(off)) * float(ranks / (ranks - 1))
 
@@ -120,29 +151,25 @@ def _spread(excess: Numbers) -> float:
     return TO_SIGMA * float(off[len(off) // 2 if len(off) > 2 else 0]) if len(off) else float("nan")
 
 
-def _outliers(own: Numbers, step_ns: float) -> list[int]:
-    if own.shape[1] < 2:
+def _outliers(work_ns: Numbers, step_ns: float) -> list[int]:
+    if work_ns.shape[1] < 2:
         return []
-    found: list[int] = np.flatnonzero(_excesses(own) > _limit(own, step_ns)).tolist()
-    return found
+    columns: list[int] = np.flatnonzero(_excesses(work_ns) > _limit(work_ns, step_ns)).tolist()
+    return columns
 
 
 def slow_ranks(table: StepTable) -> list[Alarm]:
     """Nodes, and ranks of other nodes, whose own work takes longer than that of the median, step after step."""
-    own, step_ns = table["own_ns"][-STEPS:], usual_step(table)
+    work_ns, step_ns = table["own_ns"][-STEPS:], usual_step(table)
     nodes: dict[str, list[int]] = {}
     for column, node in enumerate(table.nodes):
         nodes.setdefault(node, []).append(column)
-    of_nodes = np.stack([low_median(own[:, columns], 1) for columns in nodes.values()], axis=1)
-    names = list(nodes)
-    slow = {
-        names[index]: nodes[names[index]]
-        for index in _outliers(of_nodes, step_ns)
-        if len(nodes[names[index]]) > 1
-    }
+    of_nodes = np.stack([low_median(work_ns[:, columns], 1) for columns in nodes.values()], axis=1)
+    names = [list(nodes)[index] for index in _outliers(of_nodes, step_ns)]
+    slow = {name: nodes[name] for name in names if len(nodes[name]) > 1}
     inside = {column for columns in slow.values() for column in columns}
     rest = [column for column in range(len(table.ranks)) if column not in inside]
-    flagged = [rest[index] for index in _outliers(own[:, rest], step_ns)]
+    flagged = [rest[index] for index in _outliers(work_ns[:, rest], step_ns)]
     peers = [column for column in rest if column not in flagged]
     alarms = [_slow(table, columns, peers, node) for node, columns in slow.items()]
     return alarms + [_slow(table, [column], peers, "") for column in flagged]
@@ -154,23 +181,11 @@ def _slow(table: StepTable, columns: Sequence[int], peers: Sequence[int], node: 
     per_step = middle(lost[begin:])
     cause = _cause(table, columns, peers, begin, per_step)
     share = per_step / usual_step(table)
-    named = [int(table.ranks[column]) for column in columns]
-    subject = f"node {node} ({who(named)}) is" if node else f"{who(named)} is"
-    since = int(table.steps[begin])
-    return Alarm(
-        SLOW_NODE if node else SLOW_RANK,
-        cause,
-        tuple(named),
-        node,
-        int(table.steps[-1]),
-        since,
-        _when(table, begin, columns),
-        per_step,
-        "ns",
-        share,
-        f"{subject} slow: {amount(per_step, 'ns')} ({100 * share:.0f} % of the step), {cause}, since step {since}",
-        NEXT_STEP[cause],
-    )
+    subject = who(table.ranks[list(columns)].tolist())
+    subject = f"node {node} ({subject})" if node else subject
+    text = f"{subject} is slow: {amount(per_step, 'ns')} ({100 * share:.0f} % of the step), {cause}"
+    kind = SLOW_NODE if node else SLOW_RANK
+    return _alarm(table, begin, columns, kind, cause, per_step, share, text, node=node)
 
 
 def _more(values: Numbers, columns: Sequence[int], peers: Sequence[int]) -> Numbers:
@@ -230,31 +245,14 @@ def data_starvation(table: StepTable) -> list[Alarm]:
     if not share > STARVED_SHARE:
         return []
     begin = _began(shares, share)
-    since = int(table.steps[begin])
     wait = middle(low_median(table["data_ns"][begin:], 1))
-    text = (
-        f"all ranks wait for data: {amount(wait, 'ns')} ({100 * share:.0f} % of the step), since step {since}"
-    )
-    return [
-        Alarm(
-            DATA,
-            DATA_LOADING,
-            (),
-            "",
-            int(table.steps[-1]),
-            since,
-            _when(table, begin),
-            wait,
-            "ns",
-            share,
-            text,
-            "More workers (num_workers), pin_memory, prefetch_factor; check the storage.",
-        )
-    ]
+    text = f"all ranks wait for data: {amount(wait, 'ns')} ({100 * share:.0f} % of the step)"
+    hint = "More workers (num_workers), pin_memory, prefetch_factor; check the storage."
+    return [_alarm(table, begin, (), DATA, DATA_LOADING, wait, share, text, hint=hint)]
 
 
-def slowdown(table: StepTable, known: Iterable[Alarm] = ()) -> list[Alarm]:
-    """The step time of the job has risen and stays there, and no alarm in `known` explains it."""
+def slowdown(table: StepTable, alarms: Iterable[Alarm] = ()) -> list[Alarm]:
+    """The step time of the job has risen and stays there, and none of these alarms explains it."""
     times = low_median(table["step_ns"], 1)
     for after in _AFTER:
         if len(times) < after + _LEAST_BEFORE:
@@ -270,29 +268,13 @@ def slowdown(table: StepTable, known: Iterable[Alarm] = ()) -> list[Alarm]:
         # A slow rank is known after half as many steps, and explains the change.
         if len(times) - begin < STEPS or not more > CHANGE_SHARE * before:
             continue
-        if any(alarm.per_step >= EXPLAINS * more for alarm in known):
+        if any(alarm.per_step >= EXPLAINS * more for alarm in alarms):
             return []
         cause = _cause_of_change(table, begin, more)
         share = more / before
-        since = int(table.steps[begin])
         lengths = f"{format_rounded('ns', before)} to {format_rounded('ns', now)}"
-        text = f"every step takes longer: {lengths} (+{100 * share:.0f} %), {cause}, since step {since}"
-        return [
-            Alarm(
-                SLOWDOWN,
-                cause,
-                (),
-                "",
-                int(table.steps[-1]),
-                since,
-                _when(table, begin),
-                more,
-                "ns",
-                share,
-                text,
-                NEXT_STEP[cause],
-            )
-        ]
+        text = f"every step takes longer: {lengths} (+{100 * share:.0f} %), {cause}"
+        return [_alarm(table, begin, (), SLOWDOWN, cause, more, share, text)]
     return []
 
 
@@ -319,10 +301,10 @@ def spikes(table: StepTable, fresh: int = STEPS) -> list[Alarm]:
         for row in range(max(last - fresh, 0), last)
         if times[row] > limit and middle(times[row + 1 : row + 1 + _AFTER_SPIKE]) <= limit
     ]
-    found = (
-        _spike(table, row, times[row] - usual, usual) for row in rows if not _is_round(int(table.steps[row]))
+    judged = (
+        _spike(table, row, times[row] - usual, usual) for row in rows if not _is_round(table.steps[row])
     )
-    return [alarm for alarm in found if alarm is not None]
+    return [alarm for alarm in judged if alarm is not None]
 
 
 def _is_round(step: int) -> bool:
@@ -330,32 +312,18 @@ def _is_round(step: int) -> bool:
 
 
 def _spike(table: StepTable, row: int, excess: float, usual: float) -> Alarm | None:
-    own = table["own_ns"]
-    more = own[row] - low_median(own)
+    work_ns = table["own_ns"]
+    more = work_ns[row] - low_median(work_ns)
     caused = np.flatnonzero((more >= EXPLAINS * excess) & (more - middle(more) >= EXPLAINS * excess)).tolist()
     if not caused and middle(more) >= EXPLAINS * excess:
         return None  # all ranks together: a checkpoint, an evaluation
-    named = tuple(int(table.ranks[column]) for column in caused)
     cause = _cause_of_spike(table, row, caused, excess) if caused else UNKNOWN
-    step = int(table.steps[row])
     length = format_rounded("ns", usual + excess)
-    whose = (
-        f"{who(named)}, {cause}" if caused else "no rank's own work explains it: the network, or a collective"
-    )
-    return Alarm(
-        SPIKE,
-        cause,
-        named,
-        "",
-        step,
-        step,
-        _when(table, row, caused),
-        excess,
-        "ns",
-        excess / usual,
-        f"step {step} took {length} ({1 + excess / usual:.1f} times the usual step): {whose}",
-        NEXT_STEP[cause],
-    )
+    whose = "no rank's own work explains it: the network, or a collective"
+    if caused:
+        whose = f"{who(table.ranks[caused].tolist())}, {cause}"
+    text = f"step {table.steps[row]} took {length} ({1 + excess / usual:.1f} times the usual step): {whose}"
+    return _alarm(table, row, caused, SPIKE, cause, excess, excess / usual, text)
 
 
 def _cause_of_spike(table: StepTable, row: int, columns: Sequence[int], excess: float) -> str:
@@ -410,24 +378,11 @@ def _creeping(table: StepTable, columns: Sequence[int], per_step: Numbers) -> Al
     memory = table["memory_bytes"][:, list(columns)].mean(axis=1)
     mean = float(per_step[list(columns)].mean())
     begin = _bend(memory, mean)
-    named = tuple(int(table.ranks[column]) for column in columns)
-    subject = "memory of all ranks" if len(named) == len(table.ranks) > 1 else f"memory of {who(named)}"
-    since = int(table.steps[begin])
+    subject = who(table.ranks[list(columns)].tolist())
+    subject = "all ranks" if len(columns) == len(table.ranks) > 1 else subject
     last = middle(memory[-_BLOCKS:])
-    return Alarm(
-        MEMORY,
-        OF_MEMORY,
-        named,
-        "",
-        int(table.steps[-1]),
-        since,
-        _when(table, begin, columns),
-        mean,
-        "bytes",
-        mean / last,
-        f"{subject} grows: {amount(mean, 'bytes')}, to {format_rounded('bytes', last)}, since step {since}",
-        NEXT_STEP[OF_MEMORY],
-    )
+    text = f"memory of {subject} grows: {amount(mean, 'bytes')}, to {format_rounded('bytes', last)}"
+    return _alarm(table, begin, columns, MEMORY, OF_MEMORY, mean, mean / last, text)
 
 
 def _bend(values: Numbers, slope: float) -> int:
@@ -435,3 +390,38 @@ def _bend(values: Numbers, slope: float) -> int:
     rows = np.arange(len(values))
     left = values - slope * np.maximum(rows - rows[:, None], 0)
     return int(np.argmin(np.nanvar(left, axis=1)))
+
+
+@dataclass(frozen=True)
+class PastAlarm:
+    """An alarm and how long it lasted."""
+
+    alarm: Alarm
+    last_step: int
+    is_open: bool
+    """Still raised at the last step."""
+
+
+def alarms_over(table: StepTable) -> list[PastAlarm]:
+    """All alarms of a whole ring, as a watcher would have raised them, in that order."""
+    count = len(table.steps)
+    every = max(STEPS, -(-count // _MOST_LOOKS))
+    book = AlarmBook()
+    raised: list[Alarm] = []
+    last: dict[int, int] = {}
+    for end in reversed(range(count, STEPS - 1, -every)):
+        now = judge(table.rows(slice(max(end - RECENT, 0), end)), every)
+        raised += book.new(now)
+        for alarm in now:
+            index = max((n for n, earlier in enumerate(raised) if earlier.key == alarm.key), default=None)
+            if index is None:
+                continue  # a long step that recurs
+            last[index] = alarm.step
+            since = raised[index].since_step
+            if since is not None and alarm.step - since <= _SETTLES:
+                raised[index] = alarm
+    final = int(table.steps[-1])
+    return [
+        PastAlarm(alarm, last[index], last[index] == final and alarm.kind != SPIKE)
+        for index, alarm in enumerate(raised)
+    ]

@@ -120,37 +120,34 @@ def _read(rank: int, path: Path, most: int) -> RankRing | None:
 def tables(rings: Sequence[RankRing]) -> list[StepTable]:
     """One table for each role, up to the last step that most of its ranks have reached."""
     roles = dict.fromkeys(ring.role for ring in rings)
-    made = (_table([ring for ring in rings if ring.role == role]) for role in roles)
-    return [table for table in made if table is not None]
+    by_role = (_table([ring for ring in rings if ring.role == role]) for role in roles)
+    return [table for table in by_role if table is not None]
 
 
 def _table(rings: Sequence[RankRing]) -> StepTable | None:
-    kept = [_judged(ring.records) for ring in rings]
-    ends = sorted((int(rows[-1, _STEP]) if len(rows) else -1 for rows in kept), reverse=True)
+    # Without the first records, and without steps that a profiler slowed.
+    judged = [
+        ring.records[(ring.records[:, 0] > WARM_UP) & (ring.records[:, _PROFILED] != 1)] for ring in rings
+    ]
+    ends = sorted((int(rows[-1, _STEP]) if len(rows) else -1 for rows in judged), reverse=True)
     last = ends[max(int(np.ceil(LEAST_SHARE * len(ends))) - 1, 0)]
     if last < 0:
         return None
-    first = max(min(int(rows[0, _STEP]) for rows in kept if len(rows)), last + 1 - max(map(len, kept)))
+    first = max(min(int(rows[0, _STEP]) for rows in judged if len(rows)), last + 1 - max(map(len, judged)))
     cube = np.full((last + 1 - first, len(rings), len(FIELDS)), NONE, dtype=np.int64)
-    for column, rows in enumerate(kept):
-        places = rows[:, _STEP] - first
-        inside = (places >= 0) & (places < len(cube))
-        cube[places[inside], column] = rows[inside]
+    for column, rows in enumerate(judged):
+        index = rows[:, _STEP] - first
+        inside = (index >= 0) & (index < len(cube))
+        cube[index[inside], column] = rows[inside]
     values = {}
     for index, field in enumerate(_VALUES, start=2):
         numbers = cube[:, :, index].astype(np.float64)
         numbers[numbers == NONE] = np.nan
         values[field] = numbers
-    known = np.isfinite(values["step_ns"]).any(axis=1)
+    reached = np.isfinite(values["step_ns"]).any(axis=1)
     return StepTable(
-        np.arange(first, last + 1)[known],
+        np.arange(first, last + 1)[reached],
         np.array([ring.rank for ring in rings]),
         tuple(ring.node for ring in rings),
-        {field: numbers[known] for field, numbers in values.items()},
+        {field: numbers[reached] for field, numbers in values.items()},
     )
-
-
-def _judged(records: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Without the first ones, and without steps that a profiler slowed."""
-    kept: NDArray[np.int64] = records[(records[:, 0] > WARM_UP) & (records[:, _PROFILED] != 1)]
-    return kept

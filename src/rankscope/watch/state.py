@@ -28,41 +28,41 @@ def read_state(
     """The state of a run, and its alarms as they are now; long steps are looked for after `judged_step`."""
     rings = read_rings(run)
     now = time.time_ns()
-    made = tables(rings)
-    alarms = [alarm for table in made for alarm in judge(table, _fresh(table, judged_step))]
+    step_tables = tables(rings)
+    alarms = []
+    for table in step_tables:
+        fresh = max(STEPS, int((table.steps > judged_step).sum())) if judged_step else STEPS
+        alarms += judge(table, fresh)
     if rings:
         alarms += hangs(rings, judged_at(rings, now), hang_after_s)
-    return _state(run, rings, made, alarms, now), alarms
-
-
-def _fresh(table: StepTable, judged_step: int) -> int:
-    return max(STEPS, int((table.steps > judged_step).sum())) if judged_step else STEPS
+    return _state(run, rings, step_tables, alarms, now), alarms
 
 
 def _state(
-    run: Path, rings: Sequence[RankRing], made: Sequence[StepTable], alarms: Sequence[Alarm], now: int
+    run: Path, rings: Sequence[RankRing], step_tables: Sequence[StepTable], alarms: Sequence[Alarm], now: int
 ) -> State:
-    over = not rings or is_over(rings, now)
     at = judged_at(rings, now) if rings else now
     ranks = [_rank(ring, at) for ring in rings]
     by_rank = {rank["rank"]: rank for rank in ranks}
-    for table in made:
+    for table in step_tables:
         _add_figures(table, by_rank)
     for alarm in alarms:
         for number in alarm.ranks:
             by_rank[number]["alarms"].append(alarm.kind)
             by_rank[number]["cause"] = alarm.cause
-    main = max(made, key=lambda table: len(table.ranks), default=None)
+    word = "starting" if not rings else "running"
+    if rings and is_over(rings, now):
+        word = "ended" if all(ring.header.phase == ENDED for ring in rings) else "silent"
     return {
         "run": str(run),
         "unix_ns": now,
-        "state": _word(rings, over),
+        "state": word,
         "world_size": max((int(ring.about.get("world_size") or 0) for ring in rings), default=0)
         or len(rings),
         "alive_ranks": sum(ring.header.phase != ENDED and not is_lost(ring, at) for ring in rings),
         "last_step": max((ring.last_step for ring in rings), default=0),
         "last_end_unix_ns": max((ring.last_end_unix_ns for ring in rings), default=None),
-        **_steps(main),
+        **_steps(max(step_tables, key=lambda table: len(table.ranks), default=None)),
         "memory_bytes": _memory(ranks),
         "alarms": [alarm.to_dict() for alarm in alarms],
         "ranks": ranks,
@@ -70,19 +70,11 @@ def _state(
 
 
 def _memory(ranks: Sequence[dict[str, Any]]) -> State | None:
-    known = {rank["rank"]: rank["memory_bytes"] for rank in ranks if rank["memory_bytes"] is not None}
-    if not known:
+    sizes = {rank["rank"]: rank["memory_bytes"] for rank in ranks if rank["memory_bytes"] is not None}
+    if not sizes:
         return None
-    most = max(known, key=lambda rank: known[rank])
-    return {"median": middle(np.array([*known.values()], dtype=float)), "max": known[most], "rank": most}
-
-
-def _word(rings: Sequence[RankRing], over: bool) -> str:
-    if not rings:
-        return "starting"
-    if not over:
-        return "running"
-    return "ended" if all(ring.header.phase == ENDED for ring in rings) else "silent"
+    most = max(sizes, key=lambda rank: sizes[rank])
+    return {"median": middle(np.array([*sizes.values()], dtype=float)), "max": sizes[most], "rank": most}
 
 
 def _rank(ring: RankRing, at: int) -> dict[str, Any]:
@@ -104,28 +96,25 @@ def _rank(ring: RankRing, at: int) -> dict[str, Any]:
 def _add_figures(table: StepTable, ranks: dict[int, dict[str, Any]]) -> None:
     limit = slow_limit(table) if len(table.ranks) > 1 else float("inf")
     memory = low_median(table["memory_bytes"][-STEPS:])
-    for rank, excess, size in zip(
-        table.ranks.tolist(), excesses(table).tolist(), memory.tolist(), strict=True
-    ):
+    figures = zip(table.ranks.tolist(), excesses(table).tolist(), memory.tolist(), strict=True)
+    for rank, excess, size in figures:
         ranks[rank]["excess_ns"] = None if np.isnan(excess) else excess
         ranks[rank]["slow"] = bool(excess > limit)
         ranks[rank]["memory_bytes"] = None if np.isnan(size) else size
 
 
 def _steps(table: StepTable | None) -> State:
-    if table is None:
-        return {"step_ns": None, "trend_ns": [], "steps_per_s": None}
-    times = low_median(table["step_ns"], 1)
-    known = np.sort(times[np.isfinite(times)])
-    if not len(known):
+    times = low_median(table["step_ns"], 1) if table is not None else np.array([])
+    ordered = np.sort(times[np.isfinite(times)])
+    if table is None or not len(ordered):
         return {"step_ns": None, "trend_ns": [], "steps_per_s": None}
     usual = usual_step(table)
     return {
         "step_ns": {
             "median": usual,
-            "p5": float(known[len(known) // 20]),
-            "p95": float(known[-1 - len(known) // 20]),
-            "steps": len(known),
+            "p5": float(ordered[len(ordered) // 20]),
+            "p95": float(ordered[-1 - len(ordered) // 20]),
+            "steps": len(ordered),
         },
         "trend_ns": [None if np.isnan(value) else value for value in times[-TREND:].tolist()],
         "steps_per_s": 1e9 / usual if usual else None,

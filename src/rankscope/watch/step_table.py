@@ -37,8 +37,8 @@ def low_median(values: Numbers, axis: int = 0) -> Numbers:
     """The median without NaN; of an even count the lower of the two in the middle, so that of two ranks the faster
     one is the measure of the other."""
     ordered = np.sort(values, axis=axis)
-    known = np.isfinite(ordered).sum(axis=axis, keepdims=True)
-    return np.take_along_axis(ordered, np.maximum((known - 1) // 2, 0), axis).squeeze(axis)
+    count = np.isfinite(ordered).sum(axis=axis, keepdims=True)
+    return np.take_along_axis(ordered, np.maximum((count - 1) // 2, 0), axis).squeeze(axis)
 
 
 def middle(values: Numbers) -> float:

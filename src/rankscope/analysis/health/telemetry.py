@@ -15,7 +15,7 @@ from rankscope.ranges import as_ranges
 from rankscope.timeline.run import Run
 from rankscope.watch.alarms import Alarm, utc
 from rankscope.watch.hang import hangs, judged_at, phase_of
-from rankscope.watch.history import PastAlarm, alarms_over
+from rankscope.watch.judge import PastAlarm, alarms_over
 from rankscope.watch.rings import RankRing, has_telemetry, read_whole, tables
 from rankscope.watch.step_table import StepTable, low_median, middle
 

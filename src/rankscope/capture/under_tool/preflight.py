@@ -1,34 +1,34 @@
-"""Checks before nsys or ncu start: which options can work on this machine.
+"""Checks before nsys or ncu start: which options can work on this machine, and whether nsys needs root for them.
 
 With an option that cannot work, both may not start the application at all, or ignore the option silently. So such an
-option is removed here, and a message says so.
+option is removed here, and a message says so. --run-as USER runs the job as USER and nsys as root, with sudo, where
+what is asked for needs it.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from rankscope import tools
 from rankscope.errors import CaptureError
+from rankscope.host import user_name
 from rankscope.tools import NcuOptions, NsysOptions
 
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/dxg")
 _ELSEWHERE = "no NVIDIA driver here: this is what a node with one would run"
 _VIRTUAL_MAKERS = (
-    "QEMU",
-    "KVM",
-    "VMware",
-    "Xen",
-    "Virtual Machine",
-    "Google Compute Engine",
-    "HVM domU",
-    "OpenStack",
+    *("QEMU", "KVM", "VMware", "Xen", "Virtual Machine", "Google Compute Engine", "HVM domU", "OpenStack"),
 )
-
-
+# Who may read the GPU's counters; the driver's default is root only.
+_DRIVER_SETTINGS = Path("/proc/driver/nvidia/params")
+_PASSWORD_PROMPT = "[sudo] password for %u (nsys needs root): "
+_COUNTERS, _SAMPLES = "--gpu-metrics-device", "--sample"
 _LOSES_KERNELS = (
     "this nsys is older than the driver's CUDA and may stop recording kernels early in a whole run: give --steps A:B, "
     "or use a newer nsys"
@@ -42,32 +42,28 @@ def has_driver() -> bool:
 
 def driver_branch() -> int:
     """The first number of the NVIDIA driver's version; 0 when it is not known."""
+    version = re.search(r"\b(\d{3,4})\.\d", _text(_DRIVER_FILES[0]))
+    return int(version[1]) if version else 0
+
+
+def _text(path: str | Path) -> str:
+    """The content of a file of the kernel; "" where there is none."""
     try:
-        text = Path(_DRIVER_FILES[0]).read_text(errors="replace")
+        return Path(path).read_text(errors="replace")
     except OSError:
-        return 0
-    found = re.search(r"\b(\d{3,4})\.\d", text)
-    return int(found[1]) if found else 0
+        return ""
 
 
 def is_virtual() -> bool:
     """Whether this is a virtual machine, where a guest may not set the GPU's clocks."""
-    makers = []
-    for name in ("sys_vendor", "product_name"):
-        try:
-            makers.append(Path(f"/sys/class/dmi/id/{name}").read_text(errors="replace").strip())
-        except OSError:
-            continue
+    makers = [_text(f"/sys/class/dmi/id/{name}").strip() for name in ("sys_vendor", "product_name")]
     if any(name in maker for name in _VIRTUAL_MAKERS for maker in makers):
         return True
     if "Amazon EC2" in makers:
         return not any(maker.endswith(".metal") for maker in makers)
     if any(Path("/sys/bus/virtio/devices").glob("*")):  # devices that only virtual machines have
         return True
-    try:
-        return " hypervisor" in Path("/proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        return False
+    return " hypervisor" in _text("/proc/cpuinfo")
 
 
 def fit_nsys(
@@ -120,3 +116,75 @@ def fit_ncu(
         return options, notes
     note = f"GPU clocks are not locked, because {why}: durations vary with the clock (--clock-control base locks them)"
     return replace(options, clock_control="none"), [*notes, note]
+
+
+class AsRoot(NamedTuple):
+    """How nsys gets root for --run-as, where it needs it."""
+
+    prefix: tuple[str, ...]
+    """sudo with the variables that it would drop; empty where nsys runs as this user."""
+    options: NsysOptions
+    notes: tuple[str, ...] = ()
+
+
+def as_root(program: str, options: NsysOptions, *, dry_run: bool = False) -> AsRoot:
+    """Root for --run-as where something that was asked for needs it, and sudo gives it."""
+    if options.run_as is None or os.geteuid() == 0:
+        return AsRoot((), options)
+    another = options.run_as != user_name()
+    reasons = _reasons_for_root(program, options)
+    if not reasons and not another:
+        note = "nothing that was asked for needs root here: --run-as is left out"
+        return AsRoot((), replace(options, run_as=None), (note,))
+    asks = sys.stdin is not None and sys.stdin.isatty()
+    refusal = "" if dry_run else _sudo_refuses(asks=asks)
+    if not refusal:
+        variables = [
+            f"{name}={os.environ[name]}" for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ
+        ]
+        return AsRoot(("sudo", *([] if asks else ["-n"]), "-E", "env", *variables), options)
+    if another:
+        raise CaptureError(
+            f"nsys cannot run the job as {options.run_as}",
+            why=f"That needs root, and sudo refuses: {refusal}.",
+            hint="Start it in a terminal, where sudo can ask for the password, or allow sudo without one.",
+        )
+    note = (
+        f"{' and '.join(reasons)} would need root, and sudo refuses ({refusal}): nsys runs without. In a terminal sudo "
+        "can ask for the password"
+    )
+    options = replace(options, run_as=None)
+    if _COUNTERS in reasons:
+        options = replace(options, gpu_metrics_device=None)
+    if _SAMPLES in reasons:
+        options = replace(options, sample="none")
+    return AsRoot((), options, (note,))
+
+
+def _reasons_for_root(program: str, options: NsysOptions) -> list[str]:
+    """The options that were asked for and need root on this machine."""
+    given = tools.given_options("nsys", options.extra)
+    counters = options.gpu_metrics_device or any(name.startswith(_COUNTERS) for name in given)
+    only_root = "RmProfilingAdminOnly: 0" not in _text(_DRIVER_SETTINGS)
+    sample = given.get(_SAMPLES, options.sample)
+    refused = sample != "none" and tools.refuses_cpu_profiling(program, sample)
+    return [*([_COUNTERS] if counters and only_root else []), *([_SAMPLES] if refused else [])]
+
+
+def _sudo_refuses(*, asks: bool) -> str:
+    """Why sudo does not work; "" when it does. In a terminal it may ask for the password: the one prompt there is."""
+    words = ["-v", "-p", _PASSWORD_PROMPT] if asks else ["-n", "-E", "env", "true"]
+    try:
+        done = subprocess.run(
+            ["sudo", *words],
+            stdin=None if asks else subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=None if asks else subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        return f"sudo: {error.strerror}"
+    if done.returncode == 0:
+        return ""
+    return "no password was given" if asks else (done.stderr.strip() or "sudo failed").splitlines()[0]

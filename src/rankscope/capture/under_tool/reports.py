@@ -42,7 +42,8 @@ def collect_nsys(
     notes: list[str] = []
     files = _reports(target)
     if not files and (moved := _strays(target, temp)):
-        files, refusal = moved, _line_with(log, "Failed to create")
+        files = moved
+        refusal = next((line.strip() for line in log.splitlines() if "Failed to create" in line), "")
         notes.append(
             f"nsys wrote the report elsewhere ({refusal or 'it gives no reason'}); it was moved to {target.name}"
         )
@@ -90,10 +91,8 @@ def ncu_advice(section_set: str, launch_count: str) -> str:
 def _reports(target: Path) -> tuple[Path, ...]:
     """The report, or with several ranges rank-00000.1.nsys-rep and so on; empty files do not count."""
     numbered = re.compile(re.escape(target.stem) + r"(\.\d+)?" + re.escape(target.suffix))
-    found = [
-        path for path in target.parent.glob(f"{target.stem}*{target.suffix}") if numbered.fullmatch(path.name)
-    ]
-    return tuple(sorted(path for path in found if path.stat().st_size))
+    paths = sorted(target.parent.glob(f"{target.stem}*{target.suffix}"))
+    return tuple(path for path in paths if numbered.fullmatch(path.name) and path.stat().st_size)
 
 
 def _strays(target: Path, temp: Path) -> tuple[Path, ...]:
@@ -113,29 +112,25 @@ def _imported(tool: Tool, target: Path, temp: Path) -> tuple[tuple[Path, ...], s
     if streams := sorted(temp.glob(f"*{STREAM_SUFFIX}")):
         why = "nsys was killed before the report was made"
         shutil.move(streams[-1], target.with_suffix(STREAM_SUFFIX))
-    kept = _reports(target.with_suffix(STREAM_SUFFIX))
-    if not kept:
+    recordings = _reports(target.with_suffix(STREAM_SUFFIX))
+    if not recordings:
         return (), ""
     importer = nsys_importer(tool.path)
     if importer is None:
-        command = import_command(kept[0], kept[0].with_suffix(target.suffix))
+        command = import_command(recordings[0], recordings[0].with_suffix(target.suffix))
         version = ".".join(map(str, tool.version))
         return (), (
-            f"{why}: the recording is {', '.join(path.name for path in kept)}. Where Nsight Systems {version} is "
+            f"{why}: the recording is {', '.join(path.name for path in recordings)}. Where Nsight Systems {version} is "
             f"installed in full, rankscope stats converts it, or: {command}"
         )
-    made: list[Path] = []
-    for stream in kept:
+    converted: list[Path] = []
+    for stream in recordings:
         report = stream.with_suffix(target.suffix)
         if refusal := import_stream(importer, stream, report):
-            return tuple(made), f"{why}: {stream.name} cannot be converted: {refusal}"
+            return tuple(converted), f"{why}: {stream.name} cannot be converted: {refusal}"
         stream.unlink()
-        made.append(report)
-    return tuple(made), f"{why}; its {STREAM_SUFFIX} was converted"
-
-
-def _line_with(log: str, text: str) -> str:
-    return next((line.strip() for line in log.splitlines() if text in line), "")
+        converted.append(report)
+    return tuple(converted), f"{why}; its {STREAM_SUFFIX} was converted"
 
 
 def refusal_reason(log: str) -> str:

@@ -17,18 +17,7 @@ from rankscope.errors import CaptureError
 
 # Network file systems: slow for a profiler's many small writes, and shared by all ranks.
 _NETWORK = (
-    "nfs",
-    "lustre",
-    "gpfs",
-    "beegfs",
-    "cifs",
-    "smb",
-    "ceph",
-    "panfs",
-    "afs",
-    "weka",
-    "pvfs",
-    "orangefs",
+    *("nfs", "lustre", "gpfs", "beegfs", "cifs", "smb", "ceph", "panfs", "afs", "weka", "pvfs", "orangefs"),
 )
 _LOW_SPACE_BYTES = 2 * 10**9
 
@@ -42,29 +31,28 @@ def make_temp_folder(env: Mapping[str, str], prefix: str) -> TempFolder:
     """A new folder below TMPDIR, or below /tmp when TMPDIR cannot be used; ``notes`` are warnings."""
     notes = []
     given = env.get("TMPDIR")
-    candidates = [
-        Path(folder) for folder in dict.fromkeys((given, "/tmp", "/var/tmp", str(Path.cwd()))) if folder
-    ]
+    names = dict.fromkeys((given, "/tmp", "/var/tmp", str(Path.cwd())))
+    candidates = [Path(name) for name in names if name]
     for parent in candidates:
         try:
-            made = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         except OSError as error:
             if str(parent) == given:
                 notes.append(
                     f"TMPDIR={given} cannot be used ({error.strerror}): the profiler uses another folder"
                 )
             continue
-        kind = file_system(made)
+        kind = file_system(folder)
         if kind.startswith(_NETWORK) or (kind.startswith("fuse.") and kind.endswith("sshfs")):
             notes.append(
                 f"{parent} is on a network file system ({kind}): set TMPDIR to a local disk of the node"
             )
-        free = os.statvfs(made)
+        free = os.statvfs(folder)
         if free.f_bavail * free.f_frsize < _LOW_SPACE_BYTES:
             notes.append(
                 f"less than {_LOW_SPACE_BYTES // 10**9} GB are free in {parent}: set TMPDIR to a larger disk"
             )
-        return TempFolder(made, tuple(notes))
+        return TempFolder(folder, tuple(notes))
     raise CaptureError(
         "there is no folder for the profiler's temporary files",
         why=f"None of {', '.join(map(str, candidates))} can be written.",

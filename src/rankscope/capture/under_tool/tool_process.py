@@ -20,8 +20,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankscope.capture.child_process import become, through_shell
-from rankscope.capture.forked_child import fork_child
-from rankscope.capture.signal_relay import FORWARDED, STOPPING, Terminal, Witness, block_signals, sent_by_us
+from rankscope.capture.signal_relay import (
+    FORWARDED,
+    STOPPING,
+    Before,
+    Terminal,
+    Witness,
+    fork_with_witness,
+    sent_by_us,
+)
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -62,9 +69,7 @@ def wrap_application(
     output stays with the profiler.
     """
     pid_file, variables = folder / "application.pid", folder / "application.env"
-    while (
-        pid_file.exists()
-    ):  # of an attempt that failed: it stays, for an application of it that is only starting
+    while pid_file.exists():  # of an attempt that failed; an application of it may only be starting
         pid_file = pid_file.with_name(f"again-{pid_file.name}")
     variables.write_bytes(_changes(env))
     out, err = (os.dup(1), os.dup(2)) if own_streams else (None, None)
@@ -77,12 +82,10 @@ def wrap_application(
 
 def _changes(env: Mapping[str, str]) -> bytes:
     """The differences between ``env`` and our environment; TMPDIR always, because the profiler has its own."""
-    changed = {
-        name: value for name, value in env.items() if os.environ.get(name) != value or name == "TMPDIR"
-    }
-    entries = [os.fsencode(f"{name}={value}") for name, value in changed.items()]
-    unset = [os.fsencode(name) for name in ("TMPDIR", *os.environ) if name not in env]
-    return b"".join(entry + b"\0" for entry in [*entries, *unset])
+    changed = [name for name in env if os.environ.get(name) != env[name] or name == "TMPDIR"]
+    unset = [name for name in ("TMPDIR", *os.environ) if name not in env]
+    entries = [*(f"{name}={env[name]}" for name in changed), *unset]
+    return b"".join(os.fsencode(entry) + b"\0" for entry in entries)
 
 
 def run_under_tool(
@@ -97,33 +100,32 @@ def run_under_tool(
     The profiler's output goes to ``log``; signals are forwarded to the application, which starts with ``ignored``
     ignored: that signal asks for a recording, and may arrive before a handler for it is installed.
     """
-    _adopt_orphans()
-    before = block_signals()
+    # Become the parent of descendants that lose theirs, so that they can be waited for or ended.
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
-    def become_tool() -> None:
+    def become_tool(before: Before) -> None:
         os.setpgid(0, 0)
-        _die_with_us()
+        # A launcher kills only this one process: then the profiler gets SIGTERM, which nsys forwards to the application
+        # and its agents; SIGKILL would leave both running.
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         _redirect(supervised, log)
         become(command, env, before, ignored)
 
     try:
-        witness = Witness()
-        try:
-            tool = fork_child(become_tool)
-        except OSError:
-            witness.end()
-            raise
-    except OSError as error:  # ulimit -u
-        before.restore()
+        tool, witness, before = fork_with_witness(become_tool)
+    except OSError as error:
         log.write_text(f"no process can be started: {error.strerror}\n")
         return Ended(0, started=False, tool_status=0)
     statuses = _Statuses(tool, supervised, witness)
     tool_status = statuses.wait_for(tool)
     assert tool_status is not None  # our own child: its status is never lost
     application = statuses.application
-    if application is None and not _withdraw(supervised.pid_file):  # it starts at this moment
-        time.sleep(_POLL_S)
-        application = statuses.application
+    if application is None:
+        try:
+            supervised.pid_file.touch(exist_ok=False)  # an application that is only starting ends at this
+        except FileExistsError:  # it starts at this moment
+            time.sleep(_POLL_S)
+            application = statuses.application
     own_status = None
     if application is not None and statuses.alive(application):
         _end_agents("nsys-launcher")  # the application's parent; without it, we adopt the application
@@ -134,15 +136,6 @@ def run_under_tool(
         before.restore()
     status = tool_status if own_status is None else own_status
     return Ended(status, application is not None, tool_status)
-
-
-def _withdraw(pid_file: Path) -> bool:
-    """Take the place of the process id, so that an application that is only starting ends; False if it has begun."""
-    try:
-        pid_file.touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
 
 
 class _Statuses:
@@ -174,12 +167,12 @@ class _Statuses:
                 if not self.alive(pid):
                     break
             elif (receiver := self._receiver()) is not None and not sent_by_us(info):
-                if info.si_signo not in STOPPING:
+                stops = info.si_signo in STOPPING
+                if (
+                    not stops or self._terminal is not None
+                ):  # without an application, only the profiler would stop
                     self._witness.pass_on(info.si_signo, receiver, placed_by_us=True)
-                elif (
-                    self._terminal is not None
-                ):  # before there is an application, only the profiler would stop
-                    self._witness.pass_on(info.si_signo, receiver, placed_by_us=True)
+                if stops and self._terminal is not None:
                     time.sleep(_POLL_S)
                     self._terminal.request_stop(info.si_signo)
             self._keep_to_terminal()
@@ -216,19 +209,9 @@ class _Statuses:
             self.seen[pid] = os.waitstatus_to_exitcode(status)
 
 
-def _adopt_orphans() -> None:
-    """Become the parent of descendants that lose theirs, so that they can be waited for or ended."""
+def _prctl(option: int, value: int) -> None:
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _die_with_us() -> None:
-    """In the profiler's process: get SIGTERM when we are killed, as a launcher kills only this one process.
-
-    SIGTERM, because nsys forwards it to the application and ends its agents; SIGKILL would leave both running.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+        ctypes.CDLL(None).prctl(option, int(value), 0, 0, 0)
 
 
 def _end_agents(*names: str) -> None:
@@ -250,7 +233,7 @@ def _end_agents(*names: str) -> None:
 
 def _children() -> list[tuple[int, str]]:
     """Our living children and their names."""
-    found = []
+    children = []
     for path in Path("/proc").iterdir():
         if not path.name.isdecimal():
             continue
@@ -258,8 +241,8 @@ def _children() -> list[tuple[int, str]]:
             text = (path / "stat").read_text()
             state, parent = text.rpartition(")")[2].split()[:2]
             if int(parent) == os.getpid() and state != "Z":
-                found.append((int(path.name), text[text.index("(") + 1 : text.rindex(")")]))
-    return found
+                children.append((int(path.name), text[text.index("(") + 1 : text.rindex(")")]))
+    return children
 
 
 def _redirect(supervised: Supervised, log: Path) -> None:

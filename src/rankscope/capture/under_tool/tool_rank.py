@@ -20,7 +20,7 @@ from rankscope.capture.rank import Identity, disagreements
 from rankscope.capture.rank_files import RankFiles, clock_anchor
 from rankscope.capture.run_folder import expand, rank_stem, read_json, remove_if_empty
 from rankscope.capture.schedule import EveryStep, TimeWindow
-from rankscope.capture.under_tool import preflight, reports, root
+from rankscope.capture.under_tool import preflight, reports
 from rankscope.capture.under_tool.temp_folder import make_temp_folder
 from rankscope.capture.under_tool.tool_process import Ended, run_under_tool, wrap_application
 from rankscope.capture.wrapper import Output, requested_signal
@@ -110,14 +110,6 @@ class ToolRank:
         stem = f"node-{identity.node or 0:05d}" if self.request.per_node else rank_stem(identity.rank)
         return self.files.folder / f"{stem}{_SUFFIX[self.plan.tool]}"
 
-    def _check_target(self) -> None:
-        if self.target.exists() and not self.options.overwrite:
-            raise CaptureError(
-                f"{self.target} exists already",
-                why=f"{self.plan.tool} would write its report to another folder, without a message.",
-                hint="Name another folder with -o DIR, or give -f to replace it.",
-            )
-
     def _find_tool(self) -> tools.Tool:
         name = self.plan.tool
         try:
@@ -162,10 +154,11 @@ class ToolRank:
         """The sudo prefix, where nsys must be root and is not."""
         if not isinstance(self.options, tools.NsysOptions):
             return []
-        found = root.as_root(str(self.tool.path), self.options, dry_run=self.request.dry_run)
-        self.options = found.options
-        self.notes += found.notes
-        return list(found.prefix)
+        prefix, self.options, notes = preflight.as_root(
+            str(self.tool.path), self.options, dry_run=self.request.dry_run
+        )
+        self.notes += notes
+        return list(prefix)
 
     def command(self, application: Sequence[str], log: Path | None = None) -> list[str]:
         words = list(application)
@@ -188,8 +181,10 @@ class ToolRank:
         return self.request.ranged
 
     def _tool_environment(self) -> dict[str, str]:
-        own = tools.nsys_environment(self.options) if isinstance(self.options, tools.NsysOptions) else {}
-        return {**os.environ, **own}
+        variables = (
+            tools.nsys_environment(self.options) if isinstance(self.options, tools.NsysOptions) else {}
+        )
+        return {**os.environ, **variables}
 
     def _environment(self, windows: Path) -> Mapping[str, str]:
         """The application's environment: it makes the Python processes mark their steps, and open the range for those
@@ -209,7 +204,12 @@ class ToolRank:
     def run(self) -> RankEnded:
         try:
             self.files.claim()
-            self._check_target()
+            if self.target.exists() and not self.options.overwrite:
+                raise CaptureError(
+                    f"{self.target} exists already",
+                    why=f"{self.plan.tool} would write its report to another folder, without a message.",
+                    hint="Name another folder with -o DIR, or give -f to replace it.",
+                )
             temp = make_temp_folder(os.environ, f"rankscope-{self.plan.tool}-")
         except RankscopeError as error:
             self._message(f"{error}\n  The job runs without {self.plan.tool}.")

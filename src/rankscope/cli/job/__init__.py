@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from rankscope.cli import Parser
@@ -40,8 +41,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 JOBS = {
-    "pbs": Job("a script for PBS Pro or OpenPBS", batch.configure_pbs, batch.run),
-    "slurm": Job("a script for Slurm", batch.configure_slurm, batch.run),
+    "pbs": Job("a script for PBS Pro or OpenPBS", partial(batch.configure, "pbs"), batch.run),
+    "slurm": Job("a script for Slurm", partial(batch.configure, "slurm"), batch.run),
     "k8s": Job("a manifest for Kubernetes: MPIJob, PyTorchJob or Job", k8s.configure, k8s.run),
     "container": Job(
         "a folder that builds and runs an image with the profiler in it",

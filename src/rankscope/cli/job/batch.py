@@ -46,15 +46,7 @@ examples:
 _NOT_IN_A_JOB = ("rank", "local_rank", "node_rank", "world_size")
 
 
-def configure_pbs(parser: argparse.ArgumentParser) -> None:
-    _configure(parser, "pbs")
-
-
-def configure_slurm(parser: argparse.ArgumentParser) -> None:
-    _configure(parser, "slurm")
-
-
-def _configure(parser: argparse.ArgumentParser, scheduler: str) -> None:
+def configure(scheduler: str, parser: argparse.ArgumentParser) -> None:
     parser.usage = f"rankscope job {scheduler} [options] [profile options] -- COMMAND..."
     parser.description = DESCRIPTION
     parser.epilog = _EPILOG[scheduler]

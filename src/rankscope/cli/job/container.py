@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 
 from rankscope.cli.common import check_target
 from rankscope.cli.job.options import TOOL
+from rankscope.cli.options import Group, Settings, add_groups, add_options, option_table
 from rankscope.errors import StoreError, UsageError
 from rankscope.jobs import container
 
@@ -22,56 +24,50 @@ examples:
 """
 
 
+_DEFAULTS = container.Container()
+_FOLDER = f"""\
+-o, --output DIR  the folder to write
+-f, --force  overwrite the files in it
+--engine {{{",".join(container.ENGINES)}}}  (default: {_DEFAULTS.engine})
+--base IMAGE  with torch in it (default: {_DEFAULTS.base})
+--image NAME  its name (default: {_DEFAULTS.image})
+--tag TAG  (default: {_DEFAULTS.tag})
+--registry HOST/PATH  where ./push.sh pushes
+"""
+_INSTALLED = f"""\
+--no-nsys  no Nsight Systems (by default it is installed where the base lacks it)
+--mpi  OpenMPI and ssh
+--efa  the libraries of AWS's EFA (needs --mpi)
+--nccl-tests  NVIDIA's nccl-tests (needs --efa)
+--efa-version V  (default: {_DEFAULTS.efa_version})
+--nccl-tests-version V  (default: {_DEFAULTS.nccl_tests_version})
+"""
+_STARTED = f"""\
+--gpus N  all, none or a number (default: {_DEFAULTS.gpus})
+--shm-size SIZE  (default: {_DEFAULTS.shm_size})
+--counters  SYS_ADMIN, which ncu and --gpu-metrics-device need
+--reports DIR  the host's folder that is /reports inside: what is written elsewhere is lost with the container
+    (default: {_DEFAULTS.reports})
+--tool {{{",".join(TOOL["choices"])}}}  the profiler of ./test.sh (default: torch); none: the example without one, to
+    compare with
+"""
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write a small folder: Dockerfile (or apptainer definition), .env, and build, login, push, run, exec,\n"
         "test and stop as plain sh scripts. Nothing is built or started here."
     )
     parser.epilog = EPILOG
-    defaults = container.Container()
-    add = parser.add_argument
-    add("-o", "--output", type=Path, required=True, metavar="DIR", help="the folder to write")
-    add("-f", "--force", action="store_true", help="overwrite the files in it")
-    add("--engine", choices=container.ENGINES, default=defaults.engine, help=f"(default: {defaults.engine})")
-    add("--base", default=defaults.base, metavar="IMAGE", help=f"with torch in it (default: {defaults.base})")
-    add("--image", default=defaults.image, metavar="NAME", help=f"its name (default: {defaults.image})")
-    add("--tag", default=defaults.tag, help=f"(default: {defaults.tag})")
-    add("--registry", default="", metavar="HOST/PATH", help="where ./push.sh pushes")
-    add = parser.add_argument_group("what is installed in addition to rankscope").add_argument
-    add(
-        "--no-nsys",
-        action="store_true",
-        help="no Nsight Systems (by default it is installed where the base lacks it)",
-    )
-    add("--mpi", action="store_true", help="OpenMPI and ssh")
-    add("--efa", action="store_true", help="the libraries of AWS's EFA (needs --mpi)")
-    add("--nccl-tests", action="store_true", help="NVIDIA's nccl-tests (needs --efa)")
-    add("--efa-version", default=defaults.efa_version, metavar="V", help=f"(default: {defaults.efa_version})")
-    add(
-        "--nccl-tests-version",
-        default=defaults.nccl_tests_version,
-        metavar="V",
-        help=f"(default: {defaults.nccl_tests_version})",
-    )
-    add = parser.add_argument_group("how ./run.sh starts the container").add_argument
-    add(
-        "--gpus", default=defaults.gpus, metavar="N", help=f"all, none or a number (default: {defaults.gpus})"
-    )
-    add("--shm-size", default=defaults.shm_size, metavar="SIZE", help=f"(default: {defaults.shm_size})")
-    add("--counters", action="store_true", help="SYS_ADMIN, which ncu and --gpu-metrics-device need")
-    add(
-        "--reports",
-        default=defaults.reports,
-        metavar="DIR",
-        help=f"the host's folder that is /reports inside: what is written elsewhere is lost with the container "
-        f"(default: {defaults.reports})",
-    )
-    add(
-        "--tool",
-        choices=TOOL["choices"],
-        default=defaults.tool,
-        help="the profiler of ./test.sh (default: torch); none: the example without one, to compare with",
-    )
+    settings: dict[str, Settings] = {name: {"default": value} for name, value in asdict(_DEFAULTS).items()}
+    settings["no_nsys"] = {"action": "store_false", "dest": "nsys"}
+    settings["output"] = {"type": Path, "required": True}
+    add_options(parser, option_table(_FOLDER, **settings))
+    groups = {
+        "what is installed in addition to rankscope": _INSTALLED,
+        "how ./run.sh starts the container": _STARTED,
+    }
+    add_groups(parser, [Group(title, [*option_table(text, **settings)]) for title, text in groups.items()])
 
 
 def main(args: argparse.Namespace) -> int:
@@ -81,24 +77,7 @@ def main(args: argparse.Namespace) -> int:
             why="A command is run in the container later: ./exec.sh COMMAND.",
             hint="Leave out what follows --.",
         )
-    choices = container.Container(
-        engine=args.engine,
-        base=args.base,
-        image=args.image,
-        tag=args.tag,
-        registry=args.registry,
-        nsys=not args.no_nsys,
-        mpi=args.mpi,
-        efa=args.efa,
-        nccl_tests=args.nccl_tests,
-        efa_version=args.efa_version,
-        nccl_tests_version=args.nccl_tests_version,
-        gpus=args.gpus,
-        shm_size=args.shm_size,
-        counters=args.counters,
-        reports=args.reports,
-        tool=args.tool,
-    )
+    choices = container.Container(**{name: getattr(args, name) for name in asdict(_DEFAULTS)})
     container.check(choices)
     check_target(args.output, args.force)
     try:

@@ -12,7 +12,7 @@ from rankscope.cli import profile
 from rankscope.cli.common import check_target
 from rankscope.cli.end_tables import end_tables
 from rankscope.cli.job.options import NO_TOOL, STATS_HELP, TOOL, check_without_tool
-from rankscope.cli.options import Group, add_groups, hidden, option
+from rankscope.cli.options import Group, Settings, add_groups, add_options, hidden, option_table
 from rankscope.errors import StoreError, UsageError
 from rankscope.files import open_private
 from rankscope.jobs import k8s, kubectl
@@ -46,74 +46,54 @@ examples:
 """
 # Options of `profile` that do not apply in a cluster: hidden, and refused with a reason.
 _NOT_IN_A_JOB = ("output", "dry_run", "rank", "local_rank", "node_rank", "world_size", "run_as")
-_KIND = option("--kind", dest="job_kind", choices=list(k8s.KINDS), default="mpijob", help="(default: mpijob)")
-_CLUSTER = (
-    option("--namespace", default="", metavar="NAME", help="(default: kubectl's)"),
-    option("--context", default="", metavar="NAME", help="which cluster (default: kubectl's)"),
+_FIND_JOB = """\
+--kind {mpijob,pytorchjob,job}  (default: mpijob)
+--namespace NAME  (default: kubectl's)
+--context NAME  which cluster (default: kubectl's)
+"""
+_KIND, *_CLUSTER = option_table(
+    _FIND_JOB,
+    kind={"dest": "job_kind", "default": "mpijob"},
+    namespace={"default": ""},
+    context={"default": ""},
 )
-
-
+_JOB = """\
+--image NAME  has rankscope and the training code in it
+--nodes N  workers, one a node (default: 1)
+--ppn N  ranks on each, and its GPUs (default: 1)
+--launcher {mpirun,torchrun}  what starts a node's ranks (default: mpirun in an MPIJob, else torchrun)
+--name NAME  the job's name (default: the script's, and the time)
+--env K=V ...  a variable of every rank; may be repeated
+"""
+_RESOURCES = f"""\
+--gpus N  GPUs, when not one a rank; 0 for none
+--cpu N  cores
+--memory SIZE  such as 256Gi
+--shm SIZE  /dev/shm (default: {k8s.K8sJob.shm})
+--efa N  AWS's network cards; needs --memory
+--hugepages SIZE  2 MiB pages (default: 5120Mi with --efa)
+--pvc NAME  the claim for the reports; all nodes write to it
+--host-path DIR  without --pvc: a folder of each node (default: {k8s.HOST_REPORTS})
+"""
+_SUBMITTING = """\
+--script FILE  write the manifest there
+--submit  create the job through kubectl
+--install-operator  with --submit: install the kind's operator first, if the cluster lacks it
+"""
+_DEFAULTS: dict[str, Settings] = {
+    **{name: {"default": ""} for name in ("image", "launcher", "cpu", "memory", "hugepages", "pvc")},
+    **{name: {"default": 1} for name in ("nodes", "ppn")},
+    "env": {"default": []},
+    "shm": {"default": k8s.K8sJob.shm},
+    "efa": {"default": 0},
+    "host_path": {"default": k8s.HOST_REPORTS},
+    "script": {"type": Path},
+}
+_IMAGE, *_SIZES, _JOB_NAME, _ENV = option_table(_JOB, **_DEFAULTS)
 _GROUPS = (
-    Group(
-        "the job",
-        (
-            option("--image", default="", metavar="NAME", help="has rankscope and the training code in it"),
-            _KIND,
-            option("--nodes", default=1, metavar="N", help="workers, one a node (default: 1)"),
-            option("--ppn", default=1, metavar="N", help="ranks on each, and its GPUs (default: 1)"),
-            option(
-                "--launcher",
-                choices=["mpirun", "torchrun"],
-                default="",
-                help="what starts a node's ranks (default: mpirun in an MPIJob, else torchrun)",
-            ),
-            option("--name", metavar="NAME", help="the job's name (default: the script's, and the time)"),
-            *_CLUSTER,
-            option(
-                "--env",
-                metavar="K=V",
-                action="append",
-                default=[],
-                help="a variable of every rank; may be repeated",
-            ),
-        ),
-    ),
-    Group(
-        "resources of a worker",
-        (
-            option("--gpus", metavar="N", help="GPUs, when not one a rank; 0 for none"),
-            option("--cpu", default="", metavar="N", help="cores"),
-            option("--memory", default="", metavar="SIZE", help="such as 256Gi"),
-            option(
-                "--shm", default=k8s.K8sJob.shm, metavar="SIZE", help=f"/dev/shm (default: {k8s.K8sJob.shm})"
-            ),
-            option("--efa", default=0, metavar="N", help="AWS's network cards; needs --memory"),
-            option(
-                "--hugepages", default="", metavar="SIZE", help="2 MiB pages (default: 5120Mi with --efa)"
-            ),
-            option(
-                "--pvc", default="", metavar="NAME", help="the claim for the reports; all nodes write to it"
-            ),
-            option(
-                "--host-path",
-                default=k8s.HOST_REPORTS,
-                metavar="DIR",
-                help=f"without --pvc: a folder of each node (default: {k8s.HOST_REPORTS})",
-            ),
-        ),
-    ),
-    Group(
-        "submitting (default: the manifest goes to stdout)",
-        (
-            option("--script", type=Path, metavar="FILE", help="write the manifest there"),
-            option("--submit", action="store_true", help="create the job through kubectl"),
-            option(
-                "--install-operator",
-                action="store_true",
-                help="with --submit: install the kind's operator first, if the cluster lacks it",
-            ),
-        ),
-    ),
+    Group("the job", (_IMAGE, _KIND, *_SIZES, _JOB_NAME, *_CLUSTER, _ENV)),
+    Group("resources of a worker", tuple(option_table(_RESOURCES, **_DEFAULTS))),
+    Group("submitting (default: the manifest goes to stdout)", tuple(option_table(_SUBMITTING, **_DEFAULTS))),
 )
 
 
@@ -128,8 +108,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def add_job_name_options(parser: argparse.ArgumentParser) -> None:
     """What finds a job in a cluster, beside its name."""
-    for one in (_KIND, *_CLUSTER):
-        parser.add_argument(*one.names, **one.settings)
+    add_options(parser, (_KIND, *_CLUSTER))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -210,28 +189,31 @@ def _job(args: argparse.Namespace) -> k8s.K8sJob:
             *_stats_words(args.stats, plan.ranks, nodes * ppn),
             *(["-f"] if args.force else []),
         ]
+    same = (
+        "image",
+        "launcher",
+        "per_node",
+        "hugepages",
+        "cpu",
+        "memory",
+        "shm",
+        "pvc",
+        "host_path",
+        "namespace",
+    )
     return k8s.K8sJob(
         name=args.name if args.name is not None else k8s.default_name(command),
-        image=args.image,
         command=command,
         kind=args.job_kind,
         nodes=nodes,
         ppn=ppn,
-        launcher=args.launcher,
-        per_node=args.per_node,
         profile=tuple(options),
         profiled=args.tool != NO_TOOL,
         gpus=None if args.gpus is None else k8s.parse_devices("--gpus", args.gpus),
         efa=k8s.parse_devices("--efa", args.efa),
-        hugepages=args.hugepages,
-        cpu=args.cpu,
-        memory=args.memory,
-        shm=args.shm,
-        pvc=args.pvc,
-        host_path=args.host_path,
-        namespace=args.namespace,
         counters=args.tool == "ncu" or args.gpu_metrics_device is not None,
         env=parse_variables(args.env),
+        **{name: getattr(args, name) for name in same},
     )
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from rankscope.cli.job.k8s import add_job_name_options
 from rankscope.errors import RankscopeError, UsageError
 from rankscope.jobs import kubectl
-from rankscope.jobs.batch import SCHEDULERS, find_scheduler, scheduler_here
-from rankscope.jobs.collect import collect
+from rankscope.jobs.batch import SCHEDULERS, collect, find_scheduler, scheduler_here
 from rankscope.jobs.scheduler import delete
 
 KUBERNETES = "k8s"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankscope.cli import profile
-from rankscope.cli.options import Group, Option, Settings, add_groups, option
+from rankscope.cli.options import Group, Settings, add_groups, option_table
 from rankscope.errors import UsageError
 from rankscope.jobs.launchers import LAUNCHERS
 
@@ -35,6 +35,39 @@ TOOL: Settings = {
     "choices": ["torch", "nsys", "ncu", NO_TOOL],
     "help": "the profiler (default: torch); none: the same job without one, to compare with",
 }
+_JOB = """\
+--site NAME  the settings that all jobs of a machine share: polaris, or your own file
+--nodes N  how many nodes (default: 1)
+--ppn N  ranks on each node (default: 1)
+--walltime TIME  time limit: 0:30:00, 30m, 2h (default: 30 minutes)
+{queue} NAME  the queue or partition
+--account NAME  the account that is charged
+--filesystems A:B  file systems the job needs (in Slurm: licences)
+--name NAME  the job's name (default: the script's)
+--stdout PATH  the output file; %%j is the job's id (default: {outputs})
+--stderr PATH  the error file; the same as --stdout joins both
+--directive TEXT ...  a further directive, such as --directive={example}; may be repeated
+"""
+_SLURM_NODES = """\
+--gres LIST  generic resources of each node, such as gpu:a100:4
+--gpus-per-node N  GPUs of each node: 4, a100:4
+--constraint WORDS  which nodes
+"""
+_PBS_NODES = "--select WORDS  which nodes\n"
+_AROUND = """\
+--launcher LAUNCHERS  what starts the ranks (default: the site's; torchrun is itself started once a node)
+--modules A,B ...  module load each; may be repeated
+--conda ENV  conda activate ENV (empty: not the site's)
+--venv DIR  a Python environment with rankscope in it; after --conda, if both are given
+--tmpdir DIR  a local disk of each node, for the profiler (default: /tmp)
+--env K=V ...  a variable of every rank; may be repeated
+--cpu-bind WORDS  how ranks are bound to cores, as the launcher's option takes it
+"""
+_SUBMITTING = """\
+--script FILE  write the script there
+--submit  submit it and print the job's id
+--wait N  with --submit: wait for the job, exit with its code (with a number: idle steps of a cycle)
+"""
 _ABOUT_THE_JOB = ("--quiet", "--verbose")
 
 
@@ -59,99 +92,27 @@ def add_job_options(
 
 
 def _groups(scheduler: str) -> tuple[Group, ...]:
-    queue_names = ("--queue", "--partition") if scheduler == "pbs" else ("--partition", "--queue")
-    launchers = [name for name in (*LAUNCHERS, "torchrun") if (scheduler, name) != ("pbs", "srun")]
-    outputs, example = "default: NAME.oID and NAME.eID", "'-W block=true'"
-    gpus: tuple[Option, ...] = ()
-    if scheduler == "slurm":
-        outputs, example = "default: NAME-%%j.out and NAME-%%j.err", "--exclusive"
-        gpus = (
-            option("--gres", metavar="LIST", help="generic resources of each node, such as gpu:a100:4"),
-            option("--gpus-per-node", metavar="N", help="GPUs of each node: 4, a100:4"),
-        )
+    slurm = scheduler == "slurm"
+    queue = "--partition, --queue" if slurm else "--queue, --partition"
+    outputs = "NAME-%%j.out and NAME-%%j.err" if slurm else "NAME.oID and NAME.eID"
+    launchers = [name for name in (*LAUNCHERS, "torchrun") if slurm or name != "srun"]
+    job = _JOB.format(queue=queue, outputs=outputs, example="--exclusive" if slurm else "'-W block=true'")
+    around = _AROUND.replace("LAUNCHERS", "{" + ",".join(launchers) + "}")
+    waits = {"action": Wait, "nargs": "?", "type": int}
     return (
         Group(
             "the job",
-            (
-                option(
-                    "--site",
-                    metavar="NAME",
-                    help="the settings that all jobs of a machine share: polaris, or your own file",
-                ),
-                option("--nodes", metavar="N", help="how many nodes (default: 1)"),
-                option("--ppn", metavar="N", help="ranks on each node (default: 1)"),
-                option(
-                    "--walltime", metavar="TIME", help="time limit: 0:30:00, 30m, 2h (default: 30 minutes)"
-                ),
-                option(*queue_names, dest="queue", metavar="NAME", help="the queue or partition"),
-                option("--account", metavar="NAME", help="the account that is charged"),
-                option(
-                    "--filesystems", metavar="A:B", help="file systems the job needs (in Slurm: licences)"
-                ),
-                option("--name", metavar="NAME", help="the job's name (default: the script's)"),
-                option("--stdout", metavar="PATH", help=f"the output file; %%j is the job's id ({outputs})"),
-                option("--stderr", metavar="PATH", help="the error file; the same as --stdout joins both"),
-                option(
-                    "--directive",
-                    metavar="TEXT",
-                    action="append",
-                    help=f"a further directive, such as --directive={example}; may be repeated",
-                ),
-                *gpus,
-                option(
-                    "--constraint" if scheduler == "slurm" else "--select",
-                    metavar="WORDS",
-                    help="which nodes",
-                ),
+            tuple(
+                option_table(
+                    job + (_SLURM_NODES if slurm else _PBS_NODES),
+                    queue={"dest": "queue"},
+                    partition={"dest": "queue"},
+                )
             ),
         ),
-        Group(
-            "around the command",
-            (
-                option(
-                    "--launcher",
-                    choices=launchers,
-                    help="what starts the ranks (default: the site's; torchrun is itself started once a node)",
-                ),
-                option("--modules", metavar="A,B", action="append", help="module load each; may be repeated"),
-                option("--conda", metavar="ENV", help="conda activate ENV (empty: not the site's)"),
-                option(
-                    "--venv",
-                    metavar="DIR",
-                    help="a Python environment with rankscope in it; after --conda, if both are given",
-                ),
-                option(
-                    "--tmpdir",
-                    metavar="DIR",
-                    help="a local disk of each node, for the profiler (default: /tmp)",
-                ),
-                option(
-                    "--env",
-                    metavar="K=V",
-                    action="append",
-                    default=[],
-                    help="a variable of every rank; may be repeated",
-                ),
-                option(
-                    "--cpu-bind",
-                    metavar="WORDS",
-                    help="how ranks are bound to cores, as the launcher's option takes it",
-                ),
-            ),
-        ),
+        Group("around the command", tuple(option_table(around, env={"default": []}))),
         Group(
             "submitting (default: the script goes to stdout)",
-            (
-                option("--script", metavar="FILE", help="write the script there"),
-                option("--submit", action="store_true", help="submit it and print the job's id"),
-                option(
-                    "--wait",
-                    action=Wait,
-                    nargs="?",
-                    type=int,
-                    metavar="N",
-                    help="with --submit: wait for the job, exit with its code (with a number: idle steps of a cycle)",
-                ),
-            ),
+            tuple(option_table(_SUBMITTING, wait=waits)),
         ),
     )

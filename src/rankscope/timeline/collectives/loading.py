@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankscope.collective_kinds import KINDS, POINT_TO_POINT
-from rankscope.store.arrays import NONE, Ints, number_rows
-from rankscope.store.derived import COLLECTIVES, Table
 from rankscope.store.arrays import NONE, Ints, Mask, count_before, number_rows, starts_group, unique_values
+from rankscope.store.derived import COLLECTIVES, Table
 from rankscope.store.layout import SegmentEntry
 from rankscope.store.separate_runs import SESSION_GAP_NS, end_unix_ns, has_wall_clock, job_of, runs_among
 from rankscope.timeline.collectives.entries import Collectives, Unmatched

@@ -1,0 +1,211 @@
+"""A job while it runs: follow it, show it as text (a live view, lines for a log, JSON, metrics), act on its alarms."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rankscope.errors import StoreError
+from rankscope.files import write_text
+from rankscope.text.json_values import plain
+from rankscope.text.plain_table import plain_table
+from rankscope.text.visible_text import visible
+from rankscope.units import format_rounded, shorten_middle
+from rankscope.watch.alarms import KINDS, Alarm, AlarmBook
+from rankscope.watch.state import State, like_the_median, read_state, worst_ranks
+
+WIDTH = 80
+_BARS = "▁▂▃▄▅▆▇█"
+_NODE_WIDTH = 10
+_SHORTEST_PAUSE_S = 0.05
+_STATUS_SECONDS = 10.0
+"""Between two lines about the state in a log."""
+_HOOK_SECONDS = 10.0
+_RANK_METRICS = (
+    ("last_step", "last_step", 1, "Number of the last step of the rank."),
+    ("seconds_without_step", "without_step_s", 1, "Time since the last step of the rank."),
+    ("own_work_excess_seconds", "excess_ns", 1e9, "Own work beyond that of the median rank, per step."),
+    ("memory_bytes", "memory_bytes", 1, "Memory of the GPU; without one, resident memory of the process."),
+)
+
+
+def follow(
+    run: Path, every_s: float, hang_after_s: float | None = None, *, once: bool = False
+) -> Iterator[tuple[State, list[Alarm]]]:
+    """The state of a job and its new alarms, again and again until the job has ended."""
+    book = AlarmBook()
+    judged_step = 0
+    while True:
+        started = time.monotonic()
+        state, alarms = read_state(run, hang_after_s, judged_step)
+        judged_step = state["last_step"]
+        yield state, book.new(alarms)
+        if once or state["state"] in ("ended", "silent"):
+            return
+        time.sleep(max(every_s - (time.monotonic() - started), _SHORTEST_PAUSE_S))
+
+
+def tell(command: str, alarm: Alarm, run: Path) -> str:
+    """Run a shell command with the alarm as JSON on its stdin, or POST it to a URL; returns why that failed, or ""."""
+    content = json.dumps({**alarm.to_dict(), "run": str(run)}).encode()
+    try:
+        if command.startswith(("http://", "https://")):
+            import urllib.request
+
+            request = urllib.request.Request(command, content, {"Content-Type": "application/json"})
+            urllib.request.urlopen(request, timeout=_HOOK_SECONDS).close()
+        else:
+            # stdout is that of `rankscope watch`, and may be JSON
+            stdout = sys.stderr.fileno()
+            subprocess.run(
+                command, shell=True, input=content, stdout=stdout, timeout=_HOOK_SECONDS, check=True
+            )
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return f"{error}"
+    return ""
+
+
+def json_line(state: State, new: Sequence[Alarm]) -> str:
+    """The whole state."""
+    content = plain({**state, "new_alarms": [alarm.to_dict() for alarm in new]})
+    return json.dumps(content, allow_nan=False) + "\n"
+
+
+def whole_view(state: State, _new: Sequence[Alarm]) -> str:
+    return "\n".join(lines(state)) + "\n"
+
+
+class LogLines:
+    """For a file or a pipe: a line about the state now and then, and a line for each alarm at once."""
+
+    def __init__(self) -> None:
+        self._printed = -_STATUS_SECONDS
+
+    def __call__(self, state: State, new: Sequence[Alarm]) -> str:
+        text = [alarm.line() for alarm in new]
+        if state["state"] != "running" or time.monotonic() - self._printed >= _STATUS_SECONDS:
+            self._printed = time.monotonic()
+            text.insert(0, " · ".join(lines(state)[:2]))
+        return "".join(f"{line}\n" for line in text)
+
+
+class LiveView:
+    """A view that is drawn over itself; only lines that have changed are written."""
+
+    def __init__(self) -> None:
+        self._drawn: list[str] = []
+
+    def redraw(self, state: State, columns: int, rows: int) -> str:
+        """The text for a terminal of this size."""
+        shown = [visible(line)[:columns] for line in lines(state, columns)][: max(rows - 1, 1)]
+        text = f"\033[{len(self._drawn)}A" if self._drawn else ""
+        for index, line in enumerate(shown):
+            same = index < len(self._drawn) and self._drawn[index] == line
+            text += "\n" if same else f"\r\033[K{line}\n"
+        self._drawn = shown
+        return text + "\033[J"
+
+
+def lines(state: State, width: int = WIDTH) -> list[str]:
+    """What the view shows, one line each."""
+    ranks = f"{state['alive_ranks']} of {state['world_size']} ranks alive"
+    heading = f" · {state['state']} · {ranks} · step {state['last_step']:,}"
+    shown = [shorten_middle(Path(state["run"]).name, width - len(heading)) + heading]
+    if step := state["step_ns"]:
+        spread = f"{format_rounded('ns', step['p5'])} to {format_rounded('ns', step['p95'])}"
+        shown.append(
+            f"step {format_rounded('ns', step['median'])} (90 % of the last {step['steps']}: {spread})"
+        )
+    else:
+        shown.append("step time: not known yet")
+    if state["trend_ns"]:
+        shown.append(f"trend {sparkline(state['trend_ns'])}")
+    if memory := state["memory_bytes"]:
+        usual, most = (format_rounded("bytes", memory[key]) for key in ("median", "max"))
+        shown.append(f"memory {usual} (most: {most}, rank {memory['rank']})")
+    shown += ["", *([] if state["alarms"] else ["no alarm"])]
+    for alarm in state["alarms"]:
+        shown += textwrap.wrap(f"{alarm['severity']}: {alarm['text']}", width, subsequent_indent="  ")
+        shown += textwrap.wrap(alarm["hint"], width, initial_indent="  → ", subsequent_indent="    ")
+    if count := len(state["ranks"]):
+        rows = [_row(rank) for rank in worst_ranks(state)]
+        headings = ("rank", "node", "phase", "cause", "own work", "step", "ago")
+        shown += ["", *plain_table(headings, rows, left=4).splitlines()]
+        shown.append(f"{like_the_median(state)} of {count} rank{'s' * (count != 1)} like the median")
+    return shown
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """Bars from 0 to twice the median: a long step does not flatten the others."""
+    ordered = sorted(value for value in values if value is not None)
+    if not ordered or not ordered[len(ordered) // 2]:
+        return ""
+    top = 2 * ordered[len(ordered) // 2]
+
+    def bar(value: float | None) -> str:
+        return " " if value is None else _BARS[min(int(value / top * len(_BARS)), len(_BARS) - 1)]
+
+    return "".join(map(bar, values))
+
+
+def _row(rank: dict[str, Any]) -> tuple[str, ...]:
+    excess = rank["excess_ns"]
+    return (
+        str(rank["rank"]),
+        shorten_middle(rank["node"], _NODE_WIDTH),
+        rank["phase"],
+        rank["cause"] or "",
+        "" if excess is None else f"{'+' * (excess >= 0)}{format_rounded('ns', excess)}",
+        str(rank["last_step"]),
+        f"{rank['without_step_s']:.0f} s",
+    )
+
+
+def write_metrics(path: Path, state: State) -> None:
+    """The state in Prometheus's text format, for node_exporter's textfile collector."""
+    try:
+        write_text(path, "\n".join(_metrics(state)) + "\n")
+        path.chmod(0o644)  # node_exporter is another user
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {path}", why=f"{error.strerror or error}.", hint="Name another: --prometheus FILE"
+        ) from error
+
+
+def _metrics(state: State) -> Iterator[str]:
+    if step := state["step_ns"]:
+        quantiles = (("p5", "0.05"), ("median", "0.5"), ("p95", "0.95"))
+        samples = [({"quantile": name}, step[key] / 1e9) for key, name in quantiles]
+        yield from _metric("step_seconds", "Step time over the last steps.", samples)
+    yield from _metric("running", "1 while the job runs.", [({}, int(state["state"] == "running"))])
+    yield from _metric("ranks", "Ranks that write telemetry.", [({}, state["alive_ranks"])])
+    kinds = [alarm["kind"] for alarm in state["alarms"]]
+    counts = [({"kind": kind}, kinds.count(kind)) for kind in KINDS]
+    yield from _metric("alarms", "Alarms at present, by kind.", counts)
+    for name, key, divisor, text in _RANK_METRICS:
+        of_ranks = [
+            ({"rank": str(rank["rank"]), "node": rank["node"]}, rank[key] / divisor)
+            for rank in state["ranks"]
+            if rank[key] is not None
+        ]
+        yield from _metric(f"rank_{name}", text, of_ranks)
+
+
+def _metric(name: str, text: str, samples: Sequence[tuple[dict[str, str], Any]]) -> Iterator[str]:
+    if not samples:
+        return
+    yield f"# HELP rankscope_{name} {text}"
+    yield f"# TYPE rankscope_{name} gauge"
+    for labels, value in samples:
+        inside = ",".join(f'{key}="{_escaped(label)}"' for key, label in labels.items())
+        yield f"rankscope_{name}{'{' + inside + '}' if inside else ''} {value:.10g}"
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
