@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.core import rollups
-from rankscope.analysis.core.result import Finding, Found, Remedy
+from rankscope.analysis.core.result import Finding, Remedy
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path import savings, scenarios
 from rankscope.analysis.critical_path.costs import with_costs
@@ -132,16 +132,14 @@ def test_the_path_has_the_same_classes(
 def test_predictions_and_costs_of_a_large_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     scope = Scope().in_run(run)
     small = whatif(run, scope, [scenarios.hide_comm()])
-    late = Found(
-        "stragglers", Finding("info", "late", "", ranks=(2,), remedy=Remedy("rank at median", ranks=(2,)))
-    )
+    late = Finding("info", "late", "", ranks=(2,), remedy=Remedy("rank at median", ranks=(2,)))
     monkeypatch.setattr(savings, "MOST_GRAPH_EVENTS", 1)
     monkeypatch.setattr(savings, "MOST_EVENTS", 1)
     monkeypatch.setattr(rollups, "_LEAST_RANKS", 1)
     large = whatif(run, scope, [scenarios.hide_comm()])
     assert large.rows == small.rows and savings.REDUCED in large.notes
     (priced,) = with_costs(run, scope, [late], lambda found: 0)
-    assert priced.finding.cost_ns == pytest.approx(LATE_NS, rel=0.01)
+    assert priced.cost_ns == pytest.approx(LATE_NS, rel=0.01)
 
 
 def test_ranks_that_wait_in_a_cycle_are_not_replayed(run: Run) -> None:

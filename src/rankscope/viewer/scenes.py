@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.collective_waits import Waits, waits
-from rankscope.analysis.core.result import Finding, Found
+from rankscope.analysis.core.result import Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.sql import sql_texts
@@ -53,19 +53,22 @@ class Scene:
     """The slices that the finding is about, longest first."""
     collective: dict[str, Any] | None = None
     """In which ranks wait: as the route `collective` describes it."""
+    headline: str = ""
+    why: str = ""
+    """The cause, at the end of the finding's title."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def scene(session: Session, found: Found) -> Scene:
+def scene(session: Session, finding: Finding) -> Scene:
     """The scene of a finding. The session's database must be held."""
-    run, finding = session.run, found.finding
+    run = session.run
     culprits = _culprits(finding) or tuple(run.ranks[:1])
     names = _names(finding)
     span = _span(session, finding)
-    step = _step(run, found, culprits, names, span)
-    match = _match(waits(run), found, culprits, step, span)
+    step = _step(run, finding, culprits, names, span)
+    match = _match(waits(run), finding, culprits, step, span)
     collective = describe_match(waits(run), match) if match is not None else None
     involved = [row["rank"] for row in collective["rows"]] if collective else list(finding.ranks)
     peers = tuple(sorted(set(involved) - set(culprits[:_MOST_EXPANDED])))
@@ -77,9 +80,11 @@ def scene(session: Session, found: Found) -> Scene:
         step=step,
         begin_ns=begin,
         end_ns=end,
-        groups=_groups(found),
+        groups=_groups(finding),
         slices=slices,
         collective=collective,
+        headline=finding.headline,
+        why=finding.why,
     )
 
 
@@ -103,7 +108,7 @@ def _span(session: Session, finding: Finding) -> tuple[int, int] | None:
 
 
 def _step(
-    run: Run, found: Found, culprits: tuple[int, ...], names: list[str], span: tuple[int, int] | None
+    run: Run, finding: Finding, culprits: tuple[int, ...], names: list[str], span: tuple[int, int] | None
 ) -> int | None:
     """The step in which the finding shows best; None where it has none, or is about the whole run."""
     rank = culprits[0]
@@ -113,7 +118,7 @@ def _step(
             "SELECT step FROM steps WHERE rank = ? AND end_ns - time_ns <= ? AND end_ns > ? LIMIT 1",
             [rank, middle, middle],
         )
-    elif found.finding.span:
+    elif finding.span:
         return None
     elif names:
         rows = run.rows(
@@ -121,8 +126,8 @@ def _step(
             "GROUP BY step ORDER BY sum(dur_ns) DESC, step LIMIT 1",
             [rank],
         )
-    elif found.report in _STEP_COLUMNS:
-        column = _STEP_COLUMNS[found.report]
+    elif finding.report in _STEP_COLUMNS:
+        column = _STEP_COLUMNS[finding.report]
         parts = breakdown(run, Scope().in_run(run)).rows
         own = [row for row in parts if row["rank"] == rank and row["step"] is not None]
         rows = [(row["step"],) for row in sorted(own, key=lambda row: -row[column])[:1]]
@@ -132,7 +137,7 @@ def _step(
 
 
 def _match(
-    waited: Waits, found: Found, culprits: tuple[int, ...], step: int | None, span: tuple[int, int] | None
+    waited: Waits, finding: Finding, culprits: tuple[int, ...], step: int | None, span: tuple[int, int] | None
 ) -> int | None:
     """Of a straggler, the collective at which the others wait for it longest; of exposed communication, the longest."""
     rows = waited.rows
@@ -141,13 +146,13 @@ def _match(
         usable &= rows.step == step
     elif span is not None:
         usable &= (rows.start < span[1]) & (rows.end > span[0])
-    if found.report == "stragglers":
+    if finding.report == "stragglers":
         usable &= (waited.wait > 0) & ~np.isin(rows.rank, culprits)
         at = np.flatnonzero(usable)
         last = waited.last[rows.match[at]]
         at = at[(last != NONE) & np.isin(rows.rank[last], culprits)]
         weight = waited.wait[at]
-    elif found.report == "overlap":
+    elif finding.report == "overlap":
         at = np.flatnonzero(usable & np.isin(rows.rank, culprits))
         weight = rows.duration[at]
     else:
@@ -194,7 +199,7 @@ def _slices(run: Run, ranks: tuple[int, ...], names: list[str], begin: int, end:
     )
 
 
-def _groups(found: Found) -> tuple[str, ...]:
-    cause = found.finding.fact("cause")
-    on_host = found.report in _ON_HOST or (cause is not None and cause.value not in _DEVICE_CAUSES)
+def _groups(finding: Finding) -> tuple[str, ...]:
+    cause = finding.fact("cause")
+    on_host = finding.report in _ON_HOST or (cause is not None and cause.value not in _DEVICE_CAUSES)
     return ("streams", "communication", "host") if on_host else ("streams", "communication")

@@ -17,7 +17,7 @@ from rankscope.analysis.across_ranks.parallelism import (
     infer_layout,
 )
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.result import Column, Finding, Result, left_out_note
 from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import KINDS
 from rankscope.ranges import as_ranges
@@ -191,5 +191,5 @@ def groups(run: Run, scope: Scope, by: str | None = None) -> Result:
     notes = list(found.notes) if found.groups else [_NO_GROUPS]
     unnamed = sum(int(counts[i]) for i, group in enumerate(rows.groups) if not group.ranks)
     if unnamed:
-        notes.append(f"left out: {unnamed:,} collectives whose process group is not known")
+        notes.append(left_out_note(f"{unnamed:,} collectives whose process group is not known"))
     return Result("groups", "Process groups", scope.window, GROUP_COLUMNS, table, notes=tuple(notes))

@@ -10,7 +10,7 @@ from rankscope.analysis.across_ranks.blame import blame
 from rankscope.analysis.across_ranks.comparison_notes import comparison_notes
 from rankscope.analysis.across_ranks.rank_activity import PARTS
 from rankscope.analysis.core.collective_waits import Waits, waits
-from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.result import Column, Result, left_out_note
 from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import KINDS
 from rankscope.errors import UsageError
@@ -58,7 +58,7 @@ def worst_collectives(run: Run, scope: Scope) -> Result:
     ]
     notes = comparison_notes(run, scope)
     if len(order) > _MOST_ROWS:
-        notes.append(f"left out: {len(order) - _MOST_ROWS:,} collectives with less waiting")
+        notes.append(left_out_note(f"{len(order) - _MOST_ROWS:,} collectives with less waiting"))
     title = "Collectives, by the time ranks wait in them"
     return Result("collective", title, scope.window, _WORST, table, notes=tuple(notes))
 

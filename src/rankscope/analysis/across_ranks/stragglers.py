@@ -356,6 +356,7 @@ def _straggler(run: Run, scope: Scope, found: Waits, late: Lateness, wait: Cause
         facts=facts,
         remedy=Remedy("links at median" if cause == "link" else "rank at median", ranks=ranks),
         names=(*why.names, *([node] if node else ())),
+        why=why.title,
     )
 
 

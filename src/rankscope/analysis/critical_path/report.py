@@ -11,7 +11,7 @@ import numpy as np
 from rankscope.analysis.core.advice import together
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.lost_kernels import kernels_end_in
-from rankscope.analysis.core.notes import left_out
+from rankscope.analysis.core.notes import left_out, unrecorded_note
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.build import graph_of
@@ -72,9 +72,7 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
     ]
     notes = [*left_out(run, scope), *how, *graph.notes]
     if unrecorded:
-        notes.append(
-            f"left out: {format_rounded('ns', unrecorded)} between the recordings of a rank, which is in no class"
-        )
+        notes.append(unrecorded_note(unrecorded))
     if not rows:
         notes.append("no GPU events and no steps in the window: there is no path")
     if len(graph.ranks) > 1 and not (graph.collectives.members > 1).any():

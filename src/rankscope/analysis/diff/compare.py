@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rankscope.analysis.core.result import left_out_note
 from rankscope.analysis.core.step_times import SLOW_FIRST_STEP
 from rankscope.analysis.diff.permutation import adjusted_p, smallest_p
 from rankscope.analysis.diff.samples import REPORTS, SPAN, STEP, Measure, Samples, unit_of
@@ -172,7 +173,9 @@ def _measures(base: Samples, new: Samples, rules: Rules, notes: list[str]) -> li
     small = len(every) - len(large)
     if small:
         notes.append(
-            f"left out: {small:,} small row{'s' * (small > 1)}, under {100 * MIN_SHARE:g} % of a step in both runs"
+            left_out_note(
+                f"{small:,} small row{'s' * (small > 1)}, under {100 * MIN_SHARE:g} % of a step in both runs"
+            )
         )
     return large
 
@@ -202,7 +205,7 @@ def _comparability_notes(base: Samples, new: Samples) -> Iterable[str]:
                 f"{name} has no steps: totals of its whole window are compared (call profiler.step() in the loop, or "
                 "capture with rankscope profile, which counts optimizer steps)"
             )
-        if "no GPU events" in samples.notes:
+        if not samples.on_device:
             yield f"{name} has no GPU events: ops are compared by host time"
 
 

@@ -12,7 +12,7 @@ from rankscope.analysis.core.event_sets import NO_STEP
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.names import sql_names, vocabulary
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.result import Column, Note, NoteKind, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import Period, periods
@@ -228,24 +228,26 @@ def _graph_shares(run: Run, scope: Scope) -> dict[tuple[int, int | None], float]
     return _shares(part, whole)
 
 
-def _graph_note(rows: Sequence[dict[str, Any]]) -> list[str]:
+def _graph_note(rows: Sequence[dict[str, Any]]) -> list[Note]:
     """The share of the work that FLOPs do not cover because it runs in CUDA graphs, for the rank with most of it."""
     whole = [row for row in rows if row["step"] is None and row["graph_pct"]]
     if not whole:
         return []
-    row = max(whole, key=lambda one: one["graph_pct"])
-    where = f" of rank {row['rank']}" if len({one["rank"] for one in rows}) > 1 else ""
+    row = max(whole, key=lambda row: row["graph_pct"])
+    where = f" of rank {row['rank']}" if len({row["rank"] for row in rows}) > 1 else ""
     text = (
         f"{row['graph_pct']:.1f} % of the compute kernel time{where} is in CUDA graphs: a replayed graph records "
         "neither ops nor shapes, so its FLOPs are not counted"
     )
-    if row["graph_pct"] <= _UNCOUNTED_PCT:
-        return [text]
-    least = 100 * row["flop_s"] / row["peak_flop_s"] if row["flop_s"] and row["peak_flop_s"] else None
-    text += (
-        "; MFU is not known" if least is None else f"; MFU is at least {least:.1f} %, and not known exactly"
-    )
-    return [f"{text} (profile the run without CUDA graphs and with --record-shapes to measure it)"]
+    if row["graph_pct"] > _UNCOUNTED_PCT:
+        least = 100 * row["flop_s"] / row["peak_flop_s"] if row["flop_s"] and row["peak_flop_s"] else None
+        text += (
+            "; MFU is not known"
+            if least is None
+            else f"; MFU is at least {least:.1f} %, and not known exactly"
+        )
+        text += " (profile the run without CUDA graphs and with --record-shapes to measure it)"
+    return [Note.of(NoteKind.IN_GRAPHS, text)]
 
 
 def _recomputation_note(done: dict[tuple[int, int | None], StepFlops]) -> list[str]:

@@ -269,7 +269,7 @@ def _findings(problems: list[Problem], run: Run, where: str) -> tuple[Finding, .
         against, key=lambda t: (-len(set(t.missing) & set(suspects)), first_call.get((t.group, t.seq), 0))
     )
     who = f"rank{'s' * (len(suspects) > 1)} {as_ranges(suspects)}"
-    title = f"{who} {'wait for each other' if cycle else 'stopped the job'}: {first.state} at {first.kind} {first.seq}"
+    why = f"{first.state} at {first.kind} {first.seq}"
     sentences = [_sentence(first)]
     others = len({t.group for t in against} - {first.group})
     if others:
@@ -288,12 +288,13 @@ def _findings(problems: list[Problem], run: Run, where: str) -> tuple[Finding, .
     return (
         Finding(
             "critical",
-            title,
+            f"{who} {'wait for each other' if cycle else 'stopped the job'}: {why}",
             " ".join(sentences),
             ranks=tuple(suspects),
             span=(began, ended) if began is not None and ended is not None else None,
             hint=f"{who.capitalize()}: {_WHY[first.state]}.",
             facts=tuple(fact for fact in figures if fact.value is not None),
+            why=why,
         ),
     )
 

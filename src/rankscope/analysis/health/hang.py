@@ -129,9 +129,8 @@ Groups = Sequence[tuple[list[int], tuple[Frame, ...]]]
 
 def _finding(odd: Odd | None, groups: Groups, recorder: Result | None, *, over: bool) -> Finding:
     """`over`: the job has gone on since."""
-    recorded = (
-        next((one for one in recorder.findings if one.severity == "critical"), None) if recorder else None
-    )
+    judged = recorder.findings if recorder else ()
+    recorded = next((finding for finding in judged if finding.severity == "critical"), None)
     ranks, why = _named(odd, groups, recorded)
     evidence = [f"{who(members)}: {own_frame(frames) or _NO_STACKS}." for members, frames in groups[-3:]]
     if odd is not None:
@@ -153,7 +152,7 @@ def _finding(odd: Odd | None, groups: Groups, recorder: Result | None, *, over: 
 def _named(odd: Odd | None, groups: Groups, recorded: Finding | None) -> tuple[list[int], str]:
     """The flight recorder knows who did not join; else the step and the phase tell; else the smallest group does."""
     if recorded is not None and recorded.ranks:
-        return list(recorded.ranks), recorded.title.partition(": ")[2] or recorded.title
+        return list(recorded.ranks), recorded.why or recorded.title
     if odd is not None and odd.ranks:
         return odd.ranks, odd.why
     members, frames = groups[-1] if groups else ([], ())
