@@ -6,7 +6,7 @@ from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import TOGETHER
-from rankscope.ranges import as_ranges
+from rankscope.ranges import as_ranges, rank_words
 from rankscope.timeline.clocks.alignment import RankClock
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
@@ -87,7 +87,7 @@ def _notes(run: Run, measured: tuple[RankClock, ...]) -> list[str]:
     alone = [c.rank for c in measured if c.method == "wall clock" and c.rank not in parts]
     if alone:
         notes.append(
-            f"not aligned: rank{'s' * (len(alone) > 1)} {as_ranges(alone)}: no {', '.join(TOGETHER[:-1])} or "
+            f"not aligned: {rank_words(alone)}: no {', '.join(TOGETHER[:-1])} or "
             f"{TOGETHER[-1]} shared with another rank; only their wall clocks are used"
         )
     few = [clock for clock in measured if clock.method == "collectives" and clock.error_ns is None]

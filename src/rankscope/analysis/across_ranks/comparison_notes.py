@@ -5,7 +5,7 @@ from __future__ import annotations
 from rankscope.analysis.core.notes import left_out, sessions
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import NCCL
-from rankscope.ranges import as_ranges
+from rankscope.ranges import as_ranges, rank_words
 from rankscope.timeline.run import Run
 
 HOW_TO_RECORD_STARTS = (
@@ -67,7 +67,7 @@ def missing_ranks(run: Run) -> list[str]:
     if not missing or len(run.ranks) == 1:
         return []
     return [
-        f"no file for rank{'s' * (len(missing) > 1)} {as_ranges(missing)}: waiting for them counts as transfer "
+        f"no file for {rank_words(missing)}: waiting for them counts as transfer "
         "(rankscope profile --ranks all records every rank)"
     ]
 

@@ -17,7 +17,7 @@ from rankscope.analysis.core.step_times import periods
 from rankscope.analysis.within_rank.kernel_sums import kernel_sums
 from rankscope.collective_kinds import KINDS
 from rankscope.model import DATALOADER_PATTERN
-from rankscope.ranges import as_ranges
+from rankscope.ranges import rank_words
 from rankscope.records import dataclass
 from rankscope.sql import sql_text
 from rankscope.store.arrays import NONE, unique_values
@@ -207,7 +207,7 @@ def _slow_clock(clock: SlowClock, top: _Extra, late: LateRank) -> StragglerCause
 
 
 def _what_to_do(place: _Extra, late: LateRank) -> str:
-    whose = f"rank{'s' * (len(late.together) > 1)} {as_ranges(list(late.together))}"
+    whose = rank_words(late.together)
     if place.median_ns:
         return f"Compare the work of {whose} with that of the others: shapes, number of calls, clock rate."
     name = shorten_middle(bare_name(place.name), _NAME_WIDTH)
@@ -300,7 +300,7 @@ def _link(run: Run, window: Scope, late: LateRank) -> StragglerCause:
     title = f"{'its' if len(late.together) == 1 else 'their'} link is slow"
     hint = (
         f"Compare its groups: rankscope stats RUN -r collectives. Check the links of "
-        f"rank{'s' * (len(late.together) > 1)} {as_ranges(list(late.together))}: cables, switch ports, NVLink, NIC "
+        f"{rank_words(late.together)}: cables, switch ports, NVLink, NIC "
         "(nvidia-smi nvlink --status, ibstat)."
     )
     if best is None:

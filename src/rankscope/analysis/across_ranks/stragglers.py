@@ -17,7 +17,7 @@ from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Axis, Ints, union
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Severity
 from rankscope.analysis.core.scope import Scope
-from rankscope.ranges import as_ranges
+from rankscope.ranges import as_ranges, rank_words
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, number_rows, unique_values
 from rankscope.timeline.run import Run
@@ -324,7 +324,7 @@ def _straggler(run: Run, scope: Scope, found: Waits, late: Lateness, wait: Cause
     unit = "per step" if wait.steps else "of the window"
     of = "step" if wait.steps else "window"
     name = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {as_ranges(list(ranks))}"
-    subject = f"rank{'s' * (len(ranks) > 1)} {as_ranges(list(ranks))}"
+    subject = rank_words(ranks)
     others = f"{wait.waiting_ranks} other{'s' * (wait.waiting_ranks != 1)}"
     title = (
         f"{f'Node {node} ({name.lower()})' if node else name} made {others} wait "

@@ -10,20 +10,89 @@ import numpy as np
 
 from rankscope.analysis.core.advice import together
 from rankscope.analysis.core.collective_waits import waits
+from rankscope.analysis.core.host_spans import outermost_ops, rank_annotations
+from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.lost_kernels import kernels_end_in
+from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.notes import left_out, unrecorded_note
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
+from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.build import graph_of
-from rankscope.analysis.critical_path.graph.nodes import Graph
-from rankscope.analysis.critical_path.host_labels import host_labels
+from rankscope.analysis.critical_path.graph.nodes import NONE, Graph
 from rankscope.analysis.critical_path.path import PATH_CLASSES, CriticalPath, find_critical_path
-from rankscope.analysis.critical_path.reduced.path import reduced_path
-from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, reduced_graph
+from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, reduced_graph, reduced_path
 from rankscope.analysis.critical_path.savings import REDUCED, is_large
-from rankscope.store.arrays import number_rows
+from rankscope.store.arrays import number_rows, unique_values
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
+
+
+def host_labels(run: Run, graph: Graph, path: CriticalPath) -> tuple[list[str], Ints]:
+    """The names that pieces of the path have, and the index of each piece's name among them."""
+    names = list(graph.names)
+    label = path.name.copy()
+    pieces = np.flatnonzero((path.kind == PATH_CLASSES.index("host")) & (path.end > path.start))
+    known: dict[str, int] = {}
+
+    def code(text: str) -> int:
+        if text not in known:
+            known[text] = len(names)
+            names.append(text)
+        return known[text]
+
+    numbers = unique_values(path.rank[pieces]).tolist()
+    run = part_of(run, frozenset(graph.ranks[number] for number in numbers))
+    for number in numbers:
+        mine = pieces[path.rank[pieces] == number]
+        middle = (path.start[mine] + path.end[mine]) // 2
+        for at, text in zip(mine.tolist(), _covering(run, graph.ranks[number], middle), strict=True):
+            label[at] = code(text or f"outside any op, before {graph.names[path.name[at]]}")
+    return names, label
+
+
+def _covering(run: Run, rank: int, time: Ints) -> list[str]:
+    """The op, else the annotation, that covers each moment on any thread; '' where none does."""
+    texts = all_names(run)
+    found, around = (
+        _latest(spans.start[order], spans.end[order], spans.name[order], time).tolist()
+        for spans in (outermost_ops(run, rank), rank_annotations(run, rank))
+        for order in [np.lexsort((spans.track, spans.start))]
+    )
+    return [
+        texts[op] if op != NONE else texts[note] if note != NONE else ""
+        for op, note in zip(found, around, strict=True)
+    ]
+
+
+def _latest(start: Ints, end: Ints, name: Ints, time: Ints) -> Ints:
+    """For each moment the name of the slice around it that started last; NONE where there is none.
+
+    Slices are sorted by start. Of those that have started, the last one that has not ended is found in a binary tree
+    over their ends: a node has the latest end of the two below it.
+    """
+    levels = [end]
+    while len(levels[-1]) > 1:
+        below = np.append(levels[-1], np.iinfo(np.int64).min)  # so that the last one has a neighbour
+        levels.append(np.maximum(below[:-1:2], below[1::2]))
+    node = np.searchsorted(start, time, side="right")  # the first one that has not started
+    height = np.full(len(time), NONE)
+    for level, latest in enumerate(levels):
+        is_right = (height == NONE) & (node % 2 == 1)
+        covers = is_right.copy()
+        covers[is_right] = latest[node[is_right] - 1] > time[is_right]
+        height[covers] = level
+        node[covers] -= 1
+        node[height == NONE] >>= 1
+    for level in range(len(levels) - 2, -1, -1):
+        above = np.flatnonzero(height > level)
+        right = np.minimum(2 * node[above] + 1, len(levels[level]) - 1)
+        is_right = levels[level][right] > time[above]
+        node[above] = np.where(is_right, right, 2 * node[above])
+    names = np.full(len(time), NONE)
+    names[height != NONE] = name[node[height != NONE]]
+    return names
+
 
 COLUMNS = (
     Column("class", help="compute, comm, copy, launch, gap, host, dataloader, sync or between"),

@@ -22,7 +22,7 @@ from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, Wor
 from rankscope.analysis.critical_path.replay import Durations
 from rankscope.collective_kinds import KINDS
 from rankscope.errors import UsageError
-from rankscope.ranges import as_ranges
+from rankscope.ranges import as_ranges, rank_words
 from rankscope.records import dataclass
 from rankscope.store.arrays import count_before, number_rows, unique_values
 
@@ -290,7 +290,7 @@ def ranks_at_median(ranks: Sequence[int], peers: Mapping[int, Sequence[int]]) ->
                 time = moments.at_median(time, who, others)
         return replace(durations, device=took, host=time)
 
-    named = f"rank{'s' * (len(ranks) > 1)} {as_ranges(sorted(ranks))}"
+    named = rank_words(sorted(ranks))
     return Scenario(
         f"{named} at the median",
         change,
@@ -318,7 +318,7 @@ def links_at_median(ranks: Sequence[int], members: Mapping[int, Sequence[int]]) 
                 transfer[mine] = np.minimum(transfer[mine], np.rint(np.median(others)).astype(np.int64))
         return transfer
 
-    named = f"rank{'s' * (len(ranks) > 1)} {as_ranges(sorted(ranks))}"
+    named = rank_words(sorted(ranks))
     return _transfers(
         f"links of {named} at the median",
         change,

@@ -15,7 +15,7 @@ from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.analysis.core.step_times import SLOW_FIRST_STEP, median_of, run_step, run_step_times
 from rankscope.analysis.health.contents import understood
 from rankscope.capture.run_folder import rank_manifests
-from rankscope.ranges import as_ranges
+from rankscope.ranges import as_ranges, rank_words
 from rankscope.readers.base import usable_world
 from rankscope.records import dataclass
 from rankscope.store.separate_runs import world_size_of
@@ -112,7 +112,7 @@ def _missing(run: Run, scope: Scope) -> Iterator[Doubt]:
     if missing:
         yield Doubt(
             f"{len(recorded)} of {world} ranks",
-            f"no trace of rank{'s' * (len(missing) > 1)} {as_ranges(missing)}: what the others wait for is not known "
+            f"no trace of {rank_words(missing)}: what the others wait for is not known "
             "(rankscope profile --ranks all)",
         )
 
@@ -206,4 +206,4 @@ def _warm_up(run: Run, scope: Scope) -> Iterator[Doubt]:
 
 
 def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {as_ranges(sorted(ranks))}"
+    return rank_words(ranks)

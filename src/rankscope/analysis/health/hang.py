@@ -12,7 +12,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.health.flight import flight
 from rankscope.analysis.health.telemetry import telemetry_folder
 from rankscope.capture.telemetry_ring import FOLDER
-from rankscope.ranges import as_ranges
+from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run, open_run
 from rankscope.watch.alarms import who
 from rankscope.watch.hang import (
@@ -112,7 +112,7 @@ def _gone_on(dumps: dict[int, StackDump], rings: dict[int, RankRing], folder: Pa
         and rings[rank].last_end_unix_ns
         > (folder / FOLDER / f"stacks-rank-{rank:05d}.txt").stat().st_mtime_ns
     ]
-    return [f"rank{'s' * (len(moved) > 1)} {as_ranges(moved)} went on afterwards"] if moved else []
+    return [f"{rank_words(moved)} went on afterwards"] if moved else []
 
 
 def _flight(folder: Path, ranks: Collection[int] | None) -> Result | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rankscope.analysis.core.result import Column, Fact, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
-from rankscope.ranges import as_ranges
+from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run
 from rankscope.watch.alarms import Alarm, utc
 from rankscope.watch.hang import hangs, judged_at, phase_of
@@ -151,7 +151,7 @@ def _notes(rings: Sequence[RankRing], made: Sequence[StepTable]) -> Iterator[str
     world = max((int(ring.about.get("world_size") or 0) for ring in rings), default=0)
     missing = sorted(set(range(world)) - {ring.rank for ring in rings})
     if missing and len(rings) < world:
-        yield f"no telemetry of rank{'s' * (len(missing) > 1)} {as_ranges(missing)}"
+        yield f"no telemetry of {rank_words(missing)}"
     overwritten = max((ring.header.records - len(ring.records) for ring in rings), default=0)
     if overwritten:
         yield f"{overwritten:,} earlier steps are overwritten, or left out because there are many ranks"

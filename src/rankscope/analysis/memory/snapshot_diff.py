@@ -12,7 +12,7 @@ from rankscope.analysis.core.result import Column, Fact, Finding, Result, Severi
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.snapshot import HeldByStack, held_at_end, held_at_peak
 from rankscope.model import MEMORY_SEGMENTS, SLICES
-from rankscope.ranges import as_ranges
+from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
@@ -186,4 +186,4 @@ def _notes(base: Run, new: Run, rows: list[dict[str, Any]]) -> tuple[str, ...]:
     unknown = sorted({row["rank"] for row in rows if row["source"] is None and row["new_end_bytes"]})
     if not unknown:
         return ()
-    return (f"some blocks have no stack: rank{'s' * (len(unknown) > 1)} {as_ranges(unknown)}",)
+    return (f"some blocks have no stack: {rank_words(unknown)}",)

@@ -13,10 +13,47 @@ from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.allocator_events import DEVICE_NAME, IS_MEMORY_EVENT, NO_MEMORY_EVENTS
 from rankscope.analysis.memory.snapshot import SnapshotPeak, covers_the_run, snapshot_peaks
-from rankscope.ranges import as_ranges
+from rankscope.ranges import rank_words
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
+
+POINTS = 300
+"""Number of time intervals. Each keeps its highest and its last value, so that the curve shows the peak of each
+interval and does not extend it."""
+
+COLUMNS = (
+    Column("rank"),
+    Column("device"),
+    Column("ts_ns", "ns", "time since the start of the run"),
+    Column("allocated_bytes", "bytes", "used by tensors: the highest or the last value in an interval"),
+    Column("reserved_bytes", "bytes", "held by the caching allocator at that time"),
+)
+
+
+def memory_curve(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """One or two rows per rank, device and interval in which something was allocated or freed."""
+    rows = run.records(f"""
+        WITH points AS (
+            SELECT rank, {DEVICE_NAME} AS device, ts_ns, allocated_bytes, reserved_bytes
+            FROM instants WHERE {IS_MEMORY_EVENT} AND {scope.where()}
+        ), bounds AS (
+            SELECT min(ts_ns) AS low, greatest(max(ts_ns) - min(ts_ns), 1) AS width FROM points
+        )
+        SELECT DISTINCT rank, device, p.ts_ns AS ts_ns, p.allocated_bytes AS allocated_bytes,
+               p.reserved_bytes AS reserved_bytes
+        FROM (SELECT rank, device, unnest([arg_max(p, allocated_bytes), arg_max(p, ts_ns)]) AS p
+        FROM (
+            SELECT *, (ts_ns - low) * {POINTS} // width AS interval_number,
+                   {{'ts_ns': ts_ns, 'allocated_bytes': allocated_bytes, 'reserved_bytes': reserved_bytes}} AS p
+            FROM points, bounds
+        ) GROUP BY rank, device, interval_number) ORDER BY rank, device, ts_ns
+    """)
+    notes = left_out(run, scope)
+    if not rows:
+        notes.append(NO_MEMORY_EVENTS)
+    return Result("memory_curve", "Memory over time", scope.window, COLUMNS, rows, notes=tuple(notes))
+
 
 # Smaller growth may be a cache that fills up, or a counter in a tensor.
 _MIN_GROWTH_BYTES = 1_000_000
@@ -106,7 +143,7 @@ def _snapshot_notes(peaks: list[SnapshotPeak]) -> list[str]:
     for text, some in kinds:
         ranks = sorted({peak.rank for peak in some})
         if ranks:
-            notes.append(text.format(f"rank{'s' * (len(ranks) > 1)} {as_ranges(ranks)}"))
+            notes.append(text.format(rank_words(ranks)))
     return notes
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 
@@ -10,13 +12,265 @@ from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.rollups import chunks, kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.build import build_graph
-from rankscope.analysis.critical_path.graph.nodes import DEVICE_CLASSES, HOST_CLASSES, NONE, Graph
-from rankscope.analysis.critical_path.reduced.ways import Ways, points_of, ways_between
+from rankscope.analysis.critical_path.graph.nodes import (
+    DEVICE_CLASSES,
+    HOST_CLASSES,
+    NONE,
+    Graph,
+    Mask,
+    follow,
+)
+from rankscope.analysis.critical_path.path import PATH_CLASSES, causes
 from rankscope.analysis.critical_path.replay import recording_cycles
 from rankscope.records import dataclass
 from rankscope.store.arrays import unique_values
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
+
+_HOST_PLACE = len(DEVICE_CLASSES)
+_HOST_KINDS = slice(_HOST_PLACE, _HOST_PLACE + len(HOST_CLASSES))
+_SYNC, _LAUNCH, _GAP = map(PATH_CLASSES.index, ("sync", "launch", "gap"))
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Ways by the point they lead to. The first to each point determined its recorded time."""
+
+    to: Ints
+    """A node: device nodes first, then host nodes."""
+    origin: Ints
+    """The point where it begins, at its end."""
+    sync: Ints
+    """Name of the last synchronising call on the way that waited for the device, or NONE."""
+    spent: Ints
+    """[class, way]: the time in each of PATH_CLASSES, from the end of `origin` to the start of `to`."""
+
+
+@dataclass(frozen=True)
+class _Hop:
+    """For each node its cause, the delay after it and the class of the delay."""
+
+    cause: Ints
+    delay: Ints
+    kind: Ints
+
+    def pick(self, nodes: Ints) -> _Hop:
+        return _Hop(self.cause[nodes], self.delay[nodes], self.kind[nodes])
+
+
+def points_of(graph: Graph) -> Mask:
+    """By node: collectives, bounds of steps and recordings, the last event of each stream in a step, and what has no
+    cause."""
+    device, host = graph.device, graph.host
+    order = np.argsort(device.stream, kind="stable")
+    last_of_step = np.zeros(len(order), dtype=bool)
+    last_of_step[order] = (np.diff(device.stream[order], append=NONE) != 0) | (
+        np.diff(device.step[order], append=NONE) != 0
+    )
+    on_device = (device.match != NONE) | (device.before == NONE) | last_of_step
+    number = np.arange(len(host.rank))
+    on_host = (host.opens != NONE) | (host.match != NONE) | (host.step != NONE) | host.is_end
+    on_host |= host.kind == HOST_CLASSES.index("unrecorded")
+    on_host |= host.before != number - 1  # the first of a rank, and where threads meet
+    on_host |= np.diff(host.rank, append=NONE) != 0
+    return np.concatenate([on_device, on_host])
+
+
+def ways_between(graph: Graph, is_point: Mask, end: Ints) -> Ways:
+    """The ways between the points; `end` has the end of each node."""
+    found = list(_Walker(graph, is_point, end).ways())
+    points = np.flatnonzero(is_point)
+    kept = _needed(found)
+    to = np.concatenate([points[mask] for mask in kept])
+    origin, sync = (
+        np.concatenate([getattr(one, name)[mask] for one, mask in zip(found, kept, strict=True)])
+        for name in ("origin", "sync")
+    )
+    spent = np.concatenate([one.spent[:, mask] for one, mask in zip(found, kept, strict=True)], axis=1)
+    order = np.argsort(to, kind="stable")
+    return Ways(to[order], origin[order], sync[order], spent[:, order])
+
+
+def _needed(found: list[Ways]) -> list[Mask]:
+    """Without a way that spends in every class at most what another one from the same point spends."""
+    kept = [one.origin != NONE for one in found]
+    for (i, a), (j, b) in permutations(enumerate(found), 2):
+        same = kept[i] & kept[j] & (a.origin == b.origin) & ((b.sync == NONE) | (a.sync == b.sync))
+        less = same & (a.spent <= b.spent).all(axis=0)
+        kept[i] &= ~(less if j < i else less & (a.spent < b.spent).any(axis=0))
+    return kept
+
+
+class _Walker:
+    """The graph with one numbering: device nodes first, then host nodes."""
+
+    def __init__(self, graph: Graph, is_point: Mask, end: Ints) -> None:
+        self.graph, self.is_point, self.end = graph, is_point, end
+        device, host = graph.device, graph.host
+        self.devices = len(device.rank)
+        self.start = np.concatenate([device.start, host.time])
+        self._prepare_device()
+        self._prepare_streams()
+        self._prepare_host()
+
+    def _prepare_device(self) -> None:
+        device, lags = self.graph.device, self.graph.lags
+        launch, stream, other = self.graph.constraints()
+        caused = (device.launch != NONE) | (device.before != NONE) | (device.other != NONE)
+        later = np.where(caused, device.start - np.maximum(np.maximum(launch, stream), other), 0)
+        gap = np.full(self.devices, _GAP)
+        on_host = np.where(device.launch != NONE, device.launch + self.devices, NONE)
+        self.by_launch = _Hop(on_host, lags.launch[device.rank] + later, np.full(self.devices, _LAUNCH))
+        self.by_stream = _Hop(device.before, lags.stream[device.rank] + later, gap)
+        self.by_other = _Hop(device.other, lags.other[device.rank] + later, gap)
+        self.by_device = _either(other > stream, self.by_other, self.by_stream)
+
+    def _prepare_streams(self) -> None:
+        """Sums along each stream, up to the start of each of its nodes."""
+        device = self.graph.device
+        order = np.argsort(device.stream, kind="stable")
+        self._place = np.empty(self.devices, dtype=np.int64)
+        self._place[order] = np.arange(self.devices)
+        took = (device.end - device.start)[order]
+        self._on_stream = np.zeros((len(PATH_CLASSES), self.devices + 1), dtype=np.int64)
+        for kind in range(len(DEVICE_CLASSES)):
+            self._on_stream[kind, 1:] = np.cumsum(np.where(device.kind[order] == kind, took, 0))
+        delay = np.where(device.before != NONE, self.by_stream.delay, 0)[order]
+        self._on_stream[_GAP, 1:] = np.cumsum(delay)
+        self._stream_order = order
+        self._point_before = _last_before(self.is_point[: self.devices][order])
+
+    def _prepare_host(self) -> None:
+        """Sums along the host, up to each of its nodes; a call that waits takes no time of its own."""
+        host, devices = self.graph.host, self.devices
+        waits = host.target != NONE
+        opener = np.full(int(max(host.opens.max(initial=0), host.match.max(initial=0))) + 1, NONE)
+        opener[host.opens[host.opens != NONE]] = np.flatnonzero(host.opens != NONE) + devices
+        opened = np.where((host.match != NONE) & ~waits, opener[np.maximum(host.match, 0)], NONE)
+        own = host.time - follow(host.before, host.time, 0)
+        # What follows the start of a host collective on its thread waits for the end of it.
+        chained = (host.before != NONE) & (follow(host.before, host.opens, NONE) == NONE)
+        self.by_host = _Hop(
+            np.where(chained, host.before + devices, NONE),
+            np.where(waits | (opened != NONE) | (host.before == NONE), 0, own),
+            _HOST_PLACE + host.kind,
+        )
+        cause = causes(self.graph)
+        cause[devices:] = np.where(opened != NONE, opened, cause[devices:])
+        on_device = cause < devices
+        kind = np.where(on_device[devices:], _SYNC, _HOST_PLACE + host.kind)
+        kind = np.concatenate([np.where(on_device[:devices], _GAP, _LAUNCH), kind])
+        self.recorded = _Hop(cause, self.start - follow(cause, self.end, 0), kind)
+        self._on_host = np.stack(
+            [np.cumsum(np.where(host.kind == one, self.by_host.delay, 0)) for one in range(len(HOST_CLASSES))]
+        )
+        self._host_point = _last_at(self.is_point[devices:])
+        self._host_stop = _last_at(self.is_point[devices:] | waits)
+
+    def _along_device(self) -> _Hop:
+        """On the device never by the launch; on the host as recorded."""
+        both = (
+            np.concatenate([getattr(self.by_device, name), getattr(self.recorded, name)[self.devices :]])
+            for name in ("cause", "delay", "kind")
+        )
+        found = _Hop(*both)
+        return _either(found.cause == NONE, self.recorded, found)
+
+    def ways(self) -> Iterator[Ways]:
+        """Each has one entry for every point; those without this way have no origin."""
+        points = np.flatnonzero(self.is_point)
+        on_device = points < self.devices
+        device, host = points[on_device], points[~on_device] - self.devices
+        yield self._walk(points, self.recorded.pick(points), self.recorded)
+        launched, stream, other, along = (
+            hop.pick(device) for hop in (self.by_launch, self.by_stream, self.by_other, self.by_device)
+        )
+        yield self._placed(points, on_device, self._walk(device, launched, self.recorded))
+        yield self._placed(points, on_device, self._walk(device, along, self._along_device()))
+        yield self._placed(points, on_device, self._along_host(launched))
+        yield self._placed(points, ~on_device, self._along_host(self.by_host.pick(host)))
+        for hop in (stream, other):
+            yield self._placed(points, on_device, self._along_stream(hop))
+
+    def _placed(self, points: Ints, where: Mask, found: Ways) -> Ways:
+        """With entries for all points."""
+        spent = np.zeros((len(PATH_CLASSES), len(points)), dtype=np.int64)
+        spent[:, where] = found.spent
+        origin, sync = (np.full(len(points), NONE) for _ in range(2))
+        origin[where], sync[where] = found.origin, found.sync
+        return Ways(points, origin, sync, spent)
+
+    def _walk(self, points: Ints, first: _Hop, then: _Hop) -> Ways:
+        """From each point back to another, by these hops; all walks advance together."""
+        spent = np.zeros((len(PATH_CLASSES), len(points)), dtype=np.int64)
+        origin, sync = np.full(len(points), NONE), np.full(len(points), NONE)
+        live = np.flatnonzero(first.cause != NONE)
+        at, hop = points[live], first.pick(live)
+        device = self.graph.device
+        while len(live):
+            spent[hop.kind, live] += hop.delay
+            waited = (at >= self.devices) & (hop.cause < self.devices) & (sync[live] == NONE)
+            sync[live[waited]] = self.graph.host.name[at[waited] - self.devices]
+            at = self._back_on_host(hop.cause, live, spent, self._host_stop)
+            there = self.is_point[at]
+            origin[live[there]] = at[there]
+            live, at = live[~there], at[~there]
+            running = at < self.devices
+            node = at[running]
+            spent[device.kind[node], live[running]] += (device.end - device.start)[node]
+            hop = then.pick(at)
+        return Ways(points, origin, sync, spent)
+
+    def _back_on_host(self, nodes: Ints, columns: Ints, spent: Ints, stop: Ints) -> Ints:
+        """The last node of `stop` at or before each host node; device nodes stay. Adds the time between."""
+        on_host = np.flatnonzero(nodes >= self.devices)
+        late = nodes[on_host] - self.devices
+        early = stop[late]
+        spent[_HOST_KINDS, columns[on_host]] += self._on_host[:, late] - self._on_host[:, early]
+        found: Ints = nodes.copy()
+        found[on_host] = early + self.devices
+        return found
+
+    def _along_host(self, first: _Hop) -> Ways:
+        """Back to a point of the host, whatever its calls waited for."""
+        live = np.flatnonzero(first.cause != NONE)
+        spent = np.zeros((len(PATH_CLASSES), len(first.cause)), dtype=np.int64)
+        spent[first.kind[live], live] = first.delay[live]
+        origin = np.full(len(first.cause), NONE)
+        origin[live] = self._back_on_host(first.cause[live], live, spent, self._host_point)
+        return Ways(origin, origin, np.full(len(origin), NONE), spent)
+
+    def _along_stream(self, first: _Hop) -> Ways:
+        """Back to a point of the stream of the first cause, whatever its events waited for."""
+        live = np.flatnonzero(first.cause != NONE)
+        spent = np.zeros((len(PATH_CLASSES), len(first.cause)), dtype=np.int64)
+        spent[_GAP, live] = first.delay[live]
+        node = first.cause[live]
+        late = self._place[node]
+        between = ~self.is_point[node]
+        early = np.where(between, self._point_before[late], late)
+        sums = self._on_stream
+        after = late[between] + 1
+        spent[:, live[between]] += sums[:, after] - sums[:, early[between] + 1]
+        origin = np.full(len(first.cause), NONE)
+        origin[live] = self._stream_order[early]
+        return Ways(origin, origin, np.full(len(origin), NONE), spent)
+
+
+def _either(mask: Mask, one: _Hop, two: _Hop) -> _Hop:
+    return _Hop(
+        *(np.where(mask, getattr(one, name), getattr(two, name)) for name in ("cause", "delay", "kind"))
+    )
+
+
+def _last_at(mask: Mask) -> Ints:
+    """The last place at or before each at which the mask is set."""
+    found: Ints = np.maximum.accumulate(np.where(mask, np.arange(len(mask)), NONE))
+    return found
+
+
+def _last_before(mask: Mask) -> Ints:
+    return np.concatenate([[NONE], _last_at(mask)[:-1]]) if len(mask) else np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -16,8 +17,10 @@ from rankscope.analysis.critical_path.graph.nodes import NONE, Mask, MatchedColl
 from rankscope.analysis.critical_path.path import PATH_CLASSES
 from rankscope.analysis.critical_path.reduced.rank_graph import RankGraph, rank_graphs
 from rankscope.analysis.within_rank.kernel_sums import compute_time
+from rankscope.collective_kinds import KINDS
 from rankscope.records import dataclass
 from rankscope.store.arrays import Floats, count_before, number_rows, starts_group
+from rankscope.store.separate_runs import SESSION_GAP_NS
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
 
@@ -255,3 +258,50 @@ def _matched(
 def _kernel_shares(run: Run, scope: Scope, ranks: Sequence[int], chosen: Callable[[str], bool]) -> Floats:
     named, every = compute_time(run, scope, chosen), compute_time(run, scope, lambda name: True)
     return np.array([named.get(rank, 0) / every[rank] if every.get(rank) else 0.0 for rank in ranks])
+
+
+_COMM, _HOST, _UNRECORDED = map(PATH_CLASSES.index, ("comm", "host", "unrecorded"))
+
+Piece = tuple[int, int, str | None]
+"""Class, rank, and the kind of a collective."""
+
+
+def reduced_path(graph: ReducedGraph) -> Counter[Piece]:
+    """The time of each piece on the path, from the last end back to the start of the window."""
+    found: Counter[Piece] = Counter()
+    inside = np.flatnonzero(graph.inside)
+    if not len(inside):
+        return found
+    low, high = graph.window
+    first_way = np.full(len(graph.rank), NONE)
+    first_way[graph.to[::-1]] = np.arange(len(graph.to))[::-1]
+    matched = graph.collectives
+    spent = graph.work.spent
+    at = int(inside[graph.end[inside].argmax()])
+    now = high
+    for _ in range(len(graph.rank)):  # in case of a cycle
+        if now <= low:
+            break
+        match = int(graph.match[at])
+        arrived = int(matched.last[match]) if match != NONE else at
+        name = KINDS[matched.kind[match]] if match != NONE else None
+        begun = max(int(graph.start[arrived]), low)
+        found[_COMM if match != NONE else int(graph.kind[at]), int(graph.rank[at]), name] += now - begun
+        now, at = begun, arrived
+        way = int(first_way[at])
+        if way == NONE:
+            break
+        origin, rank = int(graph.origin[way]), int(graph.rank[at])
+        if not graph.inside[origin]:  # the rest of the way to the start of the window is not known by class
+            break
+        begun = int(graph.end[origin])
+        for kind, times in enumerate(spent):
+            took = int(times[way])
+            # Of a way that begins before the window, each class counts by the same share.
+            found[kind, rank, None] += took if begun >= low else took * (now - low) // (now - begun)
+        now, at = begun, origin
+    if now > low:
+        # A rank that begins later than this was recorded later: nothing is known of its time before.
+        kind = _UNRECORDED if now - low > SESSION_GAP_NS else _HOST
+        found[kind, int(graph.rank[at]), None] += now - low
+    return +found
