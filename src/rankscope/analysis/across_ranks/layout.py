@@ -361,10 +361,7 @@ def _grid(found: Layout) -> tuple[list[dict[str, Any]], tuple[Column, ...]]:
             row.setdefault(place[inner], []).append(rank)
     width = found.sizes[inner]
     rows = [
-        {
-            **dict(zip(outer, key, strict=True)),
-            **{f"{inner}_{i}": _cell(row.get(i)) for i in range(width)},
-        }
+        {**dict(zip(outer, key, strict=True)), **{f"{inner}_{i}": _cell(row.get(i)) for i in range(width)}}
         for key, row in sorted(cells.items(), key=lambda pair: tuple(-1 if x is None else x for x in pair[0]))
     ]
     columns = (

@@ -34,9 +34,7 @@ COLUMNS = (
     ),
     Column("own_wait_ns", "ns", "time that it waited for other ranks", title="Own wait"),
     Column(
-        "compute_ns",
-        "ns",
-        "extra compute time before those collectives, over the median of the other ranks",
+        "compute_ns", "ns", "extra compute time before those collectives, over the median of the other ranks"
     ),
     Column("host_ns", "ns", "extra time in none of the other classes: the host is late"),
     Column("copy_ns", "ns", "extra time in copies", minor=True),
@@ -283,12 +281,7 @@ def _waited(start: Ints, wait: Ints, group: Ints, count: int) -> Ints:
 
 
 def _finding(
-    run: Run,
-    scope: Scope,
-    found: Waits,
-    late: Lateness,
-    who: Culprits,
-    caused: _Caused | None,
+    run: Run, scope: Scope, found: Waits, late: Lateness, who: Culprits, caused: _Caused | None
 ) -> Finding | None:
     largest = caused.largest() if caused else None
     wait = caused.by(who.ranks) if caused and who.ranks else None

@@ -184,12 +184,7 @@ def _rows(graph: Graph, path: CriticalPath, names: list[str]) -> list[dict[str, 
     sums = np.zeros(len(keys), dtype=np.int64)
     np.add.at(sums, place, path.end - path.start)
     rows: list[dict[str, Any]] = [
-        {
-            "class": PATH_CLASSES[kind],
-            "rank": graph.ranks[rank],
-            "name": names[name],
-            "ns": ns,
-        }
+        {"class": PATH_CLASSES[kind], "rank": graph.ranks[rank], "name": names[name], "ns": ns}
         for (kind, rank, name), ns in zip(keys.tolist(), sums.tolist(), strict=True)
         if ns
     ]

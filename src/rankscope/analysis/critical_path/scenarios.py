@@ -52,9 +52,7 @@ def hide_comm() -> Scenario:
     def reduced(graph: ReducedGraph, work: Work) -> Work:
         alone = graph.is_collective & (graph.match == NONE)
         return replace(
-            _without(work, (_COMM,)),
-            transfer=np.zeros_like(work.transfer),
-            own=np.where(alone, 0, work.own),
+            _without(work, (_COMM,)), transfer=np.zeros_like(work.transfer), own=np.where(alone, 0, work.own)
         )
 
     return Scenario(

@@ -22,11 +22,7 @@ from rankscope.units import format_rounded
 
 COLUMNS = (
     Column("what", help="the scenario", title="Scenario", at_end=True),
-    Column(
-        "base_ns",
-        "ns",
-        "step time as recorded: the mean over ranks and steps",
-    ),
+    Column("base_ns", "ns", "step time as recorded: the mean over ranks and steps"),
     Column("predicted_ns", "ns", "predicted step time"),
     Column("saved_ns", "ns", "base minus predicted"),
     Column("change_pct", "percent", "change relative to base"),

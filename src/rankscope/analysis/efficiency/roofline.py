@@ -16,14 +16,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded
 from rankscope.analysis.core.step_times import mean_step_ns, periods, step_count
 from rankscope.analysis.efficiency.ncu_metrics import roofline_points
-from rankscope.analysis.within_rank.op_work import (
-    NO_KERNEL,
-    NO_SHAPES,
-    OpWork,
-    RankWork,
-    op_work,
-    rank_work,
-)
+from rankscope.analysis.within_rank.op_work import NO_KERNEL, NO_SHAPES, OpWork, RankWork, op_work, rank_work
 from rankscope.devices import Ceilings
 from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows

@@ -11,6 +11,8 @@ from rankscope.sql import sql_texts
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
+MOSTLY_UNDERSTOOD_PCT = 90
+"""Of the events: below this share the figures are in doubt. Chosen, not measured."""
 _MOST_NAMES = 3
 _MOST_CATEGORIES = 4
 _LONGEST_NAME = 60

@@ -9,8 +9,8 @@ from statistics import median
 from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import SLOW_FIRST_STEP
-from rankscope.analysis.health.contents import understood
-from rankscope.analysis.health.doubts import world_size
+from rankscope.analysis.health.contents import MOSTLY_UNDERSTOOD_PCT, understood
+from rankscope.analysis.health.doubts import COMPLETE_STEP, world_size
 from rankscope.analysis.within_rank.kernel_families import family
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.readers.base import PACKETS_NOT_READ, rank_from_name
@@ -23,7 +23,6 @@ COLUMNS = (
     Column("value", help="the measured value"),
     Column("check", help="what is checked"),
 )
-_MOSTLY_UNDERSTOOD_PCT = 90
 _HALF_UNDERSTOOD_PCT = 50
 _LAUNCHES = r"Launch|MemcpyAsync|MemsetAsync|MemcpyHtoD|MemcpyDtoH"
 
@@ -146,7 +145,7 @@ def _events_understood(run: Run) -> Check:
     """Below 90 % is info, below 50 % a warning, none at all critical."""
     events = understood(run, Scope())
     finding = None
-    if events.pct < _MOSTLY_UNDERSTOOD_PCT:
+    if events.pct < MOSTLY_UNDERSTOOD_PCT:
         severity: Severity = "warning" if events.pct < _HALF_UNDERSTOOD_PCT else "info"
         finding = Finding(
             severity if events.in_classes else "critical",
@@ -370,11 +369,12 @@ def _warm_up(rows: list[tuple[int, int, int, int, str]]) -> Check:
 
 
 def _truncated(run: Run) -> Check:
-    """A step with less than 70 % of the usual number of GPU events of its rank is incomplete."""
+    """Steps with fewer GPU events than is usual for their rank."""
     cut = run.rows(
         "WITH counts AS (SELECT s.rank, s.step, count(g.id) AS events FROM steps s LEFT JOIN gpu g ON g.rank = s.rank "
         "AND g.step = s.step GROUP BY ALL), typical AS (SELECT rank, median(events) AS usual FROM counts GROUP BY ALL) "
-        "SELECT rank, step, events, usual FROM counts JOIN typical USING (rank) WHERE events < 0.7 * usual ORDER BY ALL"
+        "SELECT rank, step, events, usual FROM counts JOIN typical USING (rank) "
+        f"WHERE events < {COMPLETE_STEP} * usual ORDER BY ALL"
     )
     finding = None
     if cut:

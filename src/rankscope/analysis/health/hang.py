@@ -71,11 +71,11 @@ def hang_in(folder: Path, ranks: Collection[int] | None = None) -> Result:
     rows += [_row(silent, (), rings, at)] if silent else []
     recorder = _flight(folder, ranks)
     gone_on = _gone_on(dumps, rings, folder)
-    notes = [
-        *_headings(dumps),
-        *gone_on,
-        *(f"flight recorder: {note}" for note in (recorder.notes if recorder else ())),
+    headings = [
+        f"stacks of {len(dumps)} ranks: {dump.heading.lstrip('# ')}" for dump in [*dumps.values()][:1]
     ]
+    recorded = [f"flight recorder: {note}" for note in (recorder.notes if recorder else ())]
+    notes = [*headings, *gone_on, *recorded]
     odd = odd_ranks(stuck, at) if stuck else None
     finding = _finding(odd, groups, recorder, over=bool(gone_on) and not stuck)
     return Result("hang", "Where the ranks stand", "last step", COLUMNS, rows, (finding,), tuple(notes))
@@ -84,23 +84,17 @@ def hang_in(folder: Path, ranks: Collection[int] | None = None) -> Result:
 def _row(
     members: Sequence[int], frames: Sequence[Frame], rings: dict[int, RankRing], at: int
 ) -> dict[str, Any]:
-    known = [rings[rank] for rank in members if rank in rings]
-    phases = dict.fromkeys(phase_of(ring) for ring in known)
-    place = own_frame(frames)
+    own_rings = [rings[rank] for rank in members if rank in rings]
+    phases = dict.fromkeys(phase_of(ring) for ring in own_rings)
     return {
         "ranks": list(members),
         "count": len(members),
-        "last_step": min((ring.last_step for ring in known), default=None),
+        "last_step": min((ring.last_step for ring in own_rings), default=None),
         "phase": ", ".join(phases) or None,
-        "where": str(place) if place else _NO_STACKS,
-        "waiting_ns": round(max((without_step_s(ring, at) for ring in known), default=0) * 1e9),
+        "where": str(own_frame(frames) or _NO_STACKS),
+        "waiting_ns": round(max((without_step_s(ring, at) for ring in own_rings), default=0) * 1e9),
         "stack": " < ".join(map(str, frames)) or None,
     }
-
-
-def _headings(dumps: dict[int, StackDump]) -> list[str]:
-    first = next(iter(dumps.values()), None)
-    return [f"stacks of {len(dumps)} ranks: {first.heading.lstrip('# ')}"] if first else []
 
 
 def _gone_on(dumps: dict[int, StackDump], rings: dict[int, RankRing], folder: Path) -> list[str]:

@@ -381,10 +381,7 @@ def build_graph(run: Run, scope: Scope, rows: Collectives, matches: int) -> Grap
         lags,
         matched,
         window_of(
-            run,
-            scope,
-            np.concatenate([device.start, host.time]),
-            np.concatenate([device.end, host.time]),
+            run, scope, np.concatenate([device.start, host.time]), np.concatenate([device.end, host.time])
         ),
         steps,
         graph_notes(int((device.launch == NONE).sum()), steps),
