@@ -61,8 +61,8 @@ def rank_groups(run: Run, scope: Scope, by: str) -> list[RankGroup]:
                 members.setdefault((axis, name), []).append(rank)
     names = [column.name for column in _GROUP_COLUMNS[by][:-1]]
     return [
-        RankGroup(dict(zip(names, key, strict=True)) | {"ranks": as_ranges(own)}, tuple(own))
-        for key, own in members.items()
+        RankGroup(dict(zip(names, key, strict=True)) | {"ranks": as_ranges(group)}, tuple(group))
+        for key, group in members.items()
     ]
 
 
@@ -80,9 +80,9 @@ def _with_groups(analyse: Analyse, columns: Sequence[Column], combine: Combine, 
         of_rank = {row["rank"]: row for row in result.rows if row.get("step") is None}
         rows = []
         for group in rank_groups(run, scope, by):
-            own = [of_rank[rank] for rank in group.ranks if rank in of_rank]
-            if own:
-                rows.append(dict(group.key) | combine(own))
+            members = [of_rank[rank] for rank in group.ranks if rank in of_rank]
+            if members:
+                rows.append(dict(group.key) | combine(members))
         axes = list(dict.fromkeys(row.get("axis") for row in rows))
         rows.sort(key=lambda row: (axes.index(row.get("axis")), -row[order]))
         missing = () if rows else (_NO_NODES if by == "node" else _NO_GROUPS,)
@@ -170,14 +170,13 @@ def collectives_by(run: Run, scope: Scope, by: str | None) -> Result:
     result = collectives(run, scope)
     if by is None:
         return result
-    axis_of = {
-        (one.group.name, as_ranges(list(one.group.ranks))): one.axis for one in layout_of(run, Scope()).groups
-    }
+    groups = layout_of(run, Scope()).groups
+    axis_of = {(group.name, as_ranges(list(group.ranks))): group.axis for group in groups}
     members: dict[tuple[Any, ...], list[Row]] = {}
     for row in result.rows:
         axis = axis_of.get((row["group"], row["members"]), "other")
         members.setdefault((axis, row["kind"], row["dtype"], row["bytes"]), []).append(row)
-    rows = [_of_groups(key, own) for key, own in members.items()]  # the largest total first, as before
+    rows = [_of_groups(key, group) for key, group in members.items()]  # the largest total first, as before
     return replace(result, columns=_COLLECTIVE_COLUMNS, rows=rows)
 
 
@@ -194,5 +193,5 @@ def _of_groups(key: tuple[Any, ...], rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _mean_known(rows: Sequence[Row], name: str) -> int | None:
-    known = [row for row in rows if row[name] is not None]
-    return _mean(known, name) if known else None
+    values = [row for row in rows if row[name] is not None]
+    return _mean(values, name) if values else None
