@@ -1,4 +1,9 @@
-"""The reduced graph of each rank, made from its events and kept in the store."""
+"""The reduced graph of each rank, made from its events and kept in the store.
+
+Points are the nodes that it keeps. Between two of them the graph of events has many ways; those become edges that a
+replay may need, with the time that each spends in each class: the way that determined the recorded time, and those
+along one stream, along the device and along the host, which determine the time when others become shorter.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +38,8 @@ _SYNC, _LAUNCH, _GAP = map(PATH_CLASSES.index, ("sync", "launch", "gap"))
 
 
 @dataclass(frozen=True)
-class Ways:
-    """Ways by the point they lead to. The first to each point determined its recorded time."""
+class Edges:
+    """Edges by the point they lead to. The first to each point determined its recorded time."""
 
     to: Ints
     """A node: device nodes first, then host nodes."""
@@ -44,6 +49,9 @@ class Ways:
     """Name of the last synchronising call on the way that waited for the device, or NONE."""
     spent: Ints
     """[class, way]: the time in each of PATH_CLASSES, from the end of `origin` to the start of `to`."""
+
+    def pick(self, order: Ints) -> Edges:
+        return Edges(self.to[order], self.origin[order], self.sync[order], self.spent[:, order])
 
 
 @dataclass(frozen=True)
@@ -76,29 +84,27 @@ def points_of(graph: Graph) -> Mask:
     return np.concatenate([on_device, on_host])
 
 
-def ways_between(graph: Graph, is_point: Mask, end: Ints) -> Ways:
+def edges_between(graph: Graph, is_point: Mask, end: Ints) -> Edges:
     """The ways between the points; `end` has the end of each node."""
-    found = list(_Walker(graph, is_point, end).ways())
+    kinds = list(_Walker(graph, is_point, end).edges())
     points = np.flatnonzero(is_point)
-    kept = _needed(found)
-    to = np.concatenate([points[mask] for mask in kept])
-    origin, sync = (
-        np.concatenate([getattr(one, name)[mask] for one, mask in zip(found, kept, strict=True)])
-        for name in ("origin", "sync")
-    )
-    spent = np.concatenate([one.spent[:, mask] for one, mask in zip(found, kept, strict=True)], axis=1)
-    order = np.argsort(to, kind="stable")
-    return Ways(to[order], origin[order], sync[order], spent[:, order])
+    needed = _needed(kinds)
+    pairs = list(zip(kinds, needed, strict=True))
+    to = np.concatenate([points[mask] for mask in needed])
+    origin = np.concatenate([edges.origin[mask] for edges, mask in pairs])
+    sync = np.concatenate([edges.sync[mask] for edges, mask in pairs])
+    spent = np.concatenate([edges.spent[:, mask] for edges, mask in pairs], axis=1)
+    return Edges(to, origin, sync, spent).pick(np.argsort(to, kind="stable"))
 
 
-def _needed(found: list[Ways]) -> list[Mask]:
+def _needed(kinds: list[Edges]) -> list[Mask]:
     """Without a way that spends in every class at most what another one from the same point spends."""
-    kept = [one.origin != NONE for one in found]
-    for (i, a), (j, b) in permutations(enumerate(found), 2):
-        same = kept[i] & kept[j] & (a.origin == b.origin) & ((b.sync == NONE) | (a.sync == b.sync))
+    needed = [edges.origin != NONE for edges in kinds]
+    for (i, a), (j, b) in permutations(enumerate(kinds), 2):
+        same = needed[i] & needed[j] & (a.origin == b.origin) & ((b.sync == NONE) | (a.sync == b.sync))
         less = same & (a.spent <= b.spent).all(axis=0)
-        kept[i] &= ~(less if j < i else less & (a.spent < b.spent).any(axis=0))
-    return kept
+        needed[i] &= ~(less if j < i else less & (a.spent < b.spent).any(axis=0))
+    return needed
 
 
 class _Walker:
@@ -147,12 +153,12 @@ class _Walker:
         opener = np.full(int(max(host.opens.max(initial=0), host.match.max(initial=0))) + 1, NONE)
         opener[host.opens[host.opens != NONE]] = np.flatnonzero(host.opens != NONE) + devices
         opened = np.where((host.match != NONE) & ~waits, opener[np.maximum(host.match, 0)], NONE)
-        own = host.time - follow(host.before, host.time, 0)
+        own_ns = host.time - follow(host.before, host.time, 0)
         # What follows the start of a host collective on its thread waits for the end of it.
         chained = (host.before != NONE) & (follow(host.before, host.opens, NONE) == NONE)
         self.by_host = _Hop(
             np.where(chained, host.before + devices, NONE),
-            np.where(waits | (opened != NONE) | (host.before == NONE), 0, own),
+            np.where(waits | (opened != NONE) | (host.before == NONE), 0, own_ns),
             _HOST_PLACE + host.kind,
         )
         cause = causes(self.graph)
@@ -162,7 +168,10 @@ class _Walker:
         kind = np.concatenate([np.where(on_device[:devices], _GAP, _LAUNCH), kind])
         self.recorded = _Hop(cause, self.start - follow(cause, self.end, 0), kind)
         self._on_host = np.stack(
-            [np.cumsum(np.where(host.kind == one, self.by_host.delay, 0)) for one in range(len(HOST_CLASSES))]
+            [
+                np.cumsum(np.where(host.kind == kind, self.by_host.delay, 0))
+                for kind in range(len(HOST_CLASSES))
+            ]
         )
         self._host_point = _last_at(self.is_point[devices:])
         self._host_stop = _last_at(self.is_point[devices:] | waits)
@@ -173,10 +182,10 @@ class _Walker:
             np.concatenate([getattr(self.by_device, name), getattr(self.recorded, name)[self.devices :]])
             for name in ("cause", "delay", "kind")
         )
-        found = _Hop(*both)
-        return _either(found.cause == NONE, self.recorded, found)
+        hop = _Hop(*both)
+        return _either(hop.cause == NONE, self.recorded, hop)
 
-    def ways(self) -> Iterator[Ways]:
+    def edges(self) -> Iterator[Edges]:
         """Each has one entry for every point; those without this way have no origin."""
         points = np.flatnonzero(self.is_point)
         on_device = points < self.devices
@@ -192,15 +201,15 @@ class _Walker:
         for hop in (stream, other):
             yield self._placed(points, on_device, self._along_stream(hop))
 
-    def _placed(self, points: Ints, where: Mask, found: Ways) -> Ways:
+    def _placed(self, points: Ints, where: Mask, edges: Edges) -> Edges:
         """With entries for all points."""
         spent = np.zeros((len(PATH_CLASSES), len(points)), dtype=np.int64)
-        spent[:, where] = found.spent
+        spent[:, where] = edges.spent
         origin, sync = (np.full(len(points), NONE) for _ in range(2))
-        origin[where], sync[where] = found.origin, found.sync
-        return Ways(points, origin, sync, spent)
+        origin[where], sync[where] = edges.origin, edges.sync
+        return Edges(points, origin, sync, spent)
 
-    def _walk(self, points: Ints, first: _Hop, then: _Hop) -> Ways:
+    def _walk(self, points: Ints, first: _Hop, then: _Hop) -> Edges:
         """From each point back to another, by these hops; all walks advance together."""
         spent = np.zeros((len(PATH_CLASSES), len(points)), dtype=np.int64)
         origin, sync = np.full(len(points), NONE), np.full(len(points), NONE)
@@ -219,7 +228,7 @@ class _Walker:
             node = at[running]
             spent[device.kind[node], live[running]] += (device.end - device.start)[node]
             hop = then.pick(at)
-        return Ways(points, origin, sync, spent)
+        return Edges(points, origin, sync, spent)
 
     def _back_on_host(self, nodes: Ints, columns: Ints, spent: Ints, stop: Ints) -> Ints:
         """The last node of `stop` at or before each host node; device nodes stay. Adds the time between."""
@@ -227,20 +236,20 @@ class _Walker:
         late = nodes[on_host] - self.devices
         early = stop[late]
         spent[_HOST_KINDS, columns[on_host]] += self._on_host[:, late] - self._on_host[:, early]
-        found: Ints = nodes.copy()
-        found[on_host] = early + self.devices
-        return found
+        reached: Ints = nodes.copy()
+        reached[on_host] = early + self.devices
+        return reached
 
-    def _along_host(self, first: _Hop) -> Ways:
+    def _along_host(self, first: _Hop) -> Edges:
         """Back to a point of the host, whatever its calls waited for."""
         live = np.flatnonzero(first.cause != NONE)
         spent = np.zeros((len(PATH_CLASSES), len(first.cause)), dtype=np.int64)
         spent[first.kind[live], live] = first.delay[live]
         origin = np.full(len(first.cause), NONE)
         origin[live] = self._back_on_host(first.cause[live], live, spent, self._host_point)
-        return Ways(origin, origin, np.full(len(origin), NONE), spent)
+        return Edges(origin, origin, np.full(len(origin), NONE), spent)
 
-    def _along_stream(self, first: _Hop) -> Ways:
+    def _along_stream(self, first: _Hop) -> Edges:
         """Back to a point of the stream of the first cause, whatever its events waited for."""
         live = np.flatnonzero(first.cause != NONE)
         spent = np.zeros((len(PATH_CLASSES), len(first.cause)), dtype=np.int64)
@@ -254,19 +263,17 @@ class _Walker:
         spent[:, live[between]] += sums[:, after] - sums[:, early[between] + 1]
         origin = np.full(len(first.cause), NONE)
         origin[live] = self._stream_order[early]
-        return Ways(origin, origin, np.full(len(origin), NONE), spent)
+        return Edges(origin, origin, np.full(len(origin), NONE), spent)
 
 
-def _either(mask: Mask, one: _Hop, two: _Hop) -> _Hop:
-    return _Hop(
-        *(np.where(mask, getattr(one, name), getattr(two, name)) for name in ("cause", "delay", "kind"))
-    )
+def _either(mask: Mask, a: _Hop, b: _Hop) -> _Hop:
+    return _Hop(*(np.where(mask, getattr(a, name), getattr(b, name)) for name in ("cause", "delay", "kind")))
 
 
 def _last_at(mask: Mask) -> Ints:
     """The last place at or before each at which the mask is set."""
-    found: Ints = np.maximum.accumulate(np.where(mask, np.arange(len(mask)), NONE))
-    return found
+    last: Ints = np.maximum.accumulate(np.where(mask, np.arange(len(mask)), NONE))
+    return last
 
 
 def _last_before(mask: Mask) -> Ints:
@@ -309,17 +316,17 @@ class RankGraph:
 @kept_per_rank("graph", RankGraph, version=1)
 def rank_graphs(run: Run, scope: Scope) -> dict[int, RankGraph]:
     """Ranks with events in the window."""
-    found: dict[int, RankGraph] = {}
+    graphs: dict[int, RankGraph] = {}
     rows = run.own_collectives()
     if scope.steps is not None:
         rows = rows.pick((rows.step >= scope.steps[0]) & (rows.step <= scope.steps[1]))
     for chunk in chunks(run, scope.ranks_in(run)):
-        own = rows.of_ranks(chunk)
+        alone = rows.of_ranks(chunk)
         # Each collective is a match of its own: what it is matched with on other ranks is not asked here.
-        alone = replace(own, match=np.arange(len(own.rank)))
+        alone = replace(alone, match=np.arange(len(alone.rank)))
         part = replace(scope, ranks=frozenset(chunk))
-        found |= _of_graph(run, build_graph(run, part, alone, len(own.rank)), alone)
-    return found
+        graphs |= _of_graph(run, build_graph(run, part, alone, len(alone.rank)), alone)
+    return graphs
 
 
 def _of_graph(run: Run, graph: Graph, rows: Collectives) -> dict[int, RankGraph]:
@@ -331,25 +338,25 @@ def _of_graph(run: Run, graph: Graph, rows: Collectives) -> dict[int, RankGraph]
     end = np.concatenate([device.end, host.time])
     entry = np.concatenate([device.match, host.opens])
     end = np.where(entry != NONE, rows.end[np.maximum(entry, 0)], end) if len(rows.rank) else end
-    ways = ways_between(graph, is_point, end)
+    edges = edges_between(graph, is_point, end)
     rank = np.concatenate([device.rank, host.rank])
     points = np.flatnonzero(is_point)
     points = points[np.lexsort((points, start[points], rank[points]))]
-    place = np.full(len(is_point), NONE)
-    place[points] = np.arange(len(points))
+    number_of = np.full(len(is_point), NONE)
+    number_of[points] = np.arange(len(points))
     firsts = np.searchsorted(rank[points], np.arange(len(graph.ranks) + 1))
-    order = np.argsort(place[ways.to], kind="stable")
-    ways = Ways(place[ways.to[order]], place[ways.origin[order]], ways.sync[order], ways.spent[:, order])
-    way_firsts = np.searchsorted(ways.to, firsts)
+    edges = replace(edges, to=number_of[edges.to], origin=number_of[edges.origin])
+    edges = edges.pick(np.argsort(edges.to, kind="stable"))
+    edge_firsts = np.searchsorted(edges.to, firsts)
     on_host, on_device, most = recording_cycles(graph)
     of_host = points >= len(device.rank)
     unrecorded = np.concatenate(
         [np.zeros(len(device.rank), dtype=bool), host.kind == HOST_CLASSES.index("unrecorded")]
     )
-    known = entry[points] != NONE
+    is_collective = entry[points] != NONE
     columns = {
-        "segment": np.where(known, _of_rows(rows.segment, entry[points]), NONE),
-        "slice": np.where(known, _of_rows(rows.slice, entry[points]), NONE),
+        "segment": np.where(is_collective, _of_rows(rows.segment, entry[points]), NONE),
+        "slice": np.where(is_collective, _of_rows(rows.slice, entry[points]), NONE),
         "step": np.concatenate([device.step, _steps_of(graph)])[points],
         "cycle": np.concatenate([on_device, on_host])[points] % most,
         "start": start[points],
@@ -359,29 +366,28 @@ def _of_graph(run: Run, graph: Graph, rows: Collectives) -> dict[int, RankGraph]
         "fixed": unrecorded[points].astype(np.int64),
     }
     lost = np.bincount(device.rank[device.launch == NONE], minlength=len(graph.ranks))
-    found = {}
+    graphs = {}
     for number, of_rank in enumerate(graph.ranks):
-        mine, own = slice(*firsts[number : number + 2]), slice(*way_firsts[number : number + 2])
+        mine, its_edges = slice(*firsts[number : number + 2]), slice(*edge_firsts[number : number + 2])
         if mine.start == mine.stop:
             continue
         values = {name: column[mine] for name, column in columns.items()}
         for name in ("start", "end"):
             values[name] = values[name] - run.origin_ns(of_rank)
-        names = unique_values(ways.sync[own])
-        names = names[names != NONE]
-        sync = np.where(ways.sync[own] == NONE, NONE, np.searchsorted(names, ways.sync[own]))
-        spends = ways.spent[:, own].T != 0
-        found[of_rank] = RankGraph(
+        syncs, spent = edges.sync[its_edges], edges.spent[:, its_edges].T
+        names = unique_values(syncs[syncs != NONE])
+        spends = spent != 0
+        graphs[of_rank] = RankGraph(
             **values,
-            ways=np.bincount(ways.to[own] - mine.start, minlength=mine.stop - mine.start),
-            origin=ways.origin[own] - mine.start,
-            sync=sync,
+            ways=np.bincount(edges.to[its_edges] - mine.start, minlength=mine.stop - mine.start),
+            origin=edges.origin[its_edges] - mine.start,
+            sync=np.where(syncs == NONE, NONE, np.searchsorted(names, syncs)),
             classes=spends @ (1 << np.arange(spends.shape[1])),
-            spent=ways.spent[:, own].T[spends],
+            spent=spent[spends],
             syncs=tuple(graph.names[name] for name in names.tolist()),
             lost=int(lost[number]),
         )
-    return found
+    return graphs
 
 
 def _of_rows(column: Ints, entry: Ints) -> Ints:
@@ -393,5 +399,5 @@ def _steps_of(graph: Graph) -> Ints:
     host = graph.host
     begins = (host.step != NONE) & ~host.is_end
     last = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), NONE))
-    known = (last != NONE) & (host.rank[last] == host.rank)
-    return np.where(known, host.step[last], NONE)
+    has_begun = (last != NONE) & (host.rank[last] == host.rank)
+    return np.where(has_begun, host.step[last], NONE)
