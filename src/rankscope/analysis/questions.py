@@ -21,7 +21,7 @@ from rankscope.analysis.health.flight import flight
 from rankscope.analysis.health.hang import hang
 from rankscope.analysis.health.telemetry import telemetry
 from rankscope.analysis.memory.allocators import allocators
-from rankscope.analysis.memory.fragments import fragments
+from rankscope.analysis.memory.snapshot import fragments
 from rankscope.analysis.memory.usage import memory
 from rankscope.analysis.within_rank.dataloader import dataloader
 from rankscope.analysis.within_rank.event_tables import annotated, api, kernels, memcpy, steps

@@ -1,14 +1,19 @@
-"""What is allocated at the memory peak, by the op and the line of Python that allocated it."""
+"""What is allocated at the memory peak, by the op and the line of Python that allocated it.
+
+An address is live if its last event up to the peak is an allocation. Memory allocated before the recording has no
+event: it is the allocator's own total minus the live allocations.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.memory.allocator_events import DEVICE_NAME, IS_MEMORY_EVENT, NO_MEMORY_EVENTS
-from rankscope.analysis.memory.snapshot import SnapshotHolder, covers_the_run, snapshot_holders
+from rankscope.analysis.memory.snapshot import covers_the_run, held_at_peak
+from rankscope.analysis.memory.usage import DEVICE_NAME, IS_MEMORY_EVENT, NO_MEMORY_EVENTS
 from rankscope.ranges import rank_words
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
@@ -68,16 +73,16 @@ def live_at_peak(run: Run, scope: Scope) -> list[Holder]:
         LEFT JOIN frames p ON p.rank = n.rank AND p.segment = n.segment AND p.id = n.python
         GROUP BY ALL
     """
-    found = run.rows(sql, [list(ranks), list(devices), list(moments)])
+    rows = run.rows(sql, [list(ranks), list(devices), list(moments)])
     holders = [
         Holder(rank, device, op or UNKNOWN, module, source, size, count)
-        for rank, device, op, module, source, size, count in found
+        for rank, device, op, module, source, size, count in rows
     ]
-    held: dict[tuple[int, str], int] = {}
+    held = Counter[tuple[int, str]]()
     for holder in holders:
-        held[holder.rank, holder.device] = held.get((holder.rank, holder.device), 0) + holder.bytes
+        held[holder.rank, holder.device] += holder.bytes
     for rank, device, allocated, _ in peaks:
-        rest = allocated - held.get((rank, device), 0)
+        rest = allocated - held[rank, device]
         if rest > 0:
             holders.append(Holder(rank, device, BEFORE, None, None, rest, None))
     return sorted(
@@ -115,17 +120,15 @@ def allocators(run: Run, scope: Scope, by: str | None = None) -> Result:
 def _holders(run: Run, scope: Scope) -> tuple[list[Holder], list[str]]:
     """From a device's snapshot if it has one and all steps are in scope, otherwise from the events of the trace."""
     notes = left_out(run, scope)
-    snapped = snapshot_holders(run, scope) if covers_the_run(run, scope) else []
-    seen = {(held.rank, f"GPU {held.device}") for held in snapped}
+    snapped = [
+        Holder(held.rank, f"GPU {held.device}", held.op, None, held.source, held.bytes, held.count)
+        for held in (held_at_peak(run, scope) if covers_the_run(run, scope) else ())
+    ]
+    seen = {(held.rank, held.device) for held in snapped}
     traced = [held for held in live_at_peak(run, scope) if (held.rank, held.device) not in seen]
     if snapped:
-        ranks = sorted({held.rank for held in snapped})
-        notes.append(f"from memory snapshots: {rank_words(ranks)}")
-    return [*traced, *map(_from_snapshot, snapped)], notes
-
-
-def _from_snapshot(held: SnapshotHolder) -> Holder:
-    return Holder(held.rank, f"GPU {held.device}", held.name, None, held.source, held.bytes, held.count)
+        notes.append(f"from memory snapshots: {rank_words({held.rank for held in snapped})}")
+    return [*traced, *snapped], notes
 
 
 def _summed(holders: list[Holder], by: str | None) -> list[dict[str, Any]]:
