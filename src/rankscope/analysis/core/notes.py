@@ -92,12 +92,12 @@ class RankSlices:
 
 @kept_per_rank("slice_counts", RankSlices, version=1, any_window=True)
 def _rank_slices(run: Run, scope: Scope) -> dict[int, RankSlices]:
-    found: dict[int, list[tuple[str, int | None, int]]] = {}
-    for rank, *row in run.rows(
+    of_rank: dict[int, list[tuple[str, int | None, int]]] = {}
+    for rank, category, step, count in run.rows(
         f"SELECT rank, category, step, count(*) FROM slices WHERE {scope.where()} GROUP BY ALL ORDER BY ALL"
     ):
-        found.setdefault(rank, []).append((row[0], row[1], row[2]))
-    return {rank: RankSlices(tuple(counts)) for rank, counts in found.items()}
+        of_rank.setdefault(rank, []).append((category, step, count))
+    return {rank: RankSlices(tuple(counts)) for rank, counts in of_rank.items()}
 
 
 @once_per_run
@@ -105,11 +105,11 @@ def slice_counts(run: Run, scope: Scope) -> dict[str, int]:
     """The number of slices of each category in scope, the most frequent first."""
     counts = Counter[str]()
     low, high = scope.steps or (None, None)
-    for own in _rank_slices(run, scope).values():
-        for category, step, count in own.counts:
+    for slices in _rank_slices(run, scope).values():
+        for category, step, count in slices.counts:
             if low is None or high is None or (step is not None and low <= step <= high):
                 counts[category] += count
-    return dict(sorted(counts.items(), key=lambda one: (-one[1], one[0])))
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def outside_steps(scope: Scope, inside: int, total: int, what: str) -> list[str]:

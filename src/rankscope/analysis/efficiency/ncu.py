@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rankscope.analysis.core.notes import left_out
@@ -17,18 +17,25 @@ from rankscope.timeline.run import Run
 from rankscope.tools import Launch
 from rankscope.units import format_rounded, shorten_middle
 
-HOT_COLUMNS = (
+_OF_PEAKS = (
+    Column("compute_pct", "percent", "of the peak throughput of the SMs (speed of light)"),
+    Column("memory_pct", "percent", "of the peak throughput of the memory system (speed of light)"),
+)
+_RATE = Column("flop_s", "flop/s", "executed FLOPs per second")
+_SIZE_COLUMNS = (
+    Column("grid", help="blocks in x, y, z", minor=True),
+    Column("block", help="threads per block in x, y, z", minor=True),
+)
+_HOT_COLUMNS = (
     Column("name", at_end=True),
     Column("calls", "count", "in the run it was selected from"),
     Column("total_ns", "ns", "in the run it was selected from"),
     Column("avg_ns", "ns", "per launch, in that run", minor=True),
     Column("launches", "count", "launches that ncu measured, over all ranks", minor=True),
     Column("duration_ns", "ns", "mean per launch under ncu, at the clocks that ncu set"),
-    Column("compute_pct", "percent", "of the peak throughput of the SMs (speed of light)"),
-    Column("memory_pct", "percent", "of the peak throughput of the memory system (speed of light)"),
-    Column("flop_s", "flop/s", "executed FLOPs per second"),
-    Column("grid", help="blocks in x, y, z", minor=True),
-    Column("block", help="threads per block in x, y, z", minor=True),
+    *_OF_PEAKS,
+    _RATE,
+    *_SIZE_COLUMNS,
 )
 
 
@@ -56,14 +63,16 @@ def _with_order(run: Run, kernels: list[HotKernel]) -> KernelList:
         if function_name(name) in functions
     ]
     chosen = sql_texts(kernel.name for kernel in kernels)
-    found = run.rows(
+    launched = run.rows(
         f"SELECT DISTINCT g.rank, g.step, g.name, {_SIZES} FROM {_SIZED} AND g.name IN ({chosen})"
     )
     wanted = {kernel[:3] for kernel in kernels}
-    places = Counter(
-        (rank, step) for rank, step, name, grid, block in found if (name, tuple(grid), tuple(block)) in wanted
+    kernels_in = Counter(
+        (rank, step)
+        for rank, step, name, grid, block in launched
+        if (name, tuple(grid), tuple(block)) in wanted
     )
-    rank, step = min(places, key=lambda place: (place[1] is None, -places[place], place[0], place[1] or 0))
+    rank, step = min(kernels_in, key=lambda at: (at[1] is None, -kernels_in[at], at[0], at[1] or 0))
     same_step = "g.step IS NULL" if step is None else f"g.step = {int(step)}"
     rows = run.rows(f"""
         SELECT g.name, {_SIZES} FROM {_SIZED}
@@ -90,15 +99,14 @@ _MOST_LAUNCHES = 50_000
 def hot_kernels_measured(run: Run, listed: KernelList) -> Result:
     """One row per selected kernel: its figures in the run, and the mean of its launches that ncu measured."""
     measured = measured_kernels(run, Scope())
-    launches = [Launch(one.name, one.grid or (), one.block or ()) for one in measured]
+    launches = [Launch(kernel.name, kernel.grid or (), kernel.block or ()) for kernel in measured]
     rows = []
     notes = []
     for kernel in listed.kernels:
-        own = [
-            one for one, launch in zip(measured, launches, strict=True) if listed.is_launch_of(kernel, launch)
-        ]
-        rows.append(_hot_row(kernel, own))
-        if not own:
+        pairs = zip(measured, launches, strict=True)
+        of_kernel = [launched for launched, launch in pairs if listed.is_launch_of(kernel, launch)]
+        rows.append(_hot_row(kernel, of_kernel))
+        if not of_kernel:
             notes.append(
                 f"not measured: {kernel.name} ({kernel.size}): {why_missed(kernel, launches)}; "
                 "rankscope ncu --runs N tries more"
@@ -108,7 +116,9 @@ def hot_kernels_measured(run: Run, listed: KernelList) -> Result:
         notes.append(
             f"{others} measured launches are of other kernels or sizes; rankscope stats FOLDER -r ncu shows them"
         )
-    return Result("ncu_top", "Hot kernels measured by ncu", "whole file", HOT_COLUMNS, rows, (), tuple(notes))
+    return Result(
+        "ncu_top", "Hot kernels measured by ncu", "whole file", _HOT_COLUMNS, rows, (), tuple(notes)
+    )
 
 
 def _hot_row(kernel: HotKernel, launches: Sequence[MeasuredKernel]) -> dict[str, Any]:
@@ -130,30 +140,28 @@ def _hot_row(kernel: HotKernel, launches: Sequence[MeasuredKernel]) -> dict[str,
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 LOW_PCT = 60.0
 """A kernel below this share of both peaks is near neither limit; ncu uses the same threshold."""
 
 MIN_SHARE = 0.1
-"""Share of the measured time; kernels below it give no finding."""
+"""Share of the measured time; kernels below it give no finding. Chosen, not measured."""
 
 COLUMNS = (
     Column("rank"),
     Column("name", at_end=True),
-    Column("grid", help="blocks in x, y, z", minor=True),
-    Column("block", help="threads per block in x, y, z", minor=True),
+    *_SIZE_COLUMNS,
     Column("duration_ns", "ns", "of this launch, at the clocks that ncu set"),
-    Column("compute_pct", "percent", "of the peak throughput of the SMs (speed of light)"),
-    Column("memory_pct", "percent", "of the peak throughput of the memory system (speed of light)"),
+    *_OF_PEAKS,
     Column("dram_pct", "percent", "of the peak DRAM bandwidth", title="DRAM", minor=True),
     Column("tensor_pct", "percent", "share of cycles in which the tensor cores are active"),
     Column("occupancy_pct", "percent", "active warps, of the maximum per SM", minor=True),
     Column("dram_bytes", "bytes", "read from and written to DRAM", title="DRAM traffic", minor=True),
     Column("flops", "flop", "executed FLOPs of all types", minor=True),
-    Column("flop_s", "flop/s", "executed FLOPs per second"),
+    _RATE,
     Column("dtype", help="data type of most of the FLOPs"),
 )
 
@@ -168,17 +176,9 @@ def ncu(run: Run, scope: Scope, by: str | None = None) -> Result:
         notes.append("the report counts no FLOPs; rankscope profile --tool ncu --set roofline records them")
     if kernels and all("occupancy_pct" not in kernel.shares for kernel in kernels):
         notes.append("the report has no occupancy; rankscope profile --tool ncu --set detailed records it")
-    findings = _findings(kernels)
-    rows = [_row(kernel) for kernel in kernels]
-    return Result(
-        "ncu",
-        "Kernels measured by Nsight Compute",
-        "whole file",
-        COLUMNS,
-        rows,
-        tuple(findings),
-        tuple(notes),
-    )
+    findings, rows = tuple(_findings(kernels)), [_row(kernel) for kernel in kernels]
+    title = "Kernels measured by Nsight Compute"
+    return Result("ncu", title, "whole file", COLUMNS, rows, findings, tuple(notes))
 
 
 def _row(kernel: MeasuredKernel) -> dict[str, Any]:
@@ -204,20 +204,17 @@ def _size(dimensions: tuple[int, ...] | None) -> str | None:
     return "x".join(map(str, dimensions)) if dimensions else None
 
 
-def _findings(kernels: list[MeasuredKernel]) -> list[Finding]:
+def _findings(kernels: list[MeasuredKernel]) -> Iterator[Finding]:
     """One per kernel with at least a tenth of the measured time that is near neither limit."""
     total = sum(kernel.duration_ns or 0 for kernel in kernels)
     by_name: dict[tuple[int, str], list[MeasuredKernel]] = {}
     for kernel in kernels:
         by_name.setdefault((kernel.rank, kernel.name), []).append(kernel)
-    found = []
     for launches in by_name.values():
         time = sum(kernel.duration_ns or 0 for kernel in launches)
-        if not time or time < MIN_SHARE * total:  # a report may have no durations
-            continue
-        if (finding := _near_neither_limit(launches, time / total)) is not None:
-            found.append(finding)
-    return found
+        # A report may have no durations.
+        if time and time >= MIN_SHARE * total and (finding := _near_neither_limit(launches, time / total)):
+            yield finding
 
 
 def _near_neither_limit(launches: list[MeasuredKernel], share: float) -> Finding | None:
@@ -226,29 +223,24 @@ def _near_neither_limit(launches: list[MeasuredKernel], share: float) -> Finding
     compute, memory = kernel.shares.get("compute_pct"), kernel.shares.get("memory_pct")
     if compute is None or memory is None or max(compute, memory) >= LOW_PCT:
         return None
-    traffic = (
-        f", DRAM traffic {format_rounded('bytes', kernel.dram_bytes)}"
-        if kernel.dram_bytes is not None
-        else ""
-    )
     key = {"rank": kernel.rank, "name": kernel.name, "grid": _size(kernel.grid)}
     longest, ranks = f"its longest launch on rank {kernel.rank}", (kernel.rank,)
-    time = Fact("duration_ns", kernel.duration_ns or 0, "ns", longest, ranks, key)
-    part = Fact("time_pct", 100 * share, "percent", f"all its launches on rank {kernel.rank}", ranks)
     figures = [
         Fact("compute_pct", compute, "percent", longest, ranks, key),
         Fact("memory_pct", memory, "percent", longest, ranks, key),
-        time,
-        part,
+        Fact("duration_ns", kernel.duration_ns or 0, "ns", longest, ranks, key),
+        Fact("time_pct", 100 * share, "percent", f"all its launches on rank {kernel.rank}", ranks),
     ]
+    traffic = ""
     if kernel.dram_bytes is not None:
+        traffic = f", DRAM traffic {format_rounded('bytes', kernel.dram_bytes)}"
         figures.append(Fact("dram_bytes", kernel.dram_bytes, "bytes", longest, ranks, key))
     return Finding(
         "info",
         f"{shorten_middle(kernel.name, 60)} reaches {compute:.0f} % of the compute peak and {memory:.0f} % of the "
         "memory peak",
         f"Longest launch: {format_rounded('ns', kernel.duration_ns or 0)}, grid {_size(kernel.grid)}{traffic}. "
-        f"All launches: {part.value:.0f} % of the measured time. The kernel is near neither limit; usual causes are "
+        f"All launches: {100 * share:.0f} % of the measured time. The kernel is near neither limit; usual causes are "
         "latency and too little work per launch.",
         ranks=ranks,
         hint="Give each launch more work, or fuse the kernel with its neighbours. ncu --set detailed shows stall "
