@@ -145,12 +145,12 @@ def _recorded(run: Run, scope: Scope) -> str:
 
 def _other_files(run: Run, scope: Scope) -> str:
     """For a run without a trace: the other files it has, and the reports that use them."""
-    found = []
+    files = []
     for kind, (name, reports) in _WITHOUT_TRACE.items():
         count = sum(e.format == kind and (scope.ranks is None or e.rank in scope.ranks) for e in run.segments)
         if count:
-            found.append(f"{count} {name}{'s' * (count > 1)} (-r {reports})")
-    return f"No trace, but {', '.join(found)}" if found else ""
+            files.append(f"{count} {name}{'s' * (count > 1)} (-r {reports})")
+    return f"No trace, but {', '.join(files)}" if files else ""
 
 
 def subject(run: Run, scope: Scope, result: Result) -> str:

@@ -123,3 +123,11 @@ def outside_steps(scope: Scope, inside: int, total: int, what: str) -> list[str]
 def sessions(run: Run) -> dict[tuple[int, int], int]:
     """By rank and segment: files with the same number were recorded by the same job at the same time."""
     return recording_sessions(run.compared)
+
+
+def ranks_by_session(run: Run) -> list[set[int]]:
+    """The ranks that were recorded together; those of a session that are part of another one are left out."""
+    together: dict[int, set[int]] = {}
+    for (rank, _), session in sessions(run).items():
+        together.setdefault(session, set()).add(rank)
+    return [ranks for ranks in together.values() if not any(ranks < other for other in together.values())]

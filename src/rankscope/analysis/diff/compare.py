@@ -132,30 +132,29 @@ def compare(base: Samples, new: Samples, rules: Rules) -> Comparison:
     few = smallest_p(len(base.steps), len(new.steps)) > ALPHA
     p_values: dict[Measure, float | None] = {}
     # The step time is tested alone: among hundreds of other rows, its change would need to be much larger.
-    for tested in ([one for one in both if one == headline], [one for one in both if one != headline]):
+    for tested in ([m for m in both if m == headline], [m for m in both if m != headline]):
         p_values |= dict(zip(tested, _p_values(base, new, tested), strict=True))
     if few:
         notes.append(_few_note(base, new))
     rows = [_row(measure, base, new, p_values.get(measure), rules, few) for measure in measures]
-    order = {report: place for place, report in enumerate(REPORTS)}
     rows.sort(
         key=lambda row: (
             (row["report"], row["key"]) != headline,
             _URGENCY[row["verdict"]],
-            order[row["report"]],
+            REPORTS.index(row["report"]),
             -_size(row),
             row["key"],
         )
     )
     if not rows:
         notes.append("nothing to compare in the window")
-    found = Comparison(base, new, rows, tuple(notes), few, headline, False, rules.min_change_pct)
-    if not _likely(found, rules):
-        return found
+    comparison = Comparison(base, new, rows, tuple(notes), few, headline, False, rules.min_change_pct)
+    if not _likely(comparison, rules):
+        return comparison
     change = rows[0]["change_pct"]
     why = "too few steps" if few else "steps that vary too much"
     note = f"likely, not sure: the step time changed by {change:+.1f} %; its verdict is same because of {why}"
-    return replace(found, likely=True, notes=(note, *notes))
+    return replace(comparison, likely=True, notes=(note, *notes))
 
 
 def _likely(comparison: Comparison, rules: Rules) -> bool:
@@ -248,15 +247,15 @@ def _measures(base: Samples, new: Samples, rules: Rules, notes: list[str]) -> li
 
 def _without_slow_first(samples: Samples, name: str, notes: list[str]) -> Samples:
     """Leave out slow first steps of a recording in every row: their length would hide every difference."""
-    kept = [step not in samples.slow_first for step in samples.steps]
-    if all(kept):
+    usable = [step not in samples.slow_first for step in samples.steps]
+    if all(usable):
         return samples
     notes.append(
         f"{name}: step {as_ranges(sorted(samples.slow_first))} is left out: the first of a recording, more than "
         f"{SLOW_FIRST_STEP:g} times the median of the others"
     )
-    values = {measure: list(compress(one, kept)) for measure, one in samples.values.items()}
-    return replace(samples, steps=list(compress(samples.steps, kept)), values=values)
+    values = {measure: list(compress(of_steps, usable)) for measure, of_steps in samples.values.items()}
+    return replace(samples, steps=list(compress(samples.steps, usable)), values=values)
 
 
 def _comparability_notes(base: Samples, new: Samples) -> Iterable[str]:

@@ -195,8 +195,8 @@ def _collectives(run: Run, scope: Scope, samples: Samples) -> None:
         inside &= np.isin(rows.rank, sorted(scope.ranks))
     step = rows.step if samples.has_steps else np.full_like(rows.step, NO_STEP)
     at = {number: index for index, number in enumerate(samples.steps)}
-    groups, place = number_rows([step[inside], rows.kind[inside], rows.bytes[inside]])
-    totals = np.bincount(place, weights=rows.duration[inside], minlength=len(groups))
+    groups, group = number_rows([step[inside], rows.kind[inside], rows.bytes[inside]])
+    totals = np.bincount(group, weights=rows.duration[inside], minlength=len(groups))
     for (number, kind, size), total in zip(groups.tolist(), totals.tolist(), strict=True):
         if number in at:
             key = f"{KINDS[kind]} {size} B" if size >= 0 else KINDS[kind]
@@ -211,11 +211,11 @@ def _memory(run: Run, scope: Scope, samples: Samples) -> None:
         f"SELECT {_step_column(samples)}, max(allocated_bytes), max(reserved_bytes) FROM instants "
         f"WHERE name = '[memory]' AND device_type <> 0 AND {scope.where()} GROUP BY 1"
     )
-    found = {step: peaks for step, *peaks in rows if step in at}
-    if len(found) < len(at):
+    of_step = {step: peaks for step, *peaks in rows if step in at}
+    if len(of_step) < len(at):
         return
     for index, key in enumerate(("peak allocated", "peak reserved")):
-        peaks = [found[step][index] for step in samples.steps]
+        peaks = [of_step[step][index] for step in samples.steps]
         if None not in peaks:
             samples.values[Measure("memory", key)] = [float(peak) for peak in peaks]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.lost_kernels import kernels_end_in
-from rankscope.analysis.core.notes import sessions
+from rankscope.analysis.core.notes import ranks_by_session
 from rankscope.analysis.core.run_steps import in_order_of_start
 from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.analysis.core.step_times import SLOW_FIRST_STEP, median_of, run_step, run_step_times
@@ -163,10 +163,7 @@ def _apart(run: Run, scope: Scope) -> Iterator[Doubt]:
     """Ranks of one run that were not recorded at the same time."""
     if len(run.runs) != 1:
         return
-    together: dict[int, set[int]] = {}
-    for (rank, _), session in sessions(run).items():
-        together.setdefault(session, set()).add(rank)
-    parts = [ranks for ranks in together.values() if not any(ranks < other for other in together.values())]
+    parts = ranks_by_session(run)
     distinct = [ranks for number, ranks in enumerate(parts) if ranks not in parts[:number]]
     if len(distinct) > 1:
         yield Doubt(

@@ -481,7 +481,7 @@ def _problem_facts(problem: Problem) -> tuple[Fact, ...]:
 
 def _sentence(problem: Problem) -> str:
     about = f" ({problem.description})" if problem.description else ""
-    place = f"In group {problem.group}{about}, {problem.kind} {problem.seq}"
+    where = f"In group {problem.group}{about}, {problem.kind} {problem.seq}"
     missing, waiting = rank_words(problem.missing), rank_words(problem.waiting)
     wait = f"{waiting} wait{'s' * (len(problem.waiting) == 1)}" if problem.waiting else "others wait"
     what = {
@@ -493,7 +493,7 @@ def _sentence(problem: Problem) -> str:
         NOT_STARTED: f"it has started on {waiting}, but not on {missing}",
         WAITING: wait,
     }
-    return f"{place}: {what[problem.state]}."
+    return f"{where}: {what[problem.state]}."
 
 
 def _when(run: Run, where: str, suspects: list[int]) -> tuple[int | None, int | None, int | None]:

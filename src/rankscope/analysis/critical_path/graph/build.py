@@ -63,17 +63,17 @@ def host_collectives(run: Run, scope: Scope, rows: Collectives, number: Ints) ->
     if len(rows.rank) == 0:
         none = np.zeros(0, dtype=np.int64)
         return HostCollectives(rows, none, none, none, none.astype(bool))
-    found = run.arrays(
+    slices = run.arrays(
         "SELECT s.rank::BIGINT AS rank, s.segment::BIGINT AS segment, s.id, s.start_ns AS start, "
         "n.code FROM slices s "
         "JOIN collectives c ON c.rank = s.rank AND c.segment = s.segment AND c.id = s.id "
         "JOIN internal.names n ON n.category = s.category AND n.name = s.name WHERE c.place = 'host'"
     )
-    keys = event_key(found["rank"], found["segment"], found["id"])
+    keys = event_key(slices["rank"], slices["segment"], slices["id"])
     order = np.argsort(keys)
     at = order[np.searchsorted(keys, event_key(rows.rank, rows.segment, rows.slice), sorter=order)]
     waited_for = ~_host_works(run, scope, rows)
-    return HostCollectives(rows, number[rows.rank], found["start"][at], found["code"][at], waited_for)
+    return HostCollectives(rows, number[rows.rank], slices["start"][at], slices["code"][at], waited_for)
 
 
 def _host_works(run: Run, scope: Scope, rows: Collectives) -> Mask:
@@ -106,9 +106,9 @@ def chain_threads(host: dict[str, Ints], comm: HostCollectives) -> None:
         order = np.lexsort((comm.begins, served))
         width = int(max(host["time"].max(initial=0), rows.end.max())) + 2
         thread = _thread(host["rank"], host["file"], host["track"])
-        _, place = np.unique(np.concatenate([served, thread]), return_inverse=True)
-        keys = place[: len(served)][order] * width + comm.begins[order]
-        at = np.searchsorted(keys, place[len(served) :] * width + host["time"], side="right") - 1
+        _, number_of = np.unique(np.concatenate([served, thread]), return_inverse=True)
+        keys = number_of[: len(served)][order] * width + comm.begins[order]
+        at = np.searchsorted(keys, number_of[len(served) :] * width + host["time"], side="right") - 1
         entry = order[np.maximum(at, 0)]
         good = (
             (at >= 0)
@@ -184,15 +184,15 @@ class _Collector:
         rank, time = (np.concatenate([part[2][key] for part in parts]) for key in ("rank", "time"))
         since = time - time.min() if len(time) else time
         order = np.argsort(rank * (since.max(initial=0) + 1) + since, kind="stable")
-        place = np.empty(self.count, dtype=np.int64)
-        place[np.concatenate([numbers for _, numbers, _ in parts])[order]] = np.arange(self.count)
+        position = np.empty(self.count, dtype=np.int64)
+        position[np.concatenate([numbers for _, numbers, _ in parts])[order]] = np.arange(self.count)
         columns = {"rank": rank[order], "time": time[order]}
         for key, default in {"kind": 0, "name": 0, **_DEFAULTS}.items():
             columns[key] = np.full(self.count, default)
             for _, numbers, values in parts:
                 if key in values:
-                    columns[key][place[numbers]] = values[key]
-        return columns, place
+                    columns[key][position[numbers]] = values[key]
+        return columns, position
 
 
 def host_nodes(
@@ -200,7 +200,7 @@ def host_nodes(
 ) -> tuple[dict[str, Ints], Ints]:
     """The host nodes as columns, and the host node that launched each device event."""
     nodes = _Collector()
-    code = {name: len(all_names(run)) + place for place, name in enumerate(OWN_NAMES)}
+    code = {name: len(all_names(run)) + number for number, name in enumerate(OWN_NAMES)}
     steps = in_order_of_start(steps_in_scope(run, scope))
     who = number[steps["rank"]]
     same_rank = np.diff(who, prepend=NONE) == 0
@@ -227,10 +227,10 @@ def host_nodes(
     _add_data_waits(run, scope, nodes, number, code)
     comm = host_collectives(run, scope, on_host, number)
     _add_host_collectives(nodes, comm)
-    host, place = nodes.sorted()
+    host, position = nodes.sorted()
     chain_threads(host, comm)
     launch = np.full(len(raw["rank"]), NONE)
-    launch[launched] = place[launches[which]]
+    launch[launched] = position[launches[which]]
     return host, launch
 
 
@@ -307,9 +307,9 @@ def device_nodes(
     # Only where an event was launched before the one ahead of it ended does the gap belong to the stream.
     queued = (before != NONE) & (ready + lag_launch[rank] <= ended)
     lag_stream = shortest(rank, np.where(queued, start - ended, NONE), ranks)
-    known = np.maximum(ready + lag_launch[rank], ended + lag_stream[rank])
+    expected = np.maximum(ready + lag_launch[rank], ended + lag_stream[rank])
     is_comm = raw["kind"] == DEVICE_CLASSES.index("comm")
-    other = cross_stream(rank, stream, start, end, known)
+    other = cross_stream(rank, stream, start, end, expected)
     other = np.where((other == NONE) & is_comm, _computed_before(rank, launch, start, end, is_comm), other)
     # An event of an earlier cycle of the profiler is not the cause: what ran since was not recorded.
     other = np.where(follow(other, raw["segment"], NONE) == raw["segment"], other, NONE)
@@ -325,17 +325,17 @@ def device_nodes(
 
 def _computed_before(rank: Ints, launch: Ints, start: Ints, end: Ints, is_comm: Mask) -> Ints:
     """For the kernel of a collective, the work launched last before it: c10d makes the kernel wait for that."""
-    found = np.full(len(rank), NONE)
+    computed = np.full(len(rank), NONE)
     work = np.flatnonzero(~is_comm & (launch != NONE))
     comm = np.flatnonzero(is_comm & (launch != NONE))
     if len(work) == 0 or len(comm) == 0:
-        return found
+        return computed
     order = work[np.argsort(launch[work], kind="stable")]  # host nodes are sorted by rank and time
     at = np.searchsorted(launch[order], launch[comm]) - 1
     before = order[np.maximum(at, 0)]
     good = (at >= 0) & (rank[before] == rank[comm]) & (end[before] <= start[comm])
-    found[comm[good]] = before[good]
-    return found
+    computed[comm[good]] = before[good]
+    return computed
 
 
 def _matches(raw: dict[str, Any], on_device: Collectives, number: Ints) -> Ints:
@@ -356,13 +356,13 @@ def _matches(raw: dict[str, Any], on_device: Collectives, number: Ints) -> Ints:
 def graph_of(run: Run, scope: Scope) -> Graph:
     """The graph of the events in scope."""
     run = part_of(run, scope.ranks)
-    found = waits(run, scope)
-    return build_graph(run, scope, found.rows, len(found.transfer))
+    all_waits = waits(run, scope)
+    return build_graph(run, scope, all_waits.rows, len(all_waits.transfer))
 
 
 def build_graph(run: Run, scope: Scope, rows: Collectives, matches: int) -> Graph:
     """The graph of the events in scope, in which the collectives `rows` meet."""
-    ranks = tuple(rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks)
+    ranks = tuple(scope.ranks_in(run))
     number = np.full(max(ranks, default=0) + 1, NONE)
     number[list(ranks)] = np.arange(len(ranks))
     raw = _device_columns(run, scope)
@@ -397,15 +397,15 @@ def _device_columns(run: Run, scope: Scope) -> dict[str, Any]:
     """Device activity by rank and start, with its launch call and the op it was launched for."""
     parts = []
     for rank in ranks_in(run, scope):
-        found = device_events(run, rank, scope)
-        order = np.lexsort((found.id, found.start))
-        name, op = found.work[order], found.op[order]
+        events = device_events(run, rank, scope)
+        order = np.lexsort((events.id, events.start))
+        name, op = events.work[order], events.op[order]
         parts.append(
             {
-                "rank": np.full(len(found), rank),
+                "rank": np.full(len(events), rank),
                 "name": name,
                 "op": np.where(op == UNKNOWN, name, op),
-                **{key: getattr(found, key)[order] for key in _COLUMNS},
+                **{key: getattr(events, key)[order] for key in _COLUMNS},
             }
         )
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
@@ -434,8 +434,8 @@ def graph_notes(lost: int, steps: tuple[int, ...]) -> tuple[str, ...]:
 
 def _in_graph(rows: Collectives, number: Ints) -> tuple[Collectives, Collectives]:
     """The matched collectives of the ranks in the graph, on the device and on the host."""
-    known = (rows.rank < len(number)) & (rows.rank >= 0) & (rows.match != NONE)
-    mine = known & (number[np.where(known, rows.rank, 0)] != NONE)
+    matched = (rows.rank < len(number)) & (rows.rank >= 0) & (rows.match != NONE)
+    mine = matched & (number[np.where(matched, rows.rank, 0)] != NONE)
     return rows.pick(mine & rows.on_device), rows.pick(mine & ~rows.on_device)
 
 

@@ -41,7 +41,7 @@ class Work:
 
     spent: tuple[Ints, ...]
     """By class, then by way."""
-    own: Ints
+    own_ns: Ints
     """By point: from its start to its end, where it meets no other rank."""
     transfer: Ints
     """By match, from the arrival of the last rank."""
@@ -97,7 +97,7 @@ class ReducedGraph:
         Ways are compared that lead between the same places, class by class.
         """
         slow = {self.ranks.index(rank) for rank in ranks if rank in self.ranks}
-        spent, own_ns = [*work.spent], work.own
+        spent, own_ns = [*work.spent], work.own_ns
         for who in sorted(slow):
             near = {self.ranks.index(peer) for peer in peers.get(self.ranks[who], ()) if peer in self.ranks}
             others = sorted(near - slow) or sorted(set(range(len(self.ranks))) - slow)
@@ -119,7 +119,7 @@ class ReducedGraph:
             own_ns = own_ns.copy()
             mine = points[single.mine]
             own_ns[mine] = np.minimum(own_ns[mine], single.median(own_ns[points]))
-        return replace(work, spent=tuple(spent), own=own_ns)
+        return replace(work, spent=tuple(spent), own_ns=own_ns)
 
 
 class _Compared:
@@ -412,7 +412,7 @@ class ReducedReplay:
         took = np.where(
             self.graph.match[self._heads] != NONE,
             _or_zero(work.transfer)[np.maximum(self.graph.match[self._heads], 0)],
-            work.own[self._heads],
+            work.own_ns[self._heads],
         )
         end = np.concatenate([np.zeros(len(self._points), dtype=np.int64), self._rest])
         for points, units, ways, of_points, of_units, sizes in self._rounds:
