@@ -27,7 +27,8 @@ from rankscope.timeline.run import Run
 Floats = NDArray[np.float64]
 OWN = tuple(name for name in PARTS if name != "waiting")
 
-# Chosen while looking at the cases of benchmarks/exam (docs/exam.md); each names the cases that set it.
+# Chosen while looking at the cases of benchmarks/exam, none held out (docs/exam.md). Each limit names the cases that it
+# must tell from healthy ones, or the healthy ones that it must pass over.
 _LEAST_SHARE = 0.006
 """Of the mean step: GPUs of one kind differ by this much. Cases healthy-dp*, healthy-tp*; all faults of 1 %."""
 _LEAST_SHARE_OF_STAGES = 0.03

@@ -61,6 +61,7 @@ COLUMNS: tuple[Column, ...] = (
 )
 _KEYS = ("group", "kind", "bytes", "size_range", "ranks", "nodes")
 _DIFFERS = 0.01
+"""Of the computed bandwidth: what NCCL reports is rounded. Chosen, not measured."""
 _SLOW_PCT = 70.0
 """A communicator below this share of the median of its like is a finding. Chosen, not measured."""
 _LEAST_ALIKE = 3

@@ -52,9 +52,10 @@ COLUMNS = (
 WARNING_SHARE, CRITICAL_SHARE = 0.10, 0.25
 """Of a step that the others wait. Chosen, not measured: the exam scores only that healthy-* has no warning."""
 LEAST_STEPS = 3
+"""In fewer, a rank is last by chance. Chosen, not measured."""
 _CAUSES = ("compute", "host", "copy", "dataloader", "waiting", "link")
 _LEAST_SHARE = 0.01
-"""Waits below this share of a step are not reported as moving between ranks."""
+"""Waits below this share of a step are not reported as moving between ranks. Cases healthy-*; moving-5% is above."""
 
 
 @dataclass(frozen=True)

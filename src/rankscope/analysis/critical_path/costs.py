@@ -28,7 +28,7 @@ _PART_OF: dict[Change, str] = {
 }
 """The class of the breakdown that a change makes shorter; its saving is limited to that class."""
 _CLAIMED = 0.98
-"""A finding that keeps less than this share of what it would save alone says how much is left."""
+"""A finding that keeps less than this share of what it would save alone says how much is left. Chosen, not measured."""
 
 
 class _Prices:

@@ -94,6 +94,7 @@ COLUMNS = (
     Column("name", help="null in large runs, except for collectives", at_end=True),
 )
 _ONE_RANK_PCT = 60.0
+"""Of the path: a rank that has more is named. Chosen, not measured."""
 _BOUND_BY = {
     "compute": "compute-bound",
     "comm": "communication-bound",

@@ -54,7 +54,7 @@ def hide_comm() -> Scenario:
         return replace(
             _without(work, (_COMM,)),
             transfer=np.zeros_like(work.transfer),
-            own=np.where(alone, 0, work.own_ns),
+            own_ns=np.where(alone, 0, work.own_ns),
         )
 
     return Scenario(

@@ -82,12 +82,12 @@ def _differences(values: Floats, splits: Ints, floor: Floats) -> Floats:
 
 
 ALPHA = 0.01
-"""The largest p-value of a significant difference."""
+"""The largest p-value of a significant difference; docs/adr/0051 has the test."""
 MIN_CHANGE_PCT = 1.0
-"""The smallest change that is reported: two captures of one program differ by as much."""
+"""The smallest change that is reported: two captures of one program differ by as much (docs/adr/0051)."""
 MIN_SHARE = 0.001
-"""Rows below this share of a step in both runs are left out."""
-# With too few steps for the test, a change must exceed both of these; see `_clear`.
+"""Rows below this share of a step in both runs are left out. Chosen, not measured."""
+# With too few steps for the test, a change must exceed both of these; see `_clear`. Chosen, not measured.
 FEW_CHANGE_PCT, FEW_SPREADS = 10.0, 3.0
 LIKELY_P = 0.05
 """A large change of the step time is likely with this p-value, or with the smallest that so few steps allow."""

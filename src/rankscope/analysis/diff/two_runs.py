@@ -21,8 +21,8 @@ _MOST = 8
 _AS_RATIO = 2.0
 """Changes from this factor on are written as a factor instead of a percentage."""
 _NAME_CELLS = 48
-_WORTH_A_WARNING = 0.01
-_CRITICAL = 0.25
+_WORTH_A_WARNING, _CRITICAL = 0.01, 0.25
+"""Of a step, by which it is longer. Chosen, not measured."""
 _HINTS = {
     "ops": "Find the call: rankscope stats NEW -r ops --by source (needs --with-stack).",
     "host": "Look at the host: rankscope stats NEW -r ops,api.",

@@ -42,7 +42,8 @@ COLUMNS = (
 )  # fmt: skip
 
 _UNCOUNTED_PCT = 1.0
-"""With a larger share of compute kernel time in CUDA graphs, MFU is not known: their FLOPs are not recorded."""
+"""With a larger share of compute kernel time in CUDA graphs, MFU is not known: their FLOPs are not recorded.
+Chosen, not measured."""
 _GRAPH_LAUNCH = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
 
 

@@ -24,6 +24,7 @@ COLUMNS = (
     Column("check", help="what is checked"),
 )
 _HALF_UNDERSTOOD_PCT = 50
+"""Fewer is a warning. Chosen, not measured, as are the limits of the checks below."""
 _LAUNCHES = r"Launch|MemcpyAsync|MemsetAsync|MemcpyHtoD|MemcpyDtoH"
 
 
