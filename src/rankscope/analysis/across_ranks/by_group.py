@@ -93,8 +93,10 @@ def _with_groups(analyse: Analyse, columns: Sequence[Column], combine: Combine, 
     return analysed
 
 
-def _mean(rows: Sequence[Row], name: str) -> int:
-    return round(sum(int(row[name]) for row in rows) / len(rows))
+def _mean(rows: Sequence[Row], name: str) -> int | None:
+    """Over the rows that have it."""
+    values = [int(row[name]) for row in rows if row[name] is not None]
+    return round(sum(values) / len(values)) if values else None
 
 
 _TIMES = (
@@ -185,13 +187,8 @@ def _of_groups(key: tuple[Any, ...], rows: Sequence[Row]) -> dict[str, Any]:
     return dict(zip(("axis", "kind", "dtype", "bytes"), key, strict=True)) | {
         "groups": len({(row["group"], row["members"]) for row in rows}),
         "count": max(row["count"] for row in rows),
-        **{name: _mean_known(rows, name) for name in ("transfer_ns", "wait_ns")},
+        **{name: _mean(rows, name) for name in ("transfer_ns", "wait_ns")},
         "slowest_group": slowest["group"],
         "slowest_transfer_ns": slowest["transfer_ns"],
         "slowest_members": slowest["members"],
     }
-
-
-def _mean_known(rows: Sequence[Row], name: str) -> int | None:
-    values = [row for row in rows if row[name] is not None]
-    return _mean(values, name) if values else None

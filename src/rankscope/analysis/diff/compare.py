@@ -142,7 +142,7 @@ def compare(base: Samples, new: Samples, rules: Rules) -> Comparison:
             (row["report"], row["key"]) != headline,
             _URGENCY[row["verdict"]],
             REPORTS.index(row["report"]),
-            -_size(row),
+            -abs(int(row["new"] or 0) - int(row["base"] or 0)),
             row["key"],
         )
     )
@@ -175,10 +175,6 @@ def steps_to_be_sure() -> int:
 _P_ROUNDING = 1e-4
 """p-values in rows have four digits."""
 _URGENCY = {"slower": 0, "faster": 1, "new": 2, "gone": 2, "same": 3}
-
-
-def _size(row: dict[str, Any]) -> int:
-    return abs(int(row["new"] or 0) - int(row["base"] or 0))
 
 
 def _p_values(base: Samples, new: Samples, measures: Sequence[Measure]) -> list[float | None]:

@@ -148,12 +148,9 @@ def _in_one_run(comparison: Comparison) -> Iterator[Finding]:
             )
 
 
-def _has_steps(comparison: Comparison) -> bool:
-    return comparison.base.has_steps and comparison.new.has_steps
-
-
 def _per(comparison: Comparison) -> str:
-    return " per step and rank" if _has_steps(comparison) else " per rank"
+    in_steps = comparison.base.has_steps and comparison.new.has_steps
+    return " per step and rank" if in_steps else " per rank"
 
 
 def _comparison_words(row: dict[str, Any]) -> str:
@@ -256,15 +253,15 @@ def diff(base: Run, new: Run, scope: Scope, rules: Rules | None = None) -> Resul
         window,
         COLUMNS,
         comparison.rows,
-        findings=tuple(_placed(finding, window) for finding in findings(comparison)),
+        findings=tuple(
+            replace(
+                finding, facts=tuple(replace(fact, report="diff", window=window) for fact in finding.facts)
+            )
+            for finding in findings(comparison)
+        ),
         notes=comparison.notes,
         facts={"likely": comparison.likely},
     )
-
-
-def _placed(finding: Finding, window: str) -> Finding:
-    facts = (replace(fact, report="diff", window=window) for fact in finding.facts)
-    return replace(finding, facts=tuple(facts))
 
 
 def by_unit(result: Result) -> list[Result]:

@@ -66,7 +66,11 @@ def mfu(run: Run, scope: Scope, by: str | None = None) -> Result:
     shares = _shares(_summed(_times(run, scope, "tensor_cores")), _summed(spent))
     in_graphs = _graph_shares(run, scope, spent)
     main = {rank: work[rank].main_dtype if rank in work else None for rank in roofs}
-    wanted = [*_whole_windows(spans), *(period for period in spans if period.step is not None)]
+    totals = Counter[int]()  # time between recording cycles does not count
+    for period in spans:
+        totals[period.rank] += period.dur_ns
+    wanted = [Period(rank, None, 0, total) for rank, total in sorted(totals.items())]
+    wanted += [period for period in spans if period.step is not None]
     if not work and not shares:
         wanted = []  # nothing is known about any step
     done = _work_by_step(work)
@@ -89,14 +93,6 @@ def mfu(run: Run, scope: Scope, by: str | None = None) -> Result:
     return Result(
         "mfu", "Model FLOPs utilisation", scope.window, COLUMNS, rows, notes=tuple(notes), unknown=unknown
     )
-
-
-def _whole_windows(spans: Iterable[Period]) -> list[Period]:
-    """The total step time of each rank; time between recording cycles does not count."""
-    totals = Counter[int]()
-    for period in spans:
-        totals[period.rank] += period.dur_ns
-    return [Period(rank, None, 0, total) for rank, total in sorted(totals.items())]
 
 
 def _work_by_step(work: dict[int, RankWork]) -> dict[tuple[int, int | None], StepFlops]:

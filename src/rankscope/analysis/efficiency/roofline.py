@@ -27,7 +27,7 @@ from rankscope.units import format_rounded
 # Large matrix products reach about 80 % of the roof in practice; half of that is the threshold for a finding.
 _GOOD_PCT = 80.0
 _POOR_PCT = 40.0
-# Shares of a step: at the first a finding is reported, above the second it is a warning. Chosen, not measured, as are the
+# Shares of a step: at the first a finding is reported, above the second it is a warning. Chosen, not measured, as the
 # shares of the roof above.
 _INFO_SHARE, _WARNING_SHARE = 0.02, 0.10
 

@@ -108,7 +108,8 @@ def read_groups(run: Run, where: str, only: Collection[int] | None = None) -> li
         for rank in group.members:
             if rank in dumped and rank not in group.progress:
                 group.progress[rank] = Progress(None, -1)
-    return sorted((g for g in groups.values() if len(g.members) > 1), key=lambda g: _natural(g.name))
+    several = (group for group in groups.values() if len(group.members) > 1)
+    return sorted(several, key=lambda g: (int(g.name), "") if g.name.isdigit() else (1 << 60, g.name))
 
 
 # The status of a group in a dump counts collectives and point-to-point operations together, so it is used only where
@@ -209,10 +210,6 @@ def read_unpaired(run: Run, where: str, groups: Iterable[Group]) -> list[Unpaire
         for (group, rank, peer, kind), (seq, description) in open_ends.items()
         if kind in other and peer in dumped and (group, peer, rank, other[kind]) not in open_ends
     ]
-
-
-def _natural(name: str) -> tuple[int, str]:
-    return (int(name), "") if name.isdigit() else (1 << 60, name)
 
 
 COLUMNS = (

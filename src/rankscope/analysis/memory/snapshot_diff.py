@@ -10,7 +10,7 @@ from typing import Any
 
 from rankscope.analysis.core.result import Column, Fact, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.memory.snapshot import HeldByStack, held_at_end, held_at_peak
+from rankscope.analysis.memory.snapshot import held_at_end, held_at_peak
 from rankscope.model import MEMORY_SEGMENTS, SLICES
 from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run
@@ -35,7 +35,9 @@ COLUMNS = (
 _LEAST_LEAK = 1_000_000
 """Less is no finding of its own. Chosen; the run leak-h200 grows by more."""
 _MOST_FINDINGS = 3
-_FIGURES = ("base_end_bytes", "new_end_bytes", "base_peak_bytes", "new_peak_bytes")
+_FIGURES = (
+    "base_end_count", "new_end_count", "base_end_bytes", "new_end_bytes", "base_peak_bytes", "new_peak_bytes",
+)  # fmt: skip
 
 
 def snapshot_diff(base: Run, new: Run, scope: Scope, min_change_pct: float = 0.0) -> Result:
@@ -74,9 +76,9 @@ def _rows(base: Run, new: Run, scope: Scope) -> list[dict[str, Any]]:
     for side, run in (("base", base), ("new", new)):
         for when, stacks in (("end", held_at_end(run, scope)), ("peak", held_at_peak(run, scope))):
             for held in stacks:
-                row = rows.setdefault(
-                    (held.rank, held.device, held.op, held.source, held.frames), _empty(held)
-                )
+                stack = {"rank": held.rank, "device": f"GPU {held.device}", "name": held.op,
+                         "source": held.source, "frames": held.frames}  # fmt: skip
+                row = rows.setdefault(tuple(stack.values()), stack | dict.fromkeys(_FIGURES, 0))
                 row[f"{side}_{when}_bytes"] += held.bytes
                 if when == "end":
                     row[f"{side}_end_count"] += held.count or 0
@@ -84,13 +86,6 @@ def _rows(base: Run, new: Run, scope: Scope) -> list[dict[str, Any]]:
         row["change_bytes"] = row["new_end_bytes"] - row["base_end_bytes"]
         row["change_count"] = row["new_end_count"] - row["base_end_count"]
     return list(rows.values())
-
-
-def _empty(held: HeldByStack) -> dict[str, Any]:
-    return {
-        "rank": held.rank, "device": f"GPU {held.device}", "name": held.op, "source": held.source,
-        "frames": held.frames, "base_end_count": 0, "new_end_count": 0, **dict.fromkeys(_FIGURES, 0),
-    }  # fmt: skip
 
 
 def _verdict(row: dict[str, Any], min_change_pct: float) -> str:

@@ -367,11 +367,14 @@ def build_graph(run: Run, scope: Scope, rows: Collectives, matches: int) -> Grap
     number[list(ranks)] = np.arange(len(ranks))
     raw = _device_columns(run, scope)
     raw["rank"] = number[raw["rank"]]
-    on_device, on_host = _in_graph(rows, number)
+    # The matched collectives of the ranks in the graph.
+    matched = (rows.rank < len(number)) & (rows.rank >= 0) & (rows.match != NONE)
+    mine = matched & (number[np.where(matched, rows.rank, 0)] != NONE)
+    on_device, on_host = rows.pick(mine & rows.on_device), rows.pick(mine & ~rows.on_device)
     host_columns, launch = host_nodes(run, scope, raw, on_host, number)
     device, lags = device_nodes(raw, launch, host_columns, on_device, number, len(ranks))
     host, lags = with_targets(host_columns, device, lags, len(ranks))
-    matched = _matched_collectives(rows, matches, on_host, device, host, number)
+    meetings = _matched_collectives(rows, matches, on_host, device, host, number)
     steps = tuple(step_numbers(run, scope))
     return Graph(
         ranks,
@@ -379,7 +382,7 @@ def build_graph(run: Run, scope: Scope, rows: Collectives, matches: int) -> Grap
         device,
         host,
         lags,
-        matched,
+        meetings,
         window_of(
             run, scope, np.concatenate([device.start, host.time]), np.concatenate([device.end, host.time])
         ),
@@ -430,13 +433,6 @@ def graph_notes(lost: int, steps: tuple[int, ...]) -> tuple[str, ...]:
     if not steps:
         notes.append("no steps: the window is the whole file (call profiler.step() in the loop)")
     return tuple(notes)
-
-
-def _in_graph(rows: Collectives, number: Ints) -> tuple[Collectives, Collectives]:
-    """The matched collectives of the ranks in the graph, on the device and on the host."""
-    matched = (rows.rank < len(number)) & (rows.rank >= 0) & (rows.match != NONE)
-    mine = matched & (number[np.where(matched, rows.rank, 0)] != NONE)
-    return rows.pick(mine & rows.on_device), rows.pick(mine & ~rows.on_device)
 
 
 def _matched_collectives(

@@ -24,7 +24,7 @@ HOST_CLASSES = ("host", "dataloader", "sync", "between", "unrecorded")
 """The class of the time before a host node; 'between' is the time from one step to the next, 'unrecorded' that from one
 cycle of the profiler to the next."""
 _TOLERANCE_NS = 2_000
-"""A start that is at most this much later than launch and stream order allow needs no other cause. Chosen, not measured."""
+"""A start that is at most this much later than launch and stream order allow needs no other cause. Chosen."""
 
 
 @dataclass(frozen=True)

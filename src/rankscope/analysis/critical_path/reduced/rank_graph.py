@@ -144,7 +144,7 @@ class _Walker:
         delay = np.where(device.before != NONE, self.by_stream.delay, 0)[order]
         self._on_stream[_GAP, 1:] = np.cumsum(delay)
         self._stream_order = order
-        self._point_before = _last_before(self.is_point[: self.devices][order])
+        self._point_before = np.append(NONE, _last_at(self.is_point[: self.devices][order]))[: self.devices]
 
     def _prepare_host(self) -> None:
         """Sums along the host, up to each of its nodes; a call that waits takes no time of its own."""
@@ -274,10 +274,6 @@ def _last_at(mask: Mask) -> Ints:
     """The last place at or before each at which the mask is set."""
     last: Ints = np.maximum.accumulate(np.where(mask, np.arange(len(mask)), NONE))
     return last
-
-
-def _last_before(mask: Mask) -> Ints:
-    return np.concatenate([[NONE], _last_at(mask)[:-1]]) if len(mask) else np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)

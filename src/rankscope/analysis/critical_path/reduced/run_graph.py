@@ -168,7 +168,15 @@ def reduced_graph(run: Run, scope: Scope) -> ReducedGraph:
     fixed = _joined(parts, "fixed").astype(bool)
     fixed |= np.bincount(to, minlength=len(rank)) == 0
     steps = tuple(step_numbers(run, scope))
-    sync = np.concatenate([_NO_INTS, *(_renumbered(part, syncs) for part in parts)])[used]
+    codes = [np.array([*map(syncs.index, part.syncs), NONE], dtype=np.int64) for part in parts]
+    sync = np.concatenate([_NO_INTS, *(code[part.sync] for code, part in zip(codes, parts, strict=True))])[
+        used
+    ]
+
+    def kernel_shares(chosen: Callable[[str], bool]) -> Floats:
+        named, every = compute_time(run, scope, chosen), compute_time(run, scope, lambda name: True)
+        return np.array([named.get(rank, 0) / every[rank] if every.get(rank) else 0.0 for rank in ranks])
+
     return ReducedGraph(
         ranks=ranks,
         rank=rank,
@@ -191,7 +199,7 @@ def reduced_graph(run: Run, scope: Scope) -> ReducedGraph:
         window=window_of(run, scope, start[inside], end[inside]),
         steps=steps,
         notes=graph_notes(sum(part.lost for part in parts), steps),
-        kernel_shares=lambda chosen: _kernel_shares(run, scope, ranks, chosen),
+        kernel_shares=kernel_shares,
     )
 
 
@@ -213,11 +221,6 @@ def _by_class(classes: Ints, spent: Ints) -> Iterator[Ints]:
         time[has] = spent[at[has]]
         at += has
         yield time
-
-
-def _renumbered(part: RankGraph, syncs: Sequence[str]) -> Ints:
-    codes = np.array([*map(syncs.index, part.syncs), NONE], dtype=np.int64)
-    return codes[part.sync]
 
 
 def _matched(
@@ -256,11 +259,6 @@ def _matched(
         group=rows.group[of],
         kind=rows.kind[of],
     )
-
-
-def _kernel_shares(run: Run, scope: Scope, ranks: Sequence[int], chosen: Callable[[str], bool]) -> Floats:
-    named, every = compute_time(run, scope, chosen), compute_time(run, scope, lambda name: True)
-    return np.array([named.get(rank, 0) / every[rank] if every.get(rank) else 0.0 for rank in ranks])
 
 
 _COMM, _HOST, _UNRECORDED = map(PATH_CLASSES.index, ("comm", "host", "unrecorded"))
@@ -409,11 +407,9 @@ class ReducedReplay:
             weight += times
         weight[~work.waits] = _NEVER
         weight = np.concatenate([weight[self._moves], self._stays])[self._order]
-        took = np.where(
-            self.graph.match[self._heads] != NONE,
-            _or_zero(work.transfer)[np.maximum(self.graph.match[self._heads], 0)],
-            work.own_ns[self._heads],
-        )
+        match = self.graph.match[self._heads]
+        transfer = np.append(work.transfer, 0)[match]  # of NONE the last, which is not used
+        took = np.where(match != NONE, transfer, work.own_ns[self._heads])
         end = np.concatenate([np.zeros(len(self._points), dtype=np.int64), self._rest])
         for points, units, ways, of_points, of_units, sizes in self._rounds:
             arrival = np.maximum.reduceat(end[self._origin[ways]] + weight[ways], of_points)
@@ -436,7 +432,3 @@ class ReducedReplay:
             return 0.0
         last = np.maximum.reduceat(ends[self._by_cycle], self._cycles)
         return float(last.sum()) / len(np.unique(self.graph.rank[self._points]))
-
-
-def _or_zero(values: Ints) -> Ints:
-    return values if len(values) else np.zeros(1, dtype=np.int64)
