@@ -74,6 +74,8 @@ class RooflinePoint:
     """Launches of one kernel with the same FLOPs; the figures are their totals."""
 
     name: str
+    grid: tuple[int, ...] | None
+    block: tuple[int, ...] | None
     calls: int
     flops: float
     bytes: float
@@ -113,6 +115,8 @@ def roofline_points(run: Run, scope: Scope) -> list[RooflinePoint]:
     return [
         RooflinePoint(
             name=same[0].name,
+            grid=same[0].grid,
+            block=same[0].block,
             calls=len(same),
             flops=sum(kernel.flops or 0 for kernel in same),
             bytes=sum(kernel.dram_bytes or 0 for kernel in same),
