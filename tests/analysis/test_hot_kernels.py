@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from conftest import DATA
-from rankscope.analysis.efficiency.ncu import hot_kernels, hot_kernels_measured
+from rankscope.analysis.efficiency.hot_kernels import hot_kernels, hot_kernels_measured
 from rankscope.capture.kernel_list import HotKernel, KernelList, canonical_name, function_name
 from rankscope.capture.ncu_selection import Selection, select
 from rankscope.timeline.run import Run

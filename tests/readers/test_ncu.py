@@ -19,7 +19,7 @@ from conftest import DATA, open_trace
 from rankscope import tools
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.efficiency.ncu import hot_kernels
+from rankscope.analysis.efficiency.hot_kernels import hot_kernels
 from rankscope.analysis.efficiency.ncu_metrics import measured_kernels, roofline_points
 from rankscope.capture.ncu_selection import BY_SIZE, Selection
 from rankscope.errors import ReadError

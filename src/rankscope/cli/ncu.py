@@ -138,7 +138,7 @@ def _chosen(args: argparse.Namespace) -> KernelList:
     if args.run is None:
         raise UsageError("no RUN to choose kernels from", hint="Name a run, or give a list: --kernels FILE")
     _require_libraries("choosing kernels", f"rankscope ncu {args.run} --top {args.top} --kernels-out FILE")
-    from rankscope.analysis.efficiency.ncu import hot_kernels
+    from rankscope.analysis.efficiency.hot_kernels import hot_kernels
     from rankscope.cli.common import open_run
 
     listed = hot_kernels(open_run(args), args.top, args.by)
@@ -240,7 +240,7 @@ def _message(text: str) -> None:
 def _show(folder: Path, listed: KernelList, args: argparse.Namespace) -> int:
     """One table: what the kernels cost in RUN, and what ncu measured."""
     _require_libraries("reading ncu's reports", f"rankscope ncu {folder}")
-    from rankscope.analysis.efficiency.ncu import hot_kernels_measured
+    from rankscope.analysis.efficiency.hot_kernels import hot_kernels_measured
     from rankscope.cli.common import open_run
     from rankscope.views import render, terminal_width, use_color
 
