@@ -69,7 +69,7 @@ def judged(truth: Answer, folder: Path) -> Answer:
     """What the findings say."""
     run = _open(folder)
     found = collect(run, Scope())
-    late = next((one.finding for one in found if one.report == "stragglers"), None)
+    late = next((one for one in found if one.report == "stragglers"), None)
     first = found[0] if found else None
     return replace(
         truth,
@@ -79,11 +79,11 @@ def judged(truth: Answer, folder: Path) -> Answer:
         said_ns=late.cost_ns if late else None,
         alone_ns=_alone_ns(run, late),
         first_report=first.report if first else "",
-        first_ranks=first.finding.ranks if first else (),
+        first_ranks=first.ranks if first else (),
         alarms=tuple(
-            one.finding.title
+            one.title
             for one in found
-            if one.finding.severity in ("warning", "critical") and one.report not in _TRUE_OF_HEALTHY_JOBS
+            if one.severity in ("warning", "critical") and one.report not in _TRUE_OF_HEALTHY_JOBS
         ),
         title=late.title if late else "",
     )

@@ -32,3 +32,8 @@ def as_ranges(numbers: list[int]) -> str:
         else:
             parts.append([number, number])
     return ",".join(f"{first}-{last}" if first != last else str(first) for first, last in parts)
+
+
+def rank_words(ranks: list[int] | tuple[int, ...] | set[int]) -> str:
+    """'rank 3', 'ranks 0-2,5'."""
+    return f"rank{'s' * (len(ranks) > 1)} {as_ranges(sorted(ranks))}"

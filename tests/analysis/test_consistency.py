@@ -215,7 +215,7 @@ def path_is_the_window(run: Run, scope: Scope, results: dict[str, Result]) -> No
 def findings_hold(run: Run, scope: Scope, results: dict[str, Result]) -> None:
     """No finding costs more than the step; together they do not either; each has facts; all lists are the same."""
     found = collect(run, scope)
-    listed = [one.finding for one in found]
+    listed = list(found)
     assert list(results["summary"].findings) == listed == list(results["findings"].findings)
     steps = results["steps"].rows
     step = float(np.mean([row["time_ns"] for row in steps])) if steps and scope.steps is not None else None
@@ -224,12 +224,10 @@ def findings_hold(run: Run, scope: Scope, results: dict[str, Result]) -> None:
     if step is not None:
         assert sum(costs) <= step + len(costs), [(one.title, one.cost_ns) for one in listed]
     for one in found:
-        assert one.finding.facts or one.finding.cost_ns is not None, one.finding.title
-        assert all(fact.window and fact.report for fact in one.finding.facts if fact.report != "whatif")
-        figures_exist(one.finding, results)
-    order = [
-        (one.report == "stragglers" and one.finding.severity in ("warning", "critical")) for one in found
-    ]
+        assert one.facts or one.cost_ns is not None, one.title
+        assert all(fact.window and fact.report for fact in one.facts if fact.report != "whatif")
+        figures_exist(one, results)
+    order = [(one.report == "stragglers" and one.severity in ("warning", "critical")) for one in found]
     assert order == sorted(order, reverse=True)
 
 
@@ -252,7 +250,7 @@ def test_page_and_viewer_have_the_same_figures(name: str, opened: Callable[[str]
     summary = REPORTS["summary"].analyse(run, Scope(), None)
     content = build(Request(run, Scope(), name))
     assert content.figures[0].value == format_ns(summary.facts["step_ns"], 1)
-    shown = [one.finding for one in content.findings]
+    shown = list(content.findings)
     assert [finding.title for finding in shown] == [finding.title for finding in summary.findings]
     assert [finding.cost_ns for finding in shown] == [finding.cost_ns for finding in summary.findings]
     session = Session(run, name)

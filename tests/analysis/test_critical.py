@@ -21,7 +21,7 @@ from pipeline_traces import PipelinePlan, write_pipeline
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Result, Row
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.critical_path import host_labels
+from rankscope.analysis.critical_path import report
 from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import NONE
 from rankscope.analysis.critical_path.path import find_critical_path
@@ -86,13 +86,13 @@ def test_the_label_of_a_moment_is_the_slice_around_it_that_started_last(spans: l
         max((at for at, (begin, size) in enumerate(spans) if begin <= moment < begin + size), default=NONE)
         for moment in moments.tolist()
     ]
-    assert host_labels._latest(start, start + length, np.arange(len(spans)), moments).tolist() == around
+    assert report._latest(start, start + length, np.arange(len(spans)), moments).tolist() == around
 
 
 def test_labels_of_overlapping_slices_in_n_log_n() -> None:
     """Level by level this takes minutes: each slice overlaps all others."""
     start = np.arange(200_000)
-    names = host_labels._latest(start, start + len(start), start, start)
+    names = report._latest(start, start + len(start), start, start)
     assert names.tolist() == start.tolist()
 
 

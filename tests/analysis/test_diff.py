@@ -17,11 +17,9 @@ from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS as REPORTS_OF_A_RUN
 from rankscope.analysis.core.result import Result, Row
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.diff.compare import Rules, compare
-from rankscope.analysis.diff.findings import findings
-from rankscope.analysis.diff.permutation import adjusted_p
+from rankscope.analysis.diff.compare import Rules, adjusted_p, compare
 from rankscope.analysis.diff.samples import REPORTS, STEP, Measure, Samples, collect
-from rankscope.analysis.diff.two_runs import COLUMNS, by_unit, diff, slower_rows
+from rankscope.analysis.diff.two_runs import COLUMNS, by_unit, diff, findings, slower_rows
 from rankscope.bench.synthetic import Plan, Slower, write
 from rankscope.cli import main
 from rankscope.timeline.reading import ingest

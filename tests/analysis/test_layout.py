@@ -11,7 +11,7 @@ import pytest
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from pipeline_traces import PipelinePlan, write_pipeline
 from rankscope.analysis import REPORTS
-from rankscope.analysis.across_ranks.parallelism import ObservedGroup, axis_from_name, infer_layout
+from rankscope.analysis.across_ranks.layout import ObservedGroup, axis_from_name, infer_layout
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, write

@@ -12,7 +12,7 @@ from conftest import DATA, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.memory.live_at_peak import BEFORE, UNKNOWN, live_at_peak
+from rankscope.analysis.memory.allocators import BEFORE, UNKNOWN, live_at_peak
 from rankscope.bench.synthetic import Plan, write
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run

@@ -9,7 +9,7 @@ import pytest
 
 from conftest import open_trace, slice_event, write_kineto
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.memory.curve import POINTS, memory_curve
+from rankscope.analysis.memory.usage import POINTS, memory_curve
 
 
 def allocation(ts: float, total: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.analysis.diff.permutation import adjusted_p, smallest_p
+from rankscope.analysis.diff.compare import adjusted_p, smallest_p
 
 
 def brute_force(base: Any, new: Any) -> list[float]:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.core import rollups
-from rankscope.analysis.core.result import Finding, Found, Remedy
+from rankscope.analysis.core.result import Finding, Remedy
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path import savings, scenarios
 from rankscope.analysis.critical_path.costs import with_costs
-from rankscope.analysis.critical_path.reduced.player import ReducedPlayer
-from rankscope.analysis.critical_path.reduced.run_graph import reduced_graph
+from rankscope.analysis.critical_path.graph.build import graph_of
+from rankscope.analysis.critical_path.reduced.run_graph import ReducedReplay, reduced_graph
 from rankscope.analysis.critical_path.report import critical
 from rankscope.analysis.critical_path.savings import reduced_replay, replayed
 from rankscope.analysis.critical_path.scenarios import Scenario
@@ -54,8 +54,8 @@ def by_class(run: Run, scope: Scope) -> Counter[tuple[str, int]]:
 def check_as_recorded(run: Run, scope: Scope) -> None:
     """A replay without changes gives the recorded times, of every point."""
     graph = reduced_graph(run, scope)
-    player = ReducedPlayer(graph)
-    assert (player.ends(graph.work) == graph.end[player._points]).all()
+    replay = ReducedReplay(graph)
+    assert (replay.ends(graph.work) == graph.end[replay._points]).all()
 
 
 def test_a_replay_without_changes_gives_the_recorded_times(run: Run) -> None:
@@ -104,7 +104,8 @@ def test_kernels_have_the_same_share_everywhere(run: Run) -> None:
     scope = Scope().in_run(run)
     events, reduced = replayed(run, scope), reduced_replay(run, scope)
     assert events is not None and reduced is not None
-    name = events.graph.names[int(events.graph.device.name[events.graph.device.kind == 0][0])]
+    graph = graph_of(run, scope)
+    name = graph.names[int(graph.device.name[graph.device.kind == 0][0])]
     change = [scenarios.kernels([name], 2.0)]
     assert 0 < reduced.saved_ns(change) == pytest.approx(events.saved_ns(change), rel=0.2)
     every = [scenarios.kernel("", 2.0)]
@@ -132,19 +133,17 @@ def test_the_path_has_the_same_classes(
 def test_predictions_and_costs_of_a_large_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     scope = Scope().in_run(run)
     small = whatif(run, scope, [scenarios.hide_comm()])
-    late = Found(
-        "stragglers", Finding("info", "late", "", ranks=(2,), remedy=Remedy("rank at median", ranks=(2,)))
-    )
+    late = Finding("info", "late", "", ranks=(2,), remedy=Remedy("rank at median", ranks=(2,)))
     monkeypatch.setattr(savings, "MOST_GRAPH_EVENTS", 1)
     monkeypatch.setattr(savings, "MOST_EVENTS", 1)
     monkeypatch.setattr(rollups, "_LEAST_RANKS", 1)
     large = whatif(run, scope, [scenarios.hide_comm()])
     assert large.rows == small.rows and savings.REDUCED in large.notes
     (priced,) = with_costs(run, scope, [late], lambda found: 0)
-    assert priced.finding.cost_ns == pytest.approx(LATE_NS, rel=0.01)
+    assert priced.cost_ns == pytest.approx(LATE_NS, rel=0.01)
 
 
 def test_ranks_that_wait_in_a_cycle_are_not_replayed(run: Run) -> None:
     graph = reduced_graph(run, Scope().in_run(run))
     to, origin = np.concatenate([graph.to, graph.origin]), np.concatenate([graph.origin, graph.to])
-    assert ReducedPlayer(replace(graph, to=to, origin=origin)).has_cycle
+    assert ReducedReplay(replace(graph, to=to, origin=origin)).has_cycle

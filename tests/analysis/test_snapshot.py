@@ -16,7 +16,7 @@ from conftest import DATA, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.block_map import read_blocks
-from rankscope.analysis.memory.snapshot import BEFORE, snapshot_holders, snapshot_peaks
+from rankscope.analysis.memory.snapshot import BEFORE, held_at_peak, snapshot_peaks
 from rankscope.readers.safe_pickle import Budget
 from rankscope.readers.stack_frames import frames_in, op_name, own_line
 from rankscope.timeline.reading import ingest
@@ -122,7 +122,7 @@ def test_a_history_without_times_has_the_same_peak(tmp_path: Path, open_real: Ca
         same[0].event,
     )
     assert peak.at_ns is None and same[0].at_ns is not None
-    assert snapshot_holders(untimed, Scope()) == snapshot_holders(timed, Scope())
+    assert held_at_peak(untimed, Scope()) == held_at_peak(timed, Scope())
     result = REPORTS["memory"].analyse(untimed, Scope(), None)
     assert any("history of the snapshot has no times: rank 0" in note for note in result.notes)
     assert not any("left out" in note for note in result.notes)
@@ -135,7 +135,7 @@ def test_the_peak_of_a_history_without_times_is_not_the_moment_of_the_snapshot(t
     )
     (row,) = REPORTS["memory"].analyse(run, Scope(), None).rows
     assert (row["peak_allocated_bytes"], row["unused_bytes"], row["at_ns"]) == (6_000, 2_000, None)
-    held = [(holder.name, holder.bytes) for holder in snapshot_holders(run, Scope())]
+    held = [(holder.op, holder.bytes) for holder in held_at_peak(run, Scope())]
     assert sum(size for _, size in held) == 6_000
 
 
@@ -181,11 +181,11 @@ def test_the_real_snapshot(open_real: Callable[[Path], Run]) -> None:
     assert ours.allocated_bytes == peak == 6_432_652_760
     assert ours.reserved_bytes == 7_948_206_080 == sum(s["total_size"] for s in value["segments"])
     by_line: Counter[str] = Counter()
-    for holder in snapshot_holders(run, Scope()):
+    for holder in held_at_peak(run, Scope()):
         by_line[holder.source or ""] += holder.bytes
     assert by_line == holders
-    top = snapshot_holders(run, Scope())[0]
-    assert (top.name, top.source, top.bytes, top.count) == (
+    top = REPORTS["allocators"].analyse(run, Scope(), None).rows[0]
+    assert (top["name"], top["source"], top["bytes"], top["count"]) == (
         "aten::cross_entropy_loss",
         "gpt.py(34): step",
         1_572_864_008,
@@ -256,7 +256,7 @@ def test_any_history(tmp_path: Path) -> None:
         value["device_traces"].append(history)
     run = open_trace(write(tmp_path / "rank-0.pickle", value))
     peaks = {peak.device: peak.allocated_bytes for peak in snapshot_peaks(run, Scope())}
-    holders = snapshot_holders(run, Scope())
+    holders = held_at_peak(run, Scope())
     late = 0
     for device in range(40):
         expected, by_line = brute_force(value, device)
@@ -264,7 +264,7 @@ def test_any_history(tmp_path: Path) -> None:
         found: Counter[str] = Counter()
         for holder in holders:
             if holder.device == device:
-                before = holder.name == BEFORE or holder.source == "train.py(99): step"
+                before = holder.op == BEFORE or holder.source == "train.py(99): step"
                 found["?" if before else holder.source or ""] += holder.bytes
         assert found == by_line
         late += by_line["?"] > 0
@@ -283,7 +283,7 @@ def test_a_history_with_completed_frees_only(tmp_path: Path) -> None:
     ]
     peaks = [[peak.allocated_bytes for peak in snapshot_peaks(run, Scope())] for run in runs]
     assert peaks[0] == peaks[1] == [brute_force(snapshot(history, live))[0]]
-    assert snapshot_holders(runs[0], Scope()) == snapshot_holders(runs[1], Scope())
+    assert held_at_peak(runs[0], Scope()) == held_at_peak(runs[1], Scope())
     sizes = [sorted(read_blocks(run, 0, 0).allocations.bytes.tolist()) for run in runs]
     assert sizes[0] == sizes[1]
 
@@ -295,7 +295,7 @@ def test_a_snapshot_without_history(tmp_path: Path) -> None:
     run = open_trace(write(tmp_path / "memory-3-of-8.pickle", value))
     (peak,) = snapshot_peaks(run, Scope())
     assert (peak.rank, peak.allocated_bytes, peak.reserved_bytes, peak.at_ns) == (3, 800, 2000, None)
-    assert [(h.bytes, h.count) for h in snapshot_holders(run, Scope())] == [(800, 2)]
+    assert [(h.bytes, h.count) for h in held_at_peak(run, Scope())] == [(800, 2)]
 
 
 def test_where_in_the_program() -> None:

@@ -31,7 +31,7 @@ def drawn(run: Run, finding: Finding | None) -> StepPicture:
 
 
 def test_the_culprit_and_those_who_wait(run: Run) -> None:
-    picture = drawn(run, collect(run, Scope())[0].finding)
+    picture = drawn(run, collect(run, Scope())[0])
     assert [row.rank for row in picture.rows if row.is_culprit] == [2]
     stretches = [row.stretch for row in picture.rows]
     assert [stretch and stretch.label for stretch in stretches] == ["waits", "waits", "slow_extra", "waits"]
@@ -66,7 +66,7 @@ def test_without_a_finding_it_is_the_longest_step(run: Run) -> None:
 
 
 def test_a_finding_that_names_examples_marks_no_culprit(run: Run) -> None:
-    blaming = collect(run, Scope())[0].finding
+    blaming = collect(run, Scope())[0]
     assert not any(row.is_culprit for row in drawn(run, replace(blaming, remedy=None)).rows)
 
 
@@ -86,7 +86,7 @@ def test_of_many_ranks_some_are_drawn() -> None:
 
 
 def test_the_caption_says_what_is_drawn(run: Run) -> None:
-    picture = drawn(run, collect(run, Scope())[0].finding)
+    picture = drawn(run, collect(run, Scope())[0])
     text = caption(picture)
     assert text.startswith(f"Step {picture.step} on all ranks, clocks aligned to ±")
     assert caption(replace(picture, ranks=1024, clock_error_ns=None, arrival=None)) == (

@@ -20,7 +20,7 @@ from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.analysis.critical_path import scenarios
 from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import HOST_CLASSES, NONE, Graph
-from rankscope.analysis.critical_path.replay import Times, recorded, replay
+from rankscope.analysis.critical_path.replay import Replay, Times, recorded
 from rankscope.analysis.critical_path.whatif import whatif
 from rankscope.bench.synthetic import Plan, Slower, Straggler, write
 from rankscope.cli import main
@@ -37,7 +37,7 @@ def test_a_replay_is_what_playing_the_program_gives(seed: int) -> None:
     graph, device_at, _ = graph_of_program(program)
     # Which stream a call would have waited for, had it had to, no file tells.
     assume(not ((graph.host.kind == HOST_CLASSES.index("sync")) & (graph.host.target == NONE)).any())
-    unchanged = replay(graph, recorded(graph))
+    unchanged = Replay(graph).play(recorded(graph))
     assert unchanged is not None
     assert (unchanged.start == graph.device.start).all() and (unchanged.end == graph.device.end).all()
     assert (unchanged.host == graph.host.time).all()
@@ -48,7 +48,7 @@ def test_a_replay_is_what_playing_the_program_gives(seed: int) -> None:
     _, expected = play(faster)
     durations = recorded(graph)
     took = np.where(graph.device.match == -1, durations.device // 3, durations.device)
-    times = replay(graph, replace(durations, device=took, transfer=durations.transfer // 2))
+    times = Replay(graph).play(replace(durations, device=took, transfer=durations.transfer // 2))
     assert times is not None
     found = list(zip(times.start.tolist(), times.end.tolist(), strict=True))
     assert found == [expected[rank][at] for rank, at in device_at]
@@ -163,7 +163,7 @@ def test_real_ranks(open_real: Callable[[Path], Run]) -> None:
         result = whatif(run, Scope())
         graph = graph_of(run, Scope().in_run(run))
         assert result.rows[0]["base_ns"] == step_ns(run)
-        played = replay(graph, recorded(graph))
+        played = Replay(graph).play(recorded(graph))
         assert played is not None
         for found, expected in zip(vars(played).values(), vars(as_recorded(graph)).values(), strict=True):
             assert (found == expected).all()

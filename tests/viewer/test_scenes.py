@@ -50,7 +50,7 @@ def test_the_scene_of_a_straggler(slow: Session, ask: dict[str, Route]) -> None:
         assert scene["begin_ns"] <= slice["start_ns"] < scene["end_ns"]
     assert "host" not in scene["groups"]
     # The order is that of `stats`, and every scene is inside the run.
-    titles = [found.finding.title for found in collect(slow.run, Scope())]
+    titles = [found.title for found in collect(slow.run, Scope())]
     assert [finding["title"] for finding in answer["findings"]] == titles
     bounds = slow.bounds
     for finding in others:

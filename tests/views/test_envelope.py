@@ -11,7 +11,7 @@ import pytest
 
 from conftest import DATA, ROOT
 from rankscope.analysis import REPORTS
-from rankscope.analysis.core.result import Column, Fact, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Result, left_out_note
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.evidence import evidence_id, looked_up, parse_evidence
 from rankscope.cli import main
@@ -41,7 +41,7 @@ def test_outcomes() -> None:
     assert outcome(result(Finding("info", "a", ""), late)) == ("problem", "Rank 2 is late")
     assert outcome(result(Finding("info", "a", ""))) == ("none", "")
     assert outcome(result()) == ("none", "")
-    empty = result(rows=0, notes=("left out: 3 events", "only one rank was recorded"))
+    empty = result(rows=0, notes=(left_out_note("3 events"), "only one rank was recorded"))
     assert outcome(empty) == ("cannot_answer", "only one rank was recorded")
     assert outcome(result(rows=0)) == ("cannot_answer", "nothing was recorded that it could be computed from")
     assert outcome(result(rows=0, unknown="")) == ("none", "")

@@ -16,7 +16,7 @@ from rankscope.agents.open_runs import OpenRun, OpenRuns, Viewers
 from rankscope.agents.parameters import Parameter, checked_arguments
 from rankscope.agents.small_answers import refused, small_answer
 from rankscope.analysis import REPORTS
-from rankscope.analysis.across_ranks.one_collective import one_collective, worst_collectives
+from rankscope.analysis.across_ranks.collectives import one_collective, worst_collectives
 from rankscope.analysis.core.report import Report
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps

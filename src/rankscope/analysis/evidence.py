@@ -65,9 +65,9 @@ def parse_evidence(text: str) -> Evidence:
 def looked_up(evidence: Evidence, report: Report, run: Run, scope: Scope) -> Result:
     """The rows that an id means, split by the key that has them."""
     for by in (None, *(key for key in report.keys if key in evidence.keys)):
-        found = evidence.rows_of(report.analyse(run, scope, by))
-        if found.rows or not evidence.keys:
-            return found
+        result = evidence.rows_of(report.analyse(run, scope, by))
+        if result.rows or not evidence.keys:
+            return result
     raise UsageError(
         f"{evidence} is not in this run",
         why=f"No row of {evidence.report} has these values.",

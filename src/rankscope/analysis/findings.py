@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.report import Report
-from rankscope.analysis.core.result import SEVERITIES, Column, Found, Result, Unit
+from rankscope.analysis.core.result import SEVERITIES, Column, Finding, Note, NoteKind, Result, Unit
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.costs import with_costs
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.timeline.run import Run
 
-NOTHING_FOUND = "No findings (-r findings lists the reports that were checked)"
+NOTHING_FOUND = Note.of(NoteKind.NO_FINDINGS, "No findings (-r findings lists the reports that were checked)")
 
 
 _COLUMNS: tuple[tuple[str, Unit, str], ...] = (
@@ -36,7 +36,7 @@ COLUMNS = tuple(Column(name, unit, text, for_machines=True) for name, unit, text
 _DEFECTS = ("warning", "critical")
 
 
-def collect(run: Run, scope: Scope) -> tuple[Found, ...]:
+def collect(run: Run, scope: Scope) -> tuple[Finding, ...]:
     """Runs every report that can have findings; 'ok' is left out.
 
     The order everywhere: stragglers of warning or above, then by severity, then by cost. A straggler comes first
@@ -46,21 +46,21 @@ def collect(run: Run, scope: Scope) -> tuple[Found, ...]:
 
 
 @once_per_run
-def _collect(run: Run, scope: Scope) -> tuple[Found, ...]:
-    found = [
-        Found(report.name, finding)
+def _collect(run: Run, scope: Scope) -> tuple[Finding, ...]:
+    findings = [
+        finding
         for report in QUESTIONS.values()
         if report.finds
         for finding in report.analyse(run, scope, None).findings
         if finding.severity != "ok"
     ]
-    return tuple(with_costs(run, scope, found, _precedence))
+    return tuple(with_costs(run, scope, findings, _precedence))
 
 
-def _precedence(found: Found) -> int:
-    if found.report == "stragglers" and found.finding.severity in _DEFECTS:
+def _precedence(finding: Finding) -> int:
+    if finding.report == "stragglers" and finding.severity in _DEFECTS:
         return -len(SEVERITIES)
-    return -SEVERITIES.index(found.finding.severity)
+    return -SEVERITIES.index(finding.severity)
 
 
 def of_one_report(report: Report) -> Report:
@@ -70,9 +70,8 @@ def of_one_report(report: Report) -> Report:
         result = report.analyse(run, scope, by)
         if not any(finding.remedy for finding in result.findings):
             return result
-        found = [Found(report.name, finding) for finding in result.findings]
-        priced = with_costs(run, scope.in_run(run), found, _precedence)
-        return replace(result, findings=tuple(one.finding for one in priced))
+        priced = with_costs(run, scope.in_run(run), result.findings, _precedence)
+        return replace(result, findings=tuple(priced))
 
     return replace(report, analyse=analysed)
 
@@ -87,22 +86,21 @@ def findings(run: Run, scope: Scope, by: str | None = None) -> Result:
     collected = collect(run, scope)
     rows = [
         {
-            "severity": one.finding.severity,
-            "cost_ns": one.finding.cost_ns,
-            "report": one.report,
-            "title": one.finding.title,
-            "evidence": one.finding.evidence,
-            "hint": one.finding.hint,
-            "ranks": one.finding.ranks,
-            "start_ns": one.finding.span[0] if one.finding.span else None,
-            "end_ns": one.finding.span[1] if one.finding.span else None,
+            "severity": finding.severity,
+            "cost_ns": finding.cost_ns,
+            "report": finding.report,
+            "title": finding.title,
+            "evidence": finding.evidence,
+            "hint": finding.hint,
+            "ranks": finding.ranks,
+            "start_ns": finding.span[0] if finding.span else None,
+            "end_ns": finding.span[1] if finding.span else None,
         }
-        for one in collected
+        for finding in collected
     ]
     scope = scope.in_run(run)
     looked = f"reports checked: {', '.join(asked())}"
     notes = (looked,) if rows else (f"nothing found; {looked}",)
-    all_findings = tuple(one.finding for one in collected)
     unanswered = [name for name in asked() if QUESTIONS[name].analyse(run, scope, None).unanswered]
     nothing = "no report can be answered from this recording" if len(unanswered) == len(asked()) else ""
     return Result(
@@ -111,7 +109,7 @@ def findings(run: Run, scope: Scope, by: str | None = None) -> Result:
         scope.window,
         COLUMNS,
         rows,
-        all_findings,
+        collected,
         notes,
         facts={"unanswered": unanswered},
         unknown=nothing,

@@ -21,7 +21,7 @@ from rankscope.analysis.health.flight import flight
 from rankscope.analysis.health.hang import hang
 from rankscope.analysis.health.telemetry import telemetry
 from rankscope.analysis.memory.allocators import allocators
-from rankscope.analysis.memory.fragments import fragments
+from rankscope.analysis.memory.snapshot import fragments
 from rankscope.analysis.memory.usage import memory
 from rankscope.analysis.within_rank.dataloader import dataloader
 from rankscope.analysis.within_rank.event_tables import annotated, api, kernels, memcpy, steps
@@ -77,10 +77,7 @@ QUESTIONS = {
     report.name: replace(report, analyse=in_window(report.analyse))
     for report in (
         Report(
-            "breakdown",
-            "Where did the time go: compute, communication, copies, idle?",
-            breakdown_by,
-            KEYS,
+            "breakdown", "Where did the time go: compute, communication, copies, idle?", breakdown_by, KEYS
         ),
         Report(
             "overlap",
@@ -97,17 +94,9 @@ QUESTIONS = {
             ("rank", "source"),
         ),
         Report("phases", "How much is forward, backward, optimizer, recomputation?", phases, finds=True),
+        Report("launches", "Is the host ahead of the GPU: launch delays, queue depth?", launches),
         Report(
-            "launches",
-            "Is the host ahead of the GPU: launch delays, queue depth?",
-            launches,
-        ),
-        Report(
-            "short",
-            "Which ops launch kernels that are too short?",
-            short,
-            ("rank", "source"),
-            finds=True,
+            "short", "Which ops launch kernels that are too short?", short, ("rank", "source"), finds=True
         ),
         Report(
             "syncs",
@@ -146,20 +135,9 @@ QUESTIONS = {
             finds=True,
         ),
         Report("nccl", "How fast are collectives by NCCL's own measurement?", nccl, finds=True),
-        Report(
-            "stragglers",
-            "Which rank delays the others, and why?",
-            stragglers_by,
-            KEYS,
-            finds=True,
-        ),
+        Report("stragglers", "Which rank delays the others, and why?", stragglers_by, KEYS, finds=True),
         Report("clocks", "How far apart are the clocks of the ranks?", clocks, finds=True),
-        Report(
-            "layout",
-            "Which rank has which place: pipeline, data, tensor, expert?",
-            layout,
-            ("rank",),
-        ),
+        Report("layout", "Which rank has which place: pipeline, data, tensor, expert?", layout, ("rank",)),
         Report("groups", "Which process groups exist, and what are they used for?", groups),
         Report("critical", "What is on the critical path through all ranks?", critical, finds=True),
         Report("bubbles", "How long are pipeline stages idle?", bubbles, ("rank",), finds=True),
@@ -174,18 +152,8 @@ QUESTIONS = {
             finds=True,
         ),
         Report("hang", "The job makes no step: where does each rank stand?", hang, finds=True),
-        Report(
-            "ncu",
-            "How close to the device's limits are kernels, measured by ncu?",
-            ncu,
-            finds=True,
-        ),
-        Report(
-            "gpu",
-            "How fast was each GPU clocked, how hot was it, was it throttled?",
-            gpu,
-            finds=True,
-        ),
+        Report("ncu", "How close to the device's limits are kernels, measured by ncu?", ncu, finds=True),
+        Report("gpu", "How fast was each GPU clocked, how hot was it, was it throttled?", gpu, finds=True),
         Report(
             "memory", "How much memory is used at the peak, and does it grow?", memory, ("step",), finds=True
         ),

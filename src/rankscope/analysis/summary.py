@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankscope.analysis.core.ceilings import device_names
-from rankscope.analysis.core.result import Column, Result, Row
+from rankscope.analysis.core.result import Column, NoteKind, Result, Row, note_kind
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import (
     mean_step_ns,
@@ -77,14 +77,14 @@ def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
         }
         for rank in sorted({*parts, *recorded})
     ]
-    found = tuple(one.finding for one in collect(run, scope))
+    findings = collect(run, scope)
     facts = _facts(run, scope, rows, list(parts.values())) | dict(broken.facts)
     # Without a trace there is no breakdown, and its notes do not apply.
     notes = [*map(str, doubts(run, scope)), *(broken.notes if rows else ()), *_missing(rows, used_of)]
-    if not found:
+    if not findings:
         notes.append(NOTHING_FOUND)
     title = verdict(run, scope, facts)
-    return Result("summary", title, scope.window, COLUMNS, rows, found, tuple(notes), facts=facts)
+    return Result("summary", title, scope.window, COLUMNS, rows, findings, tuple(notes), facts=facts)
 
 
 def _share(rows: Sequence[Row], part: str) -> float | None:
@@ -145,12 +145,12 @@ def _recorded(run: Run, scope: Scope) -> str:
 
 def _other_files(run: Run, scope: Scope) -> str:
     """For a run without a trace: the other files it has, and the reports that use them."""
-    found = []
+    files = []
     for kind, (name, reports) in _WITHOUT_TRACE.items():
         count = sum(e.format == kind and (scope.ranks is None or e.rank in scope.ranks) for e in run.segments)
         if count:
-            found.append(f"{count} {name}{'s' * (count > 1)} (-r {reports})")
-    return f"No trace, but {', '.join(found)}" if found else ""
+            files.append(f"{count} {name}{'s' * (count > 1)} (-r {reports})")
+    return f"No trace, but {', '.join(files)}" if files else ""
 
 
 def subject(run: Run, scope: Scope, result: Result) -> str:
@@ -169,7 +169,7 @@ def _missing(rows: Sequence[Row], mfu: Result) -> list[str]:
     """Notes on columns that are empty because of how the run was recorded."""
     notes = []
     if rows and all(row["mfu_pct"] is None for row in rows):
-        graphs = [note for note in mfu.notes if "CUDA graphs" in note]
+        graphs = [note for note in mfu.notes if note_kind(note) is NoteKind.IN_GRAPHS]
         notes += graphs or [
             "MFU needs shapes and a known device: --record-shapes when profiling, --peak here"
         ]

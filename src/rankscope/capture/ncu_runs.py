@@ -1,15 +1,63 @@
-"""Several runs of one command under ncu: their reports in one folder, and the launches in them."""
+"""Several runs of one command under ncu, until every kernel of a list is measured; their reports in one folder."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from rankscope import tools
+from rankscope.capture.kernel_list import HotKernel, KernelList
+from rankscope.capture.ncu_selection import Selection, select_again
 from rankscope.capture.run_folder import rank_manifests, write_rank
 from rankscope.capture.under_tool.reports import NO_NCU_REPORT
 
 REPORTS = "*.ncu-rep"
+
+
+class Measured(NamedTuple):
+    """What ncu measured in all runs of the command."""
+
+    code: int
+    """The exit code of the last run."""
+    runs: int
+    launches: list[tools.Launch]
+    missed: list[HotKernel]
+    """The kernels that ncu did not meet."""
+
+
+class NcuRuns(NamedTuple):
+    """Runs a command again while ncu has not met every kernel."""
+
+    listed: KernelList
+    folder: Path
+    ncu: tools.Tool
+    most: int
+    by_size: bool
+    """This ncu can count by size."""
+    run: Callable[[Selection, Path], int]
+    """Runs the command with this selection into this folder; its exit code."""
+    announce: Callable[[Selection], None]
+    """Called before each further run."""
+
+    def until_measured(self, selection: Selection, code: int) -> Measured:
+        """After the first run, which had this selection and this exit code."""
+        met = last = launches_in(self.folder, self.ncu)
+        runs = 1
+        # A job or an ncu that fails would do so again.
+        can_try = code == 0 and not failure(self.folder)
+        while can_try and runs < self.most and (missed := self.listed.missed(met)):
+            selection = select_again(self.listed, selection, missed, last, by_size=self.by_size)
+            runs += 1
+            self.announce(selection)
+            later = self.folder / f"run-{runs}"
+            code = self.run(selection, later)
+            last = launches_in(later, self.ncu)
+            met = [*met, *last]
+            can_try = code == 0 and not failure(later)
+            take_reports(self.folder, later, runs)
+        return Measured(code, runs, met, self.listed.missed(met))
 
 
 def launches_in(folder: Path, ncu: tools.Tool) -> list[tools.Launch]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from rankscope.capture.kernel_list import HotKernel, KernelList, canonical_name, function_name, template_name
 from rankscope.tools import NCU_PASSES, Launch
+from rankscope.units import format_ns
 
 BY_SIZE = "per-launch-config"
 """ncu's filter mode that counts the launches of each grid and block on its own."""
@@ -148,6 +149,17 @@ def expected_launches(selection: Selection, order: Sequence[Launch]) -> int:
     if not order:
         return selection.wanted * len(selection.kernels)
     return len(selection.profiled(order))
+
+
+def plan_text(selection: Selection, listed: KernelList, section_set: str) -> str:
+    """What ncu will do, and how long that takes at least."""
+    launches = expected_launches(selection, listed.order)
+    where = "the whole run" if selection.step is None else f"step {selection.step}"
+    least = format_ns(replay_ns(selection, listed.order, section_set), 2)
+    return (
+        f"ncu will profile about {launches} launches of {where}: at least {least} of kernel time, and about half a "
+        "second more for each launch"
+    )
 
 
 def why_missed(kernel: HotKernel, met: Sequence[Launch]) -> str:

@@ -21,15 +21,8 @@ from rankscope.capture.kernel_list import (
     size_text,
     write_kernels,
 )
-from rankscope.capture.ncu_runs import REPORTS, failure, launches_in, take_reports
-from rankscope.capture.ncu_selection import (
-    Selection,
-    expected_launches,
-    replay_ns,
-    select,
-    select_again,
-    why_missed,
-)
+from rankscope.capture.ncu_runs import REPORTS, NcuRuns
+from rankscope.capture.ncu_selection import Selection, plan_text, select, why_missed
 from rankscope.capture.rank import SINGLE, detect
 from rankscope.capture.run_folder import folder_of
 from rankscope.capture.selector import FORMS
@@ -170,12 +163,10 @@ def _profile(listed: KernelList, args: argparse.Namespace) -> int:
     if in_front and not args.quiet:
         if args.format == "table":
             _print_list(listed.kernels)
-        runs = (
-            ""
-            if args.runs == 1
-            else f", at most {args.runs} if ncu does not meet every kernel (--runs 1: never)"
+        more = f", at most {args.runs} if ncu does not meet every kernel (--runs 1: never)"
+        _message(
+            f"{plan_text(selection, listed, args.set)}\n  1 run of the command{more if args.runs > 1 else ''}."
         )
-        _message(f"{_plan_text(selection, listed, args.set)}\n  1 run of the command{runs}.")
     code = _run(selection, asked, job, args)
     folder = folder_of(asked, job)
     if args.dry_run or folder is None:
@@ -185,7 +176,19 @@ def _profile(listed: KernelList, args: argparse.Namespace) -> int:
     with after_job(_message):
         write_kernels(folder / LIST_NAME, listed, str(args.run or args.kernels))
         if in_front and ncu is not None:
-            codes.append(_until_measured(listed, selection, folder, job, ncu, code, args, by_size=by_size))
+            runs = NcuRuns(
+                listed,
+                folder,
+                ncu,
+                args.runs,
+                by_size,
+                lambda selection, later: _run(selection, later, job, args),
+                lambda selection: _message(
+                    f"ncu did not meet {len(selection.kernels)} of {len(listed.kernels)} kernels; running the command "
+                    f"again\n  {plan_text(selection, listed, args.set)}"
+                ),
+            )
+            codes.append(_until_measured(runs, selection, code, args))
     return codes[-1]
 
 
@@ -209,61 +212,25 @@ def _run(selection: Selection, output: Path, job: str, args: argparse.Namespace)
     return profile.main(parser.parse_args([*words, "--", *args.command]))
 
 
-def _until_measured(
-    listed: KernelList,
-    selection: Selection,
-    folder: Path,
-    job: str,
-    ncu: tools.Tool,
-    code: int,
-    args: argparse.Namespace,
-    *,
-    by_size: bool,
-) -> int:
-    """Compare what ncu measured with what was asked; while a kernel is missing, run the command again."""
-    met = last = launches_in(folder, ncu)
-    runs = 1
-    # A job or an ncu that fails would do so again.
-    can_try = code == 0 and not failure(folder)
-    while can_try and runs < args.runs and (missed := listed.missed(met)):
-        selection = select_again(listed, selection, missed, last, by_size=by_size)
-        runs += 1
-        _message(
-            f"ncu did not meet {len(missed)} of {len(listed.kernels)} kernels; running the command again\n"
-            f"  {_plan_text(selection, listed, args.set)}"
-        )
-        later = folder / f"run-{runs}"
-        code = _run(selection, later, job, args)
-        last = launches_in(later, ncu)
-        met = [*met, *last]
-        can_try = code == 0 and not failure(later)
-        take_reports(folder, later, runs)
-    missed = listed.missed(met)
-    found = len(listed.kernels) - len(missed)
-    times = "1 run" if runs == 1 else f"{runs} runs"
+def _until_measured(runs: NcuRuns, selection: Selection, code: int, args: argparse.Namespace) -> int:
+    """Run the command again while a kernel is missing, then show what ncu measured."""
+    listed, folder = runs.listed, runs.folder
+    measured = runs.until_measured(selection, code)
+    times = "1 run" if measured.runs == 1 else f"{measured.runs} runs"
     _message(
-        f"ncu measured {found} of {len(listed.kernels)} kernels, {len(met)} launches in {times} of the command"
+        f"ncu measured {len(listed.kernels) - len(measured.missed)} of {len(listed.kernels)} kernels, "
+        f"{len(measured.launches)} launches in {times} of the command"
     )
     if list(folder.glob(REPORTS)) and not missing_libraries():
         _show(folder, listed, args)  # its notes name what was missed
-        return code
-    for kernel in missed:
-        _message(f"not measured: {kernel.name} ({kernel.size}): {why_missed(kernel, met)}")
-    if met:
+        return measured.code
+    for kernel in measured.missed:
+        _message(f"not measured: {kernel.name} ({kernel.size}): {why_missed(kernel, measured.launches)}")
+    if measured.launches:
         _message(
             f"to see the results, where rankscope is installed in full: rankscope ncu {short_path(folder)}"
         )
-    return code
-
-
-def _plan_text(selection: Selection, listed: KernelList, section_set: str) -> str:
-    launches = expected_launches(selection, listed.order)
-    where = "the whole run" if selection.step is None else f"step {selection.step}"
-    least = format_ns(replay_ns(selection, listed.order, section_set), 2)
-    return (
-        f"ncu will profile about {launches} launches of {where}: at least {least} of kernel time, and about half a "
-        "second more for each launch"
-    )
+    return measured.code
 
 
 def _message(text: str) -> None:
@@ -292,19 +259,11 @@ def _require_libraries(what: str, command: str) -> None:
         )
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= NAME_WIDTH else f"{name[: NAME_WIDTH - 1]}…"
-
-
 def _print_list(kernels: Sequence[HotKernel]) -> None:
-    rows = [
-        [
-            _cut(short_name(kernel.name)),
-            format_ns(kernel.total_ns),
-            str(kernel.calls),
-            size_text(kernel.grid),
-            size_text(kernel.block),
-        ]
-        for kernel in kernels
-    ]
+    rows = []
+    for kernel in kernels:
+        name = short_name(kernel.name)
+        shown = name if len(name) <= NAME_WIDTH else f"{name[: NAME_WIDTH - 1]}…"
+        sizes = size_text(kernel.grid), size_text(kernel.block)
+        rows.append([shown, format_ns(kernel.total_ns), str(kernel.calls), *sizes])
     print(plain_table(["Kernel", "Total", "Calls", "Grid", "Block"], rows))

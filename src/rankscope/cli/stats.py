@@ -222,13 +222,15 @@ def _screen(
     from rankscope.analysis.findings import collect
     from rankscope.analysis.health.doubts import doubts
     from rankscope.analysis.summary import subject
-    from rankscope.views.commands import found_with_paths
+    from rankscope.views.commands import finding_with_paths
     from rankscope.views.summary import Screen, screen
 
-    found = [found_with_paths(one, named) for one in collect(run, scope)]
+    findings = [finding_with_paths(finding, named) for finding in collect(run, scope)]
     path = named["RUN"].path
     return screen(
-        Screen(path, subject(run, scope, summary), summary, kernels, found, doubts(run, scope)), width, color
+        Screen(path, subject(run, scope, summary), summary, kernels, findings, doubts(run, scope)),
+        width,
+        color,
     )
 
 

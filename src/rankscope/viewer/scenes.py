@@ -11,7 +11,7 @@ import numpy as np
 
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.collective_waits import Waits, waits
-from rankscope.analysis.core.result import Found
+from rankscope.analysis.core.result import Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.findings import collect
 from rankscope.analysis.within_rank.breakdown import breakdown
@@ -49,9 +49,9 @@ def findings(session: Session, query: dict[str, str]) -> Answer:
     return answer | {"findings": [finding | {"scene": scene} for finding, scene in shown]}
 
 
-def _scene(session: Session, reported: Found) -> dict[str, Any]:
+def _scene(session: Session, finding: Finding) -> dict[str, Any]:
     """What the page shows of one finding. The session's database must be held."""
-    run, finding = session.run, reported.finding
+    run = session.run
     # The ranks that the figures are of; a finding that holds for many ranks states those of the worst.
     stated = finding.facts[0].ranks if finding.facts else ()
     culprits = stated if stated and set(stated) <= set(finding.ranks) else finding.ranks
@@ -64,8 +64,8 @@ def _scene(session: Session, reported: Found) -> dict[str, Any]:
     span = finding.span
     if span and span[1] - span[0] >= _WHOLE_SHARE * (end - begin):
         span = None
-    step = _step(run, reported, culprits, names, span)
-    match = _match(waits(run), reported, culprits, step, span)
+    step = _step(run, finding, culprits, names, span)
+    match = _match(waits(run), finding, culprits, step, span)
     collective = describe_match(waits(run), match) if match is not None else None
     involved = [row["rank"] for row in collective["rows"]] if collective else list(finding.ranks)
     expanded = culprits[:_MOST_EXPANDED]
@@ -80,7 +80,7 @@ def _scene(session: Session, reported: Found) -> dict[str, Any]:
             [end, begin],
         )
     cause = finding.fact("cause")
-    on_host = reported.report in _ON_HOST or (cause is not None and cause.value not in _DEVICE_CAUSES)
+    on_host = finding.report in _ON_HOST or (cause is not None and cause.value not in _DEVICE_CAUSES)
     return {
         "ranks": expanded,
         "peers": peers,  # one row each, below them: the ranks that wait for them, or the other ranks of the finding
@@ -90,11 +90,13 @@ def _scene(session: Session, reported: Found) -> dict[str, Any]:
         "groups": ("streams", "communication", *(["host"] if on_host else [])),  # of tracks, unfolded
         "slices": slices,  # that the finding is about, longest first
         "collective": collective,  # in which ranks wait: as the route `collective` describes it
+        "headline": finding.headline,
+        "why": finding.why,  # the cause, at the end of the finding's title
     }
 
 
 def _step(
-    run: Run, reported: Found, culprits: tuple[int, ...], names: list[str], span: tuple[int, int] | None
+    run: Run, finding: Finding, culprits: tuple[int, ...], names: list[str], span: tuple[int, int] | None
 ) -> int | None:
     """The step in which the finding shows best; None where it has none, or is about the whole run."""
     rank = culprits[0]
@@ -104,7 +106,7 @@ def _step(
             "SELECT step FROM steps WHERE rank = ? AND end_ns - time_ns <= ? AND end_ns > ? LIMIT 1",
             [rank, middle, middle],
         )
-    elif reported.finding.span:
+    elif finding.span:
         return None
     elif names:
         rows = run.rows(
@@ -112,8 +114,8 @@ def _step(
             "GROUP BY step ORDER BY sum(dur_ns) DESC, step LIMIT 1",
             [rank],
         )
-    elif reported.report in _STEP_COLUMNS:
-        column = _STEP_COLUMNS[reported.report]
+    elif finding.report in _STEP_COLUMNS:
+        column = _STEP_COLUMNS[finding.report]
         parts = breakdown(run, Scope().in_run(run)).rows
         steps = [row for row in parts if row["rank"] == rank and row["step"] is not None]
         rows = [(row["step"],) for row in sorted(steps, key=lambda row: -row[column])[:1]]
@@ -123,7 +125,7 @@ def _step(
 
 
 def _match(
-    waited: Waits, reported: Found, culprits: tuple[int, ...], step: int | None, span: tuple[int, int] | None
+    waited: Waits, finding: Finding, culprits: tuple[int, ...], step: int | None, span: tuple[int, int] | None
 ) -> int | None:
     """Of a straggler, the collective at which the others wait for it longest; of exposed communication, the longest."""
     rows = waited.rows
@@ -132,13 +134,13 @@ def _match(
         usable &= rows.step == step
     elif span is not None:
         usable &= (rows.start < span[1]) & (rows.end > span[0])
-    if reported.report == "stragglers":
+    if finding.report == "stragglers":
         usable &= (waited.wait > 0) & ~np.isin(rows.rank, culprits)
         at = np.flatnonzero(usable)
         last = waited.last[rows.match[at]]
         at = at[(last != NONE) & np.isin(rows.rank[last], culprits)]
         weight = waited.wait[at]
-    elif reported.report == "overlap":
+    elif finding.report == "overlap":
         at = np.flatnonzero(usable & np.isin(rows.rank, culprits))
         weight = rows.duration[at]
     else:

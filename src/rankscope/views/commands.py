@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from rankscope.analysis.core.result import Finding, Found, Result
+from rankscope.analysis.core.result import Finding, Result, reworded
 from rankscope.text.run_words import Runs, with_paths
 from rankscope.units import display_width
 from rankscope.views.text import clean, hang, sentence
@@ -21,10 +21,6 @@ def finding_with_paths(finding: Finding, runs: Runs) -> Finding:
     return replace(finding, evidence=with_paths(finding.evidence, runs), hint=with_paths(finding.hint, runs))
 
 
-def found_with_paths(found: Found, runs: Runs) -> Found:
-    return replace(found, finding=finding_with_paths(found.finding, runs))
-
-
 def result_with_paths(result: Result, runs: Runs) -> Result:
     """The result with the paths of the runs in its findings and notes, and in the hints that are rows."""
     rows = result.rows
@@ -34,7 +30,7 @@ def result_with_paths(result: Result, runs: Runs) -> Result:
         result,
         rows=rows,
         findings=tuple(finding_with_paths(finding, runs) for finding in result.findings),
-        notes=tuple(with_paths(note, runs) for note in result.notes),
+        notes=tuple(reworded(note, with_paths(note, runs)) for note in result.notes),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rankscope.analysis.core.result import Column, Found, Result
+from rankscope.analysis.core.result import Column, Finding, NoteKind, Result, note_kind
 from rankscope.analysis.findings import NOTHING_FOUND
 from rankscope.analysis.health.doubts import Doubt
 from rankscope.records import dataclass
@@ -34,7 +34,7 @@ class Screen:
     subject: str
     summary: Result
     kernels: Result
-    found: Sequence[Found]
+    findings: Sequence[Finding]
     doubts: Sequence[Doubt] = ()
 
 
@@ -67,8 +67,7 @@ def screen(content: Screen, width: int, color: bool) -> str:
 
 def _findings(content: Screen, each: str, width: int, color: bool) -> list[str]:
     lines: list[str] = []
-    for number, found in enumerate(content.found[:_MOST_FINDINGS], 1):
-        finding = found.finding
+    for number, finding in enumerate(content.findings[:_MOST_FINDINGS], 1):
         cost = f", {format_ns(finding.cost_ns, 1)} {each}" if finding.cost_ns else ""
         word = f"{number}. {finding.severity}"
         text = hang(f"{word}{cost}: ", clean(finding.title), width)
@@ -77,16 +76,16 @@ def _findings(content: Screen, each: str, width: int, color: bool) -> list[str]:
             text[1:] = hang("   ", " ".join(text[1:]), width)
         text[0] = paint(word, SEVERITY_STYLES[finding.severity], color) + text[0][len(word) :]
         lines += text
-        lines += _advice(found, width)
+        lines += _advice(finding, width)
     return lines or hang("", NOTHING_FOUND, width)
 
 
-def _advice(found: Found, width: int) -> list[str]:
+def _advice(finding: Finding, width: int) -> list[str]:
     """The first sentences of the hint that fit on one line, and the report to look at; a command on its own line."""
-    hint = clean(found.finding.hint) or "See its table."
+    hint = clean(finding.hint) or "See its table."
     command = next((piece for piece, is_command in pieces(hint) if is_command), "")
     prose = hint.partition(command)[0] if command else hint
-    table = f" (-r {found.report})"
+    table = f" (-r {finding.report})"
     text = _first_clauses(prose.strip(), width - 5 - len(table))
     if command and prose.rstrip().endswith(":") and not text.endswith(":"):
         command = ""  # what announces it does not fit
@@ -144,11 +143,11 @@ def _kernels(kernels: Result, width: int, color: bool) -> list[str]:
 
 
 def _next(content: Screen, width: int, color: bool) -> list[str]:
-    notes = [note for note in content.summary.notes if note != NOTHING_FOUND]
+    notes = [note for note in content.summary.notes if note_kind(note) is not NoteKind.NO_FINDINGS]
     lines = [line for note in notes for line in hang("· ", clean(note), width)]
-    more = len(content.found) - _MOST_FINDINGS
+    more = len(content.findings) - _MOST_FINDINGS
     what = f"all findings ({more} more), with evidence" if more > 0 else "the findings, with evidence"
-    lines += _next_commands(content.run, what if content.found else "", width)
+    lines += _next_commands(content.run, what if content.findings else "", width)
     return [paint(line, DIM, color) for line in lines]
 
 

@@ -141,8 +141,8 @@ def test_the_picture_marks_the_culprit_and_those_who_wait(slow2: tuple[Content, 
 @pytest.mark.slow
 def test_findings_are_those_of_stats_in_its_order(slow2: tuple[Content, str, Run]) -> None:
     content, html, run = slow2
-    listed = [found.finding.title for found in content.findings]
-    assert listed == [found.finding.title for found in collect(run, Scope())]
+    listed = [found.title for found in content.findings]
+    assert listed == [found.title for found in collect(run, Scope())]
     assert re.findall(r'id="finding-(\d+)"', html) == [str(n) for n in range(1, len(listed) + 1)]
 
 
@@ -268,7 +268,7 @@ def test_findings_come_worst_and_dearest_first(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setitem(QUESTIONS, "short", replace(real, analyse=analyse))
     content, html = report(run)
-    titles = [one.finding.title for one in content.findings if one.finding in found]
+    titles = [one.title for one in content.findings if one in found]
     assert titles == ["rank 0 burns", "dear", "cheap"], "the worst first, then the dearest"
     headline = content.headline
     assert (headline.title, headline.detail) == ("rank 0 burns", "It is hot.")

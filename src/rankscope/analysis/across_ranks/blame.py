@@ -39,22 +39,22 @@ class Blame:
 @once_per_run
 def blame(run: Run) -> Blame:
     """Computed for the whole run; callers select steps and ranks from it."""
-    found, split = waits(run), time_split(run)
-    rows, opened = found.rows, split.opened
-    excess = np.stack([_excess(part, found) for part in split.of_entries])
-    cause, follows = _causes(found, excess, opened)
+    all_waits, split = waits(run), time_split(run)
+    rows, opened = all_waits.rows, split.opened
+    excess = np.stack([_excess(part, all_waits) for part in split.of_entries])
+    cause, follows = _causes(all_waits, excess, opened)
     root = _roots(follows)
-    last = found.last[root] if len(root) else root
-    rank = np.where(found.last != NONE, rows.rank[np.maximum(last, 0)], NONE) if len(rows.rank) else last
+    last = all_waits.last[root] if len(root) else root
+    rank = np.where(all_waits.last != NONE, rows.rank[np.maximum(last, 0)], NONE) if len(rows.rank) else last
     return Blame(excess, cause, root, rank, split.hidden)
 
 
-def _excess(part: Ints, found: Waits) -> Ints:
+def _excess(part: Ints, all_waits: Waits) -> Ints:
     """By match: the time of the last rank minus the median of the other ranks; never negative."""
-    rows, count = found.rows, len(found.last)
-    known = np.flatnonzero(found.wait != NONE)
-    known = known[found.last[rows.match[known]] != known]
-    order = known[np.lexsort((part[known], rows.match[known]))]
+    rows, count = all_waits.rows, len(all_waits.last)
+    others = np.flatnonzero(all_waits.wait != NONE)
+    others = others[all_waits.last[rows.match[others]] != others]
+    order = others[np.lexsort((part[others], rows.match[others]))]
     sizes = np.bincount(rows.match[order], minlength=count)
     first = np.cumsum(sizes) - sizes
     value = np.append(part[order], 0)
@@ -62,14 +62,16 @@ def _excess(part: Ints, found: Waits) -> Ints:
     low = value[np.where(some, first + (sizes - 1) // 2, -1)]
     high = value[np.where(some, first + sizes // 2, -1)]
     excess = (
-        part[np.maximum(found.last, 0)] - (low + high) // 2 if len(part) else np.zeros(count, dtype=np.int64)
+        part[np.maximum(all_waits.last, 0)] - (low + high) // 2
+        if len(part)
+        else np.zeros(count, dtype=np.int64)
     )
-    return np.where((found.last != NONE) & some, np.maximum(excess, 0), 0)
+    return np.where((all_waits.last != NONE) & some, np.maximum(excess, 0), 0)
 
 
-def _causes(found: Waits, excess: Ints, opened: Ints) -> tuple[Ints, Ints]:
+def _causes(all_waits: Waits, excess: Ints, opened: Ints) -> tuple[Ints, Ints]:
     """By match: the cause, and the earlier match in which the last rank waited (itself for any other cause)."""
-    count = len(found.last)
+    count = len(all_waits.last)
     itself = np.arange(count)
     if count == 0:
         return itself, itself
@@ -77,16 +79,16 @@ def _causes(found: Waits, excess: Ints, opened: Ints) -> tuple[Ints, Ints]:
     waits_first = (largest == WAITING) & (excess[WAITING] > 0)
     behind = np.full(count, NONE)
     at = np.flatnonzero(waits_first)
-    behind[at] = _longest_wait_inside(found, found.last[at], opened)
-    cause = np.where((excess.max(axis=0) > 0) & (found.last != NONE), largest, NONE)
+    behind[at] = _longest_wait_inside(all_waits, all_waits.last[at], opened)
+    cause = np.where((excess.max(axis=0) > 0) & (all_waits.last != NONE), largest, NONE)
     return cause, np.where(behind != NONE, behind, itself)
 
 
-def _longest_wait_inside(found: Waits, entries: Ints, opened: Ints) -> Ints:
+def _longest_wait_inside(all_waits: Waits, entries: Ints, opened: Ints) -> Ints:
     """For each entry, the match in which its rank waited longest between `opened` and the arrival."""
-    rows = found.rows
+    rows = all_waits.rows
     result = np.full(len(entries), NONE)
-    waited = np.flatnonzero(found.wait > 0)
+    waited = np.flatnonzero(all_waits.wait > 0)
     if len(waited) == 0 or len(entries) == 0:
         return result
     origin = int(opened.min())
@@ -97,7 +99,7 @@ def _longest_wait_inside(found: Waits, entries: Ints, opened: Ints) -> Ints:
     begins = rows.rank[entries] * width - origin
     low = np.searchsorted(ended, begins + opened[entries], side="right")
     high = np.searchsorted(ended, begins + rows.start[entries], side="right")
-    best = range_argmax(found.wait[waited], low, high)
+    best = range_argmax(all_waits.wait[waited], low, high)
     has = best != NONE
     result[has] = rows.match[waited[best[has]]]
     return result
@@ -107,16 +109,16 @@ def range_argmax(value: Ints, low: Ints, high: Ints) -> Ints:
     """Index of the largest value in each range [low, high); NONE for an empty range."""
     result = np.full(len(low), NONE)
     size = high - low
-    level, place = 0, np.arange(len(value))
+    level, largest = 0, np.arange(len(value))
     while (size >= 1 << level).any():
         span = 1 << level
         of_level = np.flatnonzero((size >= span) & (size < 2 * span))
-        left, right = place[low[of_level]], place[high[of_level] - span]
+        left, right = largest[low[of_level]], largest[high[of_level] - span]
         result[of_level] = np.where(value[left] >= value[right], left, right)
-        if len(place) <= span:
+        if len(largest) <= span:
             break
-        left, right = place[:-span], place[span:]
-        place = np.where(value[left] >= value[right], left, right)
+        left, right = largest[:-span], largest[span:]
+        largest = np.where(value[left] >= value[right], left, right)
         level += 1
     return result
 

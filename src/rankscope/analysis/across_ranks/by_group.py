@@ -61,8 +61,8 @@ def rank_groups(run: Run, scope: Scope, by: str) -> list[RankGroup]:
                 members.setdefault((axis, name), []).append(rank)
     names = [column.name for column in _GROUP_COLUMNS[by][:-1]]
     return [
-        RankGroup(dict(zip(names, key, strict=True)) | {"ranks": as_ranges(own)}, tuple(own))
-        for key, own in members.items()
+        RankGroup(dict(zip(names, key, strict=True)) | {"ranks": as_ranges(group)}, tuple(group))
+        for key, group in members.items()
     ]
 
 
@@ -80,9 +80,9 @@ def _with_groups(analyse: Analyse, columns: Sequence[Column], combine: Combine, 
         of_rank = {row["rank"]: row for row in result.rows if row.get("step") is None}
         rows = []
         for group in rank_groups(run, scope, by):
-            own = [of_rank[rank] for rank in group.ranks if rank in of_rank]
-            if own:
-                rows.append(dict(group.key) | combine(own))
+            members = [of_rank[rank] for rank in group.ranks if rank in of_rank]
+            if members:
+                rows.append(dict(group.key) | combine(members))
         axes = list(dict.fromkeys(row.get("axis") for row in rows))
         rows.sort(key=lambda row: (axes.index(row.get("axis")), -row[order]))
         missing = () if rows else (_NO_NODES if by == "node" else _NO_GROUPS,)
@@ -93,8 +93,10 @@ def _with_groups(analyse: Analyse, columns: Sequence[Column], combine: Combine, 
     return analysed
 
 
-def _mean(rows: Sequence[Row], name: str) -> int:
-    return round(sum(int(row[name]) for row in rows) / len(rows))
+def _mean(rows: Sequence[Row], name: str) -> int | None:
+    """Over the rows that have it."""
+    values = [int(row[name]) for row in rows if row[name] is not None]
+    return round(sum(values) / len(values)) if values else None
 
 
 _TIMES = (
@@ -170,14 +172,13 @@ def collectives_by(run: Run, scope: Scope, by: str | None) -> Result:
     result = collectives(run, scope)
     if by is None:
         return result
-    axis_of = {
-        (one.group.name, as_ranges(list(one.group.ranks))): one.axis for one in layout_of(run, Scope()).groups
-    }
+    groups = layout_of(run, Scope()).groups
+    axis_of = {(group.name, as_ranges(list(group.ranks))): group.axis for group in groups}
     members: dict[tuple[Any, ...], list[Row]] = {}
     for row in result.rows:
         axis = axis_of.get((row["group"], row["members"]), "other")
         members.setdefault((axis, row["kind"], row["dtype"], row["bytes"]), []).append(row)
-    rows = [_of_groups(key, own) for key, own in members.items()]  # the largest total first, as before
+    rows = [_of_groups(key, group) for key, group in members.items()]  # the largest total first, as before
     return replace(result, columns=_COLLECTIVE_COLUMNS, rows=rows)
 
 
@@ -186,13 +187,8 @@ def _of_groups(key: tuple[Any, ...], rows: Sequence[Row]) -> dict[str, Any]:
     return dict(zip(("axis", "kind", "dtype", "bytes"), key, strict=True)) | {
         "groups": len({(row["group"], row["members"]) for row in rows}),
         "count": max(row["count"] for row in rows),
-        **{name: _mean_known(rows, name) for name in ("transfer_ns", "wait_ns")},
+        **{name: _mean(rows, name) for name in ("transfer_ns", "wait_ns")},
         "slowest_group": slowest["group"],
         "slowest_transfer_ns": slowest["transfer_ns"],
         "slowest_members": slowest["members"],
     }
-
-
-def _mean_known(rows: Sequence[Row], name: str) -> int | None:
-    known = [row for row in rows if row[name] is not None]
-    return _mean(known, name) if known else None

@@ -6,7 +6,7 @@ from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import TOGETHER
-from rankscope.ranges import as_ranges
+from rankscope.ranges import as_ranges, rank_words
 from rankscope.timeline.clocks.alignment import RankClock
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
@@ -33,7 +33,8 @@ COLUMNS = (
 )
 
 _DISAGREE_NS = 20_000_000
-"""A median residual above this suggests that the files are from different runs."""
+"""A median residual above this suggests that the files are from different runs. Chosen; the ends of gloo's collectives
+spread by at most 0.7 ms (docs/adr/0050)."""
 
 
 def clocks(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -87,13 +88,13 @@ def _notes(run: Run, measured: tuple[RankClock, ...]) -> list[str]:
     alone = [c.rank for c in measured if c.method == "wall clock" and c.rank not in parts]
     if alone:
         notes.append(
-            f"not aligned: rank{'s' * (len(alone) > 1)} {as_ranges(alone)}: no {', '.join(TOGETHER[:-1])} or "
+            f"not aligned: {rank_words(alone)}: no {', '.join(TOGETHER[:-1])} or "
             f"{TOGETHER[-1]} shared with another rank; only their wall clocks are used"
         )
     few = [clock for clock in measured if clock.method == "collectives" and clock.error_ns is None]
     if few:
         counts = sorted({clock.collectives for clock in few})
-        ranks_text = f"rank{'s' * (len(few) > 1)} {as_ranges([clock.rank for clock in few])}"
+        ranks_text = rank_words([clock.rank for clock in few])
         notes.append(
             f"error not known: {ranks_text}: so few collectives ({as_ranges(counts)} per rank) fit exactly, whatever "
             "their noise; the ends of gloo's spread by 0.1 to 0.7 ms, those of NCCL's by microseconds"
@@ -113,23 +114,13 @@ def _notes(run: Run, measured: tuple[RankClock, ...]) -> list[str]:
 
 
 def _findings(measured: tuple[RankClock, ...]) -> tuple[Finding, ...]:
-    deviating = [
-        clock
-        for clock in measured
-        if clock.residual_p50_ns is not None and clock.residual_p50_ns > _DISAGREE_NS
-    ]
+    deviating = [clock for clock in measured if (clock.residual_p50_ns or 0) > _DISAGREE_NS]
     if not deviating:
         return ()
     ranks = tuple(clock.rank for clock in deviating)
     worst = max(deviating, key=lambda clock: clock.residual_p50_ns or 0)
-    residual = Fact(
-        "residual_p50_ns",
-        worst.residual_p50_ns,
-        "ns",
-        f"rank {worst.rank}, the largest of all ranks",
-        (worst.rank,),
-        {"rank": worst.rank},
-    )
+    subject, key = f"rank {worst.rank}, the largest of all ranks", {"rank": worst.rank}
+    residual = Fact("residual_p50_ns", worst.residual_p50_ns, "ns", subject, (worst.rank,), key)
     count = Fact("ranks_over_limit", len(ranks), "count", "all ranks", ranks)
     limit = Fact("residual_limit_ns", _DISAGREE_NS, "ns")
     distance = format_rounded("ns", worst.residual_p50_ns or 0)

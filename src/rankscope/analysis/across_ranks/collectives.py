@@ -11,13 +11,15 @@ import numpy as np
 
 from rankscope.analysis.across_ranks.blame import blame
 from rankscope.analysis.across_ranks.comparison_notes import comparison_notes
+from rankscope.analysis.across_ranks.rank_activity import PARTS
 from rankscope.analysis.core.baseline import Baseline
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.core.result import Column, Fact, Finding, Result, Severity, Unit
+from rankscope.analysis.core.result import Column, Fact, Finding, Result, Severity, Unit, left_out_note
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns, run_step_times
 from rankscope.collective_kinds import KINDS, bus_factor
+from rankscope.errors import UsageError
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, number_rows, unique_values
@@ -72,13 +74,13 @@ _SIZE_VARIES = -2
 """In place of a size: the ranks contribute different amounts."""
 LEAST_SIZES = 3
 _OUTLIER = 1.5
-"""A size is an outlier when it takes more than this times the fitted time."""
+"""A size is an outlier when it takes more than this times the fitted time. Chosen, not measured."""
 _SLOW_PCT = 70.0
-"""Bandwidth below this share of the baseline is a finding."""
+"""Bandwidth below this share of the baseline is a finding. Chosen, not measured."""
 _UNBALANCED = 1.5
-"""An imbalance above this is a finding."""
+"""An imbalance above this is a finding. Chosen, not measured."""
 _WARNING_SHARE = 0.05
-"""A finding that costs more than this share of a step is a warning."""
+"""A finding that costs more than this share of a step is a warning. Chosen, not measured."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +112,9 @@ class _Table:
 
 def collectives(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each group, kind, data type and size, by total time."""
-    found = waits(run)
-    table = _table(found, scope)
-    rows = _rows(run, found, table)
+    all_waits = waits(run)
+    table = _table(all_waits, scope)
+    rows = _rows(run, all_waits, table)
     fits = _fits(rows)
     _compare(scope.machine.baseline, rows, fits)
     notes = comparison_notes(run, scope)
@@ -131,25 +133,25 @@ def collectives(run: Run, scope: Scope, by: str | None = None) -> Result:
     return Result("collectives", "Collectives", scope.window, columns, shown, findings, tuple(notes))
 
 
-def _table(found: Waits, scope: Scope) -> _Table:
-    rows = found.rows
+def _table(all_waits: Waits, scope: Scope) -> _Table:
+    rows = all_waits.rows
     matched = rows.match != NONE
     step = rows.step.copy()
-    step[matched] = found.step[rows.match[matched]]
+    step[matched] = all_waits.step[rows.match[matched]]
     inside = np.ones(len(step), dtype=bool)
     if scope.steps is not None:
         inside &= (step >= scope.steps[0]) & (step <= scope.steps[1])
     if scope.ranks is not None:
         inside &= np.isin(rows.rank, sorted(scope.ranks))
-    size = np.where(_sizes_vary(found), _SIZE_VARIES, rows.bytes)
+    size = np.where(_sizes_vary(all_waits), _SIZE_VARIES, rows.bytes)
     entry = np.flatnonzero(inside)
     keys, row = number_rows([rows.group[entry], rows.kind[entry], rows.dtype[entry], size[entry]])
     return _Table(entry, row, keys)
 
 
-def _sizes_vary(found: Waits) -> Any:
+def _sizes_vary(all_waits: Waits) -> Any:
     """By entry: an all_to_all to which the ranks contribute different amounts (all_to_allv)."""
-    rows = found.rows
+    rows = all_waits.rows
     wide = np.flatnonzero(
         (rows.match != NONE) & (rows.kind == KINDS.index("all_to_all")) & (rows.bytes != NONE)
     )
@@ -162,8 +164,8 @@ def _sizes_vary(found: Waits) -> Any:
     return uneven
 
 
-def _rows(run: Run, found: Waits, table: _Table) -> list[dict[str, Any]]:
-    entries, hidden = found.rows, blame(run).hidden
+def _rows(run: Run, all_waits: Waits, table: _Table) -> list[dict[str, Any]]:
+    entries, hidden = all_waits.rows, blame(run).hidden
     took = entries.duration
     order = np.argsort(table.row, kind="stable")
     bounds = np.searchsorted(table.row[order], np.arange(len(table.keys) + 1))
@@ -172,24 +174,24 @@ def _rows(run: Run, found: Waits, table: _Table) -> list[dict[str, Any]]:
         mine = table.entry[order[bounds[number] : bounds[number + 1]]]
         group, kind = entries.groups[group_number], KINDS[kind_number]
         matches = unique_values(entries.match[mine][entries.match[mine] != NONE])
-        transfer = found.transfer[matches]
+        transfer = all_waits.transfer[matches]
         transfer = transfer[transfer != NONE]
-        wait = found.wait[mine]
+        wait = all_waits.wait[mine]
         wait = wait[wait != NONE]
         duration = took[mine]
-        size_known = (
-            size if size > 0 else round(float(entries.bytes[mine].mean())) if size == _SIZE_VARIES else None
-        )
-        ranks = group.size or (int(found.ranks[matches].max()) if len(matches) else None)
+        moved = size if size > 0 else None
+        if size == _SIZE_VARIES:
+            moved = round(float(entries.bytes[mine].mean()))
+        ranks = group.size or (int(all_waits.ranks[matches].max()) if len(matches) else None)
         median = float(np.median(transfer)) if len(transfer) else None
-        algbw = size_known / median if size_known and median else None
+        algbw = moved / median if moved and median else None
         factor = bus_factor(kind, ranks) if ranks else None
         rows.append(
             {
                 "group": group.name,
                 "kind": kind,
                 "dtype": entries.dtypes[dtype] if dtype != NONE else None,
-                "bytes": size_known,
+                "bytes": moved,
                 "ranks": ranks,
                 "count": int(np.bincount(entries.rank[mine]).max()),
                 "transfer_ns": round(float(transfer.mean())) if len(transfer) else None,
@@ -201,7 +203,7 @@ def _rows(run: Run, found: Waits, table: _Table) -> list[dict[str, Any]]:
                 else None,
                 "dur_ns": round(float(duration.mean())),
                 "fit_pct": None,
-                "imbalance": _imbalance(found, mine) if kind == "all_to_all" else None,
+                "imbalance": _imbalance(all_waits, mine) if kind == "all_to_all" else None,
                 "description": group.description or None,
                 "members": as_ranges(list(group.ranks)) if group.ranks else None,
                 "_median": median,
@@ -212,21 +214,21 @@ def _rows(run: Run, found: Waits, table: _Table) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (-row["_total"], row["group"], row["kind"], row["bytes"] or 0))
 
 
-def _imbalance(found: Waits, mine: Ints) -> float | None:
+def _imbalance(all_waits: Waits, mine: Ints) -> float | None:
     """The largest input or output of a rank relative to the mean, averaged over the matches that have all ranks."""
-    entries = found.rows
+    entries = all_waits.rows
     mine = mine[(entries.match[mine] != NONE)]
-    mine = mine[found.whole[entries.match[mine]]] if len(mine) else mine
+    mine = mine[all_waits.whole[entries.match[mine]]] if len(mine) else mine
     worst = []
     for elements in (entries.in_elements, entries.out_elements):
-        known = mine[elements[mine] != NONE]
-        if len(known) == 0:
+        sized = mine[elements[mine] != NONE]
+        if len(sized) == 0:
             continue
-        _, match = np.unique(entries.match[known], return_inverse=True)
+        _, match = np.unique(entries.match[sized], return_inverse=True)
         match = match.reshape(-1)
-        total = np.bincount(match, weights=elements[known])
+        total = np.bincount(match, weights=elements[sized])
         largest = np.zeros(len(total))
-        np.maximum.at(largest, match, elements[known])
+        np.maximum.at(largest, match, elements[sized])
         worst.append(largest * np.bincount(match) / np.maximum(total, 1))
     return float(np.max(worst, axis=0).mean()) if worst else None
 
@@ -238,9 +240,9 @@ def _fits(rows: list[dict[str, Any]]) -> dict[tuple[str, str], SizeFit]:
         if row["_median"] and row["bytes"]:
             points.setdefault((row["group"], row["kind"]), {}).setdefault(row["bytes"], row["_median"])
     fits = {
-        key: fit_sizes(list(known), list(known.values()))
-        for key, known in points.items()
-        if len(known) >= LEAST_SIZES
+        key: fit_sizes(list(times), list(times.values()))
+        for key, times in points.items()
+        if len(times) >= LEAST_SIZES
     }
     return {key: fit for key, fit in sorted(fits.items()) if fit is not None}
 
@@ -254,8 +256,8 @@ def _compare(
         if fit and row["_median"] and row["bytes"]:
             row["fit_pct"] = 100 * fit.time_ns(row["bytes"]) / row["_median"]
         if baseline:
-            known = row["bytes"] and row["ranks"]
-            alone = baseline.busbw_gb_s(row["kind"], row["ranks"], row["bytes"]) if known else None
+            has_size = row["bytes"] and row["ranks"]
+            alone = baseline.busbw_gb_s(row["kind"], row["ranks"], row["bytes"]) if has_size else None
             row["baseline_busbw_gb_s"] = alone
             row["baseline_pct"] = 100 * row["busbw_gb_s"] / alone if alone and row["busbw_gb_s"] else None
 
@@ -298,18 +300,18 @@ def _findings(
     """No cost: whatif has no change that makes a single collective faster."""
     steps = run_step_times(run, scope)
     worth = _Worth(len(steps) or 1, mean_step_ns(run, scope) if steps else 0.0)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for row in rows:
         fit = fits.get((row["group"], row["kind"]))
         size = format_rounded("bytes", row["bytes"]) if row["bytes"] else "unknown size"
         what = f"{row['kind']} of {size} in group {row['group']}"
         if fit and row["_median"] and row["bytes"] and fit.is_outlier(row["bytes"], row["_median"]):
-            found.append(_outlier(row, fit, what, worth))
+            findings.append(_outlier(row, fit, what, worth))
         if (row.get("baseline_pct") or 100.0) < _SLOW_PCT:
-            found.append(_below_baseline(scope, row, what, worth))
+            findings.append(_below_baseline(scope, row, what, worth))
         if (row["imbalance"] or 1.0) > _UNBALANCED:
-            found.append(_unbalanced(row, worth))
-    return tuple(found)
+            findings.append(_unbalanced(row, worth))
+    return tuple(findings)
 
 
 def _fact(row: dict[str, Any], quantity: str, value: float | None, unit: Unit, subject: str = "") -> Fact:
@@ -371,3 +373,111 @@ def _unbalanced(row: dict[str, Any], worth: _Worth) -> Finding:
             _fact(row, "transfer_ns", transfer, "ns"),
         ),
     )
+
+
+_WORST = (
+    Column("collective", help="its number: all ranks have the same"),
+    Column("kind"),
+    Column("group", help="its process group"),
+    Column("step"),
+    Column("bytes", "bytes", "message size"),
+    Column("ranks", "count", "that took part and were recorded"),
+    Column("transfer_ns", "ns", "from the arrival of the last rank to the end"),
+    Column("wait_ns", "ns", "waiting of all its ranks together"),
+    Column("last_rank", help="arrived last"),
+    Column("cause", help="what the last rank spent more time on than the median of the others"),
+    Column("blamed_rank", help="where the chain of waiting began"),
+)
+_MOST_ROWS = 500
+_ARRIVALS = (
+    Column("rank"),
+    Column("arrives_ns", "ns", "after the first rank, on aligned clocks"),
+    Column("wait_ns", "ns", "until the last rank arrived"),
+    Column("dur_ns", "ns"),
+    Column("start_ns", "ns", "from the run's start"),
+)
+
+
+def worst_collectives(run: Run, scope: Scope) -> Result:
+    """One row for each matched collective of the steps in scope, those with most waiting first."""
+    scope = scope.in_run(run)
+    all_waits = waits(run)
+    rows = all_waits.rows
+    entries = np.flatnonzero(all_waits.wait != NONE)
+    waited = np.bincount(rows.match[entries], weights=all_waits.wait[entries], minlength=rows.count)
+    there, first = np.unique(rows.match[entries], return_index=True)
+    inside = np.ones(len(there), dtype=bool)
+    if scope.steps is not None:
+        inside = (all_waits.step[there] >= scope.steps[0]) & (all_waits.step[there] <= scope.steps[1])
+    order = np.flatnonzero(inside)[np.argsort(-waited[there[inside]], kind="stable")]
+    table = [
+        _described(run, all_waits, int(entries[first[at]]), int(waited[there[at]]))
+        for at in order[:_MOST_ROWS].tolist()
+    ]
+    notes = comparison_notes(run, scope)
+    if len(order) > _MOST_ROWS:
+        notes.append(left_out_note(f"{len(order) - _MOST_ROWS:,} collectives with less waiting"))
+    title = "Collectives, by the time ranks wait in them"
+    return Result("collective", title, scope.window, _WORST, table, notes=tuple(notes))
+
+
+def one_collective(run: Run, number: int) -> Result:
+    """One row for each rank, in order of arrival; the facts are the row of `worst_collectives`."""
+    all_waits = waits(run)
+    rows = all_waits.rows
+    members = np.flatnonzero(rows.match == number) if number >= 0 else np.zeros(0, dtype=np.int64)
+    if len(members) == 0:
+        raise UsageError(
+            f"there is no collective {number}",
+            why=f"Collectives that were matched across ranks have the numbers 0 to {rows.count - 1:,}."
+            if rows.count
+            else "No collective of this run was matched across ranks.",
+            hint="Without a number, the collectives in which ranks wait longest are listed.",
+        )
+    members = members[np.argsort(rows.start[members], kind="stable")]
+    first = int(rows.start[members[0]])
+    table = [
+        {
+            "rank": int(rows.rank[at]),
+            "arrives_ns": int(rows.start[at]) - first,
+            "wait_ns": _known(all_waits.wait[at]),
+            "dur_ns": int(rows.end[at] - rows.start[at]),
+            "start_ns": int(rows.start[at]),
+        }
+        for at in members.tolist()
+    ]
+    waited = sum(row["wait_ns"] or 0 for row in table)
+    facts = _described(run, all_waits, int(members[0]), waited)
+    return Result(
+        "collective",
+        f"{facts['kind']} {number} on {len(table)} ranks",
+        "whole file" if facts["step"] is None else f"step {facts['step']}",
+        _ARRIVALS,
+        table,
+        facts=facts,
+    )
+
+
+def _described(run: Run, all_waits: Waits, at: int, waited: int) -> dict[str, Any]:
+    """The collective of an entry."""
+    rows, why = all_waits.rows, blame(run)
+    match = int(rows.match[at])
+    group = rows.groups[rows.group[at]]
+    last, cause = int(all_waits.last[match]), int(why.cause[match])
+    return {
+        "collective": match,
+        "kind": KINDS[rows.kind[at]],
+        "group": group.description or group.name,
+        "step": _known(all_waits.step[match]),
+        "bytes": _known(rows.bytes[at]),
+        "ranks": int(all_waits.ranks[match]),
+        "transfer_ns": _known(all_waits.transfer[match]),
+        "wait_ns": waited,
+        "last_rank": None if last == NONE else int(rows.rank[last]),
+        "cause": None if cause == NONE else PARTS[cause],
+        "blamed_rank": _known(why.rank[match]),
+    }
+
+
+def _known(value: Any) -> int | None:
+    return None if value == NONE else int(value)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rankscope.analysis.core.notes import left_out, sessions
+from rankscope.analysis.core.notes import left_out, ranks_by_session
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import NCCL
-from rankscope.ranges import as_ranges
+from rankscope.ranges import as_ranges, rank_words
 from rankscope.timeline.run import Run
 
 HOW_TO_RECORD_STARTS = (
@@ -67,17 +67,14 @@ def missing_ranks(run: Run) -> list[str]:
     if not missing or len(run.ranks) == 1:
         return []
     return [
-        f"no file for rank{'s' * (len(missing) > 1)} {as_ranges(missing)}: waiting for them counts as transfer "
+        f"no file for {rank_words(missing)}: waiting for them counts as transfer "
         "(rankscope profile --ranks all records every rank)"
     ]
 
 
 def _several_runs(run: Run) -> list[str]:
     """Groups of ranks whose files come from different jobs, or were recorded at different times."""
-    by_era: dict[int, set[int]] = {}
-    for (rank, _), era in sessions(run).items():
-        by_era.setdefault(era, set()).add(rank)
-    parts = [ranks for ranks in by_era.values() if not any(ranks < other for other in by_era.values())]
+    parts = ranks_by_session(run)
     if len(parts) < 2 or any(a & b for i, a in enumerate(parts) for b in parts[i + 1 :]):
         return []
     shown = " and ".join(f"ranks {as_ranges(sorted(ranks))}" for ranks in parts)
@@ -88,8 +85,7 @@ def _several_runs(run: Run) -> list[str]:
 
 def _unmatched(run: Run) -> list[str]:
     return [
-        f"not matched: {entry.count:,} collectives of rank{'s' * (len(entry.ranks) > 1)} "
-        f"{as_ranges(list(entry.ranks))}: {entry.why}"
+        f"not matched: {entry.count:,} collectives of {rank_words(entry.ranks)}: {entry.why}"
         for entry in run.collectives.unmatched
         if len(run.ranks) > 1
     ]

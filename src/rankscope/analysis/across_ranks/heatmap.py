@@ -177,4 +177,4 @@ def buckets(run: Run, ranks: Sequence[int], most: int) -> dict[str, list[int]]:
 def late_by_rank(run: Run, scope: Scope) -> dict[int, float]:
     """How much longer each rank takes than its peers, over the steps in scope."""
     late = lateness(run, Scope(steps=scope.steps))
-    return dict(zip(late.ranks, late.own.sum(axis=1).tolist(), strict=True)) if late else {}
+    return dict(zip(late.ranks, late.own_excess.sum(axis=1).tolist(), strict=True)) if late else {}

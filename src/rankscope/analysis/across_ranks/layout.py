@@ -2,29 +2,242 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+from typing import Any, Literal
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.parallelism import (
-    AXES,
-    TITLES,
-    Axis,
-    ClassifiedGroup,
-    Layout,
-    ObservedGroup,
-    infer_layout,
-)
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.result import Column, Finding, Result, left_out_note
 from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import KINDS
-from rankscope.ranges import as_ranges
+from rankscope.ranges import as_ranges, rank_words
+from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows
 from rankscope.store.separate_runs import world_size_of
 from rankscope.timeline.collectives.groups import header_groups
 from rankscope.timeline.run import Run
+
+Axis = Literal["world", "pp", "dp", "cp", "ep", "tp", "other"]
+AXES: tuple[Axis, ...] = ("pp", "dp", "ep", "cp", "tp")
+"""Outermost first, in the usual order of rank numbers."""
+TITLES = {
+    "world": "all ranks",
+    "pp": "pipeline stages",
+    "dp": "data parallel",
+    "ep": "expert parallel",
+    "cp": "context or sequence parallel",
+    "tp": "tensor parallel",
+    "other": "not recognised",
+}
+
+# Words in the group names of the frameworks (torch's DeviceMesh: mesh_tp; Megatron: TENSOR_MODEL_PARALLEL_GROUP;
+# DeepSpeed, FSDP). The first axis with a whole word in the name is chosen.
+_NAME_WORDS: tuple[tuple[Axis, str], ...] = (
+    ("world", r"default_?pg|world"),
+    (
+        "other",
+        r"embedding|position|amax|tensor_and_data|tensor_and_context|intra_partial|inter_partial|tp_dp|tp_cp",
+    ),
+    (
+        "dp",
+        r"expert_data|edp|exp_dp|dp_shard|dp_replicate|dp_cp|dp|ddp|fsdp|hsdp|data|replicate|shard|zero|grad",
+    ),
+    ("ep", r"ep|expert|experts|moe"),
+    ("pp", r"pp|pipe|pipeline|stage"),
+    ("cp", r"cp|context|sp|sequence|ulysses|ring"),
+    ("tp", r"tp|mp|tensor|model|col|row"),
+)
+_TOO_GENERAL = re.compile(r"(?:^|[^a-z])(?:parallel|group|model|pg|mesh)(?=$|[^a-z])")
+
+
+@dataclass(frozen=True)
+class ObservedGroup:
+    """A process group as recorded in the files."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+    kinds: Mapping[str, int]
+    """Number of collectives of each kind that ran in it, on the recorded ranks."""
+    axis: Axis = "other"
+    """Of parallelism, once it is recognised."""
+    basis: str = "nothing"
+    """How the axis was recognised: name, traffic, shape, or nothing."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its axis must still be found."""
+        return self.basis == "nothing" and self.size > 1
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def calls(self) -> int:
+        return sum(self.kinds.values())
+
+    @property
+    def stride(self) -> int | None:
+        """The distance between neighbouring ranks; None where it varies."""
+        steps = {after - before for before, after in pairwise(self.ranks)}
+        return steps.pop() if len(steps) == 1 else None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The position of every rank along the axes of parallelism."""
+
+    world: int
+    axes: tuple[Axis, ...]
+    """The axes of size 2 or more, outermost first."""
+    sizes: Mapping[Axis, int]
+    places: Mapping[int, Mapping[Axis, int]]
+    """For each rank, its index along each axis."""
+    groups: tuple[ObservedGroup, ...]
+    notes: tuple[str, ...]
+
+    def stage(self, rank: int) -> int:
+        """The pipeline stage of a rank; 0 without stages."""
+        return self.places.get(rank, {}).get("pp", 0)
+
+    def group_of(self, rank: int, axis: Axis) -> tuple[int, ...]:
+        return self._groups_of.get((axis, rank), (rank,))
+
+    @cached_property
+    def _groups_of(self) -> dict[tuple[Axis, int], tuple[int, ...]]:
+        """By axis and rank, the ranks of its group; of several groups the first."""
+        return {(group.axis, rank): group.ranks for group in reversed(self.groups) for rank in group.ranks}
+
+
+def axis_from_name(text: str) -> Axis | None:
+    """The axis that a group's name or description states, if any."""
+    words = re.sub(r"[^a-z]+", "_", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", text).lower())
+    # 'model' alone means tensor parallel; in PIPELINE_MODEL_PARALLEL_GROUP it means nothing.
+    bare = _TOO_GENERAL.sub("_", f"_{words}_")
+    for candidate in (bare, f"_{words}_"):
+        for axis, names in _NAME_WORDS:
+            if re.search(rf"(?:^|[^a-z])(?:{names})(?:$|[^a-z])", candidate):
+                return axis
+    return None
+
+
+def infer_layout(groups: Sequence[ObservedGroup], world: int) -> Layout:
+    """Assign an axis to every group and a position to every rank."""
+    groups = _by_shape([_recognised(group, world) for group in groups])
+    notes: list[str] = []
+    guessed = sorted({g.axis for g in groups if g.basis in ("traffic", "shape") and g.axis != "other"})
+    if guessed:
+        notes.append(
+            f"the names of some groups do not state their purpose: {', '.join(guessed)} "
+            f"{'are' if len(guessed) > 1 else 'is'} inferred from traffic, size and stride"
+        )
+    chosen = _one_family_an_axis(groups, notes)
+    sizes = {axis: max((g.size for g in chosen if g.axis == axis), default=1) for axis in AXES}
+    axes = tuple(axis for axis in AXES if sizes[axis] > 1)
+    axes, sizes = _completed(axes, dict(sizes), world, notes)
+    return Layout(world, axes, sizes, _places(chosen, axes, world), tuple(groups), tuple(notes))
+
+
+def _recognised(group: ObservedGroup, world: int) -> ObservedGroup:
+    """By its name; else by its traffic: mostly send and recv is a pipeline, mostly all_to_all are experts."""
+    axis = axis_from_name(group.description)
+    if axis is None and not group.name.isdigit():
+        axis = axis_from_name(group.name)
+    if axis is not None:
+        return replace(group, axis=axis, basis="name")
+    if group.size == world and group.name == "0":
+        return replace(group, axis="world", basis="shape")
+    kinds, half = group.kinds, group.calls / 2
+    if group.size > 1 and sum(kinds.get(kind, 0) for kind in ("send", "recv", "sendrecv")) > half:
+        return replace(group, axis="pp", basis="traffic")
+    if group.size > 1 and kinds.get("all_to_all", 0) > half:
+        return replace(group, axis="ep", basis="traffic")
+    return group
+
+
+def _by_shape(groups: list[ObservedGroup]) -> list[ObservedGroup]:
+    """Of the remaining groups, neighbouring ranks are tensor parallel (one node), and distant ranks data parallel."""
+    taken = {group.axis for group in groups}
+    open_strides = sorted({group.stride or 0 for group in groups if group.is_open})
+    axis_of: dict[int, Axis] = {}
+    for stride in open_strides:
+        is_tensor = stride == 1 and "tp" not in taken and len(open_strides) > 1
+        axis: Axis = "tp" if is_tensor else "dp"
+        if axis not in taken:
+            axis_of[stride] = axis
+            taken.add(axis)
+    return [
+        replace(group, axis=axis_of[group.stride or 0], basis="shape")
+        if group.is_open and (group.stride or 0) in axis_of
+        else group
+        for group in groups
+    ]
+
+
+def _one_family_an_axis(groups: Sequence[ObservedGroup], notes: list[str]) -> list[ObservedGroup]:
+    """Choose the most used family where several serve one axis (Megatron has five for data parallelism)."""
+    chosen: list[ObservedGroup] = []
+    for axis in AXES:
+        families: dict[tuple[int, int | None, str], list[ObservedGroup]] = {}
+        for group in groups:
+            if group.axis == axis and group.size > 1:
+                families.setdefault((group.size, group.stride, group.description), []).append(group)
+        if not families:
+            continue
+        best = max(families.values(), key=lambda family: (sum(g.calls for g in family), len(family)))
+        chosen += best
+        if len(families) > 1:
+            rest = [group for family in families.values() if family is not best for group in family]
+            others = sorted({group.description or group.name for group in rest})
+            notes.append(
+                f"{axis}: the layout uses {best[0].description or 'groups of one size'}; "
+                f"other groups of this axis: {', '.join(others[:3])}"
+            )
+    return chosen
+
+
+def _completed(
+    axes: tuple[Axis, ...], sizes: dict[Axis, int], world: int, notes: list[str]
+) -> tuple[tuple[Axis, ...], dict[Axis, int]]:
+    """The axes must multiply to the world size; expert groups lie inside the data-parallel ranks and do not count."""
+    product = prod(sizes[axis] for axis in axes if axis != "ep")
+    if product == world:
+        return axes, sizes
+    if product and world % product == 0 and "dp" not in axes and product > 1:
+        sizes["dp"] = world // product
+        notes.append(f"no data-parallel group is known: dp {sizes['dp']} is inferred from {world} ranks")
+        return tuple(axis for axis in AXES if axis in axes or axis == "dp"), sizes
+    if axes:
+        shown = " x ".join(f"{axis} {sizes[axis]}" for axis in axes)
+        notes.append(f"{shown} does not multiply to {world} ranks: some groups are missing or not recognised")
+    return axes, sizes
+
+
+def _places(
+    chosen: Sequence[ObservedGroup], axes: tuple[Axis, ...], world: int
+) -> dict[int, dict[Axis, int]]:
+    """The index of a rank in its group is its index along the axis."""
+    places: dict[int, dict[Axis, int]] = {rank: {} for rank in range(world)}
+    for group in chosen:
+        for number, rank in enumerate(group.ranks):
+            places.setdefault(rank, {}).setdefault(group.axis, number)
+    if "dp" in axes and not any(group.axis == "dp" for group in chosen):
+        # No group lists the data-parallel copies: by rank among equal positions on the other axes.
+        seen: Counter[tuple[int, ...]] = Counter()
+        for rank in sorted(places):
+            key = tuple(places[rank].get(axis, 0) for axis in axes if axis != "dp")
+            places[rank]["dp"] = seen[key]
+            seen[key] += 1
+    return places
+
 
 GROUP_COLUMNS = (
     Column("axis", help="pp, dp, ep, cp, tp, world or other"),
@@ -40,11 +253,6 @@ GROUP_COLUMNS = (
 _NO_GROUPS = "no process groups in the files: torch 2.3 and later record them in the header"
 
 
-def _world_size(run: Run) -> int:
-    sizes = [world_size_of(entry) for entry in run.timelines]
-    return max([*sizes, max(run.ranks, default=0) + 1])
-
-
 @once_per_run
 def layout_of(run: Run, scope: Scope) -> Layout:
     """The layout of the whole run, from the groups in the file headers and in the collectives."""
@@ -57,78 +265,78 @@ def layout_of(run: Run, scope: Scope) -> Layout:
             key = (group.name, tuple(group.ranks))
             kinds.setdefault(key, Counter())
             described[key] = described.get(key) or group.description
-    pairs, place_of = number_rows([rows.group, rows.kind])
-    counts = np.bincount(place_of, minlength=len(pairs))
-    for (place, kind), count in zip(pairs.tolist(), counts.tolist(), strict=True):
-        group = rows.groups[place]
+    pairs, pair = number_rows([rows.group, rows.kind])
+    counts = np.bincount(pair, minlength=len(pairs))
+    for (number, kind), count in zip(pairs.tolist(), counts.tolist(), strict=True):
+        group = rows.groups[number]
         if group.ranks:
             kinds[group.name, tuple(group.ranks)][KINDS[kind]] += count
     observed = [
-        ObservedGroup(name, described[name, ranks], ranks, dict(found))
-        for (name, ranks), found in kinds.items()
+        ObservedGroup(name, described[name, ranks], ranks, dict(counted))
+        for (name, ranks), counted in kinds.items()
     ]
-    return infer_layout(observed, _world_size(run))
+    sizes = [world_size_of(entry) for entry in run.timelines]
+    return infer_layout(observed, max([*sizes, max(run.ranks, default=0) + 1]))
 
 
 def layout(run: Run, scope: Scope, by: str | None = None) -> Result:
     """The grid of ranks; with --by rank one row for each rank."""
-    found = layout_of(run, Scope())
-    rows, columns = _by_rank(found) if by == "rank" else _grid(found)
-    notes = [*found.notes]
-    if not found.groups:
+    ranks_layout = layout_of(run, Scope())
+    rows, columns = _by_rank(ranks_layout) if by == "rank" else _grid(ranks_layout)
+    notes = [*ranks_layout.notes]
+    if not ranks_layout.groups:
         notes.append(_NO_GROUPS)
-    missing = sorted(set(range(found.world)) - set(run.ranks))
+    missing = sorted(set(range(ranks_layout.world)) - set(run.ranks))
     if missing:
-        notes.append(f"no file for rank{'s' * (len(missing) > 1)} {as_ranges(missing)}")
-    ranks = f"{found.world} rank{'s' * (found.world != 1)}"
-    if found.axes:
-        shape = " x ".join(f"{axis} {found.sizes[axis]}" for axis in found.axes)
-        meaning = "; ".join(f"{axis}: {TITLES[axis]}" for axis in found.axes)
+        notes.append(f"no file for {rank_words(missing)}")
+    ranks = f"{ranks_layout.world} rank{'s' * (ranks_layout.world != 1)}"
+    if ranks_layout.axes:
+        shape = " x ".join(f"{axis} {ranks_layout.sizes[axis]}" for axis in ranks_layout.axes)
+        meaning = "; ".join(f"{axis}: {TITLES[axis]}" for axis in ranks_layout.axes)
         finding = Finding("ok", f"{ranks}: {shape}", meaning)
     else:
         finding = Finding(
-            "ok", f"{ranks}, {_group_counts(found)}", "no group was recognised as pp, dp, ep, cp or tp"
+            "ok", f"{ranks}, {_group_counts(ranks_layout)}", "no group was recognised as pp, dp, ep, cp or tp"
         )
     findings: tuple[Finding, ...] = (finding,)
-    if not found.groups:  # unknown groups are not the same as one group: show nothing
+    if not ranks_layout.groups:  # unknown groups are not the same as one group: show nothing
         rows, findings = [], ()
     return Result("layout", "Layout of the ranks", scope.window, columns, rows, findings, tuple(notes))
 
 
-def _group_counts(found: Layout) -> str:
+def _group_counts(ranks_layout: Layout) -> str:
     """'1 process group: world' or '3 process groups: 1 world, 2 other'."""
-    counts = Counter(one.axis for one in found.groups)
+    counts = Counter(group.axis for group in ranks_layout.groups)
     total = sum(counts.values())
     parts = counts if len(counts) == 1 else [f"{count} {axis}" for axis, count in counts.items()]
     return f"{total} process group{'s' * (total != 1)}: {', '.join(parts)}"
 
 
-def _by_rank(found: Layout) -> tuple[list[dict[str, Any]], tuple[Column, ...]]:
-    columns = (Column("rank"), *(Column(axis, help=TITLES[axis]) for axis in found.axes))
+def _by_rank(ranks_layout: Layout) -> tuple[list[dict[str, Any]], tuple[Column, ...]]:
+    columns = (Column("rank"), *(Column(axis, help=TITLES[axis]) for axis in ranks_layout.axes))
     rows = [
-        {"rank": rank, **{axis: place.get(axis) for axis in found.axes}}
-        for rank, place in sorted(found.places.items())
+        {"rank": rank, **{axis: at.get(axis) for axis in ranks_layout.axes}}
+        for rank, at in sorted(ranks_layout.places.items())
     ]
     return rows, columns
 
 
-def _grid(found: Layout) -> tuple[list[dict[str, Any]], tuple[Column, ...]]:
+def _grid(ranks_layout: Layout) -> tuple[list[dict[str, Any]], tuple[Column, ...]]:
     """The innermost axis in columns, the others in rows; a cell holds one rank, or several at the same position."""
-    inner: Axis | None = next((axis for axis in reversed(AXES) if axis in found.axes and axis != "ep"), None)
+    inner: Axis | None = next(
+        (axis for axis in reversed(AXES) if axis in ranks_layout.axes and axis != "ep"), None
+    )
     if inner is None:
-        return [{"ranks": as_ranges(sorted(found.places))}], (Column("ranks"),)
-    outer = [axis for axis in found.axes if axis not in (inner, "ep")]
+        return [{"ranks": as_ranges(sorted(ranks_layout.places))}], (Column("ranks"),)
+    outer = [axis for axis in ranks_layout.axes if axis not in (inner, "ep")]
     cells: dict[tuple[int | None, ...], dict[int, list[int]]] = {}
-    for rank, place in sorted(found.places.items()):
-        if inner in place:
-            row = cells.setdefault(tuple(place.get(axis) for axis in outer), {})
-            row.setdefault(place[inner], []).append(rank)
-    width = found.sizes[inner]
+    for rank, at in sorted(ranks_layout.places.items()):
+        if inner in at:
+            row = cells.setdefault(tuple(at.get(axis) for axis in outer), {})
+            row.setdefault(at[inner], []).append(rank)
+    width = ranks_layout.sizes[inner]
     rows = [
-        {
-            **dict(zip(outer, key, strict=True)),
-            **{f"{inner}_{i}": _cell(row.get(i)) for i in range(width)},
-        }
+        {**dict(zip(outer, key, strict=True)), **{f"{inner}_{i}": _cell(row.get(i)) for i in range(width)}}
         for key, row in sorted(cells.items(), key=lambda pair: tuple(-1 if x is None else x for x in pair[0]))
     ]
     columns = (
@@ -146,7 +354,7 @@ def _cell(ranks: list[int] | None) -> int | str | None:
 
 def groups(run: Run, scope: Scope, by: str | None = None) -> Result:
     """The process groups; groups of equal axis, size, stride and description share a row."""
-    found = layout_of(run, Scope())
+    ranks_layout = layout_of(run, Scope())
     rows = run.collectives
     time: Counter[tuple[str, tuple[int, ...]]] = Counter()
     count: Counter[tuple[str, tuple[int, ...]]] = Counter()
@@ -158,21 +366,21 @@ def groups(run: Run, scope: Scope, by: str | None = None) -> Result:
     counts = np.bincount(rows.group[inside], minlength=len(rows.groups))
     times = np.zeros(len(rows.groups), dtype=np.int64)
     np.add.at(times, rows.group[inside], rows.duration[inside])
-    for place, group in enumerate(rows.groups):
+    for number, group in enumerate(rows.groups):
         if group.ranks:
             key = (group.name, tuple(group.ranks))
-            time[key] += int(times[place])
-            count[key] += int(counts[place])
-    families: dict[tuple[Any, ...], list[ClassifiedGroup]] = {}
-    for one in found.groups:
-        family = (one.axis, one.group.size, one.group.stride, one.basis, one.group.description)
-        families.setdefault(family, []).append(one)
+            time[key] += int(times[number])
+            count[key] += int(counts[number])
+    families: dict[tuple[Any, ...], list[ObservedGroup]] = {}
+    for observed in ranks_layout.groups:
+        family = (observed.axis, observed.size, observed.stride, observed.basis, observed.description)
+        families.setdefault(family, []).append(observed)
     table = []
     for (axis, size, stride, basis, description), members in families.items():
         kinds: Counter[str] = Counter()
-        for one in members:
-            kinds.update(one.group.kinds)
-        keys = [(one.group.name, one.group.ranks) for one in members]
+        for member in members:
+            kinds.update(member.kinds)
+        keys = [(member.name, member.ranks) for member in members]
         table.append(
             {
                 "axis": axis,
@@ -186,10 +394,10 @@ def groups(run: Run, scope: Scope, by: str | None = None) -> Result:
                 "description": description or None,
             }
         )
-    order = {axis: place for place, axis in enumerate(("world", *AXES, "other"))}
-    table.sort(key=lambda row: (order[row["axis"]], -row["collectives"], -row["size"]))
-    notes = list(found.notes) if found.groups else [_NO_GROUPS]
+    order = ("world", *AXES, "other")
+    table.sort(key=lambda row: (order.index(row["axis"]), -row["collectives"], -row["size"]))
+    notes = list(ranks_layout.notes) if ranks_layout.groups else [_NO_GROUPS]
     unnamed = sum(int(counts[i]) for i, group in enumerate(rows.groups) if not group.ranks)
     if unnamed:
-        notes.append(f"left out: {unnamed:,} collectives whose process group is not known")
+        notes.append(left_out_note(f"{unnamed:,} collectives whose process group is not known"))
     return Result("groups", "Process groups", scope.window, GROUP_COLUMNS, table, notes=tuple(notes))

@@ -61,8 +61,9 @@ COLUMNS: tuple[Column, ...] = (
 )
 _KEYS = ("group", "kind", "bytes", "size_range", "ranks", "nodes")
 _DIFFERS = 0.01
+"""Of the computed bandwidth: what NCCL reports is rounded. Chosen, not measured."""
 _SLOW_PCT = 70.0
-"""A communicator below this share of the median of its like is a finding."""
+"""A communicator below this share of the median of its like is a finding. Chosen, not measured."""
 _LEAST_ALIKE = 3
 
 _ROWS = """
@@ -108,9 +109,11 @@ def nccl(run: Run, scope: Scope, by: str | None = None) -> Result:
     notes = [*left_out(run, scope), *_notes(run, rows)]
     in_traces: dict[tuple[Any, ...], Any] = {}
     if rows and run.has_traces:
-        found = collectives(run, Scope(ranks=scope.ranks)).rows
+        measured = collectives(run, Scope(ranks=scope.ranks)).rows
         # Of several rows with the same key, the one with most time wins.
-        in_traces = {(row["kind"], row["bytes"], row["ranks"]): row["busbw_gb_s"] for row in reversed(found)}
+        in_traces = {
+            (row["kind"], row["bytes"], row["ranks"]): row["busbw_gb_s"] for row in reversed(measured)
+        }
     for row in rows:
         row["trace_busbw_gb_s"] = in_traces.get((row["kind"], row["bytes"], row["ranks"]))
     return Result(
@@ -136,7 +139,7 @@ def _rows(run: Run, where: str) -> list[dict[str, Any]]:
     def same(other: str) -> str:
         return " AND ".join(f'm."{key}" IS NOT DISTINCT FROM {other}."{key}"' for key in _KEYS)
 
-    found = run.records(
+    rows = run.records(
         _ROWS.format(
             factors=", ".join(factors) or "(NULL, NULL, NULL::DOUBLE)",
             where=where,
@@ -148,7 +151,7 @@ def _rows(run: Run, where: str) -> list[dict[str, Any]]:
             differs=_DIFFERS,
         )
     )
-    return [_row(row) for row in found]
+    return [_row(row) for row in rows]
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
@@ -217,14 +220,14 @@ def _findings(rows: list[dict[str, Any]]) -> tuple[Finding, ...]:
     for row in rows:
         if row["busbw_gb_s"]:
             alike.setdefault(tuple(row[key] for key in _KEYS[1:]), []).append(row)
-    found = []
+    findings = []
     for members in alike.values():
         usual = float(np.median([row["busbw_gb_s"] for row in members]))
         slowest = min(members, key=lambda row: row["busbw_gb_s"])
         pct = 100 * slowest["busbw_gb_s"] / usual
         if len(members) >= _LEAST_ALIKE and pct < _SLOW_PCT:
-            found.append(_slow(slowest, usual, pct, len(members)))
-    return tuple(found)
+            findings.append(_slow(slowest, usual, pct, len(members)))
+    return tuple(findings)
 
 
 def _slow(row: Row, usual: float, pct: float, count: int) -> Finding:

@@ -9,13 +9,13 @@ from rankscope.timeline.run import Run
 
 def nodes(run: Run) -> dict[int, str]:
     """By rank, the name of its host; ranks of other tools' traces are left out."""
-    found = {}
+    hosts = {}
     for entry in run.timelines:
         captured = entry.manifest.get("header", {}).get("rankscope")
         host = captured.get("host") if isinstance(captured, dict) else None
         if host:
-            found[entry.rank] = str(host)
-    return found
+            hosts[entry.rank] = str(host)
+    return hosts
 
 
 def node_of(run: Run, ranks: Sequence[int]) -> str | None:

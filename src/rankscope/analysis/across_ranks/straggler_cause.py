@@ -17,7 +17,7 @@ from rankscope.analysis.core.step_times import periods
 from rankscope.analysis.within_rank.kernel_sums import kernel_sums
 from rankscope.collective_kinds import KINDS
 from rankscope.model import DATALOADER_PATTERN
-from rankscope.ranges import as_ranges
+from rankscope.ranges import rank_words
 from rankscope.records import dataclass
 from rankscope.sql import sql_text
 from rankscope.store.arrays import NONE, unique_values
@@ -28,7 +28,7 @@ _NAME_WIDTH = 60
 _MOST_PEERS = 64
 """Of more ranks than this, the late ones are compared with so many of the others: their events are read by name."""
 _ANNOTATED_SHARE = 0.8
-"""An annotation that contains this share of the extra time is named instead of the kernel."""
+"""An annotation that contains this share of the extra time is named instead of the kernel. Chosen, not measured."""
 
 
 @dataclass(frozen=True)
@@ -133,29 +133,27 @@ def _totals(run: Run, table: str, time: str, where: str, window: Scope) -> Total
 
 def _kernel_totals(run: Run, window: Scope) -> Totals:
     """Of the kernels that compute."""
-    known = kernel_sums(run, window)
-    if known is None:
+    sums = kernel_sums(run, window)
+    if sums is None:
         return _totals(run, "gpu", "dur_ns", "class = 'COMPUTE'", window)
     return [
-        (rank, one.name, float(one.total_ns))
-        for rank, own in known.items()
-        for one in own
-        if one.kind == "COMPUTE"
+        (rank, kernel.name, float(kernel.total_ns))
+        for rank, kernels in sums.items()
+        for kernel in kernels
+        if kernel.kind == "COMPUTE"
     ]
 
 
 def _most_extra(rows: Totals, late: LateRank) -> _Extra | None:
     """The name whose time exceeds the median of the other ranks most."""
-    ranks = sorted({row[0] for row in rows} | {late.rank})
-    names = sorted({row[1] for row in rows})
-    if not names:
+    if not rows:
         return None
+    ranks, names = sorted({row[0] for row in rows} | {late.rank}), sorted({row[1] for row in rows})
+    line_of = {name: number for number, name in enumerate(names)}
     time = np.zeros((len(names), len(ranks)))
-    place = {name: number for number, name in enumerate(names)}
-    column = {rank: number for number, rank in enumerate(ranks)}
-    for row_rank, name, total in rows:
-        time[place[name], column[row_rank]] = total
-    mine = time[:, column[late.rank]]
+    columns = np.searchsorted(ranks, [row[0] for row in rows])
+    time[[line_of[row[1]] for row in rows], columns] = [row[2] for row in rows]
+    mine = time[:, ranks.index(late.rank)]
     others = time[:, [number for number, rank in enumerate(ranks) if rank not in late.together]]
     median = np.median(others, axis=1) if others.shape[1] else np.zeros(len(names))
     best = int((mine - median).argmax())
@@ -174,13 +172,11 @@ def _compute(run: Run, window: Scope, late: LateRank) -> StragglerCause:
     top = _most_extra(totals, late)
     if top is None:
         return StragglerCause(f"it computes {format_rounded('ns', late.extra_ns)} longer", hint=_COMPARE)
-    place = top
+    named, report = top, "ops"
+    title = f"its {shorten_middle(top.name, _NAME_WIDTH)} takes {format_rounded('ns', top.mine_ns)}"
     if on_gpu:
-        place = _annotation_around(run, window, late, top) or top
-        title = place.title
-    else:
-        title = f"its {shorten_middle(top.name, _NAME_WIDTH)} takes {format_rounded('ns', top.mine_ns)}"
-    report = "kernels" if on_gpu else "ops"
+        named, report = _annotation_around(run, window, late, top) or top, "kernels"
+        title = named.title
     clock = slow_clock(run, window, rank, late.together, late.extra_ns, late.steps) if on_gpu else None
     if clock is not None:
         return _slow_clock(clock, top, late)
@@ -188,9 +184,9 @@ def _compute(run: Run, window: Scope, late: LateRank) -> StragglerCause:
     return StragglerCause(
         title,
         top.evidence + (f", from {op}" if op else "") + (f" at {line}" if line else ""),
-        f"{_what_to_do(place, late)} List its {report}: rankscope stats RUN -r {report} --by rank --ranks {rank}",
+        f"{_what_to_do(named, late)} List its {report}: rankscope stats RUN -r {report} --by rank --ranks {rank}",
         top.facts(report, rank),
-        (place.name, op, line),
+        (named.name, op, line),
     )
 
 
@@ -206,11 +202,11 @@ def _slow_clock(clock: SlowClock, top: _Extra, late: LateRank) -> StragglerCause
     )
 
 
-def _what_to_do(place: _Extra, late: LateRank) -> str:
-    whose = f"rank{'s' * (len(late.together) > 1)} {as_ranges(list(late.together))}"
-    if place.median_ns:
+def _what_to_do(named: _Extra, late: LateRank) -> str:
+    whose = rank_words(late.together)
+    if named.median_ns:
         return f"Compare the work of {whose} with that of the others: shapes, number of calls, clock rate."
-    name = shorten_middle(bare_name(place.name), _NAME_WIDTH)
+    name = shorten_middle(bare_name(named.name), _NAME_WIDTH)
     return f"Remove {name} from {whose}, or give every rank the same work."
 
 
@@ -282,9 +278,9 @@ def _dataloader(run: Run, window: Scope, late: LateRank) -> StragglerCause:
 
 def _link(run: Run, window: Scope, late: LateRank) -> StragglerCause:
     """The collective whose transfer in a group of the late ranks exceeds that of other groups of its kind most."""
-    found = waits(run)
-    rows = found.rows
-    used = np.flatnonzero((found.wait != NONE) & (found.transfer[np.maximum(rows.match, 0)] != NONE))
+    all_waits = waits(run)
+    rows = all_waits.rows
+    used = np.flatnonzero((all_waits.wait != NONE) & (all_waits.transfer[np.maximum(rows.match, 0)] != NONE))
     inside = np.isin(rows.rank[used], late.together)
     slow = unique_values(rows.group[used[inside & (rows.rank[used] == late.rank)]])
     best: tuple[float, str, float, float] | None = None
@@ -292,15 +288,15 @@ def _link(run: Run, window: Scope, late: LateRank) -> StragglerCause:
         mine = used[rows.group[used] == group]
         for kind, size in {(int(rows.kind[i]), int(rows.bytes[i])) for i in mine.tolist()}:
             alike = (rows.kind[used] == kind) & (rows.bytes[used] == size)
-            here = np.median(found.entry_transfer[used[alike & (rows.group[used] == group)]])
-            others = found.entry_transfer[used[alike & ~np.isin(rows.group[used], slow)]]
+            here = np.median(all_waits.entry_transfer[used[alike & (rows.group[used] == group)]])
+            others = all_waits.entry_transfer[used[alike & ~np.isin(rows.group[used], slow)]]
             if len(others) and (best is None or here - np.median(others) > best[0]):
                 name = f"{KINDS[kind]} in group {rows.groups[group].name}"
                 best = (float(here - np.median(others)), name, float(here), float(np.median(others)))
     title = f"{'its' if len(late.together) == 1 else 'their'} link is slow"
     hint = (
         f"Compare its groups: rankscope stats RUN -r collectives. Check the links of "
-        f"rank{'s' * (len(late.together) > 1)} {as_ranges(list(late.together))}: cables, switch ports, NVLink, NIC "
+        f"{rank_words(late.together)}: cables, switch ports, NVLink, NIC "
         "(nvidia-smi nvlink --status, ibstat)."
     )
     if best is None:
@@ -333,7 +329,7 @@ def _host(run: Run, window: Scope, late: LateRank) -> StragglerCause:
         return StragglerCause(title, hint=_host_hint(run, late.rank, None))
     where = f"in {shorten_middle(gap.annotation, _NAME_WIDTH)}" if gap.annotation else ""
     ops = f"between {gap.before} and {gap.after}" if gap.before and gap.after else ""
-    place = ", ".join(part for part in (where, ops, f"at {gap.line}" if gap.line else "") if part)
+    around = ", ".join(part for part in (where, ops, f"at {gap.line}" if gap.line else "") if part)
     facts = tuple(
         Fact(name, value, "", f"rank {late.rank}", (late.rank,))
         for name, value in (("annotation", gap.annotation), ("line", gap.line))
@@ -341,7 +337,7 @@ def _host(run: Run, window: Scope, late: LateRank) -> StragglerCause:
     )
     return StragglerCause(
         f"{title} {where}".rstrip(),
-        f"its main thread runs no op for {format_rounded('ns', gap.dur_ns)} {place}".rstrip(),
+        f"its main thread runs no op for {format_rounded('ns', gap.dur_ns)} {around}".rstrip(),
         _host_hint(run, late.rank, gap),
         (Fact("gap_ns", gap.dur_ns, "ns", f"rank {late.rank}", (late.rank,)), *facts),
         tuple(name for name in (gap.annotation, gap.before, gap.after, gap.line) if name),

@@ -17,7 +17,7 @@ from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Axis, Ints, union
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Severity
 from rankscope.analysis.core.scope import Scope
-from rankscope.ranges import as_ranges
+from rankscope.ranges import as_ranges, rank_words
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, number_rows, unique_values
 from rankscope.timeline.run import Run
@@ -34,9 +34,7 @@ COLUMNS = (
     ),
     Column("own_wait_ns", "ns", "time that it waited for other ranks", title="Own wait"),
     Column(
-        "compute_ns",
-        "ns",
-        "extra compute time before those collectives, over the median of the other ranks",
+        "compute_ns", "ns", "extra compute time before those collectives, over the median of the other ranks"
     ),
     Column("host_ns", "ns", "extra time in none of the other classes: the host is late"),
     Column("copy_ns", "ns", "extra time in copies", minor=True),
@@ -52,9 +50,12 @@ COLUMNS = (
 )
 
 WARNING_SHARE, CRITICAL_SHARE = 0.10, 0.25
+"""Of a step that the others wait. Chosen, not measured: the exam scores only that healthy-* has no warning."""
 LEAST_STEPS = 3
+"""In fewer, a rank is last by chance. Chosen, not measured."""
+_CAUSES = ("compute", "host", "copy", "dataloader", "waiting", "link")
 _LEAST_SHARE = 0.01
-"""Waits below this share of a step are not reported as moving between ranks."""
+"""Waits below this share of a step are not reported as moving between ranks. Cases healthy-*; moving-5% is above."""
 
 
 @dataclass(frozen=True)
@@ -83,18 +84,20 @@ class CausedWait:
 
 def stragglers(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each rank, by the wait it caused."""
-    found, why = waits(run), blame(run)
-    used = _in_scope(found, scope)
+    all_waits, why = waits(run), blame(run)
+    used = all_waits.transfer != NONE  # by match: its waits are known and it lies in the window
+    if scope.steps is not None:
+        used &= (all_waits.step >= scope.steps[0]) & (all_waits.step <= scope.steps[1])
     late = lateness(run, Scope(steps=scope.steps))
     who = culprits(late) if late is not None else Culprits()
-    caused = _caused(run, found, why, used, late, who)
+    caused = _caused(run, all_waits, why, used, late, who)
     # Own times compare ranks that wait for each other: without any communication that is not known.
-    meets = len(found.rows.rank) > 0
-    finding = _finding(run, scope, found, late, who, caused) if late is not None and meets else None
-    rows = _rows(found, why, used, scope, finding)
+    meets = len(all_waits.rows.rank) > 0
+    finding = _finding(run, scope, all_waits, late, who, caused) if late is not None and meets else None
+    rows = _rows(all_waits, why, used, scope, finding)
     if not run.has_traces:
         rows = [row | dict.fromkeys((*(f"{name}_ns" for name in PARTS), "cause")) for row in rows]
-        finding = _late_without_trace(found, used, rows)
+        finding = _late_without_trace(all_waits, used, rows)
     notes = comparison_notes(run, scope)
     if not used.any():
         notes.append(
@@ -119,12 +122,12 @@ def stragglers(run: Run, scope: Scope, by: str | None = None) -> Result:
     )
 
 
-def _late_without_trace(found: Waits, used: Any, rows: list[dict[str, Any]]) -> Finding | None:
+def _late_without_trace(all_waits: Waits, used: Any, rows: list[dict[str, Any]]) -> Finding | None:
     """The rank that made the others wait most, where only collectives were recorded: its cause is not known."""
     worst, matches, ranks = next(iter(rows), None), int(used.sum()), len(rows)
     if worst is None or ranks < 2 or not worst["caused_wait_ns"]:
         return None
-    span = int(found.rows.end.max() - found.rows.start.min())
+    span = int(all_waits.rows.end.max() - all_waits.rows.start.min())
     each = worst["caused_wait_ns"] / (ranks - 1)
     share = each / span if span else 0.0
     if 2 * worst["last_count"] <= matches or share <= _LEAST_SHARE:
@@ -145,30 +148,23 @@ def _late_without_trace(found: Waits, used: Any, rows: list[dict[str, Any]]) -> 
     )
 
 
-def _in_scope(found: Waits, scope: Scope) -> Any:
-    """By match: whether its waits are known and it lies in the window."""
-    used = found.transfer != NONE
-    if scope.steps is not None:
-        used &= (found.step >= scope.steps[0]) & (found.step <= scope.steps[1])
-    return used
-
-
-def _rows(found: Waits, why: Blame, used: Any, scope: Scope, finding: Finding | None) -> list[dict[str, Any]]:
-    entries = found.rows
+def _rows(
+    all_waits: Waits, why: Blame, used: Any, scope: Scope, finding: Finding | None
+) -> list[dict[str, Any]]:
+    entries = all_waits.rows
     stated = finding.fact("cause") if finding else None
     ranks = unique_values(entries.rank)
     count = int(ranks.max(initial=-1)) + 1
-    at = (
-        np.flatnonzero((found.wait != NONE) & used[entries.match])
-        if len(used)
-        else np.empty(0, dtype=np.int64)
+    waited = (
+        (all_waits.wait != NONE) & used[entries.match] if len(used) else np.zeros(len(entries.rank), bool)
     )
-    own = _sums(entries.rank[at], found.wait[at], count)
-    total = _sums(entries.match[at], found.wait[at], len(used))
+    at = np.flatnonzero(waited)
+    own_wait = _sums(entries.rank[at], all_waits.wait[at], count)
+    total = _sums(entries.match[at], all_waits.wait[at], len(used))
     blamed = np.flatnonzero(used & (why.rank != NONE))
     caused = _sums(why.rank[blamed], total[blamed], count)
-    last = np.flatnonzero(used & (found.last != NONE))
-    last_rank = entries.rank[found.last[last]]
+    last = np.flatnonzero(used & (all_waits.last != NONE))
+    last_rank = entries.rank[all_waits.last[last]]
     lasts = np.bincount(last_rank, minlength=count)
     parts = {name: _sums(last_rank, why.excess[i, last], count) for i, name in enumerate(PARTS)}
     rows = []
@@ -182,11 +178,8 @@ def _rows(found: Waits, why: Blame, used: Any, scope: Scope, finding: Finding | 
                 "rank": rank,
                 "last_count": int(lasts[rank]),
                 "caused_wait_ns": int(caused[rank]),
-                "own_wait_ns": int(own[rank]),
-                **{
-                    f"{name}_ns": spent[name]
-                    for name in ("compute", "host", "copy", "dataloader", "waiting", "link")
-                },
+                "own_wait_ns": int(own_wait[rank]),
+                **{f"{name}_ns": spent[name] for name in _CAUSES},
                 "cause": stated.value if stated and rank in stated.ranks else cause if spent[cause] else None,
             }
         )
@@ -239,23 +232,26 @@ class _Caused:
 
 
 def _caused(
-    run: Run, found: Waits, why: Blame, used: Any, late: Lateness | None, who: Culprits
+    run: Run, all_waits: Waits, why: Blame, used: Any, late: Lateness | None, who: Culprits
 ) -> _Caused | None:
     """None where waits are not known."""
     if late is None:
         return None
-    entries = found.rows
-    at = np.flatnonzero((found.wait > 0) & (entries.match != NONE))
+    entries = all_waits.rows
+    at = np.flatnonzero((all_waits.wait > 0) & (entries.match != NONE))
     at = at[used[entries.match[at]] & (why.rank[entries.match[at]] != NONE)]
     if late.steps == (None,):
         step = np.zeros(len(at), dtype=np.int64)
     else:
         numbers = np.array(late.steps, dtype=np.int64)
-        at = at[np.isin(found.step[entries.match[at]], numbers)]
-        step = np.searchsorted(numbers, found.step[entries.match[at]])
+        at = at[np.isin(all_waits.step[entries.match[at]], numbers)]
+        step = np.searchsorted(numbers, all_waits.step[entries.match[at]])
     blamed = _through_chains(run, why, late, who, entries.match[at], step)
     groups, group = number_rows([step, blamed, entries.rank[at]])
-    waited = _waited(entries.start[at], found.wait[at], group, len(groups))
+    start, end = entries.start[at], entries.start[at] + all_waits.wait[at]
+    axis = Axis.over(start, end, len(groups))
+    # Waits of a rank that overlap count once.
+    waited = axis.lengths(union(axis.place(start, group), axis.place(end, group)))
     return _Caused(late.steps, groups, waited, late.mean_step_ns)
 
 
@@ -267,42 +263,26 @@ def _through_chains(run: Run, why: Blame, late: Lateness, who: Culprits, match: 
         return blamed
     ends_nowhere = np.isin(why.cause[why.root[match]], [NONE, WAITING, PARTS.index("link")])
     layout = layout_of(run, Scope())
-    own = late.own
+    excess = late.own_excess
     for rank in who.ranks:
         near = {other for axis in layout.axes for other in layout.group_of(rank, axis)}
-        is_late = own[late.ranks.index(rank)] > 0
+        is_late = excess[late.ranks.index(rank)] > 0
         blamed[ends_nowhere & np.isin(blamed, sorted(near - set(who.ranks))) & is_late[step]] = rank
     return blamed
 
 
-def _waited(start: Ints, wait: Ints, group: Ints, count: int) -> Ints:
-    """How long each group waited; overlapping waits count once."""
-    end = start + wait
-    axis = Axis.over(start, end, count)
-    return axis.lengths(union(axis.place(start, group), axis.place(end, group)))
-
-
 def _finding(
-    run: Run,
-    scope: Scope,
-    found: Waits,
-    late: Lateness,
-    who: Culprits,
-    caused: _Caused | None,
+    run: Run, scope: Scope, all_waits: Waits, late: Lateness, who: Culprits, caused: _Caused | None
 ) -> Finding | None:
     largest = caused.largest() if caused else None
     wait = caused.by(who.ranks) if caused and who.ranks else None
     if who.ranks and (wait is None or not wait.waiting_ranks):  # send and receive have no known waits
-        wait = CausedWait(
-            who.ranks,
-            len(late.ranks) - len(who.ranks),
-            who.own_ns,
-            who.own_ns / late.mean_step_ns,
-            who.late_steps,
-            0 if late.steps == (None,) else len(late.steps),
-        )
+        steps = 0 if late.steps == (None,) else len(late.steps)
+        share = who.own_ns / late.mean_step_ns
+        waiting = len(late.ranks) - len(who.ranks)
+        wait = CausedWait(who.ranks, waiting, who.own_ns, share, who.late_steps, steps)
     if wait is not None:
-        return _straggler(run, scope, found, late, wait)
+        return _straggler(run, scope, all_waits, late, wait)
     if largest is None:
         return None
     if who.moves and largest.share >= _LEAST_SHARE:
@@ -312,7 +292,7 @@ def _finding(
     return Finding("ok", "No straggler", f"the longest wait is for rank {largest.ranks[0]}: {text}")
 
 
-def _straggler(run: Run, scope: Scope, found: Waits, late: Lateness, wait: CausedWait) -> Finding:
+def _straggler(run: Run, scope: Scope, all_waits: Waits, late: Lateness, wait: CausedWait) -> Finding:
     excess = late.excess[:, late.ranks.index(wait.ranks[0])]
     per_part = excess.mean(axis=1)
     cause = OWN[int(per_part.argmax())] if per_part.max() > 0 else "waiting"
@@ -324,7 +304,7 @@ def _straggler(run: Run, scope: Scope, found: Waits, late: Lateness, wait: Cause
     unit = "per step" if wait.steps else "of the window"
     of = "step" if wait.steps else "window"
     name = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {as_ranges(list(ranks))}"
-    subject = f"rank{'s' * (len(ranks) > 1)} {as_ranges(list(ranks))}"
+    subject = rank_words(ranks)
     others = f"{wait.waiting_ranks} other{'s' * (wait.waiting_ranks != 1)}"
     title = (
         f"{f'Node {node} ({name.lower()})' if node else name} made {others} wait "
@@ -351,22 +331,23 @@ def _straggler(run: Run, scope: Scope, found: Waits, late: Lateness, wait: Cause
         f"{title}; {why.title}" if why.title else title,
         "; ".join([*evidence, why.evidence] if why.evidence else evidence),
         ranks=ranks,
-        span=_span(found, ranks, worst),
+        span=_span(all_waits, ranks, worst),
         hint=why.hint,
         facts=facts,
         remedy=Remedy("links at median" if cause == "link" else "rank at median", ranks=ranks),
         names=(*why.names, *([node] if node else ())),
+        why=why.title,
     )
 
 
 def _moving(late: Lateness) -> Finding:
     """Another rank is late in each step: imbalance of the work, not a slow rank."""
-    own = late.own
-    worst = own.argmax(axis=0)
+    own_excess = late.own_excess
+    worst = own_excess.argmax(axis=0)
     names = [late.ranks[rank] for rank in worst.tolist()]
     excess = late.excess[:, worst, np.arange(len(late.steps))]
     cause = OWN[int(excess.mean(axis=1).argmax())]
-    per_step = float(own.max(axis=0).mean())
+    per_step = float(own_excess.max(axis=0).mean())
     share = per_step / late.mean_step_ns if late.mean_step_ns else 0.0
     listed = ", ".join(map(str, names[:8])) + (", …" if len(names) > 8 else "")
     return Finding(
@@ -384,12 +365,12 @@ def _moving(late: Lateness) -> Finding:
     )
 
 
-def _span(found: Waits, ranks: tuple[int, ...], step: int | None) -> tuple[int, int] | None:
+def _span(all_waits: Waits, ranks: tuple[int, ...], step: int | None) -> tuple[int, int] | None:
     """The longest wait of another rank in this step."""
-    rows = found.rows
-    mine = (found.wait > 0) & ~np.isin(rows.rank, ranks)
+    rows = all_waits.rows
+    mine = (all_waits.wait > 0) & ~np.isin(rows.rank, ranks)
     at = np.flatnonzero(mine & (rows.step == step)) if step is not None else np.flatnonzero(mine)
     if len(at) == 0:
         return None
-    longest = at[found.wait[at].argmax()]
+    longest = at[all_waits.wait[at].argmax()]
     return int(rows.start[longest]), int(rows.end[longest])

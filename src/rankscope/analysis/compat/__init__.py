@@ -5,9 +5,8 @@ A note explains why rankscope's own numbers differ. Imports core.
 
 from __future__ import annotations
 
-from rankscope.analysis.compat.hta import breakdown as hta_breakdown
-from rankscope.analysis.compat.nsys.reports import NSYS_REPORTS
-from rankscope.analysis.compat.tracelens import breakdown as tracelens_breakdown
+from rankscope.analysis.compat.breakdowns import hta_breakdown, tracelens_breakdown
+from rankscope.analysis.compat.nsys import NSYS_REPORTS
 from rankscope.analysis.core.report import Report
 
 __all__ = ["COMPAT"]

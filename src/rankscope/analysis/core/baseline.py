@@ -43,14 +43,12 @@ class Baseline:
 
     def time_ns(self, kind: str, ranks: int, size: int) -> float | None:
         """Interpolated between the two nearest sizes, logarithmically; None outside the measured range."""
-        known = sorted(
-            {p.bytes: p.time_ns for p in self.points if (p.kind, p.ranks) == (kind, ranks)}.items()
-        )
-        for (low, fast), (high, slow) in pairwise(known):
+        times = {p.bytes: p.time_ns for p in self.points if (p.kind, p.ranks) == (kind, ranks)}
+        for (low, fast), (high, slow) in pairwise(sorted(times.items())):
             if low <= size <= high:
                 way = math.log(size / low) / math.log(high / low)
                 return float(fast * (slow / fast) ** way)
-        return dict(known).get(size)
+        return times.get(size)
 
     def busbw_gb_s(self, kind: str, ranks: int, size: int) -> float | None:
         time = self.time_ns(kind, ranks, size)

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.gpu_counts import gpu_counts
+from rankscope.analysis.core.result import Note, left_out_note
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.run_steps import rank_steps
 from rankscope.analysis.core.scope import Scope
 from rankscope.records import dataclass
 from rankscope.timeline.collectives.loading import recording_sessions
 from rankscope.timeline.run import Run
+from rankscope.units import format_rounded
 
 NO_GPU = "no GPU events in the window; ProfilerActivity.CUDA records them (rankscope profile does by itself)"
 NO_STEPS = (
@@ -31,16 +33,16 @@ def _left_out(run: Run, scope: Scope) -> list[str]:
     entries = [entry for entry in run.used if scope.ranks is None or entry.rank in scope.ranks]
     lost = sum(entry.manifest["reading"]["events_lost"] for entry in entries)
     misplaced = sum(entry.manifest["misplaced"] for entry in entries)
-    notes = []
+    notes: list[str] = []
     if lost:
-        notes.append(f"left out: {lost:,} events that could not be read (rankscope doctor says which)")
+        notes.append(left_out_note(f"{lost:,} events that could not be read (rankscope doctor says which)"))
     if misplaced:
-        notes.append(f"left out: {misplaced:,} events without a usable time (ts = 0, or years away)")
+        notes.append(left_out_note(f"{misplaced:,} events without a usable time (ts = 0, or years away)"))
     aside = [e for e in run.set_aside if scope.ranks is None or e.rank in scope.ranks]
     if aside:
         files = ", ".join(entry.source.name for entry in aside[:3]) + ("" if len(aside) <= 3 else ", …")
         notes.append(
-            f"left out: {files}: another tool's file of the same rank is used (--prefer changes that)"
+            left_out_note(f"{files}: another tool's file of the same rank is used (--prefer changes that)")
         )
     told = {source for steps in rank_steps(run, scope).values() for source in steps.sources}
     if inferred := sorted(told - {"profiler"}):
@@ -49,6 +51,12 @@ def _left_out(run: Run, scope: Scope) -> list[str]:
             f"no ProfilerStep in the file: steps are inferred from {ways.get(inferred[0], inferred[0])}"
         )
     return notes
+
+
+def unrecorded_note(time_ns: float) -> Note:
+    return left_out_note(
+        f"{format_rounded('ns', time_ns)} between the recordings of a rank, which is in no class"
+    )
 
 
 def no_lines(run: Run) -> str:
@@ -84,12 +92,12 @@ class RankSlices:
 
 @kept_per_rank("slice_counts", RankSlices, any_window=True)
 def _rank_slices(run: Run, scope: Scope) -> dict[int, RankSlices]:
-    found: dict[int, list[tuple[str, int | None, int]]] = {}
-    for rank, *row in run.rows(
+    of_rank: dict[int, list[tuple[str, int | None, int]]] = {}
+    for rank, category, step, count in run.rows(
         f"SELECT rank, category, step, count(*) FROM slices WHERE {scope.where()} GROUP BY ALL ORDER BY ALL"
     ):
-        found.setdefault(rank, []).append((row[0], row[1], row[2]))
-    return {rank: RankSlices(tuple(counts)) for rank, counts in found.items()}
+        of_rank.setdefault(rank, []).append((category, step, count))
+    return {rank: RankSlices(tuple(counts)) for rank, counts in of_rank.items()}
 
 
 @once_per_run
@@ -97,23 +105,29 @@ def slice_counts(run: Run, scope: Scope) -> dict[str, int]:
     """The number of slices of each category in scope, the most frequent first."""
     counts = Counter[str]()
     low, high = scope.steps or (None, None)
-    for own in _rank_slices(run, scope).values():
-        for category, step, count in own.counts:
+    for slices in _rank_slices(run, scope).values():
+        for category, step, count in slices.counts:
             if low is None or high is None or (step is not None and low <= step <= high):
                 counts[category] += count
-    return dict(sorted(counts.items(), key=lambda one: (-one[1], one[0])))
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def outside_steps(scope: Scope, inside: int, total: int, what: str) -> list[str]:
     """How many of all events a window of steps leaves out; nothing for the whole file."""
-    if scope.steps is None:
+    if scope.steps is None or total <= inside:
         return []
-    if total <= inside:
-        return []
-    return [f"left out: {total - inside:,} of {total:,} {what}, outside {scope.window}"]
+    return [left_out_note(f"{total - inside:,} of {total:,} {what}, outside {scope.window}")]
 
 
 @once_per_run
 def sessions(run: Run) -> dict[tuple[int, int], int]:
     """By rank and segment: files with the same number were recorded by the same job at the same time."""
     return recording_sessions(run.compared)
+
+
+def ranks_by_session(run: Run) -> list[set[int]]:
+    """The ranks that were recorded together; those of a session that are part of another one are left out."""
+    together: dict[int, set[int]] = {}
+    for (rank, _), session in sessions(run).items():
+        together.setdefault(session, set()).add(rank)
+    return [ranks for ranks in together.values() if not any(ranks < other for other in together.values())]

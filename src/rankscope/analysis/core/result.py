@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
+from enum import Enum
 from types import MappingProxyType
 from typing import Any, Literal, overload
 
@@ -106,11 +107,20 @@ class Finding:
     """The report that found it; filled in from the Result."""
     names: tuple[str, ...] = ()
     """Names out of the trace in its texts that no fact holds. Whoever must tell them from our own words quotes them."""
+    why: str = ""
+    """The end of the title, after a colon or semicolon, where that states the cause: a headline shows it apart."""
+
+    @property
+    def headline(self) -> str:
+        """The title without the cause."""
+        return self.title[: -len(f"; {self.why}")] if self.why else self.title
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
         values = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("facts", "remedy", "names")
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.name not in ("facts", "remedy", "names", "why")
         }
         return values | {"facts": [fact.to_dict() for fact in self.facts]}
 
@@ -119,12 +129,40 @@ class Finding:
         return next((fact for fact in self.facts if fact.quantity == quantity), None)
 
 
-@dataclass(frozen=True)
-class Found:
-    """A finding and the report it comes from."""
+class NoteKind(Enum):
+    """What code decides by a note."""
 
-    report: str
-    finding: Finding
+    LEFT_OUT = "left out"
+    """What the table does not contain. It is not the reason why a table is empty."""
+    IN_GRAPHS = "in graphs"
+    """Why MFU is not known: kernels run in CUDA graphs."""
+    NO_FINDINGS = "no findings"
+
+
+class Note(str):
+    """A note that code decides something by: its kind, never its words. All others are plain strings."""
+
+    kind: NoteKind | None = None
+
+    @classmethod
+    def of(cls, kind: NoteKind, text: str) -> Note:
+        note = cls(text)
+        note.kind = kind
+        return note
+
+
+def left_out_note(text: str) -> Note:
+    return Note.of(NoteKind.LEFT_OUT, f"left out: {text}")
+
+
+def note_kind(note: str) -> NoteKind | None:
+    return note.kind if isinstance(note, Note) else None
+
+
+def reworded(note: str, text: str) -> str:
+    """The note with another text."""
+    kind = note_kind(note)
+    return Note.of(kind, text) if kind else text
 
 
 Row = Mapping[str, Any]
@@ -206,7 +244,7 @@ class Result:
             return self.unknown
         if self.rows or any(finding.severity != "ok" for finding in self.findings):
             return ""
-        reasons = [note for note in self.notes if not note.startswith("left out")]
+        reasons = [note for note in self.notes if note_kind(note) is not NoteKind.LEFT_OUT]
         return "; ".join(reasons) or "nothing was recorded that it could be computed from"
 
     def to_dict(self) -> dict[str, Any]:

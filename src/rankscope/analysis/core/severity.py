@@ -26,21 +26,21 @@ class OnRank:
     finding: Finding
 
 
-def of_the_worst(found: Sequence[OnRank]) -> tuple[Finding, ...]:
+def of_the_worst(findings: Sequence[OnRank]) -> tuple[Finding, ...]:
     """The finding about the worst rank, with the ranks that reach the same severity."""
-    if not found:
+    if not findings:
         return ()
-    first = max(found, key=lambda one: (SEVERITIES.index(one.finding.severity), one.share))
-    ranks = tuple(sorted({one.rank for one in found if one.finding.severity == first.finding.severity}))
+    worst = max(findings, key=lambda each: (SEVERITIES.index(each.finding.severity), each.share)).finding
+    severity = worst.severity
+    ranks = tuple(sorted({each.rank for each in findings if each.finding.severity == severity}))
     if len(ranks) < 2:
-        return (first.finding,)
-    severity = first.finding.severity
+        return (worst,)
     alike = Fact("ranks_alike", len(ranks), "count", f"ranks that reach the severity {severity}", ranks)
     return (
         replace(
-            first.finding,
-            evidence=f"{first.finding.evidence}; it is the worst of {len(ranks)} ranks that reach this severity",
+            worst,
+            evidence=f"{worst.evidence}; it is the worst of {len(ranks)} ranks that reach this severity",
             ranks=ranks,
-            facts=(*first.finding.facts, alike),
+            facts=(*worst.facts, alike),
         ),
     )

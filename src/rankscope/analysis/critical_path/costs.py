@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from rankscope.analysis.core.result import Change, Fact, Finding, Found, Remedy, Row
+from rankscope.analysis.core.result import Change, Fact, Finding, Remedy, Row
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import step_count
 from rankscope.analysis.critical_path.savings import replay_for_costs, scenario_of
@@ -28,7 +28,7 @@ _PART_OF: dict[Change, str] = {
 }
 """The class of the breakdown that a change makes shorter; its saving is limited to that class."""
 _CLAIMED = 0.98
-"""A finding that keeps less than this share of what it would save alone says how much is left."""
+"""A finding that keeps less than this share of what it would save alone says how much is left. Chosen, not measured."""
 
 
 class _Prices:
@@ -84,58 +84,55 @@ def _limits(rows: Sequence[Row], steps: int) -> dict[str, float]:
 
 
 def with_costs(
-    run: Run, scope: Scope, found: Sequence[Found], precedence: Callable[[Found], int]
-) -> list[Found]:
+    run: Run, scope: Scope, findings: Sequence[Finding], precedence: Callable[[Finding], int]
+) -> list[Finding]:
     """In order of precedence, then of cost; each cost without what others claim.
 
     Findings that name the ranks to change claim first, wherever they stand: they are the most specific.
     """
-    with_change = [one for one in found if one.finding.remedy is not None]
-    priced = [one for one in found if one.finding.remedy is None]
-    if with_change:
+    priced = [finding for finding in findings if finding.remedy is None]
+    with_remedy = [(finding, finding.remedy) for finding in findings if finding.remedy is not None]
+    if with_remedy:
         prices = _Prices(run, scope)
-        priced += _by_saving(prices, [one for one in with_change if _remedy(one).ranks])
-        others = [one for one in with_change if not _remedy(one).ranks]
-        for level in sorted({precedence(one) for one in others}):
-            priced += _by_saving(prices, [one for one in others if precedence(one) == level])
+        priced += _by_saving(prices, [(finding, remedy) for finding, remedy in with_remedy if remedy.ranks])
+        others = [(finding, remedy) for finding, remedy in with_remedy if not remedy.ranks]
+        for level in sorted({precedence(finding) for finding, _ in others}):
+            priced += _by_saving(prices, [each for each in others if precedence(each[0]) == level])
     return sorted(
         priced,
-        key=lambda one: (
-            precedence(one),
-            one.finding.cost_ns is None,
-            -(one.finding.cost_ns or 0),
-            one.finding.title,
+        key=lambda finding: (
+            precedence(finding),
+            finding.cost_ns is None,
+            -(finding.cost_ns or 0),
+            finding.title,
         ),
     )
 
 
-def _by_saving(prices: _Prices, found: list[Found]) -> list[Found]:
+def _by_saving(prices: _Prices, findings: Sequence[tuple[Finding, Remedy]]) -> list[Finding]:
     """The one that saves most, then the one that saves most in addition to it, and so on.
 
     A change seldom saves more because of another one, so a value computed earlier is an upper limit: only the best
     candidate is computed again.
     """
-    known = {id(one): prices.more_ns(_remedy(one)) for one in found}
-    fresh = {id(one) for one in found}
-    left, ordered = list(found), []
+    savings = [prices.more_ns(remedy) for _, remedy in findings]
+    left = list(range(len(findings)))
+    fresh = set(left)
+    ordered = []
     while left:
-        best = max(left, key=lambda one: (known[id(one)] or 0.0, id(one) in fresh))
-        if id(best) not in fresh:
-            known[id(best)] = prices.more_ns(_remedy(best))
-            fresh.add(id(best))
+        best = max(left, key=lambda at: (savings[at] or 0.0, at in fresh))
+        finding, remedy = findings[best]
+        if best not in fresh:
+            savings[best] = prices.more_ns(remedy)
+            fresh.add(best)
             continue
         left.remove(best)
-        saved = known[id(best)]
-        ordered.append(replace(best, finding=_stated(best.finding, saved, prices.alone_ns(_remedy(best)))))
+        saved = savings[best]
+        ordered.append(_stated(finding, saved, prices.alone_ns(remedy)))
         if saved:
-            prices.claim(_remedy(best), saved)
+            prices.claim(remedy, saved)
             fresh.clear()
     return ordered
-
-
-def _remedy(one: Found) -> Remedy:
-    assert one.finding.remedy is not None
-    return one.finding.remedy
 
 
 def _stated(finding: Finding, saved: float | None, alone: float) -> Finding:

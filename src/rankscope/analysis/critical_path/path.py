@@ -45,12 +45,12 @@ def find_critical_path(graph: Graph) -> CriticalPath:
     start = np.minimum.accumulate(np.clip(when, low, max(low, high)))
     end = np.concatenate([[high], start])[:-1]
     in_window = np.repeat(end[::2] > low, 2)  # both pieces of a node, or none
-    kept = np.flatnonzero((when != _ABSENT) & in_window)
-    columns = [column[kept] for column in (kind, rank, name, start, end)]
-    if len(kept) and start[kept[-1]] > low:
+    shown = np.flatnonzero((when != _ABSENT) & in_window)
+    columns = [column[shown] for column in (kind, rank, name, start, end)]
+    if len(shown) and start[shown[-1]] > low:
         # A rank that begins later than this was recorded later: nothing is known of its time before.
-        kind_of_rest = _UNRECORDED if start[kept[-1]] - low > SESSION_GAP_NS else _HOST
-        rest = (kind_of_rest, rank[kept[-1]], name[kept[-1]], low, start[kept[-1]])
+        kind_of_rest = _UNRECORDED if start[shown[-1]] - low > SESSION_GAP_NS else _HOST
+        rest = (kind_of_rest, rank[shown[-1]], name[shown[-1]], low, start[shown[-1]])
         columns = [np.append(column, value) for column, value in zip(columns, rest, strict=True)]
     return CriticalPath(*columns)
 

@@ -92,7 +92,7 @@ def recorded(graph: Graph) -> Durations:
     return Durations(graph.device.end - graph.device.start, steps, graph.collectives.transfer.copy(), waits)
 
 
-class Player:
+class Replay:
     """A graph that is replayed again and again. Plain lists: reading single elements of an array is slow."""
 
     def __init__(self, graph: Graph) -> None:
@@ -145,8 +145,8 @@ class Player:
         device, host, matched = graph.device, graph.host, graph.collectives
         count = len(matched.transfer)
         done = np.zeros(count, dtype=np.int64)
-        known = matched.last != NONE
-        on_device, on_host = known & ~matched.on_host, known & matched.on_host
+        has_last = matched.last != NONE
+        on_device, on_host = has_last & ~matched.on_host, has_last & matched.on_host
         done[on_device] = device.end[matched.last[on_device]]
         done[on_host] = host.time[matched.last[on_host]] + matched.transfer[on_host]
         self._shift = (device.end - done[np.maximum(device.match, 0)] if count else device.end).tolist()
@@ -173,10 +173,10 @@ class Player:
         while moved:
             moved = False
             for number, queue in enumerate(self._queues):
-                place = state.play(queue, at[number], hosts)
-                moved |= place > at[number]
-                at[number] = place
-        unfinished = any(place < len(queue) for place, queue in zip(at, self._queues, strict=True))
+                reached = state.play(queue, at[number], hosts)
+                moved |= reached > at[number]
+                at[number] = reached
+        unfinished = any(reached < len(queue) for reached, queue in zip(at, self._queues, strict=True))
         if unfinished or None in state.end:
             return None
         return Times(*(np.array(values, dtype=np.int64) for values in (state.start, state.end, state.host)))
@@ -196,11 +196,11 @@ def _queues(graph: Graph) -> list[list[int]]:
 class _State:
     """One replay: the times that are known so far."""
 
-    def __init__(self, player: Player, durations: Durations) -> None:
-        self.fixed = player
+    def __init__(self, replay: Replay, durations: Durations) -> None:
+        self.fixed = replay
         self.took, self.steps = durations.device.tolist(), durations.host.tolist()
         self.transfer = durations.transfer.tolist()
-        self.target = np.where(durations.waits, player._target, NONE).tolist()
+        self.target = np.where(durations.waits, replay._target, NONE).tolist()
         count = len(self.transfer)
         self.arrived, self.latest = [0] * count, [np.iinfo(np.int64).min // 2] * count
         self.done: list[int | None] = [None] * count
@@ -209,15 +209,15 @@ class _State:
         self.end: list[int | None] = [None] * len(self.took)
         self.host: list[int | None] = [None] * len(self.steps)
 
-    def play(self, queue: list[int], place: int, hosts: int) -> int:
-        """Go on with a rank from this place until it must wait for another; returns the place."""
+    def play(self, queue: list[int], at: int, hosts: int) -> int:
+        """Go on with a rank from here until it must wait for another; returns how far it got."""
         play_host, play_device = self._play_host, self._play_device
-        while place < len(queue):
-            node = queue[place]
+        while at < len(queue):
+            node = queue[at]
             if not (play_host(node) if node < hosts else play_device(node - hosts)):
                 break
-            place += 1
-        return place
+            at += 1
+        return at
 
     def _play_device(self, node: int) -> bool:
         """False when the time of one of its causes is not known yet."""
@@ -289,8 +289,3 @@ class _State:
 
 
 _NEVER = -(1 << 62)
-
-
-def replay(graph: Graph, durations: Durations) -> Times | None:
-    """The times with these durations; None when ranks wait for each other in a cycle."""
-    return Player(graph).play(durations)

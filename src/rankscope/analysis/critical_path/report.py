@@ -3,27 +3,88 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rankscope.analysis.core.advice import together
-from rankscope.analysis.core.collective_waits import waits
+from rankscope.analysis.core.host_spans import outermost_ops, rank_annotations
+from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.lost_kernels import kernels_end_in
-from rankscope.analysis.core.notes import left_out
+from rankscope.analysis.core.names import all_names
+from rankscope.analysis.core.notes import left_out, unrecorded_note
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
+from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.build import graph_of
-from rankscope.analysis.critical_path.graph.nodes import Graph
-from rankscope.analysis.critical_path.host_labels import host_labels
+from rankscope.analysis.critical_path.graph.nodes import NONE, Graph
 from rankscope.analysis.critical_path.path import PATH_CLASSES, CriticalPath, find_critical_path
-from rankscope.analysis.critical_path.reduced.path import reduced_path
-from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, reduced_graph
-from rankscope.analysis.critical_path.savings import REDUCED, is_large
-from rankscope.store.arrays import number_rows
+from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, reduced_graph, reduced_path
+from rankscope.analysis.critical_path.savings import REDUCED, is_large, waits_by_rank
+from rankscope.store.arrays import number_rows, unique_values
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
+
+
+def host_labels(run: Run, graph: Graph, path: CriticalPath) -> tuple[list[str], Ints]:
+    """The names that pieces of the path have, and the index of each piece's name among them."""
+    names = graph.names
+    label = path.name.copy()
+    pieces = np.flatnonzero((path.kind == PATH_CLASSES.index("host")) & (path.end > path.start))
+    codes: dict[str, int] = {}
+    numbers = unique_values(path.rank[pieces]).tolist()
+    run = part_of(run, frozenset(graph.ranks[number] for number in numbers))
+    for number in numbers:
+        mine = pieces[path.rank[pieces] == number]
+        middle = (path.start[mine] + path.end[mine]) // 2
+        for at, text in zip(mine.tolist(), _covering(run, graph.ranks[number], middle), strict=True):
+            text = text or f"outside any op, before {graph.names[path.name[at]]}"
+            label[at] = codes.setdefault(text, len(names) + len(codes))
+    return [*names, *codes], label
+
+
+def _covering(run: Run, rank: int, time: Ints) -> list[str]:
+    """The op, else the annotation, that covers each moment on any thread; '' where none does."""
+    texts = all_names(run)
+    ops, annotations = (
+        _latest(spans.start[order], spans.end[order], spans.name[order], time).tolist()
+        for spans in (outermost_ops(run, rank), rank_annotations(run, rank))
+        for order in [np.lexsort((spans.track, spans.start))]
+    )
+    return [
+        texts[op] if op != NONE else texts[note] if note != NONE else ""
+        for op, note in zip(ops, annotations, strict=True)
+    ]
+
+
+def _latest(start: Ints, end: Ints, name: Ints, time: Ints) -> Ints:
+    """For each moment the name of the slice around it that started last; NONE where there is none.
+
+    Slices are sorted by start. Of those that have started, the last one that has not ended is found in a binary tree
+    over their ends: a node has the latest end of the two below it.
+    """
+    levels = [end]
+    while len(levels[-1]) > 1:
+        below = np.append(levels[-1], np.iinfo(np.int64).min)  # so that the last one has a neighbour
+        levels.append(np.maximum(below[:-1:2], below[1::2]))
+    node = np.searchsorted(start, time, side="right")  # the first one that has not started
+    height = np.full(len(time), NONE)
+    for level, latest in enumerate(levels):
+        is_right = (height == NONE) & (node % 2 == 1)
+        covers = is_right.copy()
+        covers[is_right] = latest[node[is_right] - 1] > time[is_right]
+        height[covers] = level
+        node[covers] -= 1
+        node[height == NONE] >>= 1
+    for level in range(len(levels) - 2, -1, -1):
+        above = np.flatnonzero(height > level)
+        right = np.minimum(2 * node[above] + 1, len(levels[level]) - 1)
+        is_right = levels[level][right] > time[above]
+        node[above] = np.where(is_right, right, 2 * node[above])
+    names = np.full(len(time), NONE)
+    names[height != NONE] = name[node[height != NONE]]
+    return names
+
 
 COLUMNS = (
     Column("class", help="compute, comm, copy, launch, gap, host, dataloader, sync or between"),
@@ -33,6 +94,7 @@ COLUMNS = (
     Column("name", help="null in large runs, except for collectives", at_end=True),
 )
 _ONE_RANK_PCT = 60.0
+"""Of the path: a rank that has more is named. Chosen, not measured."""
 _BOUND_BY = {
     "compute": "compute-bound",
     "comm": "communication-bound",
@@ -63,25 +125,29 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
     if len(run.runs) > 1:
         note = f"the files are of {len(run.runs)} runs: no path leads from one to another; open one of them"
         return Result("critical", "The critical path", scope.window, columns, [], notes=(note,))
-    graph, found, how = _reduced(run, scope) if is_large(run, scope) else _event_by_event(run, scope)
+    is_reduced = is_large(run, scope)
+    graph, pieces = _reduced(run, scope) if is_reduced else _event_by_event(run, scope)
     low, high = graph.window
-    total = high - low
-    unrecorded = sum(row["ns"] for row in found if row["class"] == "unrecorded")
-    rows = [
-        row | {"pct": 100 * row["ns"] / (total - unrecorded)} for row in found if row["class"] != "unrecorded"
+    unrecorded = sum(ns for kind, _, _, ns in pieces if PATH_CLASSES[kind] == "unrecorded")
+    rows: list[dict[str, Any]] = [
+        {"class": PATH_CLASSES[kind], "rank": graph.ranks[rank], "name": name, "ns": ns}
+        | {"pct": 100 * ns / (high - low - unrecorded)}
+        for kind, rank, name, ns in pieces
+        if ns and PATH_CLASSES[kind] != "unrecorded"
     ]
-    notes = [*left_out(run, scope), *how, *graph.notes]
+    rows.sort(key=lambda row: (-row["ns"], row["class"], row["rank"], row["name"] or ""))
+    notes = [*left_out(run, scope), *([REDUCED] if is_reduced else ()), *graph.notes]
     if unrecorded:
-        notes.append(
-            f"left out: {format_rounded('ns', unrecorded)} between the recordings of a rank, which is in no class"
-        )
+        notes.append(unrecorded_note(unrecorded))
     if not rows:
         notes.append("no GPU events and no steps in the window: there is no path")
     if len(graph.ranks) > 1 and not (graph.collectives.members > 1).any():
         notes.append("no collective is matched between these ranks: the path stays on one rank")
-    slack = _slack(run, scope)
+    slack = [(-ns, rank) for rank, ns in waits_by_rank(run, scope, graph.ranks).items() if ns]
     if slack:
-        notes.append(f"slack (time waited inside collectives): {slack}")
+        shown = ", ".join(f"rank {rank} {format_rounded('ns', -ns)}" for ns, rank in sorted(slack)[:4])
+        more = f" and {len(slack) - 4} more ranks" if len(slack) > 4 else ""
+        notes.append(f"slack (time waited inside collectives): {shown}{more}")
     # Where kernels were lost, the path only seems to be on the host; a doubt of the run says so.
     findings = () if kernels_end_in(run, scope) else tuple(_findings(run, graph, rows))
     facts = {"unrecorded_ns": unrecorded}
@@ -90,57 +156,24 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
     )
 
 
-_Found = tuple[Graph | ReducedGraph, list[dict[str, Any]], list[str]]
-"""The graph, the rows without their shares, and notes."""
+_Pieces = list[tuple[int, int, str | None, int]]
+"""Of the path: class, rank, name and time."""
 
 
-def _event_by_event(run: Run, scope: Scope) -> _Found:
+def _event_by_event(run: Run, scope: Scope) -> tuple[Graph, _Pieces]:
     graph = graph_of(run, scope)
     path = find_critical_path(graph)
     names, labels = host_labels(run, graph, path)
-    return graph, _rows(graph, replace(path, name=labels), names), []
-
-
-def _reduced(run: Run, scope: Scope) -> _Found:
-    graph = reduced_graph(run, scope)
-    rows: list[dict[str, Any]] = [
-        {"class": PATH_CLASSES[kind], "rank": graph.ranks[rank], "name": name, "ns": ns}
-        for (kind, rank, name), ns in reduced_path(graph).items()
-    ]
-    rows.sort(key=lambda row: (-row["ns"], row["class"], row["rank"], row["name"] or ""))
-    return graph, rows, [REDUCED]
-
-
-def _rows(graph: Graph, path: CriticalPath, names: list[str]) -> list[dict[str, Any]]:
-    """The time of each class, rank and name on the path, largest first."""
-    keys, place = number_rows([path.kind, path.rank, path.name])
+    keys, piece = number_rows([path.kind, path.rank, labels])
     sums = np.zeros(len(keys), dtype=np.int64)
-    np.add.at(sums, place, path.end - path.start)
-    rows: list[dict[str, Any]] = [
-        {
-            "class": PATH_CLASSES[kind],
-            "rank": graph.ranks[rank],
-            "name": names[name],
-            "ns": ns,
-        }
-        for (kind, rank, name), ns in zip(keys.tolist(), sums.tolist(), strict=True)
-        if ns
-    ]
-    rows.sort(key=lambda row: (-row["ns"], row["class"], row["rank"], row["name"]))
-    return rows
+    np.add.at(sums, piece, path.end - path.start)
+    pairs = zip(keys.tolist(), sums.tolist(), strict=True)
+    return graph, [(kind, rank, names[name], ns) for (kind, rank, name), ns in pairs]
 
 
-def _slack(run: Run, scope: Scope) -> str:
-    """The total wait of each rank, largest first."""
-    found = waits(run, scope)
-    known = found.wait > 0
-    if not known.any():
-        return ""
-    ranks, place = np.unique(found.rows.rank[known], return_inverse=True)
-    total = np.bincount(place.reshape(-1), weights=found.wait[known]).astype(np.int64)
-    order = np.argsort(-total)[:4]
-    shown = ", ".join(f"rank {ranks[i]} {format_rounded('ns', int(total[i]))}" for i in order)
-    return shown + (f" and {len(ranks) - 4} more ranks" if len(ranks) > 4 else "")
+def _reduced(run: Run, scope: Scope) -> tuple[ReducedGraph, _Pieces]:
+    graph = reduced_graph(run, scope)
+    return graph, [(*piece, ns) for piece, ns in reduced_path(graph).items()]
 
 
 def _findings(run: Run, graph: Graph | ReducedGraph, rows: list[dict[str, Any]]) -> list[Finding]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.result import Remedy
 from rankscope.analysis.core.rollups import are_worth_it
@@ -16,9 +19,8 @@ from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.analysis.critical_path import scenarios
 from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import Graph
-from rankscope.analysis.critical_path.reduced.player import ReducedPlayer
-from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, reduced_graph
-from rankscope.analysis.critical_path.replay import Durations, Player, Times, recorded
+from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, ReducedReplay, reduced_graph
+from rankscope.analysis.critical_path.replay import Replay, Times, recorded
 from rankscope.analysis.critical_path.scenarios import Scenario
 from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows
@@ -35,88 +37,66 @@ REDUCED = (
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """A run that can be replayed, and how long it takes without changes."""
+class Savings:
+    """What changes would save, by replays of a graph."""
 
-    player: Player
-    durations: Durations
+    graph: Graph | ReducedGraph
+    length_with: Callable[[Iterable[Scenario]], float]
+    """How long a replay with these changes together takes, all steps together."""
     length: float
-    """Of the replay without changes, all steps together."""
+    """The same without changes."""
+    off_ns: float
+    """How much longer the replay without changes is than the recording."""
     step_ns: float
     """The mean step time."""
 
-    @property
-    def graph(self) -> Graph:
-        return self.player.graph
-
-    @property
-    def off_ns(self) -> float:
-        """How much longer the replay is than the recording."""
-        graph = self.graph
-        return self.length - Times(graph.device.start, graph.device.end, graph.host.time).length(graph)
-
     def saved_ns(self, changes: Iterable[Scenario]) -> float:
         """Per step, with these changes together; never more than the step. Negative: it takes longer."""
-        durations = self.durations
-        for scenario in changes:
-            durations = scenario.change(self.graph, durations)
-        times = self.player.play(durations)
-        assert times is not None  # its dependencies are those of the first replay
-        saved = self.length - times.length(self.graph)
+        saved = self.length - self.length_with(changes)
         return min(saved / max(len(self.graph.steps), 1), self.step_ns)
-
-
-@dataclass(frozen=True)
-class ReducedReplay:
-    """The same, of a reduced graph."""
-
-    player: ReducedPlayer
-    last_ns: float
-    """When the replay without changes ends."""
-    step_ns: float
-
-    @property
-    def graph(self) -> ReducedGraph:
-        return self.player.graph
-
-    @property
-    def off_ns(self) -> float:
-        return self.last_ns - self.player.recorded_last_ns
-
-    def saved_ns(self, changes: Iterable[Scenario]) -> float:
-        """As Replayed.saved_ns."""
-        work = self.graph.work
-        for scenario in changes:
-            work = scenario.change_reduced(self.graph, work)
-        saved = self.last_ns - self.player.last_ns(work)
-        return min(saved / max(len(self.graph.steps), 1), self.step_ns)
-
-
-Replay = Replayed | ReducedReplay
 
 
 @once_per_run
-def replayed(run: Run, scope: Scope) -> Replayed | None:
+def replayed(run: Run, scope: Scope) -> Savings | None:
     """None where there is nothing to replay, or where the ranks wait for each other in a cycle."""
     graph = graph_of(run, scope)
-    durations = recorded(graph)
     if not len(graph.device.start) and not len(graph.host.time):
         return None
-    player = Player(graph)
-    times = player.play(durations)
-    if times is None:
+    replay = Replay(graph)
+    unchanged = replay.play(recorded(graph))
+    if unchanged is None:
         return None
-    return Replayed(player, durations, times.length(graph), mean_step_ns(run, scope))
+
+    def length_with(changes: Iterable[Scenario]) -> float:
+        durations = recorded(graph)
+        for scenario in changes:
+            durations = scenario.change(graph, durations)
+        times = replay.play(durations)
+        assert times is not None  # its dependencies are those of the first replay
+        return times.length(graph)
+
+    length = unchanged.length(graph)
+    as_recorded = Times(graph.device.start, graph.device.end, graph.host.time).length(graph)
+    return Savings(graph, length_with, length, length - as_recorded, mean_step_ns(run, scope))
 
 
 @once_per_run
-def reduced_replay(run: Run, scope: Scope) -> ReducedReplay | None:
+def reduced_replay(run: Run, scope: Scope) -> Savings | None:
     """The same, of the reduced graph."""
     graph = reduced_graph(run, scope)
-    player = ReducedPlayer(graph)
-    if not graph.inside.any() or player.has_cycle:
+    replay = ReducedReplay(graph)
+    if not graph.inside.any() or replay.has_cycle:
         return None
-    return ReducedReplay(player, player.last_ns(graph.work), mean_step_ns(run, scope))
+
+    def length_with(changes: Iterable[Scenario]) -> float:
+        work = graph.work
+        for scenario in changes:
+            work = scenario.change_reduced(graph, work)
+        return replay.last_ns(work)
+
+    length = length_with(())
+    off_ns = length - replay.recorded_last_ns
+    return Savings(graph, length_with, length, off_ns, mean_step_ns(run, scope))
 
 
 def is_large(run: Run, scope: Scope) -> bool:
@@ -124,7 +104,7 @@ def is_large(run: Run, scope: Scope) -> bool:
     return sum(count for _, count in _events_by_step(run, scope)) > MOST_GRAPH_EVENTS
 
 
-def replay_for_costs(run: Run, scope: Scope) -> Replay | None:
+def replay_for_costs(run: Run, scope: Scope) -> Savings | None:
     """Of large runs the reduced graph; of others that would take long, the steps from the middle on that do not."""
     sizes = _events_by_step(run, scope)
     if sum(count for _, count in sizes) <= MOST_EVENTS:
@@ -154,6 +134,15 @@ def _steps_that_fit(sizes: Sequence[tuple[int, int]], most: int) -> tuple[int, i
             break
         last = step
     return first, last
+
+
+def waits_by_rank(run: Run, scope: Scope, ranks: Sequence[int]) -> dict[int, int]:
+    """How long each rank waited inside collectives; those whose waits are not known are left out."""
+    all_waits = waits(run, scope)
+    used = (all_waits.wait >= 0) & np.isin(all_waits.rows.rank, ranks)
+    numbers, rank = np.unique(all_waits.rows.rank[used], return_inverse=True)
+    sums = np.bincount(rank.reshape(-1), weights=all_waits.wait[used], minlength=len(numbers))
+    return dict(zip(numbers.tolist(), sums.astype(np.int64).tolist(), strict=True))
 
 
 def scenario_of(run: Run, remedy: Remedy) -> Scenario:
@@ -187,7 +176,7 @@ def _members(run: Run) -> dict[int, tuple[int, ...]]:
     """The recorded ranks of each process group."""
     rows = run.collectives
     pairs, _ = number_rows([rows.group, rows.rank])
-    found: dict[int, list[int]] = {group: [] for group in range(len(rows.groups))}
+    members: dict[int, list[int]] = {group: [] for group in range(len(rows.groups))}
     for group, rank in pairs.tolist():
-        found[group].append(rank)
-    return {group: tuple(ranks) for group, ranks in found.items()}
+        members[group].append(rank)
+    return {group: tuple(ranks) for group, ranks in members.items()}

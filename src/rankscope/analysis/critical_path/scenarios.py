@@ -22,7 +22,7 @@ from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, Wor
 from rankscope.analysis.critical_path.replay import Durations
 from rankscope.collective_kinds import KINDS
 from rankscope.errors import UsageError
-from rankscope.ranges import as_ranges
+from rankscope.ranges import as_ranges, rank_words
 from rankscope.records import dataclass
 from rankscope.store.arrays import count_before, number_rows, unique_values
 
@@ -54,7 +54,7 @@ def hide_comm() -> Scenario:
         return replace(
             _without(work, (_COMM,)),
             transfer=np.zeros_like(work.transfer),
-            own=np.where(alone, 0, work.own),
+            own_ns=np.where(alone, 0, work.own_ns),
         )
 
     return Scenario(
@@ -121,11 +121,11 @@ def _latencies(matched: MatchedCollectives, transfer: Ints) -> Ints:
 
 
 def kernel(name: str, factor: float) -> Scenario:
-    def is_named(one: str) -> bool:
-        return name.lower() in one.lower()
+    def is_named(kernel_name: str) -> bool:
+        return name.lower() in kernel_name.lower()
 
-    def check(found: bool) -> None:
-        if not found:
+    def check(is_there: bool) -> None:
+        if not is_there:
             raise UsageError(
                 f"no kernel has '{name}' in its name",
                 why="Kernels of collectives are not included: use --hide-comm or --bandwidth for them.",
@@ -133,7 +133,7 @@ def kernel(name: str, factor: float) -> Scenario:
             )
 
     def change(graph: Graph, durations: Durations) -> Durations:
-        named = np.array([is_named(one) for one in graph.names], dtype=bool)
+        named = np.array([*map(is_named, graph.names)], dtype=bool)
         check(bool(_computing(graph, named).any()))
         return _faster(graph, durations, named, factor)
 
@@ -151,21 +151,21 @@ def kernel(name: str, factor: float) -> Scenario:
 
 def kernels(names: Sequence[str], factor: float) -> Scenario:
     """These kernels, by their whole names."""
-    known = set(names)
+    is_named = set(names).__contains__
     return Scenario(
         f"{len(names)} kernels x{factor:g}",
         lambda graph, durations: _faster(
-            graph, durations, np.array([one in known for one in graph.names], dtype=bool), factor
+            graph, durations, np.array([*map(is_named, graph.names)], dtype=bool), factor
         ),
-        lambda graph, work: _less_compute(graph, work, known.__contains__, factor),
+        lambda graph, work: _less_compute(graph, work, is_named, factor),
         f"these kernels run {factor:g} times as fast, on every rank; nothing else changes",
     )
 
 
 def _computing(graph: Graph, named: Mask) -> Mask:
     """The device nodes with these names that are not part of a collective."""
-    found: Mask = named[graph.device.name] & (graph.device.kind != _COMM)
-    return found
+    computing: Mask = named[graph.device.name] & (graph.device.kind != _COMM)
+    return computing
 
 
 def _faster(graph: Graph, durations: Durations, named: Mask, factor: float) -> Durations:
@@ -175,11 +175,11 @@ def _faster(graph: Graph, durations: Durations, named: Mask, factor: float) -> D
 
 def _less_compute(graph: ReducedGraph, work: Work, chosen: Callable[[str], bool], factor: float) -> Work:
     """The reduced graph has no names: the kernels have the same share in all compute time of a rank."""
-    kept = 1 - graph.kernel_shares(chosen) * (1 - 1 / factor)
-    times = np.rint(work.spent[_COMPUTE] * kept[graph.rank[graph.to]]).astype(np.int64)
+    rest = 1 - graph.kernel_shares(chosen) * (1 - 1 / factor)
+    times = np.rint(work.spent[_COMPUTE] * rest[graph.rank[graph.to]]).astype(np.int64)
     spent = (times if kind == _COMPUTE else time for kind, time in enumerate(work.spent))
-    own = np.rint(work.own * np.where(graph.kind == _COMPUTE, kept[graph.rank], 1)).astype(np.int64)
-    return replace(work, spent=tuple(spent), own=own)
+    own_ns = np.rint(work.own_ns * np.where(graph.kind == _COMPUTE, rest[graph.rank], 1)).astype(np.int64)
+    return replace(work, spent=tuple(spent), own_ns=own_ns)
 
 
 def no_gaps() -> Scenario:
@@ -217,19 +217,19 @@ def _host_time_gone(what: str, classes: tuple[str, ...], assumption: str) -> Sce
 
 def syncs_gone(names: Sequence[str] = ()) -> Scenario:
     """Calls of these names, or all, do not wait."""
-    known = set(names)
+    chosen_names = set(names)
 
     def change(graph: Graph, durations: Durations) -> Durations:
-        named = np.array([not known or one in known for one in graph.names], dtype=bool)
+        named = np.array([not names or call in chosen_names for call in graph.names], dtype=bool)
         gone = (graph.host.kind == HOST_CLASSES.index("sync")) & named[graph.host.name]
         return replace(durations, host=np.where(gone, 0, durations.host), waits=durations.waits & ~gone)
 
     def reduced(graph: ReducedGraph, work: Work) -> Work:
-        chosen = np.array([not known or one in known for one in graph.syncs] + [False], dtype=bool)
+        chosen = np.array([not names or call in chosen_names for call in graph.syncs] + [False], dtype=bool)
         gone = chosen[graph.sync]
         others = np.bincount(graph.to[~gone], minlength=len(graph.rank)) > 0
         work = replace(work, waits=work.waits & ~(gone & others[graph.to]))
-        return work if known else _without(work, [PATH_CLASSES.index("sync")])
+        return work if names else _without(work, [PATH_CLASSES.index("sync")])
 
     which = ", ".join(names) if names else "synchronising calls"
     return Scenario(
@@ -276,21 +276,23 @@ def ranks_at_median(ranks: Sequence[int], peers: Mapping[int, Sequence[int]]) ->
         # The kernel of a collective includes waiting for other ranks, so it is not compared.
         work = np.where(device.kind == _COMM, NONE, device.name)
         # Time between steps may be waiting that is not recorded.
-        kept = np.isin(host.kind, [HOST_CLASSES.index(kind) for kind in ("sync", "between", "unrecorded")])
-        name = np.where(kept, NONE, host.name * len(HOST_CLASSES) + host.kind)
+        stays = np.isin(host.kind, [HOST_CLASSES.index(kind) for kind in ("sync", "between", "unrecorded")])
+        name = np.where(stays, NONE, host.name * len(HOST_CLASSES) + host.kind)
         step, moment = _steps(graph, device.rank, device.start), _steps(graph, host.rank, host.time)
         slow = {graph.ranks.index(rank) for rank in ranks if rank in graph.ranks}
         took, time = durations.device, durations.host
         works, moments = _Comparable(device.rank, step, work), _Comparable(host.rank, moment, name)
         for who in sorted(slow):
-            known = {graph.ranks.index(one) for one in peers.get(graph.ranks[who], ()) if one in graph.ranks}
-            others = sorted(known - slow) or sorted(set(range(len(graph.ranks))) - slow)
+            near = {
+                graph.ranks.index(peer) for peer in peers.get(graph.ranks[who], ()) if peer in graph.ranks
+            }
+            others = sorted(near - slow) or sorted(set(range(len(graph.ranks))) - slow)
             if others:
                 took = works.at_median(took, who, others)
                 time = moments.at_median(time, who, others)
         return replace(durations, device=took, host=time)
 
-    named = f"rank{'s' * (len(ranks) > 1)} {as_ranges(sorted(ranks))}"
+    named = rank_words(sorted(ranks))
     return Scenario(
         f"{named} at the median",
         change,
@@ -307,7 +309,7 @@ def links_at_median(ranks: Sequence[int], members: Mapping[int, Sequence[int]]) 
     """
 
     def change(matched: MatchedCollectives, transfer: Ints) -> Ints:
-        slow = [group for group, own in members.items() if set(own) & set(ranks)]
+        slow = [group for group, its_ranks in members.items() if set(its_ranks) & set(ranks)]
         is_slow = np.isin(matched.group, slow)
         _, alike = number_rows([matched.kind, matched.bytes])
         transfer = transfer.copy()
@@ -318,7 +320,7 @@ def links_at_median(ranks: Sequence[int], members: Mapping[int, Sequence[int]]) 
                 transfer[mine] = np.minimum(transfer[mine], np.rint(np.median(others)).astype(np.int64))
         return transfer
 
-    named = f"rank{'s' * (len(ranks) > 1)} {as_ranges(sorted(ranks))}"
+    named = rank_words(sorted(ranks))
     return _transfers(
         f"links of {named} at the median",
         change,
@@ -337,8 +339,8 @@ def _steps(graph: Graph, rank: Ints, time: Ints) -> Ints:
     width = int(max(host.time.max(), time.max())) - origin + 2
     placed = host.rank[begins] * width + host.time[begins] - origin
     first = np.searchsorted(placed, np.arange(int(rank.max()) + 1) * width)
-    found: Ints = np.searchsorted(placed, rank * width + time - origin, side="right") - first[rank] - 1
-    return found
+    step: Ints = np.searchsorted(placed, rank * width + time - origin, side="right") - first[rank] - 1
+    return step
 
 
 class _Comparable:
@@ -388,13 +390,13 @@ class Changes:
 
 
 def scenarios_of(changes: Changes) -> list[Scenario]:
-    found = [hide_comm()] if changes.hide_comm else []
+    scenarios = [hide_comm()] if changes.hide_comm else []
     if changes.bandwidth is not None:
-        found.append(bandwidth(parse_factor("--bandwidth", changes.bandwidth)))
-    found += [rank_at_median(parse_rank(text)) for text in changes.ranks]
-    found += [kernel(*parse_kernel(text)) for text in changes.kernels]
+        scenarios.append(bandwidth(parse_factor("--bandwidth", changes.bandwidth)))
+    scenarios += [rank_at_median(parse_rank(text)) for text in changes.ranks]
+    scenarios += [kernel(*parse_kernel(text)) for text in changes.kernels]
     asked = ((changes.no_gaps, no_gaps), (changes.data_ready, data_ready), (changes.no_sync, syncs_gone))
-    return [*found, *(scenario() for wanted, scenario in asked if wanted)]
+    return [*scenarios, *(scenario() for wanted, scenario in asked if wanted)]
 
 
 def parse_rank(text: str) -> int:

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from rankscope.analysis.across_ranks.layout import layout_of
-from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import Graph
 from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, reduced_graph
-from rankscope.analysis.critical_path.savings import REDUCED, Replay, is_large, reduced_replay, replayed
+from rankscope.analysis.critical_path.savings import (
+    REDUCED,
+    Savings,
+    is_large,
+    reduced_replay,
+    replayed,
+    waits_by_rank,
+)
 from rankscope.analysis.critical_path.scenarios import Scenario, bandwidth, hide_comm, no_gaps, rank_at_median
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 COLUMNS = (
     Column("what", help="the scenario", title="Scenario", at_end=True),
-    Column(
-        "base_ns",
-        "ns",
-        "step time as recorded: the mean over ranks and steps",
-    ),
+    Column("base_ns", "ns", "step time as recorded: the mean over ranks and steps"),
     Column("predicted_ns", "ns", "predicted step time"),
     Column("saved_ns", "ns", "base minus predicted"),
     Column("change_pct", "percent", "change relative to base"),
@@ -42,15 +42,15 @@ def whatif(run: Run, scope: Scope, scenarios: Sequence[Scenario] = ()) -> Result
     """One row for each scenario, and one for all together; without scenarios, the default ones."""
     scope = scope.in_run(run)
     graph: Graph | ReducedGraph
-    found: Replay | None
+    savings: Savings | None
     if is_large(run, scope):
-        graph, found, note = reduced_graph(run, scope), reduced_replay(run, scope), [REDUCED]
+        graph, savings, note = reduced_graph(run, scope), reduced_replay(run, scope), [REDUCED]
         empty = not graph.inside.any()
     else:
-        graph, found, note = graph_of(run, scope), replayed(run, scope), []
+        graph, savings, note = graph_of(run, scope), replayed(run, scope), []
         empty = not len(graph.device.start) and not len(graph.host.time)
     notes = [*left_out(run, scope), *note, *graph.notes]
-    if found is None:
+    if savings is None:
         notes.append(
             "nothing to replay: no GPU events and no steps in the window"
             if empty
@@ -60,10 +60,10 @@ def whatif(run: Run, scope: Scope, scenarios: Sequence[Scenario] = ()) -> Result
     cases = [(scenario.what, [scenario]) for scenario in scenarios or _default_scenarios(run, scope, graph)]
     if len(scenarios) > 1:
         cases.append(("all of these together", list(scenarios)))
-    base = found.step_ns
+    base = savings.step_ns
     rows: list[dict[str, Any]] = []
     for what, together in cases:
-        saved = found.saved_ns(together)
+        saved = savings.saved_ns(together)
         rows.append(
             {
                 "what": what,
@@ -75,7 +75,7 @@ def whatif(run: Run, scope: Scope, scenarios: Sequence[Scenario] = ()) -> Result
         )
     assumptions = dict.fromkeys(scenario.assumption for _, together in cases for scenario in together)
     notes += [f"assumption: {text}" for text in (*assumptions, _GENERAL)]
-    off = found.off_ns
+    off = savings.off_ns
     if off:
         word = "longer" if off > 0 else "shorter"
         notes.append(
@@ -88,24 +88,14 @@ def whatif(run: Run, scope: Scope, scenarios: Sequence[Scenario] = ()) -> Result
 
 
 def _default_scenarios(run: Run, scope: Scope, graph: Graph | ReducedGraph) -> list[Scenario]:
-    found = [no_gaps()]
+    scenarios = [no_gaps()]
     if len(graph.collectives.transfer):
-        found += [hide_comm(), bandwidth(2.0)]
-    rank = _least_waiting_rank(run, scope, graph.ranks)
+        scenarios += [hide_comm(), bandwidth(2.0)]
+    waited = waits_by_rank(run, scope, graph.ranks)
     # Pipeline stages do different work, so their median has no meaning.
-    if rank is not None and len(graph.ranks) > 1 and "pp" not in layout_of(run, Scope()).axes:
-        found.append(rank_at_median(rank))
-    return found
-
-
-def _least_waiting_rank(run: Run, scope: Scope, among: Sequence[int]) -> int | None:
-    """The rank that waited least; None where waits are not known."""
-    found = waits(run, scope)
-    known = (found.wait >= 0) & np.isin(found.rows.rank, among)
-    if not known.any():
-        return None
-    ranks, place = np.unique(found.rows.rank[known], return_inverse=True)
-    return int(ranks[np.bincount(place.reshape(-1), weights=found.wait[known]).argmin()])
+    if waited and len(graph.ranks) > 1 and "pp" not in layout_of(run, Scope()).axes:
+        scenarios.append(rank_at_median(min(waited, key=lambda rank: waited[rank])))  # it waited least
+    return scenarios
 
 
 def _findings(rows: list[dict[str, Any]], has_steps: bool) -> list[Finding]:

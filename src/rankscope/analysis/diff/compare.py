@@ -4,23 +4,90 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress, count
+from itertools import combinations, compress, count
+from math import comb
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rankscope.analysis.core.result import left_out_note
 from rankscope.analysis.core.step_times import SLOW_FIRST_STEP
-from rankscope.analysis.diff.permutation import adjusted_p, smallest_p
 from rankscope.analysis.diff.samples import REPORTS, SPAN, STEP, Measure, Samples, unit_of
 from rankscope.ranges import as_ranges
+from rankscope.store.arrays import Floats, Ints
+
+EXACT_UP_TO = 20_000
+"""Up to this number of splits all are tried; of more, a fixed random choice."""
+RANDOM_SPLITS = 10_000
+_SPLITS_AT_ONCE = 512
+_SEED = 20_240_607
+# Samples that differ by less than this share of their size count as equal: float sums round differently.
+_ROUNDING = 1e-9
+
+
+def smallest_p(base: int, new: int) -> float:
+    """The smallest p-value that the test can give with this number of samples on each side."""
+    if base < 1 or new < 1:
+        return 1.0
+    splits = comb(base + new, base)
+    # With sets of equal size the mirror image of a split is as extreme as the split itself.
+    return (2 if base == new else 1) / splits if splits <= EXACT_UP_TO else 1 / (RANDOM_SPLITS + 1)
+
+
+def adjusted_p(base: Floats, new: Floats) -> Floats:
+    """One p-value for each row. Rows are measures, columns are samples; both sides have the same rows."""
+    count, total = base.shape[1], base.shape[1] + new.shape[1]
+    values = np.concatenate([base, new], axis=1)
+    if 0 in values.shape or count in (0, total):
+        return np.ones(len(values))
+    # Only differences matter; subtracting the mean keeps the sums of squares accurate.
+    values = values - values.mean(axis=1, keepdims=True)
+    floor = (_ROUNDING * np.maximum(np.abs(base).max(axis=1), np.abs(new).max(axis=1))) ** 2 + 1e-300
+    real = _differences(values, np.arange(count)[None, :], floor)[0]
+    at_least = np.zeros(len(values))
+    splits = 0
+    for chunk in _splits(total, count):
+        largest = _differences(values, chunk, floor).max(axis=1)
+        # A split and its mirror image round differently in the last digit.
+        at_least += (largest[:, None] >= real * (1 - 1e-9)).sum(axis=0)
+        splits += len(chunk)
+    if comb(total, count) > EXACT_UP_TO:  # the real split counts as one of those tried
+        at_least, splits = at_least + 1, splits + 1
+    return np.minimum(at_least / splits, 1.0)
+
+
+def _splits(total: int, count: int) -> list[Ints]:
+    """The samples in the first set of each split, in chunks."""
+    if comb(total, count) <= EXACT_UP_TO:
+        every = np.array(list(combinations(range(total), count)), dtype=np.int64)
+    else:
+        source = np.random.Generator(np.random.PCG64(_SEED))
+        every = np.argsort(source.random((RANDOM_SPLITS, total)), axis=1)[:, :count]
+    return [every[first : first + _SPLITS_AT_ONCE] for first in range(0, len(every), _SPLITS_AT_ONCE)]
+
+
+def _differences(values: Floats, splits: Ints, floor: Floats) -> Floats:
+    """|t| of every split and row: the difference of the means over its standard error."""
+    total, count = values.shape[1], splits.shape[1]
+    rest = total - count
+    chosen = np.zeros((len(splits), total))
+    np.put_along_axis(chosen, splits, 1.0, axis=1)
+    first = chosen @ values.T
+    second = values.sum(axis=1) - first
+    means = first / count - second / rest
+    within = (values**2).sum(axis=1) - first**2 / count - second**2 / rest
+    variance = np.maximum(within, 0.0) / max(total - 2, 1) + floor
+    statistics: Floats = np.abs(means) / np.sqrt(variance * (1 / count + 1 / rest))
+    return statistics
+
 
 ALPHA = 0.01
-"""The largest p-value of a significant difference."""
+"""The largest p-value of a significant difference; docs/adr/0051 has the test."""
 MIN_CHANGE_PCT = 1.0
-"""The smallest change that is reported: two captures of one program differ by as much."""
+"""The smallest change that is reported: two captures of one program differ by as much (docs/adr/0051)."""
 MIN_SHARE = 0.001
-"""Rows below this share of a step in both runs are left out."""
-# With too few steps for the test, a change must exceed both of these; see `_clear`.
+"""Rows below this share of a step in both runs are left out. Chosen, not measured."""
+# With too few steps for the test, a change must exceed both of these; see `_clear`. Chosen, not measured.
 FEW_CHANGE_PCT, FEW_SPREADS = 10.0, 3.0
 LIKELY_P = 0.05
 """A large change of the step time is likely with this p-value, or with the smallest that so few steps allow."""
@@ -65,30 +132,29 @@ def compare(base: Samples, new: Samples, rules: Rules) -> Comparison:
     few = smallest_p(len(base.steps), len(new.steps)) > ALPHA
     p_values: dict[Measure, float | None] = {}
     # The step time is tested alone: among hundreds of other rows, its change would need to be much larger.
-    for tested in ([one for one in both if one == headline], [one for one in both if one != headline]):
+    for tested in ([m for m in both if m == headline], [m for m in both if m != headline]):
         p_values |= dict(zip(tested, _p_values(base, new, tested), strict=True))
     if few:
         notes.append(_few_note(base, new))
     rows = [_row(measure, base, new, p_values.get(measure), rules, few) for measure in measures]
-    order = {report: place for place, report in enumerate(REPORTS)}
     rows.sort(
         key=lambda row: (
             (row["report"], row["key"]) != headline,
             _URGENCY[row["verdict"]],
-            order[row["report"]],
-            -_size(row),
+            REPORTS.index(row["report"]),
+            -abs(int(row["new"] or 0) - int(row["base"] or 0)),
             row["key"],
         )
     )
     if not rows:
         notes.append("nothing to compare in the window")
-    found = Comparison(base, new, rows, tuple(notes), few, headline, False, rules.min_change_pct)
-    if not _likely(found, rules):
-        return found
+    comparison = Comparison(base, new, rows, tuple(notes), few, headline, False, rules.min_change_pct)
+    if not _likely(comparison, rules):
+        return comparison
     change = rows[0]["change_pct"]
     why = "too few steps" if few else "steps that vary too much"
     note = f"likely, not sure: the step time changed by {change:+.1f} %; its verdict is same because of {why}"
-    return replace(found, likely=True, notes=(note, *notes))
+    return replace(comparison, likely=True, notes=(note, *notes))
 
 
 def _likely(comparison: Comparison, rules: Rules) -> bool:
@@ -109,10 +175,6 @@ def steps_to_be_sure() -> int:
 _P_ROUNDING = 1e-4
 """p-values in rows have four digits."""
 _URGENCY = {"slower": 0, "faster": 1, "new": 2, "gone": 2, "same": 3}
-
-
-def _size(row: dict[str, Any]) -> int:
-    return abs(int(row["new"] or 0) - int(row["base"] or 0))
 
 
 def _p_values(base: Samples, new: Samples, measures: Sequence[Measure]) -> list[float | None]:
@@ -172,22 +234,24 @@ def _measures(base: Samples, new: Samples, rules: Rules, notes: list[str]) -> li
     small = len(every) - len(large)
     if small:
         notes.append(
-            f"left out: {small:,} small row{'s' * (small > 1)}, under {100 * MIN_SHARE:g} % of a step in both runs"
+            left_out_note(
+                f"{small:,} small row{'s' * (small > 1)}, under {100 * MIN_SHARE:g} % of a step in both runs"
+            )
         )
     return large
 
 
 def _without_slow_first(samples: Samples, name: str, notes: list[str]) -> Samples:
     """Leave out slow first steps of a recording in every row: their length would hide every difference."""
-    kept = [step not in samples.slow_first for step in samples.steps]
-    if all(kept):
+    usable = [step not in samples.slow_first for step in samples.steps]
+    if all(usable):
         return samples
     notes.append(
         f"{name}: step {as_ranges(sorted(samples.slow_first))} is left out: the first of a recording, more than "
         f"{SLOW_FIRST_STEP:g} times the median of the others"
     )
-    values = {measure: list(compress(one, kept)) for measure, one in samples.values.items()}
-    return replace(samples, steps=list(compress(samples.steps, kept)), values=values)
+    values = {measure: list(compress(of_steps, usable)) for measure, of_steps in samples.values.items()}
+    return replace(samples, steps=list(compress(samples.steps, usable)), values=values)
 
 
 def _comparability_notes(base: Samples, new: Samples) -> Iterable[str]:
@@ -202,7 +266,7 @@ def _comparability_notes(base: Samples, new: Samples) -> Iterable[str]:
                 f"{name} has no steps: totals of its whole window are compared (call profiler.step() in the loop, or "
                 "capture with rankscope profile, which counts optimizer steps)"
             )
-        if "no GPU events" in samples.notes:
+        if not samples.on_device:
             yield f"{name} has no GPU events: ops are compared by host time"
 
 

@@ -50,7 +50,8 @@ class Samples:
     """For each measure one value per step, in the order of `steps`."""
     kernels_of: dict[str, set[str]] = field(default_factory=dict)
     """For each key of an op, the kernels it launched."""
-    notes: list[str] = field(default_factory=list)
+    on_device: bool = True
+    """Whether there are GPU events: without them, ops are compared by host time."""
     slow_first: tuple[int, ...] = ()
     """First steps of a recording that are left out, because they take much longer than the others."""
 
@@ -84,14 +85,10 @@ def collect(run: Run, scope: Scope, reports: Iterable[str]) -> Samples:
     scope = scope.in_run(run)
     steps = list(run_step_times(run, scope))
     ranks = len(run.ranks) if scope.ranks is None else len(scope.ranks & set(run.ranks))
-    samples = Samples(steps or [NO_STEP], ranks, slow_first=run_step(run, scope).left_out)
-    on_device = has_gpu(run, scope)
-    if not steps:
-        samples.notes.append("no steps")
-    if not on_device:
-        samples.notes.append("no GPU events")
+    left_out = run_step(run, scope).left_out
+    samples = Samples(steps or [NO_STEP], ranks, on_device=has_gpu(run, scope), slow_first=left_out)
     for report in dict.fromkeys(("steps", "breakdown", *reports)):  # the step time is always needed
-        _COLLECTORS[report](run, scope, samples, on_device)
+        _COLLECTORS[report](run, scope, samples)
     return samples
 
 
@@ -110,13 +107,13 @@ def _step_column(samples: Samples, alias: str = "") -> str:
     return f"{alias}step" if samples.has_steps else str(NO_STEP)
 
 
-def _steps(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
+def _steps(run: Run, scope: Scope, samples: Samples) -> None:
     """The step times as everywhere: host and device together (docs/definitions.md)."""
     if samples.has_steps:
         samples.values[STEP] = list(run_step_times(run, scope).values())
 
 
-def _breakdown(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
+def _breakdown(run: Run, scope: Scope, samples: Samples) -> None:
     # The span of a step is its time, which `steps` has.
     parts = (*(() if samples.has_steps else ("span",)), "compute", "exposed_comm", "exposed_copy", "idle")
     at = {step: index for index, step in enumerate(samples.steps)}
@@ -139,10 +136,10 @@ def _breakdown(run: Run, scope: Scope, samples: Samples, on_device: bool) -> Non
 _SHAPE = "concat(o.name, ' ' || replace(e.args->>'Input Dims', ' ', ''))"
 
 
-def _ops(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
+def _ops(run: Run, scope: Scope, samples: Samples) -> None:
     """Device time by the op that launched it, with its shapes; without GPU events, host time of the ops."""
-    if not on_device:
-        _host(run, scope, samples, on_device, "ops")
+    if not samples.on_device:
+        _host(run, scope, samples, "ops")
         return
     launched = (
         f"SELECT {_step_column(samples, 'g.')} AS step, {_SHAPE} AS key, "
@@ -160,21 +157,21 @@ def _ops(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
     _add(run, samples, "ops", ((step, key, time) for (step, key), time in sums.items()))
 
 
-def _host(run: Run, scope: Scope, samples: Samples, on_device: bool, report: str = "host") -> None:
+def _host(run: Run, scope: Scope, samples: Samples, report: str = "host") -> None:
     """Self time of ops on the host, by name."""
     sql = (
         f"SELECT {_step_column(samples)}, name, sum(greatest(self_ns, 0)) FROM slices "
         f"WHERE category = 'cpu_op' AND {scope.where()} GROUP BY ALL"
     )
-    if report != "host" or on_device:  # without GPU events, `ops` has these rows already
+    if report != "host" or samples.on_device:  # without GPU events, `ops` has these rows already
         _add(run, samples, report, run.rows(sql))
 
 
-def _kernels(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
+def _kernels(run: Run, scope: Scope, samples: Samples) -> None:
     _add(run, samples, "kernels", run.rows(_by_kernel(scope, samples)))
 
 
-def _families(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
+def _families(run: Run, scope: Scope, samples: Samples) -> None:
     rows = run.rows(_by_kernel(scope, samples))
     family_of = {name: family(name) for name in {name for _, name, _ in rows}}
     sums: dict[tuple[int, str], int] = {}
@@ -190,7 +187,7 @@ def _by_kernel(scope: Scope, samples: Samples) -> str:
     )
 
 
-def _collectives(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
+def _collectives(run: Run, scope: Scope, samples: Samples) -> None:
     """Time inside collectives, including waiting, by kind and size."""
     rows = run.collectives
     inside = np.ones(len(rows.rank), dtype=bool)
@@ -198,8 +195,8 @@ def _collectives(run: Run, scope: Scope, samples: Samples, on_device: bool) -> N
         inside &= np.isin(rows.rank, sorted(scope.ranks))
     step = rows.step if samples.has_steps else np.full_like(rows.step, NO_STEP)
     at = {number: index for index, number in enumerate(samples.steps)}
-    groups, place = number_rows([step[inside], rows.kind[inside], rows.bytes[inside]])
-    totals = np.bincount(place, weights=rows.duration[inside], minlength=len(groups))
+    groups, group = number_rows([step[inside], rows.kind[inside], rows.bytes[inside]])
+    totals = np.bincount(group, weights=rows.duration[inside], minlength=len(groups))
     for (number, kind, size), total in zip(groups.tolist(), totals.tolist(), strict=True):
         if number in at:
             key = f"{KINDS[kind]} {size} B" if size >= 0 else KINDS[kind]
@@ -207,23 +204,23 @@ def _collectives(run: Run, scope: Scope, samples: Samples, on_device: bool) -> N
             values[at[number]] += total / samples.ranks
 
 
-def _memory(run: Run, scope: Scope, samples: Samples, on_device: bool) -> None:
+def _memory(run: Run, scope: Scope, samples: Samples) -> None:
     """For each step, the highest value over ranks and devices."""
     at = {step: index for index, step in enumerate(samples.steps)}
     rows = run.rows(
         f"SELECT {_step_column(samples)}, max(allocated_bytes), max(reserved_bytes) FROM instants "
         f"WHERE name = '[memory]' AND device_type <> 0 AND {scope.where()} GROUP BY 1"
     )
-    found = {step: peaks for step, *peaks in rows if step in at}
-    if len(found) < len(at):
+    of_step = {step: peaks for step, *peaks in rows if step in at}
+    if len(of_step) < len(at):
         return
     for index, key in enumerate(("peak allocated", "peak reserved")):
-        peaks = [found[step][index] for step in samples.steps]
+        peaks = [of_step[step][index] for step in samples.steps]
         if None not in peaks:
             samples.values[Measure("memory", key)] = [float(peak) for peak in peaks]
 
 
-Collector = Callable[[Run, Scope, Samples, bool], None]
+Collector = Callable[[Run, Scope, Samples], None]
 _COLLECTORS: dict[str, Collector] = {
     "steps": _steps,
     "breakdown": _breakdown,

@@ -2,14 +2,225 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
-from rankscope.analysis.core.result import Column, Finding, Result, Row
+import numpy as np
+
+from rankscope.analysis.core.result import Column, Fact, Finding, Result, Row, Severity
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.diff.compare import FEW_CHANGE_PCT, Rules, compare
-from rankscope.analysis.diff.findings import findings
-from rankscope.analysis.diff.samples import collect, unit_of
+from rankscope.analysis.diff.compare import FEW_CHANGE_PCT, Comparison, Rules, compare, steps_to_be_sure
+from rankscope.analysis.diff.samples import SPAN, Measure, collect, short_name, unit_of
 from rankscope.timeline.run import Run
+from rankscope.units import format_rounded, shorten_middle
+
+_NAMED = ("ops", "host", "collectives", "memory")
+"""Reports whose rows name something that can be changed; the others are sums of these."""
+_MOST = 8
+_AS_RATIO = 2.0
+"""Changes from this factor on are written as a factor instead of a percentage."""
+_NAME_CELLS = 48
+_WORTH_A_WARNING, _CRITICAL = 0.01, 0.25
+"""Of a step, by which it is longer. Chosen, not measured."""
+_HINTS = {
+    "ops": "Find the call: rankscope stats NEW -r ops --by source (needs --with-stack).",
+    "host": "Look at the host: rankscope stats NEW -r ops,api.",
+    "collectives": "Find the ranks that wait: rankscope stats NEW -r collectives,stragglers.",
+    "memory": "Look at the memory: rankscope stats NEW -r memory.",
+}
+
+
+def findings(comparison: Comparison) -> Iterator[Finding]:
+    """The step time, then the rows that changed, costliest first."""
+    yield from _step(comparison)
+    changed = [
+        row for row in comparison.rows if row["verdict"] in ("slower", "faster") and row["report"] in _NAMED
+    ]
+    changed.sort(key=lambda row: -abs(row["new"] - row["base"]) * (unit_of(row["report"]) == "ns"))
+    for row in changed[:_MOST]:
+        yield _changed(comparison, row)
+    yield from _in_one_run(comparison)
+    yield from _other_kernels(comparison, changed)
+
+
+def _step(comparison: Comparison) -> Iterator[Finding]:
+    row = comparison.headline_row
+    if row is None or row["base"] is None or row["new"] is None:
+        return
+    change = row["change_pct"] or 0.0
+    in_steps = comparison.headline != SPAN
+    what, per = ("A step", "step, median of the steps") if in_steps else ("The window", "window")
+    took = (
+        f"{format_rounded('ns', row['base'])} -> {format_rounded('ns', row['new'])} per {per}{_p_value(row)}"
+    )
+    facts = _facts(comparison, row)
+    if row["verdict"] == "same" and abs(change) >= max(FEW_CHANGE_PCT, comparison.min_change_pct):
+        yield _unsure(comparison, row, what, took)
+        return
+    if row["verdict"] == "same":
+        subject = "step" if in_steps else "window"
+        title = f"No clear change in {subject} time ({change:+.1f} %)"
+        if abs(change) >= FEW_CHANGE_PCT:
+            limit = f"{comparison.min_change_pct:g} %"
+            title = f"The {subject} time changed by {change:+.1f} %, less than the {limit} that count here"
+        yield Finding("ok", title, took, facts=facts)
+        return
+    slower = row["verdict"] == "slower"
+    severity: Severity = "info"
+    if slower:
+        severity = "critical" if change >= 100 * _CRITICAL else "warning"
+    yield Finding(
+        severity,
+        f"{what} {_comparison_words(row)}",
+        f"{took}{_effect(comparison, row)}",
+        hint="The table shows which rows changed." if slower else "",
+        cost_ns=max(row["new"] - row["base"], 0),
+        facts=facts,
+    )
+
+
+def _unsure(comparison: Comparison, row: dict[str, Any], what: str, took: str) -> Finding:
+    """A large change of the step time for which the steps are too few, or vary too much."""
+    slower = row["new"] > row["base"]
+    words = _comparison_words(row | {"verdict": "slower" if slower else "faster"})
+    before, after = (len(samples.steps) for samples in (comparison.base, comparison.new))
+    steps = f"{before} against {after} steps" if before != after else f"{before} step{'s' * (before > 1)}"
+    least = steps_to_be_sure() if comparison.few else 2 * max(before, after)
+    how = "likely" if comparison.likely else "perhaps noise"
+    varied = "" if comparison.few else " that vary"
+    # One more than the test needs: the first step of a recording is often slow, and then left out.
+    return Finding(
+        "warning" if slower and comparison.likely else "info",
+        f"{what} {words} ({steps}{varied}: {how}; record {least + 1} to be sure)",
+        f"{took}{_effect(comparison, row)}",
+        hint=f"Record {least + 1} steps of each run: rankscope profile --active {least + 1}",
+        facts=_facts(comparison, row),
+    )
+
+
+def _facts(comparison: Comparison, row: dict[str, Any]) -> tuple[Fact, ...]:
+    """The figures of a row."""
+    unit, key = unit_of(row["report"]), {"report": row["report"], "key": row["key"]}
+    over = "the highest rank" if unit == "bytes" else "mean over the ranks"
+    facts = (
+        Fact("base", row["base"], unit, f"base, {over}", row=key),
+        Fact("new", row["new"], unit, f"new, {over}", row=key),
+        Fact("change_pct", row["change_pct"], "percent", "new against base", row=key),
+        Fact("p_value", row["p_value"], "", "new against base", row=key),
+        Fact("base_steps", len(comparison.base.steps), "count", "base"),
+        Fact("new_steps", len(comparison.new.steps), "count", "new"),
+    )
+    return tuple(fact for fact in facts if fact.value is not None)
+
+
+def _changed(comparison: Comparison, row: dict[str, Any]) -> Finding:
+    in_bytes = unit_of(row["report"]) == "bytes"
+    base, new = (format_rounded(unit_of(row["report"]), row[side]) for side in ("base", "new"))
+    cost = 0 if in_bytes else max(row["new"] - row["base"], 0)
+    worth = row["verdict"] == "slower" and (in_bytes or cost >= _WORTH_A_WARNING * comparison.new.step_ns)
+    kernels = _kernels(comparison, row["key"]) if row["report"] == "ops" else ""
+    return Finding(
+        "warning" if worth else "info",
+        f"{row['report']}: {row['key']} {_comparison_words(row)}",
+        f"{base} -> {new}{'' if in_bytes else _per(comparison)}{_p_value(row)}{_effect(comparison, row)}{kernels}",
+        hint=_HINTS[row["report"]] if row["verdict"] == "slower" else "",
+        cost_ns=cost,
+        facts=_facts(comparison, row),
+    )
+
+
+def _in_one_run(comparison: Comparison) -> Iterator[Finding]:
+    """Ops of at least 1 % of a step that only one of the runs has."""
+    least = _WORTH_A_WARNING * max(comparison.base.step_ns, comparison.new.step_ns)
+    rows = [row for row in comparison.rows if row["report"] == "ops" and row["verdict"] in ("new", "gone")]
+    for row in rows[:_MOST]:
+        is_new = row["verdict"] == "new"
+        takes = row["new"] if is_new else row["base"]
+        if takes >= least:
+            yield Finding(
+                "warning" if is_new else "info",
+                f"ops: {row['key']} is {row['verdict']}",
+                f"it {'takes' if is_new else 'took'} {format_rounded('ns', takes)}{_per(comparison)}",
+                hint=_HINTS["ops"] if is_new else "",
+                cost_ns=takes if is_new else 0,
+                facts=_facts(comparison, row),
+            )
+
+
+def _per(comparison: Comparison) -> str:
+    in_steps = comparison.base.has_steps and comparison.new.has_steps
+    return " per step and rank" if in_steps else " per rank"
+
+
+def _comparison_words(row: dict[str, Any]) -> str:
+    """'is 3.4 % slower', 'is 4.7x slower', 'takes 20.0 % less time' or, for memory, 'is 12.0 % larger'."""
+    base, new, slower = row["base"], row["new"], row["verdict"] == "slower"
+    in_bytes = unit_of(row["report"]) == "bytes"
+    word = ("larger" if slower else "smaller") if in_bytes else row["verdict"]
+    if not base or not new:
+        return f"is {word}"
+    ratio, percent = max(base, new) / min(base, new), f"{abs(row['change_pct']):.1f} %"
+    if ratio >= _AS_RATIO and (slower or not in_bytes):
+        return f"is {ratio:.1f}x {word}" if ratio < 100 else f"is {format_rounded('count', ratio)}x {word}"
+    return f"is {percent} {word}" if slower or in_bytes else f"takes {percent} less time"
+
+
+def _p_value(row: dict[str, Any]) -> str:
+    return f", p = {row['p_value']:.2g}" if row["p_value"] is not None else ""
+
+
+def _effect(comparison: Comparison, row: dict[str, Any]) -> str:
+    """The change in standard deviations between steps (Cohen's d), where steps differ."""
+    measure = Measure(row["report"], row["key"])
+    before, after = comparison.base.values[measure], comparison.new.values[measure]
+    if len(before) < 2 or len(after) < 2:
+        return ""
+    spread = ((np.var(before, ddof=1) + np.var(after, ddof=1)) / 2) ** 0.5
+    if spread <= 1e-9 * max(before):
+        return ""
+    return f", {format_rounded('count', abs(row['new'] - row['base']) / spread)} standard deviations between steps"
+
+
+def _kernels(comparison: Comparison, op: str) -> str:
+    """The kernels that an op no longer launches, and those that it launches now."""
+    before = comparison.base.kernels_of.get(op, set())
+    after = comparison.new.kernels_of.get(op, set())
+    if not before or not after or before == after:
+        return ""
+    gone, added = _listed(before - after), _listed(after - before)
+    return f"; its kernels changed: {gone or 'none removed'} -> {added or 'none added'}"
+
+
+def _listed(kernels: set[str]) -> str:
+    names = sorted({shorten_middle(short_name(kernel), _NAME_CELLS) for kernel in kernels})
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+
+
+def _other_kernels(comparison: Comparison, changed: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Where ops launch other kernels than before, only the rows of ops can be compared."""
+    count = {
+        verdict: sum(row["verdict"] == verdict and row["report"] == "kernels" for row in comparison.rows)
+        for verdict in ("new", "gone")
+    }
+    ops = [row for row in changed if row["report"] == "ops" and _kernels(comparison, row["key"])]
+    if not (count["new"] and count["gone"] and ops):
+        return
+    saved = sum(row["base"] - row["new"] for row in ops)
+    word = "less" if saved > 0 else "more"
+    yield Finding(
+        "info",
+        f"Some ops launch other kernels than before (new kernels: {count['new']}, gone: {count['gone']})",
+        f"ops with a changed time: {len(ops)}, in total {format_rounded('ns', abs(saved))} {word}{_per(comparison)}; "
+        "compare the rows of ops, not those of kernels",
+        facts=(
+            Fact("new_kernels", count["new"], "count", "new"),
+            Fact("gone_kernels", count["gone"], "count", "base"),
+            Fact("changed_ops", len(ops), "count", "ops that launch other kernels"),
+            Fact("saved_ns", saved, "ns", "new against base, mean over the ranks"),
+        ),
+    )
+
 
 COLUMNS = (
     Column("report"),
@@ -42,15 +253,15 @@ def diff(base: Run, new: Run, scope: Scope, rules: Rules | None = None) -> Resul
         window,
         COLUMNS,
         comparison.rows,
-        findings=tuple(_placed(finding, window) for finding in findings(comparison)),
+        findings=tuple(
+            replace(
+                finding, facts=tuple(replace(fact, report="diff", window=window) for fact in finding.facts)
+            )
+            for finding in findings(comparison)
+        ),
         notes=comparison.notes,
         facts={"likely": comparison.likely},
     )
-
-
-def _placed(finding: Finding, window: str) -> Finding:
-    facts = (replace(fact, report="diff", window=window) for fact in finding.facts)
-    return replace(finding, facts=tuple(facts))
 
 
 def by_unit(result: Result) -> list[Result]:

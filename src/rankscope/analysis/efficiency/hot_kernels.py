@@ -8,6 +8,7 @@ from typing import Any
 
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.efficiency.ncu import OF_PEAKS, RATE, SIZE_COLUMNS
 from rankscope.analysis.efficiency.ncu_metrics import MeasuredKernel, measured_kernels
 from rankscope.capture.kernel_list import HotKernel, KernelList, function_name, size_text
 from rankscope.capture.ncu_selection import why_missed
@@ -22,11 +23,9 @@ COLUMNS = (
     Column("avg_ns", "ns", "per launch, in that run", minor=True),
     Column("launches", "count", "launches that ncu measured, over all ranks", minor=True),
     Column("duration_ns", "ns", "mean per launch under ncu, at the clocks that ncu set"),
-    Column("compute_pct", "percent", "of the peak throughput of the SMs (speed of light)"),
-    Column("memory_pct", "percent", "of the peak throughput of the memory system (speed of light)"),
-    Column("flop_s", "flop/s", "executed FLOPs per second"),
-    Column("grid", help="blocks in x, y, z", minor=True),
-    Column("block", help="threads per block in x, y, z", minor=True),
+    *OF_PEAKS,
+    RATE,
+    *SIZE_COLUMNS,
 )
 
 
@@ -54,14 +53,16 @@ def _with_order(run: Run, kernels: list[HotKernel]) -> KernelList:
         if function_name(name) in functions
     ]
     chosen = sql_texts(kernel.name for kernel in kernels)
-    found = run.rows(
+    launched = run.rows(
         f"SELECT DISTINCT g.rank, g.step, g.name, {_SIZES} FROM {_SIZED} AND g.name IN ({chosen})"
     )
     wanted = {kernel[:3] for kernel in kernels}
-    places = Counter(
-        (rank, step) for rank, step, name, grid, block in found if (name, tuple(grid), tuple(block)) in wanted
+    kernels_in = Counter(
+        (rank, step)
+        for rank, step, name, grid, block in launched
+        if (name, tuple(grid), tuple(block)) in wanted
     )
-    rank, step = min(places, key=lambda place: (place[1] is None, -places[place], place[0], place[1] or 0))
+    rank, step = min(kernels_in, key=lambda at: (at[1] is None, -kernels_in[at], at[0], at[1] or 0))
     same_step = "g.step IS NULL" if step is None else f"g.step = {int(step)}"
     rows = run.rows(f"""
         SELECT g.name, {_SIZES} FROM {_SIZED}
@@ -88,15 +89,14 @@ _MOST_LAUNCHES = 50_000
 def hot_kernels_measured(run: Run, listed: KernelList) -> Result:
     """One row per selected kernel: its figures in the run, and the mean of its launches that ncu measured."""
     measured = measured_kernels(run, Scope())
-    launches = [Launch(one.name, one.grid or (), one.block or ()) for one in measured]
+    launches = [Launch(kernel.name, kernel.grid or (), kernel.block or ()) for kernel in measured]
     rows = []
     notes = []
     for kernel in listed.kernels:
-        own = [
-            one for one, launch in zip(measured, launches, strict=True) if listed.is_launch_of(kernel, launch)
-        ]
-        rows.append(_row(kernel, own))
-        if not own:
+        pairs = zip(measured, launches, strict=True)
+        of_kernel = [launched for launched, launch in pairs if listed.is_launch_of(kernel, launch)]
+        rows.append(_row(kernel, of_kernel))
+        if not of_kernel:
             notes.append(
                 f"not measured: {kernel.name} ({kernel.size}): {why_missed(kernel, launches)}; "
                 "rankscope ncu --runs N tries more"
@@ -128,5 +128,5 @@ def _row(kernel: HotKernel, launches: Sequence[MeasuredKernel]) -> dict[str, Any
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None

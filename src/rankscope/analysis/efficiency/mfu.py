@@ -12,7 +12,7 @@ from rankscope.analysis.core.event_sets import NO_STEP
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.names import sql_names, vocabulary
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.result import Column, Note, NoteKind, Result, Unit
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import Period, periods
@@ -42,7 +42,8 @@ COLUMNS = (
 )  # fmt: skip
 
 _UNCOUNTED_PCT = 1.0
-"""With a larger share of compute kernel time in CUDA graphs, MFU is not known: their FLOPs are not recorded."""
+"""With a larger share of compute kernel time in CUDA graphs, MFU is not known: their FLOPs are not recorded.
+Chosen, not measured."""
 _GRAPH_LAUNCH = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
 
 
@@ -61,10 +62,15 @@ def mfu(run: Run, scope: Scope, by: str | None = None) -> Result:
     work = rank_work(run, scope)
     spans = periods(run, scope)
     roofs = ceilings(run, scope)
-    shares = _tensor_shares(run, scope)
-    in_graphs = _graph_shares(run, scope)
+    spent = [(c.rank, c.step, c.time_ns) for c in gpu_counts(run, scope) if c.kind == "COMPUTE"]
+    shares = _shares(_summed(_times(run, scope, "tensor_cores")), _summed(spent))
+    in_graphs = _graph_shares(run, scope, spent)
     main = {rank: work[rank].main_dtype if rank in work else None for rank in roofs}
-    wanted = [*_whole_windows(spans), *(period for period in spans if period.step is not None)]
+    totals = Counter[int]()  # time between recording cycles does not count
+    for period in spans:
+        totals[period.rank] += period.dur_ns
+    wanted = [Period(rank, None, 0, total) for rank, total in sorted(totals.items())]
+    wanted += [period for period in spans if period.step is not None]
     if not work and not shares:
         wanted = []  # nothing is known about any step
     done = _work_by_step(work)
@@ -81,32 +87,24 @@ def mfu(run: Run, scope: Scope, by: str | None = None) -> Result:
         notes.append("no steps in the trace: one row covers the whole recording; profiler.step() marks steps")
     if spans and not shares:
         notes.append("no GPU events: time is host time; ProfilerActivity.CUDA records the GPU")
-    known = not rows or any(row["mfu_pct"] is not None for row in rows)
-    unknown = None if known else "; ".join(notes) or "the peak of the device is not known: --peak"
+    unknown = None
+    if rows and all(row["mfu_pct"] is None for row in rows):
+        unknown = "; ".join(notes) or "the peak of the device is not known: --peak"
     return Result(
         "mfu", "Model FLOPs utilisation", scope.window, COLUMNS, rows, notes=tuple(notes), unknown=unknown
     )
 
 
-def _whole_windows(spans: Iterable[Period]) -> list[Period]:
-    """The total step time of each rank; time between recording cycles does not count."""
-    totals: dict[int, int] = {}
-    for period in spans:
-        totals[period.rank] = totals.get(period.rank, 0) + period.dur_ns
-    return [Period(rank, None, 0, total) for rank, total in sorted(totals.items())]
-
-
 def _work_by_step(work: dict[int, RankWork]) -> dict[tuple[int, int | None], StepFlops]:
     """By rank and step; step None is the sum over all steps of a rank, or over the recording if it has no steps."""
-    found: dict[tuple[int, int | None], StepFlops] = {}
-    for rank, own in work.items():
-        stepped = [one for one in own.steps if one.step != NO_STEP]
-        found |= {(rank, one.step): one for one in stepped}
-        whole = stepped or own.steps
-        found[rank, None] = StepFlops(
-            NO_STEP, sum(one.model for one in whole), sum(one.recomputed for one in whole)
-        )
-    return found
+    done: dict[tuple[int, int | None], StepFlops] = {}
+    for rank, of_rank in work.items():
+        stepped = [step for step in of_rank.steps if step.step != NO_STEP]
+        done |= {(rank, step.step): step for step in stepped}
+        whole = stepped or of_rank.steps
+        model, recomputed = sum(step.model for step in whole), sum(step.recomputed for step in whole)
+        done[rank, None] = StepFlops(NO_STEP, model, recomputed)
+    return done
 
 
 def _row(
@@ -123,7 +121,7 @@ def _row(
     peak = roof.peak(dtype) if dtype else None
     in_graph = in_graphs.get((period.rank, period.step))
     counted = in_graph is None or in_graph <= _UNCOUNTED_PCT
-    known = counted and work is not None and rate is not None and peak
+    has_share = counted and rate is not None and peak
     return {
         "rank": period.rank,
         "step": period.step,
@@ -131,8 +129,10 @@ def _row(
         "dur_ns": period.dur_ns,
         "flop_s": rate,
         "peak_flop_s": peak,
-        "mfu_pct": 100 * rate / peak if known and rate is not None and peak else None,
-        "hfu_pct": 100 * (work.model + work.recomputed) / seconds / peak if known and work and peak else None,
+        "mfu_pct": 100 * rate / peak if has_share and rate is not None and peak else None,
+        "hfu_pct": 100 * (work.model + work.recomputed) / seconds / peak
+        if has_share and work and peak
+        else None,
         "tensor_core_pct": shares.get((period.rank, period.step)),
         "dtype": dtype,
         "graph_pct": in_graph,
@@ -188,19 +188,10 @@ def _times(
     low, high = scope.steps or (None, None)
     return [
         (rank, step, time)
-        for rank, found in rank_kernel_time(run, scope).items()
-        for step, time in getattr(found, which)
+        for rank, kernel_time in rank_kernel_time(run, scope).items()
+        for step, time in getattr(kernel_time, which)
         if low is None or high is None or (step is not None and low <= step <= high)
     ]
-
-
-def _tensor_shares(run: Run, scope: Scope) -> dict[tuple[int, int | None], float]:
-    """Percentage of COMPUTE kernel time on tensor cores, by rank and step; step None is the whole window."""
-    return _shares(_summed(_times(run, scope, "tensor_cores")), _summed(_compute_times(run, scope)))
-
-
-def _compute_times(run: Run, scope: Scope) -> list[tuple[int, int | None, int]]:
-    return [(c.rank, c.step, c.time_ns) for c in gpu_counts(run, scope) if c.kind == "COMPUTE"]
 
 
 def _summed(rows: Iterable[tuple[int, int | None, int]]) -> Times:
@@ -216,36 +207,35 @@ def _shares(part: Times, whole: Times) -> dict[tuple[int, int | None], float]:
     return {key: 100 * part[key] / time for key, time in whole.items() if time}
 
 
-def _graph_shares(run: Run, scope: Scope) -> dict[tuple[int, int | None], float]:
+def _graph_shares(
+    run: Run, scope: Scope, spent: list[tuple[int, int | None, int]]
+) -> dict[tuple[int, int | None], float]:
     """Percentage of COMPUTE kernel time that graph launches started, by rank and step; step None as in the rows."""
-    spent = _compute_times(run, scope)
     stepped = {rank for rank, step, _ in spent if step is not None}
-    in_graphs = _times(run, scope, "in_graphs")
     part, whole = (
         _summed(row for row in rows if row[1] is not None or row[0] not in stepped)
-        for rows in (in_graphs, spent)
+        for rows in (_times(run, scope, "in_graphs"), spent)
     )
     return _shares(part, whole)
 
 
-def _graph_note(rows: Sequence[dict[str, Any]]) -> list[str]:
+def _graph_note(rows: Sequence[dict[str, Any]]) -> list[Note]:
     """The share of the work that FLOPs do not cover because it runs in CUDA graphs, for the rank with most of it."""
     whole = [row for row in rows if row["step"] is None and row["graph_pct"]]
     if not whole:
         return []
-    row = max(whole, key=lambda one: one["graph_pct"])
-    where = f" of rank {row['rank']}" if len({one["rank"] for one in rows}) > 1 else ""
+    row = max(whole, key=lambda row: row["graph_pct"])
+    where = f" of rank {row['rank']}" if len({row["rank"] for row in rows}) > 1 else ""
     text = (
         f"{row['graph_pct']:.1f} % of the compute kernel time{where} is in CUDA graphs: a replayed graph records "
         "neither ops nor shapes, so its FLOPs are not counted"
     )
-    if row["graph_pct"] <= _UNCOUNTED_PCT:
-        return [text]
-    least = 100 * row["flop_s"] / row["peak_flop_s"] if row["flop_s"] and row["peak_flop_s"] else None
-    text += (
-        "; MFU is not known" if least is None else f"; MFU is at least {least:.1f} %, and not known exactly"
-    )
-    return [f"{text} (profile the run without CUDA graphs and with --record-shapes to measure it)"]
+    if row["graph_pct"] > _UNCOUNTED_PCT:
+        least = 100 * row["flop_s"] / row["peak_flop_s"] if row["flop_s"] and row["peak_flop_s"] else None
+        bound = "not known" if least is None else f"at least {least:.1f} %, and not known exactly"
+        text += f"; MFU is {bound}"
+        text += " (profile the run without CUDA graphs and with --record-shapes to measure it)"
+    return [Note.of(NoteKind.IN_GRAPHS, text)]
 
 
 def _recomputation_note(done: dict[tuple[int, int | None], StepFlops]) -> list[str]:
@@ -263,15 +253,10 @@ def _formula(row: dict[str, Any]) -> str:
     """The MFU formula with the figures of the first row."""
     if row["peak_flop_s"] is None or row["flop_s"] is None:
         return "MFU = FLOPs / time / peak; the peak is unknown"
-    flops, time, rate, peak = (
-        format_rounded(unit, row[name])
-        for name, unit in (
-            ("flops", "flop"),
-            ("dur_ns", "ns"),
-            ("flop_s", "flop/s"),
-            ("peak_flop_s", "flop/s"),
-        )
-    )
+    units: tuple[tuple[str, Unit], ...] = (
+        ("flops", "flop"), ("dur_ns", "ns"), ("flop_s", "flop/s"), ("peak_flop_s", "flop/s"),
+    )  # fmt: skip
+    flops, time, rate, peak = (format_rounded(unit, row[name]) for name, unit in units)
     share = 100 * row["flop_s"] / row["peak_flop_s"]
     return (
         f"MFU = FLOPs / time / peak; rank {row['rank']}: {flops} / {time} = {rate}, which is {share:.1f} % of "

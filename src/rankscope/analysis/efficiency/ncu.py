@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rankscope.analysis.core.notes import left_out
@@ -11,26 +12,33 @@ from rankscope.analysis.efficiency.ncu_metrics import MeasuredKernel, measured_k
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded, shorten_middle
 
+OF_PEAKS = (
+    Column("compute_pct", "percent", "of the peak throughput of the SMs (speed of light)"),
+    Column("memory_pct", "percent", "of the peak throughput of the memory system (speed of light)"),
+)
+RATE = Column("flop_s", "flop/s", "executed FLOPs per second")
+SIZE_COLUMNS = (
+    Column("grid", help="blocks in x, y, z", minor=True),
+    Column("block", help="threads per block in x, y, z", minor=True),
+)
 LOW_PCT = 60.0
 """A kernel below this share of both peaks is near neither limit; ncu uses the same threshold."""
 
 MIN_SHARE = 0.1
-"""Share of the measured time; kernels below it give no finding."""
+"""Share of the measured time; kernels below it give no finding. Chosen, not measured."""
 
 COLUMNS = (
     Column("rank"),
     Column("name", at_end=True),
-    Column("grid", help="blocks in x, y, z", minor=True),
-    Column("block", help="threads per block in x, y, z", minor=True),
+    *SIZE_COLUMNS,
     Column("duration_ns", "ns", "of this launch, at the clocks that ncu set"),
-    Column("compute_pct", "percent", "of the peak throughput of the SMs (speed of light)"),
-    Column("memory_pct", "percent", "of the peak throughput of the memory system (speed of light)"),
+    *OF_PEAKS,
     Column("dram_pct", "percent", "of the peak DRAM bandwidth", title="DRAM", minor=True),
     Column("tensor_pct", "percent", "share of cycles in which the tensor cores are active"),
     Column("occupancy_pct", "percent", "active warps, of the maximum per SM", minor=True),
     Column("dram_bytes", "bytes", "read from and written to DRAM", title="DRAM traffic", minor=True),
     Column("flops", "flop", "executed FLOPs of all types", minor=True),
-    Column("flop_s", "flop/s", "executed FLOPs per second"),
+    RATE,
     Column("dtype", help="data type of most of the FLOPs"),
 )
 
@@ -45,17 +53,9 @@ def ncu(run: Run, scope: Scope, by: str | None = None) -> Result:
         notes.append("the report counts no FLOPs; rankscope profile --tool ncu --set roofline records them")
     if kernels and all("occupancy_pct" not in kernel.shares for kernel in kernels):
         notes.append("the report has no occupancy; rankscope profile --tool ncu --set detailed records it")
-    findings = _findings(kernels)
-    rows = [_row(kernel) for kernel in kernels]
-    return Result(
-        "ncu",
-        "Kernels measured by Nsight Compute",
-        "whole file",
-        COLUMNS,
-        rows,
-        tuple(findings),
-        tuple(notes),
-    )
+    findings, rows = tuple(_findings(kernels)), [_row(kernel) for kernel in kernels]
+    title = "Kernels measured by Nsight Compute"
+    return Result("ncu", title, "whole file", COLUMNS, rows, findings, tuple(notes))
 
 
 def _row(kernel: MeasuredKernel) -> dict[str, Any]:
@@ -81,20 +81,17 @@ def _size(dimensions: tuple[int, ...] | None) -> str | None:
     return "x".join(map(str, dimensions)) if dimensions else None
 
 
-def _findings(kernels: list[MeasuredKernel]) -> list[Finding]:
+def _findings(kernels: list[MeasuredKernel]) -> Iterator[Finding]:
     """One per kernel with at least a tenth of the measured time that is near neither limit."""
     total = sum(kernel.duration_ns or 0 for kernel in kernels)
     by_name: dict[tuple[int, str], list[MeasuredKernel]] = {}
     for kernel in kernels:
         by_name.setdefault((kernel.rank, kernel.name), []).append(kernel)
-    found = []
     for launches in by_name.values():
         time = sum(kernel.duration_ns or 0 for kernel in launches)
-        if not time or time < MIN_SHARE * total:  # a report may have no durations
-            continue
-        if (finding := _near_neither_limit(launches, time / total)) is not None:
-            found.append(finding)
-    return found
+        # A report may have no durations.
+        if time and time >= MIN_SHARE * total and (finding := _near_neither_limit(launches, time / total)):
+            yield finding
 
 
 def _near_neither_limit(launches: list[MeasuredKernel], share: float) -> Finding | None:
@@ -103,29 +100,24 @@ def _near_neither_limit(launches: list[MeasuredKernel], share: float) -> Finding
     compute, memory = kernel.shares.get("compute_pct"), kernel.shares.get("memory_pct")
     if compute is None or memory is None or max(compute, memory) >= LOW_PCT:
         return None
-    traffic = (
-        f", DRAM traffic {format_rounded('bytes', kernel.dram_bytes)}"
-        if kernel.dram_bytes is not None
-        else ""
-    )
     key = {"rank": kernel.rank, "name": kernel.name, "grid": _size(kernel.grid)}
     longest, ranks = f"its longest launch on rank {kernel.rank}", (kernel.rank,)
-    time = Fact("duration_ns", kernel.duration_ns or 0, "ns", longest, ranks, key)
-    part = Fact("time_pct", 100 * share, "percent", f"all its launches on rank {kernel.rank}", ranks)
     figures = [
         Fact("compute_pct", compute, "percent", longest, ranks, key),
         Fact("memory_pct", memory, "percent", longest, ranks, key),
-        time,
-        part,
+        Fact("duration_ns", kernel.duration_ns or 0, "ns", longest, ranks, key),
+        Fact("time_pct", 100 * share, "percent", f"all its launches on rank {kernel.rank}", ranks),
     ]
+    traffic = ""
     if kernel.dram_bytes is not None:
+        traffic = f", DRAM traffic {format_rounded('bytes', kernel.dram_bytes)}"
         figures.append(Fact("dram_bytes", kernel.dram_bytes, "bytes", longest, ranks, key))
     return Finding(
         "info",
         f"{shorten_middle(kernel.name, 60)} reaches {compute:.0f} % of the compute peak and {memory:.0f} % of the "
         "memory peak",
         f"Longest launch: {format_rounded('ns', kernel.duration_ns or 0)}, grid {_size(kernel.grid)}{traffic}. "
-        f"All launches: {part.value:.0f} % of the measured time. The kernel is near neither limit; usual causes are "
+        f"All launches: {100 * share:.0f} % of the measured time. The kernel is near neither limit; usual causes are "
         "latency and too little work per launch.",
         ranks=ranks,
         hint="Give each launch more work, or fuse the kernel with its neighbours. ncu --set detailed shows stall "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import field
 
@@ -157,20 +158,20 @@ def _dram_bytes(metrics: Mapping[str, float]) -> float | None:
 
 def _flops(metrics: Mapping[str, float]) -> dict[str, float]:
     """Executed FLOPs by type; empty if the report has no FLOP metrics."""
-    found: dict[str, float] = {}
+    flops = defaultdict[str, float](float)
     bases = {metric.partition(".")[0] for metric in metrics}
     for base in sorted(bases):
         if base.startswith(_TENSOR):
             count = _total(metrics, base)
             kind = base.removeprefix(_TENSOR).partition("_")[0]
             if count is not None and not kind.startswith("int"):
-                found[kind] = found.get(kind, 0.0) + count
+                flops[kind] += count
     for kind, weights in _SCALAR_FLOPS.items():
         for op, weight in weights.items():
             count = _total(metrics, _SCALAR.format(letter=op[0], op=op[1:]))
             if count is not None:
-                found[kind] = found.get(kind, 0.0) + weight * count
-    return found
+                flops[kind] += weight * count
+    return flops
 
 
 def _total(metrics: Mapping[str, float], base: str) -> float | None:

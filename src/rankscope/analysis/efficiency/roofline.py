@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded
 from rankscope.analysis.core.step_times import mean_step_ns, periods, step_count
 from rankscope.analysis.efficiency.ncu_metrics import roofline_points
-from rankscope.analysis.within_rank.op_work import (
-    NO_KERNEL,
-    NO_SHAPES,
-    OpWork,
-    RankWork,
-    op_work,
-    rank_work,
-)
+from rankscope.analysis.within_rank.op_work import NO_KERNEL, NO_SHAPES, OpWork, RankWork, op_work, rank_work
 from rankscope.devices import Ceilings
 from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows
@@ -33,7 +27,8 @@ from rankscope.units import format_rounded
 # Large matrix products reach about 80 % of the roof in practice; half of that is the threshold for a finding.
 _GOOD_PCT = 80.0
 _POOR_PCT = 40.0
-# Shares of a step: at the first a finding is reported, above the second it is a warning.
+# Shares of a step: at the first a finding is reported, above the second it is a warning. Chosen, not measured, as the
+# shares of the roof above.
 _INFO_SHARE, _WARNING_SHARE = 0.02, 0.10
 
 
@@ -69,7 +64,7 @@ def roofline(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per op and data type, or per kernel, shape or rank (--by); most time first."""
     work = rank_work(run, scope)
     roofs = ceilings(run, scope)
-    on_host = not any(own.has_device_time for own in work.values()) and not has_gpu(run, scope)
+    on_host = not any(of_rank.has_device_time for of_rank in work.values()) and not has_gpu(run, scope)
     if by in ("shape", "kernel"):
         rows = _call_rows(op_work(run, scope), by, roofs, on_host)
     else:
@@ -83,8 +78,8 @@ def roofline(run: Run, scope: Scope, by: str | None = None) -> Result:
         notes += _coverage(run, scope, work)
     if on_host and not measured:
         notes.append("no GPU events: time is host time; ProfilerActivity.CUDA records the GPU")
-    found = _findings(run, scope, work, rows, _rows(work, True, roofs, on_host)) if by is None else ()
-    return Result("roofline", "Roofline", scope.window, _columns(by), rows + measured, found, tuple(notes))
+    findings = _findings(run, scope, work, rows, _rows(work, True, roofs, on_host)) if by is None else ()
+    return Result("roofline", "Roofline", scope.window, _columns(by), rows + measured, findings, tuple(notes))
 
 
 _NCU_TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8", "fp32": "float32", "fp64": "float64"}
@@ -94,10 +89,10 @@ def _measured(run: Run, scope: Scope, roofs: dict[int, Ceilings]) -> list[dict[s
     """Rows of the kernels that ncu measured: executed FLOPs and DRAM traffic."""
     roof = next(iter(roofs.values()), Ceilings())
     rows = []
-    for found in roofline_points(run, scope):
-        dtype = _NCU_TYPES.get(found.dtype or "", found.dtype)
-        size, flops, time = round(found.bytes), round(found.flops), round(found.duration_ns)
-        rows.append({"name": found.name} | _point(found.calls, flops, size, time, dtype, roof, "ncu"))
+    for point in roofline_points(run, scope):
+        dtype = _NCU_TYPES.get(point.dtype or "", point.dtype)
+        size, flops, time = round(point.bytes), round(point.flops), round(point.duration_ns)
+        rows.append({"name": point.name} | _point(point.calls, flops, size, time, dtype, roof, "ncu"))
     return sorted(rows, key=lambda row: (-row["device_ns"], row["name"]))
 
 
@@ -106,8 +101,8 @@ def _rows(
 ) -> list[dict[str, Any]]:
     """One row per op and data type, and per rank if asked for."""
     groups: dict[tuple[Any, ...], tuple[int, list[int]]] = {}
-    for rank, own in work.items():
-        for op in own.ops:
+    for rank, of_rank in work.items():
+        for op in of_rank.ops:
             timed = op.on_host if on_host else op.on_device
             if timed.calls:
                 key = (op.name, op.dtype, rank) if by_rank else (op.name, op.dtype)
@@ -136,11 +131,13 @@ def _call_rows(work: OpWork, by: str, roofs: dict[int, Ceilings], on_host: bool)
     ranks = np.full(len(groups), np.iinfo(np.int64).max)
     np.minimum.at(ranks, group, work.rank[mine])
     rows = []
-    for (name, dtype, value), own, rank in zip(groups.tolist(), sums.tolist(), ranks.tolist(), strict=True):
+    for (name, dtype, value), totals, rank in zip(
+        groups.tolist(), sums.tolist(), ranks.tolist(), strict=True
+    ):
         row: dict[str, Any] = {"name": texts[name]}
         if by == "shape":
             row["shape"] = work.shapes[value] or None
-        rows.append(row | _shaped_point(own, work.dtypes[dtype], roofs.get(rank, Ceilings())))
+        rows.append(row | _shaped_point(totals, work.dtypes[dtype], roofs.get(rank, Ceilings())))
     return sorted(rows, key=lambda row: (-row["device_ns"], row["name"], str(row.get(by))))
 
 
@@ -186,7 +183,7 @@ def _coverage(run: Run, scope: Scope, work: dict[int, RankWork]) -> list[str]:
     total = sum(count.time_ns for count in gpu_counts(run, scope) if count.kind == "COMPUTE")
     if not total:
         return []
-    share = 100 * sum(own.kernel_ns for own in work.values()) / total
+    share = 100 * sum(of_rank.kernel_ns for of_rank in work.values()) / total
     return [f"the rows cover {share:.0f} % of the compute kernel time; the FLOPs of the rest are unknown"]
 
 
@@ -242,12 +239,12 @@ def _findings(
         return ()
     rank_steps = step_count(run, scope) * len(ranks)
     roof = ceilings(run, scope)[ranks[0]]
-    found = []
+    findings = []
     for row in rows:
-        own = [one for one in by_rank if (one["name"], one["dtype"]) == (row["name"], row["dtype"])]
+        of_ranks = [each for each in by_rank if (each["name"], each["dtype"]) == (row["name"], row["dtype"])]
         factor = _tf32_factor(row, roof)
         # Float32 concerns every rank that runs it; else only the ranks that are below the limit themselves.
-        below = [one for one in own if factor or (one["pct_of_roof"] or 0.0) < _POOR_PCT]
+        below = [each for each in of_ranks if factor or (each["pct_of_roof"] or 0.0) < _POOR_PCT]
         if factor is None and (row["pct_of_roof"] is None or row["pct_of_roof"] >= _POOR_PCT):
             continue
         slow = _Slow(
@@ -255,13 +252,13 @@ def _findings(
             row["device_ns"] / rank_steps,
             mean_step_ns(run, scope),
             factor or _GOOD_PCT / row["pct_of_roof"],
-            tuple(one["rank"] for one in below),
+            tuple(each["rank"] for each in below),
             _kernels_of(work, row),
         )
         if slow.severity is not None:
-            finding = _float32(slow, roof) if factor else _far_below(slow, len(own))
-            found.append((slow.less_ns, finding))
-    return tuple(finding for _, finding in sorted(found, key=lambda one: -one[0]))
+            finding = _float32(slow, roof) if factor else _far_below(slow, len(of_ranks))
+            findings.append((-slow.less_ns, finding))
+    return tuple(finding for _, finding in sorted(findings, key=itemgetter(0)))
 
 
 def _tf32_factor(row: dict[str, Any], roof: Ceilings) -> float | None:
@@ -274,7 +271,9 @@ def _tf32_factor(row: dict[str, Any], roof: Ceilings) -> float | None:
 
 def _kernels_of(work: dict[int, RankWork], row: dict[str, Any]) -> tuple[str, ...]:
     """The longest kernel of each call of a row."""
-    kernels = (op.kernels for own in work.values() for op in own.ops if op[:2] == (row["name"], row["dtype"]))
+    kernels = (
+        op.kernels for of_rank in work.values() for op in of_rank.ops if op[:2] == (row["name"], row["dtype"])
+    )
     return tuple(sorted({kernel for names in kernels for kernel in names}))
 
 

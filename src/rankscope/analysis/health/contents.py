@@ -11,6 +11,8 @@ from rankscope.sql import sql_texts
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
+MOSTLY_UNDERSTOOD_PCT = 90
+"""Of the events: below this share the figures are in doubt. Chosen, not measured."""
 _MOST_NAMES = 3
 _MOST_CATEGORIES = 4
 _LONGEST_NAME = 60
@@ -22,13 +24,13 @@ class Understood:
     """How many of the events with a duration have a category that means something here."""
 
     events: int
-    known: int
+    in_classes: int
     unknown: tuple[tuple[str, int], ...]
     """The categories without a meaning ('' for none) and their events, the most frequent first."""
 
     @property
     def pct(self) -> float:
-        return 100 * self.known / self.events if self.events else 100.0
+        return 100 * self.in_classes / self.events if self.events else 100.0
 
     @property
     def categories(self) -> str:

@@ -9,8 +9,8 @@ from statistics import median
 from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import SLOW_FIRST_STEP
-from rankscope.analysis.health.contents import understood
-from rankscope.analysis.health.doubts import world_size
+from rankscope.analysis.health.contents import MOSTLY_UNDERSTOOD_PCT, understood
+from rankscope.analysis.health.doubts import COMPLETE_STEP, world_size
 from rankscope.analysis.within_rank.kernel_families import family
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.readers.base import PACKETS_NOT_READ, rank_from_name
@@ -23,19 +23,19 @@ COLUMNS = (
     Column("value", help="the measured value"),
     Column("check", help="what is checked"),
 )
-_MOSTLY_UNDERSTOOD_PCT = 90
 _HALF_UNDERSTOOD_PCT = 50
+"""Fewer is a warning. Chosen, not measured, as are the limits of the checks below."""
 _LAUNCHES = r"Launch|MemcpyAsync|MemsetAsync|MemcpyHtoD|MemcpyDtoH"
 
 
 def doctor(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each check; every check that is not ok is also a finding."""
-    rows = []
-    findings = []
-    for title, value, finding in _checks(run):
-        rows.append({"verdict": finding.severity if finding else "ok", "value": value, "check": title})
-        if finding:
-            findings.append(finding)
+    checks = list(_checks(run))
+    rows = [
+        {"verdict": finding.severity if finding else "ok", "value": value, "check": title}
+        for title, value, finding in checks
+    ]
+    findings = [finding for *_, finding in checks if finding]
     findings.sort(key=lambda finding: -SEVERITIES.index(finding.severity))
     title = f"Can this trace be trusted? Grade {grade([finding.severity for finding in findings])}"
     note = "grades: A no findings, B only info, C one or two warnings, D more warnings, F a critical finding"
@@ -74,14 +74,14 @@ def _checks(run: Run) -> Iterator[Check]:
 def _companions(run: Run) -> Iterator[Check]:
     """Execution traces, captures of graphs and logs of torch.compile beside the traces, where there are any."""
     files = [
-        one
+        file
         for entry in run.segments
-        for one in entry.manifest.get("companions", ())
-        if one["kind"] or one["unused"]
+        for file in entry.manifest.get("companions", ())
+        if file["kind"] or file["unused"]
     ]
     if not files:
         return
-    unused = [one["unused"] for one in files if not one["used"]]
+    unused = [file["unused"] for file in files if not file["used"]]
     finding = None
     if unused:
         what, why, hint = unused[0]
@@ -94,7 +94,6 @@ def _reading(run: Run) -> Iterator[Check]:
     reports = {entry.source.name: entry.manifest["reading"] for entry in run.segments}
     lost = sum(report["events_lost"] for report in reports.values())
     events = sum(entry.manifest["events"] for entry in run.segments)
-    cut = {name: report["damage"] for name, report in reports.items() if report["damage"]}
     example = next((report["examples"][0] for report in reports.values() if report["examples"]), "")
     finding = None
     if lost:
@@ -109,31 +108,27 @@ def _reading(run: Run) -> Iterator[Check]:
     repaired = sum(report["events_repaired"] for report in reports.values())
     text = f"{repaired:,} damaged events were repaired"
     yield "events repaired", f"{repaired:,}", Finding("info", text, example) if repaired else None
-    yield (
-        "files cut short",
-        f"{len(cut)} of {len(reports)}",
-        Finding(
+    cut = {name: report["damage"] for name, report in reports.items() if report["damage"]}
+    finding = None
+    if cut:
+        finding = Finding(
             "warning",
             f"{len(cut)} of {len(reports)} files are truncated",
             "; ".join(f"{name}: {why}" for name, why in cut.items()),
             hint="The last step of these ranks may be incomplete: exclude it with --steps.",
         )
-        if cut
-        else None,
-    )
-    yield "read by", _readers(run), None
+    yield "files cut short", f"{len(cut)} of {len(reports)}", finding
+    # A batch that the reader written in C does not understand goes to DuckDB.
+    batches: Counter[str] = Counter()
+    for entry in run.segments:
+        batches.update(entry.manifest["read_by"])
+    (most, _), *others = batches.most_common() or [("DuckDB", 0)]
+    readers = [most, *(f"{name} ({count:,} of {batches.total():,} batches)" for name, count in others)]
+    yield "read by", ", ".join(readers), None
     misplaced = sum(entry.manifest["misplaced"] for entry in run.segments)
-    yield (
-        "events without a usable time",
-        f"{misplaced:,}",
-        Finding(
-            "warning",
-            f"{misplaced:,} events have ts = 0 or a time far from the others",
-            "They are in no table.",
-        )
-        if misplaced
-        else None,
-    )
+    text = f"{misplaced:,} events have ts = 0 or a time far from the others"
+    finding = Finding("warning", text, "They are in no table.") if misplaced else None
+    yield "events without a usable time", f"{misplaced:,}", finding
 
 
 def _packets_not_read(run: Run) -> Iterator[Check]:
@@ -147,29 +142,19 @@ def _packets_not_read(run: Run) -> Iterator[Check]:
         yield "packets of kinds that are not read", value, None
 
 
-def _readers(run: Run) -> str:
-    """'C' or 'C, DuckDB (3 of 40 batches)': a batch that the reader written in C does not understand goes to DuckDB."""
-    counts: Counter[str] = Counter()
-    for entry in run.segments:
-        counts.update(entry.manifest["read_by"])
-    (most, _), *others = counts.most_common() or [("DuckDB", 0)]
-    return ", ".join([most, *(f"{name} ({count:,} of {counts.total():,} batches)" for name, count in others)])
-
-
 def _events_understood(run: Run) -> Check:
     """Below 90 % is info, below 50 % a warning, none at all critical."""
-    found = understood(run, Scope())
-    value = f"{_percent(found.pct)} % of {found.events:,}"
-    if found.pct >= _MOSTLY_UNDERSTOOD_PCT:
-        return "events understood", value, None
-    severity: Severity = "warning" if found.pct < _HALF_UNDERSTOOD_PCT else "info"
-    finding = Finding(
-        "critical" if not found.known else severity,
-        f"{_percent(found.pct)} % of the events have a category that rankscope knows",
-        f"not known: {found.categories}",
-        hint="The others are drawn, and can be queried as slices; they are in no class: rankscope view RUN",
-    )
-    return "events understood", value, finding
+    events = understood(run, Scope())
+    finding = None
+    if events.pct < MOSTLY_UNDERSTOOD_PCT:
+        severity: Severity = "warning" if events.pct < _HALF_UNDERSTOOD_PCT else "info"
+        finding = Finding(
+            severity if events.in_classes else "critical",
+            f"{_percent(events.pct)} % of the events have a category that rankscope knows",
+            f"not known: {events.categories}",
+            hint="The others are drawn, and can be queried as slices; they are in no class: rankscope view RUN",
+        )
+    return "events understood", f"{_percent(events.pct)} % of {events.events:,}", finding
 
 
 def _secrets(run: Run) -> Iterator[Check]:
@@ -192,17 +177,15 @@ def _secrets(run: Run) -> Iterator[Check]:
         )
     others = {entry.source: entry.manifest["header"].get("otherProcesses", 0) for entry in reports}
     if left := sum(others.values()):
-        yield (
-            "processes of no rank in nsys reports",
-            f"{left}",
-            Finding(
-                "info",
-                f"{left} process{'es' * (left > 1)} in {len(others)} nsys report{'s' * (len(others) > 1)} "
-                f"belong{'s' * (left == 1)} to no rank",
-                "These can be launchers, shells or helpers; their events are in no table.",
-            ),
+        title = (
+            f"{left} process{'es' * (left > 1)} in {len(others)} nsys report{'s' * (len(others) > 1)} "
+            f"belong{'s' * (left == 1)} to no rank"
         )
-    yield from _merged(reports)
+        evidence = "These can be launchers, shells or helpers; their events are in no table."
+        yield "processes of no rank in nsys reports", f"{left}", Finding("info", title, evidence)
+    merged = [entry for entry in reports if entry.manifest["header"].get("mergedProcesses")]
+    if merged:
+        yield _merged(merged)
     yield "raw reports with the job's environment", f"{len(names)} of {len(reports)}", finding
 
 
@@ -212,58 +195,41 @@ def _rocpd(run: Run) -> Iterator[Check]:
     told = [entry for entry, header in headers if header.get("recordedEnvironment")]
     if told:
         names = ", ".join(dict.fromkeys(entry.source.name for entry in told[:4]))
-        yield (
-            "rocpd databases with the job's environment",
-            f"{len(told)} of {len(headers)}",
-            Finding(
-                "warning",
-                f"{names}: the job's environment variables are in the file",
-                "They may contain keys and tokens; rankscope's store does not contain the variables.",
-                ranks=tuple(sorted({entry.rank for entry in told})),
-                hint="Before you share it, empty the column environment of rocpd_info_process in a copy.",
-            ),
+        finding = Finding(
+            "warning",
+            f"{names}: the job's environment variables are in the file",
+            "They may contain keys and tokens; rankscope's store does not contain the variables.",
+            ranks=tuple(sorted({entry.rank for entry in told})),
+            hint="Before you share it, empty the column environment of rocpd_info_process in a copy.",
         )
+        yield "rocpd databases with the job's environment", f"{len(told)} of {len(headers)}", finding
     merged = [entry for entry, header in headers if header.get("mergedProcesses")]
     if merged:
-        yield (
-            "rocpd databases with merged processes",
-            f"{len(merged)}",
-            Finding(
-                "warning",
-                f"the processes of {merged[0].source.name} are read as one rank (rank {merged[0].rank})",
-                "Neither their environment nor the name of the output tells their ranks.",
-                ranks=tuple(sorted({entry.rank for entry in merged})),
-                hint="Record each rank into its own file: rocprofv3 -o rank-%rank% -- PROGRAM",
-            ),
-        )
-
-
-def _merged(reports: list[SegmentEntry]) -> Iterator[Check]:
-    """nsys reports of several processes that may be several ranks, read as one."""
-    merged = [entry for entry in reports if entry.manifest["header"].get("mergedProcesses")]
-    if not merged:
-        return
-    entry = max(merged, key=lambda one: int(one.manifest["header"]["mergedProcesses"]))
-    count = Fact(
-        "merged_processes",
-        entry.manifest["header"]["mergedProcesses"],
-        "count",
-        f"rank {entry.rank}, {entry.source.name}",
-        (entry.rank,),
-    )
-    yield (
-        "nsys reports with merged processes",
-        f"{len(merged)}",
-        Finding(
+        finding = Finding(
             "warning",
-            f"{count.value} processes of {entry.source.name} are read as one rank (rank {entry.rank})",
-            "They use CUDA, but neither the recorded environment, the command, MPI nor NCCL tells their ranks; "
-            "if they are ranks, compute and communication of different ranks are mixed in every report.",
-            ranks=tuple(sorted(one.rank for one in merged)),
-            hint="Profile each rank into its own report: rankscope profile --tool nsys torchrun …",
-            facts=(count,),
-        ),
+            f"the processes of {merged[0].source.name} are read as one rank (rank {merged[0].rank})",
+            "Neither their environment nor the name of the output tells their ranks.",
+            ranks=tuple(sorted({entry.rank for entry in merged})),
+            hint="Record each rank into its own file: rocprofv3 -o rank-%rank% -- PROGRAM",
+        )
+        yield "rocpd databases with merged processes", f"{len(merged)}", finding
+
+
+def _merged(merged: list[SegmentEntry]) -> Check:
+    """nsys reports of several processes that may be several ranks, read as one."""
+    entry = max(merged, key=lambda entry: int(entry.manifest["header"]["mergedProcesses"]))
+    count = entry.manifest["header"]["mergedProcesses"]
+    subject = f"rank {entry.rank}, {entry.source.name}"
+    finding = Finding(
+        "warning",
+        f"{count} processes of {entry.source.name} are read as one rank (rank {entry.rank})",
+        "They use CUDA, but neither the recorded environment, the command, MPI nor NCCL tells their ranks; "
+        "if they are ranks, compute and communication of different ranks are mixed in every report.",
+        ranks=tuple(sorted(entry.rank for entry in merged)),
+        hint="Profile each rank into its own report: rankscope profile --tool nsys torchrun …",
+        facts=(Fact("merged_processes", count, "count", subject, (entry.rank,)),),
     )
+    return "nsys reports with merged processes", f"{len(merged)}", finding
 
 
 def _ranks(run: Run) -> Check:
@@ -285,20 +251,15 @@ def _ranks(run: Run) -> Check:
 
 
 def _swapped(run: Run) -> Check:
-    wrong = []
-    for entry in run.segments:
-        named = rank_from_name(entry.source)
-        if named is not None and named != entry.rank:
-            wrong.append(f"{entry.source.name} contains rank {entry.rank}")
-    finding = (
-        Finding(
-            "warning",
-            f"{len(wrong)} files have another rank in their name",
-            "; ".join(wrong[:4]),
-        )
-        if wrong
-        else None
-    )
+    wrong = [
+        f"{entry.source.name} contains rank {entry.rank}"
+        for entry in run.segments
+        if rank_from_name(entry.source) not in (None, entry.rank)
+    ]
+    finding = None
+    if wrong:
+        title = f"{len(wrong)} files have another rank in their name"
+        finding = Finding("warning", title, "; ".join(wrong[:4]))
     return "file names that contradict the rank inside", f"{len(wrong)}", finding
 
 
@@ -344,11 +305,8 @@ def _share(check: str, count: int, total: int, title: str, evidence: str, hint: 
 
 def _negative(run: Run) -> Check:
     ((count,),) = run.rows("SELECT count(*) FROM slices WHERE dur_ns < 0")
-    finding = (
-        Finding("warning", f"{count:,} events have a negative duration", "Their duration counts as 0.")
-        if count
-        else None
-    )
+    title = f"{count:,} events have a negative duration"
+    finding = Finding("warning", title, "Their duration counts as 0.") if count else None
     return "negative durations", f"{count:,}", finding
 
 
@@ -373,26 +331,17 @@ def _overlapping(run: Run) -> Check:
 def _steps(run: Run) -> Iterator[Check]:
     rows = run.rows("SELECT rank, segment, step, time_ns, source FROM steps ORDER BY rank, segment, start_ns")
     if not rows:
-        of_jax = any(entry.format == "xla" for entry in run.timelines)
-        found = Finding(
-            "info",
-            "no steps in the trace",
-            "All values are for the whole file.",
-            hint='Put each step into jax.profiler.StepTraceAnnotation("train", step_num=N).'
-            if of_jax
-            else "Call profiler.step() in the training loop.",
-        )
-        yield "steps", "none", found
+        hint = "Call profiler.step() in the training loop."
+        if any(entry.format == "xla" for entry in run.timelines):
+            hint = 'Put each step into jax.profiler.StepTraceAnnotation("train", step_num=N).'
+        title = "no steps in the trace"
+        yield "steps", "none", Finding("info", title, "All values are for the whole file.", hint=hint)
         return
-    inferred = {source for *_, source in rows} - {"profiler"}
-    found_steps = f"{len({step for _, _, step, *_ in rows})}"
-    yield (
-        "steps",
-        found_steps,
-        Finding("info", f"{found_steps} steps, some of them inferred", "Some files have no ProfilerStep.")
-        if inferred
-        else None,
-    )
+    steps = f"{len({step for _, _, step, *_ in rows})}"
+    finding = None
+    if {source for *_, source in rows} - {"profiler"}:
+        finding = Finding("info", f"{steps} steps, some of them inferred", "Some files have no ProfilerStep.")
+    yield "steps", steps, finding
     yield _warm_up(rows)
     yield _truncated(run)
 
@@ -403,10 +352,10 @@ def _warm_up(rows: list[tuple[int, int, int, int, str]]) -> Check:
     times: dict[tuple[int, int], list[int]] = {}
     for rank, segment, _, time, _ in rows:
         times.setdefault((rank, segment), []).append(time)
-    for (rank, _), own in times.items():
-        usual = median(own[1:]) if len(own) >= 3 else 0
-        if usual > 0 and own[0] > SLOW_FIRST_STEP * usual:
-            slow.append((rank, own[0] / usual))
+    for (rank, _), (first, *others) in times.items():
+        usual = median(others) if len(others) >= 2 else 0
+        if usual > 0 and first > SLOW_FIRST_STEP * usual:
+            slow.append((rank, first / usual))
     finding = None
     if slow:
         rank, ratio = max(slow, key=lambda item: item[1])
@@ -421,11 +370,12 @@ def _warm_up(rows: list[tuple[int, int, int, int, str]]) -> Check:
 
 
 def _truncated(run: Run) -> Check:
-    """A step with less than 70 % of the usual number of GPU events of its rank is incomplete."""
+    """Steps with fewer GPU events than is usual for their rank."""
     cut = run.rows(
         "WITH counts AS (SELECT s.rank, s.step, count(g.id) AS events FROM steps s LEFT JOIN gpu g ON g.rank = s.rank "
         "AND g.step = s.step GROUP BY ALL), typical AS (SELECT rank, median(events) AS usual FROM counts GROUP BY ALL) "
-        "SELECT rank, step, events, usual FROM counts JOIN typical USING (rank) WHERE events < 0.7 * usual ORDER BY ALL"
+        "SELECT rank, step, events, usual FROM counts JOIN typical USING (rank) "
+        f"WHERE events < {COMPLETE_STEP} * usual ORDER BY ALL"
     )
     finding = None
     if cut:

@@ -9,22 +9,21 @@ from pathlib import Path
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.lost_kernels import kernels_end_in
-from rankscope.analysis.core.notes import sessions
+from rankscope.analysis.core.notes import ranks_by_session
 from rankscope.analysis.core.run_steps import in_order_of_start
 from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.analysis.core.step_times import SLOW_FIRST_STEP, median_of, run_step, run_step_times
-from rankscope.analysis.health.contents import understood
+from rankscope.analysis.health.contents import MOSTLY_UNDERSTOOD_PCT, understood
 from rankscope.capture.run_folder import rank_manifests
-from rankscope.ranges import as_ranges
+from rankscope.ranges import as_ranges, rank_words
 from rankscope.readers.base import usable_world
 from rankscope.records import dataclass
 from rankscope.store.separate_runs import world_size_of
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
-_COMPLETE_STEP = 0.7
-"""A last step with a smaller share of the usual number of GPU events is incomplete."""
-_MOSTLY_UNDERSTOOD_PCT = 90
+COMPLETE_STEP = 0.7
+"""A step with a smaller share of the usual number of GPU events is incomplete. Chosen, not measured."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,11 @@ def _mixed(run: Run, scope: Scope) -> Iterator[Doubt]:
 
 
 def _not_understood(run: Run, scope: Scope) -> Iterator[Doubt]:
-    found = understood(run, scope)
-    if found.pct < _MOSTLY_UNDERSTOOD_PCT:
+    events = understood(run, scope)
+    if events.pct < MOSTLY_UNDERSTOOD_PCT:
         yield Doubt(
-            f"{found.pct:.0f} % of the events understood",
-            f"{found.categories} have no known meaning and are in no class",
+            f"{events.pct:.0f} % of the events understood",
+            f"{events.categories} have no known meaning and are in no class",
         )
 
 
@@ -78,7 +77,7 @@ def _empty(run: Run, scope: Scope) -> Iterator[Doubt]:
         and (scope.ranks is None or entry.rank in scope.ranks)
     }
     if empty:
-        yield Doubt(f"no events of {_ranks(list(empty))}", empty[min(empty)])
+        yield Doubt(f"no events of {rank_words([*empty])}", empty[min(empty)])
 
 
 def _lost_kernels(run: Run, scope: Scope) -> Iterator[Doubt]:
@@ -86,7 +85,7 @@ def _lost_kernels(run: Run, scope: Scope) -> Iterator[Doubt]:
     if lost:
         step = lost[min(lost)]
         yield Doubt(
-            f"no kernels of {_ranks(list(lost))}" + ("" if step is None else f" after step {step}"),
+            f"no kernels of {rank_words([*lost])}" + ("" if step is None else f" after step {step}"),
             "the profiler stopped recording kernels while the job went on: what the time was spent on is not known. An "
             "nsys that is older than the driver's CUDA does so; a newer one records them, and --steps A:B may where "
             "each process has a GPU of its own",
@@ -112,7 +111,7 @@ def _missing(run: Run, scope: Scope) -> Iterator[Doubt]:
     if missing:
         yield Doubt(
             f"{len(recorded)} of {world} ranks",
-            f"no trace of rank{'s' * (len(missing) > 1)} {as_ranges(missing)}: what the others wait for is not known "
+            f"no trace of {rank_words(missing)}: what the others wait for is not known "
             "(rankscope profile --ranks all)",
         )
 
@@ -127,7 +126,7 @@ def _cut(run: Run, scope: Scope) -> Iterator[Doubt]:
     if damaged:
         rank, why = min(damaged.items())
         yield Doubt(
-            f"recording cut on {_ranks(list(damaged))}",
+            f"recording cut on {rank_words([*damaged])}",
             f"{why} (rank {rank}): the last step may be incomplete",
         )
     if len(run.runs) > 1:  # what is usual differs between runs
@@ -136,8 +135,8 @@ def _cut(run: Run, scope: Scope) -> Iterator[Doubt]:
     if short:
         steps = sorted(set(short.values()))
         yield Doubt(
-            f"last step incomplete on {_ranks(list(short))}",
-            f"step {as_ranges(steps)} has less than {100 * _COMPLETE_STEP:.0f} % of the usual number of GPU events: "
+            f"last step incomplete on {rank_words([*short])}",
+            f"step {as_ranges(steps)} has less than {100 * COMPLETE_STEP:.0f} % of the usual number of GPU events: "
             "the recording ended before it did; leave it out with --steps",
         )
 
@@ -153,27 +152,23 @@ def _incomplete_last_steps(run: Run, scope: Scope) -> list[tuple[int, int]]:
     of_rank: dict[int, list[int]] = {}
     for row in rows:
         of_rank.setdefault(row[0], []).append(events[row])
-    found = []
-    for (rank, segment), step in sorted(last.items()):
-        counts = of_rank[rank]
-        if len(counts) > 2 and events[rank, segment, step] < _COMPLETE_STEP * median_of(counts):
-            found.append((rank, step))
-    return found
+    return [
+        (rank, step)
+        for (rank, segment), step in sorted(last.items())
+        if len(of_rank[rank]) > 2 and events[rank, segment, step] < COMPLETE_STEP * median_of(of_rank[rank])
+    ]
 
 
 def _apart(run: Run, scope: Scope) -> Iterator[Doubt]:
     """Ranks of one run that were not recorded at the same time."""
     if len(run.runs) != 1:
         return
-    together: dict[int, set[int]] = {}
-    for (rank, _), session in sessions(run).items():
-        together.setdefault(session, set()).add(rank)
-    parts = [ranks for ranks in together.values() if not any(ranks < other for other in together.values())]
+    parts = ranks_by_session(run)
     distinct = [ranks for number, ranks in enumerate(parts) if ranks not in parts[:number]]
     if len(distinct) > 1:
         yield Doubt(
             "ranks not recorded at the same time",
-            f"{' and '.join(_ranks(sorted(ranks)) for ranks in distinct)} were recorded more than a minute apart: "
+            f"{' and '.join(rank_words(ranks) for ranks in distinct)} were recorded more than a minute apart: "
             "they are not compared",
         )
 
@@ -186,7 +181,7 @@ def _clocks(run: Run, scope: Scope) -> Iterator[Doubt]:
     alone = [c.rank for c in measured if c.method == "wall clock" or (c.reference != main and c.rank != main)]
     if alone:
         yield Doubt(
-            f"clocks of {_ranks(sorted(alone))} not aligned",
+            f"clocks of {rank_words(alone)} not aligned",
             f"they share no collective with rank {main}; their times are compared by wall clock (-r clocks)",
         )
 
@@ -203,7 +198,3 @@ def _warm_up(run: Run, scope: Scope) -> Iterator[Doubt]:
         f"{slow} is left out of the step time: the first of a recording, more than {SLOW_FIRST_STEP:g} times the "
         "median of the others; it is in all other figures, unless --steps leaves it out",
     )
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {as_ranges(sorted(ranks))}"

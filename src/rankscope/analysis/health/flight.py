@@ -2,23 +2,215 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+from dataclasses import field
 from typing import Any
 
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.health.flight_state import (
-    Group,
-    Mismatch,
-    Unpaired,
-    read_groups,
-    read_mismatches,
-    read_unpaired,
-)
 from rankscope.model import FLIGHT
-from rankscope.ranges import as_ranges
+from rankscope.ranges import as_ranges, rank_words
 from rankscope.records import dataclass
+from rankscope.sql import sql_texts
 from rankscope.timeline.run import Run
+
+SAME_SIZE_KINDS = (
+    "all_reduce", "allreduce", "broadcast", "reduce", "barrier",
+    "_all_gather_base", "all_gather_into_tensor", "_reduce_scatter_base", "reduce_scatter_tensor",
+)  # fmt: skip
+"""Kinds for which all ranks have inputs of equal size."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One rank in one group. The collectives of a group run in the order of their sequence numbers."""
+
+    completed: int | None
+    """Everything up to this number is completed; None when the dump does not contain it."""
+    enqueued: int
+    """The last number that the rank has called; -1 when none is known."""
+
+
+@dataclass
+class Group:
+    """One process group, from the dumps of all its members."""
+
+    name: str
+    description: str
+    members: list[int]
+    progress: dict[int, Progress] = field(default_factory=dict)
+    """For the members with a dump."""
+
+    dumps_complete: bool = True
+    """False when most ranks have no dump: then probably only some dumps were collected."""
+
+    @property
+    def without_dump(self) -> list[int]:
+        """Members without a dump, where most ranks have one."""
+        return [r for r in self.members if r not in self.progress] if self.dumps_complete else []
+
+    def finished(self, seq: int) -> list[int]:
+        return [r for r, p in self.progress.items() if p.completed is not None and p.completed >= seq]
+
+    def absent(self, seq: int) -> list[int]:
+        """Members that have neither called nor finished this number."""
+        done = set(self.finished(seq))
+        return [rank for rank, p in self.progress.items() if p.enqueued < seq and rank not in done]
+
+    def waiting(self, seq: int) -> list[int]:
+        out = {*self.finished(seq), *self.absent(seq)}
+        return [rank for rank in self.progress if rank not in out]
+
+    @property
+    def first_unfinished(self) -> int | None:
+        """The first number that some rank has called and not every rank has finished."""
+        completed = [p.completed for p in self.progress.values() if p.completed is not None]
+        if not completed:
+            return None
+        low = min(completed) + 1
+        return low if any(p.enqueued >= low for p in self.progress.values()) else None
+
+    @property
+    def first_not_joined(self) -> int | None:
+        """The first number that some ranks have called and others have not."""
+        asked = [p.enqueued for p in self.progress.values() if p.enqueued >= 0]
+        return min(asked) + 1 if asked and min(asked) < max(asked) else None
+
+
+def _dumped(run: Run, where: str) -> set[int]:
+    """The ranks that wrote a dump."""
+    return {rank for (rank,) in run.rows(f"SELECT DISTINCT rank FROM flight_groups WHERE {where}")}
+
+
+def _listed_members(run: Run, where: str) -> list[tuple[str, list[int]]]:
+    """The members of each group, as each dump lists them."""
+    return run.rows(
+        f"SELECT DISTINCT group_name, ranks FROM flight_groups WHERE ranks IS NOT NULL AND {where}"
+    )
+
+
+def read_groups(run: Run, where: str, only: Collection[int] | None = None) -> list[Group]:
+    """Groups with more than one member and at least one record, by name; of the ranks in `only`."""
+    dumped = _dumped(run, where)
+    members: dict[str, set[int]] = {}
+    for name, ranks in _listed_members(run, where):
+        members.setdefault(name, set()).update(rank for rank in ranks if only is None or rank in only)
+    groups: dict[str, Group] = {}
+    for rank, name, description, completed, enqueued in run.rows(_PROGRESS.format(where=where)):
+        group = groups.setdefault(name, Group(name, description or "", sorted(members.get(name, ()))))
+        if rank not in group.members:  # old dumps do not list the members
+            group.members = sorted({*group.members, rank})
+        group.progress[rank] = Progress(completed, enqueued)
+    everyone = {rank for ranks in members.values() for rank in ranks}
+    for group in groups.values():
+        group.dumps_complete = len(everyone - dumped) <= len(dumped)
+        for rank in group.members:
+            if rank in dumped and rank not in group.progress:
+                group.progress[rank] = Progress(None, -1)
+    several = (group for group in groups.values() if len(group.members) > 1)
+    return sorted(several, key=lambda g: (int(g.name), "") if g.name.isdigit() else (1 << 60, g.name))
+
+
+# The status of a group in a dump counts collectives and point-to-point operations together, so it is used only where
+# the group has no point-to-point operations. A dump may contain all operations of the ring, or only unfinished ones.
+_PROGRESS = """
+    WITH entries AS (
+        SELECT rank, group_name, any_value(group_description) AS description, any_value(local_group) AS local_group,
+               bool_or(is_p2p) AS has_p2p, max(seq) FILTER (NOT is_p2p) AS last,
+               min(seq) FILTER (NOT is_p2p AND state <> 'completed') AS unfinished,
+               max(seq) FILTER (NOT is_p2p AND state = 'completed') AS completed
+        FROM flight WHERE {where} GROUP BY rank, group_name
+    )
+    SELECT e.rank, e.group_name, e.description,
+           coalesce(e.unfinished - 1, CASE WHEN NOT e.has_p2p THEN s.last_completed END, e.completed),
+           coalesce(greatest(e.last, CASE WHEN NOT e.has_p2p THEN s.last_enqueued END), -1)
+    FROM entries e
+    LEFT JOIN (FROM flight_groups WHERE last_enqueued IS NOT NULL) s
+        ON s.rank = e.rank AND s.local_group = e.local_group
+    WHERE e.last IS NOT NULL ORDER BY e.rank
+"""
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Members that run different collectives under one sequence number."""
+
+    group: str
+    seq: int
+    kinds: str
+    minority: list[int]
+    """The ranks that differ from the majority; all ranks when there is no majority."""
+    detail: str
+
+
+def read_mismatches(run: Run, where: str) -> list[Mismatch]:
+    """The first mismatch of each group."""
+    same = sql_texts(SAME_SIZE_KINDS)
+    rows = run.rows(f"""
+        WITH asked AS (
+            SELECT group_name, seq, rank, kind, CASE WHEN kind IN ({same}) THEN concat_ws(' ', kind, dtype, input_sizes)
+                   ELSE kind END AS what
+            FROM flight WHERE NOT is_p2p AND {where}
+        ), differing AS (
+            SELECT group_name, seq FROM asked GROUP BY ALL HAVING count(DISTINCT what) > 1
+        )
+        SELECT a.group_name, a.seq, a.what, any_value(a.kind), list(DISTINCT a.rank ORDER BY a.rank)
+        FROM asked a
+        JOIN (SELECT group_name, min(seq) AS seq FROM differing GROUP BY group_name) d
+            ON d.group_name = a.group_name AND d.seq = a.seq
+        GROUP BY ALL ORDER BY a.group_name, len(list(DISTINCT a.rank)) DESC, a.what
+    """)
+    by_group: dict[tuple[str, int], list[tuple[str, str, list[int]]]] = {}
+    for group, seq, what, kind, ranks in rows:
+        by_group.setdefault((group, seq), []).append((what, kind, ranks))
+    return [_mismatch(group, seq, sides) for (group, seq), sides in by_group.items()]
+
+
+def _mismatch(group: str, seq: int, sides: list[tuple[str, str, list[int]]]) -> Mismatch:
+    largest = max(len(ranks) for _, _, ranks in sides)
+    tied = sum(len(ranks) == largest for _, _, ranks in sides) > 1
+    minority = sorted(r for _, _, ranks in sides if tied or len(ranks) < largest for r in ranks)
+    detail = "; ".join(
+        f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {what}" for what, _, ranks in sides
+    )
+    return Mismatch(group, seq, " / ".join(dict.fromkeys(kind for _, kind, _ in sides)), minority, detail)
+
+
+@dataclass(frozen=True)
+class Unpaired:
+    """An unfinished send or recv without a matching one on the other side."""
+
+    group: str
+    seq: int
+    kind: str
+    rank: int
+    peer: int
+    description: str = ""
+
+
+def read_unpaired(run: Run, where: str, groups: Iterable[Group]) -> list[Unpaired]:
+    """One for each group and pair of ranks. The two sides number their operations separately, so pairs are matched."""
+    members = {group.name: group.members for group in groups}
+    for name, ranks in _listed_members(run, where):
+        members.setdefault(name, sorted(ranks))
+    rows = run.rows(f"""
+        SELECT group_name, rank, peer, kind, min(p2p_seq), any_value(group_description) FROM flight
+        WHERE is_p2p AND state <> 'completed' AND peer IS NOT NULL AND {where} GROUP BY ALL ORDER BY ALL
+    """)
+    open_ends = {
+        (group, rank, members[group][peer], kind): (seq, description or "")
+        for group, rank, peer, kind, seq, description in rows
+        if group in members and peer < len(members[group])
+    }
+    dumped = _dumped(run, where)
+    other = {"send": "recv", "recv": "send"}
+    return [
+        Unpaired(group, seq, kind, rank, peer, description)
+        for (group, rank, peer, kind), (seq, description) in open_ends.items()
+        if kind in other and peer in dumped and (group, peer, rank, other[kind]) not in open_ends
+    ]
+
 
 COLUMNS = (
     Column("group", help="name of the process group"),
@@ -72,23 +264,20 @@ def flight(run: Run, scope: Scope, by: str | None = None) -> Result:
         )
         return Result("flight", "Missing ranks", "whole file", COLUMNS, [], notes=tuple(notes))
     headers = [entry.manifest["header"] for entry in run.used if entry.format == "flight"]
+    unknown = sorted({header["unknown_version"] for header in headers if "unknown_version" in header})
     notes += [
         f"dumps of version {version} are newer than any known here: read with what is known of 2.10"
-        for version in sorted(
-            {header["unknown_version"] for header in headers if "unknown_version" in header}
-        )
+        for version in unknown
     ]
     groups = read_groups(run, where, scope.ranks)
     problems = find_problems(
         groups, read_mismatches(run, where), read_unpaired(run, where, groups), run, where
     )
-    sizes = _sizes(run, where)
+    sizes = _by_call(run, where, _NUMBER, "mode(bytes)", "state <> 'completed'")
     rows = [_row(problem, groups, sizes) for problem in problems]
     without_dump = sorted({rank for group in groups for rank in group.without_dump})
     if without_dump:
-        notes.append(
-            f"no dump of rank{'s' * (len(without_dump) > 1)} {as_ranges(without_dump)}, named in other dumps"
-        )
+        notes.append(f"no dump of {rank_words(without_dump)}, named in other dumps")
     findings = _findings(problems, run, where)
     return Result("flight", "Missing ranks", "whole file", COLUMNS, rows, findings, tuple(notes))
 
@@ -102,15 +291,12 @@ def find_problems(
     problems = []
     for mismatch in mismatches:
         group = by_name.get(mismatch.group)
-        if (
-            group is not None
-            and group.first_unfinished is not None
-            and mismatch.seq >= group.first_unfinished
-        ):
+        unfinished = group.first_unfinished if group is not None else None
+        if group is not None and unfinished is not None and mismatch.seq >= unfinished:
             problems.append(
                 _problem(MISMATCH, group, mismatch.seq, mismatch.kinds, mismatch.minority, mismatch.detail)
             )
-    kinds = _kinds(run, where)
+    kinds = _by_call(run, where, "seq", "mode(kind)", "NOT is_p2p AND state <> 'completed'")
     for group in groups:
         seq = group.first_unfinished
         if seq is None:
@@ -127,17 +313,9 @@ def find_problems(
             problems.append(_problem(NOT_JOINED, group, later, kind, group.absent(later), first=False))
     for end in unpaired:
         arrow = f"{end.rank}->{end.peer}" if end.kind == "send" else f"{end.rank}<-{end.peer}"
+        kind = f"{end.kind} {arrow}"
         problems.append(
-            Problem(
-                NO_PARTNER,
-                end.group,
-                end.description,
-                end.seq,
-                f"{end.kind} {arrow}",
-                [end.peer],
-                [],
-                [end.rank],
-            )
+            Problem(NO_PARTNER, end.group, end.description, end.seq, kind, [end.peer], [], [end.rank])
         )
     return sorted(problems, key=lambda t: (STATES.index(t.state), not t.first, -len(t.missing)))
 
@@ -158,18 +336,8 @@ def _problem(
     state: str, group: Group, seq: int, kind: str, missing: list[int], detail: str = "", first: bool = True
 ) -> Problem:
     waiting = [rank for rank in group.waiting(seq) if rank not in missing]
-    return Problem(
-        state,
-        group.name,
-        group.description,
-        seq,
-        kind,
-        sorted(missing),
-        group.finished(seq),
-        waiting,
-        first,
-        detail,
-    )
+    finished, missing = group.finished(seq), sorted(missing)
+    return Problem(state, group.name, group.description, seq, kind, missing, finished, waiting, first, detail)
 
 
 def _states(run: Run, where: str) -> dict[tuple[str, int, int], str]:
@@ -180,30 +348,15 @@ def _states(run: Run, where: str) -> dict[tuple[str, int, int], str]:
     return {(group, seq, rank): state for group, seq, rank, state in rows}
 
 
-def _kinds(run: Run, where: str) -> dict[tuple[str, int], str]:
+def _by_call(run: Run, where: str, number: str, value: str, condition: str) -> dict[tuple[str, int], Any]:
+    """A value of each call, by group and sequence number."""
     rows = run.rows(
-        "SELECT group_name, seq, mode(kind) FROM flight WHERE NOT is_p2p AND state <> 'completed' "
-        f"AND {where} GROUP BY group_name, seq"
+        f"SELECT group_name, {number}, {value} FROM flight WHERE {condition} AND {where} GROUP BY ALL"
     )
-    return {(group, seq): kind for group, seq, kind in rows}
+    return {(group, seq): result for group, seq, result in rows}
 
 
-def _first_calls(run: Run, where: str) -> dict[tuple[str, int], int]:
-    """When each collective was first called."""
-    rows = run.rows(
-        "SELECT group_name, coalesce(p2p_seq, seq), min(created_ns) FROM flight "
-        f"WHERE created_ns IS NOT NULL AND {where} GROUP BY ALL"
-    )
-    return {(group, seq): when for group, seq, when in rows}
-
-
-def _sizes(run: Run, where: str) -> dict[tuple[str, int], int | None]:
-    """The most frequent size of each unfinished collective."""
-    rows = run.rows(
-        "SELECT group_name, coalesce(p2p_seq, seq), mode(bytes) FROM flight "
-        f"WHERE state <> 'completed' AND {where} GROUP BY ALL"
-    )
-    return {(group, seq): size for group, seq, size in rows}
+_NUMBER = "coalesce(p2p_seq, seq)"
 
 
 def _row(problem: Problem, groups: list[Group], sizes: dict[tuple[str, int], int | None]) -> dict[str, Any]:
@@ -227,8 +380,8 @@ def _last_completed(group: Group) -> str:
     by_number: dict[int | None, list[int]] = {}
     for rank, progress in sorted(group.progress.items()):
         by_number.setdefault(progress.completed, []).append(rank)
-    known = sorted(by_number.items(), key=lambda item: -1 if item[0] is None else item[0])
-    return ", ".join(f"{'?' if seq is None else seq} ({as_ranges(ranks)})" for seq, ranks in known)
+    numbers = sorted(by_number.items(), key=lambda item: -1 if item[0] is None else item[0])
+    return ", ".join(f"{'?' if seq is None else seq} ({as_ranges(ranks)})" for seq, ranks in numbers)
 
 
 def suspect_ranks(problems: list[Problem]) -> tuple[list[int], list[Problem], bool]:
@@ -264,12 +417,12 @@ def _findings(problems: list[Problem], run: Run, where: str) -> tuple[Finding, .
     if not suspects:
         return (_no_suspect(problems),)
     against = [t for t in evidence if set(t.missing) & set(suspects)]
-    first_call = _first_calls(run, where)
+    first_call = _by_call(run, where, _NUMBER, "min(created_ns)", "created_ns IS NOT NULL")
     first = min(
         against, key=lambda t: (-len(set(t.missing) & set(suspects)), first_call.get((t.group, t.seq), 0))
     )
-    who = f"rank{'s' * (len(suspects) > 1)} {as_ranges(suspects)}"
-    title = f"{who} {'wait for each other' if cycle else 'stopped the job'}: {first.state} at {first.kind} {first.seq}"
+    who = rank_words(suspects)
+    why = f"{first.state} at {first.kind} {first.seq}"
     sentences = [_sentence(first)]
     others = len({t.group for t in against} - {first.group})
     if others:
@@ -288,12 +441,13 @@ def _findings(problems: list[Problem], run: Run, where: str) -> tuple[Finding, .
     return (
         Finding(
             "critical",
-            title,
+            f"{who} {'wait for each other' if cycle else 'stopped the job'}: {why}",
             " ".join(sentences),
             ranks=tuple(suspects),
             span=(began, ended) if began is not None and ended is not None else None,
             hint=f"{who.capitalize()}: {_WHY[first.state]}.",
             facts=tuple(fact for fact in figures if fact.value is not None),
+            why=why,
         ),
     )
 
@@ -322,30 +476,21 @@ def _problem_facts(problem: Problem) -> tuple[Fact, ...]:
     )
 
 
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {as_ranges(ranks)}"
-
-
-def _wait(ranks: list[int]) -> str:
-    """'rank 3 waits', 'ranks 0-2 wait'."""
-    return f"{_ranks(ranks)} wait{'s' * (len(ranks) == 1)}" if ranks else "others wait"
-
-
 def _sentence(problem: Problem) -> str:
     about = f" ({problem.description})" if problem.description else ""
-    place = f"In group {problem.group}{about}, {problem.kind} {problem.seq}"
-    missing, who = as_ranges(problem.missing), f"rank{'s' * (len(problem.missing) > 1)}"
-    if problem.state == MISMATCH:
-        return f"{place}: {problem.detail}."
-    if problem.state == NOT_FINISHED:
-        return f"{place}: {who} {missing} did not finish what {_ranks(problem.finished)} finished."
-    if problem.state == NO_DUMP:
-        return f"{place}: {who} {missing} wrote no dump; {_wait(problem.waiting)}."
-    if problem.state in (NOT_JOINED, NO_PARTNER):
-        return f"{place}: {who} {missing} did not join; {_wait(problem.waiting)}."
-    if problem.state == NOT_STARTED:
-        return f"{place}: it has started on {_ranks(problem.waiting)}, but not on {who} {missing}."
-    return f"{place}: {_wait(problem.waiting)}."
+    where = f"In group {problem.group}{about}, {problem.kind} {problem.seq}"
+    missing, waiting = rank_words(problem.missing), rank_words(problem.waiting)
+    wait = f"{waiting} wait{'s' * (len(problem.waiting) == 1)}" if problem.waiting else "others wait"
+    what = {
+        MISMATCH: problem.detail,
+        NOT_FINISHED: f"{missing} did not finish what {rank_words(problem.finished)} finished",
+        NO_DUMP: f"{missing} wrote no dump; {wait}",
+        NOT_JOINED: f"{missing} did not join; {wait}",
+        NO_PARTNER: f"{missing} did not join; {wait}",
+        NOT_STARTED: f"it has started on {waiting}, but not on {missing}",
+        WAITING: wait,
+    }
+    return f"{where}: {what[problem.state]}."
 
 
 def _when(run: Run, where: str, suspects: list[int]) -> tuple[int | None, int | None, int | None]:

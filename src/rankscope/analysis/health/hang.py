@@ -12,7 +12,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.health.flight import flight
 from rankscope.analysis.health.telemetry import telemetry_folder
 from rankscope.capture.telemetry_ring import FOLDER
-from rankscope.ranges import as_ranges
+from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run, open_run
 from rankscope.watch.alarms import who
 from rankscope.watch.hang import (
@@ -71,11 +71,11 @@ def hang_in(folder: Path, ranks: Collection[int] | None = None) -> Result:
     rows += [_row(silent, (), rings, at)] if silent else []
     recorder = _flight(folder, ranks)
     gone_on = _gone_on(dumps, rings, folder)
-    notes = [
-        *_headings(dumps),
-        *gone_on,
-        *(f"flight recorder: {note}" for note in (recorder.notes if recorder else ())),
+    headings = [
+        f"stacks of {len(dumps)} ranks: {dump.heading.lstrip('# ')}" for dump in [*dumps.values()][:1]
     ]
+    recorded = [f"flight recorder: {note}" for note in (recorder.notes if recorder else ())]
+    notes = [*headings, *gone_on, *recorded]
     odd = odd_ranks(stuck, at) if stuck else None
     finding = _finding(odd, groups, recorder, over=bool(gone_on) and not stuck)
     return Result("hang", "Where the ranks stand", "last step", COLUMNS, rows, (finding,), tuple(notes))
@@ -84,23 +84,17 @@ def hang_in(folder: Path, ranks: Collection[int] | None = None) -> Result:
 def _row(
     members: Sequence[int], frames: Sequence[Frame], rings: dict[int, RankRing], at: int
 ) -> dict[str, Any]:
-    known = [rings[rank] for rank in members if rank in rings]
-    phases = dict.fromkeys(phase_of(ring) for ring in known)
-    place = own_frame(frames)
+    own_rings = [rings[rank] for rank in members if rank in rings]
+    phases = dict.fromkeys(phase_of(ring) for ring in own_rings)
     return {
         "ranks": list(members),
         "count": len(members),
-        "last_step": min((ring.last_step for ring in known), default=None),
+        "last_step": min((ring.last_step for ring in own_rings), default=None),
         "phase": ", ".join(phases) or None,
-        "where": str(place) if place else _NO_STACKS,
-        "waiting_ns": round(max((without_step_s(ring, at) for ring in known), default=0) * 1e9),
+        "where": str(own_frame(frames) or _NO_STACKS),
+        "waiting_ns": round(max((without_step_s(ring, at) for ring in own_rings), default=0) * 1e9),
         "stack": " < ".join(map(str, frames)) or None,
     }
-
-
-def _headings(dumps: dict[int, StackDump]) -> list[str]:
-    first = next(iter(dumps.values()), None)
-    return [f"stacks of {len(dumps)} ranks: {first.heading.lstrip('# ')}"] if first else []
 
 
 def _gone_on(dumps: dict[int, StackDump], rings: dict[int, RankRing], folder: Path) -> list[str]:
@@ -112,7 +106,7 @@ def _gone_on(dumps: dict[int, StackDump], rings: dict[int, RankRing], folder: Pa
         and rings[rank].last_end_unix_ns
         > (folder / FOLDER / f"stacks-rank-{rank:05d}.txt").stat().st_mtime_ns
     ]
-    return [f"rank{'s' * (len(moved) > 1)} {as_ranges(moved)} went on afterwards"] if moved else []
+    return [f"{rank_words(moved)} went on afterwards"] if moved else []
 
 
 def _flight(folder: Path, ranks: Collection[int] | None) -> Result | None:
@@ -129,9 +123,8 @@ Groups = Sequence[tuple[list[int], tuple[Frame, ...]]]
 
 def _finding(odd: Odd | None, groups: Groups, recorder: Result | None, *, over: bool) -> Finding:
     """`over`: the job has gone on since."""
-    recorded = (
-        next((one for one in recorder.findings if one.severity == "critical"), None) if recorder else None
-    )
+    judged = recorder.findings if recorder else ()
+    recorded = next((finding for finding in judged if finding.severity == "critical"), None)
     ranks, why = _named(odd, groups, recorded)
     evidence = [f"{who(members)}: {own_frame(frames) or _NO_STACKS}." for members, frames in groups[-3:]]
     if odd is not None:
@@ -153,7 +146,7 @@ def _finding(odd: Odd | None, groups: Groups, recorder: Result | None, *, over: 
 def _named(odd: Odd | None, groups: Groups, recorded: Finding | None) -> tuple[list[int], str]:
     """The flight recorder knows who did not join; else the step and the phase tell; else the smallest group does."""
     if recorded is not None and recorded.ranks:
-        return list(recorded.ranks), recorded.title.partition(": ")[2] or recorded.title
+        return list(recorded.ranks), recorded.why or recorded.title
     if odd is not None and odd.ranks:
         return odd.ranks, odd.why
     members, frames = groups[-1] if groups else ([], ())

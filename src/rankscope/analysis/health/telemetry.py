@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from rankscope.analysis.core.result import Column, Fact, Finding, Result, Severity
+from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
-from rankscope.ranges import as_ranges
+from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run
 from rankscope.watch.alarms import Alarm, utc
 from rankscope.watch.hang import hangs, judged_at, phase_of
@@ -64,12 +64,11 @@ def telemetry(run: Run, scope: Scope, by: str | None = None) -> Result:
 def telemetry_in(folder: Path, ranks: Collection[int] | None = None) -> Result:
     """The same of a run folder, which need not hold a trace."""
     rings = [ring for ring in read_whole(folder) if ranks is None or ring.rank in ranks]
-    made = tables(rings)
-    rows = {row["rank"]: row for table in made for row in _rows(table)}
-    first, last = (
-        (min(int(t.steps[0]) for t in made), max(int(t.steps[-1]) for t in made)) if made else (0, 0)
-    )
-    findings = [_past(past) for table in made for past in alarms_over(table)]
+    step_tables = tables(rings)
+    rows = {row["rank"]: row for table in step_tables for row in _rows(table)}
+    first = min((int(table.steps[0]) for table in step_tables), default=0)
+    last = max((int(table.steps[-1]) for table in step_tables), default=0)
+    findings = [_past(past) for table in step_tables for past in alarms_over(table)]
     if rings:
         findings += [_finding(alarm, "") for alarm in hangs(rings, judged_at(rings, time.time_ns()))]
     return Result(
@@ -81,8 +80,8 @@ def telemetry_in(folder: Path, ranks: Collection[int] | None = None) -> Result:
             {**dict.fromkeys(column.name for column in COLUMNS), **rows.get(ring.rank, {}), **_about(ring)}
             for ring in rings
         ],
-        tuple(sorted(findings, key=lambda one: ("critical", "warning", "info").index(one.severity))),
-        tuple(_notes(rings, made)),
+        tuple(sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity))),
+        tuple(_notes(rings, step_tables)),
     )
 
 
@@ -98,17 +97,17 @@ def _about(ring: RankRing) -> dict[str, Any]:
 
 
 def _rows(table: StepTable) -> Iterator[dict[str, Any]]:
-    own = table["own_ns"]
+    own_work = table["own_ns"]
     medians = {field: low_median(table[field]) for field in _MEDIANS}
-    medians["excess_ns"] = low_median(own - low_median(own, 1)[:, None])
+    medians["excess_ns"] = low_median(own_work - low_median(own_work, 1)[:, None])
     usual = middle(medians["step_ns"])
     quarter = max(len(table.steps) // 4, 1)
     memory = table["memory_bytes"]
     medians["memory_bytes"] = low_median(memory[-min(quarter, 10) :])
     medians["growth_bytes"] = low_median(memory[-quarter:]) - low_median(memory[:quarter])
     medians["excess_pct"] = 100 * medians["excess_ns"] / usual
-    known = np.isfinite(table["gc_ns"])
-    medians["gc_ns"] = np.where(known, table["gc_ns"], 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    has_gc = np.isfinite(table["gc_ns"])
+    medians["gc_ns"] = np.where(has_gc, table["gc_ns"], 0).sum(axis=0) / np.maximum(has_gc.sum(axis=0), 1)
     for column, rank in enumerate(table.ranks.tolist()):
         values = {name: float(numbers[column]) for name, numbers in medians.items()}
         yield {"rank": rank, **{name: _number(name, value) for name, value in values.items()}}
@@ -121,13 +120,8 @@ def _number(name: str, value: float) -> float | None:
 
 
 def _past(past: PastAlarm) -> Finding:
-    alarm = past.alarm
-    until = (
-        ""
-        if past.is_open or alarm.since_step == past.last_step
-        else f"It was last seen at step {past.last_step}."
-    )
-    return _finding(alarm, until)
+    is_over = not past.is_open and past.alarm.since_step != past.last_step
+    return _finding(past.alarm, f"It was last seen at step {past.last_step}." if is_over else "")
 
 
 def _finding(alarm: Alarm, until: str) -> Finding:
@@ -147,13 +141,13 @@ def _finding(alarm: Alarm, until: str) -> Finding:
     )
 
 
-def _notes(rings: Sequence[RankRing], made: Sequence[StepTable]) -> Iterator[str]:
+def _notes(rings: Sequence[RankRing], step_tables: Sequence[StepTable]) -> Iterator[str]:
     world = max((int(ring.about.get("world_size") or 0) for ring in rings), default=0)
     missing = sorted(set(range(world)) - {ring.rank for ring in rings})
     if missing and len(rings) < world:
-        yield f"no telemetry of rank{'s' * (len(missing) > 1)} {as_ranges(missing)}"
+        yield f"no telemetry of {rank_words(missing)}"
     overwritten = max((ring.header.records - len(ring.records) for ring in rings), default=0)
     if overwritten:
         yield f"{overwritten:,} earlier steps are overwritten, or left out because there are many ranks"
-    if made and all(np.isnan(table["own_ns"]).all() for table in made):
+    if step_tables and all(np.isnan(table["own_ns"]).all() for table in step_tables):
         yield "own work is not known: ranks cannot be compared"

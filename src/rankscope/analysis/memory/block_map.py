@@ -188,18 +188,18 @@ class _Entries:
         last = np.append(address[1:] != address[:-1], True)[: len(mine)]
         end = np.where(last, self.end, np.append(self._time[mine][1:], 0)[: len(mine)])
         late = ~is_open & first
-        kept = is_open | late
+        used = is_open | late
         usable = (at_end["address"] >= 0) & (at_end["address"] < _LARGEST)
         usable &= (at_end["bytes"] > 0) & (at_end["bytes"] < _LARGEST)
         usable &= ~np.isin(at_end["address"], address)
         older = {name: column[usable] for name, column in at_end.items()}
         count = int(usable.sum())
         return Rectangles(
-            np.append(np.where(late, self.begin, self._time[mine])[kept], np.full(count, self.begin)),
-            np.append(np.where(late, self._time[mine], end)[kept], np.full(count, self.end)),
-            np.append(address[kept], older["address"]),
-            np.append(self._bytes[mine][kept], older["bytes"]),
-            np.append(np.where(late, _NO_STACK, self._stack[mine])[kept], older["stack"]),
+            np.append(np.where(late, self.begin, self._time[mine])[used], np.full(count, self.begin)),
+            np.append(np.where(late, self._time[mine], end)[used], np.full(count, self.end)),
+            np.append(address[used], older["address"]),
+            np.append(self._bytes[mine][used], older["bytes"]),
+            np.append(np.where(late, _NO_STACK, self._stack[mine])[used], older["stack"]),
         )
 
 
@@ -219,8 +219,8 @@ class _Offsets:
 
     def __call__(self, address: Ints) -> Ints:
         part = np.searchsorted(self._begin, address, side="right") - 1
-        found: Ints = self._offset[part] + address - self._begin[part]
-        return found
+        offset: Ints = self._offset[part] + address - self._begin[part]
+        return offset
 
 
 def block_map(
@@ -233,9 +233,8 @@ def block_map(
     lines, number = _numbered_lines(blocks)
     scale = (begin, end, max(offsets.total, 1), columns, rows)
     held = _coverage(blocks.allocations, offsets, number, len(lines), *scale)
-    reserved = _coverage(blocks.segments, offsets, np.zeros(len(blocks.segments.begin), np.int64), 1, *scale)[
-        0
-    ]
+    same = np.zeros(len(blocks.segments.begin), np.int64)
+    (reserved,) = _coverage(blocks.segments, offsets, same, 1, *scale)
     return BlockMap(
         blocks,
         begin,
@@ -252,18 +251,18 @@ def _numbered_lines(blocks: Blocks) -> tuple[tuple[str, ...], Ints]:
     """The lines that hold most, in bytes times time; and the number of that of each allocation."""
     allocations = blocks.allocations
     stacks, of_stack = np.unique(allocations.stack, return_inverse=True)
-    known: dict[str, int] = {}
+    codes_of: dict[str, int] = {}
     names = (blocks.sources.get(stack, NO_LINE) for stack in stacks.tolist())
-    line = np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int64)
+    line = np.array([codes_of.setdefault(name, len(codes_of)) for name in names], dtype=np.int64)
     codes = line[of_stack]
     area = (allocations.end - allocations.begin) * allocations.bytes.astype(np.float64)
-    weight = np.bincount(codes, area, len(known))
+    weight = np.bincount(codes, area, len(codes_of))
     order = np.argsort(-weight, kind="stable")[:LINES]
-    number = np.full(len(known), len(order))
+    number = np.full(len(codes_of), len(order))
     number[order] = np.arange(len(order))
-    texts = list(known)
-    lines = tuple(texts[place] for place in order)
-    return (*lines, OTHER_LINES) if len(known) > len(order) else lines, number[codes]
+    texts = list(codes_of)
+    lines = tuple(texts[number] for number in order)
+    return (*lines, OTHER_LINES) if len(codes_of) > len(order) else lines, number[codes]
 
 
 def _coverage(
@@ -288,21 +287,21 @@ def _coverage(
     corners = np.zeros(count * (rows + 2) * (columns + 2))
     for row, row_weight in up:
         for column, weight in across:
-            place = (number * (rows + 2) + row) * (columns + 2) + column
-            corners += np.bincount(place, row_weight * weight, len(corners))
+            corner = (number * (rows + 2) + row) * (columns + 2) + column
+            corners += np.bincount(corner, row_weight * weight, len(corners))
     filled = corners.reshape(count, rows + 2, columns + 2).cumsum(axis=1).cumsum(axis=2)
-    found: Floats = np.clip(filled[:, :rows, :columns], 0.0, 1.0)
-    return found
+    shares: Floats = np.clip(filled[:, :rows, :columns], 0.0, 1.0)
+    return shares
 
 
 def _steps(begin: Ints, end: Ints, low: int, high: int, cells: int) -> list[tuple[Ints, Floats]]:
     """Where the overlap with the cells of an axis changes, and by how much."""
-    found = []
+    steps = []
     for edge, sign in ((begin, 1.0), (end, -1.0)):
-        place = np.clip((edge - low) / (high - low), 0.0, 1.0) * cells
-        cell = np.floor(place).astype(np.int64)
-        found += [(cell, sign * (1 - (place - cell))), (cell + 1, sign * (place - cell))]
-    return found
+        at = np.clip((edge - low) / (high - low), 0.0, 1.0) * cells
+        cell = np.floor(at).astype(np.int64)
+        steps += [(cell, sign * (1 - (at - cell))), (cell + 1, sign * (at - cell))]
+    return steps
 
 
 def _largest(blocks: Blocks, offsets: _Offsets, begin: int, end: int, most: int) -> list[LargeBlock]:

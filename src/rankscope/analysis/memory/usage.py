@@ -1,4 +1,4 @@
-"""Memory per rank and device: the peaks and their time, reserved but unused memory, growth over steps."""
+"""Memory per rank and device: peaks and their time, reserved but unused memory, growth over steps, and the curve."""
 
 from __future__ import annotations
 
@@ -11,16 +11,60 @@ from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.memory.allocator_events import DEVICE_NAME, IS_MEMORY_EVENT, NO_MEMORY_EVENTS
 from rankscope.analysis.memory.snapshot import SnapshotPeak, covers_the_run, snapshot_peaks
-from rankscope.ranges import as_ranges
+from rankscope.ranges import rank_words
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
-# Smaller growth may be a cache that fills up, or a counter in a tensor.
+IS_MEMORY_EVENT = "name = '[memory]' AND allocated_bytes IS NOT NULL"
+DEVICE_NAME = "CASE device_type WHEN 0 THEN 'CPU' ELSE concat('GPU ', device) END"
+
+NO_MEMORY_EVENTS = (
+    "the trace has no [memory] events; rankscope profile --profile-memory (profile_memory=True) records them"
+)
+
+
+POINTS = 300
+"""Number of time intervals. Each keeps its highest and its last value, so that the curve shows the peak of each
+interval and does not extend it."""
+
+COLUMNS = (
+    Column("rank"),
+    Column("device"),
+    Column("ts_ns", "ns", "time since the start of the run"),
+    Column("allocated_bytes", "bytes", "used by tensors: the highest or the last value in an interval"),
+    Column("reserved_bytes", "bytes", "held by the caching allocator at that time"),
+)
+
+
+def memory_curve(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """One or two rows per rank, device and interval in which something was allocated or freed."""
+    rows = run.records(f"""
+        WITH points AS (
+            SELECT rank, {DEVICE_NAME} AS device, ts_ns, allocated_bytes, reserved_bytes
+            FROM instants WHERE {IS_MEMORY_EVENT} AND {scope.where()}
+        ), bounds AS (
+            SELECT min(ts_ns) AS low, greatest(max(ts_ns) - min(ts_ns), 1) AS width FROM points
+        )
+        SELECT DISTINCT rank, device, p.ts_ns AS ts_ns, p.allocated_bytes AS allocated_bytes,
+               p.reserved_bytes AS reserved_bytes
+        FROM (SELECT rank, device, unnest([arg_max(p, allocated_bytes), arg_max(p, ts_ns)]) AS p
+        FROM (
+            SELECT *, (ts_ns - low) * {POINTS} // width AS interval_number,
+                   {{'ts_ns': ts_ns, 'allocated_bytes': allocated_bytes, 'reserved_bytes': reserved_bytes}} AS p
+            FROM points, bounds
+        ) GROUP BY rank, device, interval_number) ORDER BY rank, device, ts_ns
+    """)
+    notes = left_out(run, scope)
+    if not rows:
+        notes.append(NO_MEMORY_EVENTS)
+    return Result("memory_curve", "Memory over time", scope.window, COLUMNS, rows, notes=tuple(notes))
+
+
+# Smaller growth may be a cache that fills up, or a counter in a tensor. Chosen; the exam cases leak-* grow faster.
 _MIN_GROWTH_BYTES = 1_000_000
-# A finding on unused memory needs both: a share of the reserved memory, and a size.
+# A finding on unused memory needs both: a share of the reserved memory, and a size. Chosen, not measured.
 _UNUSED_PCT = 25.0
 _MIN_UNUSED_BYTES = 1_000_000_000
 _FULL_PCT = 92.0
@@ -60,8 +104,8 @@ def memory(run: Run, scope: Scope, by: str | None = None) -> Result:
     notes = left_out(run, scope)
     no_peak: set[tuple[int, str]] = set()
     if by != "step" and covers_the_run(run, scope):
-        known = {(row["rank"], row["device"]) for row in rows}
-        peaks = [p for p in snapshot_peaks(run, scope) if (p.rank, f"GPU {p.device}") not in known]
+        traced = {(row["rank"], row["device"]) for row in rows}
+        peaks = [p for p in snapshot_peaks(run, scope) if (p.rank, f"GPU {p.device}") not in traced]
         rows = sorted([*rows, *map(_from_snapshot, peaks)], key=lambda row: (row["rank"], row["device"]))
         notes += _snapshot_notes(peaks)
         no_peak = {(p.rank, f"GPU {p.device}") for p in peaks if p.event is None}
@@ -70,8 +114,8 @@ def memory(run: Run, scope: Scope, by: str | None = None) -> Result:
     elif by != "step" and not troughs:
         notes.append("no steps in the trace, so growth is unknown; profiler.step() marks them")
     at_peak = [row for row in rows if (row["rank"], row["device"]) not in no_peak]
-    found = () if by == "step" else (*_leaks(troughs), *_pressure(run, scope, at_peak))
-    return Result("memory", "Memory", scope.window, _columns(by), rows, tuple(found), tuple(notes))
+    findings = () if by == "step" else (*_leaks(troughs), *_pressure(run, scope, at_peak))
+    return Result("memory", "Memory", scope.window, _columns(by), rows, findings, tuple(notes))
 
 
 def _from_snapshot(peak: SnapshotPeak) -> dict[str, Any]:
@@ -104,9 +148,8 @@ def _snapshot_notes(peaks: list[SnapshotPeak]) -> list[str]:
     )
     notes = []
     for text, some in kinds:
-        ranks = sorted({peak.rank for peak in some})
-        if ranks:
-            notes.append(text.format(f"rank{'s' * (len(ranks) > 1)} {as_ranges(ranks)}"))
+        if some:
+            notes.append(text.format(rank_words({peak.rank for peak in some})))
     return notes
 
 
@@ -134,7 +177,7 @@ class RankMemory:
 @kept_per_rank("memory", RankMemory, any_window=True)
 def rank_memory(run: Run, scope: Scope) -> dict[int, RankMemory]:
     """Of the ranks with [memory] events."""
-    found: dict[int, list[StepMemory]] = {}
+    steps_of: dict[int, list[StepMemory]] = {}
     for rank, *row in run.rows(f"""
         SELECT rank, {DEVICE_NAME} AS device, step, max(allocated_bytes), max(reserved_bytes),
                arg_max(ts_ns, key), greatest(arg_max(reserved_bytes - allocated_bytes, key), 0), min(allocated_bytes)
@@ -142,37 +185,35 @@ def rank_memory(run: Run, scope: Scope) -> dict[int, RankMemory]:
               WHERE {IS_MEMORY_EVENT} AND {scope.where()})
         GROUP BY ALL ORDER BY rank, device, step
     """):
-        one = StepMemory._make(row)
-        found.setdefault(rank, []).append(one._replace(at_ns=one.at_ns - run.origin_ns(rank)))
-    return {rank: RankMemory(tuple(steps)) for rank, steps in found.items()}
+        step = StepMemory._make(row)
+        steps_of.setdefault(rank, []).append(step._replace(at_ns=step.at_ns - run.origin_ns(rank)))
+    return {rank: RankMemory(tuple(steps)) for rank, steps in steps_of.items()}
 
 
 def _by_step(run: Run, scope: Scope) -> list[dict[str, Any]]:
     """One row per rank, device and step in scope; without steps in scope also one for events outside steps."""
     low, high = scope.steps or (None, None)
     return [
-        {"rank": rank, **one._asdict(), "at_ns": one.at_ns + run.origin_ns(rank)}
-        for rank, found in rank_memory(run, scope).items()
-        for one in found.steps
-        if low is None or high is None or (one.step is not None and low <= one.step <= high)
+        {"rank": rank, **memory._asdict(), "at_ns": memory.at_ns + run.origin_ns(rank)}
+        for rank, of_rank in rank_memory(run, scope).items()
+        for memory in of_rank.steps
+        if low is None or high is None or (memory.step is not None and low <= memory.step <= high)
     ]
 
 
 def _over_steps(in_steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row per rank and device: the step with the highest peak, the first of equals."""
-    found: dict[tuple[int, str], dict[str, Any]] = {}
+    by_device: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for row in in_steps:
-        device = row["rank"], row["device"]
-        best = found.setdefault(device, row)
-        reserved = max(
-            (one["peak_reserved_bytes"] for one in (best, row) if one["peak_reserved_bytes"]), default=None
-        )
-        if (row["peak_allocated_bytes"], -row["at_ns"]) > (best["peak_allocated_bytes"], -best["at_ns"]):
-            best = row
-        found[device] = best | {"peak_reserved_bytes": reserved}
-    for row in found.values():
+        by_device.setdefault((row["rank"], row["device"]), []).append(row)
+    rows = []
+    for steps in by_device.values():
+        best = max(steps, key=lambda row: (row["peak_allocated_bytes"], -row["at_ns"]))
+        reserved = [row["peak_reserved_bytes"] for row in steps if row["peak_reserved_bytes"]]
+        row = best | {"peak_reserved_bytes": max(reserved, default=None)}
         del row["step"]
-    return list(found.values())
+        rows.append(row)
+    return rows
 
 
 def _growth(troughs: list[tuple[int, int]]) -> int | None:
@@ -185,27 +226,18 @@ def _growth(troughs: list[tuple[int, int]]) -> int | None:
 
 def _leaks(troughs: dict[tuple[int, str], list[tuple[int, int]]]) -> list[Finding]:
     """Memory that grows in every step: info after two increases in a row, warning after three."""
-    found = []
+    findings = []
     for (rank, device), values in troughs.items():
         grown = [after[1] - before[1] for before, after in pairwise(values)]
         if len(grown) < 2 or min(grown) < _MIN_GROWTH_BYTES:
             continue
-        growth, low, high = (
-            Fact(
-                quantity,
-                value,
-                "bytes",
-                f"{device} of rank {rank}{when}",
-                (rank,),
-                {"rank": rank, "device": device} | key,
-            )
-            for quantity, value, when, key in (
-                ("growth_bytes", _growth(values) or 0, "", {}),
-                ("least_bytes", values[0][1], f", step {values[0][0]}", {"step": values[0][0]}),
-                ("least_bytes", values[-1][1], f", step {values[-1][0]}", {"step": values[-1][0]}),
-            )
+        subject, key = f"{device} of rank {rank}", {"rank": rank, "device": device}
+        growth = Fact("growth_bytes", _growth(values) or 0, "bytes", subject, (rank,), key)
+        low, high = (
+            Fact("least_bytes", size, "bytes", f"{subject}, step {step}", (rank,), key | {"step": step})
+            for step, size in (values[0], values[-1])
         )
-        found.append(
+        findings.append(
             Finding(
                 "warning" if len(grown) >= 3 else "info",
                 f"Memory on {device} of rank {rank} grows by {_size(growth)} per step",
@@ -217,7 +249,7 @@ def _leaks(troughs: dict[tuple[int, str], list[tuple[int, int]]]) -> list[Findin
                 facts=(growth, low, high),
             )
         )
-    return found
+    return findings
 
 
 def _size(fact: Fact) -> str:
@@ -227,21 +259,15 @@ def _size(fact: Fact) -> str:
 
 def _pressure(run: Run, scope: Scope, rows: list[dict[str, Any]]) -> list[Finding]:
     """Devices that are nearly full, and devices with much reserved memory that is not allocated at the peak."""
-    found = []
+    findings = []
     sizes = device_memory(run, scope)
     for row in rows:
         if row["device"] == "CPU":
             continue
         rank, device, size = row["rank"], row["device"], sizes.get(row["rank"])
+        subject = f"{device} of rank {rank}"
         reserved, unused, allocated = (
-            Fact(
-                name,
-                row[name] or 0,
-                "bytes",
-                f"{device} of rank {rank}",
-                (rank,),
-                {"rank": rank, "device": device},
-            )
+            Fact(name, row[name] or 0, "bytes", subject, (rank,), {"rank": rank, "device": device})
             for name in ("peak_reserved_bytes", "unused_bytes", "peak_allocated_bytes")
         )
         held, idle = int(reserved.value or 0), int(unused.value or 0)
@@ -252,7 +278,7 @@ def _pressure(run: Run, scope: Scope, rows: list[dict[str, Any]]) -> list[Findin
             share = replace(
                 reserved, quantity="reserved_pct", value=100 * held / size, unit="percent", row={}
             )
-            found.append(
+            findings.append(
                 Finding(
                     "warning",
                     f"Memory of {device} (rank {rank}) is {share.value:.0f} % full",
@@ -266,7 +292,7 @@ def _pressure(run: Run, scope: Scope, rows: list[dict[str, Any]]) -> list[Findin
                 )
             )
         if held and idle >= _MIN_UNUSED_BYTES and 100 * idle > _UNUSED_PCT * held:
-            found.append(
+            findings.append(
                 Finding(
                     "warning" if full else "info",
                     f"{_size(unused)} on {device} (rank {rank}) is reserved but not allocated at the peak",
@@ -277,4 +303,4 @@ def _pressure(run: Run, scope: Scope, rows: list[dict[str, Any]]) -> list[Findin
                     facts=(unused, reserved, allocated),
                 )
             )
-    return found
+    return findings

@@ -23,7 +23,7 @@ from rankscope.analysis.core.intervals import (
     union,
 )
 from rankscope.analysis.core.lost_kernels import kernels_end_in
-from rankscope.analysis.core.notes import left_out
+from rankscope.analysis.core.notes import left_out, unrecorded_note
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
@@ -31,7 +31,6 @@ from rankscope.analysis.core.step_times import StepWindows, windows
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
-from rankscope.units import format_rounded
 
 COLUMNS = (
     Column("rank"),
@@ -211,9 +210,7 @@ def breakdown(run: Run, scope: Scope, by: str | None = None) -> Result:
     unrecorded = _unrecorded(run, scope)
     notes = left_out(run, scope)
     if unrecorded:
-        notes.append(
-            f"left out: {format_rounded('ns', unrecorded)} between the recordings of a rank, which is in no class"
-        )
+        notes.append(unrecorded_note(unrecorded))
     if on_host:
         whose = "" if len(on_host) == len(ranks_in(run, scope)) else f" of ranks {as_ranges(on_host)}"
         notes.append(

@@ -163,11 +163,11 @@ def _finding(run: Run, found: DeviceSums, row: dict[str, Any], steps: int) -> li
         what = "events without a recorded launch"
     else:
         what = f"work launched in {_PHASE_NAMES.get(place.name, place.name)}: mainly {_REASONS[reason]}"
+    why = f"{format_rounded('ns', place.launch_idle / max(steps, 1))}{per_step} before {what}"
     origin = run.origin_ns(rank)
     finding = Finding(
         severity,
-        f"GPU of rank {rank} idle {100 * idle / found.span:.0f} % of the time; "
-        f"{format_rounded('ns', place.launch_idle / max(steps, 1))}{per_step} before {what}",
+        f"GPU of rank {rank} idle {100 * idle / found.span:.0f} % of the time; {why}",
         f"{subject}: {format_rounded('ns', idle)} of {format_rounded('ns', found.span)} in "
         f"{found.gaps:,} gaps: {parts}",
         (rank,),
@@ -176,6 +176,7 @@ def _finding(run: Run, found: DeviceSums, row: dict[str, Any], steps: int) -> li
         facts=facts,
         remedy=Remedy("host gaps gone"),
         names=(place.name,) if place.name and place.name not in _PHASE_NAMES else (),
+        why=why,
     )
     return [OnRank(rank, found.launch_idle / found.span, finding)]
 

@@ -10,7 +10,7 @@ import numpy as np
 from rankscope.analysis.core.device_events import UNKNOWN, DeviceEvents, device_events, ranks_in
 from rankscope.analysis.core.intervals import Ints, length, union
 from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
-from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.result import Column, Result, left_out_note
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.records import dataclass
@@ -87,7 +87,7 @@ def launches(run: Run, scope: Scope, by: str | None = None) -> Result:
     if not inside:
         notes.append(NO_GPU)
     elif without:
-        notes.append(f"left out: {without:,} of {inside:,} GPU events that have no launch in the file")
+        notes.append(left_out_note(f"{without:,} of {inside:,} GPU events that have no launch in the file"))
     return Result("launches", "Launches and queues", scope.window, COLUMNS, rows, notes=tuple(notes))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.memory.curve import memory_curve
+from rankscope.analysis.memory.usage import memory_curve
 from rankscope.errors import UsageError
 from rankscope.text.spelling import did_you_mean
 from rankscope.timeline.run import Run

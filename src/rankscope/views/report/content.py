@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from rankscope.analysis.across_ranks.step_picture import step_picture
 from rankscope.analysis.core.ceilings import device_names
-from rankscope.analysis.core.result import SEVERITIES, Finding, Found, Result, Severity
+from rankscope.analysis.core.result import SEVERITIES, Finding, Result, Severity
 from rankscope.analysis.core.rollups import are_worth_it
 from rankscope.analysis.core.scope import Scope, step_numbers
 from rankscope.analysis.core.step_times import run_step_times
@@ -26,7 +26,7 @@ from rankscope.units import format_bytes, format_ns
 from rankscope.views.charts import CHARTS, Chart, NothingToDrawError, chart_in_run, rank_heatmap
 from rankscope.views.charts.report_charts import two_breakdowns
 from rankscope.views.charts.step_picture import NARROW, WIDE, step_picture_chart
-from rankscope.views.commands import advice_and_commands, found_with_paths, result_with_paths
+from rankscope.views.commands import advice_and_commands, finding_with_paths, result_with_paths
 from rankscope.views.report.one_line import one_line
 from rankscope.views.text import sentence
 
@@ -118,7 +118,7 @@ class Content:
     headline: Headline
     doubts: tuple[Doubt, ...]
     figures: tuple[Figure, ...]
-    findings: tuple[Found, ...]
+    findings: tuple[Finding, ...]
     """In the order of `stats`; of two runs, those of the comparison first."""
     step_ns: float | None
     """The mean step, of which costs are shares; None in a run without steps."""
@@ -168,15 +168,16 @@ def build(request: Request, compared: Result | None = None) -> Content:
     for name, topic in report_order():
         few = _few_ranks(request, sections) if name in _OF_FEW_RANKS else None
         sections.append(_section(_narrowed(request, few) if few else request, name, topic, few))
-    found = [found_with_paths(one, runs) for one in collect(run, scope)]
+    findings = [finding_with_paths(finding, runs) for finding in collect(run, scope)]
     overview = summary(run, scope)
     if compared is None:
-        headline = _headline(request, found, overview)
+        headline = _headline(request, findings, overview)
     else:
         compared = result_with_paths(compared, runs)
         sections = [*_change_sections(request, compared), *sections]
         headline = _change_headline(request, compared, overview)
-        found = [*(Found("diff", one) for one in compared.findings if one.severity != "ok"), *found]
+        changes = [replace(one, report="diff") for one in compared.findings if one.severity != "ok"]
+        findings = [*changes, *findings]
     results = {section.name: section.result for section in sections}
     blamed = {rank for name in _NAME_RANKS if name in results for rank in _blamed(results[name])}
     return Content(
@@ -185,7 +186,7 @@ def build(request: Request, compared: Result | None = None) -> Content:
         headline=headline,
         doubts=doubts(run, scope),
         figures=tuple(_figures(overview, list(run_step_times(run, scope).values()))),
-        findings=tuple(found),
+        findings=tuple(findings),
         step_ns=overview.facts["mean_step_ns"],
         heatmap=_heatmap(run, scope, blamed),
         sections=tuple(sections),
@@ -219,32 +220,27 @@ def _saving_on_average(cost_ns: int | None, overview: Result) -> str:
     return f"{text} on average" if text and differs else text
 
 
-def _headline(request: Request, found: list[Found], overview: Result) -> Headline:
+def _headline(request: Request, findings: list[Finding], overview: Result) -> Headline:
     """The costliest finding of warning or above; without one, what a step consists of."""
-    bad = [one.finding for one in found if one.finding.severity in ("warning", "critical")]
+    bad = [finding for finding in findings if finding.severity in ("warning", "critical")]
     look = ("Look closer", f"rankscope view {request.path}")
     if not _is_traced(request.run):
         look = ("All findings", f"rankscope stats {request.path} -r findings")
     if not bad:
         return Headline(
             f"{overview.title}.",
-            _without_warnings(found),
+            _without_warnings(findings),
             picture=_picture(request, None),
             commands=(look,),
         )
     worst = bad[0]
-    title, _, rest = worst.title.partition("; ")
     advice, commands = advice_and_commands(worst.hint)
     step_ns = overview.facts["mean_step_ns"]
     share = worst.cost_ns / step_ns if worst.cost_ns and step_ns else None
+    why = f"Cause: {worst.why}" if worst.why and worst.fact("cause") else worst.why
     return Headline(
-        title,
-        " ".join(
-            map(
-                sentence,
-                filter(None, (f"Cause: {rest}" if worst.fact("cause") and rest else rest, worst.evidence)),
-            )
-        ),
+        worst.headline,
+        " ".join(map(sentence, filter(None, (why, worst.evidence)))),
         f"-{100 * share:.0f} %" if share is not None and share <= 1 else "",
         _saving_on_average(worst.cost_ns, overview),
         is_worse=True,
@@ -398,10 +394,10 @@ def _blamed(result: Result) -> set[int]:
     }
 
 
-def _without_warnings(found: list[Found]) -> str:
-    if not found:
+def _without_warnings(findings: list[Finding]) -> str:
+    if not findings:
         return "No report has a finding."
-    return f"No report has a warning; {len(found)} finding{'s' * (len(found) > 1)} for information."
+    return f"No report has a warning; {len(findings)} finding{'s' * (len(findings) > 1)} for information."
 
 
 def _subtitle(run: Run, scope: Scope) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
-from rankscope.analysis.core.result import Found, Result
+from rankscope.analysis.core.result import Finding, Result
 from rankscope.version import __version__
 from rankscope.views.charts import Chart
 from rankscope.views.charts.theme import style_variables
@@ -183,20 +183,19 @@ def _folded(anchor: str, severity: str, name: str, line: str, note: str, inside:
 def _findings(content: Content) -> str:
     shown = {section.name for section in content.sections if not section.empty}
     rows = "".join(
-        _finding(number, one, content.step_ns, one.report in shown)
-        for number, one in enumerate(content.findings, 1)
+        _finding(number, finding, content.step_ns, finding.report in shown)
+        for number, finding in enumerate(content.findings, 1)
     )
     return f'<section id="findings"><h2>Findings</h2>{rows or "<p>No report has a finding.</p>"}</section>'
 
 
-def _finding(number: int, found: Found, step_ns: float | None, has_section: bool) -> str:
-    finding = found.finding
+def _finding(number: int, finding: Finding, step_ns: float | None, has_section: bool) -> str:
     evidence = f"<p>{escape(sentence(finding.evidence))}</p>" if finding.evidence else ""
     advice, commands = advice_and_commands(finding.hint)
     next_step = f"<p><b>Next:</b> {escape(advice)}</p>" if advice else ""
     listed = "".join(f"<p>{escape(what)}: {_command(how)}</p>" for what, how in commands)
     source = (
-        f'<p>All figures: <a href="#{escape(found.report)}">{escape(found.report)}</a>.</p>'
+        f'<p>All figures: <a href="#{escape(finding.report)}">{escape(finding.report)}</a>.</p>'
         if has_section
         else ""
     )
@@ -204,7 +203,7 @@ def _finding(number: int, found: Found, step_ns: float | None, has_section: bool
     return _folded(
         f"finding-{number}",
         finding.severity,
-        f"{number}. {found.report}",
+        f"{number}. {finding.report}",
         finding.title,
         note,
         evidence + next_step + listed + source,

@@ -6,8 +6,8 @@ time from the start of its first GPU work to the end of its last. Ranges that en
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,13 +18,14 @@ from rankscope.analysis.compat.nsys.rows import (
     RANGES,
     TAG,
     NsysTable,
+    columns,
     number,
     rank_key,
     slices_of,
     statistic_columns,
     statistics,
 )
-from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.timeline.run import Run
 
@@ -66,9 +67,9 @@ _KERNELS = NsysTable(
     "nvtx_kern_sum",
     "NVTX Range Kernel Summary",
     (
-        *map(Column, ("NVTX Range", "Style", "PID", "TID", "NVTX Inst", "Kern Inst", "Total Time (ns)")),
+        *columns("NVTX Range|Style|PID|TID|NVTX Inst|Kern Inst|Total Time (ns)"),
         *statistic_columns(),
-        Column("Kernel Name"),
+        *columns("Kernel Name"),
     ),
     "kernel",
 )
@@ -128,10 +129,10 @@ def _project(run: Run, scope: Scope) -> list[_Projected]:
         GROUP BY l.rank, l.segment, r.range_id ORDER BY l.rank, l.segment, r.range_id NULLS FIRST
         """
     )
-    found = [_Projected(*row) for row in rows]
-    if not any(item.range_id is not None for item in found):
+    projected = [_Projected(*row) for row in rows]
+    if not any(item.range_id is not None for item in projected):
         return []
-    return _with_ancestry(found, _parents(run, scope))
+    return _with_ancestry(projected, _parents(run, scope))
 
 
 def _parents(run: Run, scope: Scope) -> dict[tuple[int, int, int], int]:
@@ -149,50 +150,39 @@ def _parents(run: Run, scope: Scope) -> dict[tuple[int, int, int], int]:
     return {(rank, segment, child): parent for rank, segment, child, parent in rows}
 
 
-def _with_ancestry(found: list[_Projected], parents: dict[tuple[int, int, int], int]) -> list[_Projected]:
+def _with_ancestry(projected: list[_Projected], parents: dict[tuple[int, int, int], int]) -> list[_Projected]:
     """Add the level, the number of children with GPU work, and the path from the outermost range."""
-    children: dict[tuple[int, int, int], int] = {}
-    for item in found:
-        if item.range_id is not None:
-            parent = parents.get((item.rank, item.segment, item.range_id))
-            if parent is not None:
-                key = (item.rank, item.segment, parent)
-                children[key] = children.get(key, 0) + 1
+    children = Counter(
+        (item.rank, item.segment, parents.get((item.rank, item.segment, item.range_id)))
+        for item in projected
+        if item.range_id is not None
+    )
     result = []
-    for item in found:
+    for item in projected:
         if item.range_id is None:
             result.append(item)
             continue
         way = [item.range_id]
         while (up := parents.get((item.rank, item.segment, way[-1]))) is not None:
             way.append(up)
-        more: dict[str, Any] = {
-            "level": len(way) - 1,
-            "children": children.get((item.rank, item.segment, item.range_id), 0),
-            "parent": way[1] if len(way) > 1 else None,
-            "stack": "".join(f":{number}" for number in reversed(way)),
-        }
-        result.append(_Projected(**{**item.__dict__, **more}))
+        result.append(
+            replace(
+                item,
+                level=len(way) - 1,
+                children=children[item.rank, item.segment, item.range_id],
+                parent=way[1] if len(way) > 1 else None,
+                stack="".join(f":{number}" for number in reversed(way)),
+            )
+        )
     return result
 
 
 _TRACE = NsysTable(
     "nvtx_gpu_proj_trace",
     "NVTX GPU Projection Trace",
-    tuple(
-        map(
-            Column,
-            (
-                *(
-                    "Name",
-                    "Projected Start (ns)",
-                    "Projected Duration (ns)",
-                    "Orig Start (ns)",
-                    "Orig Duration (ns)",
-                ),
-                *("Style", "PID", "TID", "NumGPUOps", "Lvl", "NumChild", "RangeId", "ParentId", "RangeStack"),
-            ),
-        )
+    columns(
+        "Name|Projected Start (ns)|Projected Duration (ns)|Orig Start (ns)|Orig Duration (ns)|Style|PID|TID|NumGPUOps|"
+        "Lvl|NumChild|RangeId|ParentId|RangeStack"
     ),
     "projection",
 )
@@ -215,10 +205,10 @@ _SUMMARY = NsysTable(
     "nvtx_gpu_proj_sum",
     "NVTX GPU Projection Summary",
     (
-        *map(Column, ("Range", "Style", "Total Proj Time (ns)", "Total Range Time (ns)", "Range Instances")),
+        *columns("Range|Style|Total Proj Time (ns)|Total Range Time (ns)|Range Instances"),
         *statistic_columns("Proj "),
-        Column("Total GPU Ops"),
-        *(Column(name, decimals=1) for name in ("Avg GPU Ops", "Avg Range Lvl", "Avg Num Child")),
+        *columns("Total GPU Ops"),
+        *columns("Avg GPU Ops|Avg Range Lvl|Avg Num Child", 1),
     ),
     "projection",
 )

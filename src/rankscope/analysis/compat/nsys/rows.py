@@ -93,12 +93,14 @@ def statistics(value: str, alias: str = "") -> str:
     )
 
 
+def columns(names: str, decimals: int | None = None) -> tuple[Column, ...]:
+    """From their headings, separated by bars."""
+    return tuple(Column(name, decimals=decimals) for name in names.split("|"))
+
+
 def statistic_columns(prefix: str = "") -> tuple[Column, ...]:
-    exact = {"Min": None, "Max": None}
-    return tuple(
-        Column(f"{prefix}{name} (ns)", decimals=exact.get(name, 1))
-        for name in ("Avg", "Med", "Min", "Max", "StdDev")
-    )
+    decimals = {"Avg": 1, "Med": 1, "Min": None, "Max": None, "StdDev": 1}
+    return tuple(Column(f"{prefix}{name} (ns)", decimals=digits) for name, digits in decimals.items())
 
 
 @dataclass(frozen=True)

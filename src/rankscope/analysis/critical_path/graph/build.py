@@ -1,4 +1,8 @@
-"""Build the graph of a run from the store: columns with SQL, edges with numpy."""
+"""Build the graph of a run from the store: columns with SQL, edges with numpy.
+
+Device nodes wait for their launch, their stream and other streams; host nodes are launches, synchronising calls, waits
+for data, host collectives (gloo) and steps.
+"""
 
 from __future__ import annotations
 
@@ -9,44 +13,368 @@ import numpy as np
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.device_events import UNKNOWN, device_events, ranks_in
-from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.host_spans import dataloader_spans
+from rankscope.analysis.core.intervals import Ints, intersect
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.rollups import part_of
-from rankscope.analysis.core.scope import Scope, step_numbers
-from rankscope.analysis.core.step_times import periods
-from rankscope.analysis.critical_path.graph.device_nodes import device_nodes
-from rankscope.analysis.critical_path.graph.host_nodes import OWN_NAMES, host_nodes, with_targets
+from rankscope.analysis.core.run_steps import in_order_of_start
+from rankscope.analysis.core.scope import Scope, step_numbers, steps_in_scope
+from rankscope.analysis.core.step_times import host_windows, periods, recordings
 from rankscope.analysis.critical_path.graph.nodes import (
+    DEVICE_CLASSES,
+    HOST_CLASSES,
     NONE,
     DeviceNodes,
     Graph,
     HostNodes,
+    Lags,
+    Mask,
     MatchedCollectives,
+    cross_stream,
+    event_key,
+    follow,
+    latest_end_between,
+    previous_on_stream,
+    shortest,
 )
+from rankscope.analysis.within_rank.sync_calls import waiting_calls
+from rankscope.records import dataclass
+from rankscope.store.arrays import number_rows
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
+
+
+@dataclass(frozen=True)
+class HostCollectives:
+    """One entry for each collective and rank."""
+
+    rows: Collectives
+    rank: Ints
+    """Index of the rank in the graph."""
+    begins: Ints
+    """Start of its slice; rows.start is later, after the synchronisation with its own GPU."""
+    name: Ints
+    waited_for: Mask
+    """The host ran no op at its end."""
+
+
+def host_collectives(run: Run, scope: Scope, rows: Collectives, number: Ints) -> HostCollectives:
+    """The entries for `rows`, with their slices from the store."""
+    if len(rows.rank) == 0:
+        none = np.zeros(0, dtype=np.int64)
+        return HostCollectives(rows, none, none, none, none.astype(bool))
+    slices = run.arrays(
+        "SELECT s.rank::BIGINT AS rank, s.segment::BIGINT AS segment, s.id, s.start_ns AS start, "
+        "n.code FROM slices s "
+        "JOIN collectives c ON c.rank = s.rank AND c.segment = s.segment AND c.id = s.id "
+        "JOIN internal.names n ON n.category = s.category AND n.name = s.name WHERE c.place = 'host'"
+    )
+    keys = event_key(slices["rank"], slices["segment"], slices["id"])
+    order = np.argsort(keys)
+    at = order[np.searchsorted(keys, event_key(rows.rank, rows.segment, rows.slice), sorter=order)]
+    waited_for = ~_host_works(run, scope, rows)
+    return HostCollectives(rows, number[rows.rank], slices["start"][at], slices["code"][at], waited_for)
+
+
+def _host_works(run: Run, scope: Scope, rows: Collectives) -> Mask:
+    """Whether the host runs an op at the end of each collective; then it did not wait for the collective."""
+    ops = run.arrays(
+        "SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop FROM slices "
+        f"WHERE category = 'cpu_op' AND name LIKE 'aten::%' AND {scope.where()}"
+    )
+    width = int(max(ops["stop"].max(initial=0), rows.end.max())) + 2
+    ends = rows.rank * width + rows.end
+    order = np.argsort(ends)
+    # Sorts the ends, which are few, not the ops: each op covers the ends between its own start and end.
+    first = np.searchsorted(ends, ops["rank"] * width + ops["start"], side="right", sorter=order)
+    after = np.searchsorted(ends, ops["rank"] * width + ops["stop"], side="left", sorter=order)
+    covers = first < after
+    change = np.bincount(first[covers], minlength=len(ends) + 1) - np.bincount(
+        after[covers], minlength=len(ends) + 1
+    )
+    works = np.zeros(len(ends), dtype=bool)
+    works[order] = np.cumsum(change)[:-1] > 0
+    return works
+
+
+def chain_threads(host: dict[str, Ints], comm: HostCollectives) -> None:
+    """Set the previous node of each host node, and mark the nodes inside a host collective after its data arrived."""
+    rows, count = comm.rows, len(host["rank"])
+    chain = np.full(count, NONE)
+    if len(rows.rank):
+        served = _thread(comm.rank, rows.segment, rows.track)
+        order = np.lexsort((comm.begins, served))
+        width = int(max(host["time"].max(initial=0), rows.end.max())) + 2
+        thread = _thread(host["rank"], host["file"], host["track"])
+        _, number_of = np.unique(np.concatenate([served, thread]), return_inverse=True)
+        keys = number_of[: len(served)][order] * width + comm.begins[order]
+        at = np.searchsorted(keys, number_of[len(served) :] * width + host["time"], side="right") - 1
+        entry = order[np.maximum(at, 0)]
+        good = (
+            (at >= 0)
+            & (served[entry] == thread)
+            & (host["time"] <= rows.end[entry])
+            & (host["track"] != NONE)
+        )
+        chain[good] = entry[good]
+        late = good & (host["time"] > rows.start[entry]) & (host["opens"] == NONE)
+        host["match"] = np.where(late, rows.match[entry], host["match"])
+    host["before"] = _before(host["rank"], chain)
+
+
+def _thread(rank: Ints, segment: Ints, track: Ints) -> Ints:
+    return (rank << 32) | ((segment + 1) << 24) | (track + 1)
+
+
+def _before(rank: Ints, chain: Ints) -> Ints:
+    """The previous node of the same chain, else the last node of the rank that is in no chain."""
+    count = len(rank)
+    places = np.arange(count)
+    free = np.where(chain == NONE, places, NONE)
+    last_free = np.maximum.accumulate(free) if count else free
+    before = np.full(count, NONE)
+    before[1:] = last_free[:-1]
+    inside = np.flatnonzero(chain != NONE)
+    order = inside[np.lexsort((inside, chain[inside], rank[inside]))]
+    same = (chain[order][1:] == chain[order][:-1]) & (rank[order][1:] == rank[order][:-1])
+    before[order[1:][same]] = order[:-1][same]
+    return np.where((before != NONE) & (rank[np.maximum(before, 0)] == rank), before, NONE)
+
+
+STEP_BEGINS, STEP_ENDS, DATA_WAIT, RECORDING_BEGINS, RECORDING_ENDS = OWN_NAMES = (
+    "the step begins",
+    "the step ends",
+    "waiting for data",
+    "the recording begins",
+    "the recording ends",
+)
+"""Names for nodes that have no name in the file."""
+_HOST, _DATALOADER, _SYNC, _BETWEEN, _UNRECORDED = range(len(HOST_CLASSES))
+_DEFAULTS = {
+    "target_low": NONE,
+    "match": NONE,
+    "opens": NONE,
+    "step": NONE,
+    "is_end": 0,
+    "sync": 0,
+    "file": NONE,
+    "track": NONE,
+}
+"""Column values of a node where none are given."""
+
+
+class _Collector:
+    """Collects host nodes, one row each, and sorts them at the end."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[int, Ints, dict[str, Any]]] = []
+        self.count = 0
+
+    def add(self, rank: Ints, time: Ints, order: int, kind: Any, name: Any, **more: Any) -> Ints:
+        """Returns the numbers of the new rows before sorting. `order` sorts rows at the same time."""
+        numbers = np.arange(self.count, self.count + len(rank))
+        self.parts.append((order, numbers, {"rank": rank, "time": time, "kind": kind, "name": name, **more}))
+        self.count += len(rank)
+        return numbers
+
+    def sorted(self) -> tuple[dict[str, Ints], Ints]:
+        """The rows sorted by rank and time, and the new place of each row number."""
+        # A stable sort by one key is fast, because the parts are mostly sorted already.
+        parts = sorted(self.parts, key=lambda part: part[0])
+        rank, time = (np.concatenate([part[2][key] for part in parts]) for key in ("rank", "time"))
+        since = time - time.min() if len(time) else time
+        order = np.argsort(rank * (since.max(initial=0) + 1) + since, kind="stable")
+        position = np.empty(self.count, dtype=np.int64)
+        position[np.concatenate([numbers for _, numbers, _ in parts])[order]] = np.arange(self.count)
+        columns = {"rank": rank[order], "time": time[order]}
+        for key, default in {"kind": 0, "name": 0, **_DEFAULTS}.items():
+            columns[key] = np.full(self.count, default)
+            for _, numbers, values in parts:
+                if key in values:
+                    columns[key][position[numbers]] = values[key]
+        return columns, position
+
+
+def host_nodes(
+    run: Run, scope: Scope, raw: dict[str, Any], on_host: Collectives, number: Ints
+) -> tuple[dict[str, Ints], Ints]:
+    """The host nodes as columns, and the host node that launched each device event."""
+    nodes = _Collector()
+    code = {name: len(all_names(run)) + number for number, name in enumerate(OWN_NAMES)}
+    steps = in_order_of_start(steps_in_scope(run, scope))
+    who = number[steps["rank"]]
+    same_rank = np.diff(who, prepend=NONE) == 0
+    new_cycle = same_rank & (np.diff(steps["segment"], prepend=NONE) != 0)
+    before = np.where(new_cycle & (scope.steps is not None), _UNRECORDED, _BETWEEN)
+    if scope.steps is None:
+        _add_recordings(run, scope, nodes, number, code)
+    nodes.add(who, steps["start"], 1, before, code[STEP_BEGINS], step=steps["step"])
+    nodes.add(who, steps["stop"], 9, _HOST, code[STEP_ENDS], step=steps["step"], is_end=1)
+    launched = np.flatnonzero(raw["launch"] != NONE)
+    keys = event_key(raw["rank"][launched], raw["segment"][launched], raw["launch"][launched])
+    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+    calls = launched[first]
+    where = {"file": raw["segment"][calls], "track": raw["launch_track"][calls]}
+    launches = nodes.add(raw["rank"][calls], raw["launch_start"][calls], 5, _HOST, raw["op"][calls], **where)
+    # A call that returns after its copy has ended made the host wait for the copy.
+    blocking = calls[raw["end"][calls] <= raw["launch_end"][calls]]
+    nodes.add(
+        raw["rank"][blocking], raw["launch_end"][blocking], 6, _SYNC, raw["op"][blocking],
+        target_low=raw["launch_start"][blocking], sync=1,
+        file=raw["segment"][blocking], track=raw["launch_track"][blocking],
+    )  # fmt: skip
+    _add_syncs(run, scope, nodes, number)
+    _add_data_waits(run, scope, nodes, number, code)
+    comm = host_collectives(run, scope, on_host, number)
+    _add_host_collectives(nodes, comm)
+    host, position = nodes.sorted()
+    chain_threads(host, comm)
+    launch = np.full(len(raw["rank"]), NONE)
+    launch[launched] = position[launches[which]]
+    return host, launch
+
+
+def _add_recordings(run: Run, scope: Scope, nodes: _Collector, number: Ints, code: dict[str, int]) -> None:
+    """Where the window is not cut into steps, the recordings of a rank are apart: what is between them is unknown."""
+    for rank in ranks_in(run, scope):
+        begin, end = recordings(run)[rank]
+        who = np.full(len(begin[1:]), number[rank])
+        # It ends with the last of its events, which are mostly of the device.
+        nodes.add(who, end[:-1], 9, _SYNC, code[RECORDING_ENDS], target_low=begin[:-1], sync=1, is_end=1)
+        nodes.add(who, begin[1:], 0, _UNRECORDED, code[RECORDING_BEGINS])
+
+
+def _add_syncs(run: Run, scope: Scope, nodes: _Collector, number: Ints) -> None:
+    calls = waiting_calls(run, scope)
+    calls = {key: values[calls["waits"] == 1] for key, values in calls.items()}
+    ops = np.where(calls["op"] == UNKNOWN, calls["name"], calls["op"])
+    who = number[calls["rank"]]
+    where = {"file": calls["segment"], "track": calls["track"]}
+    nodes.add(who, calls["start"], 5, _HOST, ops, **where)
+    nodes.add(
+        who, calls["stop"], 6, _SYNC, calls["name"],
+        target_low=calls["start"], sync=1, **where,
+    )  # fmt: skip
+
+
+def _add_data_waits(run: Run, scope: Scope, nodes: _Collector, number: Ints, code: dict[str, int]) -> None:
+    name = code[DATA_WAIT]
+    for rank in ranks_in(run, scope):
+        waits, steps = dataloader_spans(run, rank), host_windows(run, rank, scope)
+        if scope.steps is not None:
+            waits = intersect(waits, steps.intervals)
+        who = np.full(len(waits.start), number[rank])
+        nodes.add(who, waits.start, 2, _HOST, name)
+        nodes.add(who, waits.end, 8, _DATALOADER, name)
+
+
+def _add_host_collectives(nodes: _Collector, comm: HostCollectives) -> None:
+    """Nodes at the start of each host collective, and at the end of those that the host waits for."""
+    rows, ends = comm.rows, comm.waited_for
+    nodes.add(
+        comm.rank, rows.start, 7, _HOST, comm.name, opens=rows.match, file=rows.segment, track=rows.track
+    )
+    nodes.add(comm.rank[ends], rows.end[ends], 6, _HOST, comm.name[ends], match=rows.match[ends])
+
+
+def with_targets(raw: dict[str, Ints], device: DeviceNodes, lags: Lags, ranks: int) -> tuple[HostNodes, Lags]:
+    """Add to each synchronising call the device node it waited for: the one that ended last during the call."""
+    target = np.full(len(raw["rank"]), NONE)
+    syncs = np.flatnonzero(raw["sync"] == 1)
+    if len(syncs):
+        target[syncs] = latest_end_between(
+            device.rank, device.end, raw["rank"][syncs], raw["target_low"][syncs], raw["time"][syncs]
+        )
+    returned = np.where(target != NONE, raw["time"] - follow(target, device.end, 0), NONE)
+    host = HostNodes(
+        raw["rank"], raw["time"], raw["kind"], raw["name"], target, raw["before"], raw["match"], raw["opens"],
+        raw["step"], raw["is_end"].astype(bool),
+    )  # fmt: skip
+    return host, Lags(lags.launch, lags.stream, lags.other, shortest(raw["rank"], returned, ranks))
+
+
+def device_nodes(
+    raw: dict[str, Any], launch: Ints, host: dict[str, Ints], on_device: Collectives, number: Ints, ranks: int
+) -> tuple[DeviceNodes, Lags]:
+    """The nodes of the events in `raw`, and the shortest delays from cause to effect."""
+    rank, start, end = raw["rank"], raw["start"], raw["end"]
+    _, stream = number_rows([rank, raw["segment"], raw["track"]])
+    before = previous_on_stream(stream)
+    never = np.iinfo(np.int64).min // 2
+    ready, ended = follow(launch, host["time"], never), follow(before, end, never)
+    after_launch = np.where(launch != NONE, start - ready, NONE)
+    lag_launch = shortest(rank, after_launch, ranks)
+    # Only where an event was launched before the one ahead of it ended does the gap belong to the stream.
+    queued = (before != NONE) & (ready + lag_launch[rank] <= ended)
+    lag_stream = shortest(rank, np.where(queued, start - ended, NONE), ranks)
+    expected = np.maximum(ready + lag_launch[rank], ended + lag_stream[rank])
+    is_comm = raw["kind"] == DEVICE_CLASSES.index("comm")
+    other = cross_stream(rank, stream, start, end, expected)
+    other = np.where((other == NONE) & is_comm, _computed_before(rank, launch, start, end, is_comm), other)
+    # An event of an earlier cycle of the profiler is not the cause: what ran since was not recorded.
+    other = np.where(follow(other, raw["segment"], NONE) == raw["segment"], other, NONE)
+    after_other = np.where(other != NONE, start - follow(other, end, 0), NONE)
+    match = _matches(raw, on_device, number)
+    device = DeviceNodes(
+        rank, raw["step"], stream, start, end, raw["kind"], raw["name"], launch, before, other, match
+    )
+    return device, Lags(
+        lag_launch, lag_stream, shortest(rank, after_other, ranks), np.zeros(ranks, dtype=np.int64)
+    )
+
+
+def _computed_before(rank: Ints, launch: Ints, start: Ints, end: Ints, is_comm: Mask) -> Ints:
+    """For the kernel of a collective, the work launched last before it: c10d makes the kernel wait for that."""
+    computed = np.full(len(rank), NONE)
+    work = np.flatnonzero(~is_comm & (launch != NONE))
+    comm = np.flatnonzero(is_comm & (launch != NONE))
+    if len(work) == 0 or len(comm) == 0:
+        return computed
+    order = work[np.argsort(launch[work], kind="stable")]  # host nodes are sorted by rank and time
+    at = np.searchsorted(launch[order], launch[comm]) - 1
+    before = order[np.maximum(at, 0)]
+    good = (at >= 0) & (rank[before] == rank[comm]) & (end[before] <= start[comm])
+    computed[comm[good]] = before[good]
+    return computed
+
+
+def _matches(raw: dict[str, Any], on_device: Collectives, number: Ints) -> Ints:
+    """The number of each device event's collective."""
+    match = np.full(len(raw["rank"]), NONE)
+    if len(on_device.rank) == 0 or len(match) == 0:
+        return match
+    theirs = event_key(number[on_device.rank], on_device.segment, on_device.slice)
+    ours = event_key(raw["rank"], raw["segment"], raw["id"])
+    order = np.argsort(ours, kind="stable")  # nearly in order already
+    at = np.minimum(np.searchsorted(ours, theirs, sorter=order), len(ours) - 1)
+    good = ours[order[at]] == theirs
+    match[order[at[good]]] = on_device.match[good]
+    return match
 
 
 @once_per_run
 def graph_of(run: Run, scope: Scope) -> Graph:
     """The graph of the events in scope."""
     run = part_of(run, scope.ranks)
-    found = waits(run, scope)
-    return build_graph(run, scope, found.rows, len(found.transfer))
+    all_waits = waits(run, scope)
+    return build_graph(run, scope, all_waits.rows, len(all_waits.transfer))
 
 
 def build_graph(run: Run, scope: Scope, rows: Collectives, matches: int) -> Graph:
     """The graph of the events in scope, in which the collectives `rows` meet."""
-    ranks = tuple(rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks)
+    ranks = tuple(scope.ranks_in(run))
     number = np.full(max(ranks, default=0) + 1, NONE)
     number[list(ranks)] = np.arange(len(ranks))
     raw = _device_columns(run, scope)
     raw["rank"] = number[raw["rank"]]
-    on_device, on_host = _in_graph(rows, number)
+    # The matched collectives of the ranks in the graph.
+    matched = (rows.rank < len(number)) & (rows.rank >= 0) & (rows.match != NONE)
+    mine = matched & (number[np.where(matched, rows.rank, 0)] != NONE)
+    on_device, on_host = rows.pick(mine & rows.on_device), rows.pick(mine & ~rows.on_device)
     host_columns, launch = host_nodes(run, scope, raw, on_host, number)
     device, lags = device_nodes(raw, launch, host_columns, on_device, number, len(ranks))
     host, lags = with_targets(host_columns, device, lags, len(ranks))
-    matched = _matched_collectives(rows, matches, on_host, device, host, number)
+    meetings = _matched_collectives(rows, matches, on_host, device, host, number)
     steps = tuple(step_numbers(run, scope))
     return Graph(
         ranks,
@@ -54,12 +382,9 @@ def build_graph(run: Run, scope: Scope, rows: Collectives, matches: int) -> Grap
         device,
         host,
         lags,
-        matched,
+        meetings,
         window_of(
-            run,
-            scope,
-            np.concatenate([device.start, host.time]),
-            np.concatenate([device.end, host.time]),
+            run, scope, np.concatenate([device.start, host.time]), np.concatenate([device.end, host.time])
         ),
         steps,
         graph_notes(int((device.launch == NONE).sum()), steps),
@@ -75,15 +400,15 @@ def _device_columns(run: Run, scope: Scope) -> dict[str, Any]:
     """Device activity by rank and start, with its launch call and the op it was launched for."""
     parts = []
     for rank in ranks_in(run, scope):
-        found = device_events(run, rank, scope)
-        order = np.lexsort((found.id, found.start))
-        name, op = found.work[order], found.op[order]
+        events = device_events(run, rank, scope)
+        order = np.lexsort((events.id, events.start))
+        name, op = events.work[order], events.op[order]
         parts.append(
             {
-                "rank": np.full(len(found), rank),
+                "rank": np.full(len(events), rank),
                 "name": name,
                 "op": np.where(op == UNKNOWN, name, op),
-                **{key: getattr(found, key)[order] for key in _COLUMNS},
+                **{key: getattr(events, key)[order] for key in _COLUMNS},
             }
         )
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
@@ -108,13 +433,6 @@ def graph_notes(lost: int, steps: tuple[int, ...]) -> tuple[str, ...]:
     if not steps:
         notes.append("no steps: the window is the whole file (call profiler.step() in the loop)")
     return tuple(notes)
-
-
-def _in_graph(rows: Collectives, number: Ints) -> tuple[Collectives, Collectives]:
-    """The matched collectives of the ranks in the graph, on the device and on the host."""
-    known = (rows.rank < len(number)) & (rows.rank >= 0) & (rows.match != NONE)
-    mine = known & (number[np.where(known, rows.rank, 0)] != NONE)
-    return rows.pick(mine & rows.on_device), rows.pick(mine & ~rows.on_device)
 
 
 def _matched_collectives(

@@ -24,7 +24,7 @@ HOST_CLASSES = ("host", "dataloader", "sync", "between", "unrecorded")
 """The class of the time before a host node; 'between' is the time from one step to the next, 'unrecorded' that from one
 cycle of the profiler to the next."""
 _TOLERANCE_NS = 2_000
-"""A start that is at most this much later than launch and stream order allow needs no other cause."""
+"""A start that is at most this much later than launch and stream order allow needs no other cause. Chosen."""
 
 
 @dataclass(frozen=True)
@@ -164,22 +164,22 @@ def latest_end_between(rank: Ints, end: Ints, of: Ints, low: Ints, high: Ints) -
     placed = rank * width + (end - origin)
     order = np.argsort(placed, kind="stable")  # nearly in order already
     at = np.searchsorted(placed, of * width + (high - origin), side="right", sorter=order) - 1
-    found = np.where(at >= 0, order[np.maximum(at, 0)], NONE)
-    good = (found != NONE) & (rank[found] == of) & (end[found] > low)
-    return np.where(good, found, NONE)
+    last = np.where(at >= 0, order[np.maximum(at, 0)], NONE)
+    good = (last != NONE) & (rank[last] == of) & (end[last] > low)
+    return np.where(good, last, NONE)
 
 
-def cross_stream(rank: Ints, stream: Ints, start: Ints, end: Ints, known: Ints) -> Ints:
+def cross_stream(rank: Ints, stream: Ints, start: Ints, end: Ints, expected: Ints) -> Ints:
     """The node of another stream that a node waited for.
 
-    `known` is the earliest start by launch and stream order. For a node that started later, the cause is the node
-    of another stream that ended last before its start, if that was after `known`.
+    `expected` is the earliest start by launch and stream order. For a node that started later, the cause is the node
+    of another stream that ended last before its start, if that was after `expected`.
     """
-    late = np.flatnonzero(start - known > _TOLERANCE_NS)
+    late = np.flatnonzero(start - expected > _TOLERANCE_NS)
     other = np.full(len(rank), NONE)
     if len(late) == 0:
         return other
-    found = latest_end_between(rank, end, rank[late], np.maximum(known[late], 0), start[late])
-    good = (found != NONE) & (stream[np.maximum(found, 0)] != stream[late])
-    other[late[good]] = found[good]
+    last = latest_end_between(rank, end, rank[late], np.maximum(expected[late], 0), start[late])
+    good = (last != NONE) & (stream[np.maximum(last, 0)] != stream[late])
+    other[late[good]] = last[good]
     return other

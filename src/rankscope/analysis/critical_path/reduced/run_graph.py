@@ -1,7 +1,13 @@
-"""The reduced graphs of a run's ranks, joined at their matched collectives."""
+"""The reduced graphs of a run's ranks, joined at their matched collectives; its critical path, and its replay.
+
+The path is by class and rank, without the names of kernels. A replay computes points level by level: a level has the
+points whose causes are all in earlier ones, of all ranks. What one level takes depends little on the number of ranks,
+since its points are computed together.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -16,8 +22,10 @@ from rankscope.analysis.critical_path.graph.nodes import NONE, Mask, MatchedColl
 from rankscope.analysis.critical_path.path import PATH_CLASSES
 from rankscope.analysis.critical_path.reduced.rank_graph import RankGraph, rank_graphs
 from rankscope.analysis.within_rank.kernel_sums import compute_time
+from rankscope.collective_kinds import KINDS
 from rankscope.records import dataclass
 from rankscope.store.arrays import Floats, count_before, number_rows, starts_group
+from rankscope.store.separate_runs import SESSION_GAP_NS
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
 
@@ -33,7 +41,7 @@ class Work:
 
     spent: tuple[Ints, ...]
     """By class, then by way."""
-    own: Ints
+    own_ns: Ints
     """By point: from its start to its end, where it meets no other rank."""
     transfer: Ints
     """By match, from the arrival of the last rank."""
@@ -89,10 +97,10 @@ class ReducedGraph:
         Ways are compared that lead between the same places, class by class.
         """
         slow = {self.ranks.index(rank) for rank in ranks if rank in self.ranks}
-        spent, own = [*work.spent], work.own
+        spent, own_ns = [*work.spent], work.own_ns
         for who in sorted(slow):
-            known = {self.ranks.index(one) for one in peers.get(self.ranks[who], ()) if one in self.ranks}
-            others = sorted(known - slow) or sorted(set(range(len(self.ranks))) - slow)
+            near = {self.ranks.index(peer) for peer in peers.get(self.ranks[who], ()) if peer in self.ranks}
+            others = sorted(near - slow) or sorted(set(range(len(self.ranks))) - slow)
             if not others:
                 continue
             others = others[:: -(-len(others) // _MOST_PEERS)]
@@ -107,19 +115,19 @@ class ReducedGraph:
                 mine = ways[pair.mine]
                 spent[kind][mine] = np.minimum(spent[kind][mine], pair.median(spent[kind][ways]))
             points = np.flatnonzero(compared & np.isin(self.kind, _COMPARED) & ~self.on_host)
-            one = _Compared(self.rank[points], [self.step[points], name[points], nth[points]], who, others)
-            own = own.copy()
-            mine = points[one.mine]
-            own[mine] = np.minimum(own[mine], one.median(own[points]))
-        return replace(work, spent=tuple(spent), own=own)
+            single = _Compared(self.rank[points], [self.step[points], name[points], nth[points]], who, others)
+            own_ns = own_ns.copy()
+            mine = points[single.mine]
+            own_ns[mine] = np.minimum(own_ns[mine], single.median(own_ns[points]))
+        return replace(work, spent=tuple(spent), own_ns=own_ns)
 
 
 class _Compared:
     """Entries that several ranks have at the same place."""
 
-    def __init__(self, rank: Ints, place: Sequence[Ints], who: int, others: Sequence[int]) -> None:
+    def __init__(self, rank: Ints, position: Sequence[Ints], who: int, others: Sequence[int]) -> None:
         self.mine = np.flatnonzero(rank == who)
-        _, number = number_rows(place)
+        _, number = number_rows(position)
         wanted, self._column = np.unique(number[self.mine], return_inverse=True)
         at = np.minimum(np.searchsorted(wanted, number), max(len(wanted) - 1, 0))
         there = (wanted[at] == number) & (rank != who) if len(wanted) else np.zeros(len(rank), dtype=bool)
@@ -131,19 +139,17 @@ class _Compared:
         """By entry of `mine`: the median over the others; a missing entry counts as 0, of several the largest."""
         table = np.zeros(self._shape, dtype=np.int64)
         np.maximum.at(table, self._cell, value[self._entries])
-        found = (
-            np.rint(np.median(table, axis=0)).astype(np.int64) if table.size else np.zeros(0, dtype=np.int64)
-        )
-        return found[self._column.reshape(-1)]
+        middle = np.rint(np.median(table, axis=0)).astype(np.int64) if table.size else _NO_INTS
+        return middle[self._column.reshape(-1)]
 
 
 @once_per_run
 def reduced_graph(run: Run, scope: Scope) -> ReducedGraph:
     """Of the ranks and steps in scope."""
     whole = replace(scope, steps=None).in_run(run)  # what is kept is of all steps
-    known = rank_graphs(run, whole)
-    ranks = tuple(rank for rank in run.ranks if rank in known)
-    parts = [known[rank] for rank in ranks]
+    graphs = rank_graphs(run, whole)
+    ranks = tuple(rank for rank in run.ranks if rank in graphs)
+    parts = [graphs[rank] for rank in ranks]
     sizes = [len(part.start) for part in parts]
     first = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     shift = np.repeat([run.origin_ns(rank) for rank in ranks], sizes).astype(np.int64)
@@ -162,7 +168,15 @@ def reduced_graph(run: Run, scope: Scope) -> ReducedGraph:
     fixed = _joined(parts, "fixed").astype(bool)
     fixed |= np.bincount(to, minlength=len(rank)) == 0
     steps = tuple(step_numbers(run, scope))
-    sync = np.concatenate([_NO_INTS, *(_renumbered(part, syncs) for part in parts)])[used]
+    codes = [np.array([*map(syncs.index, part.syncs), NONE], dtype=np.int64) for part in parts]
+    sync = np.concatenate([_NO_INTS, *(code[part.sync] for code, part in zip(codes, parts, strict=True))])[
+        used
+    ]
+
+    def kernel_shares(chosen: Callable[[str], bool]) -> Floats:
+        named, every = compute_time(run, scope, chosen), compute_time(run, scope, lambda name: True)
+        return np.array([named.get(rank, 0) / every[rank] if every.get(rank) else 0.0 for rank in ranks])
+
     return ReducedGraph(
         ranks=ranks,
         rank=rank,
@@ -185,7 +199,7 @@ def reduced_graph(run: Run, scope: Scope) -> ReducedGraph:
         window=window_of(run, scope, start[inside], end[inside]),
         steps=steps,
         notes=graph_notes(sum(part.lost for part in parts), steps),
-        kernel_shares=lambda chosen: _kernel_shares(run, scope, ranks, chosen),
+        kernel_shares=kernel_shares,
     )
 
 
@@ -198,20 +212,15 @@ def _joined(parts: Sequence[RankGraph], name: str) -> Ints:
 
 def _by_class(classes: Ints, spent: Ints) -> Iterator[Ints]:
     """For each class the time of all ways, from the times that are not 0."""
-    place = np.zeros(len(classes), dtype=np.int64)
+    at = np.zeros(len(classes), dtype=np.int64)
     counts = sum((classes >> kind) & 1 for kind in range(len(PATH_CLASSES)))
-    place[1:] = np.cumsum(counts)[:-1]
+    at[1:] = np.cumsum(counts)[:-1]
     for kind in range(len(PATH_CLASSES)):
         has = ((classes >> kind) & 1).astype(bool)
         time = np.zeros(len(classes), dtype=np.int64)
-        time[has] = spent[place[has]]
-        place += has
+        time[has] = spent[at[has]]
+        at += has
         yield time
-
-
-def _renumbered(part: RankGraph, syncs: Sequence[str]) -> Ints:
-    codes = np.array([*map(syncs.index, part.syncs), NONE], dtype=np.int64)
-    return codes[part.sync]
 
 
 def _matched(
@@ -252,6 +261,174 @@ def _matched(
     )
 
 
-def _kernel_shares(run: Run, scope: Scope, ranks: Sequence[int], chosen: Callable[[str], bool]) -> Floats:
-    named, every = compute_time(run, scope, chosen), compute_time(run, scope, lambda name: True)
-    return np.array([named.get(rank, 0) / every[rank] if every.get(rank) else 0.0 for rank in ranks])
+_COMM, _HOST, _UNRECORDED = map(PATH_CLASSES.index, ("comm", "host", "unrecorded"))
+
+Piece = tuple[int, int, str | None]
+"""Class, rank, and the kind of a collective."""
+
+
+def reduced_path(graph: ReducedGraph) -> Counter[Piece]:
+    """The time of each piece on the path, from the last end back to the start of the window."""
+    time: Counter[Piece] = Counter()
+    inside = np.flatnonzero(graph.inside)
+    if not len(inside):
+        return time
+    low, high = graph.window
+    first_way = np.full(len(graph.rank), NONE)
+    first_way[graph.to[::-1]] = np.arange(len(graph.to))[::-1]
+    matched = graph.collectives
+    spent = graph.work.spent
+    at = int(inside[graph.end[inside].argmax()])
+    now = high
+    for _ in range(len(graph.rank)):  # in case of a cycle
+        if now <= low:
+            break
+        match = int(graph.match[at])
+        arrived = int(matched.last[match]) if match != NONE else at
+        name = KINDS[matched.kind[match]] if match != NONE else None
+        begun = max(int(graph.start[arrived]), low)
+        time[_COMM if match != NONE else int(graph.kind[at]), int(graph.rank[at]), name] += now - begun
+        now, at = begun, arrived
+        way = int(first_way[at])
+        if way == NONE:
+            break
+        origin, rank = int(graph.origin[way]), int(graph.rank[at])
+        if not graph.inside[origin]:  # the rest of the way to the start of the window is not known by class
+            break
+        begun = int(graph.end[origin])
+        for kind, times in enumerate(spent):
+            took = int(times[way])
+            # Of a way that begins before the window, each class counts by the same share.
+            time[kind, rank, None] += took if begun >= low else took * (now - low) // (now - begun)
+        now, at = begun, origin
+    if now > low:
+        # A rank that begins later than this was recorded later: nothing is known of its time before.
+        kind = _UNRECORDED if now - low > SESSION_GAP_NS else _HOST
+        time[kind, int(graph.rank[at]), None] += now - low
+    return +time
+
+
+_NEVER = -(1 << 62)
+
+
+class ReducedReplay:
+    """A reduced graph that is replayed again and again."""
+
+    def __init__(self, graph: ReducedGraph) -> None:
+        self.graph = graph
+        count = len(graph.rank)
+        matches = len(graph.collectives.transfer)
+        self._unit = np.where(graph.match != NONE, graph.match, matches + np.arange(count))
+        # A point that stays where it is has one way, from a point at time 0.
+        stays = np.flatnonzero(graph.inside & graph.fixed)
+        moves = np.flatnonzero(~graph.fixed[graph.to])
+        to = np.concatenate([graph.to[moves], stays])
+        origin = np.concatenate([graph.origin[moves], np.full(len(stays), count)])
+        level = self._levels(to, origin)
+        self.has_cycle = level is None
+        if level is not None:
+            self._prepare(level, to, origin, moves, stays)
+
+    def _levels(self, to: Ints, origin: Ints) -> Ints | None:
+        """By unit (a match, or a point that meets no other rank): its level; None where they wait in a cycle."""
+        graph, unit = self.graph, self._unit
+        level = np.full(len(graph.collectives.transfer) + len(graph.rank), NONE)
+        inner = origin < len(graph.rank)
+        inner[inner] = graph.inside[origin[inner]]
+        cause, effect = unit[origin[inner]], unit[to[inner]]
+        order = np.argsort(cause, kind="stable")
+        cause, effect = cause[order], effect[order]
+        missing = np.bincount(effect, minlength=len(level))
+        first = np.searchsorted(cause, np.arange(len(level) + 1))
+        units = np.unique(unit[graph.inside])
+        ready = units[missing[units] == 0]
+        reached, depth = 0, 0
+        while len(ready):
+            level[ready] = depth
+            reached, depth = reached + len(ready), depth + 1
+            sizes = first[ready + 1] - first[ready]
+            at = np.repeat(first[ready] - np.cumsum(sizes) + sizes, sizes) + np.arange(int(sizes.sum()))
+            following, times = np.unique(effect[at], return_counts=True)
+            missing[following] -= times
+            ready = following[missing[following] == 0]
+        return level if reached == len(units) else None
+
+    def _prepare(self, level: Ints, to: Ints, origin: Ints, moves: Ints, stays: Ints) -> None:
+        graph, unit = self.graph, self._unit
+        points = np.flatnonzero(graph.inside)
+        points = points[np.lexsort((unit[points], level[unit[points]]))]
+        outside = np.flatnonzero(~graph.inside)
+        position = np.empty(len(graph.rank) + 1, dtype=np.int64)
+        position[np.concatenate([points, outside, [len(graph.rank)]])] = np.arange(len(position))
+        self._points, self._moves = points, moves
+        self._rest = np.concatenate([graph.end[outside], [0]])
+        order = np.argsort(position[to], kind="stable")
+        self._order, self._origin = order, position[origin[order]]
+        self._stays = graph.start[stays]
+        done = (
+            graph.end[graph.collectives.last] if len(graph.collectives.last) else np.zeros(1, dtype=np.int64)
+        )
+        self._shift = np.where(
+            graph.match[points] != NONE, graph.end[points] - done[np.maximum(graph.match[points], 0)], 0
+        )
+        heads = np.flatnonzero(starts_group([unit[points]])) if len(points) else points
+        self._heads = points[heads]
+        of_way, of_point = position[to[order]], level[unit[points]]
+        ways = np.flatnonzero(starts_group([of_way])) if len(of_way) else of_way
+        depth = np.arange(int(level.max(initial=NONE)) + 2)
+        bounds = np.searchsorted(of_point, depth)
+        unit_bounds = np.searchsorted(heads, bounds)
+        way_bounds = np.append(ways, len(of_way))[bounds]
+        self._rounds = []
+        for low, high, first, last, begin, stop in zip(
+            bounds[:-1].tolist(), bounds[1:].tolist(), unit_bounds[:-1].tolist(), unit_bounds[1:].tolist(),
+            way_bounds[:-1].tolist(), way_bounds[1:].tolist(), strict=True,
+        ):  # fmt: skip
+            starts = heads[first:last] - low
+            sizes = np.diff(starts, append=high - low)
+            self._rounds.append(
+                (
+                    slice(low, high),
+                    slice(first, last),
+                    slice(begin, stop),
+                    ways[low:high] - begin,
+                    starts,
+                    sizes,
+                )
+            )
+        key = graph.rank[points] * (int(graph.cycle.max(initial=0)) + 1) + graph.cycle[points]
+        self._by_cycle = np.argsort(key, kind="stable")
+        self._cycles = np.flatnonzero(starts_group([key[self._by_cycle]])) if len(key) else key
+
+    def ends(self, work: Work) -> Ints:
+        """The end of each point in the window, in the order of `_points`."""
+        weight = work.spent[0].copy()
+        for times in work.spent[1:]:
+            weight += times
+        weight[~work.waits] = _NEVER
+        weight = np.concatenate([weight[self._moves], self._stays])[self._order]
+        match = self.graph.match[self._heads]
+        transfer = np.append(work.transfer, 0)[match]  # of NONE the last, which is not used
+        took = np.where(match != NONE, transfer, work.own_ns[self._heads])
+        end = np.concatenate([np.zeros(len(self._points), dtype=np.int64), self._rest])
+        for points, units, ways, of_points, of_units, sizes in self._rounds:
+            arrival = np.maximum.reduceat(end[self._origin[ways]] + weight[ways], of_points)
+            arrival -= self._shift[points]
+            done = np.maximum.reduceat(arrival, of_units) + took[units]
+            end[points] = np.repeat(done, sizes) + self._shift[points]
+        return end[: len(self._points)]
+
+    def last_ns(self, work: Work) -> float:
+        """When the last event of a rank ends, cycle by cycle; the mean over ranks."""
+        return self._last(self.ends(work))
+
+    @property
+    def recorded_last_ns(self) -> float:
+        """As it was recorded."""
+        return self._last(self.graph.end[self._points])
+
+    def _last(self, ends: Ints) -> float:
+        if not len(ends):
+            return 0.0
+        last = np.maximum.reduceat(ends[self._by_cycle], self._cycles)
+        return float(last.sum()) / len(np.unique(self.graph.rank[self._points]))

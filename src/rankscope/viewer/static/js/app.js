@@ -17,7 +17,7 @@ import { drawTwin } from "./twin.js";
  *   titles?: string[], steps: import("./layout.js").Step[], second_steps?: import("./layout.js").Step[], clocks?: any, device?: string, world?: number,
  *   reports: { name: string, question: string, by: string[] }[] }} Run
  * @typedef {{ ranks: number[], peers: number[], step: number | null, begin_ns: number, end_ns: number, groups: string[],
- *   slices: { rank: number, segment: number, id: number }[], collective: import("./timeline.js").Collective | null }} Scene viewer/scenes.py */
+ *   slices: { rank: number, segment: number, id: number }[], collective: import("./timeline.js").Collective | null, headline: string, why: string }} Scene viewer/scenes.py */
 
 export class App {
   /** @param {Run} run @param {import("./state.js").Store} store */

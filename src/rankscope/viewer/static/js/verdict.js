@@ -34,8 +34,8 @@ function drawVerdict(app, facts) {
     fill(byId("verdict"), headline("ok", "No problems found.", "No report has a finding."), h("span", { class: "space" }), ...figures(facts));
     return;
   }
-  const [title, ...rest] = finding.title.split("; ");
-  fill(byId("verdict"), headline(finding.severity, title, [...rest, finding.evidence].join("; ")), saving(finding, facts),
+  const { headline: title, why } = finding.scene;
+  fill(byId("verdict"), headline(finding.severity, title, [why, finding.evidence].filter(Boolean).join("; ")), saving(finding, facts),
     h("div", { class: "walk" },
       h("button", { class: "plain", title: "previous finding (P)", onclick: () => app.walk(-1) }, "‹ P"),
       h("span", { class: "quiet" }, `finding ${at + 1} of ${app.findings.length}`),

@@ -1,9 +1,11 @@
-"""Holistic Trace Analysis 0.5: get_temporal_breakdown and get_comm_comp_overlap with default options.
+"""The breakdowns of Holistic Trace Analysis and of TraceLens.
 
-Its behaviour, determined by running it: times with fractions of a µs have their starts rounded up and their ends
-rounded down; with two or more profiler steps, only GPU events launched before the start of the last step are kept;
-every event with a stream is a GPU event, including synchronisation; idle is the window of the kernels minus their
-union.
+HTA 0.5: get_temporal_breakdown and get_comm_comp_overlap with default options. Its behaviour, determined by running it:
+times with fractions of a µs have their starts rounded up and their ends rounded down; with two or more profiler steps,
+only GPU events launched before the start of the last step are kept; every event with a stream is a GPU event, including
+synchronisation; idle is the window of the kernels minus their union.
+
+TraceLens: fills count as computation; GPU events without a launch in the file do not count.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.core.intervals import Intervals, Ints, intersect, length, union
+from rankscope.analysis.core.intervals import Intervals, Ints, intersect, join, length, subtract, union
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.timeline.run import Run
 
-COLUMNS = (
+_HTA_COLUMNS = (
     Column("rank"),
     Column("idle_time_us", "count"),
     Column("compute_time_us", "count"),
@@ -25,7 +27,7 @@ COLUMNS = (
     Column("kernel_time_us", "count"),
     Column("comp_comm_overlap_pctg", "percent"),
 )
-WHY = (
+_HTA_WHY = (
     "HTA rounds starts up and ends down to whole µs, and leaves out the last step when there are two or more; "
     "-r breakdown without --compat does neither"
 )
@@ -34,22 +36,21 @@ _MEMORY = "^(Memcpy|Memset|dma)"
 _NOT_COMPUTE = "Memcpy|^Memset|Sync"
 
 
-def breakdown(run: Run, scope: Scope, by: str | None = None) -> Result:
+def hta_breakdown(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each rank. --steps has no effect, because HTA has no such option."""
     (steps,) = run.rows("SELECT count(DISTINCT name) FROM slices WHERE contains(name, 'ProfilerStep')")[0]
-    ranks = [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
-    rows = [row for rank in ranks if (row := _row(run, rank, drop_last=steps >= 2))]
-    notes = [WHY] if rows else ["no GPU events: HTA would have no result"]
+    rows = [row for rank in scope.ranks_in(run) if (row := _hta_row(run, rank, drop_last=steps >= 2))]
+    notes = [_HTA_WHY] if rows else ["no GPU events: HTA would have no result"]
     if any(row["non_compute_time_us"] < 0 for row in rows):
         notes.append(
             "HTA itself fails on this trace: after its rounding, kernels under 1 µs have a negative duration"
         )
     return Result(
-        "breakdown", "Temporal breakdown as in HTA", "whole file", COLUMNS, rows, notes=tuple(notes)
+        "breakdown", "Temporal breakdown as in HTA", "whole file", _HTA_COLUMNS, rows, notes=tuple(notes)
     )
 
 
-def _row(run: Run, rank: int, drop_last: bool) -> dict[str, Any] | None:
+def _hta_row(run: Run, rank: int, drop_last: bool) -> dict[str, Any] | None:
     launched = "true"
     if drop_last:
         launched = f"""(correlation IS NULL OR correlation IN (
@@ -109,3 +110,48 @@ def _overlap(start: Ints, end: Ints, comm: Any, compute: Any) -> float | None:
     hidden = intersect(communication, union(start[compute], end[compute]))
     total = length(communication)
     return round(100 * length(hidden) / total, 2) if total else None
+
+
+_TRACELENS_COLUMNS = (Column("type"), Column("time_ms"), Column("percent"))
+_TRACELENS_WHY = (
+    "TraceLens counts fills as computation and leaves out GPU events whose launch call is not in the file; "
+    "-r breakdown without --compat includes them, and counts fills as copies"
+)
+
+
+def tracelens_breakdown(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """Eight rows for each rank; with several ranks, a column names the rank. --steps has no effect."""
+    ranks = scope.ranks_in(run)
+    rows = [{"rank": rank, **row} for rank in ranks for row in _tracelens_rows(run, rank)]
+    columns = (Column("rank"), *_TRACELENS_COLUMNS) if len(ranks) > 1 else _TRACELENS_COLUMNS
+    notes = (_TRACELENS_WHY,) if rows else ("no GPU events with a launch: TraceLens would have no result",)
+    return Result("breakdown", "GPU timeline as in TraceLens", "whole file", columns, rows, notes=notes)
+
+
+def _tracelens_rows(run: Run, rank: int) -> list[dict[str, Any]]:
+    events = run.arrays(
+        "SELECT start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop, category = 'gpu_memcpy' AS copy, "
+        "category = 'kernel' AND contains(lower(name), 'nccl') AS comm "
+        f"FROM gpu WHERE rank = {rank} AND launch IS NOT NULL"
+    )
+    start, end, copies, comms = events["start"], events["stop"], events["copy"], events["comm"]
+    if len(start) == 0:
+        return []
+    work = ~(copies | comms)
+    compute, comm, copy = (union(start[mask], end[mask]) for mask in (work, comms, copies))
+    exposed_comm = subtract(comm, compute)
+    busy, total = length(join(compute, comm, copy)), int(end.max() - start.min())
+    times = {
+        "computation_time": length(compute),
+        "exposed_comm_time": length(exposed_comm),
+        "exposed_memcpy_time": length(subtract(subtract(copy, compute), comm)),
+        "busy_time": busy,
+        "idle_time": total - busy,
+        "total_time": total,
+        "total_comm_time": length(comm),
+        "total_memcpy_time": length(copy),
+    }
+    return [
+        {"type": name, "time_ms": round(ns / 1e6, 6), "percent": 100 * ns / total if total else None}
+        for name, ns in times.items()
+    ]

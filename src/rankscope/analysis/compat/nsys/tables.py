@@ -1,4 +1,5 @@
-"""The summaries of `nsys stats`: one row for each name, by total time (or size), largest first."""
+"""The summaries of `nsys stats` (one row for each name, by total time or size, largest first), and its traces: one row
+for each event, in order of time, on the clock of the report."""
 
 from __future__ import annotations
 
@@ -9,12 +10,16 @@ from rankscope.analysis.compat.nsys.rows import (
     CALLS,
     COPIES,
     COPY_NAME,
+    CORRELATION,
     DEVICE_NAME,
     DEVICE_WORK,
     KERNELS,
     RANGES,
     TAG,
     NsysTable,
+    columns,
+    device_names,
+    number,
     rank_key,
     slices_of,
     statistic_columns,
@@ -47,8 +52,8 @@ def _by_time(
     group_more: str = "",
 ) -> Analysis:
     """A summary of durations. `keys` maps headings to SQL, in the order of the columns."""
-    columns = (_TIME, _TOTAL, Column(count), *statistic_columns(), *(Column(heading) for heading in keys))
-    table = NsysTable(name, title, columns, missing)
+    headings = (_TIME, _TOTAL, Column(count), *statistic_columns(), *map(Column, keys))
+    table = NsysTable(name, title, headings, missing)
     numbered = {f"key{i}": sql for i, sql in enumerate(keys.values())}
 
     def analyse(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -165,10 +170,10 @@ _SIZES = NsysTable(
     "cuda_gpu_mem_size_sum",
     "CUDA GPU MemOps Summary (by Size)",
     (
-        Column("Total (MB)", decimals=3),
-        Column("Count"),
-        *(Column(f"{name} (MB)", decimals=3) for name in ("Avg", "Med", "Min", "Max", "StdDev")),
-        Column("Operation"),
+        *columns("Total (MB)", 3),
+        *columns("Count"),
+        *columns("Avg (MB)|Med (MB)|Min (MB)|Max (MB)|StdDev (MB)", 3),
+        *columns("Operation"),
     ),
     "memory",
 )
@@ -194,10 +199,9 @@ _EXECUTION = NsysTable(
     "cuda_kern_exec_sum",
     "CUDA Kernel Launch & Exec Time Summary",
     (
-        *map(Column, ("PID", "TID", "DevId", "Count", "QCount")),
+        *columns("PID|TID|DevId|Count|QCount"),
         *(column for letter in _PHASES for column in statistic_columns(letter)),
-        Column("API Name"),
-        Column("Kernel Name"),
+        *columns("API Name|Kernel Name"),
     ),
     "kernel",
 )
@@ -231,3 +235,125 @@ def launched_kernels(scope: Scope) -> str:
         JOIN slices s ON s.rank = k.rank AND s.segment = k.segment AND s.id = k.launch
         JOIN events e ON e.rank = s.rank AND e.segment = s.segment AND e.id = s.id
     """
+
+
+_GPU_TRACE = NsysTable(
+    "cuda_gpu_trace",
+    "CUDA GPU Trace",
+    (
+        *columns("Start (ns)|Duration (ns)|CorrId|GrdX|GrdY|GrdZ|BlkX|BlkY|BlkZ|Reg/Trd"),
+        *columns("StcSMem (MB)|DymSMem (MB)|Bytes (MB)|Throughput (MB/s)", 3),
+        *columns("SrcMemKd|DstMemKd|Device|Ctx|GreenCtx|Strm|Name"),
+    ),
+    "gpu",
+)
+
+
+def cuda_gpu_trace(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """Kernels, copies and fills."""
+    rank, order = rank_key(by, "s.")
+    axes = ", ".join(
+        f"TRY_CAST(e.args->'{key}'->>{axis} AS BIGINT)" for key in ("grid", "block") for axis in range(3)
+    )
+    kinds = "regexp_extract(s.name, '\\((.+?)(?: -> (.+))?\\)$', ['source', 'target'])"
+    source = f"coalesce(e.args->>'source kind', e.args->>'memory kind', nullif({kinds}.source, ''))"
+    target = f"coalesce(e.args->>'destination kind', nullif({kinds}.target, ''))"
+    memory = "s.category <> 'kernel'"
+    rows = run.rows(
+        f"""
+        SELECT {rank} e.ts_ns, e.dur_ns, {CORRELATION.format("s")}, {axes}, {number("registers per thread")},
+               {number("static shared memory")} / {_MEGA}, {number("dynamic shared memory")} / {_MEGA},
+               CASE WHEN {memory} THEN s.bytes / {_MEGA} END,
+               CASE WHEN {memory} THEN s.bytes * (1000000000 // nullif(e.dur_ns, 0)) / {_MEGA} END,
+               CASE WHEN {memory} THEN {source} END, CASE WHEN {memory} THEN {target} END,
+               concat(d.device_name, ' (', s.device, ')'), {number("context")}, {number("green context")}, s.stream,
+               {DEVICE_NAME}
+        FROM slices s
+        JOIN events e ON e.rank = s.rank AND e.segment = s.segment AND e.id = s.id
+        LEFT JOIN {device_names(run)} ON d.rank = s.rank AND d.segment = s.segment AND d.device = s.device
+        WHERE {DEVICE_WORK} AND {scope.where("s")}
+        ORDER BY {order} e.ts_ns, s.rank, s.id
+        """
+    )
+    return _GPU_TRACE.result(run, scope, rows, by)
+
+
+_API_TRACE = NsysTable(
+    "cuda_api_trace",
+    "CUDA API Trace",
+    columns("Start (ns)|Duration (ns)|Name|Result|CorrID|Pid|Tid|T-Pri|Thread Name"),
+    "api",
+)
+_THREADS = """
+    SELECT rank, segment, pid, tid, args->>'name' AS thread_name, TRY_CAST(args->>'priority' AS BIGINT) AS priority
+    FROM events WHERE ph = 'M' AND name = 'thread_name' AND category = ''
+"""
+
+
+def cuda_api_trace(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """Calls into the CUDA runtime and driver."""
+    rank, order = rank_key(by, "s.")
+    rows = run.rows(
+        f"""
+        SELECT {rank} e.ts_ns, e.dur_ns, {CALL_NAME}, {number("return value")}, {CORRELATION.format("s")},
+               TRY_CAST(e.pid AS BIGINT), TRY_CAST(e.tid AS BIGINT), t.priority, t.thread_name
+        FROM slices s
+        JOIN events e ON e.rank = s.rank AND e.segment = s.segment AND e.id = s.id
+        LEFT JOIN ({_THREADS}) t ON t.rank = s.rank AND t.segment = s.segment AND t.pid = e.pid AND t.tid = e.tid
+        WHERE {CALLS} AND {scope.where("s")}
+        ORDER BY {order} e.ts_ns, s.rank, s.id
+        """
+    )
+    return _API_TRACE.result(run, scope, rows, by)
+
+
+_EXEC_TRACE = NsysTable(
+    "cuda_kern_exec_trace",
+    "CUDA Kernel Launch & Exec Time Trace",
+    columns(
+        "API Start (ns)|API Dur (ns)|Queue Start (ns)|Queue Dur (ns)|Kernel Start (ns)|Kernel Dur (ns)|Total Dur (ns)|"
+        "PID|TID|DevId|API Function|GridXYZ|BlockXYZ|Kernel Name"
+    ),
+    "kernel",
+)
+
+
+def cuda_kern_exec_trace(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """Each kernel with its launch call and the time between them."""
+    rank, order = rank_key(by, "l.")
+    rows = run.rows(
+        f"""
+        SELECT {rank} call_start, api, CASE WHEN queue IS NOT NULL THEN call_start + api END, queue, kernel_start,
+               kernel, total, l.pid, l.tid, l.device, call, {triple("grid")}, {triple("block")}, kernel_name
+        FROM ({launched_kernels(scope)}) l
+        JOIN events e ON e.rank = l.rank AND e.segment = l.segment AND e.id = l.kernel_id
+        ORDER BY {order} call_start, l.rank, l.kernel_id
+        """
+    )
+    return _EXEC_TRACE.result(run, scope, rows, by)
+
+
+_MPI_TRACE = NsysTable(
+    "mpi_event_trace",
+    "MPI Event Trace",
+    (
+        *columns("Start (ns)|End (ns)|Duration (ns)|Event|Pid|Tid|Tag|Rank|PeerRank|RootRank"),
+        *columns("Size (MB)|CollSendSize (MB)|CollRecvSize (MB)", 3),
+    ),
+    "mpi",
+)
+
+
+def mpi_event_trace(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """MPI calls, from the MPI tables of nsys or, for older versions, from the NVTX domain MPI."""
+    rows = run.rows(
+        f"""
+        SELECT e.ts_ns, e.ts_ns + e.dur_ns, e.dur_ns, s.name, TRY_CAST(e.pid AS BIGINT), TRY_CAST(e.tid AS BIGINT),
+               {number("tag")}, CASE WHEN (e.args->>'mpi') IS NULL THEN s.rank ELSE {number("rank")} END,
+               {number("peer rank")}, {number("root rank")}, {number("bytes")} / {_MEGA},
+               {number("send bytes")} / {_MEGA}, {number("receive bytes")} / {_MEGA}
+        FROM {slices_of(scope, "s.category = 'user_annotation' AND (e.args->>'domain') = 'MPI'", events=True)}
+        ORDER BY e.ts_ns, s.rank, s.id
+        """
+    )
+    return _MPI_TRACE.result(run, scope, rows, None)
