@@ -10,6 +10,7 @@ from rankscope.cli.common import (
     add_run_argument,
     add_scope_options,
     check_target,
+    current_reports,
     open_run,
     replacing,
     scope_of,
@@ -52,12 +53,13 @@ def main(args: argparse.Namespace) -> int:
 
     if args.report == "list":
         for kind in CHARTS.values():
-            print(f"{kind.name:<12} {kind.question}")
+            print(f"{kind.name:<13} {kind.question}")
         print(
-            f"{SWEEP:<12} How does the rate change with the sequence length? (of bench sweep --format json)"
+            f"{SWEEP:<13} How does the rate change with the sequence length? (of bench sweep --format json)"
         )
         return 0
-    target = args.output or Path(f"{args.report}.svg")
+    name = ",".join(current_reports(args.report))
+    target = args.output or Path(f"{name}.svg")
     if target.suffix not in FILE_TYPES:
         raise UsageError(
             f"{target} is not a name for a chart",
@@ -65,10 +67,10 @@ def main(args: argparse.Namespace) -> int:
             hint=f"End it in {', '.join(FILE_TYPES)}.",
         )
     check_target(target, args.force)
-    if args.report == SWEEP:
+    if name == SWEEP:
         chart = chart_of(read_sweep(args.run[0]))
     else:
-        make = find_chart(args.report).make
+        make = find_chart(name).make
         scope = scope_of(args)
         run = open_run(args)
         scope.check(run)

@@ -162,6 +162,25 @@ def exit_code(fail_on: str | None, results: Iterable[Result], must_answer: Itera
     return 3 if unanswered else 0
 
 
+def current_reports(text: str) -> list[str]:
+    """The reports in 'kernels,short', by the names they have today; a line on stderr tells who uses an old one."""
+    from rankscope.text.spelling import RENAMED_REPORTS
+
+    names, renamed = [], {}
+    for name in (part.strip() for part in text.split(",")):
+        report, colon, row = name.partition(":")  # of an evidence id
+        if report in RENAMED_REPORTS:
+            renamed[report] = RENAMED_REPORTS[report]
+        names.append(renamed.get(report, report) + colon + row)
+    if renamed:
+        listed = ", ".join(f"{old} is now {new}" for old, new in renamed.items())
+        print(
+            f"rankscope: a report was renamed ({listed}); the next release drops the old name",
+            file=sys.stderr,
+        )
+    return names
+
+
 def scope_of(args: argparse.Namespace) -> Scope:
     from rankscope.analysis.core.machine import machine_from
     from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps

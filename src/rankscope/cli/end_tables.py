@@ -8,6 +8,7 @@ from itertools import groupby
 
 from rankscope.cli.store_libraries import missing_libraries
 from rankscope.errors import UsageError
+from rankscope.text.spelling import RENAMED_REPORTS
 
 _NSYS = "nsys:"
 
@@ -36,8 +37,9 @@ def _check(names: list[str], peer: list[str]) -> None:
         return
     words = [sys.executable, "-m", "rankscope", "stats", ".", "-r", "list", *peer]
     listed = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
+    renamed = () if peer else RENAMED_REPORTS
     known = [line.split()[0] for line in listed.stdout.splitlines() if line.strip()]
-    wrong = next((name for name in names if name not in ("all", *known)), None)
+    wrong = next((name for name in names if name not in ("all", *known, *renamed)), None)
     if wrong is not None and known:
         raise UsageError(
             f"--stats: there is no table '{wrong}'",

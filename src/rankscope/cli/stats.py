@@ -16,6 +16,7 @@ from rankscope.cli.common import (
     add_reading_options,
     add_run_argument,
     add_scope_options,
+    current_reports,
     exit_code,
     expect_reading,
     open_run,
@@ -260,7 +261,12 @@ def _wanted(args: argparse.Namespace, names: list[str]) -> list[tuple[str, int |
     if args.report is None:
         return [(name, shown if args.top or shown is None else rows) for name, rows in SUMMARY]
     every = [name for name in names if args.compat or name not in GATHERED]
-    wanted = every if args.report == "all" else [name.strip() for name in args.report.split(",")]
+    if args.report == "all":
+        wanted = every
+    elif args.compat:
+        wanted = [name.strip() for name in args.report.split(",")]
+    else:
+        wanted = current_reports(args.report)
     for name in map(_report_of, wanted):
         if name not in names:
             raise UsageError(
@@ -279,7 +285,7 @@ def _listed(reports: dict[str, Report]) -> list[str]:
     topics = {"Overview": GATHERED, **TOPICS} if own else {"Reports": tuple(reports)}
     lines = []
     for topic, names in topics.items():
-        lines += [topic, *(f"  {name:<11} {reports[name].question}" for name in names), ""]
+        lines += [topic, *(f"  {name:<15} {reports[name].question}" for name in names), ""]
     for key in dict.fromkeys(key for report in reports.values() for key in report.keys):
         able = [report.name for report in reports.values() if key in report.keys]
         lines += wrapped(f"--by {key}: {', '.join(able)}", 80)

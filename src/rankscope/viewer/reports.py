@@ -8,6 +8,7 @@ from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
 from rankscope.analysis.findings import collect
 from rankscope.errors import UsageError
 from rankscope.text.run_words import Runs, RunWords, shell_word
+from rankscope.text.spelling import RENAMED_REPORTS
 from rankscope.timeline.run import VIEWS, describe
 from rankscope.viewer.answers import Answer, Route, client_left, integer
 from rankscope.viewer.scenes import scene
@@ -29,7 +30,7 @@ def routes(session: Session) -> dict[str, Route]:
 
 def report(session: Session, query: dict[str, str]) -> Answer:
     """Any report of `rankscope stats`, with the same options."""
-    name = query["name"]
+    name = RENAMED_REPORTS.get(query["name"], query["name"])
     if name not in REPORTS:
         raise UsageError(f"there is no report '{name}'", hint=f"There are: {', '.join(REPORTS)}.")
     scope = Scope(

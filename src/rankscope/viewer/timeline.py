@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.intervals import Intervals, Ints, covered_before
 from rankscope.text.run_words import shell_word
+from rankscope.text.spelling import RENAMED_REPORTS
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 from rankscope.viewer.answers import Answer, Route, integer
@@ -49,6 +50,7 @@ def run_info(session: Session) -> Answer:
             {"name": report.name, "question": report.question, "by": list(report.keys)}
             for report in REPORTS.values()
         ],
+        "renamed_reports": RENAMED_REPORTS,
         "tile_width": TILE_WIDTH,
         "clocks": _clocks(session.run),
         "device": _device(session.run),

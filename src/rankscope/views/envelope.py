@@ -25,7 +25,7 @@ _PROBLEMS = ("warning", "critical")
 _PAGES = {
     "findings": "reports/summary",
     "steps": "reports/tables",
-    "api": "reports/tables",
+    "runtime_api": "reports/tables",
     "annotations": "reports/tables",
     "memcpy": "reports/tables",
     "groups": "reports/layout",

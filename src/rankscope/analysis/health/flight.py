@@ -29,7 +29,7 @@ COLUMNS = (
         title="Missing",
         help="ranks that the others wait for: they did not join, or did not finish what others finished",
     ),
-    Column("state", help="what is wrong: see docs/reports/flight.md"),
+    Column("state", help="what is wrong: see docs/reports/flight_recorder.md"),
     Column("finished_ranks", title="Finished", help="ranks that have finished it", minor=True),
     Column("waiting_ranks", title="Waiting", help="ranks that have called it and wait"),
     Column("bytes", "bytes", "input size of a rank", per_row_unit=True, minor=True),
@@ -60,7 +60,7 @@ class Problem:
     detail: str = ""
 
 
-def flight(run: Run, scope: Scope, by: str | None = None) -> Result:
+def flight_recorder(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each group and sequence number with a problem; the finding names the suspect ranks."""
     notes = left_out(run, scope)
     where = scope.only_ranks().where()
@@ -70,7 +70,7 @@ def flight(run: Run, scope: Scope, by: str | None = None) -> Result:
             "no flight-recorder dumps: to record them, set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and "
             "TORCH_NCCL_DUMP_ON_TIMEOUT=1 in the job's environment, and TORCH_NCCL_DEBUG_INFO_TEMP_FILE to a path"
         )
-        return Result("flight", "Missing ranks", "whole file", COLUMNS, [], notes=tuple(notes))
+        return Result("flight_recorder", "Missing ranks", "whole file", COLUMNS, [], notes=tuple(notes))
     headers = [entry.manifest["header"] for entry in run.used if entry.format == "flight"]
     notes += [
         f"dumps of version {version} are newer than any known here: read with what is known of 2.10"
@@ -90,7 +90,7 @@ def flight(run: Run, scope: Scope, by: str | None = None) -> Result:
             f"no dump of rank{'s' * (len(without_dump) > 1)} {as_ranges(without_dump)}, named in other dumps"
         )
     findings = _findings(problems, run, where)
-    return Result("flight", "Missing ranks", "whole file", COLUMNS, rows, findings, tuple(notes))
+    return Result("flight_recorder", "Missing ranks", "whole file", COLUMNS, rows, findings, tuple(notes))
 
 
 def find_problems(

@@ -132,10 +132,10 @@ def top_kernels(run: Run, scope: Scope) -> Result:
     return Result("kernels", "GPU kernels", scope.window, columns, rows)
 
 
-def api(run: Run, scope: Scope, by: str | None = None) -> Result:
+def runtime_api(run: Run, scope: Scope, by: str | None = None) -> Result:
     """Calls of the CUDA (HIP, XPU) runtime and driver by name."""
     missing = "no runtime calls in the window; ProfilerActivity.CUDA records them"
-    return _by_name(run, scope, by, "api", "Runtime and driver calls", LAUNCH_CATEGORIES, missing)
+    return _by_name(run, scope, by, "runtime_api", "Runtime and driver calls", LAUNCH_CATEGORIES, missing)
 
 
 def annotated(run: Run, scope: Scope, by: str | None = None) -> Result:

@@ -57,7 +57,9 @@ _OF_RESULTS: dict[str, Callable[[Result], Chart]] = {
     "ncu": report_charts.speed_of_light,
     "sweep": report_charts.sweep,
 }
-_AS_BARS = ("kernels", "families", "ops", "gaps", "short", "syncs", "api", "annotations", "phases", "memcpy")
+_AS_BARS = (
+    "kernels", "families", "ops", "gaps", "short_kernels", "syncs", "runtime_api", "annotations", "phases", "memcpy",
+)  # fmt: skip
 
 
 def chart_of(result: Result) -> Chart:

@@ -32,11 +32,12 @@ from rankscope.views.text import sentence
 
 _LEAST_ROWS = 100
 # The ranks in findings of these reports are the cause; in those of other reports they are examples.
-_NAME_RANKS = ("stragglers", "flight")
+_NAME_RANKS = ("stragglers", "flight_recorder")
 # Detailed reports. With many ranks they cover a few, evenly spread, and the rank that others wait for most. A note in
 # the section and its command name these ranks.
 _OF_FEW_RANKS = (
-    "ops", "roofline", "mfu", "gaps", "phases", "syncs", "short", "launches", "dataloader", "overhead", "allocators",
+    "ops", "roofline", "mfu", "gaps", "phases", "syncs", "short_kernels", "launches", "dataloader", "overhead",
+    "allocators",
 )  # fmt: skip
 _MANY_RANKS = 16
 _FEW_RANKS = 8
