@@ -63,8 +63,6 @@ _LARGEST = Decimal(2**63 - 1)
 READABLE = 0.1
 _MAX_DECIMALS = 3
 _MAX_DIGITS = 7
-# More than six digits before the point make a column too wide; the larger unit is kept instead.
-_MAX_IN_UNIT = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -101,25 +99,11 @@ def _sizes(values: Iterable[float]) -> list[float]:
 
 
 def choose_scale(unit: str, values: Iterable[float]) -> Scale:
-    """One unit for many values.
-
-    The largest value decides. A smaller unit is used if a quarter of the values would otherwise show fewer than
-    three digits: one kernel of 12 ms must not turn a hundred of 3 µs into '0.003'.
-    """
+    """One unit for many values: that of the largest."""
     steps = _STEPS[unit]
     sizes = _sizes(values)
-    if not sizes:
-        factor, label = steps[-1]
-        return Scale(factor, label, decimals_for(unit, factor, ()))
-    low, high = sizes[len(sizes) // 4], sizes[-1]
-    index = next((i for i, (factor, _) in enumerate(steps) if high >= factor), len(steps) - 1)
-    while (
-        index + 1 < len(steps)
-        and low < READABLE * steps[index][0]
-        and high < _MAX_IN_UNIT * steps[index + 1][0]
-    ):
-        index += 1
-    factor, label = steps[index]
+    largest = sizes[-1] if sizes else 0
+    factor, label = next((step for step in steps if largest >= step[0]), steps[-1])
     return Scale(factor, label, decimals_for(unit, factor, sizes))
 
 
