@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from rankscope.views.charts import CHARTS, chart_of, find_chart
     from rankscope.views.charts.chart import FILE_TYPES
-    from rankscope.views.charts.sweep_file import SWEEP, read_sweep
+    from rankscope.views.charts.report_charts import SWEEP, read_sweep
 
     if args.report == "list":
         for kind in CHARTS.values():

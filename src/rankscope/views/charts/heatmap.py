@@ -28,7 +28,16 @@ from rankscope.analysis.within_rank.breakdown import exposed_wait_times
 from rankscope.timeline.run import Run
 from rankscope.units import format_ns
 from rankscope.views.charts.chart import Chart, NothingToDrawError, nothing_to_draw
-from rankscope.views.charts.frame import AXIS_HEIGHT, WIDTH, Axis, Key, legend, x_axis
+from rankscope.views.charts.plots import (
+    AXIS_HEIGHT,
+    WIDTH,
+    Axis,
+    Key,
+    labelled_every,
+    legend,
+    row_label,
+    x_axis,
+)
 from rankscope.views.charts.scales import Linear
 from rankscope.views.charts.svg import Drawing, step_path, text_width
 
@@ -103,14 +112,11 @@ def heatmap(
     bottom = top + pitch * len(rows)
     x_axis(drawing, Axis(scale, "Time from the start of the run", "ns"), top, bottom)
     x = [scale(edge) for edge in edges]
-    every = max(1, round(12 / pitch + 0.49))
+    every = labelled_every(pitch)
     for index, row in enumerate(rows):
         y = top + index * pitch
         if index % every == 0 or row.alarming:
-            weight = {"font_weight": "600"} if row.alarming else {}
-            drawing.text(
-                left - 8, y + thick / 2 + 4, row.label, "end", "bad" if row.alarming else "ink-2", **weight
-            )
+            row_label(drawing, left, y + thick / 2, row.label, row.alarming)
         sides = [left, *(scale(time) for gap in row.unrecorded for time in gap), WIDTH - 12]
         for begin, end in zip(sides[::2], sides[1::2], strict=True):
             drawing.rect(begin, y, end - begin, thick, "idle", row.tip)
@@ -149,8 +155,8 @@ def _mark_steps(drawing: Drawing, steps: Sequence[Step], scale: Linear, top: flo
 def tip_of(label: str, times: Sequence[float]) -> str:
     """The tooltip: 'rank 3', and its times in the order of KEYS, one per line."""
     total = sum(times) or 1
-    known = {key.colour: ns for key, ns in zip(KEYS, times, strict=True)}
-    parts = [(key.label, known[key.colour]) for key in keys_of(known["wait"] > 0)]
+    by_colour = {key.colour: ns for key, ns in zip(KEYS, times, strict=True)}
+    parts = [(key.label, by_colour[key.colour]) for key in keys_of(by_colour["wait"] > 0)]
     return "\n".join([label, *(f"{name}: {format_ns(ns)} ({100 * ns / total:.1f} %)" for name, ns in parts)])
 
 
@@ -215,8 +221,8 @@ def _activity(on_host: bool) -> str:
 
 def _steps(run: Run, scope: Scope, rank: int, low: int, high: int) -> tuple[list[Step], str]:
     """The begins of the steps of a rank, and what the subtitle says about them."""
-    own = steps_in_scope(run, Scope(frozenset({rank}), scope.steps))
-    pairs = sorted(zip(own["begin"].tolist(), own["step"].tolist(), strict=True))
+    table = steps_in_scope(run, Scope(frozenset({rank}), scope.steps))
+    pairs = sorted(zip(table["begin"].tolist(), table["step"].tolist(), strict=True))
     steps = [Step(f"step {step}", begin) for begin, step in pairs if low <= begin <= high]
     return steps, f"; step marks of rank {rank}" if steps else ""
 
@@ -225,36 +231,36 @@ def _from_maps(run: Run, scope: Scope, ranks: Sequence[int], alarming: Collectio
     """The chart of many ranks, from what the store keeps of each. Of more than _MOST_ROWS ranks: the late ones first,
     then the mean of each node or of neighbouring ranks."""
     maps = time_maps(run, scope)
-    known = [rank for rank in ranks if rank in maps]
-    if not known:
+    mapped = [rank for rank in ranks if rank in maps]
+    if not mapped:
         raise _empty(scope)
     late_ns = late_by_rank(run, scope)
-    shown = [rank for rank in known if rank in alarming][:_MOST_LATE_ROWS]
+    shown = [rank for rank in mapped if rank in alarming][:_MOST_LATE_ROWS]
     shared: dict[str, list[int]] = {}
     row_note = ""
-    if len(known) > _MOST_ROWS:
-        rows_of = buckets(run, known, _MOST_ROWS - _MOST_LATE_ROWS)
+    if len(mapped) > _MOST_ROWS:
+        rows_of = buckets(run, mapped, _MOST_ROWS - _MOST_LATE_ROWS)
         latest = {
             label: max(late_ns.get(rank, 0.0) for rank in members) for label, members in rows_of.items()
         }
         shared = {label: rows_of[label] for label in sorted(rows_of, key=lambda label: -latest[label])}
-        row_note = f"; {len(known)} ranks in {len(shared)} rows, the latest first"
+        row_note = f"; {len(mapped)} ranks in {len(shared)} rows, the latest first"
         row_note += "; late ranks above" * bool(shown)
-    elif len(known) > _SORTED_FROM:
-        shown = sorted(known, key=lambda rank: -late_ns.get(rank, 0.0))
+    elif len(mapped) > _SORTED_FROM:
+        shown = sorted(mapped, key=lambda rank: -late_ns.get(rank, 0.0))
         row_note = "; the latest ranks first"
     else:
-        shown = known
+        shown = mapped
     groups = {f"rank {rank}": [rank] for rank in shown} | shared
-    begins = {rank: run.origin_ns(rank) for rank in known}
-    low = min(maps[rank].low + begins[rank] for rank in known)
-    high = max(maps[rank].high + begins[rank] for rank in known)
+    begins = {rank: run.origin_ns(rank) for rank in mapped}
+    low = min(maps[rank].low + begins[rank] for rank in mapped)
+    high = max(maps[rank].high + begins[rank] for rank in mapped)
     intervals = int(np.clip(_MOST_CELLS // len(groups), 48, MAP_INTERVALS))
     edges = np.linspace(low, high, intervals + 1).astype(np.int64)
     waiting = exposed_wait_times(run, scope)
     rows = []
     for label, members in groups.items():
-        own = [maps[rank] for rank in members]
+        of_members = [maps[rank] for rank in members]
         shares = np.mean(
             [
                 _with_waiting(
@@ -264,13 +270,13 @@ def _from_maps(run: Run, scope: Scope, ranks: Sequence[int], alarming: Collectio
             ],
             axis=0,
         )
-        compute, comm, copy = (np.mean([getattr(one, name)[-1] for one in own]) for name in CLASSES)
+        compute, comm, copy = (np.mean([getattr(each, name)[-1] for each in of_members]) for name in CLASSES)
         wait = np.mean([length(waiting.get(rank, EMPTY)) for rank in members])
-        times = [compute, comm - wait, wait, copy, np.mean([one.idle_ns for one in own])]
+        times = [compute, comm - wait, wait, copy, np.mean([each.idle_ns for each in of_members])]
         whose = label if len(members) == 1 else f"{label}: mean of {len(members)} ranks"
         tip = tip_of(whose, [max(0.0, float(time)) for time in times])
         is_late = label not in shared and members[0] in alarming
         rows.append(Row(label, shares.tolist(), tip, is_late))
-    steps, step_note = _steps(run, scope, known[0], low, high)
-    what = _activity(all(maps[rank].on_host for rank in known))
+    steps, step_note = _steps(run, scope, mapped[0], low, high)
+    what = _activity(all(maps[rank].on_host for rank in mapped))
     return heatmap(_TITLE, f"{scope.window}; {what}{row_note}{step_note}", rows, edges.tolist(), steps)

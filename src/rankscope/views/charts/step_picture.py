@@ -6,11 +6,11 @@ import numpy as np
 
 from rankscope.analysis.across_ranks.heatmap import share_of
 from rankscope.analysis.across_ranks.step_picture import RankStep, StepPicture
-from rankscope.analysis.core.intervals import Ints, length
+from rankscope.analysis.core.intervals import length
 from rankscope.units import format_rounded
 from rankscope.views.charts.chart import Chart
-from rankscope.views.charts.frame import AXIS_HEIGHT, Axis, legend, x_axis
 from rankscope.views.charts.heatmap import KEYS, fill_shares, keys_of, tip_of
+from rankscope.views.charts.plots import AXIS_HEIGHT, Axis, legend, row_label, x_axis
 from rankscope.views.charts.scales import Linear
 from rankscope.views.charts.svg import Drawing, text_width
 from rankscope.views.text import shorten_name
@@ -38,12 +38,12 @@ def step_picture_chart(picture: StepPicture, width: float = WIDE) -> Chart:
     x = [scale(edge) for edge in edges.tolist()]
     for number, row in enumerate(picture.rows):
         y = top + number * _PITCH
-        weight = {"font_weight": "700"} if row.is_culprit else {}
-        colour = "bad" if row.is_culprit else "ink-2"
-        drawing.text(left - 8, y + thick / 2 + 4, f"rank {row.rank}", "end", colour, **weight)
+        row_label(drawing, left, y + thick / 2, f"rank {row.rank}", row.is_culprit, "700")
         begin, stop = scale(row.start_ns - origin), scale(row.end_ns - origin)
-        drawing.rect(begin, y, stop - begin, thick, "idle", _tip(row))
-        fill_shares(drawing, _shares(row, edges + origin), x, y, thick)
+        drawing.rect(begin, y, stop - begin, thick, "idle", tip_of(f"rank {row.rank}", _times(row)))
+        parts = (row.compute, row.transfer, row.wait, row.copy)
+        shares = [share_of(part, edges + origin).tolist() for part in parts]
+        fill_shares(drawing, shares, x, y, thick)
         _label(drawing, row, scale, origin, y + thick / 2 + 4)
     if picture.arrival:
         at = scale(picture.arrival.at_ns - origin)
@@ -77,14 +77,6 @@ def caption(picture: StepPicture) -> str:
 def _times(row: RankStep) -> list[int]:
     """In the order of KEYS."""
     return [*map(length, (row.compute, row.transfer, row.wait, row.copy)), row.idle_ns]
-
-
-def _shares(row: RankStep, edges: Ints) -> list[list[float]]:
-    return [share_of(part, edges).tolist() for part in (row.compute, row.transfer, row.wait, row.copy)]
-
-
-def _tip(row: RankStep) -> str:
-    return tip_of(f"rank {row.rank}", _times(row))
 
 
 def _label(drawing: Drawing, row: RankStep, scale: Linear, origin: int, y: float) -> None:
