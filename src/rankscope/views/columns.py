@@ -17,6 +17,8 @@ Kind = Literal["key", "measure", "text"]
 """key: a number that identifies the row (rank, step); measure: an amount; text: anything else."""
 
 NOT_KNOWN = "-"
+NOTHING = "nothing to show"
+"""In place of a table without rows."""
 # Unit suffixes of column names. They are removed, since the heading shows the unit.
 _UNIT_ENDINGS = {
     "ns": ("ns",),
@@ -67,26 +69,18 @@ def values_of(result: Result, column: Column) -> list[Any]:
     return [plain(row.get(column.name)) for row in result.rows]
 
 
-def shown(result: Result) -> list[Column]:
-    """The columns for people, without those for programs only."""
-    return [column for column in result.columns if not column.for_machines]
-
-
 def fields(result: Result) -> list[Field]:
-    """The columns of `result`, formatted; columns with names come last."""
-    columns = sorted(shown(result), key=lambda column: column.at_end)
+    """The columns of `result` for people, formatted; columns with names come last."""
+    columns = [column for column in result.columns if not column.for_machines]
+    columns.sort(key=lambda column: column.at_end)
     values = [values_of(result, column) for column in columns]
-    scales = _scales(columns, values)
-    return [
-        _field(column, column_values, scale)
-        for column, column_values, scale in zip(columns, values, scales, strict=True)
-    ]
-
-
-def _field(column: Column, values: list[Any], scale: Scale | None) -> Field:
-    title, unit = _heading(column, scale)
-    cells = [_cell(value, column.unit, scale) for value in values]
-    return Field(clean(column.name), title, unit, _kind(column, values), cells, column.minor)
+    formatted = []
+    for column, column_values, scale in zip(columns, values, _scales(columns, values), strict=True):
+        title, unit = _heading(column, scale)
+        cells = [_cell(value, column.unit, scale) for value in column_values]
+        kind = _kind(column, column_values)
+        formatted.append(Field(clean(column.name), title, unit, kind, cells, column.minor))
+    return formatted
 
 
 def _heading(column: Column, scale: Scale | None) -> tuple[str, str]:
@@ -137,7 +131,10 @@ def _scales(columns: Sequence[Column], values: Sequence[list[Any]]) -> list[Scal
     Columns that are compared share a scale: the parts of a breakdown must visibly add up, and an average in µs
     must not stand beside a maximum in ms.
     """
-    numbers = [_numbers(column_values) for column_values in values]
+    numbers = [
+        [value for value in column if isinstance(value, (int, float)) and not isinstance(value, bool)]
+        for column in values
+    ]
     scales: list[Scale | None] = [None] * len(columns)
     families: dict[tuple[str, str], list[int]] = {}
     for index, column in enumerate(columns):
@@ -147,10 +144,6 @@ def _scales(columns: Sequence[Column], values: Sequence[list[Any]]) -> list[Scal
         for index, scale in _family_scales(unit, members, numbers).items():
             scales[index] = scale
     return scales
-
-
-def _numbers(values: Iterable[Any]) -> list[float]:
-    return [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
 
 
 def _family(column: Column) -> tuple[str, str]:
