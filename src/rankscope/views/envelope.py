@@ -65,7 +65,7 @@ class Question:
 
 def outcome(result: Result) -> tuple[Outcome, str]:
     """The outcome, and the reason: of a problem the first finding, else why the question is not answered."""
-    worst = next((one for one in result.findings if one.severity in _PROBLEMS), None)
+    worst = next((finding for finding in result.findings if finding.severity in _PROBLEMS), None)
     if worst is not None:
         return "problem", worst.title
     why = result.unanswered
@@ -120,16 +120,17 @@ def finding_commands(finding: Finding, report: str, runs: Runs) -> list[str]:
         return []
     wanted = [piece.strip() for piece, is_command in pieces(finding.hint) if is_command]
     wanted.append(f"rankscope stats RUN -r {report}")
-    if change := _whatif_options(finding.remedy):
+    if change := whatif_options(finding.remedy):
         wanted.append(f"rankscope whatif RUN {change}")
     return unique(with_paths(command, runs) for command in wanted)
 
 
-def _whatif_options(remedy: Remedy | None) -> str:
+def whatif_options(remedy: Remedy | None, most_ranks: int | None = None) -> str:
+    """The options of `whatif` that predict the gain of a remedy; empty where it has none."""
     if remedy is None:
         return ""
     if remedy.change == "rank at median":
-        return " ".join(f"--rank {rank}=median" for rank in remedy.ranks)
+        return " ".join(f"--rank {rank}=median" for rank in remedy.ranks[:most_ranks])
     return _WHATIF_OPTIONS.get(remedy.change, "")
 
 
