@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, Optional, Protocol, TypeVar
 from rankscope.analysis import REPORTS, Report
 from rankscope.analysis.compat import COMPAT
 from rankscope.analysis.core.machine import Machine, machine_from
-from rankscope.analysis.core.result import Column, Result, Row
+from rankscope.analysis.core.result import Column, Result, Row, query_result
 from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
 from rankscope.analysis.diff.two_runs import diff
 from rankscope.analysis.health.doctor import doctor
@@ -249,11 +249,7 @@ class OpenRun:
 
     def query(self, sql: str) -> Answer:
         """One SELECT over the run's tables (docs/store.md)."""
-        names, rows, _ = self._run.query(sql)
-        distinct = [name if name not in names[:at] else f"{name}_{at}" for at, name in enumerate(names)]
-        columns = tuple(Column(name, title=name) for name in distinct)
-        records = tuple(dict(zip(distinct, row, strict=True)) for row in rows)
-        return Answer("query", "Query", "whole file", columns, records)
+        return Answer.of(query_result(*self._run.query(sql)))
 
     def doctor(self) -> Answer:
         """Can this trace be trusted?"""

@@ -17,7 +17,7 @@ from rankscope.agents.viewers import Viewers
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.one_collective import one_collective, worst_collectives
 from rankscope.analysis.core.report import Report
-from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.result import Column, Result, query_result
 from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
 from rankscope.analysis.critical_path.scenarios import Changes, scenarios_of
 from rankscope.analysis.critical_path.whatif import whatif
@@ -182,25 +182,10 @@ def _whatif(tools: Tools, given: Mapping[str, Any]) -> Answer:
 
 def _query(tools: Tools, given: Mapping[str, Any]) -> Answer:
     opened = tools.runs.find(given.get("run"))
-    found = opened.query(given["sql"])
-    names = [
-        name if name not in found["columns"][:at] else f"{name}_{at}"
-        for at, name in enumerate(found["columns"])
-    ]
-    rows = [dict(zip(names, row, strict=True)) for row in found["rows"]]
-    notes = (f"only the first {len(rows):,} rows of the query: aggregate, or use LIMIT and OFFSET",)
-    columns = tuple(Column(name) for name in names)
-    result = Result(
-        "query",
-        "Query",
-        "whole file",
-        columns,
-        rows,
-        notes=notes if found["more"] else (),
-        unknown="",
-        hidden=int(found["more"]),
-    )
-    return _small(given, opened, result)
+    answer = opened.query(given["sql"])
+    rows, more = answer["rows"], answer["more"]
+    note = f"only the first {len(rows):,} rows of the query: aggregate, or use LIMIT and OFFSET"
+    return _small(given, opened, query_result(answer["columns"], rows, more, (note,) if more else ()))
 
 
 def _link(tools: Tools, given: Mapping[str, Any]) -> Answer:

@@ -17,7 +17,7 @@ from rankscope.views.commands import advice_and_commands
 from rankscope.views.escape import attributes, escape
 from rankscope.views.report.content import Content, Figure, Headline, Section, saving
 from rankscope.views.report.definitions import definition
-from rankscope.views.text import Parts, kept_parts, sentence
+from rankscope.views.text import Parts, sentence, shown_parts
 
 _HERE = Path(__file__).parent
 _OPEN_ROWS = 12
@@ -303,7 +303,7 @@ def _cells(column: Field) -> list[str]:
         ]
     return [
         _shortened(text, kept)
-        for text, kept in zip(column.cells, kept_parts(column.cells, _NAME_CELLS), strict=True)
+        for text, kept in zip(column.cells, shown_parts(column.cells, _NAME_CELLS), strict=True)
     ]
 
 
