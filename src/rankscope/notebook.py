@@ -300,7 +300,7 @@ class OpenRun:
 
     # The reports, in the order of REPORTS, as type checkers and editors see them; `_method` makes them from REPORTS.
     summary: PlainReport
-    """How long is a step, what does it consist of, and what was found?"""
+    """How long is a step, what is it made of, and what was found?"""
     findings: PlainReport
     """What costs most, and what can be done about it?"""
     breakdown: SplittableReport[Literal["node", "group"]]
@@ -310,7 +310,7 @@ class OpenRun:
     idle: PlainReport
     """Why is the GPU idle?"""
     gaps: SplittableReport[Literal["rank", "source"]]
-    """What does the GPU wait for: before which op, annotation or line?"""
+    """Before which op, annotation or line does the GPU wait?"""
     phases: PlainReport
     """How much is forward, backward, optimizer, recomputation?"""
     launches: PlainReport
@@ -318,7 +318,7 @@ class OpenRun:
     short_kernels: SplittableReport[Literal["rank", "source"]]
     """Which ops launch kernels that are too short?"""
     syncs: SplittableReport[Literal["rank"]]
-    """Which calls wait for the GPU, and which line of Python made them?"""
+    """Which calls wait for the GPU, and which Python line made them?"""
     dataloader: PlainReport
     """Does the training loop wait for data?"""
     overhead: PlainReport
@@ -368,7 +368,7 @@ class OpenRun:
     ncu: PlainReport
     """How close to the device's limits are kernels, measured by ncu?"""
     gpu: PlainReport
-    """How fast was each GPU clocked, how hot was it, was it throttled?"""
+    """How fast was each GPU clocked, how hot, was it throttled?"""
     memory: SplittableReport[Literal["step"]]
     """How much memory is used at the peak, and does it grow?"""
     allocators: SplittableReport[Literal["module"]]

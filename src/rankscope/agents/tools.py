@@ -265,7 +265,7 @@ TOOLS = {
         ),
         Tool(
             "summary",
-            "How long is a step, what does it consist of, and what was found? facts has the figures of the whole run, "
+            "How long is a step, what is it made of, and what was found? facts has the figures of the whole run, "
             "rows those of each rank.",
             (_RUN, _RANKS, _STEPS, _PAGE),
             _named("summary"),

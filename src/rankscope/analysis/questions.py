@@ -92,7 +92,7 @@ QUESTIONS = {
         Report("idle", "Why is the GPU idle?", idle, finds=True),
         Report(
             "gaps",
-            "What does the GPU wait for: before which op, annotation or line?",
+            "Before which op, annotation or line does the GPU wait?",
             gaps,
             ("rank", "source"),
         ),
@@ -111,7 +111,7 @@ QUESTIONS = {
         ),
         Report(
             "syncs",
-            "Which calls wait for the GPU, and which line of Python made them?",
+            "Which calls wait for the GPU, and which Python line made them?",
             syncs,
             ("rank",),
             finds=True,
@@ -190,7 +190,7 @@ QUESTIONS = {
         ),
         Report(
             "gpu",
-            "How fast was each GPU clocked, how hot was it, was it throttled?",
+            "How fast was each GPU clocked, how hot, was it throttled?",
             gpu,
             finds=True,
         ),

@@ -5,16 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rankscope.cli.common import (
-    add_reading_options,
-    add_run_argument,
-    add_scope_options,
-    check_target,
-    current_reports,
-    open_run,
-    replacing,
-    scope_of,
-)
+from rankscope.cli import common
 from rankscope.errors import UsageError
 
 EXAMPLES = """\
@@ -33,7 +24,7 @@ SVG and PNG are light unless --dark.
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "One chart of a run as SVG, PNG or HTML, chosen by the file name's ending."
     parser.epilog = EXAMPLES
-    add_run_argument(parser)
+    common.add_run_argument(parser)
     parser.add_argument(
         "-r", "--report", metavar="NAME", required=True, help="which chart, or list to see them"
     )
@@ -42,8 +33,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dark", action="store_true", help="SVG and PNG on a dark background")
     parser.add_argument("-f", "--force", action="store_true", help="overwrite an existing file")
-    add_scope_options(parser)
-    add_reading_options(parser)
+    common.add_scope_options(parser)
+    common.add_reading_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -58,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
             f"{SWEEP:<13} How does the rate change with the sequence length? (of bench sweep --format json)"
         )
         return 0
-    name = ",".join(current_reports(args.report))
+    name = ",".join(common.current_reports(args.report))
     target = args.output or Path(f"{name}.svg")
     if target.suffix not in FILE_TYPES:
         raise UsageError(
@@ -66,17 +57,14 @@ def main(args: argparse.Namespace) -> int:
             why="The ending decides the format.",
             hint=f"End it in {', '.join(FILE_TYPES)}.",
         )
-    check_target(target, args.force)
+    common.check_target(target, args.force)
     if name == SWEEP:
         chart = chart_of(read_sweep(args.run[0]))
     else:
         make = find_chart(name).make
-        scope = scope_of(args)
-        run = open_run(args)
-        scope.check(run)
-        chart = make(run, scope)
+        chart = make(*common.open_part(args))
     content = chart.content(target.suffix, "dark" if args.dark else "light")
-    with replacing(target) as temporary:
+    with common.replacing(target) as temporary:
         temporary.write_bytes(content)
     print(f"Wrote {target}: {chart.title}, {chart.subtitle}")
     return 0

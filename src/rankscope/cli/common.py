@@ -233,6 +233,16 @@ def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), pref
     return run
 
 
+def open_part(args: argparse.Namespace, target: Path | None = None) -> tuple[Run, Scope]:
+    """The run and the part of it that --ranks and --steps choose; `target` must not exist, but with -f."""
+    if target is not None:
+        check_target(target, args.force)
+    scope = scope_of(args)
+    run = open_run(args)
+    scope.check(run)
+    return run, scope
+
+
 def _keep_rollups(run: Run, args: argparse.Namespace) -> None:
     """Summarise the ranks that were read now, showing progress."""
     if not run.newly_read:

@@ -96,10 +96,10 @@ def add_groups(
     actions = []
     for group in groups:
         add = parser.add_argument_group(group.title).add_argument
-        for one in group.options:
-            change = changes.get(one.dest, {})
+        for entry in group.options:
+            change = changes.get(entry.dest, {})
             if change is not None:
-                actions.append(add(*one.names, **{**one.settings, **change}))
+                actions.append(add(*entry.names, **{**entry.settings, **change}))
     return actions
 
 

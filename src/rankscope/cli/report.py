@@ -9,17 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankscope import units
-from rankscope.cli.common import (
-    add_from_events,
-    add_reading_options,
-    add_scope_options,
-    check_target,
-    open_run,
-    replacing,
-    run_name,
-    scope_of,
-    window_words,
-)
+from rankscope.cli import common
 from rankscope.errors import UsageError
 from rankscope.text.run_words import shell_word, shell_words
 
@@ -61,9 +51,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--open", action="store_true", help="open it in the browser")
     parser.add_argument("-f", "--force", action="store_true", help="overwrite an existing file")
-    add_scope_options(parser)
-    add_from_events(parser)
-    add_reading_options(parser)
+    common.add_scope_options(parser)
+    common.add_from_events(parser)
+    common.add_reading_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -81,19 +71,19 @@ def main(args: argparse.Namespace) -> int:
     format = args.format or ("markdown" if args.output and args.output.suffix == ".md" else "html")
     subject = args.run[-1]
     printed = str(args.output) == "-"
-    target = args.output or Path(f"{run_name(subject)}-report{ENDINGS[format]}")
+    target = args.output or Path(f"{common.run_name(subject)}-report{ENDINGS[format]}")
     if not printed:
-        check_target(target, args.force)
-    scope = scope_of(args)
+        common.check_target(target, args.force)
+    scope = common.scope_of(args)
     run = _open(args, subject)
     scope.check(run)
     request = Request(
         run,
         scope,
-        run_name(subject),
+        common.run_name(subject),
         shell_word(str(subject)),
         "" if args.ranks == "all" else shell_words(["--ranks", args.ranks]),
-        window_words(args),
+        common.window_words(args),
     )
     compared = None
     if len(args.run) == 2:
@@ -105,7 +95,7 @@ def main(args: argparse.Namespace) -> int:
     if printed:
         print(text, end="")
         return 0
-    with replacing(target) as temporary:
+    with common.replacing(target) as temporary:
         temporary.write_text(text, encoding="utf-8")
     print(f"Wrote {target} ({units.format_bytes(target.stat().st_size)}): {content.headline.title}")
     if args.open:
@@ -114,4 +104,4 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _open(args: argparse.Namespace, path: Path) -> Run:
-    return open_run(argparse.Namespace(**{**vars(args), "run": path}))
+    return common.open_run(argparse.Namespace(**{**vars(args), "run": path}))

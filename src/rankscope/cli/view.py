@@ -17,15 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from rankscope import units
-from rankscope.cli.common import (
-    add_part_options,
-    add_reading_options,
-    add_remote_options,
-    dask_place,
-    open_run,
-    scope_of,
-)
-from rankscope.cli.view_remote import is_remote, path_or_place, stopped_by_signals, view_remote
+from rankscope.cli import common
+from rankscope.cli.remote import path_or_remote, stopped_by_signals, view_remote
 from rankscope.errors import MissingPackageError, RankscopeError, StoreError, UsageError
 from rankscope.host import user_name
 
@@ -56,14 +49,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument(
         "run",
-        type=path_or_place,
+        type=path_or_remote,
         metavar="RUN",
         help="a folder with one trace per rank, or a trace file; ssh://host/path for one on another machine",
     )
     parser.add_argument(
         "other",
         nargs="?",
-        type=path_or_place,
+        type=path_or_remote,
         metavar="OTHER",
         help="a second run, on the same axis, with what changed",
     )
@@ -77,7 +70,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="serve the run to ui.perfetto.dev instead (on port 9001, the one that page uses)",
     )
     perfetto = parser.add_argument_group("with --perfetto")
-    add_part_options(perfetto, "the whole file")
+    common.add_part_options(perfetto, "the whole file")
     perfetto.add_argument(
         "--no-args",
         action="store_true",
@@ -98,8 +91,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-open", action="store_true", help="do not start a browser")
     # Set by `view ssh://` for the viewer over there: it is seen through a tunnel from port N, and ends with stdin.
     parser.add_argument("--tunnel", type=int, metavar="N", help=argparse.SUPPRESS)
-    add_remote_options(parser, "ssh://host/path")
-    add_reading_options(parser)
+    common.add_remote_options(parser, "ssh://host/path")
+    common.add_reading_options(parser)
 
 
 def _port(text: str) -> int:
@@ -115,7 +108,7 @@ def _port(text: str) -> int:
 def main(args: argparse.Namespace) -> int:
     if not args.perfetto:
         _refuse_perfetto_options(args)
-    if is_remote(args):
+    if isinstance(args.run, str) or isinstance(args.other, str):
         return view_remote(args)
     return _perfetto(args) if args.perfetto else _view(args)
 
@@ -137,9 +130,10 @@ def _refuse_perfetto_options(args: argparse.Namespace) -> None:
 
 def _view(args: argparse.Namespace) -> int:
     from rankscope.viewer.address import Address
+    from rankscope.viewer.place import checked_link
 
     _require_server()
-    at = _place(args.at)
+    at = checked_link(args.at) if args.at else ""
     runs = [args.run, args.other] if args.other else [args.run]
     for path in runs:
         if not path.exists():
@@ -157,7 +151,7 @@ def _view(args: argparse.Namespace) -> int:
 
     opening = Opening(
         runs,
-        Options(cache=args.cache, jobs=args.jobs, dask=dask_place(args)),
+        Options(cache=args.cache, jobs=args.jobs, dask=common.dask_place(args)),
         lambda text: print(text, file=sys.stderr),
         mix=args.mix,
     )
@@ -172,12 +166,6 @@ def _view(args: argparse.Namespace) -> int:
         # end when their pipes close; unfinished files are removed by the next ingest.
         os._exit(code)
     return code
-
-
-def _place(link: str) -> str:
-    from rankscope.viewer.place import checked_link
-
-    return checked_link(link) if link else ""
 
 
 def _require_server() -> None:
@@ -197,10 +185,8 @@ def _perfetto(args: argparse.Namespace) -> int:
     from rankscope.viewer.perfetto_server import BROWSER_LIMIT, PORT
     from rankscope.views.export.perfetto import write_perfetto
 
-    scope = scope_of(args)
     program = find_trace_processor(args.trace_processor)
-    run = open_run(args)
-    scope.check(run)
+    run, scope = common.open_part(args)
     port = args.port or PORT
     with stopped_by_signals(), tempfile.TemporaryDirectory(prefix="rankscope-") as folder:
         trace = Path(folder) / "rankscope.perfetto-trace"
@@ -224,8 +210,7 @@ class _Limited:
 
     def __init__(self, file: BinaryIO, limit: int) -> None:
         self._file = file
-        self._left = limit
-        self._limit = limit
+        self._left = self._limit = limit
 
     def write(self, data: bytes) -> int:
         self._left -= len(data)

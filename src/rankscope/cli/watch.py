@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from rankscope import units
 from rankscope.cli.common import add_remote_options, positive
-from rankscope.cli.remote_command import is_elsewhere, run_there
-from rankscope.cli.view_remote import path_or_place, stopped_by_signals
+from rankscope.cli.remote import path_or_remote, run_there, stopped_by_signals
 from rankscope.errors import RankscopeError, StoreError, UsageError
 from rankscope.text.visible_text import unchecked, visible
 
@@ -49,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument(
         "run",
-        type=path_or_place,
+        type=path_or_remote,
         metavar="RUN",
         help="the run folder of a job that was started with --watch; or ssh://host/path",
     )
@@ -98,7 +97,7 @@ def main(args: argparse.Namespace) -> int:
     every = _least(units.parse_seconds(args.every), 0.1)
     hang_after = units.parse_seconds(args.hang_after) if args.hang_after else None
     between_captures = units.parse_seconds(args.auto_capture_every)
-    if is_elsewhere(args.run):
+    if isinstance(args.run, str):
         return run_there(args, "watch", _options(args))
     from rankscope.watch.alarms import AlarmBook
     from rankscope.watch.prometheus import metrics
