@@ -198,17 +198,13 @@ def _check_options(clocks: str, prefer: str | None, comm_patterns: Sequence[str]
 
 def _watch(progress: Progress) -> Watch:
     read: dict[Path, int] = {}
-    total = 0
-
-    def begin(files: int, total_bytes: int) -> None:
-        nonlocal total
-        total = total_bytes
+    totals = [0]
 
     def advance(path: Path, read_bytes: int, doing: str) -> None:
         read[path] = read_bytes
-        progress(sum(read.values()), total)
+        progress(sum(read.values()), totals[-1])
 
-    return Watch(begin, advance)
+    return Watch(lambda files, total_bytes: totals.append(total_bytes), advance)
 
 
 class OpenRun:

@@ -71,6 +71,11 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-q", "--quiet", action="store_true", help="no progress, only errors")
 
 
+def say(text: str) -> None:
+    """A line for the user beside the output."""
+    print(text, file=sys.stderr)
+
+
 def positive(text: str) -> int:
     if not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"'{text}' is not a positive number")
@@ -158,7 +163,7 @@ def exit_code(fail_on: str | None, results: Iterable[Result], must_answer: Itera
         return 3
     unanswered = [result for result in must_answer if result.unanswered]
     for result in unanswered:
-        print(f"rankscope: cannot answer {result.name}: {result.unanswered}", file=sys.stderr)
+        say(f"rankscope: cannot answer {result.name}: {result.unanswered}")
     return 3 if unanswered else 0
 
 
@@ -259,7 +264,7 @@ def _keep_rollups(run: Run, args: argparse.Namespace) -> None:
         run,
         args.jobs or usable_cores(),
         (lambda done, ranks: None) if args.quiet else progress.count_rollups,
-        lambda text: print(text, file=sys.stderr),
+        say,
     )
     progress.end()
 
@@ -359,16 +364,15 @@ def read(paths: list[Path], options: Options, args: argparse.Namespace) -> Inges
 
 def _say_what_was_read(ingested: Ingested, started: float, quiet: bool) -> None:
     for problem in ingested.problems:
-        print(f"rankscope: {problem}", file=sys.stderr)
+        say(f"rankscope: {problem}")
     if ingested.read and not quiet:
         from rankscope.units import format_bytes
 
         size = sum(entry.manifest["source"]["bytes"] for entry in ingested.read)
         count = len(ingested.read)
-        print(
+        say(
             f"Read {count} file{'s' * (count > 1)} ({format_bytes(size)}) in "
-            f"{time.monotonic() - started:.1f} s into {ingested.store}",
-            file=sys.stderr,
+            f"{time.monotonic() - started:.1f} s into {ingested.store}"
         )
 
 
@@ -382,7 +386,7 @@ def watch(quiet: bool) -> Watch:
         progress.begin,
         progress.advance,
         progress.end,
-        lambda text: print(text, file=sys.stderr),
+        say,
         progress.finish,
     )
 

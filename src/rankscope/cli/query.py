@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rankscope.cli.common import add_clocks, add_reading_options, add_run_argument, open_run, positive, show
+from rankscope.cli.common import (
+    add_clocks,
+    add_reading_options,
+    add_run_argument,
+    open_run,
+    positive,
+    say,
+    show,
+)
 
 EXAMPLES = """\
 examples:
@@ -53,8 +61,7 @@ def main(args: argparse.Namespace) -> int:
     question = Question({"RUN": RunWords(shell_words([args.run]))})
     show(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout), question=question))
     if more:
-        print(
-            f"rankscope: only the first {args.rows:,} rows are shown\n  The query gives more.\n  All of them: --rows N",
-            file=sys.stderr,
+        say(
+            f"rankscope: only the first {args.rows:,} rows are shown\n  The query gives more.\n  All of them: --rows N"
         )
     return 0

@@ -47,24 +47,17 @@ def view_remote(args: argparse.Namespace) -> int:
     """Until Ctrl-C here, or until the connection is lost; either way the viewer over there ends."""
     runs = [run for run in (args.run, args.other) if run is not None]
     places = check_one_machine([parse_place(run) if isinstance(run, str) else None for run in runs])
-    if args.perfetto:
-        raise UsageError(
-            "--perfetto does not work over ssh://",
-            why="Perfetto's page reads the trace from this machine.",
-            hint="rankscope fetch HOST:PATH, then rankscope view PATH --perfetto",
-        )
-    if args.host != "127.0.0.1":
-        raise UsageError(
-            f"--host {args.host} cannot be used with ssh://",
-            why="The tunnel ends at 127.0.0.1, on both machines.",
-            hint="Leave it out.",
-        )
-    if args.at:
-        raise UsageError(
-            "--at does not work over ssh://",
-            why="The address is made on the other machine.",
-            hint=f"Add {args.at} to the address that is printed.",
-        )
+    refused = (
+        (args.perfetto, "--perfetto does not work over ssh://", "Perfetto's page reads the trace from this machine.",
+         "rankscope fetch HOST:PATH, then rankscope view PATH --perfetto"),
+        (args.host != "127.0.0.1", f"--host {args.host} cannot be used with ssh://",
+         "The tunnel ends at 127.0.0.1, on both machines.", "Leave it out."),
+        (args.at, "--at does not work over ssh://", "The address is made on the other machine.",
+         f"Add {args.at} to the address that is printed."),
+    )  # fmt: skip
+    for is_given, what, why, hint in refused:
+        if is_given:
+            raise UsageError(what, why=why, hint=hint)
     program = program_words(args.remote_rankscope)
     port = args.port or free_port()
     options = {

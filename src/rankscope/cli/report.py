@@ -6,15 +6,11 @@ import argparse
 import webbrowser
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rankscope import units
 from rankscope.cli import common
 from rankscope.errors import UsageError
 from rankscope.text.run_words import shell_word, shell_words
-
-if TYPE_CHECKING:
-    from rankscope.timeline.run import Run
 
 EXAMPLES = """\
 examples:
@@ -74,9 +70,7 @@ def main(args: argparse.Namespace) -> int:
     target = args.output or Path(f"{common.run_name(subject)}-report{ENDINGS[format]}")
     if not printed:
         common.check_target(target, args.force)
-    scope = common.scope_of(args)
-    run = _open(args, subject)
-    scope.check(run)
+    run, scope = common.open_part(_naming(args, subject))
     request = Request(
         run,
         scope,
@@ -87,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
     )
     compared = None
     if len(args.run) == 2:
-        base = _open(args, args.run[0])
+        base = common.open_run(_naming(args, args.run[0]))
         request = replace(request, base=shell_word(str(args.run[0])), base_run=base)
         compared = diff(base, run, scope)
     content = build(request, compared)
@@ -103,5 +97,6 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _open(args: argparse.Namespace, path: Path) -> Run:
-    return common.open_run(argparse.Namespace(**{**vars(args), "run": path}))
+def _naming(args: argparse.Namespace, path: Path) -> argparse.Namespace:
+    """The arguments with one of their runs alone."""
+    return argparse.Namespace(**{**vars(args), "run": path})

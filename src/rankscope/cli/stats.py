@@ -142,7 +142,7 @@ def main(args: argparse.Namespace) -> int:
     if args.verbose:
         from rankscope.analysis.core.rollups import rollup_use
 
-        print(f"rankscope: {rollup_use(run)}", file=sys.stderr)
+        common.say(f"rankscope: {rollup_use(run)}")
     asked_by_name = args.report not in (None, "all")
     return common.exit_code(args.fail_on, results, results if asked_by_name else results[:1])
 
@@ -179,7 +179,7 @@ def _telemetry_alone(args: argparse.Namespace, wanted: list[tuple[str, int | Non
     able = {"telemetry": telemetry_in, "hang": hang_in}
     asked_by_name = args.report not in (None, "all")
     if not asked_by_name:
-        print(f"rankscope: {args.run[0]} holds telemetry and no trace", file=sys.stderr)
+        common.say(f"rankscope: {args.run[0]} holds telemetry and no trace")
         wanted = [(name, wanted[0][1] if args.top else DEFAULT_ROWS) for name in able]
     for name, _ in wanted:
         if name not in able:
@@ -205,7 +205,7 @@ def _screen(
     from rankscope.views.commands import found_with_paths
     from rankscope.views.summary import Screen, screen
 
-    findings = [found_with_paths(found, named) for found in collect(run, scope)]
+    findings = [found_with_paths(entry, named) for entry in collect(run, scope)]
     about = subject(run, scope, summary)
     content = Screen(named["RUN"].path, about, summary, kernels, findings, doubts(run, scope))
     return screen(content, width, color)

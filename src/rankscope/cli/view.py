@@ -106,26 +106,22 @@ def _port(text: str) -> int:
 
 
 def main(args: argparse.Namespace) -> int:
-    if not args.perfetto:
-        _refuse_perfetto_options(args)
-    if isinstance(args.run, str) or isinstance(args.other, str):
-        return view_remote(args)
-    return _perfetto(args) if args.perfetto else _view(args)
-
-
-def _refuse_perfetto_options(args: argparse.Namespace) -> None:
-    given = {
+    of_perfetto = {
         "--ranks": args.ranks != "all",
         "--steps": args.steps,
         "--no-args": args.no_args,
         "--trace-processor": args.trace_processor,
     }
-    for name in (name for name, value in given.items() if value):
+    given = next((name for name, value in of_perfetto.items() if value), "")
+    if given and not args.perfetto:
         raise UsageError(
-            f"{name} is for --perfetto",
+            f"{given} is for --perfetto",
             why="rankscope's own viewer shows the whole run, at any size; ranks and steps are chosen on its page.",
-            hint=f"Add --perfetto, or leave {name} out.",
+            hint=f"Add --perfetto, or leave {given} out.",
         )
+    if isinstance(args.run, str) or isinstance(args.other, str):
+        return view_remote(args)
+    return _perfetto(args) if args.perfetto else _view(args)
 
 
 def _view(args: argparse.Namespace) -> int:
@@ -152,20 +148,20 @@ def _view(args: argparse.Namespace) -> int:
     opening = Opening(
         runs,
         Options(cache=args.cache, jobs=args.jobs, dask=common.dask_place(args)),
-        lambda text: print(text, file=sys.stderr),
+        common.say,
         mix=args.mix,
     )
     server = Server(address, opening.routes(), args.tunnel)
     opening.start()
     if args.tunnel is not None:
         threading.Thread(target=_end_with_stdin, args=(server,), daemon=True).start()
-    code = _serve(server, address.url + at, args.no_open)
+    _serve(server.serve, address.url + at, args.no_open)
     opening.close()
     if not opening.wait(0) or server.busy:
         # Threads are in DuckDB, which crashes if the interpreter shuts down meanwhile. The reading processes
         # end when their pipes close; unfinished files are removed by the next ingest.
-        os._exit(code)
-    return code
+        os._exit(0)
+    return 0
 
 
 def _require_server() -> None:
@@ -181,8 +177,8 @@ def _require_server() -> None:
 
 def _perfetto(args: argparse.Namespace) -> int:
     _require_server()
-    from rankscope.viewer.perfetto_rpc import find_trace_processor
-    from rankscope.viewer.perfetto_server import BROWSER_LIMIT, PORT
+    from rankscope.viewer.perfetto_rpc import find_trace_processor, trace_processor
+    from rankscope.viewer.perfetto_server import BROWSER_LIMIT, PORT, PerfettoServer
     from rankscope.views.export.perfetto import write_perfetto
 
     program = find_trace_processor(args.trace_processor)
@@ -200,9 +196,27 @@ def _perfetto(args: argparse.Namespace) -> int:
                 why=f"{error.strerror or error}.",
                 hint="Set TMPDIR to a folder with more room, or choose a part: --ranks, --steps.",
             ) from error
-        if program is not None and (args.trace_processor or trace.stat().st_size > BROWSER_LIMIT):
-            return _serve_rpc(program, trace, port, args.no_open)
-        return _serve_file(trace, port, args.no_open)
+        size = trace.stat().st_size
+        with ExitStack() as running, contextlib.suppress(KeyboardInterrupt):
+            if program is not None and (args.trace_processor or size > BROWSER_LIMIT):
+                common.say(f"{program} reads the trace ({units.format_bytes(size)})")
+                process = trace_processor(program, trace, port)
+                served = _listening(lambda: running.enter_context(process), "127.0.0.1", port)
+                url, wait = served.url, served.wait
+                note = (
+                    "Perfetto's page asks whether to use the trace that is loaded here: choose YES. Ctrl-C ends it.\n"
+                    "Other users of this machine can read the trace meanwhile: trace_processor has no password."
+                )
+            else:
+                server = _listening(lambda: PerfettoServer(trace, port), "127.0.0.1", port)
+                url, wait = server.url, server.serve
+                note = (
+                    "Perfetto's page reads the trace from this machine; nothing is uploaded. Ctrl-C ends it."
+                )
+            print(url, flush=True)
+            common.say(note)
+            _serve(wait, url, args.no_open)
+    return 0
 
 
 class _Limited:
@@ -227,42 +241,6 @@ class _Limited:
         return self._file.write(data)
 
 
-def _serve_file(trace: Path, port: int, no_open: bool) -> int:
-    from rankscope.viewer.perfetto_server import PerfettoServer
-
-    server = _listening(lambda: PerfettoServer(trace, port), "127.0.0.1", port)
-    print(server.url, flush=True)
-    print(
-        "Perfetto's page reads the trace from this machine; nothing is uploaded. Ctrl-C ends it.",
-        file=sys.stderr,
-    )
-    return _serve(server, server.url, no_open)
-
-
-def _serve_rpc(program: str, trace: Path, port: int, no_open: bool) -> int:
-    from rankscope.viewer.perfetto_rpc import trace_processor
-
-    size = units.format_bytes(trace.stat().st_size)
-    print(f"{program} reads the trace ({size})", file=sys.stderr)
-    with ExitStack() as running:
-        try:
-            served = _listening(
-                lambda: running.enter_context(trace_processor(program, trace, port)), "127.0.0.1", port
-            )
-            print(served.url, flush=True)
-            print(
-                "Perfetto's page asks whether to use the trace that is loaded here: choose YES. Ctrl-C ends it.\n"
-                "Other users of this machine can read the trace meanwhile: trace_processor has no password.",
-                file=sys.stderr,
-            )
-            if not no_open:
-                webbrowser.open(served.url)
-            served.wait()
-        except KeyboardInterrupt:
-            pass
-    return 0
-
-
 def _listening(make: Callable[[], S], host: str, port: int) -> S:
     try:
         return make()
@@ -274,13 +252,12 @@ def _listening(make: Callable[[], S], host: str, port: int) -> S:
         ) from error
 
 
-def _serve(server: Listener, url: str, no_open: bool) -> int:
+def _serve(serve: Callable[[], None], url: str, no_open: bool) -> None:
     """Serve until Ctrl-C, or until the terminal closes."""
     if not no_open:
         webbrowser.open(url)
     with contextlib.suppress(KeyboardInterrupt):
-        server.serve()
-    return 0
+        serve()
 
 
 def _end_with_stdin(server: Listener) -> None:
@@ -293,14 +270,10 @@ def _end_with_stdin(server: Listener) -> None:
 def _print_how_to_reach(port: int, host: str) -> None:
     if host in _LOOPBACK:
         user = f"{user_name()}@{socket.gethostname()}"
-        print(
-            f"From another machine: ssh -L {port}:127.0.0.1:{port} {user}, then the same address",
-            file=sys.stderr,
-        )
+        common.say(f"From another machine: ssh -L {port}:127.0.0.1:{port} {user}, then the same address")
     else:
-        print(
+        common.say(
             f"rankscope: {host} can be reached by others on the network\n"
             "  Only the token in the address keeps them out, and it is sent unencrypted.\n"
-            "  Use the default address and an ssh tunnel instead.",
-            file=sys.stderr,
+            "  Use the default address and an ssh tunnel instead."
         )

@@ -50,15 +50,13 @@ def _csv_text(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    return f"'{_csv_text(text)}" if _FORMULA.match(text) and not _is_number(text) else _csv_text(text)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    is_formula = False
+    if _FORMULA.match(text):
+        try:
+            float(text)
+        except ValueError:
+            is_formula = True
+    return "'" * is_formula + _csv_text(text)
 
 
 def _csv_value(value: Any, decimals: int | None, text: Callable[[str], str]) -> str:

@@ -35,19 +35,17 @@ def _finding(finding: Finding) -> str:
 
 def _table(columns: list[Field]) -> str:
     head = "".join(f'<th style="{_align(column)}">{escape(column.heading)}</th>' for column in columns)
-    rows = zip(*map(_cells, columns), strict=True)
-    body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
-    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
-
-
-def _cells(column: Field) -> list[str]:
-    shown = shorten_names(column.cells, _LONGEST_CELL)
-    return [
-        f'<td style="{_align(column)}"'
-        + (f' title="{escape(text)}"' if short != text else "")
-        + f">{escape(short)}</td>"
-        for text, short in zip(column.cells, shown, strict=True)
+    cells = [
+        [
+            f'<td style="{_align(column)}"'
+            + (f' title="{escape(text)}"' if short != text else "")
+            + f">{escape(short)}</td>"
+            for text, short in zip(column.cells, shorten_names(column.cells, _LONGEST_CELL), strict=True)
+        ]
+        for column in columns
     ]
+    body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in zip(*cells, strict=True))
+    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
 
 
 def _align(column: Field) -> str:

@@ -66,13 +66,11 @@ def _cells(column: Field) -> list[str]:
     texts = shorten_names(column.cells, _LONGEST_CELL)
     if not any(map(_SPECIAL.search, texts)):
         return texts
-    return [_code(text) for text in texts]
+    return [_code(text) if text.strip() else text for text in texts]
 
 
 def _code(text: str) -> str:
     """A code span that GitHub renders as `text` inside a table cell."""
-    if not text.strip():
-        return text
     # The fence is longer than any run of backticks inside. A pipe ends a cell even in code, so it is escaped.
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     space = " " if text[0] in "` " or text[-1] in "` " else ""

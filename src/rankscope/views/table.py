@@ -58,13 +58,12 @@ def table(result: Result, width: int, color: bool) -> str:
 
 def _title(result: Result, width: int, color: bool) -> list[str]:
     title, window = clean(result.title or result.name).strip(), clean(result.window).strip()
-    if not window:
-        return [paint(line, BOLD, color) for line in wrap(title, width)]
-    if display_width(f"{title} · {window}") <= width:
+    if window and display_width(f"{title} · {window}") <= width:
         return [f"{paint(title, BOLD, color)} {paint(f'· {window}', DIM, color)}"]
+    below = hang("· ", window, width) if window else []
     return [
         *(paint(line, BOLD, color) for line in wrap(title, width)),
-        *(paint(line, DIM, color) for line in hang("· ", window, width)),
+        *(paint(line, DIM, color) for line in below),
     ]
 
 

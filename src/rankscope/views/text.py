@@ -66,11 +66,17 @@ def _joined(text: str, parts: Parts) -> str:
 def _shortened(text: str, width: int) -> Parts:
     if display_width(text) <= width:
         return ((0, len(text)),)
+    return _without_middle(text, *_most_telling(text, width))
+
+
+def _most_telling(text: str, width: int, index: int | None = None) -> tuple[int, int, int]:
+    """Start and end of the function's own name, and the room for it beside ellipses; of the whole text where the name
+    has too little room, or does not contain the character at `index`."""
     start, end = _own_name(text)
     room = width - (start > 0) - (end < len(text))
-    if room < _LEAST_PART:
-        start, end, room = 0, len(text), width
-    return _without_middle(text, start, end, room)
+    if room < _LEAST_PART or (index is not None and not start <= index < end):
+        return 0, len(text), width
+    return start, end, room
 
 
 def _without_middle(text: str, start: int, end: int, width: int) -> Parts:
@@ -102,10 +108,7 @@ def _told_apart(names: list[str], width: int) -> dict[str, Parts]:
 
 def _around(text: str, index: int, width: int) -> Parts:
     """Keep what stands at `index`: within the function's own name where it lies there, else in the whole text."""
-    start, end = _own_name(text)
-    room = width - (start > 0) - (end < len(text))
-    if room < _LEAST_PART or not start <= index < end:
-        start, end, room = 0, len(text), width
+    start, end, room = _most_telling(text, width, index)
     return tuple((start + a, start + b) for a, b in _beginning_and(text[start:end], index - start, room))
 
 

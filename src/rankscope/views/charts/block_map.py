@@ -19,7 +19,7 @@ from rankscope.units import format_bytes, format_ns
 from rankscope.views.charts.chart import Chart, NothingToDrawError
 from rankscope.views.charts.plots import AXIS_HEIGHT, WIDTH, Axis, Key, legend, x_axis, y_axis
 from rankscope.views.charts.scales import Linear
-from rankscope.views.charts.svg import Drawing
+from rankscope.views.charts.svg import Drawing, rectangles
 
 _COLUMNS, _ROWS = 330, 170
 _HEIGHT = 340.0
@@ -96,10 +96,4 @@ def _cells(codes: NDArray[np.int64], wanted: int, x: NDArray[np.float64], y: NDA
     change = np.diff(is_wanted.astype(np.int8), axis=1)
     rows, begins = np.nonzero(change == 1)
     ends = np.nonzero(change == -1)[1]
-    high, low = y[rows + 1], y[rows]
-    return "".join(
-        f"M{left:.1f} {above:.1f}H{right:.1f}V{below:.1f}H{left:.1f}z"
-        for left, right, above, below in zip(
-            x[begins].tolist(), x[ends].tolist(), high.tolist(), low.tolist(), strict=True
-        )
-    )
+    return rectangles(x[begins], x[ends], y[rows + 1], y[rows])

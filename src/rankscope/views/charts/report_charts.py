@@ -71,16 +71,10 @@ _IDLE_CAUSES = {
     "other_ns": Key("other", "idle"),
 }
 _PATH_CLASSES = {
-    "compute": Key("compute", "compute"),
-    "comm": Key("communication", "comm"),
-    "copy": Key("copies", "copy"),
-    "host": Key("host", "s2"),
-    "launch": Key("launch", "s6"),
-    "sync": Key("sync", "s4"),
-    "dataloader": Key("dataloader", "s5"),
-    "gap": Key("gap", "idle"),
-    "between": Key("between steps", "s7"),
-}
+    "compute": Key("compute", "compute"), "comm": Key("communication", "comm"), "copy": Key("copies", "copy"),
+    "host": Key("host", "s2"), "launch": Key("launch", "s6"), "sync": Key("sync", "s4"),
+    "dataloader": Key("dataloader", "s5"), "gap": Key("gap", "idle"), "between": Key("between steps", "s7"),
+}  # fmt: skip
 
 
 def whole_window(result: Result) -> list[Row]:

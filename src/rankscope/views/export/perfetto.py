@@ -209,7 +209,7 @@ class _FileWriter:
         self._interned: dict[tuple[int, str], int] = {}
         self._new = b""
         """Interned data to send with the next packet."""
-        self._heads: dict[tuple[bytes, str, str], bytes] = {}
+        self._heads: dict[tuple[int, bytes, str, str], bytes] = {}
         self._threads: list[tuple[int, str, str]] = []
 
     def described(self) -> dict[str, Any]:
@@ -268,16 +268,12 @@ class _FileWriter:
 
     def _head(self, kind: int, lane: bytes, name: str, category: str) -> bytes:
         """The common first bytes of all events with one name on one lane."""
-        key = lane, name, category
-        if key not in self._heads or kind != _BEGIN:
-            head = (
-                number(Event.TYPE, kind) + lane + number(Event.NAME_IID, self._intern(Interned.NAMES, name))
-            )
+        key = kind, lane, name, category
+        if key not in self._heads:
+            names = number(Event.NAME_IID, self._intern(Interned.NAMES, name))
             if category:
-                head += number(Event.CATEGORY_IID, self._intern(Interned.CATEGORIES, category))
-            if kind != _BEGIN:
-                return head
-            self._heads[key] = head
+                names += number(Event.CATEGORY_IID, self._intern(Interned.CATEGORIES, category))
+            self._heads[key] = number(Event.TYPE, kind) + lane + names
         return self._heads[key]
 
     def _intern(self, table: int, name: str) -> int:

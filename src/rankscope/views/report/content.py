@@ -172,7 +172,7 @@ def build(request: Request, compared: Result | None = None) -> Content:
             some = replace(scope, ranks=frozenset(few))
             asked = replace(request, scope=some, ranks=f"--ranks {as_ranges(few)}")
         sections.append(_section(asked, name, topic, few))
-    findings = [found_with_paths(found, runs) for found in collect(run, scope)]
+    findings = [found_with_paths(entry, runs) for entry in collect(run, scope)]
     overview = summary(run, scope)
     if compared is None:
         headline = _headline(request, findings, overview)
@@ -357,16 +357,14 @@ def _section(request: Request, name: str, topic: str, few: list[int] | None) -> 
 
 
 def _subtitle(run: Run, scope: Scope) -> str:
-    ranks = scope.ranks_in(run)
+    ranks, steps = scope.ranks_in(run), step_numbers(run, scope)
     world = world_size(run) if len(run.runs) == 1 else 0
     of = f" of {world:,}" if world > 1 else ""
     parts = [
         f"{len(ranks):,}{of} ranks ({as_ranges(ranks)})" if len(ranks) > 1 else f"rank {ranks[0]}{of}",
+        f"steps {as_ranges(steps)}" if steps else "no steps",
+        *(["whole file"] if scope.steps is None else []),
     ]
-    steps = step_numbers(run, scope)
-    parts.append(f"steps {as_ranges(steps)}" if steps else "no steps")
-    if scope.steps is None:
-        parts.append("whole file")
     parts += sorted(set(device_names(run, scope).values()) - {""})
     # The checks of a large run would take as long as all reports together.
     if _is_traced(run) and not are_worth_it(run):

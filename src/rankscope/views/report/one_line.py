@@ -88,8 +88,8 @@ def _overlap(result: Result) -> str:
 
 
 def _collectives(result: Result) -> str:
-    known = [row for row in result.rows if row.get("busbw_gb_s")]
-    largest = sorted(known, key=lambda row: -(row["transfer_ns"] or 0) * row["count"])
+    measured = [row for row in result.rows if row.get("busbw_gb_s")]
+    largest = sorted(measured, key=lambda row: -(row["transfer_ns"] or 0) * row["count"])
     listed = [
         f"{row['kind']} of {format_bytes(row['bytes'], 1)} {format_value('GB/s', row['busbw_gb_s'])}"
         for row in largest[:_NAMED]
@@ -106,10 +106,13 @@ def _critical(result: Result) -> str:
 
 
 def _memory(result: Result) -> str:
-    known = [row for row in result.rows if row.get("peak_allocated_bytes") and row["device"] != "CPU"]
-    if not known:
+    peaks = sorted(
+        (row["peak_allocated_bytes"], row["rank"])
+        for row in result.rows
+        if row.get("peak_allocated_bytes") and row["device"] != "CPU"
+    )
+    if not peaks:
         return counted(len(result.rows), "row")
-    peaks = sorted((row["peak_allocated_bytes"], row["rank"]) for row in known)
     text = f"peak of {format_bytes(peaks[-1][0], 1)} on rank {peaks[-1][1]}"
     return f"{text}; the lowest peak is {format_bytes(peaks[0][0], 1)}" if len(peaks) > 1 else text
 
