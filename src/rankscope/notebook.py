@@ -103,13 +103,8 @@ class Answer(Result):
         """A pyarrow Table."""
         return arrow_table(self)
 
-    def df(self) -> pandas.DataFrame:
-        """The same as to_pandas()."""
-        return self.to_pandas()
-
-    def arrow(self) -> pyarrow.Table:
-        """The same as to_arrow()."""
-        return self.to_arrow()
+    df = to_pandas
+    arrow = to_arrow
 
 
 class PlainReport(Protocol):

@@ -1,17 +1,38 @@
-"""A Result as an HTML table for a notebook: the figures of the terminal table, escaped, without scripts."""
+"""HTML: escaping, through which all text from traces passes, and a Result as a table for a notebook."""
 
 from __future__ import annotations
 
+import html as standard_html
+from collections.abc import Mapping
+
 from rankscope.analysis.core.result import Finding, Result
 from rankscope.views.columns import NOTHING, Field, fields
-from rankscope.views.escape import escape
-from rankscope.views.text import shorten_names
+from rankscope.views.text import clean, shorten_names
 
 _LONGEST_CELL = 80
 
 
+def escape(text: object) -> str:
+    """Safe between tags and inside quoted attributes; control characters are shown, as \\x1b."""
+    return standard_html.escape(clean(str(text)), quote=True)
+
+
+def attributes(values: Mapping[str, object]) -> str:
+    """' a="1" b="2"', escaped. None omits an attribute; underscores become dashes."""
+    return "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{escape(_number(value))}"'
+        for name, value in values.items()
+        if value is not None
+    )
+
+
+def _number(value: object) -> object:
+    """Floats with one decimal, which is a tenth of a pixel; '12' rather than '12.0'."""
+    return f"{value + 0.0:.1f}".removesuffix(".0") if isinstance(value, float) else value
+
+
 def html(result: Result) -> str:
-    """Title and window, findings, table, notes."""
+    """Title and window, findings, table, notes: the figures of the terminal table, without scripts."""
     parts = [f"<p><b>{escape(result.title or result.name)}</b> <small>· {escape(result.window)}</small></p>"]
     if result.findings:
         parts.append(f"<ul>{''.join(map(_finding, result.findings))}</ul>")

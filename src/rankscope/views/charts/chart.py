@@ -9,7 +9,7 @@ from pathlib import Path
 from rankscope.analysis.core.result import Result
 from rankscope.errors import RankscopeError, UsageError
 from rankscope.views.charts.theme import FONT, resolve, style_variables, var
-from rankscope.views.escape import escape
+from rankscope.views.html import escape
 
 _TITLE_HEIGHT = 46
 _NO_PNG = "cannot draw PNG on this machine"

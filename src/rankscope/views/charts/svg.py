@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.views.charts.theme import var
-from rankscope.views.escape import attributes, escape
+from rankscope.views.html import attributes, escape
 
 Floats = NDArray[np.float64]
 

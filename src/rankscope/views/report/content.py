@@ -27,8 +27,8 @@ from rankscope.text.run_words import Runs, RunWords
 from rankscope.timeline.run import Run
 from rankscope.units import format_bytes, format_ns
 from rankscope.views.charts import CHARTS, Chart, NothingToDrawError, chart_in_run, rank_heatmap
+from rankscope.views.charts.heatmap import NARROW, WIDE, step_picture_chart
 from rankscope.views.charts.report_charts import two_breakdowns
-from rankscope.views.charts.step_picture import NARROW, WIDE, step_picture_chart
 from rankscope.views.commands import advice_and_commands, found_with_paths, result_with_paths
 from rankscope.views.envelope import whatif_options
 from rankscope.views.report.one_line import one_line

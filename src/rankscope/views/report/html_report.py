@@ -13,7 +13,7 @@ from rankscope.views.charts import Chart
 from rankscope.views.charts.theme import style_variables
 from rankscope.views.columns import Field, fields, values_of
 from rankscope.views.commands import advice_and_commands
-from rankscope.views.escape import attributes, escape
+from rankscope.views.html import attributes, escape
 from rankscope.views.report.content import Content, Section, saving
 from rankscope.views.report.definitions import definition
 from rankscope.views.text import Parts, sentence, shown_parts

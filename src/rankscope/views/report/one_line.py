@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from rankscope.analysis.core.result import Result
@@ -42,13 +43,14 @@ def _largest(result: Result) -> str:
     except NothingToDrawError:
         return rows
     *_, key = name_columns(result) or ("",)
-    sums: dict[str, float] = {}
+    sums: Counter[str] = Counter()
     for row in result.rows:
-        name = row.get(key)
-        if isinstance(name, str) and row.get(measure):
-            sums[name] = sums.get(name, 0) + row[measure]
-    largest = sorted(sums.items(), key=lambda item: -item[1])[:_NAMED]
-    listed = [f"{shorten_name(name, _NAME_CELLS)} {format_rounded(unit, value)}" for name, value in largest]
+        if isinstance(row.get(key), str) and row.get(measure):
+            sums[row[key]] += row[measure]
+    listed = [
+        f"{shorten_name(name, _NAME_CELLS)} {format_rounded(unit, value)}"
+        for name, value in sums.most_common(_NAMED)
+    ]
     return f"{', '.join(listed)}; {rows}" if listed else rows
 
 
@@ -99,10 +101,10 @@ def _collectives(result: Result) -> str:
 
 
 def _critical(result: Result) -> str:
-    sums: dict[str, float] = {}
+    sums: Counter[str] = Counter()
     for row in result.rows:
-        sums[row["class"]] = sums.get(row["class"], 0) + row["ns"]
-    return _shares(sorted(sums.items(), key=lambda item: -item[1]))
+        sums[row["class"]] += row["ns"]
+    return _shares(sums.most_common())
 
 
 def _memory(result: Result) -> str:
