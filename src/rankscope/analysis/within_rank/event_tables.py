@@ -161,7 +161,7 @@ def _by_name(
         *_NUMBERS,
     )
     inside = sum(row["calls"] for row in rows)
-    notes = left_out(run, scope) + slices_outside_steps(run, scope, inside, categories, name)
+    notes = left_out(run, scope) + slices_outside_steps(run, scope, inside, categories, title.lower())
     if not rows:
         notes.append(missing)
     return Result(name, title, scope.window, columns, rows, notes=tuple(notes))
