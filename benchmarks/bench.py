@@ -205,7 +205,11 @@ def nsys_export(bench: Bench) -> None:
         traces.into_page_cache([path])
         command = [*ingest(path), "--rank", f"0={path}"]
         bench.run(OURS, kind, command, size=bytes_read, events=nsys.count_events(path), from_nothing=True)
-        bench.run("rankscope stats -r kernels,api", kind, [*RANKSCOPE, "stats", STORE, "-r", "kernels,api"])
+        bench.run(
+            "rankscope stats -r kernels,runtime_api",
+            kind,
+            [*RANKSCOPE, "stats", STORE, "-r", "kernels,runtime_api"],
+        )
         if bench.options.nsys is None:
             bench.note("nsys: not found (on PATH, in .venv/nsight, or --nsys)")
         else:

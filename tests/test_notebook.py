@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import importlib.util
 import inspect
 import json
 import pickle
+import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -20,6 +23,7 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.errors import MissingPackageError, QueryError, StoreError, UsageError
 from rankscope.notebook import Answer, OpenRun
+from rankscope.text.spelling import RENAMED_REPORTS
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +37,33 @@ _OTHER_METHODS = {"chart", "compat", "diff", "doctor", "query", "ranks", "report
 @pytest.mark.slow
 def test_every_report_is_a_method_with_help_and_completion(run: OpenRun) -> None:
     methods = [name for name in vars(OpenRun) if not name.startswith("_") and name not in _OTHER_METHODS]
-    assert methods == list(REPORTS)
+    assert methods == [*REPORTS, *RENAMED_REPORTS]
+    declared = ast.parse(inspect.getsource(OpenRun)).body[0]
+    assert isinstance(declared, ast.ClassDef)
+    shown = {  # what an editor shows: the name, and the text below it
+        ast.unparse(name.target): ast.literal_eval(text.value)
+        for name, text in pairwise(declared.body)
+        if isinstance(name, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+    assert [*shown] == methods and [shown[name] for name in REPORTS] == [r.question for r in REPORTS.values()]
     for name, report in REPORTS.items():
         method = getattr(run, name)
         assert (inspect.getdoc(method) or "").splitlines()[0] == report.question
         hints = get_type_hints(method)
         keys = [key for part in get_args(hints.get("by")) for key in get_args(part)]
         assert keys == list(report.keys) and hints["return"] is Answer
+        declared_type = OpenRun.__annotations__[name]
+        assert re.findall(r"'(\w+)'", declared_type) == keys and (
+            "by" in inspect.signature(method).parameters
+        ) == bool(keys)
     assert "rank" in (inspect.getdoc(run.kernels) or "") and "4 ranks" in repr(run)
     assert [row["report"] for row in run.reports().rows] == list(REPORTS)
+
+
+@pytest.mark.parametrize(("former", "name"), RENAMED_REPORTS.items())
+def test_former_names_of_reports_work_and_warn(run: OpenRun, former: str, name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"{former} is now {name}"):
+        assert getattr(run, former)().name == name
 
 
 @pytest.mark.slow

@@ -30,9 +30,9 @@ CAUSES = {
 """Cause class of each fault that has a culprit."""
 REPORTS = {
     "overlap": ("overlap", "collectives"),
-    "fusion": ("short", "idle", "critical"),
+    "fusion": ("short_kernels", "idle", "critical"),
     "leak": ("memory",),
-    "hang": ("flight",),
+    "hang": ("flight_recorder",),
 }
 """Faults that are no straggler: the reports whose finding must come first."""
 EFFECTS = (1, 2, 3, 5, 7, 10, 15, 20, 30)

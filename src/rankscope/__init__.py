@@ -22,44 +22,26 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.version import __version__
 
-# Public name -> its module, which is imported when the name is first used: `import rankscope` takes almost no time.
-_PUBLIC = {
-    "open": "rankscope.notebook",
-    "OpenRun": "rankscope.notebook",
-    "Answer": "rankscope.notebook",
-    "profile": "rankscope.inapp.profiler",
-    "schedule": "rankscope.inapp.profiler",
-    "mark_step": "rankscope.inapp.engine",
-    "watch": "rankscope.inapp.watch",
-    "trace": "rankscope.inapp.annotate",
-    "cuda_profiler_range": "rankscope.inapp.cuda_range",
-    "Timers": "rankscope.inapp.timers",
-    "Recorded": "rankscope.inapp.window_handlers",
-    "ChromeTrace": "rankscope.inapp.window_handlers",
-    "TensorBoard": "rankscope.inapp.window_handlers",
-    "Summary": "rankscope.inapp.operator_table",
-    "memory_history": "rankscope.inapp.memory",
-    "memory_line": "rankscope.inapp.memory",
-    "memory_now": "rankscope.inapp.memory",
-    "add_profile_arguments": "rankscope.inapp.flags",
-    "profiler_from_args": "rankscope.inapp.flags",
-    "trainer_callback": "rankscope.inapp.profiler",
-    "lightning_callback": "rankscope.inapp.profiler",
-    "RankscopeError": "rankscope.errors",
-    "UsageError": "rankscope.errors",
-    "ReadError": "rankscope.errors",
-    "NoTimesError": "rankscope.errors",
-    "NotATraceError": "rankscope.errors",
-    "EmptyTraceError": "rankscope.errors",
-    "MixedRunsError": "rankscope.errors",
-    "RankError": "rankscope.errors",
-    "StoreError": "rankscope.errors",
-    "CaptureError": "rankscope.errors",
-    "ToolError": "rankscope.errors",
-    "RemoteError": "rankscope.errors",
-    "MissingPackageError": "rankscope.errors",
-    "QueryError": "rankscope.errors",
-}
+# Module -> its public names. It is imported when one of them is first used: `import rankscope` takes almost no time.
+_NAMES = {
+    "notebook": ("open", "OpenRun", "Answer"),
+    "inapp.profiler": ("profile", "schedule", "trainer_callback", "lightning_callback"),
+    "inapp.engine": ("mark_step",),
+    "inapp.watch": ("watch",),
+    "inapp.annotate": ("trace",),
+    "inapp.cuda_range": ("cuda_profiler_range",),
+    "inapp.timers": ("Timers",),
+    "inapp.window_handlers": ("Recorded", "ChromeTrace", "TensorBoard"),
+    "inapp.operator_table": ("Summary",),
+    "inapp.memory": ("memory_history", "memory_line", "memory_now"),
+    "inapp.flags": ("add_profile_arguments", "profiler_from_args"),
+    "errors": (
+        "RankscopeError", "UsageError", "ReadError", "NoTimesError", "NotATraceError",
+        "EmptyTraceError", "MixedRunsError", "RankError", "StoreError", "CaptureError",
+        "ToolError", "RemoteError", "MissingPackageError", "QueryError",
+    ),
+}  # fmt: skip
+_PUBLIC = {name: f"rankscope.{module}" for module, names in _NAMES.items() for name in names}
 
 if TYPE_CHECKING:
     from rankscope.errors import (
@@ -100,43 +82,13 @@ else:  # hidden from type checkers, which would accept any attribute because of 
 
 
 __all__ = [
-    "Answer",
-    "CaptureError",
-    "ChromeTrace",
-    "EmptyTraceError",
-    "MissingPackageError",
-    "MixedRunsError",
-    "NoTimesError",
-    "NotATraceError",
-    "OpenRun",
-    "QueryError",
-    "RankError",
-    "RankscopeError",
-    "ReadError",
-    "Recorded",
-    "RemoteError",
-    "StoreError",
-    "Summary",
-    "TensorBoard",
-    "Timers",
-    "ToolError",
-    "UsageError",
-    "__version__",
-    "add_profile_arguments",
-    "cuda_profiler_range",
-    "lightning_callback",
-    "mark_step",
-    "memory_history",
-    "memory_line",
-    "memory_now",
-    "open",
-    "profile",
-    "profiler_from_args",
-    "schedule",
-    "trace",
-    "trainer_callback",
-    "watch",
-]
+    "Answer", "CaptureError", "ChromeTrace", "EmptyTraceError", "MissingPackageError", "MixedRunsError",
+    "NoTimesError", "NotATraceError", "OpenRun", "QueryError", "RankError", "RankscopeError", "ReadError",
+    "Recorded", "RemoteError", "StoreError", "Summary", "TensorBoard", "Timers", "ToolError", "UsageError",
+    "__version__", "add_profile_arguments", "cuda_profiler_range", "lightning_callback", "mark_step",
+    "memory_history", "memory_line", "memory_now", "open", "profile", "profiler_from_args", "schedule",
+    "trace", "trainer_callback", "watch",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

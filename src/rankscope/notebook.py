@@ -9,17 +9,19 @@ run.query("SELECT name, sum(dur_ns) FROM gpu GROUP BY name")
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Optional, Protocol, TypeVar
 
 from rankscope.analysis import REPORTS, Report
 from rankscope.analysis.compat import COMPAT
 from rankscope.analysis.core.machine import Machine, machine_from
-from rankscope.analysis.core.result import Column, Result, Row
+from rankscope.analysis.core.result import Column, Result, Row, query_result
 from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
 from rankscope.analysis.diff.two_runs import diff
 from rankscope.analysis.health.doctor import doctor
@@ -27,6 +29,7 @@ from rankscope.errors import UsageError
 from rankscope.records import dataclass
 from rankscope.store.ingest import Watch
 from rankscope.store.on_dask.place import parse_place
+from rankscope.text.spelling import RENAMED_REPORTS
 from rankscope.timeline.run import ClockMode, Run, open_run
 from rankscope.views import render, terminal_width
 from rankscope.views.charts import Chart, chart_of, find_chart
@@ -44,6 +47,7 @@ Steps = str | int | tuple[int, int] | None
 """'3:5', a step, or the first and the last step; None: the whole file."""
 Progress = Callable[[int, int], None]
 """Is called with the bytes read and the bytes in total."""
+Key = TypeVar("Key", contravariant=True)
 
 _ROWS_SHOWN = 40
 """Of a result that is displayed; .rows has all of them."""
@@ -99,13 +103,22 @@ class Answer(Result):
         """A pyarrow Table."""
         return arrow_table(self)
 
-    def df(self) -> pandas.DataFrame:
-        """The same as to_pandas()."""
-        return self.to_pandas()
+    df = to_pandas
+    arrow = to_arrow
 
-    def arrow(self) -> pyarrow.Table:
-        """The same as to_arrow()."""
-        return self.to_arrow()
+
+class PlainReport(Protocol):
+    """The method of a report."""
+
+    def __call__(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer: ...
+
+
+class SplittableReport(Protocol[Key]):
+    """The method of a report whose rows can be split."""
+
+    def __call__(
+        self, *, by: Key | None = None, ranks: Ranks = None, steps: Steps = None, top: int | None = None
+    ) -> Answer: ...
 
 
 def open(
@@ -158,9 +171,12 @@ def open(
 
 
 def _check_options(clocks: str, prefer: str | None, comm_patterns: Sequence[str]) -> None:
-    for name, value, known in (("clocks", clocks, ("aligned", "raw")), ("prefer", prefer, (None, *_FORMATS))):
-        if value not in known:
-            able = ", ".join(repr(one) for one in known if one is not None)
+    for name, value, choices in (
+        ("clocks", clocks, ("aligned", "raw")),
+        ("prefer", prefer, (None, *_FORMATS)),
+    ):
+        if value not in choices:
+            able = ", ".join(repr(choice) for choice in choices if choice is not None)
             raise UsageError(
                 f"{name}={value!r} is not known", why=f"It can be: {able}.", hint="help(rankscope.open)"
             )
@@ -177,17 +193,13 @@ def _check_options(clocks: str, prefer: str | None, comm_patterns: Sequence[str]
 
 def _watch(progress: Progress) -> Watch:
     read: dict[Path, int] = {}
-    total = 0
-
-    def begin(files: int, total_bytes: int) -> None:
-        nonlocal total
-        total = total_bytes
+    totals = [0]
 
     def advance(path: Path, read_bytes: int, doing: str) -> None:
         read[path] = read_bytes
-        progress(sum(read.values()), total)
+        progress(sum(read.values()), totals[-1])
 
-    return Watch(begin, advance)
+    return Watch(lambda files, total_bytes: totals.append(total_bytes), advance)
 
 
 class OpenRun:
@@ -224,15 +236,11 @@ class OpenRun:
 
     def chart(self, name: str, *, ranks: Ranks = None, steps: Steps = None) -> Chart:
         """A chart of `rankscope chart -r list`; some of them belong to no report, like heatmap."""
-        return find_chart(name).make(self._run, self._scope(ranks, steps))
+        return find_chart(_current_name(name)).make(self._run, self._scope(ranks, steps))
 
     def query(self, sql: str) -> Answer:
         """One SELECT over the run's tables (docs/store.md)."""
-        names, rows, _ = self._run.query(sql)
-        distinct = [name if name not in names[:at] else f"{name}_{at}" for at, name in enumerate(names)]
-        columns = tuple(Column(name, title=name) for name in distinct)
-        records = tuple(dict(zip(distinct, row, strict=True)) for row in rows)
-        return Answer("query", "Query", "whole file", columns, records)
+        return Answer.of(query_result(*self._run.query(sql)))
 
     def doctor(self) -> Answer:
         """Can this trace be trusted?"""
@@ -248,12 +256,12 @@ class OpenRun:
         self, peer: str, report: str = "breakdown", *, ranks: Ranks = None, steps: Steps = None
     ) -> Answer:
         """The figures of another tool: 'hta', 'tracelens' or 'nsys', and one of its reports."""
-        known = COMPAT.get(peer, {})
-        if report not in known:
-            named = ", ".join(known) if known else ", ".join(COMPAT)
-            what = f"{peer} has no report '{report}'" if known else f"'{peer}' is not known"
-            raise UsageError(what, why=f"There are: {named}.", hint='compat("nsys", "cuda_gpu_kern_sum")')
-        return self._ask(known[report], None, ranks, steps, None)
+        reports = COMPAT.get(peer, {})
+        if report not in reports:
+            what = f"{peer} has no report '{report}'" if reports else f"'{peer}' is not known"
+            why = f"There are: {', '.join(reports or COMPAT)}."
+            raise UsageError(what, why=why, hint='compat("nsys", "cuda_gpu_kern_sum")')
+        return self._ask(reports[report], None, ranks, steps, None)
 
     def __repr__(self) -> str:
         count = len(self.ranks)
@@ -281,332 +289,129 @@ class OpenRun:
             )
         return Answer.of(report.analyse(self._run, self._scope(ranks, steps), by), top)
 
-    # The reports, in the order of REPORTS. tests/test_notebook.py compares names, questions and keys with it.
+    # The reports, in the order of REPORTS, as type checkers and editors see them; `_method` makes them from REPORTS.
+    summary: PlainReport
+    """How long is a step, what is it made of, and what was found?"""
+    findings: PlainReport
+    """What costs most, and what can be done about it?"""
+    breakdown: SplittableReport[Literal["node", "group"]]
+    """Where did the time go: compute, communication, copies, idle?"""
+    overlap: SplittableReport[Literal["step"]]
+    """Is communication hidden behind compute, and behind what?"""
+    idle: PlainReport
+    """Why is the GPU idle?"""
+    gaps: SplittableReport[Literal["rank", "source"]]
+    """Before which op, annotation or line does the GPU wait?"""
+    phases: PlainReport
+    """How much is forward, backward, optimizer, recomputation?"""
+    launches: PlainReport
+    """Is the host ahead of the GPU: launch delays, queue depth?"""
+    short_kernels: SplittableReport[Literal["rank", "source"]]
+    """Which ops launch kernels that are too short?"""
+    syncs: SplittableReport[Literal["rank"]]
+    """Which calls wait for the GPU, and which Python line made them?"""
+    dataloader: PlainReport
+    """Does the training loop wait for data?"""
+    overhead: PlainReport
+    """How much time did the profiler itself take?"""
+    families: SplittableReport[Literal["rank"]]
+    """Which kinds of kernels take the time?"""
+    kernels: SplittableReport[Literal["rank", "op", "module", "source"]]
+    """Which GPU kernels take the time?"""
+    ops: SplittableReport[Literal["rank", "shape", "module", "source"]]
+    """Which operators take the time, on host and device?"""
+    steps: PlainReport
+    """How long does each step take, on the host and with the GPU?"""
+    runtime_api: SplittableReport[Literal["rank"]]
+    """Which runtime and driver calls take the host's time?"""
+    memcpy: SplittableReport[Literal["rank"]]
+    """Which copies run, and how fast?"""
+    annotations: SplittableReport[Literal["rank"]]
+    """How long do the program's annotated ranges take?"""
+    mfu: PlainReport
+    """Which share of the device's peak does the model use?"""
+    roofline: SplittableReport[Literal["shape", "kernel", "rank"]]
+    """How close is each op or kernel to the limits of the device?"""
+    collectives: SplittableReport[Literal["group"]]
+    """How fast are collectives, and how long do ranks wait in them?"""
+    nccl: PlainReport
+    """How fast are collectives by NCCL's own measurement?"""
+    stragglers: SplittableReport[Literal["node", "group"]]
+    """Which rank delays the others, and why?"""
+    clocks: PlainReport
+    """How far apart are the clocks of the ranks?"""
+    layout: SplittableReport[Literal["rank"]]
+    """Which rank has which place: pipeline, data, tensor, expert?"""
+    groups: PlainReport
+    """Which process groups exist, and what are they used for?"""
+    critical: PlainReport
+    """What is on the critical path through all ranks?"""
+    bubbles: SplittableReport[Literal["rank"]]
+    """How long are pipeline stages idle?"""
+    fragmentation: PlainReport
+    """How much reserved memory is not in use, and in which pieces?"""
+    flight_recorder: PlainReport
+    """The job hung: which rank is missing at which sequence number?"""
+    telemetry: PlainReport
+    """What did the telemetry show, rank by rank, with which alarms?"""
+    hang: PlainReport
+    """The job makes no step: where does each rank stand?"""
+    ncu: PlainReport
+    """How close to the device's limits are kernels, measured by ncu?"""
+    gpu: PlainReport
+    """How fast was each GPU clocked, how hot, was it throttled?"""
+    memory: SplittableReport[Literal["step"]]
+    """How much memory is used at the peak, and does it grow?"""
+    allocators: SplittableReport[Literal["module"]]
+    """Which ops and modules hold the memory at the peak?"""
+    short: SplittableReport[Literal["rank", "source"]]
+    """The former name of short_kernels."""
+    api: SplittableReport[Literal["rank"]]
+    """The former name of runtime_api."""
+    flight: PlainReport
+    """The former name of flight_recorder."""
+    fragments: PlainReport
+    """The former name of fragmentation."""
 
-    def summary(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """How long is a step, what does it consist of, and what was found?"""
-        return self._ask(REPORTS["summary"], None, ranks, steps, top)
 
-    def findings(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """What costs most, and what can be done about it?"""
-        return self._ask(REPORTS["findings"], None, ranks, steps, top)
+def _current_name(name: str) -> str:
+    """Today's name of a report or chart; a warning where `name` is a former one."""
+    current = RENAMED_REPORTS.get(name, name)
+    if current != name:
+        warnings.warn(
+            f"{name} is now {current}; the next release drops the old name", DeprecationWarning, stacklevel=3
+        )
+    return current
 
-    def breakdown(
-        self,
+
+def _method(name: str) -> Callable[..., Answer]:
+    """The method of a report, by its name or a former one, with its question as help."""
+    report = REPORTS[RENAMED_REPORTS.get(name, name)]
+
+    def ask(
+        self: OpenRun,
         *,
-        by: Literal["node", "group"] | None = None,
+        by: str | None = None,
         ranks: Ranks = None,
         steps: Steps = None,
         top: int | None = None,
     ) -> Answer:
-        """Where did the time go: compute, communication, copies, idle?
+        _current_name(name)
+        return self._ask(report, by, ranks, steps, top)
 
-        by: 'node', 'group'.
-        """
-        return self._ask(REPORTS["breakdown"], by, ranks, steps, top)
+    ask.__name__, ask.__qualname__ = name, f"OpenRun.{name}"
+    ask.__doc__ = report.question
+    signature = inspect.signature(ask)
+    parameters = dict(signature.parameters)
+    if report.keys:
+        ask.__doc__ += f"\n\nby: {', '.join(map(repr, report.keys))}."
+        ask.__annotations__["by"] = Optional[Literal[report.keys]]  # noqa: UP045
+        parameters["by"] = parameters["by"].replace(annotation=ask.__annotations__["by"])
+    else:
+        del parameters["by"], ask.__annotations__["by"]
+    ask.__signature__ = signature.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
+    return ask
 
-    def overlap(
-        self,
-        *,
-        by: Literal["step"] | None = None,
-        ranks: Ranks = None,
-        steps: Steps = None,
-        top: int | None = None,
-    ) -> Answer:
-        """Is communication hidden behind compute, and behind what?
 
-        by: 'step'.
-        """
-        return self._ask(REPORTS["overlap"], by, ranks, steps, top)
-
-    def idle(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """Why is the GPU idle?"""
-        return self._ask(REPORTS["idle"], None, ranks, steps, top)
-
-    def gaps(
-        self,
-        *,
-        by: Literal["rank", "source"] | None = None,
-        ranks: Ranks = None,
-        steps: Steps = None,
-        top: int | None = None,
-    ) -> Answer:
-        """What does the GPU wait for: before which op, annotation or line?
-
-        by: 'rank', 'source'.
-        """
-        return self._ask(REPORTS["gaps"], by, ranks, steps, top)
-
-    def phases(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """How much is forward, backward, optimizer, recomputation?"""
-        return self._ask(REPORTS["phases"], None, ranks, steps, top)
-
-    def launches(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """Is the host ahead of the GPU: launch delays, queue depth?"""
-        return self._ask(REPORTS["launches"], None, ranks, steps, top)
-
-    def short(
-        self,
-        *,
-        by: Literal["rank", "source"] | None = None,
-        ranks: Ranks = None,
-        steps: Steps = None,
-        top: int | None = None,
-    ) -> Answer:
-        """Which ops launch kernels that are too short?
-
-        by: 'rank', 'source'.
-        """
-        return self._ask(REPORTS["short"], by, ranks, steps, top)
-
-    def syncs(
-        self,
-        *,
-        by: Literal["rank"] | None = None,
-        ranks: Ranks = None,
-        steps: Steps = None,
-        top: int | None = None,
-    ) -> Answer:
-        """Which calls wait for the GPU, and which line of Python made them?
-
-        by: 'rank'.
-        """
-        return self._ask(REPORTS["syncs"], by, ranks, steps, top)
-
-    def dataloader(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """Does the training loop wait for data?"""
-        return self._ask(REPORTS["dataloader"], None, ranks, steps, top)
-
-    def overhead(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """How much time did the profiler itself take?"""
-        return self._ask(REPORTS["overhead"], None, ranks, steps, top)
-
-    def families(
-        self,
-        *,
-        by: Literal["rank"] | None = None,
-        ranks: Ranks = None,
-        steps: Steps = None,
-        top: int | None = None,
-    ) -> Answer:
-        """Which kinds of kernels take the time?
-
-        by: 'rank'.
-        """
-        return self._ask(REPORTS["families"], by, ranks, steps, top)
-
-    def kernels(
-        self,
-        *,
-        by: Literal["rank", "op", "module", "source"] | None = None,
-        ranks: Ranks = None,
-        steps: Steps = None,
-        top: int | None = None,
-    ) -> Answer:
-        """Which GPU kernels take the time?
-
-        by: 'rank', 'op', 'module' or 'source'.
-        """
-        return self._ask(REPORTS["kernels"], by, ranks, steps, top)
-
-    def ops(
-        self,
-        *,
-        by: Literal["rank", "shape", "module", "source"] | None = None,
-        ranks: Ranks = None,
-        steps: Steps = None,
-        top: int | None = None,
-    ) -> Answer:
-        """Which operators take the time, on host and device?
-
-        by: 'rank', 'shape', 'module', 'source'.
-        """
-        return self._ask(REPORTS["ops"], by, ranks, steps, top)
-
-    def steps(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """How long does each step take, on the host and with the GPU?"""
-        return self._ask(REPORTS["steps"], None, ranks, steps, top)
-
-    def api(
-        self,
-        *,
-        by: Literal["rank"] | None = None,
-        ranks: Ranks = None,
-        steps: Steps = None,
-        top: int | None = None,
-    ) -> Answer:
-        """Which runtime and driver calls take the host's time?
-
-        by: 'rank'.
-        """
-        return self._ask(REPORTS["api"], by, ranks, steps, top)
-
-    def memcpy(
-        self,
-        *,
-        by: Literal["rank"] | None = None,
-        ranks: Ranks = None,
-        steps: Steps = None,
-        top: int | None = None,
-    ) -> Answer:
-        """Which copies run, and how fast?
-
-        by: 'rank'.
-        """
-        return self._ask(REPORTS["memcpy"], by, ranks, steps, top)
-
-    def annotations(
-        self,
-        *,
-        by: Literal["rank"] | None = None,
-        ranks: Ranks = None,
-        steps: Steps = None,
-        top: int | None = None,
-    ) -> Answer:
-        """How long do the program's annotated ranges take?
-
-        by: 'rank'.
-        """
-        return self._ask(REPORTS["annotations"], by, ranks, steps, top)
-
-    def mfu(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """Which share of the device's peak does the model use?"""
-        return self._ask(REPORTS["mfu"], None, ranks, steps, top)
-
-    def roofline(
-        self,
-        *,
-        by: Literal["shape", "kernel", "rank"] | None = None,
-        ranks: Ranks = None,
-        steps: Steps = None,
-        top: int | None = None,
-    ) -> Answer:
-        """How close is each op or kernel to the limits of the device?
-
-        by: 'shape', 'kernel', 'rank'.
-        """
-        return self._ask(REPORTS["roofline"], by, ranks, steps, top)
-
-    def collectives(
-        self,
-        *,
-        by: Literal["group"] | None = None,
-        ranks: Ranks = None,
-        steps: Steps = None,
-        top: int | None = None,
-    ) -> Answer:
-        """How fast are collectives, and how long do ranks wait in them?
-
-        by: 'group'.
-        """
-        return self._ask(REPORTS["collectives"], by, ranks, steps, top)
-
-    def nccl(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """How fast are collectives by NCCL's own measurement?"""
-        return self._ask(REPORTS["nccl"], None, ranks, steps, top)
-
-    def stragglers(
-        self,
-        *,
-        by: Literal["node", "group"] | None = None,
-        ranks: Ranks = None,
-        steps: Steps = None,
-        top: int | None = None,
-    ) -> Answer:
-        """Which rank delays the others, and why?
-
-        by: 'node', 'group'.
-        """
-        return self._ask(REPORTS["stragglers"], by, ranks, steps, top)
-
-    def clocks(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """How far apart are the clocks of the ranks?"""
-        return self._ask(REPORTS["clocks"], None, ranks, steps, top)
-
-    def layout(
-        self,
-        *,
-        by: Literal["rank"] | None = None,
-        ranks: Ranks = None,
-        steps: Steps = None,
-        top: int | None = None,
-    ) -> Answer:
-        """Which rank has which place: pipeline, data, tensor, expert?
-
-        by: 'rank'.
-        """
-        return self._ask(REPORTS["layout"], by, ranks, steps, top)
-
-    def groups(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """Which process groups exist, and what are they used for?"""
-        return self._ask(REPORTS["groups"], None, ranks, steps, top)
-
-    def critical(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """What is on the critical path through all ranks?"""
-        return self._ask(REPORTS["critical"], None, ranks, steps, top)
-
-    def bubbles(
-        self,
-        *,
-        by: Literal["rank"] | None = None,
-        ranks: Ranks = None,
-        steps: Steps = None,
-        top: int | None = None,
-    ) -> Answer:
-        """How long are pipeline stages idle?
-
-        by: 'rank'.
-        """
-        return self._ask(REPORTS["bubbles"], by, ranks, steps, top)
-
-    def fragments(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """How much reserved memory is not in use, and in which pieces?"""
-        return self._ask(REPORTS["fragments"], None, ranks, steps, top)
-
-    def flight(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """The job hung: which rank is missing at which sequence number?"""
-        return self._ask(REPORTS["flight"], None, ranks, steps, top)
-
-    def telemetry(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """What did the telemetry show, rank by rank, with which alarms?"""
-        return self._ask(REPORTS["telemetry"], None, ranks, steps, top)
-
-    def hang(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """The job makes no step: where does each rank stand?"""
-        return self._ask(REPORTS["hang"], None, ranks, steps, top)
-
-    def ncu(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """How close to the device's limits are kernels, measured by ncu?"""
-        return self._ask(REPORTS["ncu"], None, ranks, steps, top)
-
-    def gpu(self, *, ranks: Ranks = None, steps: Steps = None, top: int | None = None) -> Answer:
-        """How fast was each GPU clocked, how hot was it, was it throttled?"""
-        return self._ask(REPORTS["gpu"], None, ranks, steps, top)
-
-    def memory(
-        self,
-        *,
-        by: Literal["step"] | None = None,
-        ranks: Ranks = None,
-        steps: Steps = None,
-        top: int | None = None,
-    ) -> Answer:
-        """How much memory is used at the peak, and does it grow?
-
-        by: 'step'.
-        """
-        return self._ask(REPORTS["memory"], by, ranks, steps, top)
-
-    def allocators(
-        self,
-        *,
-        by: Literal["module"] | None = None,
-        ranks: Ranks = None,
-        steps: Steps = None,
-        top: int | None = None,
-    ) -> Answer:
-        """Which ops and modules hold the memory at the peak?
-
-        by: 'module'.
-        """
-        return self._ask(REPORTS["allocators"], by, ranks, steps, top)
+for _name in (*REPORTS, *RENAMED_REPORTS):
+    setattr(OpenRun, _name, _method(_name))

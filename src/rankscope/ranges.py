@@ -7,7 +7,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 def parse_ranges(text: str) -> Ranges:
     """'0,8-15' as ((0, 0), (8, 15)); ValueError if it is malformed."""
-    found = []
+    ranges = []
     for item in text.split(","):
         low, dash, high = item.strip().partition("-")
         if not low.isdecimal() or (dash and not high.isdecimal()):
@@ -15,8 +15,8 @@ def parse_ranges(text: str) -> Ranges:
         first, last = int(low), int(high) if dash else int(low)
         if last < first:
             raise ValueError(f"The range {item} ends before it begins.")
-        found.append((first, last))
-    return tuple(found)
+        ranges.append((first, last))
+    return tuple(ranges)
 
 
 def numbers_in(ranges: Ranges) -> set[int]:

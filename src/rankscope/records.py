@@ -21,13 +21,13 @@ else:
 
 def _made(cls: Any, frozen: bool, kw_only: bool) -> Any:
     cls.__doc__ = cls.__doc__ or cls.__name__  # else the standard library makes it from the signature
-    own = vars(cls)
+    defined = vars(cls)
     dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
     shared: dict[str, Any] = {"__init__": _init_of(cls), "__repr__": _repr, "__eq__": _eq, "__hash__": None}
     if frozen:
         shared |= {"__hash__": _hash, "__setattr__": _no_change, "__delattr__": _no_change}
     for name, function in shared.items():
-        if name not in own:
+        if name not in defined:
             setattr(cls, name, function)
     return cls
 

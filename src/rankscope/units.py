@@ -36,21 +36,10 @@ SCALABLE = frozenset(unit for unit, steps in _STEPS.items() if len(steps) > 1)
 """Units with multiples, so that a multiple has to be chosen."""
 
 _SECOND_FACTORS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_BYTE_FACTORS = {
-    "": 1,
-    "b": 1,
-    "k": 10**3,
-    "kb": 10**3,
-    "m": 10**6,
-    "mb": 10**6,
-    "g": 10**9,
-    "gb": 10**9,
-    "t": 10**12,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
+_BYTE_FACTORS = {"": 1, "b": 1} | {
+    prefix + ending: base**power
+    for power, prefix in enumerate("kmgt", 1)
+    for ending, base in (("", 1000), ("b", 1000), ("ib", 1024))
 }
 _FLOP_FACTORS = {
     prefix.lower() + ending: factor for factor, prefix in _FLOP_PREFIXES for ending in ("f", "flop", "flops")
@@ -63,8 +52,6 @@ _LARGEST = Decimal(2**63 - 1)
 READABLE = 0.1
 _MAX_DECIMALS = 3
 _MAX_DIGITS = 7
-# More than six digits before the point make a column too wide; the larger unit is kept instead.
-_MAX_IN_UNIT = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -101,25 +88,11 @@ def _sizes(values: Iterable[float]) -> list[float]:
 
 
 def choose_scale(unit: str, values: Iterable[float]) -> Scale:
-    """One unit for many values.
-
-    The largest value decides. A smaller unit is used if a quarter of the values would otherwise show fewer than
-    three digits: one kernel of 12 ms must not turn a hundred of 3 µs into '0.003'.
-    """
+    """One unit for many values: that of the largest."""
     steps = _STEPS[unit]
     sizes = _sizes(values)
-    if not sizes:
-        factor, label = steps[-1]
-        return Scale(factor, label, decimals_for(unit, factor, ()))
-    low, high = sizes[len(sizes) // 4], sizes[-1]
-    index = next((i for i, (factor, _) in enumerate(steps) if high >= factor), len(steps) - 1)
-    while (
-        index + 1 < len(steps)
-        and low < READABLE * steps[index][0]
-        and high < _MAX_IN_UNIT * steps[index + 1][0]
-    ):
-        index += 1
-    factor, label = steps[index]
+    largest = sizes[-1] if sizes else 0
+    factor, label = next((step for step in steps if largest >= step[0]), steps[-1])
     return Scale(factor, label, decimals_for(unit, factor, sizes))
 
 
@@ -290,16 +263,16 @@ def middle_cut(text: str, width: int) -> tuple[int, int]:
     """
     end = (width - 1) * 2 // 5
     begin = width - 1 - end
+    return fitting(text, begin), len(text) - fitting(text[::-1], end)
+
+
+def fitting(text: str, width: int) -> int:
+    """How many characters from the beginning of `text` fit into `width` cells."""
     if text.isascii():
-        return begin, len(text) - end
-    return len(_take(text, begin)), len(text) - len(_take(text[::-1], end))
-
-
-def _take(text: str, width: int) -> str:
-    """The longest prefix of `text` that fits into `width` cells."""
+        return max(0, min(len(text), width))
     used = 0
-    for index, char in enumerate(text):
+    for count, char in enumerate(text):
         used += _cell_width(char)
         if used > width:
-            return text[:index]
-    return text
+            return count
+    return len(text)

@@ -86,7 +86,7 @@ def test_one_collective_names_the_last_rank(tools: Tools) -> None:
 def test_outcomes(tools: Tools) -> None:
     assert tools.call("findings", {})["outcome"] == "problem"
     assert tools.call("report", {"name": "kernels"})["outcome"] == "none"
-    answer = tools.call("report", {"name": "flight"})
+    answer = tools.call("report", {"name": "flight_recorder"})
     assert answer["outcome"] == "cannot_answer" and "no flight-recorder dumps" in answer["reason"]
     assert "error" not in answer, "the question was understood"
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import DATA, open_trace
 from rankscope.analysis.compat import COMPAT
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.within_rank.event_tables import api, kernels
+from rankscope.analysis.within_rank.event_tables import kernels, runtime_api
 from rankscope.timeline.run import Run
 from rankscope.views import render
 
@@ -66,7 +66,7 @@ def test_calls_with_and_without_a_version(dataset: Dataset, tmp_path: Path) -> N
     ]
     (row,) = [row for row in compat_csv(run, "cuda_api_gpu_sum") if row[-1].startswith("cudaMemset")]
     assert row[1:3] == ["1160576", "196"]
-    (ours,) = [row for row in api(run, Scope()).rows if row["name"].startswith("cudaMemset")]
+    (ours,) = [row for row in runtime_api(run, Scope()).rows if row["name"].startswith("cudaMemset")]
     assert (ours["name"], ours["calls"], ours["total_ns"]) == ("cudaMemsetAsync", 196, 1_160_576)
 
 

@@ -35,7 +35,17 @@ from rankscope.views.report.content import Request, build
 
 pytestmark = pytest.mark.slow
 
-OF_THE_FILE = ("clocks", "flight", "fragments", "groups", "hang", "layout", "nccl", "ncu", "telemetry")
+OF_THE_FILE = (
+    "clocks",
+    "flight_recorder",
+    "fragmentation",
+    "groups",
+    "hang",
+    "layout",
+    "nccl",
+    "ncu",
+    "telemetry",
+)
 """Reports on what does not depend on steps."""
 PARTS = ("compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
 RECORDED = (

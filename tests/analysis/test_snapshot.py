@@ -217,7 +217,7 @@ def test_the_reports_use_it(open_real: Callable[[Path], Run]) -> None:
 def test_fragments_of_the_real_snapshot(open_real: Callable[[Path], Run]) -> None:
     path = DATA / "memory" / "gpt-h200.pickle.gz"
     value = pickle.loads(gzip.decompress(path.read_bytes()))
-    result = REPORTS["fragments"].analyse(open_real(path), Scope(), None)
+    result = REPORTS["fragmentation"].analyse(open_real(path), Scope(), None)
     for row in result.rows:
         segments = [s for s in value["segments"] if s["segment_type"] == row["kind"]]
         free = [b["size"] for s in segments for b in s["blocks"] if b["state"] == "inactive"]
@@ -312,7 +312,7 @@ def test_where_in_the_program() -> None:
     assert op_name(read([*inner[:1], *node])) == "MmBackward0"
 
 
-@pytest.mark.parametrize("name", ["fragments", "memory", "allocators"])
+@pytest.mark.parametrize("name", ["fragmentation", "memory", "allocators"])
 def test_note_without_a_snapshot(tmp_path: Path, name: str) -> None:
     from conftest import slice_event, write_kineto
 

@@ -16,7 +16,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.findings import collect
 from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.timeline.run import Run
-from rankscope.views.charts.step_picture import NARROW, caption, step_picture_chart
+from rankscope.views.charts.heatmap import NARROW, caption, step_picture_chart
 
 
 @pytest.fixture

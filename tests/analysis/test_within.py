@@ -31,7 +31,7 @@ WITHIN_RANK_REPORTS = (
     "gaps",
     "phases",
     "launches",
-    "short",
+    "short_kernels",
     "syncs",
     "dataloader",
     "overhead",
@@ -175,7 +175,7 @@ def test_short_kernels_by_op_and_line(tmp_path: Path) -> None:
     for i, (at, duration) in enumerate([(10, 2), (20, 3), (30, 50), (115, 10)]):
         events += [call("cudaLaunchKernel", at, 7, i + 1), kernel_event("k", 200 + 100 * i, duration, i + 1)]
     run = open_trace(write_kineto(tmp_path / "t.json", events))
-    (row,) = report(run, "short").rows
+    (row,) = report(run, "short_kernels").rows
     assert row == {
         "op": "aten::add",
         "count": 2,
@@ -184,14 +184,14 @@ def test_short_kernels_by_op_and_line(tmp_path: Path) -> None:
         "avg_ns": 2_500.0,
         "launch_ns": 14_000,
     }
-    (row,) = report(run, "short", "source").rows
+    (row,) = report(run, "short_kernels", "source").rows
     assert (row["source"], row["count"], row["count_pct"]) == ("train.py(7): step", 2, 50.0)
 
 
 def test_a_graph_launch_counts_once(open_real: Callable[[Path], Run]) -> None:
     """A recorded step captured as one CUDA graph: 5 calls launched some 200 kernels each."""
     run = open_real(DATA / "gpt-graph-h200")
-    result = report(run, "short")
+    result = report(run, "short_kernels")
     ((calls, time),) = run.rows("""
         SELECT count(*), sum(launch_dur_ns) FROM (
             SELECT DISTINCT segment, launch, launch_dur_ns FROM gpu
@@ -207,7 +207,7 @@ def test_many_short_kernels_are_a_finding(tmp_path: Path) -> None:
     events = [mark("ProfilerStep#1", 0, 1000)]
     for i in range(50):
         events += [call("cudaLaunchKernel", 20 * i, 9, i + 1), kernel_event("k", 20 * i + 10, 1, i + 1)]
-    (finding,) = report(open_trace(write_kineto(tmp_path / "t.json", events)), "short").findings
+    (finding,) = report(open_trace(write_kineto(tmp_path / "t.json", events)), "short_kernels").findings
     assert finding.severity == "critical"
     assert finding.cost_ns is not None and 450_000 < finding.cost_ns <= 950_000  # of 1 ms all but the kernels
     assert "50 kernels" in finding.title and "450 µs" in finding.title and "50.0 µs" in finding.title
@@ -458,10 +458,10 @@ def test_bare_traces_have_rows_or_notes(kind: str, tmp_path: Path) -> None:
 
 def test_notes_name_the_option_that_records_missing_data(tmp_path: Path) -> None:
     cpu = open_trace(write_kineto(tmp_path / "cpu.json", BARE["no GPU"]))
-    for name in ("overlap", "idle", "gaps", "launches", "short", "syncs", "families"):
+    for name in ("overlap", "idle", "gaps", "launches", "short_kernels", "syncs", "families"):
         assert any("ProfilerActivity.CUDA" in note for note in report(cpu, name).notes), name
     gpu = open_trace(write_kineto(tmp_path / "gpu.json", BARE["no steps"]))
-    for name in ("gaps", "short"):
+    for name in ("gaps", "short_kernels"):
         assert any("--with-stack" in note for note in report(gpu, name, "source").notes), name
     assert any("no communication" in note for note in report(gpu, "overlap").notes)
     assert any("no steps" in note for note in report(gpu, "phases").notes)

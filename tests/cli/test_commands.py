@@ -15,7 +15,10 @@ import pytest
 
 from conftest import DATA, ROOT, slice_event, write_kineto
 from rankscope import __version__
+from rankscope.analysis.evidence import parse_evidence
 from rankscope.cli import COMMANDS, main
+from rankscope.cli.end_tables import end_tables
+from rankscope.text.spelling import RENAMED_REPORTS
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +99,7 @@ def test_csv_has_the_stable_names(ddp: Path, capsys: pytest.CaptureFixture[str])
         "overlap_pct",
         "kernels": "name,class,time_pct,total_ns,instances,avg_ns,med_ns,min_ns,max_ns,stddev_ns",
         "ops": "name,calls,self_host_ns,total_host_ns,self_device_ns,total_device_ns,flops",
-        "api": "name,calls,total_ns,avg_ns,med_ns,min_ns,max_ns,stddev_ns",
+        "runtime_api": "name,calls,total_ns,avg_ns,med_ns,min_ns,max_ns,stddev_ns",
         "annotations": "name,calls,total_ns,avg_ns,med_ns,min_ns,max_ns,stddev_ns",
         "memcpy": "kind,count,bytes,total_ns,gb_s",
         "steps": "rank,step,start_ns,dur_ns,end_ns,time_ns",
@@ -114,8 +117,25 @@ def test_json_is_one_object_or_a_list(ddp: Path, capsys: pytest.CaptureFixture[s
     one = json.loads(run(capsys, "stats", ddp, "-r", "steps", "--format", "json")[1])
     assert {"name", "title", "window", "columns", "rows", "findings"} <= set(one)
     assert one["name"] == "steps" and len(one["rows"]) == 12
-    two = json.loads(run(capsys, "stats", ddp, "-r", "steps,api", "--format", "json")[1])
-    assert [result["name"] for result in two] == ["steps", "api"]
+    two = json.loads(run(capsys, "stats", ddp, "-r", "steps,runtime_api", "--format", "json")[1])
+    assert [result["name"] for result in two] == ["steps", "runtime_api"]
+
+
+def test_former_names_of_reports_are_accepted_and_said_once(
+    ddp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "stats", ddp, "-r", "steps,api,flight,api", "--format", "json")
+    assert code == 0
+    assert [result["name"] for result in json.loads(out)] == [
+        "steps", "runtime_api", "flight_recorder", "runtime_api",
+    ]  # fmt: skip
+    assert err.count("\n") == 1 and "api is now runtime_api, flight is now flight_recorder" in err
+    code, out, err = run(capsys, "chart", ddp, "-r", "api", "-o", tmp_path / "calls.svg")
+    assert code == 0 and err.count("\n") == 1 and "api is now runtime_api" in err
+    listed = run(capsys, "stats", ddp, "-r", "list")[1].split()
+    assert not set(RENAMED_REPORTS) & set(listed) and set(RENAMED_REPORTS.values()) <= set(listed)
+    assert parse_evidence("short:op:0123abcd").report == "short_kernels"
+    assert end_tables("kernels,short") == [["-r", "kernels,short"]]
 
 
 def test_stats_of_ranks_and_steps(ddp: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,7 +75,7 @@ def test_time_counts_once(dataset: Callable[[str], Path], ingested: Ingested, tm
     }
     for prefer, lone in alone.items():
         run = Run(ingested, prefer=prefer)
-        for name in ("breakdown", "kernels", "api", "memcpy", "ops"):
+        for name in ("breakdown", "kernels", "runtime_api", "memcpy", "ops"):
             together = REPORTS[name].analyse(run, Scope(), None)
             assert exact(together) == exact(REPORTS[name].analyse(lone, Scope(), None)), (name, prefer)
             assert any("another tool's file" in note for note in together.notes)
@@ -92,8 +92,8 @@ def test_memory_counts_once(ingested: Ingested) -> None:
 def test_each_kind_has_its_report(ingested: Ingested) -> None:
     run = Run(ingested)
     assert len(REPORTS["ncu"].analyse(run, Scope(), None).rows) == 4
-    assert {row["state"] for row in REPORTS["flight"].analyse(run, Scope(), None).rows} == {"waiting"}
-    assert len(REPORTS["fragments"].analyse(run, Scope(), None).rows) == 2
+    assert {row["state"] for row in REPORTS["flight_recorder"].analyse(run, Scope(), None).rows} == {"waiting"}
+    assert len(REPORTS["fragmentation"].analyse(run, Scope(), None).rows) == 2
 
 
 def test_every_report_has_rows_or_notes(ingested: Ingested) -> None:

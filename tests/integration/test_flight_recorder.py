@@ -73,7 +73,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", ["pickle", "json"])
 def test_the_missing_rank_is_named(dumps: Path, kind: str) -> None:
     run = Run(ingest([dumps / kind]))
-    result = REPORTS["flight"].analyse(run, Scope(), None)
+    result = REPORTS["flight_recorder"].analyse(run, Scope(), None)
     (finding,) = result.findings
     assert finding.severity == "critical" and finding.ranks == (2,)
     row = result.rows[0]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.units import display_width
-from rankscope.views.text import clean, hang, kept_parts, pad, shorten_name, shorten_names, wrap
+from rankscope.views.text import clean, hang, pad, shorten_name, shorten_names, shown_parts, wrap
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_names_with_one_difference_stay_different(
 
 @given(st.lists(st.text(max_size=60), max_size=6), st.integers(0, 40))
 def test_shortened_names_are_made_of_the_names_own_parts(names: list[str], width: int) -> None:
-    for name, kept, shown in zip(names, kept_parts(names, width), shorten_names(names, width), strict=True):
+    for name, kept, shown in zip(names, shown_parts(names, width), shorten_names(names, width), strict=True):
         places = [place for part in kept for place in part]
         assert places == sorted(places) and all(0 <= place <= len(name) for place in places)
         assert display_width(shown) <= width

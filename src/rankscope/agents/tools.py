@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from rankscope.agents.small_answers import refused, small_answer
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.collectives import one_collective, worst_collectives
 from rankscope.analysis.core.report import Report
-from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.result import Column, Result, query_result
 from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
 from rankscope.analysis.critical_path.scenarios import Changes, scenarios_of
 from rankscope.analysis.critical_path.whatif import whatif
@@ -179,16 +178,10 @@ def _whatif(tools: Tools, given: Mapping[str, Any]) -> Answer:
 
 def _query(tools: Tools, given: Mapping[str, Any]) -> Answer:
     opened = tools.runs.find(given.get("run"))
-    table = opened.query(given["sql"])
-    named = table["columns"]
-    names = [name if name not in named[:at] else f"{name}_{at}" for at, name in enumerate(named)]
-    rows = [dict(zip(names, row, strict=True)) for row in table["rows"]]
-    columns = tuple(Column(name) for name in names)
-    result = Result("query", "Query", "whole file", columns, rows, unknown="")
-    if table["more"]:
-        note = f"only the first {len(rows):,} rows of the query: aggregate, or use LIMIT and OFFSET"
-        result = replace(result, notes=(note,), hidden=1)
-    return _small(given, opened, result)
+    answer = opened.query(given["sql"])
+    rows, more = answer["rows"], answer["more"]
+    note = f"only the first {len(rows):,} rows of the query: aggregate, or use LIMIT and OFFSET"
+    return _small(given, opened, query_result(answer["columns"], rows, more, (note,) if more else ()))
 
 
 def _link(tools: Tools, given: Mapping[str, Any]) -> Answer:
@@ -279,7 +272,7 @@ TOOLS = {
         ),
         Tool(
             "summary",
-            "How long is a step, what does it consist of, and what was found? facts has the figures of the whole run, "
+            "How long is a step, what is it made of, and what was found? facts has the figures of the whole run, "
             "rows those of each rank.",
             (_RUN, _RANKS, _STEPS, _PAGE),
             _named("summary"),

@@ -19,7 +19,7 @@ from rankscope.analysis.summary import summary
 __all__ = ["REPORTS", "Report"]
 
 _OVERVIEWS = (
-    Report("summary", "How long is a step, what does it consist of, and what was found?", summary),
+    Report("summary", "How long is a step, what is it made of, and what was found?", summary),
     Report("findings", "What costs most, and what can be done about it?", findings),
 )
 

@@ -19,9 +19,10 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.errors import UsageError
 from rankscope.records import dataclass
 from rankscope.text.json_values import plain
+from rankscope.text.spelling import RENAMED_REPORTS
 from rankscope.timeline.run import Run
 
-_ID = re.compile(r"([a-z]+)(?::([a-z_+]+):([0-9a-f]{8}))?")
+_ID = re.compile(r"([a-z_]+)(?::([a-z_+]+):([0-9a-f]{8}))?")
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ def parse_evidence(text: str) -> Evidence:
             why="It is the name of a report, or looks like kernels:name+rank:9c0f2a17.",
             hint="Use an id of the list `evidence` of another answer.",
         )
-    return Evidence(match[1], tuple(match[2].split("+")) if match[2] else (), match[3] or "")
+    report = RENAMED_REPORTS.get(match[1], match[1])
+    return Evidence(report, tuple(match[2].split("+")) if match[2] else (), match[3] or "")
 
 
 def looked_up(evidence: Evidence, report: Report, run: Run, scope: Scope) -> Result:

@@ -17,14 +17,14 @@ from rankscope.analysis.critical_path.report import critical
 from rankscope.analysis.efficiency.mfu import mfu
 from rankscope.analysis.efficiency.ncu import ncu
 from rankscope.analysis.efficiency.roofline import roofline
-from rankscope.analysis.health.flight import flight
+from rankscope.analysis.health.flight import flight_recorder
 from rankscope.analysis.health.hang import hang
 from rankscope.analysis.health.telemetry import telemetry
 from rankscope.analysis.memory.allocators import allocators
-from rankscope.analysis.memory.snapshot import fragments
+from rankscope.analysis.memory.snapshot import fragmentation
 from rankscope.analysis.memory.usage import memory
 from rankscope.analysis.within_rank.dataloader import dataloader
-from rankscope.analysis.within_rank.event_tables import annotated, api, kernels, memcpy, steps
+from rankscope.analysis.within_rank.event_tables import annotated, kernels, memcpy, runtime_api, steps
 from rankscope.analysis.within_rank.gpu_state import gpu
 from rankscope.analysis.within_rank.idle import idle
 from rankscope.analysis.within_rank.idle_gaps import gaps
@@ -34,19 +34,19 @@ from rankscope.analysis.within_rank.ops import ops
 from rankscope.analysis.within_rank.overlap import overlap
 from rankscope.analysis.within_rank.phases import phases
 from rankscope.analysis.within_rank.profiler_overhead import overhead
-from rankscope.analysis.within_rank.short_kernels import short
+from rankscope.analysis.within_rank.short_kernels import short_kernels
 from rankscope.analysis.within_rank.syncs import syncs
 from rankscope.timeline.run import Run
 
 TOPICS = {
     "Where time goes": (
-        "breakdown", "steps", "overlap", "idle", "gaps", "phases", "launches", "short", "syncs", "dataloader",
-        "families", "kernels", "ops", "api", "memcpy", "annotations",
+        "breakdown", "steps", "overlap", "idle", "gaps", "phases", "launches", "short_kernels", "syncs",
+        "dataloader", "families", "kernels", "ops", "runtime_api", "memcpy", "annotations",
     ),
     "Across ranks": ("stragglers", "collectives", "nccl", "critical", "bubbles", "clocks", "layout", "groups"),
     "Efficiency": ("mfu", "roofline", "ncu", "gpu"),
-    "Memory": ("memory", "allocators", "fragments"),
-    "Health": ("overhead", "telemetry", "hang", "flight"),
+    "Memory": ("memory", "allocators", "fragmentation"),
+    "Health": ("overhead", "telemetry", "hang", "flight_recorder"),
 }  # fmt: skip
 """The reports by topic, in the order in which `stats -r list` and the HTML report show them."""
 
@@ -89,18 +89,27 @@ QUESTIONS = {
         Report("idle", "Why is the GPU idle?", idle, finds=True),
         Report(
             "gaps",
-            "What does the GPU wait for: before which op, annotation or line?",
+            "Before which op, annotation or line does the GPU wait?",
             gaps,
             ("rank", "source"),
         ),
         Report("phases", "How much is forward, backward, optimizer, recomputation?", phases, finds=True),
         Report("launches", "Is the host ahead of the GPU: launch delays, queue depth?", launches),
         Report(
-            "short", "Which ops launch kernels that are too short?", short, ("rank", "source"), finds=True
+            "launches",
+            "Is the host ahead of the GPU: launch delays, queue depth?",
+            launches,
+        ),
+        Report(
+            "short_kernels",
+            "Which ops launch kernels that are too short?",
+            short_kernels,
+            ("rank", "source"),
+            finds=True,
         ),
         Report(
             "syncs",
-            "Which calls wait for the GPU, and which line of Python made them?",
+            "Which calls wait for the GPU, and which Python line made them?",
             syncs,
             ("rank",),
             finds=True,
@@ -116,7 +125,7 @@ QUESTIONS = {
             ("rank", "shape", "module", "source"),
         ),
         Report("steps", "How long does each step take, on the host and with the GPU?", steps),
-        Report("api", "Which runtime and driver calls take the host's time?", api, ("rank",)),
+        Report("runtime_api", "Which runtime and driver calls take the host's time?", runtime_api, ("rank",)),
         Report("memcpy", "Which copies run, and how fast?", memcpy, ("rank",)),
         Report("annotations", "How long do the program's annotated ranges take?", annotated, ("rank",)),
         Report("mfu", "Which share of the device's peak does the model use?", mfu),
@@ -142,9 +151,17 @@ QUESTIONS = {
         Report("critical", "What is on the critical path through all ranks?", critical, finds=True),
         Report("bubbles", "How long are pipeline stages idle?", bubbles, ("rank",), finds=True),
         Report(
-            "fragments", "How much reserved memory is not in use, and in which pieces?", fragments, finds=True
+            "fragmentation",
+            "How much reserved memory is not in use, and in which pieces?",
+            fragmentation,
+            finds=True,
         ),
-        Report("flight", "The job hung: which rank is missing at which sequence number?", flight, finds=True),
+        Report(
+            "flight_recorder",
+            "The job hung: which rank is missing at which sequence number?",
+            flight_recorder,
+            finds=True,
+        ),
         Report(
             "telemetry",
             "What did the telemetry show, rank by rank, with which alarms?",
@@ -152,8 +169,18 @@ QUESTIONS = {
             finds=True,
         ),
         Report("hang", "The job makes no step: where does each rank stand?", hang, finds=True),
-        Report("ncu", "How close to the device's limits are kernels, measured by ncu?", ncu, finds=True),
-        Report("gpu", "How fast was each GPU clocked, how hot was it, was it throttled?", gpu, finds=True),
+        Report(
+            "ncu",
+            "How close to the device's limits are kernels, measured by ncu?",
+            ncu,
+            finds=True,
+        ),
+        Report(
+            "gpu",
+            "How fast was each GPU clocked, how hot, was it throttled?",
+            gpu,
+            finds=True,
+        ),
         Report(
             "memory", "How much memory is used at the peak, and does it grow?", memory, ("step",), finds=True
         ),

@@ -39,7 +39,7 @@ COLUMNS = (
     Column("peak_allocated_bytes", "bytes", "on its GPU", title="Peak memory", per_row_unit=True),
 )
 _WITHOUT_TRACE = {
-    "flight": ("flight-recorder dump", "flight"),
+    "flight": ("flight-recorder dump", "flight_recorder"),
     "memory": ("memory snapshot", "memory,allocators,fragments"),
     "ncu": ("Nsight Compute report", "ncu,roofline"),
     "nccl_inspector": ("NCCL Inspector log", "nccl,collectives,stragglers"),

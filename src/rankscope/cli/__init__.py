@@ -96,21 +96,22 @@ class Parser(argparse.ArgumentParser):
         what, _, words = message.partition(": ")
         if what == "unrecognized arguments":
             options = [word.partition("=")[0] for word in words.split() if word.startswith("--")]
-            known = (name for one in (self, *self.subcommands) for name in one._option_string_actions)
-            return did_you_mean(options[0], known) if options else ""
+            parsers = (self, *self.subcommands)
+            names = (name for parser in parsers for name in parser._option_string_actions)
+            return did_you_mean(options[0], names) if options else ""
         if match := re.search(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", message):
             return did_you_mean(match[1], re.findall(r"[\w.-]+", match[2]))
         return ""
 
     def format_help(self) -> str:
         """Without the options that only --help-all shows."""
-        shown = {id(action): action.help for action in self._actions}
+        helps = [action.help for action in self._actions]
         for action in self._actions:
             if self.main_options and action.dest not in self.main_options:
                 action.help = argparse.SUPPRESS
         text = super().format_help()
-        for action in self._actions:
-            action.help = shown[id(action)]
+        for action, help_text in zip(self._actions, helps, strict=True):
+            action.help = help_text
         return text
 
     def format_full_help(self) -> str:
@@ -152,13 +153,9 @@ def _terminal_width() -> int:
         return 78
 
 
-def _command_module(name: str) -> Command:
-    return importlib.import_module(f"rankscope.cli.{name}")
-
-
 def command_parser(name: str) -> tuple[Parser, Command]:
     """The parser of one command, with its module."""
-    module = _command_module(name)
+    module: Command = importlib.import_module(f"rankscope.cli.{name}")
     parser = Parser(prog=f"rankscope {name}", formatter_class=HelpFormatter, allow_abbrev=False)
     parser.main_options = getattr(module, "MAIN_OPTIONS", frozenset())
     module.configure(parser)
@@ -171,9 +168,9 @@ def _parsed(parser: Parser, command: Command, words: list[str]) -> argparse.Name
     if not getattr(command, "TAKES_COMMAND", False):
         in_order = parser.subcommands or takes_the_rest(parser)
         return parser.parse_args(words) if in_order else parser.parse_intermixed_args(words)
-    place = words.index("--") if "--" in words else len(words)
-    args = parser.parse_args(words[:place])
-    args.command = words[place + 1 :]
+    end = words.index("--") if "--" in words else len(words)
+    args = parser.parse_args(words[:end])
+    args.command = words[end + 1 :]
     return args
 
 
@@ -274,12 +271,10 @@ def _defect(error: Exception) -> RankscopeError:
 
     if os.environ.get(_SHOW_TRACEBACK):
         traceback.print_exception(error)
-    ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "rankscope" in frame.filename]
-    line = (
-        f"{ours[-1].filename.rpartition('rankscope/')[2]}, line {ours[-1].lineno}"
-        if ours
-        else "an unknown place"
-    )
+    line = "an unknown place"
+    for frame in traceback.extract_tb(error.__traceback__):
+        if "rankscope" in frame.filename:
+            line = f"{frame.filename.rpartition('rankscope/')[2]}, line {frame.lineno}"
     return RankscopeError(
         f"a defect of rankscope: {type(error).__name__}: {str(error)[:500]}",
         why=f"It is in {line} (rankscope {__version__}, Python {sys.version.split()[0]}).",

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from rankscope.cli.common import add_remote_options, positive
-from rankscope.cli.remote_command import is_elsewhere, run_there
-from rankscope.cli.view_remote import path_or_place
+from rankscope.cli.remote import path_or_remote, run_there
 
 EXAMPLES = """\
 examples:
@@ -24,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument(
         "run",
-        type=path_or_place,
+        type=path_or_remote,
         metavar="RUN",
         help="the run folder of a job that was started with --watch; or ssh://host/path",
     )
@@ -39,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    if is_elsewhere(args.run):
+    if isinstance(args.run, str):
         return run_there(args, "capture", {"--steps": args.steps, "--ranks": args.ranks})
     from rankscope.watch.ask_capture import ask_capture
 

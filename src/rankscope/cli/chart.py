@@ -5,15 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rankscope.cli.common import (
-    add_reading_options,
-    add_run_argument,
-    add_scope_options,
-    check_target,
-    open_run,
-    replacing,
-    scope_of,
-)
+from rankscope.cli import common
 from rankscope.errors import UsageError
 
 EXAMPLES = """\
@@ -32,7 +24,7 @@ SVG and PNG are light unless --dark.
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "One chart of a run as SVG, PNG or HTML, chosen by the file name's ending."
     parser.epilog = EXAMPLES
-    add_run_argument(parser)
+    common.add_run_argument(parser)
     parser.add_argument(
         "-r", "--report", metavar="NAME", required=True, help="which chart, or list to see them"
     )
@@ -41,40 +33,38 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dark", action="store_true", help="SVG and PNG on a dark background")
     parser.add_argument("-f", "--force", action="store_true", help="overwrite an existing file")
-    add_scope_options(parser)
-    add_reading_options(parser)
+    common.add_scope_options(parser)
+    common.add_reading_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     from rankscope.views.charts import CHARTS, chart_of, find_chart
     from rankscope.views.charts.chart import FILE_TYPES
-    from rankscope.views.charts.sweep_file import SWEEP, read_sweep
+    from rankscope.views.charts.report_charts import SWEEP, read_sweep
 
     if args.report == "list":
         for kind in CHARTS.values():
-            print(f"{kind.name:<12} {kind.question}")
+            print(f"{kind.name:<13} {kind.question}")
         print(
-            f"{SWEEP:<12} How does the rate change with the sequence length? (of bench sweep --format json)"
+            f"{SWEEP:<13} How does the rate change with the sequence length? (of bench sweep --format json)"
         )
         return 0
-    target = args.output or Path(f"{args.report}.svg")
+    name = ",".join(common.current_reports(args.report))
+    target = args.output or Path(f"{name}.svg")
     if target.suffix not in FILE_TYPES:
         raise UsageError(
             f"{target} is not a name for a chart",
             why="The ending decides the format.",
             hint=f"End it in {', '.join(FILE_TYPES)}.",
         )
-    check_target(target, args.force)
-    if args.report == SWEEP:
+    common.check_target(target, args.force)
+    if name == SWEEP:
         chart = chart_of(read_sweep(args.run[0]))
     else:
-        make = find_chart(args.report).make
-        scope = scope_of(args)
-        run = open_run(args)
-        scope.check(run)
-        chart = make(run, scope)
+        make = find_chart(name).make
+        chart = make(*common.open_part(args))
     content = chart.content(target.suffix, "dark" if args.dark else "light")
-    with replacing(target) as temporary:
+    with common.replacing(target) as temporary:
         temporary.write_bytes(content)
     print(f"Wrote {target}: {chart.title}, {chart.subtitle}")
     return 0

@@ -71,6 +71,11 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-q", "--quiet", action="store_true", help="no progress, only errors")
 
 
+def say(text: str) -> None:
+    """A line for the user beside the output."""
+    print(text, file=sys.stderr)
+
+
 def positive(text: str) -> int:
     if not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"'{text}' is not a positive number")
@@ -158,8 +163,27 @@ def exit_code(fail_on: str | None, results: Iterable[Result], must_answer: Itera
         return 3
     unanswered = [result for result in must_answer if result.unanswered]
     for result in unanswered:
-        print(f"rankscope: cannot answer {result.name}: {result.unanswered}", file=sys.stderr)
+        say(f"rankscope: cannot answer {result.name}: {result.unanswered}")
     return 3 if unanswered else 0
+
+
+def current_reports(text: str) -> list[str]:
+    """The reports in 'kernels,short', by the names they have today; a line on stderr tells who uses an old one."""
+    from rankscope.text.spelling import RENAMED_REPORTS
+
+    names, renamed = [], {}
+    for name in (part.strip() for part in text.split(",")):
+        report, colon, row = name.partition(":")  # of an evidence id
+        if report in RENAMED_REPORTS:
+            renamed[report] = RENAMED_REPORTS[report]
+        names.append(renamed.get(report, report) + colon + row)
+    if renamed:
+        listed = ", ".join(f"{old} is now {new}" for old, new in renamed.items())
+        print(
+            f"rankscope: a report was renamed ({listed}); the next release drops the old name",
+            file=sys.stderr,
+        )
+    return names
 
 
 def scope_of(args: argparse.Namespace) -> Scope:
@@ -214,6 +238,16 @@ def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), pref
     return run
 
 
+def open_part(args: argparse.Namespace, target: Path | None = None) -> tuple[Run, Scope]:
+    """The run and the part of it that --ranks and --steps choose; `target` must not exist, but with -f."""
+    if target is not None:
+        check_target(target, args.force)
+    scope = scope_of(args)
+    run = open_run(args)
+    scope.check(run)
+    return run, scope
+
+
 def _keep_rollups(run: Run, args: argparse.Namespace) -> None:
     """Summarise the ranks that were read now, showing progress."""
     if not run.newly_read:
@@ -230,7 +264,7 @@ def _keep_rollups(run: Run, args: argparse.Namespace) -> None:
         run,
         args.jobs or usable_cores(),
         (lambda done, ranks: None) if args.quiet else progress.count_rollups,
-        lambda text: print(text, file=sys.stderr),
+        say,
     )
     progress.end()
 
@@ -330,16 +364,15 @@ def read(paths: list[Path], options: Options, args: argparse.Namespace) -> Inges
 
 def _say_what_was_read(ingested: Ingested, started: float, quiet: bool) -> None:
     for problem in ingested.problems:
-        print(f"rankscope: {problem}", file=sys.stderr)
+        say(f"rankscope: {problem}")
     if ingested.read and not quiet:
         from rankscope.units import format_bytes
 
         size = sum(entry.manifest["source"]["bytes"] for entry in ingested.read)
         count = len(ingested.read)
-        print(
+        say(
             f"Read {count} file{'s' * (count > 1)} ({format_bytes(size)}) in "
-            f"{time.monotonic() - started:.1f} s into {ingested.store}",
-            file=sys.stderr,
+            f"{time.monotonic() - started:.1f} s into {ingested.store}"
         )
 
 
@@ -353,7 +386,7 @@ def watch(quiet: bool) -> Watch:
         progress.begin,
         progress.advance,
         progress.end,
-        lambda text: print(text, file=sys.stderr),
+        say,
         progress.finish,
     )
 

@@ -8,6 +8,7 @@ from itertools import groupby
 
 from rankscope.cli.store_libraries import missing_libraries
 from rankscope.errors import UsageError
+from rankscope.text.spelling import RENAMED_REPORTS
 
 _NSYS = "nsys:"
 
@@ -36,11 +37,12 @@ def _check(names: list[str], peer: list[str]) -> None:
         return
     words = [sys.executable, "-m", "rankscope", "stats", ".", "-r", "list", *peer]
     listed = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
-    known = [line.split()[0] for line in listed.stdout.splitlines() if line.strip()]
-    wrong = next((name for name in names if name not in ("all", *known)), None)
-    if wrong is not None and known:
+    renamed = () if peer else RENAMED_REPORTS
+    reports = [line.split()[0] for line in listed.stdout.splitlines() if line.strip()]
+    wrong = next((name for name in names if name not in ("all", *reports, *renamed)), None)
+    if wrong is not None and reports:
         raise UsageError(
             f"--stats: there is no table '{wrong}'",
-            why=f"There are: {', '.join(known)}.",
+            why=f"There are: {', '.join(reports)}.",
             hint=f"See: rankscope stats RUN {' '.join([*peer, '-r list'])}",
         )

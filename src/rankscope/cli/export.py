@@ -4,25 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rankscope import units
-from rankscope.cli.common import (
-    add_clocks,
-    add_part_options,
-    add_reading_options,
-    add_run_argument,
-    check_target,
-    open_run,
-    replacing,
-    run_name,
-    scope_of,
-)
+from rankscope.cli import common
 from rankscope.errors import UsageError
-
-if TYPE_CHECKING:
-    from rankscope.analysis.core.scope import Scope
-    from rankscope.timeline.run import Run
 
 EXAMPLES = """\
 examples:
@@ -48,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "no server."
     )
     parser.epilog = EXAMPLES
-    add_run_argument(parser)
+    common.add_run_argument(parser)
     parser.add_argument(
         "-t",
         "--type",
@@ -79,9 +64,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "with the clock offsets",
     )
     parser.add_argument("-f", "--force", action="store_true", help="overwrite existing files")
-    add_part_options(parser, "the whole file")
-    add_clocks(parser)
-    add_reading_options(parser)
+    common.add_part_options(parser, "the whole file")
+    common.add_clocks(parser)
+    common.add_reading_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -107,12 +92,12 @@ def _page(args: argparse.Namespace) -> int:
     from rankscope.viewer.shared_file import page, steps_window
     from rankscope.viewer.startup import routes_of
 
-    name = run_name(args.run[0])
+    name = common.run_name(args.run[0])
     target = args.output or Path(f"{name}.html")
-    run, scope = _open(args, target)
+    run, scope = common.open_part(args, target)
     session = Session(run, name, path=args.run[0])
     text = page(session, routes_of(session), window := steps_window(session, scope), "")
-    with replacing(target) as temporary:
+    with common.replacing(target) as temporary:
         temporary.write_text(text, encoding="utf-8")
     size = units.format_bytes(target.stat().st_size)
     time = units.format_ns(window.end - window.begin)
@@ -124,14 +109,14 @@ def _trace(args: argparse.Namespace) -> int:
     from rankscope.views.export.files import ARCHIVE, TRACE_ENDINGS, write_trace
 
     kind = ARCHIVE if args.archive else args.type
-    target = args.output or Path(run_name(args.run[0]) + TRACE_ENDINGS[kind] + ".gz" * args.gzip)
+    target = args.output or Path(common.run_name(args.run[0]) + TRACE_ENDINGS[kind] + ".gz" * args.gzip)
     if args.gzip and target.suffix != ".gz":
         target = target.with_name(target.name + ".gz")
-    run, scope = _open(args, target)
+    run, scope = common.open_part(args, target)
     compress = target.suffix == ".gz"
-    with replacing(target) as temporary:
+    with common.replacing(target) as temporary:
         slices = write_trace(run, scope, temporary, kind, with_args=not args.no_args, compress=compress)
-    ranks = [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
+    ranks = scope.ranks_in(run)
     size = units.format_bytes(target.stat().st_size)
     print(f"Wrote {slices:,} slices of {len(ranks)} rank{'s' * (len(ranks) > 1)} to {target} ({size})")
     if args.type == "perfetto":
@@ -143,17 +128,9 @@ def _tables(args: argparse.Namespace) -> int:
     from rankscope.views.export.files import tables_without_steps, write_tables
 
     target = args.output or Path(f"{args.run[0].resolve().name}-tables")
-    run, scope = _open(args, target)
+    run, scope = common.open_part(args, target)
     names = write_tables(run, scope, target, args.type)
     if scope.steps is not None:
         print(f"{', '.join(tables_without_steps())} have no steps and are whole.")
     print(f"Wrote {len(names)} tables to {target}/")
     return 0
-
-
-def _open(args: argparse.Namespace, target: Path) -> tuple[Run, Scope]:
-    check_target(target, args.force)
-    scope = scope_of(args)
-    run = open_run(args)
-    scope.check(run)
-    return run, scope

@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rankscope.cli.common import add_clocks, add_reading_options, add_run_argument, open_run, positive, show
+from rankscope.cli.common import (
+    add_clocks,
+    add_reading_options,
+    add_run_argument,
+    open_run,
+    positive,
+    say,
+    show,
+)
 
 EXAMPLES = """\
 examples:
@@ -37,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from rankscope.analysis.core.result import Column, Result
+    from rankscope.analysis.core.result import query_result
     from rankscope.text.run_words import RunWords, shell_words
     from rankscope.timeline.run import VIEWS, describe
     from rankscope.views import render, terminal_width, use_color
@@ -48,27 +56,12 @@ def main(args: argparse.Namespace) -> int:
             print(f"{view.name}: {view.help}")
             print("  " + ", ".join(field.name for field in describe(view)))
         return 0
-    found, rows, more = open_run(args).query(args.sql, args.rows)
-    names = _distinct(found)
-    result = Result(
-        "query",
-        "Query",
-        "whole file",
-        tuple(Column(name, title=name) for name in names),
-        [dict(zip(names, row, strict=True)) for row in rows],
-        unknown="",
-        hidden=int(more),
-    )
+    names, rows, more = open_run(args).query(args.sql, args.rows)
+    result = query_result(names, rows, more)
     question = Question({"RUN": RunWords(shell_words([args.run]))})
     show(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout), question=question))
     if more:
-        print(
-            f"rankscope: only the first {args.rows:,} rows are shown\n  The query gives more.\n  All of them: --rows N",
-            file=sys.stderr,
+        say(
+            f"rankscope: only the first {args.rows:,} rows are shown\n  The query gives more.\n  All of them: --rows N"
         )
     return 0
-
-
-def _distinct(names: list[str]) -> list[str]:
-    """Column names of `SELECT a.*, b.*` may repeat; rows are keyed by name."""
-    return [name if name not in names[:at] else f"{name}_{at}" for at, name in enumerate(names)]

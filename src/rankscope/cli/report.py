@@ -6,25 +6,11 @@ import argparse
 import webbrowser
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rankscope import units
-from rankscope.cli.common import (
-    add_from_events,
-    add_reading_options,
-    add_scope_options,
-    check_target,
-    open_run,
-    replacing,
-    run_name,
-    scope_of,
-    window_words,
-)
+from rankscope.cli import common
 from rankscope.errors import UsageError
 from rankscope.text.run_words import shell_word, shell_words
-
-if TYPE_CHECKING:
-    from rankscope.timeline.run import Run
 
 EXAMPLES = """\
 examples:
@@ -61,9 +47,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--open", action="store_true", help="open it in the browser")
     parser.add_argument("-f", "--force", action="store_true", help="overwrite an existing file")
-    add_scope_options(parser)
-    add_from_events(parser)
-    add_reading_options(parser)
+    common.add_scope_options(parser)
+    common.add_from_events(parser)
+    common.add_reading_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -81,23 +67,21 @@ def main(args: argparse.Namespace) -> int:
     format = args.format or ("markdown" if args.output and args.output.suffix == ".md" else "html")
     subject = args.run[-1]
     printed = str(args.output) == "-"
-    target = args.output or Path(f"{run_name(subject)}-report{ENDINGS[format]}")
+    target = args.output or Path(f"{common.run_name(subject)}-report{ENDINGS[format]}")
     if not printed:
-        check_target(target, args.force)
-    scope = scope_of(args)
-    run = _open(args, subject)
-    scope.check(run)
+        common.check_target(target, args.force)
+    run, scope = common.open_part(_naming(args, subject))
     request = Request(
         run,
         scope,
-        run_name(subject),
+        common.run_name(subject),
         shell_word(str(subject)),
         "" if args.ranks == "all" else shell_words(["--ranks", args.ranks]),
-        window_words(args),
+        common.window_words(args),
     )
     compared = None
     if len(args.run) == 2:
-        base = _open(args, args.run[0])
+        base = common.open_run(_naming(args, args.run[0]))
         request = replace(request, base=shell_word(str(args.run[0])), base_run=base)
         compared = diff(base, run, scope)
     content = build(request, compared)
@@ -105,7 +89,7 @@ def main(args: argparse.Namespace) -> int:
     if printed:
         print(text, end="")
         return 0
-    with replacing(target) as temporary:
+    with common.replacing(target) as temporary:
         temporary.write_text(text, encoding="utf-8")
     print(f"Wrote {target} ({units.format_bytes(target.stat().st_size)}): {content.headline.title}")
     if args.open:
@@ -113,5 +97,6 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _open(args: argparse.Namespace, path: Path) -> Run:
-    return open_run(argparse.Namespace(**{**vars(args), "run": path}))
+def _naming(args: argparse.Namespace, path: Path) -> argparse.Namespace:
+    """The arguments with one of their runs alone."""
+    return argparse.Namespace(**{**vars(args), "run": path})

@@ -8,21 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankscope.cli.common import (
-    add_ceiling_options,
-    add_clocks,
-    add_fail_on,
-    add_from_events,
-    add_reading_options,
-    add_run_argument,
-    add_scope_options,
-    exit_code,
-    expect_reading,
-    open_run,
-    scope_of,
-    show,
-    window_words,
-)
+from rankscope.cli import common
 from rankscope.cli.help_text import wrapped
 from rankscope.errors import NotATraceError, UsageError
 from rankscope.text.spelling import did_you_mean
@@ -55,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "The summary of a run, or its tables. Raw traces are read first, once; later calls are fast."
     )
     parser.epilog = EXAMPLES
-    add_run_argument(parser)
+    common.add_run_argument(parser)
     parser.add_argument(
         "-r",
         "--report",
@@ -69,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="rows by rank, node, group (of tensor, pipeline or data parallelism), shape, op, module, source or "
         "kernel, where the report supports it",
     )
-    add_scope_options(parser)
+    common.add_scope_options(parser)
     parser.add_argument(
         "--compat",
         metavar="PEER",
@@ -93,28 +79,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="REGEX",
         help="count kernels whose name matches as communication too (may be repeated)",
     )
-    add_clocks(parser)
+    common.add_clocks(parser)
     parser.add_argument(
         "--baseline",
         type=Path,
         metavar="FILE",
         help="compare collectives with the results of `rankscope bench collectives --json` or nccl-tests",
     )
-    add_fail_on(parser)
-    add_from_events(parser)
+    common.add_fail_on(parser)
+    common.add_from_events(parser)
     parser.add_argument(
         "-v",
         "--verbose",
         action="store_true",
         help="also print what was read: rollups, or the events of which ranks and why",
     )
-    add_ceiling_options(parser)
-    add_reading_options(parser)
+    common.add_ceiling_options(parser)
+    common.add_reading_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     if args.report != "list":
-        expect_reading(args)
+        common.expect_reading(args)
     from rankscope.analysis.core.scope import Scope
     from rankscope.analysis.within_rank.event_tables import top_kernels
     from rankscope.text.run_words import RunWords, shell_words
@@ -129,37 +115,36 @@ def main(args: argparse.Namespace) -> int:
     wanted = _wanted(args, list(reports))
     if args.by:
         _check_key(args.by, [_report_of(name) for name, _ in wanted], reports)
-    scope = scope_of(args)
+    scope = common.scope_of(args)
     prefer = {"torch": "kineto", "nsys": "nsys", None: "nsys" if args.compat == "nsys" else ""}[args.prefer]
     try:
-        run = open_run(args, tuple(_pattern(text) for text in args.comm_pattern), prefer)
+        run = common.open_run(args, tuple(_pattern(text) for text in args.comm_pattern), prefer)
     except NotATraceError:
         if not _is_watched(args.run):
             raise
         return _telemetry_alone(args, wanted, scope)
     scope.check(run)
     width, color = terminal_width(sys.stdout), use_color(sys.stdout)
-    results = []
-    named = {"RUN": RunWords(shell_words(args.run), window_words(args))}
+    named = {"RUN": RunWords(shell_words(args.run), common.window_words(args))}
     if args.report is None and args.compat is None and args.format == "table":
         shown = dict(wanted)
-        results.append(reports["summary"].analyse(run, scope, None).head(shown["summary"]))
+        results = [reports["summary"].analyse(run, scope, None).head(shown["summary"])]
         kernels = top_kernels(run, scope.in_run(run)).head(shown["kernels"])
         output = _screen(named, run, scope, results[0], kernels, width, color)
     else:
-        for name, rows in wanted:
-            result = _answer(name, reports, run, scope, args.by)
-            results.append(result.head(rows))
-        one = [result_with_paths(result, named) for result in results] if args.format != "json" else results
+        results = [_answer(name, reports, run, scope, args.by).head(rows) for name, rows in wanted]
+        printed = results
+        if args.format != "json":
+            printed = [result_with_paths(result, named) for result in results]
         question = Question(named, whole_run=scope == Scope(machine=scope.machine))
-        output = render(one, args.format, width, color, not args.compat, question)
-    show(output)
+        output = render(printed, args.format, width, color, not args.compat, question)
+    common.show(output)
     if args.verbose:
         from rankscope.analysis.core.rollups import rollup_use
 
-        print(f"rankscope: {rollup_use(run)}", file=sys.stderr)
+        common.say(f"rankscope: {rollup_use(run)}")
     asked_by_name = args.report not in (None, "all")
-    return exit_code(args.fail_on, results, results if asked_by_name else results[:1])
+    return common.exit_code(args.fail_on, results, results if asked_by_name else results[:1])
 
 
 def _answer(name: str, reports: dict[str, Report], run: Run, scope: Scope, by: str | None) -> Result:
@@ -192,8 +177,9 @@ def _telemetry_alone(args: argparse.Namespace, wanted: list[tuple[str, int | Non
     from rankscope.views.envelope import Question
 
     able = {"telemetry": telemetry_in, "hang": hang_in}
-    if args.report in (None, "all"):
-        print(f"rankscope: {args.run[0]} holds telemetry and no trace", file=sys.stderr)
+    asked_by_name = args.report not in (None, "all")
+    if not asked_by_name:
+        common.say(f"rankscope: {args.run[0]} holds telemetry and no trace")
         wanted = [(name, wanted[0][1] if args.top else DEFAULT_ROWS) for name in able]
     for name, _ in wanted:
         if name not in able:
@@ -204,20 +190,14 @@ def _telemetry_alone(args: argparse.Namespace, wanted: list[tuple[str, int | Non
             )
     results = [able[name](args.run[0], scope.ranks).head(rows) for name, rows in wanted]
     shown = [result for result in results if result.rows] or results
-    one = shown if len(shown) > 1 else shown[0]
     question = Question({"RUN": RunWords(shell_words(args.run))})
-    show(render(one, args.format, terminal_width(sys.stdout), use_color(sys.stdout), question=question))
-    return exit_code(args.fail_on, results, results if args.report not in (None, "all") else ())
+    width, color = terminal_width(sys.stdout), use_color(sys.stdout)
+    common.show(render(shown, args.format, width, color, question=question))
+    return common.exit_code(args.fail_on, results, results if asked_by_name else ())
 
 
 def _screen(
-    named: Runs,
-    run: Run,
-    scope: Scope,
-    summary: Result,
-    kernels: Result,
-    width: int,
-    color: bool,
+    named: Runs, run: Run, scope: Scope, summary: Result, kernels: Result, width: int, color: bool
 ) -> str:
     from rankscope.analysis.findings import collect
     from rankscope.analysis.health.doubts import doubts
@@ -226,12 +206,9 @@ def _screen(
     from rankscope.views.summary import Screen, screen
 
     findings = [finding_with_paths(finding, named) for finding in collect(run, scope)]
-    path = named["RUN"].path
-    return screen(
-        Screen(path, subject(run, scope, summary), summary, kernels, findings, doubts(run, scope)),
-        width,
-        color,
-    )
+    about = subject(run, scope, summary)
+    content = Screen(named["RUN"].path, about, summary, kernels, findings, doubts(run, scope))
+    return screen(content, width, color)
 
 
 def _reports(peer: str | None) -> dict[str, Report]:
@@ -262,7 +239,12 @@ def _wanted(args: argparse.Namespace, names: list[str]) -> list[tuple[str, int |
     if args.report is None:
         return [(name, shown if args.top or shown is None else rows) for name, rows in SUMMARY]
     every = [name for name in names if args.compat or name not in GATHERED]
-    wanted = every if args.report == "all" else [name.strip() for name in args.report.split(",")]
+    if args.report == "all":
+        wanted = every
+    elif args.compat:
+        wanted = [name.strip() for name in args.report.split(",")]
+    else:
+        wanted = common.current_reports(args.report)
     for name in map(_report_of, wanted):
         if name not in names:
             raise UsageError(
@@ -277,23 +259,26 @@ def _listed(reports: dict[str, Report]) -> list[str]:
     """A line for each report, by topic, and which of them can be split."""
     from rankscope.analysis.questions import TOPICS
 
-    own = all(name in reports for name in GATHERED)
-    topics = {"Overview": GATHERED, **TOPICS} if own else {"Reports": tuple(reports)}
+    are_ours = all(name in reports for name in GATHERED)
+    topics = {"Overview": GATHERED, **TOPICS} if are_ours else {"Reports": tuple(reports)}
     lines = []
     for topic, names in topics.items():
-        lines += [topic, *(f"  {name:<11} {reports[name].question}" for name in names), ""]
+        lines += [topic, *(f"  {name:<15} {reports[name].question}" for name in names), ""]
     for key in dict.fromkeys(key for report in reports.values() for key in report.keys):
-        able = [report.name for report in reports.values() if key in report.keys]
-        lines += wrapped(f"--by {key}: {', '.join(able)}", 80)
+        lines += wrapped(f"--by {key}: {_split_by(key, reports)}", 80)
     return lines
+
+
+def _split_by(key: str, reports: dict[str, Report]) -> str:
+    return ", ".join(report.name for report in reports.values() if key in report.keys)
 
 
 def _check_key(key: str, names: list[str], reports: dict[str, Report]) -> None:
     if not any(key in reports[name].keys for name in names):
-        able = [report.name for report in reports.values() if key in report.keys]
+        able = _split_by(key, reports)
         raise UsageError(
             f"{', '.join(names)} cannot be split by {key}",
-            why=f"These reports can: {', '.join(able)}." if able else "No report supports it.",
+            why=f"These reports can: {able}." if able else "No report supports it.",
             hint="See: -r list",
         )
 

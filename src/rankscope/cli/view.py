@@ -17,15 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from rankscope import units
-from rankscope.cli.common import (
-    add_part_options,
-    add_reading_options,
-    add_remote_options,
-    dask_place,
-    open_run,
-    scope_of,
-)
-from rankscope.cli.view_remote import is_remote, path_or_place, stopped_by_signals, view_remote
+from rankscope.cli import common
+from rankscope.cli.remote import path_or_remote, stopped_by_signals, view_remote
 from rankscope.errors import MissingPackageError, RankscopeError, StoreError, UsageError
 from rankscope.host import user_name
 
@@ -56,14 +49,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument(
         "run",
-        type=path_or_place,
+        type=path_or_remote,
         metavar="RUN",
         help="a folder with one trace per rank, or a trace file; ssh://host/path for one on another machine",
     )
     parser.add_argument(
         "other",
         nargs="?",
-        type=path_or_place,
+        type=path_or_remote,
         metavar="OTHER",
         help="a second run, on the same axis, with what changed",
     )
@@ -77,7 +70,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="serve the run to ui.perfetto.dev instead (on port 9001, the one that page uses)",
     )
     perfetto = parser.add_argument_group("with --perfetto")
-    add_part_options(perfetto, "the whole file")
+    common.add_part_options(perfetto, "the whole file")
     perfetto.add_argument(
         "--no-args",
         action="store_true",
@@ -98,8 +91,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-open", action="store_true", help="do not start a browser")
     # Set by `view ssh://` for the viewer over there: it is seen through a tunnel from port N, and ends with stdin.
     parser.add_argument("--tunnel", type=int, metavar="N", help=argparse.SUPPRESS)
-    add_remote_options(parser, "ssh://host/path")
-    add_reading_options(parser)
+    common.add_remote_options(parser, "ssh://host/path")
+    common.add_reading_options(parser)
 
 
 def _port(text: str) -> int:
@@ -113,33 +106,29 @@ def _port(text: str) -> int:
 
 
 def main(args: argparse.Namespace) -> int:
-    if not args.perfetto:
-        _refuse_perfetto_options(args)
-    if is_remote(args):
-        return view_remote(args)
-    return _perfetto(args) if args.perfetto else _view(args)
-
-
-def _refuse_perfetto_options(args: argparse.Namespace) -> None:
-    given = {
+    of_perfetto = {
         "--ranks": args.ranks != "all",
         "--steps": args.steps,
         "--no-args": args.no_args,
         "--trace-processor": args.trace_processor,
     }
-    for name in (name for name, value in given.items() if value):
+    given = next((name for name, value in of_perfetto.items() if value), "")
+    if given and not args.perfetto:
         raise UsageError(
-            f"{name} is for --perfetto",
+            f"{given} is for --perfetto",
             why="rankscope's own viewer shows the whole run, at any size; ranks and steps are chosen on its page.",
-            hint=f"Add --perfetto, or leave {name} out.",
+            hint=f"Add --perfetto, or leave {given} out.",
         )
+    if isinstance(args.run, str) or isinstance(args.other, str):
+        return view_remote(args)
+    return _perfetto(args) if args.perfetto else _view(args)
 
 
 def _view(args: argparse.Namespace) -> int:
-    from rankscope.viewer.address import Address
+    from rankscope.viewer.address import Address, checked_link
 
     _require_server()
-    at = _place(args.at)
+    at = checked_link(args.at) if args.at else ""
     runs = [args.run, args.other] if args.other else [args.run]
     for path in runs:
         if not path.exists():
@@ -157,27 +146,21 @@ def _view(args: argparse.Namespace) -> int:
 
     opening = Opening(
         runs,
-        Options(cache=args.cache, jobs=args.jobs, dask=dask_place(args)),
-        lambda text: print(text, file=sys.stderr),
+        Options(cache=args.cache, jobs=args.jobs, dask=common.dask_place(args)),
+        common.say,
         mix=args.mix,
     )
     server = Server(address, opening.routes(), args.tunnel)
     opening.start()
     if args.tunnel is not None:
         threading.Thread(target=_end_with_stdin, args=(server,), daemon=True).start()
-    code = _serve(server, address.url + at, args.no_open)
+    _serve(server.serve, address.url + at, args.no_open)
     opening.close()
     if not opening.wait(0) or server.busy:
         # Threads are in DuckDB, which crashes if the interpreter shuts down meanwhile. The reading processes
         # end when their pipes close; unfinished files are removed by the next ingest.
-        os._exit(code)
-    return code
-
-
-def _place(link: str) -> str:
-    from rankscope.viewer.address import checked_link
-
-    return checked_link(link) if link else ""
+        os._exit(0)
+    return 0
 
 
 def _require_server() -> None:
@@ -193,13 +176,17 @@ def _require_server() -> None:
 
 def _perfetto(args: argparse.Namespace) -> int:
     _require_server()
-    from rankscope.viewer.perfetto import BROWSER_LIMIT, PORT, find_trace_processor
+    from rankscope.viewer.perfetto import (
+        BROWSER_LIMIT,
+        PORT,
+        PerfettoServer,
+        find_trace_processor,
+        trace_processor,
+    )
     from rankscope.views.export.perfetto import write_perfetto
 
-    scope = scope_of(args)
     program = find_trace_processor(args.trace_processor)
-    run = open_run(args)
-    scope.check(run)
+    run, scope = common.open_part(args)
     port = args.port or PORT
     with stopped_by_signals(), tempfile.TemporaryDirectory(prefix="rankscope-") as folder:
         trace = Path(folder) / "rankscope.perfetto-trace"
@@ -213,9 +200,27 @@ def _perfetto(args: argparse.Namespace) -> int:
                 why=f"{error.strerror or error}.",
                 hint="Set TMPDIR to a folder with more room, or choose a part: --ranks, --steps.",
             ) from error
-        if program is not None and (args.trace_processor or trace.stat().st_size > BROWSER_LIMIT):
-            return _serve_rpc(program, trace, port, args.no_open)
-        return _serve_file(trace, port, args.no_open)
+        size = trace.stat().st_size
+        with ExitStack() as running, contextlib.suppress(KeyboardInterrupt):
+            if program is not None and (args.trace_processor or size > BROWSER_LIMIT):
+                common.say(f"{program} reads the trace ({units.format_bytes(size)})")
+                process = trace_processor(program, trace, port)
+                served = _listening(lambda: running.enter_context(process), "127.0.0.1", port)
+                url, wait = served.url, served.wait
+                note = (
+                    "Perfetto's page asks whether to use the trace that is loaded here: choose YES. Ctrl-C ends it.\n"
+                    "Other users of this machine can read the trace meanwhile: trace_processor has no password."
+                )
+            else:
+                server = _listening(lambda: PerfettoServer(trace, port), "127.0.0.1", port)
+                url, wait = server.url, server.serve
+                note = (
+                    "Perfetto's page reads the trace from this machine; nothing is uploaded. Ctrl-C ends it."
+                )
+            print(url, flush=True)
+            common.say(note)
+            _serve(wait, url, args.no_open)
+    return 0
 
 
 class _Limited:
@@ -223,8 +228,7 @@ class _Limited:
 
     def __init__(self, file: BinaryIO, limit: int) -> None:
         self._file = file
-        self._left = limit
-        self._limit = limit
+        self._left = self._limit = limit
 
     def write(self, data: bytes) -> int:
         self._left -= len(data)
@@ -241,42 +245,6 @@ class _Limited:
         return self._file.write(data)
 
 
-def _serve_file(trace: Path, port: int, no_open: bool) -> int:
-    from rankscope.viewer.perfetto import PerfettoServer
-
-    server = _listening(lambda: PerfettoServer(trace, port), "127.0.0.1", port)
-    print(server.url, flush=True)
-    print(
-        "Perfetto's page reads the trace from this machine; nothing is uploaded. Ctrl-C ends it.",
-        file=sys.stderr,
-    )
-    return _serve(server, server.url, no_open)
-
-
-def _serve_rpc(program: str, trace: Path, port: int, no_open: bool) -> int:
-    from rankscope.viewer.perfetto import trace_processor
-
-    size = units.format_bytes(trace.stat().st_size)
-    print(f"{program} reads the trace ({size})", file=sys.stderr)
-    with ExitStack() as running:
-        try:
-            served = _listening(
-                lambda: running.enter_context(trace_processor(program, trace, port)), "127.0.0.1", port
-            )
-            print(served.url, flush=True)
-            print(
-                "Perfetto's page asks whether to use the trace that is loaded here: choose YES. Ctrl-C ends it.\n"
-                "Other users of this machine can read the trace meanwhile: trace_processor has no password.",
-                file=sys.stderr,
-            )
-            if not no_open:
-                webbrowser.open(served.url)
-            served.wait()
-        except KeyboardInterrupt:
-            pass
-    return 0
-
-
 def _listening(make: Callable[[], S], host: str, port: int) -> S:
     try:
         return make()
@@ -288,13 +256,12 @@ def _listening(make: Callable[[], S], host: str, port: int) -> S:
         ) from error
 
 
-def _serve(server: Listener, url: str, no_open: bool) -> int:
+def _serve(serve: Callable[[], None], url: str, no_open: bool) -> None:
     """Serve until Ctrl-C, or until the terminal closes."""
     if not no_open:
         webbrowser.open(url)
     with contextlib.suppress(KeyboardInterrupt):
-        server.serve()
-    return 0
+        serve()
 
 
 def _end_with_stdin(server: Listener) -> None:
@@ -307,14 +274,10 @@ def _end_with_stdin(server: Listener) -> None:
 def _print_how_to_reach(port: int, host: str) -> None:
     if host in _LOOPBACK:
         user = f"{user_name()}@{socket.gethostname()}"
-        print(
-            f"From another machine: ssh -L {port}:127.0.0.1:{port} {user}, then the same address",
-            file=sys.stderr,
-        )
+        common.say(f"From another machine: ssh -L {port}:127.0.0.1:{port} {user}, then the same address")
     else:
-        print(
+        common.say(
             f"rankscope: {host} can be reached by others on the network\n"
             "  Only the token in the address keeps them out, and it is sent unencrypted.\n"
-            "  Use the default address and an ssh tunnel instead.",
-            file=sys.stderr,
+            "  Use the default address and an ssh tunnel instead."
         )

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from rankscope import units
 from rankscope.cli.common import add_remote_options, positive
 from rankscope.cli.options import add_options, option_table
-from rankscope.cli.remote_command import is_elsewhere, run_there
-from rankscope.cli.view_remote import path_or_place, stopped_by_signals
+from rankscope.cli.remote import path_or_remote, run_there, stopped_by_signals
 from rankscope.errors import UsageError
 from rankscope.text.visible_text import unchecked
 
@@ -56,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument(
         "run",
-        type=path_or_place,
+        type=path_or_remote,
         metavar="RUN",
         help="the run folder of a job that was started with --watch; or ssh://host/path",
     )
@@ -78,7 +77,7 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError("--every must be at least 0.1 s", hint="Ranks write once a second.")
     hang_after_s = units.parse_seconds(args.hang_after) if args.hang_after else None
     between_captures_s = units.parse_seconds(args.auto_capture_every)
-    if is_elsewhere(args.run):
+    if isinstance(args.run, str):
         options = {option.names[0]: getattr(args, option.dest) or None for option in option_table(_OPTIONS)}
         return run_there(args, "watch", options)
     from rankscope.watch.ask_capture import capture_on_alarm

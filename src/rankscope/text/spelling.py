@@ -1,8 +1,16 @@
-"""The name that was probably meant, for errors about an unknown one."""
+"""The name that was meant: today's name of a report, or the nearest one for an error about an unknown name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+RENAMED_REPORTS = {
+    "short": "short_kernels",
+    "api": "runtime_api",
+    "flight": "flight_recorder",
+    "fragments": "fragmentation",
+}
+"""Names of reports until version 0.2, which are accepted for one release, and those of today."""
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

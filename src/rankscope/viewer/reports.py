@@ -6,6 +6,7 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.core.ceilings import ceilings
 from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
 from rankscope.errors import UsageError
+from rankscope.text.spelling import RENAMED_REPORTS
 from rankscope.timeline.run import VIEWS, describe
 from rankscope.viewer.answers import Answer, client_left, integer
 from rankscope.viewer.session import Session
@@ -16,7 +17,7 @@ _MOST_ROWS = 1000
 
 def report(session: Session, query: dict[str, str]) -> Answer:
     """Any report of `rankscope stats`, with the same options."""
-    name = query["name"]
+    name = RENAMED_REPORTS.get(query["name"], query["name"])
     if name not in REPORTS:
         raise UsageError(f"there is no report '{name}'", hint=f"There are: {', '.join(REPORTS)}.")
     scope = Scope(

@@ -33,7 +33,7 @@ _WHOLE_SHARE = 0.5
 
 _STEP_COLUMNS = {"overlap": "exposed_comm_ns", "idle": "idle_ns"}
 """By report, the column of the breakdown that is largest in the step where a finding shows best."""
-_ON_HOST = ("syncs", "idle", "dataloader", "launches", "short")
+_ON_HOST = ("syncs", "idle", "dataloader", "launches", "short_kernels")
 """Reports whose findings are about the host."""
 _DEVICE_CAUSES = ("compute", "copy", "link", "waiting")
 """Causes of a straggler that are seen on its streams."""

@@ -11,6 +11,7 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.heatmap import share_of
 from rankscope.store.separate_runs import world_size_of
 from rankscope.text.run_words import shell_word
+from rankscope.text.spelling import RENAMED_REPORTS
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 from rankscope.viewer.answers import Answer, columns_of, integer, integers, window_of
@@ -42,6 +43,7 @@ def run_info(session: Session, query: dict[str, str]) -> Answer:
             {"name": report.name, "question": report.question, "by": list(report.keys)}
             for report in REPORTS.values()
         ],
+        "renamed_reports": RENAMED_REPORTS,
         "tile_width": TILE_WIDTH,
         "clocks": _clocks(session.run),
         "device": _device(session.run),

@@ -12,11 +12,9 @@ from typing import Literal, get_args
 
 from rankscope.analysis.core.result import Result
 from rankscope.errors import UsageError
-from rankscope.views.csv_json import csv_text, json_text
-from rankscope.views.envelope import Question
+from rankscope.views.envelope import Question, csv_text, json_text
 from rankscope.views.markdown import markdown
-from rankscope.views.nsys_table import nsys_table
-from rankscope.views.table import table
+from rankscope.views.table import nsys_table, table
 from rankscope.views.terminal import PIPED_WIDTH, terminal_width, use_color
 
 Format = Literal["table", "csv", "json", "markdown"]

@@ -17,6 +17,8 @@ Kind = Literal["key", "measure", "text"]
 """key: a number that identifies the row (rank, step); measure: an amount; text: anything else."""
 
 NOT_KNOWN = "-"
+NOTHING = "nothing to show"
+"""In place of a table without rows."""
 # Unit suffixes of column names. They are removed, since the heading shows the unit.
 _UNIT_ENDINGS = {
     "ns": ("ns",),
@@ -67,45 +69,36 @@ def values_of(result: Result, column: Column) -> list[Any]:
     return [plain(row.get(column.name)) for row in result.rows]
 
 
-def shown(result: Result) -> list[Column]:
-    """The columns for people, without those for programs only."""
-    return [column for column in result.columns if not column.for_machines]
-
-
 def fields(result: Result) -> list[Field]:
-    """The columns of `result`, formatted; columns with names come last."""
-    columns = sorted(shown(result), key=lambda column: column.at_end)
+    """The columns of `result` for people, formatted; columns with names come last."""
+    columns = [column for column in result.columns if not column.for_machines]
+    columns.sort(key=lambda column: column.at_end)
     values = [values_of(result, column) for column in columns]
-    scales = _scales(columns, values)
-    return [
-        _field(column, column_values, scale)
-        for column, column_values, scale in zip(columns, values, scales, strict=True)
-    ]
-
-
-def _field(column: Column, values: list[Any], scale: Scale | None) -> Field:
-    title, unit = _heading(column, scale)
-    cells = [_cell(value, column.unit, scale) for value in values]
-    return Field(clean(column.name), title, unit, _kind(column, values), cells, column.minor)
+    formatted = []
+    for column, column_values, scale in zip(columns, values, _scales(columns, values), strict=True):
+        title, unit = _heading(column, scale)
+        cells = [_cell(value, column.unit, scale) for value in column_values]
+        kind = _kind(column, column_values)
+        formatted.append(Field(clean(column.name), title, unit, kind, cells, column.minor))
+    return formatted
 
 
 def _heading(column: Column, scale: Scale | None) -> tuple[str, str]:
+    """The title and the unit of a column, each empty where the other says it."""
     unit = scale.label if scale else ""
-    title = clean(column.title) or _derived_title(column, bool(unit))
+    title = clean(column.title)
+    if not title:
+        words = clean(column.name).split("_")
+        ending = _UNIT_ENDINGS.get(column.unit, ())
+        if ending and tuple(words[-len(ending) :]) == ending:
+            words = words[: -len(ending)]
+        title = " ".join(_WORDS.get(word, word) for word in words if word)
+        if title and words[0] not in _WORDS:
+            title = title[0].upper() + title[1:]
+        title = title or _UNIT_TITLES.get(column.unit, "" if unit else clean(column.name))
     # '% of roof' contains its unit as a word; 'Calls' does not contain the unit s.
     in_title = unit and re.search(rf"(?<!\w){re.escape(unit)}(?!\w)", title)
     return title, "" if in_title else unit
-
-
-def _derived_title(column: Column, has_unit: bool) -> str:
-    words = clean(column.name).split("_")
-    ending = _UNIT_ENDINGS.get(column.unit, ())
-    if ending and tuple(words[-len(ending) :]) == ending:
-        words = words[: -len(ending)]
-    text = " ".join(_WORDS.get(word, word) for word in words if word)
-    if text:
-        return text[0].upper() + text[1:] if words[0] not in _WORDS else text
-    return _UNIT_TITLES.get(column.unit, "" if has_unit else clean(column.name))
 
 
 def _kind(column: Column, values: Iterable[Any]) -> Kind:
@@ -134,41 +127,34 @@ def _cell(value: Any, unit: str, scale: Scale | None) -> str:
 def _scales(columns: Sequence[Column], values: Sequence[list[Any]]) -> list[Scale | None]:
     """One scale per column; None where each cell has its own or there is nothing to scale.
 
-    Columns that are compared share a scale: the parts of a breakdown must visibly add up, and an average in µs
-    must not stand beside a maximum in ms.
+    Columns that are compared share the unit of their largest value: the parts of a breakdown must visibly add up. One
+    that would show only zeros has the unit of its own largest value.
     """
-    numbers = [_numbers(column_values) for column_values in values]
+    numbers = [
+        [value for value in column if isinstance(value, (int, float)) and not isinstance(value, bool)]
+        for column in values
+    ]
     scales: list[Scale | None] = [None] * len(columns)
     families: dict[tuple[str, str], list[int]] = {}
     for index, column in enumerate(columns):
         if column.unit and not column.per_row_unit:
             families.setdefault(_family(column), []).append(index)
     for (unit, _), members in families.items():
-        for index, scale in _family_scales(unit, members, numbers).items():
-            scales[index] = scale
+        shared = choose_scale(unit, [number for index in members for number in numbers[index]])
+        decimals = 0
+        for index in members:
+            # With the shared scale it would show only zeros: 2.4 µs of copies beside 600 ms of compute.
+            if 0 < max(map(abs, numbers[index]), default=0) < READABLE * shared.factor:
+                scales[index] = choose_scale(unit, numbers[index])
+            else:
+                decimals = max(decimals, decimals_for(unit, shared.factor, numbers[index]))
+        common = Scale(shared.factor, shared.label, decimals)
+        for index in members:
+            scales[index] = scales[index] or common
     return scales
-
-
-def _numbers(values: Iterable[Any]) -> list[float]:
-    return [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
 
 
 def _family(column: Column) -> tuple[str, str]:
     if column.unit not in SCALABLE:
         return column.unit, column.name
     return column.unit, "statistics" if _STATISTICS & set(column.name.split("_")) else "amounts"
-
-
-def _family_scales(unit: str, members: list[int], numbers: Sequence[list[float]]) -> dict[int, Scale]:
-    shared = choose_scale(unit, [number for index in members for number in numbers[index]])
-    scales = {}
-    together = []
-    for index in members:
-        largest = max(map(abs, numbers[index]), default=0)
-        if 0 < largest < READABLE * shared.factor:
-            # With the shared scale it would show only zeros: 2.4 µs of copies beside 600 ms of compute.
-            scales[index] = choose_scale(unit, numbers[index])
-        else:
-            together.append(index)
-    decimals = max((decimals_for(unit, shared.factor, numbers[index]) for index in together), default=0)
-    return scales | {index: Scale(shared.factor, shared.label, decimals) for index in together}

@@ -36,11 +36,11 @@ def result_with_paths(result: Result, runs: Runs) -> Result:
 
 def pieces(text: str) -> list[tuple[str, bool]]:
     """The text in pieces: (piece, whether it is a command)."""
-    found, done = [], 0
+    split, done = [], 0
     for match in _COMMAND.finditer(text):
-        found += [(text[done : match.start()], False), (match[0], True)]
+        split += [(text[done : match.start()], False), (match[0], True)]
         done = match.end()
-    return [(piece, is_command) for piece, is_command in (*found, (text[done:], False)) if piece.strip(" .")]
+    return [(piece, is_command) for piece, is_command in (*split, (text[done:], False)) if piece.strip(" .")]
 
 
 def advice_lines(first: str, text: str, width: int) -> list[str]:
@@ -66,8 +66,7 @@ def command_lines(command: str, indent: str, width: int) -> list[str]:
         line = f"{lines[-1]} {word}" if lines[-1].strip() else indent + word
         if display_width(line) > width - 2 and lines[-1].strip():
             lines[-1] += " \\"
-            line = f"{indent}  {word}"
-            lines.append(line)
+            lines.append(f"{indent}  {word}")
         else:
             lines[-1] = line
     if len(lines) > 1 and display_width(indent + command) <= width:

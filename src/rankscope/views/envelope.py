@@ -1,4 +1,5 @@
-"""The answer to a question, for programs: a Result with its outcome, its evidence and what to do next.
+"""A Result for other programs, with raw values in the units of the columns, not rounded: CSV, and the answer to a
+question as JSON, with its outcome, its evidence and what to do next.
 
 `--format json`, the viewer's JSON and the tools of `rankscope mcp` give the same object. docs/assistants.md describes
 it, docs/adr/0160 has the reasons.
@@ -6,7 +7,11 @@ it, docs/adr/0160 has the reasons.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, Literal
 from urllib.parse import urlencode
@@ -14,8 +19,10 @@ from urllib.parse import urlencode
 from rankscope.analysis.core.result import Change, Finding, Remedy, Result
 from rankscope.analysis.evidence import evidence_id
 from rankscope.records import dataclass
+from rankscope.text.json_values import plain
 from rankscope.text.run_words import Runs, shell_words, with_paths
 from rankscope.views.commands import finding_with_paths, pieces, result_with_paths
+from rankscope.views.text import clean
 
 Outcome = Literal["problem", "none", "cannot_answer"]
 """problem: a finding is a warning or critical. none: the recording answers the question, and there is none.
@@ -24,19 +31,14 @@ cannot_answer: it does not answer the question; the reason says why. A gate trea
 _PROBLEMS = ("warning", "critical")
 _PAGES = {
     "findings": "reports/summary",
-    "steps": "reports/tables",
-    "api": "reports/tables",
-    "annotations": "reports/tables",
-    "memcpy": "reports/tables",
-    "groups": "reports/layout",
-    "bubbles": "reports/layout",
+    **dict.fromkeys(("steps", "runtime_api", "annotations", "memcpy"), "reports/tables"),
+    **dict.fromkeys(("groups", "bubbles"), "reports/layout"),
     "blame": "reports/stragglers",
     "collective": "reports/collectives",
     "diff": "diff",
     "whatif": "whatif",
     "query": "store",
-    "open": "assistants",
-    "link": "assistants",
+    **dict.fromkeys(("open", "link"), "assistants"),
     "definitions": "reports",
 }
 """Below docs; every other report has a page of its own in docs/reports."""
@@ -52,6 +54,11 @@ _WHATIF_OPTIONS: dict[Change, str] = {
     "syncs gone": "--no-sync",
 }
 
+# Terminal control characters (C0, DEL, C1), Unicode line ends, and surrogates, which cannot be encoded.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# Text that a spreadsheet would take for a formula.
+_FORMULA = re.compile(r"[=+\-@\t\r]")
+
 
 @dataclass(frozen=True)
 class Question:
@@ -65,7 +72,7 @@ class Question:
 
 def outcome(result: Result) -> tuple[Outcome, str]:
     """The outcome, and the reason: of a problem the first finding, else why the question is not answered."""
-    worst = next((one for one in result.findings if one.severity in _PROBLEMS), None)
+    worst = next((finding for finding in result.findings if finding.severity in _PROBLEMS), None)
     if worst is not None:
         return "problem", worst.title
     why = result.unanswered
@@ -120,16 +127,17 @@ def finding_commands(finding: Finding, report: str, runs: Runs) -> list[str]:
         return []
     wanted = [piece.strip() for piece, is_command in pieces(finding.hint) if is_command]
     wanted.append(f"rankscope stats RUN -r {report}")
-    if change := _whatif_options(finding.remedy):
+    if change := whatif_options(finding.remedy):
         wanted.append(f"rankscope whatif RUN {change}")
     return unique(with_paths(command, runs) for command in wanted)
 
 
-def _whatif_options(remedy: Remedy | None) -> str:
+def whatif_options(remedy: Remedy | None, most_ranks: int | None = None) -> str:
+    """The options of `whatif` that predict the gain of a remedy; empty where it has none."""
     if remedy is None:
         return ""
     if remedy.change == "rank at median":
-        return " ".join(f"--rank {rank}=median" for rank in remedy.ranks)
+        return " ".join(f"--rank {rank}=median" for rank in remedy.ranks[:most_ranks])
     return _WHATIF_OPTIONS.get(remedy.change, "")
 
 
@@ -155,3 +163,83 @@ def unique(items: Iterable[str]) -> list[str]:
 def _newest(runs: Runs) -> Runs:
     """Of two runs, what is found about the change is looked at in the new one."""
     return {"RUN": runs["NEW"]} if "NEW" in runs else runs
+
+
+def csv_text(results: Sequence[Result], quote_formulas: bool = True) -> str:
+    """One result: plain CSV. Several: one block each, with a '#' line before and an empty line between them.
+
+    A record is one line: control characters in a name become a space or U+FFFD. JSON keeps the exact string.
+    `quote_formulas`: text that would start a formula in a spreadsheet gets an apostrophe in front.
+    """
+    text = _quoted if quote_formulas else _csv_text
+    blocks = []
+    for result in results:
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        if len(results) > 1:
+            # A double quote could open a quoted field that extends over the following rows.
+            title = f"# {result.name}: {result.title} ({result.window})"
+            out.write(clean(title).replace('"', "'") + "\n")
+        names = [column.name for column in result.columns]
+        writer.writerow(map(text, names))
+        for row in result.rows:
+            writer.writerow([_csv_value(row.get(c.name), c.decimals, text) for c in result.columns])
+        blocks.append(out.getvalue())
+    return "\n".join(blocks)
+
+
+def _csv_text(text: str) -> str:
+    return _CONTROL.sub(lambda match: " " if match[0].isspace() else "\ufffd", text)
+
+
+def _quoted(text: str) -> str:
+    is_formula = False
+    if _FORMULA.match(text):
+        try:
+            float(text)
+        except ValueError:
+            is_formula = True
+    return "'" * is_formula + _csv_text(text)
+
+
+def _csv_value(value: Any, decimals: int | None, text: Callable[[str], str]) -> str:
+    value = plain(value)
+    if value is None:
+        return ""
+    if decimals is not None and isinstance(value, (int, float)):
+        return f"{value:.{decimals}f}"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, dict)):
+        return _dump(value)
+    return text(value) if isinstance(value, str) else repr(value)
+
+
+def json_text(results: Sequence[Result], question: Question) -> str:
+    """One result: an object. Several: a list of objects. One row per line, for grep and diff."""
+    documents = [_document(result, question) for result in results]
+    if len(documents) == 1:
+        return documents[0] + "\n"
+    return _listed("[", documents, "]", "") + "\n"
+
+
+def _document(result: Result, question: Question) -> str:
+    parts = envelope(result, question)
+    names = [column.name for column in result.columns]
+    parts["rows"] = ({name: row.get(name) for name in names} for row in parts["rows"])
+    listed = ("columns", "rows", "findings", "notes", "evidence", "next")
+    pairs = (
+        f"{_dump(key)}: {_listed('[', map(_dump, value), ']', '  ') if key in listed else _dump(value)}"
+        for key, value in parts.items()
+    )
+    return _listed("{", pairs, "}", "")
+
+
+def _listed(start: str, items: Iterable[str], end: str, indent: str) -> str:
+    inner = f",\n{indent}  ".join(items)
+    return f"{start}\n{indent}  {inner}\n{indent}{end}" if inner else start + end
+
+
+def _dump(value: Any) -> str:
+    # ASCII only: safe in every locale and on every terminal. DEL is the one control character json does not escape.
+    return json.dumps(plain(value), ensure_ascii=True, allow_nan=False).replace("\x7f", "\\u007f")

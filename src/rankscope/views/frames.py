@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankscope.analysis.core.result import Column, Result
@@ -33,6 +34,10 @@ class _Typed(NamedTuple):
     item: str = "text"
     """Of a list: the type of its items."""
 
+    def of(self, types: Mapping[str, Any], list_of: Callable[[Any], Any]) -> Any:
+        """Its type among those of a package."""
+        return list_of(types[self.item]) if self.type == "list" else types[self.type]
+
 
 def pandas_frame(result: Result) -> pandas.DataFrame:
     """A pandas DataFrame; integers, booleans and texts have the types that can be null."""
@@ -40,33 +45,23 @@ def pandas_frame(result: Result) -> pandas.DataFrame:
     import pandas
 
     types = {"bool": "boolean", "int": "Int64", "float": "float64", "text": "string"}
-    found: dict[str, Any] = {
+    columns: dict[str, Any] = {
         name: pandas.Series(column.values, dtype=types.get(column.type, "object"))
         for name, column in _columns(result).items()
     }
-    frame: pandas.DataFrame = pandas.DataFrame(found)
+    frame: pandas.DataFrame = pandas.DataFrame(columns)
     return frame
 
 
 def polars_frame(result: Result) -> polars.DataFrame:
     """A polars DataFrame."""
     _need("polars", "to_polars()")
-    import polars
+    import polars as pl
 
-    types: dict[str, Any] = {
-        "bool": polars.Boolean,
-        "int": polars.Int64,
-        "huge": polars.Int128,
-        "float": polars.Float64,
-        "text": polars.String,
-    }
-    return polars.DataFrame(
+    types = {"bool": pl.Boolean, "int": pl.Int64, "huge": pl.Int128, "float": pl.Float64, "text": pl.String}
+    return pl.DataFrame(
         [
-            polars.Series(
-                name,
-                column.values,
-                dtype=polars.List(types[column.item]) if column.type == "list" else types[column.type],
-            )
+            pl.Series(name, column.values, dtype=column.of(types, pl.List))
             for name, column in _columns(result).items()
         ]
     )
@@ -75,23 +70,21 @@ def polars_frame(result: Result) -> polars.DataFrame:
 def arrow_table(result: Result) -> pyarrow.Table:
     """A pyarrow Table."""
     _need("pyarrow", "to_arrow()")
-    import pyarrow
+    import pyarrow as pa
 
-    types: dict[str, Any] = {
-        "bool": pyarrow.bool_(),
-        "int": pyarrow.int64(),
-        "huge": pyarrow.decimal128(38),
-        "float": pyarrow.float64(),
-        "text": pyarrow.string(),
+    types = {
+        "bool": pa.bool_(),
+        "int": pa.int64(),
+        "huge": pa.decimal128(38),
+        "float": pa.float64(),
+        "text": pa.string(),
     }
-    arrays = {
-        name: pyarrow.array(
-            column.values,
-            type=pyarrow.list_(types[column.item]) if column.type == "list" else types[column.type],
-        )
-        for name, column in _columns(result).items()
-    }
-    return pyarrow.table(arrays)
+    return pa.table(
+        {
+            name: pa.array(column.values, type=column.of(types, pa.list_))
+            for name, column in _columns(result).items()
+        }
+    )
 
 
 def _need(package: str, method: str) -> None:

@@ -6,8 +6,7 @@ import re
 
 from rankscope.analysis.core.result import Finding, Result
 from rankscope.units import display_width
-from rankscope.views.columns import Field, fields, shown
-from rankscope.views.table import NOTHING
+from rankscope.views.columns import NOTHING, Field, fields
 from rankscope.views.text import clean, pad, shorten_names
 
 _LONGEST_CELL = 120
@@ -25,8 +24,9 @@ def markdown(result: Result) -> str:
     blocks = [f"## {prose(result.title or result.name)}"]
     if result.findings:
         blocks.append("\n".join(map(_finding, result.findings)))
-    if result.rows and shown(result):
-        blocks.append(_grid(fields(result)))
+    columns = fields(result) if result.rows else []
+    if columns:
+        blocks.append(_grid(columns))
     elif not (result.rows and result.columns):
         blocks.append(f"_{NOTHING}_")
     remarks = [f"Window: {result.window}"] if result.window else []
@@ -53,16 +53,12 @@ def _grid(columns: list[Field]) -> str:
         "-" * width if column.kind == "text" else "-" * (width - 1) + ":"
         for column, width in zip(columns, widths, strict=True)
     ]
-    lines = [_line(row, columns, widths) for row in zip(*texts, strict=True)]
-    return "\n".join([lines[0], f"| {' | '.join(rules)} |", *lines[1:]])
-
-
-def _line(row: tuple[str, ...], columns: list[Field], widths: list[int]) -> str:
-    cells = (
-        pad(text, width, column.kind != "text")
-        for text, column, width in zip(row, columns, widths, strict=True)
-    )
-    return f"| {' | '.join(cells)} |"
+    padded = [
+        [pad(cell, width, column.kind != "text") for cell in text]
+        for text, column, width in zip(texts, columns, widths, strict=True)
+    ]
+    heading, *rows = (f"| {' | '.join(row)} |" for row in zip(*padded, strict=True))
+    return "\n".join([heading, f"| {' | '.join(rules)} |", *rows])
 
 
 def _cells(column: Field) -> list[str]:
@@ -70,13 +66,11 @@ def _cells(column: Field) -> list[str]:
     texts = shorten_names(column.cells, _LONGEST_CELL)
     if not any(map(_SPECIAL.search, texts)):
         return texts
-    return [_code(text) for text in texts]
+    return [_code(text) if text.strip() else text for text in texts]
 
 
 def _code(text: str) -> str:
     """A code span that GitHub renders as `text` inside a table cell."""
-    if not text.strip():
-        return text
     # The fence is longer than any run of backticks inside. A pipe ends a cell even in code, so it is escaped.
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     space = " " if text[0] in "` " or text[-1] in "` " else ""

@@ -44,19 +44,13 @@ def screen(content: Screen, width: int, color: bool) -> str:
     prose = min(width, _PROSE_WIDTH)
     has_steps = any(row["steps"] for row in content.summary.rows)
     doubtful = "; ".join(clean(doubt.text) for doubt in content.doubts)
+    painted = (
+        (f"In doubt: {doubtful}." if doubtful else "", SEVERITY_STYLES["warning"]),
+        (clean(content.summary.title) + ".", BOLD),
+        (clean(f"{content.subject} · {content.summary.window}"), DIM),
+    )
     blocks = [
-        [
-            *(
-                paint(line, SEVERITY_STYLES["warning"], color)
-                for line in hang("", f"In doubt: {doubtful}.", prose)
-                if doubtful
-            ),
-            *(paint(line, BOLD, color) for line in hang("", clean(content.summary.title) + ".", prose)),
-            *(
-                paint(line, DIM, color)
-                for line in hang("", clean(f"{content.subject} · {content.summary.window}"), prose)
-            ),
-        ],
+        [paint(line, style, color) for text, style in painted for line in hang("", text, prose)],
         _findings(content, "per step" if has_steps else "in total", prose, color),
         _ranks(content.summary, width, color),
         _kernels(content.kernels, width, color),
@@ -75,8 +69,7 @@ def _findings(content: Screen, each: str, width: int, color: bool) -> list[str]:
             text = hang("", f"{word}{cost}: {clean(finding.title)}", width)
             text[1:] = hang("   ", " ".join(text[1:]), width)
         text[0] = paint(word, SEVERITY_STYLES[finding.severity], color) + text[0][len(word) :]
-        lines += text
-        lines += _advice(finding, width)
+        lines += [*text, *_advice(finding, width)]
     return lines or hang("", NOTHING_FOUND, width)
 
 
@@ -99,13 +92,12 @@ def _advice(finding: Finding, width: int) -> list[str]:
 
 def _first_clauses(text: str, room: int) -> str:
     """As many clauses as fit on one line, at least the first. `-r findings` shows all of them."""
-    clauses = re.split(r"(?<=[.;])\s+", text)
-    kept = clauses[0]
-    for clause in clauses[1:]:
-        if len(kept) + 1 + len(clause) > room:
+    first, *clauses = re.split(r"(?<=[.;])\s+", text)
+    for clause in clauses:
+        if len(first) + 1 + len(clause) > room:
             break
-        kept = f"{kept} {clause}"
-    return kept
+        first = f"{first} {clause}"
+    return first
 
 
 def _ranks(summary: Result, width: int, color: bool) -> list[str]:
@@ -114,18 +106,18 @@ def _ranks(summary: Result, width: int, color: bool) -> list[str]:
         return []
     if len(summary.rows) <= _MOST_RANKS:
         return grid(fields(summary), width, color)[0]
-    names = [column.name for column in summary.columns if column.name != "rank"]
-    columns = (
-        Column("of", title="Ranks"),
-        *(c for c in summary.columns if c.name != "rank"),
-    )
-    rows = []
     from statistics import median  # late: for many ranks only
 
-    for label, pick in (("lowest", min), ("median", median), ("highest", max)):
-        known = {name: [row[name] for row in summary.rows if row[name] is not None] for name in names}
-        row: dict[str, Any] = {name: pick(values) if values else None for name, values in known.items()}
-        rows.append({"of": label} | row)
+    of_ranks = [column for column in summary.columns if column.name != "rank"]
+    values: dict[str, list[Any]] = {
+        column.name: [row[column.name] for row in summary.rows if row[column.name] is not None]
+        for column in of_ranks
+    }
+    rows = [
+        {"of": label, **{name: pick(numbers) if numbers else None for name, numbers in values.items()}}
+        for label, pick in (("lowest", min), ("median", median), ("highest", max))
+    ]
+    columns = (Column("of", title="Ranks"), *of_ranks)
     return grid(fields(replace(summary, columns=columns, rows=rows)), width, color)[0]
 
 

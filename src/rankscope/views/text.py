@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from os.path import commonprefix
 
 from rankscope.text.visible_text import escaped
-from rankscope.units import display_width, middle_cut
+from rankscope.units import display_width, fitting, middle_cut
 
 Parts = tuple[tuple[int, int], ...]
 """Ranges of characters, in order."""
@@ -42,35 +42,41 @@ def shorten_names(names: Sequence[str], width: int) -> list[str]:
     with 'void at::native::' and end with '(int, T2, const T1 *)'. Names that would then look the same are cut so that
     the part where they differ is kept.
     """
-    return [_joined(name, kept) for name, kept in zip(names, kept_parts(names, width), strict=True)]
+    return [_joined(name, parts) for name, parts in zip(names, shown_parts(names, width), strict=True)]
 
 
-def kept_parts(names: Sequence[str], width: int) -> list[Parts]:
+def shown_parts(names: Sequence[str], width: int) -> list[Parts]:
     """For each of `names`, the ranges of characters that `shorten_names` keeps."""
-    kept = {name: _shortened(name, width) for name in dict.fromkeys(names)}
+    shortened = {name: _shortened(name, width) for name in dict.fromkeys(names)}
     if width >= _LEAST_PART:
-        for alike in _alike(kept):
-            kept.update(_told_apart(alike, width))
-    return [kept[name] for name in names]
+        for alike in _alike(shortened):
+            shortened.update(_told_apart(alike, width))
+    return [shortened[name] for name in names]
 
 
-def _joined(text: str, kept: Parts) -> str:
-    """The kept parts, with an ellipsis for each part that is left out."""
-    if not kept:
+def _joined(text: str, parts: Parts) -> str:
+    """The parts, with an ellipsis for each one that is left out."""
+    if not parts:
         return ""
-    before = "…" if kept[0][0] > 0 else ""
-    after = "…" if kept[-1][1] < len(text) else ""
-    return before + "…".join(text[begin:end] for begin, end in kept) + after
+    before = "…" if parts[0][0] > 0 else ""
+    after = "…" if parts[-1][1] < len(text) else ""
+    return before + "…".join(text[begin:end] for begin, end in parts) + after
 
 
 def _shortened(text: str, width: int) -> Parts:
     if display_width(text) <= width:
         return ((0, len(text)),)
+    return _without_middle(text, *_most_telling(text, width))
+
+
+def _most_telling(text: str, width: int, index: int | None = None) -> tuple[int, int, int]:
+    """Start and end of the function's own name, and the room for it beside ellipses; of the whole text where the name
+    has too little room, or does not contain the character at `index`."""
     start, end = _own_name(text)
     room = width - (start > 0) - (end < len(text))
-    if room < _LEAST_PART:
-        start, end, room = 0, len(text), width
-    return _without_middle(text, start, end, room)
+    if room < _LEAST_PART or (index is not None and not start <= index < end):
+        return 0, len(text), width
+    return start, end, room
 
 
 def _without_middle(text: str, start: int, end: int, width: int) -> Parts:
@@ -82,10 +88,10 @@ def _without_middle(text: str, start: int, end: int, width: int) -> Parts:
     return (start, start + left), (start + right, end)
 
 
-def _alike(kept: Mapping[str, Parts]) -> list[list[str]]:
+def _alike(shortened: Mapping[str, Parts]) -> list[list[str]]:
     """Groups of names that look the same."""
     groups: dict[str, list[str]] = {}
-    for name, parts in kept.items():
+    for name, parts in shortened.items():
         groups.setdefault(_joined(name, parts), []).append(name)
     return [group for group in groups.values() if len(group) > 1]
 
@@ -93,48 +99,33 @@ def _alike(kept: Mapping[str, Parts]) -> list[list[str]]:
 def _told_apart(names: list[str], width: int) -> dict[str, Parts]:
     """Show where the common beginning ends; for names that still look the same, where theirs ends."""
     common = len(commonprefix(names))  # noqa: RUF071 - characters, not path components
-    kept = {name: _around(name, common, width) for name in names}
-    for alike in _alike(kept):
+    shortened = {name: _around(name, common, width) for name in names}
+    for alike in _alike(shortened):
         if len(alike) < len(names):
-            kept.update(_told_apart(alike, width))
-    return kept
+            shortened.update(_told_apart(alike, width))
+    return shortened
 
 
-def _around(text: str, place: int, width: int) -> Parts:
-    """Keep what stands at `place`: within the function's own name where it lies there, else in the whole text."""
-    start, end = _own_name(text)
-    room = width - (start > 0) - (end < len(text))
-    if room < _LEAST_PART or not start <= place < end:
-        start, end, room = 0, len(text), width
-    return tuple((start + a, start + b) for a, b in _beginning_and(text[start:end], place - start, room))
+def _around(text: str, index: int, width: int) -> Parts:
+    """Keep what stands at `index`: within the function's own name where it lies there, else in the whole text."""
+    start, end, room = _most_telling(text, width, index)
+    return tuple((start + a, start + b) for a, b in _beginning_and(text[start:end], index - start, room))
 
 
-def _beginning_and(text: str, place: int, width: int) -> Parts:
-    """The beginning of `text` and what stands at `place`, and the end if it fits."""
+def _beginning_and(text: str, index: int, width: int) -> Parts:
+    """The beginning of `text` and what stands at `index`, and the end if it fits."""
     if display_width(text) <= width:
         return ((0, len(text)),)
     left, right = middle_cut(text, width)
-    if place < left or place >= right:
+    if index < left or index >= right:
         return (0, left), (right, len(text))
-    head = _fitting(text, width // 4)
+    head = fitting(text, width // 4)
     room = width - display_width(text[:head]) - 2
-    start = max(head, place - room // 4)
+    start = max(head, index - room // 4)
     if display_width(text[start:]) <= room + 1:  # the end fits, without a second ellipsis
-        start = len(text) - _fitting(text[::-1], room + 1)
+        start = len(text) - fitting(text[::-1], room + 1)
         return (0, head), (max(start, head), len(text))
-    return (0, head), (start, start + _fitting(text[start:], room))
-
-
-def _fitting(text: str, width: int) -> int:
-    """How many characters from the beginning of `text` fit in `width` cells."""
-    if text.isascii():
-        return min(len(text), width)
-    used = 0
-    for count, char in enumerate(text):
-        used += display_width(char)
-        if used > width:
-            return count
-    return len(text)
+    return (0, head), (start, start + fitting(text[start:], room))
 
 
 def _own_name(text: str) -> tuple[int, int]:

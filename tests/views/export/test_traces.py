@@ -20,8 +20,7 @@ from rankscope.cli import main
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 from rankscope.views.export.chrome import write_chrome
-from rankscope.views.export.perfetto import write_perfetto
-from rankscope.views.export.perfetto_archive import MANIFEST_NAME, write_archive
+from rankscope.views.export.perfetto import MANIFEST_NAME, write_archive, write_perfetto
 
 pb = pytest.importorskip(
     "perfetto.protos.perfetto.trace.perfetto_trace_pb2",

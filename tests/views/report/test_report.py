@@ -260,13 +260,13 @@ def test_findings_come_worst_and_dearest_first(tmp_path: Path, monkeypatch: pyte
         Finding("warning", "dear", "", cost_ns=9),
     )
     run = open_trace(write_kineto(tmp_path / "rank-0.json", [kernel_event("k", 10, 5)]))
-    real = QUESTIONS["short"]
+    real = QUESTIONS["short_kernels"]
 
     def analyse(run: Run, scope: Scope, by: str | None) -> Result:
         result = real.analyse(run, scope, by)
         return Result(result.name, result.title, result.window, result.columns, result.rows, found)
 
-    monkeypatch.setitem(QUESTIONS, "short", replace(real, analyse=analyse))
+    monkeypatch.setitem(QUESTIONS, "short_kernels", replace(real, analyse=analyse))
     content, html = report(run)
     titles = [one.title for one in content.findings if one in found]
     assert titles == ["rank 0 burns", "dear", "cheap"], "the worst first, then the dearest"

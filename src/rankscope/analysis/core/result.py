@@ -5,7 +5,7 @@ Views turn a Result into a terminal table, CSV, JSON or Markdown; no analysis dr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
 from enum import Enum
 from types import MappingProxyType
@@ -267,3 +267,13 @@ class Result:
         hidden = len(self.rows) - count
         note = f"{hidden:,} more rows not shown (--top {len(self.rows)} or --top all shows them)"
         return replace(self, rows=self.rows[:count], notes=(*self.notes, note), hidden=hidden)
+
+
+def query_result(
+    names: Sequence[str], rows: Iterable[Sequence[Any]], more: bool, notes: tuple[str, ...] = ()
+) -> Result:
+    """What an SQL query gave; `more`: it has further rows. Names that `SELECT a.*, b.*` repeats get a number."""
+    distinct = [name if name not in names[:at] else f"{name}_{at}" for at, name in enumerate(names)]
+    columns = tuple(Column(name, title=name) for name in distinct)
+    records = [dict(zip(distinct, row, strict=True)) for row in rows]
+    return Result("query", "Query", "whole file", columns, records, notes=notes, unknown="", hidden=int(more))

@@ -25,7 +25,7 @@ _WORTH_A_WARNING, _CRITICAL = 0.01, 0.25
 """Of a step, by which it is longer. Chosen, not measured."""
 _HINTS = {
     "ops": "Find the call: rankscope stats NEW -r ops --by source (needs --with-stack).",
-    "host": "Look at the host: rankscope stats NEW -r ops,api.",
+    "host": "Look at the host: rankscope stats NEW -r ops,runtime_api.",
     "collectives": "Find the ranks that wait: rankscope stats NEW -r collectives,stragglers.",
     "memory": "Look at the memory: rankscope stats NEW -r memory.",
 }

@@ -221,7 +221,7 @@ COLUMNS = (
         title="Missing",
         help="ranks that the others wait for: they did not join, or did not finish what others finished",
     ),
-    Column("state", help="what is wrong: see docs/reports/flight.md"),
+    Column("state", help="what is wrong: see docs/reports/flight_recorder.md"),
     Column("finished_ranks", title="Finished", help="ranks that have finished it", minor=True),
     Column("waiting_ranks", title="Waiting", help="ranks that have called it and wait"),
     Column("bytes", "bytes", "input size of a rank", per_row_unit=True, minor=True),
@@ -252,7 +252,7 @@ class Problem:
     detail: str = ""
 
 
-def flight(run: Run, scope: Scope, by: str | None = None) -> Result:
+def flight_recorder(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each group and sequence number with a problem; the finding names the suspect ranks."""
     notes = left_out(run, scope)
     where = scope.only_ranks().where()
@@ -262,7 +262,7 @@ def flight(run: Run, scope: Scope, by: str | None = None) -> Result:
             "no flight-recorder dumps: to record them, set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and "
             "TORCH_NCCL_DUMP_ON_TIMEOUT=1 in the job's environment, and TORCH_NCCL_DEBUG_INFO_TEMP_FILE to a path"
         )
-        return Result("flight", "Missing ranks", "whole file", COLUMNS, [], notes=tuple(notes))
+        return Result("flight_recorder", "Missing ranks", "whole file", COLUMNS, [], notes=tuple(notes))
     headers = [entry.manifest["header"] for entry in run.used if entry.format == "flight"]
     unknown = sorted({header["unknown_version"] for header in headers if "unknown_version" in header})
     notes += [
@@ -279,7 +279,7 @@ def flight(run: Run, scope: Scope, by: str | None = None) -> Result:
     if without_dump:
         notes.append(f"no dump of {rank_words(without_dump)}, named in other dumps")
     findings = _findings(problems, run, where)
-    return Result("flight", "Missing ranks", "whole file", COLUMNS, rows, findings, tuple(notes))
+    return Result("flight_recorder", "Missing ranks", "whole file", COLUMNS, rows, findings, tuple(notes))
 
 
 def find_problems(

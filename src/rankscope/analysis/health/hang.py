@@ -9,7 +9,7 @@ from typing import Any
 
 from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.health.flight import flight
+from rankscope.analysis.health.flight import flight_recorder
 from rankscope.analysis.health.telemetry import telemetry_folder
 from rankscope.capture.telemetry_ring import FOLDER
 from rankscope.ranges import rank_words
@@ -115,7 +115,7 @@ def _flight(folder: Path, ranks: Collection[int] | None) -> Result | None:
     if not files:
         return None
     chosen = None if ranks is None else frozenset(ranks)
-    return flight(open_run(files), Scope(chosen, whole_file=True))
+    return flight_recorder(open_run(files), Scope(chosen, whole_file=True))
 
 
 Groups = Sequence[tuple[list[int], tuple[Frame, ...]]]

@@ -210,7 +210,7 @@ _FACTS: dict[str, Unit] = {
 }
 
 
-def fragments(run: Run, scope: Scope, by: str | None = None) -> Result:
+def fragmentation(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank, device and kind of segment, from the last snapshot of each rank."""
     rows = _fragment_rows(run, scope) if run.has(MEMORY_SEGMENTS) else []
     notes = left_out(run, scope)
@@ -220,7 +220,7 @@ def fragments(run: Run, scope: Scope, by: str | None = None) -> Result:
         )
     findings = tuple(finding for row in rows if (finding := _unused_memory(row)) is not None)
     return Result(
-        "fragments",
+        "fragmentation",
         "Reserved memory that is not used",
         "at the snapshot",
         _FRAGMENT_COLUMNS,

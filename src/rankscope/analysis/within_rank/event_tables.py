@@ -132,10 +132,10 @@ def top_kernels(run: Run, scope: Scope) -> Result:
     return Result("kernels", "GPU kernels", scope.window, columns, rows)
 
 
-def api(run: Run, scope: Scope, by: str | None = None) -> Result:
+def runtime_api(run: Run, scope: Scope, by: str | None = None) -> Result:
     """Calls of the CUDA (HIP, XPU) runtime and driver by name."""
     missing = "no runtime calls in the window; ProfilerActivity.CUDA records them"
-    return _by_name(run, scope, by, "api", "Runtime and driver calls", LAUNCH_CATEGORIES, missing)
+    return _by_name(run, scope, by, "runtime_api", "Runtime and driver calls", LAUNCH_CATEGORIES, missing)
 
 
 def annotated(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -161,7 +161,7 @@ def _by_name(
         *_NUMBERS,
     )
     inside = sum(row["calls"] for row in rows)
-    notes = left_out(run, scope) + slices_outside_steps(run, scope, inside, categories, name)
+    notes = left_out(run, scope) + slices_outside_steps(run, scope, inside, categories, title.lower())
     if not rows:
         notes.append(missing)
     return Result(name, title, scope.window, columns, rows, notes=tuple(notes))

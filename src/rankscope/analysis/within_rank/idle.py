@@ -195,7 +195,9 @@ def _hint(run: Run, row: dict[str, Any], where: str | None, reason: str) -> str:
         ways = ["fused=True (or foreach=True) in the optimizer", *together(run)]
         return f"{first}Launch less in the optimizer: {', '.join(ways)}. -r gaps shows where."
     ways = ["larger batches", *together(run), "less Python between ops"]
-    return f"{first}Keep the host ahead of the GPU: {', '.join(ways)}. -r gaps and -r short show where."
+    return (
+        f"{first}Keep the host ahead of the GPU: {', '.join(ways)}. -r gaps and -r short_kernels show where."
+    )
 
 
 _LAUNCH_CAUSES = ("host_bound", "launch_latency", "other")

@@ -91,7 +91,7 @@ def _by_launcher(run: Run, scope: Scope, column: Literal["op", "line"]) -> dict[
     return found
 
 
-def short(run: Run, scope: Scope, by: str | None = None) -> Result:
+def short_kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per op (--by: line of Python, or rank) that launches short kernels."""
     key = {"rank": "rank", "source": "source"}.get(by or "", "op")
     groups: dict[Any, dict[str, Any]] = {}
@@ -132,7 +132,7 @@ def short(run: Run, scope: Scope, by: str | None = None) -> Result:
     columns = (Column(key, help="origin of the launches", at_end=key != "rank"), *_MEASURES)
     title = f"Kernels under {SHORT_NS // 1000} µs"
     return Result(
-        "short",
+        "short_kernels",
         title,
         scope.window,
         columns,

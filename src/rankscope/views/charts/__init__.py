@@ -1,6 +1,6 @@
 """Charts of results as SVG (docs/adr/0080). A page colours them by CSS variables, a file contains the colours.
 
-A new chart is one function from a Result to a Chart in report_charts.py or a module of its own, and one line in
+A new chart is one function from a Result to a Chart in report_charts.py, or a module of its own, and one line in
 `_OF_RESULTS`. Charts draw what `analysis` computed; they compute nothing.
 """
 
@@ -19,9 +19,7 @@ from rankscope.timeline.run import Run
 from rankscope.views.charts import report_charts
 from rankscope.views.charts.block_map import blocks_of_run
 from rankscope.views.charts.chart import Chart, NothingToDrawError
-from rankscope.views.charts.collective_bandwidth import collectives
 from rankscope.views.charts.heatmap import rank_heatmap
-from rankscope.views.charts.roofline import known_roofs, roofline
 
 __all__ = [
     "CHARTS",
@@ -50,14 +48,16 @@ _OF_RESULTS: dict[str, Callable[[Result], Chart]] = {
     "idle": report_charts.idle,
     "steps": report_charts.steps,
     "memory_curve": report_charts.memory,
-    "collectives": collectives,
+    "collectives": report_charts.collectives,
     "stragglers": report_charts.stragglers,
     "critical": report_charts.critical,
-    "roofline": roofline,
+    "roofline": report_charts.roofline,
     "ncu": report_charts.speed_of_light,
     "sweep": report_charts.sweep,
 }
-_AS_BARS = ("kernels", "families", "ops", "gaps", "short", "syncs", "api", "annotations", "phases", "memcpy")
+_AS_BARS = (
+    "kernels", "families", "ops", "gaps", "short_kernels", "syncs", "runtime_api", "annotations", "phases", "memcpy",
+)  # fmt: skip
 
 
 def chart_of(result: Result) -> Chart:
@@ -68,19 +68,23 @@ def chart_of(result: Result) -> Chart:
 def chart_in_run(result: Result, run: Run, scope: Scope) -> Chart:
     """The chart of a result, with what only the run has: the device's peaks, the memory curve."""
     if result.name == "memory":
-        return report_charts.memory(memory_curve(run, scope.in_run(run)))
+        return _memory(run, scope)
     if result.name == "roofline":
-        return roofline(result, known_roofs(run, scope))
+        return report_charts.roofline(result, report_charts.known_roofs(run, scope))
     return chart_of(result)
 
 
-def _of_report(name: str) -> ChartKind:
+def _memory(run: Run, scope: Scope) -> Chart:
+    return report_charts.memory(memory_curve(run, scope.in_run(run)))
+
+
+def _of_report(name: str, question: str = "") -> ChartKind:
     report = REPORTS[name]
-    return ChartKind(
-        name,
-        report.question,
-        lambda run, scope: chart_in_run(report.analyse(run, scope, None), run, scope),
-    )
+
+    def make(run: Run, scope: Scope) -> Chart:
+        return chart_in_run(report.analyse(run, scope, None), run, scope)
+
+    return ChartKind(name, question or report.question, make)
 
 
 def find_chart(name: str) -> ChartKind:
@@ -99,17 +103,9 @@ CHARTS: dict[str, ChartKind] = {
         ChartKind(
             "heatmap", "What did every rank do when?", lambda run, scope: rank_heatmap(run, scope.in_run(run))
         ),
-        *(
-            _of_report(name)
-            for name in (*_OF_RESULTS, *_AS_BARS)
-            if name in REPORTS and name not in ("roofline",)
-        ),
-        ChartKind("roofline", "How near is each op to what the device can do?", _of_report("roofline").make),
-        ChartKind(
-            "memory",
-            "How much memory is used when?",
-            lambda run, scope: report_charts.memory(memory_curve(run, scope.in_run(run))),
-        ),
+        *(_of_report(name) for name in (*_OF_RESULTS, *_AS_BARS) if name in REPORTS and name != "roofline"),
+        _of_report("roofline", "How near is each op to what the device can do?"),
+        ChartKind("memory", "How much memory is used when?", _memory),
         ChartKind("blocks", "Which address was allocated when, and by which line?", blocks_of_run),
     )
 }

@@ -17,9 +17,9 @@ from rankscope.analysis.memory.block_map import (
 from rankscope.timeline.run import Run
 from rankscope.units import format_bytes, format_ns
 from rankscope.views.charts.chart import Chart, NothingToDrawError
-from rankscope.views.charts.frame import AXIS_HEIGHT, WIDTH, Axis, Key, legend, x_axis, y_axis
+from rankscope.views.charts.plots import AXIS_HEIGHT, WIDTH, Axis, Key, legend, x_axis, y_axis
 from rankscope.views.charts.scales import Linear
-from rankscope.views.charts.svg import Drawing
+from rankscope.views.charts.svg import Drawing, rectangles
 
 _COLUMNS, _ROWS = 330, 170
 _HEIGHT = 340.0
@@ -47,7 +47,7 @@ def blocks_of_run(run: Run, scope: Scope) -> Chart:
 def _draw(picture: BlockMap, more: str) -> Chart:
     blocks = picture.blocks
     drawing = Drawing()
-    keys = [Key(line, f"s{place + 1}") for place, line in enumerate(picture.lines)]
+    keys = [Key(line, f"s{number}") for number, line in enumerate(picture.lines, 1)]
     top = legend(drawing, [*keys, FREE], _LEFT, 0) + 20
     bottom = top + _HEIGHT
     times = Linear(picture.begin, picture.end, _LEFT, WIDTH - 12)
@@ -62,9 +62,9 @@ def _draw(picture: BlockMap, more: str) -> Chart:
     level = np.searchsorted(_LEVELS, held, side="right")
     line = picture.held.argmax(axis=0) if len(picture.lines) else np.zeros(held.shape, np.int64)
     code = np.where(level > 0, 1 + line * len(_LEVELS) + level - 1, 0)
-    for place, key in enumerate(keys):
+    for first, key in zip(range(1, 1 + len(keys) * len(_LEVELS), len(_LEVELS)), keys, strict=True):
         for number in range(len(_LEVELS)):
-            path = _cells(code, 1 + place * len(_LEVELS) + number, x, y)
+            path = _cells(code, first + number, x, y)
             if path:
                 drawing.path(path, key.colour, fill_opacity=f"{(number + 1) / len(_LEVELS):g}")
     for block in picture.largest:
@@ -96,10 +96,4 @@ def _cells(codes: NDArray[np.int64], wanted: int, x: NDArray[np.float64], y: NDA
     change = np.diff(is_wanted.astype(np.int8), axis=1)
     rows, begins = np.nonzero(change == 1)
     ends = np.nonzero(change == -1)[1]
-    high, low = y[rows + 1], y[rows]
-    return "".join(
-        f"M{left:.1f} {above:.1f}H{right:.1f}V{below:.1f}H{left:.1f}z"
-        for left, right, above, below in zip(
-            x[begins].tolist(), x[ends].tolist(), high.tolist(), low.tolist(), strict=True
-        )
-    )
+    return rectangles(x[begins], x[ends], y[rows + 1], y[rows])

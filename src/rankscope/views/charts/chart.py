@@ -9,9 +9,10 @@ from pathlib import Path
 from rankscope.analysis.core.result import Result
 from rankscope.errors import RankscopeError, UsageError
 from rankscope.views.charts.theme import FONT, resolve, style_variables, var
-from rankscope.views.escape import escape
+from rankscope.views.html import escape
 
 _TITLE_HEIGHT = 46
+_NO_PNG = "cannot draw PNG on this machine"
 FILE_TYPES = (".svg", ".png", ".html")
 _FONT_FOLDERS = (
     "/usr/share/fonts",
@@ -118,20 +119,12 @@ def _to_png(svg: str, zoom: float) -> bytes:
     try:
         from resvg_py import svg_to_bytes
     except ImportError:
-        raise RankscopeError(
-            "cannot draw PNG on this machine",
-            why="resvg-py, which turns SVG into PNG, is not installed.",
-            hint="pip install 'rankscope[png]', or write .svg or .html.",
-        ) from None
-    if not _has_fonts():
-        raise RankscopeError(
-            "cannot draw PNG on this machine",
-            why="This machine has no fonts: the chart would have no text.",
-            hint="Install one (fonts-dejavu-core), or write .svg or .html.",
-        )
-    return bytes(svg_to_bytes(svg_string=svg, zoom=zoom, sans_serif_family="DejaVu Sans"))
-
-
-def _has_fonts() -> bool:
+        why = "resvg-py, which turns SVG into PNG, is not installed."
+        hint = "pip install 'rankscope[png]', or write .svg or .html."
+        raise RankscopeError(_NO_PNG, why=why, hint=hint) from None
     folders = (Path(os.path.expanduser(folder)) for folder in _FONT_FOLDERS)  # noqa: PTH111
-    return any(next(folder.rglob("*.[to]tf"), None) for folder in folders if folder.is_dir())
+    if not any(next(folder.rglob("*.[to]tf"), None) for folder in folders if folder.is_dir()):
+        why = "This machine has no fonts: the chart would have no text."
+        hint = "Install one (fonts-dejavu-core), or write .svg or .html."
+        raise RankscopeError(_NO_PNG, why=why, hint=hint)
+    return bytes(svg_to_bytes(svg_string=svg, zoom=zoom, sans_serif_family="DejaVu Sans"))

@@ -1,4 +1,5 @@
-"""The heat map of ranks over time: one row per rank, filled with compute, transfers, waiting and copies.
+"""Ranks over time: the heat map of a run, and a picture of one step: who was late, and who waited for it. One row per
+rank, filled with compute, transfers, waiting and copies.
 
 Time is divided into intervals. Each is filled from below by the share of each class; the rest is idle.
 """
@@ -20,17 +21,28 @@ from rankscope.analysis.across_ranks.heatmap import (
     share_of,
     time_maps,
 )
+from rankscope.analysis.across_ranks.step_picture import RankStep, StepPicture
 from rankscope.analysis.core.intervals import EMPTY, Intervals, intersect, length, subtract
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.analysis.core.step_times import recordings
 from rankscope.analysis.within_rank.breakdown import exposed_wait_times
 from rankscope.timeline.run import Run
-from rankscope.units import format_ns
+from rankscope.units import format_ns, format_rounded
 from rankscope.views.charts.chart import Chart, NothingToDrawError, nothing_to_draw
-from rankscope.views.charts.frame import AXIS_HEIGHT, WIDTH, Axis, Key, legend, x_axis
+from rankscope.views.charts.plots import (
+    AXIS_HEIGHT,
+    WIDTH,
+    Axis,
+    Key,
+    labelled_every,
+    legend,
+    row_label,
+    x_axis,
+)
 from rankscope.views.charts.scales import Linear
 from rankscope.views.charts.svg import Drawing, step_path, text_width
+from rankscope.views.text import shorten_name
 
 _MOST_ROWS = 128
 """Of more ranks, those of a node share a row; the late ones have their own, above."""
@@ -45,6 +57,13 @@ _TALLEST = 1100.0
 _THICKEST, _THINNEST = 17.0, 2.0
 _LEAST_HEIGHT = 100.0
 """Height of all rows together, in pixels, up to a limit per row: few ranks are drawn thicker."""
+WIDE, NARROW = 1000.0, 380.0
+"""For a screen and for a phone."""
+_STEP_PIXELS = 1.5
+"""Of an interval that is filled by its shares."""
+_STEP_PITCH, _STEP_GAP = 34.0, 8.0
+_STEP_FONT = 11
+_MOST_NAME = 40
 KEYS = (
     Key("compute", "compute"),
     Key("exposed transfer", "comm"),
@@ -103,14 +122,11 @@ def heatmap(
     bottom = top + pitch * len(rows)
     x_axis(drawing, Axis(scale, "Time from the start of the run", "ns"), top, bottom)
     x = [scale(edge) for edge in edges]
-    every = max(1, round(12 / pitch + 0.49))
+    every = labelled_every(pitch)
     for index, row in enumerate(rows):
         y = top + index * pitch
         if index % every == 0 or row.alarming:
-            weight = {"font_weight": "600"} if row.alarming else {}
-            drawing.text(
-                left - 8, y + thick / 2 + 4, row.label, "end", "bad" if row.alarming else "ink-2", **weight
-            )
+            row_label(drawing, left, y + thick / 2, row.label, row.alarming)
         sides = [left, *(scale(time) for gap in row.unrecorded for time in gap), WIDTH - 12]
         for begin, end in zip(sides[::2], sides[1::2], strict=True):
             drawing.rect(begin, y, end - begin, thick, "idle", row.tip)
@@ -149,8 +165,8 @@ def _mark_steps(drawing: Drawing, steps: Sequence[Step], scale: Linear, top: flo
 def tip_of(label: str, times: Sequence[float]) -> str:
     """The tooltip: 'rank 3', and its times in the order of KEYS, one per line."""
     total = sum(times) or 1
-    known = {key.colour: ns for key, ns in zip(KEYS, times, strict=True)}
-    parts = [(key.label, known[key.colour]) for key in keys_of(known["wait"] > 0)]
+    by_colour = {key.colour: ns for key, ns in zip(KEYS, times, strict=True)}
+    parts = [(key.label, by_colour[key.colour]) for key in keys_of(by_colour["wait"] > 0)]
     return "\n".join([label, *(f"{name}: {format_ns(ns)} ({100 * ns / total:.1f} %)" for name, ns in parts)])
 
 
@@ -215,8 +231,8 @@ def _activity(on_host: bool) -> str:
 
 def _steps(run: Run, scope: Scope, rank: int, low: int, high: int) -> tuple[list[Step], str]:
     """The begins of the steps of a rank, and what the subtitle says about them."""
-    own = steps_in_scope(run, Scope(frozenset({rank}), scope.steps))
-    pairs = sorted(zip(own["begin"].tolist(), own["step"].tolist(), strict=True))
+    table = steps_in_scope(run, Scope(frozenset({rank}), scope.steps))
+    pairs = sorted(zip(table["begin"].tolist(), table["step"].tolist(), strict=True))
     steps = [Step(f"step {step}", begin) for begin, step in pairs if low <= begin <= high]
     return steps, f"; step marks of rank {rank}" if steps else ""
 
@@ -225,36 +241,36 @@ def _from_maps(run: Run, scope: Scope, ranks: Sequence[int], alarming: Collectio
     """The chart of many ranks, from what the store keeps of each. Of more than _MOST_ROWS ranks: the late ones first,
     then the mean of each node or of neighbouring ranks."""
     maps = time_maps(run, scope)
-    known = [rank for rank in ranks if rank in maps]
-    if not known:
+    mapped = [rank for rank in ranks if rank in maps]
+    if not mapped:
         raise _empty(scope)
     late_ns = late_by_rank(run, scope)
-    shown = [rank for rank in known if rank in alarming][:_MOST_LATE_ROWS]
+    shown = [rank for rank in mapped if rank in alarming][:_MOST_LATE_ROWS]
     shared: dict[str, list[int]] = {}
     row_note = ""
-    if len(known) > _MOST_ROWS:
-        rows_of = buckets(run, known, _MOST_ROWS - _MOST_LATE_ROWS)
+    if len(mapped) > _MOST_ROWS:
+        rows_of = buckets(run, mapped, _MOST_ROWS - _MOST_LATE_ROWS)
         latest = {
             label: max(late_ns.get(rank, 0.0) for rank in members) for label, members in rows_of.items()
         }
         shared = {label: rows_of[label] for label in sorted(rows_of, key=lambda label: -latest[label])}
-        row_note = f"; {len(known)} ranks in {len(shared)} rows, the latest first"
+        row_note = f"; {len(mapped)} ranks in {len(shared)} rows, the latest first"
         row_note += "; late ranks above" * bool(shown)
-    elif len(known) > _SORTED_FROM:
-        shown = sorted(known, key=lambda rank: -late_ns.get(rank, 0.0))
+    elif len(mapped) > _SORTED_FROM:
+        shown = sorted(mapped, key=lambda rank: -late_ns.get(rank, 0.0))
         row_note = "; the latest ranks first"
     else:
-        shown = known
+        shown = mapped
     groups = {f"rank {rank}": [rank] for rank in shown} | shared
-    begins = {rank: run.origin_ns(rank) for rank in known}
-    low = min(maps[rank].low + begins[rank] for rank in known)
-    high = max(maps[rank].high + begins[rank] for rank in known)
+    begins = {rank: run.origin_ns(rank) for rank in mapped}
+    low = min(maps[rank].low + begins[rank] for rank in mapped)
+    high = max(maps[rank].high + begins[rank] for rank in mapped)
     intervals = int(np.clip(_MOST_CELLS // len(groups), 48, MAP_INTERVALS))
     edges = np.linspace(low, high, intervals + 1).astype(np.int64)
     waiting = exposed_wait_times(run, scope)
     rows = []
     for label, members in groups.items():
-        own = [maps[rank] for rank in members]
+        of_members = [maps[rank] for rank in members]
         shares = np.mean(
             [
                 _with_waiting(
@@ -264,13 +280,89 @@ def _from_maps(run: Run, scope: Scope, ranks: Sequence[int], alarming: Collectio
             ],
             axis=0,
         )
-        compute, comm, copy = (np.mean([getattr(one, name)[-1] for one in own]) for name in CLASSES)
+        compute, comm, copy = (np.mean([getattr(each, name)[-1] for each in of_members]) for name in CLASSES)
         wait = np.mean([length(waiting.get(rank, EMPTY)) for rank in members])
-        times = [compute, comm - wait, wait, copy, np.mean([one.idle_ns for one in own])]
+        times = [compute, comm - wait, wait, copy, np.mean([each.idle_ns for each in of_members])]
         whose = label if len(members) == 1 else f"{label}: mean of {len(members)} ranks"
         tip = tip_of(whose, [max(0.0, float(time)) for time in times])
         is_late = label not in shared and members[0] in alarming
         rows.append(Row(label, shares.tolist(), tip, is_late))
-    steps, step_note = _steps(run, scope, known[0], low, high)
-    what = _activity(all(maps[rank].on_host for rank in known))
+    steps, step_note = _steps(run, scope, mapped[0], low, high)
+    what = _activity(all(maps[rank].on_host for rank in mapped))
     return heatmap(_TITLE, f"{scope.window}; {what}{row_note}{step_note}", rows, edges.tolist(), steps)
+
+
+def step_picture_chart(picture: StepPicture, width: float = WIDE) -> Chart:
+    """Time counts from the start of the step on the first rank that begins it."""
+    drawing = Drawing()
+    origin = min(row.start_ns for row in picture.rows)
+    end = max(row.end_ns for row in picture.rows)
+    left = 14 + max(text_width(f"rank {row.rank}", _STEP_FONT + 1) for row in picture.rows)
+    scale = Linear(0, end - origin, left, width - 8)
+    thick = _STEP_PITCH - _STEP_GAP
+    top, bottom = 6.0, 6.0 + _STEP_PITCH * len(picture.rows)
+    x_axis(drawing, Axis(scale, f"Time from the start of step {picture.step}", "ns"), top, bottom)
+    edges = np.linspace(0, end - origin, int((scale.end - scale.start) / _STEP_PIXELS) + 1).astype(np.int64)
+    x = [scale(edge) for edge in edges.tolist()]
+    for number, row in enumerate(picture.rows):
+        y = top + number * _STEP_PITCH
+        row_label(drawing, left, y + thick / 2, f"rank {row.rank}", row.is_culprit, "700")
+        begin, stop = scale(row.start_ns - origin), scale(row.end_ns - origin)
+        drawing.rect(begin, y, stop - begin, thick, "idle", tip_of(f"rank {row.rank}", _step_times(row)))
+        parts = (row.compute, row.transfer, row.wait, row.copy)
+        shares = [share_of(part, edges + origin).tolist() for part in parts]
+        fill_shares(drawing, shares, x, y, thick)
+        _label_stretch(drawing, row, scale, origin, y + thick / 2 + 4)
+    if picture.arrival:
+        at = scale(picture.arrival.at_ns - origin)
+        dashes = {"stroke_width": "1.5", "stroke_dasharray": "4 3"}
+        drawing.line(at, top - 6, at, bottom - _STEP_GAP + 6, "bad", **dashes)
+    used = {
+        key.colour for number, key in enumerate(KEYS) if any(_step_times(row)[number] for row in picture.rows)
+    }
+    height = bottom + AXIS_HEIGHT
+    keys = [key for key in keys_of("wait" in used) if key.colour in used]
+    height += legend(drawing, keys, left, height, width - 8)
+    return Chart("step", f"Step {picture.step}", caption(picture), width, height, drawing.body())
+
+
+def caption(picture: StepPicture) -> str:
+    """What the picture shows."""
+    shown = len(picture.rows)
+    if shown == picture.ranks:
+        whose = "on all ranks" if shown > 1 else f"on rank {picture.rows[0].rank}"
+    else:
+        whose = f"on {shown} of {picture.ranks:,} ranks"
+    text = f"Step {picture.step} {whose}"
+    if all(row.on_host for row in picture.rows):
+        text += ", ops of the host (no GPU events)"
+    if picture.clock_error_ns is not None:
+        text += f", clocks aligned to ±{format_rounded('ns', picture.clock_error_ns)}"
+    text += "."
+    if picture.arrival:
+        text += f" The dashed line is the arrival of rank {picture.arrival.rank}, the last, at {picture.arrival.kind}."
+    return text
+
+
+def _step_times(row: RankStep) -> list[int]:
+    """In the order of KEYS."""
+    return [*map(length, (row.compute, row.transfer, row.wait, row.copy)), row.idle_ns]
+
+
+def _label_stretch(drawing: Drawing, row: RankStep, scale: Linear, origin: int, y: float) -> None:
+    """On its stretch where it fits, else beside the middle of it, with the background behind the letters."""
+    if row.stretch is None:
+        return
+    took = format_rounded("ns", row.stretch.end_ns - row.stretch.start_ns)
+    comma = "" if row.stretch.kind == "wait" else ","
+    text = f"{shorten_name(row.stretch.label, _MOST_NAME)}{comma} {took}"
+    begin, end = scale(row.stretch.start_ns - origin), scale(row.stretch.end_ns - origin)
+    room = text_width(text, _STEP_FONT + 1) + 8
+    if end - begin >= room and row.stretch.kind not in ("comm", "copy"):  # these are neither dark nor light
+        colour = "on-compute" if row.stretch.kind == "compute" else "ink"
+        weight = {"font_weight": "600"} if row.is_culprit else {}
+        drawing.text((begin + end) / 2, y, text, "middle", colour, **weight)
+    elif row.is_culprit:
+        middle = min(max((begin + end) / 2, scale.start + room / 2), scale.end - room / 2)
+        halo = {"stroke": "var(--bg)", "stroke_width": "3", "paint_order": "stroke", "font_weight": "600"}
+        drawing.text(middle, y, text, "middle", "ink", **halo)

@@ -1,20 +1,45 @@
-"""Bar and line charts of reports: one function per report. They select what is drawn and compute nothing."""
+"""The charts of reports: one function per report. They select what is drawn and compute nothing."""
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from rankscope.analysis.core.result import Result, Row
-from rankscope.units import format_ns, format_value
-from rankscope.views.charts.bars import Bar, Part, bars, paired_bars
+from rankscope.analysis.core.ceilings import ceilings
+from rankscope.analysis.core.result import Column, Result, Row
+from rankscope.analysis.core.scope import Scope
+from rankscope.errors import NotATraceError
+from rankscope.timeline.run import Run
+from rankscope.units import format_bytes, format_ns, format_plain, format_value
 from rankscope.views.charts.chart import Chart, nothing_to_draw
 from rankscope.views.charts.heatmap import KEYS, WAIT, keys_of
-from rankscope.views.charts.lines import MOST_LINES, Line, Spread, Spreads, lines
+from rankscope.views.charts.plots import (
+    MOST_LINES,
+    Bar,
+    Curve,
+    Key,
+    Line,
+    Point,
+    Spread,
+    Spreads,
+    bars,
+    lines,
+    paired_bars,
+    scatter,
+)
+from rankscope.views.charts.theme import SERIES
 from rankscope.views.columns import fields
+from rankscope.views.text import shorten_names
 
+SWEEP = "sweep"
 TOP = 15
 _MOST_ROWS = 512
+_MOST_POINTS = 200
+_MOST_FITS = 4
+_ROOFLINE_LABEL = 32
 _VISIBLE = 0.005
 """Curves below this share of the highest are left out: they would lie on the axis."""
 _NAMES = ("name", "kind", "family", "phase", "key", "what", "op")
@@ -24,13 +49,32 @@ _FLAT = 0.3
 _STEP_RANGE = re.compile(r"ProfilerStep#\d+$")
 """The profiler's own ranges; they contain all others."""
 _MEASURE_TITLES = {
+    "total_ns": "Total time",
     "self_device_ns": "Self time on the device",
-    "total_device_ns": "Time on the device",
     "device_ns": "Time on the device",
+    "total_device_ns": "Time on the device",
     "self_host_ns": "Self time on the host",
     "host_ns": "Time on the host",
+    "duration_ns": "Total time",
 }
-_CLASS_COLOURS = {"COMPUTE": "compute", "COMM": "comm", "COPY": "copy"}
+"""The columns that `longest` draws, the first that a table has; with their titles."""
+_CLASSES = {
+    "COMPUTE": Key("compute", "compute"),
+    "COMM": Key("communication", "comm"),
+    "COPY": Key("copies", "copy"),
+}
+_IDLE_CAUSES = {
+    "host_bound_ns": Key("host bound", "s2"),
+    "launch_latency_ns": Key("launch latency", "s6"),
+    "sync_ns": Key("sync", "s4"),
+    "dataloader_ns": Key("dataloader", "s5"),
+    "other_ns": Key("other", "idle"),
+}
+_PATH_CLASSES = {
+    "compute": Key("compute", "compute"), "comm": Key("communication", "comm"), "copy": Key("copies", "copy"),
+    "host": Key("host", "s2"), "launch": Key("launch", "s6"), "sync": Key("sync", "s4"),
+    "dataloader": Key("dataloader", "s5"), "gap": Key("gap", "idle"), "between": Key("between steps", "s7"),
+}  # fmt: skip
 
 
 def whole_window(result: Result) -> list[Row]:
@@ -39,31 +83,24 @@ def whole_window(result: Result) -> list[Row]:
 
 
 def breakdown(result: Result) -> Chart:
+    names = ("compute_ns", "transfer_ns", "exposed_wait_ns", "exposed_copy_ns", "idle_ns")
     rows = [
-        Bar(
-            f"rank {row['rank']}",
-            [
-                row["compute_ns"],
-                row["exposed_comm_ns"] - row["exposed_wait_ns"],
-                row["exposed_wait_ns"],
-                row["exposed_copy_ns"],
-                row["idle_ns"],
-            ],
-        )
-        for row in whole_window(result)[:_MOST_ROWS]
+        {**row, "transfer_ns": row["exposed_comm_ns"] - row["exposed_wait_ns"]}
+        for row in whole_window(result)
     ]
-    if not rows:
+    drawn = [Bar(f"rank {row['rank']}", [row[name] for name in names]) for row in rows[:_MOST_ROWS]]
+    if not drawn:
         raise nothing_to_draw(result)
-    subtitle = _counted(f"{result.window}; one bar per rank", len(rows), len(whole_window(result)))
-    return bars(result.name, result.title, subtitle, *_known_parts(rows), "ns", "Time")
+    subtitle = _counted(f"{result.window}; one bar per rank", len(drawn), len(rows))
+    return bars(result.name, result.title, subtitle, *_known_parts(drawn), "ns", "Time")
 
 
-def _known_parts(rows: list[Bar]) -> tuple[list[Part], list[Bar]]:
+def _known_parts(rows: list[Bar]) -> tuple[list[Key], list[Bar]]:
     """The parts of the breakdown, and the bars with these; without waiting, where none is known."""
     keys = keys_of(any(row.values[WAIT] for row in rows))
-    values = [place for place, key in enumerate(KEYS) if key.colour in {known.colour for known in keys}]
-    parts = [Part(key.label, key.colour) for key in keys]
-    return parts, [replace(row, values=[row.values[place] for place in values]) for row in rows]
+    colours = {key.colour for key in keys}
+    indices = [index for index, key in enumerate(KEYS) if key.colour in colours]
+    return keys, [replace(row, values=[row.values[index] for index in indices]) for row in rows]
 
 
 def two_breakdowns(base: Result, new: Result, width: float) -> Chart:
@@ -91,93 +128,70 @@ def overlap(result: Result) -> Chart:
         )
         for row in rows[:_MOST_ROWS]
     ]
-    parts = (Part("hidden behind compute", "s3"), Part("exposed", "comm"))
+    parts = (Key("hidden behind compute", "s3"), Key("exposed", "comm"))
     subtitle = _counted(f"{result.window}; communication of each rank", len(drawn), len(rows))
     return bars(result.name, "Overlap of communication with compute", subtitle, parts, drawn, "ns", "Time")
 
 
 def idle(result: Result) -> Chart:
-    parts = (
-        Part("host bound", "s2"),
-        Part("launch latency", "s6"),
-        Part("sync", "s4"),
-        Part("dataloader", "s5"),
-        Part("other", "idle"),
-    )
-    names = ("host_bound_ns", "launch_latency_ns", "sync_ns", "dataloader_ns", "other_ns")
-    rows = [
-        Bar(f"rank {row['rank']} · {_device(row.get('device'))}", [row[name] or 0 for name in names])
-        for row in whole_window(result)[:_MOST_ROWS]
-    ]
+    rows = []
+    for row in whole_window(result)[:_MOST_ROWS]:
+        device = row.get("device")
+        label = device if isinstance(device, str) else f"GPU {device}"
+        rows.append(Bar(f"rank {row['rank']} · {label}", [row[name] or 0 for name in _IDLE_CAUSES]))
     if not rows:
         raise nothing_to_draw(result)
     subtitle = f"{result.window}; idle time per device"
+    parts = [*_IDLE_CAUSES.values()]
     return bars(result.name, "Causes of GPU idle time", subtitle, parts, rows, "ns", "Time")
-
-
-def _device(device: object) -> str:
-    return device if isinstance(device, str) else f"GPU {device}"
 
 
 def longest(result: Result) -> Chart:
     """The largest rows of any table with names and a time or size: kernels, ops, calls, families."""
-    name, measure = name_columns(result), measure_column(result)
+    keys, (measure, unit, title) = name_columns(result), measure_column(result)
     rows = [
         row
         for row in result.rows
-        if row.get(measure[0]) and not (result.name == "annotations" and _STEP_RANGE.match(str(row["name"])))
+        if row.get(measure) and not (result.name == "annotations" and _STEP_RANGE.match(str(row["name"])))
     ]
-    if not name or not rows:
+    if not keys or not rows:
         raise nothing_to_draw(result)
-    rows = sorted(rows, key=lambda row: -row[measure[0]])
+    rows = sorted(rows, key=lambda row: -row[measure])
     classes = [row.get("class", "COMPUTE") for row in rows[:TOP]]
-    shown = [c for c in _CLASS_COLOURS if c in classes] or ["COMPUTE"]
-    labels = {"COMPUTE": "compute", "COMM": "communication", "COPY": "copies"}
-    parts = [Part(labels[c] if len(shown) > 1 else "", _CLASS_COLOURS[c]) for c in shown]
-    ranks = {row.get("rank") for row in rows}
-    drawn = [
-        Bar(
-            _label(row, name, len(ranks) > 1),
-            [row[measure[0]] if (c == kind or len(shown) == 1) else 0 for c in shown],
-            _note(row, measure),
-        )
-        for row, kind in zip(rows[:TOP], classes, strict=True)
-    ]
-    subtitle = _counted(f"{result.window}; {measure[2].lower()}", len(drawn), len(rows))
-    return bars(result.name, result.title, subtitle, parts, drawn, measure[1], measure[2])
-
-
-def _label(row: Row, keys: tuple[str, ...], name_rank: bool) -> str:
-    texts = [str(row[key]) for key in keys if key != "rank" and row.get(key) is not None]
-    return " ".join([f"rank {row['rank']}:", *texts] if name_rank and row.get("rank") is not None else texts)
+    shown = [name for name in _CLASSES if name in classes] or ["COMPUTE"]
+    parts = [_CLASSES[name] for name in shown]
+    if len(shown) == 1:
+        parts = [replace(parts[0], label="")]
+    several_ranks = len({row.get("rank") for row in rows}) > 1
+    drawn = []
+    for row, row_class in zip(rows[:TOP], classes, strict=True):
+        label = " ".join(str(row[key]) for key in keys if key != "rank" and row.get(key) is not None)
+        if several_ranks and row.get("rank") is not None:
+            label = f"rank {row['rank']}: {label}"
+        values = [row[measure] if (name == row_class or len(shown) == 1) else 0 for name in shown]
+        share = row.get("time_pct")
+        note = f"{share:.1f} %" if share is not None else format_value(unit, row[measure])
+        drawn.append(Bar(label, values, note))
+    subtitle = _counted(f"{result.window}; {title.lower()}", len(drawn), len(rows))
+    return bars(result.name, result.title, subtitle, parts, drawn, unit, title)
 
 
 def critical(result: Result) -> Chart:
     """Time of the critical path on each rank, by class."""
-    colours = {
-        "compute": "compute", "comm": "comm", "copy": "copy", "host": "s2", "launch": "s6", "sync": "s4",
-        "dataloader": "s5", "gap": "idle", "between": "s7",
-    }  # fmt: skip
     sums: dict[int, dict[str, float]] = {}
     for row in result.rows:
-        mine = sums.setdefault(-1 if row["rank"] is None else row["rank"], {})
-        mine[row["class"]] = mine.get(row["class"], 0) + row["ns"]
+        of_rank = sums.setdefault(-1 if row["rank"] is None else row["rank"], {})
+        of_rank[row["class"]] = of_rank.get(row["class"], 0) + row["ns"]
     if not sums:
         raise nothing_to_draw(result)
-    there = [kind for kind in colours if any(mine.get(kind) for mine in sums.values())]
+    there = [kind for kind in _PATH_CLASSES if any(of_rank.get(kind) for of_rank in sums.values())]
     rows = [
-        Bar(f"rank {rank}" if rank >= 0 else "no rank", [mine.get(kind, 0) for kind in there])
-        for rank, mine in sorted(sums.items())[:_MOST_ROWS]
+        Bar(f"rank {rank}" if rank >= 0 else "no rank", [of_rank.get(kind, 0) for kind in there])
+        for rank, of_rank in sorted(sums.items())[:_MOST_ROWS]
     ]
-    labels = {"comm": "communication", "copy": "copies", "between": "between steps"}
-    parts = [Part(labels.get(kind, kind), colours[kind]) for kind in there]
     subtitle = f"{result.window}; time of the path on each rank, by class"
+    parts = [_PATH_CLASSES[kind] for kind in there]
     return bars(result.name, "Critical path", subtitle, parts, rows, "ns", "Time on the path")
-
-
-def _note(row: Row, measure: tuple[str, str, str]) -> str:
-    share = row.get("time_pct")
-    return f"{share:.1f} %" if share is not None else format_value(measure[1], row[measure[0]])
 
 
 def name_columns(result: Result) -> tuple[str, ...]:
@@ -190,22 +204,15 @@ def name_columns(result: Result) -> tuple[str, ...]:
 
 def measure_column(result: Result) -> tuple[str, str, str]:
     """Name, unit and title of the column to draw: a total where there is one, else the first time or size."""
-    best = (
-        "total_ns",
-        "self_device_ns",
-        "device_ns",
-        "total_device_ns",
-        "self_host_ns",
-        "host_ns",
-        "duration_ns",
-    )
-    for wanted in best:
-        for column in result.columns:
-            if column.name == wanted and any(row.get(wanted) for row in result.rows):
-                return wanted, column.unit, column.title or _MEASURE_TITLES.get(wanted, "Total time")
-    for column in result.columns:
-        if column.unit in ("ns", "bytes") and any(row.get(column.name) for row in result.rows):
-            return column.name, column.unit, column.title or ("Time" if column.unit == "ns" else "Size")
+    columns = {
+        column.name: column for column in result.columns if any(row.get(column.name) for row in result.rows)
+    }
+    for name, title in _MEASURE_TITLES.items():
+        if name in columns:
+            return name, columns[name].unit, columns[name].title or title
+    for name, column in columns.items():
+        if column.unit in ("ns", "bytes"):
+            return name, column.unit, column.title or ("Time" if column.unit == "ns" else "Size")
     raise nothing_to_draw(result, "has no times or sizes")
 
 
@@ -216,35 +223,24 @@ def steps(result: Result) -> Chart:
         times.setdefault(row["step"], []).append((row["time_ns"], row["rank"]))
     if not times:
         raise nothing_to_draw(result)
-    ordered = {step: sorted(own) for step, own in sorted(times.items())}
+    middle, spreads = [], []
+    for step, unsorted in sorted(times.items()):
+        ordered = sorted(unsorted)
+        (low, fastest), (high, slowest) = ordered[0], ordered[-1]
+        tip = f"step {step}\nfastest: rank {fastest}, {format_ns(low)}\nslowest: rank {slowest}, {format_ns(high)}"
+        middle.append((step, ordered[len(ordered) // 2][0]))
+        spreads.append(Spread(step, low, high, tip))
     ranks = {row["rank"] for row in result.rows}
-    middle = [(step, own[len(own) // 2][0]) for step, own in ordered.items()]
     median = Line("median rank" if len(ranks) > 1 else f"rank {min(ranks)}", middle)
-    subtitle = f"{result.window}; host and GPU"
-    spreads = [
-        Spread(
-            step,
-            own[0][0],
-            own[-1][0],
-            f"step {step}\nfastest: rank {own[0][1]}, {format_ns(own[0][0])}\n"
-            f"slowest: rank {own[-1][1]}, {format_ns(own[-1][0])}",
-        )
-        for step, own in ordered.items()
-    ]
     lowest = min(spread.low for spread in spreads)
     highest = max(spread.high for spread in spreads)
     from_zero = highest - lowest > _FLAT * highest
+    subtitle = f"{result.window}; host and GPU" + ("" if from_zero else "; the axis does not begin at 0")
     return lines(
-        result.name,
-        "Step times",
-        subtitle + ("" if from_zero else "; the axis does not begin at 0"),
-        [median],
-        ("Step", ""),
-        ("Duration", "ns"),
+        result.name, "Step times", subtitle, [median], ("Step", ""), ("Duration", "ns"),
         spreads=Spreads(f"fastest to slowest of {len(ranks)} ranks", spreads) if len(ranks) > 1 else None,
-        whole_x=True,
-        from_zero=from_zero,
-    )
+        whole_x=True, from_zero=from_zero,
+    )  # fmt: skip
 
 
 def memory(result: Result) -> Chart:
@@ -255,14 +251,15 @@ def memory(result: Result) -> Chart:
     if not series:
         raise nothing_to_draw(result)
     several = len({rank for rank, _ in series}) > 1
-    ordered = sorted(series.items(), key=lambda item: -max(row["allocated_bytes"] for row in item[1]))
-    highest = max(row["allocated_bytes"] for row in ordered[0][1])
-    ordered = [item for item in ordered if max(r["allocated_bytes"] for r in item[1]) >= highest * _VISIBLE]
+    peaks = {key: max(row["allocated_bytes"] for row in rows) for key, rows in series.items()}
+    visible = max(peaks.values()) * _VISIBLE
+    ordered = sorted((key for key in series if peaks[key] >= visible), key=lambda key: -peaks[key])
     drawn = []
-    for number, ((rank, device), rows) in enumerate(ordered[: MOST_LINES // 2]):
+    for number, (rank, device) in enumerate(ordered[: MOST_LINES // 2]):
         label = f"rank {rank}, {device}" if several else device
         colour = f"s{number + 1}"
         for what, dashed in (("reserved_bytes", True), ("allocated_bytes", False)):
+            rows = series[rank, device]
             points = [(row["ts_ns"], row[what]) for row in rows if row[what] is not None]
             if points and max(y for _, y in points):
                 named = f"{label}: {what.partition('_')[0]}"
@@ -289,40 +286,24 @@ def stragglers(result: Result) -> Chart:
         )
         for row in sorted(rows, key=lambda row: row["rank"])[:_MOST_ROWS]
     ]
-    subtitle = _counted(
-        f"{result.window}; summed over the waiting ranks; the label is the cause",
-        len(drawn),
-        len(rows),
-    )
-    return bars(
-        result.name,
-        "Waiting time caused by each rank",
-        subtitle,
-        [Part("", "wait")],
-        drawn,
-        "ns",
-        "Time other ranks waited",
-    )
+    what = f"{result.window}; summed over the waiting ranks; the label is the cause"
+    subtitle = _counted(what, len(drawn), len(rows))
+    title = "Waiting time caused by each rank"
+    return bars(result.name, title, subtitle, [Key("", "wait")], drawn, "ns", "Time other ranks waited")
 
 
 def speed_of_light(result: Result) -> Chart:
-    rows = [
-        row for row in result.rows if row.get("compute_pct") is not None and row.get("memory_pct") is not None
-    ]
+    names = ("compute_pct", "memory_pct")
+    rows = [row for row in result.rows if all(row.get(name) is not None for name in names)]
     if not rows:
         raise nothing_to_draw(result)
     drawn = [
-        Bar(str(row["name"]), [row["compute_pct"], row["memory_pct"]])
+        Bar(str(row["name"]), [row[name] for name in names])
         for row in sorted(rows, key=lambda row: -(row.get("duration_ns") or 0))[:TOP]
     ]
     subtitle = _counted("measured by Nsight Compute; longest first", len(drawn), len(rows))
-    parts = (
-        Part("compute (% of SM peak)", "compute"),
-        Part("memory (% of memory peak)", "s2"),
-    )
-    return paired_bars(
-        result.name, "Speed of light", subtitle, parts, drawn, "percent", "Share of peak", highest=100
-    )
+    parts = (Key("compute (% of SM peak)", "compute"), Key("memory (% of memory peak)", "s2"))
+    return paired_bars(result.name, "Speed of light", subtitle, parts, drawn, "percent", "Share of peak", 100)
 
 
 def sweep(result: Result) -> Chart:
@@ -334,9 +315,159 @@ def sweep(result: Result) -> Chart:
         raise nothing_to_draw(result)
     drawn = [Line(label, sorted(points)) for label, points in list(series.items())[:MOST_LINES]]
     subtitle = _counted("matrix multiplications of one rank, median", len(drawn), len(series))
-    return lines(
-        result.name, result.title, subtitle, drawn, ("Sequence length", ""), ("Rate per rank", "flop/s")
+    axes = ("Sequence length", ""), ("Rate per rank", "flop/s")
+    return lines(result.name, result.title, subtitle, drawn, *axes)
+
+
+def read_sweep(path: Path) -> Result:
+    """What `bench sweep --format json` (or its --chart) wrote, as a table."""
+    columns = (
+        Column("series", help="precision, hidden size, ranks"),
+        Column("sequence", "count", "length"),
+        Column("flop_s", "flop/s", "both matmuls of one rank, median"),
     )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        chart = content.get("chart", content)
+        rows = [
+            {"series": row["series"], "sequence": row["sequence"], "flop_s": row["matmul_tflop_s"] * 1e12}
+            for row in chart["data"]["values"]
+            if row["matmul_tflop_s"] is not None
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise NotATraceError(
+            f"cannot read {path} as a sweep",
+            why=f"It is not what bench sweep writes ({type(error).__name__}: {error}).",
+            hint=f"Make one: rankscope bench sweep -s 2304,4608 --format json > {path.name}",
+        ) from None
+    return Result(SWEEP, "Matmul rate by sequence length", "every point of the sweep", columns, rows)
+
+
+def collectives(result: Result) -> Chart:
+    """Bus bandwidth against message size: one mark per kind, size and group; a curve where a fit is known."""
+    rows = [row for row in result.rows if row.get("bytes") and row.get("busbw_gb_s")][:_MOST_POINTS]
+    if not rows:
+        raise nothing_to_draw(result, "has no collective with a known size and transfer time")
+    kinds = sorted({str(row["kind"]) for row in rows})
+    most = max(row.get("count") or 1 for row in rows)
+    points = []
+    for row in rows:
+        group = f" in group {row['group']}" if row.get("group") not in (None, "") else ""
+        tip = (
+            f"{row['kind']}{group}, {row.get('ranks', '?')} ranks\n{format_bytes(row['bytes'])} in "
+            f"{format_ns(row['transfer_ns'])}, {row['count']:,} times\n"
+            f"busbw {format_value('GB/s', row['busbw_gb_s'])}"
+        )
+        weight = 0.25 * (row.get("count") or 1) / most
+        points.append(Point(row["bytes"], row["busbw_gb_s"], kinds.index(str(row["kind"])), tip, weight))
+    fits = _fits(rows, {kind: SERIES[number % len(SERIES)] for number, kind in enumerate(kinds)})
+    subtitle = f"{result.window}; median transfer of each kind, size and group"
+    subtitle += "; dashed: fit t = a + S/b" if fits else ""
+    axes = ("Size", "bytes"), ("Bus bandwidth", "GB/s")
+    return scatter(result.name, "Bandwidth of collectives", subtitle, kinds, points, fits, *axes)
+
+
+def _fits(rows: list[Row], colours: dict[str, str]) -> list[Curve]:
+    """The fitted curves, recovered from two rows each: fit_pct is the fitted time in percent of the transfer time."""
+    fitted: dict[tuple[str, str], dict[int, tuple[float, float]]] = {}
+    for row in rows:
+        if row.get("fit_pct") and row.get("algbw_gb_s"):
+            time_ns = row["fit_pct"] / 100 * row["bytes"] / row["algbw_gb_s"]  # 1 GB/s is 1 byte/ns
+            factor = row["busbw_gb_s"] / row["algbw_gb_s"]
+            fitted.setdefault((str(row["group"]), str(row["kind"])), {})[row["bytes"]] = (time_ns, factor)
+    curves = []
+    for (_, kind), by_size in sorted(fitted.items())[:_MOST_FITS]:
+        low, high = min(by_size), max(by_size)
+        rise = by_size[high][0] - by_size[low][0]
+        if low == high or rise <= 0:
+            continue
+        bandwidth, factor = (high - low) / rise, by_size[high][1]
+        latency = max(0.0, by_size[low][0] - low / bandwidth)
+        sizes = [low * (high / low) ** (step / 24) for step in range(25)]
+        line = [(size, factor * size / (latency + size / bandwidth)) for size in sizes]
+        label = f"fit: {format_ns(latency, 1)} + S / {format_value('GB/s', bandwidth)}"
+        curves.append(Curve(label, line, colours[kind], True))
+    return curves
+
+
+@dataclass(frozen=True)
+class Roofs:
+    """The peaks of the device: FLOP/s by data type, bytes/s of its memory."""
+
+    peaks: Mapping[str, float] = field(default_factory=dict)
+    bandwidth: float | None = None
+
+
+def roofline(result: Result, roofs: Roofs | None = None) -> Chart:
+    """FLOP/s against FLOP/byte: ops or kernels as marks below their roofs; the area of a mark is its device time."""
+    rows = [row for row in result.rows if row.get("intensity") and row.get("flop_s")][:_MOST_POINTS]
+    if not rows:
+        raise nothing_to_draw(result, "has no rows with known FLOPs and bytes")
+    kinds = [(row.get("dtype") or "", row.get("source") or "shapes") for row in rows]
+    series = sorted(set(kinds))
+    keys = [
+        f"{dtype or 'unknown type'}{', measured by ncu' if source == 'ncu' else ', from shapes'}"
+        for dtype, source in series
+    ]
+    longest = max(row.get("device_ns") or 0 for row in rows) or 1
+    labels = shorten_names([str(row["name"]) for row in rows], _ROOFLINE_LABEL)
+    points = []
+    for row, kind, label in zip(rows, kinds, labels, strict=True):
+        share = f", {row['pct_of_roof']:.1f} % of its roof" if row.get("pct_of_roof") else ""
+        bound = f", bound by {row['bound']}" if row.get("bound") else ""
+        time = f"\n{format_ns(row['device_ns'])} in {row['calls']:,} calls" if row.get("device_ns") else ""
+        tip = (
+            f"{row['name']}\n{format_value('flop/s', row['flop_s'])}{share}{bound}\n"
+            f"{format_plain(row['intensity'])} FLOP/byte{time}"
+        )
+        weight = (row.get("device_ns") or 0) / longest
+        points.append(Point(row["intensity"], row["flop_s"], series.index(kind), tip, weight, label))
+    left = min(point.x for point in points) / 2
+    right = max(point.x for point in points) * 2
+    curves = _roof_lines(roofs or roofs_in(rows), {dtype for dtype, _ in series}, left, right)
+    subtitle = f"{result.window}; the area of a mark is its device time"
+    subtitle += "" if curves else "; the peaks of the device are unknown: set --peak and --bandwidth"
+    axes = ("Intensity (FLOP/byte)", ""), ("Rate", "flop/s")
+    return scatter(result.name, "Roofline", subtitle, keys, points, curves, *axes)
+
+
+def known_roofs(run: Run, scope: Scope) -> Roofs | None:
+    """The peaks of the first rank whose device is known."""
+    for ceiling in ceilings(run, scope).values():
+        if ceiling.peaks or ceiling.bandwidth:
+            return Roofs(ceiling.peaks, ceiling.bandwidth)
+    return None
+
+
+def roofs_in(rows: list[Row]) -> Roofs:
+    """The roofs derived from the rows: rate divided by share of the roof."""
+    peaks: dict[str, float] = {}
+    bandwidth = None
+    for row in rows:
+        if row.get("pct_of_roof") and row.get("bound"):
+            top = 100 * row["flop_s"] / row["pct_of_roof"]
+            if row["bound"] == "compute":
+                peaks[row["dtype"]] = top
+            else:
+                bandwidth = top / row["intensity"]
+    return Roofs(peaks, bandwidth)
+
+
+def _roof_lines(roofs: Roofs, dtypes: set[str], left: float, right: float) -> list[Curve]:
+    curves: list[Curve] = []
+    peaks = {dtype: peak for dtype, peak in roofs.peaks.items() if dtype in dtypes}
+    for dtype, peak in sorted(peaks.items(), key=lambda item: -item[1]):
+        knee = peak / roofs.bandwidth if roofs.bandwidth else left
+        label = f"{dtype} {format_value('flop/s', peak)}"
+        line = [(knee, peak), (max(right, knee * 3), peak)]
+        curves.append(Curve(label, line, dashed=bool(len(curves) % 2)))
+    if roofs.bandwidth:
+        end = max(peaks.values()) / roofs.bandwidth if peaks else right
+        begin = min(left, end / 10)
+        line = [(begin, begin * roofs.bandwidth), (end, end * roofs.bandwidth)]
+        label = f"memory {format_value('GB/s', roofs.bandwidth / 1e9)}"
+        curves.append(Curve(label, line, label_beside=True))
+    return curves
 
 
 def _counted(text: str, shown: int, there: int) -> str:

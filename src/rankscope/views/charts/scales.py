@@ -87,8 +87,8 @@ def tick_labels(unit: str, ticks: Sequence[float]) -> tuple[list[str], str]:
         return _different(ticks), ""
     sizes = [abs(tick) for tick in ticks if tick]
     if unit in SCALABLE and sizes and max(sizes) >= _DECADES_APART * min(sizes):
-        own = [choose_scale(unit, [tick]) for tick in ticks]
-        return [f"{_bare(tick / s.factor)} {s.label}" for tick, s in zip(ticks, own, strict=True)], ""
+        scales = [choose_scale(unit, [tick]) for tick in ticks]
+        return [f"{_bare(tick / s.factor)} {s.label}" for tick, s in zip(ticks, scales, strict=True)], ""
     # A smaller unit for a wide range: 10 to 1,000 TFLOP/s is easier to read than 0.01 to 1 PFLOP/s.
     wide = len(sizes) > 1 and max(sizes) >= 10 * min(sizes)
     scale = choose_scale(unit, [max(sizes, default=0) / (10 if wide else 1)])

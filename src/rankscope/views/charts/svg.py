@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.views.charts.theme import var
-from rankscope.views.escape import attributes, escape
+from rankscope.views.html import attributes, escape
 
 Floats = NDArray[np.float64]
 
@@ -96,8 +96,10 @@ def step_path(x: Floats, top: Floats, bottom: Floats) -> str:
     new[1:] &= ~(shown[:-1] & (top[1:] == top[:-1]) & (bottom[1:] == bottom[:-1]))
     first = np.flatnonzero(new)
     ends = np.flatnonzero(shown & np.append(new[1:] | ~shown[1:], True))
-    columns = (x[first], x[ends + 1], top[first], bottom[first])
-    return "".join(
-        f"M{_n(left)} {_n(high)}H{_n(right)}V{_n(low)}H{_n(left)}z"
-        for left, right, high, low in zip(*(column.tolist() for column in columns), strict=True)
-    )
+    return rectangles(x[first], x[ends + 1], top[first], bottom[first])
+
+
+def rectangles(left: Floats, right: Floats, top: Floats, bottom: Floats) -> str:
+    """A path with a rectangle for each row of the arrays."""
+    columns = ([_n(value) for value in side.tolist()] for side in (left, right, top, bottom))
+    return "".join(f"M{x1} {y1}H{x2}V{y2}H{x1}z" for x1, x2, y1, y2 in zip(*columns, strict=True))

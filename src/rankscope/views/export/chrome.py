@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import islice
 from typing import BinaryIO
 
 from rankscope.analysis.core.scope import Scope
 from rankscope.timeline.run import Run
-from rankscope.views.export.timeline_events import SliceEvent, TraceFile, timeline_files
+from rankscope.views.export.timeline_events import TraceFile, timeline_files
 
 _LINES_AT_A_TIME = 5_000
 
@@ -21,25 +22,16 @@ def write_chrome(run: Run, scope: Scope, out: BinaryIO, with_args: bool = True) 
     """Write the trace and return the number of slices."""
     out.write(b'{"displayTimeUnit": "ns", "traceEvents": [\n')
     slices = 0
-    first = True
+    separator = ""
     for file in timeline_files(run, scope):
         writer = _FileWriter(file)
-        pending: list[str] = []
-        for line in writer.lines(with_args):
-            pending.append(line)
-            if len(pending) >= _LINES_AT_A_TIME:
-                _write(out, pending, first)
-                first, pending = False, []
-        if pending:
-            _write(out, pending, first)
-            first = False
+        lines = writer.lines(with_args)
+        while batch := list(islice(lines, _LINES_AT_A_TIME)):
+            out.write((separator + ",\n".join(batch)).encode("utf-8", "replace"))
+            separator = ",\n"
         slices += writer.slices
     out.write(b"\n]}\n")
     return slices
-
-
-def _write(out: BinaryIO, lines: list[str], first: bool) -> None:
-    out.write((("" if first else ",\n") + ",\n".join(lines)).encode("utf-8", "replace"))
 
 
 @lru_cache(maxsize=65_536)
@@ -58,7 +50,6 @@ class _FileWriter:
     def __init__(self, file: TraceFile) -> None:
         self.slices = 0
         self._file = file
-        self._tracks = {info.track: info for info in file.tracks}
         self._threads: dict[tuple[int, int], int] = {}
 
     def lines(self, with_args: bool) -> Iterator[str]:
@@ -67,13 +58,21 @@ class _FileWriter:
         yield self._meta("process_sort_index", 0, f'"sort_index": {rank}')
         for event in self._file.slices(with_args):
             yield from self._name_thread(event.track, event.lane)
-            yield self._slice(event)
-            yield from self._arrows(event)
+            where, at = self._thread(event.track, event.lane), _us(event.start_ns)
+            args = f', "args": {event.args}' if event.args else ""
+            yield (
+                f'{{"ph": "X", {where}, "ts": {at}, "dur": {_us(event.dur_ns)}, '
+                f'"cat": {_quoted(event.category)}, "name": {_quoted(event.name)}{args}}}'
+            )
+            for flow in event.leaves:
+                yield f'{{"ph": "s", "id": {flow}, {where}, "ts": {at}, "cat": "flow", "name": "flow"}}'
+            for flow in event.enters:
+                yield f'{{"ph": "f", "bp": "e", "id": {flow}, {where}, "ts": {at}, "cat": "flow", "name": "flow"}}'
             self.slices += 1
         for mark in self._file.marks():
             yield from self._name_thread(mark.track, 0)
             yield (
-                f'{{"ph": "i", "s": "t", {self._place(mark.track, 0)}, "ts": {_us(mark.ts_ns)}, '
+                f'{{"ph": "i", "s": "t", {self._thread(mark.track, 0)}, "ts": {_us(mark.ts_ns)}, '
                 f'"cat": {_quoted(mark.category)}, "name": {_quoted(mark.name)}}}'
             )
         for sample in self._file.samples():
@@ -83,34 +82,17 @@ class _FileWriter:
                 f'"args": {{{label}: {sample.value!r}}}}}'
             )
 
-    def _slice(self, event: SliceEvent) -> str:
-        args = f', "args": {event.args}' if event.args else ""
-        return (
-            f'{{"ph": "X", {self._place(event.track, event.lane)}, "ts": {_us(event.start_ns)}, '
-            f'"dur": {_us(event.dur_ns)}, "cat": {_quoted(event.category)}, "name": {_quoted(event.name)}{args}}}'
-        )
-
-    def _arrows(self, event: SliceEvent) -> Iterator[str]:
-        place, at = self._place(event.track, event.lane), _us(event.start_ns)
-        for flow in event.leaves:
-            yield f'{{"ph": "s", "id": {flow}, {place}, "ts": {at}, "cat": "flow", "name": "flow"}}'
-        for flow in event.enters:
-            yield f'{{"ph": "f", "bp": "e", "id": {flow}, {place}, "ts": {at}, "cat": "flow", "name": "flow"}}'
-
-    def _place(self, track: int, lane: int) -> str:
+    def _thread(self, track: int, lane: int) -> str:
         return f'"pid": {self._file.rank}, "tid": {self._threads[track, lane]}'
 
     def _name_thread(self, track: int, lane: int) -> Iterator[str]:
         if (track, lane) in self._threads:
             return
-        info = self._tracks[track]
-        thread = self._file.segment * 100_000 + info.order * 100 + min(lane, 99) + 1
+        _, name, order = self._file.lane(track, lane)
+        thread = order - max(lane - 99, 0) + 1
         while thread in self._threads.values():  # more than 100 lanes: use another free number
             thread += 1_000_000
         self._threads[track, lane] = thread
-        name = info.label if lane == 0 else f"{info.label}, overlapping {lane}"
-        if self._file.segment:
-            name += f" ({self._file.label.partition(', ')[2]})"
         yield self._meta("thread_name", thread, f'"name": {_quoted(name)}')
         yield self._meta("thread_sort_index", thread, f'"sort_index": {thread}')
 

@@ -12,8 +12,7 @@ from rankscope.model import Table
 from rankscope.sql import sql_text
 from rankscope.timeline.run import SEGMENTS, VIEWS, Run, describe
 from rankscope.views.export.chrome import write_chrome
-from rankscope.views.export.perfetto import write_perfetto
-from rankscope.views.export.perfetto_archive import write_archive
+from rankscope.views.export.perfetto import write_archive, write_perfetto
 
 ARCHIVE = "archive"
 TRACE_ENDINGS = {"perfetto": ".perfetto-trace", "chrome": ".trace.json", ARCHIVE: ".perfetto.tar"}

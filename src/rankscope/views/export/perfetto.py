@@ -1,17 +1,26 @@
-"""A run as a native Perfetto trace: one file for all ranks, for ui.perfetto.dev and trace_processor.
+"""A run as a native Perfetto trace, for ui.perfetto.dev and trace_processor: one file for all ranks, or an archive.
 
 A rank is a process, its streams and threads are tracks below it, a slice is a begin and an end event. Each input file
 is one packet sequence with its own table of names, so memory does not grow with the number of ranks.
 
 Attributes of the trace, which Perfetto lists among its metadata, hold what rankscope needs to read the trace back as
 the files it was made from (readers/perfetto/tracks.py).
+
+The archive is a tar file with one trace for each file, on the clock of its host, and a manifest that relates the clocks
+(https://perfetto.dev/docs/reference/perfetto-manifest). Perfetto merges the traces on one time axis, with the offsets
+that rankscope found. They are in the manifest, where they can be read and changed; in a single trace they are part of
+every time.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
+import tempfile
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import IO, Any, BinaryIO, Protocol
 
 from rankscope.analysis.core.scope import Scope
 from rankscope.readers.perfetto.field_numbers import (
@@ -37,6 +46,10 @@ _STATE_CLEARED, _NEEDS_STATE = 1, 2
 _EXPLICIT_ORDER = 3
 _UNIT_BYTES = 3
 _BOOT_CLOCK, _REAL_CLOCK = 6, 1
+MANIFEST_NAME = "perfetto_manifest.json"
+_MANIFEST_VERSION = 1
+_CLOCK = "BOOTTIME"
+"""What Perfetto takes the times of packets for that name no clock."""
 _TIME_TAG = varint(Packet.TIME << 3)
 
 
@@ -48,20 +61,79 @@ class Writable(Protocol):
 
 def write_perfetto(run: Run, scope: Scope, out: Writable, with_args: bool = True) -> int:
     """Write the trace and return the number of slices."""
-    return write_files(
-        timeline_files(run, scope),
-        [
-            _listed(entry.rank, entry.segment, entry.manifest["header"])
-            for entry in sorted(run.timelines, key=lambda entry: (entry.rank, entry.segment))
-            if scope.ranks is None or entry.rank in scope.ranks
-        ],
-        run.start_unix_ns + origin_ns(run),
-        out,
-        with_args,
-    )
+    listed = [
+        _listed(entry.rank, entry.segment, entry.manifest["header"])
+        for entry in sorted(run.timelines, key=lambda entry: (entry.rank, entry.segment))
+        if scope.ranks is None or entry.rank in scope.ranks
+    ]
+    start = run.start_unix_ns + origin_ns(run)
+    return _write_files(timeline_files(run, scope), listed, start, out, with_args)
 
 
-def write_files(
+def write_archive(run: Run, scope: Scope, out: BinaryIO, with_args: bool = True) -> int:
+    """Write the archive and return the number of slices."""
+    members = _members(run, scope)
+    slices = 0
+    with tarfile.open(fileobj=out, mode="w|") as archive:
+
+        def add(name: str, content: IO[bytes]) -> None:
+            member = tarfile.TarInfo(name)
+            member.size = content.seek(0, io.SEEK_END)
+            content.seek(0)
+            archive.addfile(member, content)
+
+        add(MANIFEST_NAME, io.BytesIO(json.dumps(_manifest(members)).encode()))
+        for member in members:
+            file = member.file
+            with tempfile.TemporaryFile() as content:
+                listed = [_listed(file.rank, file.segment, file.header)]
+                slices += _write_files([file], listed, member.start_unix_ns, content, with_args)
+                add(member.name, content)
+    return slices
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One trace of the archive."""
+
+    file: TraceFile
+    """With times on the clock of its host, none of them negative."""
+    name: str
+    offset_ns: int
+    """What is added to its times to have those of the first member."""
+    start_unix_ns: int
+
+
+def _members(run: Run, scope: Scope) -> list[_Member]:
+    entries = {(entry.rank, entry.segment): entry for entry in run.timelines}
+    files = [(file, entries[file.rank, file.segment]) for file in timeline_files(run, scope)]
+    # By how much alignment has moved each file, and how early any file would begin on another's clock.
+    moves = [run.shift_ns(entry) - run.begin_ns(entry) for _, entry in files]
+    begins = [run.begin_ns(entry) - moves[0] + move for (_, entry), move in zip(files, moves, strict=True)]
+    base = max(0, -min(begins, default=0))
+    members = []
+    for (file, entry), move in zip(files, moves, strict=True):
+        file.shift_ns = base - move
+        second = f".file-{file.segment + 1}" if file.segment else ""
+        start = entry.unix_origin_ns - run.begin_ns(entry) - base
+        members.append(_Member(file, f"rank-{file.rank:05d}{second}.perfetto-trace", move - moves[0], start))
+    return members
+
+
+def _manifest(members: list[_Member]) -> dict[str, Any]:
+    """The key comes first: Perfetto recognises the file by it."""
+    reference = {"file": members[0].name} if members else {}
+    files: list[dict[str, Any]] = [
+        {"path": member.name, "machine": {"name": member.file.label}} for member in members
+    ]
+    for entry, member in zip(files[1:], members[1:], strict=True):
+        sync_to = {**reference, "clock": _CLOCK}
+        entry["clocks"] = {"clock": _CLOCK, "sync_to": sync_to, "offset_ns": member.offset_ns}
+    trace_time = {"clock": _CLOCK, **reference}
+    return {"perfetto_manifest": {"version": _MANIFEST_VERSION, "trace_time": trace_time, "files": files}}
+
+
+def _write_files(
     files: Iterable[TraceFile],
     listed: list[dict[str, Any]],
     start_unix_ns: int,
@@ -99,12 +171,6 @@ def _listed(rank: int, segment: int, header: dict[str, Any]) -> dict[str, Any]:
     return {"rank": rank, "segment": segment, "world_size": world_size}
 
 
-def write_one(file: TraceFile, start_unix_ns: int, out: Writable, with_args: bool) -> int:
-    """A trace of one file; returns the number of slices."""
-    listed = [_listed(file.rank, file.segment, file.header)]
-    return write_files([file], listed, start_unix_ns, out, with_args)
-
-
 def _attribute(key: str, value: object) -> bytes:
     content = json.dumps(value, separators=(",", ":"))
     pair = text(Attribute.KEY, key) + text(Attribute.TEXT, content)
@@ -139,20 +205,19 @@ class _FileWriter:
         self._uuids = uuids
         self._sequence = number(Packet.SEQUENCE, sequence)
         self._ready = number(Packet.SEQUENCE, sequence) + number(Packet.FLAGS, _NEEDS_STATE)
-        self._tracks = {info.track: info for info in file.tracks}
         self._lanes: dict[tuple[int, int], bytes] = {}
         self._interned: dict[tuple[int, str], int] = {}
         self._new = b""
         """Interned data to send with the next packet."""
-        self._heads: dict[tuple[bytes, str, str], bytes] = {}
-        self._places: list[tuple[int, str, str]] = []
+        self._heads: dict[tuple[int, bytes, str, str], bytes] = {}
+        self._threads: list[tuple[int, str, str]] = []
 
     def described(self) -> dict[str, Any]:
         """What the packets do not contain: the file's header, processes and threads, tracks, kinds of flows."""
         return {
             "header": self._file.header,
             "metadata": self._file.metadata(),
-            "tracks": self._places,
+            "tracks": self._threads,
             "flows": self._file.flow_kinds(),
         }
 
@@ -203,16 +268,12 @@ class _FileWriter:
 
     def _head(self, kind: int, lane: bytes, name: str, category: str) -> bytes:
         """The common first bytes of all events with one name on one lane."""
-        key = lane, name, category
-        if key not in self._heads or kind != _BEGIN:
-            head = (
-                number(Event.TYPE, kind) + lane + number(Event.NAME_IID, self._intern(Interned.NAMES, name))
-            )
+        key = kind, lane, name, category
+        if key not in self._heads:
+            names = number(Event.NAME_IID, self._intern(Interned.NAMES, name))
             if category:
-                head += number(Event.CATEGORY_IID, self._intern(Interned.CATEGORIES, category))
-            if kind != _BEGIN:
-                return head
-            self._heads[key] = head
+                names += number(Event.CATEGORY_IID, self._intern(Interned.CATEGORIES, category))
+            self._heads[key] = number(Event.TYPE, kind) + lane + names
         return self._heads[key]
 
     def _intern(self, table: int, name: str) -> int:
@@ -234,14 +295,11 @@ class _FileWriter:
         """The descriptor of a lane, on its first use."""
         if (track, lane) in self._lanes:
             return
-        info = self._tracks[track]
+        info, name, order = self._file.lane(track, lane)
         uuid = next(self._uuids)
         self._lanes[track, lane] = number(Event.TRACK, uuid)
-        self._places.append((uuid, info.pid, info.tid))
-        name = info.label if lane == 0 else f"{info.label}, overlapping {lane}"
-        if self._file.segment:
-            name += f" ({self._file.label.partition(', ')[2]})"
-        yield self._track(uuid, name, self._file.segment * 100_000 + info.order * 100 + lane)
+        self._threads.append((uuid, info.pid, info.tid))
+        yield self._track(uuid, name, order)
 
     def _track(self, uuid: int, name: str, order: int, more: bytes = b"") -> bytes:
         described = number(Descriptor.UUID, uuid) + number(Descriptor.PARENT, self._process)

@@ -82,6 +82,14 @@ class TraceFile:
     shift_ns: int = 0
     """Added to all times, so that none is negative."""
 
+    def lane(self, track: int, lane: int) -> tuple[TrackInfo, str, int]:
+        """The track of a lane, and the lane's name and position; tracks of the second file of a rank come later."""
+        info = next(info for info in self.tracks if info.track == track)
+        name = info.label if lane == 0 else f"{info.label}, overlapping {lane}"
+        if self.segment:
+            name += f" ({self.label.partition(', ')[2]})"
+        return info, name, self.segment * 100_000 + info.order * 100 + lane
+
     def slices(self, with_args: bool) -> Iterator[SliceEvent]:
         """By track and start; enclosing slices before the enclosed."""
         args = "e.args::VARCHAR" if with_args else "NULL"
@@ -132,8 +140,8 @@ class TraceFile:
     def header(self) -> dict[str, Any]:
         """The fields of the trace file beside its events."""
         entry = next(e for e in self._run.timelines if (e.rank, e.segment) == (self.rank, self.segment))
-        found: dict[str, Any] = entry.manifest["header"]
-        return found
+        header: dict[str, Any] = entry.manifest["header"]
+        return header
 
     @property
     def _here(self) -> str:
@@ -165,26 +173,22 @@ class TraceFile:
 
 def timeline_files(run: Run, scope: Scope) -> Iterator[TraceFile]:
     """The trace files of the ranks in scope."""
-    labels = {(e.rank, e.segment): f"rank {e.rank}" for e in run.timelines}
-    several = {rank for rank, segment in labels if segment > 0}
+    several = {entry.rank for entry in run.timelines if entry.segment > 0}
     flows = 0
     shift = -origin_ns(run)
-    for rank, segment in sorted(labels):
+    for rank, segment in sorted((entry.rank, entry.segment) for entry in run.timelines):
         if scope.ranks is not None and rank not in scope.ranks:
             continue
         here = f"rank = {rank} AND segment = {segment}"
-        label = labels[rank, segment] + (f", file {segment + 1}" if rank in several else "")
-        file = TraceFile(
-            rank,
-            segment,
-            label,
-            _tracks(run, here),
-            run,
-            f"{here} AND {Scope(steps=scope.steps).where()}",
-            f"{here} AND {_time_window(run, here, scope)}",
-            flows,
-            shift,
+        label = f"rank {rank}" + (f", file {segment + 1}" if rank in several else "")
+        tracks = run.rows(
+            f"SELECT track, label, pid, tid FROM tracks WHERE {here} "
+            f"ORDER BY kind NOT IN {_DEVICE_KINDS}, device, stream, kind = 'annotation', sort_index, label"
         )
+        infos = [TrackInfo(track, name, order, *ids) for order, (track, name, *ids) in enumerate(tracks)]
+        where = f"{here} AND {Scope(steps=scope.steps).where()}"
+        points = f"{here} AND {_time_window(run, here, scope)}"
+        file = TraceFile(rank, segment, label, infos, run, where, points, flows, shift)
         yield file
         flows = max([flows, *(last for _, _, last in file.flow_kinds())])
 
@@ -193,14 +197,6 @@ def origin_ns(run: Run) -> int:
     """Time 0 of the export: the start of the run, or the first slice if clock alignment moved it before the start."""
     ((first,),) = run.rows("SELECT min(start_ns) FROM slices")
     return min(0, first or 0)
-
-
-def _tracks(run: Run, here: str) -> list[TrackInfo]:
-    rows = run.rows(
-        f"SELECT track, label, pid, tid FROM tracks WHERE {here} "
-        f"ORDER BY kind NOT IN {_DEVICE_KINDS}, device, stream, kind = 'annotation', sort_index, label"
-    )
-    return [TrackInfo(track, label, order, pid, tid) for order, (track, label, pid, tid) in enumerate(rows)]
 
 
 def _time_window(run: Run, here: str, scope: Scope) -> str:

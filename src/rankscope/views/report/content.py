@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from rankscope.analysis.across_ranks.step_picture import step_picture
 from rankscope.analysis.core.ceilings import device_names
@@ -24,29 +27,26 @@ from rankscope.text.run_words import Runs, RunWords
 from rankscope.timeline.run import Run
 from rankscope.units import format_bytes, format_ns
 from rankscope.views.charts import CHARTS, Chart, NothingToDrawError, chart_in_run, rank_heatmap
+from rankscope.views.charts.heatmap import NARROW, WIDE, step_picture_chart
 from rankscope.views.charts.report_charts import two_breakdowns
-from rankscope.views.charts.step_picture import NARROW, WIDE, step_picture_chart
 from rankscope.views.commands import advice_and_commands, finding_with_paths, result_with_paths
+from rankscope.views.envelope import whatif_options
 from rankscope.views.report.one_line import one_line
 from rankscope.views.text import sentence
 
+Drawn = TypeVar("Drawn", "Chart", "Picture")
 _LEAST_ROWS = 100
 # The ranks in findings of these reports are the cause; in those of other reports they are examples.
-_NAME_RANKS = ("stragglers", "flight")
+_NAME_RANKS = ("stragglers", "flight_recorder")
 # Detailed reports. With many ranks they cover a few, evenly spread, and the rank that others wait for most. A note in
 # the section and its command name these ranks.
 _OF_FEW_RANKS = (
-    "ops", "roofline", "mfu", "gaps", "phases", "syncs", "short", "launches", "dataloader", "overhead", "allocators",
+    "ops", "roofline", "mfu", "gaps", "phases", "syncs", "short_kernels", "launches", "dataloader", "overhead",
+    "allocators",
 )  # fmt: skip
 _MANY_RANKS = 16
 _FEW_RANKS = 8
-_WHATIF = {
-    "communication hidden": "--hide-comm",
-    "host gaps gone": "--no-gaps",
-    "data ready": "--data-ready",
-    "syncs gone": "--no-sync",
-}
-"""The options of `whatif` for remedies that name no rank or kernel."""
+_VERDICTS = ("slower", "faster", "likely", "new", "gone", "unclear", "same")
 CHANGES = "What changed"
 """The topic of the comparison with another run."""
 
@@ -105,8 +105,8 @@ class Section:
     @property
     def severity(self) -> Severity | None:
         """Of its worst finding; None without one."""
-        found = [SEVERITIES.index(finding.severity) for finding in self.result.findings]
-        return SEVERITIES[max(found)] if found else None
+        severities = [finding.severity for finding in self.result.findings]
+        return max(severities, key=SEVERITIES.index, default=None)
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ class Request:
     @property
     def runs(self) -> Runs:
         """For the commands in findings, which name the ranks that they are about."""
-        own = RunWords(self.path, self.window)
-        return {"RUN": own, "NEW": own, "BASE": RunWords(self.base, self.window)}
+        new = RunWords(self.path, self.window)
+        return {"RUN": new, "NEW": new, "BASE": RunWords(self.base, self.window)}
 
 
 def build(request: Request, compared: Result | None = None) -> Content:
@@ -167,7 +167,11 @@ def build(request: Request, compared: Result | None = None) -> Content:
     sections: list[Section] = []
     for name, topic in report_order():
         few = _few_ranks(request, sections) if name in _OF_FEW_RANKS else None
-        sections.append(_section(_narrowed(request, few) if few else request, name, topic, few))
+        asked = request
+        if few:
+            some = replace(scope, ranks=frozenset(few))
+            asked = replace(request, scope=some, ranks=f"--ranks {as_ranges(few)}")
+        sections.append(_section(asked, name, topic, few))
     findings = [finding_with_paths(finding, runs) for finding in collect(run, scope)]
     overview = summary(run, scope)
     if compared is None:
@@ -176,10 +180,18 @@ def build(request: Request, compared: Result | None = None) -> Content:
         compared = result_with_paths(compared, runs)
         sections = [*_change_sections(request, compared), *sections]
         headline = _change_headline(request, compared, overview)
-        changes = [replace(one, report="diff") for one in compared.findings if one.severity != "ok"]
+        changes = [
+            replace(finding, report="diff") for finding in compared.findings if finding.severity != "ok"
+        ]
         findings = [*changes, *findings]
-    results = {section.name: section.result for section in sections}
-    blamed = {rank for name in _NAME_RANKS if name in results for rank in _blamed(results[name])}
+    blamed = {
+        rank
+        for section in sections
+        if section.name in _NAME_RANKS
+        for finding in section.result.findings
+        if finding.severity in ("warning", "critical")
+        for rank in finding.ranks
+    }
     return Content(
         title=request.name,
         subtitle=_subtitle(run, scope) + (f" · against {request.base}" if request.base else ""),
@@ -188,7 +200,7 @@ def build(request: Request, compared: Result | None = None) -> Content:
         figures=tuple(_figures(overview, list(run_step_times(run, scope).values()))),
         findings=tuple(findings),
         step_ns=overview.facts["mean_step_ns"],
-        heatmap=_heatmap(run, scope, blamed),
+        heatmap=_drawn(lambda: rank_heatmap(run, scope, blamed)),
         sections=tuple(sections),
         facts=facts(run, scope),
         words=request.words,
@@ -222,22 +234,22 @@ def _saving_on_average(cost_ns: int | None, overview: Result) -> str:
 
 def _headline(request: Request, findings: list[Finding], overview: Result) -> Headline:
     """The costliest finding of warning or above; without one, what a step consists of."""
-    bad = [finding for finding in findings if finding.severity in ("warning", "critical")]
+    worst = next((finding for finding in findings if finding.severity in ("warning", "critical")), None)
     look = ("Look closer", f"rankscope view {request.path}")
     if not _is_traced(request.run):
         look = ("All findings", f"rankscope stats {request.path} -r findings")
-    if not bad:
-        return Headline(
-            f"{overview.title}.",
-            _without_warnings(findings),
-            picture=_picture(request, None),
-            commands=(look,),
-        )
-    worst = bad[0]
+    if worst is None:
+        count = len(findings)
+        detail = f"No report has a warning; {count} finding{'s' * (count > 1)} for information."
+        detail = detail if count else "No report has a finding."
+        return Headline(f"{overview.title}.", detail, picture=_picture(request, None), commands=(look,))
     advice, commands = advice_and_commands(worst.hint)
     step_ns = overview.facts["mean_step_ns"]
     share = worst.cost_ns / step_ns if worst.cost_ns and step_ns else None
     why = f"Cause: {worst.why}" if worst.why and worst.fact("cause") else worst.why
+    options = whatif_options(worst.remedy, _FEW_RANKS)
+    words = " ".join(filter(None, (request.path, request.window)))
+    estimate = [("Estimate the gain", f"rankscope whatif {words} {options}")] if options else []
     return Headline(
         worst.headline,
         " ".join(map(sentence, filter(None, (why, worst.evidence)))),
@@ -246,30 +258,24 @@ def _headline(request: Request, findings: list[Finding], overview: Result) -> He
         is_worse=True,
         picture=_picture(request, worst),
         advice=advice,
-        commands=(look, *_estimate(request, worst), *commands),
+        commands=(look, *estimate, *commands),
     )
-
-
-def _estimate(request: Request, finding: Finding) -> list[tuple[str, str]]:
-    """The command that predicts the gain of a finding's remedy, where `whatif` has an option for it."""
-    remedy = finding.remedy
-    if remedy is None:
-        return []
-    options = _WHATIF.get(remedy.change, "")
-    if remedy.change == "rank at median":
-        options = " ".join(f"--rank {rank}=median" for rank in remedy.ranks[:_FEW_RANKS])
-    if not options:
-        return []
-    words = " ".join(filter(None, (request.path, request.window)))
-    return [("Estimate the gain", f"rankscope whatif {words} {options}")]
 
 
 def _picture(request: Request, finding: Finding | None) -> Picture | None:
     """The step in which a finding shows best."""
-    found = step_picture(request.run, request.scope, finding)
-    if found is None or not any(row.end_ns - row.start_ns > row.idle_ns for row in found.rows):
+    step = step_picture(request.run, request.scope, finding)
+    if step is None or not any(row.end_ns - row.start_ns > row.idle_ns for row in step.rows):
         return None
-    return Picture(step_picture_chart(found), step_picture_chart(found, NARROW))
+    return Picture(step_picture_chart(step), step_picture_chart(step, NARROW))
+
+
+def _drawn(make: Callable[[], Drawn]) -> Drawn | None:
+    """A chart, or None where there is nothing to draw."""
+    try:
+        return make()
+    except NothingToDrawError:
+        return None
 
 
 def _change_headline(request: Request, compared: Result, overview: Result) -> Headline:
@@ -287,49 +293,38 @@ def _change_headline(request: Request, compared: Result, overview: Result) -> He
         number = f"{change.value:+.1f} %"
         note = f"{format_ns(float(before.value or 0), 1)} before, {format_ns(float(after.value or 0), 1)} now"
     advice, more = advice_and_commands(first.hint)
+    picture = None
+    if request.base_run is not None:
+        base = summary(request.base_run, request.scope)
+        picture = _drawn(
+            lambda: Picture(*(two_breakdowns(base, overview, width) for width in (WIDE, NARROW)))
+        )
     return Headline(
         first.title,
         sentence(first.evidence),
         number,
         note,
         is_worse=number.startswith("+") and first.severity != "ok",
-        picture=_two_breakdowns(request, overview),
+        picture=picture,
         advice=advice,
         commands=(*commands, *more),
     )
 
 
-def _two_breakdowns(request: Request, overview: Result) -> Picture | None:
-    if request.base_run is None:
-        return None
-    base = summary(request.base_run, request.scope)
-    try:
-        return Picture(two_breakdowns(base, overview, WIDE), two_breakdowns(base, overview, NARROW))
-    except NothingToDrawError:
-        return None
-
-
 def _change_sections(request: Request, compared: Result) -> list[Section]:
     command = f"rankscope diff {request.base} {request.words}"
     question = "What changed against the base, and is it more than noise?"
-    return [
-        Section(name, question, part.head(_LEAST_ROWS), None, command, CHANGES, _changed(part))
-        for name, part in zip(("diff", "diff-memory"), by_unit(compared), strict=False)
-    ]
-
-
-def _changed(part: Result) -> str:
-    verdicts = [row["verdict"] for row in part.rows]
-    counts = {
-        verdict: verdicts.count(verdict)
-        for verdict in ("slower", "faster", "likely", "new", "gone", "unclear", "same")
-    }
-    return ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items() if count)
+    sections = []
+    for name, part in zip(("diff", "diff-memory"), by_unit(compared), strict=False):
+        counts = Counter(row["verdict"] for row in part.rows)
+        line = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in _VERDICTS if counts[verdict])
+        sections.append(Section(name, question, part.head(_LEAST_ROWS), None, command, CHANGES, line))
+    return sections
 
 
 def _few_ranks(request: Request, sections: list[Section]) -> list[int] | None:
     """The ranks that detailed reports cover; None for all."""
-    ranks = _ranks(request)
+    ranks = request.scope.ranks_in(request.run)
     if len(ranks) <= _MANY_RANKS:
         return None
     waited_for = [
@@ -343,16 +338,6 @@ def _few_ranks(request: Request, sections: list[Section]) -> list[int] | None:
     return sorted({*spread, *(rank for _, rank in sorted(waited_for)[-1:])})
 
 
-def _ranks(request: Request) -> list[int]:
-    asked = request.scope.ranks
-    return [rank for rank in request.run.ranks if asked is None or rank in asked]
-
-
-def _narrowed(request: Request, ranks: list[int]) -> Request:
-    some = replace(request.scope, ranks=frozenset(ranks))
-    return replace(request, scope=some, ranks=f"--ranks {as_ranges(ranks)}")
-
-
 def _section(request: Request, name: str, topic: str, few: list[int] | None) -> Section:
     report = QUESTIONS[name]
     command = f"rankscope stats {request.words} -r {name}"
@@ -361,7 +346,9 @@ def _section(request: Request, name: str, topic: str, few: list[int] | None) -> 
     except RankscopeError as error:
         # One failed report must not prevent the others.
         result = Result(name, name, request.scope.window, (), [], notes=(" ".join(str(error).split()),))
-    chart = _chart(request, result)
+    chart = None
+    if result.name in CHARTS:
+        chart = _drawn(lambda: chart_in_run(result, request.run, request.scope))
     line = one_line(result)
     if few:
         note = f"of {len(few)} ranks, {as_ranges(few)}; the command without --ranks covers all"
@@ -370,47 +357,15 @@ def _section(request: Request, name: str, topic: str, few: list[int] | None) -> 
     return Section(name, report.question, shown, chart, command, topic, line)
 
 
-def _chart(request: Request, result: Result) -> Chart | None:
-    try:
-        return chart_in_run(result, request.run, request.scope) if result.name in CHARTS else None
-    except NothingToDrawError:
-        return None
-
-
-def _heatmap(run: Run, scope: Scope, alarming: set[int]) -> Chart | None:
-    try:
-        return rank_heatmap(run, scope, alarming)
-    except NothingToDrawError:
-        return None
-
-
-def _blamed(result: Result) -> set[int]:
-    """The ranks that warnings name."""
-    return {
-        rank
-        for finding in result.findings
-        if finding.severity in ("warning", "critical")
-        for rank in finding.ranks
-    }
-
-
-def _without_warnings(findings: list[Finding]) -> str:
-    if not findings:
-        return "No report has a finding."
-    return f"No report has a warning; {len(findings)} finding{'s' * (len(findings) > 1)} for information."
-
-
 def _subtitle(run: Run, scope: Scope) -> str:
-    ranks = scope.ranks_in(run)
+    ranks, steps = scope.ranks_in(run), step_numbers(run, scope)
     world = world_size(run) if len(run.runs) == 1 else 0
     of = f" of {world:,}" if world > 1 else ""
     parts = [
         f"{len(ranks):,}{of} ranks ({as_ranges(ranks)})" if len(ranks) > 1 else f"rank {ranks[0]}{of}",
+        f"steps {as_ranges(steps)}" if steps else "no steps",
+        *(["whole file"] if scope.steps is None else []),
     ]
-    steps = step_numbers(run, scope)
-    parts.append(f"steps {as_ranges(steps)}" if steps else "no steps")
-    if scope.steps is None:
-        parts.append("whole file")
     parts += sorted(set(device_names(run, scope).values()) - {""})
     # The checks of a large run would take as long as all reports together.
     if _is_traced(run) and not are_worth_it(run):

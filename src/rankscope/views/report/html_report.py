@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from rankscope.analysis.core.result import Finding, Result
 from rankscope.version import __version__
 from rankscope.views.charts import Chart
 from rankscope.views.charts.theme import style_variables
 from rankscope.views.columns import Field, fields, values_of
 from rankscope.views.commands import advice_and_commands
-from rankscope.views.escape import attributes, escape
-from rankscope.views.report.content import Content, Figure, Headline, Section, saving
+from rankscope.views.html import attributes, escape
+from rankscope.views.report.content import Content, Section, saving
 from rankscope.views.report.definitions import definition
-from rankscope.views.text import Parts, kept_parts, sentence
+from rankscope.views.text import Parts, sentence, shown_parts
 
 _HERE = Path(__file__).parent
 _OPEN_ROWS = 12
@@ -110,48 +109,41 @@ def _first_screen(content: Content) -> str:
         worse = "worse" if headline.is_worse else "better"
         number = f'<b class="{worse}">{escape(headline.change)}</b>' if headline.change else ""
         change = f'<div class="change">{number}<span>{escape(headline.change_note)}</span></div>'
-    return (
-        f'<section id="answer">{doubtful}<div class="lead"><div><h1>{escape(headline.title)}</h1>'
-        f"<p>{escape(headline.detail)}</p></div>{change}</div>"
-        f'<div class="figures">{"".join(map(_figure, content.figures))}</div>'
-        f"{_picture(content)}{_to_do(headline)}</section>"
-    )
-
-
-def _figure(figure: Figure) -> str:
-    swatch = ""
-    if figure.colour:
+    figures = ""
+    for figure in content.figures:
         swatch = (
             '<svg class="swatch" viewBox="0 0 10 10" aria-hidden="true"><rect width="10" height="10" '
             f'fill="var(--{figure.colour})" stroke="var(--ink-3)" stroke-width=".6"/></svg>'
         )
-    return f"<div><b>{escape(figure.value)}</b> <span>{swatch}{escape(figure.label)}</span></div>"
-
-
-def _picture(content: Content) -> str:
-    """The step of the headline; of a run without steps, all ranks over time."""
-    picture = content.headline.picture
-    if picture is None:
-        return _chart(content.heatmap, "figure") if content.heatmap else ""
+        label = (swatch if figure.colour else "") + escape(figure.label)
+        figures += f"<div><b>{escape(figure.value)}</b> <span>{label}</span></div>"
+    # The step of the headline; of a run without steps, all ranks over time.
+    shown = _chart(content.heatmap, "figure") if content.heatmap else ""
+    if picture := headline.picture:
+        shown = (
+            f'<figure><div class="on-screen">{picture.wide.inline()}</div>'
+            f'<div class="on-phone">{picture.narrow.inline()}</div>'
+            f"<figcaption>{escape(picture.wide.subtitle)}</figcaption></figure>"
+        )
+    to_do = [("Do this", escape(headline.advice))] if headline.advice else []
+    to_do += [(what, _command(how)) for what, how in headline.commands]
     return (
-        f'<figure><div class="on-screen">{picture.wide.inline()}</div>'
-        f'<div class="on-phone">{picture.narrow.inline()}</div>'
-        f"<figcaption>{escape(picture.wide.subtitle)}</figcaption></figure>"
+        f'<section id="answer">{doubtful}<div class="lead"><div><h1>{escape(headline.title)}</h1>'
+        f'<p>{escape(headline.detail)}</p></div>{change}</div><div class="figures">{figures}</div>'
+        f'{shown}<dl class="do">{_described(to_do)}</dl></section>'
     )
 
 
-def _to_do(headline: Headline) -> str:
-    rows = [("Do this", escape(headline.advice))] if headline.advice else []
-    rows += [(what, _command(how)) for what, how in headline.commands]
-    return f'<dl class="do">{"".join(f"<dt>{escape(what)}</dt><dd>{how}</dd>" for what, how in rows)}</dl>'
+def _described(pairs: Iterable[tuple[str, str]]) -> str:
+    """Terms, which are escaped here, with their descriptions in HTML."""
+    return "".join(f"<dt>{escape(term)}</dt><dd>{text}</dd>" for term, text in pairs)
 
 
 def _navigation(content: Content, missing: bool) -> str:
-    links = [("findings", "Findings"), *((_anchor(topic), topic) for topic in _sections_by_topic(content))]
-    if missing:
-        links.append(("missing", "Not recorded"))
-    links.append(("facts", "Run"))
-    listed = "".join(f'<a href="#{escape(anchor)}">{escape(label)}</a>' for anchor, label in links)
+    links = {"findings": "Findings", **{_anchor(topic): topic for topic in _sections_by_topic(content)}}
+    links |= {"missing": "Not recorded"} if missing else {}
+    links["facts"] = "Run"
+    listed = "".join(f'<a href="#{escape(anchor)}">{escape(label)}</a>' for anchor, label in links.items())
     return (
         f'<nav aria-label="Sections">{listed}<button id="unfold" type="button" aria-pressed="false">'
         "open all</button></nav>"
@@ -182,53 +174,30 @@ def _folded(anchor: str, severity: str, name: str, line: str, note: str, inside:
 
 def _findings(content: Content) -> str:
     shown = {section.name for section in content.sections if not section.empty}
-    rows = "".join(
-        _finding(number, finding, content.step_ns, finding.report in shown)
-        for number, finding in enumerate(content.findings, 1)
-    )
+    rows = ""
+    for number, finding in enumerate(content.findings, 1):
+        report = escape(finding.report)
+        advice, commands = advice_and_commands(finding.hint)
+        inside = f"<p>{escape(sentence(finding.evidence))}</p>" if finding.evidence else ""
+        inside += f"<p><b>Next:</b> {escape(advice)}</p>" if advice else ""
+        inside += "".join(f"<p>{escape(what)}: {_command(how)}</p>" for what, how in commands)
+        inside += f'<p>All figures: <a href="#{report}">{report}</a>.</p>' if finding.report in shown else ""
+        note = ", ".join(filter(None, (finding.severity, saving(finding.cost_ns, content.step_ns))))
+        name = f"{number}. {finding.report}"
+        rows += _folded(f"finding-{number}", finding.severity, name, finding.title, note, inside)
     return f'<section id="findings"><h2>Findings</h2>{rows or "<p>No report has a finding.</p>"}</section>'
-
-
-def _finding(number: int, finding: Finding, step_ns: float | None, has_section: bool) -> str:
-    evidence = f"<p>{escape(sentence(finding.evidence))}</p>" if finding.evidence else ""
-    advice, commands = advice_and_commands(finding.hint)
-    next_step = f"<p><b>Next:</b> {escape(advice)}</p>" if advice else ""
-    listed = "".join(f"<p>{escape(what)}: {_command(how)}</p>" for what, how in commands)
-    source = (
-        f'<p>All figures: <a href="#{escape(finding.report)}">{escape(finding.report)}</a>.</p>'
-        if has_section
-        else ""
-    )
-    note = ", ".join(filter(None, (finding.severity, saving(finding.cost_ns, step_ns))))
-    return _folded(
-        f"finding-{number}",
-        finding.severity,
-        f"{number}. {finding.report}",
-        finding.title,
-        note,
-        evidence + next_step + listed + source,
-    )
 
 
 def _topics(content: Content) -> Iterator[str]:
     for topic, sections in _sections_by_topic(content).items():
         rows = "".join(map(_section, sections))
         if topic == _OF_HEATMAP and content.heatmap is not None and content.headline.picture is not None:
-            rows = _heatmap(content, content.heatmap) + rows
+            command = _command(f"rankscope chart {content.words} -r heatmap")
+            inside = f"{_chart(content.heatmap)}{_definition(f'<p>{_HEATMAP_HELP}</p>')}<p>{command}</p>"
+            rows = (
+                _folded("heatmap", "", "ranks over time", "What every rank did when", "chart", inside) + rows
+            )
         yield f'<section id="{escape(_anchor(topic))}"><h2>{escape(topic)}</h2>{rows}</section>'
-
-
-def _heatmap(content: Content, heatmap: Chart) -> str:
-    command = f"rankscope chart {content.words} -r heatmap"
-    help_text = f'<details><summary>Definition</summary><div class="definition"><p>{_HEATMAP_HELP}</p></div></details>'
-    return _folded(
-        "heatmap",
-        "",
-        "ranks over time",
-        "What every rank did when",
-        "chart",
-        f"{_chart(heatmap)}{help_text}<p>{_command(command)}</p>",
-    )
 
 
 def _chart(chart: Chart, tag: str = "div") -> str:
@@ -246,6 +215,8 @@ def _section(section: Section) -> str:
     remarks = result.notes if section.chart else (f"window: {result.window}", *result.notes)
     notes = "".join(f"<li>{escape(note)}</li>" for note in remarks)
     holds = ", ".join(what for what, part in (("chart", chart), ("table", table)) if part)
+    columns = _described((column.name, escape(column.help)) for column in result.columns if column.help)
+    columns = f"<h4>Columns</h4><dl>{columns}</dl>" if columns else ""
     return _folded(
         section.name,
         section.severity or "",
@@ -254,33 +225,37 @@ def _section(section: Section) -> str:
         holds,
         f"<h3>{escape(result.title or section.name)}</h3><p>{escape(section.question)}</p>{chart}{table}"
         + (f'<ul class="notes">{notes}</ul>' if notes else "")
-        + f"{_definition(result)}<p>{_command(section.command)}</p>",
+        + f"{_definition(definition(result.name) + columns)}<p>{_command(section.command)}</p>",
     )
+
+
+def _definition(inside: str) -> str:
+    if not inside:
+        return ""
+    return f'<details><summary>Definition</summary><div class="definition">{inside}</div></details>'
 
 
 def _table(section: Section) -> str:
     result = section.result
-    columns = fields(result)
-    helps = {column.name: column for column in result.columns}
-    heads, raw = [], []
-    for column in columns:
-        source = helps.get(column.name)
-        values = {"class": "t" if column.kind == "text" else None, "scope": "col"}
-        if source and source.help:
-            values["title"] = source.help
-        heads.append(f'<th{attributes(values)}><button type="button">{escape(column.heading)}</button></th>')
+    columns = {column.name: column for column in result.columns}
+    heads, cells = [], []
+    for shown in fields(result):
+        source = columns.get(shown.name)
+        kind = "t" if shown.kind == "text" else None
+        words = {"class": kind, "scope": "col", "title": source.help or None if source else None}
+        heads.append(f'<th{attributes(words)}><button type="button">{escape(shown.heading)}</button></th>')
         # Cells with their own units are sorted by the raw value.
-        raw.append(values_of(result, source) if source and source.per_row_unit else None)
-    texts = [_cells(column) for column in columns]
-    lines = []
-    for row in range(len(result.rows)):
-        cells = []
-        for column, text, raw_values in zip(columns, texts, raw, strict=True):
-            kind = ' class="t"' if column.kind == "text" else ""
-            value = raw_values[row] if raw_values else None
-            sort_by = f' data-v="{value}"' if isinstance(value, (int, float)) else ""
-            cells.append(f"<td{kind}{sort_by}>{text[row]}</td>")
-        lines.append(f"<tr>{''.join(cells)}</tr>")
+        by_row = source is not None and source.per_row_unit
+        raw = values_of(result, source) if source and by_row else [None] * len(result.rows)
+        cells.append(
+            [
+                f"<td{attributes({'class': kind})}"
+                + (f' data-v="{value}"' if isinstance(value, (int, float)) else "")
+                + f">{text}</td>"
+                for text, value in zip(_cells(shown), raw, strict=True)
+            ]
+        )
+    lines = [f"<tr>{''.join(row)}</tr>" for row in zip(*cells, strict=True)]
     anchor = f"table-{escape(section.name)}"
     opened = " open" if len(lines) <= _OPEN_ROWS else ""
     count = f"{len(lines):,} row{'s' * (len(lines) != 1)}"
@@ -301,32 +276,20 @@ def _cells(column: Field) -> list[str]:
             for text in column.cells
         ]
     return [
-        _shortened(text, kept)
-        for text, kept in zip(column.cells, kept_parts(column.cells, _NAME_CELLS), strict=True)
+        _shortened(text, parts)
+        for text, parts in zip(column.cells, shown_parts(column.cells, _NAME_CELLS), strict=True)
     ]
 
 
-def _shortened(text: str, kept: Parts) -> str:
+def _shortened(text: str, parts: Parts) -> str:
     """The whole text, so that it can be copied and searched; the style sheet shows '…' for what is cut."""
     pieces, done = [], 0
-    for begin, end in (*kept, (len(text), len(text))):
+    for begin, end in (*parts, (len(text), len(text))):
         if begin > done:
             pieces.append(f'<span class="cut">{escape(text[done:begin])}</span>')
         pieces.append(escape(text[begin:end]))
         done = end
     return "".join(pieces)
-
-
-def _definition(result: Result) -> str:
-    columns = "".join(
-        f"<dt>{escape(column.name)}</dt><dd>{escape(column.help)}</dd>"
-        for column in result.columns
-        if column.help
-    )
-    inside = definition(result.name) + (f"<h4>Columns</h4><dl>{columns}</dl>" if columns else "")
-    if not inside:
-        return ""
-    return f'<details><summary>Definition</summary><div class="definition">{inside}</div></details>'
 
 
 def _command(command: str) -> str:
@@ -339,27 +302,22 @@ def _command(command: str) -> str:
 def _missing(sections: list[Section]) -> str:
     if not sections:
         return ""
-    rows = "".join(
-        f"<dt>{escape(section.name)}</dt><dd>{escape(section.question)} {escape(_sentences(section.result.notes))}</dd>"
+    why = {
+        section.name: " ".join(sentence(note) for note in section.result.notes if note)
+        or "The run contains no such data."
         for section in sections
+    }
+    rows = _described(
+        (section.name, f"{escape(section.question)} {escape(why[section.name])}") for section in sections
     )
-    names = ", ".join(section.name for section in sections)
     inside = f"<p>Reports without data, and the options that record it.</p><dl>{rows}</dl>"
-    return (
-        f'<section id="missing"><h2>Not recorded</h2>'
-        f"{_folded('not-recorded', '', f'{len(sections)} reports', names, '', inside)}</section>"
-    )
-
-
-def _sentences(notes: Sequence[str]) -> str:
-    return " ".join(sentence(note) for note in notes if note) or "The run contains no such data."
+    folded = _folded("not-recorded", "", f"{len(sections)} reports", ", ".join(why), "", inside)
+    return f'<section id="missing"><h2>Not recorded</h2>{folded}</section>'
 
 
 def _facts(content: Content) -> str:
     topics = "".join(
-        f"<div><h3>{escape(topic)}</h3><dl>"
-        + "".join(f"<dt>{escape(what)}</dt><dd>{escape(value)}</dd>" for what, value in rows)
-        + "</dl></div>"
+        f"<div><h3>{escape(topic)}</h3><dl>{_described((what, escape(value)) for what, value in rows)}</dl></div>"
         for topic, rows in content.facts.items()
     )
     main = [
@@ -368,7 +326,5 @@ def _facts(content: Content) -> str:
         for what, value in content.facts.get(topic, ())[:1]
     ]
     inside = f'<div class="facts">{topics}</div>'
-    return (
-        '<section id="facts"><h2>Run</h2>'
-        f"{_folded('run-info', '', 'job, software, hardware', ' · '.join(main), '', inside)}</section>"
-    )
+    folded = _folded("run-info", "", "job, software, hardware", " · ".join(main), "", inside)
+    return f'<section id="facts"><h2>Run</h2>{folded}</section>'

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rankscope.analysis.core.result import Result
+from dataclasses import replace
+
 from rankscope.version import __version__
 from rankscope.views.markdown import markdown, prose
 from rankscope.views.report.content import Content, Headline, Section, saving
@@ -56,17 +57,7 @@ def _findings(content: Content) -> str:
 
 
 def _section(section: Section) -> str:
-    result = section.result
-    short = Result(
-        result.name,
-        result.title,
-        result.window,
-        result.columns,
-        result.rows[: _ROWS[section.name]],
-        notes=result.notes if len(result.rows) <= _ROWS[section.name] else (*result.notes, _more(section)),
-    )
-    return markdown(short).rstrip()
-
-
-def _more(section: Section) -> str:
-    return f"{len(section.result.rows) - _ROWS[section.name]:,} more rows: {section.command}"
+    result, most = section.result, _ROWS[section.name]
+    more = len(result.rows) - most
+    notes = (*result.notes, f"{more:,} more rows: {section.command}") if more > 0 else result.notes
+    return markdown(replace(result, rows=result.rows[:most], findings=(), notes=notes)).rstrip()

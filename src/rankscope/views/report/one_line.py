@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from rankscope.analysis.core.result import Result
@@ -42,13 +43,14 @@ def _largest(result: Result) -> str:
     except NothingToDrawError:
         return rows
     *_, key = name_columns(result) or ("",)
-    sums: dict[str, float] = {}
+    sums: Counter[str] = Counter()
     for row in result.rows:
-        name = row.get(key)
-        if isinstance(name, str) and row.get(measure):
-            sums[name] = sums.get(name, 0) + row[measure]
-    largest = sorted(sums.items(), key=lambda item: -item[1])[:_NAMED]
-    listed = [f"{shorten_name(name, _NAME_CELLS)} {format_rounded(unit, value)}" for name, value in largest]
+        if isinstance(row.get(key), str) and row.get(measure):
+            sums[row[key]] += row[measure]
+    listed = [
+        f"{shorten_name(name, _NAME_CELLS)} {format_rounded(unit, value)}"
+        for name, value in sums.most_common(_NAMED)
+    ]
     return f"{', '.join(listed)}; {rows}" if listed else rows
 
 
@@ -88,8 +90,8 @@ def _overlap(result: Result) -> str:
 
 
 def _collectives(result: Result) -> str:
-    known = [row for row in result.rows if row.get("busbw_gb_s")]
-    largest = sorted(known, key=lambda row: -(row["transfer_ns"] or 0) * row["count"])
+    measured = [row for row in result.rows if row.get("busbw_gb_s")]
+    largest = sorted(measured, key=lambda row: -(row["transfer_ns"] or 0) * row["count"])
     listed = [
         f"{row['kind']} of {format_bytes(row['bytes'], 1)} {format_value('GB/s', row['busbw_gb_s'])}"
         for row in largest[:_NAMED]
@@ -99,17 +101,20 @@ def _collectives(result: Result) -> str:
 
 
 def _critical(result: Result) -> str:
-    sums: dict[str, float] = {}
+    sums: Counter[str] = Counter()
     for row in result.rows:
-        sums[row["class"]] = sums.get(row["class"], 0) + row["ns"]
-    return _shares(sorted(sums.items(), key=lambda item: -item[1]))
+        sums[row["class"]] += row["ns"]
+    return _shares(sums.most_common())
 
 
 def _memory(result: Result) -> str:
-    known = [row for row in result.rows if row.get("peak_allocated_bytes") and row["device"] != "CPU"]
-    if not known:
+    peaks = sorted(
+        (row["peak_allocated_bytes"], row["rank"])
+        for row in result.rows
+        if row.get("peak_allocated_bytes") and row["device"] != "CPU"
+    )
+    if not peaks:
         return counted(len(result.rows), "row")
-    peaks = sorted((row["peak_allocated_bytes"], row["rank"]) for row in known)
     text = f"peak of {format_bytes(peaks[-1][0], 1)} on rank {peaks[-1][1]}"
     return f"{text}; the lowest peak is {format_bytes(peaks[0][0], 1)}" if len(peaks) > 1 else text
 

@@ -15,7 +15,7 @@ import { drawTwin } from "./twin.js";
 
 /** @typedef {{ title: string, path: string, ranks: number[], begin_ns: number, end_ns: number, kinds: string[], tile_width: number,
  *   titles?: string[], steps: import("./layout.js").Step[], second_steps?: import("./layout.js").Step[], clocks?: any, device?: string, world?: number,
- *   reports: { name: string, question: string, by: string[] }[] }} Run
+ *   reports: { name: string, question: string, by: string[] }[], renamed_reports: Record<string, string> }} Run
  * @typedef {{ ranks: number[], peers: number[], step: number | null, begin_ns: number, end_ns: number, groups: string[],
  *   slices: { rank: number, segment: number, id: number }[], collective: import("./timeline.js").Collective | null, headline: string, why: string }} Scene viewer/scenes.py */
 

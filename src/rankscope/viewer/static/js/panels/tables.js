@@ -14,7 +14,8 @@ export function reportPanel(name) {
 /** @param {import("../app.js").App} app */
 export async function reportsPanel(app) {
   const { view } = app.store;
-  const known = app.run.reports.find((report) => report.name === view.report) ?? app.run.reports[0];
+  const wanted = app.run.renamed_reports[view.report] ?? view.report; // of a link that an older version made
+  const known = app.run.reports.find((report) => report.name === wanted) ?? app.run.reports[0];
   const choice = h("select", { "aria-label": "Report", onchange: (/** @type {any} */ event) => app.store.set({ report: event.target.value }, { history: true }) },
     app.run.reports.map((report) => h("option", { value: report.name, selected: report.name === known.name }, report.name)));
   const sorts = h("select", { "aria-label": "Order of ranks", onchange: (/** @type {any} */ event) => app.store.set({ sort: event.target.value }) },

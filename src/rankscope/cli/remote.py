@@ -1,4 +1,4 @@
-"""rankscope view ssh://host/path: the viewer runs where the traces are, the browser here."""
+"""ssh://host/path: a command runs where the run is; of `view`, the viewer runs there and the browser here."""
 
 from __future__ import annotations
 
@@ -6,47 +6,58 @@ import argparse
 import signal
 import sys
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from rankscope.errors import UsageError
-from rankscope.remote.ssh import SCHEME, Ssh, parse_place, program_words
+from rankscope.remote.ssh import (
+    NOT_FOUND,
+    SCHEME,
+    SSH_FAILED,
+    Ssh,
+    check_remote,
+    option_words,
+    parse_place,
+    path_argument,
+    program_words,
+)
 from rankscope.remote.tunnel import check_one_machine, free_port, local_url, tunnel, viewer_command
 
 
-def path_or_place(text: str) -> Path | str:
+def path_or_remote(text: str) -> Path | str:
     """A path here, or ssh://… unchanged (a Path would lose one of its slashes)."""
     return text if text.startswith(SCHEME) else Path(text)
 
 
-def is_remote(args: argparse.Namespace) -> bool:
-    return isinstance(args.run, str) or isinstance(args.other, str)
+def run_there(args: argparse.Namespace, command: str, options: Mapping[str, object]) -> int:
+    """Run `rankscope COMMAND PATH OPTIONS` over there; its output is ours, and so is its exit code."""
+    remote = parse_place(args.run)
+    program = program_words(args.remote_rankscope)
+    words = [*program, command, path_argument(remote.path), *option_words(options)]
+    with Ssh.connected(remote, args.ssh) as ssh:
+        code = ssh.run_attached(words, terminal=sys.stdout.isatty())
+    if code in (SSH_FAILED, NOT_FOUND):
+        check_remote(code, remote, program)
+    return code
 
 
 def view_remote(args: argparse.Namespace) -> int:
     """Until Ctrl-C here, or until the connection is lost; either way the viewer over there ends."""
     runs = [run for run in (args.run, args.other) if run is not None]
     places = check_one_machine([parse_place(run) if isinstance(run, str) else None for run in runs])
-    if args.perfetto:
-        raise UsageError(
-            "--perfetto does not work over ssh://",
-            why="Perfetto's page reads the trace from this machine.",
-            hint="rankscope fetch HOST:PATH, then rankscope view PATH --perfetto",
-        )
-    if args.host != "127.0.0.1":
-        raise UsageError(
-            f"--host {args.host} cannot be used with ssh://",
-            why="The tunnel ends at 127.0.0.1, on both machines.",
-            hint="Leave it out.",
-        )
-    if args.at:
-        raise UsageError(
-            "--at does not work over ssh://",
-            why="The address is made on the other machine.",
-            hint=f"Add {args.at} to the address that is printed.",
-        )
+    refused = (
+        (args.perfetto, "--perfetto does not work over ssh://", "Perfetto's page reads the trace from this machine.",
+         "rankscope fetch HOST:PATH, then rankscope view PATH --perfetto"),
+        (args.host != "127.0.0.1", f"--host {args.host} cannot be used with ssh://",
+         "The tunnel ends at 127.0.0.1, on both machines.", "Leave it out."),
+        (args.at, "--at does not work over ssh://", "The address is made on the other machine.",
+         f"Add {args.at} to the address that is printed."),
+    )  # fmt: skip
+    for is_given, what, why, hint in refused:
+        if is_given:
+            raise UsageError(what, why=why, hint=hint)
     program = program_words(args.remote_rankscope)
     port = args.port or free_port()
     options = {
