@@ -11,8 +11,8 @@ import rankscope.analysis.summary  # noqa: F401 - all functions whose results ar
 from rankscope.analysis.core.rollups import are_made_when_read, chunks, make
 from rankscope.errors import RankscopeError
 from rankscope.ranges import as_ranges
+from rankscope.store.index import Index
 from rankscope.store.ingest import Ingested
-from rankscope.store.layout import Index
 from rankscope.store.pool import run_calls
 from rankscope.store.worker import Call
 from rankscope.timeline.run import Run
@@ -29,7 +29,7 @@ def keep_rollups(
     if not ranks or run.from_events or not run.keeps_results or not are_made_when_read(run):
         return
     for rank in ranks:
-        run.made_from(rank)  # measures the clocks where that needs them, once and not in every process
+        run.cache_key(rank)  # measures the clocks where that needs them, once and not in every process
     calls = {
         tuple(chunk): Call(
             make_in_store,

@@ -13,7 +13,7 @@ from rankscope.remote.ssh import (
     Ssh,
     check_remote,
     option_words,
-    parse_place,
+    parse_remote_path,
     path_argument,
     program_words,
 )
@@ -21,13 +21,13 @@ from rankscope.remote.ssh import (
 
 def run_there(args: argparse.Namespace, command: str, options: Mapping[str, object]) -> int:
     """Run `rankscope COMMAND PATH OPTIONS` over there; its output is ours, and so is its exit code."""
-    place = parse_place(args.run)
+    remote_path = parse_remote_path(args.run)
     program = program_words(args.remote_rankscope)
-    words = [*program, command, path_argument(place.path), *option_words(options)]
-    with Ssh.connected(place, args.ssh) as ssh:
+    words = [*program, command, path_argument(remote_path.path), *option_words(options)]
+    with Ssh.connected(remote_path, args.ssh) as ssh:
         code = ssh.run_attached(words, terminal=sys.stdout.isatty())
     if code in (SSH_FAILED, NOT_FOUND):
-        check_remote(code, place, program)
+        check_remote(code, remote_path, program)
     return code
 
 

@@ -21,7 +21,7 @@ from rankscope.cli.common import (
     add_part_options,
     add_reading_options,
     add_remote_options,
-    dask_place,
+    dask_cluster,
     open_run,
     scope_of,
 )
@@ -143,7 +143,7 @@ def _view(args: argparse.Namespace) -> int:
     runs = [args.run, args.other] if args.other else [args.run]
     for path in runs:
         if not path.exists():
-            from rankscope.store.layout import no_such_path
+            from rankscope.store.discover import no_such_path
 
             raise no_such_path(path)
     address = _listening(lambda: Address(args.host, args.port), args.host, args.port)
@@ -157,7 +157,7 @@ def _view(args: argparse.Namespace) -> int:
 
     opening = Opening(
         runs,
-        Options(cache=args.cache, jobs=args.jobs, dask=dask_place(args)),
+        Options(cache=args.cache, jobs=args.jobs, dask=dask_cluster(args)),
         lambda text: print(text, file=sys.stderr),
         mix=args.mix,
     )

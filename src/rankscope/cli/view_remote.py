@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from rankscope.errors import UsageError
-from rankscope.remote.ssh import SCHEME, Ssh, parse_place, program_words
+from rankscope.remote.ssh import SCHEME, Ssh, parse_remote_path, program_words
 from rankscope.remote.tunnel import check_one_machine, free_port, local_url, tunnel, viewer_command
 
 
@@ -28,7 +28,9 @@ def is_remote(args: argparse.Namespace) -> bool:
 def view_remote(args: argparse.Namespace) -> int:
     """Until Ctrl-C here, or until the connection is lost; either way the viewer over there ends."""
     runs = [run for run in (args.run, args.other) if run is not None]
-    places = check_one_machine([parse_place(run) if isinstance(run, str) else None for run in runs])
+    remote_paths = check_one_machine(
+        [parse_remote_path(run) if isinstance(run, str) else None for run in runs]
+    )
     if args.perfetto:
         raise UsageError(
             "--perfetto does not work over ssh://",
@@ -58,9 +60,9 @@ def view_remote(args: argparse.Namespace) -> int:
         "--ncu": args.ncu,
         "--mix": args.mix or None,
     }
-    command = viewer_command(program, places, port, options)
-    host = places[0].host
-    with stopped_by_signals(), Ssh.connected(places[0], args.ssh) as ssh, tunnel(ssh, command) as link:
+    command = viewer_command(program, remote_paths, port, options)
+    host = remote_paths[0].host
+    with stopped_by_signals(), Ssh.connected(remote_paths[0], args.ssh) as ssh, tunnel(ssh, command) as link:
         url = local_url(link, port, host)
         print(url, flush=True)
         print(f"The viewer runs on {host}. Ctrl-C ends both.", file=sys.stderr)

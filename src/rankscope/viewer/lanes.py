@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rankscope.files import make_private_folder, unique_name
 from rankscope.model import HOST_COLLECTIVE_PATTERN, LAUNCH_CATEGORIES, SYNC_CALL_PATTERN
 from rankscope.sql import sql_texts
-from rankscope.store.layout import SegmentEntry, can_write
+from rankscope.store.index import SegmentEntry, can_write
 from rankscope.timeline.run import Run
 from rankscope.viewer.level_of_detail import Indices, Ints, buckets, build_pyramid
 

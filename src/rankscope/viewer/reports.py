@@ -8,7 +8,7 @@ from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
 from rankscope.analysis.findings import collect
 from rankscope.errors import UsageError
 from rankscope.text.run_words import Runs, RunWords, shell_word
-from rankscope.timeline.run import VIEWS, describe
+from rankscope.timeline.sql_views import VIEWS, describe
 from rankscope.viewer.answers import Answer, Route, client_left, integer
 from rankscope.viewer.scenes import scene
 from rankscope.viewer.session import Session

@@ -19,7 +19,7 @@ from rankscope.analysis.core.intervals import Intervals, intersect, subtract
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.breakdown import waiting_times
 from rankscope.files import open_private, unique_name
-from rankscope.store.layout import SegmentEntry, can_write
+from rankscope.store.index import SegmentEntry, can_write
 from rankscope.timeline.run import Run
 from rankscope.viewer.answers import integer
 from rankscope.viewer.collective_lanes import CollectiveSlices, collective_slices, communication

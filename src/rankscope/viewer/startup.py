@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import RankscopeError, UsageError
-from rankscope.store.ingest import Options, Watch
+from rankscope.store.ingest import IngestProgress, Options
 from rankscope.timeline.run import ALL_TOOLS, Run, open_run
 from rankscope.viewer import (
     blocks,
@@ -97,7 +97,7 @@ class Opening:
     def _routes_with(self, runs: list[Run]) -> dict[str, Route]:
         sessions = []
         for run, path in zip(runs, self._runs, strict=True):
-            drawn = run.with_options(prefer=ALL_TOOLS) if run.set_aside else run
+            drawn = run.with_options(prefer=ALL_TOOLS) if run.unused_segments else run
             sessions.append(Session(run, path.resolve().name, drawn, path))
         self._sessions += sessions
         if len(sessions) == 1:
@@ -116,7 +116,6 @@ class Opening:
             return self._routes["raw"]
 
     def _open_run(self, path: Path) -> Run:
-        watch = Watch(self._begin, self._advance, lambda: None, self._say)
         options = self._options
         run = open_run(
             [path],
@@ -124,7 +123,7 @@ class Opening:
             jobs=options.jobs,
             dask=options.dask,
             mix=self._mix,
-            watch=watch,
+            progress=IngestProgress(self._begin, self._advance, say=self._say),
         )
         for problem in run.problems:
             self._say(f"rankscope: {problem}")

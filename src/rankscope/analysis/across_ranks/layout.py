@@ -22,7 +22,6 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import KINDS
 from rankscope.ranges import as_ranges
 from rankscope.store.arrays import number_rows
-from rankscope.store.separate_runs import world_size_of
 from rankscope.timeline.collectives.groups import header_groups
 from rankscope.timeline.run import Run
 
@@ -41,7 +40,7 @@ _NO_GROUPS = "no process groups in the files: torch 2.3 and later record them in
 
 
 def _world_size(run: Run) -> int:
-    sizes = [world_size_of(entry) for entry in run.timelines]
+    sizes = [entry.world_size for entry in run.timelines]
     return max([*sizes, max(run.ranks, default=0) + 1])
 
 

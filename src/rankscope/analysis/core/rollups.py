@@ -173,7 +173,7 @@ class _Stored:
         window = _window(run)
         for rank in ranks:
             if rank not in self._results:
-                self._results[rank] = rollups.load(run.store, rank, [window, *run.made_from(rank)])
+                self._results[rank] = rollups.load(run.store, rank, [window, *run.cache_key(rank)])
 
     def has(self, rank: int, kept: _Kept) -> bool:
         return kept.name in self._results[rank] and self._results[rank][kept.name][0] == kept.version
@@ -225,7 +225,7 @@ def keep_in(scope: Selection) -> None:
 def make(run: Run, ranks: Collection[int]) -> Made:
     """All results about some ranks, read or computed from their events; what is new is written to the store."""
     made: Made = {}
-    identity = {rank: [_window(run), *run.made_from(rank)] for rank in ranks}
+    identity = {rank: [_window(run), *run.cache_key(rank)] for rank in ranks}
     known = {rank: rollups.load(run.store, rank, identity[rank]) for rank in ranks}
     part = run.only(ranks)
     part.from_events = True

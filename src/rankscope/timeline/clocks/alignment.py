@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rankscope.model import FORMAT_VERSION
 from rankscope.records import dataclass
 from rankscope.store.checksums import read_checked_json, write_checked_json
-from rankscope.store.layout import SegmentEntry
+from rankscope.store.index import SegmentEntry
 
 if TYPE_CHECKING:
     from rankscope.timeline.clocks.fit import Fit
