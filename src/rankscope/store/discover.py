@@ -23,9 +23,9 @@ from rankscope.errors import (
 from rankscope.ranges import as_ranges
 from rankscope.readers import (
     FORMATS_READ,
+    STREAM_NAME,
     find_reader,
     folders_below,
-    is_stream,
     looks_like_a_trace,
     one_file,
 )
@@ -96,7 +96,7 @@ def find_sources(
         for file in candidates:
             try:
                 with one_file(file):
-                    if is_stream(file):
+                    if file.suffix == STREAM_NAME:
                         # Late: it imports the tools, which few runs need.
                         from rankscope.readers.nsys.stream import report_of
 
@@ -133,7 +133,7 @@ def _without_twins(paths: Collection[Path]) -> list[Path]:
     present = set(paths)
 
     def has_better_twin(path: Path) -> bool:
-        if is_stream(path):
+        if path.suffix == STREAM_NAME:
             return any(path.with_suffix(ending) in present for ending in (".nsys-rep", ".sqlite"))
         if path.name == PERFETTO_NAME:
             return any(
@@ -263,7 +263,7 @@ def readable_traces(folder: Path) -> Iterator[Path]:
     with suppress(OSError):
         for path in _traces_in(folder):
             with suppress(RankscopeError), one_file(path):
-                if not is_stream(path):
+                if path.suffix != STREAM_NAME:
                     find_reader(path)
                 yield path
 

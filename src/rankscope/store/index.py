@@ -17,6 +17,7 @@ from rankscope.model import FORMAT_VERSION, Table
 from rankscope.readers.base import usable_world
 from rankscope.records import dataclass
 from rankscope.store.checksums import DamagedFileError, FileSums, read_checked_json, write_checked_json
+from rankscope.store.incoming import INCOMING
 
 INDEX_FILE = "store.json"
 SEGMENT_FILE = "segment.json"
@@ -210,6 +211,8 @@ class Store:
     outdated: list[SegmentEntry]
     """The others."""
     can_be_written: bool
+    has_leftovers: bool
+    """Whether something in it is not finished: what a process is writing, or has left."""
 
     @staticmethod
     def load(folder: Path, home: Path) -> Store:
@@ -220,7 +223,9 @@ class Store:
         outdated: list[SegmentEntry] = []
         for entry in segments:
             (current if entry.is_current() else outdated).append(entry)
-        return Store(folder, listed, segments, current, outdated, can_write(folder))
+        paths = folder.iterdir() if folder.is_dir() else ()
+        has_leftovers = any(path.name.startswith((".", INCOMING)) for path in paths)
+        return Store(folder, listed, segments, current, outdated, can_write(folder), has_leftovers)
 
 
 def refuse_links(store: Path) -> None:
@@ -407,8 +412,3 @@ def _can_read(store: Path) -> bool:
     """False for a store of another user who has closed it, or a part of it."""
     paths = [store, *store.rglob("*")] if store.exists() else []
     return all(os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)) for path in paths)
-
-
-def shown(path: Path) -> str:
-    """A path as text; bytes that are not UTF-8 are replaced."""
-    return os.fsencode(path).decode("utf-8", "replace")

@@ -153,7 +153,7 @@ def ingest(
         update.add_logs()
     is_complete = not update.wanted and len(update.kept) == len(store.segments)
     if is_complete and not (store.listed.recovered and store.can_be_written):
-        if store.can_be_written and has_abandoned(store.folder):
+        if store.has_leftovers and store.can_be_written and has_abandoned(store.folder):
             update.clean_up()
         return Ingested(store.folder, Index(store.segments), (), update.plan.skipped, lock)
     _tell_what_is_assumed(plan, update.wanted, progress.say)

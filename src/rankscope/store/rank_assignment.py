@@ -70,7 +70,7 @@ def assign(
     # A file that was replaced may be of another rank, unless the user gave it.
     named = {entry.source: entry.rank for entry in outdated if entry.rank_source == _OPTION} | {**named}
     new = [path for path in files if path not in stored or path in given]
-    answers = dict(zip(new, _identify(new), strict=True))
+    answers = dict(zip(new, _identify(new), strict=True)) if new else {}
     problems = [answer for answer in answers.values() if isinstance(answer, RankscopeError)]
     logs = {path: answer for path, answer in answers.items() if isinstance(answer, NodeLog)}
     identified = {path: answer for path, answer in answers.items() if isinstance(answer, tuple)}

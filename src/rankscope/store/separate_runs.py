@@ -39,13 +39,18 @@ class RunFiles:
     hosts: dict[tuple[int, str], str] = field(default_factory=dict)
     """By rank and format, where the file names it. Tools may spell the same name in different ways."""
     gpus: dict[tuple[int, str], frozenset[str]] = field(default_factory=dict)
+    other_clocks: set[tuple[int, int]] = field(default_factory=set)
+    """Rank and segment of files whose times are not of the clock of the others."""
     has_wall_clock: bool = True
     begin_ns: int = 0
     end_ns: int = 0
 
     def add(self, entry: SegmentEntry) -> None:
-        if self.entries and not self.shares_clock(entry):
+        # Nothing tells when a snapshot or a dump was, if its times are not of the clock of the traces.
+        shares_clock = entry.format in TIMELINE_FORMATS or entry.has_wall_clock == self.has_wall_clock
+        if self.entries and not shares_clock:
             self.entries.append(entry)
+            self.other_clocks.add((entry.rank, entry.segment))
             return
         self.begin_ns = min(self.begin_ns, entry.unix_origin_ns) if self.entries else entry.unix_origin_ns
         self.end_ns = max(self.end_ns, entry.unix_end_ns) if self.entries else entry.unix_end_ns
@@ -58,10 +63,6 @@ class RunFiles:
         if gpus := frozenset(str(device["name"]) for device in entry.devices if device.get("name")):
             self.gpus[entry.rank, entry.format] = gpus
         self.has_wall_clock &= entry.has_wall_clock
-
-    def shares_clock(self, entry: SegmentEntry) -> bool:
-        """False for a snapshot or a dump whose times are not of the clock of the traces: nothing tells when it was."""
-        return entry.format in TIMELINE_FORMATS or entry.has_wall_clock == self.has_wall_clock
 
     def differs(self, other: RunFiles) -> str:
         """Why other files are not of this run, in a few words; '' if they may be."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +22,6 @@ from rankscope.model import (
 from rankscope.records import dataclass
 from rankscope.sql import sql_text
 from rankscope.store.checksums import damage
-from rankscope.store.database import connect
 from rankscope.store.index import SegmentEntry, can_write
 from rankscope.store.ingest import Ingested, IngestProgress, Options, ingest
 from rankscope.store.on_dask.option import DaskCluster
@@ -30,8 +30,8 @@ from rankscope.store.separate_runs import RunFiles, mixed_runs, runs_among
 from rankscope.timeline.clocks.alignment import Clocks, load, measure, save, wall_clocks
 from rankscope.timeline.confined_sql import ConfinedSql, Rows
 from rankscope.timeline.reading import read_trace
-from rankscope.timeline.sql_views import NUMBERED_NAMES, SEGMENTS, VIEWS, SqlViews, words
-from rankscope.timeline.time_axis import ClockMode, File, TimeAxis, first_steps, time_axis, wall_clock_begins
+from rankscope.timeline.sql_views import SqlViews, with_rows
+from rankscope.timeline.time_axis import ClockMode, File, TimeAxis
 
 if TYPE_CHECKING:
     import duckdb
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from rankscope.timeline.collectives.entries import Collectives
 
 T = TypeVar("T")
-
-SMALL_BYTES = 16 << 20
-"""Tables of this size together are read by one thread: starting and waiting for others takes longer."""
 
 ALL_TOOLS = "*"
 """A value of `prefer`: use the files of all tools. For drawing only; sums would count a rank's time twice."""
@@ -150,8 +147,8 @@ class Run:
         self.segments = segments if part is None else [e for e in segments if e.rank in part.ranks]
         self.unused_segments = _unused(self.segments, prefer)
         """Not in the tables, or the rank's time would count twice; listed in `segments` with used = false."""
-        self._unused = {(entry.rank, entry.segment) for entry in self.unused_segments}
-        self.used = [entry for entry in self.segments if (entry.rank, entry.segment) not in self._unused]
+        unused = {(entry.rank, entry.segment) for entry in self.unused_segments}
+        self.used = [entry for entry in self.segments if (entry.rank, entry.segment) not in unused]
         """The segments that are in the tables."""
         self.timelines = [entry for entry in self.used if entry.has_times]
         """The segments that are used and have times."""
@@ -219,17 +216,12 @@ class Run:
 
     def has(self, table: Table) -> bool:
         """Whether any file of the run has rows of this table: some belong to one format only."""
-        return bool(self._owners(table))
+        return bool(with_rows(table, self.used, self._repeating))
 
     @property
     def compared(self) -> list[SegmentEntry]:
         """The timelines without those of NCCL beside traces: a log of the whole job would join separate recordings."""
         return [entry for entry in self.timelines if entry.format not in self._repeating]
-
-    def _owners(self, table: Table) -> list[SegmentEntry]:
-        """The segments with rows of this table. Collectives have one source: NCCL's files repeat those of traces."""
-        left_out = self._repeating if table is COLLECTIVES else ()
-        return [entry for entry in self.used if entry.files_of(table) and entry.format not in left_out]
 
     @cached_property
     def keeps_results(self) -> bool:
@@ -261,12 +253,42 @@ class Run:
     # The time axis.
 
     @cached_property
-    def _begins(self) -> Mapping[File, int]:
-        return wall_clock_begins(self.runs)
+    def _begins(self) -> dict[File, int]:
+        """By file, from the run's start to it by the wall clock of its host.
+
+        Runs that were opened together follow each other without the time between them: a window, and what is computed
+        from its length, would otherwise cover months that nobody recorded.
+        """
+        begins: dict[File, int] = {}
+        begin = 0
+        for run in self.runs:
+            for entry in run.entries:
+                # A file of another clock is put at the run's start.
+                file = entry.rank, entry.segment
+                begins[file] = begin + (
+                    0 if file in run.other_clocks else entry.unix_origin_ns - run.begin_ns
+                )
+            begin += run.end_ns - run.begin_ns
+        return begins
 
     @cached_property
-    def _first_steps(self) -> Mapping[File, int]:
-        return first_steps(self.timelines) if self._part is None else self._part.whole._first_steps
+    def _first_steps(self) -> dict[File, int]:
+        """By file, what is added to its steps. A file without ProfilerStep#N counts its steps from 0: the second cycle
+        of a rank continues where the first cycles of all ranks end.
+        """
+        if self._part is not None:
+            return self._part.whole._first_steps
+        cycles: dict[int, list[SegmentEntry]] = {}
+        for entry in sorted(self.timelines, key=lambda entry: entry.unix_origin_ns):
+            if entry.manifest["steps"] and entry.manifest["steps_source"] != "profiler":
+                cycles.setdefault(entry.rank, []).append(entry)
+        first_steps: dict[File, int] = {}
+        first = 0
+        for together in zip_longest(*cycles.values()):
+            entries = [entry for entry in together if entry is not None]
+            first_steps |= {(entry.rank, entry.segment): first for entry in entries if first}
+            first += max(int(entry.manifest["steps"]) for entry in entries)
+        return first_steps
 
     @cached_property
     def _aligned(self) -> tuple[Clocks, Run | None]:
@@ -288,7 +310,7 @@ class Run:
         """Where the files are in time. The clocks are measured when it is asked for, unless they are in the store."""
         if self._part is not None and self._part.shares_axis:
             return self._part.whole.axis  # not measured by a part: it would replace the one in the store
-        return time_axis(self.clock_mode, self._aligned[0], self.timelines, self._begins, self._shifted_by_ns)
+        return TimeAxis(self._aligned[0], self.timelines, self._begins, self._shifted_by_ns)
 
     @property
     def clocks(self) -> Clocks:
@@ -317,74 +339,51 @@ class Run:
     # Tables.
 
     @cached_property
-    def connection(self) -> duckdb.DuckDBPyConnection:
-        """For our own queries. It has the tables that these have named so far (`define`)."""
-        bytes_used = sum(size for entry in self.used for size, _ in entry.files.values())
-        return connect(one_thread=bytes_used <= SMALL_BYTES)
-
-    @cached_property
-    def _undefined(self) -> dict[str, Table]:
-        """The tables that `connection` does not have yet."""
-        return {table.name: table for table in (*VIEWS, NUMBERED_NAMES)}
-
-    @cached_property
     def _views(self) -> SqlViews:
         return SqlViews(
             self.folder.path,
             self.segments,
-            self._unused,
-            self._owners,
+            self.used,
+            self._repeating,
             self.axis,
             self._first_steps,
             self.comm_patterns,
         )
 
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """For our own queries. It has the tables that these have named so far, and those of `define`."""
+        return self._views.connection
+
     def define(self, *tables: Table) -> None:
         """Make tables for queries of `connection` that do not go through this class."""
-        for table in (SEGMENTS, *tables):  # the other views use segments
-            if self._undefined.pop(table.name, None):
-                for statement in self._views.of(table):
-                    self.connection.execute(statement)
+        self._views.define(*tables)
 
     def definitions(self) -> Iterator[str]:
-        """The statements that make the tables of SQL queries."""
-        return self._views.everything()
-
-    def _execute(self, sql: str, parameters: Sequence[object] = ()) -> duckdb.DuckDBPyConnection:
-        self._define_named(sql)
-        return self.connection.execute(sql, list(parameters))
-
-    def _define_named(self, sql: str) -> None:
-        """Make the tables that a query names: making all of them opens every file of the store."""
-        self.define(*(self._undefined[name] for name in words(sql) & self._undefined.keys()))
+        """The statements that make the tables of users' queries."""
+        return self._views.definitions()
 
     def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         with self._reading():
-            return self._execute(sql, parameters).fetchall()
+            return self._views.execute(sql, parameters).fetchall()
 
     def records(self, sql: str, parameters: Sequence[object] = ()) -> list[dict[str, Any]]:
         with self._reading():
-            cursor = self._execute(sql, parameters)
+            cursor = self._views.execute(sql, parameters)
             names = [column[0] for column in cursor.description or ()]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def arrays(self, sql: str, parameters: Sequence[object] = ()) -> dict[str, Any]:
         """Columns as numpy arrays; no column may be null."""
         with self._reading():
-            columns: dict[str, Any] = self._execute(sql, parameters).fetchnumpy()
+            columns: dict[str, Any] = self._views.execute(sql, parameters).fetchnumpy()
             return columns
 
     def stream(self, sql: str, at_a_time: int = 20_000) -> Iterator[tuple[Any, ...]]:
         """Rows one by one, never all in memory. It has its own cursor: other queries may run meanwhile."""
-        with self._reading():
-            self._define_named(sql)
-            cursor = self.connection.cursor()
-            try:
-                result = cursor.execute(sql)
-                while rows := result.fetchmany(at_a_time):
-                    yield from rows
-            finally:
-                cursor.close()
+        with self._reading(), closing(self._views.execute(sql, own_cursor=True)) as cursor:
+            while rows := cursor.fetchmany(at_a_time):
+                yield from rows
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -423,7 +422,7 @@ class Run:
         written = folder.path / unique_name()
         try:
             with self._reading():
-                self._execute(
+                self._views.execute(
                     f"COPY (SELECT {columns} FROM {view.name} WHERE {where}) TO {sql_text(written)} ({options})"
                 )
             written.replace(target)

@@ -6,9 +6,12 @@ so that times of different ranks can be compared. Only this module and the write
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rankscope.model import (
     COLLECTIVES,
@@ -30,8 +33,12 @@ from rankscope.model import (
 )
 from rankscope.records import dataclass
 from rankscope.sql import sql_text, sql_texts
-from rankscope.store.index import SegmentEntry, shown
+from rankscope.store.database import connect
+from rankscope.store.index import SegmentEntry
 from rankscope.timeline.time_axis import File, TimeAxis
+
+if TYPE_CHECKING:
+    import duckdb
 
 KEY_FIELDS = (
     Field("rank", "INTEGER", ""),
@@ -86,31 +93,57 @@ NUMBERED_NAMES = Table(
 )
 _INTERNAL = "CREATE SCHEMA IF NOT EXISTS internal"
 """Of tables that SHOW TABLES does not list."""
+_SMALL_BYTES = 16 << 20
+"""Tables of this size together are read by one thread: starting and waiting for others takes longer."""
 
 
 @dataclass(frozen=True)
 class SqlViews:
-    """The statements that make the tables of a run."""
+    """The tables of a run, made in a DuckDB connection when a query names them for the first time."""
 
     folder: Path
     """The store, as DuckDB is given it."""
     segments: Sequence[SegmentEntry]
-    unused: Collection[File]
-    """The segments that are not in the tables."""
-    owners: Callable[[Table], Sequence[SegmentEntry]]
-    """The segments with rows of a table."""
+    used: Sequence[SegmentEntry]
+    """Those that are in the tables."""
+    without_collectives: Collection[str]
+    """Formats of files whose collectives are not."""
     axis: TimeAxis
     first_steps: Mapping[File, int]
     comm_patterns: Sequence[str]
     """Names of device activity that communicates."""
 
-    def everything(self) -> Iterator[str]:
-        """Those of all tables of SQL queries."""
-        for table in (SEGMENTS, *TABLES, *FURTHER_TABLES):
-            yield from self.of(table)
+    @cached_property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        bytes_used = sum(size for entry in self.used for size, _ in entry.files.values())
+        return connect(one_thread=bytes_used <= _SMALL_BYTES)
 
-    def of(self, table: Table) -> Iterator[str]:
-        """Those of one table. All but `segments` itself may use `segments`."""
+    @cached_property
+    def undefined(self) -> dict[str, Table]:
+        """The tables that `connection` does not have yet."""
+        return {table.name: table for table in (*VIEWS, NUMBERED_NAMES)}
+
+    def execute(
+        self, sql: str, parameters: Sequence[object] = (), *, own_cursor: bool = False
+    ) -> duckdb.DuckDBPyConnection:
+        """Run a query. The tables that it names are made: making all of them opens every file of the store."""
+        self.define(*(self.undefined[name] for name in _words(sql) & self.undefined.keys()))
+        cursor = self.connection.cursor() if own_cursor else self.connection
+        return cursor.execute(sql, list(parameters))
+
+    def define(self, *tables: Table) -> None:
+        """Make tables in `connection`."""
+        for table in (SEGMENTS, *tables):  # the other views use segments
+            if self.undefined.pop(table.name, None):
+                for statement in self._definition(table):
+                    self.connection.execute(statement)
+
+    def definitions(self) -> Iterator[str]:
+        """The statements that make the tables of users' queries."""
+        for table in (SEGMENTS, *TABLES, *FURTHER_TABLES):
+            yield from self._definition(table)
+
+    def _definition(self, table: Table) -> Iterator[str]:
         if table is SEGMENTS:
             yield from self._segments()
             return
@@ -131,14 +164,16 @@ class SqlViews:
     def _segments(self) -> Iterator[str]:
         columns = ", ".join(f"{field.name} {field.type}" for field in SEGMENTS.fields)
         yield f"CREATE TABLE segments ({columns})"
+        used = {(entry.rank, entry.segment) for entry in self.used}
         rows = []
         for entry in self.segments:
             file = entry.rank, entry.segment
-            texts = sql_text(shown(entry.source)), sql_text(entry.format)
+            path = os.fsencode(entry.source).decode("utf-8", "replace")
             values = (
                 *file,
-                *texts,
-                file not in self.unused,
+                sql_text(path),
+                sql_text(entry.format),
+                file in used,
                 sql_text(entry.rank_source),
                 self.axis.shifts.get(file, 0),
                 self.axis.ahead.get(file, 0),
@@ -156,7 +191,7 @@ class SqlViews:
 
         DuckDB takes rank and segment of several files from the names of the store's own folders: it is given no others.
         """
-        owners = self.owners(table)
+        owners = with_rows(table, self.used, self.without_collectives)
         paths = [self.folder / name for entry in owners for name in entry.files_of(table)]
         if not paths:
             nothing = ", ".join(f"NULL::{f.type} AS {f.name}" for f in (*KEY_FIELDS, *table.fields))
@@ -211,7 +246,7 @@ class SqlViews:
         )
 
 
-def words(sql: str) -> set[str]:
+def _words(sql: str) -> set[str]:
     """The words of a statement, by DuckDB's tokens: its keywords and names, with what is before their dots."""
     import duckdb
 
@@ -224,6 +259,14 @@ def words(sql: str) -> set[str]:
             spelt.append(spelt.pop() + b"." + token if is_qualified else token)
         is_qualified = token == b"." and bool(spelt)
     return {word.decode() for word in spelt}
+
+
+def with_rows(
+    table: Table, used: Sequence[SegmentEntry], without_collectives: Collection[str]
+) -> list[SegmentEntry]:
+    """The segments with rows of this table. Collectives have one source: NCCL's files repeat those of traces."""
+    left_out = without_collectives if table is COLLECTIVES else ()
+    return [entry for entry in used if entry.files_of(table) and entry.format not in left_out]
 
 
 def describe(view: Table) -> tuple[Field, ...]:

@@ -83,6 +83,10 @@ class Clocks:
     def of(self, rank: int) -> RankClock:
         return self._by_rank[rank]
 
+    def ahead_ns(self, rank: int, time_ns: float) -> float:
+        """How far the clock of a rank is ahead at a time, in ns from the run's start by wall clock."""
+        return self.of(rank).ahead_ns(time_ns)
+
 
 def wall_clocks(ranks: Sequence[int]) -> Clocks:
     """Clocks without a measurement: every rank keeps its wall clock."""
@@ -135,7 +139,7 @@ def measure(rows: Collectives, ranks: Sequence[int], starts: Sequence[tuple[int,
         result = replace(result, collectives=len(mine))
         results.append(result)
     clocks = Clocks(tuple(results))
-    first = min(start - clocks.of(rank).ahead_ns(start) for rank, start in starts)
+    first = min(start - clocks.ahead_ns(rank, start) for rank, start in starts)
     return Clocks(tuple(_at_start(clock, first) for clock in results))
 
 
