@@ -7,13 +7,13 @@ import signal
 import sys
 import webbrowser
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 
 from rankscope.errors import UsageError
 from rankscope.remote.ssh import SCHEME, Ssh, parse_remote_path, program_words
-from rankscope.remote.tunnel import check_one_machine, free_port, local_url, tunnel, viewer_command
+from rankscope.remote.tunnel import Tunnel, check_one_machine, free_port, local_url, viewer_command
 
 
 def path_or_place(text: str) -> Path | str:
@@ -62,7 +62,11 @@ def view_remote(args: argparse.Namespace) -> int:
     }
     command = viewer_command(program, remote_paths, port, options)
     host = remote_paths[0].host
-    with stopped_by_signals(), Ssh.connected(remote_paths[0], args.ssh) as ssh, tunnel(ssh, command) as link:
+    with (
+        stopped_by_signals(),
+        Ssh.connected(remote_paths[0], args.ssh) as ssh,
+        closing(Tunnel(ssh, command)) as link,
+    ):
         url = local_url(link, port, host)
         print(url, flush=True)
         print(f"The viewer runs on {host}. Ctrl-C ends both.", file=sys.stderr)

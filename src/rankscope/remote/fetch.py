@@ -69,8 +69,8 @@ def fetch(
     _make_folder(store, target)
     refuse_links(store)
     with while_unread(store) as unread:
-        own = [f"--exclude={name}" for name in OWN_FILES]
-        _copy(ssh, [f"{source}/"], store, [*own, *(["--delete"] if unread else [])])
+        excluded = [f"--exclude={name}" for name in OWN_FILES]
+        _copy(ssh, [f"{source}/"], store, [*excluded, *(["--delete"] if unread else [])])
     # The manifests of the capture are small; a single trace has none, which is not an error.
     rsync(ssh, [f"{remote_path.path}/"], target, _MANIFESTS, silent=True)
     entries = _note_origin(store, remote_path)

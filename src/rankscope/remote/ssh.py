@@ -180,6 +180,6 @@ def option_words(options: Mapping[str, object]) -> list[str]:
         if value is True:
             given.append(name)
         elif value is not None:
-            for one in value if isinstance(value, list) else [value]:
-                given += [name, str(one)]
+            for item in value if isinstance(value, list) else [value]:
+                given += [name, str(item)]
     return given

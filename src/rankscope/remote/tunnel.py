@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from rankscope.errors import RemoteError, UsageError
@@ -59,7 +59,7 @@ class Tunnel:
             hint="Start it again; the traces that were read over there are kept.",
         )
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End the server over there, and the tunnel: the connection may be one that the user keeps open."""
         assert self._process.stdin and self._process.stdout
         with contextlib.suppress(OSError):
@@ -72,15 +72,6 @@ class Tunnel:
         self._process.stdout.close()
         if self._forwarded is not None:
             self._ssh.control("cancel", "-L", self._forwarded)
-
-
-@contextlib.contextmanager
-def tunnel(ssh: Ssh, command: Sequence[str]) -> Iterator[Tunnel]:
-    made = Tunnel(ssh, command)
-    try:
-        yield made
-    finally:
-        made.end()
 
 
 def free_port() -> int:

@@ -207,6 +207,23 @@ def _sidecars_near(folder: Path) -> list[Path]:
     return sorted(path for path in paths if path.is_file())
 
 
+def sidecar_kind(path: Path) -> str:
+    """An execution trace, a capture of a CUDA graph, or a log of torch.compile, by content; '' for other files."""
+    # Late: few runs have such files.
+    from rankscope.readers.execution_trace import is_execution_trace
+    from rankscope.readers.torch_trace import is_torch_trace
+
+    with one_file(path):
+        head, _ = read_head(path, _HEAD_BYTES)
+        if is_execution_trace(head):
+            return "execution trace"
+        if is_torch_trace(head):
+            return "torch.compile log"
+        if path.parent.name == _CAPTURES and b'"traceEvents"' in head:
+            return "graph capture" if find_reader(path).name == "kineto" else ""
+    return ""
+
+
 def _traces_below(folder: Path) -> tuple[list[Path], list[RankscopeError]]:
     """The traces in folders that profilers make below this one; of several recordings those of the last."""
     ranks, recordings = folders_below(folder)

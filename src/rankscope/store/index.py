@@ -10,6 +10,7 @@ from dataclasses import field, fields, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
+from stat import S_ISLNK
 from typing import Any
 
 from rankscope.errors import StoreError
@@ -193,7 +194,7 @@ class Index:
             raise StoreError(
                 f"cannot read {store}", why=f"{error.strerror}.", hint="Ask its owner, or use --cache DIR."
             ) from error
-        _refuse(store, chain.from_iterable(_odd_in(store / entry.folder) for entry in index.segments))
+        _refuse(store, chain.from_iterable(_odd_in(f"{store}/{entry.folder}") for entry in index.segments))
         return index
 
 
@@ -251,16 +252,23 @@ def _odd_files(folder: Path | str, *, in_segments: bool = True) -> Iterator[Path
     """What is neither a file nor a folder in a folder and those below it, or but for the segments of a store."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                if in_segments or not entry.name.startswith(_RANK):
-                    yield from _odd_files(entry.path)
-            elif not entry.is_file(follow_symlinks=False):
+            if entry.is_file(follow_symlinks=False):
+                continue
+            if not entry.is_dir(follow_symlinks=False):
                 yield Path(entry.path)
+            elif in_segments or not entry.name.startswith(_RANK):
+                yield from _odd_files(entry.path)
 
 
-def _odd_in(segment: Path) -> Iterator[Path]:
+def _odd_in(segment: str) -> Iterator[Path]:
     """The same in the folder of a segment, which may be a link itself, as may be the one around it."""
-    yield from (path for path in (segment.parent, segment) if path.is_symlink())
+    with suppress(OSError):
+        for folder in (
+            segment.rpartition("/")[0],
+            segment,
+        ):  # texts: paths would take longer than all the rest
+            if S_ISLNK(os.lstat(folder).st_mode):
+                yield Path(folder)
     yield from _odd_files(segment)
 
 

@@ -26,13 +26,13 @@ from rankscope.store.discover import (
     find_sources,
     folder_with_traces,
     readable_traces,
+    sidecar_kind,
     traces_elsewhere,
 )
 from rankscope.store.incoming import (
+    PUBLISHING,
     ReadLock,
-    begin_publishing,
     clean,
-    end_publishing,
     exclusive,
     has_abandoned,
     incoming_folder,
@@ -151,7 +151,7 @@ def ingest(
     update.compare(plan.assignments)
     if not update.wanted:
         update.add_logs()
-    is_complete = not update.wanted and len(update.kept) == len(store.segments)
+    is_complete = not update.wanted and len(update.up_to_date) == len(store.segments)
     if is_complete and not (store.listed.recovered and store.can_be_written):
         if store.has_leftovers and store.can_be_written and has_abandoned(store.folder):
             update.clean_up()
@@ -167,7 +167,7 @@ def ingest(
             if update.publish(index, fresh):
                 return Ingested(store.folder, index, tuple(fresh), (*update.plan.skipped, *problems), lock)
             # Another process has changed the store in the meantime. What was read here, and not there, is still used.
-            update.plan, update.kept = _plan(paths, options, [store.folder], progress.say), []
+            update.plan, update.up_to_date = _plan(paths, options, [store.folder], progress.say), []
             update.compare(update.plan.assignments)
 
 
@@ -296,7 +296,7 @@ class _Update:
     lock: ReadLock
     incoming: Path = Path()
     """The folder that files are read into."""
-    kept: list[SegmentEntry] = field(default_factory=list)
+    up_to_date: list[SegmentEntry] = field(default_factory=list)
     wanted: list[Assignment] = field(default_factory=list)
     built: dict[Assignment, SegmentEntry | RankscopeError] = field(default_factory=dict)
 
@@ -324,7 +324,7 @@ class _Update:
         )
         for (each, entry), reason in zip(candidates, damages, strict=True):
             if not reason:
-                self.kept.append(replace(entry, rank_source=each.rank_source))
+                self.up_to_date.append(replace(entry, rank_source=each.rank_source))
                 self.built.pop(each, None)
             elif each not in self.built:
                 if not (each.path.is_file() and entry.is_current()):
@@ -345,7 +345,7 @@ class _Update:
         plan = self.plan
         if not plan.logs:
             return
-        traces = [*self.kept, *(each for each in self.built.values() if isinstance(each, SegmentEntry))]
+        traces = [*self.up_to_date, *(each for each in self.built.values() if isinstance(each, SegmentEntry))]
         logs, problems = assign_logs(plan.logs, plan.given, plan.assignments, traces)
         self.plan = replace(
             plan, assignments=[*plan.assignments, *logs], skipped=(*plan.skipped, *problems), logs={}
@@ -431,10 +431,10 @@ class _Update:
         read = [self.built[each] for each in dict.fromkeys(self.plan.assignments) if each in self.built]
         fresh = [outcome for outcome in read if isinstance(outcome, SegmentEntry)]
         problems = [outcome for outcome in read if isinstance(outcome, RankscopeError)]
-        refuse_overlaps([*self.kept, *fresh])
-        if not self.kept and not fresh:
+        refuse_overlaps([*self.up_to_date, *fresh])
+        if not self.up_to_date and not fresh:
             raise problems[0]
-        return Index(sorted([*self.kept, *fresh], key=lambda e: (e.rank, e.segment))), fresh, problems
+        return Index(sorted([*self.up_to_date, *fresh], key=lambda e: (e.rank, e.segment))), fresh, problems
 
     def _publish_finished(self) -> None:
         """List what has been read so far. If another process has changed the store, that is left for the end."""
@@ -452,7 +452,7 @@ class _Update:
         with exclusive(store):
             if Index.load(store) != self.plan.store.listed:
                 return False
-            begin_publishing(incoming)
+            (incoming / PUBLISHING).touch()
             for entry in fresh:
                 if (incoming / entry.build).exists():  # else in its folder already
                     target = store / entry.folder
@@ -462,7 +462,7 @@ class _Update:
             index.save(incoming)
             (incoming / INDEX_FILE).replace(store / INDEX_FILE)
             if self._clean(index):
-                end_publishing(incoming)
+                (incoming / PUBLISHING).unlink()
         return True
 
     def clean_up(self) -> None:
@@ -515,14 +515,10 @@ def _tell_what_is_assumed(plan: _Plan, wanted: Sequence[Assignment], say: Say) -
             say(f"{each.path.name} has no rank; it is read as that of the only rank here, {each.rank}")
     for copy, path in plan.copies.items():
         say(f"{copy.name} is not read: {path.name} beside it is the same trace")
-    if not plan.of_no_rank:
-        return
-    from rankscope.store.sidecar_kinds import kind_of  # late: few runs have such files
-
     usable = []
     for path in plan.of_no_rank:
         with suppress(RankscopeError):
-            usable += [path] * bool(kind_of(path))
+            usable += [path] * bool(sidecar_kind(path))
     if usable:
         first, more = usable[0], len(usable) - 1
         say(

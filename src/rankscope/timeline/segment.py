@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import errno
 import json
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +19,7 @@ from rankscope.files import sync_folder
 from rankscope.model import EVENTS, FORMAT_VERSION
 from rankscope.readers import EventBatch, Reading, find_reader, open_part
 from rankscope.store.checksums import checksums, write_checked_json
+from rankscope.store.discover import sidecar_kind
 from rankscope.store.event_log import EventLog, ReadBatch, read_batch
 from rankscope.store.index import SEGMENT_FILE
 from rankscope.store.parquet_writer import ParquetFile
@@ -119,21 +119,16 @@ def _write(
 
 def _write_events(reading: Reading, log: EventLog, files: TableFiles, progress: Progress) -> None:
     """Write every event in file order, one row group a batch. The log keeps them without their arguments."""
-    with ParquetFile(files.folder / f"{EVENTS.name}.parquet", EVENTS.fields) as file:
-        pending: deque[Future[ReadBatch]] = deque()
 
-        def add_first() -> None:
-            batch = pending.popleft().result()
+    def batches() -> Iterator[EventBatch]:
+        for batch in reading.batches():
+            progress(reading.position(), "reading")
+            yield batch
+
+    with ParquetFile(files.folder / f"{EVENTS.name}.parquet", EVENTS.fields) as file:
+        for batch in files.in_threads(_read, batches()):
             file.append(batch.encoded, len(batch.columns))
             log.add(batch)
-
-        for batch in reading.batches():
-            pending.append(files.pool.submit(_read, batch))
-            if len(pending) > files.ahead:  # one batch is read while the others are encoded
-                add_first()
-                progress(reading.position(), "reading")
-        while pending:
-            add_first()
 
 
 def _read(batch: EventBatch) -> ReadBatch:
@@ -166,7 +161,6 @@ def _add_sidecar_files(folder: Path, facts: dict[str, Any], paths: Sequence[Path
     is nothing the reason in three parts.
     """
     # Late: few traces have any.
-    from rankscope.store.sidecar_kinds import kind_of
     from rankscope.timeline.executed_ops import add_executed_ops
     from rankscope.timeline.origins import write_origins
 
@@ -177,7 +171,7 @@ def _add_sidecar_files(folder: Path, facts: dict[str, Any], paths: Sequence[Path
         record: dict[str, Any] = {"path": str(path), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
         record |= {"kind": "", "used": "", "unused": []}
         try:
-            record["kind"] = kind_of(path)
+            record["kind"] = sidecar_kind(path)
         except RankscopeError as error:
             record["unused"] = [error.message, error.why, error.hint]
         records.append(record)

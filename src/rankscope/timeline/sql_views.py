@@ -15,19 +15,14 @@ from typing import TYPE_CHECKING
 
 from rankscope.model import (
     COLLECTIVES,
-    COMPUTING,
     COPY_CATEGORIES,
-    COUNTERS,
     EVENTS,
     FURTHER_TABLES,
     GPU,
-    INSTANTS,
-    LINKS,
     SLICES,
     STEPS,
     TABLES,
     TIMES,
-    TRACKS,
     Field,
     Table,
 )
@@ -65,20 +60,7 @@ SEGMENTS = Table(
 
 CLASSED_GPU = Table(GPU.name, GPU.help, (*GPU.fields, Field("class", "VARCHAR", "COMPUTE, COMM or COPY")))
 
-VIEWS = (
-    SLICES,
-    CLASSED_GPU,
-    COMPUTING,
-    EVENTS,
-    INSTANTS,
-    COUNTERS,
-    LINKS,
-    TRACKS,
-    STEPS,
-    COLLECTIVES,
-    SEGMENTS,
-    *FURTHER_TABLES,
-)
+VIEWS = (*(CLASSED_GPU if table is GPU else table for table in TABLES), SEGMENTS, *FURTHER_TABLES)
 """The tables of SQL queries; the columns rank and segment come before the columns listed."""
 
 NUMBERED_NAMES = Table(
@@ -140,7 +122,8 @@ class SqlViews:
 
     def definitions(self) -> Iterator[str]:
         """The statements that make the tables of users' queries."""
-        for table in (SEGMENTS, *TABLES, *FURTHER_TABLES):
+        yield from self._definition(SEGMENTS)  # the other views use it
+        for table in (*TABLES, *FURTHER_TABLES):
             yield from self._definition(table)
 
     def _definition(self, table: Table) -> Iterator[str]:
