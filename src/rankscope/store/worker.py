@@ -27,8 +27,8 @@ from rankscope.store.index import SEGMENT_FILE
 
 Progress = Callable[[int, str], None]
 """Called with the bytes of the file read so far and the current activity."""
-Build = Callable[[Path, Path, int, Progress, str, str, "tuple[Path, ...]"], "dict[str, Any]"]
-"""Reads a file, or a part of it, into an empty folder, with the files that may add to it; returns segment.json."""
+Build = Callable[["Task", Path, Progress], "dict[str, Any]"]
+"""Reads the file of a task into an empty folder; returns segment.json."""
 Outcome = dict[str, Any] | RankscopeError
 """The content of segment.json or the result of a function, or the error that prevented it."""
 
@@ -83,10 +83,7 @@ def perform(task: Task, progress: Progress) -> Outcome:
                 return read_checked_json(folder / SEGMENT_FILE)
             attempt = folder.with_name(unique_name())
             make_private_folder(attempt)
-            sidecar_files = tuple(map(Path, task.sidecar_files))
-            manifest = task.build(
-                source, attempt, task.threads, progress, task.part, task.rank_source, sidecar_files
-            )
+            manifest = task.build(task, attempt, progress)
             try:
                 attempt.rename(folder)
             except OSError as error:

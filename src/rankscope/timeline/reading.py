@@ -8,7 +8,7 @@ from typing import Any
 
 from rankscope.store import ingest as store_ingest
 from rankscope.store.ingest import Ingested, IngestProgress, Options
-from rankscope.store.worker import Progress
+from rankscope.store.worker import Progress, Task
 
 
 def ingest(
@@ -18,20 +18,15 @@ def ingest(
     return store_ingest.ingest(paths, read_trace, options, progress)
 
 
-def read_trace(
-    path: Path,
-    folder: Path,
-    threads: int,
-    progress: Progress,
-    part: str,
-    rank_source: str,
-    sidecar_files: tuple[Path, ...],
-) -> dict[str, Any]:
+def read_trace(task: Task, folder: Path, progress: Progress) -> dict[str, Any]:
     """Read a trace into a folder, in a worker process or in this one."""
     # Late: imports numpy, which a command that starts workers does not need itself.
     from rankscope.timeline.segment import build_segment
 
-    return build_segment(path, folder, threads, progress, part, rank_source, sidecar_files)
+    sidecar_files = [*map(Path, task.sidecar_files)]
+    return build_segment(
+        Path(task.path), folder, task.threads, progress, task.part, task.rank_source, sidecar_files
+    )
 
 
 def load_modules() -> None:
