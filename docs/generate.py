@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from import_graph import architecture_page
 
 from rankscope import cli
-from rankscope.timeline.run import VIEWS, describe
+from rankscope.timeline.sql_views import VIEWS, describe
 
 HERE = Path(__file__).parent
 HELP_WIDTH = "100"

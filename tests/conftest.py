@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: two tests run at a time on two cores
 
+from rankscope.store.index import store_folder
 from rankscope.store.ingest import Options
-from rankscope.store.layout import store_folder
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 

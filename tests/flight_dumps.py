@@ -8,7 +8,7 @@ from typing import Any
 
 from rankscope.model import FLIGHT, FLIGHT_GROUPS, STEPS, Table
 from rankscope.readers.flight_recorder import FLIGHT_READER
-from rankscope.timeline.cache import Cache
+from rankscope.timeline.run import AnswerCache
 
 T0 = 1_758_610_505_000_000_000
 
@@ -54,13 +54,13 @@ def dump(
 class Tables:
     """As much of a Run as this analysis asks for, straight from the reader: a store for each case takes seconds."""
 
-    set_aside: tuple[object, ...] = ()
+    unused_segments: tuple[object, ...] = ()
     from_events = True
 
     def __init__(self, dumps: dict[int, Path]) -> None:
         import duckdb
 
-        self.cache = Cache()
+        self.cache = AnswerCache()
         self.ranks = sorted(dumps)
         self.used: list[SimpleNamespace] = []
         self._connection = duckdb.connect()

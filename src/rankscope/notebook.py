@@ -27,10 +27,11 @@ from rankscope.analysis.diff.two_runs import diff
 from rankscope.analysis.health.doctor import doctor
 from rankscope.errors import UsageError
 from rankscope.records import dataclass
-from rankscope.store.ingest import Watch
-from rankscope.store.on_dask.place import parse_place
+from rankscope.store.ingest import IngestProgress
+from rankscope.store.on_dask.option import parse_dask
 from rankscope.text.spelling import RENAMED_REPORTS
-from rankscope.timeline.run import ClockMode, Run, open_run
+from rankscope.timeline.run import Run, open_run
+from rankscope.timeline.time_axis import ClockMode
 from rankscope.views import render, terminal_width
 from rankscope.views.charts import Chart, chart_of, find_chart
 from rankscope.views.frames import arrow_table, pandas_frame, polars_frame
@@ -159,13 +160,13 @@ def open(
         [Path(path) for path in paths],
         cache=Path(cache) if cache is not None else None,
         jobs=jobs,
-        dask=parse_place(dask, dask_options) if dask is not None else None,
+        dask=parse_dask(dask, dask_options) if dask is not None else None,
         ranks={Path(path): rank for path, rank in (rank_of or {}).items()},
         clocks=clocks,
         prefer=_FORMATS[prefer] if prefer else "",
         mix=mix,
         comm_patterns=comm_patterns,
-        watch=_watch(progress) if progress else None,
+        progress=_ingest_progress(progress) if progress else None,
     )
     return OpenRun(run, machine)
 
@@ -191,7 +192,7 @@ def _check_options(clocks: str, prefer: str | None, comm_patterns: Sequence[str]
             ) from None
 
 
-def _watch(progress: Progress) -> Watch:
+def _ingest_progress(progress: Progress) -> IngestProgress:
     read: dict[Path, int] = {}
     totals = [0]
 
@@ -199,7 +200,7 @@ def _watch(progress: Progress) -> Watch:
         read[path] = read_bytes
         progress(sum(read.values()), totals[-1])
 
-    return Watch(lambda files, total_bytes: totals.append(total_bytes), advance)
+    return IngestProgress(lambda files, total_bytes: totals.append(total_bytes), advance)
 
 
 class OpenRun:

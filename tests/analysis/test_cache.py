@@ -16,10 +16,10 @@ from rankscope.analysis.core.machine import Machine
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import host_windows, periods
 from rankscope.devices import Ceilings
-from rankscope.timeline import run as store_run
 from rankscope.timeline.run import Run, open_run
+from rankscope.timeline.sql_views import NUMBERED_NAMES, VIEWS
 
-MOVED_NS = 7_000_000
+SHIFT_NS = 7_000_000
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_answers_depend_on_the_machine(run: Run) -> None:
     assert REPORTS["roofline"].analyse(run, Scope(machine=Machine(ceilings)), None) is told
 
 
-VIEWS: dict[str, Callable[[Run], Any]] = {
+TIMES: dict[str, Callable[[Run], Any]] = {
     "steps": lambda run: [row["start_ns"] for row in REPORTS["steps"].analyse(run, Scope(), None).rows],
     "periods": lambda run: [period.start_ns for period in periods(run, Scope())],
     "step windows": lambda run: host_windows(run, 0, Scope()).start.tolist(),
@@ -66,17 +66,16 @@ VIEWS: dict[str, Callable[[Run], Any]] = {
 }
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_a_moved_run_has_moved_times(run: Run, view: str) -> None:
-    before = VIEWS[view](run)
-    run.move(MOVED_NS)
-    assert before and VIEWS[view](run) == [time + MOVED_NS for time in before]
-    run.move(-MOVED_NS)
-    assert VIEWS[view](run) == before
+@pytest.mark.parametrize("kind", TIMES)
+def test_a_shifted_run_has_shifted_times(run: Run, kind: str) -> None:
+    before = TIMES[kind](run)
+    shifted = run.shift(SHIFT_NS)
+    assert before and TIMES[kind](shifted) == [time + SHIFT_NS for time in before]
+    assert TIMES[kind](shifted.shift(-SHIFT_NS)) == before == TIMES[kind](run)
 
 
-def test_every_report_works_after_a_move_and_gives_the_same_durations(run: Run) -> None:
-    def durations() -> list[Any]:
+def test_every_report_works_on_a_shifted_run_and_gives_the_same_durations(run: Run) -> None:
+    def durations(run: Run) -> list[Any]:
         return [
             [
                 {key: value for key, value in row.items() if key not in ("start_ns", "end_ns")}
@@ -85,11 +84,10 @@ def test_every_report_works_after_a_move_and_gives_the_same_durations(run: Run) 
             for result in (report.analyse(run, Scope(), None) for report in REPORTS.values())
         ]
 
-    before = durations()
-    assert len(run.cache)
-    run.move(MOVED_NS)
-    assert len(run.cache) == 0
-    assert durations() == before
+    before = durations(run)
+    shifted = run.shift(SHIFT_NS)
+    assert len(run.cache) and len(shifted.cache) == 0
+    assert durations(shifted) == before
 
 
 def test_another_view_of_the_run_has_its_own_cache(run: Run) -> None:
@@ -104,7 +102,7 @@ def test_another_view_of_the_run_has_its_own_cache(run: Run) -> None:
 def test_analyses_leave_no_table_behind(run: Run) -> None:
     tables = "SELECT table_name FROM information_schema.tables ORDER BY 1"
     run.collectives  # noqa: B018 - the store labels them in a table of its own
-    run.define(*store_run.VIEWS, store_run.NUMBERED_NAMES)
+    run.define(*VIEWS, NUMBERED_NAMES)
     before = run.rows(tables)
     for report in REPORTS.values():
         report.analyse(run, Scope(), None)

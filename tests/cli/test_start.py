@@ -18,6 +18,7 @@ from rankscope.analysis.core.names import all_names, categories, name_codes, voc
 from rankscope.analysis.core.result import ColumnRows
 from rankscope.analysis.core.scope import Scope
 from rankscope.timeline.run import Run
+from rankscope.timeline.sql_views import SqlViews
 
 HEAVY = (
     "numpy",
@@ -87,17 +88,17 @@ def test_few_statements(
 ) -> None:
     run = open_real(dataset("hf-trainer-h200")).with_options()
     asked: list[str] = []
-    execute = Run._execute
+    execute = SqlViews.execute
 
-    def counted(self: Run, sql: str, *rest: Any) -> Any:
+    def counted(self: SqlViews, sql: str, *rest: Any) -> Any:
         asked.append(sql)
         return execute(self, sql, *rest)
 
-    monkeypatch.setattr(Run, "_execute", counted)
+    monkeypatch.setattr(SqlViews, "execute", counted)
     for name in ("summary", "kernels"):
         REPORTS[name].analyse(run, Scope(), None)
     assert len(asked) <= MOST_STATEMENTS, "\n".join(asked)
-    assert {"counters", "links", "flight", "ncu_kernels"} <= run._undefined.keys()
+    assert {"counters", "links", "flight", "ncu_kernels"} <= run._views.undefined.keys()
     made = len(asked)
     REPORTS["summary"].analyse(run, Scope(), None)
     assert len(asked) == made

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import rankscope
 from rankscope.errors import UsageError
 from rankscope.inapp.train_step_region import TrainStepRegion
-from rankscope.store.layout import find_sources
+from rankscope.store.discover import find_sources
 
 torch: Any = pytest.importorskip("torch")
 

@@ -92,7 +92,9 @@ def test_memory_counts_once(ingested: Ingested) -> None:
 def test_each_kind_has_its_report(ingested: Ingested) -> None:
     run = Run(ingested)
     assert len(REPORTS["ncu"].analyse(run, Scope(), None).rows) == 4
-    assert {row["state"] for row in REPORTS["flight_recorder"].analyse(run, Scope(), None).rows} == {"waiting"}
+    assert {row["state"] for row in REPORTS["flight_recorder"].analyse(run, Scope(), None).rows} == {
+        "waiting"
+    }
     assert len(REPORTS["fragmentation"].analyse(run, Scope(), None).rows) == 2
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from conftest import DATA
 from integration.jobs import PYTHON, environment, needs, run
+from rankscope.store.index import Index
 from rankscope.store.ingest import Options
-from rankscope.store.layout import Index
 from rankscope.timeline.reading import ingest
 
 pytest.importorskip("dask_jobqueue", reason="needs Dask (pip install 'rankscope[cluster]')")

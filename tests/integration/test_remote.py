@@ -23,7 +23,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.run_info import facts
 from rankscope.cli import main
 from rankscope.errors import UsageError
-from rankscope.remote.ssh import Place, parse_place
+from rankscope.remote.ssh import RemotePath, parse_remote_path
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 
@@ -406,17 +406,17 @@ def test_view_without_rankscope_over_there(there: LocalSshd, run: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("host:runs/a", Place("host", None, "runs/a")),
-        ("me@host:/data/a b", Place("me@host", None, "/data/a b")),
-        ("host:~/a", Place("host", None, "a")),
-        ("ssh://host/data/a", Place("host", None, "/data/a")),
-        ("ssh://me@host:2222/data/a", Place("me@host", 2222, "/data/a")),
-        ("ssh://host/~/a", Place("host", None, "a")),
-        ("ssh://host:runs/a", Place("host", None, "runs/a")),
+        ("host:runs/a", RemotePath("host", None, "runs/a")),
+        ("me@host:/data/a b", RemotePath("me@host", None, "/data/a b")),
+        ("host:~/a", RemotePath("host", None, "a")),
+        ("ssh://host/data/a", RemotePath("host", None, "/data/a")),
+        ("ssh://me@host:2222/data/a", RemotePath("me@host", 2222, "/data/a")),
+        ("ssh://host/~/a", RemotePath("host", None, "a")),
+        ("ssh://host:runs/a", RemotePath("host", None, "runs/a")),
     ],
 )
-def test_places(text: str, place: Place) -> None:
-    assert parse_place(text) == place
+def test_places(text: str, place: RemotePath) -> None:
+    assert parse_remote_path(text) == place
 
 
 @pytest.mark.slow(every_variation=True)
@@ -437,7 +437,7 @@ def test_places(text: str, place: Place) -> None:
 )
 def test_not_a_place(text: str) -> None:
     with pytest.raises(UsageError, match="is not a path"):
-        parse_place(text)
+        parse_remote_path(text)
 
 
 @pytest.mark.slow(every_variation=True)

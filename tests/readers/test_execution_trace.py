@@ -21,7 +21,7 @@ from rankscope.analysis.within_rank.ops import ops
 from rankscope.cli import main
 from rankscope.errors import NotATraceError
 from rankscope.readers.execution_trace import ExecutionTrace, is_execution_trace
-from rankscope.store.ingest import Watch
+from rankscope.store.ingest import IngestProgress
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 
@@ -93,7 +93,7 @@ def test_what_is_of_another_recording_is_not_linked(
     write_kineto(tmp_path / "rank0.json", OPS)
     (tmp_path / "et_rank0.json").write_text(json_text([Node(i + 1, f"aten::other{i}") for i in range(9)]))
     said: list[str] = []
-    run = Run(ingest([tmp_path], watch=Watch(say=said.append)))
+    run = Run(ingest([tmp_path], progress=IngestProgress(say=said.append)))
     assert not run.rows("SELECT * FROM executed_ops") and len(run.rows("SELECT * FROM slices")) == 9
     (message,) = said
     assert message.count("\n") == 2 and "0 are of the same op" in message
@@ -107,7 +107,7 @@ def test_of_several_ranks_the_name_must_tell(tmp_path: Path) -> None:
     (tmp_path / "chakra" / "trace.json").write_text(json_text(NODES))
     (tmp_path / "chakra" / "settings.json").write_text("{}")  # no file of which anything is expected
     said: list[str] = []
-    run = Run(ingest([tmp_path], watch=Watch(say=said.append)))
+    run = Run(ingest([tmp_path], progress=IngestProgress(say=said.append)))
     (message,) = said
     assert message.count("\n") == 2 and "does not say which" in message and "more" not in message
     assert not run.rows("SELECT * FROM executed_ops")

@@ -27,7 +27,7 @@ from rankscope.cli import main
 from rankscope.errors import NotATraceError, RankError, ReadError
 from rankscope.model import EVENTS
 from rankscope.readers.nsys.reader import NSYS
-from rankscope.store.ingest import Options, Watch
+from rankscope.store.ingest import IngestProgress, Options
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run, open_run
 
@@ -250,7 +250,7 @@ def test_processes_of_unknown_rank_are_merged_and_it_is_said(
 ) -> None:
     path = two_processes(tmp_path / "report.sqlite", *command)
     said: list[str] = []
-    run = Run(ingest([path], Options(cache=tmp_path / "cache"), Watch(say=said.append)))
+    run = Run(ingest([path], Options(cache=tmp_path / "cache"), IngestProgress(say=said.append)))
     assert run.rows("SELECT rank, count(*) FROM gpu GROUP BY 1") == [(0, 2)]
     assert any("report.sqlite has 2 processes that use CUDA" in text for text in said)
     found = [finding for finding in doctor(run, Scope()).findings if "are read as one rank" in finding.title]

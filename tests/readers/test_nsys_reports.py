@@ -17,7 +17,7 @@ from rankscope.readers import find_reader
 from rankscope.readers.nsys.reader import NSYS
 from rankscope.readers.nsys.report import NSYS_REPORT, exported
 from rankscope.readers.nsys.scrub import scrub
-from rankscope.store.layout import find_sources
+from rankscope.store.discover import find_sources
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 

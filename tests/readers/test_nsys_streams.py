@@ -9,7 +9,7 @@ import pytest
 from rankscope import tools
 from rankscope.errors import EmptyTraceError, RankscopeError, ReadError, ToolError
 from rankscope.readers.nsys.stream import report_of
-from rankscope.store.layout import find_sources
+from rankscope.store.discover import find_sources
 
 HEAD = b"U3w[END]NVIDIA Nsight Systems Stream 2023.4.4.54-234433681190v0!\n"
 FAKE_IMPORTER = """#!/bin/sh

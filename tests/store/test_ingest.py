@@ -27,8 +27,8 @@ from rankscope.readers.nsys.reader import NSYS
 from rankscope.readers.nsys.report import NSYS_REPORT
 from rankscope.store import pool
 from rankscope.store.checksums import read_checked_json, write_checked_json
-from rankscope.store.ingest import Options, Watch
-from rankscope.store.layout import Index, find_sources
+from rankscope.store.discover import find_sources
+from rankscope.store.ingest import IngestProgress, Options
 from rankscope.store.rank_assignment import assign
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
@@ -104,7 +104,7 @@ def test_rank_from_the_file_then_its_name(tmp_path: Path) -> None:
 
 def test_a_lone_file_without_a_rank_is_a_run_of_one(tmp_path: Path) -> None:
     said: list[str] = []
-    run = Run(ingest([trace(tmp_path / "host1234_gpu80.json")], watch=Watch(say=said.append)))
+    run = Run(ingest([trace(tmp_path / "host1234_gpu80.json")], progress=IngestProgress(say=said.append)))
     assert [(entry.rank, entry.rank_source) for entry in run.segments] == [(0, "alone")]
     assert len(said) == 1 and "rank 0" in said[0]
 
@@ -130,7 +130,7 @@ def snapshot(path: Path) -> Path:
 def sources(folder: Path) -> dict[str, tuple[int, str]]:
     """Rank and its source, by file; nothing is read."""
     found = find_sources([folder])
-    places, _, _ = assign(found.files, {}, found.ranks, Index())
+    places, _, _ = assign(found.files, {}, found.ranks, [], [])
     return {place.path.name: (place.rank, place.rank_source) for place in places}
 
 
@@ -141,7 +141,9 @@ def test_a_snapshot_without_a_rank_is_that_of_the_only_rank(tmp_path: Path) -> N
     ingest([tmp_path])
     trace(tmp_path / "rank-3.json")
     said: list[str] = []
-    index = ingest([tmp_path], watch=Watch(say=said.append)).index  # the store's rank 0 no longer holds
+    index = ingest(
+        [tmp_path], progress=IngestProgress(say=said.append)
+    ).index  # the store's rank 0 no longer holds
     assert {(entry.rank, entry.rank_source) for entry in index.segments} == {
         (3, "file name"),
         (3, "beside the only rank"),
@@ -274,7 +276,7 @@ def test_a_read_only_folder_is_read_through_the_cache(
     folder.chmod(0o555)
     said: list[str] = []
     try:
-        ingested = ingest([folder], watch=Watch(say=said.append))
+        ingested = ingest([folder], progress=IngestProgress(say=said.append))
         assert ingested.store.is_relative_to(tmp_path / "cache" / "rankscope")
         assert any("cannot be written to" in line for line in said)
         assert ingest([folder]).read == ()
@@ -313,13 +315,13 @@ OPENED_BY_ANOTHER_USER = """
 import encodings.utf_8_sig, os, sys
 from pathlib import Path
 from rankscope.timeline.run import open_run
-from rankscope.store.ingest import Watch
+from rankscope.store.ingest import IngestProgress
 warm, *runs = map(Path, sys.argv[1:])
 nobody = 65534
 open_run([warm]).rows("SELECT count(*) FROM slices")  # imports what another user may not be able to
 os.setgroups([]), os.setresgid(nobody, nobody, nobody), os.setresuid(nobody, nobody, nobody)
 for run in (*runs, *runs):
-    opened = open_run([run], watch=Watch(say=print))
+    opened = open_run([run], progress=IngestProgress(say=print))
     print(opened.store.parent, opened.rows("SELECT count(*) FROM slices"), len(opened.newly_read))
 """
 
@@ -359,7 +361,7 @@ def test_a_trace_beside_itself_compressed_is_read_once(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     os.utime(plain, (100, 100))
     said: list[str] = []
-    ingested = ingest([tmp_path], watch=Watch(say=said.append))
+    ingested = ingest([tmp_path], progress=IngestProgress(say=said.append))
     assert [entry.source.name for entry in ingested.read] == ["rank-0.json"]
     assert said == ["rank-0.json.gz is not read: rank-0.json beside it is the same trace"]
     os.utime(plain)  # newer now, and another file to the store: the compressed one is the original
@@ -374,7 +376,7 @@ def test_a_report_and_its_export_are_one_recording(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("a.nsys-rep", "a.sqlite", "b.qdrep", "b.sqlite")]
     for path in files:
         path.write_bytes(b"SQLite format 3\0" if path.suffix == ".sqlite" else b"NVIDIA")
-    sources = find_sources(files, known=files)
+    sources = find_sources(files, unchanged=files)
     assert [path.name for path in sources.files] == ["a.sqlite", "b.sqlite"]
     assert {copy.name: path.name for copy, path in sources.copies.items()} == {
         "a.nsys-rep": "a.sqlite",
@@ -420,7 +422,7 @@ def test_the_store_of_other_files_is_not_taken_for_that_of_a_run(tmp_path: Path)
     trace(second / "rank-0.json", events=7)
     shutil.copytree(first / ".rankscope", second / ".rankscope")
     said: list[str] = []
-    run = Run(ingest([second], watch=Watch(say=said.append)))
+    run = Run(ingest([second], progress=IngestProgress(say=said.append)))
     assert run.rows("SELECT count(*) FROM slices") == [(7,)]
     assert said == [
         f"the store of {second} was made from other files, such as {first}/rank-0.json: the traces here are read"
@@ -428,7 +430,9 @@ def test_the_store_of_other_files_is_not_taken_for_that_of_a_run(tmp_path: Path)
     # As after `ingest -o`: what was exported into the folder later does not replace the store.
     trace(third / "exported.json")
     shutil.copytree(first / ".rankscope", third / ".rankscope")
-    assert Run(ingest([third], watch=Watch(say=said.append))).rows("SELECT count(*) FROM slices") == [(3,)]
+    assert Run(ingest([third], progress=IngestProgress(say=said.append))).rows(
+        "SELECT count(*) FROM slices"
+    ) == [(3,)]
     assert said[1].endswith("exported.json is not read, remove the store to read it")
 
 
@@ -521,7 +525,7 @@ def test_a_file_that_vanishes_while_it_is_read(tmp_path: Path) -> None:
     """Gone between the listing and the reading: an error for that file, the rest is read."""
     trace(tmp_path / "rank-0.json")
     gone = trace(tmp_path / "rank-1.json")
-    ingested = ingest([tmp_path], Options(jobs=1), Watch(begin=lambda files, size: gone.unlink()))
+    ingested = ingest([tmp_path], Options(jobs=1), IngestProgress(begin=lambda files, size: gone.unlink()))
     assert Run(ingested).ranks == [0]
     assert len(ingested.problems) == 1 and "rank-1.json" in ingested.problems[0].message
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import slice_event, write_kineto
 from rankscope.cli import main
 from rankscope.errors import StoreError
-from rankscope.store import incoming, layout
+from rankscope.store import incoming, index
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import open_run
 
@@ -102,7 +102,7 @@ def test_nothing_is_removed_or_written_through_a_link(
             open_run([run])
         assert f"{link} is a link" in caught.value.why and "--cache" in caught.value.hint
     elif kind != "the store":
-        monkeypatch.setattr(layout, "refuse_links", lambda store: None)
+        monkeypatch.setattr(index, "_refuse", lambda store, odd_files: None)
         with contextlib.suppress(StoreError):
             ingest([run])
     assert content(precious) == before

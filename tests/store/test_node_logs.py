@@ -14,7 +14,7 @@ import pytest
 from gpu_logs import SECOND, Sample, dmon, evenly, prometheus, query_csv, write
 from rankscope.errors import RankError, ReadError
 from rankscope.readers.base import LOCAL, TIME_OF_DAY, UNIX, LoggedDevice, NodeLog, NodePart
-from rankscope.store.ingest import Options, Watch
+from rankscope.store.ingest import IngestProgress, Options
 from rankscope.store.node_logs import shift_ns
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
@@ -165,7 +165,7 @@ def test_the_zone_is_said_and_the_store_is_not_read_again(tmp_path: Path) -> Non
     trace(tmp_path, 0, world=1)
     write(tmp_path / "smi.csv", query_csv(around([0]), zone_s=5 * 3600 + 2700))
     said: list[str] = []
-    first = ingest([tmp_path], watch=Watch(say=said.append))
+    first = ingest([tmp_path], progress=IngestProgress(say=said.append))
     assert [entry.format for entry in first.read] == ["kineto", "gpu-counters"]
     assert any("UTC+05:45" in text for text in said)
     assert ingest([tmp_path]).read == ()

@@ -16,9 +16,9 @@ from rankscope.cli import main
 from rankscope.errors import MissingPackageError, ReadError, RemoteError, UsageError
 from rankscope.jobs.scheduler import State
 from rankscope.store import pool
-from rankscope.store.on_dask import clusters
+from rankscope.store.on_dask import tasks as dask_tasks
 from rankscope.store.on_dask.batch_jobs import BatchJobs
-from rankscope.store.on_dask.place import Place, parse_place
+from rankscope.store.on_dask.option import DaskCluster, parse_dask
 from rankscope.store.on_dask.worker_task import Memory, read_on_worker
 from rankscope.store.worker import Task
 from rankscope.timeline import segment
@@ -50,10 +50,10 @@ def test_wrong_options_exit_2(
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clusters, "PACKAGES", ("no_such_package",))
+    monkeypatch.setattr(dask_tasks, "PACKAGES", ("no_such_package",))
     with (
         pytest.raises(MissingPackageError, match="no-such-package") as caught,
-        clusters.connected(Place("local"), [], 1, print),
+        dask_tasks.connected(DaskCluster("local"), [], 1, print),
     ):
         pass
     assert caught.value.hint == "pip install 'rankscope[cluster]'"
@@ -62,9 +62,9 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 @pytest.mark.slow
 @needs_dask
 def test_a_scheduler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clusters, "_CONNECT_S", 0.1)
+    monkeypatch.setattr(dask_tasks, "_CONNECT_S", 0.1)
     for where in (str(tmp_path / "scheduler.json"), "tcp://127.0.0.1:1"):
-        with pytest.raises(RemoteError) as caught, clusters.connected(Place(where), [], 1, print):
+        with pytest.raises(RemoteError) as caught, dask_tasks.connected(DaskCluster(where), [], 1, print):
             pass
         assert caught.value.why and caught.value.hint
 
@@ -72,7 +72,7 @@ def test_a_scheduler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_cluster_without_workers_is_waited_for_and_said_once() -> None:
     said: list[str] = []
     workers: dict[str, int] = {"tcp://a:1": 1}
-    check = clusters._note_without_workers(SimpleNamespace(nthreads=lambda: workers), said.append)
+    check = dask_tasks._note_without_workers(SimpleNamespace(nthreads=lambda: workers), said.append)
     check()
     assert said == []
     workers.clear()
@@ -84,7 +84,7 @@ def test_a_cluster_without_workers_is_waited_for_and_said_once() -> None:
 def _batch(
     where: str, *options: str, shared: Path = Path(), needed: int = GB, tasks: int = 1024
 ) -> BatchJobs:
-    return BatchJobs(parse_place(where, options), shared, needed, tasks)
+    return BatchJobs(parse_dask(where, options), shared, needed, tasks)
 
 
 def _script(batch: BatchJobs) -> str:

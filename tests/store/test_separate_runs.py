@@ -14,8 +14,8 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
 from rankscope.cli import main
 from rankscope.errors import MixedRunsError
+from rankscope.store.index import Index, SegmentEntry
 from rankscope.store.ingest import Ingested
-from rankscope.store.layout import Index, SegmentEntry
 from rankscope.timeline.run import Run, open_run
 
 NOON = 1_760_000_000 * 10**9

@@ -20,8 +20,8 @@ from rankscope.errors import NotATraceError, RankscopeError
 from rankscope.readers.kineto.reader import KinetoReader
 from rankscope.store import incoming, pool
 from rankscope.store.incoming import incoming_folder
-from rankscope.store.ingest import Watch
-from rankscope.store.layout import Index
+from rankscope.store.index import Index
+from rankscope.store.ingest import IngestProgress
 from rankscope.store.worker import Outcome, Task, error_from_json, error_to_json, perform
 from rankscope.timeline import segment
 from rankscope.timeline.reading import ingest, read_trace
@@ -126,7 +126,7 @@ def test_what_was_read_is_listed_from_time_to_time(tmp_path: Path, monkeypatch: 
     def look(files: int) -> None:
         seen.append([entry.rank for entry in Index.load(tmp_path / ".rankscope").segments])
 
-    ingested = ingest([tmp_path], watch=Watch(finish=look))
+    ingested = ingest([tmp_path], progress=IngestProgress(finish=look))
     assert seen == [[], [0], [0, 1]]
     assert [entry.rank for entry in ingested.read] == [0, 1, 2]
     assert counts(Run(ingest([tmp_path]))) == [(0, 3), (1, 3), (2, 3)]
@@ -141,7 +141,7 @@ def test_what_was_read_before_ctrl_c_is_not_read_again(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ingest([tmp_path], watch=Watch(finish=interrupted))
+        ingest([tmp_path], progress=IngestProgress(finish=interrupted))
     assert not list((tmp_path / ".rankscope").glob("incoming-*"))
     again = ingest([tmp_path])
     assert [entry.rank for entry in again.read] == [2]
@@ -160,7 +160,7 @@ def test_a_store_that_another_process_changes_meanwhile(tmp_path: Path) -> None:
             write_rank(tmp_path, 1)
             inner.extend(entry.rank for entry in ingest([tmp_path]).read)
 
-    outer = ingest([tmp_path], watch=Watch(advance=second))
+    outer = ingest([tmp_path], progress=IngestProgress(advance=second))
     assert inner == [1, 0, 1]
     assert counts(Run(outer)) == [(0, 3), (1, 3)] == counts(Run(ingest([tmp_path])))
     assert ingest([tmp_path]).read == ()
@@ -178,7 +178,7 @@ def test_of_two_that_read_a_fresh_run_the_second_keeps_the_segments_of_the_first
         if not first:
             first.append(Run(ingest([tmp_path])))
 
-    second = Run(ingest([tmp_path], watch=Watch(advance=read_by_another)))
+    second = Run(ingest([tmp_path], progress=IngestProgress(advance=read_by_another)))
     assert second.segments == first[0].segments and second.newly_read == ()
     assert counts(first[0]) == counts(second) == [(0, 3), (1, 3)]
     assert not list(second.store.glob("incoming-*"))
@@ -248,7 +248,7 @@ def test_what_was_read_before_another_process_listed_other_files_is_used(tmp_pat
         ingest([tmp_path])
         aside.rename(tmp_path / "rank-0.json")
 
-    outer = ingest([tmp_path], watch=Watch(begin=second))
+    outer = ingest([tmp_path], progress=IngestProgress(begin=second))
     assert begun == [1]
     assert counts(Run(outer)) == [(0, 3), (1, 3)]
 
@@ -296,5 +296,8 @@ def test_a_failure_of_a_reader_is_the_failure_of_one_file(
 def test_a_store_can_be_deleted_while_it_is_written(tmp_path: Path) -> None:
     write_rank(tmp_path, 0)
     with pytest.raises(RankscopeError, match="cannot"):
-        ingest([tmp_path], watch=Watch(begin=lambda files, size: shutil.rmtree(tmp_path / ".rankscope")))
+        ingest(
+            [tmp_path],
+            progress=IngestProgress(begin=lambda files, size: shutil.rmtree(tmp_path / ".rankscope")),
+        )
     assert counts(Run(ingest([tmp_path]))) == [(0, 3)]

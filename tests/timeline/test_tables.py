@@ -10,7 +10,8 @@ import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.model import COLLECTIVES, COUNTERS
-from rankscope.timeline.run import VIEWS, Run, describe
+from rankscope.timeline.run import Run
+from rankscope.timeline.sql_views import VIEWS, describe
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,9 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 from rankscope.analysis.rollups import keep_rollups
 from rankscope.errors import RankscopeError, UsageError
 from rankscope.host import usable_cores
-from rankscope.store.ingest import Watch
-from rankscope.store.layout import INDEX_FILE, no_such_path
+from rankscope.store.discover import no_such_path
+from rankscope.store.index import INDEX_FILE
+from rankscope.store.ingest import IngestProgress
 from rankscope.text.run_words import Runs, RunWords, shell_words
 from rankscope.text.spelling import did_you_mean
 from rankscope.timeline.run import Run, open_run
@@ -35,7 +36,7 @@ class OpenRun:
 
     def __init__(self, path: Path, cache: Path | None, say: Callable[[str], None]) -> None:
         self.path = path
-        self.run: Run = open_run([path], cache=cache, watch=Watch(say=say))
+        self.run: Run = open_run([path], cache=cache, progress=IngestProgress(say=say))
         keep_rollups(self.run, usable_cores(), lambda done, ranks: None, say)
         self._sql = SqlProcess(lambda: list(self.run.definitions()), self.run.folder)
         self._stamp = self._index_stamp()

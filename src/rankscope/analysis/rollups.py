@@ -12,8 +12,8 @@ from rankscope.analysis.core.rollups import Records, are_made_when_read, chunks,
 from rankscope.errors import RankscopeError
 from rankscope.ranges import as_ranges
 from rankscope.store.derived import ROLLUPS, path_of_part, write
+from rankscope.store.index import Index
 from rankscope.store.ingest import Ingested
-from rankscope.store.layout import Index
 from rankscope.store.pool import run_calls
 from rankscope.store.worker import Call
 from rankscope.timeline.run import Run

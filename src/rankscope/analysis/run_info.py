@@ -10,7 +10,7 @@ from typing import Any
 from rankscope.analysis.core.scope import Scope, step_numbers
 from rankscope.capture.run_folder import rank_manifests, read_json
 from rankscope.ranges import as_ranges
-from rankscope.store.layout import SegmentEntry
+from rankscope.store.index import SegmentEntry
 from rankscope.text.redaction import redacted_command
 from rankscope.timeline.run import Run
 from rankscope.units import format_bytes, format_count

@@ -17,8 +17,8 @@ from rankscope.text.visible_text import unchecked, visible_or_colour
 if TYPE_CHECKING:
     from rankscope.analysis.core.result import Result
     from rankscope.analysis.core.scope import Scope
-    from rankscope.store.ingest import Ingested, Options, Watch
-    from rankscope.store.on_dask.place import Place
+    from rankscope.store.ingest import Ingested, IngestProgress, Options
+    from rankscope.store.on_dask.option import DaskCluster
     from rankscope.timeline.run import Run
 
 _QUIET_SECONDS = 2.0
@@ -218,20 +218,20 @@ def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), pref
     """
     use_tools(args)
     _import_numpy_with_one_thread()
-    from rankscope.timeline import run as runs
+    from rankscope.timeline.run import open_run as open_traces
 
     started = time.monotonic()
-    run = runs.open_run(
+    run = open_traces(
         args.run if isinstance(args.run, list) else [args.run],
         cache=args.cache,
         jobs=args.jobs,
-        dask=dask_place(args),
+        dask=dask_cluster(args),
         clocks=getattr(args, "clocks", "aligned"),
         prefer=prefer,
         mix=args.mix,
         comm_patterns=comm_patterns,
         from_events=getattr(args, "from_events", False),
-        watch=watch(args.quiet),
+        progress=_ingest_progress(args.quiet),
         on_read=lambda ingested: _say_what_was_read(ingested, started, args.quiet),
     )
     _keep_rollups(run, args)
@@ -269,9 +269,9 @@ def _keep_rollups(run: Run, args: argparse.Namespace) -> None:
     progress.end()
 
 
-def dask_place(args: argparse.Namespace) -> Place | None:
+def dask_cluster(args: argparse.Namespace) -> DaskCluster | None:
     """The cluster of --dask; None to read without Dask."""
-    from rankscope.store.on_dask.place import LOCAL, parse_place
+    from rankscope.store.on_dask.option import LOCAL, parse_dask
 
     if args.dask is None:
         if args.dask_option:
@@ -287,7 +287,7 @@ def dask_place(args: argparse.Namespace) -> Place | None:
             why="It is a number of processes of this machine.",
             hint="With slurm and pbs: --dask-option ppn=N",
         )
-    return parse_place(args.dask, args.dask_option)
+    return parse_dask(args.dask, args.dask_option)
 
 
 def expect_reading(args: argparse.Namespace) -> None:
@@ -297,7 +297,7 @@ def expect_reading(args: argparse.Namespace) -> None:
 
     _import_numpy_with_one_thread()
     connect_early()
-    from rankscope.store.layout import INDEX_FILE, store_folder
+    from rankscope.store.index import INDEX_FILE, store_folder
 
     paths = args.run if isinstance(args.run, list) else [args.run]
     try:
@@ -356,7 +356,7 @@ def read(paths: list[Path], options: Options, args: argparse.Namespace) -> Inges
     from rankscope.timeline.run import Run
 
     started = time.monotonic()
-    ingested = ingest(paths, options, watch(args.quiet))
+    ingested = ingest(paths, options, _ingest_progress(args.quiet))
     _say_what_was_read(ingested, started, args.quiet)
     _keep_rollups(Run(ingested), args)
     return ingested
@@ -376,19 +376,13 @@ def _say_what_was_read(ingested: Ingested, started: float, quiet: bool) -> None:
         )
 
 
-def watch(quiet: bool) -> Watch:
-    from rankscope.store.ingest import Watch
+def _ingest_progress(quiet: bool) -> IngestProgress:
+    from rankscope.store.ingest import IngestProgress
 
     if quiet:
-        return Watch()
-    progress = Progress(sys.stderr)
-    return Watch(
-        progress.begin,
-        progress.advance,
-        progress.end,
-        say,
-        progress.finish,
-    )
+        return IngestProgress()
+    line = Progress(sys.stderr)
+    return IngestProgress(line.begin, line.advance, line.end, say, line.finish)
 
 
 class Progress:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from rankscope.cli.common import add_remote_options, check_target
-from rankscope.remote.ssh import Ssh, parse_place, program_words
+from rankscope.remote.ssh import Ssh, parse_remote_path, program_words
 
 EXAMPLES = """\
 examples:
@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "One ssh connection is used for everything: a password or a one-time code is asked for once."
     )
     parser.epilog = EXAMPLES
-    parser.add_argument("place", metavar="HOST:PATH", help="a run folder or trace file over there")
+    parser.add_argument("remote_path", metavar="HOST:PATH", help="a run folder or trace file over there")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="where to (default: its own name, here)"
     )
@@ -46,12 +46,12 @@ def main(args: argparse.Namespace) -> int:
     from rankscope import units
     from rankscope.remote.fetch import default_target, fetch, fetch_raw, is_earlier_copy
 
-    place = parse_place(args.place)
-    target = args.output or default_target(place)
+    remote_path = parse_remote_path(args.remote_path)
+    target = args.output or default_target(remote_path)
     program = program_words(args.remote_rankscope)
-    if not is_earlier_copy(target, place):
+    if not is_earlier_copy(target, remote_path):
         check_target(target, args.force)
-    with Ssh.connected(place, args.ssh) as ssh:
+    with Ssh.connected(remote_path, args.ssh) as ssh:
         if args.raw:
             done = fetch_raw(ssh, program, target)
         else:
@@ -62,6 +62,6 @@ def main(args: argparse.Namespace) -> int:
         size = units.format_bytes(done.copied_bytes)
         if not args.raw:
             size += f" for {units.format_bytes(done.raw_bytes)} of raw traces"
-        print(f"Copied {done.files} file{'s' * (done.files != 1)} of {place} to {target}: {size}")
+        print(f"Copied {done.files} file{'s' * (done.files != 1)} of {remote_path} to {target}: {size}")
         print(f"Next: rankscope stats {target}")
     return 0

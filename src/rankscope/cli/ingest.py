@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope import units
-from rankscope.cli.common import add_reading_options, add_run_argument, dask_place, read, use_tools
+from rankscope.cli.common import add_reading_options, add_run_argument, dask_cluster, read, use_tools
 from rankscope.errors import UsageError
 
 EXAMPLES = """\
@@ -55,13 +55,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from rankscope.store.ingest import Options
-    from rankscope.store.separate_runs import refuse_mixed
     from rankscope.timeline.run import Run
 
     ranks = dict(_given_rank(text) for text in args.rank)
     paths = args.run + [path for path in ranks if not any(_holds(run, path) for run in args.run)]
     options = Options(
-        output=args.output, cache=args.cache, ranks=ranks, jobs=args.jobs, dask=dask_place(args)
+        output=args.output, cache=args.cache, ranks=ranks, jobs=args.jobs, dask=dask_cluster(args)
     )
     use_tools(args)
     ingested = read(paths, options, args)
@@ -81,7 +80,7 @@ def main(args: argparse.Namespace) -> int:
     if not ingested.read and not args.quiet:
         print("Nothing to read: the store is up to date.")
     if not args.mix:
-        refuse_mixed(Run(ingested).timelines)
+        Run(ingested).refuse_mixed()
     print(f"Next: rankscope stats {args.output or ' '.join(map(str, args.run))}")
     return 1 if ingested.problems else 0
 

@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from rankscope.analysis.core.result import query_result
     from rankscope.text.run_words import RunWords, shell_words
-    from rankscope.timeline.run import VIEWS, describe
+    from rankscope.timeline.sql_views import VIEWS, describe
     from rankscope.views import render, terminal_width, use_color
     from rankscope.views.envelope import Question
 

@@ -7,7 +7,7 @@ import signal
 import sys
 import webbrowser
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -19,11 +19,11 @@ from rankscope.remote.ssh import (
     Ssh,
     check_remote,
     option_words,
-    parse_place,
+    parse_remote_path,
     path_argument,
     program_words,
 )
-from rankscope.remote.tunnel import check_one_machine, free_port, local_url, tunnel, viewer_command
+from rankscope.remote.tunnel import Tunnel, check_one_machine, free_port, local_url, viewer_command
 
 
 def path_or_remote(text: str) -> Path | str:
@@ -33,7 +33,7 @@ def path_or_remote(text: str) -> Path | str:
 
 def run_there(args: argparse.Namespace, command: str, options: Mapping[str, object]) -> int:
     """Run `rankscope COMMAND PATH OPTIONS` over there; its output is ours, and so is its exit code."""
-    remote = parse_place(args.run)
+    remote = parse_remote_path(args.run)
     program = program_words(args.remote_rankscope)
     words = [*program, command, path_argument(remote.path), *option_words(options)]
     with Ssh.connected(remote, args.ssh) as ssh:
@@ -46,7 +46,9 @@ def run_there(args: argparse.Namespace, command: str, options: Mapping[str, obje
 def view_remote(args: argparse.Namespace) -> int:
     """Until Ctrl-C here, or until the connection is lost; either way the viewer over there ends."""
     runs = [run for run in (args.run, args.other) if run is not None]
-    places = check_one_machine([parse_place(run) if isinstance(run, str) else None for run in runs])
+    remote_paths = check_one_machine(
+        [parse_remote_path(run) if isinstance(run, str) else None for run in runs]
+    )
     refused = (
         (args.perfetto, "--perfetto does not work over ssh://", "Perfetto's page reads the trace from this machine.",
          "rankscope fetch HOST:PATH, then rankscope view PATH --perfetto"),
@@ -69,9 +71,13 @@ def view_remote(args: argparse.Namespace) -> int:
         "--ncu": args.ncu,
         "--mix": args.mix or None,
     }
-    command = viewer_command(program, places, port, options)
-    host = places[0].host
-    with stopped_by_signals(), Ssh.connected(places[0], args.ssh) as ssh, tunnel(ssh, command) as link:
+    command = viewer_command(program, remote_paths, port, options)
+    host = remote_paths[0].host
+    with (
+        stopped_by_signals(),
+        Ssh.connected(remote_paths[0], args.ssh) as ssh,
+        closing(Tunnel(ssh, command)) as link,
+    ):
         url = local_url(link, port, host)
         print(url, flush=True)
         print(f"The viewer runs on {host}. Ctrl-C ends both.", file=sys.stderr)

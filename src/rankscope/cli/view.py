@@ -132,7 +132,7 @@ def _view(args: argparse.Namespace) -> int:
     runs = [args.run, args.other] if args.other else [args.run]
     for path in runs:
         if not path.exists():
-            from rankscope.store.layout import no_such_path
+            from rankscope.store.discover import no_such_path
 
             raise no_such_path(path)
     address = _listening(lambda: Address(args.host, args.port), args.host, args.port)
@@ -146,7 +146,7 @@ def _view(args: argparse.Namespace) -> int:
 
     opening = Opening(
         runs,
-        Options(cache=args.cache, jobs=args.jobs, dask=common.dask_place(args)),
+        Options(cache=args.cache, jobs=args.jobs, dask=common.dask_cluster(args)),
         common.say,
         mix=args.mix,
     )

@@ -30,6 +30,7 @@ from rankscope.readers.safe_pickle import PICKLE_NAMES, is_pickle
 
 __all__ = [
     "FORMATS_READ",
+    "STREAM_NAME",
     "TRACE_NAMES",
     "Batch",
     "EventBatch",
@@ -41,12 +42,12 @@ __all__ = [
     "find_reader",
     "folders_below",
     "identities",
-    "is_stream",
     "looks_like_a_trace",
     "one_file",
 ]
 
-_STREAM_NAME = ".qdstrm"
+STREAM_NAME = ".qdstrm"
+"""A recording of nsys that has not been converted to a report: nsys.stream does that."""
 _JSON_NAMES = (".json", ".json.gz", ".chrome_trace")
 _HATCHET = re.compile(rb'\s*\[\s*\{\s*"(?:children|frame|metrics)"\s*:\s*[\[{]')
 """The root of a tree of call paths, as Triton's Proton writes it."""
@@ -72,7 +73,7 @@ _FORMATS = (
     _Format("rocprof.rocpd", "ROCPD", (".db",), "rocprofv3 (.db, _results.json)"),
     _Format("rocprof.tool_json", "ROCPROF_JSON", _JSON_NAMES, ""),
     _Format("nsys.reader", "NSYS", (".sqlite",), "Nsight Systems (.nsys-rep, .sqlite)"),
-    _Format("nsys.report", "NSYS_REPORT", (".nsys-rep", ".qdrep", _STREAM_NAME), ""),
+    _Format("nsys.report", "NSYS_REPORT", (".nsys-rep", ".qdrep", STREAM_NAME), ""),
     _Format("ncu", "NCU", (".ncu-rep", ".csv"), "Nsight Compute (.ncu-rep, .csv)"),
     _Format("flight_recorder", "FLIGHT_READER", (), "flight-recorder dumps (_dump_N)"),
     _Format("memory_snapshot", "SNAPSHOT", PICKLE_NAMES, "memory snapshots (.pickle)"),
@@ -122,11 +123,6 @@ def folders_below(folder: Path) -> tuple[list[Path], list[Path]]:
     ranks += [path for path in (folder / output,) if path.is_dir()]
     recordings = sorted(path for path in folder.glob("plugins/profile/*") if path.is_dir())
     return ranks, recordings
-
-
-def is_stream(path: Path) -> bool:
-    """True for a recording of nsys that has not been converted to a report: nsys.stream does that."""
-    return path.suffix == _STREAM_NAME
 
 
 def find_reader(path: Path) -> Reader:

@@ -24,7 +24,7 @@ _KEEP_ALIVE = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3")
 _PERSIST = ("-o", "ControlPersist=60")
 
 
-class Place(NamedTuple):
+class RemotePath(NamedTuple):
     """A path on another machine."""
 
     host: str
@@ -37,7 +37,7 @@ class Place(NamedTuple):
         return f"{self.host}:{self.path}"
 
 
-def parse_place(text: str) -> Place:
+def parse_remote_path(text: str) -> RemotePath:
     """ssh://[user@]host[:port]/path, ssh://host/~/path (from the home folder), or host:path as scp has it."""
     match = re.fullmatch(r"(?P<host>[^/:]+)(?P<rest>[:/].*)?", text.removeprefix(SCHEME), re.DOTALL)
     host = match["host"] if match else ""
@@ -54,13 +54,13 @@ def parse_place(text: str) -> Place:
             why="A host and a path are needed.",
             hint="For example: host:runs/a, or ssh://user@host:2222/data/runs/a",
         )
-    return Place(host, port, path)
+    return RemotePath(host, port, path)
 
 
 class Ssh:
     """How to reach one machine."""
 
-    def __init__(self, place: Place, command: str = "ssh") -> None:
+    def __init__(self, remote_path: RemotePath, command: str = "ssh") -> None:
         words = shlex.split(command)
         if not words or shutil.which(words[0]) is None:
             raise ToolError(
@@ -68,18 +68,18 @@ class Ssh:
                 why="It is needed to reach other machines.",
                 hint="Install OpenSSH's client, or name another: --ssh PATH",
             )
-        port = ["-p", str(place.port)] if place.port else []
-        self.place = place
+        port = ["-p", str(remote_path.port)] if remote_path.port else []
+        self.remote_path = remote_path
         self.start = [*words, *port, *_KEEP_ALIVE]
 
     @classmethod
     @contextmanager
-    def connected(cls, place: Place, command: str = "ssh") -> Iterator[Ssh]:
+    def connected(cls, remote_path: RemotePath, command: str = "ssh") -> Iterator[Ssh]:
         """One connection for all commands inside: a password or a one-time code is asked for once, by the first.
 
         If the user's own ssh keeps a connection to this machine open (ControlMaster), it is used and stays open.
         """
-        ssh = cls(place, command)
+        ssh = cls(remote_path, command)
         if ssh.control("check").returncode == 0:
             yield ssh
             return
@@ -95,12 +95,12 @@ class Ssh:
 
     def control(self, what: str, *options: str) -> subprocess.CompletedProcess[str]:
         """A request to the process that holds the connection: check, forward, cancel, exit."""
-        words = [*self.start, "-O", what, *options, "--", self.place.host]
+        words = [*self.start, "-O", what, *options, "--", self.remote_path.host]
         return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
 
     def run(self, command: Sequence[str], timeout: float | None = None) -> subprocess.CompletedProcess[str]:
         """Run a command over there to its end; its stderr is shown as it comes."""
-        words = [*self.start, "--", self.place.host, shlex.join(command)]
+        words = [*self.start, "--", self.remote_path.host, shlex.join(command)]
         return subprocess.run(
             words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=timeout, check=False
         )
@@ -108,30 +108,30 @@ class Ssh:
     def run_attached(self, command: Sequence[str], terminal: bool) -> int:
         """Run a command over there with our stdin and stdout, in a terminal if `terminal`; returns its exit code. It
         ends with the connection."""
-        words = [*self.start, *(["-t"] if terminal else []), "--", self.place.host, shlex.join(command)]
+        words = [*self.start, *(["-t"] if terminal else []), "--", self.remote_path.host, shlex.join(command)]
         return subprocess.run(words, check=False).returncode
 
 
-def check_remote(code: int, place: Place, program: Sequence[str]) -> None:
+def check_remote(code: int, remote_path: RemotePath, program: Sequence[str]) -> None:
     """Raise the error that an exit code of ssh means; 0 is no error."""
     if code == SSH_FAILED:
         raise RemoteError(
-            f"cannot reach {place.host}",
+            f"cannot reach {remote_path.host}",
             why="ssh's own message is above.",
-            hint=f"Try it alone: ssh {place.host} true. Other options for ssh: --ssh 'ssh -i KEY -J GATE'",
+            hint=f"Try it alone: ssh {remote_path.host} true. Other options for ssh: --ssh 'ssh -i KEY -J GATE'",
         )
     if code == NOT_FOUND:
         raise RemoteError(
-            f"there is no {program[0]} on {place.host}",
+            f"there is no {program[0]} on {remote_path.host}",
             why="It is not on the PATH of a non-login shell.",
             hint="Install it there, or give its path there: --remote-rankscope .venv/bin/rankscope. "
             "Or copy the traces with rsync and read them here.",
         )
     if code:
         raise RemoteError(
-            f"{program[0]} on {place.host} ended with {code}",
+            f"{program[0]} on {remote_path.host} ended with {code}",
             why="Its own message is above.",
-            hint=f"Run it there to see more: ssh {place.host}",
+            hint=f"Run it there to see more: ssh {remote_path.host}",
         )
 
 
@@ -154,7 +154,7 @@ def rsync(
     # --protect-args: the shell over there does not split names with spaces
     words = [program, "--archive", "--no-links", "--no-devices", "--no-specials", "--protect-args", *options]
     words += ["-e", start]
-    words += [f"{ssh.place.host}:{source}" for source in sources]
+    words += [f"{ssh.remote_path.host}:{source}" for source in sources]
     return subprocess.run(
         [*words, str(target)], stdin=subprocess.DEVNULL, stdout=messages, stderr=messages, check=False
     ).returncode
@@ -180,6 +180,6 @@ def option_words(options: Mapping[str, object]) -> list[str]:
         if value is True:
             given.append(name)
         elif value is not None:
-            for one in value if isinstance(value, list) else [value]:
-                given += [name, str(one)]
+            for item in value if isinstance(value, list) else [value]:
+                given += [name, str(item)]
     return given

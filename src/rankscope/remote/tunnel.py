@@ -6,11 +6,11 @@ import contextlib
 import shlex
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from rankscope.errors import RemoteError, UsageError
-from rankscope.remote.ssh import SSH_FAILED, Place, Ssh, check_remote, option_words, path_argument
+from rankscope.remote.ssh import SSH_FAILED, RemotePath, Ssh, check_remote, option_words, path_argument
 
 _ENDING_SECONDS = 5.0
 _ANSWER_SECONDS = 30.0
@@ -24,7 +24,7 @@ class Tunnel:
         self._ssh, self._command = ssh, command
         self._forwarded: str | None = None
         self._process = subprocess.Popen(
-            [*ssh.start, "--", ssh.place.host, shlex.join(command)],
+            [*ssh.start, "--", ssh.remote_path.host, shlex.join(command)],
             stdin=subprocess.PIPE,  # the server over there ends when this is closed
             stdout=subprocess.PIPE,
             text=True,
@@ -36,7 +36,7 @@ class Tunnel:
         for line in self._process.stdout:
             if line.startswith("http://"):
                 return line.strip()
-        check_remote(self._process.wait() or 1, self._ssh.place, self._command)
+        check_remote(self._process.wait() or 1, self._ssh.remote_path, self._command)
         raise AssertionError("a code that is not 0 is an error")
 
     def forward(self, remote_port: int, port: int) -> None:
@@ -45,7 +45,7 @@ class Tunnel:
         done = self._ssh.control("forward", "-L", self._forwarded)
         if done.returncode:
             raise RemoteError(
-                f"cannot tunnel port {port} to {self._ssh.place.host}",
+                f"cannot tunnel port {port} to {self._ssh.remote_path.host}",
                 why=(done.stderr.strip().splitlines() or ["ssh gives no reason."])[-1],
                 hint="Choose another port here: --port 0 takes a free one.",
             )
@@ -54,12 +54,12 @@ class Tunnel:
         """Wait until it ends by itself, which is an error."""
         code = self._process.wait()
         raise RemoteError(
-            f"the connection to {self._ssh.place.host} was lost",
+            f"the connection to {self._ssh.remote_path.host} was lost",
             why="ssh ended." if code == SSH_FAILED else f"The viewer over there ended with exit code {code}.",
             hint="Start it again; the traces that were read over there are kept.",
         )
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End the server over there, and the tunnel: the connection may be one that the user keeps open."""
         assert self._process.stdin and self._process.stdout
         with contextlib.suppress(OSError):
@@ -72,15 +72,6 @@ class Tunnel:
         self._process.stdout.close()
         if self._forwarded is not None:
             self._ssh.control("cancel", "-L", self._forwarded)
-
-
-@contextlib.contextmanager
-def tunnel(ssh: Ssh, command: Sequence[str]) -> Iterator[Tunnel]:
-    made = Tunnel(ssh, command)
-    try:
-        yield made
-    finally:
-        made.end()
 
 
 def free_port() -> int:
@@ -101,17 +92,20 @@ def answers(port: int) -> bool:
 
 
 def viewer_command(
-    program: Sequence[str], places: Sequence[Place], port: int, options: Mapping[str, object]
+    program: Sequence[str], remote_paths: Sequence[RemotePath], port: int, options: Mapping[str, object]
 ) -> list[str]:
     """The command that starts the viewer over there, for a tunnel from ``port`` here."""
-    paths = [path_argument(place.path) for place in places]
+    paths = [path_argument(remote_path.path) for remote_path in remote_paths]
     return [*program, "view", *paths, "--no-open", "--tunnel", str(port), *option_words(options)]
 
 
-def check_one_machine(places: Sequence[Place | None]) -> list[Place]:
+def check_one_machine(remote_paths: Sequence[RemotePath | None]) -> list[RemotePath]:
     """The runs of one viewer; None is a run on this machine."""
-    remote = [place for place in places if place is not None]
-    if len(remote) != len(places) or len({(place.host, place.port) for place in remote}) > 1:
+    remote = [remote_path for remote_path in remote_paths if remote_path is not None]
+    if (
+        len(remote) != len(remote_paths)
+        or len({(remote_path.host, remote_path.port) for remote_path in remote}) > 1
+    ):
         raise UsageError(
             "the two runs are not on one machine",
             why="One viewer shows both, so it must be able to read both.",

@@ -40,19 +40,19 @@ def number_rows(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
         low, high = int(column.min()), int(column.max())
         width = high - low + 1
         if used * width < _MAX_CODES:
-            place = column - low
+            offset = column - low
         else:  # too many possible rows for 64 bits: count the values that occur
             code, used = _dense(code)
-            place, width = _dense(column)
-        code = code * width + place
+            offset, width = _dense(column)
+        code = code * width + offset
         used *= width
     _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
     return np.stack([column[first] for column in columns], axis=1), inverse.reshape(-1).astype(np.int64)
 
 
 def _dense(values: Ints) -> tuple[Ints, int]:
-    known, place = np.unique(values, return_inverse=True)
-    return place.reshape(-1).astype(np.int64), len(known)
+    distinct, number = np.unique(values, return_inverse=True)
+    return number.reshape(-1).astype(np.int64), len(distinct)
 
 
 def count_before(keys: Sequence[Ints], time: Ints) -> Ints:

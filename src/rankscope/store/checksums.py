@@ -7,6 +7,7 @@ is opened (docs/adr/0132-damage-is-found.md).
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,17 +29,17 @@ class DamagedFileError(ValueError):
 
 def checksums(folder: Path) -> FileSums:
     """Of every file in a folder."""
-    return {path.name: list(_size_and_checksum(path)) for path in sorted(folder.iterdir())}
+    return {path.name: _size_and_checksum(str(path)) for path in sorted(folder.iterdir())}
 
 
 def damage(folder: Path, files: FileSums) -> str:
     """What is wrong with these files of a folder, in a few words; '' if nothing is."""
     for name, (size, checksum) in files.items():
-        path = folder / name
         try:
-            if (found := path.stat().st_size) != size:
-                return f"{name} has {found:,} bytes instead of {size:,}"
-            if _size_and_checksum(path)[1] != checksum:
+            size_now, checksum_now = _size_and_checksum(f"{folder}/{name}", size)
+            if size_now != size:
+                return f"{name} has {size_now:,} bytes instead of {size:,}"
+            if checksum_now != checksum:
                 return f"{name} has another checksum than when it was written"
         except FileNotFoundError:
             return f"{name} is missing"
@@ -47,13 +48,19 @@ def damage(folder: Path, files: FileSums) -> str:
     return ""
 
 
-def _size_and_checksum(path: Path) -> tuple[int, int]:
-    size = value = 0
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE):
-            size += len(piece)
-            value = crc32(piece, value)
-    return size, value
+def _size_and_checksum(path: str, expected_size: int | None = None) -> list[int]:
+    """No link is followed, and no pipe waited for. A file of another size than expected is not read."""
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        size = os.fstat(file).st_size
+        value = 0
+        if expected_size in (None, size):
+            # Of few bytes: a buffer that is much larger than the file takes longer to make than the file to read.
+            while piece := os.read(file, min(_PIECE, size + 1)):
+                value = crc32(piece, value)
+        return [size, value]
+    finally:
+        os.close(file)
 
 
 def write_checked_json(path: Path, content: Mapping[str, Any]) -> None:

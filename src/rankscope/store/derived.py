@@ -85,9 +85,9 @@ def slices_file(rank: int, segment: int) -> str:
     return f"slices-{rank:05d}-{segment}"
 
 
-def key_of(*made_from: object) -> int:
+def key_of(*cache_key: object) -> int:
     """The key of a row: of JSON values and tuples of them."""
-    return int(_digest(json.dumps(made_from).encode())[:14], 16)
+    return int(_digest(json.dumps(cache_key).encode())[:14], 16)
 
 
 def _digest(content: bytes) -> str:
@@ -160,13 +160,13 @@ class Table(Generic[T]):
         ranks = table.columns["rank"].tolist()
         return {rank: record for rank, record, use in zip(ranks, records, usable, strict=True) if use}
 
-    def load(self, store: Path, made_from: object) -> T | None:
+    def load(self, store: Path, cache_key: object) -> T | None:
         """The result about the whole run that is in the file of this name."""
-        return File(path_of(store, self.name), mapped=self.mapped).rows(self, {0: key_of(made_from)}).get(0)
+        return File(path_of(store, self.name), mapped=self.mapped).rows(self, {0: key_of(cache_key)}).get(0)
 
-    def save(self, store: Path, made_from: object, record: T) -> None:
+    def save(self, store: Path, cache_key: object, record: T) -> None:
         """Write or replace that file."""
-        write(path_of(store, self.name), {self.name: self.encode({0: (key_of(made_from), record)})})
+        write(path_of(store, self.name), {self.name: self.encode({0: (key_of(cache_key), record)})})
 
 
 def path_of(store: Path, name: str) -> Path:

@@ -47,13 +47,13 @@ class GroupColumn:
 
     def __getitem__(self, events: Any) -> Codes:
         """The codes of some events; all of them with [:]."""
-        found: Codes = self.codes[self.group[events]]
-        return found
+        codes: Codes = self.codes[self.group[events]]
+        return codes
 
     def among(self, is_wanted: Mask) -> Mask:
         """Which events are of a wanted group."""
-        found: Mask = is_wanted[self.group]
-        return found
+        wanted: Mask = is_wanted[self.group]
+        return wanted
 
     def equals(self, code: int) -> Mask:
         return self.among(self.codes == code)
@@ -148,8 +148,8 @@ class Events:
         low, high = np.searchsorted(self.linked, (first, last + 1)).tolist()
         of_each = np.full(last - first + 1, len(self.linked), dtype=np.int32)
         of_each[self.linked[low:high] - first] = np.arange(low, high, dtype=np.int32)
-        found: Codes = of_each[events - first]
-        return found
+        places: Codes = of_each[events - first]
+        return places
 
     def number_at(self, column: str, places: Codes) -> Numbers:
         """The numbers at some places of a sparse column."""
@@ -175,8 +175,8 @@ class Events:
             return codes.among(self.has_text(codes.codes, wanted))
         is_wanted = np.zeros(len(self.texts), dtype=bool)
         is_wanted[[self.codes[text] for text in wanted if text in self.codes]] = True
-        found: Mask = is_wanted[codes]
-        return found
+        mask: Mask = is_wanted[codes]
+        return mask
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def _grouped(columns: EventColumns) -> tuple[NDArray[Any], NDArray[Any]]:
     if native.functions is None or len(columns) == 0:
         groups, numbers = number_rows(keys)
         return numbers, groups
-    group, firsts = (np.frombuffer(one, np.int32) for one in native.functions.distinct_rows(tuple(keys)))
+    group, firsts = (np.frombuffer(data, np.int32) for data in native.functions.distinct_rows(tuple(keys)))
     return group, np.stack([key[firsts] for key in keys], axis=1)
 
 
@@ -229,8 +229,8 @@ def flow_texts(flow: Numbers, texts: Texts) -> PlainTexts:
     """The ids of flows as texts."""
     if not ((flow < 0) & (flow != NULL)).any():
         return PlainTexts(*number_texts(flow))
-    known = list(texts)
-    spelt = (None if id == NULL else str(id) if id >= 0 else known[-1 - id] for id in flow.tolist())
+    listed = list(texts)
+    spelt = (None if id == NULL else str(id) if id >= 0 else listed[-1 - id] for id in flow.tolist())
     return PlainTexts(*joined_texts(None if text is None else text.encode() for text in spelt))
 
 
@@ -239,8 +239,8 @@ def _kept(columns: EventColumns, texts: list[str]) -> dict[int, str]:
     named = np.fromiter((_WITH_ARGS_NAMES.search(text) is not None for text in texts), bool, len(texts))
     wanted = np.isin(columns.phase, phases) | named[columns.name]
     wanted[columns.linked[columns.collective != NO_TEXT]] = True
-    kept = ((index, columns.args_of(index)) for index in np.flatnonzero(wanted).tolist())
-    return {index: args for index, args in kept if args is not None}
+    indices = np.flatnonzero(wanted).tolist()
+    return {index: args for index in indices if (args := columns.args_of(index)) is not None}
 
 
 def _narrow(numbers: Numbers) -> NDArray[Any]:
@@ -281,10 +281,10 @@ class GrowingColumn:
         if not self._is_constant and rows <= len(values) and np.can_cast(dtype, values.dtype):
             return
         kind = np.promote_types(dtype, values.dtype)
-        made = np.empty((rows + rows // 2, *values.shape[1:]), dtype=kind)
-        known = values[:1] if self._is_constant else values[: self._count]
-        made[: self._count] = _wide(known) if kind == np.int64 else known
-        self._values, self._is_constant = made, False
+        larger = np.empty((rows + rows // 2, *values.shape[1:]), dtype=kind)
+        present = values[:1] if self._is_constant else values[: self._count]
+        larger[: self._count] = _wide(present) if kind == np.int64 else present
+        self._values, self._is_constant = larger, False
 
     def values(self) -> NDArray[Any]:
         if self._is_constant:
@@ -297,10 +297,10 @@ def _are_same(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 def _or_missing(values: NDArray[Any], places: Codes, missing: int) -> NDArray[Any]:
-    found = np.full(len(places), missing, dtype=values.dtype)
+    chosen = np.full(len(places), missing, dtype=values.dtype)
     there = np.flatnonzero(places < len(values))
-    found[there] = values[places[there]]
-    return found
+    chosen[there] = values[places[there]]
+    return chosen
 
 
 def _wide(numbers: NDArray[Any]) -> NDArray[Any]:

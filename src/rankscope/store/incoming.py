@@ -27,7 +27,8 @@ from rankscope.store.derived import unused
 INCOMING = "incoming-"
 _LOCK_FILE = "lock"
 _READERS = "readers"
-_PUBLISHING = "publishing"
+PUBLISHING = "publishing"
+"""A file in a folder while its segments are moved out, and those that they replace are to be removed."""
 OWN_FILES = (f"{INCOMING}*", f"/{_LOCK_FILE}", f"/{_READERS}")
 """What processes of one machine tell each other by; rsync's patterns."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -51,22 +52,12 @@ def incoming_folder(store: Path) -> Iterator[Path]:
 
 
 def _remove_unless_publishing(folder: Path) -> None:
-    if not (folder / _PUBLISHING).exists():
+    if not (folder / PUBLISHING).exists():
         shutil.rmtree(folder, ignore_errors=True)
         return
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
-
-
-def begin_publishing(folder: Path) -> None:
-    """Segments are about to be moved out of a folder, and those that they replace to be removed."""
-    (folder / _PUBLISHING).touch()
-
-
-def end_publishing(folder: Path) -> None:
-    """Nothing is left to be removed."""
-    (folder / _PUBLISHING).unlink()
 
 
 def in_use(folder: Path) -> contextlib.AbstractContextManager[None]:

@@ -1,4 +1,8 @@
-"""Reads raw traces into the store: each file once, several at a time, each visible only when it is complete."""
+"""How a run is opened: find its files, assign their ranks, compare them with the store, read the rest, publish it.
+
+`ingest` does this in order. A file is read once, several at a time, and each is visible only when it is complete. Where
+nothing has changed, nothing but the comparison is done.
+"""
 
 from __future__ import annotations
 
@@ -17,43 +21,44 @@ from rankscope.readers import NodeLog, one_file
 from rankscope.readers.base import rank_from_name
 from rankscope.records import dataclass
 from rankscope.store.checksums import damage, read_checked_json
+from rankscope.store.discover import (
+    Sources,
+    find_sources,
+    folder_with_traces,
+    readable_traces,
+    sidecar_kind,
+    traces_elsewhere,
+)
 from rankscope.store.incoming import (
+    PUBLISHING,
     ReadLock,
-    begin_publishing,
     clean,
-    end_publishing,
     exclusive,
     has_abandoned,
     incoming_folder,
 )
-from rankscope.store.layout import (
+from rankscope.store.index import (
     INDEX_FILE,
     SEGMENT_FILE,
     Index,
     SegmentEntry,
-    Sources,
-    can_read,
-    can_write,
-    default_cache,
-    find_sources,
-    folder_with_traces,
-    readable_traces,
-    store_folder,
-    traces_elsewhere,
+    Store,
+    possible_stores,
+    refuse_links,
 )
 from rankscope.store.node_logs import zone_of
-from rankscope.store.on_dask.place import LOCAL, Place
+from rankscope.store.on_dask.option import LOCAL, DaskCluster
 from rankscope.store.rank_assignment import (
     ALONE,
     BESIDE,
     Assignment,
     assign,
     assign_logs,
-    keep,
+    assigned_before,
     refuse_overlaps,
 )
 from rankscope.store.side_by_side import side_by_side
-from rankscope.store.worker import Build, Outcome, Task
+from rankscope.store.worker import Build, Task
 
 Say = Callable[[str], None]
 
@@ -74,12 +79,12 @@ class Options:
     """Ranks given by the user, by file."""
     jobs: int | None = None
     """Files read at the same time; None: as cores and memory allow."""
-    dask: Place | None = None
+    dask: DaskCluster | None = None
     """Read on a Dask cluster; None: in processes of this machine, without Dask."""
 
 
 @dataclass(frozen=True)
-class Watch:
+class IngestProgress:
     """Callbacks that show the progress."""
 
     begin: Callable[[int, int], None] = lambda files, total_bytes: None
@@ -104,25 +109,19 @@ class Ingested:
     """Keeps the tables, also if another process replaces them."""
 
 
-_Outcome = SegmentEntry | RankscopeError
-
-
 @dataclass(frozen=True)
 class _Plan:
     """What a store is to contain."""
 
-    store: Path
-    found: Index
-    """As it is on disk."""
-    index: Index
-    """The same; raw files that were moved together with the run have their new paths."""
-    places: list[Assignment]
+    store: Store
+    assignments: list[Assignment]
+    """Each file, or part of a file, with its rank."""
     skipped: tuple[RankscopeError, ...]
     logs: Mapping[Path, NodeLog] = field(default_factory=dict)
-    """Files about the GPUs of a node. Their places follow from the traces, when these have been read."""
+    """Files about the GPUs of a node. Their ranks follow from the traces, when these have been read."""
     given: Mapping[Path, int] = field(default_factory=dict)
     """The ranks that the user gave."""
-    companions: Mapping[int, tuple[Path, ...]] = field(default_factory=dict)
+    sidecar_files: Mapping[int, tuple[Path, ...]] = field(default_factory=dict)
     """By rank: files that may add to its traces."""
     of_no_rank: tuple[Path, ...] = ()
     """Such files whose names do not tell which of the ranks they belong to."""
@@ -133,45 +132,157 @@ class _Plan:
 
 
 def ingest(
-    paths: Sequence[Path], build: Build, options: Options | None = None, watch: Watch | None = None
+    paths: Sequence[Path],
+    build: Build,
+    options: Options | None = None,
+    progress: IngestProgress | None = None,
 ) -> Ingested:
     """Bring the store of these traces up to date and return it. Unchanged files are not read again.
 
     `build` reads one file. Segments whose tables are damaged are read again from the raw files.
     """
-    options, watch = options or Options(), watch or Watch()
-    paths = [_with_traces(path.resolve(), watch.say) for path in paths]
-    locks = {store: ReadLock(store) for store in _possible_stores(paths, options, watch.say)}
-    plan = _plan(paths, options, list(locks), watch.say)
-    lock = locks[plan.store]
-    kept, wanted = _split(plan, {}, watch.say)
-    if plan.logs and not wanted:
-        options = replace(options, dask=None)
-        plan, places = _with_logs(plan, kept)
-        known, wanted = _split(replace(plan, places=places), {}, watch.say)
-        kept += known
-    changed = wanted or len(kept) != len(plan.index.segments)
-    if not changed and not (plan.found.recovered and can_write(plan.store)):
-        _clean_up(plan.store, lock)
-        return Ingested(plan.store, plan.index, (), plan.skipped, lock)
-    _report_assumed_rank(wanted, watch.say)
-    for copy, path in plan.copies.items():
-        watch.say(f"{copy.name} is not read: {path.name} beside it is the same trace")
-    _report_of_no_rank(plan, watch.say)
-    with _writing(plan.store), incoming_folder(plan.store) as incoming:
-        update = _Update(plan, build, kept, wanted, incoming, lock)
+    options, progress = options or Options(), progress or IngestProgress()
+    paths = [_with_traces(path.resolve(), progress.say) for path in paths]
+    folders = possible_stores(paths, options.output, options.cache, progress.say)
+    locks = {folder: ReadLock(folder) for folder in folders}
+    plan = _plan(paths, options, folders, progress.say)
+    store, lock = plan.store, locks[plan.store.folder]
+    update = _Update(plan, build, options, progress, lock)
+    update.compare(plan.assignments)
+    if not update.wanted:
+        update.add_logs()
+    is_complete = not update.wanted and len(update.up_to_date) == len(store.segments)
+    if is_complete and not (store.listed.recovered and store.can_be_written):
+        if store.has_leftovers and store.can_be_written and has_abandoned(store.folder):
+            update.clean_up()
+        return Ingested(store.folder, Index(store.segments), (), update.plan.skipped, lock)
+    _tell_what_is_assumed(plan, update.wanted, progress.say)
+    with _writing(store.folder), incoming_folder(store.folder) as update.incoming:
         while True:
-            update.read(options, watch)
-            update.read_logs(options, watch)
+            update.read()
+            update.add_logs()
+            update.read()
             index, fresh, problems = update.outcome()
-            _report_merged(fresh, watch.say)
-            _report_zones(fresh, watch.say)
-            _report_unused(fresh, watch.say)
+            _tell_what_was_read(fresh, progress.say)
             if update.publish(index, fresh):
-                return Ingested(plan.store, index, tuple(fresh), (*update.plan.skipped, *problems), lock)
+                return Ingested(store.folder, index, tuple(fresh), (*update.plan.skipped, *problems), lock)
             # Another process has changed the store in the meantime. What was read here, and not there, is still used.
-            update.plan = _plan(paths, options, [plan.store], watch.say)
-            update.kept = update.split(update.plan, watch.say)
+            update.plan, update.up_to_date = _plan(paths, options, [store.folder], progress.say), []
+            update.compare(update.plan.assignments)
+
+
+# Which files, with which ranks.
+
+
+def _with_traces(path: Path, say: Say) -> Path:
+    with one_file(path):
+        folder = folder_with_traces(path)
+    if folder != path:
+        say(f"{path} has no traces of its own; those in {folder.name} are read")
+    return folder
+
+
+def _plan(paths: Sequence[Path], options: Options, folders: Sequence[Path], say: Say) -> _Plan:
+    """Which files are to be in which of the possible stores, with which ranks."""
+    home = paths[0] if paths[0].is_dir() else paths[0].parent
+    stores = [Store.load(folder, home) for folder in folders]
+    if folders == paths:
+        if not stores[0].segments:
+            raise _of_another_version(stores[0])
+        return _as_it_is(stores[0])
+    filled = next((store for store in stores if store.segments and not options.ranks), None)
+    if filled is not None and _is_of_files_elsewhere(paths, filled, say):
+        return _as_it_is(filled)
+    unchanged = {entry.source for store in stores for entry in store.current}
+    try:
+        sources = find_sources(paths, unchanged, folders[-1])
+    except RankscopeError as error:
+        if filled is None:
+            for store in stores:
+                if isinstance(error, NotATraceError) and store.listed.other_format is not None:
+                    raise _of_another_version(store) from error
+            raise
+        # The raw files are gone; what could not be read instead of them is reported.
+        gone = isinstance(error, (StoreError, NotATraceError)) and not isinstance(error, EmptyTraceError)
+        return _as_it_is(filled, () if gone else (error,))
+    store = _choose_store(paths, sources, stores, say)
+    given = {path.resolve(): rank for path, rank in options.ranks.items()}
+    assignments, logs, unopened = assign(sources.files, given, sources.ranks, store.current, store.outdated)
+    skipped = (*sources.skipped, *unopened)
+    sidecar_files, of_no_rank = _by_rank(sources.sidecar_files, {each.rank for each in assignments})
+    return _Plan(store, assignments, skipped, logs, given, sidecar_files, of_no_rank, sources.copies)
+
+
+def _as_it_is(store: Store, skipped: tuple[RankscopeError, ...] = ()) -> _Plan:
+    listed = store.listed.segments
+    store = replace(store, segments=listed, current=listed, outdated=[])
+    return _Plan(store, [assigned_before(entry) for entry in listed], skipped, as_it_is=True)
+
+
+def _of_another_version(store: Store) -> StoreError:
+    format = store.listed.other_format
+    what = f"It has format {format}, and this version reads format {FORMAT_VERSION}"
+    return StoreError(
+        f"the store in {store.folder} cannot be used",
+        why=f"{what if format is not None else 'It lists no segments'}; there is no trace to make it from.",
+        hint="Give the folder of the traces, or open it with the rankscope that wrote it.",
+    )
+
+
+def _is_of_files_elsewhere(paths: Sequence[Path], store: Store, say: Say) -> bool:
+    """True for a fetched store, and for one of `ingest -o`: the folder that was given has no raw files of its own."""
+    sources = [entry.source for entry in store.segments]
+    if len(paths) != 1 or not paths[0].is_dir() or len(store.current) < len(sources):
+        return False
+    if any(source.is_relative_to(paths[0]) for source in sources):
+        return False
+    if not any(source.is_absolute() for source in sources):
+        return True  # fetched
+    if traces_elsewhere(paths[0]).files:
+        return False  # the run's own traces, in another folder: they may be newer than the store
+    here = [path.name for path in readable_traces(paths[0])]
+    if not here:
+        return True
+    copied = not {source.name for source in sources}.isdisjoint(here)
+    done = "the traces here are read" if copied else f"{here[0]} is not read, remove the store to read it"
+    say(f"the store of {paths[0]} was made from other files, such as {sources[0]}: {done}")
+    return not copied
+
+
+def _choose_store(paths: Sequence[Path], sources: Sources, stores: Sequence[Store], say: Say) -> Store:
+    """The default folder if it can be written to or already has every file, else the user's cache."""
+    store, *elsewhere = stores
+    if store.can_be_written or {entry.source for entry in store.current} >= set(sources.files):
+        return store
+    if not elsewhere:
+        raise StoreError(
+            f"cannot write to {store.folder}",
+            why="The folder is read-only.",
+            hint="Name another one: --cache DIR",
+        )
+    cached = elsewhere[0].folder
+    say(f"{paths[0]} cannot be written to; the store is in {cached} (--cache DIR changes that)")
+    return elsewhere[0]
+
+
+def _by_rank(
+    sidecar_files: Sequence[Path], ranks: set[int]
+) -> tuple[dict[int, tuple[Path, ...]], tuple[Path, ...]]:
+    """Whose traces these files may add to, and those of no rank. One without a rank in its name belongs to the only
+    rank, or to none."""
+    by_rank: dict[int, tuple[Path, ...]] = {}
+    of_no_rank = []
+    for path in sidecar_files:
+        named = rank_from_name(path)
+        rank = min(ranks) if named is None and len(ranks) == 1 else named
+        if rank in ranks:
+            by_rank[rank] = (*by_rank.get(rank, ()), path)
+        elif named is None:
+            of_no_rank.append(path)
+    return by_rank, tuple(of_no_rank)
+
+
+# What of them is in the store, reading the rest, and publishing it.
 
 
 @dataclass
@@ -180,31 +291,75 @@ class _Update:
 
     plan: _Plan
     build: Build
-    kept: list[SegmentEntry]
-    wanted: list[Assignment]
-    incoming: Path
+    options: Options
+    progress: IngestProgress
     lock: ReadLock
-    built: dict[Assignment, _Outcome] = field(default_factory=dict)
+    incoming: Path = Path()
+    """The folder that files are read into."""
+    up_to_date: list[SegmentEntry] = field(default_factory=list)
+    wanted: list[Assignment] = field(default_factory=list)
+    built: dict[Assignment, SegmentEntry | RankscopeError] = field(default_factory=dict)
 
-    def split(self, plan: _Plan, say: Say) -> list[SegmentEntry]:
-        """What the store keeps of a plan; what is not there, and has not been read, is wanted.
+    def compare(self, assignments: Sequence[Assignment]) -> None:
+        """Keep the segments of these files that are up to date and undamaged; the other files are wanted.
 
         A segment that another process has listed is used instead of the one that was read here: it may be open there.
         """
-        kept, self.wanted = _split(plan, self.built, say)
-        for entry in kept:
-            self.built.pop(keep(entry), None)
-        return kept
+        plan, store = self.plan, self.plan.store.folder
+        by_file = {
+            (entry.source, entry.part, entry.rank, entry.segment): entry for entry in plan.store.current
+        }
+        candidates: list[tuple[Assignment, SegmentEntry]] = []
+        self.wanted = []
+        for each in dict.fromkeys(assignments):
+            entry = by_file.get((each.path, each.part, each.rank, each.segment))
+            # Its build tells whether it is the one that was read here, and listed already.
+            is_other = getattr(self.built.get(each), "build", None) != getattr(entry, "build", None)
+            if entry is not None and is_other and _has_same_sidecar_files(plan, entry):
+                candidates.append((each, entry))
+            elif each not in self.built:
+                self.wanted.append(each)
+        damages = side_by_side(
+            lambda pair: damage(store / pair[1].folder, pair[1].files), candidates, _CHECKED_AT_A_TIME
+        )
+        for (each, entry), reason in zip(candidates, damages, strict=True):
+            if not reason:
+                self.up_to_date.append(replace(entry, rank_source=each.rank_source))
+                self.built.pop(each, None)
+            elif each not in self.built:
+                if not (each.path.is_file() and entry.is_current()):
+                    raise StoreError(
+                        f"the store in {store} is damaged at rank {entry.rank}",
+                        why=f"In {entry.folder}, {reason}; and the trace that it was made from is not at "
+                        f"{entry.source}.",
+                        hint="Put the trace back there, or copy or fetch the store again.",
+                    )
+                self.progress.say(
+                    f"the store is damaged at rank {each.rank} ({reason}): {each.path.name} is read again"
+                )
+                self.wanted.append(each)
 
-    def read(self, options: Options, watch: Watch) -> None:
+    def add_logs(self) -> None:
+        """Add the logs of nodes, whose ranks follow from the traces. They are read here: a cluster that read the traces
+        is not started again for a little text."""
+        plan = self.plan
+        if not plan.logs:
+            return
+        traces = [*self.up_to_date, *(each for each in self.built.values() if isinstance(each, SegmentEntry))]
+        logs, problems = assign_logs(plan.logs, plan.given, plan.assignments, traces)
+        self.plan = replace(
+            plan, assignments=[*plan.assignments, *logs], skipped=(*plan.skipped, *problems), logs={}
+        )
+        self.options = replace(self.options, dask=None)
+        self.compare(logs)
+
+    def read(self) -> None:
         """Read what is wanted. If that is interrupted, what was read is listed, and the next call continues there."""
         listed = time.monotonic()
         try:
-            with closing(
-                _read(self.incoming, self.build, self.wanted, self.plan.companions, options, watch)
-            ) as outcomes:
-                for place, outcome in outcomes:
-                    self.built[place] = outcome
+            with closing(self._outcomes()) as outcomes:
+                for each, outcome in outcomes:
+                    self.built[each] = outcome
                     if time.monotonic() - listed > _LISTED_EVERY_S:
                         self._publish_finished()
                         listed = time.monotonic()
@@ -212,404 +367,134 @@ class _Update:
             with suppress(RankscopeError, OSError):
                 self._publish_finished()
             raise
+        self.wanted = []
 
-    def read_logs(self, options: Options, watch: Watch) -> None:
-        """Read the logs of nodes, here: a cluster that read the traces is not started again for a little text."""
-        if not self.plan.logs:
+    def _outcomes(self) -> Generator[tuple[Assignment, SegmentEntry | RankscopeError], None, None]:
+        """Read files in other processes, or on a cluster, each into its own folder; yields each as it is finished."""
+        if not self.wanted:
             return
-        read = [outcome for outcome in self.built.values() if isinstance(outcome, SegmentEntry)]
-        self.plan, places = _with_logs(self.plan, [*self.kept, *read])
-        self.kept += self.split(replace(self.plan, places=places), watch.say)
-        self.read(replace(options, dask=None), watch)
+        # Late: the readers, and Dask, take long to import.
+        from rankscope.store.pool import needed_bytes, run_tasks
+
+        progress, dask = self.progress, self.options.dask
+        files = [each.path for each in self.wanted]
+        cores = usable_cores()
+        most = max(1, min(cores, available_memory_bytes() // 2 // max(map(needed_bytes, files))))
+        jobs = max(1, min(len(files), self.options.jobs or most))
+        # The cores of other machines are shared by the number of their workers.
+        threads = max(1, cores // jobs) if dask is None or dask.where == LOCAL else 1
+        tasks = {
+            each: Task(
+                self.build,
+                str(each.path),
+                str(self.incoming / unique_name()),
+                threads,
+                each.part,
+                each.rank_source,
+                tuple(map(str, self.plan.sidecar_files.get(each.rank, ()))),
+            )
+            for each in self.wanted
+        }
+
+        def advance(each: Assignment, read: int, doing: str) -> None:
+            progress.advance(each.path, read, doing)
+
+        def entry(each: Assignment, manifest: dict[str, Any]) -> SegmentEntry:
+            build = Path(tasks[each].folder).name
+            return SegmentEntry(each.rank, each.segment, each.rank_source, manifest, build)
+
+        progress.begin(len(files), sum(path.stat().st_size for path in files if path.is_file()))
+        reported: set[Assignment] = set()
+        try:
+            if dask is None:
+                outcomes = run_tasks(tasks, jobs, advance)
+            else:
+                from rankscope.store.on_dask.tasks import run_on_dask
+
+                outcomes = run_on_dask(tasks, dask, jobs, advance, progress.say)
+            for each, outcome in outcomes:
+                reported.add(each)
+                progress.finish(len(reported))
+                yield each, outcome if isinstance(outcome, RankscopeError) else entry(each, outcome)
+        except (Exception, KeyboardInterrupt):
+            # What was finished without being reported is used too, such as by a cluster whose scheduler was lost.
+            for each, task in tasks.items():
+                manifest = Path(task.folder) / SEGMENT_FILE
+                if each not in reported and manifest.is_file():
+                    yield each, entry(each, read_checked_json(manifest))
+            raise
+        finally:
+            progress.end()
 
     def outcome(self) -> tuple[Index, list[SegmentEntry], list[RankscopeError]]:
         """The new index, the segments in it that were read now, and an error for each file that could not be read."""
-        read = [self.built[place] for place in dict.fromkeys(self.plan.places) if place in self.built]
+        read = [self.built[each] for each in dict.fromkeys(self.plan.assignments) if each in self.built]
         fresh = [outcome for outcome in read if isinstance(outcome, SegmentEntry)]
         problems = [outcome for outcome in read if isinstance(outcome, RankscopeError)]
-        refuse_overlaps([*self.kept, *fresh])
-        if not self.kept and not fresh:
+        refuse_overlaps([*self.up_to_date, *fresh])
+        if not self.up_to_date and not fresh:
             raise problems[0]
-        return Index(sorted([*self.kept, *fresh], key=lambda e: (e.rank, e.segment))), fresh, problems
-
-    def publish(self, index: Index, fresh: list[SegmentEntry]) -> bool:
-        """List these segments; False if another process has changed the store since the plan was made."""
-        store = self.plan.store
-        with exclusive(store):
-            if Index.load(store) != self.plan.found:
-                return False
-            begin_publishing(self.incoming)
-            _publish(store, self.incoming, index, fresh)
-            if _clean(store, index, self.lock):
-                end_publishing(self.incoming)
-        return True
+        return Index(sorted([*self.up_to_date, *fresh], key=lambda e: (e.rank, e.segment))), fresh, problems
 
     def _publish_finished(self) -> None:
         """List what has been read so far. If another process has changed the store, that is left for the end."""
         if any(isinstance(outcome, SegmentEntry) for outcome in self.built.values()):
             index, fresh, _ = self.outcome()
             if self.publish(index, fresh):
-                self.plan = replace(self.plan, found=index)
+                self.plan = replace(self.plan, store=replace(self.plan.store, listed=index))
+
+    def publish(self, index: Index, fresh: list[SegmentEntry]) -> bool:
+        """Move complete segments to their folders, list them, and remove what is no longer listed.
+
+        False if another process has changed the store since the plan was made.
+        """
+        store, incoming = self.plan.store.folder, self.incoming
+        with exclusive(store):
+            if Index.load(store) != self.plan.store.listed:
+                return False
+            (incoming / PUBLISHING).touch()
+            for entry in fresh:
+                if (incoming / entry.build).exists():  # else in its folder already
+                    target = store / entry.folder
+                    make_private_folder(target.parent.parent)
+                    make_private_folder(target.parent)
+                    (incoming / entry.build).rename(target)
+            index.save(incoming)
+            (incoming / INDEX_FILE).replace(store / INDEX_FILE)
+            if self._clean(index):
+                (incoming / PUBLISHING).unlink()
+        return True
+
+    def clean_up(self) -> None:
+        """Remove what a process has left that was killed, or whose segments were read when it had replaced them."""
+        store = self.plan.store.folder
+        refuse_links(store)
+        with exclusive(store):
+            self._clean(Index.load(store))
+
+    def _clean(self, index: Index) -> bool:
+        """Remove what is not listed; False if that waits until nobody reads it. Within `exclusive`, so that the lock
+        can be given up meanwhile: nobody else removes anything."""
+        self.lock.release()
+        try:
+            return clean(self.plan.store.folder, {entry.folder for entry in index.segments})
+        finally:
+            self.lock.take()
 
 
-def _plan(paths: Sequence[Path], options: Options, possible: Sequence[Path], say: Say) -> _Plan:
-    """Which files are to be in which of the possible stores, with which ranks."""
-    stores = {store: Index.load(store) for store in possible}
-    if list(stores) == list(paths):
-        (index,) = stores.values()
-        if not index.segments:
-            raise _of_another_version(paths[0], index.other_format)
-        return _as_it_is(paths[0], index)
-    home = paths[0] if paths[0].is_dir() else paths[0].parent
-    indexes = {store: found.moved_to(home) for store, found in stores.items()}
-    whole = next((store for store in stores if stores[store].segments and not options.ranks), None)
-    if whole is not None and _is_of_files_elsewhere(paths, indexes[whole], say):
-        return _as_it_is(whole, stores[whole])
-    known = {entry.source for index in indexes.values() for entry in index.segments if entry.is_current()}
-    try:
-        sources = find_sources(paths, known, list(stores)[-1])
-    except RankscopeError as error:
-        if whole is None:
-            for store, index in stores.items():
-                if isinstance(error, NotATraceError) and index.other_format is not None:
-                    raise _of_another_version(store, index.other_format) from error
-            raise
-        # The raw files are gone; what could not be read instead of them is reported.
-        gone = isinstance(error, (StoreError, NotATraceError)) and not isinstance(error, EmptyTraceError)
-        return _as_it_is(whole, stores[whole], () if gone else (error,))
-    store = _choose_store(paths, sources, indexes, say)
-    given = {path.resolve(): rank for path, rank in options.ranks.items()}
-    places, logs, unopened = assign(sources.files, given, sources.ranks, indexes[store])
-    skipped = (*sources.skipped, *unopened)
-    companions = _by_rank(sources.companions, {place.rank for place in places})
-    assigned = {path for paths in companions.values() for path in paths}
-    of_no_rank = tuple(
-        path for path in sources.companions if path not in assigned and rank_from_name(path) is None
-    )
-    return _Plan(
-        store,
-        stores[store],
-        indexes[store],
-        places,
-        skipped,
-        logs,
-        given,
-        companions,
-        of_no_rank,
-        sources.copies,
-    )
-
-
-def _with_logs(plan: _Plan, entries: Sequence[SegmentEntry]) -> tuple[_Plan, list[Assignment]]:
-    """The plan with the places of the nodes' logs, which follow from the traces; and these places."""
-    places, problems = assign_logs(plan.logs, plan.given, plan.places, entries)
-    skipped = (*plan.skipped, *problems)
-    return replace(plan, places=[*plan.places, *places], skipped=skipped, logs={}), places
-
-
-def _by_rank(companions: Sequence[Path], ranks: set[int]) -> dict[int, tuple[Path, ...]]:
-    """Whose traces these files may add to. One without a rank in its name belongs to the only rank, or to none."""
-    found: dict[int, list[Path]] = {}
-    for path in companions:
-        named = rank_from_name(path)
-        rank = min(ranks) if named is None and len(ranks) == 1 else named
-        if rank in ranks:
-            found.setdefault(rank, []).append(path)
-    return {rank: tuple(paths) for rank, paths in found.items()}
-
-
-def _with_traces(path: Path, say: Say) -> Path:
-    with one_file(path):
-        found = folder_with_traces(path)
-    if found != path:
-        say(f"{path} has no traces of its own; those in {found.name} are read")
-    return found
-
-
-def _as_it_is(store: Path, index: Index, skipped: tuple[RankscopeError, ...] = ()) -> _Plan:
-    return _Plan(store, index, index, [keep(entry) for entry in index.segments], skipped, as_it_is=True)
-
-
-def _of_another_version(store: Path, format: int | None) -> StoreError:
-    what = f"It has format {format}, and this version reads format {FORMAT_VERSION}"
-    return StoreError(
-        f"the store in {store} cannot be used",
-        why=f"{what if format is not None else 'It lists no segments'}; there is no trace to make it from.",
-        hint="Give the folder of the traces, or open it with the rankscope that wrote it.",
-    )
-
-
-def _is_of_files_elsewhere(paths: Sequence[Path], index: Index, say: Say) -> bool:
-    """True for a fetched store, and for one of `ingest -o`: the folder that was given has no raw files of its own."""
-    if len(paths) != 1 or not paths[0].is_dir():
-        return False
-    fetched = not any(entry.source.is_absolute() for entry in index.segments)
-    if not fetched and traces_elsewhere(paths[0]).files:
-        return False  # the run's own traces, in another folder: they may be newer than the store
-    inside = any(entry.source.is_relative_to(paths[0]) for entry in index.segments)
-    if inside or not all(entry.is_current() for entry in index.segments):
-        return False
-    here = [] if fetched else [path.name for path in readable_traces(paths[0])]
-    if here:
-        source = index.segments[0].source
-        copied = not {entry.source.name for entry in index.segments}.isdisjoint(here)
-        say(
-            f"the store of {paths[0]} was made from other files, such as {source}: "
-            + (
-                "the traces here are read"
-                if copied
-                else f"{here[0]} is not read, remove the store to read it"
-            )
-        )
-        return not copied
-    return True
-
-
-def _possible_stores(paths: Sequence[Path], options: Options, say: Say) -> list[Path]:
-    """The given store, or the default place of one, and the user's cache if that is read-only.
-
-    A store that another user has closed counts as absent.
-    """
-    if len(paths) == 1 and (paths[0] / INDEX_FILE).is_file():
-        return list(paths)
-    store = store_folder(paths, options.output, options.cache)
-    if can_write(store) or options.output or options.cache:
-        return [store]
-    cached = store_folder(paths, None, default_cache())
-    if can_read(store):
-        return [store, cached]
-    say(f"{store} is closed to you; the store is in {cached} (--cache DIR changes that)")
-    return [cached]
-
-
-def _choose_store(paths: Sequence[Path], sources: Sources, stores: dict[Path, Index], say: Say) -> Path:
-    """The default place if it can be written to or already has every file, else the user's cache."""
-    store, *elsewhere = stores
-    current = {entry.source for entry in stores[store].segments if entry.is_current()}
-    if can_write(store) or current >= set(sources.files):
-        return store
-    if not elsewhere:
-        raise StoreError(
-            f"cannot write to {store}", why="The folder is read-only.", hint="Name another one: --cache DIR"
-        )
-    say(f"{paths[0]} cannot be written to; the store is in {elsewhere[0]} (--cache DIR changes that)")
-    return elsewhere[0]
-
-
-def _split(
-    plan: _Plan, built: Mapping[Assignment, _Outcome], say: Say
-) -> tuple[list[SegmentEntry], list[Assignment]]:
-    """The segments that are up to date and undamaged, and the files that must be read."""
-    known = {
-        (entry.source, entry.part, entry.rank, entry.segment): entry
-        for entry in plan.index.segments
-        if plan.as_it_is or entry.is_current()
-    }
-    kept: list[SegmentEntry] = []
-    wanted: list[Assignment] = []
-    checked: list[tuple[Assignment, SegmentEntry]] = []
-    for place in dict.fromkeys(plan.places):
-        entry = known.get((place.path, place.part, place.rank, place.segment))
-        # Its build tells whether it is the one that was read here, and listed already.
-        is_other = getattr(built.get(place), "build", None) != getattr(entry, "build", None)
-        if entry is not None and is_other and _has_same_companions(plan, entry):
-            checked.append((place, entry))
-        elif place not in built:
-            wanted.append(place)
-    reasons = side_by_side(
-        lambda one: damage(plan.store / one[1].folder, one[1].files), checked, _CHECKED_AT_A_TIME
-    )
-    for (place, entry), reason in zip(checked, reasons, strict=True):
-        if not reason:
-            kept.append(replace(entry, rank_source=place.rank_source))
-        if not reason or place in built:
-            continue
-        if not (place.path.is_file() and entry.is_current()):
-            raise _lost(plan.store, entry, reason)
-        say(f"the store is damaged at rank {place.rank} ({reason}): {place.path.name} is read again")
-        wanted.append(place)
-    return kept, wanted
-
-
-def _has_same_companions(plan: _Plan, entry: SegmentEntry) -> bool:
+def _has_same_sidecar_files(plan: _Plan, entry: SegmentEntry) -> bool:
     """Whether the files that may add to a trace are those that were there when it was read."""
     if plan.as_it_is or entry.format != "kineto":
         return True
-    now = {str(path): path.stat() for path in plan.companions.get(entry.rank, ())}
-    then = {one["path"]: (one["bytes"], one["mtime_ns"]) for one in entry.manifest.get("companions", ())}
+    now = {str(path): path.stat() for path in plan.sidecar_files.get(entry.rank, ())}
+    then = {file["path"]: (file["bytes"], file["mtime_ns"]) for file in entry.manifest.get("companions", ())}
     return then == {path: (stat.st_size, stat.st_mtime_ns) for path, stat in now.items()}
-
-
-def _lost(store: Path, entry: SegmentEntry, reason: str) -> StoreError:
-    return StoreError(
-        f"the store in {store} is damaged at rank {entry.rank}",
-        why=f"In {entry.folder}, {reason}; and the trace that it was made from is not at {entry.source}.",
-        hint="Put the trace back there, or copy or fetch the store again.",
-    )
-
-
-def _report_assumed_rank(wanted: list[Assignment], say: Say) -> None:
-    for place in wanted:
-        if place.rank_source == ALONE:
-            say(f"{place.path.name} has no rank; it is the only trace, so it is read as rank 0")
-        elif place.rank_source == BESIDE:
-            say(f"{place.path.name} has no rank; it is read as that of the only rank here, {place.rank}")
-
-
-def _report_of_no_rank(plan: _Plan, say: Say) -> None:
-    if not plan.of_no_rank:
-        return
-    from rankscope.store.sidecar_kinds import kind_of  # late: few runs have such files
-
-    found = []
-    for path in plan.of_no_rank:
-        with suppress(RankscopeError):
-            found += [path] * bool(kind_of(path))
-    if found:
-        first, more = found[0], len(found) - 1
-        say(
-            f"{first} is not used{f', nor are {more} more' if more else ''}\n"
-            "  The run has several ranks, and its name does not say which it is of.\n"
-            "  Name it like the trace of its rank: rank0, rank-0 or rank_0."
-        )
-
-
-def _report_merged(fresh: list[SegmentEntry], say: Say) -> None:
-    for entry in fresh:
-        if count := entry.manifest["header"].get("mergedProcesses"):
-            say(
-                f"{entry.source.name} has {count} processes that use CUDA, and nothing tells their ranks: they are "
-                f"read as one, rank {entry.rank} (rankscope doctor says more)"
-            )
-
-
-def _report_zones(fresh: list[SegmentEntry], say: Say) -> None:
-    for name, zone in sorted({(entry.source.name, zone) for entry in fresh if (zone := zone_of(entry))}):
-        say(f"{name} has times without a zone; they are read as {zone}, by which they overlap the traces")
-
-
-def _report_unused(fresh: list[SegmentEntry], say: Say) -> None:
-    """Why files beside the traces add nothing: in three parts, but no error, since the traces were read."""
-    for entry in fresh:
-        for one in entry.manifest.get("companions", ()):
-            if one["unused"]:
-                say("\n  ".join(one["unused"]))
-
-
-def _read(
-    incoming: Path,
-    build: Build,
-    wanted: list[Assignment],
-    companions: Mapping[int, tuple[Path, ...]],
-    options: Options,
-    watch: Watch,
-) -> Generator[tuple[Assignment, _Outcome], None, None]:
-    """Read files in other processes, each into a folder of its own; yields each as it is finished."""
-    if not wanted:
-        return
-    files = [place.path for place in wanted]
-    jobs, threads = _share_machine(files, options.jobs)
-    if options.dask is not None and options.dask.where != LOCAL:
-        threads = 1  # the cores of other machines are shared by the number of their workers
-    tasks = {
-        place: Task(
-            build,
-            str(place.path),
-            str(incoming / unique_name()),
-            threads,
-            place.part,
-            place.rank_source,
-            tuple(map(str, companions.get(place.rank, ()))),
-        )
-        for place in wanted
-    }
-    watch.begin(len(wanted), sum(path.stat().st_size for path in files if path.is_file()))
-    reported: set[Assignment] = set()
-    try:
-        for place, outcome in _outcomes(tasks, jobs, options.dask, watch):
-            reported.add(place)
-            watch.finish(len(reported))
-            yield (
-                place,
-                outcome if isinstance(outcome, RankscopeError) else _entry(place, tasks[place], outcome),
-            )
-    except (Exception, KeyboardInterrupt):
-        # Whatever has been finished without being reported is used too, such as by a cluster whose scheduler was lost.
-        for place, task in tasks.items():
-            manifest = Path(task.folder) / SEGMENT_FILE
-            if place not in reported and manifest.is_file():
-                yield place, _entry(place, task, read_checked_json(manifest))
-        raise
-    finally:
-        watch.end()
-
-
-def _entry(place: Assignment, task: Task, manifest: dict[str, Any]) -> SegmentEntry:
-    return SegmentEntry(place.rank, place.segment, place.rank_source, manifest, Path(task.folder).name)
-
-
-def _outcomes(
-    tasks: Mapping[Assignment, Task], jobs: int, dask: Place | None, watch: Watch
-) -> Iterator[tuple[Assignment, Outcome]]:
-    """The manifest or the error of each task as it finishes, wherever it runs."""
-
-    def advance(place: Assignment, read: int, doing: str) -> None:
-        watch.advance(place.path, read, doing)
-
-    # late: the readers, and Dask, take long to import
-    if dask is None:
-        from rankscope.store.pool import run_tasks
-
-        return run_tasks(tasks, jobs, advance)
-    from rankscope.store.on_dask.tasks import run_on_dask
-
-    return run_on_dask(tasks, dask, jobs, advance, watch.say)
-
-
-def _share_machine(files: Sequence[Path], jobs: int | None) -> tuple[int, int]:
-    """The number of files at a time, and threads for each."""
-    from rankscope.store.pool import needed_bytes
-
-    cores = usable_cores()
-    needed = max(map(needed_bytes, files))
-    most = max(1, min(cores, available_memory_bytes() // 2 // needed))
-    jobs = max(1, min(len(files), jobs or most))
-    return jobs, max(1, cores // jobs)
-
-
-def _publish(store: Path, incoming: Path, index: Index, fresh: list[SegmentEntry]) -> None:
-    """Move complete segments to their places, and list them."""
-    for entry in fresh:
-        if not (incoming / entry.build).exists():
-            continue  # in its place already
-        target = store / entry.folder
-        make_private_folder(target.parent.parent)
-        make_private_folder(target.parent)
-        (incoming / entry.build).rename(target)
-    index.save(incoming)
-    (incoming / INDEX_FILE).replace(store / INDEX_FILE)
-
-
-def _clean(store: Path, index: Index, lock: ReadLock) -> bool:
-    """Remove what is no longer listed; False if that waits until nobody reads it. Within `exclusive`, so that the lock
-    can be given up meanwhile: nobody else removes anything."""
-    lock.release()
-    try:
-        return clean(store, {entry.folder for entry in index.segments})
-    finally:
-        lock.take()
-
-
-def _clean_up(store: Path, lock: ReadLock) -> None:
-    """Remove what a process has left that was killed, or whose segments were read when it had replaced them."""
-    if can_write(store) and has_abandoned(store):
-        with exclusive(store):
-            _clean(store, Index.load(store), lock)
 
 
 @contextmanager
 def _writing(store: Path) -> Iterator[None]:
     """Make the store's folder; a disk that is full or read-only is reported as such."""
+    refuse_links(store)
     try:
         make_private_folder(store)
         yield
@@ -617,3 +502,43 @@ def _writing(store: Path) -> Iterator[None]:
         raise StoreError(
             f"cannot write to {store}", why=f"{error.strerror}.", hint="Name another folder: --cache DIR"
         ) from error
+
+
+# What the user is told.
+
+
+def _tell_what_is_assumed(plan: _Plan, wanted: Sequence[Assignment], say: Say) -> None:
+    for each in wanted:
+        if each.rank_source == ALONE:
+            say(f"{each.path.name} has no rank; it is the only trace, so it is read as rank 0")
+        elif each.rank_source == BESIDE:
+            say(f"{each.path.name} has no rank; it is read as that of the only rank here, {each.rank}")
+    for copy, path in plan.copies.items():
+        say(f"{copy.name} is not read: {path.name} beside it is the same trace")
+    usable = []
+    for path in plan.of_no_rank:
+        with suppress(RankscopeError):
+            usable += [path] * bool(sidecar_kind(path))
+    if usable:
+        first, more = usable[0], len(usable) - 1
+        say(
+            f"{first} is not used{f', nor are {more} more' if more else ''}\n"
+            "  The run has several ranks, and its name does not say which it is of.\n"
+            "  Name it like the trace of its rank: rank0, rank-0 or rank_0."
+        )
+
+
+def _tell_what_was_read(fresh: Sequence[SegmentEntry], say: Say) -> None:
+    for entry in fresh:
+        if count := entry.header.get("mergedProcesses"):
+            say(
+                f"{entry.source.name} has {count} processes that use CUDA, and nothing tells their ranks: they are "
+                f"read as one, rank {entry.rank} (rankscope doctor says more)"
+            )
+    for name, zone in sorted({(entry.source.name, zone) for entry in fresh if (zone := zone_of(entry))}):
+        say(f"{name} has times without a zone; they are read as {zone}, by which they overlap the traces")
+    # Why files beside the traces add nothing: in three parts, but no error, since the traces were read.
+    for entry in fresh:
+        for sidecar in entry.manifest.get("companions", ()):
+            if sidecar["unused"]:
+                say("\n  ".join(sidecar["unused"]))

@@ -9,15 +9,13 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rankscope.errors import RankError, RankscopeError, ReadError
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.readers import NodeLog
 from rankscope.readers.base import LOCAL, TIME_OF_DAY, UNIX, LoggedDevice, NodePart
 from rankscope.records import dataclass
-from rankscope.store.layout import SegmentEntry
-from rankscope.store.separate_runs import end_unix_ns, has_wall_clock
+from rankscope.store.index import SegmentEntry
 
 _SECOND = 1_000_000_000
 _DAY_NS = 86_400 * _SECOND
@@ -42,48 +40,38 @@ class RankGpus:
     end_ns: int
 
 
-@dataclass(frozen=True)
-class Placed:
-    """The part of a log that is of one rank, and how that is known."""
-
-    path: Path
-    rank: int
-    part: str
-
-
 def rank_gpus(entries: Sequence[SegmentEntry]) -> list[RankGpus]:
     """The ranks whose traces have device activity and wall-clock times, in order."""
     by_rank: dict[int, list[SegmentEntry]] = {}
     for entry in entries:
-        if entry.format in TIMELINE_FORMATS and entry.has_times and has_wall_clock(entry):
+        if entry.format in TIMELINE_FORMATS and entry.has_times and entry.has_wall_clock:
             by_rank.setdefault(entry.rank, []).append(entry)
-    found = []
-    for rank, own in sorted(by_rank.items()):
-        devices = sorted({device for entry in own for device in entry.manifest.get("devices", ())})
-        if devices:
-            hosts = [host for entry in own if (host := host_of(entry))]
-            uuids = tuple(sorted({uuid for entry in own for uuid in _uuids(entry, devices)}))
-            begin, end = min(entry.unix_origin_ns for entry in own), max(map(end_unix_ns, own))
-            found.append(RankGpus(rank, hosts[0] if hosts else "", tuple(devices), uuids, begin, end))
-    return found
-
-
-def host_of(entry: SegmentEntry) -> str:
-    """The first part of the name of its host, in lower case; '' if the trace does not tell."""
-    header: Mapping[str, Any] = entry.manifest.get("header") or {}
-    captured = header.get("rankscope")
-    name = (captured.get("host") if isinstance(captured, dict) else None) or header.get("host_name") or ""
-    return _short(str(name))
+    ranks = []
+    for rank, traces in sorted(by_rank.items()):
+        devices = sorted({device for entry in traces for device in entry.manifest.get("devices", ())})
+        if not devices:
+            continue
+        hosts = [
+            _short(str(host))
+            for entry in traces
+            if (host := entry.captured.get("host") or entry.header.get("host_name"))
+        ]
+        uuids = {
+            _bare(str(gpu["uuid"]))
+            for entry in traces
+            for gpu in entry.devices
+            if gpu.get("uuid") and gpu.get("id") in devices
+        }
+        begin, end = min(e.unix_origin_ns for e in traces), max(e.unix_end_ns for e in traces)
+        ranks.append(
+            RankGpus(rank, hosts[0] if hosts else "", tuple(devices), tuple(sorted(uuids)), begin, end)
+        )
+    return ranks
 
 
 def _short(host: str) -> str:
+    """The first part of the name of a host, in lower case."""
     return host.partition(".")[0].lower()
-
-
-def _uuids(entry: SegmentEntry, devices: Sequence[int]) -> list[str]:
-    listed = (entry.manifest.get("header") or {}).get("deviceProperties")
-    found = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    return [_bare(str(one["uuid"])) for one in found if one.get("uuid") and one.get("id") in devices]
 
 
 def _bare(uuid: str) -> str:
@@ -92,26 +80,25 @@ def _bare(uuid: str) -> str:
 
 def place_logs(
     logs: Mapping[Path, NodeLog], entries: Sequence[SegmentEntry], given: Mapping[Path, int]
-) -> tuple[list[Placed], list[RankscopeError]]:
-    """The ranks of each log, and an error for each log whose ranks or times cannot be told.
+) -> tuple[list[tuple[Path, int, str]], list[RankscopeError]]:
+    """Each log with a rank and that rank's part of it, and an error for each log whose ranks or times cannot be told.
 
     `given` holds the ranks that the user gave.
     """
     ranks = rank_gpus(entries)
-    placed: list[Placed] = []
+    parts: list[tuple[Path, int, str]] = []
     problems: list[RankscopeError] = []
     for path, log in logs.items():
         try:
             owners = _owners(path, log, ranks, given, len(logs))
-            begin, end = min(one.begin_ns for one, _ in owners), max(one.end_ns for one, _ in owners)
+            begin, end = min(gpus.begin_ns for gpus, _ in owners), max(gpus.end_ns for gpus, _ in owners)
             shift = shift_ns(path, log, begin, end)
-            for one, devices in owners:
+            for gpus, devices in owners:
                 keys = tuple(device.key for device in devices)
-                part = NodePart(keys, shift, one.begin_ns, one.end_ns)
-                placed.append(Placed(path, one.rank, str(part)))
+                parts.append((path, gpus.rank, str(NodePart(keys, shift, gpus.begin_ns, gpus.end_ns))))
         except RankscopeError as error:
             problems.append(error)
-    return placed, problems
+    return parts, problems
 
 
 def _owners(
@@ -125,38 +112,38 @@ def _owners(
             hint="Put it into the folder of its run. If it is there, delete the folder .rankscope in it.",
         )
     if path in given:
-        own = [one for one in ranks if one.rank == given[path]]
-        if not own or len(log.devices) != 1:
+        told = [gpus for gpus in ranks if gpus.rank == given[path]]
+        if not told or len(log.devices) != 1:
             raise RankError(
                 f"{path} is not of rank {given[path]}",
                 why=f"It has {len(log.devices)} GPUs."
-                if own
+                if told
                 else "There is no trace with GPU work of this rank.",
                 hint="Give the rank of a log of one GPU: nvidia-smi -i N",
             )
-        return [(own[0], list(log.devices))]
+        return [(told[0], list(log.devices))]
     by_uuid = {_bare(device.uuid): device for device in log.devices if device.uuid}
-    known = [(one, [by_uuid[uuid] for uuid in one.uuids if uuid in by_uuid]) for one in ranks]
-    if exact := [(one, devices) for one, devices in known if devices]:
+    owners = [(gpus, [by_uuid[uuid] for uuid in gpus.uuids if uuid in by_uuid]) for gpus in ranks]
+    if exact := [(gpus, devices) for gpus, devices in owners if devices]:
         return exact
     here = _on_node(path, log, ranks, logs)
     if len(here) == 1 and len(log.devices) == 1:
         return [(here[0], list(log.devices))]
     by_number = {device.number: device for device in log.devices if device.number is not None}
-    everyone = [device for one in here for device in one.devices]
+    everyone = [device for gpus in here for device in gpus.devices]
     if len(set(everyone)) == len(everyone):
-        found = [(one, [by_number[n] for n in one.devices if n in by_number]) for one in here]
-    elif len(here) == len(by_number) and all(len(one.devices) == 1 for one in here):
+        owners = [(gpus, [by_number[n] for n in gpus.devices if n in by_number]) for gpus in here]
+    elif len(here) == len(by_number) and all(len(gpus.devices) == 1 for gpus in here):
         # Each process sees one GPU, as its number 0: they are given out in the order of the ranks.
-        found = [(one, [device]) for one, (_, device) in zip(here, sorted(by_number.items()), strict=True)]
+        owners = [(gpus, [by_number[n]]) for gpus, n in zip(here, sorted(by_number), strict=True)]
     else:
         raise RankError(
             f"cannot tell the ranks of the {len(log.devices)} GPUs in {path}",
             why=f"{len(here)} ranks use the devices {_listed(everyone)}: several have the same number.",
             hint="Log one GPU per rank (nvidia-smi -i N -f FILE) and say whose it is: rankscope ingest --rank N=FILE",
         )
-    if found := [(one, devices) for one, devices in found if devices]:
-        return found
+    if owners := [(gpus, devices) for gpus, devices in owners if devices]:
+        return owners
     raise RankError(
         f"no rank used the GPUs in {path}",
         why=f"It has GPU {_listed(list(by_number))}; the traces have device {_listed(everyone)}.",
@@ -170,7 +157,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 def _on_node(path: Path, log: NodeLog, ranks: list[RankGpus], logs: int) -> list[RankGpus]:
     """The ranks of the log's node: all, if the run has one node; else by the host in the log or in its path."""
-    hosts = sorted({one.host for one in ranks})
+    hosts = sorted({gpus.host for gpus in ranks})
     if len(hosts) == 1 and (hosts[0] or logs == 1):
         return ranks
     named = [host for host in hosts if host and host == _short(log.host)]
@@ -178,7 +165,7 @@ def _on_node(path: Path, log: NodeLog, ranks: list[RankGpus], logs: int) -> list
         words = {word.lower() for part in (path.stem, path.parent.name) for word in _words(part)}
         named = [host for host in hosts if host and host in words]
     if len(named) == 1:
-        return [one for one in ranks if one.host == named[0]]
+        return [gpus for gpus in ranks if gpus.host == named[0]]
     if "" in hosts:
         raise RankError(
             f"cannot tell the node of {path}",
@@ -246,7 +233,7 @@ def _utc(ns: int) -> str:
 
 def zone_of(entry: SegmentEntry) -> str:
     """The zone by which the times of a log were read; '' for times since 1970, and for other files."""
-    about = (entry.manifest.get("header") or {}).get("gpuCounters")
+    about = entry.header.get("gpuCounters")
     if not about or about["times"] not in (LOCAL, TIME_OF_DAY):
         return ""
     shift = about["shift_ns"]

@@ -1,10 +1,9 @@
 """The pages of Parquet's columns before they are compressed: made in C where that could be built, or by numpy.
 
-Both make the same bytes.
-
-Numbers are written as differences (DELTA_BINARY_PACKED), or as one byte each where they are close together; texts as a
-dictionary and codes of one, two or four bytes. Whole bytes are quicker to make than the fewest bits, and as small once
-they are compressed. docs/adr/0137-parquet-written-here.md compares the alternatives.
+C writes numbers as differences (DELTA_BINARY_PACKED), or as one byte each where they are close together; numpy writes
+them as they are, which takes a seventh more space. Texts are a dictionary and codes of one, two or four bytes. Whole
+bytes are quicker to make than the fewest bits, and as small once they are compressed.
+docs/adr/0137-parquet-written-here.md compares the alternatives.
 """
 
 from __future__ import annotations
@@ -17,24 +16,20 @@ from numpy.typing import NDArray
 
 from rankscope import native
 from rankscope.readers.columns import NO_ARGS, NULL, Texts, joined_texts
-from rankscope.store.thrift import varint, zigzag
+from rankscope.store.thrift import varint
 
 Int64 = NDArray[np.int64]
 Integers = NDArray[np.integer[Any]]
 Levels = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
 
-PLAIN, RLE, DELTA_BINARY_PACKED, RLE_DICTIONARY = 0, 3, 5, 8
+PLAIN, RLE, RLE_DICTIONARY = 0, 3, 8
 
 PAGE_ROWS = 1 << 17
 PAGE_BYTES = 1 << 20
 """Of the texts in a page: smaller ones compress less, larger ones are no faster."""
 ONE_PAGE = 1 << 62
 """As the number of values in a page: all of them."""
-
-_FEW = 256
-"""Fewer numbers than this are written as they are."""
-_BLOCK = 128
 
 Page = tuple[int, Any, Any]
 """The number of entries, their levels, and the values: buffers whose length is that of their bytes."""
@@ -66,65 +61,38 @@ def number_pages(values: Integers, size: int, null: int | None, valid: Mask | No
 
 
 def _number_pages(values: Integers, size: int, null: int | None, valid: Mask | None, most: int) -> Pages:
-    """The same with numpy."""
+    """The same numbers with numpy."""
     limits = np.iinfo(f"<i{size}")
     fits = (values >= limits.min) & (values <= limits.max)
     if null is not None:
         fits &= values != null
     if valid is not None:
         fits &= valid
-    kept = values[fits].astype(np.int64)
-    if not len(kept):
+    numbers = values[fits].astype(f"<i{size}")
+    if not len(numbers):
         return _pages(fits, 0, PLAIN, _no_values)
-    low, high = int(kept.min()), int(kept.max())
-    ends = low.to_bytes(size, "little", signed=True), high.to_bytes(size, "little", signed=True)
-    page_ends = range(most, len(kept), most)
-    if low == high or (high - low < 256 and len(kept) >= _FEW):
-        dictionary = (np.arange(high - low + 1) + low).astype(f"<i{size}")
-        codes = (kept - low).astype(np.uint8)
-        return _dictionary_pages(fits, codes, page_ends, dictionary.tobytes(), len(dictionary), ends)
-    # Differences must fit the type: readers do not agree on what follows from an overflow.
-    if len(kept) < _FEW or high - low >= 1 << size * 8 - 2:
-        return _plain_pages(fits, kept.astype(f"<i{size}"), page_ends, ends)
-    return _pages(
-        fits,
-        len(kept),
-        DELTA_BINARY_PACKED,
-        lambda begin, end: _deltas(kept[begin:end]),
-        page_ends,
-        limits=ends,
-    )
+    ends = numbers.min().tobytes(), numbers.max().tobytes()
+    return _plain_pages(fits, numbers, range(most, len(numbers), most), ends)
 
 
 def code_pages(codes: Integers, texts: Texts, most: int) -> Pages:
     """Texts by code; a code below 0 is null. Texts that mostly occur once are written without a dictionary."""
     codes = np.ascontiguousarray(codes, np.int32)
+    if native.functions is not None:
+        pages = native.functions.code_pages(codes, texts.data, texts.offsets, most)
+        if pages is not None:
+            return Pages._make(pages)
+    valid = codes >= 0
+    present = codes[valid]
     if native.functions is None:
-        found = _code_pages(codes, texts, most)
-    else:
-        made = native.functions.code_pages(codes, texts.data, texts.offsets, most)
-        found = None if made is None else Pages._make(made)
-    if found is not None:
-        return found
-    valid = codes >= 0
-    return _text_pages(valid, *_plain_texts(texts, codes[valid]))
-
-
-def _code_pages(codes: Integers, texts: Texts, most: int) -> Pages | None:
-    """The same with numpy. None where most texts occur once."""
-    valid = codes >= 0
-    kept = codes[valid]
-    is_used = np.zeros(len(texts), dtype=np.bool_)
-    is_used[kept] = True
-    used = np.flatnonzero(is_used)
-    if 2 * len(used) > len(kept) > 1:
-        return None
-    if not len(used):
-        return _pages(valid, 0, PLAIN, _no_values)
-    place = np.empty(len(texts), dtype=np.min_scalar_type(len(used) - 1))
-    place[used] = np.arange(len(used))
-    dictionary = bytes(_plain_texts(texts, used)[0])
-    return _dictionary_pages(valid, place[kept], range(most, len(kept), most), dictionary, len(used))
+        is_used = np.zeros(len(texts), dtype=np.bool_)
+        is_used[present] = True
+        used = np.flatnonzero(is_used)
+        if 0 < 2 * len(used) <= len(present) or len(present) == 1:
+            new_codes = np.empty(len(texts), dtype=np.min_scalar_type(len(used) - 1))
+            new_codes[used] = np.arange(len(used))
+            return _dictionary_pages(valid, new_codes[present], most, texts, used)
+    return _text_pages(valid, *_plain_texts(texts, present))
 
 
 def text_pages(data: Any, offsets: Integers) -> Pages:
@@ -153,12 +121,7 @@ def _plain_pages(
 ) -> Pages:
     """Numbers as they are."""
     return _pages(
-        valid,
-        len(values),
-        PLAIN,
-        lambda begin, end: values[begin:end].view(np.uint8),
-        page_ends,
-        limits=limits,
+        valid, len(values), PLAIN, lambda begin, end: values[begin:end].view(np.uint8), page_ends, limits
     )
 
 
@@ -172,14 +135,10 @@ def double_pages(valid: Mask, values: NDArray[np.float64]) -> Pages:
 
 
 def boolean_pages(valid: Mask, values: Mask) -> Pages:
-    page_ends = range(PAGE_ROWS, len(values), PAGE_ROWS)
-    return _pages(
-        valid,
-        len(values),
-        PLAIN,
-        lambda begin, end: np.packbits(values[begin:end], bitorder="little"),
-        page_ends,
-    )
+    def page(begin: int, end: int) -> Any:
+        return np.packbits(values[begin:end], bitorder="little")
+
+    return _pages(valid, len(values), PLAIN, page, range(PAGE_ROWS, len(values), PAGE_ROWS))
 
 
 _NULL_LIST, _EMPTY_LIST, _NULL_ELEMENT, _LIST_ELEMENT = 0, 1, 2, 3
@@ -207,24 +166,19 @@ def _no_values(begin: int, end: int) -> bytes:
     return b""
 
 
-def _dictionary_pages(
-    valid: Mask,
-    codes: Integers,
-    page_ends: Sequence[int],
-    dictionary: bytes,
-    distinct: int,
-    limits: tuple[bytes, bytes] | None = None,
-) -> Pages:
+def _dictionary_pages(valid: Mask, codes: Integers, most: int, texts: Texts, used: Int64) -> Pages:
     """`codes` are unsigned; their bytes become Parquet's bit-packed numbers as they are."""
 
     def page(begin: int, end: int) -> bytes:
-        if distinct == 1:
+        if len(used) == 1:
             return b"\1" + varint(end - begin << 1) + b"\0"
         groups = -(-(end - begin) // 8)
         head = bytes([codes.itemsize * 8]) + varint(groups << 1 | 1)
         return b"".join((head, codes[begin:end].data, bytes((groups * 8 - (end - begin)) * codes.itemsize)))
 
-    return _pages(valid, len(codes), RLE_DICTIONARY, page, page_ends, dictionary, distinct, limits)
+    dictionary = bytes(_plain_texts(texts, used)[0])
+    pages = _pages(valid, len(codes), RLE_DICTIONARY, page, range(most, len(codes), most))
+    return pages._replace(dictionary=dictionary, distinct=len(used))
 
 
 def _pages(
@@ -233,14 +187,11 @@ def _pages(
     encoding: int,
     page: Callable[[int, int], Any],
     page_ends: Sequence[int] = (),
-    dictionary: bytes = b"",
-    distinct: int = 0,
     limits: tuple[bytes, bytes] | None = None,
 ) -> Pages:
     """`page` makes the values from one to another; `page_ends` are the values that begin a new page."""
-    return Pages(
-        valid, count, encoding, _flat_pages(valid, count, page, page_ends), dictionary, distinct, limits
-    )
+    pages = _flat_pages(valid, count, page, page_ends)
+    return Pages(valid, count, encoding, pages, limits=limits)
 
 
 def _flat_pages(
@@ -279,33 +230,16 @@ def _plain_texts(texts: Texts, codes: Integers) -> tuple[memoryview, Int64]:
     offsets = ends - lengths - 4
     if native.functions is not None:
         return memoryview(native.functions.plain_texts(texts.data, texts.offsets, codes)), offsets
-    made = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
-    is_text = np.ones(len(made), dtype=np.bool_)
+    plain = np.empty(int(ends[-1]) if len(ends) else 0, dtype=np.uint8)
+    is_text = np.ones(len(plain), dtype=np.bool_)
     lengths_at = (offsets[:, None] + np.arange(4)).reshape(-1)
     is_text[lengths_at] = False
-    made[lengths_at] = lengths.astype("<u4").view(np.uint8)
+    plain[lengths_at] = lengths.astype("<u4").view(np.uint8)
     text_at = np.flatnonzero(is_text)
-    made[text_at] = np.frombuffer(texts.data, dtype=np.uint8)[
+    plain[text_at] = np.frombuffer(texts.data, dtype=np.uint8)[
         text_at + np.repeat(begins - offsets - 4, lengths)
     ]
-    return made.data, offsets
-
-
-def _deltas(values: Int64) -> bytes:
-    """At least one number as DELTA_BINARY_PACKED. Blocks of one miniblock, whose width is whole bytes."""
-    steps = np.diff(values)
-    blocks = -(-len(steps) // _BLOCK)
-    padded = np.pad(steps, (0, blocks * _BLOCK - len(steps)), mode="edge").reshape(blocks, _BLOCK)
-    smallest = padded.min(axis=1)
-    excess = (padded - smallest[:, None]).view(np.uint64)
-    excess.reshape(-1)[len(steps) :] = 0
-    largest = excess.max(axis=1)
-    widths = sum((largest >> np.uint64(8 * byte) > 0).astype(np.uint8) for byte in range(8))
-    single_bytes = excess.view(np.uint8).reshape(blocks, _BLOCK, 8)
-    pieces = [varint(_BLOCK), varint(1), varint(len(values)), zigzag(int(values[0]))]
-    for block, (low, width) in enumerate(zip(smallest.tolist(), widths.tolist(), strict=True)):
-        pieces += zigzag(low), varint(width * 8), single_bytes[block, :, :width].tobytes()
-    return b"".join(pieces)
+    return plain.data, offsets
 
 
 def number_texts(numbers: NDArray[np.int64]) -> tuple[Any, NDArray[np.uint32]]:

@@ -167,7 +167,8 @@ class ParquetFile:
 
     def write(self, chunks: Mapping[str, Chunk]) -> None:
         """Write a row group: a chunk for each field, all with the same number of rows."""
-        rows = _rows(chunks[self._fields[0].name])
+        first = chunks[self._fields[0].name]
+        rows = len(first.offsets if isinstance(first, PlainTexts) else first[0])
         self.append([encode(field, chunks[field.name]) for field in self._fields] if rows else (), rows)
 
     def append(self, columns: Sequence[EncodedColumn], rows: int) -> None:
@@ -210,22 +211,6 @@ class ParquetFile:
             self.close()
         else:
             self._file.close()
-
-
-def _rows(chunk: Chunk) -> int:
-    match chunk:
-        case Numbers(values=values):
-            return len(values)
-        case Coded(codes=codes):
-            return len(codes)
-        case PlainTexts(offsets=offsets):
-            return len(offsets)
-        case Lists(counts=counts):
-            return len(counts)
-
-
-def _element_type(field: Field) -> _Type:
-    return _TYPES[field.type.removesuffix("[]")]
 
 
 def _schema(fields: Sequence[Field]) -> Value:
@@ -294,7 +279,7 @@ def _chunk_form(
 
 def encode(field: Field, chunk: Chunk) -> EncodedColumn:
     """The pages of one column of one row group."""
-    kind = _element_type(field)
+    kind = _TYPES[field.type.removesuffix("[]")]
     match chunk:
         case Lists(counts, elements):
             return _encoded(list_pages(counts, _pages(kind, elements, ONE_PAGE)))
@@ -311,8 +296,8 @@ def _pages(kind: _Type, chunk: Numbers | Coded, most: int) -> Pages:
     if kind.physical in (_INT32, _INT64):
         return number_pages(values, 4 if kind.physical == _INT32 else 8, null, valid, most)
     valid = np.ones(len(values), np.bool_) if valid is None else valid
-    kept = values[valid].astype(kind.dtype, copy=False)
-    return boolean_pages(valid, kept) if kind.physical == _BOOLEAN else double_pages(valid, kept)
+    present = values[valid].astype(kind.dtype, copy=False)
+    return boolean_pages(valid, present) if kind.physical == _BOOLEAN else double_pages(valid, present)
 
 
 class _Compressor(threading.local):
@@ -331,16 +316,8 @@ class _Compressor(threading.local):
 _compress = _Compressor()
 
 
-_DATA_PAGE = form(
-    struct(
-        {
-            1: i32(0),
-            2: I32_HOLE,
-            3: I32_HOLE,
-            5: struct({1: I32_HOLE, 2: I32_HOLE, 3: i32(RLE), 4: i32(RLE)}),
-        }
-    )
-)
+_PAGE = struct({1: I32_HOLE, 2: I32_HOLE, 3: i32(RLE), 4: i32(RLE)})
+_DATA_PAGE = form(struct({1: i32(0), 2: I32_HOLE, 3: I32_HOLE, 5: _PAGE}))
 """A page header: bytes before and after compression, entries, encoding."""
 _DICTIONARY_PAGE = form(
     struct({1: i32(2), 2: I32_HOLE, 3: I32_HOLE, 7: struct({1: I32_HOLE, 2: i32(PLAIN)})})

@@ -47,7 +47,7 @@ def run_tasks(
 def run_calls(calls: Mapping[Key, Call], jobs: int) -> Iterator[tuple[Key, Outcome]]:
     """Yield the result or the error of each call as it finishes; a single one is made in this process."""
     if len(calls) == 1:
-        yield from ((key, call(one)) for key, one in calls.items())
+        yield from ((key, call(task)) for key, task in calls.items())
     else:
         yield from _in_processes(calls, jobs, lambda key, read, doing: None)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,9 +12,8 @@ from rankscope.errors import RankError, RankscopeError
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.readers import NodeLog, NodeReader, TraceIdentity, find_reader, identities, one_file
 from rankscope.records import dataclass
-from rankscope.store.layout import Index, SegmentEntry
+from rankscope.store.index import SegmentEntry
 from rankscope.store.node_logs import place_logs
-from rankscope.store.separate_runs import world_size_of
 from rankscope.store.side_by_side import side_by_side
 
 ALONE = "alone"
@@ -47,75 +46,90 @@ class Assignment:
 
 
 def assign(
-    files: Iterable[Path], given: Mapping[Path, int], named: Mapping[Path, int], index: Index
+    files: Iterable[Path],
+    given: Mapping[Path, int],
+    named: Mapping[Path, int],
+    current: Sequence[SegmentEntry],
+    outdated: Sequence[SegmentEntry],
 ) -> tuple[list[Assignment], dict[Path, NodeLog], list[RankscopeError]]:
     """A rank and segment for each file, the logs of nodes, and an error for each file that cannot be opened.
 
-    Unchanged files in the index keep theirs. `given` holds the ranks that the user gave, `named` those of the capture's
-    manifest. The ranks of a node's log depend on the traces: they are told when these have been read (node_logs).
+    Unchanged files in the store (`current`) keep theirs. `given` holds the ranks that the user gave, `named` those of
+    the capture's manifest. The ranks of a node's log depend on the traces: they are told when these have been read
+    (`assign_logs`).
     """
     files = list(files)
-    known: dict[Path, list[SegmentEntry]] = {}
-    sources = {entry.source for entry in index.segments}
-    complete = sources >= set(files)
-    unchanged = sources == set(files) and all(entry.is_current() for entry in index.segments)
-    for entry in index.segments:
-        if entry.rank_source in _ASSUMED and not complete:
-            continue
-        if entry.rank_source == BY_GPU and not unchanged:
-            continue
-        if entry.is_current():  # a file that was replaced may be of another rank
-            known.setdefault(entry.source, []).append(entry)
-        elif entry.rank_source == _OPTION:
-            named = {entry.source: entry.rank, **named}
-    new = [path for path in files if path not in known or path in given]
-    answers = dict(zip(new, _identify(new), strict=True))
+    sources = {entry.source for entry in (*current, *outdated)}
+    is_complete = sources >= set(files)
+    is_unchanged = sources == set(files) and not outdated
+    stored: dict[Path, list[SegmentEntry]] = {}
+    for entry in current:
+        is_assumed = entry.rank_source in _ASSUMED
+        if not ((is_assumed and not is_complete) or (entry.rank_source == BY_GPU and not is_unchanged)):
+            stored.setdefault(entry.source, []).append(entry)
+    # A file that was replaced may be of another rank, unless the user gave it.
+    named = {entry.source: entry.rank for entry in outdated if entry.rank_source == _OPTION} | {**named}
+    new = [path for path in files if path not in stored or path in given]
+    answers = dict(zip(new, _identify(new), strict=True)) if new else {}
     problems = [answer for answer in answers.values() if isinstance(answer, RankscopeError)]
     logs = {path: answer for path, answer in answers.items() if isinstance(answer, NodeLog)}
-    found = {path: answer for path, answer in answers.items() if isinstance(answer, tuple)}
-    files = [path for path in files if path in known or path in found]
+    identified = {path: answer for path, answer in answers.items() if isinstance(answer, tuple)}
+    files = [path for path in files if path in stored or path in identified]
     if not files:
         raise problems[0] if problems else _no_trace_beside(next(iter(logs)))
-    found = _with_job_ranks(found)
-    _refuse_copies({path: parts[0] for path, (_, parts) in found.items()})
-    places = [keep(entry) for path in files if path not in found for entry in known[path]]
-    taken = {(place.rank, place.segment) for place in places}
+    assigned = [assigned_before(e) for path in files if path not in identified for e in stored[path]]
+    if identified:
+        assigned += _assign_new(_with_job_ranks(identified), assigned, given, named, stored)
+    return sorted(assigned, key=lambda each: (each.rank, each.segment)), logs, problems
+
+
+def _assign_new(
+    identified: _Identified,
+    assigned: Sequence[Assignment],
+    given: Mapping[Path, int],
+    named: Mapping[Path, int],
+    stored: Mapping[Path, Sequence[SegmentEntry]],
+) -> Iterator[Assignment]:
+    """The same for files that are not in the store."""
+    _refuse_copies({path: parts[0] for path, (_, parts) in identified.items()})
     ranks: list[tuple[Path, TraceIdentity, tuple[int, str] | None]] = []
-    for path, (_, parts) in found.items():
+    for path, (_, parts) in identified.items():
         if path in given:  # the rank is for the file as a whole
             parts = parts[:1] if not parts[0].part else [TraceIdentity(None, "")]
         ranks += [(path, identity, _rank(path, identity, given, named)) for identity in parts]
     assumed = _assumed(
-        {path: found[path][0] for path, _, rank in ranks if rank is None},
-        {place.rank for place in places} | {rank[0] for _, _, rank in ranks if rank is not None},
+        {path: identified[path][0] for path, _, rank in ranks if rank is None},
+        {each.rank for each in assigned} | {rank[0] for _, _, rank in ranks if rank is not None},
         max(
-            [world_size_of(entry) for entries in known.values() for entry in entries]
+            [entry.world_size for entries in stored.values() for entry in entries]
             + [identity.world_size or 1 for _, identity, _ in ranks]
         ),
     )
-    for path, identity, known_rank in ranks:
-        rank, source = known_rank or assumed[path]
-        segment = next(n for n in range(len(files) + len(taken) + 1) if (rank, n) not in taken)
-        taken.add((rank, segment))
-        places.append(Assignment(path, rank, segment, source, identity.part))
-    return sorted(places, key=lambda place: (place.rank, place.segment)), logs, problems
+    taken = {(each.rank, each.segment) for each in assigned}
+    for path, identity, told in ranks:
+        rank, source = told or assumed[path]
+        yield Assignment(path, rank, _free_segment(rank, taken), source, identity.part)
+
+
+def _free_segment(rank: int, taken: set[tuple[int, int]]) -> int:
+    """The first number of a segment that no other file of this rank has; it is taken now."""
+    segment = next(number for number in range(len(taken) + 1) if (rank, number) not in taken)
+    taken.add((rank, segment))
+    return segment
 
 
 def assign_logs(
     logs: Mapping[Path, NodeLog],
     given: Mapping[Path, int],
-    places: Iterable[Assignment],
-    entries: Iterable[SegmentEntry],
+    assigned: Iterable[Assignment],
+    entries: Sequence[SegmentEntry],
 ) -> tuple[list[Assignment], list[RankscopeError]]:
-    """A place for each rank's part of the nodes' logs, after those of the traces, and an error for each other log."""
-    placed, problems = place_logs(logs, list(entries), given)
-    taken = {(place.rank, place.segment) for place in places}
-    assigned = []
-    for one in placed:
-        segment = next(n for n in range(len(taken) + 1) if (one.rank, n) not in taken)
-        taken.add((one.rank, segment))
-        assigned.append(Assignment(one.path, one.rank, segment, BY_GPU, one.part))
-    return assigned, problems
+    """Each rank's part of the nodes' logs, after the traces, and an error for each log whose ranks cannot be told."""
+    parts, problems = place_logs(logs, entries, given)
+    taken = {(each.rank, each.segment) for each in assigned}
+    return [
+        Assignment(path, rank, _free_segment(rank, taken), BY_GPU, part) for path, rank, part in parts
+    ], problems
 
 
 def _no_trace_beside(path: Path) -> RankError:
@@ -126,34 +140,37 @@ def _no_trace_beside(path: Path) -> RankError:
     )
 
 
-_Found = dict[Path, tuple[str, list[TraceIdentity]]]
+_Identified = dict[Path, tuple[str, list[TraceIdentity]]]
+"""The format of a file, and whose it is: several ranks may have a part of it."""
 
 
-def _with_job_ranks(found: _Found) -> _Found:
+def _with_job_ranks(identified: _Identified) -> _Identified:
     """The same, where each file is of one communicator: the rank in the largest one is that in the job.
 
     A process has a file for each of its communicators. One without a file of the largest is of no known rank, and so
     are two processes with the same number, on different nodes.
     """
-    files = [parts[0] for _, parts in found.values() if parts[0].communicator]
+    files = [parts[0] for _, parts in identified.values() if parts[0].communicator]
     members: dict[str, set[int | None]] = {}
-    for one in files:
-        members.setdefault(one.communicator, set()).add(one.rank)
+    for file in files:
+        members.setdefault(file.communicator, set()).add(file.rank)
     if len(members) < 2:
-        return found
+        return identified
     world = max(members, key=lambda name: (len(members[name]), name))
     ranks: dict[str, set[int | None]] = {}
-    for one in files:
-        if one.communicator == world:
-            ranks.setdefault(one.process, set()).add(one.rank)
+    for file in files:
+        if file.communicator == world:
+            ranks.setdefault(file.process, set()).add(file.rank)
 
-    def of_job(one: TraceIdentity) -> TraceIdentity:
-        if not one.communicator or one.communicator == world:
-            return one
-        (rank, *others) = ranks.get(one.process, {None})
-        return replace(one, rank=None, rank_source="") if rank is None or others else replace(one, rank=rank)
+    def of_job(file: TraceIdentity) -> TraceIdentity:
+        if not file.communicator or file.communicator == world:
+            return file
+        (rank, *others) = ranks.get(file.process, {None})
+        return (
+            replace(file, rank=None, rank_source="") if rank is None or others else replace(file, rank=rank)
+        )
 
-    return {path: (kind, [of_job(one) for one in parts]) for path, (kind, parts) in found.items()}
+    return {path: (kind, [of_job(part) for part in parts]) for path, (kind, parts) in identified.items()}
 
 
 def _identify(paths: list[Path]) -> list[tuple[str, list[TraceIdentity]] | NodeLog | RankscopeError]:
@@ -172,8 +189,8 @@ def _identify(paths: list[Path]) -> list[tuple[str, list[TraceIdentity]] | NodeL
     return side_by_side(answer, paths, _AT_A_TIME)
 
 
-def keep(entry: SegmentEntry) -> Assignment:
-    """The place that a segment has."""
+def assigned_before(entry: SegmentEntry) -> Assignment:
+    """What a segment was assigned when it was read."""
     return Assignment(entry.source, entry.rank, entry.segment, entry.rank_source, entry.part)
 
 
@@ -244,12 +261,12 @@ def refuse_overlaps(segments: Iterable[SegmentEntry]) -> None:
     by_rank: dict[tuple[int, str, str], list[SegmentEntry]] = {}
     for entry in segments:
         if entry.has_times:
-            communicator = str(entry.manifest["header"].get("communicator", ""))
+            communicator = str(entry.header.get("communicator", ""))
             by_rank.setdefault((entry.rank, entry.format, communicator), []).append(entry)
     for (rank, _, _), entries in by_rank.items():
         entries.sort(key=lambda e: e.unix_origin_ns)
         for before, after in pairwise(entries):
-            if before.unix_origin_ns + before.manifest["end_ns"] > after.unix_origin_ns:
+            if before.unix_end_ns > after.unix_origin_ns:
                 raise RankError(
                     f"{before.source} and {after.source} are both of rank {rank}",
                     why="They cover the same time, so they are not successive recordings of one run.",

@@ -6,23 +6,19 @@ need be in every cycle. Without ids, what is far apart in time is taken to be an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from rankscope.errors import MixedRunsError
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.ranges import as_ranges
-from rankscope.readers.base import usable_world
 from rankscope.records import dataclass
-from rankscope.store.layout import SegmentEntry
+from rankscope.store.index import SegmentEntry
 
 SESSION_GAP_NS = 60_000_000_000
 """Recordings farther apart by wall clock are separate sessions; clocks within a cluster differ by less."""
-CREDIBLE_UNIX_NS = 10**18
-"""The year 2001. An earlier time is not wall-clock time; it counts from the boot of the machine."""
 _HOUR_NS = 3_600_000_000_000
 _OTHER_RANKS_GAP_NS = _HOUR_NS
 """Ranks that were never recorded together, this far apart, are of different runs."""
@@ -30,42 +26,6 @@ _SAME_RANKS_GAP_NS = 24 * _HOUR_NS
 """Cycles of the same ranks may be hours apart, but not days."""
 _MOST_FILES = 4
 _MOST_GROUPS = 6
-
-
-def job_of(entry: SegmentEntry) -> str:
-    """The job that `rankscope profile` wrote into the trace; '' for traces of other tools."""
-    captured = _header(entry).get("rankscope")
-    return str(captured.get("job", "")) if isinstance(captured, dict) else ""
-
-
-def world_size_of(entry: SegmentEntry) -> int:
-    """The number of ranks of its job; 0 if the file does not say."""
-    info = _header(entry).get("distributedInfo")
-    size = info.get("world_size") if isinstance(info, dict) else None
-    return usable_world(size) or 0
-
-
-def _host_of(entry: SegmentEntry) -> str:
-    return str(_header(entry).get("host_name") or "")
-
-
-def _gpus_of(entry: SegmentEntry) -> frozenset[str]:
-    listed = _header(entry).get("deviceProperties")
-    found = listed if isinstance(listed, list) else []
-    return frozenset(str(one["name"]) for one in found if isinstance(one, dict) and one.get("name"))
-
-
-def _header(entry: SegmentEntry) -> Mapping[str, Any]:
-    found = entry.manifest.get("header")
-    return found if isinstance(found, dict) else {}
-
-
-def has_wall_clock(entry: SegmentEntry) -> bool:
-    return entry.unix_origin_ns >= CREDIBLE_UNIX_NS
-
-
-def end_unix_ns(entry: SegmentEntry) -> int:
-    return entry.unix_origin_ns + int(entry.manifest["end_ns"])
 
 
 @dataclass
@@ -79,29 +39,30 @@ class RunFiles:
     hosts: dict[tuple[int, str], str] = field(default_factory=dict)
     """By rank and format, where the file names it. Tools may spell the same name in different ways."""
     gpus: dict[tuple[int, str], frozenset[str]] = field(default_factory=dict)
+    other_clocks: set[tuple[int, int]] = field(default_factory=set)
+    """Rank and segment of files whose times are not of the clock of the others."""
     has_wall_clock: bool = True
     begin_ns: int = 0
     end_ns: int = 0
 
     def add(self, entry: SegmentEntry) -> None:
-        if self.entries and not self.shares_clock(entry):
+        # Nothing tells when a snapshot or a dump was, if its times are not of the clock of the traces.
+        shares_clock = entry.format in TIMELINE_FORMATS or entry.has_wall_clock == self.has_wall_clock
+        if self.entries and not shares_clock:
             self.entries.append(entry)
+            self.other_clocks.add((entry.rank, entry.segment))
             return
         self.begin_ns = min(self.begin_ns, entry.unix_origin_ns) if self.entries else entry.unix_origin_ns
-        self.end_ns = max(self.end_ns, end_unix_ns(entry)) if self.entries else end_unix_ns(entry)
+        self.end_ns = max(self.end_ns, entry.unix_end_ns) if self.entries else entry.unix_end_ns
         self.entries.append(entry)
         self.ranks.add(entry.rank)
-        self.jobs |= {job_of(entry)} - {""}
-        self.worlds |= {world_size_of(entry)} - {0}
-        if host := _host_of(entry):
-            self.hosts[entry.rank, entry.format] = host
-        if gpus := _gpus_of(entry):
+        self.jobs |= {entry.job} - {""}
+        self.worlds |= {entry.world_size} - {0}
+        if host := entry.header.get("host_name"):
+            self.hosts[entry.rank, entry.format] = str(host)
+        if gpus := frozenset(str(device["name"]) for device in entry.devices if device.get("name")):
             self.gpus[entry.rank, entry.format] = gpus
-        self.has_wall_clock &= has_wall_clock(entry)
-
-    def shares_clock(self, entry: SegmentEntry) -> bool:
-        """False for a snapshot or a dump whose times are not of the clock of the traces: nothing tells when it was."""
-        return entry.format in TIMELINE_FORMATS or has_wall_clock(entry) == self.has_wall_clock
+        self.has_wall_clock &= entry.has_wall_clock
 
     def differs(self, other: RunFiles) -> str:
         """Why other files are not of this run, in a few words; '' if they may be."""
@@ -110,12 +71,12 @@ class RunFiles:
         worlds = self.worlds | other.worlds
         if len(worlds) > 1:
             return f"world sizes {' and '.join(map(str, sorted(worlds)))}"
-        for place, host in other.hosts.items():
-            if self.hosts.get(place, host) != host:
-                return f"rank {place[0]} on two hosts"
-        for place, gpus in other.gpus.items():
-            if not self.gpus.get(place, gpus) & gpus:
-                return f"rank {place[0]} on two kinds of GPU"
+        for file, host in other.hosts.items():
+            if self.hosts.get(file, host) != host:
+                return f"rank {file[0]} on two hosts"
+        for file, gpus in other.gpus.items():
+            if not self.gpus.get(file, gpus) & gpus:
+                return f"rank {file[0]} on two kinds of GPU"
         if not (self.has_wall_clock and other.has_wall_clock):
             return ""
         apart = max(self.begin_ns, other.begin_ns) - min(self.end_ns, other.end_ns)
@@ -163,25 +124,22 @@ def runs_among(segments: Sequence[SegmentEntry]) -> tuple[list[RunFiles], str]:
 
 def _recorded_together(segments: Sequence[SegmentEntry]) -> list[RunFiles]:
     """Files of the same job and world size whose times are close, in order of time."""
-    found: dict[tuple[str, int, int], RunFiles] = {}
+    together: dict[tuple[str, int, int], RunFiles] = {}
     period, reach = 0, 0
     for entry in sorted(segments, key=lambda entry: entry.unix_origin_ns):
-        if has_wall_clock(entry):
+        if entry.has_wall_clock:
             period += entry.unix_origin_ns > reach + SESSION_GAP_NS
-            reach = max(reach, end_unix_ns(entry))
-        key = job_of(entry), world_size_of(entry), period if has_wall_clock(entry) else 0
-        found.setdefault(key, RunFiles()).add(entry)
-    return list(found.values())
+            reach = max(reach, entry.unix_end_ns)
+        key = entry.job, entry.world_size, period if entry.has_wall_clock else 0
+        together.setdefault(key, RunFiles()).add(entry)
+    return list(together.values())
 
 
-def refuse_mixed(segments: Sequence[SegmentEntry]) -> None:
-    """Raise an error if the files are of several runs."""
-    runs, why = runs_among(segments)
-    if len(runs) < 2:
-        return
+def mixed_runs(runs: Sequence[RunFiles], why: str) -> MixedRunsError:
+    """The error for files of several runs, which differ in this."""
     shown = "".join(f"\n    {run}" for run in runs[:_MOST_GROUPS])
     more = f"\n    and {len(runs) - _MOST_GROUPS} more" if len(runs) > _MOST_GROUPS else ""
-    raise MixedRunsError(
+    return MixedRunsError(
         f"the files are of {len(runs)} different runs",
         why=f"They differ: {why}.{shown}{more}",
         hint=f"Open one run: rankscope stats {_arguments(runs[0])}\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from rankscope.readers.columns import NO_TEXT, NULL, Texts
 from rankscope.store.parquet_writer import Chunk, Coded, EncodedColumn, Numbers, ParquetFile, encode
 
 Piece = TypeVar("Piece")
+Result = TypeVar("Result")
 
 
 class TableFiles:
@@ -37,14 +38,19 @@ class TableFiles:
             return [encode(field, columns[field.name]) for field in table.fields]
 
         with ParquetFile(self.folder / f"{table.name}.parquet", table.fields) as file:
-            pending: deque[Future[list[EncodedColumn]]] = deque()
-            for piece in pieces:
-                pending.append(self.pool.submit(encoded, piece))
-                if len(pending) > self.ahead:
-                    _append(file, pending.popleft().result())
-            while pending:
-                _append(file, pending.popleft().result())
+            for columns in self.in_threads(encoded, pieces):
+                file.append(columns, columns[0].entries)  # no table begins with a column of lists
         self.rows[table.name] = file.rows
+
+    def in_threads(self, function: Callable[[Piece], Result], pieces: Iterable[Piece]) -> Iterator[Result]:
+        """The results in the order of the pieces. A piece is taken while those before it are worked on."""
+        pending: deque[Future[Result]] = deque()
+        for piece in pieces:
+            pending.append(self.pool.submit(function, piece))
+            if len(pending) > self.ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
     def write_rows(self, table: Table, columns: Mapping[str, Chunk]) -> None:
         """Write a small table at once."""
@@ -71,7 +77,3 @@ def coded(texts: Iterable[str | None]) -> Coded:
     pool: dict[str, int] = {}
     codes = [NO_TEXT if text is None else pool.setdefault(text, len(pool)) for text in texts]
     return Coded(np.array(codes, dtype=np.int32), Texts.of(pool))
-
-
-def _append(file: ParquetFile, columns: list[EncodedColumn]) -> None:
-    file.append(columns, columns[0].entries)  # no table begins with a column of lists

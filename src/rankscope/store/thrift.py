@@ -18,12 +18,12 @@ def varint(number: int) -> bytes:
         return _BYTES[number]
     if number < 0x4000:
         return bytes((number & 0x7F | 0x80, number >> 7))
-    made = bytearray()
+    data = bytearray()
     while number > 0x7F:
-        made.append(number & 0x7F | 0x80)
+        data.append(number & 0x7F | 0x80)
         number >>= 7
-    made.append(number)
-    return bytes(made)
+    data.append(number)
+    return bytes(data)
 
 
 def zigzag(number: int) -> bytes:

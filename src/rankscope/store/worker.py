@@ -23,12 +23,12 @@ from rankscope.readers import one_file
 from rankscope.records import dataclass
 from rankscope.store.checksums import read_checked_json
 from rankscope.store.incoming import in_use
-from rankscope.store.layout import SEGMENT_FILE
+from rankscope.store.index import SEGMENT_FILE
 
 Progress = Callable[[int, str], None]
 """Called with the bytes of the file read so far and the current activity."""
-Build = Callable[[Path, Path, int, Progress, str, str, "tuple[Path, ...]"], "dict[str, Any]"]
-"""Reads a file, or a part of it, into an empty folder, with the files that may add to it; returns segment.json."""
+Build = Callable[["Task", Path, Progress], "dict[str, Any]"]
+"""Reads the file of a task into an empty folder; returns segment.json."""
 Outcome = dict[str, Any] | RankscopeError
 """The content of segment.json or the result of a function, or the error that prevented it."""
 
@@ -46,7 +46,7 @@ class Task:
     """Which rank's part of the file; empty for the whole file."""
     rank_source: str = ""
     """How its rank is known."""
-    companions: tuple[str, ...] = ()
+    sidecar_files: tuple[str, ...] = ()
     """Files that may add to it."""
 
     @property
@@ -78,30 +78,22 @@ def perform(task: Task, progress: Progress) -> Outcome:
     source, folder = Path(task.path), Path(task.folder)
     try:
         with one_file(source), in_use(folder.parent):
-            if (
-                folder / SEGMENT_FILE
-            ).is_file():  # by an attempt whose worker was lost before it could report
+            # By an attempt whose worker was lost before it could report.
+            if (folder / SEGMENT_FILE).is_file():
                 return read_checked_json(folder / SEGMENT_FILE)
             attempt = folder.with_name(unique_name())
             make_private_folder(attempt)
-            companions = tuple(map(Path, task.companions))
-            manifest = task.build(
-                source, attempt, task.threads, progress, task.part, task.rank_source, companions
-            )
-            _finish(attempt, folder)
+            manifest = task.build(task, attempt, progress)
+            try:
+                attempt.rename(folder)
+            except OSError as error:
+                # A cluster may run a task twice: the first to finish counts, both are equal.
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                shutil.rmtree(attempt)
             return manifest
     except RankscopeError as error:
         return error
-
-
-def _finish(attempt: Path, folder: Path) -> None:
-    """Give an attempt the task's name. A cluster may run a task twice: the first to finish counts, both are equal."""
-    try:
-        attempt.rename(folder)
-    except OSError as error:
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-            raise
-        shutil.rmtree(attempt)
 
 
 def error_to_json(error: RankscopeError) -> list[str]:

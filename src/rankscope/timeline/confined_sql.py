@@ -42,13 +42,7 @@ _EXPRESSIONS = {
     "LAMBDA_REF", "OPERATOR", "POSITIONAL_REFERENCE", "STAR", "SUBQUERY", "TYPE", "WINDOW",
 }  # fmt: skip
 _TABLE_FUNCTIONS = {
-    "range",
-    "generate_series",
-    "unnest",
-    "repeat",
-    "json_each",
-    "json_tree",
-    "duckdb_columns",
+    *["range", "generate_series", "unnest", "repeat", "json_each", "json_tree", "duckdb_columns"]
 }
 _SHOWN = {'"tables"', "__show_tables_expanded"}
 """What SHOW TABLES and SHOW ALL TABLES are to the parser."""
@@ -91,13 +85,16 @@ class ConfinedSql:
         }
         if memory_bytes is not None:
             connection.execute(f"SET memory_limit = '{memory_bytes // 2**20}MiB'")
-        connection.execute("SET temp_directory = ''")
-        connection.execute("SET autoinstall_known_extensions = false")
-        connection.execute("SET autoload_known_extensions = false")
-        connection.execute("SET python_enable_replacements = false")
-        connection.execute(f"SET allowed_directories = [{sql_text(store)}]")
-        connection.execute("SET enable_external_access = false")
-        connection.execute("SET lock_configuration = true")
+        for setting in (
+            "temp_directory = ''",
+            "autoinstall_known_extensions = false",
+            "autoload_known_extensions = false",
+            "python_enable_replacements = false",
+            f"allowed_directories = [{sql_text(store)}]",
+            "enable_external_access = false",
+            "lock_configuration = true",  # the last
+        ):
+            connection.execute(f"SET {setting}")
 
     def query(self, sql: str, most_rows: int | None = None) -> Rows:
         """Ctrl-C ends it. No more than `most_rows` are computed."""
@@ -138,7 +135,9 @@ class ConfinedSql:
         if "\0" in sql:
             raise _not_only_reading("it contains a NUL character")
         statements = self._connection.extract_statements(sql)  # says where the text is wrong
-        if len(statements) != 1:
+        if not statements:
+            raise _not_only_reading("the query is empty")
+        if len(statements) > 1:
             raise _not_only_reading(f"there are {len(statements)} statements")
         ((text,),) = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
         try:

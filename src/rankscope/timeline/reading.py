@@ -7,29 +7,26 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.store import ingest as store_ingest
-from rankscope.store.ingest import Ingested, Options, Watch
-from rankscope.store.worker import Progress
+from rankscope.store.ingest import Ingested, IngestProgress, Options
+from rankscope.store.worker import Progress, Task
 
 
-def ingest(paths: Sequence[Path], options: Options | None = None, watch: Watch | None = None) -> Ingested:
+def ingest(
+    paths: Sequence[Path], options: Options | None = None, progress: IngestProgress | None = None
+) -> Ingested:
     """Bring the store of these traces up to date and return it. Unchanged files are not read again."""
-    return store_ingest.ingest(paths, read_trace, options, watch)
+    return store_ingest.ingest(paths, read_trace, options, progress)
 
 
-def read_trace(
-    path: Path,
-    folder: Path,
-    threads: int,
-    progress: Progress,
-    part: str,
-    rank_source: str,
-    companions: tuple[Path, ...],
-) -> dict[str, Any]:
+def read_trace(task: Task, folder: Path, progress: Progress) -> dict[str, Any]:
     """Read a trace into a folder, in a worker process or in this one."""
     # Late: imports numpy, which a command that starts workers does not need itself.
     from rankscope.timeline.segment import build_segment
 
-    return build_segment(path, folder, threads, progress, part, rank_source, companions)
+    sidecar_files = [*map(Path, task.sidecar_files)]
+    return build_segment(
+        Path(task.path), folder, task.threads, progress, task.part, task.rank_source, sidecar_files
+    )
 
 
 def load_modules() -> None:

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import errno
 import json
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rankscope.errors import ReadError, StoreError
+from rankscope.errors import RankscopeError, ReadError, StoreError
 from rankscope.files import sync_folder
 from rankscope.model import EVENTS, FORMAT_VERSION
 from rankscope.readers import EventBatch, Reading, find_reader
 from rankscope.store.checksums import checksums, write_checked_json
+from rankscope.store.discover import sidecar_kind
 from rankscope.store.event_log import EventLog, ReadBatch, read_batch
-from rankscope.store.layout import SEGMENT_FILE
+from rankscope.store.index import SEGMENT_FILE
 from rankscope.store.parquet_writer import ParquetFile
 from rankscope.store.selected_tables import write_selected
 from rankscope.store.table_files import TableFiles
@@ -40,11 +40,11 @@ def build_segment(
     progress: Progress,
     part: str = "",
     rank_source: str = "",
-    companions: Sequence[Path] = (),
+    sidecar_files: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """Read `path`, or a part of it, into the empty folder `folder`; writes and returns the content of segment.json.
 
-    `companions` are files that may add to it.
+    `sidecar_files` are files beside it that may add to it.
     """
     before = path.stat()
     reader = find_reader(path)
@@ -52,11 +52,8 @@ def build_segment(
     with _storing(folder), ThreadPoolExecutor(threads) as pool:
         count, facts = _write(path, before.st_size, reading, TableFiles(folder, pool, threads), progress)
         facts["further"] = _write_further(reading, folder, facts["origin_ns"])
-        if companions or facts["replays"] or facts["compiled"]:
-            # Late: few traces have any.
-            from rankscope.timeline.sidecar_files import add_companions
-
-            facts["companions"] = add_companions(folder, facts, companions, _build_plainly)
+        if sidecar_files or facts["replays"] or facts["compiled"]:
+            facts["companions"] = _add_sidecar_files(folder, facts, sidecar_files)
     if facts["misplaced"] and not facts["timed"]:
         raise ReadError(
             f"no event of {path} has a usable time",
@@ -85,11 +82,6 @@ def build_segment(
     write_checked_json(folder / SEGMENT_FILE, manifest)
     sync_folder(folder)
     return manifest
-
-
-def _build_plainly(path: Path, folder: Path) -> None:
-    """For a trace that is read only to look something up in it."""
-    build_segment(path, folder, 1, lambda read, doing: None)
 
 
 @contextmanager
@@ -127,21 +119,16 @@ def _write(
 
 def _write_events(reading: Reading, log: EventLog, files: TableFiles, progress: Progress) -> None:
     """Write every event in file order, one row group a batch. The log keeps them without their arguments."""
-    with ParquetFile(files.folder / f"{EVENTS.name}.parquet", EVENTS.fields) as file:
-        pending: deque[Future[ReadBatch]] = deque()
 
-        def add_first() -> None:
-            batch = pending.popleft().result()
+    def batches() -> Iterator[EventBatch]:
+        for batch in reading.batches():
+            progress(reading.position(), "reading")
+            yield batch
+
+    with ParquetFile(files.folder / f"{EVENTS.name}.parquet", EVENTS.fields) as file:
+        for batch in files.in_threads(_read, batches()):
             file.append(batch.encoded, len(batch.columns))
             log.add(batch)
-
-        for batch in reading.batches():
-            pending.append(files.pool.submit(_read, batch))
-            if len(pending) > files.ahead:  # one batch is read while the others are encoded
-                add_first()
-                progress(reading.position(), "reading")
-        while pending:
-            add_first()
 
 
 def _read(batch: EventBatch) -> ReadBatch:
@@ -164,3 +151,47 @@ def _write_further(reading: Reading, folder: Path, origin_ns: int) -> dict[str, 
 
 def _small_fields(header: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in header.items() if len(json.dumps(value)) < _LARGEST_HEADER_VALUE}
+
+
+def _add_sidecar_files(folder: Path, facts: dict[str, Any], paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Add what files beside the trace know: execution traces, captures of CUDA graphs, logs of torch.compile.
+
+    It works on the tables of the segment, after they have been written: writes EXECUTED_OPS and ORIGINS where there is
+    something to say, and returns what segment.json records. Each file has a kind, what was taken from it, and if that
+    is nothing the reason in three parts.
+    """
+    # Late: few traces have any.
+    from rankscope.timeline.executed_ops import add_executed_ops
+    from rankscope.timeline.origins import write_origins
+
+    by_kind: dict[str, list[dict[str, Any]]] = {}
+    records = []
+    for path in paths:
+        stat = path.stat()
+        record: dict[str, Any] = {"path": str(path), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+        record |= {"kind": "", "used": "", "unused": []}
+        try:
+            record["kind"] = sidecar_kind(path)
+        except RankscopeError as error:
+            record["unused"] = [error.message, error.why, error.hint]
+        records.append(record)
+        by_kind.setdefault(record["kind"], []).append(record)
+
+    def build(path: Path, folder: Path) -> None:
+        """For a trace that is read only to look something up in it."""
+        build_segment(path, folder, 1, lambda read, doing: None)
+
+    written = facts["further"]
+    if traces := by_kind.get("execution trace"):
+        written |= add_executed_ops(folder, traces)
+    captures, logs = by_kind.get("graph capture", []), by_kind.get("torch.compile log", [])
+    if facts["replays"] or facts["compiled"]:
+        written |= write_origins(folder, captures, logs, build)
+    for record in (*captures, *logs):
+        if not record["used"] and not record["unused"]:
+            record["unused"] = [
+                f"{record['path']} adds nothing",
+                "No kernel of the trace is from the graphs or the compiled code that it describes.",
+                "Record both in the same run of the job.",
+            ]
+    return records

@@ -22,7 +22,7 @@ from rankscope.model import HOST_COLLECTIVE_PATTERN, LAUNCH_CATEGORIES, SYNC_CAL
 from rankscope.sql import sql_texts
 from rankscope.store.arrays import Ints
 from rankscope.store.derived import Table, slices_file
-from rankscope.store.layout import SegmentEntry, can_write
+from rankscope.store.index import SegmentEntry, can_write
 from rankscope.timeline.run import Run
 
 Indices = NDArray[np.int32]

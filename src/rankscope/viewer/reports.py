@@ -7,7 +7,7 @@ from rankscope.analysis.core.ceilings import ceilings
 from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
 from rankscope.errors import UsageError
 from rankscope.text.spelling import RENAMED_REPORTS
-from rankscope.timeline.run import VIEWS, describe
+from rankscope.timeline.sql_views import VIEWS, describe
 from rankscope.viewer.answers import Answer, client_left, integer
 from rankscope.viewer.session import Session
 from rankscope.views.envelope import Question, envelope

@@ -15,7 +15,7 @@ from rankscope.analysis.core.intervals import Intervals, intersect, subtract
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.breakdown import waiting_times
 from rankscope.store.derived import File, Table, key_of, map_file, path_of, write
-from rankscope.store.layout import SegmentEntry, can_write
+from rankscope.store.index import SegmentEntry, can_write
 from rankscope.text.run_words import RunWords, shell_word
 from rankscope.timeline.run import Run
 from rankscope.viewer.answers import integer

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import RankscopeError, UsageError
-from rankscope.store.ingest import Options, Watch
+from rankscope.store.ingest import IngestProgress, Options
 from rankscope.text.json_values import plain
 from rankscope.timeline.run import ALL_TOOLS, Run, open_run
 from rankscope.viewer import (
@@ -112,7 +112,7 @@ class Opening:
     def _routes_with(self, runs: list[Run]) -> dict[str, Route]:
         sessions = []
         for run, path in zip(runs, self._runs, strict=True):
-            drawn = run.with_options(prefer=ALL_TOOLS) if run.set_aside else run
+            drawn = run.with_options(prefer=ALL_TOOLS) if run.unused_segments else run
             sessions.append(Session(run, path.resolve().name, drawn, path))
         self._sessions += sessions
         if len(sessions) == 1:
@@ -137,10 +137,15 @@ class Opening:
         def advance(path: Path, read: int, doing: str) -> None:
             self._read[path] = read
 
-        watch = Watch(begin, advance, lambda: None, self._say)
+        progress = IngestProgress(begin, advance, say=self._say)
         options = self._options
         run = open_run(
-            [path], cache=options.cache, jobs=options.jobs, dask=options.dask, mix=self._mix, watch=watch
+            [path],
+            cache=options.cache,
+            jobs=options.jobs,
+            dask=options.dask,
+            mix=self._mix,
+            progress=progress,
         )
         for problem in run.problems:
             self._say(f"rankscope: {problem}")

@@ -9,7 +9,6 @@ import numpy as np
 
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.heatmap import share_of
-from rankscope.store.separate_runs import world_size_of
 from rankscope.text.run_words import shell_word
 from rankscope.text.spelling import RENAMED_REPORTS
 from rankscope.timeline.run import Run
@@ -47,7 +46,7 @@ def run_info(session: Session, query: dict[str, str]) -> Answer:
         "tile_width": TILE_WIDTH,
         "clocks": _clocks(session.run),
         "device": _device(session.run),
-        "world": max(map(world_size_of, session.run.segments), default=0) or None,
+        "world": max((entry.world_size for entry in session.run.segments), default=0) or None,
     }
 
 

@@ -28,8 +28,9 @@ def align(first: Session, second: Session) -> None:
         starts = [run.rows("SELECT coalesce(min(start_ns), 0) FROM slices")[0][0] for run in runs]
     later = starts[0] - starts[1]
     moved = second if later >= 0 else first
-    for run in {moved.run, moved.drawn}:
-        run.move(abs(later))
+    is_drawn = moved.drawn is moved.run
+    moved.run = moved.run.shift(abs(later))
+    moved.drawn = moved.run if is_drawn else moved.drawn.shift(abs(later))
 
 
 def combined(

@@ -20,7 +20,6 @@ from rankscope.collective_kinds import KINDS
 from rankscope.ranges import as_ranges, rank_words
 from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows
-from rankscope.store.separate_runs import world_size_of
 from rankscope.timeline.collectives.groups import header_groups
 from rankscope.timeline.run import Run
 
@@ -275,7 +274,7 @@ def layout_of(run: Run, scope: Scope) -> Layout:
         ObservedGroup(name, described[name, ranks], ranks, dict(counted))
         for (name, ranks), counted in kinds.items()
     ]
-    sizes = [world_size_of(entry) for entry in run.timelines]
+    sizes = [entry.world_size for entry in run.timelines]
     return infer_layout(observed, max([*sizes, max(run.ranks, default=0) + 1]))
 
 

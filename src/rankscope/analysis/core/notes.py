@@ -38,7 +38,7 @@ def _left_out(run: Run, scope: Scope) -> list[str]:
         notes.append(left_out_note(f"{lost:,} events that could not be read (rankscope doctor says which)"))
     if misplaced:
         notes.append(left_out_note(f"{misplaced:,} events without a usable time (ts = 0, or years away)"))
-    aside = [e for e in run.set_aside if scope.ranks is None or e.rank in scope.ranks]
+    aside = [e for e in run.unused_segments if scope.ranks is None or e.rank in scope.ranks]
     if aside:
         files = ", ".join(entry.source.name for entry in aside[:3]) + ("" if len(aside) <= 3 else ", …")
         notes.append(

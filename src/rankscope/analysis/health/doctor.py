@@ -15,7 +15,7 @@ from rankscope.analysis.within_rank.kernel_families import family
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.readers.base import PACKETS_NOT_READ, rank_from_name
 from rankscope.sql import sql_texts
-from rankscope.store.layout import SegmentEntry
+from rankscope.store.index import SegmentEntry
 from rankscope.timeline.run import Run
 
 COLUMNS = (

@@ -18,7 +18,6 @@ from rankscope.capture.run_folder import rank_manifests
 from rankscope.ranges import as_ranges, rank_words
 from rankscope.readers.base import usable_world
 from rankscope.records import dataclass
-from rankscope.store.separate_runs import world_size_of
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
@@ -94,7 +93,7 @@ def _lost_kernels(run: Run, scope: Scope) -> Iterator[Doubt]:
 
 def world_size(run: Run) -> int:
     """The number of ranks of the job, from the traces or the manifests beside them; 0 if not known."""
-    sizes = {world_size_of(entry) for entry in run.timelines} - {0}
+    sizes = {entry.world_size for entry in run.timelines} - {0}
     if not sizes:
         folders: set[Path] = {entry.source.parent for entry in run.timelines}
         manifests = (manifest for folder in folders for manifest in rank_manifests(folder))

@@ -21,33 +21,19 @@ from rankscope.jobs.batch import SCHEDULERS, make_output_folders, make_spec
 from rankscope.jobs.scheduler import require
 from rankscope.jobs.script import preamble, shebang
 from rankscope.jobs.spec import Spec
-from rankscope.store.on_dask.place import Place
+from rankscope.store.on_dask.option import DaskCluster
 from rankscope.units import format_bytes, parse_bytes
 
 _ONCE = (
-    "site",
-    "nodes",
-    "ppn",
-    "walltime",
-    "queue",
-    "partition",
-    "account",
-    "filesystems",
-    "name",
-    "stdout",
-    "stderr",
-    "gres",
-    "gpus_per_node",
-    "constraint",
-    "select",
-    "conda",
-    "venv",
-    "tmpdir",
-)
+    "site", "nodes", "ppn", "walltime", "queue", "partition", "account", "filesystems", "name", "stdout", "stderr",
+    "gres", "gpus_per_node", "constraint", "select", "conda", "venv", "tmpdir",
+)  # fmt: skip
 _REPEATED = ("directive", "modules", "env")
 _OURS = ("memory", "interface")
 """Not options of `rankscope job`: the memory of each node, and the network interface that workers reach us by."""
 _NAME = "rankscope-read"
+OWN_DASHBOARD = "127.0.0.1:0"
+"""A free port that other machines cannot reach."""
 _MIB = 1 << 20
 
 SETTINGS: dict[str, object] = {
@@ -80,11 +66,11 @@ SETTINGS: dict[str, object] = {
 class BatchJobs:
     """The jobs of one reading."""
 
-    def __init__(self, place: Place, shared: Path, needed_bytes: int, tasks: int) -> None:
+    def __init__(self, cluster: DaskCluster, shared: Path, needed_bytes: int, tasks: int) -> None:
         """`shared` is a folder that the nodes see, for the keys of encrypted connections."""
-        self._scheduler = SCHEDULERS[place.where]
+        self._scheduler = SCHEDULERS[cluster.where]
         self._shared = shared
-        given = _given(place)
+        given = _given(cluster)
         self._interface: str | None = given.pop("interface", None)
         self._memory = parse_bytes(given.pop("memory")) if "memory" in given else None
         self._spec = self._fitted(given, needed_bytes, tasks)
@@ -158,7 +144,7 @@ class BatchJobs:
                 job_script_prologue=[*preamble(spec, dialect), *settings],
                 security=self._security(),
                 protocol="tls://",
-                scheduler_options={"dashboard_address": "127.0.0.1:0"},
+                scheduler_options={"dashboard_address": OWN_DASHBOARD},
                 silence_logs=logging.CRITICAL,
             )
 
@@ -167,9 +153,9 @@ class BatchJobs:
         whatever it is sent."""
         from distributed import Security
 
-        made = Security.temporary()
+        keys = Security.temporary()
         files = {}
-        for name, content in (("cert", made.tls_client_cert), ("key", made.tls_client_key)):
+        for name, content in (("cert", keys.tls_client_cert), ("key", keys.tls_client_key)):
             files[name] = str(self._shared / f"tls-{name}.pem")
             with open_private(Path(files[name]), "w") as file:
                 file.write(content)
@@ -210,9 +196,8 @@ async def _submit(cluster: Any, nodes: int) -> None:
         await cluster
     except RuntimeError:
         for job in cluster.workers.values():
-            job.status = (
-                Status.failed
-            )  # else the cluster cannot be closed, which cancels those that were submitted
+            # Else the cluster cannot be closed, which cancels those that were submitted.
+            job.status = Status.failed
         raise
 
 
@@ -221,20 +206,20 @@ def _reason(text: str) -> str:
     return " ".join(text.rpartition("stderr:")[2].split()) or "It gave no reason."
 
 
-def _given(place: Place) -> dict[str, Any]:
-    """The options of a place as `make_spec` takes them."""
+def _given(cluster: DaskCluster) -> dict[str, Any]:
+    """The options of a cluster as `make_spec` takes them."""
     given: dict[str, Any] = {}
-    for key, value in place.options:
+    for key, value in cluster.options:
         name = key.replace("-", "_")
         if name in _REPEATED:
             given.setdefault(name, []).append(value)
         elif name in (*_ONCE, *_OURS):
             given["queue" if name == "partition" else name] = value
         else:
-            known = ", ".join(sorted(known.replace("_", "-") for known in (*_ONCE, *_REPEATED, *_OURS)))
+            names = ", ".join(sorted(name.replace("_", "-") for name in (*_ONCE, *_REPEATED, *_OURS)))
             raise UsageError(
                 f"--dask-option {key} is not known",
-                why=f"The keys are: {known}.",
+                why=f"The keys are: {names}.",
                 hint="They mean what they mean in: rankscope job --help",
             )
     return given

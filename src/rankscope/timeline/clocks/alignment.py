@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rankscope.records import dataclass
 from rankscope.store.derived import CLOCKS, Table
-from rankscope.store.layout import SegmentEntry
+from rankscope.store.index import SegmentEntry
 
 if TYPE_CHECKING:
     from rankscope.timeline.clocks.fit import Fit
@@ -79,6 +79,10 @@ class Clocks:
     def of(self, rank: int) -> RankClock:
         return self._by_rank[rank]
 
+    def ahead_ns(self, rank: int, time_ns: float) -> float:
+        """How far the clock of a rank is ahead at a time, in ns from the run's start by wall clock."""
+        return self.of(rank).ahead_ns(time_ns)
+
 
 _KEPT = Table[Clocks](CLOCKS, Clocks, __name__, "rankscope.timeline.collectives.loading")
 
@@ -133,7 +137,7 @@ def measure(rows: Collectives, ranks: Sequence[int], starts: Sequence[tuple[int,
         result = replace(result, collectives=len(mine))
         results.append(result)
     clocks = Clocks(tuple(results))
-    first = min(start - clocks.of(rank).ahead_ns(start) for rank, start in starts)
+    first = min(start - clocks.ahead_ns(rank, start) for rank, start in starts)
     return Clocks(tuple(_at_start(clock, first) for clock in results))
 
 

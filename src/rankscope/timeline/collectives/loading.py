@@ -16,8 +16,8 @@ import numpy as np
 from rankscope.collective_kinds import KINDS, POINT_TO_POINT
 from rankscope.store.arrays import NONE, Ints, Mask, count_before, number_rows, starts_group, unique_values
 from rankscope.store.derived import COLLECTIVES, Table
-from rankscope.store.layout import SegmentEntry
-from rankscope.store.separate_runs import SESSION_GAP_NS, end_unix_ns, has_wall_clock, job_of, runs_among
+from rankscope.store.index import SegmentEntry
+from rankscope.store.separate_runs import SESSION_GAP_NS, runs_among
 from rankscope.timeline.collectives.entries import Collectives, Unmatched
 from rankscope.timeline.collectives.groups import (
     UNKNOWN,
@@ -237,8 +237,8 @@ def recording_sessions(segments: Sequence[SegmentEntry]) -> dict[tuple[int, int]
 
     The job is compared only where every file names one, the time only where every file has a wall-clock time.
     """
-    by_job = all(map(job_of, segments))
-    by_time = all(map(has_wall_clock, segments))
+    by_job = all(entry.job for entry in segments)
+    by_time = all(entry.has_wall_clock for entry in segments)
     of_run = {
         id(entry): number for number, run in enumerate(runs_among(segments)[0]) for entry in run.entries
     }
@@ -247,8 +247,8 @@ def recording_sessions(segments: Sequence[SegmentEntry]) -> dict[tuple[int, int]
     for entry in sorted(segments, key=lambda entry: entry.unix_origin_ns):
         if keys and by_time and entry.unix_origin_ns > reach + SESSION_GAP_NS:
             period += 1
-        reach = max(reach, end_unix_ns(entry))
-        keys[entry.rank, entry.segment] = of_run[id(entry)], period, job_of(entry) if by_job else ""
+        reach = max(reach, entry.unix_end_ns)
+        keys[entry.rank, entry.segment] = of_run[id(entry)], period, entry.job if by_job else ""
     session_of = {key: number for number, key in enumerate(dict.fromkeys(keys.values()))}
     return {file: session_of[key] for file, key in keys.items()}
 

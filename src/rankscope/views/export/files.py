@@ -10,7 +10,8 @@ from isal import igzip
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import Table
 from rankscope.sql import sql_text
-from rankscope.timeline.run import SEGMENTS, VIEWS, Run, describe
+from rankscope.timeline.run import Run
+from rankscope.timeline.sql_views import SEGMENTS, VIEWS, describe
 from rankscope.views.export.chrome import write_chrome
 from rankscope.views.export.perfetto import write_archive, write_perfetto
 

@@ -13,7 +13,7 @@ ADDRESSES = ("tcp://", "tls://")
 
 
 @dataclass(frozen=True)
-class Place:
+class DaskCluster:
     """A Dask cluster to read on."""
 
     where: str
@@ -22,7 +22,7 @@ class Place:
     """With slurm and pbs: names and values of options, as `rankscope job` spells them."""
 
 
-def parse_place(where: str, options: Sequence[str] = ()) -> Place:
+def parse_dask(where: str, options: Sequence[str] = ()) -> DaskCluster:
     """The cluster of --dask WHERE and --dask-option KEY=VALUE."""
     if where not in (LOCAL, *BATCH) and not where.startswith(ADDRESSES) and not where.endswith(".json"):
         raise UsageError(
@@ -46,4 +46,4 @@ def parse_place(where: str, options: Sequence[str] = ()) -> Place:
             why=f"With --dask {where} no job is submitted.",
             hint="Leave it out." if where != LOCAL else "The number of processes is --jobs N.",
         )
-    return Place(where, tuple(pairs))
+    return DaskCluster(where, tuple(pairs))
