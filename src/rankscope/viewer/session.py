@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.across_ranks.heatmap import CLASSES, RankTime, rank_times
+from rankscope.analysis.across_ranks.heatmap import RankTime, rank_times
+from rankscope.analysis.core.device_events import CLASSES
 from rankscope.analysis.core.intervals import Intervals, intersect, subtract
+from rankscope.analysis.core.rank_activity import waiting_times
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.within_rank.breakdown import waiting_times
 from rankscope.files import open_private, unique_name
 from rankscope.store.layout import SegmentEntry, can_write
 from rankscope.timeline.run import Run

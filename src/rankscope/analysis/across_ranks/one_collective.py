@@ -8,7 +8,7 @@ import numpy as np
 
 from rankscope.analysis.across_ranks.blame import blame
 from rankscope.analysis.across_ranks.comparison_notes import comparison_notes
-from rankscope.analysis.across_ranks.rank_activity import PARTS
+from rankscope.analysis.across_ranks.time_split import PARTS
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope

@@ -9,7 +9,7 @@ import numpy as np
 from rankscope.analysis.across_ranks.main_thread import Gap, longest_gap
 from rankscope.analysis.across_ranks.slow_clock import SlowClock, slow_clock
 from rankscope.analysis.core.collective_waits import waits
-from rankscope.analysis.core.gpu_counts import has_gpu
+from rankscope.analysis.core.device_events import has_gpu
 from rankscope.analysis.core.result import Fact
 from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope

@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import UNKNOWN
-from rankscope.analysis.core.event_sets import NO_ACTIVITY, Activity, host_collectives
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import Intervals, Ints, union
 from rankscope.analysis.core.names import all_names, name_codes, sql_names, vocabulary
-from rankscope.analysis.core.scope import Scope
 from rankscope.model import (
     DATALOADER_PATTERN,
     HOST_COLLECTIVE_PATTERN,
@@ -117,22 +115,6 @@ def engine_calls(run: Run, rank: int) -> tuple[Ints, Ints, Ints]:
 def dataloader_spans(run: Run, rank: int) -> Intervals:
     """When the training loop waited for a batch."""
     return annotated(run, rank, DATALOADER_PATTERN)
-
-
-@once_per_run
-def _collectives(run: Run) -> Activity:
-    names = vocabulary(run, "user_annotation")
-    some = any(re.search(HOST_COLLECTIVE_PATTERN, name) for name in names)
-    return host_collectives(run, Scope()) if some else NO_ACTIVITY
-
-
-def rank_collectives(run: Run, rank: int, scope: Scope) -> Activity:
-    """The collectives on the host of one rank in the window; read once a run."""
-    found = _collectives(run)
-    mine = found.rank == rank
-    if scope.steps is not None:
-        mine &= (found.step >= scope.steps[0]) & (found.step <= scope.steps[1])
-    return found.pick(mine)
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,15 @@ def covered_before(a: Intervals, time: Ints) -> Ints:
     return covered
 
 
+def covered(a: Intervals, start: Ints, end: Ints) -> Ints:
+    """How much of the set lies between each start and end."""
+    return covered_before(a, end) - covered_before(a, start)
+
+
+def shifted(a: Intervals, by_ns: int) -> Intervals:
+    return Intervals(a.start + by_ns, a.end + by_ns)
+
+
 def length(a: Intervals) -> int:
     """Total time in the set."""
     return int((a.end - a.start).sum())

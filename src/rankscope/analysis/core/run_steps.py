@@ -14,6 +14,8 @@ from rankscope.records import dataclass
 from rankscope.timeline.run import Run
 
 Columns = dict[str, NDArray[np.int64]]
+NO_STEP = -1
+"""In arrays, the step of what lies in none."""
 
 
 @dataclass(frozen=True)

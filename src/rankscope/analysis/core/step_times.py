@@ -12,11 +12,11 @@ from math import fsum
 import numpy as np
 
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.event_sets import NO_STEP
+from rankscope.analysis.core.device_events import gpu_ranks
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, union
 from rankscope.analysis.core.rollups import kept_per_rank
-from rankscope.analysis.core.run_steps import all_steps, in_order_of_start
+from rankscope.analysis.core.run_steps import NO_STEP, all_steps, in_order_of_start
 from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.records import dataclass
@@ -193,15 +193,12 @@ def _rank_cycles(run: Run, scope: Scope) -> dict[int, RankCycles]:
     sql = f"""SELECT rank::BIGINT AS rank, min(start_ns) AS start, max(start_ns + greatest(dur_ns, 0)) AS end
               FROM {{}} AND {scope.where()} GROUP BY rank, segment ORDER BY rank, start"""
     ranks = scope.ranks_in(run)
-    on_gpu = split_by_rank(run.arrays(sql.format("gpu WHERE true")), ranks)
-    if all(len(own["start"]) for own in on_gpu.values()):
-        found = on_gpu
-    else:
-        on_host = split_by_rank(run.arrays(sql.format("slices WHERE category = 'cpu_op'")), ranks)
-        found = {rank: own if len(own["start"]) else on_host[rank] for rank, own in on_gpu.items()}
+    cycles = split_by_rank(run.arrays(sql.format("gpu WHERE true")), ranks)
+    if without := [rank for rank in ranks if rank not in gpu_ranks(run)]:
+        cycles |= split_by_rank(run.arrays(sql.format("slices WHERE category = 'cpu_op'")), without)
     return {
-        rank: RankCycles(own["start"] - run.origin_ns(rank), own["end"] - run.origin_ns(rank))
-        for rank, own in found.items()
+        rank: RankCycles(times["start"] - run.origin_ns(rank), times["end"] - run.origin_ns(rank))
+        for rank, times in cycles.items()
     }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope.analysis.core.advice import together
 from rankscope.analysis.core.collective_waits import waits
-from rankscope.analysis.core.lost_kernels import kernels_end_in
+from rankscope.analysis.core.gpu_counts import kernels_end_in
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.core.device_events import device_events
-from rankscope.analysis.core.event_sets import COMPUTE
-from rankscope.analysis.core.intervals import Intervals, covered_before, union
+from rankscope.analysis.core.device_events import gpu_ranks
+from rankscope.analysis.core.intervals import EMPTY, Intervals, covered, intersect
+from rankscope.analysis.core.rank_activity import rank_activity
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import windows
 from rankscope.model import (
     HARDWARE_REASONS,
     MEMORY_CLOCK,
@@ -179,9 +180,9 @@ def _values_by_rank(run: Run, ranks: list[int]) -> dict[int, dict[str, Series]]:
 
 def _computing(run: Run, rank: int, scope: Scope) -> Intervals:
     """When the rank's GPU computed, without the short gaps between its kernels."""
-    events = device_events(run, rank, scope)
-    own = events.kind == COMPUTE
-    busy = union(events.start[own], events.end[own])
+    if rank not in gpu_ranks(run):
+        return EMPTY
+    busy = intersect(rank_activity(run, rank).compute, windows(run, rank, scope).intervals)
     if len(busy.start) == 0:
         return busy
     apart = busy.start[1:] - busy.end[:-1] > _SHORT_GAP_NS
@@ -210,8 +211,7 @@ def _state(gpu: str, model: str, series: Series, busy: Intervals) -> GpuState:
 def _while(times: NDArray[np.int64], busy: Intervals, width: int) -> NDArray[np.bool_]:
     """Which samples are of busy times. A sample is somewhere in the `width` behind its time, which is cut off there:
     whole seconds by dmon and amd-smi, milliseconds by the others."""
-    covered = covered_before(busy, times + width) - covered_before(busy, times)
-    return 2 * covered >= width
+    return 2 * covered(busy, times, times + width) >= width
 
 
 def _figures(values: NDArray[np.float64]) -> Figures:

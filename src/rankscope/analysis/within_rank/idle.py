@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from rankscope.analysis.core.advice import together
 from rankscope.analysis.core.device_events import UNKNOWN, steps_in
-from rankscope.analysis.core.lost_kernels import kernels_end_in
+from rankscope.analysis.core.gpu_counts import kernels_end_in
 from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Severity, Unit
 from rankscope.analysis.core.rollups import kept_per_rank

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field, fields
+from dataclasses import fields
 
 import numpy as np
 
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.device_events import KEPT_EVENTS, UNKNOWN, DeviceEvents, device_events, ranks_in
-from rankscope.analysis.core.host_spans import dataloader_spans, rank_collectives, sync_spans
+from rankscope.analysis.core.device_events import KEPT_EVENTS, UNKNOWN, DeviceEvents, device_events, gpu_ranks
+from rankscope.analysis.core.host_spans import dataloader_spans, sync_spans
 from rankscope.analysis.core.intervals import Intervals, Ints, intersect, subtract, union
+from rankscope.analysis.core.rank_activity import host_collectives
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import windows
 from rankscope.records import dataclass
@@ -84,8 +85,6 @@ class DeviceIdle:
     inside: int
     """The number of events in the window."""
     gaps: Gaps
-    spans: Intervals
-    """The idle time: the gaps without the collectives on the host."""
     span: int
     """The length of the window."""
 
@@ -93,53 +92,39 @@ class DeviceIdle:
         return int(getattr(self.gaps, cause).sum())
 
 
-@dataclass
-class _Kept:
-    """What `idle_by_device` found, where all of it fits into memory."""
-
-    complete: bool = False
-    devices: list[DeviceIdle] = field(default_factory=list)
-
-
 @once_per_run
-def _kept(run: Run, scope: Scope) -> _Kept:
-    return _Kept()
+def _in_memory(run: Run, scope: Scope) -> list[DeviceIdle]:
+    """What `idle_by_device` returned, where all of it fits into memory."""
+    return []
 
 
 def idle_by_device(run: Run, scope: Scope) -> Iterator[DeviceIdle]:
     """Rank by rank, device by device; what fits into memory is kept for the next report."""
-    kept = _kept(run, scope)
-    if kept.complete:
-        yield from kept.devices
+    devices = _in_memory(run, scope)
+    if devices:
+        yield from devices
         return
-    found, events = [], 0
+    seen, events = [], 0
     for device in _idle_by_device(run, scope):
         events += len(device.events)
         if events <= KEPT_EVENTS:
-            found.append(device)
+            seen.append(device)
         yield device
     if events <= KEPT_EVENTS:
-        kept.complete, kept.devices = True, found
+        devices += seen
 
 
 def _idle_by_device(run: Run, scope: Scope) -> Iterator[DeviceIdle]:
-    for rank in ranks_in(run, scope):
-        events, found = device_events(run, rank, scope.only_ranks()), windows(run, rank, scope)
-        if len(events) == 0 or len(found.step) == 0:
+    for rank in scope.ranks_in(run):
+        window = windows(run, rank, scope)
+        if rank not in gpu_ranks(run) or len(window.step) == 0:
             continue
-        collectives = rank_collectives(run, rank, Scope())
-        busy = union(collectives.start, collectives.end)
-        dataloader, sync = dataloader_spans(run, rank), sync_spans(run, rank)
-        for device, own in events.devices():
-            gaps = find_gaps(own, found.intervals, busy, dataloader, sync)
-            idle = subtract(Intervals(gaps.start, gaps.end), busy)
-            inside = len(own) if scope.steps is None else int(np.isin(own.step, found.step).sum())
-            yield DeviceIdle(rank, device, own, inside, gaps, idle, found.span)
-
-
-def idle_by_rank(run: Run, scope: Scope) -> dict[int, Intervals]:
-    """The times at which all devices of a rank are idle."""
-    idle: dict[int, Intervals] = {}
-    for found in idle_by_device(run, scope):
-        idle[found.rank] = intersect(idle[found.rank], found.spans) if found.rank in idle else found.spans
-    return idle
+        on_host, dataloader, sync = (
+            host_collectives(run)[rank],
+            dataloader_spans(run, rank),
+            sync_spans(run, rank),
+        )
+        for device, events in device_events(run, rank, scope.only_ranks()).devices():
+            gaps = find_gaps(events, window.intervals, on_host, dataloader, sync)
+            inside = len(events) if scope.steps is None else int(np.isin(events.step, window.step).sum())
+            yield DeviceIdle(rank, device, events, inside, gaps, window.span)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.analysis.core.device_events import UNKNOWN, DeviceEvents, device_events, ranks_in
+from rankscope.analysis.core.device_events import UNKNOWN, DeviceEvents, device_events
 from rankscope.analysis.core.intervals import Ints, length, union
 from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
 from rankscope.analysis.core.result import Column, Result
@@ -70,7 +70,7 @@ class RankQueues:
 def rank_queues(run: Run, scope: Scope) -> dict[int, RankQueues]:
     """By rank."""
     found = {}
-    for rank in ranks_in(run, scope):
+    for rank in scope.ranks_in(run):
         events = device_events(run, rank, scope)
         launched = events.launch_start != UNKNOWN
         found[rank] = RankQueues(tuple(_streams(events.pick(launched))), len(events), int((~launched).sum()))

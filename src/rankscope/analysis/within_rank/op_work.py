@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.device_events import UNKNOWN, device_events, ranks_in
-from rankscope.analysis.core.event_sets import COPY, NO_STEP
+from rankscope.analysis.core.device_events import COPY, UNKNOWN, device_events
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.rollups import kept_per_rank
+from rankscope.analysis.core.run_steps import NO_STEP
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.flops import Work, work_of
 from rankscope.analysis.within_rank.phases import RECOMPUTE, Partition, partition_of
@@ -175,7 +175,7 @@ def _launched(run: Run, scope: Scope) -> dict[str, Any]:
     # The table `segments` has the files in this order: rowid in `_candidates`.
     rows = {(entry.rank, entry.segment): row for row, entry in enumerate(run.segments)}
     parts = []
-    for rank in ranks_in(run, scope):
+    for rank in scope.ranks_in(run):
         found = device_events(run, rank, scope.only_ranks())
         mine = found.op != UNKNOWN
         segments, which = np.unique(found.segment[mine], return_inverse=True)

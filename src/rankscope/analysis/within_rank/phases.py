@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.device_events import UNKNOWN, device_events, ranks_in, steps_in
+from rankscope.analysis.core.device_events import UNKNOWN, device_events, steps_in
 from rankscope.analysis.core.host_spans import annotated, dataloader_spans, engine_calls, op_spans
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, intersect, join, length, subtract, union
 from rankscope.analysis.core.notes import left_out
@@ -122,7 +122,7 @@ class RankPhases:
 @kept_per_rank("phases", RankPhases, version=1)
 def rank_phases(run: Run, scope: Scope) -> dict[int, RankPhases]:
     """By rank."""
-    return {rank: _phases_of(run, rank, scope) for rank in ranks_in(run, scope)}
+    return {rank: _phases_of(run, rank, scope) for rank in scope.ranks_in(run)}
 
 
 def _phases_of(run: Run, rank: int, scope: Scope) -> RankPhases:

@@ -8,14 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from rankscope.analysis.core.advice import together
-from rankscope.analysis.core.device_events import (
-    UNKNOWN,
-    DeviceEvents,
-    device_events,
-    ranks_in,
-    steps_in,
-)
-from rankscope.analysis.core.event_sets import COMPUTE
+from rankscope.analysis.core.device_events import COMPUTE, UNKNOWN, DeviceEvents, device_events, steps_in
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out, no_lines
@@ -82,7 +75,7 @@ def rank_short(run: Run, scope: Scope) -> dict[int, RankShort]:
 def _by_launcher(run: Run, scope: Scope, column: Literal["op", "line"]) -> dict[int, RankShort]:
     names = all_names(run)
     found = {}
-    for rank in ranks_in(run, scope):
+    for rank in scope.ranks_in(run):
         events = device_events(run, rank, scope)
         events = events.pick(events.kind == COMPUTE)
         if len(events):

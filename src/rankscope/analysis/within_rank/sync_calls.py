@@ -6,9 +6,9 @@ from typing import Any
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import UNKNOWN
-from rankscope.analysis.core.event_sets import NO_STEP
 from rankscope.analysis.core.host_spans import sync_names
 from rankscope.analysis.core.names import sql_names, vocabulary
+from rankscope.analysis.core.run_steps import NO_STEP
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.timeline.run import Run

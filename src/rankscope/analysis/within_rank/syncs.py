@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankscope.analysis.core.device_events import UNKNOWN, steps_in
+from rankscope.analysis.core.device_events import UNKNOWN, gpu_ranks, steps_in
+from rankscope.analysis.core.gpu_counts import kernels_end_in
 from rankscope.analysis.core.grouping import split_by_rank
-from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, covered_before
-from rankscope.analysis.core.lost_kernels import kernels_end_in
+from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, covered, subtract
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.notes import NO_GPU, left_out, no_lines, slice_counts
+from rankscope.analysis.core.rank_activity import rank_activity
 from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded
 from rankscope.analysis.core.step_times import windows
-from rankscope.analysis.within_rank.idle_causes import idle_by_rank
 from rankscope.analysis.within_rank.sync_calls import waiting_calls
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.records import dataclass
@@ -66,16 +66,16 @@ class RankSyncs:
 @kept_per_rank("syncs", RankSyncs, version=1)
 def rank_syncs(run: Run, scope: Scope) -> dict[int, RankSyncs]:
     """Of the ranks that have such calls."""
-    idle = idle_by_rank(run, scope)
     has_steps = scope.steps is not None or steps_in(run, scope) > 0
     waiting = waiting_calls(run, scope)
-    return {
-        rank: RankSyncs(
-            tuple(_calls(all_names(run), mine, idle.get(rank, EMPTY), has_steps)),
-            windows(run, rank, scope).span if rank in idle else 0,
-        )
-        for rank, mine in split_by_rank(waiting, unique_values(waiting["rank"]).tolist()).items()
-    }
+    syncs = {}
+    for rank, mine in split_by_rank(waiting, unique_values(waiting["rank"]).tolist()).items():
+        idle, window = EMPTY, windows(run, rank, scope)
+        if has_gpu := rank in gpu_ranks(run):
+            idle = subtract(window.intervals, rank_activity(run, rank).busy)
+        calls = tuple(_calls(all_names(run), mine, idle, has_steps))
+        syncs[rank] = RankSyncs(calls, window.span if has_gpu else 0)
+    return syncs
 
 
 def syncs(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -131,7 +131,7 @@ def _add(sums: list[int], more: Sequence[int]) -> None:
 def _calls(names: list[str], columns: dict[str, Any], idle: Intervals, has_steps: bool) -> Iterator[CallSums]:
     """For each call, op and line."""
     start, stop = columns["start"], columns["stop"]
-    gpu_idle = covered_before(idle, stop) - covered_before(idle, start)
+    gpu_idle = covered(idle, start, stop)
     _, key = number_rows([columns[name] for name in ("name", "waits", "op", "line")])
     order = np.argsort(key, kind="stable")
     for mine in np.split(order, np.flatnonzero(np.diff(key[order])) + 1):

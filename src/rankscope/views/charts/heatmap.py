@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rankscope.analysis.across_ranks.heatmap import (
-    CLASSES,
     MAP_INTERVALS,
     Shares,
     buckets,
@@ -20,6 +19,7 @@ from rankscope.analysis.across_ranks.heatmap import (
     share_of,
     time_maps,
 )
+from rankscope.analysis.core.device_events import CLASSES
 from rankscope.analysis.core.intervals import EMPTY, Intervals, intersect, length, subtract
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope, steps_in_scope

@@ -8,7 +8,7 @@ import numpy as np
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
-from rankscope.analysis.core.device_events import UNKNOWN, device_events, ranks_in
+from rankscope.analysis.core.device_events import UNKNOWN, device_events
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.rollups import part_of
@@ -74,7 +74,7 @@ _COLUMNS = (
 def _device_columns(run: Run, scope: Scope) -> dict[str, Any]:
     """Device activity by rank and start, with its launch call and the op it was launched for."""
     parts = []
-    for rank in ranks_in(run, scope):
+    for rank in scope.ranks_in(run):
         found = device_events(run, rank, scope)
         order = np.lexsort((found.id, found.start))
         name, op = found.work[order], found.op[order]

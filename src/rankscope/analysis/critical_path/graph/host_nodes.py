@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.core.device_events import UNKNOWN, ranks_in
+from rankscope.analysis.core.device_events import UNKNOWN
 from rankscope.analysis.core.host_spans import dataloader_spans
 from rankscope.analysis.core.intervals import Ints, intersect
 from rankscope.analysis.core.names import all_names
@@ -128,7 +128,7 @@ def host_nodes(
 
 def _add_recordings(run: Run, scope: Scope, nodes: _Collector, number: Ints, code: dict[str, int]) -> None:
     """Where the window is not cut into steps, the recordings of a rank are apart: what is between them is unknown."""
-    for rank in ranks_in(run, scope):
+    for rank in scope.ranks_in(run):
         begin, end = recordings(run)[rank]
         who = np.full(len(begin[1:]), number[rank])
         # It ends with the last of its events, which are mostly of the device.
@@ -151,7 +151,7 @@ def _add_syncs(run: Run, scope: Scope, nodes: _Collector, number: Ints) -> None:
 
 def _add_data_waits(run: Run, scope: Scope, nodes: _Collector, number: Ints, code: dict[str, int]) -> None:
     name = code[DATA_WAIT]
-    for rank in ranks_in(run, scope):
+    for rank in scope.ranks_in(run):
         waits, steps = dataloader_spans(run, rank), host_windows(run, rank, scope)
         if scope.steps is not None:
             waits = intersect(waits, steps.intervals)

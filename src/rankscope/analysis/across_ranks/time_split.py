@@ -1,7 +1,8 @@
 """What each rank did in each step and before each collective: compute, wait in a collective, copy, load data, or none.
 
-`busy` keeps of the events of a rank what this needs: exact intervals inside its collectives, of which other ranks
-decide how much is waiting, and lengths between them.
+The classes are those of core/rank_activity.py, with the time in a collective from the table `collectives`. `busy` keeps
+of a rank's activity what this needs: exact intervals inside its collectives, of which other ranks decide how much is
+waiting, and lengths between them.
 
 The sets of some ranks are laid side by side on one axis, disjoint and sorted. The part of a set inside an interval is
 then the difference of two cumulative sums, for all intervals of these ranks at once.
@@ -9,36 +10,37 @@ then the difference of two cumulative sums, for all intervals of these ranks at 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
-from rankscope.analysis.core.event_sets import COMPUTE, COPY, device_activity, host_work
-from rankscope.analysis.core.gpu_counts import has_gpu
+from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.host_spans import dataloader_spans
 from rankscope.analysis.core.intervals import (
     Axis,
     Intervals,
     Ints,
-    covered_before,
+    covered,
     intersect,
     join,
+    shifted,
     subtract,
     union,
 )
+from rankscope.analysis.core.rank_activity import rank_activity
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.run_steps import all_steps
 from rankscope.analysis.core.scope import Scope, steps_in_scope
-from rankscope.analysis.core.step_times import Period, periods
+from rankscope.analysis.core.step_times import Period, periods, windows
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, unique_values
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
 
 _RANKS_AT_ONCE = 64
-"""Bounds the memory: events are loaded for this many ranks at a time."""
+"""Bounds the memory: the sets of this many ranks are laid side by side."""
 
 PARTS = ("compute", "waiting", "link", "copy", "dataloader", "host")
 """The classes of a rank's time. Each moment belongs to the first that applies; link is the transfer of a collective,
@@ -64,10 +66,10 @@ class TimeSplit:
 @once_per_run
 def time_split(run: Run) -> TimeSplit:
     """Computed for the whole run; callers select steps and ranks from it."""
-    found = waits(run)
-    rows = found.rows  # by rank
+    collectives = waits(run)
+    rows = collectives.rows  # by rank
     # The time of a collective that is not waiting is the end of it.
-    moves = rows.end - found.entry_transfer
+    moves = rows.end - collectives.entry_transfer
     steps = periods(run, Scope())
     who = np.array([period.rank for period in steps], dtype=np.int64)
     begin = np.array([period.start_ns for period in steps], dtype=np.int64)
@@ -81,19 +83,21 @@ def time_split(run: Run) -> TimeSplit:
     for first in range(0, len(everyone), _RANKS_AT_ONCE):
         ranks = np.array(everyone[first : first + _RANKS_AT_ONCE], dtype=np.int64)
         mine = slice(*np.searchsorted(rows.rank, [ranks[0], ranks[-1] + 1]))
-        own = np.flatnonzero((who >= ranks[0]) & (who <= ranks[-1]))
+        theirs = np.flatnonzero((who >= ranks[0]) & (who <= ranks[-1]))
         axis = Axis.over(
-            np.concatenate([opened[mine], rows.start[mine], begin[own]]),
-            np.concatenate([rows.end[mine], end[own]]),
+            np.concatenate([opened[mine], rows.start[mine], begin[theirs]]),
+            np.concatenate([rows.end[mine], end[theirs]]),
             len(ranks),
         )
-        entry, period = np.searchsorted(ranks, rows.rank[mine]), np.searchsorted(ranks, who[own])
+        entry, period = np.searchsorted(ranks, rows.rank[mine]), np.searchsorted(ranks, who[theirs])
         start, stop = axis.place(rows.start[mine], entry), axis.place(rows.end[mine], entry)
-        compute, copy, data = (_placed(run, axis, ranks, sets, name) for name in _SETS)
+        compute, copy, data = (_placed(run, axis, ranks, sets, name) for name in ("compute", "copy", "data"))
         cover = _cover(compute, copy, data, start, axis.place(moves[mine], entry), stop)
-        of_periods[:, own] = cover.split(axis.place(begin[own], period), axis.place(end[own], period))
+        of_periods[:, theirs] = cover.split(
+            axis.place(begin[theirs], period), axis.place(end[theirs], period)
+        )
         of_entries[:, mine] = cover.split(axis.place(opened[mine], entry), start)
-        hidden[mine] = _within(cover.compute, start, stop)
+        hidden[mine] = covered(cover.compute, start, stop)
     return TimeSplit(steps, of_periods, opened, of_entries, hidden)
 
 
@@ -102,107 +106,56 @@ class Busy:
     """Sets of one rank; the second does not include the first, the third none of them. Times count from
     run.origin_ns(rank)."""
 
-    compute_start: Ints
-    compute_end: Ints
-    copy_start: Ints
-    copy_end: Ints
-    data_start: Ints
+    compute: Intervals
+    copy: Intervals
+    data: Intervals
     """The training loop waits for a batch."""
-    data_end: Ints
 
 
-_SETS = ("compute", "copy", "data")
-
-
-@kept_per_rank("busy", Busy, version=1, any_window=True)
+@kept_per_rank("busy", Busy, version=2, any_window=True)
 def busy(run: Run, scope: Scope) -> dict[int, Busy]:
     """Between the bounds of steps and collectives only lengths matter, except inside collectives."""
-    found: dict[int, Busy] = {}
     ranks = scope.ranks_in(run)
-    for first in range(0, len(ranks), _RANKS_AT_ONCE):
-        found |= _busy(run, np.array(ranks[first : first + _RANKS_AT_ONCE], dtype=np.int64))
-    return found
-
-
-def _busy(run: Run, ranks: Ints) -> dict[int, Busy]:
-    scope = Scope(frozenset(ranks.tolist()))
-    # Without GPU events, host ops count as compute.
-    work = device_activity(run, scope) if has_gpu(run, Scope()) else host_work(run, scope)
-    data = [dataloader_spans(run, rank) for rank in ranks.tolist()]
-    waits_of = np.repeat(np.arange(len(ranks)), [len(own.start) for own in data])
-    of_data = Intervals(
-        np.concatenate([own.start for own in data]), np.concatenate([own.end for own in data])
-    )
-    bounds = _bounds(run, scope)
-    axis = Axis.over(
-        np.concatenate([work.start, of_data.start, bounds["start"]]),
-        np.concatenate([work.end, of_data.end, bounds["end"]]),
-        len(ranks),
-    )
-    place = np.searchsorted(ranks, work.rank)
-    start, end = axis.place(work.start, place), axis.place(work.end, place)
-    kinds = [work.kind == kind for kind in (COMPUTE, COPY)]
-    compute, copy = (union(start[mine], end[mine]) for mine in kinds)
-    copy = subtract(copy, compute)
-    waiting = union(axis.place(of_data.start, waits_of), axis.place(of_data.end, waits_of))
-    waiting = subtract(waiting, join(compute, copy))
-    who = np.searchsorted(ranks, bounds["rank"])
-    low, high = axis.place(bounds["start"], who), axis.place(bounds["end"], who)
-    inside = union(low[bounds["collective"]], high[bounds["collective"]])
-    reduced = _reduced((compute, copy, waiting), unique_values(np.concatenate([low, high])), inside, axis)
-    return {rank: _of_rank(run, axis, rank, number, reduced) for number, rank in enumerate(ranks.tolist())}
-
-
-def _bounds(run: Run, scope: Scope) -> dict[str, Any]:
-    """Start and end of the collectives, steps and cycles of these ranks."""
-    found: dict[str, Any] = run.arrays(
-        "SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + dur_ns AS end, true AS collective "
+    rows = run.arrays(
+        "SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + dur_ns AS end "
         f"FROM collectives WHERE {scope.where()}"
     )
-    steps, own = steps_in_scope(run, scope), periods(run, scope)
-    more = {
-        "rank": [*steps["rank"], *(period.rank for period in own)],
-        "start": [*steps["start"], *(period.start_ns for period in own)],
-        "end": [*steps["stop"], *(period.end_ns for period in own)],
-        "collective": [False] * (len(steps["rank"]) + len(own)),
-    }
-    return {name: np.concatenate([found[name], more[name]]).astype(found[name].dtype) for name in more}
+    collectives, steps = split_by_rank(rows, ranks), split_by_rank(steps_in_scope(run, scope), ranks)
+    return {rank: _busy(run, rank, collectives[rank], steps[rank]) for rank in ranks}
 
 
-def _reduced(
-    sets: tuple[Intervals, Intervals, Intervals], bounds: Ints, inside: Intervals, axis: Axis
-) -> list[Intervals]:
+def _busy(run: Run, rank: int, collectives: dict[str, Ints], steps: dict[str, Ints]) -> Busy:
+    activity = rank_activity(run, rank)
+    copy = subtract(activity.copy, activity.compute)
+    loading = subtract(dataloader_spans(run, rank), join(activity.compute, copy))
+    bounds = [steps[name] for name in ("start", "stop", "begin", "end")]
+    if len(bounds[0]) == 0:
+        bounds = [*windows(run, rank, Scope()).intervals]
+    times = unique_values(np.concatenate([*bounds, *collectives.values()]))
+    sets = _reduced((activity.compute, copy, loading), times, union(**collectives))
+    return Busy(*(shifted(every, -run.origin_ns(rank)) for every in sets))
+
+
+def _reduced(sets: Sequence[Intervals], bounds: Ints, inside: Intervals) -> Sequence[Intervals]:
     """The sets with one interval between two bounds, behind that of the set before; inside collectives as they are."""
-    low, high = bounds[:-1], bounds[1:]
-    apart = (low // axis.width == high // axis.width) & (_within(inside, low, high) == 0)
-    low, high = low[apart], high[apart]
+    apart = covered(inside, bounds[:-1], bounds[1:]) == 0
+    low, high = bounds[:-1][apart], bounds[1:][apart]
     at, reduced = low, []
-    for one in sets:
-        behind = at + _within(one, low, high)
-        reduced.append(join(intersect(one, inside), union(at, behind)))
+    for every in sets:
+        behind = at + covered(every, low, high)
+        reduced.append(join(intersect(every, inside), union(at, behind)))
         at = behind
     return reduced
 
 
-def _of_rank(run: Run, axis: Axis, rank: int, number: int, sets: list[Intervals]) -> Busy:
-    """The part of one rank, from its place on the axis to its own time."""
-    begin = number * axis.width
-    shift = axis.origin - begin - run.origin_ns(rank)
-    columns = []
-    for one in sets:
-        mine = slice(*np.searchsorted(one.start, [begin, begin + axis.width]))
-        columns += [one.start[mine] + shift, one.end[mine] + shift]
-    return Busy(*columns)
-
-
 def _placed(run: Run, axis: Axis, ranks: Ints, sets: dict[int, Busy], name: str) -> Intervals:
     """One set of these ranks, on the axis."""
-    known = [(number, rank) for number, rank in enumerate(ranks.tolist()) if rank in sets]
+    numbers = [(number, rank) for number, rank in enumerate(ranks.tolist()) if rank in sets]
     columns = []
     for side in ("start", "end"):
-        own = [getattr(sets[rank], f"{name}_{side}") + run.origin_ns(rank) for _, rank in known]
-        place = np.repeat([number for number, _ in known], [len(values) for values in own])
-        columns.append(axis.place(np.concatenate(own), place) if own else np.empty(0, dtype=np.int64))
+        times = [getattr(getattr(sets[rank], name), side) + run.origin_ns(rank) for _, rank in numbers]
+        number = np.repeat([number for number, _ in numbers], [len(values) for values in times])
+        columns.append(axis.place(np.concatenate(times), number) if times else np.empty(0, dtype=np.int64))
     return union(*columns)
 
 
@@ -219,7 +172,7 @@ class _Cover:
     def split(self, start: Ints, end: Ints) -> Ints:
         """[part, interval]: the intervals from start to end, split; one that ends before it starts is empty."""
         end = np.maximum(start, end)
-        parts = [_within(getattr(self, name), start, end) for name in PARTS[:-1]]
+        parts = [covered(getattr(self, name), start, end) for name in PARTS[:-1]]
         return np.stack([*parts, end - start - sum(parts)])
 
 
@@ -232,11 +185,6 @@ def _cover(
     copy = subtract(copy, join(compute, waiting, link))
     data = subtract(data, join(compute, waiting, link, copy))
     return _Cover(compute, waiting, link, copy, data)
-
-
-def _within(a: Intervals, start: Ints, end: Ints) -> Ints:
-    """The part of a set inside each interval, in ns."""
-    return covered_before(a, end) - covered_before(a, start)
 
 
 def window_starts(run: Run, rows: Collectives) -> Ints:
@@ -261,7 +209,7 @@ def window_starts(run: Run, rows: Collectives) -> Ints:
     for i in np.flatnonzero(first).tolist():
         rank, step, file = int(rows.rank[i]), int(rows.step[i]), int(rows.segment[i])
         if (rank, step) not in began and not files:  # reads all slices, so only when needed
-            found = run.rows("SELECT rank, segment, min(start_ns) FROM slices GROUP BY ALL")
-            files = {(rank, file): start for rank, file, start in found}
+            starts = run.rows("SELECT rank, segment, min(start_ns) FROM slices GROUP BY ALL")
+            files = {(rank, file): start for rank, file, start in starts}
         opened[i] = min(began.get((rank, step), files.get((rank, file), 0)), int(rows.start[i]))
     return opened
