@@ -31,25 +31,20 @@ def bubbles(run: Run, scope: Scope, by: str | None = None) -> Result:
     columns = _columns(by)
     layout = layout_of(run, Scope())
     notes = [*left_out(run, scope), *layout.notes]
-    if "pp" not in layout.axes:
-        notes.append("no pipeline-parallel process group was recognised, so there are no stages to compare")
-        return Result("bubbles", "Pipeline bubbles", scope.window, columns, [], notes=tuple(notes))
-    measured = _measure(run, scope)
+    why, measured = "no pipeline-parallel process group was recognised, so there are no stages to compare", {}
+    if "pp" in layout.axes:
+        why, measured = (
+            "no GPU events in the window; ProfilerActivity.CUDA records them",
+            _measure(run, scope),
+        )
     if not measured:
-        notes.append("no GPU events in the window; ProfilerActivity.CUDA records them")
+        notes.append(why)
         return Result("bubbles", "Pipeline bubbles", scope.window, columns, [], notes=tuple(notes))
     if any(step == NO_STEP for _, step in measured):
         notes.append("no steps: the whole window counts as one step (call profiler.step() in the loop)")
     rows = _rows(measured, {rank: layout.stage(rank) for rank, _ in measured}, by)
-    return Result(
-        "bubbles",
-        "Pipeline bubbles, per step",
-        scope.window,
-        columns,
-        rows,
-        findings=tuple(_findings(rows, by)),
-        notes=tuple(notes),
-    )
+    findings, title = tuple(_findings(rows, by)), "Pipeline bubbles, per step"
+    return Result("bubbles", title, scope.window, columns, rows, findings, tuple(notes))
 
 
 def _columns(by: str | None) -> tuple[Column, ...]:
@@ -141,27 +136,19 @@ def _measure(run: Run, scope: Scope) -> dict[tuple[int, int], dict[str, int]]:
     if not table:
         return {}
     layout = layout_of(run, Scope())
-    rank, step, first, last, busy, p2p = np.array(table, dtype=np.int64).T
-    keys = np.stack([rank, step], axis=1)
-    low, high = _windows(keys, first, last, [layout.group_of(int(one), "pp") for one in rank])
-    window, fill, drain = high - low, first - low, high - last
-    gap = window - busy - p2p - fill - drain
-    columns = zip(*(part.tolist() for part in (rank, step, window, busy, p2p, fill, drain, gap)), strict=True)
-    return {
-        (who, when): {"window": whole, **dict(zip(_PARTS, parts, strict=True))}
-        for who, when, whole, *parts in columns
-    }
-
-
-def _windows(keys: Ints, first: Ints, last: Ints, pipelines: list[tuple[int, ...]]) -> tuple[Ints, Ints]:
-    """For each step, from the earliest start to the latest end over the ranks of a pipeline."""
-    bounds: dict[tuple[tuple[int, ...], int], tuple[int, int]] = {}
-    named = [(pipeline, int(step)) for pipeline, step in zip(pipelines, keys[:, 1], strict=True)]
-    for name, low, high in zip(named, first.tolist(), last.tolist(), strict=True):
-        known = bounds.get(name, (low, high))
-        bounds[name] = (min(known[0], low), max(known[1], high))
-    found = np.array([bounds[name] for name in named], dtype=np.int64)
-    return found[:, 0], found[:, 1]
+    # The window of a step: from the earliest start to the latest end over the ranks of a pipeline.
+    pipelines = [(layout.group_of(rank, "pp"), step) for rank, step, *_ in table]
+    windows: dict[tuple[tuple[int, ...], int], tuple[int, int]] = {}
+    for pipeline, (_, _, first, last, _, _) in zip(pipelines, table, strict=True):
+        low, high = windows.get(pipeline, (first, last))
+        windows[pipeline] = (min(low, first), max(high, last))
+    measured = {}
+    for pipeline, (rank, step, first, last, busy, p2p) in zip(pipelines, table, strict=True):
+        low, high = windows[pipeline]
+        gap = last - first - busy - p2p
+        parts = (high - low, busy, p2p, first - low, high - last, gap)
+        measured[rank, step] = dict(zip(("window", *_PARTS), parts, strict=True))
+    return measured
 
 
 def _rows(
@@ -177,7 +164,7 @@ def _rows(
     ):
         mean = {name: sum(parts[name] for _, parts in entries) / len(entries) for name in ("window", *_PARTS)}
         row: dict[str, Any] = {"stage": stage}
-        row |= {"rank": one_rank} if by == "rank" else {"ranks": len({one for one, _ in entries})}
+        row |= {"rank": one_rank} if by == "rank" else {"ranks": len({rank for rank, _ in entries})}
         row |= {f"{name}_ns": round(mean[name]) for name in ("window", *_PARTS)}
         row["bubble_pct"] = 100 * (1 - mean["busy"] / mean["window"]) if mean["window"] else None
         rows.append(row)
@@ -185,18 +172,18 @@ def _rows(
 
 
 def _findings(rows: list[dict[str, Any]], by: str | None) -> list[Finding]:
-    known = [row for row in rows if row["bubble_pct"] is not None]
-    if not known:
+    timed = [row for row in rows if row["bubble_pct"] is not None]
+    if not timed:
         return []
-    share = sum(row["bubble_pct"] for row in known) / len(known)
-    lost = round(sum(row["window_ns"] - row["busy_ns"] for row in known) / len(known))
+    share = sum(row["bubble_pct"] for row in timed) / len(timed)
+    lost = round(sum(row["window_ns"] - row["busy_ns"] for row in timed) / len(timed))
     severity: Severity = "info"
     if share >= _WARNING_PCT:
         severity = "critical" if share >= _CRITICAL_PCT else "warning"
-    busiest = max(known, key=lambda row: row["busy_ns"])
-    mean = sum(row["busy_ns"] for row in known) / len(known)
+    busiest = max(timed, key=lambda row: row["busy_ns"])
+    mean = sum(row["busy_ns"] for row in timed) / len(timed)
     uneven = busiest["busy_ns"] / mean if mean else 1.0
-    window = sum(row["window_ns"] for row in known) / len(known)
+    window = sum(row["window_ns"] for row in timed) / len(timed)
     evidence = (
         f"{format_rounded('ns', lost)} of {format_rounded('ns', window)} per step, "
         f"mean over the {'ranks' if by == 'rank' else 'stages'}"

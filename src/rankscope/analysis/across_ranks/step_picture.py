@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from rankscope.analysis.across_ranks.straggler_cause import bare_name
-from rankscope.analysis.core.collective_waits import Waits, waits
+from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.host_spans import dataloader_spans
 from rankscope.analysis.core.intervals import Intervals, intersect, join, length, subtract, union
 from rankscope.analysis.core.rank_activity import rank_activity, waiting_times
@@ -64,11 +64,8 @@ class RankStep:
 
     @property
     def idle_ns(self) -> int:
-        return (
-            self.end_ns
-            - self.start_ns
-            - sum(map(length, (self.compute, self.transfer, self.wait, self.copy)))
-        )
+        spent = sum(map(length, (self.compute, self.transfer, self.wait, self.copy)))
+        return self.end_ns - self.start_ns - spent
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ def step_picture(run: Run, scope: Scope, finding: Finding | None) -> StepPicture
     of_rank = {period.rank: period for period in periods(run, Scope(scope.ranks, (step, step)))}
     blames = finding is not None and finding.remedy is not None and finding.remedy.change in _BLAMING
     culprits = tuple(rank for rank in finding.ranks if rank in of_rank) if finding and blames else ()
-    arrival, peers = _arrival(waits(run), step, culprits)
+    arrival, peers = _arrival(run, step, culprits)
     if arrival and arrival.rank not in of_rank:
         arrival = None
     ranks = _chosen(sorted(of_rank), culprits, arrival, peers)
@@ -136,23 +133,23 @@ def _step(run: Run, scope: Scope, finding: Finding | None) -> int | None:
     return max(usual, key=lambda step: usual[step]) if usual else None
 
 
-def _arrival(found: Waits, step: int, culprits: Sequence[int]) -> tuple[Arrival | None, list[int]]:
+def _arrival(run: Run, step: int, culprits: Sequence[int]) -> tuple[Arrival | None, list[int]]:
     """At the collective of the longest wait in the step, one for a culprit if there is one; and who took part."""
-    rows = found.rows
-    waited = np.flatnonzero((found.wait > 0) & (rows.match != NONE))
-    waited = waited[found.step[rows.match[waited]] == step]
-    waited = waited[found.last[rows.match[waited]] != NONE]
+    every = waits(run)
+    rows, match_of = every.rows, every.rows.match
+    waited = np.flatnonzero((every.wait > 0) & (match_of != NONE))
+    waited = waited[every.step[match_of[waited]] == step]
+    waited = waited[every.last[match_of[waited]] != NONE]
     if culprits:
-        for_them = np.isin(rows.rank[found.last[rows.match[waited]]], culprits) & ~np.isin(
-            rows.rank[waited], culprits
-        )
+        late = np.isin(rows.rank[every.last[match_of[waited]]], culprits)
+        for_them = late & ~np.isin(rows.rank[waited], culprits)
         waited = waited[for_them] if for_them.any() else waited
     if len(waited) == 0:
         return None, []
-    match = rows.match[waited[found.wait[waited].argmax()]]
-    last = found.last[match]
+    match = match_of[waited[every.wait[waited].argmax()]]
+    last = every.last[match]
     arrival = Arrival(int(rows.rank[last]), int(rows.start[last]), KINDS[rows.kind[last]])
-    return arrival, sorted(set(rows.rank[rows.match == match].tolist()))
+    return arrival, sorted(set(rows.rank[match_of == match].tolist()))
 
 
 def _chosen(
@@ -201,17 +198,19 @@ def _marked(run: Run, row: RankStep, cause: str, arrival: Arrival | None) -> Ran
     if cause == "compute":
         stretch = _longest(row, intersect(row.compute, before), "compute", "computes")
         return replace(row, stretch=_named(run, row, stretch) if stretch else None)
+    kind: Kind
     if cause == "dataloader":
-        loads = intersect(dataloader_spans(run, row.rank), before)
-        return replace(row, stretch=_longest(row, loads, "idle", "loads data"))
-    if cause == "copy":
-        return replace(row, stretch=_longest(row, intersect(row.copy, before), "copy", "copies"))
-    if cause == "link":
-        return replace(row, stretch=_longest(row, row.transfer, "comm", "transfers"))
-    if cause == "host":
-        idle = subtract(before, join(row.compute, row.transfer, row.wait, row.copy))
-        return replace(row, stretch=_longest(row, idle, "idle", "runs nothing"))
-    return row
+        times, kind, label = intersect(dataloader_spans(run, row.rank), before), "idle", "loads data"
+    elif cause == "copy":
+        times, kind, label = intersect(row.copy, before), "copy", "copies"
+    elif cause == "link":
+        times, kind, label = row.transfer, "comm", "transfers"
+    elif cause == "host":
+        busy = join(row.compute, row.transfer, row.wait, row.copy)
+        times, kind, label = subtract(before, busy), "idle", "runs nothing"
+    else:
+        return row
+    return replace(row, stretch=_longest(row, times, kind, label))
 
 
 def _longest(row: RankStep, times: Intervals, kind: Kind, label: str) -> Stretch | None:

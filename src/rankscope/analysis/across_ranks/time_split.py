@@ -92,12 +92,17 @@ def time_split(run: Run) -> TimeSplit:
         entry, period = np.searchsorted(ranks, rows.rank[mine]), np.searchsorted(ranks, who[theirs])
         start, stop = axis.place(rows.start[mine], entry), axis.place(rows.end[mine], entry)
         compute, copy, data = (_placed(run, axis, ranks, sets, name) for name in ("compute", "copy", "data"))
-        cover = _cover(compute, copy, data, start, axis.place(moves[mine], entry), stop)
-        of_periods[:, theirs] = cover.split(
-            axis.place(begin[theirs], period), axis.place(end[theirs], period)
+        moving = axis.place(moves[mine], entry)
+        waiting = subtract(union(start, moving), compute)
+        link = subtract(union(moving, stop), join(compute, waiting))
+        copy = subtract(copy, join(waiting, link))
+        data = subtract(data, join(waiting, link, copy))
+        cover = (compute, waiting, link, copy, data)
+        of_periods[:, theirs] = _split(
+            cover, axis.place(begin[theirs], period), axis.place(end[theirs], period)
         )
-        of_entries[:, mine] = cover.split(axis.place(opened[mine], entry), start)
-        hidden[mine] = covered(cover.compute, start, stop)
+        of_entries[:, mine] = _split(cover, axis.place(opened[mine], entry), start)
+        hidden[mine] = covered(compute, start, stop)
     return TimeSplit(steps, of_periods, opened, of_entries, hidden)
 
 
@@ -159,32 +164,14 @@ def _placed(run: Run, axis: Axis, ranks: Ints, sets: dict[int, Busy], name: str)
     return union(*columns)
 
 
-@dataclass(frozen=True)
-class _Cover:
-    """The disjoint sets of some ranks, on one axis."""
+def _split(cover: Sequence[Intervals], start: Ints, end: Ints) -> Ints:
+    """[part, interval]: the intervals from start to end, split; one that ends before it starts is empty.
 
-    compute: Intervals
-    waiting: Intervals
-    link: Intervals
-    copy: Intervals
-    dataloader: Intervals
-
-    def split(self, start: Ints, end: Ints) -> Ints:
-        """[part, interval]: the intervals from start to end, split; one that ends before it starts is empty."""
-        end = np.maximum(start, end)
-        parts = [covered(getattr(self, name), start, end) for name in PARTS[:-1]]
-        return np.stack([*parts, end - start - sum(parts)])
-
-
-def _cover(
-    compute: Intervals, copy: Intervals, data: Intervals, start: Ints, moves: Ints, end: Ints
-) -> _Cover:
-    """The sets of some ranks. `start` and `end` are those of their collectives; their transfers begin at `moves`."""
-    waiting = subtract(union(start, moves), compute)
-    link = subtract(union(moves, end), join(compute, waiting))
-    copy = subtract(copy, join(compute, waiting, link))
-    data = subtract(data, join(compute, waiting, link, copy))
-    return _Cover(compute, waiting, link, copy, data)
+    `cover` has the sets of PARTS without the last, which are disjoint.
+    """
+    end = np.maximum(start, end)
+    parts = [covered(times, start, end) for times in cover]
+    return np.stack([*parts, end - start - sum(parts)])
 
 
 def window_starts(run: Run, rows: Collectives) -> Ints:

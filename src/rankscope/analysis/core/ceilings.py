@@ -12,45 +12,42 @@ from rankscope.units import format_rounded
 
 def device_names(run: Run, scope: Scope) -> dict[int, str]:
     """By rank, the name of its device in the trace; '' where the trace has none."""
-    return {rank: str(found.get("name", "")) for rank, found in _properties(run, scope).items()}
+    return {rank: str(device.get("name", "")) for rank, device in _properties(run, scope).items()}
 
 
 def device_memory(run: Run, scope: Scope) -> dict[int, int]:
     """By rank, the memory of its device in bytes; ranks whose trace does not contain it are left out."""
-    found = {rank: properties.get("totalGlobalMem") for rank, properties in _properties(run, scope).items()}
-    return {rank: size for rank, size in found.items() if isinstance(size, int) and size > 0}
+    sizes = {rank: device.get("totalGlobalMem") for rank, device in _properties(run, scope).items()}
+    return {rank: size for rank, size in sizes.items() if isinstance(size, int) and size > 0}
 
 
 def ceilings(run: Run, scope: Scope) -> dict[int, Ceilings]:
     """By rank; with no peaks where the device is not known."""
-    found = {}
+    peaks = {}
     for rank, properties in _properties(run, scope).items():
         memory = properties.get("totalGlobalMem")
         device = find_device(str(properties.get("name", "")), memory if isinstance(memory, int) else None)
-        found[rank] = scope.machine.ceilings.over(ceilings_of(device) if device else Ceilings())
-    return found
+        peaks[rank] = scope.machine.ceilings.over(ceilings_of(device) if device else Ceilings())
+    return peaks
 
 
 def _properties(run: Run, scope: Scope) -> dict[int, dict[str, Any]]:
     """Of the first device in a rank's files: all devices of a node are assumed to be of one model."""
-    found: dict[int, dict[str, Any]] = {}
+    devices: dict[int, dict[str, Any]] = {}
     for entry in run.segments:
         if scope.ranks is not None and entry.rank not in scope.ranks:
             continue
         listed = entry.manifest["header"].get("deviceProperties")
         first = listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], dict) else {}
-        if first or entry.rank not in found:
-            found[entry.rank] = first
-    if not all(found.values()):
-        found |= {rank: {"name": name} for rank, name in _named_by_ncu(run) if not found.get(rank, True)}
-    return found
-
-
-def _named_by_ncu(run: Run) -> list[tuple[int, str]]:
-    return run.rows(
-        "SELECT rank, first(text) FROM ncu_metrics WHERE metric = 'device__attribute_display_name' "
-        "AND text IS NOT NULL GROUP BY rank"
-    )
+        if first or entry.rank not in devices:
+            devices[entry.rank] = first
+    if not all(devices.values()):
+        named_by_ncu = run.rows(
+            "SELECT rank, first(text) FROM ncu_metrics WHERE metric = 'device__attribute_display_name' "
+            "AND text IS NOT NULL GROUP BY rank"
+        )
+        devices |= {rank: {"name": name} for rank, name in named_by_ncu if not devices.get(rank, True)}
+    return devices
 
 
 def ceiling_notes(run: Run, scope: Scope, dtypes: set[str]) -> list[str]:
@@ -58,13 +55,12 @@ def ceiling_notes(run: Run, scope: Scope, dtypes: set[str]) -> list[str]:
     notes: list[str] = []
     if not dtypes:
         return notes
-    names = device_names(run, scope)
-    known = ceilings(run, scope)
+    peaks_of = ceilings(run, scope)
     groups: dict[str, list[int]] = {}
-    for rank, name in names.items():
+    for rank, name in device_names(run, scope).items():
         groups.setdefault(name, []).append(rank)
     for name, ranks in groups.items():
-        ceiling = known[ranks[0]]
+        ceiling = peaks_of[ranks[0]]
         peaks = [
             f"{dtype} {format_rounded('flop/s', peak)}"
             for dtype in sorted(dtypes)
@@ -76,10 +72,8 @@ def ceiling_notes(run: Run, scope: Scope, dtypes: set[str]) -> list[str]:
         if peaks:
             notes.append(f"peaks of {name or 'the device'}: {', '.join(peaks)} ({ceiling.source})")
         if missing or ceiling.bandwidth is None:
-            what = [
-                *(f"the {dtype} peak" for dtype in missing),
-                *(["the bandwidth"] if ceiling.bandwidth is None else []),
-            ]
+            what = [f"the {dtype} peak" for dtype in missing]
+            what += ["the bandwidth"] if ceiling.bandwidth is None else []
             notes.append(
                 f"not known for {name or 'this device (the trace has no device name)'}: {', '.join(what)}; "
                 "give --peak 989TF --bandwidth 4.8TB/s"

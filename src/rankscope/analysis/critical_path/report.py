@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import Graph
 from rankscope.analysis.critical_path.host_labels import host_labels
-from rankscope.analysis.critical_path.path import PATH_CLASSES, CriticalPath, find_critical_path
+from rankscope.analysis.critical_path.path import PATH_CLASSES, find_critical_path
 from rankscope.analysis.critical_path.reduced.path import reduced_path
 from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, reduced_graph
 from rankscope.analysis.critical_path.savings import REDUCED, is_large
@@ -28,9 +27,9 @@ from rankscope.units import format_rounded
 COLUMNS = (
     Column("class", help="compute, comm, copy, launch, gap, host, dataloader, sync or between"),
     Column("rank"),
+    Column("name", help="null in large runs, except for collectives", at_end=True),
     Column("ns", "ns", "time on the path"),
     Column("pct", "percent", "share of the recorded window"),
-    Column("name", help="null in large runs, except for collectives", at_end=True),
 )
 _ONE_RANK_PCT = 60.0
 _BOUND_BY = {
@@ -59,16 +58,28 @@ _HINTS = {
 
 def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
     """The path by class, rank and name; the rows add up to the window, without what was not recorded."""
-    columns = COLUMNS[:2] + COLUMNS[4:] + COLUMNS[2:4]  # the documented order: class, rank, name, ns, pct
     if len(run.runs) > 1:
         note = f"the files are of {len(run.runs)} runs: no path leads from one to another; open one of them"
-        return Result("critical", "The critical path", scope.window, columns, [], notes=(note,))
-    graph, found, how = _reduced(run, scope) if is_large(run, scope) else _event_by_event(run, scope)
+        return Result("critical", "The critical path", scope.window, COLUMNS, [], notes=(note,))
+    graph: Graph | ReducedGraph
+    if is_large(run, scope):
+        graph = reduced_graph(run, scope)
+        times, how = reduced_path(graph), [REDUCED]
+    else:
+        graph = graph_of(run, scope)
+        times, how = _path_times(run, graph), []
+    pieces: list[dict[str, Any]] = [
+        {"class": PATH_CLASSES[kind], "rank": graph.ranks[rank], "name": name, "ns": ns}
+        for (kind, rank, name), ns in times.items()
+    ]
+    pieces.sort(key=lambda row: (-row["ns"], row["class"], row["rank"], row["name"] or ""))
     low, high = graph.window
     total = high - low
-    unrecorded = sum(row["ns"] for row in found if row["class"] == "unrecorded")
+    unrecorded = sum(row["ns"] for row in pieces if row["class"] == "unrecorded")
     rows = [
-        row | {"pct": 100 * row["ns"] / (total - unrecorded)} for row in found if row["class"] != "unrecorded"
+        row | {"pct": 100 * row["ns"] / (total - unrecorded)}
+        for row in pieces
+        if row["class"] != "unrecorded"
     ]
     notes = [*left_out(run, scope), *how, *graph.notes]
     if unrecorded:
@@ -86,58 +97,31 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
     findings = () if kernels_end_in(run, scope) else tuple(_findings(run, graph, rows))
     facts = {"unrecorded_ns": unrecorded}
     return Result(
-        "critical", "The critical path", scope.window, columns, rows, findings, tuple(notes), facts=facts
+        "critical", "The critical path", scope.window, COLUMNS, rows, findings, tuple(notes), facts=facts
     )
 
 
-_Found = tuple[Graph | ReducedGraph, list[dict[str, Any]], list[str]]
-"""The graph, the rows without their shares, and notes."""
-
-
-def _event_by_event(run: Run, scope: Scope) -> _Found:
-    graph = graph_of(run, scope)
+def _path_times(run: Run, graph: Graph) -> Counter[tuple[int, int, str | None]]:
+    """The time of each class, rank and name on the path."""
     path = find_critical_path(graph)
     names, labels = host_labels(run, graph, path)
-    return graph, _rows(graph, replace(path, name=labels), names), []
-
-
-def _reduced(run: Run, scope: Scope) -> _Found:
-    graph = reduced_graph(run, scope)
-    rows: list[dict[str, Any]] = [
-        {"class": PATH_CLASSES[kind], "rank": graph.ranks[rank], "name": name, "ns": ns}
-        for (kind, rank, name), ns in reduced_path(graph).items()
-    ]
-    rows.sort(key=lambda row: (-row["ns"], row["class"], row["rank"], row["name"] or ""))
-    return graph, rows, [REDUCED]
-
-
-def _rows(graph: Graph, path: CriticalPath, names: list[str]) -> list[dict[str, Any]]:
-    """The time of each class, rank and name on the path, largest first."""
-    keys, place = number_rows([path.kind, path.rank, path.name])
+    keys, number = number_rows([path.kind, path.rank, labels])
     sums = np.zeros(len(keys), dtype=np.int64)
-    np.add.at(sums, place, path.end - path.start)
-    rows: list[dict[str, Any]] = [
-        {
-            "class": PATH_CLASSES[kind],
-            "rank": graph.ranks[rank],
-            "name": names[name],
-            "ns": ns,
-        }
-        for (kind, rank, name), ns in zip(keys.tolist(), sums.tolist(), strict=True)
-        if ns
-    ]
-    rows.sort(key=lambda row: (-row["ns"], row["class"], row["rank"], row["name"]))
-    return rows
+    np.add.at(sums, number, path.end - path.start)
+    times: Counter[tuple[int, int, str | None]] = Counter()
+    for (kind, rank, name), ns in zip(keys.tolist(), sums.tolist(), strict=True):
+        times[kind, rank, names[name]] += ns
+    return +times
 
 
 def _slack(run: Run, scope: Scope) -> str:
     """The total wait of each rank, largest first."""
-    found = waits(run, scope)
-    known = found.wait > 0
-    if not known.any():
+    collectives = waits(run, scope)
+    waited = collectives.wait > 0
+    if not waited.any():
         return ""
-    ranks, place = np.unique(found.rows.rank[known], return_inverse=True)
-    total = np.bincount(place.reshape(-1), weights=found.wait[known]).astype(np.int64)
+    ranks, number = np.unique(collectives.rows.rank[waited], return_inverse=True)
+    total = np.bincount(number.reshape(-1), weights=collectives.wait[waited]).astype(np.int64)
     order = np.argsort(-total)[:4]
     shown = ", ".join(f"rank {ranks[i]} {format_rounded('ns', int(total[i]))}" for i in order)
     return shown + (f" and {len(ranks) - 4} more ranks" if len(ranks) > 4 else "")

@@ -32,9 +32,7 @@ COLUMNS = (
     Column("compute_ns", "ns", "time in which at least one compute kernel runs"),
     Column("comm_ns", "ns", "time in which at least one collective runs, hidden or not"),
     Column("exposed_comm_ns", "ns", "time in which a collective runs and no compute kernel does"),
-    Column(
-        "exposed_wait_ns", "ns", "part of it in which the rank waits for another rank", title="Of it waiting"
-    ),
+    Column("exposed_wait_ns", "ns", "part of it in which the rank waits for another rank", "Of it waiting"),
     Column("exposed_copy_ns", "ns", "time in which only copies or fills run"),
     Column("idle_ns", "ns", "time in which nothing runs"),
     Column("overlap_pct", "percent", "share of communication that overlaps with compute"),

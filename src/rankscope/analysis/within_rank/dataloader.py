@@ -31,9 +31,7 @@ COLUMNS = (
     Column("wait_ns", "ns", "host time in the DataLoader"),
     Column("step_ns", "ns", "time of the step, host and GPU"),
     Column("wait_pct", "percent", "share of the step"),
-    Column(
-        "gpu_idle_ns", "ns", "part of the wait in which the GPU is idle; null without a GPU", title="GPU idle"
-    ),
+    Column("gpu_idle_ns", "ns", "part of the wait in which the GPU is idle; null without a GPU", "GPU idle"),
 )
 
 

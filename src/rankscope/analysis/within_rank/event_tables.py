@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rankscope.analysis.core.gpu_counts import gpu_counts
@@ -11,7 +11,7 @@ from rankscope.analysis.core.origins import ORIGIN_KEYS, SAME, origin_of
 from rankscope.analysis.core.result import Column, ColumnRows, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.within_rank.kernel_sums import kernel_sums
+from rankscope.analysis.within_rank.kernel_sums import kernel_sums, kernel_totals
 from rankscope.model import LAUNCH_CATEGORIES, ORIGINS
 from rankscope.records import dataclass
 from rankscope.sql import sql_texts
@@ -41,45 +41,33 @@ _KERNEL_COLUMNS = (
 
 
 def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """GPU kernels by name; the memcpy report has copies and fills."""
-    rank, group = _rank_columns(by)
-    if by in ORIGIN_KEYS:
-        return _kernels_by_origin(run, scope, by)
-    found = run.arrays(
-        f"SELECT {rank} name, first(class) AS class, 0.0 AS time_pct, {_STATISTICS.format(count='instances')} "
-        f"FROM gpu WHERE category = 'kernel' AND {scope.where()} GROUP BY {group} name "
-        f"ORDER BY total_ns DESC, {group} name"
-    )
-    if total := int(found["total_ns"].sum()):
-        found["time_pct"] = 100 * found["total_ns"] / total
-    rows = ColumnRows(found)
-    columns = (*(_BY_RANK if by == "rank" else ()), _NAME, *_KERNEL_COLUMNS)
-    notes = _kernel_notes(run, scope, int(found["instances"].sum()))
-    if run.has(ORIGINS):
-        notes += _graph_note(run, scope)
-    return Result("kernels", "GPU kernels", scope.window, columns, rows, notes=tuple(notes))
-
-
-def _kernels_by_origin(run: Run, scope: Scope, by: str) -> Result:
-    """Kernels by name and by the op, module or line of Python that they come from."""
-    key, joins = origin_of(run, by)
-    statistics = _STATISTICS.format(count="instances")
-    rows = run.records(f"""
-        SELECT name, {by}, first(class) AS class, 0.0 AS time_pct, {statistics} FROM (
-            SELECT g.name, g.class, g.dur_ns, {key} AS {by} FROM gpu g {joins}
+    """GPU kernels by name; the memcpy report has copies and fills. Also by op, module or line of Python."""
+    keys = ["rank", "name"] if by == "rank" else ["name", by] if by else ["name"]
+    origin, joins = origin_of(run, by) if by in ORIGIN_KEYS else ("", "")
+    names = ", ".join(keys)
+    sql = f"""
+        SELECT {names}, first(class) AS class, 0.0 AS time_pct, {_STATISTICS.format(count="instances")} FROM (
+            SELECT g.* {f", {origin} AS {by}" if origin else ""} FROM gpu g {joins}
             WHERE g.category = 'kernel' AND {scope.where("g")}
-        ) GROUP BY name, {by} ORDER BY total_ns DESC, name, {by}
-    """)
+        ) GROUP BY {names} ORDER BY total_ns DESC, {names}
+    """
+    if not origin:  # a trace may have a million names: rows exist only while they are looked at
+        table = run.arrays(sql)
+        if total := int(table["total_ns"].sum()):
+            table["time_pct"] = 100 * table["total_ns"] / total
+        notes = _kernel_notes(run, scope, int(table["instances"].sum()))
+        notes += _graph_note(run, scope) if run.has(ORIGINS) else []
+        columns = (*(_BY_RANK if by == "rank" else ()), _NAME, *_KERNEL_COLUMNS)
+        return Result("kernels", "GPU kernels", scope.window, columns, ColumnRows(table), notes=tuple(notes))
+    rows = run.records(sql)
     total = sum(row["total_ns"] for row in rows)
     for row in rows:
         row["time_pct"] = 100 * row["total_ns"] / total if total else 0.0
     notes = _kernel_notes(run, scope, sum(row["instances"] for row in rows))
-    if rows and all(row[by] is None for row in rows):
-        notes.append(f"the trace has no {by}: {ORIGIN_KEYS[by]}")
-    key_column = Column(
-        by, help="where the kernel comes from; of a replayed graph, where it was captured", at_end=True
-    )
-    columns = (_NAME, key_column, *_KERNEL_COLUMNS)
+    if rows and all(row[keys[1]] is None for row in rows):
+        notes.append(f"the trace has no {by}: {ORIGIN_KEYS[keys[1]]}")
+    origin_help = "where the kernel comes from; of a replayed graph, where it was captured"
+    columns = (_NAME, Column(keys[1], help=origin_help, at_end=True), *_KERNEL_COLUMNS)
     return Result("kernels", "GPU kernels", scope.window, columns, rows, notes=tuple(notes))
 
 
@@ -92,41 +80,32 @@ def _kernel_notes(run: Run, scope: Scope, inside: int) -> list[str]:
 
 def _graph_note(run: Run, scope: Scope) -> list[str]:
     """How many kernels a graph launch started, and for how many of them it is known where they were captured."""
-    ((replayed, known),) = run.rows(
+    ((replayed, captured),) = run.rows(
         f"SELECT count(*), count(o.known_by) FROM gpu g JOIN origins o ON {SAME} "
         f"WHERE g.category = 'kernel' AND o.node IS NOT NULL AND {scope.where('g')}"
     )
     if not replayed:
         return []
-    told = (
-        f"of {known:,} the op is known from the capture"
-        if known
-        else "no capture in the trace tells their ops"
-    )
+    told = f"of {captured:,} the op is known from the capture"
+    told = told if captured else "no capture in the trace tells their ops"
     return [f"{replayed:,} kernels are replays of CUDA graphs; {told}: --by op, module or source"]
 
 
 def top_kernels(run: Run, scope: Scope) -> Result:
     """The kernel table without the columns that need every single duration: its first rows are on the first screen."""
-    found = kernel_sums(run, scope)
-    if found is None:
+    if kernel_sums(run, scope) is None:
         return kernels(run, scope)
-    sums: dict[str, list[int]] = {}
-    for own in found.values():
-        for name, _, count, total in own:
-            entry = sums.setdefault(name, [0, 0])
-            entry[0] += count
-            entry[1] += total
-    whole = sum(total for _, total in sums.values())
+    totals = kernel_totals(run, scope, by_rank=False)
+    whole = sum(time for _, time in totals.values())
     rows = [
         {
             "name": name,
-            "time_pct": 100 * total / whole if whole else 0.0,
-            "total_ns": total,
+            "time_pct": 100 * time / whole if whole else 0.0,
+            "total_ns": time,
             "instances": count,
-            "avg_ns": total / count,
+            "avg_ns": time / count,
         }
-        for name, (count, total) in sorted(sums.items(), key=lambda one: (-one[1][1], one[0]))
+        for (_, name), (count, time) in sorted(totals.items(), key=lambda item: (-item[1][1], item[0][1]))
     ]
     columns = (_NAME, _TIME_PCT, Column("total_ns", "ns"), Column("instances", "count"), _NUMBERS[0])
     return Result("kernels", "GPU kernels", scope.window, columns, rows)
@@ -187,29 +166,30 @@ class RankCopies:
 
 @kept_per_rank("copies", RankCopies, version=1)
 def _rank_copies(run: Run, scope: Scope) -> dict[int, RankCopies]:
-    found: dict[int, list[CopySum]] = {}
+    copies: dict[int, list[CopySum]] = {}
     for rank, *row in run.rows(
         "SELECT rank, name, count(*), sum(bytes)::BIGINT, sum(dur_ns)::BIGINT, "
         "sum(dur_ns) FILTER (bytes IS NOT NULL)::BIGINT FROM gpu "
         f"WHERE class = 'COPY' AND {scope.where()} GROUP BY ALL ORDER BY ALL"
     ):
-        found.setdefault(rank, []).append(CopySum._make(row))
-    return {rank: RankCopies(tuple(sums)) for rank, sums in found.items()}
+        copies.setdefault(rank, []).append(CopySum._make(row))
+    return {rank: RankCopies(tuple(sums)) for rank, sums in copies.items()}
 
 
 def memcpy(run: Run, scope: Scope, by: str | None = None) -> Result:
     """Copies and fills of device memory by direction, with their bandwidth."""
     groups: dict[tuple[Any, ...], list[CopySum]] = {}
-    for rank, found in _rank_copies(run, scope).items():
-        for one in found.sums:
-            groups.setdefault((rank, one.kind) if by == "rank" else (one.kind,), []).append(one)
+    for rank, record in _rank_copies(run, scope).items():
+        for copies in record.sums:
+            groups.setdefault((rank, copies.kind) if by == "rank" else (copies.kind,), []).append(copies)
     rows = []
     for key, sums in groups.items():
-        size = _sum(one.bytes for one in sums)
-        time = _sum(one.sized_ns for one in sums)
+        sized = [copies for copies in sums if copies.bytes is not None]
+        size = sum(copies.bytes or 0 for copies in sized) if sized else None
+        time = sum(copies.sized_ns or 0 for copies in sized)
         row: dict[str, Any] = {"rank": key[0]} if by == "rank" else {}
-        row |= {"kind": key[-1], "count": sum(one.copies for one in sums), "bytes": size}
-        row |= {"total_ns": sum(one.total_ns for one in sums)}
+        row |= {"kind": key[-1], "count": sum(copies.copies for copies in sums), "bytes": size}
+        row |= {"total_ns": sum(copies.total_ns for copies in sums)}
         rows.append(row | {"gb_s": size / time if size is not None and time else None})
     rows.sort(key=lambda row: (-row["total_ns"], *([row["rank"]] if by == "rank" else []), row["kind"]))
     columns = (
@@ -228,12 +208,6 @@ def memcpy(run: Run, scope: Scope, by: str | None = None) -> Result:
     return Result(
         "memcpy", "Memory copies and fills", scope.window, columns, rows, notes=tuple(notes), unknown=unknown
     )
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    """Of those that are known; None where none is."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 
 def steps(run: Run, scope: Scope, by: str | None = None) -> Result:

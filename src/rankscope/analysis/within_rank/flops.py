@@ -193,7 +193,9 @@ def work_of(name: str, dims: str | None, types: str | None, concrete: str | None
         return Work(int(counted.flops), None, None)
     # A float8 product has a bfloat16 output.
     written = counted.written * (2 if dtype == "float8" else size)
-    return Work(int(counted.flops), _input_bytes(call) + written, dtype)
+    arguments = zip(call.dims, call.types, strict=False)
+    read = sum(prod(shape) * _TYPES[kind][1] for shape, kind in arguments if shape and kind in _TYPES)
+    return Work(int(counted.flops), read + written, dtype)
 
 
 def _shapes(text: str | None) -> list[list[int]]:
@@ -202,12 +204,3 @@ def _shapes(text: str | None) -> list[list[int]]:
         dims if isinstance(dims, list) and all(type(size) is int and size >= 0 for size in dims) else []
         for dims in listed(text)
     ]
-
-
-def _input_bytes(call: Call) -> int:
-    """Size of all input tensors."""
-    total = 0
-    for dims, kind in zip(call.dims, call.types, strict=False):
-        if dims and kind in _TYPES:
-            total += prod(dims) * _TYPES[kind][1]
-    return total

@@ -38,10 +38,10 @@ def _rank_kernels(run: Run, scope: Scope) -> dict[int, RankKernels]:
     ranks = scope.ranks_in(run)
     if len(name_codes(run, "kernel")) > _MOST_NAMES:
         return {rank: RankKernels(None) for rank in ranks}
-    found: dict[int, list[KernelSum]] = {rank: [] for rank in ranks}
+    by_rank: dict[int, list[KernelSum]] = {rank: [] for rank in ranks}
     for rank, *row in _sums(run, scope):
-        found[rank].append(KernelSum._make(row))
-    return {rank: RankKernels(tuple(sums)) for rank, sums in found.items()}
+        by_rank[rank].append(KernelSum._make(row))
+    return {rank: RankKernels(tuple(sums)) for rank, sums in by_rank.items()}
 
 
 def _sums(run: Run, scope: Scope) -> list[tuple[Any, ...]]:
@@ -53,19 +53,35 @@ def _sums(run: Run, scope: Scope) -> list[tuple[Any, ...]]:
 
 def kernel_sums(run: Run, scope: Scope) -> dict[int, tuple[KernelSum, ...]] | None:
     """By rank; None for a run with too many names."""
-    found = {rank: kernels.sums for rank, kernels in _rank_kernels(run, scope).items()}
-    known = {rank: sums for rank, sums in found.items() if sums is not None}
-    return known if len(known) == len(found) else None
+    records = _rank_kernels(run, scope)
+    sums = {rank: record.sums for rank, record in records.items() if record.sums is not None}
+    return sums if len(sums) == len(records) else None
+
+
+def kernel_totals(run: Run, scope: Scope, by_rank: bool) -> dict[tuple[int | None, str], tuple[int, int]]:
+    """Number and time by rank (None unless `by_rank`) and name, whatever the number of names."""
+    sums = kernel_sums(run, scope)
+    if sums is None:
+        rows = run.rows(
+            f"SELECT {'rank' if by_rank else 'NULL'}, name, count(*), sum(dur_ns)::BIGINT FROM gpu "
+            f"WHERE category = 'kernel' AND {scope.where()} GROUP BY ALL"
+        )
+        return {(rank, name): (count, time) for rank, name, count, time in rows}
+    totals: dict[tuple[int | None, str], tuple[int, int]] = {}
+    for rank, kernels in sums.items():
+        for kernel in kernels:
+            key = rank if by_rank else None, kernel.name
+            count, time = totals.get(key, (0, 0))
+            totals[key] = count + kernel.kernels, time + kernel.total_ns
+    return totals
 
 
 def compute_time(run: Run, scope: Scope, chosen: Callable[[str], bool]) -> dict[int, int]:
     """By rank: the time of the kernels that compute and whose name is chosen."""
-    known = kernel_sums(run, scope)
-    rows = (
-        _sums(run, scope) if known is None else ((rank, *one) for rank, sums in known.items() for one in sums)
-    )
+    sums = kernel_sums(run, scope)
+    rows = _sums(run, scope) if sums is None else [(rank, *kernel) for rank in sums for kernel in sums[rank]]
     times: dict[int, int] = {}
-    for rank, name, kind, _, total in rows:
+    for rank, name, kind, _, time in rows:
         if kind == "COMPUTE" and chosen(name):
-            times[rank] = times.get(rank, 0) + total
+            times[rank] = times.get(rank, 0) + time
     return times

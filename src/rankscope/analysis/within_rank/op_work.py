@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import COPY, UNKNOWN, device_events
@@ -70,8 +69,8 @@ class OpWork:
     @property
     def bytes(self) -> Ints:
         """Inputs and outputs, counted once; -1 where unknown."""
-        known = [-1 if work.bytes is None else work.bytes for work in self.works]
-        return np.array([*known, -1], dtype=np.int64)[self.signature]
+        sizes = [-1 if work.bytes is None else work.bytes for work in self.works]
+        return np.array([*sizes, -1], dtype=np.int64)[self.signature]
 
 
 def _dtypes(
@@ -79,18 +78,14 @@ def _dtypes(
 ) -> tuple[Ints, list[str | None]]:
     """The index of each call's data type, and the data types; evaluated once per pair of signature and kernel."""
     pairs, which = number_rows([signature, kernel])
-    texts: list[str | None] = []
-    codes = []
+    codes: dict[str | None, int] = {}
+    of_pair = []
     for of_work, of_kernel in pairs.tolist():
-        dtype = _peak_type(works[of_work].dtype, kernels[of_kernel] if of_kernel >= 0 else "")
-        if dtype not in texts:
-            texts.append(dtype)
-        codes.append(texts.index(dtype))
-    return np.array(codes, dtype=np.int64)[which], texts
-
-
-def _peak_type(dtype: str | None, kernel: str) -> str | None:
-    return "tf32" if dtype == "float32" and _TF32_KERNEL.search(kernel) else dtype
+        dtype = works[of_work].dtype
+        if dtype == "float32" and of_kernel >= 0 and _TF32_KERNEL.search(kernels[of_kernel]):
+            dtype = "tf32"
+        of_pair.append(codes.setdefault(dtype, len(codes)))
+    return np.array(of_pair, dtype=np.int64)[which], list(codes)
 
 
 @once_per_run
@@ -99,13 +94,15 @@ def op_work(run: Run, scope: Scope) -> OpWork:
     distinct_ops = run.rows(
         f"SELECT DISTINCT name, shapes FROM computing_ops WHERE {scope.where()} ORDER BY name, shapes"
     )
-    candidates = _candidates(run, scope, distinct_ops)
     names, shapes, works = _signatures(distinct_ops)
-    known = np.array([work is not None for work in works], dtype=bool)
-    mine = known[candidates["signature"]] if len(known) else np.empty(0, dtype=bool)
-    candidates = {name: values[mine] for name, values in candidates.items()}
-    innermost = _innermost(candidates)
-    calls = {name: values[innermost] for name, values in candidates.items()}
+    calls = _candidates(run, scope, distinct_ops)
+    counted = np.array([work is not None for work in works], dtype=bool)
+    calls = {name: values[counted[calls["signature"]]] for name, values in calls.items()}
+    # Calls nest on their track, so a call contains another exactly if the next one starts before its end.
+    place, start, end = calls["place"], calls["start"], calls["end"]
+    innermost = np.ones(len(place), dtype=bool)
+    innermost[:-1] = (place[1:] != place[:-1]) | (start[1:] >= end[:-1])
+    calls = {name: values[innermost] for name, values in calls.items()}
     kernel_names = all_names(run)
     device_ns, kernel, kernel_ns = _device_time(calls, _launched(run, scope))
     done = [work or Work(0, None, None) for work in works]
@@ -143,31 +140,18 @@ def _candidates(run: Run, scope: Scope, signatures: list[tuple[Any, ...]]) -> di
 def _signatures(signatures: list[tuple[Any, ...]]) -> tuple[list[str], list[str], list[Work | None]]:
     """Of every distinct op and arguments: name, shape, work."""
     names, shapes, works = [], [], []
-    for name, arguments in signatures:
-        dims, types, concrete, flops, more_flops = arguments
+    for name, (dims, types, concrete, *recorded) in signatures:
         work = work_of(name, dims, types, concrete)
-        recorded = _number(flops or more_flops)
-        if work is None and recorded:
-            work = Work(recorded, None, None)  # the figure that with_flops recorded
+        if work is None:
+            try:
+                flops = int(float(next(filter(None, recorded), 0)))  # the figure that with_flops recorded
+            except ValueError:
+                flops = 0
+            work = Work(flops, None, None) if flops else None
         names.append(name)
         shapes.append(dims or "")
         works.append(work)
     return names, shapes, works
-
-
-def _number(text: str | None) -> int:
-    try:
-        return int(float(text or 0))
-    except ValueError:
-        return 0
-
-
-def _innermost(calls: dict[str, Any]) -> NDArray[np.bool_]:
-    """Calls nest on their track, so a call contains another exactly if the next one starts before its end."""
-    place, start, end = calls["place"], calls["start"], calls["end"]
-    inner = np.ones(len(place), dtype=bool)
-    inner[:-1] = (place[1:] != place[:-1]) | (start[1:] >= end[:-1])
-    return inner
 
 
 def _launched(run: Run, scope: Scope) -> dict[str, Any]:
@@ -176,17 +160,17 @@ def _launched(run: Run, scope: Scope) -> dict[str, Any]:
     rows = {(entry.rank, entry.segment): row for row, entry in enumerate(run.segments)}
     parts = []
     for rank in scope.ranks_in(run):
-        found = device_events(run, rank, scope.only_ranks())
-        mine = found.op != UNKNOWN
-        segments, which = np.unique(found.segment[mine], return_inverse=True)
+        events = device_events(run, rank, scope.only_ranks())
+        events = events.pick(events.op != UNKNOWN)
+        segments, which = np.unique(events.segment, return_inverse=True)
         row = np.array([rows[rank, segment] for segment in segments.tolist()], dtype=np.int64)[which]
         parts.append(
             {
-                "place": (row << 24) | found.op_track[mine],
-                "at": found.op_start[mine],
-                "dur": (found.end - found.start)[mine],
-                "name": found.work[mine],
-                "is_kernel": found.kind[mine] != COPY,
+                "place": (row << 24) | events.op_track,
+                "at": events.op_start,
+                "dur": events.end - events.start,
+                "name": events.work,
+                "is_kernel": events.kind != COPY,
             }
         )
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
@@ -216,10 +200,10 @@ def _call_around(calls: dict[str, Any], place: Ints, at: Ints) -> Ints:
     low = min(int(calls["start"].min()), int(at.min()))
     width = max(int(calls["end"].max()), int(at.max())) - low + 1
     keys = code[: len(calls["place"])] * width + (calls["start"] - low)
-    found = np.searchsorted(keys, code[len(calls["place"]) :] * width + (at - low), side="right") - 1
-    safe = np.maximum(found, 0)
-    inside = (found >= 0) & (calls["place"][safe] == place) & (at <= calls["end"][safe])
-    return np.where(inside, found, -1)
+    before = np.searchsorted(keys, code[len(calls["place"]) :] * width + (at - low), side="right") - 1
+    call = np.maximum(before, 0)
+    inside = (before >= 0) & (calls["place"][call] == place) & (at <= calls["end"][call])
+    return np.where(inside, before, -1)
 
 
 class TimedSums(NamedTuple):
@@ -271,17 +255,19 @@ def rank_work(run: Run, scope: Scope) -> dict[int, RankWork]:
     work = op_work(run, scope)
     names = sorted(set(work.names))
     name = np.array([*(names.index(text) for text in work.names), -1], dtype=np.int64)[work.signature]
-    found = {}
+    records = {}
     for rank in unique_values(work.rank).tolist():
         mine = np.flatnonzero(work.rank == rank)
-        found[rank] = RankWork(
+        flops = np.zeros(len(work.dtypes) + 1, dtype=np.int64)
+        np.add.at(flops, work.dtype[mine], work.flops[mine])
+        records[rank] = RankWork(
             tuple(_op_sums(work, mine, names, name[mine])),
             tuple(_step_flops(work, mine, partition_of(run, rank, scope))),
-            _main_dtype(work, mine),
+            work.dtypes[int(flops.argmax())] if flops.any() else None,
             int(work.kernel_ns[mine].sum()),
             bool(work.device_ns[mine].any()),
         )
-    return found
+    return records
 
 
 def _op_sums(work: OpWork, mine: Ints, names: list[str], name: Ints) -> Iterator[OpSums]:
@@ -297,8 +283,8 @@ def _op_sums(work: OpWork, mine: Ints, names: list[str], name: Ints) -> Iterator
         return [TimedSums(*row) for row in sums.tolist()]
 
     kernels: dict[int, set[str]] = {}
-    known = work.kernel[mine] != NO_KERNEL
-    for which, kernel in number_rows([group[known], work.kernel[mine][known]])[0].tolist():
+    launched = work.kernel[mine] != NO_KERNEL
+    for which, kernel in number_rows([group[launched], work.kernel[mine][launched]])[0].tolist():
         kernels.setdefault(which, set()).add(work.kernels[kernel])
     on_device, on_host = timed(work.device_ns[mine]), timed(work.host_ns[mine])
     for i, (code, dtype) in enumerate(groups.tolist()):
@@ -315,9 +301,3 @@ def _step_flops(work: OpWork, mine: Ints, partition: Partition) -> Iterator[Step
     np.add.at(sums, (recomputed, which), work.flops[mine])
     for row in zip(steps.tolist(), *sums.tolist(), strict=True):
         yield StepFlops(*row)
-
-
-def _main_dtype(work: OpWork, mine: Ints) -> str | None:
-    totals = np.zeros(len(work.dtypes) + 1, dtype=np.int64)
-    np.add.at(totals, work.dtype[mine], work.flops[mine])
-    return work.dtypes[int(totals.argmax())] if totals.any() else None

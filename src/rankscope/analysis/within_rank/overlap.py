@@ -110,15 +110,8 @@ def overlap(run: Run, scope: Scope, by: str | None = None) -> Result:
         notes.append(NO_GPU)
     elif not rows:
         notes.append("no communication in the window: the run has one rank, or collectives were not recorded")
-    return Result(
-        "overlap",
-        "Overlap of communication and compute",
-        scope.window,
-        COLUMNS,
-        rows,
-        of_the_worst(findings),
-        tuple(notes),
-    )
+    title = "Overlap of communication and compute"
+    return Result("overlap", title, scope.window, COLUMNS, rows, of_the_worst(findings), tuple(notes))
 
 
 def _rows(run: Run, rank: int, window: Intervals, each: bool) -> Iterator[OverlapRow]:
@@ -171,10 +164,14 @@ def _finding(run: Run, rank: int, rows: list[dict[str, Any]], scope: Scope) -> l
     steps = 0 if (parts.step == NO_STEP).all() else len(parts.step)
     share = transfer / parts.span
     per_step = f" ({format_rounded('ns', transfer / steps)} per step)" if steps else ""
-    facts = tuple(
-        Fact(quantity, value, unit, f"rank {rank}", (rank,), {"rank": rank, "step": None, "collective": None})
-        for quantity, value, unit in _quantities(whole, waiting, share)
+    quantities: tuple[tuple[str, float, Unit], ...] = (
+        ("exposed_ns", whole["exposed_ns"], "ns"),
+        ("comm_ns", whole["comm_ns"], "ns"),
+        ("exposed_wait_ns", waiting, "ns"),
+        ("transfer_pct", 100 * share, "percent"),
     )
+    key = {"rank": rank, "step": None, "collective": None}
+    facts = tuple(Fact(*quantity, f"rank {rank}", (rank,), key) for quantity in quantities)
     of_it = f"; {format_rounded('ns', waiting)} of that is waiting for another rank" if waiting else ""
     finding = Finding(
         severity,
@@ -189,15 +186,6 @@ def _finding(run: Run, rank: int, rows: list[dict[str, Any]], scope: Scope) -> l
         remedy=Remedy("communication hidden"),
     )
     return [OnRank(rank, share, finding)]
-
-
-def _quantities(whole: dict[str, Any], waiting: int, share: float) -> tuple[tuple[str, float, Unit], ...]:
-    return (
-        ("exposed_ns", whole["exposed_ns"], "ns"),
-        ("comm_ns", whole["comm_ns"], "ns"),
-        ("exposed_wait_ns", waiting, "ns"),
-        ("transfer_pct", 100 * share, "percent"),
-    )
 
 
 _OVERLAP = (

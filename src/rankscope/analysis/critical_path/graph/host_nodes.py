@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.device_events import UNKNOWN
-from rankscope.analysis.core.host_spans import dataloader_spans
+from rankscope.analysis.core.host_spans import dataloader_spans, waiting_calls
 from rankscope.analysis.core.intervals import Ints, intersect
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.run_steps import in_order_of_start
@@ -29,7 +29,6 @@ from rankscope.analysis.critical_path.graph.nodes import (
     latest_end_between,
     shortest,
 )
-from rankscope.analysis.within_rank.sync_calls import waiting_calls
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
 
