@@ -47,19 +47,16 @@ def main_thread(run: Run, rank: int) -> tuple[int, int] | None:
             f"SELECT segment, track FROM slices WHERE rank = {rank} AND {where} "
             "GROUP BY ALL ORDER BY count(*) DESC LIMIT 1"
         )
-        if rows:
-            return _own_track(run, rank, int(rows[0][0]), int(rows[0][1]))
+        for segment, track in rows:
+            # The thread's track, where its steps are start/end ranges on another one beside it.
+            beside = run.rows(
+                f"""SELECT t.track FROM tracks t JOIN tracks beside ON beside.rank = t.rank
+                    AND beside.segment = t.segment AND beside.pid = t.pid
+                    AND beside.tid = t.tid || {sql_text(CROSSING_RANGES)}
+                    WHERE t.rank = {rank} AND t.segment = {segment} AND t.kind = 'thread' AND beside.track = {track}"""
+            )
+            return segment, beside[0][0] if beside else track
     return None
-
-
-def _own_track(run: Run, rank: int, segment: int, track: int) -> tuple[int, int]:
-    """The thread's track, where its steps are start/end ranges on another one beside it."""
-    rows = run.rows(
-        f"""SELECT t.track FROM tracks t JOIN tracks beside ON beside.rank = t.rank AND beside.segment = t.segment
-            AND beside.pid = t.pid AND beside.tid = t.tid || {sql_text(CROSSING_RANGES)}
-            WHERE t.rank = {rank} AND t.segment = {segment} AND t.kind = 'thread' AND beside.track = {track}"""
-    )
-    return segment, int(rows[0][0]) if rows else track
 
 
 def longest_gap(run: Run, rank: int, window: tuple[int, int]) -> Gap | None:

@@ -7,8 +7,8 @@ from collections import defaultdict
 import numpy as np
 
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.within_rank.event_tables import kernel_sums
 from rankscope.analysis.within_rank.gpu_state import LowClock, gpu_states, low_clock
-from rankscope.analysis.within_rank.kernel_sums import kernel_sums
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
 

@@ -14,7 +14,7 @@ from rankscope.analysis.core.result import Fact
 from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import periods
-from rankscope.analysis.within_rank.kernel_sums import kernel_sums
+from rankscope.analysis.within_rank.event_tables import kernel_sums
 from rankscope.collective_kinds import KINDS
 from rankscope.model import DATALOADER_PATTERN
 from rankscope.ranges import as_ranges

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.rollups import kept_per_rank
-from rankscope.analysis.core.run_steps import in_order_of_start
 from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
@@ -80,21 +80,13 @@ def kernels_end_in(run: Run, scope: Scope) -> dict[int, int | None]:
 @once_per_run
 def _kernels_end_in(run: Run, ranks: Scope) -> dict[int, int | None]:
     counts = gpu_counts(run, ranks)
-    with_events = {count.rank for count in counts if count.step is not None}
+    with_events = sorted({count.rank for count in counts if count.step is not None})
     with_kernels = {(c.rank, c.segment, c.step) for c in counts if c.category == "kernel"}
-    steps = in_order_of_start(steps_in_scope(run, ranks))
-    by_rank: dict[int, list[tuple[int, int, int]]] = {}
-    for rank, segment, step, start in zip(
-        *(steps[name].tolist() for name in ("rank", "segment", "step", "start")), strict=True
-    ):
-        by_rank.setdefault(rank, []).append((start, segment, step))
     last_steps: dict[int, int | None] = {}
-    for rank in sorted(with_events & by_rank.keys()):
-        having = [
-            (start, step) for start, segment, step in by_rank[rank] if (rank, segment, step) in with_kernels
-        ]
+    for rank, columns in split_by_rank(steps_in_scope(run, ranks), with_events).items():
+        steps = [*zip(*(columns[name].tolist() for name in ("start", "segment", "step")), strict=True)]
+        having = [(start, step) for start, segment, step in steps if (rank, segment, step) in with_kernels]
         last = max((start for start, _ in having), default=None)
-        after = sum(last is None or start > last for start, _, _ in by_rank[rank])
-        if after >= _LEAST_STEPS:
+        if sum(last is None or start > last for start, _, _ in steps) >= _LEAST_STEPS:
             last_steps[rank] = max((step for start, step in having if start == last), default=None)
     return last_steps

@@ -20,38 +20,31 @@ from rankscope.timeline.run import Run
 
 def host_labels(run: Run, graph: Graph, path: CriticalPath) -> tuple[list[str], Ints]:
     """The names that pieces of the path have, and the index of each piece's name among them."""
-    names = list(graph.names)
     label = path.name.copy()
     pieces = np.flatnonzero((path.kind == PATH_CLASSES.index("host")) & (path.end > path.start))
-    known: dict[str, int] = {}
-
-    def code(text: str) -> int:
-        if text not in known:
-            known[text] = len(names)
-            names.append(text)
-        return known[text]
-
+    codes: dict[str, int] = {}
     numbers = unique_values(path.rank[pieces]).tolist()
     run = part_of(run, frozenset(graph.ranks[number] for number in numbers))
     for number in numbers:
         mine = pieces[path.rank[pieces] == number]
         middle = (path.start[mine] + path.end[mine]) // 2
         for at, text in zip(mine.tolist(), _covering(run, graph.ranks[number], middle), strict=True):
-            label[at] = code(text or f"outside any op, before {graph.names[path.name[at]]}")
-    return names, label
+            text = text or f"outside any op, before {graph.names[path.name[at]]}"
+            label[at] = codes.setdefault(text, len(graph.names) + len(codes))
+    return [*graph.names, *codes], label
 
 
 def _covering(run: Run, rank: int, time: Ints) -> list[str]:
     """The op, else the annotation, that covers each moment on any thread; '' where none does."""
     texts = all_names(run)
-    found, around = (
+    ops, annotations = (
         _latest(spans.start[order], spans.end[order], spans.name[order], time).tolist()
         for spans in (outermost_ops(run, rank), rank_annotations(run, rank))
         for order in [np.lexsort((spans.track, spans.start))]
     )
     return [
         texts[op] if op != NONE else texts[note] if note != NONE else ""
-        for op, note in zip(found, around, strict=True)
+        for op, note in zip(ops, annotations, strict=True)
     ]
 
 

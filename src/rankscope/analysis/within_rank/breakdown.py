@@ -103,14 +103,10 @@ def rank_parts(run: Run, scope: Scope) -> dict[int, RankParts]:
         if len(window.step) == 0:
             continue
         activity = rank_activity(run, rank)
+        exposed = activity.exposed_communication
         compute, comm, exposed_comm, exposed_copy = (
             covered(times, window.start, window.end)
-            for times in (
-                activity.compute,
-                activity.communication,
-                activity.exposed_communication,
-                activity.exposed_copy,
-            )
+            for times in (activity.compute, activity.communication, exposed, activity.exposed_copy)
         )
         parts[rank] = RankParts(
             step=window.step,
@@ -120,7 +116,7 @@ def rank_parts(run: Run, scope: Scope) -> dict[int, RankParts]:
             comm=comm,
             exposed_comm=exposed_comm,
             exposed_copy=exposed_copy,
-            exposed=shifted(intersect(activity.exposed_communication, window.intervals), -origin),
+            exposed=shifted(intersect(exposed, window.intervals), -origin),
             has_gpu=activity.has_gpu,
             anything=len(activity.busy.start) > 0,
         )

@@ -89,11 +89,11 @@ def dataloader(run: Run, scope: Scope, by: str | None = None) -> Result:
     rows: list[dict[str, Any]] = []
     findings: list[OnRank] = []
     for rank, waits in rank_waits(run, scope).items():
-        of_rank = [
-            {"rank": rank, **entry._asdict()}
-            | {"wait_pct": 100 * entry.wait_ns / entry.step_ns if entry.step_ns else None}
-            for entry in waits.windows
-        ]
+        of_rank = []
+        for window in waits.windows:
+            values = {"rank": rank, **window._asdict()}
+            values["wait_pct"] = 100 * window.wait_ns / window.step_ns if window.step_ns else None
+            of_rank.append({column.name: values[column.name] for column in COLUMNS})
         rows += of_rank
         findings += _finding(run, rank, of_rank, waits) if scope.steps is not None else []
     notes = left_out(run, scope)

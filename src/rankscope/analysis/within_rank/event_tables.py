@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rankscope.analysis.core.gpu_counts import gpu_counts
+from rankscope.analysis.core.names import name_codes
 from rankscope.analysis.core.notes import gpu_outside_steps, left_out, slices_outside_steps
-from rankscope.analysis.core.origins import ORIGIN_KEYS, SAME, origin_of
 from rankscope.analysis.core.result import Column, ColumnRows, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.within_rank.kernel_sums import kernel_sums, kernel_totals
 from rankscope.model import LAUNCH_CATEGORIES, ORIGINS
 from rankscope.records import dataclass
 from rankscope.sql import sql_texts
@@ -38,6 +37,17 @@ _KERNEL_COLUMNS = (
     Column("instances", "count"),
     *_NUMBERS,
 )
+_OF_ORIGIN = {"op": "o.op", "module": "o.module", "source": "o.line"}
+_OF_LAUNCH = {"op": "g.op_name", "module": "m.name", "source": "g.line"}
+ORIGIN_KEYS = {
+    "op": "ProfilerActivity.CPU records ops",
+    "module": "with_stack=True records modules",
+    "source": "with_stack=True records lines of Python",
+}
+"""What device activity can be split by, and the option that records each."""
+SAME = "o.rank = g.rank AND o.segment = g.segment AND o.id = g.id"
+_MOST_NAMES = 2_000
+"""Of runs with more names (a trace may have a million) the sums are not kept."""
 
 
 def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -47,7 +57,7 @@ def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
     names = ", ".join(keys)
     sql = f"""
         SELECT {names}, first(class) AS class, 0.0 AS time_pct, {_STATISTICS.format(count="instances")} FROM (
-            SELECT g.* {f", {origin} AS {by}" if origin else ""} FROM gpu g {joins}
+            SELECT g.rank, g.name, g.class, g.dur_ns {f", {origin} AS {by}" if origin else ""} FROM gpu g {joins}
             WHERE g.category = 'kernel' AND {scope.where("g")}
         ) GROUP BY {names} ORDER BY total_ns DESC, {names}
     """
@@ -91,6 +101,99 @@ def _graph_note(run: Run, scope: Scope) -> list[str]:
     return [f"{replayed:,} kernels are replays of CUDA graphs; {told}: --by op, module or source"]
 
 
+def origin_of(run: Run, by: str) -> tuple[str, str]:
+    """SQL of the key `by` for rows of gpu, called `g`, and of the joins that it needs.
+
+    The line that replays a graph is not where its kernels come from: they have the origin of their capture, or the
+    number of their node. Kernels of compiled code without a line or module have the compiled function.
+    """
+    joins = ""
+    launch = _OF_LAUNCH[by]
+    if by == "module":
+        frames = "(SELECT rank, segment, id, name FROM slices WHERE category = 'python_function')"
+        joins = f"LEFT JOIN {frames} m ON m.rank = g.rank AND m.segment = g.segment AND m.id = g.module"
+    if not run.has(ORIGINS):
+        return launch, joins
+    captured = _OF_ORIGIN[by]
+    key = (
+        f"CASE WHEN o.node IS NOT NULL THEN coalesce({captured}, 'graph replay, node ' || o.node) "
+        f"ELSE coalesce({captured}, {launch}, 'compiled ' || o.compiled) END"
+    )
+    return key, f"{joins} LEFT JOIN origins o ON {SAME}"
+
+
+class KernelSum(NamedTuple):
+    """The kernels of one name."""
+
+    name: str
+    kind: str
+    """COMPUTE or COMM."""
+    kernels: int
+    total_ns: int
+
+
+@dataclass(frozen=True)
+class RankKernels:
+    """Of one rank."""
+
+    sums: tuple[KernelSum, ...] | None
+    """None where there are too many names."""
+
+
+@kept_per_rank("kernels", RankKernels, version=2)
+def _rank_kernels(run: Run, scope: Scope) -> dict[int, RankKernels]:
+    ranks = scope.ranks_in(run)
+    if len(name_codes(run, "kernel")) > _MOST_NAMES:
+        return {rank: RankKernels(None) for rank in ranks}
+    by_rank: dict[int, list[KernelSum]] = {rank: [] for rank in ranks}
+    for rank, *row in _sums(run, scope):
+        by_rank[rank].append(KernelSum._make(row))
+    return {rank: RankKernels(tuple(sums)) for rank, sums in by_rank.items()}
+
+
+def _sums(run: Run, scope: Scope) -> list[tuple[Any, ...]]:
+    return run.rows(
+        "SELECT rank, name, class, count(*), sum(dur_ns)::BIGINT FROM gpu "
+        f"WHERE category = 'kernel' AND {scope.where()} GROUP BY ALL ORDER BY ALL"
+    )
+
+
+def kernel_sums(run: Run, scope: Scope) -> dict[int, tuple[KernelSum, ...]] | None:
+    """By rank; None for a run with too many names."""
+    records = _rank_kernels(run, scope)
+    sums = {rank: record.sums for rank, record in records.items() if record.sums is not None}
+    return sums if len(sums) == len(records) else None
+
+
+def kernel_totals(run: Run, scope: Scope, by_rank: bool) -> dict[tuple[int | None, str], tuple[int, int]]:
+    """Number and time by rank (None unless `by_rank`) and name, whatever the number of names."""
+    sums = kernel_sums(run, scope)
+    if sums is None:
+        rows = run.rows(
+            f"SELECT {'rank' if by_rank else 'NULL'}, name, count(*), sum(dur_ns)::BIGINT FROM gpu "
+            f"WHERE category = 'kernel' AND {scope.where()} GROUP BY ALL"
+        )
+        return {(rank, name): (count, time) for rank, name, count, time in rows}
+    totals: dict[tuple[int | None, str], tuple[int, int]] = {}
+    for rank, kernels in sums.items():
+        for kernel in kernels:
+            key = rank if by_rank else None, kernel.name
+            count, time = totals.get(key, (0, 0))
+            totals[key] = count + kernel.kernels, time + kernel.total_ns
+    return totals
+
+
+def compute_time(run: Run, scope: Scope, chosen: Callable[[str], bool]) -> dict[int, int]:
+    """By rank: the time of the kernels that compute and whose name is chosen."""
+    sums = kernel_sums(run, scope)
+    rows = _sums(run, scope) if sums is None else [(rank, *kernel) for rank in sums for kernel in sums[rank]]
+    times: dict[int, int] = {}
+    for rank, name, kind, _, time in rows:
+        if kind == "COMPUTE" and chosen(name):
+            times[rank] = times.get(rank, 0) + time
+    return times
+
+
 def top_kernels(run: Run, scope: Scope) -> Result:
     """The kernel table without the columns that need every single duration: its first rows are on the first screen."""
     if kernel_sums(run, scope) is None:
@@ -126,11 +229,11 @@ def annotated(run: Run, scope: Scope, by: str | None = None) -> Result:
 def _by_name(
     run: Run, scope: Scope, by: str | None, name: str, title: str, categories: Sequence[str], missing: str
 ) -> Result:
-    rank, group = _rank_columns(by)
+    rank = "rank, " if by == "rank" else ""
     rows = run.records(
-        f"SELECT {rank} name, {_STATISTICS.format(count='calls')} FROM slices "
+        f"SELECT {rank}name, {_STATISTICS.format(count='calls')} FROM slices "
         f"WHERE category IN ({sql_texts(categories)}) AND {scope.where()} "
-        f"GROUP BY {group} name ORDER BY total_ns DESC, {group} name"
+        f"GROUP BY {rank}name ORDER BY total_ns DESC, {rank}name"
     )
     columns = (
         *(_BY_RANK if by == "rank" else ()),
@@ -234,8 +337,3 @@ def steps(run: Run, scope: Scope, by: str | None = None) -> Result:
             "no steps; call profiler.step() in the loop, or mark steps with record_function('step 1')"
         )
     return Result("steps", "Steps", scope.window, columns, rows, notes=tuple(notes))
-
-
-def _rank_columns(by: str | None) -> tuple[str, str]:
-    """SQL to put before the other columns and before the other GROUP BY keys."""
-    return ("rank,", "rank,") if by == "rank" else ("", "")

@@ -85,10 +85,8 @@ class GpuState:
 
     gpu: str
     model: str
-    logged: int
-    """Moments in the log, whatever the GPU did."""
     period_ns: int
-    """Usual distance of two moments; 0 with fewer."""
+    """Usual distance of two moments in the log; 0 with fewer."""
     samples: int
     """Moments at which a compute kernel in the window ran."""
     series: dict[str, Figures]
@@ -112,7 +110,7 @@ class RankState:
     gpus: tuple[GpuState, ...]
 
 
-@kept_per_rank("gpu_state", RankState, version=1)
+@kept_per_rank("gpu_state", RankState, version=2)
 def gpu_states(run: Run, scope: Scope) -> dict[int, RankState]:
     """By rank, for ranks whose GPUs a log covers."""
     logged = {entry.rank for entry in run.used if entry.format == FORMAT} & set(scope.ranks_in(run))
@@ -187,7 +185,6 @@ def _state(gpu: str, model: str, series: Series, busy: Intervals) -> GpuState:
     return GpuState(
         gpu,
         model,
-        len(moments),
         int(np.median(np.diff(moments))) if len(moments) > 1 else 0,
         int(_while(moments, busy, width).sum()),
         {name: _figures(values) for name, values in computing.items() if len(values)},

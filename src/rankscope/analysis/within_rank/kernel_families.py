@@ -9,7 +9,7 @@ from typing import Any
 from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.within_rank.kernel_sums import kernel_totals
+from rankscope.analysis.within_rank.event_tables import kernel_totals
 from rankscope.timeline.run import Run
 
 FAMILIES = (
@@ -92,15 +92,16 @@ def _without_arguments(name: str) -> tuple[str, str]:
     return "".join(outside), arguments
 
 
+_NOTHING = {"total_ns": 0, "instances": 0, "variants": 0}
+
+
 def families(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per kind of work and base name."""
     keys = ("rank", "family", "name") if by == "rank" else ("family", "name")
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for (rank, name), (count, total) in kernel_totals(run, scope, by == "rank").items():
         key = (*((rank,) if by == "rank" else ()), family(name), kernel_name(name))
-        row = groups.setdefault(
-            key, dict(zip(keys, key, strict=True)) | {"total_ns": 0, "instances": 0, "variants": 0}
-        )
+        row = groups.setdefault(key, {**dict(zip(keys, key, strict=True)), **_NOTHING})
         row["total_ns"] += total
         row["instances"] += count
         row["variants"] += 1

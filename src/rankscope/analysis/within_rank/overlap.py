@@ -52,16 +52,10 @@ class OverlapRow(NamedTuple):
     hidden_by: str | None
 
     def as_row(self, rank: int, step: int | None) -> dict[str, Any]:
-        return {
-            "rank": rank,
-            "step": step,
-            "collective": self.collective,
-            "comm_ns": self.comm_ns,
-            "hidden_ns": self.hidden_ns,
-            "exposed_ns": self.comm_ns - self.hidden_ns,
-            "overlap_pct": 100 * self.hidden_ns / self.comm_ns,
-            "hidden_by": self.hidden_by,
-        }
+        values = {"rank": rank, "step": step, **self._asdict()}
+        values["exposed_ns"] = self.comm_ns - self.hidden_ns
+        values["overlap_pct"] = 100 * self.hidden_ns / self.comm_ns
+        return {column.name: values[column.name] for column in COLUMNS}
 
 
 @dataclass(frozen=True)

@@ -71,12 +71,12 @@ class Partition:
         index = np.searchsorted(self.start, time, side="right") - 1
         return np.where(index >= 0, self.phase[np.maximum(index, 0)], OTHER)
 
-    def lengths(self) -> Any:
+    def lengths(self) -> list[int]:
         """Time in each phase; the sum is the length of the window."""
         sizes = np.append(np.diff(self.start), 0) if len(self.start) else self.start
         times = np.bincount(self.phase, weights=sizes, minlength=len(PHASES)).astype(np.int64)
         times[OTHER] = length(self.window) - int(times[:OTHER].sum())
-        return times.tolist()
+        return [int(time) for time in times]
 
 
 def phases(run: Run, scope: Scope, by: str | None = None) -> Result:
