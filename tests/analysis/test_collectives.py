@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from conftest import DATA, kernel_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.collectives import fit_sizes
-from rankscope.analysis.core.baseline import load_baseline
-from rankscope.analysis.core.machine import Machine
+from rankscope.analysis.core.machine import Machine, load_baseline
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, Straggler, write

@@ -13,7 +13,6 @@ import pytest
 from conftest import DATA
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.heatmap import rank_times
-from rankscope.analysis.core.device_events import ranks_in
 from rankscope.analysis.core.intervals import length
 from rankscope.analysis.core.result import Finding, Result, Row
 from rankscope.analysis.core.scope import Scope
@@ -200,7 +199,7 @@ def heat_map_is_the_breakdown(run: Run, scope: Scope, results: dict[str, Result]
     broken = {row["rank"]: row for row in whole(results["breakdown"])}
     if scope.steps is None:
         return
-    for one in rank_times(run, scope, ranks_in(run, scope)):
+    for one in rank_times(run, scope, scope.ranks_in(run)):
         if one.rank in broken and not one.on_host:
             for part, column in (
                 ("compute", "compute_ns"),

@@ -19,8 +19,7 @@ from rankscope.analysis.core.result import Remedy, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import periods
 from rankscope.analysis.efficiency.mfu import _OTHER_KERNEL, _TENSOR_CORE_KERNEL
-from rankscope.analysis.within_rank.flops import FORMULAS, work_of
-from rankscope.analysis.within_rank.op_work import op_work
+from rankscope.analysis.within_rank.op_work import FORMULAS, op_work, work_of
 from rankscope.bench.synthetic import Plan, write
 from rankscope.devices import Ceilings, find_device
 from rankscope.errors import UsageError

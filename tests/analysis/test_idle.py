@@ -16,7 +16,7 @@ from analysis.within import CAUSES, idle_causes, raw, report
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis.core.device_events import UNKNOWN, DeviceEvents
 from rankscope.analysis.core.intervals import Intervals, union
-from rankscope.analysis.within_rank.idle_causes import find_gaps
+from rankscope.analysis.within_rank.idle_gaps import find_gaps
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rankscope.analysis.across_ranks import by_group, heatmap, rank_activity
+from rankscope.analysis.across_ranks import by_group, heatmap
+from rankscope.analysis.across_ranks import time_split as time_splits
 from rankscope.analysis.across_ranks.heatmap import rank_times, time_maps
 from rankscope.analysis.across_ranks.lateness import _between, _middle_of_others
-from rankscope.analysis.across_ranks.rank_activity import TimeSplit, time_split
 from rankscope.analysis.across_ranks.stragglers import stragglers
-from rankscope.analysis.core.intervals import Axis, Intervals, Ints
+from rankscope.analysis.across_ranks.time_split import TimeSplit, time_split
+from rankscope.analysis.core.intervals import Intervals, Ints
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.questions import QUESTIONS
@@ -41,16 +42,16 @@ def again(tmp_path_factory: pytest.TempPathFactory) -> OpenAgain:
 
 @pytest.mark.slow
 def test_lengths_between_collectives_are_enough(again: OpenAgain, monkeypatch: pytest.MonkeyPatch) -> None:
-    def whole(sets: tuple[Intervals, ...], bounds: Ints, inside: Intervals, axis: Axis) -> list[Intervals]:
-        return list(sets)
+    def whole(sets: Sequence[Intervals], bounds: Ints, inside: Intervals) -> Sequence[Intervals]:
+        return sets
 
     reduced = again()
     found = time_split(reduced)
-    monkeypatch.setattr(rank_activity, "_reduced", whole)
+    monkeypatch.setattr(time_splits, "_reduced", whole)
     exact = again()
     assert _same(found, time_split(exact))
-    kept, events = (rank_activity.busy(run, Scope())[0] for run in (reduced, exact))
-    assert 0 < len(kept.compute_start) < len(events.compute_start)
+    kept, events = (time_splits.busy(run, Scope())[0] for run in (reduced, exact))
+    assert 0 < len(kept.compute.start) < len(events.compute.start)
     assert found.of_periods.sum() == sum(period.dur_ns for period in found.periods)
 
 
@@ -64,7 +65,7 @@ def _same(a: TimeSplit, b: TimeSplit) -> bool:
 @pytest.mark.slow
 def test_ranks_at_a_time_do_not_matter(again: OpenAgain, monkeypatch: pytest.MonkeyPatch) -> None:
     found = time_split(again())
-    monkeypatch.setattr(rank_activity, "_RANKS_AT_ONCE", 3)
+    monkeypatch.setattr(time_splits, "_RANKS_AT_ONCE", 3)
     assert _same(found, time_split(again()))
 
 

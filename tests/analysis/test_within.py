@@ -484,7 +484,7 @@ def test_a_run_whose_events_do_not_fit_is_read_rank_by_rank(
     """The rows are the same if no events are kept in memory between reports."""
     run, _, folder = planted
     kept = [report(run, name).rows for name in WITHIN_RANK_REPORTS]
-    for module in ("core.device_events", "within_rank.idle_causes"):
+    for module in ("core.device_events", "core.rank_activity"):
         monkeypatch.setattr(f"rankscope.analysis.{module}.KEPT_EVENTS", 1)
     again = Run(ingest([folder]))
     assert [report(again, name).rows for name in WITHIN_RANK_REPORTS] == kept

@@ -34,7 +34,7 @@ from nccl_files import Op, inspector_line, plugin_dump, prometheus_text
 from nsys_files import ExportFile
 from rankscope import native
 from rankscope.analysis import REPORTS
-from rankscope.analysis.core.baseline import load_baseline
+from rankscope.analysis.core.machine import load_baseline
 from rankscope.analysis.core.scope import Scope
 from rankscope.capture.kernel_list import function_name, read_kernels, short_name, template_name
 from rankscope.capture.rank import Identity, detect

@@ -15,7 +15,7 @@ import pytest
 from event_rows import event_rows
 from nsys_files import ExportFile, thread
 from rankscope.analysis.across_ranks.main_thread import main_thread
-from rankscope.analysis.core.lost_kernels import kernels_end_in
+from rankscope.analysis.core.gpu_counts import kernels_end_in
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.report import critical
 from rankscope.analysis.health.doctor import doctor

@@ -18,6 +18,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.core.device_events import CLASS_NUMBER
 from rankscope.model import HOST_COLLECTIVE_PATTERN, LAUNCH_CATEGORIES, SYNC_CALL_PATTERN
 from rankscope.sql import sql_texts
 from rankscope.store.arrays import Ints
@@ -105,7 +106,7 @@ def _build(run: Run, entry: SegmentEntry) -> Lanes:
         SELECT s.track::BIGINT AS track, s.depth::BIGINT AS depth, s.start_ns - {shift} AS start,
                greatest(s.dur_ns, 0) AS duration, s.id, n.number AS name, coalesce(g.kind, {_host_kind("s")}) AS kind
         FROM mine s JOIN names n ON n.name = s.name
-        LEFT JOIN (SELECT id, CASE class WHEN 'COMPUTE' THEN 0 WHEN 'COMM' THEN 1 ELSE 2 END::UTINYINT AS kind
+        LEFT JOIN (SELECT id, ({CLASS_NUMBER})::UTINYINT AS kind
                    FROM gpu WHERE {here}) g ON g.id = s.id
         ORDER BY track, depth, start, duration
         """

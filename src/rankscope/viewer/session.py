@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from rankscope.analysis.across_ranks.heatmap import RankTime, rank_times
 from rankscope.analysis.core.intervals import Intervals, intersect, subtract
+from rankscope.analysis.core.rank_activity import waiting_times
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.within_rank.breakdown import waiting_times
 from rankscope.store.derived import File, Table, key_of, map_file, path_of, write
 from rankscope.store.index import SegmentEntry, can_write
 from rankscope.text.run_words import RunWords, shell_word

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.rank_activity import PARTS, time_split
+from rankscope.analysis.across_ranks.time_split import PARTS, time_split
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Ints

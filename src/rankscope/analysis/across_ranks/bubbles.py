@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from rankscope.analysis.across_ranks.layout import layout_of
-from rankscope.analysis.core.event_sets import COMM, NO_STEP, device_activity
+from rankscope.analysis.core.device_events import COMM, device_events, gpu_ranks
+from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import Axis, Intervals, Ints, join, subtract, union
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result, Severity
 from rankscope.analysis.core.rollups import kept_per_rank
+from rankscope.analysis.core.run_steps import NO_STEP
 from rankscope.analysis.core.scope import Scope
 from rankscope.records import dataclass
 from rankscope.sql import sql_text
-from rankscope.store.arrays import Mask, number_rows, unique_values
+from rankscope.store.arrays import Mask
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 _PARTS = ("busy", "p2p", "fill", "drain", "gap")
 _POINT_TO_POINT = ("send", "recv", "sendrecv")
 _WARNING_PCT, _CRITICAL_PCT = 20.0, 40.0
-_RANKS_AT_ONCE = 64
-"""Bounds the memory: events are loaded for this many ranks at a time."""
 
 
 def bubbles(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -32,25 +31,20 @@ def bubbles(run: Run, scope: Scope, by: str | None = None) -> Result:
     columns = _columns(by)
     layout = layout_of(run, Scope())
     notes = [*left_out(run, scope), *layout.notes]
-    if "pp" not in layout.axes:
-        notes.append("no pipeline-parallel process group was recognised, so there are no stages to compare")
-        return Result("bubbles", "Pipeline bubbles", scope.window, columns, [], notes=tuple(notes))
-    measured = _measure(run, scope)
+    why, measured = "no pipeline-parallel process group was recognised, so there are no stages to compare", {}
+    if "pp" in layout.axes:
+        why, measured = (
+            "no GPU events in the window; ProfilerActivity.CUDA records them",
+            _measure(run, scope),
+        )
     if not measured:
-        notes.append("no GPU events in the window; ProfilerActivity.CUDA records them")
+        notes.append(why)
         return Result("bubbles", "Pipeline bubbles", scope.window, columns, [], notes=tuple(notes))
     if any(step == NO_STEP for _, step in measured):
         notes.append("no steps: the whole window counts as one step (call profiler.step() in the loop)")
     rows = _rows(measured, {rank: layout.stage(rank) for rank, _ in measured}, by)
-    return Result(
-        "bubbles",
-        "Pipeline bubbles, per step",
-        scope.window,
-        columns,
-        rows,
-        findings=tuple(_findings(rows, by)),
-        notes=tuple(notes),
-    )
+    findings, title = tuple(_findings(rows, by)), "Pipeline bubbles, per step"
+    return Result("bubbles", title, scope.window, columns, rows, findings, tuple(notes))
 
 
 def _columns(by: str | None) -> tuple[Column, ...]:
@@ -88,77 +82,52 @@ class RankParts:
 @kept_per_rank("pipeline_parts", RankParts, any_window=True)
 def rank_parts(run: Run, scope: Scope) -> dict[int, RankParts]:
     """Of the ranks that have GPU events."""
-    found: dict[int, RankParts] = {}
-    ranks = scope.ranks_in(run)
-    for first in range(0, len(ranks), _RANKS_AT_ONCE):
-        found |= _some_parts(run, Scope(frozenset(ranks[first : first + _RANKS_AT_ONCE])))
-    return found
-
-
-def _some_parts(run: Run, scope: Scope) -> dict[int, RankParts]:
-    device = device_activity(run, scope)
-    if len(device.rank) == 0:
-        return {}
-    keys, group = number_rows([device.rank, device.step])
-    first, last = np.full(len(keys), np.iinfo(np.int64).max), np.full(len(keys), np.iinfo(np.int64).min)
-    np.minimum.at(first, group, device.start)
-    np.maximum.at(last, group, device.end)
-    axis = Axis.over(first, last, len(keys))
-    comm = _collectives(run, scope, keys, first, last)
-    p2p = _placed(axis, *(column[comm.p2p] for column in (comm.start, comm.end, comm.number)))
-    everything = _placed(axis, device.start, device.end, group)
-    # `everything` includes the kernels of send and recv, so they are subtracted from it.
-    other, work = comm.on_device & ~comm.p2p, device.kind != COMM
-    own = join(
-        _placed(axis, device.start[work], device.end[work], group[work]),
-        _placed(axis, comm.start[other], comm.end[other], comm.number[other]),
-    )
-    busy = axis.lengths(join(own, subtract(everything, p2p)))
-    in_p2p = axis.lengths(subtract(p2p, own))
-    bounds = np.searchsorted(keys[:, 0], [*unique_values(keys[:, 0]).tolist(), keys[-1, 0] + 1])
-    found = {}
-    for low, high in pairwise(bounds.tolist()):
-        rank, mine = int(keys[low, 0]), slice(low, high)
-        origin = run.origin_ns(rank)
-        found[rank] = RankParts(
-            keys[mine, 1], first[mine] - origin, last[mine] - origin, busy[mine], in_p2p[mine]
-        )
-    return found
-
-
-@dataclass(frozen=True)
-class _Collectives:
-    """Collectives of some ranks in the steps of `number`, cut to the GPU events of the step."""
-
-    start: Ints
-    end: Ints
-    number: Ints
-    p2p: Mask
-    on_device: Mask
-
-
-def _collectives(run: Run, scope: Scope, keys: Ints, first: Ints, last: Ints) -> _Collectives:
+    ranks = [rank for rank in scope.ranks_in(run) if rank in gpu_ranks(run)]
     between = ", ".join(map(sql_text, _POINT_TO_POINT))
     rows = run.arrays(
         f"SELECT rank::BIGINT AS rank, coalesce(step, {NO_STEP})::BIGINT AS step, start_ns AS start, "
-        f"start_ns + dur_ns AS stop, kind IN ({between}) AS p2p, place = 'device' AS on_device "
+        f"start_ns + dur_ns AS end, kind IN ({between}) AS p2p, place = 'device' AS on_device "
         f"FROM collectives WHERE kind IS NOT NULL AND place IS NOT NULL AND {scope.where()}"
     )
-    number = _numbers(keys, rows["rank"], rows["step"])
-    used = np.flatnonzero(number >= 0)
-    number = number[used]
-    start, end = (np.clip(rows[name][used], first[number], last[number]) for name in ("start", "stop"))
-    return _Collectives(start, end, number, rows["p2p"][used], rows["on_device"][used])
+    collectives = split_by_rank(rows, ranks)
+    return {rank: _rank_parts(run, rank, collectives[rank]) for rank in ranks}
+
+
+def _rank_parts(run: Run, rank: int, collectives: dict[str, Any]) -> RankParts:
+    """The steps of a rank are laid side by side on an axis: work counts in the step of its launch."""
+    events = device_events(run, rank, Scope())
+    steps, group = np.unique(events.step, return_inverse=True)
+    first, last = np.full(len(steps), np.iinfo(np.int64).max), np.full(len(steps), np.iinfo(np.int64).min)
+    np.minimum.at(first, group, events.start)
+    np.maximum.at(last, group, events.end)
+    axis = Axis.over(first, last, len(steps))
+    # Collectives in steps with GPU events, cut to these.
+    number = np.minimum(np.searchsorted(steps, collectives["step"]), len(steps) - 1)
+    start, end = (np.clip(collectives[name], first[number], last[number]) for name in ("start", "end"))
+    here = steps[number] == collectives["step"]
+    in_p2p, in_other = here & collectives["p2p"], here & collectives["on_device"] & ~collectives["p2p"]
+
+    def placed(start: Ints, end: Ints, group: Ints, wanted: Mask) -> Intervals:
+        return union(axis.place(start[wanted], group[wanted]), axis.place(end[wanted], group[wanted]))
+
+    p2p = placed(start, end, number, in_p2p)
+    everything = placed(events.start, events.end, group, events.kind >= 0)
+    # `everything` includes the kernels of send and recv, so they are subtracted from it.
+    work = placed(events.start, events.end, group, events.kind != COMM)
+    work = join(work, placed(start, end, number, in_other))
+    busy = axis.lengths(join(work, subtract(everything, p2p)))
+    origin = run.origin_ns(rank)
+    return RankParts(steps, first - origin, last - origin, busy, axis.lengths(subtract(p2p, work)))
 
 
 def _measure(run: Run, scope: Scope) -> dict[tuple[int, int], dict[str, int]]:
     """By rank and step, the parts of the pipeline's window; they add up to the window exactly."""
-    found = rank_parts(run, scope)
     table = [
         [rank, step, begin + run.origin_ns(rank), end + run.origin_ns(rank), busy, p2p]
-        for rank, own in found.items()
+        for rank, parts in rank_parts(run, scope).items()
         for step, begin, end, busy, p2p in zip(
-            *(column.tolist() for column in (own.step, own.first, own.last, own.busy, own.p2p)), strict=True
+            *(values.tolist() for values in (parts.step, parts.first, parts.last, parts.busy, parts.p2p)),
+            strict=True,
         )
         if scope.steps is None or scope.steps[0] <= step <= scope.steps[1]
     ]
@@ -167,39 +136,19 @@ def _measure(run: Run, scope: Scope) -> dict[tuple[int, int], dict[str, int]]:
     if not table:
         return {}
     layout = layout_of(run, Scope())
-    rank, step, first, last, busy, p2p = np.array(table, dtype=np.int64).T
-    keys = np.stack([rank, step], axis=1)
-    low, high = _windows(keys, first, last, [layout.group_of(int(one), "pp") for one in rank])
-    window, fill, drain = high - low, first - low, high - last
-    gap = window - busy - p2p - fill - drain
-    columns = zip(*(part.tolist() for part in (rank, step, window, busy, p2p, fill, drain, gap)), strict=True)
-    return {
-        (who, when): {"window": whole, **dict(zip(_PARTS, parts, strict=True))}
-        for who, when, whole, *parts in columns
-    }
-
-
-def _windows(keys: Ints, first: Ints, last: Ints, pipelines: list[tuple[int, ...]]) -> tuple[Ints, Ints]:
-    """For each step, from the earliest start to the latest end over the ranks of a pipeline."""
-    bounds: dict[tuple[tuple[int, ...], int], tuple[int, int]] = {}
-    named = [(pipeline, int(step)) for pipeline, step in zip(pipelines, keys[:, 1], strict=True)]
-    for name, low, high in zip(named, first.tolist(), last.tolist(), strict=True):
-        known = bounds.get(name, (low, high))
-        bounds[name] = (min(known[0], low), max(known[1], high))
-    found = np.array([bounds[name] for name in named], dtype=np.int64)
-    return found[:, 0], found[:, 1]
-
-
-def _placed(axis: Axis, start: Ints, end: Ints, group: Ints) -> Intervals:
-    return union(axis.place(start, group), axis.place(end, group))
-
-
-def _numbers(keys: Ints, rank: Ints, step: Ints) -> Ints:
-    """The index of each (rank, step) in `keys`; -1 where it is missing."""
-    width = int(keys[:, 1].max()) + 3
-    code, wanted = keys[:, 0] * width + keys[:, 1] + 1, rank * width + step + 1
-    at = np.minimum(np.searchsorted(code, wanted), len(code) - 1)
-    return np.where((code[at] == wanted) & (step < width - 1), at, -1)
+    # The window of a step: from the earliest start to the latest end over the ranks of a pipeline.
+    pipelines = [(layout.group_of(rank, "pp"), step) for rank, step, *_ in table]
+    windows: dict[tuple[tuple[int, ...], int], tuple[int, int]] = {}
+    for pipeline, (_, _, first, last, _, _) in zip(pipelines, table, strict=True):
+        low, high = windows.get(pipeline, (first, last))
+        windows[pipeline] = (min(low, first), max(high, last))
+    measured = {}
+    for pipeline, (rank, step, first, last, busy, p2p) in zip(pipelines, table, strict=True):
+        low, high = windows[pipeline]
+        gap = last - first - busy - p2p
+        parts = (high - low, busy, p2p, first - low, high - last, gap)
+        measured[rank, step] = dict(zip(("window", *_PARTS), parts, strict=True))
+    return measured
 
 
 def _rows(
@@ -215,7 +164,7 @@ def _rows(
     ):
         mean = {name: sum(parts[name] for _, parts in entries) / len(entries) for name in ("window", *_PARTS)}
         row: dict[str, Any] = {"stage": stage}
-        row |= {"rank": one_rank} if by == "rank" else {"ranks": len({one for one, _ in entries})}
+        row |= {"rank": one_rank} if by == "rank" else {"ranks": len({rank for rank, _ in entries})}
         row |= {f"{name}_ns": round(mean[name]) for name in ("window", *_PARTS)}
         row["bubble_pct"] = 100 * (1 - mean["busy"] / mean["window"]) if mean["window"] else None
         rows.append(row)
@@ -223,18 +172,18 @@ def _rows(
 
 
 def _findings(rows: list[dict[str, Any]], by: str | None) -> list[Finding]:
-    known = [row for row in rows if row["bubble_pct"] is not None]
-    if not known:
+    timed = [row for row in rows if row["bubble_pct"] is not None]
+    if not timed:
         return []
-    share = sum(row["bubble_pct"] for row in known) / len(known)
-    lost = round(sum(row["window_ns"] - row["busy_ns"] for row in known) / len(known))
+    share = sum(row["bubble_pct"] for row in timed) / len(timed)
+    lost = round(sum(row["window_ns"] - row["busy_ns"] for row in timed) / len(timed))
     severity: Severity = "info"
     if share >= _WARNING_PCT:
         severity = "critical" if share >= _CRITICAL_PCT else "warning"
-    busiest = max(known, key=lambda row: row["busy_ns"])
-    mean = sum(row["busy_ns"] for row in known) / len(known)
+    busiest = max(timed, key=lambda row: row["busy_ns"])
+    mean = sum(row["busy_ns"] for row in timed) / len(timed)
     uneven = busiest["busy_ns"] / mean if mean else 1.0
-    window = sum(row["window_ns"] for row in known) / len(known)
+    window = sum(row["window_ns"] for row in timed) / len(timed)
     evidence = (
         f"{format_rounded('ns', lost)} of {format_rounded('ns', window)} per step, "
         f"mean over the {'ranks' if by == 'rank' else 'stages'}"

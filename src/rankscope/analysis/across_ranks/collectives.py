@@ -11,10 +11,10 @@ import numpy as np
 
 from rankscope.analysis.across_ranks.blame import blame
 from rankscope.analysis.across_ranks.comparison_notes import comparison_notes
-from rankscope.analysis.across_ranks.rank_activity import PARTS
-from rankscope.analysis.core.baseline import Baseline
+from rankscope.analysis.across_ranks.time_split import PARTS
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.machine import Baseline
 from rankscope.analysis.core.result import Column, Fact, Finding, Result, Severity, Unit, left_out_note
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns, run_step_times

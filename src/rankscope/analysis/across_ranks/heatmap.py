@@ -6,19 +6,14 @@ The classes are those of the breakdown, so that a row of the heat map adds up to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.across_ranks.lateness import lateness
 from rankscope.analysis.across_ranks.nodes import nodes
-from rankscope.analysis.core.event_sets import (
-    Activity,
-    device_activity,
-    host_collectives,
-    host_work,
-)
+from rankscope.analysis.core.device_events import CLASSES
 from rankscope.analysis.core.intervals import (
     Intervals,
     Ints,
@@ -29,16 +24,12 @@ from rankscope.analysis.core.intervals import (
     subtract,
     union,
 )
+from rankscope.analysis.core.rank_activity import rank_activity
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import recordings, windows
-from rankscope.analysis.within_rank.breakdown import sets_of
 from rankscope.ranges import as_ranges
-from rankscope.store.arrays import unique_values
 from rankscope.timeline.run import Run
-
-CLASSES = ("compute", "comm", "copy")
-"""The classes that are drawn, in this order; the rest of the time in which a rank was recorded is idle."""
 
 Shares = NDArray[np.float64]
 
@@ -86,39 +77,24 @@ def share_of(parts: Intervals, edges: Ints) -> Shares:
     return share
 
 
-def rank_times(run: Run, scope: Scope, ranks: list[int]) -> list[RankTime]:
-    """The sets behind the breakdown of these ranks, in its windows."""
-    everything = scope.only_ranks()
-    device = device_activity(run, everything)
-    host = host_collectives(run, everything)
-    no_gpu = set(ranks) - set(unique_values(device.rank).tolist())
-    work = host_work(run, Scope(frozenset(no_gpu))) if no_gpu else device
-    found = [
-        _of_rank(rank, work if rank in no_gpu else device, host, rank in no_gpu, recordings(run)[rank])
-        for rank in ranks
-    ]
-    if scope.steps is None:
-        return found
-    return [_clipped(one, windows(run, one.rank, scope).intervals) for one in found]
+def rank_times(run: Run, scope: Scope, ranks: Sequence[int]) -> list[RankTime]:
+    """The activity of these ranks in the windows of the breakdown; without steps, in all that was recorded."""
+    return [_rank_time(run, scope, rank) for rank in ranks]
 
 
-def _clipped(one: RankTime, window: Intervals) -> RankTime:
-    compute, comm, copy = (intersect(part, window) for part in (one.compute, one.comm, one.copy))
-    return replace(one, compute=compute, comm=comm, copy=copy, recorded=union(*window))
-
-
-def _of_rank(
-    rank: int, work: Activity, collectives: Activity, on_host: bool, recorded: Intervals
-) -> RankTime:
-    sets = sets_of(work.pick(work.rank == rank), collectives.pick(collectives.rank == rank))
-    return RankTime(rank, sets.compute, sets.exposed_comm, sets.exposed_copy, on_host, recorded)
+def _rank_time(run: Run, scope: Scope, rank: int) -> RankTime:
+    activity, recorded = rank_activity(run, rank), recordings(run)[rank]
+    compute, comm, copy = activity.compute, activity.exposed_communication, activity.exposed_copy
+    if scope.steps is not None:
+        window = windows(run, rank, scope).intervals
+        compute, comm, copy = (intersect(times, window) for times in (compute, comm, copy))
+        recorded = union(*window)
+    return RankTime(rank, compute, comm, copy, not activity.has_gpu, recorded)
 
 
 MAP_INTERVALS = 256
 """The resolution of what the store keeps of a rank's time."""
 _EDGES = MAP_INTERVALS + 1
-_RANKS_AT_ONCE = 64
-"""Bounds the memory: events are loaded for this many ranks at a time."""
 
 
 @dataclass(frozen=True)
@@ -136,29 +112,25 @@ class TimeMap:
 
     def shares(self, edges: Ints) -> Shares:
         """As RankTime.shares, evenly distributed between the times that are known."""
-        known = np.linspace(self.low, self.high, _EDGES)
+        times = np.linspace(self.low, self.high, _EDGES)
         width = np.maximum(np.diff(edges), 1)
-        parts = (np.interp(edges, known, getattr(self, name)) for name in CLASSES)
+        parts = (np.interp(edges, times, getattr(self, name)) for name in CLASSES)
         return np.stack([np.diff(part) / width for part in parts])
 
 
 @kept_per_rank("time_map", TimeMap)
 def time_maps(run: Run, scope: Scope) -> dict[int, TimeMap]:
     """Of the ranks that did something."""
-    found: dict[int, TimeMap] = {}
-    ranks = scope.ranks_in(run)
-    for first in range(0, len(ranks), _RANKS_AT_ONCE):
-        some = ranks[first : first + _RANKS_AT_ONCE]
-        for time in rank_times(run, replace(scope, ranks=frozenset(some)), some):
-            if time.bounds:
-                found[time.rank] = _map_of(time, run.origin_ns(time.rank), *time.bounds)
-    return found
-
-
-def _map_of(time: RankTime, origin: int, low: int, high: int) -> TimeMap:
-    edges = np.linspace(low, high, _EDGES).astype(np.int64)
-    compute, comm, copy = (covered_before(part, edges) for part in (time.compute, time.comm, time.copy))
-    return TimeMap(low - origin, high - origin, compute, comm, copy, time.on_host, time.idle_ns)
+    maps: dict[int, TimeMap] = {}
+    for rank in scope.ranks_in(run):
+        time = _rank_time(run, scope, rank)
+        if time.bounds is None:
+            continue
+        (low, high), origin = time.bounds, run.origin_ns(rank)
+        edges = np.linspace(low, high, _EDGES).astype(np.int64)
+        compute, comm, copy = (covered_before(times, edges) for times in (time.compute, time.comm, time.copy))
+        maps[rank] = TimeMap(low - origin, high - origin, compute, comm, copy, time.on_host, time.idle_ns)
+    return maps
 
 
 def buckets(run: Run, ranks: Sequence[int], most: int) -> dict[str, list[int]]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.across_ranks.layout import layout_of
-from rankscope.analysis.across_ranks.rank_activity import PARTS, time_split
+from rankscope.analysis.across_ranks.time_split import PARTS, time_split
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.scope import Scope

@@ -47,19 +47,16 @@ def main_thread(run: Run, rank: int) -> tuple[int, int] | None:
             f"SELECT segment, track FROM slices WHERE rank = {rank} AND {where} "
             "GROUP BY ALL ORDER BY count(*) DESC LIMIT 1"
         )
-        if rows:
-            return _own_track(run, rank, int(rows[0][0]), int(rows[0][1]))
+        for segment, track in rows:
+            # The thread's track, where its steps are start/end ranges on another one beside it.
+            beside = run.rows(
+                f"""SELECT t.track FROM tracks t JOIN tracks beside ON beside.rank = t.rank
+                    AND beside.segment = t.segment AND beside.pid = t.pid
+                    AND beside.tid = t.tid || {sql_text(CROSSING_RANGES)}
+                    WHERE t.rank = {rank} AND t.segment = {segment} AND t.kind = 'thread' AND beside.track = {track}"""
+            )
+            return segment, beside[0][0] if beside else track
     return None
-
-
-def _own_track(run: Run, rank: int, segment: int, track: int) -> tuple[int, int]:
-    """The thread's track, where its steps are start/end ranges on another one beside it."""
-    rows = run.rows(
-        f"""SELECT t.track FROM tracks t JOIN tracks beside ON beside.rank = t.rank AND beside.segment = t.segment
-            AND beside.pid = t.pid AND beside.tid = t.tid || {sql_text(CROSSING_RANGES)}
-            WHERE t.rank = {rank} AND t.segment = {segment} AND t.kind = 'thread' AND beside.track = {track}"""
-    )
-    return segment, int(rows[0][0]) if rows else track
 
 
 def longest_gap(run: Run, rank: int, window: tuple[int, int]) -> Gap | None:
@@ -93,28 +90,19 @@ def longest_gap(run: Run, rank: int, window: tuple[int, int]) -> Gap | None:
     begin, finish = int(free.start[longest]), int(free.end[longest])
     frames = "category = 'python_function'"
     named = "category = 'user_annotation' AND NOT regexp_matches(name, '^(ProfilerStep#|nccl:|gloo:)')"
+    ops, before = f"{here} AND category = 'cpu_op' AND op IS NULL", f"start_ns + dur_ns <= {begin}"
+    # The shortest slice that covers most of the gap.
+    covered = f"least(start_ns + dur_ns, {finish}) - greatest(start_ns, {begin})"
+    around = f"{here} AND {covered} >= {_COVERS * (finish - begin)}"
     return Gap(
         finish - begin,
-        before=_op(run, here, f"start_ns + dur_ns <= {begin}", "start_ns DESC"),
-        after=_op(run, here, f"start_ns >= {finish}", "start_ns"),
-        annotation=_around(run, here, named, begin, finish),
-        line=_around(run, here, frames, begin, finish),
+        before=_first_name(run, f"{ops} AND {before}", "start_ns DESC"),
+        after=_first_name(run, f"{ops} AND start_ns >= {finish}", "start_ns"),
+        annotation=_first_name(run, f"{around} AND {named}", "dur_ns"),
+        line=_first_name(run, f"{around} AND {frames}", "dur_ns"),
     )
 
 
-def _op(run: Run, here: str, where: str, order: str) -> str:
-    rows = run.rows(
-        f"SELECT name FROM slices WHERE {here} AND category = 'cpu_op' AND op IS NULL AND {where} "
-        f"ORDER BY {order} LIMIT 1"
-    )
-    return str(rows[0][0]) if rows else ""
-
-
-def _around(run: Run, here: str, where: str, begin: int, finish: int) -> str:
-    """The shortest slice that covers most of the gap."""
-    covered = f"least(start_ns + dur_ns, {finish}) - greatest(start_ns, {begin})"
-    rows = run.rows(
-        f"SELECT name FROM slices WHERE {here} AND {where} AND {covered} >= {_COVERS * (finish - begin)} "
-        "ORDER BY dur_ns LIMIT 1"
-    )
+def _first_name(run: Run, where: str, order: str) -> str:
+    rows = run.rows(f"SELECT name FROM slices WHERE {where} ORDER BY {order} LIMIT 1")
     return str(rows[0][0]) if rows else ""

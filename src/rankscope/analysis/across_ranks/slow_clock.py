@@ -7,8 +7,8 @@ from collections import defaultdict
 import numpy as np
 
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.within_rank.event_tables import kernel_sums
 from rankscope.analysis.within_rank.gpu_state import LowClock, gpu_states, low_clock
-from rankscope.analysis.within_rank.kernel_sums import kernel_sums
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
 
@@ -37,10 +37,10 @@ def slow_clock(
     low = low_clock(gpu_states(run, window), rank, together)
     if low is None:
         return None
-    found = _slower(run, window, rank, [other for other, _ in low.others])
-    if found is None:
+    slowdown = _slower(run, window, rank, [other for other, _ in low.others])
+    if slowdown is None:
         return None
-    slower, compute_ns = found
+    slower, compute_ns = slowdown
     expected = low.others_mhz / low.mine_mhz - 1
     explained = (slower - 1) / expected
     saved_ns = compute_ns / steps * (1 - 1 / slower) if slower > 1 else 0.0
@@ -57,14 +57,15 @@ def _slower(run: Run, window: Scope, rank: int, others: list[int]) -> tuple[floa
         return None
     theirs: dict[str, list[float]] = defaultdict(list)
     for other in others:
-        for one in sums.get(other, ()):
-            if one.kind == "COMPUTE" and one.total_ns > 0:
-                theirs[one.name].append(one.total_ns / one.kernels)
-    mine = [one for one in sums.get(rank, ()) if one.kind == "COMPUTE" and one.name in theirs]
+        for kernel in sums.get(other, ()):
+            if kernel.kind == "COMPUTE" and kernel.total_ns > 0:
+                theirs[kernel.name].append(kernel.total_ns / kernel.kernels)
+    mine = [kernel for kernel in sums.get(rank, ()) if kernel.kind == "COMPUTE" and kernel.name in theirs]
     if not mine:
         return None
-    ratio = np.array([one.total_ns / one.kernels / float(np.median(theirs[one.name])) for one in mine])
-    weight = np.array([one.total_ns for one in mine], dtype=np.float64)
+    usual = np.array([np.median(theirs[kernel.name]) for kernel in mine])
+    weight = np.array([kernel.total_ns for kernel in mine], dtype=np.float64)
+    ratio = weight / np.array([kernel.kernels for kernel in mine]) / usual
     order = np.argsort(ratio)
     half = np.searchsorted(np.cumsum(weight[order]), weight.sum() / 2)
     return float(ratio[order][half]), int(weight.sum())

@@ -9,16 +9,14 @@ from typing import Literal
 import numpy as np
 
 from rankscope.analysis.across_ranks.straggler_cause import bare_name
-from rankscope.analysis.core.collective_waits import Waits, waits
-from rankscope.analysis.core.event_sets import device_activity, host_collectives, host_work
-from rankscope.analysis.core.gpu_counts import gpu_counts
+from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.host_spans import dataloader_spans
 from rankscope.analysis.core.intervals import Intervals, intersect, join, length, subtract, union
+from rankscope.analysis.core.rank_activity import rank_activity, waiting_times
 from rankscope.analysis.core.result import Finding
 from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import Period, periods, run_step, run_step_times
-from rankscope.analysis.within_rank.breakdown import sets_of, waiting_times
 from rankscope.collective_kinds import KINDS
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE
@@ -66,11 +64,8 @@ class RankStep:
 
     @property
     def idle_ns(self) -> int:
-        return (
-            self.end_ns
-            - self.start_ns
-            - sum(map(length, (self.compute, self.transfer, self.wait, self.copy)))
-        )
+        spent = sum(map(length, (self.compute, self.transfer, self.wait, self.copy)))
+        return self.end_ns - self.start_ns - spent
 
 
 @dataclass(frozen=True)
@@ -100,20 +95,20 @@ def step_picture(run: Run, scope: Scope, finding: Finding | None) -> StepPicture
     step = _step(run, scope, finding)
     if step is None:
         return None
-    own = {period.rank: period for period in periods(run, Scope(scope.ranks, (step, step)))}
+    of_rank = {period.rank: period for period in periods(run, Scope(scope.ranks, (step, step)))}
     blames = finding is not None and finding.remedy is not None and finding.remedy.change in _BLAMING
-    culprits = tuple(rank for rank in finding.ranks if rank in own) if finding and blames else ()
-    arrival, peers = _arrival(waits(run), step, culprits)
-    if arrival and arrival.rank not in own:
+    culprits = tuple(rank for rank in finding.ranks if rank in of_rank) if finding and blames else ()
+    arrival, peers = _arrival(run, step, culprits)
+    if arrival and arrival.rank not in of_rank:
         arrival = None
-    ranks = _chosen(sorted(own), culprits, arrival, peers)
+    ranks = _chosen(sorted(of_rank), culprits, arrival, peers)
     part = part_of(run, frozenset(ranks))
     cause = finding.fact("cause") if finding and culprits else None
-    rows = _rows(run, part, [own[rank] for rank in ranks], step, culprits)
+    rows = [_row(run, part, of_rank[rank], step, rank in culprits) for rank in ranks]
     return StepPicture(
         step,
         tuple(_marked(part, row, str(cause.value) if cause else "", arrival) for row in rows),
-        len(own),
+        len(of_rank),
         arrival,
         _clock_error(run, ranks),
     )
@@ -123,8 +118,8 @@ def _clock_error(run: Run, ranks: Sequence[int]) -> int | None:
     if run.clock_mode == "raw" or len(ranks) < 2:
         return None
     errors = [clock.error_ns for clock in map(run.clocks.of, ranks) if clock.method != "reference"]
-    known = [error for error in errors if error is not None]
-    return max(known) if known and len(known) == len(errors) else None
+    measured = [error for error in errors if error is not None]
+    return max(measured) if measured and len(measured) == len(errors) else None
 
 
 def _step(run: Run, scope: Scope, finding: Finding | None) -> int | None:
@@ -138,23 +133,23 @@ def _step(run: Run, scope: Scope, finding: Finding | None) -> int | None:
     return max(usual, key=lambda step: usual[step]) if usual else None
 
 
-def _arrival(found: Waits, step: int, culprits: Sequence[int]) -> tuple[Arrival | None, list[int]]:
+def _arrival(run: Run, step: int, culprits: Sequence[int]) -> tuple[Arrival | None, list[int]]:
     """At the collective of the longest wait in the step, one for a culprit if there is one; and who took part."""
-    rows = found.rows
-    waited = np.flatnonzero((found.wait > 0) & (rows.match != NONE))
-    waited = waited[found.step[rows.match[waited]] == step]
-    waited = waited[found.last[rows.match[waited]] != NONE]
+    every = waits(run)
+    rows, match_of = every.rows, every.rows.match
+    waited = np.flatnonzero((every.wait > 0) & (match_of != NONE))
+    waited = waited[every.step[match_of[waited]] == step]
+    waited = waited[every.last[match_of[waited]] != NONE]
     if culprits:
-        for_them = np.isin(rows.rank[found.last[rows.match[waited]]], culprits) & ~np.isin(
-            rows.rank[waited], culprits
-        )
+        late = np.isin(rows.rank[every.last[match_of[waited]]], culprits)
+        for_them = late & ~np.isin(rows.rank[waited], culprits)
         waited = waited[for_them] if for_them.any() else waited
     if len(waited) == 0:
         return None, []
-    match = rows.match[waited[found.wait[waited].argmax()]]
-    last = found.last[match]
+    match = match_of[waited[every.wait[waited].argmax()]]
+    last = every.last[match]
     arrival = Arrival(int(rows.rank[last]), int(rows.start[last]), KINDS[rows.kind[last]])
-    return arrival, sorted(set(rows.rank[rows.match == match].tolist()))
+    return arrival, sorted(set(rows.rank[match_of == match].tolist()))
 
 
 def _chosen(
@@ -172,36 +167,24 @@ def _chosen(
     return sorted(chosen)
 
 
-def _rows(run: Run, part: Run, own: Sequence[Period], step: int, culprits: tuple[int, ...]) -> list[RankStep]:
+def _row(run: Run, part: Run, period: Period, step: int, is_culprit: bool) -> RankStep:
+    """`part` has the events of the rank, `run` knows for whom it waits."""
     # A neighbouring step's kernels can run inside the window of this one.
-    near = Scope(frozenset(period.rank for period in own), (step - 1, step + 1))
-    device, collectives = device_activity(part, near), host_collectives(part, near)
-    on_gpu = {count.rank for count in gpu_counts(run, Scope())}
-    on_host = near.ranks - on_gpu if near.ranks else frozenset()
-    host = host_work(part, Scope(on_host, near.steps)) if on_host else device
-    waiting = waiting_times(run)
-    rows = []
-    for period in own:
-        rank = period.rank
-        work = host if rank in on_host else device
-        sets = sets_of(work.pick(work.rank == rank), collectives.pick(collectives.rank == rank))
-        window = union(np.array([period.start_ns]), np.array([period.end_ns]))
-        wait = intersect(intersect(sets.exposed_comm, waiting[rank]), window)
-        rows.append(
-            RankStep(
-                rank=rank,
-                start_ns=period.start_ns,
-                end_ns=period.end_ns,
-                compute=intersect(sets.compute, window),
-                transfer=subtract(intersect(sets.exposed_comm, window), wait),
-                wait=wait,
-                copy=intersect(sets.exposed_copy, window),
-                is_culprit=rank in culprits,
-                on_host=rank in on_host,
-                stretch=None,
-            )
-        )
-    return rows
+    activity = rank_activity(part, period.rank, (step - 1, step + 1))
+    window = union(np.array([period.start_ns]), np.array([period.end_ns]))
+    parts = activity.parts(window, waiting_times(run)[period.rank])
+    return RankStep(
+        rank=period.rank,
+        start_ns=period.start_ns,
+        end_ns=period.end_ns,
+        compute=parts.compute,
+        transfer=parts.communication,
+        wait=parts.waiting,
+        copy=parts.copy,
+        is_culprit=is_culprit,
+        on_host=not activity.has_gpu,
+        stretch=None,
+    )
 
 
 def _marked(run: Run, row: RankStep, cause: str, arrival: Arrival | None) -> RankStep:
@@ -215,17 +198,19 @@ def _marked(run: Run, row: RankStep, cause: str, arrival: Arrival | None) -> Ran
     if cause == "compute":
         stretch = _longest(row, intersect(row.compute, before), "compute", "computes")
         return replace(row, stretch=_named(run, row, stretch) if stretch else None)
+    kind: Kind
     if cause == "dataloader":
-        loads = intersect(dataloader_spans(run, row.rank), before)
-        return replace(row, stretch=_longest(row, loads, "idle", "loads data"))
-    if cause == "copy":
-        return replace(row, stretch=_longest(row, intersect(row.copy, before), "copy", "copies"))
-    if cause == "link":
-        return replace(row, stretch=_longest(row, row.transfer, "comm", "transfers"))
-    if cause == "host":
-        idle = subtract(before, join(row.compute, row.transfer, row.wait, row.copy))
-        return replace(row, stretch=_longest(row, idle, "idle", "runs nothing"))
-    return row
+        times, kind, label = intersect(dataloader_spans(run, row.rank), before), "idle", "loads data"
+    elif cause == "copy":
+        times, kind, label = intersect(row.copy, before), "copy", "copies"
+    elif cause == "link":
+        times, kind, label = row.transfer, "comm", "transfers"
+    elif cause == "host":
+        busy = join(row.compute, row.transfer, row.wait, row.copy)
+        times, kind, label = subtract(before, busy), "idle", "runs nothing"
+    else:
+        return row
+    return replace(row, stretch=_longest(row, times, kind, label))
 
 
 def _longest(row: RankStep, times: Intervals, kind: Kind, label: str) -> Stretch | None:

@@ -9,12 +9,12 @@ import numpy as np
 from rankscope.analysis.across_ranks.main_thread import Gap, longest_gap
 from rankscope.analysis.across_ranks.slow_clock import SlowClock, slow_clock
 from rankscope.analysis.core.collective_waits import waits
-from rankscope.analysis.core.gpu_counts import has_gpu
+from rankscope.analysis.core.device_events import has_gpu
 from rankscope.analysis.core.result import Fact
 from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import periods
-from rankscope.analysis.within_rank.kernel_sums import kernel_sums
+from rankscope.analysis.within_rank.event_tables import kernel_sums
 from rankscope.collective_kinds import KINDS
 from rankscope.model import DATALOADER_PATTERN
 from rankscope.ranges import rank_words

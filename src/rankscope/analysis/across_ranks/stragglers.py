@@ -11,8 +11,8 @@ from rankscope.analysis.across_ranks.comparison_notes import comparison_notes, m
 from rankscope.analysis.across_ranks.lateness import OWN, Culprits, Lateness, culprits, lateness
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.across_ranks.nodes import node_of
-from rankscope.analysis.across_ranks.rank_activity import PARTS
 from rankscope.analysis.across_ranks.straggler_cause import LateRank, straggler_cause
+from rankscope.analysis.across_ranks.time_split import PARTS
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Axis, Ints, union
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Severity
@@ -207,7 +207,7 @@ class _Caused:
         causing, waiting = self.groups[:, 1], self.groups[:, 2]
         mine = np.isin(causing, ranks)
         theirs = mine & ~np.isin(waiting, ranks)
-        table = np.zeros((len(self.steps), int(causing.max(initial=0)) + 1), dtype=np.int64)
+        table = np.zeros((len(self.steps), max(int(causing.max(initial=0)), *ranks) + 1), dtype=np.int64)
         # A node counts as one: its ranks add up in the column of the first.
         np.add.at(table, (self.groups[:, 0], np.where(mine, ranks[0], causing)), self.waited)
         count = len(unique_values(waiting[theirs]))

@@ -55,10 +55,9 @@ def ceiling_notes(run: Run, scope: Scope, dtypes: set[str]) -> list[str]:
     notes: list[str] = []
     if not dtypes:
         return notes
-    names = device_names(run, scope)
     ceilings_of_rank = ceilings(run, scope)
     groups: dict[str, list[int]] = {}
-    for rank, name in names.items():
+    for rank, name in device_names(run, scope).items():
         groups.setdefault(name, []).append(rank)
     for name, ranks in groups.items():
         ceiling = ceilings_of_rank[ranks[0]]

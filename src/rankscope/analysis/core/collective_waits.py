@@ -42,29 +42,29 @@ class Waits:
     def entry_transfer(self) -> Ints:
         """By entry: the shortest duration of its match, also of a send and its receive; 0 where that is not known."""
         rows = self.rows
-        known = (rows.match != NONE) & ((self.wait != NONE) | np.isin(rows.kind, _PAIRED))
-        known[known] = self.ranks[rows.match[known]] > 1
-        shortest = _least(rows.match[known], rows.duration[known], len(self.ranks))
+        timed = (rows.match != NONE) & ((self.wait != NONE) | np.isin(rows.kind, _PAIRED))
+        timed[timed] = self.ranks[rows.match[timed]] > 1
+        shortest = _least(rows.match[timed], rows.duration[timed], len(self.ranks))
         transfer = np.zeros(len(rows.rank), dtype=np.int64)
-        transfer[known] = shortest[rows.match[known]]
+        transfer[timed] = shortest[rows.match[timed]]
         return transfer
 
 
 def waits(run: Run, scope: Scope | None = None) -> Waits:
     """The waits of the steps in scope; always of all ranks, so that the last rank does not depend on the scope."""
-    found = _all_waits(run)
-    return found if scope is None else _within(found, scope)
+    every = _all_waits(run)
+    return every if scope is None or scope.steps is None else _within(every, *scope.steps)
 
 
 @once_per_run
 def _all_waits(run: Run) -> Waits:
     rows = run.collectives
     count = rows.count
-    known = (rows.match != NONE) & rows.together
-    at = rows.match[known]
-    transfer = _least(at, rows.duration[known], count)
+    together = (rows.match != NONE) & rows.together
+    at = rows.match[together]
+    transfer = _least(at, rows.duration[together], count)
     wait = np.full(len(rows.rank), NONE)
-    wait[known] = rows.duration[known] - transfer[at]
+    wait[together] = rows.duration[together] - transfer[at]
     ranks = np.bincount(rows.match[rows.match != NONE], minlength=count)
     size = np.array([group.size or NONE for group in rows.groups], dtype=np.int64)
     matched = np.flatnonzero(rows.match != NONE)
@@ -107,26 +107,20 @@ def _last(rows: Collectives, wait: Ints, count: int) -> Ints:
     return np.where(waited, last, NONE)
 
 
-def _within(found: Waits, scope: Scope) -> Waits:
-    """Select the matches of the steps in scope."""
-    if scope.steps is None:
-        return found
-    first, final = scope.steps
-    inside = (found.step >= first) & (found.step <= final)
-    number = np.where(inside, np.cumsum(inside) - 1, NONE)
-    match = found.rows.match.copy()
-    matched = match != NONE
-    match[matched] = number[match[matched]]
-    keep = match != NONE
-    place = np.cumsum(keep) - 1
-    rows = replace(found.rows.pick(keep), match=match[keep])
-    last = found.last[inside]
+def _within(every: Waits, first: int, final: int) -> Waits:
+    """Select the matches of these steps."""
+    inside = (every.step >= first) & (every.step <= final)
+    match, number = every.rows.match.copy(), np.where(inside, np.cumsum(inside) - 1, NONE)
+    match[match != NONE] = number[match[match != NONE]]
+    used = match != NONE
+    entry = np.cumsum(used) - 1
+    last = every.last[inside]
     return Waits(
-        rows=rows,
-        wait=found.wait[keep],
-        transfer=found.transfer[inside],
-        last=np.where(last != NONE, place[np.maximum(last, 0)], NONE),
-        ranks=found.ranks[inside],
-        whole=found.whole[inside],
-        step=found.step[inside],
+        rows=replace(every.rows.pick(used), match=match[used]),
+        wait=every.wait[used],
+        transfer=every.transfer[inside],
+        last=np.where(last != NONE, entry[np.maximum(last, 0)], NONE),
+        ranks=every.ranks[inside],
+        whole=every.whole[inside],
+        step=every.step[inside],
     )

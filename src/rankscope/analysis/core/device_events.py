@@ -1,13 +1,14 @@
-"""The GPU events of a rank as arrays, each with its launch.
+"""The GPU events of a rank as arrays, each with its class and its launch.
 
-Reports read rank by rank, so that only the arrays of a few ranks need be in memory at a time. The arrays of small runs
-are kept for the next report.
+The class of a GPU event is COPY (a copy or a fill), COMM (it has the metadata of a collective, else its name tells) or
+COMPUTE (any other kernel). Reports read rank by rank, so that only the arrays of a few ranks need be in memory at a
+time. The arrays of small runs are kept for the next report.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from itertools import accumulate
 
@@ -15,14 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.event_sets import COMM, COMPUTE, COPY, NO_STEP
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.rollups import are_worth_it, events_by_rank
+from rankscope.analysis.core.run_steps import NO_STEP
 from rankscope.analysis.core.scope import Scope, steps_in_scope
+from rankscope.model import GPU
 from rankscope.records import dataclass
 from rankscope.store.arrays import unique_values
 from rankscope.timeline.run import Run
 
+CLASSES = ("compute", "comm", "copy")
+"""The classes of GPU events; in arrays an event has the number of its class."""
+COMPUTE, COMM, COPY = range(len(CLASSES))
+CLASS_NUMBER = f"CASE class WHEN 'COMPUTE' THEN {COMPUTE} WHEN 'COMM' THEN {COMM} ELSE {COPY} END"
+"""SQL of that number, of a row of gpu."""
 UNKNOWN = -1
 """In place of a time, an id or a text that is not in the file."""
 _LOADED_EVENTS = 2_000_000
@@ -75,8 +82,15 @@ class DeviceEvents:
             yield device, self if mine.all() else self.pick(mine)
 
 
-def ranks_in(run: Run, scope: Scope) -> list[int]:
-    return scope.ranks_in(run)
+@once_per_run
+def gpu_ranks(run: Run) -> frozenset[int]:
+    """The ranks that have a GPU: their files contain GPU events, in the window or not."""
+    return frozenset(entry.rank for entry in run.used if entry.files_of(GPU))
+
+
+def has_gpu(run: Run, scope: Scope) -> bool:
+    """Whether any rank in scope has a GPU."""
+    return not gpu_ranks(run).isdisjoint(scope.ranks_in(run))
 
 
 def steps_in(run: Run, scope: Scope) -> int:
@@ -89,42 +103,46 @@ def steps_in(run: Run, scope: Scope) -> int:
 
 
 @once_per_run
-def _kept_events(run: Run) -> dict[tuple[int, int] | None, dict[int, DeviceEvents]]:
-    """The events in memory, by steps (None: all events) and rank; `device_events` fills it, up to KEPT_EVENTS."""
+def _events_in_memory(run: Run) -> dict[tuple[int, int] | None, dict[int, DeviceEvents]]:
+    """By steps (None: all events) and rank; `device_events` fills it, up to KEPT_EVENTS."""
     return {None: {}}
 
 
 def device_events(run: Run, rank: int, scope: Scope) -> DeviceEvents:
     """A rank's GPU events in the window."""
-    kept = _kept_events(run)
-    events = kept[None].get(rank)
-    if events is None and scope.steps is not None and are_worth_it(run) and not scope.has_all_steps(run):
-        return _kept_or_loaded(run, rank, scope, kept.setdefault(scope.steps, {}))
-    if events is None:
-        events = _kept_or_loaded(run, rank, scope.only_ranks(), kept[None])
-    if scope.steps is None:
+    in_memory = _events_in_memory(run)
+    if scope.steps is None or rank in in_memory[None] or not are_worth_it(run) or scope.has_all_steps(run):
+        read = replace(scope, steps=None, whole_file=True)
+    else:
+        read = scope
+    cached = in_memory.setdefault(read.steps, {})
+    if rank not in cached:
+        later = [other for other in scope.ranks_in(run) if other not in cached]
+        loaded = _load(run, replace(read, ranks=ranks_read_together(run, rank, later)))
+        if sum(map(len, (*cached.values(), *loaded.values()))) > KEPT_EVENTS:
+            cached.clear()
+        cached |= loaded
+    events = cached[rank]
+    if scope.steps == read.steps:
         return events
-    return events.pick((events.step >= scope.steps[0]) & (events.step <= scope.steps[1]))
+    first, last = scope.steps or (0, 0)
+    return events.pick((events.step >= first) & (events.step <= last))
 
 
-def _kept_or_loaded(run: Run, rank: int, scope: Scope, kept: dict[int, DeviceEvents]) -> DeviceEvents:
-    if rank not in kept:
-        # Reports ask rank by rank, and a query costs more than the rows of a rank.
-        later = [other for other in ranks_in(run, scope) if other >= rank and other not in kept]
-        sizes = accumulate(events_by_rank(run).get(other, 0) for other in later)
-        together = [other for other, size in zip(later, sizes, strict=True) if size <= _LOADED_EVENTS]
-        loaded = _load(run, replace(scope, ranks=frozenset([rank, *together])))
-        if sum(map(len, (*kept.values(), *loaded.values()))) > KEPT_EVENTS:
-            kept.clear()
-        kept |= loaded
-    return kept[rank]
+def ranks_read_together(run: Run, rank: int, others: Iterable[int]) -> frozenset[int]:
+    """A rank and those after it that fit into memory: reports ask rank by rank, and a query costs more than rows."""
+    later = [other for other in others if other >= rank]
+    sizes = accumulate(events_by_rank(run).get(other, 0) for other in later)
+    return frozenset(
+        [rank, *(other for other, size in zip(later, sizes, strict=True) if size <= _LOADED_EVENTS)]
+    )
 
 
 def _load(run: Run, scope: Scope) -> dict[int, DeviceEvents]:
-    ranks = ranks_in(run, scope)
+    ranks = scope.ranks_in(run)
     columns = run.arrays(f"""
         SELECT g.rank::BIGINT AS rank, g.start_ns AS start, g.start_ns + greatest(g.dur_ns, 0) AS end,
-               CASE g.class WHEN 'COMPUTE' THEN {COMPUTE} WHEN 'COMM' THEN {COMM} ELSE {COPY} END::BIGINT AS kind,
+               ({CLASS_NUMBER})::BIGINT AS kind,
                w.code AS work,
                coalesce(g.step, {NO_STEP})::BIGINT AS step, coalesce(g.device, {UNKNOWN})::BIGINT AS device,
                coalesce(g.stream, {UNKNOWN}) AS stream, coalesce(g.launch_ns, {UNKNOWN}) AS launch_start,

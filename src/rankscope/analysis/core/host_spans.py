@@ -1,20 +1,21 @@
-"""Spans of a rank's host activity: waiting for data, synchronising, annotations, ops."""
+"""What a rank's host does, as spans: waiting for data, synchronising, annotations, ops."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import UNKNOWN
-from rankscope.analysis.core.event_sets import NO_ACTIVITY, Activity, host_collectives
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import Intervals, Ints, union
 from rankscope.analysis.core.names import all_names, name_codes, sql_names, vocabulary
+from rankscope.analysis.core.run_steps import NO_STEP
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import (
     DATALOADER_PATTERN,
@@ -27,19 +28,13 @@ from rankscope.timeline.linking import NUMBERED_STEP, PROFILER_STEP, slice_at
 from rankscope.timeline.nesting import nest
 from rankscope.timeline.run import Run
 
-
-def sync_names(run: Run) -> list[str]:
-    """Runtime calls that occur and in which the host waits for its device."""
-    return [name for name in vocabulary(run, *LAUNCH_CATEGORIES) if re.search(SYNC_CALL_PATTERN, name)]
-
-
 _ANNOTATION, _SYNC, _OP, _ENGINE = range(4)
 _ENGINE_NAME = "autograd::engine::evaluate_function: "
 """Ops by which autograd runs the nodes of a backward pass."""
 
 
 @dataclass(frozen=True)
-class Marks:
+class HostEvents:
     """Annotations, synchronising calls, outermost ops and calls of autograd's engine of one rank."""
 
     track: Ints
@@ -50,20 +45,29 @@ class Marks:
     """An index into names.all_names."""
     outermost: NDArray[np.bool_]
 
-    def pick(self, mask: NDArray[np.bool_]) -> Marks:
-        return Marks(*(getattr(self, f.name)[mask] for f in fields(self)))
+    def pick(self, mask: NDArray[np.bool_]) -> HostEvents:
+        return HostEvents(*(getattr(self, f.name)[mask] for f in fields(self)))
 
+    @property
+    def spans(self) -> Intervals:
+        """When any thread was inside one of them."""
+        return union(self.start, self.end)
 
-def _marks(run: Run, rank: int) -> Marks:
-    return _marks_of_ranks(run)[rank]
+    def at(self, track: Ints, time: Ints) -> Ints:
+        """For each thread and time the innermost of them, as an index into names.all_names, or UNKNOWN."""
+        if len(self.start) == 0 or len(track) == 0:
+            return np.full(len(track), UNKNOWN)
+        nesting = nest(self.track, self.start, self.end)
+        index = slice_at(nesting, self.track, self.start, self.end, track, time)
+        return np.where(index >= 0, self.name[index], UNKNOWN)
 
 
 @once_per_run
-def _marks_of_ranks(run: Run) -> dict[int, Marks]:
+def _host_events(run: Run) -> dict[int, HostEvents]:
     """Read for all ranks in one pass over the slices."""
     engine = f"contains(s.name, '{_ENGINE_NAME}')"
-    calls = f"s.category IN ({sql_names(LAUNCH_CATEGORIES)}) AND s.name IN ({sql_names(sync_names(run))})"
-    found = run.arrays(f"""
+    calls = f"s.category IN ({sql_names(LAUNCH_CATEGORIES)}) AND s.name IN ({sql_names(_sync_names(run))})"
+    columns = run.arrays(f"""
         SELECT s.rank::BIGINT AS rank, s.track::BIGINT AS track, s.start_ns AS start,
                s.start_ns + greatest(s.dur_ns, 0) AS end, s.op IS NULL AS outermost,
                CASE WHEN s.category = 'user_annotation' THEN {_ANNOTATION} WHEN s.category <> 'cpu_op' THEN {_SYNC}
@@ -71,47 +75,23 @@ def _marks_of_ranks(run: Run) -> dict[int, Marks]:
         FROM slices s JOIN internal.names n ON n.category = s.category AND n.name = s.name
         WHERE s.category = 'user_annotation' OR (s.category = 'cpu_op' AND (s.op IS NULL OR {engine})) OR ({calls})
     """)
-    return {rank: Marks(**own) for rank, own in split_by_rank(found, run.ranks).items()}
+    return {rank: HostEvents(**events) for rank, events in split_by_rank(columns, run.ranks).items()}
 
 
-def _spans(marks: Marks) -> Intervals:
-    return union(marks.start, marks.end)
+def _sync_names(run: Run) -> list[str]:
+    """Runtime calls that occur and in which the host waits for its device."""
+    return [name for name in vocabulary(run, *LAUNCH_CATEGORIES) if re.search(SYNC_CALL_PATTERN, name)]
+
+
+def _annotations(run: Run, rank: int, wanted: Callable[[str], object]) -> HostEvents:
+    events, texts = _host_events(run)[rank], all_names(run)
+    names = [code for code in name_codes(run, "user_annotation").tolist() if wanted(texts[code])]
+    return events.pick((events.kind == _ANNOTATION) & np.isin(events.name, names))
 
 
 def annotated(run: Run, rank: int, pattern: str) -> Intervals:
     """When any thread was inside an annotation whose name matches."""
-    return _spans(_annotations(run, rank, lambda name: bool(re.search(pattern, name, re.IGNORECASE))))
-
-
-def _annotations(run: Run, rank: int, wanted: Callable[[str], bool]) -> Marks:
-    marks = _marks(run, rank)
-    texts = all_names(run)
-    names = [code for code in name_codes(run, "user_annotation").tolist() if wanted(texts[code])]
-    return marks.pick((marks.kind == _ANNOTATION) & np.isin(marks.name, names))
-
-
-def sync_spans(run: Run, rank: int) -> Intervals:
-    """When any thread was inside a synchronising call."""
-    marks = _marks(run, rank)
-    return _spans(marks.pick(marks.kind == _SYNC))
-
-
-def outermost_ops(run: Run, rank: int) -> Marks:
-    """The ops that are not inside another."""
-    marks = _marks(run, rank)
-    return marks.pick((marks.kind >= _OP) & marks.outermost)
-
-
-def op_spans(run: Run, rank: int) -> Intervals:
-    """When any thread was inside an op."""
-    return _spans(outermost_ops(run, rank))
-
-
-def engine_calls(run: Run, rank: int) -> tuple[Ints, Ints, Ints]:
-    """Track, start and end of what autograd's engine ran."""
-    marks = _marks(run, rank)
-    found = marks.pick(marks.kind == _ENGINE)
-    return found.track, found.start, found.end
+    return _annotations(run, rank, re.compile(pattern, re.IGNORECASE).search).spans
 
 
 def dataloader_spans(run: Run, rank: int) -> Intervals:
@@ -119,43 +99,60 @@ def dataloader_spans(run: Run, rank: int) -> Intervals:
     return annotated(run, rank, DATALOADER_PATTERN)
 
 
-@once_per_run
-def _collectives(run: Run) -> Activity:
-    names = vocabulary(run, "user_annotation")
-    some = any(re.search(HOST_COLLECTIVE_PATTERN, name) for name in names)
-    return host_collectives(run, Scope()) if some else NO_ACTIVITY
-
-
-def rank_collectives(run: Run, rank: int, scope: Scope) -> Activity:
-    """The collectives on the host of one rank in the window; read once a run."""
-    found = _collectives(run)
-    mine = found.rank == rank
-    if scope.steps is not None:
-        mine &= (found.step >= scope.steps[0]) & (found.step <= scope.steps[1])
-    return found.pick(mine)
-
-
-@dataclass(frozen=True)
-class Annotations:
+def rank_annotations(run: Run, rank: int) -> HostEvents:
     """The annotations of a rank's program, without steps, waits for data and collectives."""
-
-    track: Ints
-    start: Ints
-    end: Ints
-    name: Ints
-
-    def at(self, track: Ints, time: Ints) -> Ints:
-        """For each place the innermost annotation on that thread, as an index into names.all_names, or UNKNOWN."""
-        if len(self.start) == 0 or len(track) == 0:
-            return np.full(len(track), UNKNOWN)
-        found = slice_at(
-            nest(self.track, self.start, self.end), self.track, self.start, self.end, track, time
-        )
-        return np.where(found >= 0, self.name[found], UNKNOWN)
-
-
-def rank_annotations(run: Run, rank: int) -> Annotations:
     others = [re.compile(pattern) for pattern in (DATALOADER_PATTERN, HOST_COLLECTIVE_PATTERN, "^nccl:")]
     skipped = [PROFILER_STEP, NUMBERED_STEP, *others]
-    found = _annotations(run, rank, lambda name: not any(pattern.search(name) for pattern in skipped))
-    return Annotations(found.track, found.start, found.end, found.name)
+    return _annotations(run, rank, lambda name: not any(pattern.search(name) for pattern in skipped))
+
+
+def sync_spans(run: Run, rank: int) -> Intervals:
+    """When any thread was inside a synchronising call."""
+    events = _host_events(run)[rank]
+    return events.pick(events.kind == _SYNC).spans
+
+
+def outermost_ops(run: Run, rank: int) -> HostEvents:
+    """The ops that are not inside another."""
+    events = _host_events(run)[rank]
+    return events.pick((events.kind >= _OP) & events.outermost)
+
+
+def engine_calls(run: Run, rank: int) -> HostEvents:
+    """What autograd's engine ran."""
+    events = _host_events(run)[rank]
+    return events.pick(events.kind == _ENGINE)
+
+
+@once_per_run
+def waiting_calls(run: Run, scope: Scope) -> dict[str, Any]:
+    """Calls in which the host waits for its device, by rank and time, with the op and line of Python that made them.
+
+    `name`, `op` and `line` are indices into names.all_names, or UNKNOWN. `waits` is 0 for copies of pageable memory,
+    which wait although their name does not show it.
+    """
+    waits = wanted = f"name IN ({sql_names(_sync_names(run))})"
+    if pageable := [name for name in vocabulary(run, "gpu_memcpy") if "ageable" in name]:
+        wanted = f"""({waits} OR (rank, segment, id) IN (
+            SELECT (rank, segment, launch) FROM gpu
+            WHERE category = 'gpu_memcpy' AND name IN ({sql_names(pageable)}) AND launch IS NOT NULL
+        ))"""
+    return run.arrays(f"""
+        WITH calls AS MATERIALIZED (
+            SELECT rank, segment, track, id, start_ns, dur_ns, category, name, {waits} AS waits, step, op, python
+            FROM slices WHERE category IN ({sql_names(LAUNCH_CATEGORIES)}) AND {scope.where()} AND {wanted}
+        ), callers AS MATERIALIZED (
+            SELECT s.rank, s.segment, s.id, n.code
+            FROM slices s JOIN internal.names n ON n.category = s.category AND n.name = s.name
+            WHERE s.category IN ('cpu_op', 'python_function')
+            AND s.id IN (SELECT unnest([op, python]) FROM calls)
+        )
+        SELECT c.rank::BIGINT AS rank, c.segment::BIGINT AS segment, c.track::BIGINT AS track, c.start_ns AS start,
+               c.start_ns + greatest(c.dur_ns, 0) AS stop, n.code AS name, coalesce(c.waits, false)::BIGINT AS waits,
+               coalesce(c.step, {NO_STEP})::BIGINT AS step, coalesce(o.code, {UNKNOWN}) AS op,
+               coalesce(l.code, {UNKNOWN}) AS line
+        FROM calls c JOIN internal.names n ON n.category = c.category AND n.name = c.name
+        LEFT JOIN callers o ON o.rank = c.rank AND o.segment = c.segment AND o.id = c.op
+        LEFT JOIN callers l ON l.rank = c.rank AND l.segment = c.segment AND l.id = c.python
+        ORDER BY c.rank, c.start_ns, c.id
+    """)

@@ -59,13 +59,8 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
     """What lies in `a` and not in `b`."""
     if len(a.start) == 0 or len(b.start) == 0:
         return a
-    return intersect(a, _complement(b, min(a.start[0], b.start[0]) - 1, max(a.end[-1], b.end[-1]) + 1))
-
-
-def _complement(a: Intervals, low: int, high: int) -> Intervals:
-    starts = np.concatenate([[low], a.end])
-    ends = np.concatenate([a.start, [high]])
-    return Intervals(starts, ends)
+    low, high = min(a.start[0], b.start[0]) - 1, max(a.end[-1], b.end[-1]) + 1
+    return intersect(a, Intervals(np.concatenate([[low], b.end]), np.concatenate([b.start, [high]])))
 
 
 def covered_before(a: Intervals, time: Ints) -> Ints:
@@ -77,6 +72,15 @@ def covered_before(a: Intervals, time: Ints) -> Ints:
     rest = np.where(index > 0, np.maximum(a.end[np.maximum(index - 1, 0)] - time, 0), 0)
     covered: Ints = before[index] - rest
     return covered
+
+
+def covered(a: Intervals, start: Ints, end: Ints) -> Ints:
+    """How much of the set lies between each start and end."""
+    return covered_before(a, end) - covered_before(a, start)
+
+
+def shifted(a: Intervals, by_ns: int) -> Intervals:
+    return Intervals(a.start + by_ns, a.end + by_ns)
 
 
 def length(a: Intervals) -> int:

@@ -24,22 +24,19 @@ class _Names:
     """Every name once, in alphabetical order."""
     codes: dict[str, Ints]
     """By category, the numbers of its names in ascending order."""
-    slices: dict[str, int]
-    """By category, the number of its slices, the most frequent first."""
 
 
 @once_per_run
 def _names(run: Run) -> _Names:
     """One pass over all slices."""
-    found = run.arrays("SELECT category, name, code, occurrences FROM internal.names ORDER BY category, code")
-    texts = np.empty(int(found["code"].max()) + 1 if len(found["code"]) else 0, dtype=object)
-    texts[found["code"]] = found["name"]
-    firsts = np.flatnonzero(found["category"][1:] != found["category"][:-1]) + 1
-    parts = np.split(found["code"], firsts) if len(texts) else []
-    categories = found["category"][[0, *firsts.tolist()]].tolist() if len(texts) else []
-    counts = np.add.reduceat(found["occurrences"], [0, *firsts.tolist()]).tolist() if len(texts) else []
-    by_count = sorted(zip(categories, counts, strict=True), key=lambda pair: (-pair[1], pair[0]))
-    return _Names(texts.tolist(), dict(zip(categories, parts, strict=True)), dict(by_count))
+    table = run.arrays("SELECT category, name, code FROM internal.names ORDER BY category, code")
+    if len(table["code"]) == 0:
+        return _Names([], {})
+    texts = np.empty(int(table["code"].max()) + 1, dtype=object)
+    texts[table["code"]] = table["name"]
+    firsts = np.flatnonzero(table["category"][1:] != table["category"][:-1]) + 1
+    parts = np.split(table["code"], firsts)
+    return _Names(texts.tolist(), dict(zip(table["category"][[0, *firsts]].tolist(), parts, strict=True)))
 
 
 def all_names(run: Run) -> list[str]:
@@ -50,10 +47,10 @@ def all_names(run: Run) -> list[str]:
 def name_codes(run: Run, *categories: str) -> Ints:
     """The numbers of the names that occur in some categories, in ascending order."""
     codes = _names(run).codes
-    found = [codes[category] for category in categories if category in codes]
-    return (
-        found[0] if len(found) == 1 else unique_values(np.concatenate([np.empty(0, dtype=np.int64), *found]))
-    )
+    parts = [codes[category] for category in categories if category in codes]
+    if len(parts) == 1:
+        return parts[0]
+    return unique_values(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
 
 
 def vocabulary(run: Run, *categories: str) -> list[str]:
@@ -65,11 +62,6 @@ def vocabulary(run: Run, *categories: str) -> list[str]:
 def categories(run: Run) -> list[str]:
     """The categories that occur."""
     return list(_names(run).codes)
-
-
-def category_counts(run: Run) -> dict[str, int]:
-    """The number of slices of each category, the most frequent first."""
-    return _names(run).slices
 
 
 def sql_names(names: Sequence[str]) -> str:

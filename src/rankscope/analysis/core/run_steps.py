@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.grouping import joined_by_rank, split_by_rank
+from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.selection import Selection
@@ -14,6 +14,9 @@ from rankscope.records import dataclass
 from rankscope.timeline.run import Run
 
 Columns = dict[str, NDArray[np.int64]]
+NO_STEP = -1
+"""In arrays, the step of what lies in none."""
+_TIMES = ("start", "stop", "begin", "end")
 
 
 @dataclass(frozen=True)
@@ -40,21 +43,26 @@ def rank_steps(run: Run, scope: Selection) -> dict[int, RankSteps]:
         "start_ns + dur_ns AS stop, end_ns - time_ns AS begin, end_ns AS end, source "
         f"FROM steps WHERE {scope.where()} ORDER BY rank, end_ns, step"
     )
-    found = {}
-    for rank, own in split_by_rank(columns, scope.ranks_in(run)).items():
-        if len(own["step"]):
-            sources, origin = tuple(sorted(set(own.pop("source").tolist()))), run.origin_ns(rank)
-            own |= {name: own[name] - origin for name in ("start", "stop", "begin", "end")}
-            found[rank] = RankSteps(**own, sources=sources)
-    return found
+    records = {}
+    for rank, rows in split_by_rank(columns, scope.ranks_in(run)).items():
+        if len(rows["step"]):
+            sources, origin = tuple(sorted(set(rows.pop("source").tolist()))), run.origin_ns(rank)
+            rows |= {name: rows[name] - origin for name in _TIMES}
+            records[rank] = RankSteps(**rows, sources=sources)
+    return records
 
 
 @once_per_run
 def all_steps(run: Run) -> Columns:
     """Sorted by rank, end and step: rank, segment, step; start and stop on the host; begin and end of the step time."""
-    return joined_by_rank(
-        run, rank_steps(run, Selection()), ("segment", "step"), ("start", "stop", "begin", "end")
-    )
+    columns = {name: [np.empty(0, dtype=np.int64)] for name in ("rank", "segment", "step", *_TIMES)}
+    for rank, steps in rank_steps(run, Selection()).items():
+        columns["rank"].append(np.full(len(steps.step), rank))
+        columns["segment"].append(steps.segment)
+        columns["step"].append(steps.step)
+        for name in _TIMES:
+            columns[name].append(getattr(steps, name) + run.origin_ns(rank))
+    return {name: np.concatenate(parts) for name, parts in columns.items()}
 
 
 def in_order_of_start(columns: Columns) -> Columns:

@@ -6,17 +6,18 @@ The store computes the times of a step once, when a trace is read (store/step_ti
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import fsum
 
 import numpy as np
 
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.event_sets import NO_STEP
+from rankscope.analysis.core.device_events import gpu_ranks
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, union
 from rankscope.analysis.core.rollups import kept_per_rank
-from rankscope.analysis.core.run_steps import all_steps, in_order_of_start
+from rankscope.analysis.core.run_steps import NO_STEP, all_steps, in_order_of_start
 from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.records import dataclass
@@ -43,38 +44,33 @@ class Period:
 def periods(run: Run, scope: Scope) -> tuple[Period, ...]:
     """By rank and step, in order of time; in a run without steps, by rank and cycle."""
     first, last = scope.steps or (None, None)
-    found = tuple(
+    steps = tuple(
         period
         for period in _steps(run)
         if (scope.ranks is None or period.rank in scope.ranks)
         and (first is None or last is None or first <= (period.step or 0) <= last)
     )
-    return found or _whole(run, scope)
+    if steps:
+        return steps
+    cycles = []
+    for rank, window in _cycles_by_rank(run, scope).items():
+        pairs = zip(window.start.tolist(), window.end.tolist(), strict=True)
+        cycles += [Period(rank, None, start, end, cycle) for cycle, (start, end) in enumerate(pairs)]
+    return tuple(cycles)
 
 
 @once_per_run
 def _steps(run: Run) -> tuple[Period, ...]:
     """The steps of all ranks: 1,024 ranks have thousands, and reports ask for several windows of them."""
-    found = all_steps(run)
-    columns = (found[name].tolist() for name in ("rank", "step", "begin", "end", "segment"))
+    table = all_steps(run)
+    columns = (table[name].tolist() for name in ("rank", "step", "begin", "end", "segment"))
     return tuple(Period(*row) for row in zip(*columns, strict=True))
-
-
-def _whole(run: Run, scope: Scope) -> tuple[Period, ...]:
-    """One for each cycle of a rank."""
-    found = []
-    for rank, own in _cycles_by_rank(run, scope).items():
-        pairs = zip(own.start.tolist(), own.end.tolist(), strict=True)
-        found += [Period(rank, None, start, end, cycle) for cycle, (start, end) in enumerate(pairs)]
-    return tuple(found)
 
 
 def step_count(run: Run, scope: Scope) -> int:
     """The largest number of steps of any rank in scope, at least 1. Costs are divided by it."""
-    counts: dict[int, int] = {}
-    for period in periods(run, scope):
-        counts[period.rank] = counts.get(period.rank, 0) + (period.step is not None)
-    return max(counts.values(), default=0) or 1
+    counts = Counter(period.rank for period in periods(run, scope) if period.step is not None)
+    return max(counts.values(), default=1)
 
 
 SLOW_FIRST_STEP = 1.5
@@ -93,13 +89,13 @@ class TypicalStep:
 
 def rank_step_times(run: Run, scope: Scope) -> dict[int, TypicalStep]:
     """The typical step of each rank that has steps in scope."""
-    times: dict[int, list[Period]] = {}
+    by_rank: dict[int, list[Period]] = {}
     for period in periods(run, scope):
         if period.step is not None:
-            times.setdefault(period.rank, []).append(period)
+            by_rank.setdefault(period.rank, []).append(period)
     return {
-        rank: _typical([(p.step, p.dur_ns) for p in own], _first_of_cycles(own))
-        for rank, own in times.items()
+        rank: _typical([(period.step, period.dur_ns) for period in steps], _first_of_cycles(steps))
+        for rank, steps in by_rank.items()
     }
 
 
@@ -109,13 +105,12 @@ def run_step_times(run: Run, scope: Scope) -> dict[int, float]:
     for period in periods(run, scope):
         if period.step is not None:
             times.setdefault(period.step, []).append(period.dur_ns)
-    return {step: fsum(own) / len(own) for step, own in sorted(times.items())}
+    return {step: fsum(every) / len(every) for step, every in sorted(times.items())}
 
 
 def run_step(run: Run, scope: Scope) -> TypicalStep:
     """The step time of the run: the headline."""
-    firsts = _first_of_cycles(period for period in periods(run, scope) if period.step is not None)
-    return _typical(list(run_step_times(run, scope).items()), firsts)
+    return _typical(list(run_step_times(run, scope).items()), _first_of_cycles(periods(run, scope)))
 
 
 def mean_step_ns(run: Run, scope: Scope) -> float:
@@ -123,19 +118,16 @@ def mean_step_ns(run: Run, scope: Scope) -> float:
     steps = [period.dur_ns for period in periods(run, scope) if period.step is not None]
     if steps:
         return fsum(steps) / len(steps)
-    recorded: dict[int, int] = {}
-    for period in periods(run, scope):
-        recorded[period.rank] = recorded.get(period.rank, 0) + period.dur_ns
-    return fsum(recorded.values()) / len(recorded) if recorded else 0.0
+    cycles = periods(run, scope)
+    return fsum(period.dur_ns for period in cycles) / max(len({period.rank for period in cycles}), 1)
 
 
-def _first_of_cycles(found: Iterable[Period]) -> set[int]:
-    first: dict[tuple[int, int], Period] = {}
-    for period in found:
-        known = first.setdefault((period.rank, period.cycle), period)
-        if period.end_ns < known.end_ns:
-            first[period.rank, period.cycle] = period
-    return {period.step for period in first.values() if period.step is not None}
+def _first_of_cycles(steps: Iterable[Period]) -> set[int | None]:
+    """`steps` are in order of time."""
+    first: dict[tuple[int, int], int | None] = {}
+    for period in steps:
+        first.setdefault((period.rank, period.cycle), period.step)
+    return {*first.values()}
 
 
 def median_of(values: Sequence[float]) -> float:
@@ -144,13 +136,13 @@ def median_of(values: Sequence[float]) -> float:
     return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
-def _typical(times: Sequence[tuple[int | None, float]], firsts: set[int]) -> TypicalStep:
+def _typical(times: Sequence[tuple[int | None, float]], firsts: set[int | None]) -> TypicalStep:
     others = [time for step, time in times if step not in firsts]
     usual = median_of(others) if others else 0.0
     limit = SLOW_FIRST_STEP * usual if usual > 0 else float("inf")  # steps of a damaged file may take no time
     slow = [step for step, time in times if step is not None and step in firsts and time > limit]
-    kept = [time for step, time in times if step not in slow]
-    return TypicalStep(round(median_of(kept)) if kept else None, tuple(sorted(slow)))
+    usual_times = [time for step, time in times if step not in slow]
+    return TypicalStep(round(median_of(usual_times)) if usual_times else None, tuple(sorted(slow)))
 
 
 @dataclass(frozen=True)
@@ -174,8 +166,8 @@ class StepWindows:
 @once_per_run
 def _windows_by_rank(run: Run, scope: Scope) -> dict[int, StepWindows]:
     if scope.steps is not None:
-        found = split_by_rank(steps_in_scope(run, scope), run.ranks)
-        return {rank: StepWindows(own["step"], own["begin"], own["end"]) for rank, own in found.items()}
+        steps = split_by_rank(steps_in_scope(run, scope), run.ranks)
+        return {rank: StepWindows(rows["step"], rows["begin"], rows["end"]) for rank, rows in steps.items()}
     return _cycles_by_rank(run, scope)
 
 
@@ -193,51 +185,42 @@ def _rank_cycles(run: Run, scope: Scope) -> dict[int, RankCycles]:
     sql = f"""SELECT rank::BIGINT AS rank, min(start_ns) AS start, max(start_ns + greatest(dur_ns, 0)) AS end
               FROM {{}} AND {scope.where()} GROUP BY rank, segment ORDER BY rank, start"""
     ranks = scope.ranks_in(run)
-    on_gpu = split_by_rank(run.arrays(sql.format("gpu WHERE true")), ranks)
-    if all(len(own["start"]) for own in on_gpu.values()):
-        found = on_gpu
-    else:
-        on_host = split_by_rank(run.arrays(sql.format("slices WHERE category = 'cpu_op'")), ranks)
-        found = {rank: own if len(own["start"]) else on_host[rank] for rank, own in on_gpu.items()}
+    cycles = split_by_rank(run.arrays(sql.format("gpu WHERE true")), ranks)
+    if without := [rank for rank in ranks if rank not in gpu_ranks(run)]:
+        cycles |= split_by_rank(run.arrays(sql.format("slices WHERE category = 'cpu_op'")), without)
     return {
-        rank: RankCycles(own["start"] - run.origin_ns(rank), own["end"] - run.origin_ns(rank))
-        for rank, own in found.items()
+        rank: RankCycles(times["start"] - run.origin_ns(rank), times["end"] - run.origin_ns(rank))
+        for rank, times in cycles.items()
     }
 
 
 def _cycles_by_rank(run: Run, scope: Scope) -> dict[int, StepWindows]:
     """Of all ranks; those that are not in scope have none."""
-    cycles = _rank_cycles(run, scope)
-    found = {}
+    cycles, windows = _rank_cycles(run, scope), {}
     for rank in run.ranks:
-        own, origin = cycles.get(rank, RankCycles(*EMPTY)), run.origin_ns(rank)
-        step = np.full(len(own.start), NO_STEP)
-        found[rank] = StepWindows(
-            **_disjoint({"step": step, "start": own.start + origin, "end": own.end + origin})
-        )
-    return found
-
-
-def _disjoint(cycles: dict[str, Ints]) -> dict[str, Ints]:
-    """Cycles that overlap (the files of two tools) share their time: the second begins where the first ends."""
-    reach = np.maximum.accumulate(cycles["end"])
-    start = cycles["start"].copy()
-    start[1:] = np.maximum(start[1:], reach[:-1])
-    return {"step": cycles["step"], "start": np.minimum(start, reach), "end": reach}
+        times, origin = cycles.get(rank, RankCycles(*EMPTY)), run.origin_ns(rank)
+        # Cycles that overlap (the files of two tools) share their time: the second begins where the first ends.
+        start, reach = times.start.copy(), np.maximum.accumulate(times.end)
+        start[1:] = np.maximum(start[1:], reach[:-1])
+        step = np.full(len(start), NO_STEP)
+        windows[rank] = StepWindows(step, np.minimum(start, reach) + origin, reach + origin)
+    return windows
 
 
 @once_per_run
 def recordings(run: Run) -> dict[int, Intervals]:
     """By rank, when it was recorded: from the first to the last event of each of its trace files."""
     length = {(entry.rank, entry.segment): int(entry.manifest["end_ns"]) for entry in run.segments}
-    found: dict[int, list[tuple[int, int]]] = {rank: [] for rank in run.ranks}
+    times: dict[int, list[tuple[int, int]]] = {rank: [] for rank in run.ranks}
     for rank, segment, begin in run.rows(
         f"SELECT rank, segment, shift_ns FROM segments WHERE used AND format IN {TIMELINE_FORMATS}"
     ):
-        found[rank].append((begin, begin + length[rank, segment]))
+        times[rank].append((begin, begin + length[rank, segment]))
     return {
-        rank: union(*(np.array(side, dtype=np.int64) for side in zip(*own, strict=True))) if own else EMPTY
-        for rank, own in found.items()
+        rank: union(*(np.array(side, dtype=np.int64) for side in zip(*files, strict=True)))
+        if files
+        else EMPTY
+        for rank, files in times.items()
     }
 
 
@@ -252,8 +235,8 @@ def windows(run: Run, rank: int, scope: Scope) -> StepWindows:
 
 @once_per_run
 def _windows_of_ranks(run: Run) -> dict[int, StepWindows]:
-    found = split_by_rank(in_order_of_start(all_steps(run)), run.ranks)
-    return {rank: StepWindows(own["step"], own["start"], own["stop"]) for rank, own in found.items()}
+    steps = split_by_rank(in_order_of_start(all_steps(run)), run.ranks)
+    return {rank: StepWindows(rows["step"], rows["start"], rows["stop"]) for rank, rows in steps.items()}
 
 
 def host_windows(run: Run, rank: int, scope: Scope) -> StepWindows:

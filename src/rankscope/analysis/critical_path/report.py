@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.advice import together
+from rankscope.analysis.core.gpu_counts import kernels_end_in
 from rankscope.analysis.core.host_spans import outermost_ops, rank_annotations
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.core.lost_kernels import kernels_end_in
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.notes import left_out, unrecorded_note
 from rankscope.analysis.core.result import Column, Fact, Finding, Result

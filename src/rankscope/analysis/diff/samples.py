@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from rankscope.analysis.core.gpu_counts import has_gpu
+from rankscope.analysis.core.device_events import has_gpu
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import run_step, run_step_times
 from rankscope.analysis.within_rank.breakdown import breakdown

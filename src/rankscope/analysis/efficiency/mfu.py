@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from rankscope.analysis.core.ceilings import ceiling_notes, ceilings
-from rankscope.analysis.core.event_sets import NO_STEP
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.names import sql_names, vocabulary
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Note, NoteKind, Result, Unit
 from rankscope.analysis.core.rollups import kept_per_rank
+from rankscope.analysis.core.run_steps import NO_STEP
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import Period, periods
 from rankscope.analysis.within_rank.op_work import NO_SHAPES, RankWork, StepFlops, rank_work

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.ceilings import ceiling_notes, ceilings
-from rankscope.analysis.core.gpu_counts import gpu_counts, has_gpu
+from rankscope.analysis.core.device_events import has_gpu
+from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Severity

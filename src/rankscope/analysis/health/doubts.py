@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.gpu_counts import gpu_counts
-from rankscope.analysis.core.lost_kernels import kernels_end_in
+from rankscope.analysis.core.gpu_counts import gpu_counts, kernels_end_in
 from rankscope.analysis.core.notes import ranks_by_session
 from rankscope.analysis.core.run_steps import in_order_of_start
 from rankscope.analysis.core.scope import Scope, steps_in_scope

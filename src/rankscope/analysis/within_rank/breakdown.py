@@ -8,26 +8,14 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.collective_waits import waits
-from rankscope.analysis.core.device_events import device_events, ranks_in
-from rankscope.analysis.core.event_sets import COMM, COMPUTE, COPY, Activity, host_work
-from rankscope.analysis.core.grouping import split_by_rank
-from rankscope.analysis.core.host_spans import rank_collectives
-from rankscope.analysis.core.intervals import (
-    Intervals,
-    Ints,
-    covered_before,
-    intersect,
-    join,
-    subtract,
-    union,
-)
-from rankscope.analysis.core.lost_kernels import kernels_end_in
+from rankscope.analysis.core.gpu_counts import kernels_end_in
+from rankscope.analysis.core.intervals import Intervals, Ints, covered, intersect, shifted
 from rankscope.analysis.core.notes import left_out, unrecorded_note
+from rankscope.analysis.core.rank_activity import rank_activity, waiting_times
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.step_times import StepWindows, windows
+from rankscope.analysis.core.step_times import windows
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
@@ -43,34 +31,11 @@ COLUMNS = (
     Column("compute_ns", "ns", "time in which at least one compute kernel runs"),
     Column("comm_ns", "ns", "time in which at least one collective runs, hidden or not"),
     Column("exposed_comm_ns", "ns", "time in which a collective runs and no compute kernel does"),
-    Column(
-        "exposed_wait_ns", "ns", "part of it in which the rank waits for another rank", title="Of it waiting"
-    ),
+    Column("exposed_wait_ns", "ns", "part of it in which the rank waits for another rank", "Of it waiting"),
     Column("exposed_copy_ns", "ns", "time in which only copies or fills run"),
     Column("idle_ns", "ns", "time in which nothing runs"),
     Column("overlap_pct", "percent", "share of communication that overlaps with compute"),
 )
-
-
-@dataclass(frozen=True)
-class RankSets:
-    """When a rank computes, communicates and copies. The sets overlap."""
-
-    compute: Intervals
-    comm: Intervals
-    copy: Intervals
-
-    @property
-    def any(self) -> bool:
-        return any(len(one.start) for one in (self.compute, self.comm, self.copy))
-
-    @property
-    def exposed_comm(self) -> Intervals:
-        return subtract(self.comm, self.compute)
-
-    @property
-    def exposed_copy(self) -> Intervals:
-        return subtract(subtract(self.copy, self.compute), self.comm)
 
 
 @dataclass(frozen=True)
@@ -87,12 +52,10 @@ class RankParts:
     comm: Ints
     exposed_comm: Ints
     exposed_copy: Ints
-    idle: Ints
-    hidden: Ints
     exposed: Intervals
     """When a collective runs and no compute kernel does, within the windows."""
-    on_host: bool
-    """The rank has no GPU events: the work of its host counts."""
+    has_gpu: bool
+    """If not, the work of its host counts."""
     anything: bool
     """Whether it has any work."""
 
@@ -100,71 +63,63 @@ class RankParts:
     def span(self) -> int:
         return int((self.end - self.start).sum())
 
+    @property
+    def idle(self) -> Ints:
+        return self.end - self.start - self.compute - self.exposed_comm - self.exposed_copy
+
     def rows(self, rank: int, waiting: Ints, by_step: bool) -> Iterator[dict[str, Any]]:
         """For the whole window, then by step. `waiting` is the part of exposed_comm in which it waits for a rank."""
         columns = {
-            "span": self.end - self.start,
-            "compute": self.compute,
-            "comm": self.comm,
-            "exposed_comm": self.exposed_comm,
-            "exposed_wait": waiting,
-            "exposed_copy": self.exposed_copy,
-            "idle": self.idle,
-            "hidden": self.hidden,
+            "span_ns": self.end - self.start,
+            "compute_ns": self.compute,
+            "comm_ns": self.comm,
+            "exposed_comm_ns": self.exposed_comm,
+            "exposed_wait_ns": waiting,
+            "exposed_copy_ns": self.exposed_copy,
+            "idle_ns": self.idle,
         }
         values = np.stack(list(columns.values()))
-        yield _row(rank, None, dict(zip(columns, values.sum(axis=1).tolist(), strict=True)))
+        sums: dict[int | None, list[int]] = {None: values.sum(axis=1).tolist()}
         if by_step:
             order = np.argsort(self.step, kind="stable")
             steps = self.step[order]
             first = np.flatnonzero(np.diff(steps, prepend=steps[0] - 1))
-            sums = np.add.reduceat(values[:, order], first, axis=1).T
-            for step, own in zip(steps[first].tolist(), sums.tolist(), strict=True):
-                yield _row(rank, step, dict(zip(columns, own, strict=True)))
+            of_steps = np.add.reduceat(values[:, order], first, axis=1).T.tolist()
+            sums |= dict(zip(steps[first].tolist(), of_steps, strict=True))
+        for step, times in sums.items():
+            row = dict(zip(columns, times, strict=True))
+            comm, exposed = row["comm_ns"], row["exposed_comm_ns"]
+            overlap_pct = 100 * (comm - exposed) / comm if comm else None
+            yield {"rank": rank, "step": step, **row, "overlap_pct": overlap_pct}
 
 
 @kept_per_rank("breakdown", RankParts)
 def rank_parts(run: Run, scope: Scope) -> dict[int, RankParts]:
     """Of the ranks that have a window. One at a time, to hold the events of one rank in memory."""
-    found = {}
-    for rank in ranks_in(run, scope):
-        own = windows(run, rank, scope)
-        if len(own.step):
-            found[rank] = _parts(run, rank, own)
-    return found
-
-
-def _parts(run: Run, rank: int, found: StepWindows) -> RankParts:
-    sets = rank_sets(run, rank)
-    exposed = sets.exposed_comm
-
-    def inside(a: Intervals) -> Ints:
-        return _inside(a, found.start, found.end)
-
-    origin = run.origin_ns(rank)
-    return RankParts(
-        step=found.step,
-        start=found.start - origin,
-        end=found.end - origin,
-        compute=inside(sets.compute),
-        comm=inside(sets.comm),
-        exposed_comm=inside(exposed),
-        exposed_copy=inside(sets.exposed_copy),
-        idle=found.end - found.start - inside(join(sets.compute, sets.comm, sets.copy)),
-        hidden=inside(intersect(sets.comm, sets.compute)),
-        exposed=_shifted(intersect(exposed, found.intervals), -origin),
-        on_host=runs_on_host(run, rank),
-        anything=sets.any,
-    )
-
-
-def _inside(a: Intervals, start: Ints, end: Ints) -> Ints:
-    """How much of a set lies in each window."""
-    return covered_before(a, end) - covered_before(a, start)
-
-
-def _shifted(a: Intervals, by_ns: int) -> Intervals:
-    return Intervals(a.start + by_ns, a.end + by_ns)
+    parts = {}
+    for rank in scope.ranks_in(run):
+        window, origin = windows(run, rank, scope), run.origin_ns(rank)
+        if len(window.step) == 0:
+            continue
+        activity = rank_activity(run, rank)
+        exposed = activity.exposed_communication
+        compute, comm, exposed_comm, exposed_copy = (
+            covered(times, window.start, window.end)
+            for times in (activity.compute, activity.communication, exposed, activity.exposed_copy)
+        )
+        parts[rank] = RankParts(
+            step=window.step,
+            start=window.start - origin,
+            end=window.end - origin,
+            compute=compute,
+            comm=comm,
+            exposed_comm=exposed_comm,
+            exposed_copy=exposed_copy,
+            exposed=shifted(intersect(exposed, window.intervals), -origin),
+            has_gpu=activity.has_gpu,
+            anything=len(activity.busy.start) > 0,
+        )
+    return parts
 
 
 @once_per_run
@@ -175,7 +130,7 @@ def exposed_wait_times(run: Run, scope: Scope) -> dict[int, Intervals]:
     """
     waiting = waiting_times(run)
     return {
-        rank: intersect(_shifted(parts.exposed, run.origin_ns(rank)), waiting[rank])
+        rank: intersect(shifted(parts.exposed, run.origin_ns(rank)), waiting[rank])
         for rank, parts in rank_parts(run, scope).items()
     }
 
@@ -183,11 +138,11 @@ def exposed_wait_times(run: Run, scope: Scope) -> dict[int, Intervals]:
 @once_per_run
 def exposed_waits(run: Run, scope: Scope) -> dict[int, Ints]:
     """By rank, how much of these times lies in each of its windows."""
-    times, found = exposed_wait_times(run, scope), {}
-    for rank, parts in rank_parts(run, scope).items():
-        origin = run.origin_ns(rank)
-        found[rank] = _inside(times[rank], parts.start + origin, parts.end + origin)
-    return found
+    times = exposed_wait_times(run, scope)
+    return {
+        rank: covered(shifted(times[rank], -run.origin_ns(rank)), parts.start, parts.end)
+        for rank, parts in rank_parts(run, scope).items()
+    }
 
 
 @once_per_run
@@ -197,77 +152,31 @@ def breakdown(run: Run, scope: Scope, by: str | None = None) -> Result:
     on_host, empty = [], []
     lost = kernels_end_in(run, scope)
     waits_of = exposed_waits(run, scope)
-    for rank, parts in rank_parts(run, scope).items():
+    parts_of = rank_parts(run, scope)
+    for rank, parts in parts_of.items():
         if rank in lost:  # a doubt of the run says why
             continue
         if not parts.anything:
             empty.append(rank)
             continue
-        if parts.on_host:
+        if not parts.has_gpu:
             on_host.append(rank)
         rows += parts.rows(rank, waits_of[rank], scope.steps is not None)
     rows.sort(key=lambda row: (row["step"] is not None, row["rank"], row["step"] or 0))
-    unrecorded = _unrecorded(run, scope)
+    # Time between the cycles of a rank, of the rank with most of it: it was not recorded, so it is in no class.
+    between = (int(parts.end[-1] - parts.start[0]) - parts.span for parts in parts_of.values())
+    unrecorded = max(between, default=0)
     notes = left_out(run, scope)
     if unrecorded:
         notes.append(unrecorded_note(unrecorded))
-    if on_host:
-        whose = "" if len(on_host) == len(ranks_in(run, scope)) else f" of ranks {as_ranges(on_host)}"
-        notes.append(
-            f"no GPU events{whose}: compute is the time in leaf ops on the host, the span is that of the steps"
-        )
-    if empty:
-        whose = "" if len(empty) == len(ranks_in(run, scope)) else f" of ranks {as_ranges(empty)}"
-        notes.append(f"no GPU events and no ops{whose}: what the time was spent on is not known")
+    for ranks, missing, means in (
+        (on_host, "", "compute is the time in leaf ops on the host, the span is that of the steps"),
+        (empty, " and no ops", "what the time was spent on is not known"),
+    ):
+        if ranks:
+            whose = "" if len(ranks) == len(scope.ranks_in(run)) else f" of ranks {as_ranges(ranks)}"
+            notes.append(f"no GPU events{missing}{whose}: {means}")
     facts = {"unrecorded_ns": unrecorded}
     return Result(
         "breakdown", "Where the time went", scope.window, COLUMNS, rows, notes=tuple(notes), facts=facts
     )
-
-
-def _row(rank: int, step: int | None, parts: dict[str, int]) -> dict[str, Any]:
-    hidden, comm = parts.pop("hidden"), parts["comm"]
-    row: dict[str, Any] = {"rank": rank, "step": step} | {f"{name}_ns": ns for name, ns in parts.items()}
-    return row | {"overlap_pct": 100 * hidden / comm if comm else None}
-
-
-def runs_on_host(run: Run, rank: int) -> bool:
-    """Whether the rank has no GPU events: then the work of its host is what counts."""
-    return len(device_events(run, rank, Scope())) == 0
-
-
-def rank_sets(run: Run, rank: int) -> RankSets:
-    """The sets of one rank, over all that was recorded."""
-    work = host_work(run, Scope(frozenset([rank]))) if runs_on_host(run, rank) else _activity(run, rank)
-    return sets_of(work, rank_collectives(run, rank, Scope()))
-
-
-def sets_of(work: Activity, collectives: Activity) -> RankSets:
-    """The sets of one rank from its work and its collectives on the host."""
-    kinds = {
-        kind: union(work.start[work.kind == kind], work.end[work.kind == kind])
-        for kind in (COMPUTE, COMM, COPY)
-    }
-    comm = join(kinds[COMM], union(collectives.start, collectives.end))
-    return RankSets(kinds[COMPUTE], comm, kinds[COPY])
-
-
-def _activity(run: Run, rank: int) -> Activity:
-    events = device_events(run, rank, Scope())
-    return Activity(np.full(len(events), rank), events.step, events.kind, events.start, events.end)
-
-
-@once_per_run
-def waiting_times(run: Run) -> dict[int, Intervals]:
-    """By rank, when it waits for another rank: the first (duration - transfer) of each matched collective."""
-    found = waits(run)
-    known = found.wait > 0
-    start = found.rows.start[known]
-    columns = {"rank": found.rows.rank[known], "start": start, "end": start + found.wait[known]}
-    return {rank: union(own["start"], own["end"]) for rank, own in split_by_rank(columns, run.ranks).items()}
-
-
-def _unrecorded(run: Run, scope: Scope) -> int:
-    """Time between the cycles of a rank, of the rank with most of it: it was not recorded, so it is in no class."""
-    found = rank_parts(run, scope).values()
-    return max((int(one.end[-1] - one.start[0]) - one.span for one in found), default=0)

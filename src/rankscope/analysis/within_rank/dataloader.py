@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankscope.analysis.core.device_events import ranks_in
-from rankscope.analysis.core.event_sets import NO_STEP
+from rankscope.analysis.core.device_events import gpu_ranks
 from rankscope.analysis.core.host_spans import dataloader_spans
-from rankscope.analysis.core.intervals import EMPTY, Intervals, covered_before, intersect
+from rankscope.analysis.core.intervals import covered, subtract
 from rankscope.analysis.core.notes import NO_STEPS, left_out
+from rankscope.analysis.core.rank_activity import rank_activity
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.rollups import kept_per_rank
+from rankscope.analysis.core.run_steps import NO_STEP
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
-from rankscope.analysis.core.step_times import StepWindows, windows
-from rankscope.analysis.within_rank.idle_causes import idle_by_rank
+from rankscope.analysis.core.step_times import windows
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
@@ -32,9 +31,7 @@ COLUMNS = (
     Column("wait_ns", "ns", "host time in the DataLoader"),
     Column("step_ns", "ns", "time of the step, host and GPU"),
     Column("wait_pct", "percent", "share of the step"),
-    Column(
-        "gpu_idle_ns", "ns", "part of the wait in which the GPU is idle; null without a GPU", title="GPU idle"
-    ),
+    Column("gpu_idle_ns", "ns", "part of the wait in which the GPU is idle; null without a GPU", "GPU idle"),
 )
 
 
@@ -61,36 +58,30 @@ class RankWaits:
 @kept_per_rank("dataloader", RankWaits)
 def rank_waits(run: Run, scope: Scope) -> dict[int, RankWaits]:
     """Of the ranks that wait."""
-    idle = idle_by_rank(run, scope)
-    found = {}
-    for rank in ranks_in(run, scope):
-        waits = dataloader_spans(run, rank)
-        if len(waits.start):
-            at, origin = int(np.argmax(waits.end - waits.start)), run.origin_ns(rank)
-            found[rank] = RankWaits(
-                tuple(_windows(windows(run, rank, scope), waits, idle.get(rank))),
-                (int(waits.start[at]) - origin, int(waits.end[at]) - origin),
-                rank in idle,
-            )
-    return found
+    return {
+        rank: _rank_waits(run, rank, scope)
+        for rank in scope.ranks_in(run)
+        if len(dataloader_spans(run, rank).start)
+    }
 
 
-def _windows(found: StepWindows, waits: Intervals, idle: Intervals | None) -> Iterator[WindowWaits]:
-    waited = covered_before(waits, found.end) - covered_before(waits, found.start)
+def _rank_waits(run: Run, rank: int, scope: Scope) -> RankWaits:
+    waits, window = dataloader_spans(run, rank), windows(run, rank, scope)
     middle = (waits.start + waits.end) // 2  # a wait may begin just before the step before it ends
-    count = np.searchsorted(middle, found.end) - np.searchsorted(middle, found.start)
-    idle_waits = intersect(waits, idle) if idle is not None else EMPTY
-    gpu_idle = covered_before(idle_waits, found.end) - covered_before(idle_waits, found.start)
-    for i, (step, total) in enumerate(
-        zip(found.step.tolist(), (found.end - found.start).tolist(), strict=True)
-    ):
-        yield WindowWaits(
-            step if step != NO_STEP else None,
-            int(count[i]),
-            int(waited[i]),
-            total,
-            int(gpu_idle[i]) if idle is not None else None,
-        )
+    count = np.searchsorted(middle, window.end) - np.searchsorted(middle, window.start)
+    gpu_idle: list[int | None] = [None] * len(window.step)
+    if has_gpu := rank in gpu_ranks(run):
+        idle_waits = subtract(waits, rank_activity(run, rank).busy)
+        gpu_idle = covered(idle_waits, window.start, window.end).tolist()
+    columns = (count, covered(waits, window.start, window.end), window.end - window.start)
+    steps = (None if step == NO_STEP else step for step in window.step.tolist())
+    rows = zip(steps, *(column.tolist() for column in columns), gpu_idle, strict=True)
+    longest, origin = int(np.argmax(waits.end - waits.start)), run.origin_ns(rank)
+    return RankWaits(
+        tuple(WindowWaits(*row) for row in rows),
+        (int(waits.start[longest]) - origin, int(waits.end[longest]) - origin),
+        has_gpu,
+    )
 
 
 def dataloader(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -98,20 +89,13 @@ def dataloader(run: Run, scope: Scope, by: str | None = None) -> Result:
     rows: list[dict[str, Any]] = []
     findings: list[OnRank] = []
     for rank, waits in rank_waits(run, scope).items():
-        own = [
-            {
-                "rank": rank,
-                "step": one.step,
-                "waits": one.waits,
-                "wait_ns": one.wait_ns,
-                "step_ns": one.step_ns,
-                "wait_pct": 100 * one.wait_ns / one.step_ns if one.step_ns else None,
-                "gpu_idle_ns": one.gpu_idle_ns,
-            }
-            for one in waits.windows
-        ]
-        rows += own
-        findings += _finding(run, rank, own, waits) if scope.steps is not None else []
+        of_rank = []
+        for window in waits.windows:
+            values = {"rank": rank, **window._asdict()}
+            values["wait_pct"] = 100 * window.wait_ns / window.step_ns if window.step_ns else None
+            of_rank.append({column.name: values[column.name] for column in COLUMNS})
+        rows += of_rank
+        findings += _finding(run, rank, of_rank, waits) if scope.steps is not None else []
     notes = left_out(run, scope)
     if not rows:
         notes.append(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rankscope.analysis.core.gpu_counts import gpu_counts
+from rankscope.analysis.core.names import name_codes
 from rankscope.analysis.core.notes import gpu_outside_steps, left_out, slices_outside_steps
-from rankscope.analysis.core.origins import ORIGIN_KEYS, SAME, origin_of
 from rankscope.analysis.core.result import Column, ColumnRows, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.within_rank.kernel_sums import kernel_sums
 from rankscope.model import LAUNCH_CATEGORIES, ORIGINS
 from rankscope.records import dataclass
 from rankscope.sql import sql_texts
@@ -38,48 +37,47 @@ _KERNEL_COLUMNS = (
     Column("instances", "count"),
     *_NUMBERS,
 )
+_OF_ORIGIN = {"op": "o.op", "module": "o.module", "source": "o.line"}
+_OF_LAUNCH = {"op": "g.op_name", "module": "m.name", "source": "g.line"}
+ORIGIN_KEYS = {
+    "op": "ProfilerActivity.CPU records ops",
+    "module": "with_stack=True records modules",
+    "source": "with_stack=True records lines of Python",
+}
+"""What device activity can be split by, and the option that records each."""
+SAME = "o.rank = g.rank AND o.segment = g.segment AND o.id = g.id"
+_MOST_NAMES = 2_000
+"""Of runs with more names (a trace may have a million) the sums are not kept."""
 
 
 def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """GPU kernels by name; the memcpy report has copies and fills."""
-    rank, group = _rank_columns(by)
-    if by in ORIGIN_KEYS:
-        return _kernels_by_origin(run, scope, by)
-    found = run.arrays(
-        f"SELECT {rank} name, first(class) AS class, 0.0 AS time_pct, {_STATISTICS.format(count='instances')} "
-        f"FROM gpu WHERE category = 'kernel' AND {scope.where()} GROUP BY {group} name "
-        f"ORDER BY total_ns DESC, {group} name"
-    )
-    if total := int(found["total_ns"].sum()):
-        found["time_pct"] = 100 * found["total_ns"] / total
-    rows = ColumnRows(found)
-    columns = (*(_BY_RANK if by == "rank" else ()), _NAME, *_KERNEL_COLUMNS)
-    notes = _kernel_notes(run, scope, int(found["instances"].sum()))
-    if run.has(ORIGINS):
-        notes += _graph_note(run, scope)
-    return Result("kernels", "GPU kernels", scope.window, columns, rows, notes=tuple(notes))
-
-
-def _kernels_by_origin(run: Run, scope: Scope, by: str) -> Result:
-    """Kernels by name and by the op, module or line of Python that they come from."""
-    key, joins = origin_of(run, by)
-    statistics = _STATISTICS.format(count="instances")
-    rows = run.records(f"""
-        SELECT name, {by}, first(class) AS class, 0.0 AS time_pct, {statistics} FROM (
-            SELECT g.name, g.class, g.dur_ns, {key} AS {by} FROM gpu g {joins}
+    """GPU kernels by name; the memcpy report has copies and fills. Also by op, module or line of Python."""
+    keys = ["rank", "name"] if by == "rank" else ["name", by] if by else ["name"]
+    origin, joins = origin_of(run, by) if by in ORIGIN_KEYS else ("", "")
+    names = ", ".join(keys)
+    sql = f"""
+        SELECT {names}, first(class) AS class, 0.0 AS time_pct, {_STATISTICS.format(count="instances")} FROM (
+            SELECT g.rank, g.name, g.class, g.dur_ns {f", {origin} AS {by}" if origin else ""} FROM gpu g {joins}
             WHERE g.category = 'kernel' AND {scope.where("g")}
-        ) GROUP BY name, {by} ORDER BY total_ns DESC, name, {by}
-    """)
+        ) GROUP BY {names} ORDER BY total_ns DESC, {names}
+    """
+    if not origin:  # a trace may have a million names: rows exist only while they are looked at
+        table = run.arrays(sql)
+        if total := int(table["total_ns"].sum()):
+            table["time_pct"] = 100 * table["total_ns"] / total
+        notes = _kernel_notes(run, scope, int(table["instances"].sum()))
+        notes += _graph_note(run, scope) if run.has(ORIGINS) else []
+        columns = (*(_BY_RANK if by == "rank" else ()), _NAME, *_KERNEL_COLUMNS)
+        return Result("kernels", "GPU kernels", scope.window, columns, ColumnRows(table), notes=tuple(notes))
+    rows = run.records(sql)
     total = sum(row["total_ns"] for row in rows)
     for row in rows:
         row["time_pct"] = 100 * row["total_ns"] / total if total else 0.0
     notes = _kernel_notes(run, scope, sum(row["instances"] for row in rows))
-    if rows and all(row[by] is None for row in rows):
-        notes.append(f"the trace has no {by}: {ORIGIN_KEYS[by]}")
-    key_column = Column(
-        by, help="where the kernel comes from; of a replayed graph, where it was captured", at_end=True
-    )
-    columns = (_NAME, key_column, *_KERNEL_COLUMNS)
+    if rows and all(row[keys[1]] is None for row in rows):
+        notes.append(f"the trace has no {by}: {ORIGIN_KEYS[keys[1]]}")
+    origin_help = "where the kernel comes from; of a replayed graph, where it was captured"
+    columns = (_NAME, Column(keys[1], help=origin_help, at_end=True), *_KERNEL_COLUMNS)
     return Result("kernels", "GPU kernels", scope.window, columns, rows, notes=tuple(notes))
 
 
@@ -92,41 +90,125 @@ def _kernel_notes(run: Run, scope: Scope, inside: int) -> list[str]:
 
 def _graph_note(run: Run, scope: Scope) -> list[str]:
     """How many kernels a graph launch started, and for how many of them it is known where they were captured."""
-    ((replayed, known),) = run.rows(
+    ((replayed, captured),) = run.rows(
         f"SELECT count(*), count(o.known_by) FROM gpu g JOIN origins o ON {SAME} "
         f"WHERE g.category = 'kernel' AND o.node IS NOT NULL AND {scope.where('g')}"
     )
     if not replayed:
         return []
-    told = (
-        f"of {known:,} the op is known from the capture"
-        if known
-        else "no capture in the trace tells their ops"
-    )
+    told = f"of {captured:,} the op is known from the capture"
+    told = told if captured else "no capture in the trace tells their ops"
     return [f"{replayed:,} kernels are replays of CUDA graphs; {told}: --by op, module or source"]
+
+
+def origin_of(run: Run, by: str) -> tuple[str, str]:
+    """SQL of the key `by` for rows of gpu, called `g`, and of the joins that it needs.
+
+    The line that replays a graph is not where its kernels come from: they have the origin of their capture, or the
+    number of their node. Kernels of compiled code without a line or module have the compiled function.
+    """
+    joins = ""
+    launch = _OF_LAUNCH[by]
+    if by == "module":
+        frames = "(SELECT rank, segment, id, name FROM slices WHERE category = 'python_function')"
+        joins = f"LEFT JOIN {frames} m ON m.rank = g.rank AND m.segment = g.segment AND m.id = g.module"
+    if not run.has(ORIGINS):
+        return launch, joins
+    captured = _OF_ORIGIN[by]
+    key = (
+        f"CASE WHEN o.node IS NOT NULL THEN coalesce({captured}, 'graph replay, node ' || o.node) "
+        f"ELSE coalesce({captured}, {launch}, 'compiled ' || o.compiled) END"
+    )
+    return key, f"{joins} LEFT JOIN origins o ON {SAME}"
+
+
+class KernelSum(NamedTuple):
+    """The kernels of one name."""
+
+    name: str
+    kind: str
+    """COMPUTE or COMM."""
+    kernels: int
+    total_ns: int
+
+
+@dataclass(frozen=True)
+class RankKernels:
+    """Of one rank."""
+
+    sums: tuple[KernelSum, ...] | None
+    """None where there are too many names."""
+
+
+@kept_per_rank("kernels", RankKernels)
+def _rank_kernels(run: Run, scope: Scope) -> dict[int, RankKernels]:
+    ranks = scope.ranks_in(run)
+    if len(name_codes(run, "kernel")) > _MOST_NAMES:
+        return {rank: RankKernels(None) for rank in ranks}
+    by_rank: dict[int, list[KernelSum]] = {rank: [] for rank in ranks}
+    for rank, *row in _sums(run, scope):
+        by_rank[rank].append(KernelSum._make(row))
+    return {rank: RankKernels(tuple(sums)) for rank, sums in by_rank.items()}
+
+
+def _sums(run: Run, scope: Scope) -> list[tuple[Any, ...]]:
+    return run.rows(
+        "SELECT rank, name, class, count(*), sum(dur_ns)::BIGINT FROM gpu "
+        f"WHERE category = 'kernel' AND {scope.where()} GROUP BY ALL ORDER BY ALL"
+    )
+
+
+def kernel_sums(run: Run, scope: Scope) -> dict[int, tuple[KernelSum, ...]] | None:
+    """By rank; None for a run with too many names."""
+    records = _rank_kernels(run, scope)
+    sums = {rank: record.sums for rank, record in records.items() if record.sums is not None}
+    return sums if len(sums) == len(records) else None
+
+
+def kernel_totals(run: Run, scope: Scope, by_rank: bool) -> dict[tuple[int | None, str], tuple[int, int]]:
+    """Number and time by rank (None unless `by_rank`) and name, whatever the number of names."""
+    sums = kernel_sums(run, scope)
+    if sums is None:
+        rows = run.rows(
+            f"SELECT {'rank' if by_rank else 'NULL'}, name, count(*), sum(dur_ns)::BIGINT FROM gpu "
+            f"WHERE category = 'kernel' AND {scope.where()} GROUP BY ALL"
+        )
+        return {(rank, name): (count, time) for rank, name, count, time in rows}
+    totals: dict[tuple[int | None, str], tuple[int, int]] = {}
+    for rank, kernels in sums.items():
+        for kernel in kernels:
+            key = rank if by_rank else None, kernel.name
+            count, time = totals.get(key, (0, 0))
+            totals[key] = count + kernel.kernels, time + kernel.total_ns
+    return totals
+
+
+def compute_time(run: Run, scope: Scope, chosen: Callable[[str], bool]) -> dict[int, int]:
+    """By rank: the time of the kernels that compute and whose name is chosen."""
+    sums = kernel_sums(run, scope)
+    rows = _sums(run, scope) if sums is None else [(rank, *kernel) for rank in sums for kernel in sums[rank]]
+    times: dict[int, int] = {}
+    for rank, name, kind, _, time in rows:
+        if kind == "COMPUTE" and chosen(name):
+            times[rank] = times.get(rank, 0) + time
+    return times
 
 
 def top_kernels(run: Run, scope: Scope) -> Result:
     """The kernel table without the columns that need every single duration: its first rows are on the first screen."""
-    found = kernel_sums(run, scope)
-    if found is None:
+    if kernel_sums(run, scope) is None:
         return kernels(run, scope)
-    sums: dict[str, list[int]] = {}
-    for own in found.values():
-        for name, _, count, total in own:
-            entry = sums.setdefault(name, [0, 0])
-            entry[0] += count
-            entry[1] += total
-    whole = sum(total for _, total in sums.values())
+    totals = kernel_totals(run, scope, by_rank=False)
+    whole = sum(time for _, time in totals.values())
     rows = [
         {
             "name": name,
-            "time_pct": 100 * total / whole if whole else 0.0,
-            "total_ns": total,
+            "time_pct": 100 * time / whole if whole else 0.0,
+            "total_ns": time,
             "instances": count,
-            "avg_ns": total / count,
+            "avg_ns": time / count,
         }
-        for name, (count, total) in sorted(sums.items(), key=lambda one: (-one[1][1], one[0]))
+        for (_, name), (count, time) in sorted(totals.items(), key=lambda item: (-item[1][1], item[0][1]))
     ]
     columns = (_NAME, _TIME_PCT, Column("total_ns", "ns"), Column("instances", "count"), _NUMBERS[0])
     return Result("kernels", "GPU kernels", scope.window, columns, rows)
@@ -147,11 +229,11 @@ def annotated(run: Run, scope: Scope, by: str | None = None) -> Result:
 def _by_name(
     run: Run, scope: Scope, by: str | None, name: str, title: str, categories: Sequence[str], missing: str
 ) -> Result:
-    rank, group = _rank_columns(by)
+    rank = "rank, " if by == "rank" else ""
     rows = run.records(
-        f"SELECT {rank} name, {_STATISTICS.format(count='calls')} FROM slices "
+        f"SELECT {rank}name, {_STATISTICS.format(count='calls')} FROM slices "
         f"WHERE category IN ({sql_texts(categories)}) AND {scope.where()} "
-        f"GROUP BY {group} name ORDER BY total_ns DESC, {group} name"
+        f"GROUP BY {rank}name ORDER BY total_ns DESC, {rank}name"
     )
     columns = (
         *(_BY_RANK if by == "rank" else ()),
@@ -187,29 +269,30 @@ class RankCopies:
 
 @kept_per_rank("copies", RankCopies)
 def _rank_copies(run: Run, scope: Scope) -> dict[int, RankCopies]:
-    found: dict[int, list[CopySum]] = {}
+    copies: dict[int, list[CopySum]] = {}
     for rank, *row in run.rows(
         "SELECT rank, name, count(*), sum(bytes)::BIGINT, sum(dur_ns)::BIGINT, "
         "sum(dur_ns) FILTER (bytes IS NOT NULL)::BIGINT FROM gpu "
         f"WHERE class = 'COPY' AND {scope.where()} GROUP BY ALL ORDER BY ALL"
     ):
-        found.setdefault(rank, []).append(CopySum._make(row))
-    return {rank: RankCopies(tuple(sums)) for rank, sums in found.items()}
+        copies.setdefault(rank, []).append(CopySum._make(row))
+    return {rank: RankCopies(tuple(sums)) for rank, sums in copies.items()}
 
 
 def memcpy(run: Run, scope: Scope, by: str | None = None) -> Result:
     """Copies and fills of device memory by direction, with their bandwidth."""
     groups: dict[tuple[Any, ...], list[CopySum]] = {}
-    for rank, found in _rank_copies(run, scope).items():
-        for one in found.sums:
-            groups.setdefault((rank, one.kind) if by == "rank" else (one.kind,), []).append(one)
+    for rank, record in _rank_copies(run, scope).items():
+        for copies in record.sums:
+            groups.setdefault((rank, copies.kind) if by == "rank" else (copies.kind,), []).append(copies)
     rows = []
     for key, sums in groups.items():
-        size = _sum(one.bytes for one in sums)
-        time = _sum(one.sized_ns for one in sums)
+        sized = [copies for copies in sums if copies.bytes is not None]
+        size = sum(copies.bytes or 0 for copies in sized) if sized else None
+        time = sum(copies.sized_ns or 0 for copies in sized)
         row: dict[str, Any] = {"rank": key[0]} if by == "rank" else {}
-        row |= {"kind": key[-1], "count": sum(one.copies for one in sums), "bytes": size}
-        row |= {"total_ns": sum(one.total_ns for one in sums)}
+        row |= {"kind": key[-1], "count": sum(copies.copies for copies in sums), "bytes": size}
+        row |= {"total_ns": sum(copies.total_ns for copies in sums)}
         rows.append(row | {"gb_s": size / time if size is not None and time else None})
     rows.sort(key=lambda row: (-row["total_ns"], *([row["rank"]] if by == "rank" else []), row["kind"]))
     columns = (
@@ -228,12 +311,6 @@ def memcpy(run: Run, scope: Scope, by: str | None = None) -> Result:
     return Result(
         "memcpy", "Memory copies and fills", scope.window, columns, rows, notes=tuple(notes), unknown=unknown
     )
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    """Of those that are known; None where none is."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 
 def steps(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -260,8 +337,3 @@ def steps(run: Run, scope: Scope, by: str | None = None) -> Result:
             "no steps; call profiler.step() in the loop, or mark steps with record_function('step 1')"
         )
     return Result("steps", "Steps", scope.window, columns, rows, notes=tuple(notes))
-
-
-def _rank_columns(by: str | None) -> tuple[str, str]:
-    """SQL to put before the other columns and before the other GROUP BY keys."""
-    return ("rank,", "rank,") if by == "rank" else ("", "")

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.core.device_events import device_events
-from rankscope.analysis.core.event_sets import COMPUTE
-from rankscope.analysis.core.intervals import Intervals, covered_before, union
+from rankscope.analysis.core.device_events import gpu_ranks
+from rankscope.analysis.core.intervals import EMPTY, Intervals, covered, intersect
+from rankscope.analysis.core.rank_activity import rank_activity
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import windows
 from rankscope.model import (
     HARDWARE_REASONS,
     MEMORY_CLOCK,
@@ -57,20 +58,12 @@ COLUMNS = (
     Column("temperature_c", "°C", "mean temperature", title="Temperature"),
     Column("temperature_max_c", "°C", "highest temperature", title="Temperature max", minor=True),
     Column(
-        "utilization_pct",
-        "percent",
-        "mean utilization as the tool reports it",
-        title="Utilization",
-        minor=True,
+        "utilization_pct", "percent", "mean utilization as the tool reports it", "Utilization", minor=True
     ),
     Column("thermal_pct", "percent", "samples with a thermal slowdown", title="Thermal"),
     Column("power_cap_pct", "percent", "samples with a limit of power", title="Power cap"),
     Column(
-        "hw_slowdown_pct",
-        "percent",
-        "samples with a slowdown by the hardware",
-        title="HW slowdown",
-        minor=True,
+        "hw_slowdown_pct", "percent", "samples with a slowdown by the hardware", "HW slowdown", minor=True
     ),
 )
 
@@ -92,10 +85,8 @@ class GpuState:
 
     gpu: str
     model: str
-    logged: int
-    """Moments in the log, whatever the GPU did."""
     period_ns: int
-    """Usual distance of two moments; 0 with fewer."""
+    """Usual distance of two moments in the log; 0 with fewer."""
     samples: int
     """Moments at which a compute kernel in the window ran."""
     series: dict[str, Figures]
@@ -108,8 +99,8 @@ class GpuState:
     @property
     def clock(self) -> Figures | None:
         """Of the SMs, if there are enough samples."""
-        found = self.series.get(SM_CLOCK)
-        return found if found is not None and found.samples >= LEAST_SAMPLES else None
+        clock = self.series.get(SM_CLOCK)
+        return clock if clock is not None and clock.samples >= LEAST_SAMPLES else None
 
 
 @dataclass(frozen=True)
@@ -126,30 +117,29 @@ def gpu_states(run: Run, scope: Scope) -> dict[int, RankState]:
     if not logged:
         return {}
     values = _values_by_rank(run, sorted(logged))
-    found = {}
+    states = {}
     for rank in sorted(logged):
-        busy = _computing(run, rank, scope)
-        models, gpus = _models(run, rank), values.get(rank, {})
-        states = [
-            _state(gpu, models.get(gpu, ""), gpus.get(gpu, {}), busy) for gpu in sorted({*models, *gpus})
-        ]
-        found[rank] = RankState(tuple(states))
-    return found
+        computing, models, gpus = _computing(run, rank, scope), _models(run, rank), values.get(rank, {})
+        states[rank] = RankState(
+            tuple(
+                _state(gpu, models.get(gpu, ""), gpus.get(gpu, {}), computing)
+                for gpu in sorted({*models, *gpus})
+            )
+        )
+    return states
 
 
 def _models(run: Run, rank: int) -> dict[str, str]:
     """The GPUs in a rank's logs and their models: from the log, else from the trace, if it has one kind of GPU."""
     headers = [entry.manifest.get("header") or {} for entry in run.used if entry.rank == rank]
-    devices = [
-        one for header in headers for one in header.get("deviceProperties") or () if isinstance(one, dict)
-    ]
-    traced = {str(one["name"]) for one in devices if one.get("name")}
+    devices = [device for header in headers for device in header.get("deviceProperties") or ()]
+    traced = {str(each["name"]) for each in devices if isinstance(each, dict) and each.get("name")}
     default = traced.pop() if len(traced) == 1 else ""
-    logged = [one for header in headers for one in header.get("gpuCounters", {}).get("gpus", ())]
-    found: dict[str, str] = {}
-    for one in logged:
-        found[one["gpu"]] = found.get(one["gpu"]) or one["name"]
-    return {gpu: name or default for gpu, name in found.items()}
+    models: dict[str, str] = {}
+    for header in headers:
+        for logged in header.get("gpuCounters", {}).get("gpus", ()):
+            models[logged["gpu"]] = models.get(logged["gpu"]) or logged["name"]
+    return {gpu: name or default for gpu, name in models.items()}
 
 
 Series = dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
@@ -170,18 +160,18 @@ def _values_by_rank(run: Run, ranks: list[int]) -> dict[int, dict[str, Series]]:
         )
         SELECT rank, gpu, series, list(ts_ns ORDER BY ts_ns), list(value ORDER BY ts_ns) FROM moments GROUP BY ALL
     """)
-    found: dict[int, dict[str, Series]] = {}
+    by_rank: dict[int, dict[str, Series]] = {}
     for rank, gpu, series, times, values in rows:
         arrays = np.array(times, dtype=np.int64), np.array(values, dtype=np.float64)
-        found.setdefault(rank, {}).setdefault(gpu, {})[series] = arrays
-    return found
+        by_rank.setdefault(rank, {}).setdefault(gpu, {})[series] = arrays
+    return by_rank
 
 
 def _computing(run: Run, rank: int, scope: Scope) -> Intervals:
     """When the rank's GPU computed, without the short gaps between its kernels."""
-    events = device_events(run, rank, scope)
-    own = events.kind == COMPUTE
-    busy = union(events.start[own], events.end[own])
+    if rank not in gpu_ranks(run):
+        return EMPTY
+    busy = intersect(rank_activity(run, rank).compute, windows(run, rank, scope).intervals)
     if len(busy.start) == 0:
         return busy
     apart = busy.start[1:] - busy.end[:-1] > _SHORT_GAP_NS
@@ -189,29 +179,23 @@ def _computing(run: Run, rank: int, scope: Scope) -> Intervals:
 
 
 def _state(gpu: str, model: str, series: Series, busy: Intervals) -> GpuState:
-    moments = (
-        np.unique(np.concatenate([times for times, _ in series.values()]))
-        if series
-        else np.empty(0, np.int64)
-    )
+    moments = np.unique(np.concatenate([np.empty(0, np.int64), *(times for times, _ in series.values())]))
     width = _SECOND_NS if len(moments) and not (np.diff(moments) % _SECOND_NS).any() else 1_000_000
-    kept = {name: values[_while(times, busy, width)] for name, (times, values) in series.items()}
+    computing = {name: values[_while(times, busy, width)] for name, (times, values) in series.items()}
     return GpuState(
         gpu,
         model,
-        len(moments),
         int(np.median(np.diff(moments))) if len(moments) > 1 else 0,
         int(_while(moments, busy, width).sum()),
-        {name: _figures(values) for name, values in kept.items() if len(values)},
-        *(_share(kept, reasons) for reasons in (THERMAL_REASONS, POWER_REASONS, HARDWARE_REASONS)),
+        {name: _figures(values) for name, values in computing.items() if len(values)},
+        *(_share(computing, reasons) for reasons in (THERMAL_REASONS, POWER_REASONS, HARDWARE_REASONS)),
     )
 
 
 def _while(times: NDArray[np.int64], busy: Intervals, width: int) -> NDArray[np.bool_]:
     """Which samples are of busy times. A sample is somewhere in the `width` behind its time, which is cut off there:
     whole seconds by dmon and amd-smi, milliseconds by the others."""
-    covered = covered_before(busy, times + width) - covered_before(busy, times)
-    return 2 * covered >= width
+    return 2 * covered(busy, times, times + width) >= width
 
 
 def _figures(values: NDArray[np.float64]) -> Figures:
@@ -220,58 +204,48 @@ def _figures(values: NDArray[np.float64]) -> Figures:
     return Figures(count, float(values.mean()), float(values.min()), float(values.max()), error)
 
 
-def _share(kept: dict[str, NDArray[np.float64]], reasons: tuple[str, ...]) -> float | None:
+def _share(series: dict[str, NDArray[np.float64]], reasons: tuple[str, ...]) -> float | None:
     """The share of samples in which any of the reasons was active; of reasons that the log has at other moments, the
     largest."""
-    own = [kept[name] > 0 for name in reasons if len(kept.get(name, ()))]
-    if not own:
-        return None
-    if len({len(one) for one in own}) == 1:
-        return float(np.logical_or.reduce(own).mean())
-    return max(float(one.mean()) for one in own)
+    active = [series[name] > 0 for name in reasons if len(series.get(name, ()))]
+    if len({len(values) for values in active}) == 1:
+        return float(np.logical_or.reduce(active).mean())
+    return max((float(values.mean()) for values in active), default=None)
 
 
 def gpu(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each GPU of each rank."""
     states = gpu_states(run, scope)
-    rows = [_row(rank, one) for rank, state in states.items() for one in state.gpus]
-    return Result(
-        "gpu",
-        "GPU clocks, power and temperature",
-        scope.window,
-        COLUMNS,
-        rows,
-        tuple(_findings(states)),
-        tuple(_notes(run, scope, states)),
-    )
+    rows = [_row(rank, gpu) for rank, state in states.items() for gpu in state.gpus]
+    findings, notes = tuple(_findings(states)), tuple(_notes(run, scope, states))
+    title = "GPU clocks, power and temperature"
+    return Result("gpu", title, scope.window, COLUMNS, rows, findings, notes)
 
 
-def _row(rank: int, one: GpuState) -> dict[str, Any]:
-    def value(series: str, name: str = "mean") -> float | None:
-        found = one.series.get(series)
-        return None if found is None else round(getattr(found, name), 3)
+_OF_SERIES = {
+    "sm_clock_mhz": (SM_CLOCK, "mean"),
+    "sm_clock_min_mhz": (SM_CLOCK, "least"),
+    "sm_clock_max_mhz": (SM_CLOCK, "most"),
+    "memory_clock_mhz": (MEMORY_CLOCK, "mean"),
+    "power_w": (POWER, "mean"),
+    "power_max_w": (POWER, "most"),
+    "temperature_c": (TEMPERATURE, "mean"),
+    "temperature_max_c": (TEMPERATURE, "most"),
+    "utilization_pct": (UTILIZATION, "mean"),
+}
+_OF_SHARE = {"thermal_pct": "thermal", "power_cap_pct": "power", "hw_slowdown_pct": "hardware"}
 
-    def percent(share: float | None) -> float | None:
-        return None if share is None else 100 * share
 
-    return {
-        "rank": rank,
-        "gpu": one.gpu or None,
-        "model": one.model or None,
-        "samples": one.samples,
-        "sm_clock_mhz": value(SM_CLOCK),
-        "sm_clock_min_mhz": value(SM_CLOCK, "least"),
-        "sm_clock_max_mhz": value(SM_CLOCK, "most"),
-        "memory_clock_mhz": value(MEMORY_CLOCK),
-        "power_w": value(POWER),
-        "power_max_w": value(POWER, "most"),
-        "temperature_c": value(TEMPERATURE),
-        "temperature_max_c": value(TEMPERATURE, "most"),
-        "utilization_pct": value(UTILIZATION),
-        "thermal_pct": percent(one.thermal),
-        "power_cap_pct": percent(one.power),
-        "hw_slowdown_pct": percent(one.hardware),
-    }
+def _row(rank: int, gpu: GpuState) -> dict[str, Any]:
+    row: dict[str, Any] = {"rank": rank, "gpu": gpu.gpu or None, "model": gpu.model or None}
+    row["samples"] = gpu.samples
+    for column, (series, statistic) in _OF_SERIES.items():
+        figures = gpu.series.get(series)
+        row[column] = None if figures is None else round(getattr(figures, statistic), 3)
+    for column, name in _OF_SHARE.items():
+        share = getattr(gpu, name)
+        row[column] = None if share is None else 100 * share
+    return row
 
 
 @dataclass(frozen=True)
@@ -297,13 +271,14 @@ class LowClock:
     @property
     def reason(self) -> str:
         """What limited it more often than the others, where the log tells: ', thermal slowdown 64 % of the time'."""
-        for name, field in (
+        for name, share in (
             ("thermal slowdown", "thermal"),
             ("power cap", "power"),
             ("HW slowdown", "hardware"),
         ):
-            mine = getattr(self.state, field)
-            theirs = [share for _, one in self.others if (share := getattr(one, field)) is not None]
+            mine = getattr(self.state, share)
+            shares = (getattr(state, share) for _, state in self.others)
+            theirs = [other for other in shares if other is not None]
             if mine and theirs and mine - float(np.median(theirs)) > 0.1:
                 return f", {name} {100 * mine:.0f} % of the time"
         return ""
@@ -311,29 +286,21 @@ class LowClock:
     @property
     def hint(self) -> str:
         """What to do about it."""
+        gpu = f"GPU {self.state.gpu} of rank {self.rank}"
         if "thermal" in self.reason:
-            return f"Check the cooling of GPU {self.state.gpu} of rank {self.rank}."
+            return f"Check the cooling of {gpu}."
         if "power" in self.reason:
-            return (
-                f"Check the power limit of GPU {self.state.gpu} of rank {self.rank}: nvidia-smi -q -d POWER."
-            )
-        return (
-            f"Check the clock settings of GPU {self.state.gpu} of rank {self.rank}: nvidia-smi -q -d CLOCK."
-        )
+            return f"Check the power limit of {gpu}: nvidia-smi -q -d POWER."
+        return f"Check the clock settings of {gpu}: nvidia-smi -q -d CLOCK."
 
     def facts(self) -> tuple[Fact, ...]:
-        row = {"rank": self.rank}
-        share = self.state.thermal
+        mine = (f"rank {self.rank}", (self.rank,), {"rank": self.rank}, "gpu")
+        clock, others = round(self.mine_mhz, 3), round(self.others_mhz, 3)
+        thermal = self.state.thermal
         return (
-            Fact(
-                "sm_clock_mhz", round(self.mine_mhz, 3), "MHz", f"rank {self.rank}", (self.rank,), row, "gpu"
-            ),
-            Fact("sm_clock_mhz", round(self.others_mhz, 3), "MHz", "the median of the others", report="gpu"),
-            *(
-                (Fact("thermal_pct", 100 * share, "percent", f"rank {self.rank}", (self.rank,), row, "gpu"),)
-                if share
-                else ()
-            ),
+            Fact("sm_clock_mhz", clock, "MHz", *mine),
+            Fact("sm_clock_mhz", others, "MHz", "the median of the others", report="gpu"),
+            *((Fact("thermal_pct", 100 * thermal, "percent", *mine),) if thermal else ()),
         )
 
 
@@ -343,43 +310,35 @@ def low_clock(states: dict[int, RankState], rank: int, apart: tuple[int, ...] = 
     None if that is not known: a rank with several GPUs, other models, too few samples while they computed, or a
     difference within the error of the mean.
     """
-    one = _single(states.get(rank))
-    if one is None or one.clock is None:
+    single = {other: state.gpus[0] for other, state in states.items() if len(state.gpus) == 1}
+    mine = single.get(rank)
+    if mine is None or mine.clock is None:
         return None
     others = tuple(
         (other, state)
-        for other, gpus in states.items()
-        if other != rank
-        and other not in apart
-        and (state := _single(gpus))
-        and state.clock
-        and state.model == one.model
+        for other, state in single.items()
+        if other != rank and other not in apart and state.clock and state.model == mine.model
     )
     if not others:
         return None
     usual = float(np.median([state.clock.mean for _, state in others if state.clock]))
-    found = LowClock(rank, one, one.clock.mean, usual, others)
-    certain = one.clock.mean + 2 * one.clock.error < usual
-    return found if usual > 0 and certain and found.lower >= LOWER else None
-
-
-def _single(state: RankState | None) -> GpuState | None:
-    return state.gpus[0] if state is not None and len(state.gpus) == 1 else None
+    low = LowClock(rank, mine, mine.clock.mean, usual, others)
+    certain = mine.clock.mean + 2 * mine.clock.error < usual
+    return low if usual > 0 and certain and low.lower >= LOWER else None
 
 
 def _findings(states: dict[int, RankState]) -> Iterator[Finding]:
-    low = [found for rank in states if (found := low_clock(states, rank))]
+    low = [clock for rank in states if (clock := low_clock(states, rank))]
     if not low:
         return
-    worst = max(low, key=lambda one: one.lower)
-    ranks = tuple(one.rank for one in low)
+    worst = max(low, key=lambda clock: clock.lower)
     also = f"; so are the clocks of {len(low) - 1} more" if len(low) > 1 else ""
     yield Finding(
         "info",
         f"The SM clock of rank {worst.rank} is {worst.text}{worst.reason}{also}",
         f"{worst.state.samples:,} samples while it computed; compared with rank"
         f"{'s' * (len(worst.others) > 1)} {as_ranges([rank for rank, _ in worst.others])}",
-        ranks=ranks,
+        ranks=tuple(clock.rank for clock in low),
         hint=f"{worst.hint} Whether it delays the others: rankscope stats RUN -r stragglers",
         facts=worst.facts(),
     )
@@ -399,9 +358,9 @@ def _notes(run: Run, scope: Scope, states: dict[int, RankState]) -> Iterator[str
     missing = sorted(set(scope.ranks_in(run)) - set(states))
     if missing:
         yield f"no log covers the GPU{'s' * (len(missing) > 1)} of rank{'s' * (len(missing) > 1)} {as_ranges(missing)}"
-    few = [rank for rank, state in states.items() if any(one.samples < LEAST_SAMPLES for one in state.gpus)]
+    few = [rank for rank, state in states.items() if any(gpu.samples < LEAST_SAMPLES for gpu in state.gpus)]
     if few:
-        period = max(one.period_ns for rank in few for one in states[rank].gpus)
+        period = max(gpu.period_ns for rank in few for gpu in states[rank].gpus)
         often = f" (one every {format_ns(period, 1)})" if period else ""
         yield (
             f"rank{'s' * (len(few) > 1)} {as_ranges(few)}: fewer than {LEAST_SAMPLES} samples{often} while the GPU "

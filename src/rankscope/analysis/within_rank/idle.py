@@ -6,14 +6,13 @@ from typing import Any, NamedTuple
 
 from rankscope.analysis.core.advice import together
 from rankscope.analysis.core.device_events import UNKNOWN, steps_in
-from rankscope.analysis.core.lost_kernels import kernels_end_in
+from rankscope.analysis.core.gpu_counts import kernels_end_in
 from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Severity, Unit
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
-from rankscope.analysis.within_rank.idle_causes import CAUSES, DeviceIdle, idle_by_device
-from rankscope.analysis.within_rank.idle_gaps import gap_groups
+from rankscope.analysis.within_rank.idle_gaps import CAUSES, GapGroup, gap_groups, idle_by_device
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
@@ -32,19 +31,6 @@ COLUMNS = (
 )
 
 
-class LargestPlace(NamedTuple):
-    """The phase or annotation whose launches end the most idle time; None for events without a recorded launch."""
-
-    name: str | None
-    causes: dict[str, int]
-    longest: tuple[int, int]
-    """Its longest gap, in ns from the start of the rank's first file."""
-
-    @property
-    def launch_idle(self) -> int:
-        return sum(self.causes[cause] for cause in _LAUNCH_CAUSES)
-
-
 class DeviceSums(NamedTuple):
     """The idle time of one device."""
 
@@ -57,12 +43,12 @@ class DeviceSums(NamedTuple):
     """GPU events in the window."""
     span: int
     """The length of the window."""
-    place: LargestPlace | None
-    """None where the GPU is busy enough."""
+    region: GapGroup | None
+    """The phase or annotation whose launches end the most idle time; None where the GPU is busy enough."""
 
     @property
     def launch_idle(self) -> int:
-        return sum(self.causes[cause] for cause in _LAUNCH_CAUSES)
+        return _launch_idle(self.causes)
 
     @property
     def severity(self) -> Severity | None:
@@ -80,31 +66,28 @@ class RankIdle:
 @kept_per_rank("idle", RankIdle)
 def rank_idle(run: Run, scope: Scope) -> dict[int, RankIdle]:
     """Of the ranks with GPU events and a window."""
-    found: dict[int, list[DeviceSums]] = {}
+    devices: dict[int, list[DeviceSums]] = {}
     for device in idle_by_device(run, scope):
-        found.setdefault(device.rank, []).append(_sums(run, scope, device))
-    return {rank: RankIdle(tuple(devices)) for rank, devices in found.items()}
+        ends = device.gaps.before[device.gaps.before != UNKNOWN]
+        sums = DeviceSums(
+            device=device.device,
+            causes={cause: int(getattr(device.gaps, cause).sum()) for cause in CAUSES},
+            gaps=len(device.gaps.start),
+            without_launch=int((device.events.launch_start[ends] == UNKNOWN).sum()),
+            inside=device.inside,
+            span=device.span,
+            region=None,
+        )
+        if sums.severity is not None:
+            regions = gap_groups(run, scope, device, ("within",))
+            sums = sums._replace(region=max(regions, key=lambda region: _launch_idle(region.causes)))
+        devices.setdefault(device.rank, []).append(sums)
+    return {rank: RankIdle(tuple(of_rank)) for rank, of_rank in devices.items()}
 
 
-def _sums(run: Run, scope: Scope, found: DeviceIdle) -> DeviceSums:
-    ends = found.gaps.before[found.gaps.before != UNKNOWN]
-    sums = DeviceSums(
-        device=found.device,
-        causes={cause: found.total(cause) for cause in CAUSES},
-        gaps=len(found.gaps.start),
-        without_launch=int((found.events.launch_start[ends] == UNKNOWN).sum()),
-        inside=found.inside,
-        span=found.span,
-        place=None,
-    )
-    if sums.severity is None:
-        return sums
-    origin = run.origin_ns(found.rank)
-    places = (
-        LargestPlace(name, group.causes, (group.longest_span[0] - origin, group.longest_span[1] - origin))
-        for (name,), group in gap_groups(run, scope, found, ("within",))
-    )
-    return sums._replace(place=max(places, key=lambda place: place.launch_idle))
+def _launch_idle(causes: dict[str, int]) -> int:
+    """Without waits for data and synchronising calls."""
+    return sum(causes[cause] for cause in _LAUNCH_CAUSES)
 
 
 def idle(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -114,15 +97,15 @@ def idle(run: Run, scope: Scope, by: str | None = None) -> Result:
     inside = without_launch = 0
     steps = steps_in(run, scope)
     lost = kernels_end_in(run, scope)
-    for rank, known in rank_idle(run, scope).items():
-        for found in known.devices:
-            row: dict[str, Any] = {"rank": rank, "device": found.device if found.device >= 0 else None}
-            row |= {f"{cause}_ns": found.causes[cause] for cause in CAUSES}
+    for rank, record in rank_idle(run, scope).items():
+        for device in record.devices:
+            row: dict[str, Any] = {"rank": rank, "device": device.device if device.device >= 0 else None}
+            row |= {f"{cause}_ns": device.causes[cause] for cause in CAUSES}
             rows.append(row)
-            inside += found.inside
-            without_launch += found.without_launch
+            inside += device.inside
+            without_launch += device.without_launch
             if rank not in lost:  # then its GPU only seems idle, and a doubt of the run says so
-                findings += _finding(run, found, row, steps)
+                findings += _finding(run, device, row, steps)
     notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside)
     if not rows:
         notes.append(NO_GPU)
@@ -135,59 +118,60 @@ def idle(run: Run, scope: Scope, by: str | None = None) -> Result:
     )
 
 
-def _finding(run: Run, found: DeviceSums, row: dict[str, Any], steps: int) -> list[OnRank]:
-    severity, place, rank = found.severity, found.place, row["rank"]
-    if severity is None or place is None:
+def _finding(run: Run, device: DeviceSums, row: dict[str, Any], steps: int) -> list[OnRank]:
+    severity, region, rank = device.severity, device.region, row["rank"]
+    if severity is None or region is None:
         return []
+    (name,) = region.key
     key = {"rank": rank, "device": row["device"]}
     subject = f"rank {rank}" + ("" if row["device"] is None else f", device {row['device']}")
 
     def fact(quantity: str, value: float, unit: Unit = "ns") -> Fact:
         return Fact(quantity, value, unit, subject, (rank,), key)
 
-    idle = sum(found.causes.values())
+    idle = sum(device.causes.values())
     facts = (
         fact("idle_ns", idle),
-        fact("idle_pct", 100 * idle / found.span, "percent"),
-        fact("span_ns", found.span),
-        fact("gaps", found.gaps, "count"),
+        fact("idle_pct", 100 * idle / device.span, "percent"),
+        fact("span_ns", device.span),
+        fact("gaps", device.gaps, "count"),
         *(fact(f"{cause}_ns", row[f"{cause}_ns"]) for cause in CAUSES),
-        fact("largest_place_ns", place.launch_idle),
+        fact("largest_place_ns", _launch_idle(region.causes)),
     )
     per_step = " per step" if steps > 1 else ""
     parts = ", ".join(
-        f"{name.replace('_', ' ')} {format_rounded('ns', row[f'{name}_ns'])}" for name in CAUSES
+        f"{cause.replace('_', ' ')} {format_rounded('ns', row[f'{cause}_ns'])}" for cause in CAUSES
     )
-    reason = max(_LAUNCH_CAUSES, key=place.causes.__getitem__)
-    if place.name is None:
+    reason = max(_LAUNCH_CAUSES, key=region.causes.__getitem__)
+    if name is None:
         what = "events without a recorded launch"
     else:
-        what = f"work launched in {_PHASE_NAMES.get(place.name, place.name)}: mainly {_REASONS[reason]}"
-    why = f"{format_rounded('ns', place.launch_idle / max(steps, 1))}{per_step} before {what}"
+        what = f"work launched in {_PHASE_NAMES.get(name, name)}: mainly {_REASONS[reason]}"
+    why = f"{format_rounded('ns', _launch_idle(region.causes) / max(steps, 1))}{per_step} before {what}"
     origin = run.origin_ns(rank)
     finding = Finding(
         severity,
-        f"GPU of rank {rank} idle {100 * idle / found.span:.0f} % of the time; {why}",
-        f"{subject}: {format_rounded('ns', idle)} of {format_rounded('ns', found.span)} in "
-        f"{found.gaps:,} gaps: {parts}",
+        f"GPU of rank {rank} idle {100 * idle / device.span:.0f} % of the time; {why}",
+        f"{subject}: {format_rounded('ns', idle)} of {format_rounded('ns', device.span)} in "
+        f"{device.gaps:,} gaps: {parts}",
         (rank,),
-        (place.longest[0] + origin, place.longest[1] + origin),
-        _hint(run, row, place.name, reason),
+        (region.longest_span[0] + origin, region.longest_span[1] + origin),
+        _hint(run, row, name, reason),
         facts=facts,
         remedy=Remedy("host gaps gone"),
-        names=(place.name,) if place.name and place.name not in _PHASE_NAMES else (),
+        names=(name,) if name and name not in _PHASE_NAMES else (),
         why=why,
     )
-    return [OnRank(rank, found.launch_idle / found.span, finding)]
+    return [OnRank(rank, device.launch_idle / device.span, finding)]
 
 
 def _hint(run: Run, row: dict[str, Any], where: str | None, reason: str) -> str:
     """Advice follows the cause; data loading and synchronising calls come first where they are the larger part."""
-    own = sum(row[f"{cause}_ns"] for cause in _LAUNCH_CAUSES)
+    launch_idle = sum(row[f"{cause}_ns"] for cause in _LAUNCH_CAUSES)
     first = ""
-    if row["dataloader_ns"] > own or where == "dataloader":
+    if row["dataloader_ns"] > launch_idle or where == "dataloader":
         first = "Load data faster first (-r dataloader). "
-    elif row["sync_ns"] > own:
+    elif row["sync_ns"] > launch_idle:
         first = "Remove synchronising calls first (-r syncs). "
     if reason == "other":
         return f"{first}The work was queued in time: see what its stream waits for, such as other streams (-r gaps)."

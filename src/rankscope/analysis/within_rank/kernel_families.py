@@ -9,7 +9,7 @@ from typing import Any
 from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.within_rank.kernel_sums import kernel_sums
+from rankscope.analysis.within_rank.event_tables import kernel_totals
 from rankscope.timeline.run import Run
 
 FAMILIES = (
@@ -77,7 +77,7 @@ def kernel_name(kernel: str) -> str:
 
 def _without_arguments(name: str) -> tuple[str, str]:
     """The text outside <…> and (…), and the template arguments."""
-    kept, depth, arguments = [], 0, ""
+    outside, depth, arguments = [], 0, ""
     for character in name.replace("operator()", "operator"):
         if character in "<(":
             if character == "(" and depth == 0:
@@ -86,42 +86,22 @@ def _without_arguments(name: str) -> tuple[str, str]:
         elif character in ">)":
             depth = max(depth - 1, 0)
         elif depth == 0:
-            kept.append(character)
+            outside.append(character)
         if depth > 0:
             arguments += character
-    return "".join(kept), arguments
+    return "".join(outside), arguments
 
 
-def _by_name(run: Run, scope: Scope, by: str | None) -> dict[tuple[int | None, str], tuple[int, int]]:
-    """By rank (None unless asked for) and full name: count and time."""
-    known = kernel_sums(run, scope)
-    if known is None:
-        return {
-            (rank, name): (count, total)
-            for rank, name, count, total in run.rows(
-                f"SELECT {'rank' if by == 'rank' else 'NULL'}, name, count(*), sum(dur_ns)::BIGINT FROM gpu "
-                f"WHERE category = 'kernel' AND {scope.where()} GROUP BY ALL"
-            )
-        }
-    sums: dict[tuple[int | None, str], tuple[int, int]] = {}
-    for rank, own in known.items():
-        for name, _, count, total in own:
-            key = rank if by == "rank" else None, name
-            before = sums.get(key, (0, 0))
-            sums[key] = before[0] + count, before[1] + total
-    return sums
+_NOTHING = {"total_ns": 0, "instances": 0, "variants": 0}
 
 
 def families(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per kind of work and base name."""
     keys = ("rank", "family", "name") if by == "rank" else ("family", "name")
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for (rank, name), (count, total) in _by_name(run, scope, by).items():
-        found = {"rank": rank, "family": family(name), "name": kernel_name(name)}
-        key = tuple(found[k] for k in keys)
-        row = groups.setdefault(
-            key, dict(zip(keys, key, strict=True)) | {"total_ns": 0, "instances": 0, "variants": 0}
-        )
+    for (rank, name), (count, total) in kernel_totals(run, scope, by == "rank").items():
+        key = (*((rank,) if by == "rank" else ()), family(name), kernel_name(name))
+        row = groups.setdefault(key, {**dict(zip(keys, key, strict=True)), **_NOTHING})
         row["total_ns"] += total
         row["instances"] += count
         row["variants"] += 1

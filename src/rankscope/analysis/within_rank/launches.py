@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.analysis.core.device_events import UNKNOWN, DeviceEvents, device_events, ranks_in
+from rankscope.analysis.core.device_events import UNKNOWN, DeviceEvents, device_events
 from rankscope.analysis.core.intervals import Ints, length, union
 from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
 from rankscope.analysis.core.result import Column, Result, left_out_note
@@ -69,19 +69,21 @@ class RankQueues:
 @kept_per_rank("launches", RankQueues)
 def rank_queues(run: Run, scope: Scope) -> dict[int, RankQueues]:
     """By rank."""
-    found = {}
-    for rank in ranks_in(run, scope):
+    queues = {}
+    for rank in scope.ranks_in(run):
         events = device_events(run, rank, scope)
         launched = events.launch_start != UNKNOWN
-        found[rank] = RankQueues(tuple(_streams(events.pick(launched))), len(events), int((~launched).sum()))
-    return found
+        streams = tuple(_streams(events.pick(launched)))
+        queues[rank] = RankQueues(streams, len(events), int((~launched).sum()))
+    return queues
 
 
 def launches(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank, device and stream, most launches first."""
-    known = rank_queues(run, scope)
-    rows = [{"rank": rank} | one._asdict() for rank, found in known.items() for one in found.streams]
-    inside, without = (sum(getattr(one, name) for one in known.values()) for name in ("inside", "without"))
+    queues = rank_queues(run, scope)
+    rows = [{"rank": rank, **stream._asdict()} for rank in queues for stream in queues[rank].streams]
+    inside = sum(queue.inside for queue in queues.values())
+    without = sum(queue.without for queue in queues.values())
     rows.sort(key=lambda row: -row["launches"])
     notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside)
     if not inside:
@@ -97,7 +99,12 @@ def _streams(events: DeviceEvents) -> Iterator[StreamQueue]:
         mine = (events.device == device) & (events.stream == stream)
         launch, start = events.launch_start[mine], events.start[mine]
         delay = start - launch
-        window = _recorded(events.segment[mine], launch, start)
+        # From the first launch to the last start, cycle by cycle: between two cycles nothing was recorded.
+        cycle, window = events.segment[mine], 0
+        for segment in unique_values(cycle):
+            inside = cycle == segment
+            window += int(max(launch[inside].max(), start[inside].max()))
+            window -= int(min(launch[inside].min(), start[inside].min()))
         waiting = union(launch, start)
         queued = int(np.maximum(delay, 0).sum())
         most, full = queue_depth(launch, start, QUEUE_SLOTS)
@@ -113,15 +120,6 @@ def _streams(events: DeviceEvents) -> Iterator[StreamQueue]:
             empty_pct=100 * (window - length(waiting)) / window if window else 0.0,
             full_ns=full,
         )
-
-
-def _recorded(cycle: Ints, launch: Ints, start: Ints) -> int:
-    """From the first launch to the last start, cycle by cycle: between two cycles nothing was recorded."""
-    total = 0
-    for one in unique_values(cycle):
-        times = np.concatenate([launch[cycle == one], start[cycle == one]])
-        total += int(times.max() - times.min())
-    return total
 
 
 def queue_depth(launch: Ints, start: Ints, limit: int) -> tuple[int, int]:

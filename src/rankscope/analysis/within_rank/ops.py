@@ -7,22 +7,17 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.notes import left_out, slices_outside_steps
-from rankscope.analysis.core.origins import SAME, origin_of
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.within_rank.event_tables import ORIGIN_KEYS, SAME, origin_of
 from rankscope.analysis.within_rank.op_work import OpWork, op_work
 from rankscope.model import EXECUTED_OPS, ORIGINS
 from rankscope.store.arrays import number_rows
 from rankscope.timeline.run import Run
 
 _REPLAYED = " (graph replay)"
-# Keys of --by, and the option that records each.
-_KEYS = {
-    "rank": "",
-    "shape": "record_shapes=True records shapes",
-    "module": "with_stack=True records modules",
-    "source": "with_stack=True records lines of Python",
-}
+_KEYS = {"rank": "", "shape": "record_shapes=True records shapes", **ORIGIN_KEYS}
+"""Keys of --by, and the option that records each."""
 
 
 def ops(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -70,9 +65,9 @@ def _replayed(run: Run, scope: Scope, by: str | None, rows: list[dict[str, Any]]
             WHERE o.node IS NOT NULL AND s.category = 'cpu_op' AND {scope.where("s")}
         ) s {joins} GROUP BY ALL
     """)
-    places = {(row["name"], row[by] if by else None): row for row in rows}
+    launchers = {(row["name"], row[by] if by else None): row for row in rows}
     for name, value, time in launching:
-        places[name, value]["self_device_ns"] -= time
+        launchers[name, value]["self_device_ns"] -= time
     return replayed
 
 
@@ -134,22 +129,22 @@ def _flops(run: Run, scope: Scope, by: str | None) -> dict[tuple[str, Any], int]
     pairs, which = number_rows([work.signature, codes])
     sums = np.zeros(len(pairs), dtype=np.int64)
     np.add.at(sums, which, work.flops)
-    found: dict[tuple[str, Any], int] = {}
+    totals: dict[tuple[str, Any], int] = {}
     for (signature, code), flops in zip(pairs.tolist(), sums.tolist(), strict=True):
         key = code if by == "rank" else work.shapes[signature] or None if by == "shape" else None
         name = work.names[signature], texts[code] if texts else key
-        found[name] = found.get(name, 0) + flops
-    return found
+        totals[name] = totals.get(name, 0) + flops
+    return totals
 
 
 def _frames(run: Run, scope: Scope, by: str, work: OpWork) -> list[Any]:
     """The module or line of Python of each counted call."""
     key, joins = _key(by)
-    known = dict(
+    frames = dict(
         run.rows(f"""
             SELECT (f.rowid << 40) | s.id, {key.rstrip(",")} FROM (FROM slices WHERE {scope.where()}) s
             SEMI JOIN computing_ops c ON c.rank = s.rank AND c.segment = s.segment AND c.id = s.id
             JOIN segments f ON f.rank = s.rank AND f.segment = s.segment {joins}
         """)
     )
-    return [known[number] for number in work.number.tolist()]
+    return [frames[number] for number in work.number.tolist()]

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankscope.analysis.core.device_events import DeviceEvents, device_events, ranks_in
-from rankscope.analysis.core.event_sets import COMM, COMPUTE, NO_STEP, Activity
+from rankscope.analysis.core.device_events import COMM, COMPUTE, DeviceEvents, device_events, gpu_ranks
 from rankscope.analysis.core.gpu_counts import gpu_counts
-from rankscope.analysis.core.host_spans import rank_collectives
-from rankscope.analysis.core.intervals import Intervals, covered_before, intersect, join, length, union
+from rankscope.analysis.core.intervals import Intervals, covered, intersect, length, union
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
+from rankscope.analysis.core.rank_activity import host_collectives, rank_activity
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Unit
 from rankscope.analysis.core.rollups import kept_per_rank
+from rankscope.analysis.core.run_steps import NO_STEP
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
 from rankscope.analysis.core.step_times import StepWindows, windows
@@ -52,16 +52,10 @@ class OverlapRow(NamedTuple):
     hidden_by: str | None
 
     def as_row(self, rank: int, step: int | None) -> dict[str, Any]:
-        return {
-            "rank": rank,
-            "step": step,
-            "collective": self.collective,
-            "comm_ns": self.comm_ns,
-            "hidden_ns": self.hidden_ns,
-            "exposed_ns": self.comm_ns - self.hidden_ns,
-            "overlap_pct": 100 * self.hidden_ns / self.comm_ns,
-            "hidden_by": self.hidden_by,
-        }
+        values = {"rank": rank, "step": step, **self._asdict()}
+        values["exposed_ns"] = self.comm_ns - self.hidden_ns
+        values["overlap_pct"] = 100 * self.hidden_ns / self.comm_ns
+        return {column.name: values[column.name] for column in COLUMNS}
 
 
 @dataclass(frozen=True)
@@ -75,18 +69,18 @@ class RankOverlap:
 @kept_per_rank("overlap", RankOverlap)
 def rank_overlap(run: Run, scope: Scope) -> dict[int, RankOverlap]:
     """Of the ranks with GPU events."""
-    found = {}
-    for rank, events, host, own in _recorded(run, scope):
-        found[rank] = RankOverlap(tuple(_rows(run, events, host, own.intervals, each=True)))
-    return found
+    return {
+        rank: RankOverlap(tuple(_rows(run, rank, window.intervals, each=True)))
+        for rank, window in _gpu_windows(run, scope)
+    }
 
 
-def _recorded(run: Run, scope: Scope) -> Iterator[tuple[int, DeviceEvents, Activity, StepWindows]]:
-    """Rank by rank its GPU events, its collectives on the host and its windows."""
-    for rank in ranks_in(run, scope):
-        events, found = device_events(run, rank, scope.only_ranks()), windows(run, rank, scope)
-        if len(events) and len(found.step):
-            yield rank, events, rank_collectives(run, rank, Scope()), found
+def _gpu_windows(run: Run, scope: Scope) -> Iterator[tuple[int, StepWindows]]:
+    """The ranks with GPU events and a window."""
+    for rank in scope.ranks_in(run):
+        window = windows(run, rank, scope)
+        if rank in gpu_ranks(run) and len(window.step):
+            yield rank, window
 
 
 def overlap(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -94,64 +88,52 @@ def overlap(run: Run, scope: Scope, by: str | None = None) -> Result:
     rows: list[dict[str, Any]] = []
     findings: list[OnRank] = []
     if by == "step":
-        for rank, events, host, found in _recorded(run, scope):
-            for step in unique_values(found.step[found.step != NO_STEP]).tolist():
-                mine = found.step == step
-                window = Intervals(found.start[mine], found.end[mine])
-                rows += [one.as_row(rank, step) for one in _rows(run, events, host, window, each=False)]
+        for rank, window in _gpu_windows(run, scope):
+            for step in unique_values(window.step[window.step != NO_STEP]).tolist():
+                mine = window.step == step
+                times = Intervals(window.start[mine], window.end[mine])
+                rows += [row.as_row(rank, step) for row in _rows(run, rank, times, each=False)]
     else:
-        for rank, known in rank_overlap(run, scope).items():
-            own_rows = [one.as_row(rank, None) for one in known.rows]
-            rows += own_rows
-            findings += _finding(run, rank, own_rows, scope)
+        for rank, record in rank_overlap(run, scope).items():
+            of_rank = [row.as_row(rank, None) for row in record.rows]
+            rows += of_rank
+            findings += _finding(run, rank, of_rank, scope)
     inside = sum(count.events for count in gpu_counts(run, scope))
     notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside)
     if not inside:
         notes.append(NO_GPU)
     elif not rows:
         notes.append("no communication in the window: the run has one rank, or collectives were not recorded")
-    return Result(
-        "overlap",
-        "Overlap of communication and compute",
-        scope.window,
-        COLUMNS,
-        rows,
-        of_the_worst(findings),
-        tuple(notes),
-    )
+    title = "Overlap of communication and compute"
+    return Result("overlap", title, scope.window, COLUMNS, rows, of_the_worst(findings), tuple(notes))
 
 
-def _rows(
-    run: Run, events: DeviceEvents, host: Activity, window: Intervals, each: bool
-) -> Iterator[OverlapRow]:
+def _rows(run: Run, rank: int, window: Intervals, each: bool) -> Iterator[OverlapRow]:
     """As in the breakdown, all is clipped to the window."""
-    on_host = union(host.start, host.end)
-    is_comm, is_compute = events.kind == COMM, events.kind == COMPUTE
-    compute = events.pick(is_compute)
-    computing = union(compute.start, compute.end)
-    comm = events.pick(is_comm)
+    events, activity = device_events(run, rank, Scope()), rank_activity(run, rank)
     names = all_names(run)
-    sets: list[tuple[str | None, Intervals]] = [(None, join(union(comm.start, comm.end), on_host))]
+    sets: list[tuple[str | None, Intervals]] = [(None, activity.communication)]
     if each:
+        comm = events.pick(events.kind == COMM)
         kinds: dict[str, list[int]] = {}
         for code in unique_values(comm.work).tolist():
             kinds.setdefault(kernel_name(names[code]), []).append(code)
         for kind, codes in sorted(kinds.items()):
             mine = np.isin(comm.work, codes)
             sets.append((kind, union(comm.start[mine], comm.end[mine])))
-        sets.append((ON_HOST, on_host))
+        sets.append((ON_HOST, host_collectives(run)[rank]))
+    compute = events.pick(events.kind == COMPUTE)
     for name, everywhere in sets:
         spans = intersect(everywhere, window)
         total = length(spans)
-        if not total:
-            continue
-        hidden = length(intersect(spans, computing))
-        yield OverlapRow(name, total, hidden, _longest(compute, spans, names) if hidden else None)
+        if total:
+            hidden = length(intersect(spans, activity.compute))
+            yield OverlapRow(name, total, hidden, _longest(compute, spans, names) if hidden else None)
 
 
 def _longest(compute: DeviceEvents, spans: Intervals, names: Any) -> str:
     """The kernel with the longest overlap with the spans."""
-    shared = covered_before(spans, compute.end) - covered_before(spans, compute.start)
+    shared = covered(spans, compute.start, compute.end)
     times: Counter[str] = Counter()
     codes, which = np.unique(compute.work[shared > 0], return_inverse=True)
     for code, time in zip(
@@ -168,18 +150,22 @@ def _finding(run: Run, rank: int, rows: list[dict[str, Any]], scope: Scope) -> l
     whole, *kinds = rows
     waiting = int(exposed_waits(run, scope)[rank].sum())
     transfer = whole["exposed_ns"] - waiting
-    found = rank_parts(run, scope)[rank]
-    severity = graded(transfer, found.span, EXPOSED_INFO, EXPOSED_WARNING, EXPOSED_CRITICAL)
+    parts = rank_parts(run, scope)[rank]
+    severity = graded(transfer, parts.span, EXPOSED_INFO, EXPOSED_WARNING, EXPOSED_CRITICAL)
     if severity is None:
         return []
     most = max(kinds, key=lambda row: row["exposed_ns"])
-    steps = 0 if (found.step == NO_STEP).all() else len(found.step)
-    share = transfer / found.span
+    steps = 0 if (parts.step == NO_STEP).all() else len(parts.step)
+    share = transfer / parts.span
     per_step = f" ({format_rounded('ns', transfer / steps)} per step)" if steps else ""
-    facts = tuple(
-        Fact(quantity, value, unit, f"rank {rank}", (rank,), {"rank": rank, "step": None, "collective": None})
-        for quantity, value, unit in _quantities(whole, waiting, share)
+    quantities: tuple[tuple[str, float, Unit], ...] = (
+        ("exposed_ns", whole["exposed_ns"], "ns"),
+        ("comm_ns", whole["comm_ns"], "ns"),
+        ("exposed_wait_ns", waiting, "ns"),
+        ("transfer_pct", 100 * share, "percent"),
     )
+    key = {"rank": rank, "step": None, "collective": None}
+    facts = tuple(Fact(*quantity, f"rank {rank}", (rank,), key) for quantity in quantities)
     of_it = f"; {format_rounded('ns', waiting)} of that is waiting for another rank" if waiting else ""
     finding = Finding(
         severity,
@@ -194,15 +180,6 @@ def _finding(run: Run, rank: int, rows: list[dict[str, Any]], scope: Scope) -> l
         remedy=Remedy("communication hidden"),
     )
     return [OnRank(rank, share, finding)]
-
-
-def _quantities(whole: dict[str, Any], waiting: int, share: float) -> tuple[tuple[str, float, Unit], ...]:
-    return (
-        ("exposed_ns", whole["exposed_ns"], "ns"),
-        ("comm_ns", whole["comm_ns"], "ns"),
-        ("exposed_wait_ns", waiting, "ns"),
-        ("transfer_pct", 100 * share, "percent"),
-    )
 
 
 _OVERLAP = (

@@ -1,4 +1,9 @@
-"""Phases of the step: host time and GPU work in data loading, forward, backward, recomputation and optimizer."""
+"""Phases of the step: host time and GPU work in data loading, forward, backward, recomputation and optimizer.
+
+Recomputation are forward ops that run again inside the backward pass: activation checkpointing, reentrant or not.
+Autograd gives each forward op that it will differentiate a sequence number and "Fwd thread id" 0. Ops of the backward
+pass do not have both, so an op that has them there belongs to a recomputed forward pass.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,14 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.device_events import UNKNOWN, device_events, ranks_in, steps_in
-from rankscope.analysis.core.host_spans import annotated, dataloader_spans, engine_calls, op_spans
+from rankscope.analysis.core.device_events import UNKNOWN, device_events, steps_in
+from rankscope.analysis.core.host_spans import (
+    HostEvents,
+    annotated,
+    dataloader_spans,
+    engine_calls,
+    outermost_ops,
+)
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, intersect, join, length, subtract, union
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
@@ -16,8 +27,9 @@ from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import OnRank, of_the_worst
 from rankscope.analysis.core.step_times import host_windows, recordings
-from rankscope.analysis.within_rank.recomputation import recomputed
 from rankscope.records import dataclass
+from rankscope.timeline.linking import slice_at
+from rankscope.timeline.nesting import nest
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
@@ -31,6 +43,7 @@ RECOMPUTE_INFO = 0.05
 _OPTIMIZER = r"^Optimizer\.(?:step|zero_grad)#|^\W*(?:optimizer|optim)(?:[^a-z]|$)"
 _BACKWARD = r"^\W*(?:backward|bwd)(?:[^a-z]|$)"
 _FORWARD = r"^\W*(?:forward|fwd|loss)(?:[^a-z]|$)"
+_IS_FORWARD = "(e.args->>'Fwd thread id') = '0' AND (e.args->>'Sequence number') IS NOT NULL"
 
 COLUMNS = (
     Column("rank"),
@@ -61,9 +74,9 @@ class Partition:
     def lengths(self) -> list[int]:
         """Time in each phase; the sum is the length of the window."""
         sizes = np.append(np.diff(self.start), 0) if len(self.start) else self.start
-        found = np.bincount(self.phase, weights=sizes, minlength=len(PHASES)).astype(np.int64)
-        found[OTHER] = length(self.window) - int(found[:OTHER].sum())
-        return [int(time) for time in found]
+        times = np.bincount(self.phase, weights=sizes, minlength=len(PHASES)).astype(np.int64)
+        times[OTHER] = length(self.window) - int(times[:OTHER].sum())
+        return [int(time) for time in times]
 
 
 def phases(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -71,10 +84,10 @@ def phases(run: Run, scope: Scope, by: str | None = None) -> Result:
     rows: list[dict[str, Any]] = []
     findings: list[OnRank] = []
     steps = steps_in(run, scope)
-    for rank, found in rank_phases(run, scope).items():
-        own = found.rows(rank)
-        rows += own
-        findings += _recomputation_finding(rank, own, steps)
+    for rank, record in rank_phases(run, scope).items():
+        of_rank = record.rows(rank)
+        rows += of_rank
+        findings += _recomputation_finding(rank, of_rank, steps)
     notes = left_out(run, scope)
     seen = {row["phase"] for row in rows}
     if not rows:
@@ -122,32 +135,27 @@ class RankPhases:
 @kept_per_rank("phases", RankPhases)
 def rank_phases(run: Run, scope: Scope) -> dict[int, RankPhases]:
     """By rank."""
-    return {rank: _phases_of(run, rank, scope) for rank in ranks_in(run, scope)}
-
-
-def _phases_of(run: Run, rank: int, scope: Scope) -> RankPhases:
-    partition = partition_of(run, rank, scope)
-    events = device_events(run, rank, scope)
-    known = events.launch_start != UNKNOWN
-    phase = np.where(known, partition.at(events.launch_start), OTHER)
-    size = len(PHASES)
-    device = np.bincount(phase, weights=events.end - events.start, minlength=size).astype(np.int64)
-    counts = np.bincount(phase, minlength=size)
-    return RankPhases(tuple(partition.lengths()), tuple(device.tolist()), tuple(counts.tolist()))
+    records = {}
+    for rank in scope.ranks_in(run):
+        partition, events = partition_of(run, rank, scope), device_events(run, rank, scope)
+        phase = np.where(events.launch_start != UNKNOWN, partition.at(events.launch_start), OTHER)
+        time = np.bincount(phase, weights=events.end - events.start, minlength=len(PHASES)).astype(np.int64)
+        counts = np.bincount(phase, minlength=len(PHASES))
+        records[rank] = RankPhases(tuple(partition.lengths()), tuple(time.tolist()), tuple(counts.tolist()))
+    return records
 
 
 def _recomputation_finding(rank: int, rows: list[dict[str, Any]], steps: int) -> list[OnRank]:
     row = next((row for row in rows if row["phase"] == "recompute"), None)
     if row is None:
         return []
-    on_device = row["device_pct"] is not None
-    share, time = (row["device_pct"], row["device_ns"]) if on_device else (row["host_pct"], row["host_ns"])
+    column = "device" if row["device_pct"] is not None else "host"
+    share, time = row[f"{column}_pct"], row[f"{column}_ns"]
     if share is None or share < 100 * RECOMPUTE_INFO:
         return []
     per_step = f" ({format_rounded('ns', time / steps)} per step)" if steps else ""
-    where = "GPU" if on_device else "host"
+    where = "GPU" if column == "device" else "host"
     key = {"rank": rank, "phase": "recompute"}
-    column = "device" if on_device else "host"
     finding = Finding(
         "info",
         f"Recomputation takes {share:.0f} % of the {where} time of rank {rank}{per_step}",
@@ -170,50 +178,44 @@ def _partitions(run: Run, steps: tuple[int, int] | None) -> dict[int, Partition]
 
 def partition_of(run: Run, rank: int, scope: Scope) -> Partition:
     """A rank's time on the host by phase; computed once."""
-    known = _partitions(run, scope.steps)
-    if rank not in known:
-        known[rank] = _partition(run, rank, scope)
-    return known[rank]
+    partitions = _partitions(run, scope.steps)
+    if rank not in partitions:
+        partitions[rank] = _partition(run, rank, scope)
+    return partitions[rank]
 
 
 def _partition(run: Run, rank: int, scope: Scope) -> Partition:
-    steps = host_windows(run, rank, scope)
-    ops = op_spans(run, rank)
+    steps, ops = host_windows(run, rank, scope), outermost_ops(run, rank).spans
     window = union(steps.start, steps.end)
     if len(window.start) == 0:
         if len(ops.start) == 0:
             return Partition(EMPTY.start, EMPTY.start, EMPTY)
-        window = _extent(ops, recordings(run)[rank])
+        # From the first op to the last of each recording.
+        recording = np.searchsorted(recordings(run)[rank].start, ops.start, side="right")
+        first = np.flatnonzero(np.diff(recording, prepend=-1))
+        window = Intervals(ops.start[first], ops.end[np.append(first[1:], len(recording)) - 1])
     engine = engine_calls(run, rank)
-    backward = join(union(engine[1], engine[2]), annotated(run, rank, _BACKWARD))
+    backward = join(engine.spans, annotated(run, rank, _BACKWARD))
     sets = {
         DATALOADER: dataloader_spans(run, rank),
         OPTIMIZER: annotated(run, rank, _OPTIMIZER),
-        RECOMPUTE: recomputed(run, rank, *engine),
+        RECOMPUTE: _recomputed(run, rank, engine),
         BACKWARD: backward,
         FORWARD: join(_before_backward(ops, backward, window), annotated(run, rank, _FORWARD)),
         OTHER: ops,
     }
     pieces, taken = [], EMPTY
-    for phase, found in sets.items():
-        own = intersect(subtract(found, taken), window)
-        pieces.append((own, np.full(len(own.start), phase)))
-        taken = join(taken, found)
+    for phase, times in sets.items():
+        piece = intersect(subtract(times, taken), window)
+        pieces.append((piece, np.full(len(piece.start), phase)))
+        taken = join(taken, times)
     return _filled(pieces, window)
-
-
-def _extent(ops: Intervals, recorded: Intervals) -> Intervals:
-    """From the first op to the last of each recording."""
-    place = np.searchsorted(recorded.start, ops.start, side="right")
-    first = np.flatnonzero(np.diff(place, prepend=-1))
-    last = np.append(first[1:], len(place)) - 1
-    return Intervals(ops.start[first], ops.end[last])
 
 
 def _filled(pieces: list[tuple[Intervals, Ints]], window: Intervals) -> Partition:
     """Time between two intervals of one phase in one step belongs to that phase: the host is in Python."""
-    start = np.concatenate([own.start for own, _ in pieces])
-    end = np.concatenate([own.end for own, _ in pieces])
+    start = np.concatenate([piece.start for piece, _ in pieces])
+    end = np.concatenate([piece.end for piece, _ in pieces])
     phase = np.concatenate([numbers for _, numbers in pieces])
     order = np.argsort(start, kind="stable")
     start, end, phase = start[order], end[order], phase[order]
@@ -238,3 +240,78 @@ def _before_backward(ops: Intervals, backward: Intervals, window: Intervals) -> 
     limit = last[np.searchsorted(window.start, ops.start, side="right")]
     early = ops.start < limit
     return Intervals(ops.start[early], ops.end[early])
+
+
+def _recomputed(run: Run, rank: int, engine: HostEvents) -> Intervals:
+    """In each call of autograd's engine, the time from the first forward op to the last; nested calls are separate."""
+    if len(engine.track) == 0 or not _recomputes(run, rank, engine):
+        return EMPTY
+    ops, around = _forward_ops(run, rank, engine, int(engine.start.min()), int(engine.end.max()))
+    first = np.full(len(engine.track), np.iinfo(np.int64).max)
+    last = np.full(len(engine.track), np.iinfo(np.int64).min)
+    np.minimum.at(first, around, ops["start"])
+    np.maximum.at(last, around, ops["stop"])
+    times = EMPTY
+    for level in nest(engine.track, engine.start, engine.end).levels:
+        calls = union(engine.start[level], engine.end[level])
+        times = join(subtract(times, calls), union(first[level], last[level]))
+    return times
+
+
+@once_per_run
+def _recomputing(run: Run) -> dict[int, bool]:
+    """Whether anything is recomputed, by the number of ops; `_recomputes` fills it."""
+    return {}
+
+
+def _recomputes(run: Run, rank: int, engine: HostEvents) -> bool:
+    """Whether anything is recomputed, judged by the step with the most ops on the backward threads.
+
+    Arguments are slow to read, and most runs recompute nothing. Recomputation adds ops, so if this step has none, no
+    step is expected to have any. Ranks with the same number of ops in their step are assumed to run the same program.
+    """
+    counted = _ops_by_step(run)
+    mine = (counted["rank"] == rank) & np.isin(counted["track"], engine.track)
+    steps, which = np.unique(counted["step"][mine], return_inverse=True)
+    sums = np.bincount(which, weights=counted["ops"][mine])
+    step, ops = (int(steps[sums.argmax()]), int(sums.max())) if len(steps) else (-1, -rank)
+    answers = _recomputing(run)
+    if ops not in answers:
+        window = host_windows(run, rank, Scope(steps=(step, step)))
+        low = max([int(engine.start.min()), *window.start.tolist()])
+        high = min([int(engine.end.max()), *window.end.tolist()])
+        answers[ops] = len(_forward_ops(run, rank, engine, low, high)[1]) > 0
+    return answers[ops]
+
+
+@once_per_run
+def _ops_by_step(run: Run) -> dict[str, Any]:
+    return run.arrays(
+        "SELECT rank::BIGINT AS rank, track::BIGINT AS track, step::BIGINT AS step, count(*) AS ops FROM slices "
+        "WHERE category = 'cpu_op' AND step IS NOT NULL GROUP BY ALL"
+    )
+
+
+def _forward_ops(run: Run, rank: int, engine: HostEvents, low: int, high: int) -> tuple[dict[str, Any], Ints]:
+    """The forward ops that start in [low, high) inside a call of the engine, and the index of that call."""
+    parts = []
+    for entry in (entry for entry in run.segments if entry.rank == rank):
+        shift = (
+            run.shift_ns(entry) - entry.manifest["origin_ns"]
+        )  # from the clock of the file to that of the run
+        parts.append(
+            run.arrays(f"""
+                SELECT s.track::BIGINT AS track, s.start_ns AS start, s.start_ns + greatest(s.dur_ns, 0) AS stop
+                FROM (
+                    SELECT e.id FROM events e WHERE e.rank = {rank} AND e.segment = {entry.segment}
+                    AND e.category = 'cpu_op' AND e.ts_ns >= {low - shift} AND e.ts_ns < {high - shift}
+                    AND {_IS_FORWARD}
+                ) e JOIN (FROM slices WHERE rank = {rank} AND segment = {entry.segment} AND category = 'cpu_op') s
+                ON s.id = e.id
+            """)
+        )
+    ops = {name: np.concatenate([part[name] for part in parts]) for name in ("track", "start", "stop")}
+    nesting = nest(engine.track, engine.start, engine.end)
+    around = slice_at(nesting, engine.track, engine.start, engine.end, ops["track"], ops["start"])
+    inside = around != UNKNOWN
+    return {name: values[inside] for name, values in ops.items()}, around[inside]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from rankscope.analysis.core.grouping import split_by_rank
-from rankscope.analysis.core.intervals import EMPTY, Intervals, intersect, length, union
+from rankscope.analysis.core.intervals import EMPTY, intersect, length, union
 from rankscope.analysis.core.notes import left_out, slice_counts
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.rollups import kept_per_rank
@@ -37,37 +37,22 @@ def overhead(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank and kind of overhead."""
     rows: list[dict[str, Any]] = []
     findings: list[OnRank] = []
-    for rank, found in rank_overhead(run, scope).items():
-        step_ns = found.step_ns
-        own = [
-            {
-                "rank": rank,
-                "name": kind.name,
-                "calls": kind.calls,
-                "total_ns": kind.total_ns,
-                "max_ns": kind.max_ns,
-                "in_steps_ns": kind.in_steps_ns if step_ns else None,
-                "step_pct": 100 * kind.in_steps_ns / step_ns if step_ns else None,
-            }
-            for kind in found.kinds
-        ]
-        rows += own
-        findings += _finding(rank, own, found.in_steps_ns, step_ns)
+    for rank, record in rank_overhead(run, scope).items():
+        step_ns = record.step_ns
+        of_rank = [{"rank": rank, **kind._asdict(), "step_pct": None} for kind in record.kinds]
+        for row in of_rank:
+            row["step_pct"] = 100 * row["in_steps_ns"] / step_ns if step_ns else None
+            row["in_steps_ns"] = row["in_steps_ns"] if step_ns else None
+        rows += of_rank
+        findings += _finding(rank, of_rank, record.in_steps_ns, step_ns)
     notes = left_out(run, scope)
     if not rows:
         notes.append(
             "the trace has no events of category 'overhead'. The profiler still has a cost; a run without it shows "
             "how much"
         )
-    return Result(
-        "overhead",
-        "Profiler overhead",
-        scope.window,
-        COLUMNS,
-        rows,
-        (*of_the_worst(findings), *_stacks(run, scope)),
-        tuple(notes),
-    )
+    every = (*of_the_worst(findings), *_stacks(run, scope))
+    return Result("overhead", "Profiler overhead", scope.window, COLUMNS, rows, every, tuple(notes))
 
 
 class OverheadKind(NamedTuple):
@@ -100,52 +85,39 @@ def rank_overhead(run: Run, scope: Scope) -> dict[int, RankOverhead]:
         "SELECT rank::BIGINT AS rank, name, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop FROM slices "
         f"WHERE lower(category) = 'overhead' AND {scope.where()}"
     )
-    by_rank = split_by_rank(events, unique_values(events["rank"]).tolist())
-    return {rank: _overhead(run, rank, scope, own) for rank, own in by_rank.items()}
-
-
-def _overhead(run: Run, rank: int, scope: Scope, events: dict[str, Any]) -> RankOverhead:
-    steps = windows(run, rank, scope).intervals if scope.steps is not None else EMPTY
-    kinds = []
-    for name in sorted(set(events["name"].tolist())):
-        mine = events["name"] == name
-        start, stop = events["start"][mine], events["stop"][mine]
-        time = stop - start
-        kinds.append(
-            OverheadKind(name, len(start), int(time.sum()), int(time.max()), _inside(start, stop, steps))
-        )
-    kinds.sort(key=lambda kind: (-kind.total_ns, kind.name))
-    return RankOverhead(tuple(kinds), _inside(events["start"], events["stop"], steps), length(steps))
-
-
-def _inside(start: Any, stop: Any, steps: Intervals) -> int:
-    return length(intersect(union(start, stop), steps))
+    records = {}
+    for rank, columns in split_by_rank(events, unique_values(events["rank"]).tolist()).items():
+        names, start, stop = columns["name"], columns["start"], columns["stop"]
+        steps = windows(run, rank, scope).intervals if scope.steps is not None else EMPTY
+        kinds = []
+        for name in sorted(set(names.tolist())):
+            mine = names == name
+            time = (stop - start)[mine]
+            inside = length(intersect(union(start[mine], stop[mine]), steps))
+            kinds.append(OverheadKind(name, len(time), int(time.sum()), int(time.max()), inside))
+        kinds.sort(key=lambda kind: (-kind.total_ns, kind.name))
+        inside = length(intersect(union(start, stop), steps))
+        records[rank] = RankOverhead(tuple(kinds), inside, length(steps))
+    return records
 
 
 def _finding(rank: int, rows: list[dict[str, Any]], inside: int, step_ns: int) -> list[OnRank]:
     severity = graded(inside, step_ns, SHARE_INFO, SHARE_WARNING, SHARE_CRITICAL)
     if severity is None:
         return []
-    most = rows[0]
-    share = inside / step_ns
+    most, share = rows[0], inside / step_ns
+    name = most["name"]
     finding = Finding(
         severity,
         f"Profiler overhead on rank {rank}: {100 * share:.0f} % of the step time",
-        f"rank {rank}: {format_rounded('ns', inside)} in the steps; the largest kind is {most['name']} "
+        f"rank {rank}: {format_rounded('ns', inside)} in the steps; the largest kind is {name} "
         f"({format_rounded('ns', most['total_ns'])} in total)",
         (rank,),
         hint="Record fewer steps at a time, add a warm-up step, and leave out stacks and shapes.",
         facts=(
             Fact("in_steps_ns", inside, "ns", f"rank {rank}, all kinds", (rank,), {"rank": rank}),
             Fact("step_pct", 100 * share, "percent", f"rank {rank}, all kinds", (rank,), {"rank": rank}),
-            Fact(
-                "total_ns",
-                most["total_ns"],
-                "ns",
-                most["name"],
-                (rank,),
-                {"rank": rank, "name": most["name"]},
-            ),
+            Fact("total_ns", most["total_ns"], "ns", name, (rank,), {"rank": rank, "name": name}),
         ),
     )
     return [OnRank(rank, share, finding)]

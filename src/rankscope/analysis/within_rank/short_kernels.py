@@ -8,14 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from rankscope.analysis.core.advice import together
-from rankscope.analysis.core.device_events import (
-    UNKNOWN,
-    DeviceEvents,
-    device_events,
-    ranks_in,
-    steps_in,
-)
-from rankscope.analysis.core.event_sets import COMPUTE
+from rankscope.analysis.core.device_events import COMPUTE, UNKNOWN, DeviceEvents, device_events, steps_in
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out, no_lines
@@ -25,7 +18,6 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
 from rankscope.analysis.core.step_times import windows
 from rankscope.records import dataclass
-from rankscope.store.arrays import Mask
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
@@ -81,14 +73,14 @@ def rank_short(run: Run, scope: Scope) -> dict[int, RankShort]:
 
 def _by_launcher(run: Run, scope: Scope, column: Literal["op", "line"]) -> dict[int, RankShort]:
     names = all_names(run)
-    found = {}
-    for rank in ranks_in(run, scope):
+    records = {}
+    for rank in scope.ranks_in(run):
         events = device_events(run, rank, scope)
         events = events.pick(events.kind == COMPUTE)
         if len(events):
             groups = _groups(events, getattr(events, column), names)
-            found[rank] = RankShort(tuple(groups), windows(run, rank, scope).span)
-    return found
+            records[rank] = RankShort(tuple(groups), windows(run, rank, scope).span)
+    return records
 
 
 def short_kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -98,15 +90,13 @@ def short_kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
     findings: list[OnRank] = []
     inside, steps = 0, steps_in(run, scope)
     by_rank = _by_launcher(run, scope, "line") if key == "source" else rank_short(run, scope)
-    for rank, found in by_rank.items():
-        sums = found.sums
+    for rank, record in by_rank.items():
+        sums = record.sums
         inside += sums.kernels
-        findings += _finding(run, rank, sums, found.span, steps)
-        for group in (sums,) if key == "rank" else found.groups:
-            row = groups.setdefault(
-                rank if key == "rank" else group.name,
-                dict.fromkeys(("count", "total_ns", "launch_ns", "all"), 0),
-            )
+        findings += _finding(run, rank, sums, record.span, steps)
+        for group in (sums,) if key == "rank" else record.groups:
+            name = rank if key == "rank" else group.name
+            row = groups.setdefault(name, dict.fromkeys(("count", "total_ns", "launch_ns", "all"), 0))
             for column, value in zip(row, group[1:], strict=True):
                 row[column] += value
     rows = [
@@ -130,41 +120,27 @@ def short_kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
     elif key == "source" and all(row["source"] is None for row in rows):
         notes.append(no_lines(run))
     columns = (Column(key, help="origin of the launches", at_end=key != "rank"), *_MEASURES)
-    title = f"Kernels under {SHORT_NS // 1000} µs"
-    return Result(
-        "short_kernels",
-        title,
-        scope.window,
-        columns,
-        rows,
-        of_the_worst(findings),
-        tuple(notes),
-        unknown="" if inside else None,
-    )
+    title, unknown = f"Kernels under {SHORT_NS // 1000} µs", "" if inside else None
+    worst = of_the_worst(findings)
+    return Result("short_kernels", title, scope.window, columns, rows, worst, tuple(notes), unknown=unknown)
 
 
 def _groups(events: DeviceEvents, codes: Ints, names: list[str]) -> Iterator[GroupSums]:
     """For each code the count, run time and launch time of its short kernels, and the count of all its kernels."""
     duration = events.end - events.start
     is_short = duration < SHORT_NS
-    launch = np.where(_first_of_launch(events, is_short), events.launch_end - events.launch_start, 0)
+    # One call of a CUDA graph launches many kernels and costs once.
+    launched = np.flatnonzero(is_short & (events.launch_start != UNKNOWN))
+    _, first = np.unique((events.segment[launched] << 48) | events.launch[launched], return_index=True)
+    launch = np.zeros_like(duration)
+    launch[launched[first]] = (events.launch_end - events.launch_start)[launched[first]]
     distinct, group = np.unique(codes, return_inverse=True)
-    size = len(distinct)
     columns = (
-        np.bincount(group, weights=weights, minlength=size).astype(np.int64).tolist()
-        for weights in (is_short, duration * is_short, launch * is_short, None)
+        np.bincount(group, weights=weights, minlength=len(distinct)).astype(np.int64).tolist()
+        for weights in (is_short, duration * is_short, launch, None)
     )
     for code, *sums in zip(distinct.tolist(), *columns, strict=True):
         yield GroupSums(None if code == UNKNOWN else names[code], *sums)
-
-
-def _first_of_launch(events: DeviceEvents, wanted: Mask) -> Mask:
-    """The first wanted event of each known launch: one call of a CUDA graph launches many kernels and costs once."""
-    known = np.flatnonzero(wanted & (events.launch_start != UNKNOWN))
-    _, first = np.unique((events.segment[known] << 48) | events.launch[known], return_index=True)
-    found = np.zeros(len(events), dtype=bool)
-    found[known[first]] = True
-    return found
 
 
 def _finding(run: Run, rank: int, sums: GroupSums, span: int, steps: int) -> list[OnRank]:

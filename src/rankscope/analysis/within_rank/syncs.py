@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankscope.analysis.core.device_events import UNKNOWN, steps_in
+from rankscope.analysis.core.device_events import UNKNOWN, gpu_ranks, steps_in
+from rankscope.analysis.core.gpu_counts import kernels_end_in
 from rankscope.analysis.core.grouping import split_by_rank
-from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, covered_before
-from rankscope.analysis.core.lost_kernels import kernels_end_in
+from rankscope.analysis.core.host_spans import waiting_calls
+from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, covered, subtract
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.notes import NO_GPU, left_out, no_lines, slice_counts
+from rankscope.analysis.core.rank_activity import rank_activity
 from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded
 from rankscope.analysis.core.step_times import windows
-from rankscope.analysis.within_rank.idle_causes import idle_by_rank
-from rankscope.analysis.within_rank.sync_calls import waiting_calls
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows, unique_values
@@ -66,40 +66,42 @@ class RankSyncs:
 @kept_per_rank("syncs", RankSyncs)
 def rank_syncs(run: Run, scope: Scope) -> dict[int, RankSyncs]:
     """Of the ranks that have such calls."""
-    idle = idle_by_rank(run, scope)
     has_steps = scope.steps is not None or steps_in(run, scope) > 0
     waiting = waiting_calls(run, scope)
-    return {
-        rank: RankSyncs(
-            tuple(_calls(all_names(run), mine, idle.get(rank, EMPTY), has_steps)),
-            windows(run, rank, scope).span if rank in idle else 0,
-        )
-        for rank, mine in split_by_rank(waiting, unique_values(waiting["rank"]).tolist()).items()
-    }
+    syncs = {}
+    for rank, mine in split_by_rank(waiting, unique_values(waiting["rank"]).tolist()).items():
+        idle, window = EMPTY, windows(run, rank, scope)
+        if has_gpu := rank in gpu_ranks(run):
+            idle = subtract(window.intervals, rank_activity(run, rank).busy)
+        calls = tuple(_calls(all_names(run), mine, idle, has_steps))
+        syncs[rank] = RankSyncs(calls, window.span if has_gpu else 0)
+    return syncs
 
 
 def syncs(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per call, op and line of Python."""
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    in_steps: dict[tuple[Any, ...], list[Any]] = {}
+    groups: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
+    in_steps: dict[tuple[Any, ...], dict[int, tuple[int, ...]]] = {}
     span: dict[int, int] = {}
-    steps = steps_in(run, scope)
     lost = kernels_end_in(run, scope)
-    for rank, known in rank_syncs(run, scope).items():
-        span[rank] = known.span
-        for call in known.calls:
+    for rank, record in rank_syncs(run, scope).items():
+        span[rank] = record.span
+        for call in record.calls:
             key = (call.name, call.op, call.source)
-            _add(groups.setdefault((rank, *key) if by == "rank" else key, [0, 0, 0, 0]), call.sums)
+            groups.setdefault((rank, *key) if by == "rank" else key, []).append(call.sums)
             if call.in_steps[0] and rank not in lost:  # then its GPU only seems idle
-                entry = in_steps.setdefault(key, [[0, 0, 0, 0], {}])
-                _add(entry[0], call.in_steps)
-                entry[1][rank] = call.in_steps
+                in_steps.setdefault(key, {})[rank] = call.in_steps
     keys = ("rank", "name", "op", "source") if by == "rank" else ("name", "op", "source")
-    rows = [
-        dict(zip(keys, key, strict=True))
-        | dict(zip(("calls", "total_ns", "max_ns", "gpu_idle_ns"), sums, strict=True))
-        for key, sums in groups.items()
-    ]
+    rows = []
+    for key, sums in groups.items():
+        calls, total, longest, idle = zip(*sums, strict=True)
+        measures = {
+            "calls": sum(calls),
+            "total_ns": sum(total),
+            "max_ns": max(longest),
+            "gpu_idle_ns": sum(idle),
+        }
+        rows.append(dict(zip(keys, key, strict=True)) | measures)
     rows.sort(key=lambda row: (-row["total_ns"], *(str(row[key]) for key in keys)))
     notes = left_out(run, scope)
     has_calls = any(category in LAUNCH_CATEGORIES for category in slice_counts(run, Scope()))
@@ -108,68 +110,47 @@ def syncs(run: Run, scope: Scope, by: str | None = None) -> Result:
     elif all(row["source"] is None for row in rows):
         notes.append(no_lines(run))
     columns = (*((Column("rank"),) if by == "rank" else ()), *COLUMNS)
-    findings = _findings(in_steps, span, steps)
-    return Result(
-        "syncs",
-        "Calls that wait for the GPU",
-        scope.window,
-        columns,
-        rows,
-        findings,
-        tuple(notes),
-        unknown="" if has_calls else None,
-    )
-
-
-def _add(sums: list[int], more: Sequence[int]) -> None:
-    sums[0] += more[0]
-    sums[1] += more[1]
-    sums[2] = max(sums[2], more[2])
-    sums[3] += more[3]
+    findings = _findings(in_steps, span, steps_in(run, scope))
+    title, unknown = "Calls that wait for the GPU", "" if has_calls else None
+    return Result("syncs", title, scope.window, columns, rows, findings, tuple(notes), unknown=unknown)
 
 
 def _calls(names: list[str], columns: dict[str, Any], idle: Intervals, has_steps: bool) -> Iterator[CallSums]:
     """For each call, op and line."""
-    start, stop = columns["start"], columns["stop"]
-    gpu_idle = covered_before(idle, stop) - covered_before(idle, start)
-    _, key = number_rows([columns[name] for name in ("name", "waits", "op", "line")])
+    time = columns["stop"] - columns["start"]
+    gpu_idle = covered(idle, columns["start"], columns["stop"])
+
+    def sums(mine: Ints) -> tuple[int, ...]:
+        return len(mine), int(time[mine].sum()), int(time[mine].max(initial=0)), int(gpu_idle[mine].sum())
+
+    groups, key = number_rows([columns[name] for name in ("name", "waits", "op", "line")])
     order = np.argsort(key, kind="stable")
-    for mine in np.split(order, np.flatnonzero(np.diff(key[order])) + 1):
-        first = int(mine[0])
-        call = names[columns["name"][first]]
-        op, line = (
-            None if code == UNKNOWN else names[code]
-            for code in (columns["op"][first], columns["line"][first])
-        )
-        label = call if columns["waits"][first] else f"{call}, pageable"
+    for (call, waits, *callers), mine in zip(
+        groups.tolist(), np.split(order, np.flatnonzero(np.diff(key[order])) + 1), strict=True
+    ):
+        op, line = (None if code == UNKNOWN else names[code] for code in callers)
         stepped = mine[columns["step"][mine] >= 0] if has_steps else mine
-        yield CallSums(
-            label, op, line, _sums(start, stop, gpu_idle, mine), _sums(start, stop, gpu_idle, stepped)
-        )
-
-
-def _sums(start: Ints, stop: Ints, gpu_idle: Ints, mine: Ints) -> tuple[int, ...]:
-    time = stop[mine] - start[mine]
-    return len(mine), int(time.sum()), int(time.max(initial=0)), int(gpu_idle[mine].sum())
+        label = names[call] if waits else f"{names[call]}, pageable"
+        yield CallSums(label, op, line, sums(mine), sums(stepped))
 
 
 def _findings(
-    groups: dict[tuple[Any, ...], list[Any]], span: dict[int, int], steps: int
+    groups: dict[tuple[Any, ...], dict[int, tuple[int, ...]]], span: dict[int, int], steps: int
 ) -> tuple[Finding, ...]:
     """The calls inside steps with the most GPU idle time during them; of each the worst rank."""
-    found = []
-    for (name, op, source), (sums, by_rank) in groups.items():
-        graded_ranks = {
-            rank: graded(own[3], span[rank], IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL)
-            for rank, own in by_rank.items()
+    findings = []
+    for (name, op, source), by_rank in groups.items():
+        severities = {
+            rank: graded(sums[3], span[rank], IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL)
+            for rank, sums in by_rank.items()
         }
         rank = max(by_rank, key=lambda r: by_rank[r][3])
         calls, time, _, idle = by_rank[rank]
-        severity = graded_ranks[rank]
+        severity, on_all = severities[rank], sum(sums[0] for sums in by_rank.values())
         if severity is None:
             continue
         per_step = " per step" if steps else ""
-        alike = tuple(sorted(r for r, own in graded_ranks.items() if own == severity))
+        alike = tuple(sorted(r for r, other in severities.items() if other == severity))
         key = {"name": name, "op": op, "source": source}
         subject = f"rank {rank}"
         finding = Finding(
@@ -177,7 +158,7 @@ def _findings(
             f"GPU of rank {rank} idle {format_rounded('ns', idle / max(steps, 1))}{per_step} during {name} "
             f"({source or op or 'outside any op'})",
             f"rank {rank}: {calls:,} calls, {format_rounded('ns', time)} on the host, GPU idle for "
-            f"{format_rounded('ns', idle)} of it; {sums[0]:,} calls on all ranks",
+            f"{format_rounded('ns', idle)} of it; {on_all:,} calls on all ranks",
             alike,
             hint="Read results later or less often (.item(), .cpu(), print). Copy from pinned memory with "
             "non_blocking=True; wait for an event, not for the whole device.",
@@ -185,11 +166,11 @@ def _findings(
                 Fact("calls", calls, "count", subject, (rank,), {"rank": rank, **key}),
                 Fact("total_ns", time, "ns", subject, (rank,), {"rank": rank, **key}),
                 Fact("gpu_idle_ns", idle, "ns", subject, (rank,), {"rank": rank, **key}),
-                Fact("calls", sums[0], "count", "all ranks", tuple(sorted(by_rank)), key),
+                Fact("calls", on_all, "count", "all ranks", tuple(sorted(by_rank)), key),
             ),
             # A copy of pageable memory has to be made another way: there is no change to replay.
             remedy=None if name.endswith(", pageable") else Remedy("syncs gone", names=(name,)),
         )
-        found.append((SEVERITIES.index(severity), idle, finding))
-    found.sort(key=lambda one: one[:2], reverse=True)
-    return tuple(finding for _, _, finding in found[:_MAX_FINDINGS])
+        findings.append((SEVERITIES.index(severity), idle, finding))
+    findings.sort(key=lambda ranked: ranked[:2], reverse=True)
+    return tuple(finding for _, _, finding in findings[:_MAX_FINDINGS])

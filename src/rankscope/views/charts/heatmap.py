@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rankscope.analysis.across_ranks.heatmap import (
-    CLASSES,
     MAP_INTERVALS,
     Shares,
     buckets,
@@ -22,6 +21,7 @@ from rankscope.analysis.across_ranks.heatmap import (
     time_maps,
 )
 from rankscope.analysis.across_ranks.step_picture import RankStep, StepPicture
+from rankscope.analysis.core.device_events import CLASSES
 from rankscope.analysis.core.intervals import EMPTY, Intervals, intersect, length, subtract
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope, steps_in_scope

@@ -12,8 +12,8 @@ import numpy as np
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
-from rankscope.analysis.core.device_events import UNKNOWN, device_events, ranks_in
-from rankscope.analysis.core.host_spans import dataloader_spans
+from rankscope.analysis.core.device_events import UNKNOWN, device_events
+from rankscope.analysis.core.host_spans import dataloader_spans, waiting_calls
 from rankscope.analysis.core.intervals import Ints, intersect
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.rollups import part_of
@@ -37,7 +37,6 @@ from rankscope.analysis.critical_path.graph.nodes import (
     previous_on_stream,
     shortest,
 )
-from rankscope.analysis.within_rank.sync_calls import waiting_calls
 from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows
 from rankscope.timeline.collectives.entries import Collectives
@@ -236,7 +235,7 @@ def host_nodes(
 
 def _add_recordings(run: Run, scope: Scope, nodes: _Collector, number: Ints, code: dict[str, int]) -> None:
     """Where the window is not cut into steps, the recordings of a rank are apart: what is between them is unknown."""
-    for rank in ranks_in(run, scope):
+    for rank in scope.ranks_in(run):
         begin, end = recordings(run)[rank]
         who = np.full(len(begin[1:]), number[rank])
         # It ends with the last of its events, which are mostly of the device.
@@ -259,7 +258,7 @@ def _add_syncs(run: Run, scope: Scope, nodes: _Collector, number: Ints) -> None:
 
 def _add_data_waits(run: Run, scope: Scope, nodes: _Collector, number: Ints, code: dict[str, int]) -> None:
     name = code[DATA_WAIT]
-    for rank in ranks_in(run, scope):
+    for rank in scope.ranks_in(run):
         waits, steps = dataloader_spans(run, rank), host_windows(run, rank, scope)
         if scope.steps is not None:
             waits = intersect(waits, steps.intervals)
@@ -399,7 +398,7 @@ _COLUMNS = (
 def _device_columns(run: Run, scope: Scope) -> dict[str, Any]:
     """Device activity by rank and start, with its launch call and the op it was launched for."""
     parts = []
-    for rank in ranks_in(run, scope):
+    for rank in scope.ranks_in(run):
         events = device_events(run, rank, scope)
         order = np.lexsort((events.id, events.start))
         name, op = events.work[order], events.op[order]

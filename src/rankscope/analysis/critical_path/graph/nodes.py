@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from rankscope.analysis.core.device_events import CLASSES
 from rankscope.analysis.core.intervals import Ints
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE as NONE
 from rankscope.store.arrays import Mask as Mask
 
-DEVICE_CLASSES = ("compute", "comm", "copy")
+DEVICE_CLASSES = CLASSES
 HOST_CLASSES = ("host", "dataloader", "sync", "between", "unrecorded")
 """The class of the time before a host node; 'between' is the time from one step to the next, 'unrecorded' that from one
 cycle of the profiler to the next."""

@@ -21,7 +21,7 @@ from rankscope.analysis.critical_path.graph.build import graph_notes, window_of
 from rankscope.analysis.critical_path.graph.nodes import NONE, Mask, MatchedCollectives, event_key
 from rankscope.analysis.critical_path.path import PATH_CLASSES
 from rankscope.analysis.critical_path.reduced.rank_graph import RankGraph, rank_graphs
-from rankscope.analysis.within_rank.kernel_sums import compute_time
+from rankscope.analysis.within_rank.event_tables import compute_time
 from rankscope.collective_kinds import KINDS
 from rankscope.records import dataclass
 from rankscope.store.arrays import Floats, count_before, number_rows, starts_group

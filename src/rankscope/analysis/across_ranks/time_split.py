@@ -1,0 +1,202 @@
+"""What each rank did in each step and before each collective: compute, wait in a collective, copy, load data, or none.
+
+The classes are those of core/rank_activity.py, with the time in a collective from the table `collectives`. `busy` keeps
+of a rank's activity what this needs: exact intervals inside its collectives, of which other ranks decide how much is
+waiting, and lengths between them.
+
+The sets of some ranks are laid side by side on one axis, disjoint and sorted. The part of a set inside an interval is
+then the difference of two cumulative sums, for all intervals of these ranks at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.collective_waits import waits
+from rankscope.analysis.core.grouping import split_by_rank
+from rankscope.analysis.core.host_spans import dataloader_spans
+from rankscope.analysis.core.intervals import (
+    Axis,
+    Intervals,
+    Ints,
+    covered,
+    intersect,
+    join,
+    shifted,
+    subtract,
+    union,
+)
+from rankscope.analysis.core.rank_activity import rank_activity
+from rankscope.analysis.core.rollups import kept_per_rank
+from rankscope.analysis.core.run_steps import all_steps
+from rankscope.analysis.core.scope import Scope, steps_in_scope
+from rankscope.analysis.core.step_times import Period, periods, windows
+from rankscope.records import dataclass
+from rankscope.store.arrays import NONE, unique_values
+from rankscope.timeline.collectives.entries import Collectives
+from rankscope.timeline.run import Run
+
+_RANKS_AT_ONCE = 64
+"""Bounds the memory: the sets of this many ranks are laid side by side."""
+
+PARTS = ("compute", "waiting", "link", "copy", "dataloader", "host")
+"""The classes of a rank's time. Each moment belongs to the first that applies; link is the transfer of a collective,
+waiting the rest of it, host what is left."""
+
+
+@dataclass(frozen=True)
+class TimeSplit:
+    """How the time of all ranks splits into PARTS."""
+
+    periods: tuple[Period, ...]
+    """All steps of all ranks; of a run without steps, all cycles."""
+    of_periods: Ints
+    """[part, period]"""
+    opened: Ints
+    """By entry of `run.collectives`: when the time before its arrival begins."""
+    of_entries: Ints
+    """[part, entry], of the time from `opened` to the arrival."""
+    hidden: Ints
+    """By entry: how long the collective overlapped with compute on its own rank."""
+
+
+@once_per_run
+def time_split(run: Run) -> TimeSplit:
+    """Computed for the whole run; callers select steps and ranks from it."""
+    collectives = waits(run)
+    rows = collectives.rows  # by rank
+    # The time of a collective that is not waiting is the end of it.
+    moves = rows.end - collectives.entry_transfer
+    steps = periods(run, Scope())
+    who = np.array([period.rank for period in steps], dtype=np.int64)
+    begin = np.array([period.start_ns for period in steps], dtype=np.int64)
+    end = np.array([period.end_ns for period in steps], dtype=np.int64)
+    opened = window_starts(run, rows)
+    of_periods = np.zeros((len(PARTS), len(steps)), dtype=np.int64)
+    of_entries = np.zeros((len(PARTS), len(opened)), dtype=np.int64)
+    hidden = np.zeros(len(opened), dtype=np.int64)
+    sets = busy(run, Scope())
+    everyone = sorted({*who.tolist(), *rows.rank.tolist()})
+    for first in range(0, len(everyone), _RANKS_AT_ONCE):
+        ranks = np.array(everyone[first : first + _RANKS_AT_ONCE], dtype=np.int64)
+        mine = slice(*np.searchsorted(rows.rank, [ranks[0], ranks[-1] + 1]))
+        theirs = np.flatnonzero((who >= ranks[0]) & (who <= ranks[-1]))
+        axis = Axis.over(
+            np.concatenate([opened[mine], rows.start[mine], begin[theirs]]),
+            np.concatenate([rows.end[mine], end[theirs]]),
+            len(ranks),
+        )
+        entry, period = np.searchsorted(ranks, rows.rank[mine]), np.searchsorted(ranks, who[theirs])
+        start, stop = axis.place(rows.start[mine], entry), axis.place(rows.end[mine], entry)
+        compute, copy, data = (_placed(run, axis, ranks, sets, name) for name in ("compute", "copy", "data"))
+        moving = axis.place(moves[mine], entry)
+        waiting = subtract(union(start, moving), compute)
+        link = subtract(union(moving, stop), join(compute, waiting))
+        copy = subtract(copy, join(waiting, link))
+        data = subtract(data, join(waiting, link, copy))
+        cover = (compute, waiting, link, copy, data)
+        of_periods[:, theirs] = _split(
+            cover, axis.place(begin[theirs], period), axis.place(end[theirs], period)
+        )
+        of_entries[:, mine] = _split(cover, axis.place(opened[mine], entry), start)
+        hidden[mine] = covered(compute, start, stop)
+    return TimeSplit(steps, of_periods, opened, of_entries, hidden)
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Sets of one rank; the second does not include the first, the third none of them. Times count from
+    run.origin_ns(rank)."""
+
+    compute: Intervals
+    copy: Intervals
+    data: Intervals
+    """The training loop waits for a batch."""
+
+
+@kept_per_rank("busy", Busy, any_window=True)
+def busy(run: Run, scope: Scope) -> dict[int, Busy]:
+    """Between the bounds of steps and collectives only lengths matter, except inside collectives."""
+    ranks = scope.ranks_in(run)
+    rows = run.arrays(
+        "SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + dur_ns AS end "
+        f"FROM collectives WHERE {scope.where()}"
+    )
+    collectives, steps = split_by_rank(rows, ranks), split_by_rank(steps_in_scope(run, scope), ranks)
+    return {rank: _busy(run, rank, collectives[rank], steps[rank]) for rank in ranks}
+
+
+def _busy(run: Run, rank: int, collectives: dict[str, Ints], steps: dict[str, Ints]) -> Busy:
+    activity = rank_activity(run, rank)
+    copy = subtract(activity.copy, activity.compute)
+    loading = subtract(dataloader_spans(run, rank), join(activity.compute, copy))
+    bounds = [steps[name] for name in ("start", "stop", "begin", "end")]
+    if len(bounds[0]) == 0:
+        bounds = [*windows(run, rank, Scope()).intervals]
+    times = unique_values(np.concatenate([*bounds, *collectives.values()]))
+    sets = _reduced((activity.compute, copy, loading), times, union(**collectives))
+    return Busy(*(shifted(every, -run.origin_ns(rank)) for every in sets))
+
+
+def _reduced(sets: Sequence[Intervals], bounds: Ints, inside: Intervals) -> Sequence[Intervals]:
+    """The sets with one interval between two bounds, behind that of the set before; inside collectives as they are."""
+    apart = covered(inside, bounds[:-1], bounds[1:]) == 0
+    low, high = bounds[:-1][apart], bounds[1:][apart]
+    at, reduced = low, []
+    for every in sets:
+        behind = at + covered(every, low, high)
+        reduced.append(join(intersect(every, inside), union(at, behind)))
+        at = behind
+    return reduced
+
+
+def _placed(run: Run, axis: Axis, ranks: Ints, sets: dict[int, Busy], name: str) -> Intervals:
+    """One set of these ranks, on the axis."""
+    numbers = [(number, rank) for number, rank in enumerate(ranks.tolist()) if rank in sets]
+    columns = []
+    for side in ("start", "end"):
+        times = [getattr(getattr(sets[rank], name), side) + run.origin_ns(rank) for _, rank in numbers]
+        number = np.repeat([number for number, _ in numbers], [len(values) for values in times])
+        columns.append(axis.place(np.concatenate(times), number) if times else np.empty(0, dtype=np.int64))
+    return union(*columns)
+
+
+def _split(cover: Sequence[Intervals], start: Ints, end: Ints) -> Ints:
+    """[part, interval]: the intervals from start to end, split; one that ends before it starts is empty.
+
+    `cover` has the sets of PARTS without the last, which are disjoint.
+    """
+    end = np.maximum(start, end)
+    parts = [covered(times, start, end) for times in cover]
+    return np.stack([*parts, end - start - sum(parts)])
+
+
+def window_starts(run: Run, rows: Collectives) -> Ints:
+    """By entry: the end of the group's previous collective on that rank; for the first one of a cycle, the start of its
+    step.
+    """
+    order = np.lexsort((rows.start, rows.group, rows.segment, rows.rank))
+    before = np.full(len(order), NONE)
+    same = np.ones(max(len(order) - 1, 0), dtype=bool)
+    for key in (rows.rank, rows.segment, rows.group):
+        same &= np.diff(key[order]) == 0
+    before[order[1:][same]] = order[:-1][same]
+    opened = np.minimum(rows.end[np.maximum(before, 0)], rows.start) if len(order) else rows.start
+    first = before == NONE
+    if not first.any():
+        return opened
+    steps = all_steps(run)
+    latest = np.argsort(-steps["start"], kind="stable")  # so that of several files the first start is kept
+    columns = (steps[name][latest].tolist() for name in ("rank", "step", "start"))
+    began = {(rank, step): start for rank, step, start in zip(*columns, strict=True)}
+    files: dict[tuple[int, int], int] = {}
+    for i in np.flatnonzero(first).tolist():
+        rank, step, file = int(rows.rank[i]), int(rows.step[i]), int(rows.segment[i])
+        if (rank, step) not in began and not files:  # reads all slices, so only when needed
+            starts = run.rows("SELECT rank, segment, min(start_ns) FROM slices GROUP BY ALL")
+            files = {(rank, file): start for rank, file, start in starts}
+        opened[i] = min(began.get((rank, step), files.get((rank, file), 0)), int(rows.start[i]))
+    return opened

@@ -1,0 +1,181 @@
+"""How a rank's time is classified: the one place that decides it. Reports, charts and the viewer select from here.
+
+Each moment of a rank's window belongs to the first of these that applies (docs/definitions.md, "Breakdown"):
+
+    compute        a compute kernel runs; on a rank without a GPU, an op on the host with no other op inside
+    waiting        a collective, send or receive runs, and the rank waits in it for another rank
+    communication  a collective, send or receive runs, on the device or on the host
+    copy           a copy or a fill of device memory runs
+    data_loading   the training loop waits for a batch
+    idle           none of these
+
+All devices of a rank count together. The classes of GPU events are those of `device_events`. A collective on the host
+begins when the synchronising calls at its start have ended: until then the rank waits for its own GPU. A wait for
+another rank is known where a collective is matched across ranks: its first (duration - transfer).
+
+A rank has a GPU if its files contain GPU events, in the window or not (`device_events.gpu_ranks`). The compute of a
+rank that has none is that of its host.
+
+The window of a rank are its steps, or where there are none its recordings (`step_times.windows`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.collective_waits import waits
+from rankscope.analysis.core.device_events import (
+    CLASSES,
+    KEPT_EVENTS,
+    device_events,
+    gpu_ranks,
+    ranks_read_together,
+)
+from rankscope.analysis.core.grouping import split_by_rank
+from rankscope.analysis.core.intervals import EMPTY, Intervals, intersect, join, subtract, union
+from rankscope.analysis.core.names import vocabulary
+from rankscope.analysis.core.rollups import events_by_rank
+from rankscope.analysis.core.scope import Scope
+from rankscope.model import HOST_COLLECTIVE_PATTERN, SYNC_CALL_PATTERN, WAITING_PATTERN
+from rankscope.records import dataclass
+from rankscope.timeline.run import Run
+
+Steps = tuple[int, int] | None
+
+
+class Parts(NamedTuple):
+    """A window of one rank, split: these sets are disjoint and together they are the window."""
+
+    compute: Intervals
+    waiting: Intervals
+    communication: Intervals
+    copy: Intervals
+    data_loading: Intervals
+    idle: Intervals
+
+
+@dataclass(frozen=True)
+class RankActivity:
+    """When one rank computes, communicates and copies, over all that was recorded of it. The first three overlap."""
+
+    has_gpu: bool
+    compute: Intervals
+    communication: Intervals
+    copy: Intervals
+    exposed_communication: Intervals
+    """Without the time in which the rank also computes."""
+    exposed_copy: Intervals
+    """Without the time in which the rank also computes or communicates."""
+
+    @property
+    def busy(self) -> Intervals:
+        """When the rank does any of these."""
+        return join(self.compute, self.exposed_communication, self.exposed_copy)
+
+    def parts(self, window: Intervals, waiting: Intervals = EMPTY, data_loading: Intervals = EMPTY) -> Parts:
+        """The window, split. `waiting`: from `waiting_times`; `data_loading`: from `host_spans.dataloader_spans`."""
+        compute, comm, copy = (
+            intersect(times, window)
+            for times in (self.compute, self.exposed_communication, self.exposed_copy)
+        )
+        wait, idle = intersect(comm, waiting), subtract(window, self.busy)
+        loading = intersect(idle, data_loading)
+        return Parts(compute, wait, subtract(comm, wait), copy, loading, subtract(idle, loading))
+
+
+def rank_activity(run: Run, rank: int, near: Steps = None) -> RankActivity:
+    """The activity of a rank, made once for all reports.
+
+    `near`: only work that was launched in these steps. Who needs one step of a large run reads no others.
+    """
+    activities = _activities(run)
+    if (rank, near) not in activities:
+        if sum(events_by_rank(run).get(other, 0) for other, _ in activities) > KEPT_EVENTS:
+            activities.clear()
+        if rank in gpu_ranks(run):
+            events = device_events(run, rank, Scope(steps=near))
+            kinds = [events.kind == kind for kind in range(len(CLASSES))]
+            work = {rank: [union(events.start[mine], events.end[mine]) for mine in kinds]}
+        else:
+            without = [other for other in run.ranks if other not in gpu_ranks(run)]
+            ranks = ranks_read_together(
+                run, rank, [other for other in without if (other, near) not in activities]
+            )
+            work = {other: [ops, EMPTY, EMPTY] for other, ops in _host_work(run, Scope(ranks, near)).items()}
+        for other, (compute, on_device, copy) in work.items():
+            comm = join(on_device, host_collectives(run)[other])
+            activities[other, near] = RankActivity(
+                has_gpu=other in gpu_ranks(run),
+                compute=compute,
+                communication=comm,
+                copy=copy,
+                exposed_communication=subtract(comm, compute),
+                exposed_copy=subtract(copy, join(compute, comm)),
+            )
+    return activities[rank, near]
+
+
+@once_per_run
+def _activities(run: Run) -> dict[tuple[int, Steps], RankActivity]:
+    """By rank and the steps that were read; `rank_activity` fills it, up to KEPT_EVENTS."""
+    return {}
+
+
+@once_per_run
+def waiting_times(run: Run) -> dict[int, Intervals]:
+    """By rank, when it waits for another rank: the first (duration - transfer) of each matched collective."""
+    collectives = waits(run)
+    waited = collectives.wait > 0
+    start = collectives.rows.start[waited]
+    columns = {"rank": collectives.rows.rank[waited], "start": start, "end": start + collectives.wait[waited]}
+    return {rank: union(**times) for rank, times in split_by_rank(columns, run.ranks).items()}
+
+
+@once_per_run
+def host_collectives(run: Run) -> dict[int, Intervals]:
+    """By rank, its collectives on the host, from the end of the synchronising calls at their start."""
+    if not any(re.search(HOST_COLLECTIVE_PATTERN, name) for name in vocabulary(run, "user_annotation")):
+        return dict.fromkeys(run.ranks, EMPTY)
+    columns = run.arrays(f"""
+        WITH collectives AS (
+            SELECT rank, segment, id, start_ns, dur_ns FROM slices
+            WHERE category = 'user_annotation' AND regexp_matches(name, '{HOST_COLLECTIVE_PATTERN}')
+        ), children AS (
+            SELECT c.rank, c.segment, c.id, k.start_ns, k.start_ns + k.dur_ns AS end_ns,
+                   regexp_matches(k.name, '{SYNC_CALL_PATTERN}') AS waits
+            FROM collectives c
+            JOIN slices k ON k.rank = c.rank AND k.segment = c.segment AND k.parent = c.id
+        ), work AS (
+            SELECT rank, segment, id, min(start_ns) AS work_ns FROM children WHERE NOT waits GROUP BY ALL
+        ), waiting AS (
+            SELECT k.rank, k.segment, k.id, max(k.end_ns) AS ready_ns
+            FROM children k
+            LEFT JOIN work w ON w.rank = k.rank AND w.segment = k.segment AND w.id = k.id
+            WHERE k.waits AND (w.work_ns IS NULL OR k.start_ns < w.work_ns) GROUP BY ALL
+        )
+        SELECT c.rank::BIGINT AS rank, greatest(c.start_ns, coalesce(w.ready_ns, c.start_ns)) AS start,
+               c.start_ns + greatest(c.dur_ns, 0) AS end
+        FROM collectives c
+        LEFT JOIN waiting w ON w.rank = c.rank AND w.segment = c.segment AND w.id = c.id
+    """)
+    return {rank: union(**times) for rank, times in split_by_rank(columns, run.ranks).items()}
+
+
+# Ops that only check a flag. Some builds of torch call them inside aten::mm, which does the work.
+_FLAG_CHECKS = "('aten::resolve_conj', 'aten::resolve_neg')"
+
+
+def _host_work(run: Run, scope: Scope) -> dict[int, Intervals]:
+    """By rank, when any thread is in an op that has no other op inside and does not wait."""
+    columns = run.arrays(f"""
+        SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + greatest(dur_ns, 0) AS end FROM slices s
+        WHERE category = 'cpu_op' AND {scope.where()} AND NOT regexp_matches(name, '{WAITING_PATTERN}')
+        AND NOT EXISTS (
+            SELECT 1 FROM slices c
+            WHERE c.category = 'cpu_op' AND c.rank = s.rank AND c.segment = s.segment AND c.op = s.id
+            AND c.name NOT IN {_FLAG_CHECKS}
+        )
+    """)
+    return {rank: union(**times) for rank, times in split_by_rank(columns, scope.ranks_in(run)).items()}
