@@ -15,7 +15,7 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, write
 from rankscope.bench.synthetic.cluster import Job, simulate
-from rankscope.bench.synthetic.cluster_trace import clock_offset_ns, write_traces
+from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.timeline.clocks import by_cluster
 from rankscope.timeline.clocks.alignment import CLOCKS_FILE, RankClock, _at_start
 from rankscope.timeline.clocks.by_cluster import fit_many
@@ -219,4 +219,4 @@ def test_planted_offsets_of_a_cluster_lie_within_their_error(
     monkeypatch.setattr(by_cluster, "_MOST_IN_CLUSTER", 2)
     run = Run(ingest([tmp_path]))
     for row in ask(run).rows[1:]:
-        assert abs(row["offset_ns"] - clock_offset_ns(job, row["rank"])) <= row["error_ns"]
+        assert abs(row["offset_ns"] - job.clocks[row["rank"]].offset_ns) <= row["error_ns"]
