@@ -28,11 +28,12 @@ def training_step(host: Host) -> Iterator[bool]:
         host.pause(_HICCUP_NS)
     host.play("dataloader", pause=host.noisy(job.data_wait_ns, "data") + faults.dataloader)
     host.pause(faults.checkpoint, "save_checkpoint" if faults.annotated else "")
-    host.pause(faults.host, "extra_work" if faults.annotated else "")
+    if not host.has("embedding"):
+        host.pause(faults.host, "extra_work" if faults.annotated else "")
     needed = [host.play("copy", ns=job.batch_copy_ns, extra=faults.copy)]
     host.pause(faults.gc_before)
     if host.has("embedding"):
-        needed = [host.play("embedding", needed, extra=faults.extra_kernel)]
+        needed = [host.play("embedding", needed, pause=faults.host, extra=faults.extra_kernel)]
     stage, data, tensor = job.place(host.rank)
     before = job.rank_at(stage - 1, data, tensor) if stage else -1
     following = job.rank_at(stage + 1, data, tensor) if stage + 1 < job.stages else -1
