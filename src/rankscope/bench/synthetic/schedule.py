@@ -1,7 +1,6 @@
 """The program of a training step: what a rank does in which order, and what waits for what.
 
-All forward passes, then all backward passes (GPipe); gradients are reduced bucket by bucket behind the last backward
-pass. Another schedule is another generator of this shape.
+`_order` has the passes through the layers; gradients are reduced bucket by bucket behind the last backward pass.
 """
 
 from __future__ import annotations
@@ -38,22 +37,19 @@ def training_step(host: Host) -> Iterator[bool]:
     before = job.rank_at(stage - 1, data, tensor) if stage else -1
     following = job.rank_at(stage + 1, data, tensor) if stage + 1 < job.stages else -1
     gradients: list[Work] = []
-    for batch in range(job.batches):
-        if before >= 0:
-            needed = [host.transfer("recv", before, f"forward {batch}")]
-        needed = _forward(host, batch, needed)
-        if following >= 0:
-            host.transfer("send", following, f"forward {batch}", needed)
-        if job.stages == 1:
+    extra = 0 if host.has("embedding") else faults.extra_kernel
+    for phase, batch in _order(job.stages, job.batches):
+        source, target = (before, following) if phase == "forward" else (following, before)
+        if phase == "backward" and extra:
+            needed, extra = [host.play("extra", needed, ns=0, extra=extra)], 0
+        if source >= 0:
+            needed = [host.transfer("recv", source, f"{phase} {batch}")]
+        if phase == "forward":
+            needed = _forward(host, batch, needed)
+        else:
             needed = _backward(host, batch, needed, gradients)
-    if faults.extra_kernel and not host.has("embedding"):
-        needed = [host.play("extra", needed, ns=faults.extra_kernel)]
-    for batch in range(job.batches * (job.stages > 1)):
-        if following >= 0:
-            needed = [host.transfer("recv", following, f"backward {batch}")]
-        needed = _backward(host, batch, needed, gradients)
-        if before >= 0:
-            host.transfer("send", before, f"backward {batch}", needed)
+        if target >= 0:
+            host.transfer("send", target, f"{phase} {batch}", needed)
     host.pause(faults.gc_after)
     if job.norm_ns:
         axis = job.data_axis if job.sharded else "world"
@@ -72,12 +68,20 @@ def training_step(host: Host) -> Iterator[bool]:
     host.run.steps.append((start, host.now))
 
 
+def _order(stages: int, batches: int) -> list[tuple[str, int]]:
+    """The passes of a step. A pipeline does all forward passes first (GPipe)."""
+    forward, backward = ([(phase, batch) for batch in range(batches)] for phase in ("forward", "backward"))
+    if stages > 1:
+        return forward + backward
+    return [single for both in zip(forward, backward, strict=True) for single in both]
+
+
 def _forward(host: Host, batch: int, needed: list[Work]) -> list[Work]:
     """Sharded weights: two gathers are in flight, but all ranks wait for the first: a late rank is visible there
     once, and afterwards the ranks run in step. Tensor-parallel layers wait for each other's sums."""
     job = host.job
     gathers: list[Work] = []
-    layer = 0
+    layer = batch * job.layers
     for number, layers in enumerate(job.buckets):
         needed = [_layers(host, "forward", layer, layers, [*needed, *gathers[max(number - 2, 0) :][:1]])]
         label, busy = f"forward {number} {batch}", _busy_ns(host, "forward", layers)
@@ -95,7 +99,7 @@ def _forward(host: Host, batch: int, needed: list[Work]) -> list[Work]:
 def _backward(host: Host, batch: int, needed: list[Work], gradients: list[Work]) -> list[Work]:
     job = host.job
     scatters = job.sharded and job.tensor == 1
-    layer = job.layers - 1
+    layer = (batch + 1) * job.layers - 1
     for number, layers in reversed(list(enumerate(job.buckets))):
         needed = [_layers(host, "backward", layer, layers, needed)]
         busy = _busy_ns(host, "backward", layers)
@@ -119,7 +123,7 @@ def _backward(host: Host, batch: int, needed: list[Work], gradients: list[Work])
 
 
 def _layers(host: Host, phase: str, layer: int, layers: int, needed: list[Work]) -> Work:
-    """A pass through some layers, up or down from `layer`."""
+    """A pass through some layers, up or down from `layer`; each micro-batch counts its own."""
     job = host.job
     if job.model != "plain":
         return host.play(phase, needed, blocks=layers, layer=layer, upward=1 if phase == "forward" else -1)
