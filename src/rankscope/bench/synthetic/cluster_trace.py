@@ -7,12 +7,11 @@ sizes. `write_job` also writes truth.json: layout, clocks and faults.
 from __future__ import annotations
 
 import copy
-import gzip
 import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from rankscope.bench.synthetic.recording import (
     render,
     segment,
 )
+from rankscope.bench.synthetic.trace_files import Progress, write_pieces
 from rankscope.errors import StoreError
 
 TRUTH_FILE = "truth.json"
@@ -51,17 +51,13 @@ _FIRST_SEQUENCE, _FIRST_ADDRESS, _FIRST_COLLECTIVE = 1170, 140_264_135_983_104, 
 _WEIGHTS_BYTES = {"gpt": 3 << 30, "plain": 0}
 _GPUS_PER_NODE = 8
 
-Progress = Callable[[int], None]
-"""Called with the bytes that were written."""
-
 
 def write_traces(job: Job, runs: list[RankRun], folder: Path) -> None:
     """Write one gzipped file a rank."""
     folder.mkdir(parents=True, exist_ok=True)
     for rank, run in enumerate(runs):
-        trace = RankTrace(job, rank)
-        with gzip.open(folder / f"{file_name(job, rank)}.gz", "wt", compresslevel=1) as file:
-            file.writelines([trace.head(), *trace.events(run), trace.tail(run.steps[-1][1], "cluster")])
+        name = f"{file_name(job, rank)}.gz"
+        write_pieces(folder / name, RankTrace(job, rank).file(run, name))
 
 
 def write_job(job: Job, folder: Path, progress: Progress | None = None) -> dict[str, Any]:
@@ -77,20 +73,20 @@ def write_job(job: Job, folder: Path, progress: Progress | None = None) -> dict[
         )
     folder.mkdir(parents=True, exist_ok=True)
     traces = [RankTrace(job, rank) for rank in range(job.ranks)]
-    begin, end = [0] * job.ranks, [0] * job.ranks
+    begins, ends = [], []
     for rank, run in simulated_steps(job):
-        trace = traces[rank]
+        trace, name = traces[rank], file_name(job, rank)
+        begins.append(run.steps[0][0])
+        ends.append(run.steps[-1][1])
         pieces = [] if trace.steps else [trace.head()]
-        begin[rank] = begin[rank] or run.steps[0][0]
-        end[rank] = run.steps[-1][1]
         pieces += trace.events(run)
         if trace.steps == job.steps:
-            pieces.append(trace.tail(end[rank], "cluster"))
-        with (folder / file_name(job, rank)).open("a") as file:
+            pieces.append(trace.tail(ends[-1], name))
+        with (folder / name).open("a") as file:
             file.writelines(pieces)
         if progress:
             progress(sum(map(len, pieces)))
-    truth = _truth(job, (max(end) - min(begin)) / job.steps, [trace.count for trace in traces])
+    truth = _truth(job, (max(ends) - min(begins)) / job.steps, [trace.count for trace in traces])
     (folder / TRUTH_FILE).write_text(json.dumps(truth, indent=1) + "\n")
     return truth
 
@@ -208,6 +204,12 @@ class RankTrace:
             text = text.replace('  "displayTimeUnit"', f'      "rankscope": {more},\n  "displayTimeUnit"')
         return text.replace('"id": 0,', f'"id": {self._device},')
 
+    def file(self, run: RankRun, name: str) -> Iterator[bytes]:
+        """A whole file, in pieces."""
+        yield self.head().encode()
+        yield from (piece.encode() for piece in self.events(run))
+        yield self.tail(run.steps[-1][1], name).encode()
+
     def events(self, run: RankRun) -> Iterator[str]:
         """The events of some steps, in pieces."""
         for section, on_autograd in _SECTIONS:
@@ -219,7 +221,7 @@ class RankTrace:
                 if section in work.segment.sections and on_autograd in (None, work.on_autograd):
                     yield self._text(section, work, bases)
         self._numbers = numbers
-        self.count += sum(work.blocks * work.segment.events(self.with_stack) for work in run.works)
+        self.count += sum(work.blocks * work.segment.events(self.with_stack).total() for work in run.works)
         self.steps += len(run.steps)
 
     def tail(self, end_ns: int, name: str) -> str:
@@ -228,7 +230,7 @@ class RankTrace:
         work = Work(
             segment=last, host_ns=0, noise=np.ones(1), noise_at=0, pause=end_ns - int(last.increments.max())
         )
-        self.count += last.events(self.with_stack)
+        self.count += last.events(self.with_stack).total()
         text = self._text("tail", work, self._numbers.of(work)).removesuffix(",\n")
         return f'{text}\n  ],\n  "traceName": {json.dumps(name)}\n}}'
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rankscope.bench.synthetic.cluster import simulate
 from rankscope.bench.synthetic.cluster_trace import TRUTH_FILE, RankTrace, file_name
-from rankscope.bench.synthetic.defects import Defect, damage, in_order, write_pieces
-from rankscope.bench.synthetic.host import RankRun
+from rankscope.bench.synthetic.defects import Defect, damage, in_order
 from rankscope.bench.synthetic.job import Clock, Job, Slower
 from rankscope.bench.synthetic.plan import Plan, Straggler
-from rankscope.bench.synthetic.truth import RankTruth, Truth, truth
+from rankscope.bench.synthetic.trace_files import Progress, write_pieces
+from rankscope.bench.synthetic.truth import Truth, rank_truth, truth
 from rankscope.errors import StoreError
 
 __all__ = ["TRUTH_FILE", "Clock", "Defect", "Plan", "Slower", "Straggler", "Truth", "write"]
@@ -21,9 +20,7 @@ __all__ = ["TRUTH_FILE", "Clock", "Defect", "Plan", "Slower", "Straggler", "Trut
 _ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
 
 
-def write(
-    plan: Plan, folder: Path, *, force: bool = False, progress: Callable[[int], None] | None = None
-) -> Truth:
+def write(plan: Plan, folder: Path, *, force: bool = False, progress: Progress | None = None) -> Truth:
     """Write a plan's files and truth.json into folder, and return the truth.
 
     ``progress`` is called with the bytes of text that each piece added. A folder that is not empty is refused
@@ -61,7 +58,7 @@ def _make_room(folder: Path, *, force: bool) -> None:
             (folder / Path(name).name).unlink(missing_ok=True)
 
 
-def _write(plan: Plan, job: Job, folder: Path, progress: Callable[[int], None] | None) -> Truth:
+def _write(plan: Plan, job: Job, folder: Path, progress: Progress | None) -> Truth:
     runs = simulate(job)
     written: list[Path] = []
     try:
@@ -72,17 +69,17 @@ def _write(plan: Plan, job: Job, folder: Path, progress: Callable[[int], None] |
             target = folder / (file_name(job, rank) + ".gz" * plan.gzip)
             part = target.with_name(f"part-{target.name}")
             written += [target, part]
-            answered = RankTruth(plan, job, rank, runs[rank])
-            reserved_bytes = -(-answered.peak_bytes // 2**21) * 2**21
+            answers = rank_truth(plan, job, rank, runs[rank])
+            reserved_bytes = -(-answers["peak_allocated_bytes"] // 2**21) * 2**21
             trace = RankTrace(job, rank, with_stack=plan.with_stack, reserved_bytes=reserved_bytes)
-            nbytes = write_pieces(part, _pieces(trace, runs[rank], target.name), progress)
+            nbytes = write_pieces(part, trace.file(runs[rank], target.name), progress)
             part.replace(target)
             damaged = _damage(plan, rank, target, written)
             defects += damaged
             name = damaged[-1]["file"] if damaged else target.name
-            ranks.append({"rank": rank, "file": name, "text_bytes": nbytes, **answered.answers})
-        answers = {**truth(plan, job, runs, ranks, defects), "reserved_bytes": reserved_bytes}
-        text = json.dumps(answers, indent=1) + "\n"
+            ranks.append({"rank": rank, "file": name, "text_bytes": nbytes, **answers})
+        whole = {**truth(plan, job, runs, ranks, defects), "reserved_bytes": reserved_bytes}
+        text = json.dumps(whole, indent=1) + "\n"
         written.append(folder / TRUTH_FILE)
         (folder / TRUTH_FILE).write_text(text)
     except BaseException:
@@ -91,12 +88,6 @@ def _write(plan: Plan, job: Job, folder: Path, progress: Callable[[int], None] |
         raise
     as_read_back: Truth = json.loads(text)  # lists, no tuples
     return as_read_back
-
-
-def _pieces(trace: RankTrace, run: RankRun, name: str) -> Iterator[bytes]:
-    yield trace.head().encode()
-    yield from (piece.encode() for piece in trace.events(run))
-    yield trace.tail(run.steps[-1][1], name).encode()
 
 
 def _damage(plan: Plan, rank: int, path: Path, written: list[Path]) -> list[dict[str, Any]]:

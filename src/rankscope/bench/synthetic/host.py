@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -172,21 +172,8 @@ class Host:
     def _place(self, label: str) -> int:
         return zlib.crc32(f"{self.rank}/{self.step}/{label}".encode()) % _NOISES
 
-    def play(
-        self,
-        name: str,
-        after: Iterable[Work] = (),
-        *,
-        blocks: int = 1,
-        layer: int = 0,
-        upward: int = 1,
-        on_autograd: bool = False,
-        pause: int = 0,
-        ns: int | None = None,
-        extra: int = 0,
-        nbytes: int = 0,
-    ) -> Work:
-        """Go through a segment of the recording, `blocks` times; its work on the GPU starts after `after`."""
+    def play(self, name: str, after: Iterable[Work] = (), **details: Any) -> Work:
+        """Go through a segment of the recording; its work on the GPU starts after `after`. `details`: of Work."""
         events = segment(f"{self.job.model}.{name}")
         self._played[name] += 1
         work = Work(
@@ -194,17 +181,11 @@ class Host:
             host_ns=self.now,
             noise=self._noise,
             noise_at=self._place(f"{name} {self._played[name]}"),
-            blocks=blocks,
-            layer=layer,
-            upward=upward,
-            on_autograd=on_autograd or events.on_autograd,
-            pause=pause,
             per_launch=round(self.faults.per_launch),
-            ns=ns,
-            extra=extra,
             factor=self._factors(events) if events.stream == COMPUTE else 1.0,
-            nbytes=nbytes,
+            **details,
         )
+        work.on_autograd |= events.on_autograd
         host = work.host()
         self.now = int(host[-1, -1])
         self.run.works.append(work)
@@ -244,21 +225,20 @@ class Host:
         job, group = self.job, self.groups[axis]
         if len(group) == 1:
             return []
-        work = self.play(kind, after, on_autograd=on_autograd)
         ns, *nelems = job.transfer(kind, axis, len(group), busy_ns)
-        shared = zlib.crc32(f"{axis}/{group[0]}/{self.step}/{label}".encode()) % _NOISES
-        work.ns = round(ns * (1 + abs(float(self._noise[shared]) - 1))) + job.link_delay(axis, group)
-        work.axis, work.key, work.nelems = axis, (axis, group[0], self.step, label), (nelems[0], nelems[1])
-        return [work]
+        key = (axis, group[0], self.step, label)
+        noise = self._noise[zlib.crc32(repr(key).encode()) % _NOISES]
+        ns = round(ns * (1 + abs(float(noise) - 1))) + job.link_delay(axis, group)
+        return [
+            self.play(kind, after, on_autograd=on_autograd, ns=ns, axis=axis, key=key, nelems=tuple(nelems))
+        ]
 
     def transfer(self, kind: str, peer: int, label: str, after: Iterable[Work] = ()) -> Work:
         """Send to or receive from a rank of the pipeline."""
         pair = (min(peer, self.rank), max(peer, self.rank))
-        work = self.play(kind, after)
-        work.ns = self.job.send_ns + self.job.link_delay("pp", pair)
-        work.axis, work.peer, work.key = "pp", peer, ("pp", pair, self.step, label)
-        work.nelems = (2_000_000, 2_000_000)
-        return work
+        ns = self.job.send_ns + self.job.link_delay("pp", pair)
+        key, size = ("pp", pair, self.step, label), (2_000_000, 2_000_000)
+        return self.play(kind, after, ns=ns, axis="pp", peer=peer, key=key, nelems=size)
 
     def synchronized(self, sync: Work) -> None:
         """Everything launched has ended: let a sync return."""

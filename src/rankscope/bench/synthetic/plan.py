@@ -203,7 +203,7 @@ class Plan:
             faults=(Fault(straggler.cause, (straggler.rank,), straggler.ns),) if straggler else (),
             seed=self.seed,
         )
-        tail = segment("tail").events(self.with_stack)
+        tail = segment("tail").events(self.with_stack).total()
         shortest, rest = divmod(self.events_per_rank - tail, self.steps)
         least = self._step_events(job)
         if least > shortest:
@@ -226,7 +226,7 @@ class Plan:
 
     def _step_events(self, job: Job) -> int:
         def events(*names: str) -> int:
-            return sum(segment(f"gpt.{name}").events(self.with_stack) for name in names)
+            return sum(segment(f"gpt.{name}").events(self.with_stack).total() for name in names)
 
         buckets = len(job.buckets)
         collectives = 0

@@ -81,9 +81,7 @@ class Section:
     form: str
     columns: int
     times: Integers
-    """Rows: column, point, shift in ns."""
-    spans: Integers
-    """Rows: column, first point, last point, extra ns."""
+    """Rows: column, point, the point it counts from (-1: the clock's zero), extra ns."""
     rates: Integers
     """Rows: column, bytes, first point, last point."""
     counters: Mapping[str, Integers]
@@ -121,13 +119,10 @@ class Segment:
         """The host point that a pause of the host delays, with all that follow."""
         return int(self.increments.argmax())
 
-    def events(self, with_stack: bool) -> int:
-        return sum(self.phases_of(with_stack).values())
-
-    def phases_of(self, with_stack: bool) -> Counter[str]:
-        return sum(
-            (count for name, count in self.phases.items() if with_stack or name != "python"), Counter()
-        )
+    def events(self, with_stack: bool) -> Counter[str]:
+        """One repetition's events by ph."""
+        counts = (count for name, count in self.phases.items() if with_stack or name != "python")
+        return sum(counts, Counter())
 
     def bound(self, change: Callable[[str], str]) -> Segment:
         """The segment with the constants of one rank in its text."""
@@ -250,7 +245,6 @@ def _section(
 ) -> Section:
     form: list[str] = []
     times: list[tuple[int, ...]] = []
-    spans: list[tuple[int, ...]] = []
     rates: list[tuple[int, ...]] = []
     counters: dict[str, list[tuple[int, ...]]] = {}
     column = 0
@@ -263,9 +257,9 @@ def _section(
             position = end
             key = match["key"]
             if key == "ts":
-                times.append((column, first, -wider))
+                times.append((column, first, -1, -wider))
             elif key == "dur":
-                spans.append((column, first, last, 2 * wider))
+                times.append((column, last, first, 2 * wider))
             elif key == "memory bandwidth (GB/s)":
                 rates.append((column, event["args"]["bytes"], first, last))
             else:
@@ -284,8 +278,7 @@ def _section(
     return Section(
         form="".join(form),
         columns=column,
-        times=_fields(times, 3),
-        spans=_fields(spans, 4),
+        times=_fields(times, 4),
         rates=_fields(rates, 4),
         counters={name: _fields(rows, 2) for name, rows in counters.items()},
         indexed=len(counters.get("event", ())),
@@ -312,10 +305,9 @@ def _flops(events: Sequence[dict[str, Any]]) -> Counter[str]:
 def render(section: Section, points: Integers, bases: Mapping[str, int], strides: Mapping[str, int]) -> str:
     """The text of len(points) repetitions. `bases`: the counters of the first; `points`: recorded ns."""
     cells = np.empty((len(points), section.columns), dtype=np.int64)
-    columns, at, shift = section.times
-    cells[:, columns], cells[:, columns + 1] = np.divmod(points[:, at] + shift, 1000)
-    columns, first, last, extra = section.spans
-    cells[:, columns], cells[:, columns + 1] = np.divmod(points[:, last] - points[:, first] + extra, 1000)
+    columns, at, since, extra = section.times
+    since_ns = np.where(since < 0, 0, points[:, since])
+    cells[:, columns], cells[:, columns + 1] = np.divmod(points[:, at] - since_ns + extra, 1000)
     columns, nbytes, first, last = section.rates
     if len(columns):
         cells[:, columns], rest = np.divmod(nbytes, took := np.maximum(points[:, last] - points[:, first], 1))

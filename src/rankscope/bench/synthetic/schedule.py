@@ -14,7 +14,6 @@ from rankscope.bench.synthetic.recording import segment
 _HICCUP_NS = 300_000
 _MODEL_BYTES, _ACTIVATION_BYTES = 2 << 30, 1 << 30
 _AFTER_STEP_NS = 600
-_SHORT_KERNEL_NS = 1_500
 
 
 def training_step(host: Host) -> Iterator[bool]:
@@ -44,10 +43,7 @@ def training_step(host: Host) -> Iterator[bool]:
             needed, extra = [host.play("extra", needed, ns=0, extra=extra)], 0
         if source >= 0:
             needed = [host.transfer("recv", source, f"{phase} {batch}")]
-        if phase == "forward":
-            needed = _forward(host, batch, needed)
-        else:
-            needed = _backward(host, batch, needed, gradients)
+        needed = _layers(host, phase, batch, needed, gradients)
         if target >= 0:
             host.transfer("send", target, f"{phase} {batch}", needed)
     host.pause(faults.gc_after)
@@ -76,68 +72,46 @@ def _order(stages: int, batches: int) -> list[tuple[str, int]]:
     return [single for both in zip(forward, backward, strict=True) for single in both]
 
 
-def _forward(host: Host, batch: int, needed: list[Work]) -> list[Work]:
-    """Sharded weights: two gathers are in flight, but all ranks wait for the first: a late rank is visible there
-    once, and afterwards the ranks run in step. Tensor-parallel layers wait for each other's sums."""
-    job = host.job
+def _layers(host: Host, phase: str, batch: int, needed: list[Work], gradients: list[Work]) -> list[Work]:
+    """A pass through all layers, with a collective after each bucket of them.
+
+    Tensor-parallel layers wait for each other's sums. Sharded weights are gathered forward, two buckets ahead, but all
+    ranks wait for the first: a late rank is visible there once, and afterwards the ranks run in step. Gradients are
+    reduced while the next bucket is computed.
+    """
+    job, forward = host.job, phase == "forward"
+    ns = segment(f"{job.model}.{phase}").gpu_ns
     gathers: list[Work] = []
-    layer = batch * job.layers
-    for number, layers in enumerate(job.buckets):
-        needed = [_layers(host, "forward", layer, layers, [*needed, *gathers[max(number - 2, 0) :][:1]])]
-        label, busy = f"forward {number} {batch}", _busy_ns(host, "forward", layers)
+    buckets = list(enumerate(job.buckets))
+    # Each micro-batch counts its own layers, so that forward and backward of the same find each other.
+    layer = batch * job.layers if forward else (batch + 1) * job.layers - 1
+    for number, layers in buckets if forward else reversed(buckets):
+        needed = needed + gathers[max(number - 2, 0) :][:1]
+        if job.model == "plain":
+            pass_ns = job.forward_ns if forward else 2 * job.forward_ns
+            needed = [host.play(phase, needed, blocks=job.kernels, ns=pass_ns // job.kernels)]
+            if host.faults.short_kernels:
+                needed = [host.play("short", needed, blocks=host.faults.short_kernels)]
+        else:
+            needed = [host.play(phase, needed, blocks=layers, layer=layer, upward=1 if forward else -1)]
+            layer += layers if forward else -layers
+        busy_ns = layers * int(ns.sum() + GAP_NS * len(ns))
         if job.tensor > 1:
             kind = ("all_gather", "reduce_scatter")[number % 2] if job.sharded else "all_reduce"
-            needed = host.collective(kind, "tp", label, needed, busy * 15 // 100) or needed
-        elif job.sharded:
-            gathers += host.collective("all_gather", job.data_axis, label, needed, busy * 60 // 100)
-        layer += layers
-    if host.has("loss"):
-        needed = [host.play("loss", [*needed, *gathers[max(len(job.buckets) - 2, 0) :][:1]])]
-    return needed
-
-
-def _backward(host: Host, batch: int, needed: list[Work], gradients: list[Work]) -> list[Work]:
-    job = host.job
-    scatters = job.sharded and job.tensor == 1
-    layer = (batch + 1) * job.layers - 1
-    for number, layers in reversed(list(enumerate(job.buckets))):
-        needed = [_layers(host, "backward", layer, layers, needed)]
-        busy = _busy_ns(host, "backward", layers)
-        if job.tensor > 1:
-            kind = ("all_gather", "reduce_scatter")[number % 2] if job.sharded else "all_reduce"
-            label = f"backward {number} {batch}"
-            needed = host.collective(kind, "tp", label, needed, busy * 15 // 100, on_autograd=True) or needed
-        if batch + 1 == job.batches:
-            gradients += host.collective(
-                "reduce_scatter" if scatters else "all_reduce",
-                job.data_axis,
-                f"bucket {number}",
-                needed,
-                busy * 55 // 100,
-                on_autograd=True,
-            )
+            label = f"{phase} {number} {batch}"
+            needed = host.collective(kind, "tp", label, needed, busy_ns * 15 // 100, not forward) or needed
+        elif job.sharded and forward:
+            label = f"{phase} {number} {batch}"
+            gathers += host.collective("all_gather", job.data_axis, label, needed, busy_ns * 60 // 100)
+        if not forward and batch + 1 == job.batches:
+            kind = "reduce_scatter" if job.sharded and job.tensor == 1 else "all_reduce"
+            label = f"bucket {number}"
+            gradients += host.collective(kind, job.data_axis, label, needed, busy_ns * 55 // 100, True)
             if host.faults.no_overlap:
                 needed = gradients[-1:]
-        layer -= layers
+    if forward and host.has("loss"):
+        needed = [host.play("loss", needed + gathers[max(len(buckets) - 2, 0) :][:1])]
     return needed
-
-
-def _layers(host: Host, phase: str, layer: int, layers: int, needed: list[Work]) -> Work:
-    """A pass through some layers, up or down from `layer`; each micro-batch counts its own."""
-    job = host.job
-    if job.model != "plain":
-        return host.play(phase, needed, blocks=layers, layer=layer, upward=1 if phase == "forward" else -1)
-    ns = job.forward_ns * (1 if phase == "forward" else 2) // job.kernels
-    work = host.play(phase, needed, blocks=job.kernels, ns=ns)
-    if host.faults.short_kernels:
-        work = host.play("short", [work], blocks=host.faults.short_kernels, ns=_SHORT_KERNEL_NS)
-    return work
-
-
-def _busy_ns(host: Host, phase: str, layers: int) -> int:
-    """How long the GPU works on some recorded layers."""
-    ns = segment(f"{host.job.model}.{phase}").gpu_ns
-    return layers * int(ns.sum() + GAP_NS * len(ns))
 
 
 def _allocate(host: Host, change: int) -> None:

@@ -26,83 +26,75 @@ VERSION = 1
 Truth = dict[str, Any]
 
 
-class RankTruth:
+def rank_truth(plan: Plan, job: Job, rank: int, run: RankRun) -> dict[str, Any]:
     """The answers of one rank's file. A stream runs one thing at a time, and only collectives overlap with others, on
     a stream of their own: every figure is a sum."""
+    clock, numbers = job.clocks[rank], Numbers(job, rank, 0)
+    phases = segment("tail").events(plan.with_stack)
+    flops: Counter[str] = Counter()
+    kernels: dict[str, list[int]] = {}
+    copies: dict[str, list[int]] = {}
+    peak_bytes = peak_at_ns = 0
+    busy: list[dict[str, list[Integers]]] = []
+    for work in run.works:
+        bases, events = numbers.of(work), work.segment
+        host, start, end = (recorded(clock, times) for times in work.times())
+        if events.name == "gpt.step":
+            busy.append({"compute": [], "comm": [], "copy": []})
+        for counts, total in ((events.events(plan.with_stack), phases), (events.flops, flops)):
+            total.update({name: count * work.blocks for name, count in counts.items()})
+        for i, (name, category) in enumerate(zip(events.gpu_names, events.gpu_categories, strict=True)):
+            row = (kernels if category == "kernel" else copies).setdefault(name, [0, 0])
+            row[0] += work.blocks
+            row[1] += int((end[:, i] - start[:, i]).sum())
+        is_kernel = np.array([category == "kernel" for category in events.gpu_categories], dtype=bool)
+        kind = "comm" if events.stream == COMM else "compute"
+        for name, chosen in ((kind, is_kernel), ("copy", ~is_kernel)):
+            if chosen.any():
+                busy[-1][name].append(np.stack((start[:, chosen].ravel(), end[:, chosen].ravel())))
+        at, allocated = events.memory
+        if len(at):
+            before = bases["allocated"] + np.arange(work.blocks)[:, None] * events.strides["allocated"]
+            block, which = np.unravel_index(int((before + allocated).argmax()), (work.blocks, len(at)))
+            if (most := int((before + allocated)[block, which])) > peak_bytes:
+                peak_bytes, peak_at_ns = most, int(host[block, at[which]])
+    windows = [
+        {"step": 2 + step, "start_ns": start, "dur_ns": end - start}
+        for step, (start, end) in enumerate(recorded(clock, np.array(run.steps)).tolist())
+    ]
+    by_step = _breakdowns(windows, busy)
+    return {
+        "steps": windows,
+        "breakdown": [_together(by_step), *by_step],
+        "kernels": _table(kernels),
+        "copies": _table(copies),
+        "events": {
+            "total": phases.total(),
+            "slices": phases["X"],
+            "instants": phases["i"],
+            "flows": phases["s"] + phases["f"],
+            "metadata": phases["M"],
+        },
+        "launch_links": sum(count for count, _ in (*kernels.values(), *copies.values())),
+        "flops": dict(flops),
+        "peak_allocated_bytes": peak_bytes,
+        "peak_at_ns": peak_at_ns,
+    }
 
-    def __init__(self, plan: Plan, job: Job, rank: int, run: RankRun) -> None:
-        clock = job.clocks[rank]
-        phases = Counter(segment("tail").phases_of(plan.with_stack))
-        tables: dict[bool, dict[str, list[int]]] = {True: {}, False: {}}
-        flops: Counter[str] = Counter()
-        numbers = Numbers(job, rank, 0)
-        self.peak_bytes = peak_at_ns = 0
-        busy: list[dict[str, list[Integers]]] = []
-        for work in run.works:
-            bases, events = numbers.of(work), work.segment
-            host, start, end = (recorded(clock, times) for times in work.times())
-            if events.name == "gpt.step":
-                busy.append({"compute": [], "comm": [], "copy": []})
-            for phase, count in events.phases_of(plan.with_stack).items():
-                phases[phase] += count * work.blocks
-            for name, count in events.flops.items():
-                flops[name] += count * work.blocks
-            for i, (name, category) in enumerate(zip(events.gpu_names, events.gpu_categories, strict=True)):
-                row = tables[category == "kernel"].setdefault(name, [0, 0])
-                row[0] += work.blocks
-                row[1] += int((end[:, i] - start[:, i]).sum())
-            computes = np.array([category == "kernel" for category in events.gpu_categories], dtype=bool)
-            classes = {
-                "compute": computes & (events.stream != COMM),
-                "comm": computes & (events.stream == COMM),
-            }
-            for name, of_class in {**classes, "copy": ~computes}.items():
-                if of_class.any():
-                    busy[-1][name].append(np.stack((start[:, of_class].ravel(), end[:, of_class].ravel())))
-            at, allocated = events.memory
-            if len(at):
-                rows = np.arange(work.blocks)[:, None] * events.strides["allocated"]
-                totals = bases["allocated"] + allocated + rows
-                block, which = np.unravel_index(int(totals.argmax()), totals.shape)
-                if totals[block, which] > self.peak_bytes:
-                    self.peak_bytes = int(totals[block, which])
-                    peak_at_ns = int(host[block, at[which]])
-        self.windows = [
-            {"step": 2 + step, "start_ns": start, "dur_ns": end - start}
-            for step, (start, end) in enumerate(recorded(clock, np.array(run.steps)).tolist())
-        ]
-        by_step = self._breakdowns(busy)
-        self.answers = {
-            "steps": self.windows,
-            "breakdown": [_together(by_step), *by_step],
-            "kernels": _table(tables[True]),
-            "copies": _table(tables[False]),
-            "events": {
-                "total": phases.total(),
-                "slices": phases["X"],
-                "instants": phases["i"],
-                "flows": phases["s"] + phases["f"],
-                "metadata": phases["M"],
-            },
-            "launch_links": sum(row[0] for table in tables.values() for row in table.values()),
-            "flops": dict(flops),
-            "peak_allocated_bytes": self.peak_bytes,
-            "peak_at_ns": peak_at_ns,
-        }
 
-    def _breakdowns(self, busy: Sequence[dict[str, list[Integers]]]) -> list[dict[str, Any]]:
-        """A step ends with its host range or its last GPU event, and begins where the one before ended."""
-        begin, rows = self.windows[0]["start_ns"], []
-        for window, classes in zip(self.windows, busy, strict=True):
-            spans = {
-                name: np.concatenate(parts, axis=1) if parts else np.zeros((2, 0), dtype=np.int64)
-                for name, parts in classes.items()
-            }
-            last = max(int(ends.max(initial=0)) for _, ends in spans.values())
-            end = max(window["start_ns"] + window["dur_ns"], last, begin)
-            rows.append(_breakdown(window["step"], spans, end - begin))
-            begin = end
-        return rows
+def _breakdowns(
+    windows: Sequence[dict[str, int]], busy: Sequence[dict[str, list[Integers]]]
+) -> list[dict[str, Any]]:
+    """A step ends with its host range or its last GPU event, and begins where the one before ended."""
+    begin, rows = windows[0]["start_ns"], []
+    for window, classes in zip(windows, busy, strict=True):
+        empty = np.zeros((2, 0), dtype=np.int64)
+        spans = {name: np.concatenate([empty, *parts], axis=1) for name, parts in classes.items()}
+        last = max(int(ends.max(initial=0)) for _, ends in spans.values())
+        end = max(window["start_ns"] + window["dur_ns"], last, begin)
+        rows.append(_breakdown(window["step"], spans, end - begin))
+        begin = end
+    return rows
 
 
 def _covered(spans: Integers, by: Integers) -> int:
