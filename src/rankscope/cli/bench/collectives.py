@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from rankscope.bench.collectives.kinds import DTYPES, KINDS, parse_kinds
+from rankscope.bench.collectives import DTYPES, KINDS, parse_kinds
 from rankscope.bench.ranks.world import BACKENDS, DEVICES, require_torch
 from rankscope.capture.rank import detect
 from rankscope.cli.bench.seqpar import positive
@@ -99,8 +99,7 @@ def _rank_words(args: argparse.Namespace) -> list[str]:
 
 def _run_rank(args: argparse.Namespace) -> int:
     """One rank. Only rank 0 prints, also the usage errors that all ranks find."""
-    from rankscope.bench.collectives.report_text import report_text
-    from rankscope.bench.collectives.sweep import Config, check_results, is_right, sizes_for, sweep
+    from rankscope.bench.collectives import Config, check_results, is_right, report_text, sizes_for, sweep
     from rankscope.bench.ranks.world import join, leave
 
     end = parse_power_bytes(args.end) if args.end is not None else None

@@ -11,17 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.bench.seqpar.config import DEFAULT_CHUNKS, PRECISIONS, Config
-from rankscope.bench.sweep.grid import (
+from rankscope.bench.sweep import (
     Point,
+    Row,
+    chart,
+    csv_text,
     grid_points,
     job_steps,
+    json_text,
     measure_point,
     point_name,
     read_reports,
     remove_points,
+    row_of,
+    table_text,
     write_report,
 )
-from rankscope.bench.sweep.rows import Row, chart, csv_text, json_text, row_of, table_text
 from rankscope.cli.bench.seqpar import add_run_options, positive
 from rankscope.cli.common import check_target
 from rankscope.cli.job.batch import deliver
