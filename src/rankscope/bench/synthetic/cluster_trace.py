@@ -35,8 +35,6 @@ from rankscope.bench.synthetic.trace_files import Progress, write_pieces
 from rankscope.errors import StoreError
 
 TRUTH_FILE = "truth.json"
-_FIRST_STEP = {"gpt": 2, "plain": 0}
-"""The number of the first step; 2 is that after one idle and one warm-up step."""
 _SECTIONS = (
     ("ops", True),
     ("memory", True),
@@ -47,8 +45,6 @@ _SECTIONS = (
     ("annotations", None),
 )
 """In Kineto's order: each thread after the other, that of autograd (True) first; then the GPU."""
-_FIRST_SEQUENCE, _FIRST_ADDRESS, _FIRST_COLLECTIVE = 1170, 140_264_135_983_104, 41
-_WEIGHTS_BYTES = {"gpt": 3 << 30, "plain": 0}
 _GPUS_PER_NODE = 8
 
 
@@ -130,14 +126,9 @@ class Numbers:
     def __init__(self, job: Job, rank: int, reserved_bytes: int) -> None:
         self.job = job
         self.names = {axis: job.group_name(axis, rank) for axis in DESCRIPTIONS}
-        self.step = _FIRST_STEP[job.model] - 1
+        self.step = -1
         self.sequence: Counter[str] = Counter()
-        self.running = {
-            "external": 1,
-            "correlation": 7001,
-            "python": 1,
-            "allocated": _WEIGHTS_BYTES[job.model],
-        }
+        self.running = {"external": 1, "correlation": 7001, "python": 1, "allocated": 0}
         self.fixed = {"reserved": reserved_bytes, "step_frame": 1}
 
     def copy(self) -> Numbers:
@@ -159,15 +150,15 @@ class Numbers:
             **self.fixed,
             "step": self.step,
             "layer": layer,
-            "sequence": _FIRST_SEQUENCE + node,
-            "address": _FIRST_ADDRESS + (1 + layer) * work.segment.strides["address"],
+            "sequence": node,
+            "address": (1 + layer) * work.segment.strides["address"],
             "bytes": work.nbytes,
             "peer": work.peer,
             "in_nelems": work.nelems[0],
             "out_nelems": work.nelems[1],
         }
         if work.key:
-            bases["seq"] = _FIRST_COLLECTIVE + self.sequence[work.axis]
+            bases["seq"] = self.sequence[work.axis]
             self.sequence[work.axis] += 1
         for counter in running:
             running[counter] += work.blocks * work.segment.strides[counter]

@@ -1,9 +1,9 @@
 """A recorded training step, cut into segments whose text can be written again and again with other times and ids.
 
-`recorded_step.txt` is Kineto's text, event by event, as torch 2.13 wrote it for a GPT on an H200 ("gpt": bf16 autocast,
-shapes, stacks, memory; one layer) and, in the same text, the bare events of a simulated cluster ("plain"). A line
-`## gpt.forward` begins a segment. Line breaks, runs of blanks and the order of keys are Kineto's, because a fast reader
-may depend on them.
+`recorded_step.txt` has the events of one step in Kineto's text: of a GPT with one layer ("gpt"; names, shapes, launch
+configurations and memory are those of torch 2.13 with bf16 autocast on an H200, times are rounded) and the bare events
+of a simulated cluster ("plain"). A line `## gpt.forward` begins a segment. Line breaks, runs of blanks and the order of
+keys are Kineto's, because a fast reader may depend on them.
 
 A segment has points: the moments of its host events in order, then the starts and then the ends of its work on the GPU.
 Every time in its text is one of them; every id, address and byte count is a counter. `render` fills in many
@@ -50,27 +50,26 @@ _NUMBER = re.compile(
     r"(?P<number>\d+)"
 )
 _COUNTERS = {
-    "External id": ("external", None),
-    "correlation": ("correlation", None),
+    "External id": ("external", 1),
+    "correlation": ("correlation", 7001),
     "Ev Idx": ("event", 0),
-    "Sequence number": ("sequence", 1170),
-    "Python id": ("python", None),
-    "Python parent id": ("python", None),
+    "Sequence number": ("sequence", 0),
+    "Python id": ("python", 2),
+    "Python parent id": ("python", 2),
     "Python module id": ("layer", 0),
-    "Total Allocated": ("allocated", 3 << 30),
+    "Total Allocated": ("allocated", 0),
     "Total Reserved": ("reserved", 4 << 30),
     "Bytes": ("bytes", 0),
-    "Addr": ("address", 140_264_135_983_104),
-    "Seq": ("seq", 41),
+    "Addr": ("address", 0),
+    "Seq": ("seq", 0),
     "Src Rank": ("peer", 1),
     "Dst Rank": ("peer", 1),
     "In msg nelems": ("in_nelems", 1111),
     '"Input Dims": [[': ("in_nelems", 1111),
     "Out msg nelems": ("out_nelems", 2222),
-    "ProfilerStep#": ("step", 2),
+    "ProfilerStep#": ("step", 0),
 }
-"""By key or text before the number: the counter, and the recorded number that stands for 0; None: the lowest of the
-segment."""
+"""By key or text before the number: the counter, and the recorded number that stands for 0."""
 _ADDRESSES_PER_LAYER = 64 << 28
 
 
@@ -111,7 +110,7 @@ class Segment:
     strides: Mapping[str, int]
     """How far each counter advances from one repetition to the next."""
     memory: Integers
-    """Rows: host point, bytes allocated by the segment so far."""
+    """Rows: host point, bytes then allocated; without those of earlier segments."""
     flops: Mapping[str, int]
 
     @property
@@ -146,21 +145,18 @@ def segment(name: str) -> Segment:
     events = [json.loads(text[:-2]) for text in texts]
     works = [event for event in events if event.get("cat") in GPU_CATEGORIES]
     points = _Points(events, works)
-    lowest = _lowest(texts)
     forms: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     phases: dict[str, Counter[str]] = {}
     for text, event in zip(texts, events, strict=True):
         section = "tail" if name == "tail" else _SECTIONS.get(event["cat"], "gpu")
         forms.setdefault(section, []).append((text, event))
         phases.setdefault(section, Counter())[event["ph"]] += 1
-    sections = {section: _section(pairs, points, lowest) for section, pairs in forms.items()}
-    counted = [section.counters for section in sections.values()]
-    strides = {
-        counter: 1 + max((int(rows[counter][1].max()) for rows in counted if counter in rows), default=-1)
-        for counter in ("external", "correlation", "python", "sequence")
-    }
-    memory = [(points.host[_ns(e["ts"])], e["args"]["Bytes"]) for e in events if e["name"] == "[memory]"]
-    allocated = np.cumsum([nbytes for _, nbytes in memory], dtype=np.int64)
+    sections = {section: _section(pairs, points) for section, pairs in forms.items()}
+    strides = {}
+    for counter in ("external", "correlation", "python", "sequence"):
+        rows = [part.counters[counter][1] for part in sections.values() if counter in part.counters]
+        strides[counter] = int(np.ptp(np.concatenate(rows))) + 1 if rows else 0
+    memory = [event for event in events if event["name"] == "[memory]"]
     calls = {
         event["args"].get("correlation"): points.host[_ns(event["ts"])]
         for event in events
@@ -181,9 +177,11 @@ def segment(name: str) -> Segment:
             **strides,
             "layer": 1,
             "address": _ADDRESSES_PER_LAYER * (strides["sequence"] > 0),
-            "allocated": int(allocated[-1]) if memory else 0,
+            "allocated": sum(event["args"]["Bytes"] for event in memory),
         },
-        memory=np.stack((np.array([at for at, _ in memory], dtype=np.int64), allocated)),
+        memory=_fields(
+            [(points.host[_ns(event["ts"])], event["args"]["Total Allocated"]) for event in memory], 2
+        ),
         flops=_flops(events),
     )
 
@@ -222,27 +220,14 @@ class _Points:
         return self.starts[start + wider], self.ends.get(end - wider, -1), wider
 
 
-def _counter(match: re.Match[str], event: Mapping[str, Any]) -> tuple[str, int | None]:
+def _counter(match: re.Match[str], event: Mapping[str, Any]) -> tuple[str, int]:
     key = match["key"] or match["text"]
     if key == "id":
         key = "correlation" if event["cat"] == "ac2g" else "Sequence number"
     return _COUNTERS.get(key, ("layer", 0))
 
 
-def _lowest(texts: Sequence[str]) -> dict[str, int]:
-    """The lowest number of each counter that has no fixed one; a frame's parent may be outside the segment."""
-    lowest: dict[str, int] = {}
-    for text in texts:
-        for key in ("External id", "correlation", "Python id"):
-            for value in re.findall(rf'"{key}": (\d+)', text):
-                counter = _COUNTERS[key][0]
-                lowest[counter] = min(lowest.get(counter, int(value)), int(value))
-    return lowest
-
-
-def _section(
-    pairs: Sequence[tuple[str, dict[str, Any]]], points: _Points, lowest: Mapping[str, int]
-) -> Section:
+def _section(pairs: Sequence[tuple[str, dict[str, Any]]], points: _Points) -> Section:
     form: list[str] = []
     times: list[tuple[int, ...]] = []
     rates: list[tuple[int, ...]] = []
@@ -265,8 +250,7 @@ def _section(
             else:
                 value = int(match["value"] or match["number"])
                 counter, zero = _counter(match, event)
-                zero = lowest[counter] if zero is None else zero
-                if counter == "python" and value < zero:
+                if counter == "python" and value < zero:  # the frame around the whole step
                     counter, zero = "step_frame", value
                 counters.setdefault(counter, []).append((column, value - zero))
                 form.append("%d")

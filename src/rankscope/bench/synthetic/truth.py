@@ -22,6 +22,8 @@ from rankscope.bench.synthetic.rank_grid import DESCRIPTIONS
 from rankscope.bench.synthetic.recording import Integers, segment
 
 VERSION = 1
+FIRST_STEP = 2  # in the recording, as after one idle and one warm-up step
+FIRST_COLLECTIVE = 41
 
 Truth = dict[str, Any]
 
@@ -59,7 +61,7 @@ def rank_truth(plan: Plan, job: Job, rank: int, run: RankRun) -> dict[str, Any]:
             if (most := int((before + allocated)[block, which])) > peak_bytes:
                 peak_bytes, peak_at_ns = most, int(host[block, at[which]])
     windows = [
-        {"step": 2 + step, "start_ns": start, "dur_ns": end - start}
+        {"step": FIRST_STEP + step, "start_ns": start, "dur_ns": end - start}
         for step, (start, end) in enumerate(recorded(clock, np.array(run.steps)).tolist())
     ]
     by_step = _breakdowns(windows, busy)
@@ -177,9 +179,9 @@ def _collectives(job: Job, runs: Sequence[RankRun]) -> list[dict[str, Any]]:
                 ordinal += 1
                 key = (bases["step"], ordinal, job.group_ranks(work.axis, rank)[0])
                 members.setdefault(key, {})[rank] = work
-                sequence[key] = bases["seq"]
+                sequence[key] = FIRST_COLLECTIVE + bases["seq"]
     return [
-        {"step": key[0], "seq": sequence[key], **_collective(job, works)}
+        {"step": FIRST_STEP + key[0], "seq": sequence[key], **_collective(job, works)}
         for key, works in sorted(members.items())
     ]
 
@@ -237,7 +239,7 @@ def _planted(plan: Plan, collectives: Sequence[dict[str, Any]]) -> dict[str, Any
     caused = [0] * plan.steps
     for collective in collectives:
         if collective["last_rank"] == plan.straggler.rank:
-            caused[collective["step"] - 2] += sum(collective["wait_ns"])
+            caused[collective["step"] - FIRST_STEP] += sum(collective["wait_ns"])
     return {
         "rank": plan.straggler.rank,
         "cause": plan.straggler.cause,
