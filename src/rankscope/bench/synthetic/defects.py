@@ -256,11 +256,12 @@ def _damage_events(defect: str, events: list[bytes]) -> list[dict[str, Any]]:
     """Apply one defect; returns the changed events, numbered as in the original file."""
     opening, edit = _EDITS.get(defect, (_KERNEL, None))
     choice = [index for index, event in enumerate(events) if event.startswith(opening)]
+    following: dict[int, int] = {}
     if defect == "overlapping":
-        choice = [index for index in choice if b'"tid": 7,' in events[index]]
+        following = dict(pairwise(index for index in choice if b'"tid": 7,' in events[index]))
+        choice = list(following)
     count = min(_MOST_DAMAGED, len(choice))
     picked = [choice[(2 * i + 1) * len(choice) // (2 * count)] for i in range(count)]
-    following = dict(pairwise(choice))
     notes, orphans = [], set()
     for turn, index in enumerate(picked):
         event = events[index]
