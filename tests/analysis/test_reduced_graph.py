@@ -37,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Four ranks; rank 2 computes longer in every step."""
     folder = tmp_path_factory.mktemp("reduced")
     job = Job(
-        data=2, tensor=2, steps=3, layers=2, offset_ns=1_000_000, seed=3,
+        data=2, tensor=2, steps=3, layers=2, offset_ns=1_000_000, seed=6,
         faults=(Fault("compute", (2,), LATE_NS),),
     )  # fmt: skip
     write_traces(job, simulate(job), folder)

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.bench.collectives.kinds import KINDS, Kind
-from rankscope.bench.collectives.sweep import Config, is_right, sizes, sweep
+from rankscope.bench.collectives import KINDS, Config, Kind, is_right, sizes, sweep
 from rankscope.cli import main
 from rankscope.units import parse_power_bytes
 

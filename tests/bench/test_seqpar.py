@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rankscope.bench.ranks.rendezvous import first_of_nodelist, meeting_point
+from rankscope.bench import sweep
+from rankscope.bench.ranks.world import first_of_nodelist, meeting_point
 from rankscope.bench.seqpar.config import Config
 from rankscope.bench.seqpar.measure import median, spread
 from rankscope.bench.seqpar.report_text import report_text
-from rankscope.bench.sweep import rows as sweep
 from rankscope.capture.rank import detect
 from rankscope.cli import main
 from rankscope.collective_kinds import bus_factor

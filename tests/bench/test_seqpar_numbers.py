@@ -12,14 +12,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rankscope.bench.seqpar import block  # noqa: E402
-from rankscope.bench.seqpar.block import tensors  # noqa: E402
-from rankscope.bench.seqpar.config import PARTS, Config  # noqa: E402
-from rankscope.bench.seqpar.reference import (  # noqa: E402
+from rankscope.bench.seqpar.block import (  # noqa: E402
     TOLERANCE,
     reference_rows,
     relative_error,
     sample_rows,
+    tensors,
 )
+from rankscope.bench.seqpar.config import PARTS, Config  # noqa: E402
 from rankscope.bench.seqpar.stopwatch import Stopwatch  # noqa: E402
 
 CONFIG = Config(sequence=24, hidden=16)

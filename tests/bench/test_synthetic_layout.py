@@ -168,6 +168,9 @@ def test_the_mix_of_events_is_that_of_training(tmp_path: Path) -> None:
     assert share("ac2g") > 0.12
     assert share("fwdbwd") > 0.05
     assert share("user_annotation", "gpu_user_annotation") > 0
+    for name in ("fwdbwd", "ac2g"):
+        ids = [event["id"] for event in events if event.get("cat") == name and event["ph"] == "s"]
+        assert len(set(ids)) == len(ids)
 
 
 def test_ops_nest_six_deep_and_never_cross(synthetic: str) -> None:

@@ -344,7 +344,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_command_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from rankscope.bench.sweep.rows import chart as vega_lite
+    from rankscope.bench.sweep import chart as vega_lite
 
     row = {"sequence": 64, "hidden": 128, "precision": "float32", "ranks": 2, "matmul_tflop_s": 1.5}
     source = tmp_path / "sweep.json"

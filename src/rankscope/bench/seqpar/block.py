@@ -1,4 +1,7 @@
-"""The benchmarked block: its tensors, its synchronous form and its overlapped form."""
+"""The benchmarked block: its tensors, its synchronous and its overlapped form, and the reference result.
+
+The reference is the same block in one process, without communication.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,10 @@ from rankscope.inapp.annotate import trace
 from rankscope.inapp.cuda_range import cuda_profiler_range
 
 _SEED = 1907
+# Allowed relative error. A wrong order of ranks or a missing term gives about 1.
+TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
+TOLERANCE_TF32 = 5e-3
+_ROWS = 16
 
 
 class Block:
@@ -99,6 +106,32 @@ def tensors(config: Config, rank: int, ranks: int) -> tuple[Any, Any, Any]:
         (inner, config.hidden),
         (config.hidden, inner),
     )
-    made = [torch.randn(shape, generator=generator) for shape in shapes]
+    drawn = [torch.randn(shape, generator=generator) for shape in shapes]
     dtype = getattr(torch, config.precision)
-    return made[0].to(dtype), made[1].mul_(scale).to(dtype), made[2].mul_(scale).to(dtype)
+    return drawn[0].to(dtype), drawn[1].mul_(scale).to(dtype), drawn[2].mul_(scale).to(dtype)
+
+
+def sample_rows(config: Config, ranks: int) -> list[int]:
+    """The rows of a rank's output that are checked: evenly spaced from the first to the last, at most 16."""
+    rows = config.sequence // ranks
+    count = min(rows, _ROWS)
+    return sorted({round(index * (rows - 1) / max(count - 1, 1)) for index in range(count)})
+
+
+def reference_rows(config: Config, rank: int, ranks: int) -> Any:
+    """The sampled rows of this rank's output, in float64: X·W1ᵀ·W2ᵀ with the full weights."""
+    import torch
+
+    inputs, _, _ = tensors(config, rank, ranks)
+    rows = inputs[sample_rows(config, ranks), 0].double()
+    total = torch.zeros(len(rows), config.hidden, dtype=torch.float64)
+    for other in range(ranks):
+        _, weight1, weight2 = tensors(config, other, ranks)
+        total += rows @ weight1.double().T @ weight2.double().T
+    return total
+
+
+def relative_error(output: Any, reference: Any, rows: list[int]) -> float:
+    """Of a rank's output (S/W,1,H): Frobenius norm over the sampled rows."""
+    sampled = output[rows, 0].double().cpu()
+    return float((sampled - reference).norm() / reference.norm())

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 from rankscope.bench.ranks.world import World, has_slow_path
-from rankscope.bench.seqpar.block import Block
-from rankscope.bench.seqpar.config import COLLECTIVES, CPU_SIZES, GPU_SIZES, PARTS, SLOW_CPU_SIZES, Config
-from rankscope.bench.seqpar.reference import (
+from rankscope.bench.seqpar.block import (
     TOLERANCE,
     TOLERANCE_TF32,
+    Block,
     reference_rows,
     relative_error,
     sample_rows,
 )
+from rankscope.bench.seqpar.config import COLLECTIVES, CPU_SIZES, GPU_SIZES, PARTS, SLOW_CPU_SIZES, Config
 from rankscope.bench.seqpar.stopwatch import Stopwatch
 from rankscope.capture.job_name import name_run
 from rankscope.capture.schedule import Schedule
@@ -114,10 +115,10 @@ def _everywhere(world: World, wall: int, laps: list[list[int]]) -> tuple[list[in
     import torch
 
     flat = [wall, *(value for row in laps for value in row)]
-    found = [part.tolist() for part in world.gather(torch.tensor(flat, dtype=torch.int64))]
+    ranks = [part.tolist() for part in world.gather(torch.tensor(flat, dtype=torch.int64))]
     width = len(laps[0])
-    return [one[0] for one in found], [
-        [one[start : start + width] for start in range(1, len(one), width)] for one in found
+    return [rank[0] for rank in ranks], [
+        [rank[start : start + width] for start in range(1, len(rank), width)] for rank in ranks
     ]
 
 
@@ -170,7 +171,7 @@ def _part(name: str, times: list[list[int]], config: Config, world: World) -> di
     of the last one to arrive, is the transfer without waiting.
     """
     if name in COLLECTIVES:
-        p50 = median([min(one) for one in zip(*times, strict=True)])
+        p50 = median([min(iteration) for iteration in zip(*times, strict=True)])
         size = config.part_bytes()
         algbw = size / p50  # bytes per nanosecond = GB/s
         return {
@@ -202,8 +203,8 @@ def _overlap(config: Config, report: Report, walls: list[int], laps: list[list[l
         "time_to_solution_ns": max(walls),
         "speedup": report["time_to_solution_ns"] / max(walls),
         "ranks": [
-            {"rank": rank, "iteration": spread([row[0] for row in one]), "wall_ns": walls[rank]}
-            for rank, one in enumerate(laps)
+            {"rank": rank, "iteration": spread([row[0] for row in of_rank]), "wall_ns": walls[rank]}
+            for rank, of_rank in enumerate(laps)
         ],
     }
 
@@ -244,6 +245,4 @@ def spread(values: list[int]) -> dict[str, int]:
 
 
 def median(values: list[int]) -> int:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else round((ordered[middle - 1] + ordered[middle]) / 2)
+    return round(statistics.median(values))

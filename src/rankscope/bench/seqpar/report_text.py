@@ -56,14 +56,14 @@ def _ranks(report: dict[str, Any]) -> str:
     ranks = report["ranks"]
     title = f"Each rank, ms over {report['config']['iterations']} iterations"
     if len(ranks) > _RANKS_SHOWN:
-        ordered = sorted(ranks, key=lambda one: int(one["wall_ns"]))
+        ordered = sorted(ranks, key=lambda rank: int(rank["wall_ns"]))
         half = _RANKS_SHOWN // 2
         ranks = ordered[:half] + ordered[-half:]
         title += f" (the {half} fastest and {half} slowest of {len(ordered)}; --json has all)"
     rows = []
     for name in [part["name"] for part in report["parts"]]:
-        rows += [_times(name, one["rank"], one["parts"][name]) for one in ranks]
-    rows += [_times("iteration", one["rank"], one["iteration"]) for one in ranks]
+        rows += [_times(name, rank["rank"], rank["parts"][name]) for rank in ranks]
+    rows += [_times("iteration", rank["rank"], rank["iteration"]) for rank in ranks]
     headings = ("Part", "Rank", "Total", "Mean", "p50", "Min", "Max")
     return f"{title}\n{plain_table(headings, rows)}"
 

@@ -1,4 +1,4 @@
-"""A simulated job as Kineto files, one per rank: host spans, launches, GPU work, process groups.
+"""A simulated job as Kineto files, one per rank, in the recorded text.
 
 Times are those of the rank's own clock. Collectives carry the metadata torch records for NCCL: group, sequence number,
 sizes. `write_job` also writes truth.json: layout, clocks and faults.
@@ -6,43 +6,54 @@ sizes. `write_job` also writes truth.json: layout, clocks and faults.
 
 from __future__ import annotations
 
-import gzip
+import copy
+import hashlib
 import json
-import random
-from collections.abc import Callable, Iterator
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rankscope.bench.synthetic.cluster import (
-    COMM,
-    COMPUTE,
-    COPY,
-    EVERY_RANK,
-    Job,
-    RankRun,
-    Work,
-    simulated_steps,
-)
+import numpy as np
+
+from rankscope.bench.synthetic.cluster import simulated_steps
+from rankscope.bench.synthetic.host import RankRun, Work
+from rankscope.bench.synthetic.job import EVERY_RANK, Clock, Job
 from rankscope.bench.synthetic.rank_grid import DESCRIPTIONS
+from rankscope.bench.synthetic.recording import (
+    AUTOGRAD_TID,
+    PID,
+    Integers,
+    Segment,
+    recording,
+    render,
+    segment,
+)
+from rankscope.bench.synthetic.trace_files import Progress, write_pieces
 from rankscope.errors import StoreError
 
-_UNIX_START_NS = 1_794_701_458_600_000_000
-_BASE_TIME_NS = 1_790_857_026_000_000_000
-_STREAM = {COMPUTE: 7, COPY: 16, COMM: 20}
 TRUTH_FILE = "truth.json"
-
-Progress = Callable[[int], None]
-"""Called with the bytes that were written."""
+_SECTIONS = (
+    ("ops", True),
+    ("memory", True),
+    ("ops", False),
+    ("memory", False),
+    ("python", False),
+    ("gpu", None),
+    ("annotations", None),
+)
+"""In Kineto's order: each thread after the other, that of autograd (True) first; then the GPU."""
+_GPUS_PER_NODE = 8
 
 
 def write_traces(job: Job, runs: list[RankRun], folder: Path) -> None:
     """Write one gzipped file a rank."""
     folder.mkdir(parents=True, exist_ok=True)
     for rank, run in enumerate(runs):
-        trace = _RankTrace(job, rank)
-        with gzip.open(folder / f"{_file_name(job, rank)}.gz", "wt", compresslevel=1) as file:
-            file.write(trace.head() + trace.events(run) + trace.tail())
+        name = f"{file_name(job, rank)}.gz"
+        write_pieces(folder / name, RankTrace(job, rank).file(run, name))
 
 
 def write_job(job: Job, folder: Path, progress: Progress | None = None) -> dict[str, Any]:
@@ -57,27 +68,26 @@ def write_job(job: Job, folder: Path, progress: Progress | None = None) -> dict[
             hint="Choose another folder with -o",
         )
     folder.mkdir(parents=True, exist_ok=True)
-    traces = [_RankTrace(job, rank) for rank in range(job.ranks)]
-    for rank, trace in enumerate(traces):
-        (folder / _file_name(job, rank)).write_text(trace.head())
-    begin, end = [0] * job.ranks, [0] * job.ranks
+    traces = [RankTrace(job, rank) for rank in range(job.ranks)]
+    begins, ends = [], []
     for rank, run in simulated_steps(job):
-        if not traces[rank].steps:
-            begin[rank] = run.steps[0][0]
-        end[rank] = run.steps[-1][1]
-        text = traces[rank].events(run)
-        if traces[rank].steps == job.steps:
-            text += traces[rank].tail()
-        with (folder / _file_name(job, rank)).open("a") as file:
-            file.write(text)
+        trace, name = traces[rank], file_name(job, rank)
+        begins.append(run.steps[0][0])
+        ends.append(run.steps[-1][1])
+        pieces = [] if trace.steps else [trace.head()]
+        pieces += trace.events(run)
+        if trace.steps == job.steps:
+            pieces.append(trace.tail(ends[-1], name))
+        with (folder / name).open("a") as file:
+            file.writelines(pieces)
         if progress:
-            progress(len(text))
-    truth = _truth(job, (max(end) - min(begin)) / job.steps, [trace.count for trace in traces])
+            progress(sum(map(len, pieces)))
+    truth = _truth(job, (max(ends) - min(begins)) / job.steps, [trace.count for trace in traces])
     (folder / TRUTH_FILE).write_text(json.dumps(truth, indent=1) + "\n")
     return truth
 
 
-def _file_name(job: Job, rank: int) -> str:
+def file_name(job: Job, rank: int) -> str:
     return f"rank-{rank:05d}-of-{job.ranks:05d}.pt.trace.json"
 
 
@@ -94,8 +104,8 @@ def _truth(job: Job, step_ns: float, events: list[int]) -> dict[str, Any]:
         ),
         "nodes": [_node(job, rank) for rank in range(job.ranks)],
         "clocks": [
-            {"rank": rank, "offset_ns": clock_offset_ns(job, rank), "drift_ppb": clock_drift_ppb(job, rank)}
-            for rank in range(job.ranks)
+            {"rank": rank, "offset_ns": clock.offset_ns, "drift_ppb": clock.drift_ppb}
+            for rank, clock in enumerate(job.clocks)
         ],
     }
 
@@ -104,142 +114,166 @@ def _node(job: Job, rank: int) -> str:
     return f"node{rank // job.ranks_per_node}"
 
 
-def clock_offset_ns(job: Job, rank: int) -> int:
-    """How far a rank's clock is ahead at the start; rank 0's is true."""
-    if rank == 0 or not job.offset_ns:
-        return 0
-    return random.Random(f"{job.seed}/clock/{rank}").randrange(-job.offset_ns, job.offset_ns + 1)
+def recorded(clock: Clock, true_ns: Integers) -> Integers:
+    """True times as the rank's clock records them, in ns."""
+    drift = true_ns * clock.drift_ppb // 1_000_000_000 if clock.drift_ppb else 0
+    return true_ns + (clock.zero_ns + drift)
 
 
-def clock_drift_ppb(job: Job, rank: int) -> int:
-    """How much a rank's clock runs fast, in parts per billion; rank 0's is true."""
-    if rank == 0 or not job.drift_ppb:
-        return 0
-    return random.Random(f"{job.seed}/drift/{rank}").randrange(-job.drift_ppb, job.drift_ppb + 1)
+class Numbers:
+    """The counters of a rank's file: ids, sequence numbers, allocated bytes."""
+
+    def __init__(self, job: Job, rank: int, reserved_bytes: int) -> None:
+        self.job = job
+        self.names = {axis: job.group_name(axis, rank) for axis in DESCRIPTIONS}
+        self.step = -1
+        self.sequence: Counter[str] = Counter()
+        self.running = {"external": 1, "correlation": 7001, "python": 1, "allocated": 0}
+        self.fixed = {"reserved": reserved_bytes, "step_frame": 1}
+
+    def copy(self) -> Numbers:
+        same = copy.copy(self)
+        same.sequence, same.running, same.fixed = self.sequence.copy(), {**self.running}, {**self.fixed}
+        return same
+
+    def of(self, work: Work) -> dict[str, int]:
+        """The counters at the first repetition of the next work."""
+        job, running = self.job, self.running
+        if work.segment.name.endswith(".step"):
+            self.step += 1
+            self.fixed["step_frame"] = running["python"]
+        running["allocated"] += work.nbytes
+        node = (self.step * job.batches * job.layers + work.layer) * work.segment.strides["sequence"]
+        layer = work.layer % job.layers
+        bases = {
+            **running,
+            **self.fixed,
+            "step": self.step,
+            "layer": layer,
+            "sequence": node,
+            "address": (1 + layer) * work.segment.strides["address"],
+            "bytes": work.nbytes,
+            "peer": work.peer,
+            "in_nelems": work.nelems[0],
+            "out_nelems": work.nelems[1],
+        }
+        if work.key:
+            bases["seq"] = self.sequence[work.axis]
+            self.sequence[work.axis] += 1
+        for counter in running:
+            running[counter] += work.blocks * work.segment.strides[counter]
+        return bases
 
 
-class _RankTrace:
-    """The text of one rank's file, in pieces: the head, any number of steps, the tail."""
+class RankTrace:
+    """The text of one rank's file, in pieces: the head, any number of steps, the tail.
 
-    def __init__(self, job: Job, rank: int) -> None:
-        self.job, self.rank = job, rank
+    Every section goes through all works again: more arithmetic, but memory does not grow with the text.
+    """
+
+    def __init__(
+        self, job: Job, rank: int, *, with_stack: bool = False, reserved_bytes: int = 40 << 30
+    ) -> None:
+        self.job, self.rank, self.with_stack = job, rank, with_stack
+        self.clock = job.clocks[rank]
         self.steps = self.count = 0
-        self._works = 0
-        self._allocated = 0
-        self._metadata = _Metadata(job, rank)
-        self._ahead = clock_offset_ns(job, rank) + _UNIX_START_NS - _BASE_TIME_NS
-        self._drift_ppb = clock_drift_ppb(job, rank)
-        self._host = f'"pid": {1000 + rank}, "tid": {1000 + rank}'
+        self._numbers = Numbers(job, rank, reserved_bytes)
+        self._indexed = 0
+        self._bound: dict[tuple[str, str, bool, int], tuple[Segment, Mapping[str, int]]] = {}
+        self._device = rank % min(job.ranks_per_node, _GPUS_PER_NODE)
 
     def head(self) -> str:
-        head = {
-            "schemaVersion": 1,
-            "deviceProperties": [{"id": 0, "name": "NVIDIA H200", "totalGlobalMem": 150_000_000_000}],
-            "distributedInfo": _distributed_info(self.job, self.rank),
-            "rankscope": {"rank": self.rank, "host": _node(self.job, self.rank)},
-            "baseTimeNanoseconds": _BASE_TIME_NS,
-        }
-        return json.dumps(head)[:-1] + ',\n"traceEvents": [\n'
+        job, rank = self.job, self.rank
+        trace_id = hashlib.md5(f"{job.seed} {rank}".encode(), usedforsecurity=False).hexdigest().upper()
+        text = recording()["head"].replace("@trace_id@", trace_id)
+        text = text.replace("@base_time_ns@", str(self.clock.base_time_ns))
+        text = text.replace("@distributedInfo@", json.dumps(_distributed_info(job, rank)))
+        if not self.with_stack:
+            text = text.replace('      "with_stack": 1,\n', "")
+        if job.model == "plain":  # as rankscope's capture says it
+            more = json.dumps({"rank": rank, "host": _node(job, rank)})
+            text = text.replace('  "displayTimeUnit"', f'      "rankscope": {more},\n  "displayTimeUnit"')
+        return text.replace('"id": 0,', f'"id": {self._device},')
 
-    def tail(self) -> str:
-        return '\n],\n"traceName": "cluster"\n}'
+    def file(self, run: RankRun, name: str) -> Iterator[bytes]:
+        """A whole file, in pieces."""
+        yield self.head().encode()
+        yield from (piece.encode() for piece in self.events(run))
+        yield self.tail(run.steps[-1][1], name).encode()
 
-    def events(self, run: RankRun) -> str:
-        """The events of some steps, in the order of the program."""
-        lines = list(self._lines(run))
-        before = ",\n" if self.count else ""
-        self.count += len(lines)
+    def events(self, run: RankRun) -> Iterator[str]:
+        """The events of some steps, in pieces."""
+        for section, on_autograd in _SECTIONS:
+            if section == "python" and not self.with_stack:
+                continue
+            numbers = self._numbers.copy()
+            for work in run.works:
+                bases = numbers.of(work)
+                if section in work.segment.sections and on_autograd in (None, work.on_autograd):
+                    yield self._text(section, work, bases)
+        self._numbers = numbers
+        self.count += sum(work.blocks * work.segment.events(self.with_stack).total() for work in run.works)
         self.steps += len(run.steps)
-        return before + ",\n".join(lines)
 
-    def _lines(self, run: RankRun) -> Iterator[str]:
-        numbers = {id(work): self._works + place for place, work in enumerate(run.works, 1)}
-        self._works += len(run.works)
-        details = {id(work): self._metadata.of(work) for work in run.works if work.key}
-        for number, (start, end) in enumerate(run.steps, self.steps):
-            yield self._slice(f"ProfilerStep#{number}", "user_annotation", start, end, "", self._host)
-        for span in run.spans:
-            args = ""
-            if span.work is not None:
-                number = numbers[id(span.work)]
-                args = f'"External id": {number}'
-                if span.category == "cuda_runtime":
-                    args += f', "correlation": {number}'
-                args += details.get(id(span.work), "")
-            yield self._slice(span.name, span.category, span.start, span.end, args, self._host)
-        for at, change in run.memory:
-            self._allocated += change
-            yield (
-                f'{{"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", {self._host}, '
-                f'"ts": {self._microseconds(at)}, "args": {{"Total Reserved": {40 << 30}, '
-                f'"Total Allocated": {self._allocated}, "Bytes": {change}, "Device Id": 0, "Device Type": 1, '
-                f'"Addr": {1 << 40}}}}}'
-            )
-        for work in run.works:
-            number, stream = numbers[id(work)], _STREAM[work.stream]
-            args = f'"External id": {number}, "correlation": {number}, "device": 0, "stream": {stream}'
-            if work.stream == COPY:
-                args += f', "bytes": {work.ns * 25}'
-            category = "gpu_memcpy" if work.stream == COPY else "kernel"
-            args += details.get(id(work), "")
-            yield self._slice(work.name, category, work.start, work.end, args, f'"pid": 0, "tid": {stream}')
-
-    def _slice(self, name: str, category: str, start: int, end: int, args: str, where: str) -> str:
-        begin = self._recorded(start)
-        took = self._recorded(end) - begin
-        return (
-            f'{{"ph": "X", "cat": "{category}", "name": "{name}", {where}, '
-            f'"ts": {begin // 1000}.{begin % 1000:03d}, "dur": {took // 1000}.{took % 1000:03d}, '
-            f'"args": {{{args}}}}}'
+    def tail(self, end_ns: int, name: str) -> str:
+        """The profiler's last call, the names of processes, threads and streams, and the end of the file."""
+        last = segment("tail")
+        work = Work(
+            segment=last, host_ns=0, noise=np.ones(1), noise_at=0, pause=end_ns - int(last.increments.max())
         )
+        self.count += last.events(self.with_stack).total()
+        text = self._text("tail", work, self._numbers.of(work)).removesuffix(",\n")
+        return f'{text}\n  ],\n  "traceName": {json.dumps(name)}\n}}'
 
-    def _recorded(self, true_ns: int) -> int:
-        """A true time, by the rank's clock, in ns after the base time."""
-        return true_ns + true_ns * self._drift_ppb // 1_000_000_000 + self._ahead
+    def _text(self, section: str, work: Work, bases: dict[str, int]) -> str:
+        key = (work.segment.name, work.axis, work.on_autograd, work.upward)
+        if key not in self._bound:
+            directed = {
+                counter: stride * (work.upward if counter in ("layer", "address", "sequence") else 1)
+                for counter, stride in work.segment.strides.items()
+            }
+            self._bound[key] = work.segment.bound(lambda form: self._bind(form, work)), directed
+        bound, strides = self._bound[key]
+        part = bound.sections[section]
+        points = recorded(self.clock, np.concatenate(work.times(), axis=1))
+        bases["event"] = self._indexed
+        self._indexed += work.blocks * part.indexed
+        return render(part, points, bases, strides)
 
-    def _microseconds(self, true_ns: int) -> str:
-        recorded = self._recorded(true_ns)
-        return f"{recorded // 1000}.{recorded % 1000:03d}"
-
-
-class _Metadata:
-    """What torch records of a collective: group, sequence number, sizes."""
-
-    def __init__(self, job: Job, rank: int) -> None:
-        self.sequence: dict[str, int] = {}
-        self.names = {axis: job.group_name(axis, rank) for axis in DESCRIPTIONS}
-        self.texts = {axis: self._group(job, rank, axis) for axis in self.names}
-
-    def _group(self, job: Job, rank: int, axis: str) -> str:
-        group = job.group_ranks(axis, rank)
-        known = {
-            "Process Group Name": self.names[axis],
-            "Process Group Description": DESCRIPTIONS[axis],
-            "Process Group Ranks": str(list(group)),
-            "Group size": len(group),
-            "dtype": "BFloat16",
-        }
-        return json.dumps(known)[1:-1]
-
-    def of(self, work: Work) -> str:
-        """As JSON, to be added to other arguments."""
-        axis = "pp" if work.peer >= 0 else work.axis
-        kind = work.axis if work.peer >= 0 else "allreduce"
-        elements = work.size // 2
-        text = (
-            f', "Collective name": "{kind}", {self.texts[axis]}, '
-            f'"In msg nelems": {elements}, "Out msg nelems": {elements}'
-        )
-        if work.peer >= 0:
-            return text + f', "{"Src" if work.axis == "recv" else "Dst"} Rank": {work.peer}'
-        name = self.names[axis]
-        self.sequence[name] = self.sequence.get(name, 0) + 1
-        return text + f', "Seq": {self.sequence[name]}'
+    def _bind(self, form: str, work: Work) -> str:
+        """Put in the process, the threads, the GPU and the process group of the rank."""
+        pid = PID + 97 * self.rank
+        if work.on_autograd:
+            form = form.replace(f'"tid": {PID}', f'"tid": {AUTOGRAD_TID}')
+        form = re.sub(rf"\b{PID}\b", str(pid), form)
+        form = re.sub(rf"\b{AUTOGRAD_TID}\b", str(pid + AUTOGRAD_TID - PID), form)
+        for words in (
+            '"pid": 0,',
+            '"device": 0,',
+            '"Device Id": 0,',
+            '"GPU 0"',
+            "_autograd_0)",
+            ": 5000000\n",
+        ):
+            form = form.replace(words, re.sub(r"0\b(?=\D*$)", str(self._device), words))
+        if not work.axis:
+            return form
+        group = self.job.group_ranks(work.axis, self.rank)
+        for recorded_text, text in (
+            ('"Process Group Name": "0"', f'"Process Group Name": "{self._numbers.names[work.axis]}"'),
+            ("default_pg", DESCRIPTIONS[work.axis]),
+            ('Ranks": "[0, 1]"', f'Ranks": "{list(group)}"'),
+            ('"Group size": 2', f'"Group size": {len(group)}'),
+            ('"Rank": 0', f'"Rank": {group.index(self.rank)}'),
+            ('rank start": 0', f'rank start": {group[0]}'),
+            ('rank stride": 1', f'rank stride": {group[1] - group[0]}'),
+        ):
+            form = form.replace(recorded_text, text)
+        return form
 
 
 def _distributed_info(job: Job, rank: int) -> dict[str, Any]:
-    sizes = {"tp": job.tensor, "dp": job.data, "pp": job.stages}
-    axes = ["world", *(axis for axis, size in sizes.items() if size > 1)]
+    sizes = {"tp": job.tensor, "dp": job.data if job.data_axis == "dp" else 1, "pp": job.stages}
     groups = [
         {
             "pg_name": job.group_name(axis, rank),
@@ -248,7 +282,7 @@ def _distributed_info(job: Job, rank: int) -> dict[str, Any]:
             "pg_size": len(job.group_ranks(axis, rank)),
             "ranks": list(job.group_ranks(axis, rank)),
         }
-        for axis in axes
+        for axis in ("world", *(axis for axis, size in sizes.items() if size > 1))
     ]
     return {
         "backend": "nccl",
@@ -256,4 +290,5 @@ def _distributed_info(job: Job, rank: int) -> dict[str, Any]:
         "world_size": job.ranks,
         "pg_count": len(groups),
         "pg_config": groups,
+        "nccl_version": "2.28.9",
     }

@@ -3,50 +3,41 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rankscope.bench.synthetic import workload
-from rankscope.bench.synthetic.defects import Defect, in_order
-from rankscope.bench.synthetic.file_damage import damage
-from rankscope.bench.synthetic.plan import Clock, Plan, Slower, Straggler
-from rankscope.bench.synthetic.rank_file import RankFile
-from rankscope.bench.synthetic.timeline import Timeline
-from rankscope.bench.synthetic.trace_bytes import write_pieces
-from rankscope.bench.synthetic.truth import Truth, truth
+from rankscope.bench.synthetic.cluster import simulate
+from rankscope.bench.synthetic.cluster_trace import TRUTH_FILE, RankTrace, file_name
+from rankscope.bench.synthetic.defects import Defect, damage, in_order
+from rankscope.bench.synthetic.job import Clock, Job, Slower
+from rankscope.bench.synthetic.plan import Plan, Straggler
+from rankscope.bench.synthetic.trace_files import Progress, write_pieces
+from rankscope.bench.synthetic.truth import Truth, rank_truth, truth
 from rankscope.errors import StoreError
 
 __all__ = ["TRUTH_FILE", "Clock", "Defect", "Plan", "Slower", "Straggler", "Truth", "write"]
 
-TRUTH_FILE = "truth.json"
 _ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
 
 
-def write(
-    plan: Plan, folder: Path, *, force: bool = False, progress: Callable[[int], None] | None = None
-) -> Truth:
+def write(plan: Plan, folder: Path, *, force: bool = False, progress: Progress | None = None) -> Truth:
     """Write a plan's files and truth.json into folder, and return the truth.
 
     ``progress`` is called with the bytes of text that each piece added. A folder that is not empty is refused
     unless ``force`` is given; then the files of an earlier plan in it are removed first. After an error, none of
     the new files is left.
     """
-    load = workload.build(plan)  # errors in the plan are raised before any file is touched
+    job = plan.job()  # errors in the plan are raised before any file is touched
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _make_room(folder, force=force)
-        return _write(Timeline(plan, load), folder, progress)
+        return _write(plan, job, folder, progress)
     except OSError as error:
         raise StoreError(
             f"cannot write to {folder}",
             why=f"{error.strerror or error}.",
             hint="Choose another folder with -o, on a disk with free space",
         ) from error
-
-
-def file_name(plan: Plan, rank: int) -> str:
-    return f"rank-{rank:05d}-of-{plan.ranks:05d}{_ENDINGS[plan.gzip]}"
 
 
 def _make_room(folder: Path, *, force: bool) -> None:
@@ -67,31 +58,36 @@ def _make_room(folder: Path, *, force: bool) -> None:
             (folder / Path(name).name).unlink(missing_ok=True)
 
 
-def _write(timeline: Timeline, folder: Path, progress: Callable[[int], None] | None) -> Truth:
-    plan = timeline.plan
+def _write(plan: Plan, job: Job, folder: Path, progress: Progress | None) -> Truth:
+    runs = simulate(job)
     written: list[Path] = []
     try:
-        ranks, defects = [], []
+        ranks: list[dict[str, Any]] = []
+        defects: list[dict[str, Any]] = []
+        reserved_bytes = 0
         for rank in plan.present:
-            target = folder / file_name(plan, rank)
+            target = folder / (file_name(job, rank) + ".gz" * plan.gzip)
             part = target.with_name(f"part-{target.name}")
             written += [target, part]
-            file = RankFile(timeline, rank, target.name)
-            nbytes = write_pieces(part, (piece.encode() for piece in file.pieces()), progress)
+            answers = rank_truth(plan, job, rank, runs[rank])
+            reserved_bytes = -(-answers["peak_allocated_bytes"] // 2**21) * 2**21
+            trace = RankTrace(job, rank, with_stack=plan.with_stack, reserved_bytes=reserved_bytes)
+            nbytes = write_pieces(part, trace.file(runs[rank], target.name), progress)
             part.replace(target)
             damaged = _damage(plan, rank, target, written)
             defects += damaged
             name = damaged[-1]["file"] if damaged else target.name
-            ranks.append({"rank": rank, "file": name, "text_bytes": nbytes, **file.book.truth()})
-        text = json.dumps(truth(timeline, ranks, defects), indent=1) + "\n"
+            ranks.append({"rank": rank, "file": name, "text_bytes": nbytes, **answers})
+        whole = {**truth(plan, job, runs, ranks, defects), "reserved_bytes": reserved_bytes}
+        text = json.dumps(whole, indent=1) + "\n"
         written.append(folder / TRUTH_FILE)
         (folder / TRUTH_FILE).write_text(text)
     except BaseException:
         for path in written:
             path.unlink(missing_ok=True)
         raise
-    answers: Truth = json.loads(text)  # as read back from the file: lists, no tuples
-    return answers
+    as_read_back: Truth = json.loads(text)  # lists, no tuples
+    return as_read_back
 
 
 def _damage(plan: Plan, rank: int, path: Path, written: list[Path]) -> list[dict[str, Any]]:

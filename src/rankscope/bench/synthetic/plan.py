@@ -1,20 +1,22 @@
-"""The description of a synthetic run: its size, its planted faults, its clocks."""
+"""The description of a synthetic run: its size, its planted faults, its clocks; and the job simulated for it."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rankscope.bench.synthetic.defects import CATALOGUE, Defect, check_combination
-from rankscope.bench.synthetic.step_work import CAUSES
+from rankscope.bench.synthetic.job import Fault, Job, Slower
+from rankscope.bench.synthetic.recording import segment
 from rankscope.errors import UsageError
+
+CAUSES = ("compute", "host", "copy", "dataloader")
 
 # No real clock drifts more, and ns times ppb would overflow 64 bits within hours.
 MAX_DRIFT_PPM = 1000.0
 MAX_LEAVE_NOISE_NS = 1_000_000
-_UNIX_START_NS = 1_794_701_458_600_000_000  # when true time is 0
-_BASE_TIME_NS = 1_790_857_026_000_000_000
+_JITTER_PCT = 2.0
+_MOST_BUCKETS = 8
+_MOST_LAYERS = 64  # the activations of more do not fit into an H200
 
 
 @dataclass(frozen=True)
@@ -27,46 +29,6 @@ class Straggler:
     takes longer) or dataloader (the wait for the batch takes longer)."""
     ns: int
     """By how much, in every step."""
-
-
-@dataclass(frozen=True)
-class Slower:
-    """Kernels that take longer (or shorter) than they should, on every rank."""
-
-    kernel: str
-    """Part of their name."""
-    factor: float
-    """1.03 is 3 % slower, 0.5 twice as fast."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Clock:
-    """How a rank's time stamps relate to true time, which is ns from the run's start."""
-
-    offset_ns: int = 0
-    """How far it is ahead at true time 0."""
-    drift_ppb: int = 0
-    """How much it runs fast, in parts per billion."""
-    base_time_ns: int = _BASE_TIME_NS
-    """The file's baseTimeNanoseconds: unix ns = ts * 1000 + base."""
-
-    @property
-    def zero_ns(self) -> int:
-        """The time stamp, in ns, of true time 0."""
-        return _UNIX_START_NS - self.base_time_ns + self.offset_ns
-
-
-@dataclass(frozen=True)
-class Group:
-    """A process group."""
-
-    name: str
-    description: str
-    ranks: tuple[int, ...]
-
-    @property
-    def stride(self) -> int:
-        return self.ranks[1] - self.ranks[0] if len(self.ranks) > 1 else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,39 +176,71 @@ class Plan:
         """Ranks whose files are written."""
         return [rank for rank in range(self.ranks) if rank not in self.missing]
 
-    def groups(self, axis: str) -> list[Group]:
-        """The process groups of one axis: world, tensor or data. Names are unique, as c10d's are."""
-        everyone = tuple(range(self.ranks))
-        width = self.tensor_parallel
-        if axis == "world" or width is None:
-            return [Group("0", "default_pg", everyone)]
-        rows = self.ranks // width
-        if axis == "tensor":
-            return [Group(str(1 + i), "mesh_tp", everyone[i * width : (i + 1) * width]) for i in range(rows)]
-        return [Group(str(1 + rows + i), "mesh_dp", everyone[i::width]) for i in range(width)]
+    def job(self) -> Job:
+        """What is simulated: layers and micro-batches such that each file has exactly the requested events."""
+        tensor = self.tensor_parallel or 1
+        straggler = self.straggler
+        job = Job(
+            model="gpt",
+            data=self.ranks // tensor,
+            tensor=tensor,
+            steps=self.steps,
+            layers=1,
+            micro_batches=1,
+            most_buckets=_MOST_BUCKETS,
+            sharded=True,
+            norm_ns=1,
+            latency_ns=self.latency_ns,
+            bus_gb_s=self.bus_gb_s,
+            batch_copy_ns=None,
+            data_wait_ns=0,
+            noise_pct=_JITTER_PCT if self.jitter else 0.0,
+            step_noise_pct=self.step_noise_pct,
+            leave_ns=self.leave_noise_ns,
+            offset_ns=self.max_offset_ns,
+            drift_ppb=round(self.max_drift_ppm * 1000),
+            slower=self.slower,
+            faults=(Fault(straggler.cause, (straggler.rank,), straggler.ns),) if straggler else (),
+            seed=self.seed,
+        )
+        tail = segment("tail").events(self.with_stack).total()
+        shortest, rest = divmod(self.events_per_rank - tail, self.steps)
+        least = self._step_events(job)
+        if least > shortest:
+            raise UsageError(
+                f"{self.events_per_rank} events a rank are too few for {self.steps} steps",
+                why=f"One layer, its collectives and the optimizer take {least} events a step.",
+                hint=f"Give --events {least * self.steps + tail} or more, or fewer --steps",
+            )
 
-    def groups_of(self, rank: int) -> list[Group]:
-        """The process groups of a rank, the world first."""
-        axes = ("world",) if self.tensor_parallel is None else ("world", "tensor", "data")
-        return [group for axis in axes for group in self.groups(axis) if rank in group.ranks]
+        def fitting(batches: int) -> Job:
+            """With as many layers as leave no event too many."""
+            sizes = (replace(job, layers=n, micro_batches=batches) for n in range(_MOST_LAYERS, 1, -1))
+            return next((size for size in sizes if self._step_events(size) <= shortest), job)
 
-    def clocks(self) -> list[Clock]:
-        """Random offsets and drifts. Rank 0 is the reference; one rank has the largest value."""
-        offsets = self._spread(self.max_offset_ns, "offset")
-        drifts = self._spread(round(self.max_drift_ppm * 1000), "drift")
-        # As for ranks that start at different times: ts alone is not comparable across files.
-        return [
-            Clock(offset_ns=offset, drift_ppb=drift, base_time_ns=_BASE_TIME_NS + rank * 1_000_000_000)
-            for rank, (offset, drift) in enumerate(zip(offsets, drifts, strict=True))
-        ]
+        most = self._step_events(replace(job, layers=_MOST_LAYERS))
+        job = fitting(-(-shortest // most))
+        used = self._step_events(job)
+        filler = tuple(shortest + (step < rest) - used for step in range(self.steps))
+        return replace(job, filler=filler)
 
-    def _spread(self, largest: int, what: str) -> Sequence[int]:
-        source = random.Random(f"{self.seed} {what}")
-        values = [0] + [source.randint(-largest, largest) for _ in range(self.ranks - 1)]
-        if self.ranks > 1:
-            peak = max(range(1, self.ranks), key=lambda rank: abs(values[rank]))
-            values[peak] = largest if values[peak] >= 0 else -largest
-        return values
+    def _step_events(self, job: Job) -> int:
+        def events(*names: str) -> int:
+            return sum(segment(f"gpt.{name}").events(self.with_stack).total() for name in names)
+
+        buckets = len(job.buckets)
+        collectives = 0
+        if job.tensor > 1:
+            collectives += 2 * job.batches * buckets
+        elif job.data > 1:
+            collectives += job.batches * buckets
+        if job.data > 1:
+            collectives += buckets + 1
+        return (
+            events("step", "dataloader", "copy", "embedding", "optimizer", "sync")
+            + job.batches * (job.layers * events("forward", "backward") + events("loss"))
+            + collectives * events("all_reduce")
+        )
 
 
 def _at_least(option: str, value: int, least: int) -> None:

@@ -13,7 +13,7 @@ from rankscope.ranges import numbers_in, parse_ranges
 from rankscope.units import format_bytes, parse_count
 
 if TYPE_CHECKING:
-    from rankscope.bench.synthetic.cluster import Fault, Job
+    from rankscope.bench.synthetic.job import Fault, Job
 
 EPILOG = """\
 examples:
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _job(args: argparse.Namespace) -> Job:
-    from rankscope.bench.synthetic.cluster import Job, kernels_for
+    from rankscope.bench.synthetic.job import Job, kernels_for
 
     job = Job(
         data=_count("--data", args.data),
@@ -113,7 +113,7 @@ def _count(option: str, text: str) -> int:
 
 
 def _fault(text: str, job: Job) -> Fault:
-    from rankscope.bench.synthetic.cluster import OF_RANKS, Fault
+    from rankscope.bench.synthetic.job import OF_RANKS, Fault
 
     kind, _, rest = text.partition(":")
     who, _, ms = rest.rpartition(":")

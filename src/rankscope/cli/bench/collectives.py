@@ -7,10 +7,10 @@ import json
 import os
 import sys
 
-from rankscope.bench.collectives.kinds import DTYPES, KINDS, parse_kinds
+from rankscope.bench.collectives import DTYPES, KINDS, parse_kinds
 from rankscope.bench.ranks.world import BACKENDS, DEVICES, require_torch
 from rankscope.capture.rank import detect
-from rankscope.cli.bench.seqpar import positive
+from rankscope.cli.bench.seqpar import positive, words_of
 from rankscope.errors import UsageError
 from rankscope.units import parse_power_bytes
 
@@ -85,22 +85,14 @@ def _check(args: argparse.Namespace) -> None:
 
 def _rank_words(args: argparse.Namespace) -> list[str]:
     """This command line for one rank: everything but --nproc."""
-    words = ["bench", "collectives", "-b", args.begin, "-f", str(args.factor), "-d", args.dtype]
-    words += ["-n", str(args.iterations), "-w", str(args.warmup)]
-    for option, value in (
-        ("-k", args.kinds),
-        ("-e", args.end),
-        ("--backend", args.backend),
-        ("--device", args.device),
-    ):
-        words += [option, value] if value is not None else []
-    return [*words, *(["--json"] if args.json else [])]
+    sizes = {"-b": args.begin, "-e": args.end, "-f": args.factor, "-k": args.kinds, "-d": args.dtype}
+    runs = {"-n": args.iterations, "-w": args.warmup, "--backend": args.backend, "--device": args.device}
+    return ["bench", "collectives", *words_of({**sizes, **runs, "--json": args.json})]
 
 
 def _run_rank(args: argparse.Namespace) -> int:
     """One rank. Only rank 0 prints, also the usage errors that all ranks find."""
-    from rankscope.bench.collectives.report_text import report_text
-    from rankscope.bench.collectives.sweep import Config, check_results, is_right, sizes_for, sweep
+    from rankscope.bench.collectives import Config, check_results, is_right, report_text, sizes_for, sweep
     from rankscope.bench.ranks.world import join, leave
 
     end = parse_power_bytes(args.end) if args.end is not None else None

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from rankscope.bench.ranks.world import BACKENDS, DEVICES, require_torch
@@ -110,24 +111,24 @@ def run(args: argparse.Namespace) -> int:
 
 def _rank_words(args: argparse.Namespace) -> list[str]:
     """This command line for one rank: everything but --nproc."""
-    words = ["bench", "seqpar", "-p", args.precision, "-it", str(args.iterations), "-wit", str(args.warmup)]
-    for option, value in (
-        ("-s", args.sequence),
-        ("-d", args.hidden),
-        ("--chunks", args.chunks),
-        ("--backend", args.backend),
-        ("--device", args.device),
-        ("--range", args.range),
-        ("-o", args.output),
-    ):
-        words += [option, str(value)] if value is not None else []
-    flags = (
-        ("--overlap", args.overlap),
-        ("--json", args.json),
-        ("--profile", args.profile),
-        ("-f", args.force),
-    )
-    return [*words, *(option for option, given in flags if given)]
+    sizes = {"-s": args.sequence, "-d": args.hidden, "-p": args.precision}
+    results = {"--range": args.range, "-o": args.output, "--json": args.json, "--profile": args.profile}
+    words = words_of({**sizes, **results, "-f": args.force})
+    return ["bench", "seqpar", *words, *run_words(args)]
+
+
+def run_words(args: argparse.Namespace) -> list[str]:
+    """The options of add_run_options, as given."""
+    counts = {"-it": args.iterations, "-wit": args.warmup, "--chunks": args.chunks}
+    return words_of({**counts, "--backend": args.backend, "--device": args.device, "--overlap": args.overlap})
+
+
+def words_of(options: Mapping[str, object]) -> list[str]:
+    """A command line of options; those that are None or False are left out, True is a flag."""
+    given = [(option, value) for option, value in options.items() if value is not None and value is not False]
+    return [
+        word for option, value in given for word in ((option,) if value is True else (option, str(value)))
+    ]
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -11,18 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.bench.seqpar.config import DEFAULT_CHUNKS, PRECISIONS, Config
-from rankscope.bench.sweep.grid import (
+from rankscope.bench.sweep import (
     Point,
+    Row,
+    chart,
+    csv_text,
     grid_points,
     job_steps,
+    json_text,
     measure_point,
     point_name,
     read_reports,
     remove_points,
+    row_of,
+    table_text,
     write_report,
 )
-from rankscope.bench.sweep.rows import Row, chart, csv_text, json_text, row_of, table_text
-from rankscope.cli.bench.seqpar import add_run_options, positive
+from rankscope.cli.bench.seqpar import add_run_options, positive, run_words
 from rankscope.cli.common import check_target
 from rankscope.cli.job.batch import deliver
 from rankscope.cli.job.options import add_job_options
@@ -131,7 +136,7 @@ def _measure(points: list[Point], profiler: list[str] | None, args: argparse.Nam
         print(f"rankscope: {number} of {len(points)}: {point}", file=sys.stderr, flush=True)
         target = folder / point_name(number) if folder is not None and profiler is not None else None
         around = ["profile", "-o", str(target), *(profiler or ())] if target is not None else []
-        report = measure_point(point, _shared_words(args), around)
+        report = measure_point(point, run_words(args), around)
         if folder is not None:
             write_report(folder, number, report)
         rows.append(row_of({**report, "profile": str(target)} if target is not None else report))
@@ -160,14 +165,6 @@ def _profiler_words(args: argparse.Namespace) -> list[str] | None:
         )
     profile.plan_of(given, ("rankscope",))
     return [*profile.option_words(given), *([] if given.verbose else ["--quiet"])]
-
-
-def _shared_words(args: argparse.Namespace) -> list[str]:
-    """The seqpar options that are the same for every point."""
-    words = ["-it", str(args.iterations), "-wit", str(args.warmup)]
-    for option, value in (("--chunks", args.chunks), ("--backend", args.backend), ("--device", args.device)):
-        words += [option, str(value)] if value is not None else []
-    return [*words, *(["--overlap"] if args.overlap else [])]
 
 
 def _show(rows: list[Row], args: argparse.Namespace) -> int:
@@ -199,7 +196,7 @@ def _deliver_job(
     points: list[Point], nodes_by_ranks: dict[int, int], profiler: list[str] | None, args: argparse.Namespace
 ) -> int:
     """The whole grid as one job."""
-    shared_words = _shared_words(args)
+    shared_words = run_words(args)
     scheduler = SCHEDULERS[args.job]
     spec = make_spec(
         scheduler,

@@ -16,7 +16,8 @@ from rankscope.text.visible_text import unchecked
 from rankscope.units import format_bytes, format_count, parse_count
 
 if TYPE_CHECKING:  # numpy is not needed for --help
-    from rankscope.bench.synthetic import Plan, Slower, Straggler
+    from rankscope.bench.synthetic.job import Slower
+    from rankscope.bench.synthetic.plan import Plan, Straggler
 
 _SILENT_SECONDS = 2.0
 _SECONDS_BETWEEN_LINES = 1.0
@@ -106,7 +107,7 @@ def add_clocks(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     if "list" in args.defect:
         return _list_defects()
-    from rankscope.bench.synthetic import write
+    from rankscope.bench.synthetic.generator import write
 
     for option, value in (("--ranks", args.ranks), ("--events", args.events), ("-o", args.output)):
         if value is None:
@@ -140,8 +141,8 @@ def _list_defects() -> int:
 
 
 def _plan(args: argparse.Namespace) -> Plan:
-    from rankscope.bench.synthetic import Plan
     from rankscope.bench.synthetic.defects import parse_defect
+    from rankscope.bench.synthetic.plan import Plan
 
     return Plan(
         ranks=parse_count(args.ranks),
@@ -175,7 +176,7 @@ def number(option: str, text: str) -> float:
 
 
 def _straggler(text: str) -> Straggler:
-    from rankscope.bench.synthetic import Straggler
+    from rankscope.bench.synthetic.plan import Straggler
 
     match = re.fullmatch(r"([0-9]+):([a-z]+):([0-9.]+)", text)
     if not match:
@@ -188,7 +189,7 @@ def _straggler(text: str) -> Straggler:
 
 
 def _slower(text: str) -> Slower:
-    from rankscope.bench.synthetic import Slower
+    from rankscope.bench.synthetic.job import Slower
 
     kernel, _, factor = text.rpartition("=")
     if not kernel:

@@ -1,0 +1,248 @@
+"""A rank of a simulated job: a host that plays recorded segments, and the streams of its GPU.
+
+The host launches work and continues; work starts when its stream is free, its launch has arrived and what it depends on
+has ended. Every random number follows from the seed, the rank, the step and the place in the program, so two runs of a
+job with and without a fault differ in the fault alone.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rankscope.bench.synthetic.job import Job, StepFaults
+from rankscope.bench.synthetic.rank_grid import AXES
+from rankscope.bench.synthetic.recording import Integers, Segment, recording, segment
+
+COMPUTE, COPY, COMM = 7, 16, 20
+"""Streams, as they are numbered in the recording."""
+GAP_NS, LATENCY_NS, SYNC_NS = 1_000, 4_000, 3_000
+"""Between two kernels of a stream; from a launch to the GPU; from the end of the work to the return of a sync."""
+_NOISES = 1 << 14
+
+Floats = npt.NDArray[np.float64]
+
+
+@lru_cache(maxsize=8)
+def _noise(seed: int, percent: float) -> Floats:
+    """Factors around 1; each duration takes the one that its place in the program selects."""
+    source = random.Random(f"{seed}/noise")
+    return 1 + np.array([source.gauss(0, percent / 100) for _ in range(_NOISES)])
+
+
+class Times(NamedTuple):
+    """True ns; one row for each repetition of the segment."""
+
+    host: Integers
+    start: Integers
+    end: Integers
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Work:
+    """Repetitions of a segment: what the host does, and what it launches on one stream of the GPU.
+
+    It holds what its times follow from, not the times: they are computed again where they are needed.
+    """
+
+    segment: Segment
+    host_ns: int
+    """When the host begins."""
+    noise: Floats
+    noise_at: int
+    blocks: int = 1
+    layer: int = 0
+    upward: int = 1
+    """1 or -1: from one repetition to the next, the layer changes by this."""
+    on_autograd: bool = False
+    pause: int = 0
+    """Of the host, within the first repetition."""
+    per_launch: int = 0
+    """More time of the host for each launch."""
+    ns: int | None = None
+    """Of each kernel, if not as recorded."""
+    extra: int = 0
+    """More time of the first kernel."""
+    factor: Floats | float = 1.0
+    """Of the duration of each kernel."""
+    after: tuple[Work, ...] = ()
+    launched: Integers | None = None
+    """When the launches reach the GPU; until it starts."""
+    ready_ns: int = 0
+    """The first kernel does not start before."""
+    axis: str = ""
+    """Of a collective or a point-to-point transfer: which group."""
+    peer: int = 0
+    key: tuple[object, ...] = ()
+    """What the other ranks' part of the same transfer has too."""
+    nelems: tuple[int, int] = (0, 0)
+    """In and out."""
+    nbytes: int = 0
+    """Allocated, by an allocation."""
+    start: int = -1
+    end: int = -1
+
+    @property
+    def stream(self) -> int:
+        return self.segment.stream
+
+    def _factors(self, skip: int, count: int) -> Floats:
+        at = np.arange(self.noise_at + skip * self.blocks, self.noise_at + (skip + count) * self.blocks)
+        return self.noise.take(at, mode="wrap").reshape(self.blocks, count)
+
+    def host(self) -> Integers:
+        increments = self.segment.increments
+        took = np.rint(increments * self._factors(0, len(increments))).astype(np.int64)
+        took[:, self.segment.launches] += self.per_launch
+        took[0, self.segment.longest_gap] += self.pause
+        return self.host_ns + np.cumsum(took).reshape(took.shape)
+
+    def gpu(self, launched: Integers) -> tuple[Integers, Integers]:
+        """Starts and ends: each kernel after the one before it and after its own launch has arrived."""
+        count = len(self.segment.gpu_ns)
+        if self.key:
+            return np.array([[self.start]]), np.array([[self.end]])
+        shortest = self.segment.gpu_ns if self.ns is None else self.ns
+        factors = self._factors(len(self.segment.increments), count) * self.factor
+        took = np.maximum(np.rint(shortest * factors), 1).astype(np.int64)
+        took[0, :1] += self.extra
+        # start[i] = max(start[i - 1] + took[i - 1] + gap, launched[i]), unrolled into a running maximum
+        before = np.cumsum(took + GAP_NS) - (took + GAP_NS).ravel()
+        slack = launched - before
+        slack[:1] = np.maximum(slack[:1], self.ready_ns)
+        start = (before + np.maximum.accumulate(slack)).reshape(took.shape)
+        return start, start + took
+
+    def times(self) -> Times:
+        host = self.host()
+        return Times(host, *self.gpu(self._launched(host)))
+
+    def _launched(self, host: Integers) -> Integers:
+        return host[:, self.segment.launches].ravel() + LATENCY_NS
+
+
+@dataclass
+class RankRun:
+    """What one rank did, in true time."""
+
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    works: list[Work] = field(default_factory=list)
+    """As the host came to them."""
+
+
+class Host:
+    """What the program of a step can do on one rank."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        self.job, self.rank, self.run = job, rank, RankRun()
+        self.now = 100_000
+        self.step = 0
+        self.faults = StepFaults(job, rank, 0)
+        self.last: dict[int, Work] = {}
+        self.open: list[Work] = []
+        self.queues: dict[int, deque[Work]] = {stream: deque() for stream in (COMPUTE, COPY, COMM)}
+        """Work that has no end yet. A stream does one after the other, so only the first of each can start."""
+        self.groups = {axis: job.group_ranks(axis, rank) for axis in (*AXES, "world")}
+        self._played: Counter[str] = Counter()
+        speed = random.Random(f"{job.seed}/speed/{rank}").gauss(0, job.spread_pct / 100)
+        self._gpu_factor = 1 + max(-2 * job.spread_pct / 100, min(speed, 2 * job.spread_pct / 100))
+        self._noise = _noise(job.seed, job.noise_pct)
+
+    def begin_step(self, step: int) -> None:
+        job = self.job
+        self.step, self.faults = step, StepFaults(job, self.rank, step)
+        self._played.clear()
+        longer = random.Random(f"{job.seed}/step/{self.rank}/{step}").random() * job.step_noise_pct / 100
+        self._factor = (1 + self.faults.kernel_share) * self._gpu_factor * (1 + longer)
+
+    def has(self, name: str) -> bool:
+        return f"{self.job.model}.{name}" in recording()
+
+    def noisy(self, ns: int, label: str) -> int:
+        return round(ns * float(self._noise[self._place(label)]))
+
+    def _place(self, label: str) -> int:
+        return zlib.crc32(f"{self.rank}/{self.step}/{label}".encode()) % _NOISES
+
+    def play(self, name: str, after: Iterable[Work] = (), **details: Any) -> Work:
+        """Go through a segment of the recording; its work on the GPU starts after `after`. `details`: of Work."""
+        events = segment(f"{self.job.model}.{name}")
+        self._played[name] += 1
+        work = Work(
+            segment=events,
+            host_ns=self.now,
+            noise=self._noise,
+            noise_at=self._place(f"{name} {self._played[name]}"),
+            per_launch=round(self.faults.per_launch),
+            factor=self._factors(events) if events.stream == COMPUTE else 1.0,
+            **details,
+        )
+        work.on_autograd |= events.on_autograd
+        host = work.host()
+        self.now = int(host[-1, -1])
+        self.run.works.append(work)
+        if events.stream:
+            previous = (self.last[work.stream],) if work.stream in self.last else ()
+            work.after, work.launched = (*previous, *after), work._launched(host)
+            self.last[work.stream] = work
+            self.open.append(work)
+            self.queues[work.stream].append(work)
+        return work
+
+    def _factors(self, events: Segment) -> Floats | float:
+        if not self.job.slower:
+            return self._factor
+        factors = np.full(len(events.gpu_names), self._factor)
+        for slower in self.job.slower:
+            factors[[slower.kernel.lower() in name.lower() for name in events.gpu_names]] *= slower.factor
+        return factors
+
+    def pause(self, ns: int, annotation: str = "") -> None:
+        """The host is busy elsewhere."""
+        if ns and annotation:
+            self.play(annotation, pause=ns)
+        else:
+            self.now += ns
+
+    def collective(
+        self,
+        kind: str,
+        axis: str,
+        label: str,
+        after: Iterable[Work],
+        busy_ns: int = 0,
+        on_autograd: bool = False,
+    ) -> list[Work]:
+        """Start a collective of the rank's group; a group of one rank has none."""
+        job, group = self.job, self.groups[axis]
+        if len(group) == 1:
+            return []
+        ns, *nelems = job.transfer(kind, axis, len(group), busy_ns)
+        key = (axis, group[0], self.step, label)
+        noise = self._noise[zlib.crc32(repr(key).encode()) % _NOISES]
+        ns = round(ns * (1 + abs(float(noise) - 1))) + job.link_delay(axis, group)
+        return [
+            self.play(kind, after, on_autograd=on_autograd, ns=ns, axis=axis, key=key, nelems=tuple(nelems))
+        ]
+
+    def transfer(self, kind: str, peer: int, label: str, after: Iterable[Work] = ()) -> Work:
+        """Send to or receive from a rank of the pipeline."""
+        pair = (min(peer, self.rank), max(peer, self.rank))
+        ns = self.job.send_ns + self.job.link_delay("pp", pair)
+        key, size = ("pp", pair, self.step, label), (2_000_000, 2_000_000)
+        return self.play(kind, after, ns=ns, axis="pp", peer=peer, key=key, nelems=size)
+
+    def synchronized(self, sync: Work) -> None:
+        """Everything launched has ended: let a sync return."""
+        returns = int(sync.host()[0, sync.segment.longest_gap])
+        sync.pause = max(0, max(work.end for work in self.open) + SYNC_NS - returns)
+        self.now += sync.pause
+        self.open.clear()

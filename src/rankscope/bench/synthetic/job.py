@@ -1,0 +1,267 @@
+"""A training job to be simulated, and the faults planted in it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from rankscope.bench.synthetic.rank_grid import RankGrid
+
+FAULTS = (
+    "compute",  # one kernel more, or longer
+    "throttle",  # every kernel longer by a share
+    "host",  # the host is busy elsewhere while the GPU idles
+    "gc",  # as host, at a random place of a random half of the steps
+    "contention",  # every call of the host longer
+    "checkpoint",  # as host, in every fourth step
+    "copy",  # the copy of the batch takes longer
+    "dataloader",  # the wait for the batch takes longer
+    "link",  # transfers of the groups this rank is in take longer
+    "moving",  # another rank computes longer in every step
+    "overlap",  # all ranks: the backward pass waits for every bucket of gradients
+    "fusion",  # all ranks: as many short kernels besides the usual ones as take the host this long to launch
+    "leak",  # `ns` is the number of bytes that stay allocated after each step
+)
+EVERY_RANK = ("overlap", "fusion")
+"""Faults of the program: they have no culprit."""
+OF_RANKS = tuple(kind for kind in FAULTS if kind not in (*EVERY_RANK, "moving", "leak"))
+"""Faults that make the named ranks late in every step."""
+LAUNCH_NS = 6_000
+"""What the host needs for a launch of the plain model."""
+_EVENTS_OF_A_WORK = 3  # the op, the launch call and the kernel
+_UNIX_START_NS = 1_794_701_458_600_000_000  # when true time is 0
+_BASE_TIME_NS = 1_790_857_026_000_000_000
+_BUS_BYTES_PER_NS = 300  # sizes are chosen for this bandwidth, whatever the job's is
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that makes ranks slow. `ns` is what it adds to one step of one rank's own work."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    ns: int
+    annotated: bool = False
+    """Host faults: inside an annotation that names the cause."""
+
+
+@dataclass(frozen=True)
+class Slower:
+    """Kernels that take longer (or shorter) than they should, on every rank."""
+
+    kernel: str
+    """Part of their name."""
+    factor: float
+    """1.03 is 3 % slower, 0.5 twice as fast."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """How a rank's time stamps relate to true time, which is ns from the run's start."""
+
+    offset_ns: int = 0
+    """How far it is ahead at true time 0."""
+    drift_ppb: int = 0
+    """How much it runs fast, in parts per billion."""
+    base_time_ns: int = _BASE_TIME_NS
+    """The file's baseTimeNanoseconds: unix ns = ts * 1000 + base."""
+
+    @property
+    def zero_ns(self) -> int:
+        """The time stamp, in ns, of true time 0."""
+        return _UNIX_START_NS - self.base_time_ns + self.offset_ns
+
+
+class Transfer(NamedTuple):
+    """What a collective moves, and how long that takes at least."""
+
+    ns: int
+    in_nelems: int
+    out_nelems: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(RankGrid):
+    """A job of stages * data * tensor ranks; ranks count tensor first, then data, then stages."""
+
+    data: int = 4
+    tensor: int = 1
+    stages: int = 1
+    model: str = "plain"
+    """What a layer is made of: "plain" are some equal kernels, "gpt" is the recorded layer."""
+    steps: int = 8
+    layers: int = 4
+    most_buckets: int | None = None
+    """Collectives of a pass through the layers at most; None: one for each layer."""
+    micro_batches: int = 2
+    """Of a step; the plain model has them in pipelines only."""
+    sharded: bool = False
+    """The weights are sharded over the data-parallel group (or the activations over the tensor-parallel one): forward
+    gathers them, backward scatters their gradients."""
+    forward_ns: int = 700_000
+    """Of one layer and micro-batch in the plain model; the backward pass takes twice as long."""
+    kernels: int = 3
+    """Kernels a layer's pass is made of in the plain model."""
+    bucket_ns: int = 500_000
+    """Transfer of the gradients of one layer over the data-parallel group."""
+    sum_ns: int = 120_000
+    """Transfer of a layer's activations over the tensor-parallel group."""
+    norm_ns: int = 0
+    """Transfer of the norm of the gradients over all ranks, at the end of a step; 0: the job has none."""
+    send_ns: int = 60_000
+    latency_ns: int = 0
+    """Of a collective in the gpt model, before its first byte moves."""
+    bus_gb_s: float = 0.0
+    """busbw of collectives in the gpt model; 0: no transfer time."""
+    batch_copy_ns: int | None = 300_000
+    """None: as in the recording."""
+    data_wait_ns: int = 400_000
+    noise_pct: float = 2.0
+    """Standard deviation of every duration, of its own length."""
+    step_noise_pct: float = 0.0
+    """In every step of every rank, all kernels are longer by 0 to this much."""
+    leave_ns: int = 3_000
+    """Ranks leave a collective up to so much apart."""
+    spread_pct: float = 0.0
+    """Standard deviation between the speeds of the GPUs; the same in every step."""
+    hiccup_chance: float = 0.0
+    """Of a rank in a step: its host loses HICCUP_NS at the begin of the step."""
+    ranks_per_node: int = 8
+    offset_ns: int = 0
+    """Largest clock offset of a rank; one rank has it, and rank 0 has none."""
+    drift_ppb: int = 0
+    """Largest clock drift of a rank, in parts per billion; one rank has it, and rank 0 has none."""
+    slower: tuple[Slower, ...] = ()
+    filler: tuple[int, ...] = ()
+    """By step: short ops without work on the GPU, to reach a number of events."""
+    faults: tuple[Fault, ...] = ()
+    seed: int = 0
+
+    def healthy(self) -> Job:
+        return replace(self, faults=())
+
+    @property
+    def batches(self) -> int:
+        return self.micro_batches if self.stages > 1 or self.model != "plain" else 1
+
+    @property
+    def passes(self) -> int:
+        """How often a rank goes through a layer in a step, forward and backward."""
+        return 2 * self.layers * self.batches
+
+    @cached_property
+    def buckets(self) -> tuple[int, ...]:
+        """The layers between two collectives."""
+        count = min(self.layers, self.most_buckets or self.layers)
+        return tuple(self.layers // count + (i < self.layers % count) for i in range(count))
+
+    @property
+    def data_axis(self) -> str:
+        """The group that gradients are reduced over."""
+        return "world" if self.sharded and self.tensor == self.stages == 1 else "dp"
+
+    def transfer(self, kind: str, axis: str, ranks: int, busy_ns: int) -> Transfer:
+        """Of a collective; in the gpt model as large as hides some of it behind so much work."""
+        if self.model == "plain":
+            ns = {"dp": self.bucket_ns, "tp": self.sum_ns, "world": self.norm_ns}[axis]
+            elements = {"dp": 32_000_000, "tp": 4_000_000, "world": 2}[axis]
+            return Transfer(ns, elements, elements)
+        traffic = (2 if kind == "all_reduce" else 1) * (
+            ranks - 1
+        )  # nccl-tests' busbw factor, times the ranks
+        share = 1 if kind == "all_reduce" else ranks
+        element_bytes = 4 if kind == "all_reduce" else 2
+        elements = busy_ns * _BUS_BYTES_PER_NS * ranks // (traffic * element_bytes * share)
+        elements = min(max(elements // 1024 * 1024, 1024), 2**28)
+        nbytes = elements * share * element_bytes
+        ns = self.latency_ns + (int(nbytes * traffic // (ranks * self.bus_gb_s)) if self.bus_gb_s else 0)
+        return Transfer(
+            ns,
+            elements * (share if kind == "reduce_scatter" else 1),
+            elements * (share if kind == "all_gather" else 1),
+        )
+
+    @cached_property
+    def clocks(self) -> Sequence[Clock]:
+        """By rank. Files have different base times, as of ranks that start at different times: ts alone is not
+        comparable across files."""
+        pairs = zip(self._spread(self.offset_ns, "clock"), self._spread(self.drift_ppb, "drift"), strict=True)
+        return [
+            Clock(offset_ns=offset, drift_ppb=drift, base_time_ns=_BASE_TIME_NS + rank * 1_000_000_000)
+            for rank, (offset, drift) in enumerate(pairs)
+        ]
+
+    def _spread(self, largest: int, what: str) -> Sequence[int]:
+        values = [0] + [
+            random.Random(f"{self.seed}/{what}/{rank}").randint(-largest, largest)
+            for rank in range(1, self.ranks)
+        ]
+        if self.ranks > 1:
+            peak = max(range(1, self.ranks), key=lambda rank: abs(values[rank]))
+            values[peak] = largest if values[peak] >= 0 else -largest
+        return values
+
+    def link_delay(self, axis: str, group: tuple[int, ...]) -> int:
+        """What slow links add to one transfer of a group; nothing to a few bytes over all ranks."""
+        if axis == "world":
+            return 0
+        transfers = {"dp": self.layers, "tp": self.passes, "pp": 2 * self.batches}[axis]
+        return sum(
+            fault.ns // transfers
+            for fault in self.faults
+            if fault.kind == "link" and set(fault.ranks) & set(group)
+        )
+
+
+def kernels_for(job: Job, events: int) -> int:
+    """Kernels a pass of the plain model, such that each rank has at least so many events."""
+    works = -(-events // (job.steps * _EVENTS_OF_A_WORK))
+    return max(1, -(-works // job.passes) - (job.tensor > 1))
+
+
+class StepFaults:
+    """What the faults of a job add to one step of one rank."""
+
+    def __init__(self, job: Job, rank: int, step: int) -> None:
+        self.extra_kernel = self.copy = self.dataloader = self.host = self.checkpoint = 0
+        self.gc_before = self.gc_after = 0
+        self.kernel_share = self.per_launch = 0.0
+        self.short_kernels = self.leaked_bytes = 0
+        self.annotated = self.no_overlap = False
+        self.watches_memory = any(fault.kind == "leak" for fault in job.faults)
+        for number, fault in enumerate(job.faults):
+            chance = random.Random(f"{job.seed}/fault {number}/{step}")
+            hit = (
+                fault.ranks[chance.randrange(len(fault.ranks))] == rank
+                if fault.kind == "moving"
+                else rank in fault.ranks or fault.kind in EVERY_RANK
+            )
+            if hit:
+                self._add(job, fault, step, chance)
+
+    def _add(self, job: Job, fault: Fault, step: int, chance: random.Random) -> None:
+        self.annotated |= fault.annotated
+        if fault.kind in ("compute", "moving"):
+            self.extra_kernel += fault.ns
+        elif fault.kind == "throttle":
+            self.kernel_share += fault.ns / (job.layers * 3 * job.forward_ns * job.batches)
+        elif fault.kind == "gc":
+            if step % 2:
+                late = chance.random() < 0.5
+                self.gc_after += 2 * fault.ns * late
+                self.gc_before += 2 * fault.ns * (not late)
+        elif fault.kind == "contention":
+            self.per_launch += fault.ns / ((job.layers * (2 * job.kernels + 1) + 3) * job.batches)
+        elif fault.kind == "checkpoint":
+            self.checkpoint += 4 * fault.ns * (step % 4 == 3)
+        elif fault.kind == "overlap":
+            self.no_overlap = True
+        elif fault.kind == "fusion":
+            self.short_kernels += round(fault.ns / job.passes / (1.25 * LAUNCH_NS))
+        elif fault.kind == "leak":
+            self.leaked_bytes += fault.ns
+        elif fault.kind in ("host", "copy", "dataloader"):
+            setattr(self, fault.kind, getattr(self, fault.kind) + fault.ns)

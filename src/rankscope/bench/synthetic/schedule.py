@@ -1,0 +1,120 @@
+"""The program of a training step: what a rank does in which order, and what waits for what.
+
+`_order` has the passes through the layers; gradients are reduced bucket by bucket behind the last backward pass.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from rankscope.bench.synthetic.host import GAP_NS, Host, Work
+from rankscope.bench.synthetic.recording import segment
+
+_HICCUP_NS = 300_000
+_MODEL_BYTES, _ACTIVATION_BYTES = 2 << 30, 1 << 30
+_AFTER_STEP_NS = 600
+
+
+def training_step(host: Host) -> Iterator[bool]:
+    """One step, as the host goes through it. A `yield` waits until all launched work has ended."""
+    job, faults, step = host.job, host.faults, host.step
+    whole = host.play("step")
+    host.now = start = int(whole.host()[0, -2])
+    _allocate(host, _ACTIVATION_BYTES + _MODEL_BYTES * (step == 0))
+    if random.Random(f"{job.seed}/hiccup/{host.rank}/{step}").random() < job.hiccup_chance:
+        host.pause(_HICCUP_NS)
+    host.play("dataloader", pause=host.noisy(job.data_wait_ns, "data") + faults.dataloader)
+    host.pause(faults.checkpoint, "save_checkpoint" if faults.annotated else "")
+    if not host.has("embedding"):
+        host.pause(faults.host, "extra_work" if faults.annotated else "")
+    needed = [host.play("copy", ns=job.batch_copy_ns, extra=faults.copy)]
+    host.pause(faults.gc_before)
+    if host.has("embedding"):
+        needed = [host.play("embedding", needed, pause=faults.host, extra=faults.extra_kernel)]
+    stage, data, tensor = job.place(host.rank)
+    before = job.rank_at(stage - 1, data, tensor) if stage else -1
+    following = job.rank_at(stage + 1, data, tensor) if stage + 1 < job.stages else -1
+    gradients: list[Work] = []
+    extra = 0 if host.has("embedding") else faults.extra_kernel
+    for phase, batch in _order(job.stages, job.batches):
+        source, target = (before, following) if phase == "forward" else (following, before)
+        if phase == "backward" and extra:
+            needed, extra = [host.play("extra", needed, ns=0, extra=extra)], 0
+        if source >= 0:
+            needed = [host.transfer("recv", source, f"{phase} {batch}")]
+        needed = _layers(host, phase, batch, needed, gradients)
+        if target >= 0:
+            host.transfer("send", target, f"{phase} {batch}", needed)
+    host.pause(faults.gc_after)
+    if job.norm_ns:
+        axis = job.data_axis if job.sharded else "world"
+        gradients += host.collective("all_reduce", axis, "norm", [*gradients, *needed])
+    if job.filler and job.filler[step]:
+        host.play("filler", blocks=job.filler[step])
+    if host.has("update"):
+        needed = [host.play("update", [*gradients, *needed], blocks=2)]
+    host.play("optimizer", [*gradients, *needed])
+    _allocate(host, faults.leaked_bytes - _ACTIVATION_BYTES)
+    sync = host.play("sync")
+    yield True
+    host.synchronized(sync)
+    whole.pause = host.now + _AFTER_STEP_NS - int(whole.host()[0, -1])
+    host.now += _AFTER_STEP_NS
+    host.run.steps.append((start, host.now))
+
+
+def _order(stages: int, batches: int) -> list[tuple[str, int]]:
+    """The passes of a step. A pipeline does all forward passes first (GPipe)."""
+    forward, backward = ([(phase, batch) for batch in range(batches)] for phase in ("forward", "backward"))
+    if stages > 1:
+        return forward + backward
+    return [single for both in zip(forward, backward, strict=True) for single in both]
+
+
+def _layers(host: Host, phase: str, batch: int, needed: list[Work], gradients: list[Work]) -> list[Work]:
+    """A pass through all layers, with a collective after each bucket of them.
+
+    Tensor-parallel layers wait for each other's sums. Sharded weights are gathered forward, two buckets ahead, but all
+    ranks wait for the first: a late rank is visible there once, and afterwards the ranks run in step. Gradients are
+    reduced while the next bucket is computed.
+    """
+    job, forward = host.job, phase == "forward"
+    ns = segment(f"{job.model}.{phase}").gpu_ns
+    gathers: list[Work] = []
+    buckets = list(enumerate(job.buckets))
+    # Each micro-batch counts its own layers, so that forward and backward of the same find each other.
+    layer = batch * job.layers if forward else (batch + 1) * job.layers - 1
+    for number, layers in buckets if forward else reversed(buckets):
+        needed = needed + gathers[max(number - 2, 0) :][:1]
+        if job.model == "plain":
+            pass_ns = job.forward_ns if forward else 2 * job.forward_ns
+            needed = [host.play(phase, needed, blocks=job.kernels, ns=pass_ns // job.kernels)]
+            if host.faults.short_kernels:
+                needed = [host.play("short", needed, blocks=host.faults.short_kernels)]
+        else:
+            needed = [host.play(phase, needed, blocks=layers, layer=layer, upward=1 if forward else -1)]
+            layer += layers if forward else -layers
+        busy_ns = layers * int(ns.sum() + GAP_NS * len(ns))
+        if job.tensor > 1:
+            kind = ("all_gather", "reduce_scatter")[number % 2] if job.sharded else "all_reduce"
+            label = f"{phase} {number} {batch}"
+            needed = host.collective(kind, "tp", label, needed, busy_ns * 15 // 100, not forward) or needed
+        elif job.sharded and forward:
+            label = f"{phase} {number} {batch}"
+            gathers += host.collective("all_gather", job.data_axis, label, needed, busy_ns * 60 // 100)
+        if not forward and batch + 1 == job.batches:
+            kind = "reduce_scatter" if job.sharded and job.tensor == 1 else "all_reduce"
+            label = f"bucket {number}"
+            gradients += host.collective(kind, job.data_axis, label, needed, busy_ns * 55 // 100, True)
+            if host.faults.no_overlap:
+                needed = gradients[-1:]
+    if forward and host.has("loss"):
+        needed = [host.play("loss", needed + gathers[max(len(buckets) - 2, 0) :][:1])]
+    return needed
+
+
+def _allocate(host: Host, change: int) -> None:
+    """Jobs that leak also record their allocations."""
+    if host.faults.watches_memory:
+        host.play("memory", nbytes=change)
