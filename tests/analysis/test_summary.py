@@ -77,7 +77,8 @@ def test_findings_are_ordered_by_severity_and_cost(tmp_path: Path, monkeypatch: 
     roofline = REPORTS["roofline"]
 
     def planted_report(run: Run, scope: Scope, by: str | None) -> Any:
-        return replace(roofline.analyse(run, scope, by), findings=planted)
+        named = tuple(replace(finding, report="roofline") for finding in planted)
+        return replace(roofline.analyse(run, scope, by), findings=named)
 
     monkeypatch.setitem(QUESTIONS, "roofline", replace(roofline, analyse=planted_report))
     run = open_trace(write_kineto(tmp_path / "t.json", [slice_event("aten::add", 0, 1)]))

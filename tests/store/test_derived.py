@@ -28,7 +28,7 @@ from rankscope.store.derived import (
     path_of,
     write,
 )
-from rankscope.timeline.clocks import alignment
+from rankscope.timeline import run as timeline_run
 from rankscope.timeline.collectives import loading
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
@@ -184,7 +184,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 KINDS: dict[str, tuple[str, str, Callable[[Run], Any]]] = {
-    "clocks": ("clocks", "rankscope.timeline.clocks.alignment.measure", lambda run: run.clocks.ranks),
+    "clocks": ("clocks", "rankscope.timeline.run.measure", lambda run: run.clocks.ranks),
     "collectives": (
         "collectives",
         "rankscope.timeline.collectives.loading.matched_collectives",
@@ -213,7 +213,7 @@ def test_nothing_that_other_code_made_is_shown(
     monkeypatch.setattr(loading, "_LEAST_KEPT", 0)
     folder = shutil.copytree(read, tmp_path / "run")
     module, _, attribute = function.rpartition(".")
-    modules = {each.__name__: each for each in (alignment, loading, viewer_session, viewer_lanes)}
+    modules = {each.__name__: each for each in (timeline_run, loading, viewer_session, viewer_lanes)}
     made: list[str] = []
     original = getattr(modules[module], attribute)
 

@@ -282,10 +282,10 @@ def test_a_failure_of_a_reader_is_the_failure_of_one_file(
     write_rank(tmp_path, 1)
     original = KinetoReader.open
 
-    def fails(self: KinetoReader, path: Path) -> object:
+    def fails(self: KinetoReader, path: Path, part: str = "") -> object:
         if path.name == "rank-1.json":
             raise KeyError("a bug")
-        return original(self, path)
+        return original(self, path, part)
 
     monkeypatch.setattr(KinetoReader, "open", fails)
     ingested = ingest([tmp_path])

@@ -8,7 +8,7 @@
 | map-R | the activity over time of up to 32 ranks, from rank R on | ranks | viewer.session |
 | slices-R-S | the slices of a segment in drawing order | one | viewer.lanes |
 
-One rule decides whether a row is used (docs/adr/0169-one-derived-cache.md): the code that made it and what it was made
+One rule decides whether a row is used (docs/adr/0163-one-derived-cache.md): the code that made it and what it was made
 from are those of now. A table has a fingerprint of the code: the version of rankscope, the schema, and the sources of
 the modules that compute it. A row has a key: the build ids of its segments (a file that is read again has a new one),
 their distances in time where these matter, and the parameters. Whatever does not fit is made again and replaced.

@@ -1,7 +1,7 @@
 """nsys reports exported to sqlite: `nsys export --type sqlite`, of any version.
 
 The C part reads the pages of the file (docs/adr/0138-sqlite-pages.md); where it cannot, sqlite reads a range of rows
-(docs/adr/0172-one-decoder-per-format.md). Threads do so in parallel.
+(docs/adr/0166-one-decoder-per-format.md). Threads do so in parallel.
 """
 
 from __future__ import annotations
