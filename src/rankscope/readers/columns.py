@@ -169,11 +169,14 @@ def event_columns(
     texts: Texts,
     time: Numbers,
     duration: Numbers,
-    numbers: Mapping[str, Numbers],
+    numbers: Mapping[str, Numbers | int],
     collective: Codes | None = None,
     **columns: Any,
 ) -> EventColumns:
-    """From columns with an entry for each event; `numbers` are some of LINKS. Columns that are not given are empty."""
+    """From columns with an entry for each event; `numbers` are some of LINKS, one for all events or one for each.
+
+    Columns that are not given are empty.
+    """
     count = len(time)
     if collective is None:
         collective = np.full(count, NO_TEXT, dtype=np.int32)
@@ -181,8 +184,11 @@ def event_columns(
     for values in numbers.values():
         linked |= values != NULL
     events = np.flatnonzero(linked).astype(np.int32)
-    nothing, no_events = np.full(len(events), NULL), events[:0]
-    sparse: dict[str, Any] = {name: numbers[name][linked] if name in numbers else nothing for name in LINKS}
+    no_events = events[:0]
+    sparse: dict[str, Any] = {}
+    for name in LINKS:
+        number = numbers.get(name, NULL)
+        sparse[name] = np.full(len(events), number) if isinstance(number, int) else number[linked]
     others: dict[str, Any] = {
         "flow": np.full(0 if "flow" in columns else count, NULL),
         "args": b"",

@@ -129,6 +129,7 @@ def _write_events(reading: Reading, log: EventLog, files: TableFiles, progress: 
         for batch in files.in_threads(_read, batches()):
             file.append(batch.encoded, len(batch.columns))
             log.add(batch)
+            del batch  # else it is held while the next one is waited for
 
 
 def _read(batch: EventBatch) -> ReadBatch:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.model import READ_EVENTS
-from rankscope.readers.base import EventBatch, ReadReport
+from rankscope.readers.base import EventBatch, ReadReport, ReadyBatch
 from rankscope.readers.columns import (
     IN_C,
+    IN_PYTHON,
     NO_TEXT,
     NULL,
     Codes,
@@ -21,8 +21,8 @@ from rankscope.readers.columns import (
     Numbers,
     Texts,
     event_columns,
+    joined_texts,
 )
-from rankscope.readers.row_batch import RowBatch
 from rankscope.readers.xla.meanings import (
     ASYNC_LINE,
     COPY_STATS,
@@ -47,7 +47,7 @@ _LONGEST_PS = 1 << 62
 
 def plane_batches(planes: list[Plane], report: ReadReport) -> Iterator[EventBatch]:
     """The names of processes and threads, then the events line by line."""
-    yield RowBatch(READ_EVENTS, _name_rows(planes))
+    yield ReadyBatch(_names(planes))
     devices = {plane.name for plane in planes if DEVICE_PLANE.match(plane.name) and plane.lines}
     on_host = any(HOST_PLANE.match(plane.name) and STEP_STAT in plane.stat_names.values() for plane in planes)
     for plane in planes:
@@ -138,14 +138,14 @@ class PieceBatch(EventBatch):
         size = self._sizes(details)
         begin, end = _times(line, events)
         same = np.zeros(len(name), dtype=np.int32)
-        where = {"device": kind.device, "stream": kind.stream}
         return event_columns(
             time=begin,
             duration=end - begin,
             numbers={
                 "correlation": correlation,
                 "bytes": size,
-                **{key: np.full(len(name), number) for key, number in where.items() if number is not None},
+                "device": NULL if kind.device is None else kind.device,
+                "stream": NULL if kind.stream is None else kind.stream,
             },
             collective=told,
             phase=same + pool.code("X"),
@@ -198,13 +198,34 @@ def _times(line: Line, events: LineEvents) -> tuple[Numbers, Numbers]:
     return base + begin, base + begin + (offset % 1000 + duration) // 1000
 
 
-def _name_rows(planes: list[Plane]) -> Iterator[dict[str, Any]]:
+def _names(planes: list[Plane]) -> EventColumns:
     """Metadata events: the names of planes and lines, and the order in which the file has them."""
+    rows: list[tuple[str, str, str]] = []
+    texts: list[bytes] = []
     for order, plane in enumerate(planes):
+        about: list[tuple[str, dict[str, Any]]]
         about = [("process_name", {"name": plane.name}), ("process_sort_index", {"sort_index": order})]
-        rows = [(name, plane.lines[0], args) for name, args in about] if plane.lines else []
-        rows += [("thread_name", line, {"name": line.name or f"line {line.id}"}) for line in plane.lines]
-        for name, line, args in rows:
-            yield {
-                "ph": "M", "category": "", "name": name, "pid": plane.name, "tid": str(line.id), "args": args,
-            }  # fmt: skip
+        named = [(name, plane.lines[0], args) for name, args in about] if plane.lines else []
+        named += [("thread_name", line, {"name": line.name or f"line {line.id}"}) for line in plane.lines]
+        for name, line, args in named:
+            rows.append((name, plane.name, str(line.id)))
+            text = json.dumps(args, ensure_ascii=False, separators=(",", ":"))
+            texts.append(text.encode("utf-8", "replace"))
+    pool, no_time = _Pool(), np.full(len(rows), NULL)
+    names, pids, tids = (pool.codes(row[column] for row in rows) for column in range(3))
+    joined, args_offset = joined_texts(texts)
+    same = np.zeros(len(rows), dtype=np.int32)
+    return event_columns(
+        time=no_time,
+        duration=no_time,
+        numbers={},
+        phase=same + pool.code("M"),
+        category=same + pool.code(""),
+        name=names,
+        pid=pids,
+        tid=tids,
+        args=joined,
+        args_offset=args_offset,
+        read_by=IN_PYTHON,
+        texts=pool.texts(),
+    )
