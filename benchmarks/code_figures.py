@@ -88,9 +88,12 @@ def calls_to_open() -> Counter[tuple[str, str]]:
         calls: Counter[tuple[str, str]] = Counter()
 
         def count(frame: FrameType, event: str, argument: object) -> None:
-            if event != "call" or frame.f_back is None:
+            back = frame.f_back
+            while back is not None and back.f_globals.get("__name__") == "functools":  # a cached property
+                back = back.f_back
+            if event != "call" or back is None:
                 return
-            caller, callee = (str(each.f_globals.get("__name__", "")) for each in (frame.f_back, frame))
+            caller, callee = (str(each.f_globals.get("__name__", "")) for each in (back, frame))
             if caller == callee or not all(name.startswith("rankscope.") for name in (caller, callee)):
                 return
             function = str(frame.f_code.co_qualname)  # type: ignore[attr-defined] # of Python 3.11
