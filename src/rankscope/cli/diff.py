@@ -15,6 +15,7 @@ from rankscope.cli.common import (
     show,
     window_words,
 )
+from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
 from rankscope.text.spelling import did_you_mean
 from rankscope.units import parse_count, parse_percent, shorten_middle
@@ -47,45 +48,26 @@ examples:
 STACKS = "stacks"
 DEFAULT_ROWS = 20
 THRESHOLD_CROSSED = 3
+_WHAT = """\
+BASE  the run before: folder or trace
+NEW  the run after: folder or trace
+-r, --report NAME,…  compare only these: steps, breakdown, ops, host, families, …; or the stacks of memory snapshots
+"""
+_HOW = """\
+--fail-over PCT  exit with 3 when a row is slower by more than this, and print it: 3%%
+--fail-on-likely  with --fail-over: also when the step time is likely slower, but the steps do not make it sure
+--min-change PCT  ignore smaller changes, however certain: two captures of one program differ too (default: 1%%)
+--top N  rows shown, or all (default: 20 in tables, all in csv, json and junit)
+--format {table,csv,json,markdown,junit}  default: table
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
-    for name, what in (("base", "before"), ("new", "after")):
-        parser.add_argument(name, type=Path, metavar=name.upper(), help=f"the run {what}: folder or trace")
-    parser.add_argument(
-        "-r",
-        "--report",
-        metavar="NAME,…",
-        help="compare only these: steps, breakdown, ops, host, families, …; or the stacks of memory snapshots",
-    )
+    add_options(parser, _WHAT, base=Path, new=Path)
     add_scope_options(parser)
-    parser.add_argument(
-        "--fail-over",
-        metavar="PCT",
-        help="exit with 3 when a row is slower by more than this, and print it: 3%%",
-    )
-    parser.add_argument(
-        "--fail-on-likely",
-        action="store_true",
-        help="with --fail-over: also when the step time is likely slower, but the steps do not make it sure",
-    )
-    parser.add_argument(
-        "--min-change",
-        metavar="PCT",
-        default="1%",
-        help="ignore smaller changes, however certain: two captures of one program differ too (default: 1%%)",
-    )
-    parser.add_argument(
-        "--top", metavar="N", help="rows shown, or all (default: 20 in tables, all in csv, json and junit)"
-    )
-    parser.add_argument(
-        "--format",
-        choices=("table", "csv", "json", "markdown", "junit"),
-        default="table",
-        help="default: table",
-    )
+    add_options(parser, _HOW, min_change="1%", format="table")
     add_reading_options(parser)
 
 

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from rankscope.cli.common import add_fail_on, add_reading_options, add_run_argument, exit_code, open_run, show
+from rankscope.cli.options import add_options
 
 EXAMPLES = """\
 examples:
@@ -21,9 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add_run_argument(parser)
     add_fail_on(parser)
-    parser.add_argument(
-        "--format", choices=("table", "csv", "json", "markdown"), default="table", help="default: table"
-    )
+    add_options(parser, "--format {table,csv,json,markdown}  default: table", format="table")
     add_reading_options(parser)
 
 

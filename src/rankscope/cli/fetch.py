@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from rankscope.cli.common import add_remote_options, check_target
+from rankscope.cli.options import add_options
 from rankscope.remote.ssh import Ssh, parse_remote_path, program_words
 
 EXAMPLES = """\
@@ -16,6 +17,12 @@ examples:
   rankscope fetch cluster:runs/a --remote-rankscope .venv/bin/rankscope
   rankscope fetch cluster:runs/a --raw             the traces and reports themselves, for other tools
   rankscope view ssh://cluster/~/runs/a            copies nothing: the viewer runs over there
+"""
+_OPTIONS = """\
+-o, --output DIR  where to (default: its own name, here)
+-f, --force  copy even into a folder that holds another run
+--raw  copy the raw files (traces, .nsys-rep, .ncu-rep, snapshots) instead; rankscope is not needed over there
+-q, --quiet  print only errors
 """
 
 
@@ -27,18 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EXAMPLES
     parser.add_argument("remote_path", metavar="HOST:PATH", help="a run folder or trace file over there")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="DIR", help="where to (default: its own name, here)"
-    )
-    parser.add_argument(
-        "-f", "--force", action="store_true", help="copy even into a folder that holds another run"
-    )
-    parser.add_argument(
-        "--raw",
-        action="store_true",
-        help="copy the raw files (traces, .nsys-rep, .ncu-rep, snapshots) instead; rankscope is not needed over there",
-    )
-    parser.add_argument("-q", "--quiet", action="store_true", help="print only errors")
+    add_options(parser, _OPTIONS, output=Path)
     add_remote_options(parser, "the other machine")
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from rankscope.cli.common import (
     add_clocks,
     add_reading_options,
-    add_run_argument,
     open_run,
     positive,
     say,
     show,
 )
+from rankscope.cli.options import add_options
 
 EXAMPLES = """\
 examples:
@@ -25,21 +26,18 @@ Times are nanoseconds from the run's start. The SQL is DuckDB's. The run is read
 docs/store.md describes every table and column.
 """
 _MOST_ROWS = 1_000_000
+_OPTIONS = f"""\
+RUN  a folder with one trace per rank, or a trace file
+[SQL]  one SELECT statement
+--format {{table,csv,json}}  default: table
+--rows N  at most N rows; a line on stderr says when there are more (default: {_MOST_ROWS:,})
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Query the run in SQL. Without SQL: print the tables and their columns."
     parser.epilog = EXAMPLES
-    add_run_argument(parser, several=False)
-    parser.add_argument("sql", nargs="?", metavar="SQL", help="one SELECT statement")
-    parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="default: table")
-    parser.add_argument(
-        "--rows",
-        type=positive,
-        default=_MOST_ROWS,
-        metavar="N",
-        help=f"at most N rows; a line on stderr says when there are more (default: {_MOST_ROWS:,})",
-    )
+    add_options(parser, _OPTIONS, run=Path, format="table", rows={"type": positive, "default": _MOST_ROWS})
     add_clocks(parser)
     add_reading_options(parser)
 

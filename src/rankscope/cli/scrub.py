@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from rankscope.cli.common import check_target
+from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
 
 EXAMPLES = """\
@@ -19,6 +20,10 @@ printed. Variables, output and the command line's secrets are removed, and the n
 The data that rankscope reads is not changed; a rank that only the variables contain is added to the new file's name.
 A .nsys-rep cannot be changed: export it, scrub the export, and do not share the report.
 """
+_OPTIONS = """\
+-o, --output FILE  where to (default: REPORT.scrubbed.sqlite)
+-f, --force  overwrite existing files
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -27,10 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EXAMPLES
     parser.add_argument("reports", nargs="+", type=Path, metavar="REPORT.sqlite", help="nsys exports")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="where to (default: REPORT.scrubbed.sqlite)"
-    )
-    parser.add_argument("-f", "--force", action="store_true", help="overwrite existing files")
+    add_options(parser, _OPTIONS, output=Path)
 
 
 def main(args: argparse.Namespace) -> int:

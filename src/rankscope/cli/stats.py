@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.cli import common
 from rankscope.cli.help_text import wrapped
+from rankscope.cli.options import add_options
 from rankscope.errors import NotATraceError, UsageError
 from rankscope.text.spelling import did_you_mean
 
@@ -34,6 +35,22 @@ DEFAULT_ROWS = 20
 # Derived from the other reports, so not part of 'all'.
 GATHERED = ("summary", "findings")
 SUMMARY = (("summary", None), ("kernels", 10))
+_WHICH = """\
+-r, --report NAME,…  which reports: names, all, or list to print the names; or an evidence id of a JSON answer, for its
+    rows (default: the summary)
+--by KEY  rows by rank, node, group (of tensor, pipeline or data parallelism), shape, op, module, source or kernel,
+    where the report supports it
+"""
+_HOW = """\
+--compat PEER  figures by another tool's definitions: hta, tracelens, nsys (-r list prints their reports)
+--top N  rows shown, or all (default: 20 in tables, all in csv and json)
+--format {table,csv,json,markdown}  default: table
+--prefer {torch,nsys}  which file to use for a rank that both tools recorded (default: torch; nsys with --compat nsys)
+--comm-pattern REGEX ...  count kernels whose name matches as communication too (may be repeated)
+"""
+_BASELINE = """\
+--baseline FILE  compare collectives with the results of `rankscope bench collectives --json` or nccl-tests
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,57 +59,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EXAMPLES
     common.add_run_argument(parser)
-    parser.add_argument(
-        "-r",
-        "--report",
-        metavar="NAME,…",
-        help="which reports: names, all, or list to print the names; or an evidence id of a JSON answer, for its rows "
-        "(default: the summary)",
-    )
-    parser.add_argument(
-        "--by",
-        metavar="KEY",
-        help="rows by rank, node, group (of tensor, pipeline or data parallelism), shape, op, module, source or "
-        "kernel, where the report supports it",
-    )
+    add_options(parser, _WHICH)
     common.add_scope_options(parser)
-    parser.add_argument(
-        "--compat",
-        metavar="PEER",
-        help="figures by another tool's definitions: hta, tracelens, nsys (-r list prints their reports)",
-    )
-    parser.add_argument(
-        "--top", metavar="N", help="rows shown, or all (default: 20 in tables, all in csv and json)"
-    )
-    parser.add_argument(
-        "--format", choices=("table", "csv", "json", "markdown"), default="table", help="default: table"
-    )
-    parser.add_argument(
-        "--prefer",
-        choices=("torch", "nsys"),
-        help="which file to use for a rank that both tools recorded (default: torch; nsys with --compat nsys)",
-    )
-    parser.add_argument(
-        "--comm-pattern",
-        action="append",
-        default=[],
-        metavar="REGEX",
-        help="count kernels whose name matches as communication too (may be repeated)",
-    )
+    add_options(parser, _HOW, format="table", comm_pattern=[])
     common.add_clocks(parser)
-    parser.add_argument(
-        "--baseline",
-        type=Path,
-        metavar="FILE",
-        help="compare collectives with the results of `rankscope bench collectives --json` or nccl-tests",
-    )
+    add_options(parser, _BASELINE, baseline=Path)
     common.add_fail_on(parser)
     common.add_from_events(parser)
-    parser.add_argument(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="also print what was read: rollups, or the events of which ranks and why",
+    add_options(
+        parser, "-v, --verbose  also print what was read: rollups, or the events of which ranks and why"
     )
     common.add_ceiling_options(parser)
     common.add_reading_options(parser)

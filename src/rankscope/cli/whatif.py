@@ -15,6 +15,7 @@ from rankscope.cli.common import (
     show,
     window_words,
 )
+from rankscope.cli.options import add_options
 
 if TYPE_CHECKING:
     from rankscope.analysis.critical_path.scenarios import Scenario
@@ -31,34 +32,24 @@ examples:
   rankscope whatif RUN --rank 2=median --kernel gelu=2x
   rankscope whatif RUN --bandwidth 2x --steps 3:5 --format json
 """
+_CHANGES = """\
+--hide-comm  collectives take no time once all ranks have arrived
+--bandwidth 2x  transfers are this many times as fast; latency stays
+--rank R=median ...  rank R computes, copies and launches as fast as the median rank (may be repeated)
+--kernel NAME=2x ...  kernels with NAME in their name are this many times as fast (may be repeated)
+--no-gaps  the host and its data are always ready
+--data-ready  no step waits for its batch
+--no-sync  synchronising calls do not wait
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
     add_run_argument(parser)
-    add = parser.add_argument
-    add("--hide-comm", action="store_true", help="collectives take no time once all ranks have arrived")
-    add("--bandwidth", metavar="2x", help="transfers are this many times as fast; latency stays")
-    add(
-        "--rank",
-        metavar="R=median",
-        action="append",
-        default=[],
-        help="rank R computes, copies and launches as fast as the median rank (may be repeated)",
-    )
-    add(
-        "--kernel",
-        metavar="NAME=2x",
-        action="append",
-        default=[],
-        help="kernels with NAME in their name are this many times as fast (may be repeated)",
-    )
-    add("--no-gaps", action="store_true", help="the host and its data are always ready")
-    add("--data-ready", action="store_true", help="no step waits for its batch")
-    add("--no-sync", action="store_true", help="synchronising calls do not wait")
+    add_options(parser, _CHANGES, rank=[], kernel=[])
     add_scope_options(parser)
-    add("--format", choices=("table", "csv", "json", "markdown"), default="table", help="default: table")
+    add_options(parser, "--format {table,csv,json,markdown}  default: table", format="table")
     add_reading_options(parser)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from rankscope.capture.rank import Identity
 from rankscope.capture.selector import parse_selector
@@ -12,7 +13,7 @@ from rankscope.cli import profile
 from rankscope.cli.common import check_target
 from rankscope.cli.end_tables import end_tables
 from rankscope.cli.job.options import NO_TOOL, STATS_HELP, TOOL, check_without_tool
-from rankscope.cli.options import Group, Settings, add_groups, add_options, hidden, option_table
+from rankscope.cli.options import add_groups, add_options, group, hidden
 from rankscope.errors import StoreError, UsageError
 from rankscope.files import open_private
 from rankscope.jobs import k8s, kubectl
@@ -46,23 +47,19 @@ examples:
 """
 # Options of `profile` that do not apply in a cluster: hidden, and refused with a reason.
 _NOT_IN_A_JOB = ("output", "dry_run", "rank", "local_rank", "node_rank", "world_size", "run_as")
-_FIND_JOB = """\
---kind {mpijob,pytorchjob,job}  (default: mpijob)
+_KIND = "--kind {mpijob,pytorchjob,job}  (default: mpijob)\n"
+_CLUSTER = """\
 --namespace NAME  (default: kubectl's)
 --context NAME  which cluster (default: kubectl's)
 """
-_KIND, *_CLUSTER = option_table(
-    _FIND_JOB,
-    kind={"dest": "job_kind", "default": "mpijob"},
-    namespace={"default": ""},
-    context={"default": ""},
-)
-_JOB = """\
+_JOB = f"""\
 --image NAME  has rankscope and the training code in it
+{_KIND}\
 --nodes N  workers, one a node (default: 1)
 --ppn N  ranks on each, and its GPUs (default: 1)
---launcher {mpirun,torchrun}  what starts a node's ranks (default: mpirun in an MPIJob, else torchrun)
+--launcher {{mpirun,torchrun}}  what starts a node's ranks (default: mpirun in an MPIJob, else torchrun)
 --name NAME  the job's name (default: the script's, and the time)
+{_CLUSTER}\
 --env K=V ...  a variable of every rank; may be repeated
 """
 _RESOURCES = f"""\
@@ -80,20 +77,20 @@ _SUBMITTING = """\
 --submit  create the job through kubectl
 --install-operator  with --submit: install the kind's operator first, if the cluster lacks it
 """
-_DEFAULTS: dict[str, Settings] = {
-    **{name: {"default": ""} for name in ("image", "launcher", "cpu", "memory", "hugepages", "pvc")},
-    **{name: {"default": 1} for name in ("nodes", "ppn")},
-    "env": {"default": []},
-    "shm": {"default": k8s.K8sJob.shm},
-    "efa": {"default": 0},
-    "host_path": {"default": k8s.HOST_REPORTS},
-    "script": {"type": Path},
+_DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(("image", "launcher", "namespace", "context", "cpu", "memory", "hugepages", "pvc"), ""),
+    **dict.fromkeys(("nodes", "ppn"), 1),
+    "kind": {"dest": "job_kind", "default": "mpijob"},
+    "env": [],
+    "shm": k8s.K8sJob.shm,
+    "efa": 0,
+    "host_path": k8s.HOST_REPORTS,
+    "script": Path,
 }
-_IMAGE, *_SIZES, _JOB_NAME, _ENV = option_table(_JOB, **_DEFAULTS)
 _GROUPS = (
-    Group("the job", (_IMAGE, _KIND, *_SIZES, _JOB_NAME, *_CLUSTER, _ENV)),
-    Group("resources of a worker", tuple(option_table(_RESOURCES, **_DEFAULTS))),
-    Group("submitting (default: the manifest goes to stdout)", tuple(option_table(_SUBMITTING, **_DEFAULTS))),
+    group("the job", _JOB, **_DEFAULTS),
+    group("resources of a worker", _RESOURCES, **_DEFAULTS),
+    group("submitting (default: the manifest goes to stdout)", _SUBMITTING, **_DEFAULTS),
 )
 
 
@@ -108,7 +105,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def add_job_name_options(parser: argparse.ArgumentParser) -> None:
     """What finds a job in a cluster, beside its name."""
-    add_options(parser, (_KIND, *_CLUSTER))
+    add_options(parser, _KIND + _CLUSTER, **_DEFAULTS)
 
 
 def run(args: argparse.Namespace) -> int:
