@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rankscope.store.ingest import Ingested, IngestProgress, Options
     from rankscope.store.on_dask.option import DaskCluster
     from rankscope.timeline.run import Run
+    from rankscope.views.envelope import Question
 
 _QUIET_SECONDS = 2.0
 """No progress is shown before."""
@@ -76,7 +77,7 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
 
 def say(text: str) -> None:
     """A line for the user beside the output."""
-    print(text, file=sys.stderr)
+    print(text, file=sys.stderr, flush=True)
 
 
 def positive(text: str) -> int:
@@ -145,10 +146,7 @@ def current_reports(text: str) -> list[str]:
         names.append(renamed.get(report, report) + colon + row)
     if renamed:
         listed = ", ".join(f"{old} is now {new}" for old, new in renamed.items())
-        print(
-            f"rankscope: a report was renamed ({listed}); the next release drops the old name",
-            file=sys.stderr,
-        )
+        say(f"rankscope: a report was renamed ({listed}); the next release drops the old name")
     return names
 
 
@@ -177,8 +175,23 @@ def window_words(args: argparse.Namespace) -> str:
     return "--window file" if args.window == "file" else ""
 
 
-def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), prefer: str = "") -> Run:
-    """The run of a command line; raw traces are read first, and problems are printed to stderr.
+def run_paths(args: argparse.Namespace) -> list[Path]:
+    return args.run if isinstance(args.run, list) else [args.run]
+
+
+def question_of(args: argparse.Namespace) -> Question:
+    """What a command line asks: its run, and the window where the command has one, for the commands of the answer."""
+    from rankscope.text.run_words import RunWords, shell_words
+    from rankscope.views.envelope import Question
+
+    window = window_words(args) if hasattr(args, "window") else ""
+    return Question({"RUN": RunWords(shell_words(run_paths(args)), window)})
+
+
+def open_run(
+    args: argparse.Namespace, path: Path | None = None, comm_patterns: tuple[str, ...] = (), prefer: str = ""
+) -> Run:
+    """The run of a command line, or that at `path`; raw traces are read first, and problems are printed to stderr.
 
     `prefer` is the format to use where several tools recorded a rank.
     """
@@ -188,7 +201,7 @@ def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), pref
 
     started = time.monotonic()
     run = open_traces(
-        args.run if isinstance(args.run, list) else [args.run],
+        [path] if path else run_paths(args),
         cache=args.cache,
         jobs=args.jobs,
         dask=dask_cluster(args),
@@ -204,12 +217,14 @@ def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), pref
     return run
 
 
-def open_part(args: argparse.Namespace, target: Path | None = None) -> tuple[Run, Scope]:
+def open_part(
+    args: argparse.Namespace, target: Path | None = None, path: Path | None = None
+) -> tuple[Run, Scope]:
     """The run and the part of it that --ranks and --steps choose; `target` must not exist, but with -f."""
     if target is not None:
         check_target(target, args.force)
     scope = scope_of(args)
-    run = open_run(args)
+    run = open_run(args, path)
     scope.check(run)
     return run, scope
 
@@ -265,7 +280,7 @@ def expect_reading(args: argparse.Namespace) -> None:
     connect_early()
     from rankscope.store.index import INDEX_FILE, store_folder
 
-    paths = args.run if isinstance(args.run, list) else [args.run]
+    paths = run_paths(args)
     try:
         if (
             args.dask
@@ -313,6 +328,19 @@ def show(text: str) -> None:
     terminal obeys nothing else, should a name have been forgotten."""
     stream = unchecked(sys.stdout)
     stream.write(text if stream is sys.stdout else visible_or_colour(text))
+
+
+def show_results(
+    results: Result | Sequence[Result],
+    format: str,
+    question: Question | None = None,
+    quote_formulas: bool = True,
+) -> None:
+    """Print results in a format, tables as wide as the terminal."""
+    from rankscope.views import render, terminal_width, use_color
+
+    width, color = terminal_width(sys.stdout), use_color(sys.stdout)
+    show(render(results, format, width, color, quote_formulas, question))
 
 
 def read(paths: list[Path], options: Options, args: argparse.Namespace) -> Ingested:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from rankscope.cli.common import add_remote_options, check_target
+from rankscope.cli.common import add_remote_options, check_target, say
 from rankscope.cli.options import add_options
 from rankscope.remote.ssh import Ssh, parse_remote_path, program_words
 
@@ -48,12 +47,11 @@ def main(args: argparse.Namespace) -> int:
     if not is_earlier_copy(target, remote_path):
         check_target(target, args.force)
     with Ssh.connected(remote_path, args.ssh) as ssh:
-        if args.raw:
-            done = fetch_raw(ssh, program, target)
-        else:
-            done = fetch(
-                ssh, program, target, quiet=args.quiet, log=lambda text: print(text, file=sys.stderr)
-            )
+        done = (
+            fetch_raw(ssh, program, target)
+            if args.raw
+            else fetch(ssh, program, target, quiet=args.quiet, log=say)
+        )
     if not args.quiet:
         size = units.format_bytes(done.copied_bytes)
         if not args.raw:

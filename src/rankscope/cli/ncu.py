@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from rankscope.capture.rank import SINGLE, detect
 from rankscope.capture.run_folder import folder_of
 from rankscope.capture.selector import FORMS
 from rankscope.capture.summary import short_path
-from rankscope.cli.common import add_reading_options, show
+from rankscope.cli.common import add_reading_options, say, show_results
 from rankscope.cli.options import add_options
 from rankscope.cli.store_libraries import missing_libraries
 from rankscope.errors import ToolError, UsageError
@@ -94,7 +93,7 @@ def main(args: argparse.Namespace) -> int:
     listed = _chosen(args)
     if args.kernels_out is not None:
         write_kernels(args.kernels_out, listed, str(args.run or args.kernels))
-        print(f"Wrote {args.kernels_out}", file=sys.stderr)
+        say(f"Wrote {args.kernels_out}")
     if not args.command:
         _print_list(listed.kernels)
         return 0
@@ -203,7 +202,7 @@ def _until_measured(runs: NcuRuns, selection: Selection, code: int, args: argpar
 
 
 def _message(text: str) -> None:
-    print(f"rankscope: {text}", file=sys.stderr, flush=True)
+    say(f"rankscope: {text}")
 
 
 def _show(folder: Path, listed: KernelList, args: argparse.Namespace) -> int:
@@ -211,11 +210,10 @@ def _show(folder: Path, listed: KernelList, args: argparse.Namespace) -> int:
     _require_libraries("reading ncu's reports", f"rankscope ncu {folder}")
     from rankscope.analysis.efficiency.hot_kernels import hot_kernels_measured
     from rankscope.cli.common import open_run
-    from rankscope.views import render, terminal_width, use_color
 
     args.run = folder
     result = hot_kernels_measured(open_run(args), listed)
-    show(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
+    show_results(result, args.format)
     return 0
 
 

@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
     target = args.output or Path(f"{common.run_name(subject)}-report{ENDINGS[format]}")
     if not printed:
         common.check_target(target, args.force)
-    run, scope = common.open_part(_naming(args, subject))
+    run, scope = common.open_part(args, path=subject)
     request = Request(
         run,
         scope,
@@ -71,7 +71,7 @@ def main(args: argparse.Namespace) -> int:
     )
     compared = None
     if len(args.run) == 2:
-        base = common.open_run(_naming(args, args.run[0]))
+        base = common.open_run(args, args.run[0])
         request = replace(request, base=shell_word(str(args.run[0])), base_run=base)
         compared = diff(base, run, scope)
     content = build(request, compared)
@@ -85,8 +85,3 @@ def main(args: argparse.Namespace) -> int:
     if args.open:
         webbrowser.open(target.resolve().as_uri())
     return 0
-
-
-def _naming(args: argparse.Namespace, path: Path) -> argparse.Namespace:
-    """The arguments with one of their runs alone."""
-    return argparse.Namespace(**{**vars(args), "run": path})

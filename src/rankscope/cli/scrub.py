@@ -47,12 +47,8 @@ def main(args: argparse.Namespace) -> int:
         check_target(target, args.force)
     for report, target in targets.items():
         done = scrub(report, target)
-        counts = (
-            (done.variables, "variable"),
-            (done.outputs, "printed text"),
-            (done.arguments, "secret argument"),
-        )
-        removed = [f"{number} {noun}{'s' if number > 1 else ''}" for number, noun in counts if number]
+        counts = {"variable": done.variables, "printed text": done.outputs, "secret argument": done.arguments}
+        removed = [f"{number} {noun}{'s' * (number > 1)}" for noun, number in counts.items() if number]
         outcome = f"{', '.join(removed)} removed" if removed else "no variables were recorded"
         print(f"Wrote {target} ({outcome})")
     return 0

@@ -3,22 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from typing import TYPE_CHECKING
 
-from rankscope.cli.common import (
-    add_reading_options,
-    add_run_argument,
-    add_scope_options,
-    open_run,
-    scope_of,
-    show,
-    window_words,
-)
+from rankscope.cli import common
 from rankscope.cli.options import add_options
-
-if TYPE_CHECKING:
-    from rankscope.analysis.critical_path.scenarios import Scenario
 
 DESCRIPTION = """\
 Replay the run with changed durations, and show how long a step would take.
@@ -46,40 +33,27 @@ _CHANGES = """\
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
-    add_run_argument(parser)
+    common.add_run_argument(parser)
     add_options(parser, _CHANGES, rank=[], kernel=[])
-    add_scope_options(parser)
+    common.add_scope_options(parser)
     add_options(parser, "--format {table,csv,json,markdown}  default: table", format="table")
-    add_reading_options(parser)
+    common.add_reading_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    from rankscope.analysis.critical_path.whatif import whatif
-    from rankscope.text.run_words import RunWords, shell_words
-    from rankscope.views import render, terminal_width, use_color
-    from rankscope.views.envelope import Question
-
-    scenarios = _scenarios(args)
-    scope = scope_of(args)
-    run = open_run(args)
-    scope.check(run)
-    result = whatif(run, scope, scenarios)
-    question = Question({"RUN": RunWords(shell_words(args.run), window_words(args))})
-    show(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout), question=question))
-    return 0
-
-
-def _scenarios(args: argparse.Namespace) -> list[Scenario]:
     from rankscope.analysis.critical_path.scenarios import Changes, scenarios_of
+    from rankscope.analysis.critical_path.whatif import whatif
 
-    return scenarios_of(
-        Changes(
-            hide_comm=args.hide_comm,
-            bandwidth=args.bandwidth,
-            ranks=tuple(args.rank),
-            kernels=tuple(args.kernel),
-            no_gaps=args.no_gaps,
-            data_ready=args.data_ready,
-            no_sync=args.no_sync,
-        )
+    changes = Changes(
+        hide_comm=args.hide_comm,
+        bandwidth=args.bandwidth,
+        ranks=tuple(args.rank),
+        kernels=tuple(args.kernel),
+        no_gaps=args.no_gaps,
+        data_ready=args.data_ready,
+        no_sync=args.no_sync,
     )
+    scenarios = scenarios_of(changes)
+    result = whatif(*common.open_part(args), scenarios)
+    common.show_results(result, args.format, common.question_of(args))
+    return 0

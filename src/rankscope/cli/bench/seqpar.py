@@ -10,14 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rankscope.bench.ranks.world import BACKENDS, DEVICES, require_torch
-from rankscope.bench.seqpar.config import (
-    CPU_SIZES,
-    DEFAULT_CHUNKS,
-    GPU_SIZES,
-    PARTS,
-    PRECISIONS,
-    Config,
-)
+from rankscope.bench.seqpar.config import CPU_SIZES, DEFAULT_CHUNKS, GPU_SIZES, PARTS, PRECISIONS, Config
 from rankscope.bench.seqpar.report_text import report_text
 from rankscope.capture.rank import detect
 from rankscope.cli.common import positive

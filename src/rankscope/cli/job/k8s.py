@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from rankscope.capture.rank import Identity
 from rankscope.capture.selector import parse_selector
 from rankscope.cli import profile
-from rankscope.cli.common import check_target
+from rankscope.cli.common import check_target, say
 from rankscope.cli.end_tables import end_tables
 from rankscope.cli.job.options import NO_TOOL, STATS_HELP, TOOL, check_without_tool
 from rankscope.cli.options import add_groups, add_options, group, hidden
@@ -122,14 +121,11 @@ def run(args: argparse.Namespace) -> int:
         if not args.script:
             print(text, end="")
         return 0
-    print(kubectl.submit(job, text, cluster, install=args.install_operator, log=_log))
+    print(kubectl.submit(job, text, cluster, install=args.install_operator, log=say))
     if not args.quiet and job.profiled:
         where = f" --namespace {job.namespace}" if job.namespace else ""
-        print(
-            f"Its output: kubectl{where} logs -f -l {k8s.JOB_LABEL}={job.name} --all-containers\n"
-            f"Its reports: rankscope job fetch {job.name} --kind {job.kind}{where}",
-            file=sys.stderr,
-        )
+        say(f"Its output: kubectl{where} logs -f -l {k8s.JOB_LABEL}={job.name} --all-containers")
+        say(f"Its reports: rankscope job fetch {job.name} --kind {job.kind}{where}")
     return 0
 
 
@@ -143,10 +139,6 @@ def _operator_note(job: k8s.K8sJob) -> str:
             hint="Leave it out.",
         )
     return f"# First, unless the cluster has it: {operator.title}\n# kubectl {' '.join(operator.apply)}\n"
-
-
-def _log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _stats_words(stats: str | None, ranks: str, world_size: int) -> list[str]:
@@ -186,18 +178,8 @@ def _job(args: argparse.Namespace) -> k8s.K8sJob:
             *_stats_words(args.stats, plan.ranks, nodes * ppn),
             *(["-f"] if args.force else []),
         ]
-    same = (
-        "image",
-        "launcher",
-        "per_node",
-        "hugepages",
-        "cpu",
-        "memory",
-        "shm",
-        "pvc",
-        "host_path",
-        "namespace",
-    )
+    of_job = ("image", "launcher", "per_node", "namespace")
+    of_worker = ("cpu", "memory", "hugepages", "shm", "pvc", "host_path")
     return k8s.K8sJob(
         name=args.name if args.name is not None else k8s.default_name(command),
         command=command,
@@ -210,7 +192,7 @@ def _job(args: argparse.Namespace) -> k8s.K8sJob:
         efa=k8s.parse_devices("--efa", args.efa),
         counters=args.tool == "ncu" or args.gpu_metrics_device is not None,
         env=parse_variables(args.env),
-        **{name: getattr(args, name) for name in same},
+        **{name: getattr(args, name) for name in (*of_job, *of_worker)},
     )
 
 
@@ -222,7 +204,7 @@ def _write(path: Path, text: str) -> None:
         raise StoreError(
             f"cannot write {path}", why=f"{error.strerror}.", hint="Name another: --script FILE"
         ) from error
-    print(f"Wrote {path}", file=sys.stderr)
+    say(f"Wrote {path}")
 
 
 def configure_fetch(parser: argparse.ArgumentParser) -> None:
@@ -232,8 +214,8 @@ def configure_fetch(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = FETCH_EPILOG
     parser.add_argument("id", metavar="NAME", help="the job's name")
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="to here (default: NAME)")
-    parser.add_argument("-f", "--force", action="store_true", help="also into a folder with files in it")
+    add_options(parser, "-o, --output DIR  to here (default: NAME)", output=Path)
+    add_options(parser, "-f, --force  also into a folder with files in it")
     add_job_name_options(parser)
 
 
@@ -243,7 +225,7 @@ def run_fetch(args: argparse.Namespace) -> int:
     target = args.output or Path(args.id)
     check_target(target, args.force)
     cluster = kubectl.Kubectl(args.namespace, args.context)
-    files = kubectl.fetch(args.id, args.job_kind, target, cluster, args.namespace, _log)
+    files = kubectl.fetch(args.id, args.job_kind, target, cluster, args.namespace, say)
     print(f"Copied {len(files)} file{'s' * (len(files) != 1)} to {target}")
     print(f"Next: rankscope stats {target}")
     return 0
