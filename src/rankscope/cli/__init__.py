@@ -14,7 +14,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, TextIO, cast
+from typing import NamedTuple, Protocol, TextIO, cast
 
 from rankscope.cli.options import takes_the_rest, written_out
 from rankscope.errors import RankscopeError, UsageError, system_error
@@ -63,8 +63,12 @@ class Command(Protocol):
     def main(self, args: argparse.Namespace) -> int: ...
 
 
-# The line in the help of the command, `configure` for its parser, and `run`.
-Subcommand = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
+class Subcommand(NamedTuple):
+    """With its line in the help of the command."""
+
+    summary: str
+    configure: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
 
 
 _USAGE_REASONS = {

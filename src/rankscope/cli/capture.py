@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from rankscope.cli.common import add_remote_options, positive
-from rankscope.cli.remote import path_or_remote, run_there
+from rankscope.cli.options import add_options
+from rankscope.cli.remote import WATCHED_RUN, path_or_remote, run_there
 
 EXAMPLES = """\
 examples:
@@ -16,24 +17,16 @@ examples:
 The job must have been started with --watch. No signal is sent and no process is looked for: a file in the run folder
 names the steps, and every rank looks for such files once a second. Afterwards: rankscope stats RUN.
 """
+_OPTIONS = """\
+--steps N  how many (default: 3)
+--ranks SEL  which ranks: 0,8-15 | local:0 | node:0-1 | local:0@nodes:0-1 | all (default: all)
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Record the next steps of a running job, the same ones on all its ranks."
     parser.epilog = EXAMPLES
-    parser.add_argument(
-        "run",
-        type=path_or_remote,
-        metavar="RUN",
-        help="the run folder of a job that was started with --watch; or ssh://host/path",
-    )
-    parser.add_argument("--steps", type=positive, metavar="N", help="how many (default: 3)")
-    parser.add_argument(
-        "--ranks",
-        default="all",
-        metavar="SEL",
-        help="which ranks: 0,8-15 | local:0 | node:0-1 | local:0@nodes:0-1 | all (default: all)",
-    )
+    add_options(parser, WATCHED_RUN + _OPTIONS, run=path_or_remote, steps=positive, ranks="all")
     add_remote_options(parser, "ssh://host/path")
 
 

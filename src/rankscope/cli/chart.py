@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from rankscope.cli import common
+from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
 
 EXAMPLES = """\
@@ -19,20 +20,19 @@ examples:
 No browser and no network are needed. HTML follows the browser's light or dark mode;
 SVG and PNG are light unless --dark.
 """
+_OPTIONS = """\
+-r, --report NAME  which chart, or list to see them
+-o, --output FILE  FILE.svg, .png or .html (default: NAME.svg here)
+--dark  SVG and PNG on a dark background
+-f, --force  overwrite an existing file
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "One chart of a run as SVG, PNG or HTML, chosen by the file name's ending."
     parser.epilog = EXAMPLES
     common.add_run_argument(parser)
-    parser.add_argument(
-        "-r", "--report", metavar="NAME", required=True, help="which chart, or list to see them"
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="FILE.svg, .png or .html (default: NAME.svg here)"
-    )
-    parser.add_argument("--dark", action="store_true", help="SVG and PNG on a dark background")
-    parser.add_argument("-f", "--force", action="store_true", help="overwrite an existing file")
+    add_options(parser, _OPTIONS, report={"required": True}, output=Path)
     common.add_scope_options(parser)
     common.add_reading_options(parser)
 

@@ -7,10 +7,11 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from rankscope.cli.options import add_options
 from rankscope.errors import StoreError, UsageError
 from rankscope.text.visible_text import unchecked, visible_or_colour
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rankscope.store.ingest import Ingested, IngestProgress, Options
     from rankscope.store.on_dask.option import DaskCluster
     from rankscope.timeline.run import Run
+    from rankscope.views.envelope import Question
 
 _QUIET_SECONDS = 2.0
 """No progress is shown before."""
@@ -28,56 +30,58 @@ _PLAIN_LINE_SECONDS = 10.0
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
-def add_run_argument(parser: argparse.ArgumentParser, several: bool = True) -> None:
-    parser.add_argument(
-        "run",
-        nargs="+" if several else None,
-        type=Path,
-        metavar="RUN",
-        help="a folder with one trace per rank, or a trace file" + (", or several files" if several else ""),
-    )
+_READING = """\
+--cache DIR  keep the store under DIR, not beside the traces
+--jobs N  files read at a time (default: by cores and memory)
+--dask WHERE  read on a Dask cluster: local, slurm, pbs, tcp://HOST:PORT, or a scheduler's file (.json)
+--dask-option K=V ...  with slurm and pbs: an option of `rankscope job`, such as nodes=4, ppn=16, account=A,
+    walltime=1h; or memory=64GB (of a node), interface=ib0; may be repeated
+--nsys PATH  the nsys that exports .nsys-rep files (default: on PATH)
+--ncu PATH  the ncu that reads .ncu-rep files (default: on PATH)
+--mix  open files of different runs together; they are not compared (default: an error)
+-q, --quiet  no progress, only errors
+"""
+_WINDOW = """\
+--window {steps,file}  what figures cover: the steps, or the whole file with what lies outside steps (default: steps,
+    where there are any)
+"""
+_FROM_EVENTS = """\
+--from-events  compute everything from the events: neither use nor keep the store's rollups (same figures, slower)
+"""
+_CEILINGS = """\
+--peak RATE  989TF, bf16=989TF,tf32=494TF, or the file that `rankscope bench seqpar --json` wrote
+--bandwidth RATE  peak memory bandwidth: 4.8TB/s
+"""
+_CLOCKS = """\
+--clocks {aligned,raw}  ranks aligned by their collectives, or each by its own wall clock (default: aligned)
+"""
+_REMOTE = """\
+--ssh COMMAND  such as 'ssh -i KEY -J GATE' (default: ssh)
+--remote-rankscope COMMAND  over there, such as .venv/bin/rankscope or 'python3 -m rankscope' (default: rankscope)
+"""
+_FAIL_ON = """\
+--fail-on {info,warning,critical}  exit with 3 when a finding is at least this severe, or when the recording cannot
+    answer the question
+"""
+
+
+def add_run_argument(parser: argparse.ArgumentParser) -> None:
+    text = "RUN ...  a folder with one trace per rank, or a trace file, or several files"
+    add_options(parser, text, run=Path)
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reading raw traces (done once; later calls use the store)")
-    group.add_argument(
-        "--cache", type=Path, metavar="DIR", help="keep the store under DIR, not beside the traces"
-    )
-    group.add_argument(
-        "--jobs", type=positive, metavar="N", help="files read at a time (default: by cores and memory)"
-    )
-    group.add_argument(
-        "--dask",
-        metavar="WHERE",
-        help="read on a Dask cluster: local, slurm, pbs, tcp://HOST:PORT, or a scheduler's file (.json)",
-    )
-    group.add_argument(
-        "--dask-option",
-        action="append",
-        default=[],
-        metavar="K=V",
-        help="with slurm and pbs: an option of `rankscope job`, such as nodes=4, ppn=16, account=A, walltime=1h; or "
-        "memory=64GB (of a node), interface=ib0; may be repeated",
-    )
-    group.add_argument(
-        "--nsys", metavar="PATH", help="the nsys that exports .nsys-rep files (default: on PATH)"
-    )
-    group.add_argument("--ncu", metavar="PATH", help="the ncu that reads .ncu-rep files (default: on PATH)")
-    group.add_argument(
-        "--mix",
-        action="store_true",
-        help="open files of different runs together; they are not compared (default: an error)",
-    )
-    group.add_argument("-q", "--quiet", action="store_true", help="no progress, only errors")
+    add_options(group, _READING, cache=Path, jobs=positive, dask_option=[])
 
 
 def say(text: str) -> None:
     """A line for the user beside the output."""
-    print(text, file=sys.stderr)
+    print(text, file=sys.stderr, flush=True)
 
 
 def positive(text: str) -> int:
-    if not text.isdigit() or int(text) == 0:
+    if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"'{text}' is not a positive number")
     return int(text)
 
@@ -85,71 +89,34 @@ def positive(text: str) -> int:
 def add_scope_options(parser: argparse.ArgumentParser) -> None:
     """Which ranks and steps figures are about."""
     add_part_options(parser, "all steps")
-    parser.add_argument(
-        "--window",
-        choices=("steps", "file"),
-        default="steps",
-        help="what figures cover: the steps, or the whole file with what lies outside steps (default: steps, where "
-        "there are any)",
-    )
+    add_options(parser, _WINDOW, window="steps")
 
 
 def add_from_events(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--from-events",
-        action="store_true",
-        help="compute everything from the events: neither use nor keep the store's rollups (same figures, slower)",
-    )
+    add_options(parser, _FROM_EVENTS)
 
 
 def add_part_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup, all_steps: str) -> None:
     """Which part of a run to take; `all_steps` is what happens without --steps."""
-    parser.add_argument(
-        "--ranks", metavar="LIST", default="all", help="only these ranks: 0,8-15 or all (default: all)"
-    )
-    parser.add_argument(
-        "--steps", metavar="A:B", help=f"only steps A to B, both included (default: {all_steps})"
-    )
+    add_options(parser, "--ranks LIST  only these ranks: 0,8-15 or all (default: all)", ranks="all")
+    add_options(parser, f"--steps A:B  only steps A to B, both included (default: {all_steps})")
 
 
 def add_ceiling_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "the device's peak rates (default: from a table of devices, by its name)"
-    )
-    group.add_argument(
-        "--peak",
-        metavar="RATE",
-        help="989TF, bf16=989TF,tf32=494TF, or the file that `rankscope bench seqpar --json` wrote",
-    )
-    group.add_argument("--bandwidth", metavar="RATE", help="peak memory bandwidth: 4.8TB/s")
+    title = "the device's peak rates (default: from a table of devices, by its name)"
+    add_options(parser.add_argument_group(title), _CEILINGS)
 
 
 def add_clocks(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--clocks",
-        choices=("aligned", "raw"),
-        default="aligned",
-        help="ranks aligned by their collectives, or each by its own wall clock (default: aligned)",
-    )
+    add_options(parser, _CLOCKS, clocks="aligned")
 
 
 def add_remote_options(parser: argparse.ArgumentParser, title: str) -> None:
-    add = parser.add_argument_group(title).add_argument
-    add("--ssh", default="ssh", metavar="COMMAND", help="such as 'ssh -i KEY -J GATE' (default: ssh)")
-    add(
-        "--remote-rankscope",
-        default="rankscope",
-        metavar="COMMAND",
-        help="over there, such as .venv/bin/rankscope or 'python3 -m rankscope' (default: rankscope)",
-    )
+    add_options(parser.add_argument_group(title), _REMOTE, ssh="ssh", remote_rankscope="rankscope")
 
 
 def add_fail_on(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--fail-on",
-        choices=("info", "warning", "critical"),
-        help="exit with 3 when a finding is at least this severe, or when the recording cannot answer the question",
-    )
+    add_options(parser, _FAIL_ON)
 
 
 def exit_code(fail_on: str | None, results: Iterable[Result], must_answer: Iterable[Result] = ()) -> int:
@@ -179,10 +146,7 @@ def current_reports(text: str) -> list[str]:
         names.append(renamed.get(report, report) + colon + row)
     if renamed:
         listed = ", ".join(f"{old} is now {new}" for old, new in renamed.items())
-        print(
-            f"rankscope: a report was renamed ({listed}); the next release drops the old name",
-            file=sys.stderr,
-        )
+        say(f"rankscope: a report was renamed ({listed}); the next release drops the old name")
     return names
 
 
@@ -211,8 +175,23 @@ def window_words(args: argparse.Namespace) -> str:
     return "--window file" if args.window == "file" else ""
 
 
-def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), prefer: str = "") -> Run:
-    """The run of a command line; raw traces are read first, and problems are printed to stderr.
+def run_paths(args: argparse.Namespace) -> list[Path]:
+    return args.run if isinstance(args.run, list) else [args.run]
+
+
+def question_of(args: argparse.Namespace) -> Question:
+    """What a command line asks: its run, and the window where the command has one, for the commands of the answer."""
+    from rankscope.text.run_words import RunWords, shell_words
+    from rankscope.views.envelope import Question
+
+    window = window_words(args) if hasattr(args, "window") else ""
+    return Question({"RUN": RunWords(shell_words(run_paths(args)), window)})
+
+
+def open_run(
+    args: argparse.Namespace, path: Path | None = None, comm_patterns: tuple[str, ...] = (), prefer: str = ""
+) -> Run:
+    """The run of a command line, or that at `path`; raw traces are read first, and problems are printed to stderr.
 
     `prefer` is the format to use where several tools recorded a rank.
     """
@@ -222,7 +201,7 @@ def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), pref
 
     started = time.monotonic()
     run = open_traces(
-        args.run if isinstance(args.run, list) else [args.run],
+        [path] if path else run_paths(args),
         cache=args.cache,
         jobs=args.jobs,
         dask=dask_cluster(args),
@@ -238,12 +217,14 @@ def open_run(args: argparse.Namespace, comm_patterns: tuple[str, ...] = (), pref
     return run
 
 
-def open_part(args: argparse.Namespace, target: Path | None = None) -> tuple[Run, Scope]:
+def open_part(
+    args: argparse.Namespace, target: Path | None = None, path: Path | None = None
+) -> tuple[Run, Scope]:
     """The run and the part of it that --ranks and --steps choose; `target` must not exist, but with -f."""
     if target is not None:
         check_target(target, args.force)
     scope = scope_of(args)
-    run = open_run(args)
+    run = open_run(args, path)
     scope.check(run)
     return run, scope
 
@@ -299,7 +280,7 @@ def expect_reading(args: argparse.Namespace) -> None:
     connect_early()
     from rankscope.store.index import INDEX_FILE, store_folder
 
-    paths = args.run if isinstance(args.run, list) else [args.run]
+    paths = run_paths(args)
     try:
         if (
             args.dask
@@ -347,6 +328,19 @@ def show(text: str) -> None:
     terminal obeys nothing else, should a name have been forgotten."""
     stream = unchecked(sys.stdout)
     stream.write(text if stream is sys.stdout else visible_or_colour(text))
+
+
+def show_results(
+    results: Result | Sequence[Result],
+    format: str,
+    question: Question | None = None,
+    quote_formulas: bool = True,
+) -> None:
+    """Print results in a format, tables as wide as the terminal."""
+    from rankscope.views import render, terminal_width, use_color
+
+    width, color = terminal_width(sys.stdout), use_color(sys.stdout)
+    show(render(results, format, width, color, quote_formulas, question))
 
 
 def read(paths: list[Path], options: Options, args: argparse.Namespace) -> Ingested:

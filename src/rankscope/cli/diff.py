@@ -7,14 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankscope.cli.common import (
-    add_reading_options,
-    add_scope_options,
-    open_run,
-    scope_of,
-    show,
-    window_words,
-)
+from rankscope.cli import common
+from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
 from rankscope.text.spelling import did_you_mean
 from rankscope.units import parse_count, parse_percent, shorten_middle
@@ -23,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankscope.analysis.core.result import Result, Row
-    from rankscope.timeline.run import Run
     from rankscope.views.envelope import Question
 
 DESCRIPTION = """\
@@ -47,46 +40,27 @@ examples:
 STACKS = "stacks"
 DEFAULT_ROWS = 20
 THRESHOLD_CROSSED = 3
+_WHAT = """\
+BASE  the run before: folder or trace
+NEW  the run after: folder or trace
+-r, --report NAME,…  compare only these: steps, breakdown, ops, host, families, …; or the stacks of memory snapshots
+"""
+_HOW = """\
+--fail-over PCT  exit with 3 when a row is slower by more than this, and print it: 3%%
+--fail-on-likely  with --fail-over: also when the step time is likely slower, but the steps do not make it sure
+--min-change PCT  ignore smaller changes, however certain: two captures of one program differ too (default: 1%%)
+--top N  rows shown, or all (default: 20 in tables, all in csv, json and junit)
+--format {table,csv,json,markdown,junit}  default: table
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
-    for name, what in (("base", "before"), ("new", "after")):
-        parser.add_argument(name, type=Path, metavar=name.upper(), help=f"the run {what}: folder or trace")
-    parser.add_argument(
-        "-r",
-        "--report",
-        metavar="NAME,…",
-        help="compare only these: steps, breakdown, ops, host, families, …; or the stacks of memory snapshots",
-    )
-    add_scope_options(parser)
-    parser.add_argument(
-        "--fail-over",
-        metavar="PCT",
-        help="exit with 3 when a row is slower by more than this, and print it: 3%%",
-    )
-    parser.add_argument(
-        "--fail-on-likely",
-        action="store_true",
-        help="with --fail-over: also when the step time is likely slower, but the steps do not make it sure",
-    )
-    parser.add_argument(
-        "--min-change",
-        metavar="PCT",
-        default="1%",
-        help="ignore smaller changes, however certain: two captures of one program differ too (default: 1%%)",
-    )
-    parser.add_argument(
-        "--top", metavar="N", help="rows shown, or all (default: 20 in tables, all in csv, json and junit)"
-    )
-    parser.add_argument(
-        "--format",
-        choices=("table", "csv", "json", "markdown", "junit"),
-        default="table",
-        help="default: table",
-    )
-    add_reading_options(parser)
+    add_options(parser, _WHAT, base=Path, new=Path)
+    common.add_scope_options(parser)
+    add_options(parser, _HOW, min_change="1%", format="table")
+    common.add_reading_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -100,8 +74,8 @@ def main(args: argparse.Namespace) -> int:
     rules = Rules(() if stacks else _reports(args.report), parse_percent(args.min_change))
     limit = parse_percent(args.fail_over) if args.fail_over is not None else None
     shown = _shown(args)
-    scope = scope_of(args)
-    base, new = (_open(args, path) for path in (args.base, args.new))
+    scope = common.scope_of(args)
+    base, new = (common.open_run(args, path) for path in (args.base, args.new))
     for run in (base, new):
         scope.check(run)
     if stacks or (args.report is None and both_are_snapshots(base, new)):
@@ -110,20 +84,19 @@ def main(args: argparse.Namespace) -> int:
     failed = slower_rows(result, limit, args.fail_on_likely) if limit is not None else []
     doubtful = likely_slower(result, limit) if limit is not None and not args.fail_on_likely else []
     names = {"BASE": args.base, "NEW": args.new}
-    runs = {name: RunWords(shell_word(str(path)), window_words(args)) for name, path in names.items()}
-    show(_text(result, failed, args.format, shown, Question(runs)))
+    runs = {name: RunWords(shell_word(str(path)), common.window_words(args)) for name, path in names.items()}
+    common.show(_text(result, failed, args.format, shown, Question(runs)))
     for row in failed:
         change = "from nothing" if row["change_pct"] is None else f"{row['change_pct']:+.1f} %"
         key = shorten_middle(str(row["key"]), 80)
-        print(f"rankscope: {row['report']}: {key}: {change}, over {args.fail_over}", file=sys.stderr)
+        common.say(f"rankscope: {row['report']}: {key}: {change}, over {args.fail_over}")
     for row in doubtful:
-        print(
+        common.say(
             f"rankscope: {row['report']}: {row['key']}: likely {row['change_pct']:+.1f} %, not counted: the steps do "
-            "not make it sure (--fail-on-likely counts it)",
-            file=sys.stderr,
+            "not make it sure (--fail-on-likely counts it)"
         )
     if limit is not None and result.unanswered:
-        print(f"rankscope: the runs cannot be compared: {result.unanswered}", file=sys.stderr)
+        common.say(f"rankscope: the runs cannot be compared: {result.unanswered}")
         return THRESHOLD_CROSSED
     return THRESHOLD_CROSSED if failed else 0
 
@@ -131,7 +104,6 @@ def main(args: argparse.Namespace) -> int:
 def _stacks(args: argparse.Namespace, result: Result, limit: float | None, shown: int | None) -> int:
     """Memory snapshots. --fail-over is about what a device holds at the end."""
     from rankscope.analysis.memory.snapshot_diff import grown_devices
-    from rankscope.views import render, terminal_width, use_color
 
     if args.format == "junit":
         raise UsageError(
@@ -139,18 +111,13 @@ def _stacks(args: argparse.Namespace, result: Result, limit: float | None, shown
             why="They are no measures with a limit each.",
             hint="--format json has every row; --fail-over sets the exit code.",
         )
-    show(render(result.head(shown), args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
+    common.show_results(result.head(shown), args.format)
     grown = grown_devices(result, limit) if limit is not None else []
     for rank, device, change in grown:
-        print(
-            f"rankscope: {device} of rank {rank} holds {change:+.1f} % at the end, over {args.fail_over}",
-            file=sys.stderr,
+        common.say(
+            f"rankscope: {device} of rank {rank} holds {change:+.1f} % at the end, over {args.fail_over}"
         )
     return THRESHOLD_CROSSED if grown else 0
-
-
-def _open(args: argparse.Namespace, path: Path) -> Run:
-    return open_run(argparse.Namespace(**{**vars(args), "run": path}))
 
 
 def _text(result: Result, failed: Sequence[Row], format: str, shown: int | None, question: Question) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rankscope import units
 from rankscope.cli import common
+from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
 
 EXAMPLES = """\
@@ -25,6 +26,15 @@ start everywhere.
 TRACES = ("perfetto", "chrome")
 TABLES = ("parquet", "csv")
 PAGE = "html"
+_OPTIONS = f"""\
+-t, --type TYPE  what to write: {", ".join((*TRACES, *TABLES, PAGE))}
+-o, --output PATH  the trace or page, or the folder for tables (default: named after RUN, here)
+--gzip  compress the trace (a name that ends in .gz does it too)
+--no-args  traces without the events' arguments: smaller, and written faster
+--archive  with -t perfetto: a tar file with a trace for each file of the run, on its own clock, and a manifest with the
+    clock offsets
+-f, --force  overwrite existing files
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -34,36 +44,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EXAMPLES
     common.add_run_argument(parser)
-    parser.add_argument(
-        "-t",
-        "--type",
-        choices=(*TRACES, *TABLES, PAGE),
-        required=True,
-        metavar="TYPE",
-        help=f"what to write: {', '.join((*TRACES, *TABLES, PAGE))}",
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="PATH",
-        help="the trace or page, or the folder for tables (default: named after RUN, here)",
-    )
-    parser.add_argument(
-        "--gzip", action="store_true", help="compress the trace (a name that ends in .gz does it too)"
-    )
-    parser.add_argument(
-        "--no-args",
-        action="store_true",
-        help="traces without the events' arguments: smaller, and written faster",
-    )
-    parser.add_argument(
-        "--archive",
-        action="store_true",
-        help="with -t perfetto: a tar file with a trace for each file of the run, on its own clock, and a manifest "
-        "with the clock offsets",
-    )
-    parser.add_argument("-f", "--force", action="store_true", help="overwrite existing files")
+    types = {"choices": (*TRACES, *TABLES, PAGE), "required": True}
+    add_options(parser, _OPTIONS, type=types, output=Path)
     common.add_part_options(parser, "the whole file")
     common.add_clocks(parser)
     common.add_reading_options(parser)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from rankscope.cli.common import add_remote_options, check_target
+from rankscope.cli.common import add_remote_options, check_target, say
+from rankscope.cli.options import add_options
 from rankscope.remote.ssh import Ssh, parse_remote_path, program_words
 
 EXAMPLES = """\
@@ -16,6 +16,12 @@ examples:
   rankscope fetch cluster:runs/a --remote-rankscope .venv/bin/rankscope
   rankscope fetch cluster:runs/a --raw             the traces and reports themselves, for other tools
   rankscope view ssh://cluster/~/runs/a            copies nothing: the viewer runs over there
+"""
+_OPTIONS = """\
+-o, --output DIR  where to (default: its own name, here)
+-f, --force  copy even into a folder that holds another run
+--raw  copy the raw files (traces, .nsys-rep, .ncu-rep, snapshots) instead; rankscope is not needed over there
+-q, --quiet  print only errors
 """
 
 
@@ -27,18 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EXAMPLES
     parser.add_argument("remote_path", metavar="HOST:PATH", help="a run folder or trace file over there")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="DIR", help="where to (default: its own name, here)"
-    )
-    parser.add_argument(
-        "-f", "--force", action="store_true", help="copy even into a folder that holds another run"
-    )
-    parser.add_argument(
-        "--raw",
-        action="store_true",
-        help="copy the raw files (traces, .nsys-rep, .ncu-rep, snapshots) instead; rankscope is not needed over there",
-    )
-    parser.add_argument("-q", "--quiet", action="store_true", help="print only errors")
+    add_options(parser, _OPTIONS, output=Path)
     add_remote_options(parser, "the other machine")
 
 
@@ -52,12 +47,11 @@ def main(args: argparse.Namespace) -> int:
     if not is_earlier_copy(target, remote_path):
         check_target(target, args.force)
     with Ssh.connected(remote_path, args.ssh) as ssh:
-        if args.raw:
-            done = fetch_raw(ssh, program, target)
-        else:
-            done = fetch(
-                ssh, program, target, quiet=args.quiet, log=lambda text: print(text, file=sys.stderr)
-            )
+        done = (
+            fetch_raw(ssh, program, target)
+            if args.raw
+            else fetch(ssh, program, target, quiet=args.quiet, log=say)
+        )
     if not args.quiet:
         size = units.format_bytes(done.copied_bytes)
         if not args.raw:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rankscope import units
 from rankscope.cli.common import add_reading_options, add_run_argument, dask_cluster, read, use_tools
+from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
 
 EXAMPLES = """\
@@ -23,33 +24,19 @@ examples:
 The store is made beside the traces (RUN/.rankscope, FILE.rankscope) and can be deleted at any time.
 A second call reads only files that are new or changed.
 """
+_OPTIONS = """\
+-o, --output DIR  put the store in DIR (then DIR is the run)
+--rank N=FILE ...  FILE is of rank N, for files that do not contain their rank (may be repeated)
+-v, --verbose  also print what read each file: the part in C, or DuckDB
+--print-store  print only the path of the store (for `rankscope fetch`)
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Read raw traces once into a store that the other commands open quickly."
     parser.epilog = EXAMPLES
     add_run_argument(parser)
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="DIR", help="put the store in DIR (then DIR is the run)"
-    )
-    parser.add_argument(
-        "--rank",
-        action="append",
-        default=[],
-        metavar="N=FILE",
-        help="FILE is of rank N, for files that do not contain their rank (may be repeated)",
-    )
-    parser.add_argument(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="also print what read each file: the part in C, or DuckDB",
-    )
-    parser.add_argument(
-        "--print-store",
-        action="store_true",
-        help="print only the path of the store (for `rankscope fetch`)",
-    )
+    add_options(parser, _OPTIONS, output=Path, rank=[])
     add_reading_options(parser)
 
 

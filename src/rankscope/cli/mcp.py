@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+from rankscope.cli.options import add_options
 from rankscope.errors import MissingPackageError
 
 EXAMPLES = """\
@@ -18,6 +19,10 @@ examples:
 The assistant's program starts it and speaks MCP over stdin and stdout. It only reads; the store is made beside raw
 traces, as every command does. `rankscope skill` prints what the assistant is told.
 """
+_OPTIONS = """\
+[RUN ...]  a folder with one trace per rank, or a trace file
+--cache DIR  keep the store under DIR, not beside the traces
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -25,12 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "A Model Context Protocol server over stdio: every report, blame, diff and whatif as a tool."
     )
     parser.epilog = EXAMPLES
-    parser.add_argument(
-        "run", nargs="*", type=Path, metavar="RUN", help="a folder with one trace per rank, or a trace file"
-    )
-    parser.add_argument(
-        "--cache", type=Path, metavar="DIR", help="keep the store under DIR, not beside the traces"
-    )
+    add_options(parser, _OPTIONS, run=Path, cache=Path)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +26,8 @@ from rankscope.capture.rank import SINGLE, detect
 from rankscope.capture.run_folder import folder_of
 from rankscope.capture.selector import FORMS
 from rankscope.capture.summary import short_path
-from rankscope.cli.common import add_reading_options, show
+from rankscope.cli.common import add_reading_options, say, show_results
+from rankscope.cli.options import add_options
 from rankscope.cli.store_libraries import missing_libraries
 from rankscope.errors import ToolError, UsageError
 from rankscope.text.plain_table import plain_table
@@ -54,65 +54,33 @@ examples:
 """
 
 NAME_WIDTH = 60
+_OPTIONS = f"""\
+[RUN]  the run to choose from, or a run that this command made
+--top N  how many kernels (default: 3)
+--by {{time,calls}}  the costliest or the most frequent (default: time)
+--kernels FILE  read the list from FILE; needs no RUN and no libraries
+--kernels-out FILE  write the list to FILE
+-c, --launch-count N  launches of each (default: 5, fewer where ncu would have to profile hundreds)
+--runs N  run COMMAND at most this often, until every kernel is measured (default: 2)
+--set {{roofline,detailed,full}}  ncu's sections (default: roofline)
+--clock-control {{base,none}}  lock the clocks or not (default: lock them where the machine allows it)
+--ranks SEL  which ranks run under ncu: {FORMS} (default: 0)
+-o, --output DIR  the folder for the reports
+--tool-arg X ...  pass X to ncu unchanged: --tool-arg=-X
+-n, --dry-run  print the ncu command, and stop
+-f, --force  replace a folder that holds another run
+--format {{table,csv,json,markdown}}  of what ncu measured (default: table)
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "rankscope ncu [RUN] [options] [-- COMMAND...]"
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
-    add = parser.add_argument
-    add(
-        "run",
-        nargs="?",
-        type=Path,
-        metavar="RUN",
-        help="the run to choose from, or a run that this command made",
-    )
-    add("--top", type=int, default=3, metavar="N", help="how many kernels (default: 3)")
-    add(
-        "--by",
-        choices=["time", "calls"],
-        default="time",
-        help="the costliest or the most frequent (default: time)",
-    )
-    add("--kernels", type=Path, metavar="FILE", help="read the list from FILE; needs no RUN and no libraries")
-    add("--kernels-out", type=Path, metavar="FILE", help="write the list to FILE")
-    add(
-        "-c",
-        "--launch-count",
-        type=int,
-        metavar="N",
-        help="launches of each (default: 5, fewer where ncu would have to profile hundreds)",
-    )
-    add(
-        "--runs",
-        type=int,
-        default=2,
-        metavar="N",
-        help="run COMMAND at most this often, until every kernel is measured (default: 2)",
-    )
-    add(
-        "--set",
-        choices=["roofline", "detailed", "full"],
-        default="roofline",
-        help="ncu's sections (default: roofline)",
-    )
-    add(
-        "--clock-control",
-        choices=["base", "none"],
-        help="lock the clocks or not (default: lock them where the machine allows it)",
-    )
-    add("--ranks", default="0", metavar="SEL", help=f"which ranks run under ncu: {FORMS} (default: 0)")
-    add("-o", "--output", metavar="DIR", help="the folder for the reports")
-    add("--tool-arg", action="append", metavar="X", help="pass X to ncu unchanged: --tool-arg=-X")
-    add("-n", "--dry-run", action="store_true", help="print the ncu command, and stop")
-    add("-f", "--force", action="store_true", help="replace a folder that holds another run")
-    add(
-        "--format",
-        choices=("table", "csv", "json", "markdown"),
-        default="table",
-        help="of what ncu measured (default: table)",
-    )
+    defaults = {"by": "time", "set": "roofline", "ranks": "0", "format": "table"}
+    numbers = {name: {"type": int, "default": value} for name, value in (("top", 3), ("runs", 2))}
+    paths = dict.fromkeys(("run", "kernels", "kernels_out"), Path)
+    add_options(parser, _OPTIONS, launch_count=int, **defaults, **numbers, **paths)
     add_reading_options(parser)
 
 
@@ -125,7 +93,7 @@ def main(args: argparse.Namespace) -> int:
     listed = _chosen(args)
     if args.kernels_out is not None:
         write_kernels(args.kernels_out, listed, str(args.run or args.kernels))
-        print(f"Wrote {args.kernels_out}", file=sys.stderr)
+        say(f"Wrote {args.kernels_out}")
     if not args.command:
         _print_list(listed.kernels)
         return 0
@@ -234,7 +202,7 @@ def _until_measured(runs: NcuRuns, selection: Selection, code: int, args: argpar
 
 
 def _message(text: str) -> None:
-    print(f"rankscope: {text}", file=sys.stderr, flush=True)
+    say(f"rankscope: {text}")
 
 
 def _show(folder: Path, listed: KernelList, args: argparse.Namespace) -> int:
@@ -242,11 +210,10 @@ def _show(folder: Path, listed: KernelList, args: argparse.Namespace) -> int:
     _require_libraries("reading ncu's reports", f"rankscope ncu {folder}")
     from rankscope.analysis.efficiency.hot_kernels import hot_kernels_measured
     from rankscope.cli.common import open_run
-    from rankscope.views import render, terminal_width, use_color
 
     args.run = folder
     result = hot_kernels_measured(open_run(args), listed)
-    show(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout)))
+    show_results(result, args.format)
     return 0
 
 

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 Settings = dict[str, Any]
 """Keyword arguments of `add_argument`."""
-_ENTRY = re.compile(r"^(-.+?) {2,}(.+(?:\n +.+)*)", re.MULTILINE)
+_ENTRY = re.compile(r"^(\S.*?) {2,}(.+(?:\n +.+)*)", re.MULTILINE)
+_NARGS = {"": None, "[]": "?", " ...": "+", "[ ...]": "*"}
+"""Of an argument, by what stands around its name."""
 
 
 class Option(NamedTuple):
@@ -88,29 +90,44 @@ def option(*names: str, **settings: Any) -> Option:
     return Option(names, settings)
 
 
-def option_table(text: str, **settings: Settings) -> Iterator[Option]:
+def option_table(text: str, **settings: Any) -> Iterator[Option]:
     """Options from a table as --help prints it: `-o, --output DIR  the run folder`. An indented line goes on the last.
 
-    A name alone is a flag, {a,b} are choices, and `X ...` may be given several times. ``settings`` are more, by dest.
+    A name alone is a flag, {a,b} are choices, and `X ...` may be given several times. RUN is an argument, [RUN] may be
+    left out, `RUN ...` is at least one and [RUN ...] any number. ``settings`` are more, by dest: its type (something
+    to call), its default, or a dictionary of both and others.
     """
     for usage, help_text in _ENTRY.findall(text):
         *names, last = usage.split(", ")
         name, _, value = last.partition(" ")
         option = Option((*names, name), {"help": " ".join(help_text.split())})
-        if not value:
+        if not usage.startswith("-"):
+            metavar = usage.strip("[ .]")
+            option = Option((metavar.lower(),), {**option.settings, "metavar": metavar})
+            option.settings["nargs"] = _NARGS[usage.replace(metavar, "")]
+        elif not value:
             option.settings["action"] = "store_true"
         elif value.startswith("{"):
             option.settings["choices"] = value.strip("{}").split(",")
         else:
             option.settings["metavar"] = value.removesuffix(" ...")
             option.settings.update({"action": "append"} if value.endswith(" ...") else {})
-        option.settings.update(settings.get(option.dest, {}))
+        more = settings.get(option.dest, {})
+        if not isinstance(more, dict):
+            more = {"type" if callable(more) else "default": more}
+        option.settings.update(more)
         yield option
 
 
-def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
-    for option in options:
+def add_options(parser: argparse._ActionsContainer, text: str, **settings: Any) -> None:
+    """Add the options of a table to a parser, or to a group of it."""
+    for option in option_table(text, **settings):
         parser.add_argument(*option.names, **option.settings)
+
+
+def group(title: str, text: str, **settings: Any) -> Group:
+    """A group with the options of a table."""
+    return Group(title, tuple(option_table(text, **settings)))
 
 
 def add_groups(

@@ -16,7 +16,7 @@ from rankscope.capture.rank import detect, parse_identity
 from rankscope.capture.schedule import OnRequest, Schedule, TimeWindow, When, choose_when
 from rankscope.capture.selector import AUTO, AUTO_ALL, FORMS, parse_selector
 from rankscope.capture.wrapper import Output, check_program, is_in_front, is_selected, requested_signal
-from rankscope.cli.options import Group, Settings, ValueWithEquals, add_groups, option, option_table
+from rankscope.cli.options import Group, Settings, ValueWithEquals, add_groups, group, option, option_table
 from rankscope.cli.tool_options import TOOL_GROUPS, check_tool_options, nvtx_ranges, tool_request
 from rankscope.errors import UsageError
 
@@ -88,13 +88,13 @@ _TORCH = """\
 --tensorboard-dir DIR  write the traces there, under the names TensorBoard's plug-in expects
 """
 _COMMAND_HELP = "the training command, with its launcher if any"
-_NUMBERS = {field: {"type": int} for field in Schedule._fields}
+_NUMBERS = dict.fromkeys(Schedule._fields, int)
 _GROUPS = (
     Group(
         "what and where",
         (
             option("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=_COMMAND_HELP),
-            *option_table(_WHAT, tool={"default": "torch"}, stats={"action": ValueWithEquals}),
+            *option_table(_WHAT, tool="torch", stats={"action": ValueWithEquals}),
             # Set in the command that rankscope inserts into a launcher's: the process in front has named the job
             # and prints the summary.
             option("--inner", action="store_true", help=argparse.SUPPRESS),
@@ -102,14 +102,13 @@ _GROUPS = (
             option("--front", help=argparse.SUPPRESS),
         ),
     ),
-    Group(
+    group(
         "when (one of: a schedule, --steps, a time window, a signal)",
-        tuple(
-            option_table(_WHEN.format(Schedule(), FALLBACK_AFTER_S), **{"for": {"dest": "for_"}}, **_NUMBERS)
-        ),
+        _WHEN.format(Schedule(), FALLBACK_AFTER_S),
+        **{"for": {"dest": "for_"}, **_NUMBERS},
     ),
-    Group("telemetry while the job runs", tuple(option_table(_TELEMETRY))),
-    Group("what torch's profiler records", tuple(option_table(_TORCH))),
+    group("telemetry while the job runs", _TELEMETRY),
+    group("what torch's profiler records", _TORCH),
     *TOOL_GROUPS,
     Group(
         "the rank of this process, for unknown launchers (%q{VAR} works)",
@@ -128,7 +127,7 @@ class _HelpAll(argparse.Action):
 
 _HELP_ALL = "--help-all  every option: schedules, memory, nsys, ncu, unknown launchers"
 _MORE_SETTINGS = {"action": _HelpAll, "nargs": 0, "dest": argparse.SUPPRESS}
-_MORE = Group("more", tuple(option_table(_HELP_ALL, help_all=_MORE_SETTINGS)))
+_MORE = group("more", _HELP_ALL, help_all=_MORE_SETTINGS)
 # What --help shows; --help-all shows all options.
 MAIN_OPTIONS = frozenset(
     {

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
+from pathlib import Path
 
-from rankscope.cli.common import (
-    add_clocks,
-    add_reading_options,
-    add_run_argument,
-    open_run,
-    positive,
-    say,
-    show,
-)
+from rankscope.cli import common
+from rankscope.cli.options import add_options
 
 EXAMPLES = """\
 examples:
@@ -25,43 +18,37 @@ Times are nanoseconds from the run's start. The SQL is DuckDB's. The run is read
 docs/store.md describes every table and column.
 """
 _MOST_ROWS = 1_000_000
+_OPTIONS = f"""\
+RUN  a folder with one trace per rank, or a trace file
+[SQL]  one SELECT statement
+--format {{table,csv,json}}  default: table
+--rows N  at most N rows; a line on stderr says when there are more (default: {_MOST_ROWS:,})
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Query the run in SQL. Without SQL: print the tables and their columns."
     parser.epilog = EXAMPLES
-    add_run_argument(parser, several=False)
-    parser.add_argument("sql", nargs="?", metavar="SQL", help="one SELECT statement")
-    parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="default: table")
-    parser.add_argument(
-        "--rows",
-        type=positive,
-        default=_MOST_ROWS,
-        metavar="N",
-        help=f"at most N rows; a line on stderr says when there are more (default: {_MOST_ROWS:,})",
-    )
-    add_clocks(parser)
-    add_reading_options(parser)
+    rows = {"type": common.positive, "default": _MOST_ROWS}
+    add_options(parser, _OPTIONS, run=Path, format="table", rows=rows)
+    common.add_clocks(parser)
+    common.add_reading_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     from rankscope.analysis.core.result import query_result
-    from rankscope.text.run_words import RunWords, shell_words
     from rankscope.timeline.sql_views import VIEWS, describe
-    from rankscope.views import render, terminal_width, use_color
-    from rankscope.views.envelope import Question
 
     if args.sql is None:
         for view in VIEWS:
             print(f"{view.name}: {view.help}")
             print("  " + ", ".join(field.name for field in describe(view)))
         return 0
-    names, rows, more = open_run(args).query(args.sql, args.rows)
+    names, rows, more = common.open_run(args).query(args.sql, args.rows)
     result = query_result(names, rows, more)
-    question = Question({"RUN": RunWords(shell_words([args.run]))})
-    show(render(result, args.format, terminal_width(sys.stdout), use_color(sys.stdout), question=question))
+    common.show_results(result, args.format, common.question_of(args))
     if more:
-        say(
+        common.say(
             f"rankscope: only the first {args.rows:,} rows are shown\n  The query gives more.\n  All of them: --rows N"
         )
     return 0

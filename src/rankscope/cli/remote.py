@@ -25,6 +25,8 @@ from rankscope.remote.ssh import (
 )
 from rankscope.remote.tunnel import Tunnel, check_one_machine, free_port, local_url, viewer_command
 
+WATCHED_RUN = "RUN  the run folder of a job that was started with --watch; or ssh://host/path\n"
+
 
 def path_or_remote(text: str) -> Path | str:
     """A path here, or ssh://… unchanged (a Path would lose one of its slashes)."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rankscope import units
 from rankscope.cli import common
+from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
 from rankscope.text.run_words import shell_word, shell_words
 
@@ -23,30 +24,19 @@ examples:
 The file is complete: it loads nothing from the network, and names from traces are shown as text only.
 """
 ENDINGS = {"html": ".html", "markdown": ".md"}
+_OPTIONS = """\
+RUN ...  a folder with one trace per rank, or a trace file; with two, BASE and NEW
+-o, --output FILE  where to (default: RUN-report.html here; - prints it)
+--format {html,markdown}  default: by the file name's ending, else html
+--open  open it in the browser
+-f, --force  overwrite an existing file
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "One file to mail: findings, charts, tables, and how each number is computed."
     parser.epilog = EXAMPLES
-    parser.add_argument(
-        "run",
-        nargs="+",
-        type=Path,
-        metavar="RUN",
-        help="a folder with one trace per rank, or a trace file; with two, BASE and NEW",
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="where to (default: RUN-report.html here; - prints it)",
-    )
-    parser.add_argument(
-        "--format", choices=tuple(ENDINGS), help="default: by the file name's ending, else html"
-    )
-    parser.add_argument("--open", action="store_true", help="open it in the browser")
-    parser.add_argument("-f", "--force", action="store_true", help="overwrite an existing file")
+    add_options(parser, _OPTIONS, run=Path, output=Path)
     common.add_scope_options(parser)
     common.add_from_events(parser)
     common.add_reading_options(parser)
@@ -70,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
     target = args.output or Path(f"{common.run_name(subject)}-report{ENDINGS[format]}")
     if not printed:
         common.check_target(target, args.force)
-    run, scope = common.open_part(_naming(args, subject))
+    run, scope = common.open_part(args, path=subject)
     request = Request(
         run,
         scope,
@@ -81,7 +71,7 @@ def main(args: argparse.Namespace) -> int:
     )
     compared = None
     if len(args.run) == 2:
-        base = common.open_run(_naming(args, args.run[0]))
+        base = common.open_run(args, args.run[0])
         request = replace(request, base=shell_word(str(args.run[0])), base_run=base)
         compared = diff(base, run, scope)
     content = build(request, compared)
@@ -95,8 +85,3 @@ def main(args: argparse.Namespace) -> int:
     if args.open:
         webbrowser.open(target.resolve().as_uri())
     return 0
-
-
-def _naming(args: argparse.Namespace, path: Path) -> argparse.Namespace:
-    """The arguments with one of their runs alone."""
-    return argparse.Namespace(**{**vars(args), "run": path})

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from rankscope.cli.common import check_target
+from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
 
 EXAMPLES = """\
@@ -19,6 +20,10 @@ printed. Variables, output and the command line's secrets are removed, and the n
 The data that rankscope reads is not changed; a rank that only the variables contain is added to the new file's name.
 A .nsys-rep cannot be changed: export it, scrub the export, and do not share the report.
 """
+_OPTIONS = """\
+-o, --output FILE  where to (default: REPORT.scrubbed.sqlite)
+-f, --force  overwrite existing files
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -27,10 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EXAMPLES
     parser.add_argument("reports", nargs="+", type=Path, metavar="REPORT.sqlite", help="nsys exports")
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="where to (default: REPORT.scrubbed.sqlite)"
-    )
-    parser.add_argument("-f", "--force", action="store_true", help="overwrite existing files")
+    add_options(parser, _OPTIONS, output=Path)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -45,12 +47,8 @@ def main(args: argparse.Namespace) -> int:
         check_target(target, args.force)
     for report, target in targets.items():
         done = scrub(report, target)
-        counts = (
-            (done.variables, "variable"),
-            (done.outputs, "printed text"),
-            (done.arguments, "secret argument"),
-        )
-        removed = [f"{number} {noun}{'s' if number > 1 else ''}" for number, noun in counts if number]
+        counts = {"variable": done.variables, "printed text": done.outputs, "secret argument": done.arguments}
+        removed = [f"{number} {noun}{'s' * (number > 1)}" for noun, number in counts.items() if number]
         outcome = f"{', '.join(removed)} removed" if removed else "no variables were recorded"
         print(f"Wrote {target} ({outcome})")
     return 0

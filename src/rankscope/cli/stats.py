@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.cli import common
 from rankscope.cli.help_text import wrapped
+from rankscope.cli.options import add_options
 from rankscope.errors import NotATraceError, UsageError
 from rankscope.text.spelling import did_you_mean
 
@@ -34,6 +35,22 @@ DEFAULT_ROWS = 20
 # Derived from the other reports, so not part of 'all'.
 GATHERED = ("summary", "findings")
 SUMMARY = (("summary", None), ("kernels", 10))
+_WHICH = """\
+-r, --report NAME,…  which reports: names, all, or list to print the names; or an evidence id of a JSON answer, for its
+    rows (default: the summary)
+--by KEY  rows by rank, node, group (of tensor, pipeline or data parallelism), shape, op, module, source or kernel,
+    where the report supports it
+"""
+_HOW = """\
+--compat PEER  figures by another tool's definitions: hta, tracelens, nsys (-r list prints their reports)
+--top N  rows shown, or all (default: 20 in tables, all in csv and json)
+--format {table,csv,json,markdown}  default: table
+--prefer {torch,nsys}  which file to use for a rank that both tools recorded (default: torch; nsys with --compat nsys)
+--comm-pattern REGEX ...  count kernels whose name matches as communication too (may be repeated)
+"""
+_BASELINE = """\
+--baseline FILE  compare collectives with the results of `rankscope bench collectives --json` or nccl-tests
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,57 +59,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EXAMPLES
     common.add_run_argument(parser)
-    parser.add_argument(
-        "-r",
-        "--report",
-        metavar="NAME,…",
-        help="which reports: names, all, or list to print the names; or an evidence id of a JSON answer, for its rows "
-        "(default: the summary)",
-    )
-    parser.add_argument(
-        "--by",
-        metavar="KEY",
-        help="rows by rank, node, group (of tensor, pipeline or data parallelism), shape, op, module, source or "
-        "kernel, where the report supports it",
-    )
+    add_options(parser, _WHICH)
     common.add_scope_options(parser)
-    parser.add_argument(
-        "--compat",
-        metavar="PEER",
-        help="figures by another tool's definitions: hta, tracelens, nsys (-r list prints their reports)",
-    )
-    parser.add_argument(
-        "--top", metavar="N", help="rows shown, or all (default: 20 in tables, all in csv and json)"
-    )
-    parser.add_argument(
-        "--format", choices=("table", "csv", "json", "markdown"), default="table", help="default: table"
-    )
-    parser.add_argument(
-        "--prefer",
-        choices=("torch", "nsys"),
-        help="which file to use for a rank that both tools recorded (default: torch; nsys with --compat nsys)",
-    )
-    parser.add_argument(
-        "--comm-pattern",
-        action="append",
-        default=[],
-        metavar="REGEX",
-        help="count kernels whose name matches as communication too (may be repeated)",
-    )
+    add_options(parser, _HOW, format="table", comm_pattern=[])
     common.add_clocks(parser)
-    parser.add_argument(
-        "--baseline",
-        type=Path,
-        metavar="FILE",
-        help="compare collectives with the results of `rankscope bench collectives --json` or nccl-tests",
-    )
+    add_options(parser, _BASELINE, baseline=Path)
     common.add_fail_on(parser)
     common.add_from_events(parser)
-    parser.add_argument(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="also print what was read: rollups, or the events of which ranks and why",
+    add_options(
+        parser, "-v, --verbose  also print what was read: rollups, or the events of which ranks and why"
     )
     common.add_ceiling_options(parser)
     common.add_reading_options(parser)
@@ -104,7 +79,6 @@ def main(args: argparse.Namespace) -> int:
     from rankscope.analysis.core.scope import Scope
     from rankscope.analysis.within_rank.event_tables import top_kernels
     from rankscope.text.run_words import RunWords, shell_words
-    from rankscope.views import render, terminal_width, use_color
     from rankscope.views.commands import result_with_paths
     from rankscope.views.envelope import Question
 
@@ -118,27 +92,25 @@ def main(args: argparse.Namespace) -> int:
     scope = common.scope_of(args)
     prefer = {"torch": "kineto", "nsys": "nsys", None: "nsys" if args.compat == "nsys" else ""}[args.prefer]
     try:
-        run = common.open_run(args, tuple(_pattern(text) for text in args.comm_pattern), prefer)
+        run = common.open_run(args, None, tuple(map(_pattern, args.comm_pattern)), prefer)
     except NotATraceError:
         if not _is_watched(args.run):
             raise
         return _telemetry_alone(args, wanted, scope)
     scope.check(run)
-    width, color = terminal_width(sys.stdout), use_color(sys.stdout)
     named = {"RUN": RunWords(shell_words(args.run), common.window_words(args))}
     if args.report is None and args.compat is None and args.format == "table":
         shown = dict(wanted)
         results = [reports["summary"].analyse(run, scope, None).head(shown["summary"])]
         kernels = top_kernels(run, scope.in_run(run)).head(shown["kernels"])
-        output = _screen(named, run, scope, results[0], kernels, width, color)
+        common.show(_screen(named, run, scope, results[0], kernels))
     else:
         results = [_answer(name, reports, run, scope, args.by).head(rows) for name, rows in wanted]
         printed = results
         if args.format != "json":
             printed = [result_with_paths(result, named) for result in results]
         question = Question(named, whole_run=scope == Scope(machine=scope.machine))
-        output = render(printed, args.format, width, color, not args.compat, question)
-    common.show(output)
+        common.show_results(printed, args.format, question, quote_formulas=not args.compat)
     if args.verbose:
         from rankscope.analysis.core.rollups import rollup_use
 
@@ -173,7 +145,6 @@ def _telemetry_alone(args: argparse.Namespace, wanted: list[tuple[str, int | Non
     from rankscope.analysis.health.hang import hang_in
     from rankscope.analysis.health.telemetry import telemetry_in
     from rankscope.text.run_words import RunWords, shell_words
-    from rankscope.views import render, terminal_width, use_color
     from rankscope.views.envelope import Question
 
     able = {"telemetry": telemetry_in, "hang": hang_in}
@@ -190,25 +161,22 @@ def _telemetry_alone(args: argparse.Namespace, wanted: list[tuple[str, int | Non
             )
     results = [able[name](args.run[0], scope.ranks).head(rows) for name, rows in wanted]
     shown = [result for result in results if result.rows] or results
-    question = Question({"RUN": RunWords(shell_words(args.run))})
-    width, color = terminal_width(sys.stdout), use_color(sys.stdout)
-    common.show(render(shown, args.format, width, color, question=question))
+    common.show_results(shown, args.format, Question({"RUN": RunWords(shell_words(args.run))}))
     return common.exit_code(args.fail_on, results, results if asked_by_name else ())
 
 
-def _screen(
-    named: Runs, run: Run, scope: Scope, summary: Result, kernels: Result, width: int, color: bool
-) -> str:
+def _screen(named: Runs, run: Run, scope: Scope, summary: Result, kernels: Result) -> str:
     from rankscope.analysis.findings import collect
     from rankscope.analysis.health.doubts import doubts
     from rankscope.analysis.summary import subject
+    from rankscope.views import terminal_width, use_color
     from rankscope.views.commands import finding_with_paths
     from rankscope.views.summary import Screen, screen
 
     findings = [finding_with_paths(finding, named) for finding in collect(run, scope)]
     about = subject(run, scope, summary)
     content = Screen(named["RUN"].path, about, summary, kernels, findings, doubts(run, scope))
-    return screen(content, width, color)
+    return screen(content, terminal_width(sys.stdout), use_color(sys.stdout))
 
 
 def _reports(peer: str | None) -> dict[str, Report]:

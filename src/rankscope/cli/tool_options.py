@@ -7,7 +7,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from rankscope.capture.schedule import OnSignal, Schedule, TimeWindow, When
-from rankscope.cli.options import Group, OnOff, option_table
+from rankscope.cli.options import OnOff, group
 from rankscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,24 +76,17 @@ _NCU = """\
 --clock-control {base,none}  lock the clocks or not (default: lock them where the machine allows it)
 --ncu PATH  where ncu is, when it is not on PATH
 """
-_NUMBER, _ON_OFF = {"type": int}, {"action": OnOff}
+_ON_OFF = {"action": OnOff}
 TOOL_GROUPS = (
-    Group(
+    group(
         "--tool nsys, with nsys's option names (docs/nsight.md)",
-        tuple(
-            option_table(
-                _NSYS,
-                gpu_metrics_devices={"dest": "gpu_metrics_device"},
-                cuda_memory_usage=_ON_OFF,
-                nic_metrics=_ON_OFF,
-                show_output={**_ON_OFF, "default": None},
-            )
-        ),
+        _NSYS,
+        gpu_metrics_devices={"dest": "gpu_metrics_device"},
+        cuda_memory_usage=_ON_OFF,
+        nic_metrics=_ON_OFF,
+        show_output={**_ON_OFF, "default": None},
     ),
-    Group(
-        "--tool ncu, with ncu's option names",
-        tuple(option_table(_NCU, launch_count=_NUMBER, launch_skip=_NUMBER)),
-    ),
+    group("--tool ncu, with ncu's option names", _NCU, launch_count=int, launch_skip=int),
 )
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from rankscope import units
 from rankscope.cli import common
+from rankscope.cli.options import add_options
 from rankscope.cli.remote import path_or_remote, stopped_by_signals, view_remote
 from rankscope.errors import MissingPackageError, RankscopeError, StoreError, UsageError
 from rankscope.host import user_name
@@ -40,6 +41,22 @@ S = TypeVar("S")
 _SERVER_PACKAGES = ("starlette", "uvicorn")
 _LAST_PORT = 65535
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_WHERE = """\
+RUN  a folder with one trace per rank, or a trace file; ssh://host/path for one on another machine
+[OTHER]  a second run, on the same axis, with what changed
+--host ADDRESS  listen here (default: 127.0.0.1)
+--port N  default: a free one
+--perfetto  serve the run to ui.perfetto.dev instead (on port 9001, the one that page uses)
+"""
+_PERFETTO = """\
+--no-args  without the events' arguments, which are two thirds of the trace
+--trace-processor PATH  let Perfetto's trace_processor hold the trace, at any size (default: the one on PATH, if the
+    trace is too large for a browser)
+"""
+_PAGE = """\
+--at LINK  open at this place: the `link` of a finding in a JSON answer, such as '#v=1&finding=2'
+--no-open  do not start a browser
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -47,48 +64,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "All ranks on one axis in the browser. Raw traces are read first, once; the page shows the progress."
     )
     parser.epilog = EXAMPLES
-    parser.add_argument(
-        "run",
-        type=path_or_remote,
-        metavar="RUN",
-        help="a folder with one trace per rank, or a trace file; ssh://host/path for one on another machine",
-    )
-    parser.add_argument(
-        "other",
-        nargs="?",
-        type=path_or_remote,
-        metavar="OTHER",
-        help="a second run, on the same axis, with what changed",
-    )
-    parser.add_argument(
-        "--host", default="127.0.0.1", metavar="ADDRESS", help="listen here (default: 127.0.0.1)"
-    )
-    parser.add_argument("--port", type=_port, default=0, metavar="N", help="default: a free one")
-    parser.add_argument(
-        "--perfetto",
-        action="store_true",
-        help="serve the run to ui.perfetto.dev instead (on port 9001, the one that page uses)",
-    )
+    port = {"type": _port, "default": 0}
+    add_options(parser, _WHERE, run=path_or_remote, other=path_or_remote, host="127.0.0.1", port=port)
     perfetto = parser.add_argument_group("with --perfetto")
     common.add_part_options(perfetto, "the whole file")
-    perfetto.add_argument(
-        "--no-args",
-        action="store_true",
-        help="without the events' arguments, which are two thirds of the trace",
-    )
-    perfetto.add_argument(
-        "--trace-processor",
-        metavar="PATH",
-        help="let Perfetto's trace_processor hold the trace, at any size (default: the one on PATH, if the trace "
-        "is too large for a browser)",
-    )
-    parser.add_argument(
-        "--at",
-        default="",
-        metavar="LINK",
-        help="open at this place: the `link` of a finding in a JSON answer, such as '#v=1&finding=2'",
-    )
-    parser.add_argument("--no-open", action="store_true", help="do not start a browser")
+    add_options(perfetto, _PERFETTO)
+    add_options(parser, _PAGE, at="")
     # Set by `view ssh://` for the viewer over there: it is seen through a tunnel from port N, and ends with stdin.
     parser.add_argument("--tunnel", type=int, metavar="N", help=argparse.SUPPRESS)
     common.add_remote_options(parser, "ssh://host/path")

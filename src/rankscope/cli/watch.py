@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rankscope import units
 from rankscope.cli.common import add_remote_options, positive
 from rankscope.cli.options import add_options, option_table
-from rankscope.cli.remote import path_or_remote, run_there, stopped_by_signals
+from rankscope.cli.remote import WATCHED_RUN, path_or_remote, run_there, stopped_by_signals
 from rankscope.errors import UsageError
 from rankscope.text.visible_text import unchecked
 
@@ -53,21 +53,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "on any machine that sees the run folder; the job notices nothing."
     )
     parser.epilog = EXAMPLES
-    parser.add_argument(
-        "run",
-        type=path_or_remote,
-        metavar="RUN",
-        help="the run folder of a job that was started with --watch; or ssh://host/path",
-    )
-    options = option_table(
-        _OPTIONS,
-        every={"default": "1s"},
-        format={"default": "text"},
-        prometheus={"type": Path},
-        auto_capture={"type": positive},
-        auto_capture_every={"default": "1h"},
-    )
-    add_options(parser, options)
+    add_options(parser, WATCHED_RUN, run=path_or_remote)
+    defaults = {"every": "1s", "format": "text", "auto_capture_every": "1h"}
+    add_options(parser, _OPTIONS, prometheus=Path, auto_capture=positive, **defaults)
     add_remote_options(parser, "ssh://host/path")
 
 

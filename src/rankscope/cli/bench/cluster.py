@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankscope.cli.bench.synthetic import Progress, add_clocks, number
+from rankscope.cli.bench.synthetic import CLOCKS, Progress, number
+from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
 from rankscope.ranges import numbers_in, parse_ranges
 from rankscope.units import format_bytes, parse_count
@@ -24,6 +25,22 @@ examples:
   rankscope bench cluster --data 16 --tensor 8 --fault throttle:node5:6 -o run
       the GPUs of the sixth node are slow: 6 ms in every step
 """
+_SIZE = """\
+--data N  data-parallel ranks (default 4)
+--tensor N  tensor-parallel ranks (default 1)
+--pipeline N  pipeline stages (default 1)
+--events N  at least so many a rank (default 20k)
+--steps N  training steps (default 6)
+--layers N  layers of each stage (default 8)
+--micro-batches N  of a step, where there are stages (default 4)
+--node N  ranks of a node (default 8)
+"""
+_PLANTED = f"""\
+--seed N  same seed, same bytes (default 0)
+{CLOCKS}\
+--fault KIND:RANKS:MS ...  these ranks are slower by MS in every step; KIND is compute, throttle, host, gc, contention,
+    checkpoint, copy, dataloader or link; RANKS is 5, 8-15 or node3; may be repeated
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -32,31 +49,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "DIR/truth.json states layout, clocks and faults."
     )
     parser.epilog = EPILOG
-    size = parser.add_argument_group("size")
-    size.add_argument("--data", metavar="N", default="4", help="data-parallel ranks (default 4)")
-    size.add_argument("--tensor", metavar="N", default="1", help="tensor-parallel ranks (default 1)")
-    size.add_argument("--pipeline", metavar="N", default="1", help="pipeline stages (default 1)")
-    size.add_argument("--events", metavar="N", default="20k", help="at least so many a rank (default 20k)")
-    size.add_argument("--steps", metavar="N", default="6", help="training steps (default 6)")
-    size.add_argument("--layers", metavar="N", default="8", help="layers of each stage (default 8)")
-    size.add_argument(
-        "--micro-batches", metavar="N", default="4", help="of a step, where there are stages (default 4)"
-    )
-    size.add_argument("--node", metavar="N", default="8", help="ranks of a node (default 8)")
-    parser.add_argument(
-        "-o", "--output", metavar="DIR", type=Path, help="where to write; new or empty; required"
-    )
+    groups = {"data": "4", "tensor": "1", "pipeline": "1", "node": "8"}
+    work = {"events": "20k", "steps": "6", "layers": "8", "micro_batches": "4"}
+    add_options(parser.add_argument_group("size"), _SIZE, **groups, **work)
+    add_options(parser, "-o, --output DIR  where to write; new or empty; required", output=Path)
     planted = parser.add_argument_group("planted")
-    planted.add_argument("--seed", metavar="N", default="0", help="same seed, same bytes (default 0)")
-    add_clocks(planted)
-    planted.add_argument(
-        "--fault",
-        metavar="KIND:RANKS:MS",
-        action="append",
-        default=[],
-        help="these ranks are slower by MS in every step; KIND is compute, throttle, host, gc, contention, "
-        "checkpoint, copy, dataloader or link; RANKS is 5, 8-15 or node3; may be repeated",
-    )
+    add_options(planted, _PLANTED, seed="0", offset="0", drift="0", fault=[])
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,9 +8,11 @@ import os
 import sys
 
 from rankscope.bench.collectives import DTYPES, KINDS, parse_kinds
-from rankscope.bench.ranks.world import BACKENDS, DEVICES, require_torch
+from rankscope.bench.ranks.world import require_torch
 from rankscope.capture.rank import detect
-from rankscope.cli.bench.seqpar import positive, words_of
+from rankscope.cli.bench.seqpar import NPROC, WHERE, words_of
+from rankscope.cli.common import positive
+from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
 from rankscope.units import parse_power_bytes
 
@@ -27,33 +29,25 @@ examples:
   mpiexec -n 16 rankscope bench collectives -k all_reduce,all_gather -d bfloat16
   srun -n 8 rankscope bench collectives --json > collectives.json
 """
+_OPTIONS = f"""\
+-k, --kinds NAME,…  which (default: all): {", ".join(KINDS)}
+-b, --begin BYTES  smallest size; K, M, G are powers of 2 (default: 1K)
+-e, --end BYTES  largest size (default: 256M, on a CPU 16M)
+-f, --factor N  from one size to the next (default: 4)
+-d, --dtype {{{",".join(DTYPES)}}}  default: {DTYPES[0]}
+-n, --iterations N  timed, of each size (default: 20)
+-w, --warmup N  before them (default: 5)
+{NPROC}{WHERE}\
+--json  the rows as JSON on stdout
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
-    add = parser.add_argument
-    add("-k", "--kinds", metavar="NAME,…", help=f"which (default: all): {', '.join(KINDS)}")
-    add(
-        "-b",
-        "--begin",
-        metavar="BYTES",
-        default="1K",
-        help="smallest size; K, M, G are powers of 2 (default: 1K)",
-    )
-    add("-e", "--end", metavar="BYTES", help="largest size (default: 256M, on a CPU 16M)")
-    add(
-        "-f", "--factor", type=positive, default=4, metavar="N", help="from one size to the next (default: 4)"
-    )
-    add("-d", "--dtype", choices=DTYPES, default=DTYPES[0], help=f"default: {DTYPES[0]}")
-    add(
-        "-n", "--iterations", type=positive, default=20, metavar="N", help="timed, of each size (default: 20)"
-    )
-    add("-w", "--warmup", type=int, default=5, metavar="N", help="before them (default: 5)")
-    add("--nproc", type=positive, metavar="N", help="start N ranks here (not under a launcher)")
-    add("--backend", choices=BACKENDS, help="default: the device's own (nccl, xccl; gloo on a CPU)")
-    add("--device", choices=DEVICES, help="default: a GPU where there is one")
-    add("--json", action="store_true", help="the rows as JSON on stdout")
+    counts = {"factor": {"type": positive, "default": 4}, "iterations": {"type": positive, "default": 20}}
+    warmup = {"type": int, "default": 5}
+    add_options(parser, _OPTIONS, begin="1K", dtype=DTYPES[0], warmup=warmup, nproc=positive, **counts)
 
 
 def run(args: argparse.Namespace) -> int:

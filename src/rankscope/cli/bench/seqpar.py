@@ -10,16 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rankscope.bench.ranks.world import BACKENDS, DEVICES, require_torch
-from rankscope.bench.seqpar.config import (
-    CPU_SIZES,
-    DEFAULT_CHUNKS,
-    GPU_SIZES,
-    PARTS,
-    PRECISIONS,
-    Config,
-)
+from rankscope.bench.seqpar.config import CPU_SIZES, DEFAULT_CHUNKS, GPU_SIZES, PARTS, PRECISIONS, Config
 from rankscope.bench.seqpar.report_text import report_text
 from rankscope.capture.rank import detect
+from rankscope.cli.common import positive
+from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
 
 DESCRIPTION = """\
@@ -43,59 +38,47 @@ examples:
   rankscope profile --tool ncu -c cudaProfilerApi rankscope bench seqpar --range matmul1
       measures only the kernels of matmul1, in one extra iteration
 """
+NPROC = "--nproc N  start N ranks here (not under a launcher)\n"
+WHERE = f"""\
+--backend {{{",".join(BACKENDS)}}}  default: the device's own (nccl, xccl; gloo on a CPU)
+--device {{{",".join(DEVICES)}}}  default: a GPU where there is one
+"""
+_SIZES = f"""\
+-s, --sequence S  sequence length (default: {GPU_SIZES[0]}, on a CPU {CPU_SIZES[0]})
+-d, --hidden H  hidden size (default: {GPU_SIZES[1]}, on a CPU {CPU_SIZES[1]})
+-p, --precision {{{",".join(PRECISIONS)}}}  default: float32
+{NPROC}\
+"""
+_RUNNING = f"""\
+-it, --iterations N  timed iterations (default: 18)
+-wit, --warmup N  iterations before them (default: 10)
+--overlap  also run the overlapped form, in chunks
+--chunks N  how many chunks (default: {DEFAULT_CHUNKS})
+"""
+_PROFILING = f"""\
+--profile  capture every rank with torch's profiler
+--range PART  open a CUDA profiler range around this part, for nsys and ncu -c cudaProfilerApi: {", ".join(PARTS)}
+-o, --output DIR  the run folder (default: rankscope-seqpar-JOB)
+-f, --force  replace a run folder that holds another run
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
-    add = parser.add_argument
-    add(
-        "-s",
-        "--sequence",
-        type=positive,
-        metavar="S",
-        help=f"sequence length (default: {GPU_SIZES[0]}, on a CPU {CPU_SIZES[0]})",
+    add_options(
+        parser, _SIZES, **dict.fromkeys(("sequence", "hidden", "nproc"), positive), precision=PRECISIONS[0]
     )
-    add(
-        "-d",
-        "--hidden",
-        type=positive,
-        metavar="H",
-        help=f"hidden size (default: {GPU_SIZES[1]}, on a CPU {CPU_SIZES[1]})",
-    )
-    add("-p", "--precision", choices=PRECISIONS, default=PRECISIONS[0], help="default: float32")
-    add("--nproc", type=positive, metavar="N", help="start N ranks here (not under a launcher)")
     add_run_options(parser)
-    add("--json", action="store_true", help="the report as JSON on stdout")
+    add_options(parser, "--json  the report as JSON on stdout")
     group = parser.add_argument_group("profiling (extra iterations, after the timed ones)")
-    group.add_argument("--profile", action="store_true", help="capture every rank with torch's profiler")
-    group.add_argument(
-        "--range",
-        choices=PARTS,
-        metavar="PART",
-        help=f"open a CUDA profiler range around this part, for nsys and ncu -c cudaProfilerApi: {', '.join(PARTS)}",
-    )
-    group.add_argument("-o", "--output", metavar="DIR", help="the run folder (default: rankscope-seqpar-JOB)")
-    group.add_argument(
-        "-f", "--force", action="store_true", help="replace a run folder that holds another run"
-    )
+    add_options(group, _PROFILING, range={"choices": PARTS})
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """The options that seqpar and sweep share, apart from the sizes."""
-    add = parser.add_argument
-    add("-it", "--iterations", type=positive, default=18, metavar="N", help="timed iterations (default: 18)")
-    add("-wit", "--warmup", type=int, default=10, metavar="N", help="iterations before them (default: 10)")
-    add("--overlap", action="store_true", help="also run the overlapped form, in chunks")
-    add("--chunks", type=positive, metavar="N", help=f"how many chunks (default: {DEFAULT_CHUNKS})")
-    add("--backend", choices=BACKENDS, help="default: the device's own (nccl, xccl; gloo on a CPU)")
-    add("--device", choices=DEVICES, help="default: a GPU where there is one")
-
-
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a positive number")
-    return int(text)
+    iterations, warmup = {"type": positive, "default": 18}, {"type": int, "default": 10}
+    add_options(parser, _RUNNING + WHERE, iterations=iterations, warmup=warmup, chunks=positive)
 
 
 def run(args: argparse.Namespace) -> int:

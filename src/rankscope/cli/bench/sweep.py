@@ -27,10 +27,11 @@ from rankscope.bench.sweep import (
     table_text,
     write_report,
 )
-from rankscope.cli.bench.seqpar import add_run_options, positive, run_words
-from rankscope.cli.common import check_target
+from rankscope.cli.bench.seqpar import add_run_options, run_words
+from rankscope.cli.common import check_target, positive
 from rankscope.cli.job.batch import deliver
 from rankscope.cli.job.options import add_job_options
+from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
 from rankscope.jobs.batch import SCHEDULERS, make_spec
 from rankscope.jobs.spec import RUN, parse_count
@@ -55,47 +56,33 @@ examples:
 """
 
 _FORMATS: dict[str, Callable[[list[Row]], str]] = {"table": table_text, "csv": csv_text, "json": json_text}
+_GRID = """\
+-s, --sequence S,…  sequence lengths
+-d, --hidden H,…  hidden sizes
+-p, --precision P,…  float32, bfloat16 or both (default: float32)
+--nproc N,…  ranks on this machine (default: 1)
+"""
+_RESULTS = f"""\
+--format {{{",".join(_FORMATS)}}}  default: table
+--chart FILE  also write chart data: .json (Vega-Lite) or .csv
+-f, --force  replace existing files
+--read DIR  run nothing: show the results of an earlier sweep in DIR
+-o, --output DIR  where the results go: point-001.json, and point-001 for a profile
+--profile OPTIONS  `rankscope profile` around each point, one run folder a point; --profile='--tool nsys --ranks all'
+    gives it options
+--job {{{",".join(SCHEDULERS)}}}  one job that runs the whole grid
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
-    add = parser.add_argument
-    add("-s", "--sequence", type=_list_of(positive), default=[], metavar="S,…", help="sequence lengths")
-    add("-d", "--hidden", type=_list_of(positive), default=[], metavar="H,…", help="hidden sizes")
-    add(
-        "-p",
-        "--precision",
-        type=_list_of(_precision),
-        default=[PRECISIONS[0]],
-        metavar="P,…",
-        help="float32, bfloat16 or both (default: float32)",
-    )
-    add("--nproc", type=_list_of(positive), metavar="N,…", help="ranks on this machine (default: 1)")
+    numbers = _list_of(positive)
+    sizes = {name: {"type": numbers, "default": []} for name in ("sequence", "hidden")}
+    precision = {"type": _list_of(_precision), "default": [PRECISIONS[0]]}
+    add_options(parser, _GRID, **sizes, precision=precision, nproc=numbers)
     add_run_options(parser)
-    add("--format", choices=list(_FORMATS), default="table", help="default: table")
-    add("--chart", type=Path, metavar="FILE", help="also write chart data: .json (Vega-Lite) or .csv")
-    add("-f", "--force", action="store_true", help="replace existing files")
-    add("--read", type=Path, metavar="DIR", help="run nothing: show the results of an earlier sweep in DIR")
-    add(
-        "-o",
-        "--output",
-        metavar="DIR",
-        help="where the results go: point-001.json, and point-001 for a profile",
-    )
-    add(
-        "--profile",
-        nargs="?",
-        const="",
-        metavar="OPTIONS",
-        help="`rankscope profile` around each point, one run folder a point; "
-        "--profile='--tool nsys --ranks all' gives it options",
-    )
-    _add_job_options(parser)
-
-
-def _add_job_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--job", choices=list(SCHEDULERS), help="one job that runs the whole grid")
+    add_options(parser, _RESULTS, format="table", chart=Path, read=Path, profile={"nargs": "?", "const": ""})
     nodes = {"help": "with --job: numbers of nodes (default: 1)", "metavar": "N,…"}
     add_job_options(parser, "slurm", {"nodes": nodes})
     parser.set_defaults(dry_run=False, quiet=False)

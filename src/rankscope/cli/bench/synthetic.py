@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
 from rankscope.ranges import numbers_in, parse_ranges
 from rankscope.text.visible_text import unchecked
@@ -34,6 +35,34 @@ examples:
       the file of rank 1 ends inside an event, that of rank 0 has NaNs
   rankscope bench synthetic --defect list
 """
+CLOCKS = """\
+--offset MS  clocks differ from rank 0's by up to MS
+--drift PPM  clocks drift against rank 0's by up to PPM
+"""
+_SIZE = """\
+--ranks N  how many ranks, one file each
+--events N  events in each file, exactly; 1e6 and 250k work
+--steps N  training steps in each file (default 6)
+--with-stack  add Python frames
+"""
+_OUTPUT = """\
+-o, --output DIR  where to write; created if needed
+-f, --force  write into DIR even if it is not empty
+--gzip  write .json.gz
+"""
+_PLANTED = f"""\
+--seed N  same seed, same bytes (default 0)
+--straggler RANK:CAUSE:MS  this rank is late by MS in every step; CAUSE is compute, host, copy or dataloader
+{CLOCKS}\
+--leave-noise MS  ranks leave collectives up to MS apart, at random
+--groups tp=N  tensor-parallel groups of N, data-parallel across
+--missing RANKS  ranks whose files are not written: 3 or 1,4-6
+--slower KERNEL=FACTOR ...  kernels with KERNEL in their name take FACTOR times as long: gelu=1.03; may be repeated
+--step-noise PCT  every step of every rank takes 0 to PCT %% longer on the GPU
+--no-jitter  no random variation of durations
+--bus GB/s  busbw of the collectives (default 300; 0: no transfer time)
+--defect NAME[@RANK] ...  damage the file of RANK (default 0); may be repeated; 'list' shows all defects
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,66 +71,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "DIR/truth.json lists what must be found in them, to the nanosecond."
     )
     parser.epilog = EPILOG
-    size = parser.add_argument_group("size")
-    size.add_argument("--ranks", metavar="N", help="how many ranks, one file each")
-    size.add_argument("--events", metavar="N", help="events in each file, exactly; 1e6 and 250k work")
-    size.add_argument("--steps", metavar="N", default="6", help="training steps in each file (default 6)")
-    size.add_argument("--with-stack", action="store_true", help="add Python frames")
-    output = parser.add_argument_group("output")
-    output.add_argument("-o", "--output", metavar="DIR", type=Path, help="where to write; created if needed")
-    output.add_argument("-f", "--force", action="store_true", help="write into DIR even if it is not empty")
-    output.add_argument("--gzip", action="store_true", help="write .json.gz")
-    planted = parser.add_argument_group("planted")
-    planted.add_argument("--seed", metavar="N", default="0", help="same seed, same bytes (default 0)")
-    planted.add_argument(
-        "--straggler",
-        metavar="RANK:CAUSE:MS",
-        help="this rank is late by MS in every step; CAUSE is compute, host, copy or dataloader",
-    )
-    add_clocks(planted)
-    planted.add_argument(
-        "--leave-noise",
-        metavar="MS",
-        default="0",
-        help="ranks leave collectives up to MS apart, at random",
-    )
-    planted.add_argument("--groups", metavar="tp=N", help="tensor-parallel groups of N, data-parallel across")
-    planted.add_argument("--missing", metavar="RANKS", help="ranks whose files are not written: 3 or 1,4-6")
-    planted.add_argument(
-        "--slower",
-        metavar="KERNEL=FACTOR",
-        action="append",
-        default=[],
-        help="kernels with KERNEL in their name take FACTOR times as long: gelu=1.03; may be repeated",
-    )
-    planted.add_argument(
-        "--step-noise",
-        metavar="PCT",
-        default="0",
-        help="every step of every rank takes 0 to PCT %% longer on the GPU",
-    )
-    planted.add_argument("--no-jitter", action="store_true", help="no random variation of durations")
-    planted.add_argument(
-        "--bus",
-        metavar="GB/s",
-        default="300",
-        help="busbw of the collectives (default 300; 0: no transfer time)",
-    )
-    planted.add_argument(
-        "--defect",
-        metavar="NAME[@RANK]",
-        action="append",
-        default=[],
-        help="damage the file of RANK (default 0); may be repeated; 'list' shows all defects",
-    )
-
-
-def add_clocks(group: argparse._ArgumentGroup) -> None:
-    """How far the clocks of ranks are apart; both simulators take it."""
-    group.add_argument("--offset", metavar="MS", default="0", help="clocks differ from rank 0's by up to MS")
-    group.add_argument(
-        "--drift", metavar="PPM", default="0", help="clocks drift against rank 0's by up to PPM"
-    )
+    add_options(parser.add_argument_group("size"), _SIZE, steps="6")
+    add_options(parser.add_argument_group("output"), _OUTPUT, output=Path)
+    zero = dict.fromkeys(("seed", "offset", "drift", "leave_noise", "step_noise"), "0")
+    add_options(parser.add_argument_group("planted"), _PLANTED, **zero, bus="300", slower=[], defect=[])
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
-from rankscope.cli import Parser
+from rankscope.cli import Parser, Subcommand
 from rankscope.cli.job import batch, container, k8s, manage
 
 TAKES_COMMAND = True
@@ -22,14 +20,6 @@ Each has its own help: rankscope job slurm --help
 """
 
 
-class Job(NamedTuple):
-    """One subcommand."""
-
-    summary: str
-    configure: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
-
-
 def configure(parser: Parser) -> None:
     parser.description = "Write a batch job with the profiler in it, submit it, follow it."
     parser.epilog = EPILOG
@@ -41,20 +31,18 @@ def main(args: argparse.Namespace) -> int:
 
 
 JOBS = {
-    "pbs": Job("a script for PBS Pro or OpenPBS", partial(batch.configure, "pbs"), batch.run),
-    "slurm": Job("a script for Slurm", partial(batch.configure, "slurm"), batch.run),
-    "k8s": Job("a manifest for Kubernetes: MPIJob, PyTorchJob or Job", k8s.configure, k8s.run),
-    "container": Job(
-        "a folder that builds and runs an image with the profiler in it",
-        container.configure,
-        container.main,
+    "pbs": Subcommand("a script for PBS Pro or OpenPBS", partial(batch.configure, "pbs"), batch.run),
+    "slurm": Subcommand("a script for Slurm", partial(batch.configure, "slurm"), batch.run),
+    "k8s": Subcommand("a manifest for Kubernetes: MPIJob, PyTorchJob or Job", k8s.configure, k8s.run),
+    "container": Subcommand(
+        "a folder that builds and runs an image with the profiler in it", container.configure, container.main
     ),
-    "fetch": Job("copy the reports of a job in Kubernetes", k8s.configure_fetch, k8s.run_fetch),
-    "collect": Job(
+    "fetch": Subcommand("copy the reports of a job in Kubernetes", k8s.configure_fetch, k8s.run_fetch),
+    "collect": Subcommand(
         "copy one node's files to the run folder (job scripts do this)",
         manage.configure_collect,
         manage.run_collect,
     ),
-    "status": Job("the state of a submitted job", manage.configure_status, manage.run_status),
-    "delete": Job("end a submitted job", manage.configure_delete, manage.run_delete),
+    "status": Subcommand("the state of a submitted job", manage.configure_status, manage.run_status),
+    "delete": Subcommand("end a submitted job", manage.configure_delete, manage.run_delete),
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rankscope.cli.common import check_target
 from rankscope.cli.job.options import TOOL
-from rankscope.cli.options import Group, Settings, add_groups, add_options, option_table
+from rankscope.cli.options import add_groups, add_options, group
 from rankscope.errors import StoreError, UsageError
 from rankscope.jobs import container
 
@@ -59,15 +59,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "test and stop as plain sh scripts. Nothing is built or started here."
     )
     parser.epilog = EPILOG
-    settings: dict[str, Settings] = {name: {"default": value} for name, value in asdict(_DEFAULTS).items()}
+    settings = asdict(_DEFAULTS)
     settings["no_nsys"] = {"action": "store_false", "dest": "nsys"}
     settings["output"] = {"type": Path, "required": True}
-    add_options(parser, option_table(_FOLDER, **settings))
+    add_options(parser, _FOLDER, **settings)
     groups = {
         "what is installed in addition to rankscope": _INSTALLED,
         "how ./run.sh starts the container": _STARTED,
     }
-    add_groups(parser, [Group(title, [*option_table(text, **settings)]) for title, text in groups.items()])
+    add_groups(parser, [group(title, text, **settings) for title, text in groups.items()])
 
 
 def main(args: argparse.Namespace) -> int:

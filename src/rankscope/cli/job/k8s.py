@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
+from typing import Any
 
 from rankscope.capture.rank import Identity
 from rankscope.capture.selector import parse_selector
 from rankscope.cli import profile
-from rankscope.cli.common import check_target
+from rankscope.cli.common import check_target, say
 from rankscope.cli.end_tables import end_tables
 from rankscope.cli.job.options import NO_TOOL, STATS_HELP, TOOL, check_without_tool
-from rankscope.cli.options import Group, Settings, add_groups, add_options, hidden, option_table
+from rankscope.cli.options import add_groups, add_options, group, hidden
 from rankscope.errors import StoreError, UsageError
 from rankscope.files import open_private
 from rankscope.jobs import k8s, kubectl
@@ -46,23 +46,19 @@ examples:
 """
 # Options of `profile` that do not apply in a cluster: hidden, and refused with a reason.
 _NOT_IN_A_JOB = ("output", "dry_run", "rank", "local_rank", "node_rank", "world_size", "run_as")
-_FIND_JOB = """\
---kind {mpijob,pytorchjob,job}  (default: mpijob)
+_KIND = "--kind {mpijob,pytorchjob,job}  (default: mpijob)\n"
+_CLUSTER = """\
 --namespace NAME  (default: kubectl's)
 --context NAME  which cluster (default: kubectl's)
 """
-_KIND, *_CLUSTER = option_table(
-    _FIND_JOB,
-    kind={"dest": "job_kind", "default": "mpijob"},
-    namespace={"default": ""},
-    context={"default": ""},
-)
-_JOB = """\
+_JOB = f"""\
 --image NAME  has rankscope and the training code in it
+{_KIND}\
 --nodes N  workers, one a node (default: 1)
 --ppn N  ranks on each, and its GPUs (default: 1)
---launcher {mpirun,torchrun}  what starts a node's ranks (default: mpirun in an MPIJob, else torchrun)
+--launcher {{mpirun,torchrun}}  what starts a node's ranks (default: mpirun in an MPIJob, else torchrun)
 --name NAME  the job's name (default: the script's, and the time)
+{_CLUSTER}\
 --env K=V ...  a variable of every rank; may be repeated
 """
 _RESOURCES = f"""\
@@ -80,20 +76,20 @@ _SUBMITTING = """\
 --submit  create the job through kubectl
 --install-operator  with --submit: install the kind's operator first, if the cluster lacks it
 """
-_DEFAULTS: dict[str, Settings] = {
-    **{name: {"default": ""} for name in ("image", "launcher", "cpu", "memory", "hugepages", "pvc")},
-    **{name: {"default": 1} for name in ("nodes", "ppn")},
-    "env": {"default": []},
-    "shm": {"default": k8s.K8sJob.shm},
-    "efa": {"default": 0},
-    "host_path": {"default": k8s.HOST_REPORTS},
-    "script": {"type": Path},
+_DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(("image", "launcher", "namespace", "context", "cpu", "memory", "hugepages", "pvc"), ""),
+    **dict.fromkeys(("nodes", "ppn"), 1),
+    "kind": {"dest": "job_kind", "default": "mpijob"},
+    "env": [],
+    "shm": k8s.K8sJob.shm,
+    "efa": 0,
+    "host_path": k8s.HOST_REPORTS,
+    "script": Path,
 }
-_IMAGE, *_SIZES, _JOB_NAME, _ENV = option_table(_JOB, **_DEFAULTS)
 _GROUPS = (
-    Group("the job", (_IMAGE, _KIND, *_SIZES, _JOB_NAME, *_CLUSTER, _ENV)),
-    Group("resources of a worker", tuple(option_table(_RESOURCES, **_DEFAULTS))),
-    Group("submitting (default: the manifest goes to stdout)", tuple(option_table(_SUBMITTING, **_DEFAULTS))),
+    group("the job", _JOB, **_DEFAULTS),
+    group("resources of a worker", _RESOURCES, **_DEFAULTS),
+    group("submitting (default: the manifest goes to stdout)", _SUBMITTING, **_DEFAULTS),
 )
 
 
@@ -108,7 +104,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def add_job_name_options(parser: argparse.ArgumentParser) -> None:
     """What finds a job in a cluster, beside its name."""
-    add_options(parser, (_KIND, *_CLUSTER))
+    add_options(parser, _KIND + _CLUSTER, **_DEFAULTS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -125,14 +121,11 @@ def run(args: argparse.Namespace) -> int:
         if not args.script:
             print(text, end="")
         return 0
-    print(kubectl.submit(job, text, cluster, install=args.install_operator, log=_log))
+    print(kubectl.submit(job, text, cluster, install=args.install_operator, log=say))
     if not args.quiet and job.profiled:
         where = f" --namespace {job.namespace}" if job.namespace else ""
-        print(
-            f"Its output: kubectl{where} logs -f -l {k8s.JOB_LABEL}={job.name} --all-containers\n"
-            f"Its reports: rankscope job fetch {job.name} --kind {job.kind}{where}",
-            file=sys.stderr,
-        )
+        say(f"Its output: kubectl{where} logs -f -l {k8s.JOB_LABEL}={job.name} --all-containers")
+        say(f"Its reports: rankscope job fetch {job.name} --kind {job.kind}{where}")
     return 0
 
 
@@ -146,10 +139,6 @@ def _operator_note(job: k8s.K8sJob) -> str:
             hint="Leave it out.",
         )
     return f"# First, unless the cluster has it: {operator.title}\n# kubectl {' '.join(operator.apply)}\n"
-
-
-def _log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _stats_words(stats: str | None, ranks: str, world_size: int) -> list[str]:
@@ -189,18 +178,8 @@ def _job(args: argparse.Namespace) -> k8s.K8sJob:
             *_stats_words(args.stats, plan.ranks, nodes * ppn),
             *(["-f"] if args.force else []),
         ]
-    same = (
-        "image",
-        "launcher",
-        "per_node",
-        "hugepages",
-        "cpu",
-        "memory",
-        "shm",
-        "pvc",
-        "host_path",
-        "namespace",
-    )
+    of_job = ("image", "launcher", "per_node", "namespace")
+    of_worker = ("cpu", "memory", "hugepages", "shm", "pvc", "host_path")
     return k8s.K8sJob(
         name=args.name if args.name is not None else k8s.default_name(command),
         command=command,
@@ -213,7 +192,7 @@ def _job(args: argparse.Namespace) -> k8s.K8sJob:
         efa=k8s.parse_devices("--efa", args.efa),
         counters=args.tool == "ncu" or args.gpu_metrics_device is not None,
         env=parse_variables(args.env),
-        **{name: getattr(args, name) for name in same},
+        **{name: getattr(args, name) for name in (*of_job, *of_worker)},
     )
 
 
@@ -225,7 +204,7 @@ def _write(path: Path, text: str) -> None:
         raise StoreError(
             f"cannot write {path}", why=f"{error.strerror}.", hint="Name another: --script FILE"
         ) from error
-    print(f"Wrote {path}", file=sys.stderr)
+    say(f"Wrote {path}")
 
 
 def configure_fetch(parser: argparse.ArgumentParser) -> None:
@@ -235,8 +214,8 @@ def configure_fetch(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = FETCH_EPILOG
     parser.add_argument("id", metavar="NAME", help="the job's name")
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="to here (default: NAME)")
-    parser.add_argument("-f", "--force", action="store_true", help="also into a folder with files in it")
+    add_options(parser, "-o, --output DIR  to here (default: NAME)", output=Path)
+    add_options(parser, "-f, --force  also into a folder with files in it")
     add_job_name_options(parser)
 
 
@@ -246,7 +225,7 @@ def run_fetch(args: argparse.Namespace) -> int:
     target = args.output or Path(args.id)
     check_target(target, args.force)
     cluster = kubectl.Kubectl(args.namespace, args.context)
-    files = kubectl.fetch(args.id, args.job_kind, target, cluster, args.namespace, _log)
+    files = kubectl.fetch(args.id, args.job_kind, target, cluster, args.namespace, say)
     print(f"Copied {len(files)} file{'s' * (len(files) != 1)} to {target}")
     print(f"Next: rankscope stats {target}")
     return 0

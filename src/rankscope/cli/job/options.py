@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankscope.cli import profile
-from rankscope.cli.options import Group, Settings, add_groups, option_table
+from rankscope.cli.options import Group, Settings, add_groups, group
 from rankscope.errors import UsageError
 from rankscope.jobs.launchers import LAUNCHERS
 
@@ -99,20 +99,10 @@ def _groups(scheduler: str) -> tuple[Group, ...]:
     job = _JOB.format(queue=queue, outputs=outputs, example="--exclusive" if slurm else "'-W block=true'")
     around = _AROUND.replace("LAUNCHERS", "{" + ",".join(launchers) + "}")
     waits = {"action": Wait, "nargs": "?", "type": int}
+    of_queue = {"dest": "queue"}
+    nodes = _SLURM_NODES if slurm else _PBS_NODES
     return (
-        Group(
-            "the job",
-            tuple(
-                option_table(
-                    job + (_SLURM_NODES if slurm else _PBS_NODES),
-                    queue={"dest": "queue"},
-                    partition={"dest": "queue"},
-                )
-            ),
-        ),
-        Group("around the command", tuple(option_table(around, env={"default": []}))),
-        Group(
-            "submitting (default: the script goes to stdout)",
-            tuple(option_table(_SUBMITTING, wait=waits)),
-        ),
+        group("the job", job + nodes, queue=of_queue, partition=of_queue),
+        group("around the command", around, env=[]),
+        group("submitting (default: the script goes to stdout)", _SUBMITTING, wait=waits),
     )
