@@ -6,7 +6,7 @@
 Lines of Python in src, and how many of them are code (no docstring, comment or blank line); modules that one other
 module imports; variables whose names say nothing (STYLE in CONTRIBUTING.md); functions over complexity 20; and calls
 from one module to another while `open_run` opens a run that was read before and gives its first table: the functions
-that each module calls in others, constructors of records left out.
+that each module calls in others, constructors of records left out and properties counted apart.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ import sys
 import tempfile
 import tokenize
 from collections import Counter
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 COMPLEXITY = 20
+PROPERTY = " (property)"
 TRACE = ROOT / "tests" / "data" / "ddp-gloo4"
 EMPTY_NAMES = ("found", "one", "place", "own", "known", "made", "kept")
 _NO_CODE = (
@@ -97,8 +99,11 @@ def calls_to_open() -> Counter[tuple[str, str]]:
             if caller == callee or not all(name.startswith("rankscope.") for name in (caller, callee)):
                 return
             function = str(frame.f_code.co_qualname)  # type: ignore[attr-defined] # of Python 3.11
+            owner = getattr(sys.modules[callee], function.partition(".")[0], None)
+            attribute = vars(owner).get(frame.f_code.co_name) if isinstance(owner, type) else None
+            is_property = isinstance(attribute, (property, cached_property))
             if callee != "rankscope.records":
-                calls[caller, f"{callee}.{function}"] += 1
+                calls[caller, f"{callee}.{function}{PROPERTY * is_property}"] += 1
 
         sys.setprofile(count)
         try:
@@ -154,7 +159,11 @@ def main() -> None:
         for path, lines in unnamed.items():
             print(f"  {path.relative_to(ROOT)}: {', '.join(map(str, lines))}")
     calls = calls_to_open()
-    print(f"{len(calls)} calls between modules to open a run ({calls.total()} with repetitions)")
+    functions = sum(not callee.endswith(PROPERTY) for _, callee in calls)
+    print(
+        f"{functions} calls between modules to open a run, {len(calls)} with properties "
+        f"({calls.total()} with repetitions)"
+    )
     if details:
         for (caller, callee), times in calls.items():
             print(f"  {times:>5} {caller} -> {callee}")
