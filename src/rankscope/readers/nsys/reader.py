@@ -18,7 +18,7 @@ import numpy as np
 
 from rankscope.readers.base import EventBatch, Reader, Reading, ReadReport, TraceIdentity
 from rankscope.readers.columns import IN_C, NULL, SQLITE, EventColumns
-from rankscope.readers.nsys.events import event_sources, nvtx_sources
+from rankscope.readers.nsys.events import event_sources
 from rankscope.readers.nsys.export import AGAIN, PID, NsysExport, open_export
 from rankscope.readers.nsys.identity import (
     ProcessGroup,
@@ -144,7 +144,7 @@ class NsysReading(Reading):
 
     def batches(self) -> Iterator[NsysBatch]:
         export = self._export
-        every = [*event_sources(export), *nvtx_sources(export)]
+        every = event_sources(export)
         sources = [source for source in every if source.found_in(export)]
         strings = {source.table: _string_table(export, source) for source in sources}
         for source in every:

@@ -5,7 +5,7 @@ In the SQL, `r` is a row of the table and `s` the string that its name refers to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -165,8 +165,8 @@ def text(key: str, sql: str) -> str:
     return f"""',"{key}":' || to_json({sql})::VARCHAR"""
 
 
-def numbers(**keys: str) -> Iterable[str]:
-    return (number(key.replace("_", " "), f"r.{name}") for key, name in keys.items())
+def numbers(keys: Mapping[str, str]) -> list[str]:
+    return [number(key, sql) for key, sql in keys.items()]
 
 
 def choice(value: str, choices: dict[int, str], otherwise: str = "NULL") -> str:
