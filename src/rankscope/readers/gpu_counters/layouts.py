@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import date, datetime
 from functools import lru_cache
@@ -85,9 +85,15 @@ class Row(NamedTuple):
     clock: str
     """Of which clock `time_ns` is: readers.base."""
     time_ns: int
-    values: Callable[[], tuple[dict[str, float], int]]
-    """By series; and how many values are not numbers, or larger than any counter."""
+    series: list[tuple[int, str]]
+    """The columns that are counters, and their series."""
+    parts: list[str]
+    """The text of each column."""
     host: str = ""
+
+    def values(self) -> tuple[dict[str, float], int]:
+        """By series; and how many values are not numbers, or larger than any counter."""
+        return _values((name, self.parts[at]) for at, name in self.series)
 
 
 class Layout(Protocol):
@@ -188,16 +194,11 @@ class _Table:
         self.tool = tool
         self._names: list[str] = []
         self._series: list[tuple[int, str]] = []
-        """The columns that are counters, and their series."""
 
     def _learn_series(self, heads: Iterable[tuple[str, str]], others: Iterable[int] = ()) -> None:
         """From names and units of columns; `others` are those that tell of which GPU and time a line is."""
         columns = ((at, _column(name, unit)) for at, (name, unit) in enumerate(heads) if at not in others)
         self._series = [(at, series) for at, series in columns if series]
-
-    def _row(self, device: tuple[str, ...], time: tuple[str, int], parts: list[str]) -> Row:
-        series = self._series
-        return Row(_device(*device), *time, lambda: _values((name, parts[at]) for at, name in series))
 
     def _check(self, parts: list[str]) -> None:
         if not self._names:
@@ -233,7 +234,8 @@ class CsvTable(_Table):
         clock, time = NO_CLOCK, 0
         if self._time is not None:
             clock, time, _ = read_time(parts[self._time].strip())
-        return self._row(tuple("" if at is None else parts[at] for at in self._ids), (clock, time), parts)
+        device = _device(*["" if at is None else parts[at] for at in self._ids])
+        return Row(device, clock, time, self._series, parts)
 
     def _learn(self, line: str) -> None:
         heads = [_name_and_unit(part) for part in line.split(",")][:_MOST_COLUMNS]
@@ -291,7 +293,7 @@ class Monitor(_Table):
         else:
             number, *parts = _split(rest)
         self._check(parts)
-        return self._row((number,), (clock, time), parts)
+        return Row(_device(number), clock, time, self._series, parts)
 
     def _learn(self, header: str) -> None:
         """The columns behind the time and the GPU; a second line has their units."""
@@ -334,7 +336,7 @@ class Metrics:
             clock, time = UNIX, epoch_ns(at)
         series = _column(name.lower(), "")
         device = _device(*(labels.get(name, "") for name in ("gpu", "UUID", "pci_bus_id", "modelName")))
-        return Row(device, clock, time, lambda: _values([(series, value)]), labels.get("Hostname", ""))
+        return Row(device, clock, time, [(0, series)], [value], labels.get("Hostname", ""))
 
 
 _SECOND = 1_000_000_000
