@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.collective_kinds import kind_of
+from rankscope.readers.ascend.recording import Recording
 from rankscope.readers.base import EventBatch
 from rankscope.readers.checked_values import json_object
 from rankscope.readers.columns import NULL, Codes, EventColumns, Numbers
 from rankscope.readers.edited_columns import EditedColumns
 
 if TYPE_CHECKING:
-    from rankscope.readers.ascend.reader import Recording
     from rankscope.readers.kineto.reader import JsonBatch
 
 HOST_TO_DEVICE, FROM_OP = "HostToDevice", "async_npu"
