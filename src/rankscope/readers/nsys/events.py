@@ -54,8 +54,6 @@ _DEVICE_COLUMNS = _columns(
 )
 # The correlation id has its own column. Without it most arguments repeat, which halves the cost of storing them.
 _DEVICE_ARGS = {"device": "r.device", "context": "r.context", "stream": "r.stream"}
-_GREEN_CONTEXT = {"green context": "nullif(r.green, 0)"}
-_SIZE_ARGS = {"bytes": "r.size", "memory bandwidth (GB/s)": f"r.{RATE}"}
 _NODE_ARG = {"graph node id": "r.node"}
 
 
@@ -63,14 +61,15 @@ def _device_work(
     table: str, category: str, name: str, columns: str, args: Iterable[str], *needs: str, sized: bool = False
 ) -> Source:
     """Work on a stream of a device; `sized` work moves r.size bytes."""
-    events = {**ON_DEVICE, "category": sql_text(category), "name": name} | (
-        {"bytes": "r.size"} if sized else {}
-    )
-    device_args = numbers({**_DEVICE_ARGS, **_GREEN_CONTEXT, **(_SIZE_ARGS if sized else {})})
+    common = {**_DEVICE_ARGS, "green context": "nullif(r.green, 0)"}
+    events = {**ON_DEVICE, "category": sql_text(category), "name": name}
+    if sized:
+        common |= {"bytes": "r.size", "memory bandwidth (GB/s)": f"r.{RATE}"}
+        events["bytes"] = "r.size"
     return Source(
         table,
         {**_DEVICE_COLUMNS, **_columns(columns)},
-        {**events, "args": arguments(*device_args, *args)},
+        {**events, "args": arguments(*numbers(common), *args)},
         needs=("start", "end", "deviceId", "streamId", *needs),
         rate=sized,
     )

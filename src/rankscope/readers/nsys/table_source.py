@@ -1,6 +1,6 @@
 """Describes how a table of an nsys export becomes events: the columns to read, and SQL for model.READ_EVENTS.
 
-In the SQL, `r` is a row of the table and `s` the string that its name refers to. `events` and `nvtx` list the tables.
+In the SQL, `r` is a row of the table and `s` the string that its name refers to. `events` lists the tables.
 """
 
 from __future__ import annotations
