@@ -15,7 +15,7 @@ from event_rows import event_rows
 from rankscope import native
 from rankscope.errors import RankscopeError
 from rankscope.readers import find_reader
-from rankscope.readers.ascend import reader
+from rankscope.readers.ascend import recording
 from rankscope.readers.ascend.reader import ASCEND
 from rankscope.readers.kineto import reader as kineto
 from rankscope.timeline.reading import ingest
@@ -128,8 +128,8 @@ def test_damaged_files_beside_the_trace(content: str, tmp_path: Path) -> None:
     trace = write_rank(tmp_path, 3, 4)
     for path in (trace.parent / "communication.json", trace.parent.parent / "profiler_metadata.json"):
         path.write_text(content, encoding="utf-8")
-    assert reader.identity_of(trace).rank == 3
-    assert reader.read_recording(trace).group("hcom_allReduce__7_0_1") == reader.Group("7")
+    assert recording.identity_of(trace).rank == 3
+    assert recording.read_recording(trace).group("hcom_allReduce__7_0_1") == recording.Group("7")
 
 
 def test_cut_anywhere(tmp_path: Path) -> None:

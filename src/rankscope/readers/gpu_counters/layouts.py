@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import date, datetime
 from functools import lru_cache
@@ -85,9 +85,15 @@ class Row(NamedTuple):
     clock: str
     """Of which clock `time_ns` is: readers.base."""
     time_ns: int
-    values: Callable[[], tuple[dict[str, float], int]]
-    """By series; and how many values are not numbers, or larger than any counter."""
+    series: list[tuple[int, str]]
+    """The columns that are counters, and their series."""
+    parts: list[str]
+    """The text of each column."""
     host: str = ""
+
+    def values(self) -> tuple[dict[str, float], int]:
+        """By series; and how many values are not numbers, or larger than any counter."""
+        return _values((name, self.parts[at]) for at, name in self.series)
 
 
 class Layout(Protocol):
@@ -99,14 +105,9 @@ class Layout(Protocol):
         """What a line holds; None for headers and empty lines. Raises ValueError for a damaged line."""
 
 
-def is_gpu_log(head: bytes) -> bool:
-    """Whether one of these tools wrote a file that begins like this."""
-    return layout_of(head.decode("utf-8", "replace")) is not None
-
-
-def layout_of(head: str) -> Layout | None:
-    """What wrote a text that begins like this; None if it is none of these tools."""
-    lines = [line for line in head.splitlines()[:200] if line.strip()]
+def layout_of(head: bytes) -> Layout | None:
+    """What wrote a file that begins like this; None if it is none of these tools."""
+    lines = [line for line in head.decode("utf-8", "replace").splitlines()[:200] if line.strip()]
     for line in lines[:3]:
         if CsvTable.is_header(line):
             return CsvTable("amd-smi" if re.match(r"timestamp,\s*gpu\b", line.strip()) else "nvidia-smi")
@@ -177,28 +178,41 @@ def _number(text: str) -> float:
     return float(first)
 
 
-def _gpu_number(text: str) -> int:
-    number = int(text)
-    if not 0 <= number < _MOST_GPUS:
-        raise ValueError(f"no GPU has the number {number}")
-    return number
-
-
 @lru_cache(maxsize=4096)
 def _device(number: str, uuid: str = "", bus: str = "", name: str = "") -> LoggedDevice:
     """One object for each GPU, however many lines it has."""
-    texts = (text.strip()[:_LONGEST_NAME] for text in (uuid, bus, name))
-    return LoggedDevice(_gpu_number(number) if number else None, *texts)
+    index = int(number) if number else None
+    if index is not None and not 0 <= index < _MOST_GPUS:
+        raise ValueError(f"no GPU has the number {index}")
+    return LoggedDevice(index, *(text.strip()[:_LONGEST_NAME] for text in (uuid, bus, name)))
 
 
-class CsvTable:
-    """nvidia-smi --query-gpu=… --format=csv, and amd-smi monitor --csv: a header, then a line a GPU and moment."""
+class _Table:
+    """Lines below a header."""
 
     def __init__(self, tool: str) -> None:
         self.tool = tool
         self._names: list[str] = []
         self._series: list[tuple[int, str]] = []
-        self._place: dict[str, int] = {}
+
+    def _learn_series(self, heads: Iterable[tuple[str, str]], others: Iterable[int] = ()) -> None:
+        """From names and units of columns; `others` are those that tell of which GPU and time a line is."""
+        columns = ((at, _column(name, unit)) for at, (name, unit) in enumerate(heads) if at not in others)
+        self._series = [(at, series) for at, series in columns if series]
+
+    def _check(self, parts: list[str]) -> None:
+        if not self._names:
+            raise ValueError("no header before it")
+        if len(parts) != len(self._names):
+            raise ValueError(f"{len(parts)} values below {len(self._names)} columns")
+
+
+class CsvTable(_Table):
+    """nvidia-smi --query-gpu=… --format=csv, and amd-smi monitor --csv: a header, then a line a GPU and moment."""
+
+    def __init__(self, tool: str) -> None:
+        super().__init__(tool)
+        self._time: int | None = None
         self._ids: list[int | None] = []
         """Columns of the number, uuid, bus and model of the GPU."""
 
@@ -216,44 +230,30 @@ class CsvTable:
                 self._learn(line)
                 return None
         parts = line.split(",")
-        if not self._names:
-            raise ValueError("no header before it")
-        if len(parts) != len(self._names):
-            raise ValueError(f"{len(parts)} values below {len(self._names)} columns")
-        column_of = self._place
+        self._check(parts)
         clock, time = NO_CLOCK, 0
-        if "timestamp" in column_of:
-            clock, time, _ = read_time(parts[column_of["timestamp"]].strip())
-        series = self._series
-        return Row(
-            _device(*("" if at is None else parts[at] for at in self._ids)),
-            clock,
-            time,
-            lambda: _values((name, parts[at]) for at, name in series),
-        )
+        if self._time is not None:
+            clock, time, _ = read_time(parts[self._time].strip())
+        device = _device(*["" if at is None else parts[at] for at in self._ids])
+        return Row(device, clock, time, self._series, parts)
 
     def _learn(self, line: str) -> None:
         heads = [_name_and_unit(part) for part in line.split(",")][:_MOST_COLUMNS]
         self._names = [name for name, _ in heads]
-        ids = {"index": "index", "gpu": "index", "uuid": "uuid", "gpu_uuid": "uuid", "name": "name"}
-        ids |= {
-            "gpu_name": "name",
-            "pci.bus_id": "pci.bus_id",
-            "gpu_bus_id": "pci.bus_id",
-            "timestamp": "timestamp",
-        }
-        places = [(name, at) for at, name in enumerate(self._names) if name in ids]
+        at_heads = [(name, at) for at, name in enumerate(self._names) if name in _NOT_SERIES]
         # Scripts that ask each GPU for itself add a column gpu; index may then be 0 everywhere.
-        self._place = {ids[name]: at for name, at in sorted(places, key=lambda column: column[0] == "gpu")}
-        self._ids = [self._place.get(key) for key in ("index", "uuid", "pci.bus_id", "name")]
-        taken = {at for _, at in places}
-        self._series = [
-            (at, series)
-            for at, (name, unit) in enumerate(heads)
-            if at not in taken and (series := _column(name, unit))
-        ]
+        column_of = {
+            _NOT_SERIES[name]: at for name, at in sorted(at_heads, key=lambda head: head[0] == "gpu")
+        }
+        *self._ids, self._time = (column_of.get(key) for key in ("index", "uuid", "bus", "name", "time"))
+        self._learn_series(heads, {at for _, at in at_heads})
 
 
+_NOT_SERIES = {
+    "index": "index", "gpu": "index", "uuid": "uuid", "gpu_uuid": "uuid", "name": "name", "gpu_name": "name",
+    "pci.bus_id": "bus", "gpu_bus_id": "bus", "timestamp": "time",
+}  # fmt: skip
+"""Columns that tell of which GPU and time a line is."""
 _QUERIED = frozenset(
     name
     for name in _COLUMNS
@@ -267,19 +267,15 @@ _DMON_HEADER = re.compile(
 )
 _DCGM_HEADER = re.compile(r"#\s*Entity\s+[A-Z]")
 _UNIT_LINE = re.compile(r"^[#\s]*(?:YYYYMMDD|HH:MM:SS|Idx|ID\s*$|Id\s*$)")
+_UNITS = {"c": "°C", "mhz": "MHz", "mb": "MB", "w": "W", "mb/s": "MB/s"}
 _ENTITY = re.compile(r"\s*GPU[ \t]+(\d{1,4})[ \t]+")
 
 
-class Monitor:
+class Monitor(_Table):
     """nvidia-smi dmon and dcgmi dmon: headers that repeat, then a line a GPU and moment, in columns or as csv.
 
     dcgmi writes no time: each line has one before it if the output went through a program that adds it (ts, awk).
     """
-
-    def __init__(self, tool: str) -> None:
-        self.tool = tool
-        self._series: list[tuple[int, str]] = []
-        self._names: list[str] = []
 
     def row(self, line: str) -> Row | None:
         if "#" in line:
@@ -292,18 +288,12 @@ class Monitor:
         rest = text[at:].lstrip(" \t,")
         if not rest or _UNIT_LINE.match(rest):
             return None
-        if not self._names:
-            raise ValueError("no header before it")
         if entity := _ENTITY.match(rest):
             number, parts = entity[1], _split(rest[entity.end() :])
         else:
             number, *parts = _split(rest)
-        if len(parts) != len(self._names):
-            raise ValueError(f"{len(parts)} values below {len(self._names)} columns")
-        series = self._series
-        return Row(
-            _device(number), clock, time, lambda: _values((name, parts[column]) for column, name in series)
-        )
+        self._check(parts)
+        return Row(_device(number), clock, time, self._series, parts)
 
     def _learn(self, header: str) -> None:
         """The columns behind the time and the GPU; a second line has their units."""
@@ -311,20 +301,11 @@ class Monitor:
         while names and names[0] in ("date", "time", "yyyymmdd", "hh:mm:ss"):
             del names[0]
         if names[:1] == ["idx"] and len(names) == len(self._names) + 1:
-            self._series = [
-                (at, series)
-                for at, (name, unit) in enumerate(zip(self._names, names[1:], strict=True))
-                if (
-                    series := _column(
-                        name, {"c": "°C", "mhz": "MHz", "mb": "MB", "w": "W", "mb/s": "MB/s"}.get(unit, unit)
-                    )
-                )
-            ]
+            units = (_UNITS.get(unit, unit) for unit in names[1:])
+            self._learn_series(zip(self._names, units, strict=True))
         elif names[:1] in (["gpu"], ["entity"]):
             self._names = names[1:]
-            self._series = [
-                (at, series) for at, name in enumerate(self._names) if (series := _column(name, ""))
-            ]
+            self._learn_series((name, "") for name in self._names)
 
 
 def _split(text: str) -> list[str]:
@@ -347,7 +328,7 @@ class Metrics:
         if match is None:
             raise ValueError("no metric")
         name, text, value, at = match.groups()
-        labels = dict(_labels(text))
+        labels = {key: label[:_LONGEST_NAME] for key, label in _LABEL.findall(text)}
         clock, time = NO_CLOCK, 0
         if at is not None:
             if not EPOCH.fullmatch(at):
@@ -355,12 +336,7 @@ class Metrics:
             clock, time = UNIX, epoch_ns(at)
         series = _column(name.lower(), "")
         device = _device(*(labels.get(name, "") for name in ("gpu", "UUID", "pci_bus_id", "modelName")))
-        return Row(device, clock, time, lambda: _values([(series, value)]), labels.get("Hostname", ""))
-
-
-def _labels(text: str) -> Iterator[tuple[str, str]]:
-    for key, value in _LABEL.findall(text):
-        yield key, value[:_LONGEST_NAME]
+        return Row(device, clock, time, [(0, series)], [value], labels.get("Hostname", ""))
 
 
 _SECOND = 1_000_000_000

@@ -25,7 +25,7 @@ from rankscope.readers.base import (
     ReadReport,
 )
 from rankscope.readers.byte_stream import ByteStream, is_gzip, open_stream
-from rankscope.readers.gpu_counters.layouts import Layout, Row, is_gpu_log, layout_of
+from rankscope.readers.gpu_counters.layouts import Layout, Row, layout_of
 from rankscope.readers.row_batch import RowBatch
 
 _HEAD_BYTES = 1 << 16
@@ -48,7 +48,7 @@ class GpuCountersReader(NodeReader):
     name = "gpu-counters"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        return is_gpu_log(head)
+        return layout_of(head) is not None
 
     def log(self, path: Path) -> NodeLog:
         """Raises ReadError for a file without times, without numbers of GPUs, or without a line that can be read."""
@@ -68,19 +68,9 @@ class GpuCountersReader(NodeReader):
                 why="It has no column index, uuid or pci.bus_id.",
                 hint=_QUERY,
             )
-        last = _last_time(path, clock)
-        return NodeLog(
-            tuple(
-                sorted(
-                    devices.values(),
-                    key=lambda device: (device.number is None, device.number or 0, device.key),
-                )
-            ),
-            clock,
-            first[0].time_ns,
-            max(first[0].time_ns, last),
-            first[0].host,
-        )
+        first_ns, last_ns = first[0].time_ns, _last_time(path, clock)
+        in_order = sorted(devices.values(), key=lambda gpu: (gpu.number is None, gpu.number or 0, gpu.key))
+        return NodeLog(tuple(in_order), clock, first_ns, max(first_ns, last_ns), first[0].host)
 
     def open(self, path: Path, part: str = "") -> GpuCountersReading:
         return GpuCountersReading(path, NodePart.parse(part))
@@ -149,14 +139,8 @@ class GpuCountersReading(Reading):
         self._models.setdefault(key, row.device.name)
         label = gpu_label(key)
         return {
-            "ph": "C",
-            "category": "gpu_counter",
-            "name": label,
-            "pid": label,
-            "tid": "",
-            "ts_ns": time,
-            "args": values,
-        }
+            "ph": "C", "category": "gpu_counter", "name": label, "pid": label, "tid": "", "ts_ns": time, "args": values,
+        }  # fmt: skip
 
     def _tracks(self) -> Iterator[dict[str, Any]]:
         for key in self._part.devices:
@@ -180,7 +164,7 @@ class _Lines:
         self._stream: ByteStream = open_stream(path, lines=True)
         self._report = report or ReadReport()
         self._pending = self._stream.read(_HEAD_BYTES)
-        layout = layout_of(self._pending.decode("utf-8", "replace"))
+        layout = layout_of(self._pending)
         if layout is None:
             self._stream.close()
             raise ReadError(
@@ -261,9 +245,14 @@ class _Lines:
 
     def _first_time(self, lines: list[bytes]) -> int | None:
         for line in lines[:_HEADER_LINES]:
-            with suppress(ValueError, OverflowError, IndexError):
-                if row := self.layout.row(line[:_LONGEST_LINE].decode("utf-8", "replace")):
-                    return row.time_ns
+            if row := self.row_of(line[:_LONGEST_LINE].decode("utf-8", "replace")):
+                return row.time_ns
+        return None
+
+    def row_of(self, line: str) -> Row | None:
+        """None also for a line that cannot be read."""
+        with suppress(ValueError, OverflowError, IndexError):
+            return self.layout.row(line)
         return None
 
     def position(self) -> int:
@@ -307,12 +296,5 @@ def _last_time(path: Path, clock: str) -> int:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _HEAD_BYTES))
         tail = file.read(_HEAD_BYTES).decode("utf-8", "replace").splitlines()[1:]
-    last = 0
-    for line in tail:
-        try:
-            row = lines.layout.row(line)
-        except (ValueError, OverflowError, IndexError):
-            continue
-        if row is not None and row.clock == clock:
-            last = max(last, row.time_ns)
-    return last
+    rows = map(lines.row_of, tail)
+    return max([0, *(row.time_ns for row in rows if row is not None and row.clock == clock)])

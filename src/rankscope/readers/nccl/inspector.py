@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope.model import NCCL, Table
 from rankscope.readers.base import Batch, EventBatch, Reader, Reading, TraceIdentity
 from rankscope.readers.byte_stream import open_stream
-from rankscope.readers.checked_values import integer, text
+from rankscope.readers.checked_values import integer, json_object, text
 from rankscope.readers.memory_file import MemoryFile
 from rankscope.readers.nccl.operations import events_of, table_rows
 from rankscope.readers.sql_columns import columns_of, connection, or_repaired
@@ -149,18 +149,12 @@ def _shown(line: bytes) -> str:
 
 
 def _checked(value: Any, schema: Any) -> Any:
+    if isinstance(schema, (dict, list)) and not isinstance(value, type(schema)):
+        return None
     if isinstance(schema, dict):
-        return (
-            {k: _checked(value.get(k), part) for k, part in schema.items()}
-            if isinstance(value, dict)
-            else None
-        )
+        return {name: _checked(value.get(name), part) for name, part in schema.items()}
     if isinstance(schema, list):
-        return (
-            [_checked(item, schema[0]) for item in value if isinstance(item, dict)]
-            if isinstance(value, list)
-            else None
-        )
+        return [_checked(item, schema[0]) for item in value if isinstance(item, dict)]
     if schema is float:
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST
         return value if number and math.isfinite(value) else None
@@ -207,18 +201,25 @@ class InspectorReading(Reading):
 
     def add(self, number: int) -> EventColumns:
         """Keep the operations that this thread has parsed for the table, and return them as events."""
-        of_rank = "true"
-        if (
-            self._part
-        ):  # a process with several GPUs: only the largest communicator tells whose an operation is
+        of_rank, database = "true", connection()
+        if self._part:
+            # A process with several GPUs: only the largest communicator tells whose an operation is.
             of_world = f"communicator = {sql_text(self._ranks.world)}"
             of_rank = f"{of_world} AND communicator_rank = {int(self._part)}"
-            self._lose_others(of_world)
+            others = f"SELECT count(*) FROM nccl_lines WHERE NOT ({of_world})"
+            ((count,),) = database.execute(others).fetchall()
+            if count and self._part == str(self._ranks.ranks[0]):
+                why = "a process with several GPUs does not tell whose operations of small communicators are"
+                self.report.lose(why, count)
         rows = table_rows(f"SELECT * EXCLUDE (version, host) FROM nccl_lines WHERE {of_rank}")
         path = Path(self._folder.name) / f"{number}.parquet"
-        connection().execute(f"COPY ({rows}) TO {sql_text(path)} (FORMAT parquet)")
+        database.execute(f"COPY ({rows}) TO {sql_text(path)} (FORMAT parquet)")
         self._parts.append(path)
-        self._note_versions()
+        versions = "SELECT version, min(host) FROM nccl_lines WHERE version IS NOT NULL GROUP BY version"
+        for version, host in database.execute(versions).fetchall():
+            self.header |= {"inspector_version": version, "host": host}
+            if not version.startswith(_KNOWN_VERSION):
+                self.header["unknown_version"] = version
         events = events_of(rows, TRACK, self._ranks.world)
         names = (
             f"SELECT 'M' AS ph, '' AS category, 'thread_name' AS name, {sql_text(TRACK)} AS pid, communicator AS tid, "
@@ -226,26 +227,6 @@ class InspectorReading(Reading):
             f"FROM nccl_lines WHERE {of_rank} GROUP BY communicator"
         )
         return columns_of(f"{events} UNION ALL BY NAME {names}")
-
-    def _lose_others(self, of_world: str) -> None:
-        ((others,),) = (
-            connection().execute(f"SELECT count(*) FROM nccl_lines WHERE NOT ({of_world})").fetchall()
-        )
-        if others and self._part == str(self._ranks.ranks[0]):
-            self.report.lose(
-                "a process with several GPUs does not tell whose operations of small communicators are",
-                others,
-            )
-
-    def _note_versions(self) -> None:
-        for version, host in (
-            connection()
-            .execute("SELECT version, min(host) FROM nccl_lines WHERE version IS NOT NULL GROUP BY version")
-            .fetchall()
-        ):
-            self.header |= {"inspector_version": version, "host": host}
-            if not version.startswith(_KNOWN_VERSION):
-                self.header["unknown_version"] = version
 
     def position(self) -> int:
         return self._stream.position()
@@ -282,10 +263,7 @@ class _Ranks:
         members: dict[str, set[int]] = {}
         sizes: dict[str, int] = {}
         for header in headers:
-            try:
-                told = json.loads(header)
-            except (ValueError, RecursionError):
-                continue
+            told = json_object(header)
             name, rank, size = text(told.get("id")), integer(told.get("rank")), integer(told.get("n_ranks"))
             if name and rank is not None and size is not None and 0 <= rank < size:
                 members.setdefault(name, set()).add(rank)
@@ -293,10 +271,6 @@ class _Ranks:
         self.world = max(sizes, key=lambda name: (sizes[name], name), default="")
         self.size = sizes.get(self.world)
         self.ranks = sorted(members.get(self.world, ()))
-
-    @property
-    def several(self) -> bool:
-        return len(self.ranks) > 1
 
 
 def _ranks(path: Path) -> _Ranks:
@@ -322,8 +296,11 @@ class InspectorReader(Reader):
         ranks = _ranks(path)
         if not ranks.ranks:
             return [TraceIdentity(None, "")]
-        parts = [(rank, str(rank) if ranks.several else "") for rank in ranks.ranks]
-        return [TraceIdentity(rank, "largest communicator", ranks.size, part=part) for rank, part in parts]
+        several = len(ranks.ranks) > 1
+        return [
+            TraceIdentity(rank, "largest communicator", ranks.size, part=str(rank) if several else "")
+            for rank in ranks.ranks
+        ]
 
     def open(self, path: Path, part: str = "") -> InspectorReading:
         return InspectorReading(path, part)

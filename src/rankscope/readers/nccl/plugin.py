@@ -154,14 +154,13 @@ def _row(function: str, time: int | None, args: dict[str, Any]) -> dict[str, Any
         kind = list(_TYPES)[kind]
     size = _TYPES.get(kind, 0) if isinstance(kind, str) else 0
     channels = integer(args.get("nChannels"))
-    has_size = count is not None and size and 0 <= count < 2**53
     return {
         "communicator": _hash(integer(args.get("CommHash"))),
         "communicator_rank": integer(args.get("Rank")),
         "function": text(function),
         "seq": integer(args.get("SeqNum")),
         "peer": integer(args.get("Peer")),
-        "rank_bytes": count * size if count is not None and has_size else None,
+        "rank_bytes": count * size if count is not None and size and 0 <= count < 2**53 else None,
         "dtype": text(kind.removeprefix("nccl").lower()) if isinstance(kind, str) else None,
         "created_ns": time,
         "algorithm": text(args.get("Algorithm")),

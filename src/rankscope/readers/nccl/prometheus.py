@@ -132,12 +132,8 @@ class PrometheusReader(Reader):
         identities = []
         for gpu, count in sorted(nodes.items()):
             number = _GPU.match(gpu.rpartition(" ")[2]) if count == 1 else None
-            part = gpu if len(nodes) > 1 else ""
-            identities.append(
-                TraceIdentity(int(number[1]), "GPU number", part=part)
-                if number
-                else TraceIdentity(None, "", part=part)
-            )
+            rank, source = (int(number[1]), "GPU number") if number else (None, "")
+            identities.append(TraceIdentity(rank, source, part=gpu if len(nodes) > 1 else ""))
         return identities
 
     def open(self, path: Path, part: str = "") -> PrometheusReading:

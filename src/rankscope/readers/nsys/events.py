@@ -5,6 +5,9 @@ Arguments have Kineto's names where both tools record the same, so that analyses
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from rankscope.model import CROSSING_RANGES, UNFINISHED_STEP
 from rankscope.readers.base import usable_time
 from rankscope.readers.nsys.export import PID, TID, NsysExport
@@ -23,173 +26,132 @@ from rankscope.readers.nsys.table_source import (
 from rankscope.readers.sqlite_file import ROWID, text_of
 from rankscope.sql import sql_text
 
-MEMCPY_KINDS = {
-    1: ("HtoD", "Host-to-Device"),
-    2: ("DtoH", "Device-to-Host"),
-    3: ("HtoA", "Host-to-Array"),
-    4: ("AtoH", "Array-to-Host"),
-    5: ("AtoA", "Array-to-Array"),
-    6: ("AtoD", "Array-to-Device"),
-    7: ("DtoA", "Device-to-Array"),
-    8: ("DtoD", "Device-to-Device"),
-    9: ("HtoH", "Host-to-Host"),
-    10: ("PtoP", "Peer-to-Peer"),
-    11: ("Unified HtoD", "Unified Host-to-Device"),
-    12: ("Unified DtoH", "Unified Device-to-Host"),
-    13: ("Unified DtoD", "Unified Device-to-Device"),
-}
+_COPY_KINDS = {
+    1: ("HtoD", "Host-to-Device"), 2: ("DtoH", "Device-to-Host"), 3: ("HtoA", "Host-to-Array"),
+    4: ("AtoH", "Array-to-Host"), 5: ("AtoA", "Array-to-Array"), 6: ("AtoD", "Array-to-Device"),
+    7: ("DtoA", "Device-to-Array"), 8: ("DtoD", "Device-to-Device"), 9: ("HtoH", "Host-to-Host"),
+    10: ("PtoP", "Peer-to-Peer"), 11: ("Unified HtoD", "Unified Host-to-Device"),
+    12: ("Unified DtoH", "Unified Device-to-Host"), 13: ("Unified DtoD", "Unified Device-to-Device"),
+}  # fmt: skip
 """Name in Kineto and in nsys of each copyKind."""
-MEMORY_KINDS = {
-    0: "Pageable",
-    1: "Pinned",
-    2: "Device",
-    3: "Array",
-    4: "Managed",
-    5: "Device Static",
-    6: "Managed Static",
-}
+_MEMORY_KINDS = {
+    0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static",
+}  # fmt: skip
 _SYNC_KINDS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
 _NO_STREAM = 0xFFFFFFFF
+_STRING = "coalesce(s.text, '')"
+_NO_DURATION = "NULL::BIGINT"
 
-_DEVICE_COLUMNS = {
-    "start": "start",
-    "stop": "end",
-    "device": "deviceId",
-    "context": "contextId",
-    "green": "greenContextId",
-    "stream": "streamId",
-    "correlation": "correlationId",
-    "thread": "globalPid",
-}
+
+def _columns(pairs: str) -> dict[str, str]:
+    """Source.columns, written as value=column."""
+    return dict(pair.split("=") for pair in pairs.split())
+
+
+_DEVICE_COLUMNS = _columns(
+    "start=start stop=end device=deviceId context=contextId green=greenContextId stream=streamId "
+    "correlation=correlationId thread=globalPid"
+)
 # The correlation id has its own column. Without it most arguments repeat, which halves the cost of storing them.
-_DEVICE_ARGS = numbers(device="device", context="context", stream="stream")
-_DEVICE_PIECES = (*_DEVICE_ARGS, number("green context", "nullif(r.green, 0)"))
+_DEVICE_ARGS = {"device": "r.device", "context": "r.context", "stream": "r.stream"}
+_NODE_ARG = {"graph node id": "r.node"}
+
+
+def _device_work(
+    table: str, category: str, name: str, columns: str, args: Iterable[str], *needs: str, sized: bool = False
+) -> Source:
+    """Work on a stream of a device; `sized` work moves r.size bytes."""
+    common = {**_DEVICE_ARGS, "green context": "nullif(r.green, 0)"}
+    events = {**ON_DEVICE, "category": sql_text(category), "name": name}
+    if sized:
+        common |= {"bytes": "r.size", "memory bandwidth (GB/s)": f"r.{RATE}"}
+        events["bytes"] = "r.size"
+    return Source(
+        table,
+        {**_DEVICE_COLUMNS, **_columns(columns)},
+        {**events, "args": arguments(*numbers(common), *args)},
+        needs=("start", "end", "deviceId", "streamId", *needs),
+        rate=sized,
+    )
 
 
 def _kernels(export: NsysExport) -> Source:
     table = "CUPTI_ACTIVITY_KIND_KERNEL"
     names = ("demangledName", "shortName", "mangledName")
-    return Source(
+    return _device_work(
         table,
-        {
-            **_DEVICE_COLUMNS,
-            "name": next((name for name in names if export.has(table, name)), names[0]),
-            "registers": "registersPerThread",
-            **{f"grid_{axis.lower()}": f"grid{axis}" for axis in "XYZ"},
-            **{f"block_{axis.lower()}": f"block{axis}" for axis in "XYZ"},
-            "static_memory": "staticSharedMemory",
-            "dynamic_memory": "dynamicSharedMemory",
-            "local_memory": "localMemoryPerThread",
-            "node": "graphNodeId",
-        },
-        {
-            **ON_DEVICE,
-            "category": "'kernel'",
-            "name": "coalesce(s.text, '')",
-            "args": arguments(
-                *_DEVICE_PIECES,
-                number("registers per thread", "r.registers"),
-                number("shared memory", "(r.static_memory + r.dynamic_memory)"),
-                number("static shared memory", "r.static_memory"),
-                number("dynamic shared memory", "r.dynamic_memory"),
-                number("local memory per thread", "nullif(r.local_memory, 0)"),
-                triple("grid", "grid_x", "grid_y", "grid_z"),
-                triple("block", "block_x", "block_y", "block_z"),
-                number("graph node id", "r.node"),
-            ),
-        },
-        needs=("start", "end", "deviceId", "streamId"),
+        "kernel",
+        _STRING,
+        f"name={next((name for name in names if export.has(table, name)), names[0])} registers=registersPerThread "
+        "grid_x=gridX grid_y=gridY grid_z=gridZ block_x=blockX block_y=blockY block_z=blockZ "
+        "static_memory=staticSharedMemory dynamic_memory=dynamicSharedMemory local_memory=localMemoryPerThread "
+        "node=graphNodeId",
+        [
+            number("registers per thread", "r.registers"),
+            number("shared memory", "(r.static_memory + r.dynamic_memory)"),
+            number("static shared memory", "r.static_memory"),
+            number("dynamic shared memory", "r.dynamic_memory"),
+            number("local memory per thread", "nullif(r.local_memory, 0)"),
+            triple("grid", "grid_x", "grid_y", "grid_z"),
+            triple("block", "block_x", "block_y", "block_z"),
+            *numbers(_NODE_ARG),
+        ],
     )
 
 
 def _graphs() -> Source:
     """CUDA graphs recorded as one activity each (the default of nsys): their kernels are not in the file."""
-    return Source(
+    return _device_work(
         "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
-        {**_DEVICE_COLUMNS, "graph": "graphId", "executable": "graphExecId"},
-        {
-            **ON_DEVICE,
-            "category": "'kernel'",
-            "name": "'CUDA graph ' || coalesce(r.executable, r.graph, 0)",
-            "args": arguments(
-                *_DEVICE_PIECES,
-                number("graph id", "r.graph"),
-                number("graph exec id", "r.executable"),
-                "',\"whole graph\":true'",
-            ),
-        },
-        needs=("start", "end", "deviceId", "streamId"),
+        "kernel",
+        "'CUDA graph ' || coalesce(r.executable, r.graph, 0)",
+        "graph=graphId executable=graphExecId",
+        [*numbers({"graph id": "r.graph", "graph exec id": "r.executable"}), "',\"whole graph\":true'"],
     )
 
 
 def _copies() -> Source:
-    short = choice("r.kind", {kind: names[0] for kind, names in MEMCPY_KINDS.items()}, "'Unknown'")
-    long = choice("r.kind", {kind: names[1] for kind, names in MEMCPY_KINDS.items()}, "'Unknown'")
-    source, target = (choice(f"r.{end}", MEMORY_KINDS, "'Unknown'") for end in ("source", "target"))
+    short, long = (
+        choice("r.kind", {kind: names[tool] for kind, names in _COPY_KINDS.items()}, "'Unknown'")
+        for tool in range(2)
+    )
+    source, target = (choice(f"r.{end}", _MEMORY_KINDS, "'Unknown'") for end in ("source", "target"))
     both_told = "r.source IS NOT NULL AND r.target IS NOT NULL"
     kinds = f"CASE WHEN {both_told} THEN ' (' || {source} || ' -> ' || {target} || ')' END"
-    return Source(
+    devices = {"fromDevice": "r.source_device", "toDevice": "r.target_device", "migration cause": "r.cause"}
+    return _device_work(
         "CUPTI_ACTIVITY_KIND_MEMCPY",
-        {
-            **_DEVICE_COLUMNS,
-            "size": "bytes",
-            "kind": "copyKind",
-            "source": "srcKind",
-            "target": "dstKind",
-            "source_device": "srcDeviceId",
-            "target_device": "dstDeviceId",
-            "cause": "migrationCause",
-            "node": "graphNodeId",
-        },
-        {
-            **ON_DEVICE,
-            "category": "'gpu_memcpy'",
-            "name": f"concat('Memcpy ', {short}, {kinds})",
-            "bytes": "r.size",
-            "args": arguments(
-                *_DEVICE_PIECES,
-                number("bytes", "r.size"),
-                number("memory bandwidth (GB/s)", f"r.{RATE}"),
-                text("copy kind", long),
-                text("source kind", f"CASE WHEN r.source IS NOT NULL THEN {source} END"),
-                text("destination kind", f"CASE WHEN r.target IS NOT NULL THEN {target} END"),
-                number("fromDevice", "r.source_device"),
-                number("toDevice", "r.target_device"),
-                number("migration cause", "r.cause"),
-                number("graph node id", "r.node"),
-            ),
-        },
-        needs=("start", "end", "deviceId", "streamId", "copyKind"),
-        rate=True,
+        "gpu_memcpy",
+        f"concat('Memcpy ', {short}, {kinds})",
+        "size=bytes kind=copyKind source=srcKind target=dstKind source_device=srcDeviceId target_device=dstDeviceId "
+        "cause=migrationCause node=graphNodeId",
+        [
+            text("copy kind", long),
+            text("source kind", f"CASE WHEN r.source IS NOT NULL THEN {source} END"),
+            text("destination kind", f"CASE WHEN r.target IS NOT NULL THEN {target} END"),
+            *numbers({**devices, **_NODE_ARG}),
+        ],
+        "copyKind",
+        sized=True,
     )
 
 
 def _fills() -> Source:
-    kind = choice("r.kind", MEMORY_KINDS, "'Unknown'")
-    return Source(
+    kind = choice("r.kind", _MEMORY_KINDS, "'Unknown'")
+    told_kind = text("memory kind", f"CASE WHEN r.kind IS NOT NULL THEN {kind} END")
+    return _device_work(
         "CUPTI_ACTIVITY_KIND_MEMSET",
-        {**_DEVICE_COLUMNS, "size": "bytes", "kind": "memKind", "value": "value", "node": "graphNodeId"},
-        {
-            **ON_DEVICE,
-            "category": "'gpu_memset'",
-            "name": f"'Memset (' || {kind} || ')'",
-            "bytes": "r.size",
-            "args": arguments(
-                *_DEVICE_PIECES,
-                number("bytes", "r.size"),
-                number("memory bandwidth (GB/s)", f"r.{RATE}"),
-                text("memory kind", f"CASE WHEN r.kind IS NOT NULL THEN {kind} END"),
-                number("value", "r.value"),
-                number("graph node id", "r.node"),
-            ),
-        },
-        needs=("start", "end", "deviceId", "streamId"),
-        rate=True,
+        "gpu_memset",
+        f"'Memset (' || {kind} || ')'",
+        "size=bytes kind=memKind value=value node=graphNodeId",
+        [told_kind, *numbers({"value": "r.value", **_NODE_ARG})],
+        sized=True,
     )
 
 
 def _synchronisations() -> Source:
     stream = f"CASE WHEN r.stream = {_NO_STREAM} THEN -1 ELSE r.stream END"
+    args = {**_DEVICE_ARGS, "stream": f"({stream})", "event": f"nullif(r.event, {_NO_STREAM})"}
     return Source(
         "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
         {**_DEVICE_COLUMNS, "kind": "syncType", "event": "eventId"},
@@ -199,96 +161,65 @@ def _synchronisations() -> Source:
             "name": choice("r.kind", _SYNC_KINDS, "'Unknown'"),
             "tid": f"({stream})::VARCHAR",
             "stream": stream,
-            "args": arguments(
-                *_DEVICE_PIECES[:2],
-                number("stream", f"({stream})"),
-                number("event", f"nullif(r.event, {_NO_STREAM})"),
-            ),
+            "args": arguments(*numbers(args)),
         },
         needs=("start", "end", "deviceId"),
     )
 
 
-_THREAD_COLUMNS = {"start": "start", "stop": "end", "thread": "globalTid"}
-
-
-def _calls() -> Source:
-    """CUDA runtime and driver calls. The version in a call's name (_v3020) becomes an argument."""
+def _thread_calls(
+    table: str,
+    category: str,
+    columns: str,
+    args: Iterable[str],
+    name: str = "nameId",
+    more: dict[str, str] | None = None,
+) -> Source:
+    """Calls of threads. `category` is SQL, `name` the column of the call's name."""
     return Source(
-        "CUPTI_ACTIVITY_KIND_RUNTIME",
-        {
-            **_THREAD_COLUMNS,
-            "layer": "eventClass",
-            "correlation": "correlationId",
-            "name": "nameId",
-            "result": "returnValue",
-        },
-        {
-            "category": "CASE WHEN coalesce(r.layer = 1, NOT starts_with(s.text, 'cuda')) THEN 'cuda_driver' "
-            "ELSE 'cuda_runtime' END",
-            "name": "coalesce(s.name, '')",
-            "correlation": "r.correlation",
-            "args": arguments(
-                number("return value", "r.result"),
-                text("version", "nullif(s.version, '')"),
-            ),
-        },
-        needs=("start", "end", "nameId"),
+        table,
+        _columns(f"start=start stop=end thread=globalTid name={name} {columns}"),
+        {"category": category, "name": _STRING, "args": arguments(*args)},
+        needs=("start", "end", name),
+        more=more or {},
     )
+
+
+def _cuda_calls() -> Source:
+    """CUDA runtime and driver calls. The version in a call's name (_v3020) becomes an argument."""
+    calls = _thread_calls(
+        "CUPTI_ACTIVITY_KIND_RUNTIME",
+        "CASE WHEN coalesce(r.layer = 1, NOT starts_with(s.text, 'cuda')) THEN 'cuda_driver' ELSE 'cuda_runtime' END",
+        "layer=eventClass correlation=correlationId result=returnValue",
+        [number("return value", "r.result"), text("version", "nullif(s.version, '')")],
+    )
+    events = {**calls.events, "name": "coalesce(s.name, '')", "correlation": "r.correlation"}
+    return replace(calls, events=events)
 
 
 def _os_calls() -> Source:
-    return Source(
+    args = {"return value": "r.result", "nesting level": "nullif(r.level, 0)", "class": "nullif(r.layer, 27)"}
+    return _thread_calls(
         "OSRT_API",
-        {
-            **_THREAD_COLUMNS,
-            "name": "nameId",
-            "layer": "eventClass",
-            "result": "returnValue",
-            "level": "nestingLevel",
-        },
-        {
-            "category": "'os_runtime'",
-            "name": "coalesce(s.text, '')",
-            "args": arguments(
-                number("return value", "r.result"),
-                number("nesting level", "nullif(r.level, 0)"),
-                number("class", "nullif(r.layer, 27)"),
-                number("name id", "r.name"),
-            ),
-        },
-        needs=("start", "end", "nameId"),
+        "'os_runtime'",
+        "layer=eventClass result=returnValue level=nestingLevel",
+        numbers({**args, "name id": "r.name"}),
     )
 
 
-def _mpi(export: NsysExport, table: str, **more: str) -> Source:
+def _mpi(export: NsysExport, table: str, columns: str = "") -> Source:
     """MPI calls, as annotations like those of gloo: collectives on the host."""
     has_ranks = export.has("MPI_RANKS", "globalTid", "rank")
     rank = f"(SELECT m.rank FROM MPI_RANKS m WHERE m.globalTid = {table}.globalTid)" if has_ranks else "NULL"
-    return Source(
+    args = {"communicator": "r.communicator", "rank": "r.mpi_rank"}
+    args |= {value.replace("_", " "): f"r.{value}" for value in _columns(columns)}
+    return _thread_calls(
         table,
-        {**_THREAD_COLUMNS, "name": "textId", "communicator": "commHandle", **more},
-        {
-            "category": "'user_annotation'",
-            "name": "coalesce(s.text, '')",
-            "args": arguments(
-                '\',"domain":"MPI","mpi":true\'',
-                number("communicator", "r.communicator"),
-                number("rank", "r.mpi_rank"),
-                *(number(key.replace("_", " "), f"r.{key}") for key in more),
-            ),
-        },
+        "'user_annotation'",
+        f"communicator=commHandle {columns}",
+        ['\',"domain":"MPI","mpi":true\'', *numbers(args)],
+        name="textId",
         more={"mpi_rank": rank},
-        needs=("start", "end", "textId"),
-    )
-
-
-def _overhead() -> Source:
-    return Source(
-        "PROFILER_OVERHEAD",
-        {**_THREAD_COLUMNS, "name": "nameId", "result": "returnValue"},
-        {"category": "'overhead'", "name": "coalesce(s.text, '')", "args": arguments("''")},
-        needs=("start", "end", "nameId"),
     )
 
 
@@ -296,14 +227,14 @@ def _metrics() -> Source:
     """Sampled GPU metrics. The reader joins them with the names of metrics instead of strings."""
     return Source(
         "GPU_METRICS",
-        {"start": "timestamp", "type": "typeId", "metric": "metricId", "value": "value"},
+        _columns("start=timestamp type=typeId metric=metricId value=value"),
         {
             "ph": "'C'",
             "category": "'gpu_metrics'",
             "name": "coalesce(s.text, 'metric ' || r.metric)",
             "pid": "concat('GPU ', r.type & 255)",
             "tid": "''",
-            "dur_ns": "NULL::BIGINT",
+            "dur_ns": _NO_DURATION,
             "device": "r.type & 255",
             "args": arguments(number("value", "r.value")),
         },
@@ -314,22 +245,24 @@ def _metrics() -> Source:
 
 
 def event_sources(export: NsysExport) -> list[Source]:
-    """The sources of this module; which of them the export has, `found_in` tells."""
-    collective = {"root_rank": "rootRank", "send_bytes": "size", "receive_bytes": "recvSize"}
+    """What this module reads; which of them the export has, `found_in` tells."""
     return [
         _kernels(export),
         _graphs(),
         _copies(),
         _fills(),
         _synchronisations(),
-        _calls(),
+        _cuda_calls(),
         _os_calls(),
-        _mpi(export, "MPI_COLLECTIVES_EVENTS", **collective),
-        _mpi(export, "MPI_P2P_EVENTS", tag="tag", peer_rank="remoteRank", bytes="size"),
+        _mpi(export, "MPI_COLLECTIVES_EVENTS", "root_rank=rootRank send_bytes=size receive_bytes=recvSize"),
+        _mpi(export, "MPI_P2P_EVENTS", "tag=tag peer_rank=remoteRank bytes=size"),
         _mpi(export, "MPI_START_WAIT_EVENTS"),
         _mpi(export, "MPI_OTHER_EVENTS"),
-        _overhead(),
+        _thread_calls("PROFILER_OVERHEAD", "'overhead'", "result=returnValue", ["''"]),
         _metrics(),
+        _memory_usage(),
+        *_names(),
+        _nvtx(export),
     ]
 
 
@@ -345,15 +278,9 @@ _PLAIN_RANGE = PUSH_POP[0]
 _NEEDED = ("start", "end", "globalTid")
 
 
-def nvtx_sources(export: NsysExport) -> list[Source]:
-    """The sources of this module; which of them the export has, `found_in` tells."""
-    ranges = (
-        _nvtx(export) if export.has("NVTX_EVENTS", *_NEEDED) else Source("NVTX_EVENTS", {}, {}, needs=_NEEDED)
-    )
-    return [_memory_usage(), _thread_names(), _process_names(), ranges]
-
-
 def _nvtx(export: NsysExport) -> Source:
+    if not export.has("NVTX_EVENTS", *_NEEDED):
+        return Source("NVTX_EVENTS", {}, {}, needs=_NEEDED)
     kind = f"coalesce(r.kind, {_PLAIN_RANGE})"
     is_range = f"{kind} IN {_RANGES}"
     crossing = f"{kind} IN {START_END}"
@@ -361,45 +288,33 @@ def _nvtx(export: NsysExport) -> Source:
     recording_end, last_time = _recording_end(export), _last_time(export)
     unended_step = f"(coalesce(r.stop >= {recording_end}, true) AND starts_with({name}, 'ProfilerStep#'))"
     thread = f"({TID.format('r.thread')})::VARCHAR"
+    style = f"CASE WHEN {kind} IN {PUSH_POP} THEN 'PushPop' WHEN {crossing} THEN 'StartEnd' END"
+    args = arguments(
+        text("style", style),
+        text("domain", "d.domain_name"),
+        number("nvtx category", "nullif(r.nvtx_category, 0)"),
+        number("range", f"r.{ROW}"),
+        text("payload", "r.payload"),
+        number("end thread", f"({TID.format('r.end_thread')})"),
+        f"CASE WHEN {is_range} AND r.stop IS NULL THEN ',\"open\":true' END",
+    )
+    has_kinds = export.has("NVTX_EVENTS", "eventType")
     return Source(
         "NVTX_EVENTS",
-        {
-            "start": "start",
-            "stop": "end",
-            "thread": "globalTid",
-            "end_thread": "endGlobalTid",
-            "name": "textId",
-            "text": "text",
-            "kind": "eventType",
-            "nvtx_category": "category",
-            "domain": "domainId",
-            "payload": "jsonText",
-        },
+        _columns(
+            "start=start stop=end thread=globalTid end_thread=endGlobalTid name=textId text=text kind=eventType "
+            "nvtx_category=category domain=domainId payload=jsonText"
+        ),
         {
             "ph": f"CASE WHEN {is_range} THEN 'X' WHEN {kind} = {MARK} THEN 'i' ELSE 'M' END",
             "category": f"CASE WHEN {unended_step} THEN {sql_text(UNFINISHED_STEP)} ELSE 'user_annotation' END",
             "name": f"CASE WHEN {kind} = {THREAD_NAME} THEN 'thread_name' ELSE {name} END",
             "tid": f"CASE WHEN {crossing} THEN {thread} || {sql_text(CROSSING_RANGES)} ELSE {thread} END",
             "dur_ns": f"CASE WHEN {is_range} THEN coalesce(r.stop, {last_time}) - r.start END",
-            "args": f"CASE WHEN {kind} = {THREAD_NAME} THEN {arguments(text('name', name))} ELSE "
-            + arguments(
-                text(
-                    "style",
-                    f"CASE WHEN {kind} IN {PUSH_POP} THEN 'PushPop' WHEN {crossing} THEN 'StartEnd' END",
-                ),
-                text("domain", "d.domain_name"),
-                number("nvtx category", "nullif(r.nvtx_category, 0)"),
-                number("range", f"r.{ROW}"),
-                text("payload", "r.payload"),
-                number("end thread", f"({TID.format('r.end_thread')})"),
-                f"CASE WHEN {is_range} AND r.stop IS NULL THEN ',\"open\":true' END",
-            )
-            + " END",
+            "args": f"CASE WHEN {kind} = {THREAD_NAME} THEN {arguments(text('name', name))} ELSE {args} END",
         },
         texts=frozenset({"text", "payload"}),
-        where=f"{{kind}} IN {(*_RANGES, MARK, THREAD_NAME)}"
-        if export.has("NVTX_EVENTS", "eventType")
-        else "",
+        where=f"{{kind}} IN {(*_RANGES, MARK, THREAD_NAME)}" if has_kinds else "",
         needs=_NEEDED,
         more={ROW: ROWID},
         joins=_domains(export),
@@ -408,38 +323,25 @@ def _nvtx(export: NsysExport) -> Source:
     )
 
 
-def _thread_names() -> Source:
-    """Metadata events with the names of threads, as in the trace event format."""
-    return Source(
-        "ThreadNames",
-        {"name": "nameId", "thread": "globalTid", "priority": "priority"},
-        {
-            "ph": "'M'",
-            "category": "''",
-            "name": "'thread_name'",
-            "ts_ns": "0",
-            "dur_ns": "NULL::BIGINT",
-            "args": arguments(text("name", "coalesce(s.text, '')"), number("priority", "r.priority")),
-        },
-        needs=("nameId", "globalTid"),
-    )
-
-
-def _process_names() -> Source:
-    return Source(
-        "PROCESSES",
-        {"text": "name", "thread": "globalPid"},
-        {
-            "ph": "'M'",
-            "category": "''",
-            "name": "'process_name'",
-            "tid": "'0'",
-            "ts_ns": "0",
-            "dur_ns": "NULL::BIGINT",
-            "args": arguments(text("name", "coalesce(r.text, '')")),
-        },
-        texts=frozenset({"text"}),
-        needs=("globalPid", "name"),
+def _names() -> tuple[Source, Source]:
+    """Metadata events with the names of threads and processes, as in the trace event format."""
+    common = {"ph": "'M'", "category": "''", "ts_ns": "0", "dur_ns": _NO_DURATION}
+    thread_args = arguments(text("name", _STRING), number("priority", "r.priority"))
+    process_args = arguments(text("name", "coalesce(r.text, '')"))
+    return (
+        Source(
+            "ThreadNames",
+            _columns("name=nameId thread=globalTid priority=priority"),
+            {**common, "name": "'thread_name'", "args": thread_args},
+            needs=("nameId", "globalTid"),
+        ),
+        Source(
+            "PROCESSES",
+            _columns("text=name thread=globalPid"),
+            {**common, "name": "'process_name'", "tid": "'0'", "args": process_args},
+            texts=frozenset({"text"}),
+            needs=("globalPid", "name"),
+        ),
     )
 
 
@@ -450,20 +352,15 @@ def _memory_usage() -> Source:
     total = f"TRY_CAST({sums} AS BIGINT)"
     return Source(
         "CUDA_GPU_MEMORY_USAGE_EVENTS",
-        {
-            "start": "start",
-            "thread": "globalPid",
-            "device": "deviceId",
-            "address": "address",
-            "size": "bytes",
-            "operation": "memoryOperationType",
-            "name": "name",
-        },
+        _columns(
+            "start=start thread=globalPid device=deviceId address=address size=bytes operation=memoryOperationType "
+            "name=name"
+        ),
         {
             "ph": "'i'",
             "category": "'cpu_instant_event'",
             "name": "'[memory]'",
-            "dur_ns": "NULL::BIGINT",
+            "dur_ns": _NO_DURATION,
             "args": arguments(
                 number("Bytes", f"({signed})"), number("Device Id", "r.device"), text("pool", "s.text")
             ),

@@ -25,22 +25,14 @@ _OF_ONE_PROCESS = ("torchrun", "RANK")
 _MPI_RANK = re.compile(r"^MPI Rank (\d+)$")
 _THREAD_NAME = 39
 _TRAILING_NUMBER = re.compile(r"_(\d{1,6})$")
-# Options that say how many ranks a launcher starts (on this node), on which node it is, and how many nodes there are.
-_RANKS_HERE = {
-    "torchrun": ("--nproc-per-node",),
-    "mpiexec": ("-n", "-np", "--np", "-c", "--procs"),
-    "srun": ("-n", "--ntasks"),
-    "deepspeed": ("--num-gpus",),
-    "accelerate": ("--num-processes",),
-}
-_NODE, _NODES = ("--node-rank",), ("--nnodes",)
 _LAUNCHERS = (
-    (re.compile(r"(?:^|/)torchrun$|^torch\.distributed\.(?:run|launch)$"), "torchrun"),
-    (re.compile(r"(?:^|/)(?:mpiexec|mpirun|orterun)(?:[._].*)?$"), "mpiexec"),
-    (re.compile(r"(?:^|/)srun$"), "srun"),
-    (re.compile(r"(?:^|/)deepspeed$"), "deepspeed"),
-    (re.compile(r"(?:^|/)accelerate$|^accelerate\.commands\.launch$"), "accelerate"),
+    (re.compile(r"(?:^|/)torchrun$|^torch\.distributed\.(?:run|launch)$"), ("--nproc-per-node",)),
+    (re.compile(r"(?:^|/)(?:mpiexec|mpirun|orterun)(?:[._].*)?$"), ("-n", "-np", "--np", "-c", "--procs")),
+    (re.compile(r"(?:^|/)srun$"), ("-n", "--ntasks")),
+    (re.compile(r"(?:^|/)deepspeed$"), ("--num-gpus",)),
+    (re.compile(r"(?:^|/)accelerate$|^accelerate\.commands\.launch$"), ("--num-processes",)),
 )
+"""Launchers, and their options that say how many ranks they start (on this node)."""
 
 
 @dataclass(frozen=True)
@@ -70,21 +62,17 @@ def groups_of(export: NsysExport) -> list[ProcessGroup]:
     by_pid, source, world = _ranks_of_processes(export, pids, started)
     if len(set(by_pid.values())) > 1:
         others = len(set(pids) - set(by_pid))
+        pids_of = {rank: frozenset(pid for pid in by_pid if by_pid[pid] == rank) for rank in by_pid.values()}
         return [
-            ProcessGroup(
-                rank,
-                source,
-                world,
-                frozenset(pid for pid in by_pid if by_pid[pid] == rank),
-                f"rank {rank}",
-                others,
-            )
-            for rank in sorted(set(by_pid.values()))
+            ProcessGroup(rank, source, world, pids_of[rank], f"rank {rank}", others)
+            for rank in sorted(pids_of)
         ]
     everything = frozenset(pids)
-    merged = len(processes_with_cuda(export)) if _is_of_a_node(export) else 0
+    workers = len(processes_with_cuda(export))
+    # Where several processes use CUDA, nsys profiled a launcher, whose variables are not those of a rank.
+    merged = workers if workers > 1 else 0
     identity = started or _agreed_identity(_of_processes(export))
-    if identity is not None and not (identity.source not in _OF_ONE_PROCESS and _is_of_a_node(export)):
+    if identity is not None and (identity.source in _OF_ONE_PROCESS or not merged):
         merged_here = 0 if started is not None and started.source in _OF_ONE_PROCESS else merged
         return [
             ProcessGroup(identity.rank, FROM_ENVIRONMENT, identity.world_size, everything, merged=merged_here)
@@ -147,24 +135,20 @@ def _agreed_identity(environments: Iterable[Mapping[str, str]]) -> Identity | No
     return identities[0] if len({identity.rank for identity in identities}) == 1 else None
 
 
-def _is_of_a_node(export: NsysExport) -> bool:
-    """True if several processes use CUDA: nsys profiled a launcher, whose variables are not those of a rank."""
-    return len(processes_with_cuda(export)) > 1
-
-
 def _processes(export: NsysExport) -> list[int]:
     """Processes with recorded events, in order of process id."""
     pids = set(processes_with_cuda(export))
     scanned = ["NVTX_EVENTS", "OSRT_API", "MPI_RANKS", "MPI_OTHER_EVENTS"]
     if not pids:
         scanned.append("CUPTI_ACTIVITY_KIND_RUNTIME")
-    for table in scanned:
-        if export.has(table, "globalTid"):
-            rows = export.rows(
-                f"SELECT DISTINCT {PID.format('globalTid')} FROM {table} WHERE globalTid IS NOT NULL"
-            )
-            pids |= {pid for (pid,) in rows}
-    return sorted(pids)
+    return sorted(pids.union(*(_processes_in(export, table) for table in scanned)))
+
+
+def _processes_in(export: NsysExport, table: str) -> set[int]:
+    if not export.has(table, "globalTid"):
+        return set()
+    rows = export.rows(f"SELECT DISTINCT {PID.format('globalTid')} FROM {table} WHERE globalTid IS NOT NULL")
+    return {pid for (pid,) in rows}
 
 
 def _ranks_of_processes(
@@ -179,7 +163,7 @@ def _ranks_of_processes(
         return ranks, FROM_MPI, None
     if started is not None and started.source in _OF_ONE_PROCESS:
         return {}, "", None
-    workers = processes_with_cuda(export) or _with_ranges(export) or pids
+    workers = processes_with_cuda(export) or sorted(_processes_in(export, "NVTX_EVENTS") - {0}) or pids
     launchers: dict[tuple[str, int | None], list[int]] = {}
     for identity in map(detect, _of_processes(export)):
         if identity.source in _OF_ONE_PROCESS or (started is None and identity.source != SINGLE):
@@ -197,16 +181,16 @@ def _from_command(
     """From a launcher in the command line of nsys, if as many processes use CUDA as it starts ranks."""
     workers, words = processes_with_cuda(export), _command(export)
     for position, word in enumerate(words):
-        launcher = next((name for pattern, name in _LAUNCHERS if pattern.search(word)), None)
-        if launcher is None:
+        ranks_here = next((names for pattern, names in _LAUNCHERS if pattern.search(word)), None)
+        if ranks_here is None:
             continue
         options = words[position + 1 :]
-        count = _option(options, _RANKS_HERE[launcher])
+        count = _option(options, ranks_here)
         if count in ("gpu", "auto") and export.has("TARGET_INFO_GPU", "id"):
             count = str(export.rows("SELECT count(*) FROM TARGET_INFO_GPU")[0][0])
         if len(workers) < 2 or count != str(len(workers)):
             return None
-        node, nodes = _option(options, _NODE), _option(options, _NODES)
+        node, nodes = _option(options, ("--node-rank",)), _option(options, ("--nnodes",))
         if node is None and started is not None:  # one launcher on each node, started by srun or mpiexec
             node, nodes = str(started.rank), str(started.world_size or "")
         first = int(node) * len(workers) if node and node.isdigit() else 0
@@ -252,9 +236,11 @@ def _by_device(export: NsysExport, workers: list[int]) -> list[int]:
 def _devices(export: NsysExport) -> dict[int, set[int]]:
     """The devices that each process computes on; a context alone, such as that of a peer, is no use of a device."""
     used: dict[int, set[int]] = {}
-    for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "TARGET_INFO_CUDA_CONTEXT_INFO"):
-        pid = PID.format("globalPid") if table == "CUPTI_ACTIVITY_KIND_KERNEL" else "processId"
-        if not used and export.has(table, "deviceId", "globalPid" if "globalPid" in pid else "processId"):
+    for table, column, pid in (
+        ("CUPTI_ACTIVITY_KIND_KERNEL", "globalPid", PID.format("globalPid")),
+        ("TARGET_INFO_CUDA_CONTEXT_INFO", "processId", "processId"),
+    ):
+        if not used and export.has(table, "deviceId", column):
             for process, device in export.rows(f"SELECT DISTINCT {pid}, deviceId FROM {table}"):
                 used.setdefault(process, set()).add(device)
     return used
@@ -304,11 +290,3 @@ def processes_with_cuda(export: NsysExport) -> list[int]:
         if export.has(table, "processId"):
             return sorted(pid for (pid,) in export.rows(f"SELECT DISTINCT processId FROM {table}") if pid)
     return []
-
-
-def _with_ranges(export: NsysExport) -> list[int]:
-    if not export.has("NVTX_EVENTS", "globalTid"):
-        return []
-    return sorted(
-        pid for (pid,) in export.rows(f"SELECT DISTINCT {PID.format('globalTid')} FROM NVTX_EVENTS") if pid
-    )

@@ -18,7 +18,7 @@ import numpy as np
 
 from rankscope.readers.base import EventBatch, Reader, Reading, ReadReport, TraceIdentity
 from rankscope.readers.columns import IN_C, NULL, SQLITE, EventColumns
-from rankscope.readers.nsys.events import event_sources, nvtx_sources
+from rankscope.readers.nsys.events import event_sources
 from rankscope.readers.nsys.export import AGAIN, PID, NsysExport, open_export
 from rankscope.readers.nsys.identity import (
     ProcessGroup,
@@ -144,7 +144,7 @@ class NsysReading(Reading):
 
     def batches(self) -> Iterator[NsysBatch]:
         export = self._export
-        every = [*event_sources(export), *nvtx_sources(export)]
+        every = event_sources(export)
         sources = [source for source in every if source.found_in(export)]
         strings = {source.table: _string_table(export, source) for source in sources}
         for source in every:
@@ -197,14 +197,11 @@ class NsysReader(Reader):
         return True
 
     def identify_parts(self, path: Path) -> list[TraceIdentity]:
-        export = open_export(path)
-        try:
+        with closing(open_export(path)) as export:
             return [
                 TraceIdentity(group.rank, group.source, group.world_size, export.capture_id, group.part)
                 for group in groups_of(export)
             ]
-        finally:
-            export.close()
 
     def open(self, path: Path, part: str = "") -> NsysReading:
         return NsysReading(path, part)
@@ -244,14 +241,19 @@ def _group(export: NsysExport, part: str) -> ProcessGroup:
 def _string_table(export: NsysExport, source: Source) -> StringTable:
     if source.table != "GPU_METRICS":
         return StringTable(partial(_event_strings, export.path))
-    names = _metric_names(export)
+    if not export.has("TARGET_INFO_GPU_METRICS", "metricId", "metricName"):
+        return StringTable(lambda ids: [])
+    rows = export.rows("SELECT metricId, min(metricName) FROM TARGET_INFO_GPU_METRICS GROUP BY metricId")
+    names = [(number, text_of(name)) for number, name in rows]
     return StringTable(lambda ids: names)
 
 
 def _event_strings(path: Path, ids: Sequence[int]) -> list[tuple[int, str]]:
     """Names of events. Recorded environments and program output are left out."""
     with closing(open_export(path)) as export:
-        where = _is_name(export)
+        where = f"length(CAST(value AS BLOB)) < {_LONGEST_STRING} AND instr(CAST(value AS BLOB), x'00') = 0"
+        if export.has("ProcessStreams", "contentId"):
+            where += " AND id NOT IN (SELECT contentId FROM ProcessStreams WHERE contentId IS NOT NULL)"
         return [
             (number, text_of(value))
             for start in range(0, len(ids), _IDS_AT_A_TIME)
@@ -260,20 +262,6 @@ def _event_strings(path: Path, ids: Sequence[int]) -> list[tuple[int, str]]:
                 f"({', '.join(map(str, ids[start : start + _IDS_AT_A_TIME]))})"
             )
         ]
-
-
-def _is_name(export: NsysExport) -> str:
-    where = f"length(CAST(value AS BLOB)) < {_LONGEST_STRING} AND instr(CAST(value AS BLOB), x'00') = 0"
-    if export.has("ProcessStreams", "contentId"):
-        where += " AND id NOT IN (SELECT contentId FROM ProcessStreams WHERE contentId IS NOT NULL)"
-    return where
-
-
-def _metric_names(export: NsysExport) -> list[tuple[int, str]]:
-    if not export.has("TARGET_INFO_GPU_METRICS", "metricId", "metricName"):
-        return []
-    rows = export.rows("SELECT metricId, min(metricName) FROM TARGET_INFO_GPU_METRICS GROUP BY metricId")
-    return [(number, text_of(name)) for number, name in rows]
 
 
 def _header(export: NsysExport, group: ProcessGroup) -> dict[str, Any]:
@@ -294,19 +282,12 @@ def _header(export: NsysExport, group: ProcessGroup) -> dict[str, Any]:
 
 
 _DEVICE_FACTS = {
-    "name": "name",
-    "uuid": "uuid",
-    "totalGlobalMem": "totalMemory",
-    "computeMajor": "computeMajor",
-    "computeMinor": "computeMinor",
-    "numSms": "smCount",
-    "maxThreadsPerBlock": "maxThreadsPerBlock",
-    "regsPerMultiprocessor": "maxRegistersPerSm",
-    "warpSize": "threadsPerWarp",
-    "sharedMemPerBlock": "maxShmemPerBlock",
-    "sharedMemPerMultiprocessor": "maxShmemPerSm",
-    "memoryBandwidth": "memoryBandwidth",
-}
+    "name": "name", "uuid": "uuid", "totalGlobalMem": "totalMemory", "computeMajor": "computeMajor",
+    "computeMinor": "computeMinor", "numSms": "smCount", "maxThreadsPerBlock": "maxThreadsPerBlock",
+    "regsPerMultiprocessor": "maxRegistersPerSm", "warpSize": "threadsPerWarp", "sharedMemPerBlock": "maxShmemPerBlock",
+    "sharedMemPerMultiprocessor": "maxShmemPerSm", "memoryBandwidth": "memoryBandwidth",
+}  # fmt: skip
+"""Kineto's names of what describes a device, and those of nsys."""
 
 
 def _devices(export: NsysExport) -> list[dict[str, Any]]:

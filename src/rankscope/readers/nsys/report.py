@@ -51,7 +51,9 @@ def exported(report: Path) -> Path:
     beside = report.with_suffix(".sqlite")
     if beside.is_file() and beside.stat().st_mtime_ns >= report.stat().st_mtime_ns:
         return beside
-    folder = _exports() / _digest(report)
+    status = report.stat()
+    identity = f"{report.resolve()} {status.st_size} {status.st_mtime_ns}"
+    folder = _exports() / hashlib.sha256(identity.encode()).hexdigest()[:16]
     target = folder / f"{report.stem}.sqlite"
     if not target.is_file():
         _export(report, folder, target)
@@ -122,9 +124,3 @@ def _exports() -> Path:
     os.environ[_FOLDER_VARIABLE] = folder
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
-
-
-def _digest(report: Path) -> str:
-    status = report.stat()
-    text = f"{report.resolve()} {status.st_size} {status.st_mtime_ns}"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

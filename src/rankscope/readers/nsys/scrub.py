@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,19 +135,14 @@ def _replace(
 ) -> None:
     """Change every text of these tables; as bytes, since text may be invalid UTF-8."""
     connection.create_function("cleaned", 1, lambda text: cleaned(text) if text else text)
-    for table, column in _text_columns(connection, tables):
-        name = sql_name(column)
-        text = f"CAST({name} AS BLOB)"
-        connection.execute(
-            f"UPDATE {sql_name(table)} SET {name} = CAST(cleaned({text}) AS TEXT) WHERE cleaned({text}) <> {text}"
-        )
-
-
-def _text_columns(connection: sqlite3.Connection, tables: Iterable[str]) -> Iterator[tuple[str, str]]:
-    for table in tables:
-        for _, name, kind, *_ in connection.execute(f"PRAGMA table_info({sql_name(table)})").fetchall():
+    for table in map(sql_name, tables):
+        for _, column, kind, *_ in connection.execute(f"PRAGMA table_info({table})").fetchall():
             if "INT" not in kind.upper() and "REAL" not in kind.upper():
-                yield table, name
+                name = sql_name(column)
+                text = f"CAST({name} AS BLOB)"
+                connection.execute(
+                    f"UPDATE {table} SET {name} = CAST(cleaned({text}) AS TEXT) WHERE cleaned({text}) <> {text}"
+                )
 
 
 def _pattern(texts: Sequence[bytes]) -> re.Pattern[bytes] | None:

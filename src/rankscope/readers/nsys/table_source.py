@@ -1,11 +1,11 @@
 """Describes how a table of an nsys export becomes events: the columns to read, and SQL for model.READ_EVENTS.
 
-In the SQL, `r` is a row of the table and `s` the string that its name refers to. `events` and `nvtx` list the tables.
+In the SQL, `r` is a row of the table and `s` the string that its name refers to. `events` lists the tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,11 +53,7 @@ _DEFAULTS = {
     "dur_ns": "r.stop - r.start",
     "flow": "NULL::VARCHAR",
     "args": "NULL",
-    "correlation": "NULL::BIGINT",
-    "external_id": "NULL::BIGINT",
-    "device": "NULL::BIGINT",
-    "stream": "NULL::BIGINT",
-    "bytes": "NULL::BIGINT",
+    **dict.fromkeys(LINKS, "NULL::BIGINT"),
     "collective": "NULL::VARCHAR",
     "memory": f"NULL::{MEMORY_TYPE}",
     "shapes": "NULL::VARCHAR[]",
@@ -165,8 +161,8 @@ def text(key: str, sql: str) -> str:
     return f"""',"{key}":' || to_json({sql})::VARCHAR"""
 
 
-def numbers(**keys: str) -> Iterable[str]:
-    return (number(key.replace("_", " "), f"r.{name}") for key, name in keys.items())
+def numbers(keys: Mapping[str, str]) -> list[str]:
+    return [number(key, sql) for key, sql in keys.items()]
 
 
 def choice(value: str, choices: dict[int, str], otherwise: str = "NULL") -> str:

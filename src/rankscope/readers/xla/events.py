@@ -67,15 +67,12 @@ class PlaneMeanings:
     many_devices: bool
     steps_of_device: bool
     """This device's line of steps is that of the run: no host has annotated its steps."""
-    _known: dict[LineKind, tuple[list[Meaning], NamedTexts]] = field(default_factory=dict)
+    _shared: dict[LineKind, tuple[list[Meaning], NamedTexts]] = field(default_factory=dict)
 
     def shared(self, kind: LineKind) -> tuple[list[Meaning], NamedTexts]:
         """What each metadata means on a line, in the order of its ids, and its arguments as JSON without braces."""
-        if kind not in self._known:
-            self._known[kind] = self._shared(kind)
-        return self._known[kind]
-
-    def _shared(self, kind: LineKind) -> tuple[list[Meaning], NamedTexts]:
+        if kind in self._shared:
+            return self._shared[kind]
         has_async = any(line.name == ASYNC_LINE for line in self.plane.lines)
         meanings: dict[int, Meaning] = {}
         texts: dict[int, str] = {}
@@ -84,7 +81,8 @@ class PlaneMeanings:
             meanings[id] = meaning(kind, about.label, hlo, about.stats, has_async, self.many_devices)
             args = arguments(about.stats, meanings[id].collective)
             texts[id] = json.dumps(args, ensure_ascii=False, separators=(",", ":"))[1:-1]
-        return [meanings[id] for id in sorted(meanings)], NamedTexts.of(texts)
+        self._shared[kind] = [meanings[id] for id in sorted(meanings)], NamedTexts.of(texts)
+        return self._shared[kind]
 
     @cached_property
     def picked(self) -> Numbers:

@@ -87,7 +87,9 @@ def meaning(
     `has_async`: the device has a line of asynchronous ops. `many`: the file has several devices.
     """
     if line.holds == HOST:
-        return _on_host(label)
+        if label.startswith("$"):
+            return Meaning("python_function", python_frame(label))
+        return Meaning(next((kind for pattern, kind in _CALLS if pattern.match(label)), "cpu_op"), label)
     if line.holds == STREAM:
         kinds = ((_COPY, "gpu_memcpy"), (_FILL, "gpu_memset"))
         return Meaning(next((kind for pattern, kind in kinds if pattern.match(label)), "kernel"), label)
@@ -96,12 +98,6 @@ def meaning(
     if line.holds == STEPS and label.isascii() and label.isdigit():
         return Meaning("gpu_user_annotation", f"step {label}")
     return Meaning("" if line.holds == OTHER else "gpu_user_annotation", label)
-
-
-def _on_host(label: str) -> Meaning:
-    if label.startswith("$"):
-        return Meaning("python_function", python_frame(label))
-    return Meaning(next((kind for pattern, kind in _CALLS if pattern.match(label)), "cpu_op"), label)
 
 
 def python_frame(label: str) -> str:
@@ -134,12 +130,10 @@ def _op(
         return Meaning("gpu_user_annotation", label)
     if line.holds == ASYNC:
         if communicates is None:
-            moves = _MOVES.search(label) is not None
-            return Meaning("gpu_memcpy" if moves else "gpu_user_annotation", label)
-        return Meaning("kernel", label, collective(communicates, hlo, line.device, many))
-    if part == "-done" and has_async:  # the device waits for what the other line shows
+            return Meaning("gpu_memcpy" if _MOVES.search(label) else "gpu_user_annotation", label)
+    elif part == "-done" and has_async:  # the device waits for what the other line shows
         return Meaning("cuda_sync", label)
-    if communicates is None or (part == "-start"):
+    elif communicates is None or part == "-start":
         return Meaning("kernel", label)
     return Meaning("kernel", label, collective(communicates, hlo, line.device, many))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -88,12 +89,11 @@ class Plane:
     @cached_property
     def stat_texts(self) -> NamedTexts:
         """The names of stats as JSON; '' for those that are left out."""
-        return NamedTexts.of(
-            {
-                id: "" if name.startswith(_INTERNAL) or not name else quoted(name)
-                for id, name in self.stat_names.items()
-            }
-        )
+        texts = dict.fromkeys(self.stat_names, "")
+        for id, name in self.stat_names.items():
+            if name and not name.startswith(_INTERNAL):
+                texts[id] = json.dumps(name, ensure_ascii=False)
+        return NamedTexts.of(texts)
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,6 @@ class LineEvents:
     damaged: int
     without_args: int
     """Events whose arguments were left out: there are too many bytes of them."""
-
-
-def quoted(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def read_planes(space: memoryview) -> Iterator[Plane | tuple[str, str]]:
@@ -190,46 +186,43 @@ def read_plane(message: memoryview) -> Plane:
     return plane
 
 
-def _entry(message: memoryview) -> tuple[int, memoryview | None]:
+def _undamaged(message: bytes | memoryview) -> Iterator[tuple[int, int, Any]]:
+    """The fields of a message, as far as it can be read."""
+    with suppress(DamagedMessageError):
+        yield from fields(message)
+
+
+def _entry(message: memoryview) -> tuple[int, bytes | memoryview]:
     """Key and value of an entry of a map."""
-    key, value = 0, None
-    try:
-        for number, wire, item in fields(message):
-            if number == _Fields.KEY and wire == VARINT:
-                key = signed(item)
-            elif number == _Fields.VALUE and wire == BYTES:
-                value = item
-    except DamagedMessageError:
-        pass
+    key, value = 0, b""
+    for number, wire, item in _undamaged(message):
+        if number == _Fields.KEY and wire == VARINT:
+            key = signed(item)
+        elif number == _Fields.VALUE and wire == BYTES:
+            value = item
     return key, value
 
 
 def _add_stat_name(names: dict[int, str], message: memoryview) -> None:
     key, value = _entry(message)
-    try:
-        for number, wire, item in fields(value) if value is not None else ():
-            if number == _Fields.METADATA_NAME and wire == BYTES:
-                names[key] = _text(wire, item)
-    except DamagedMessageError:
-        pass
+    for number, wire, item in _undamaged(value):
+        if number == _Fields.METADATA_NAME and wire == BYTES:
+            names[key] = _text(wire, item)
 
 
 def _add_event_metadata(plane: Plane, message: memoryview) -> None:
     key, value = _entry(message)
     name = display_name = ""
     stats: list[memoryview] = []
-    try:
-        for number, wire, item in fields(value) if value is not None else ():
-            if wire != BYTES:
-                continue
-            if number == _Fields.METADATA_NAME:
-                name = _text(wire, item)
-            elif number == _Fields.METADATA_DISPLAY_NAME:
-                display_name = _text(wire, item)
-            elif number == _Fields.METADATA_STAT:
-                stats.append(item)
-    except DamagedMessageError:
-        pass
+    for number, wire, item in _undamaged(value):
+        if wire != BYTES:
+            continue
+        if number == _Fields.METADATA_NAME:
+            name = _text(wire, item)
+        elif number == _Fields.METADATA_DISPLAY_NAME:
+            display_name = _text(wire, item)
+        elif number == _Fields.METADATA_STAT:
+            stats.append(item)
     plane.events[key] = EventMetadata(name, display_name, dict(_stats(stats, plane.stat_names)))
 
 

@@ -71,12 +71,10 @@ class TraceJsonBatch(EventBatch):
             meanings.append(self._meaning(kind, edited.texts[name], edited, example))
         edited.category[slices] = edited.codes_of(item.category for item in meanings)[kind_of]
         edited.name[slices] = edited.codes_of(item.name for item in meanings)[kind_of]
-        for column, numbers in (
-            (edited.device, [kind.device for kind in kinds]),
-            (edited.stream, [kind.stream for kind in kinds]),
-        ):
+        for name in ("device", "stream"):
+            numbers = (getattr(kind, name) for kind in kinds)
             values = np.array([NULL if number is None else number for number in numbers], dtype=np.int64)
-            column[slices] = values[kind_of]
+            getattr(edited, name)[slices] = values[kind_of]
         communicates = np.array([bool(item.collective) for item in meanings], dtype=bool)[kind_of]
         for event, number in zip(slices[communicates].tolist(), kind_of[communicates].tolist(), strict=True):
             edited.add_collective(event, edited.arguments(event), meanings[number].collective)

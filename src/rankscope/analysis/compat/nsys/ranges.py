@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -17,15 +18,13 @@ from rankscope.analysis.compat.nsys.rows import (
     KERNELS,
     RANGES,
     TAG,
-    NsysTable,
-    columns,
+    nsys_report,
     number,
     rank_key,
     slices_of,
-    statistic_columns,
+    statistic_headings,
     statistics,
 )
-from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.timeline.run import Run
 
@@ -63,35 +62,30 @@ def _launches(scope: Scope, work: str) -> str:
 _INSIDE = """r.rank = l.rank AND r.segment = l.segment AND r.pid = l.pid AND r.tid = l.tid
     AND r.start <= l.call_start AND r.stop >= l.call_stop"""
 
-_KERNELS = NsysTable(
+
+@nsys_report(
     "nvtx_kern_sum",
     "NVTX Range Kernel Summary",
-    (
-        *columns("NVTX Range|Style|PID|TID|NVTX Inst|Kern Inst|Total Time (ns)"),
-        *statistic_columns(),
-        *columns("Kernel Name"),
-    ),
+    "Kernels by the NVTX ranges around them.",
+    f"NVTX Range|Style|PID|TID|NVTX Inst|Kern Inst|Total Time (ns)|{statistic_headings()}|Kernel Name",
     "kernel",
 )
-
-
-def nvtx_kern_sum(run: Run, scope: Scope, by: str | None = None) -> Result:
+def nvtx_kern_sum(run: Run, scope: Scope, by: str | None) -> list[tuple[Any, ...]] | str:
     """Kernels by every range around their launch; kernels outside all ranges come first."""
-    rank, group = rank_key(by, "l.")
+    rank = rank_key(by, "l.")
     if not run.rows(f"SELECT 1 FROM ({_ranges(scope)}) LIMIT 1"):
-        return NsysTable(_KERNELS.name, _KERNELS.title, _KERNELS.columns, "nvtx").result(run, scope, [], by)
-    rows = run.rows(
+        return "nvtx"
+    return run.rows(
         f"""
         SELECT {rank} tag, style, TRY_CAST(l.pid AS BIGINT) AS process, TRY_CAST(l.tid AS BIGINT) AS thread,
                count(DISTINCT (r.segment, r.range_id)) FILTER (r.range_id IS NOT NULL),
                count(DISTINCT (l.rank, l.segment, l.id)),
                sum(l.dur_ns)::BIGINT AS total, {statistics("l.dur_ns")}, l.name
         FROM ({_launches(scope, KERNELS)}) l LEFT JOIN ({_ranges(scope)}) r ON {_INSIDE}
-        GROUP BY {group} tag, style, process, thread, l.name
-        ORDER BY {group} tag NULLS FIRST, process NULLS FIRST, thread NULLS FIRST, total DESC, style, l.name
+        GROUP BY {rank} tag, style, process, thread, l.name
+        ORDER BY {rank} tag NULLS FIRST, process NULLS FIRST, thread NULLS FIRST, total DESC, style, l.name
         """
     )
-    return _KERNELS.result(run, scope, rows, by)
 
 
 @dataclass(frozen=True)
@@ -177,20 +171,17 @@ def _with_ancestry(projected: list[_Projected], parents: dict[tuple[int, int, in
     return result
 
 
-_TRACE = NsysTable(
+@nsys_report(
     "nvtx_gpu_proj_trace",
     "NVTX GPU Projection Trace",
-    columns(
-        "Name|Projected Start (ns)|Projected Duration (ns)|Orig Start (ns)|Orig Duration (ns)|Style|PID|TID|NumGPUOps|"
-        "Lvl|NumChild|RangeId|ParentId|RangeStack"
-    ),
+    "Each NVTX range with the GPU work in it.",
+    "Name|Projected Start (ns)|Projected Duration (ns)|Orig Start (ns)|Orig Duration (ns)|Style|PID|TID|NumGPUOps|"
+    "Lvl|NumChild|RangeId|ParentId|RangeStack",
     "projection",
 )
-
-
-def nvtx_gpu_proj_trace(run: Run, scope: Scope, by: str | None = None) -> Result:
+def nvtx_gpu_proj_trace(run: Run, scope: Scope, by: str | None) -> list[tuple[Any, ...]]:
     """Each range with GPU work, in the order of the file; work outside ranges comes first."""
-    rows = [
+    return [
         (
             *((item.rank,) if by == "rank" else ()),
             *(item.tag, item.work_start, item.work_duration, item.start, item.duration, item.style, item.pid),
@@ -198,42 +189,35 @@ def nvtx_gpu_proj_trace(run: Run, scope: Scope, by: str | None = None) -> Result
         )
         for item in _project(run, scope)
     ]
-    return _TRACE.result(run, scope, rows, by)
 
 
-_SUMMARY = NsysTable(
+@nsys_report(
     "nvtx_gpu_proj_sum",
     "NVTX GPU Projection Summary",
-    (
-        *columns("Range|Style|Total Proj Time (ns)|Total Range Time (ns)|Range Instances"),
-        *statistic_columns("Proj "),
-        *columns("Total GPU Ops"),
-        *columns("Avg GPU Ops|Avg Range Lvl|Avg Num Child", 1),
-    ),
+    "NVTX ranges by the GPU work in them.",
+    f"Range|Style|Total Proj Time (ns)|Total Range Time (ns)|Range Instances|{statistic_headings('Proj ')}|"
+    "Total GPU Ops|Avg GPU Ops:1|Avg Range Lvl:1|Avg Num Child:1",
     "projection",
 )
-
-
-def nvtx_gpu_proj_sum(run: Run, scope: Scope, by: str | None = None) -> Result:
+def nvtx_gpu_proj_sum(run: Run, scope: Scope, by: str | None) -> list[tuple[Any, ...]]:
     """Ranges by name and style."""
     named = [item for item in _project(run, scope) if item.tag is not None]
     if not named:
-        return _SUMMARY.result(run, scope, [], by)
+        return []
     fields = ("rank", "tag", "style", "work_duration", "duration", "operations", "level", "children")
     columns = {name: np.array([getattr(item, name) for item in named]) for name in fields}
     for name in ("tag", "style"):
         columns[name] = columns[name].astype(object)
-    rank, group = rank_key(by)
+    rank = rank_key(by)
     run.connection.register("projected_ranges", columns)
     try:
-        rows = run.rows(
+        return run.rows(
             f"""
             SELECT {rank} tag, style, sum(work_duration)::BIGINT AS total, sum(duration)::BIGINT, count(*),
                    {statistics("work_duration")}, sum(operations)::BIGINT, round(avg(operations), 1),
                    round(avg(level), 1), round(avg(children), 1)
-            FROM projected_ranges GROUP BY {group} tag, style ORDER BY {group} total DESC, tag, style
+            FROM projected_ranges GROUP BY {rank} tag, style ORDER BY {rank} total DESC, tag, style
             """
         )
     finally:
         run.connection.unregister("projected_ranges")
-    return _SUMMARY.result(run, scope, rows, by)

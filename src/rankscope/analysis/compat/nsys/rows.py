@@ -7,11 +7,11 @@ for Kineto traces.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from rankscope.analysis.core.notes import left_out
+from rankscope.analysis.core.report import Report
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import UNFINISHED_STEP
@@ -93,41 +93,47 @@ def statistics(value: str, alias: str = "") -> str:
     )
 
 
-def columns(names: str, decimals: int | None = None) -> tuple[Column, ...]:
-    """From their headings, separated by bars."""
-    return tuple(Column(name, decimals=decimals) for name in names.split("|"))
+def statistic_headings(prefix: str = "") -> str:
+    """Of `statistics`, for `nsys_report`."""
+    return "|".join(
+        f"{prefix}{name}" for name in ("Avg (ns):1", "Med (ns):1", "Min (ns)", "Max (ns)", "StdDev (ns):1")
+    )
 
 
-def statistic_columns(prefix: str = "") -> tuple[Column, ...]:
-    decimals = {"Avg": 1, "Med": 1, "Min": None, "Max": None, "StdDev": 1}
-    return tuple(Column(f"{prefix}{name} (ns)", decimals=digits) for name, digits in decimals.items())
+Rows = Callable[[Run, Scope, str | None], "list[tuple[Any, ...]] | str"]
+"""The rows of a report in the order of its columns, with --by rank the rank first; or a key of RECORDED_BY: what is
+missing."""
 
 
-@dataclass(frozen=True)
-class NsysTable:
-    """One report: its name, title and columns, and the kind of data that it needs."""
+def nsys_report(
+    name: str, title: str, question: str, headings: str, missing: str, keys: tuple[str, ...] = ("rank",)
+) -> Callable[[Rows], Report]:
+    """Makes a report of its rows.
 
-    name: str
-    title: str
-    columns: tuple[Column, ...]
-    missing: str
+    `headings` are separated by bars; a number behind a colon is how many decimals the column has. `missing` is the key
+    in RECORDED_BY of the data that it needs.
+    """
+    pairs = (heading.partition(":") for heading in headings.split("|"))
+    columns = tuple(Column(text, decimals=int(digits) if digits else None) for text, _, digits in pairs)
 
-    def result(self, run: Run, scope: Scope, rows: Sequence[Sequence[Any]], by: str | None) -> Result:
-        """The Result of rows in the order of the columns; with --by rank, the rank is the first value."""
-        columns = (Column("Rank"), *self.columns) if by == "rank" else self.columns
-        names = [column.name for column in columns]
-        table = [dict(zip(names, row, strict=True)) for row in rows]
-        notes = [
-            *([] if table else [RECORDED_BY[self.missing]]),
-            *(left_out(run, scope) if scope.steps else ()),
-        ]
-        return Result(self.name, self.title, scope.window, columns, table, notes=tuple(notes), layout="nsys")
+    def report(rows_of: Rows) -> Report:
+        def analyse(run: Run, scope: Scope, by: str | None = None) -> Result:
+            shown = (Column("Rank"), *columns) if by in keys else columns
+            rows = rows_of(run, scope, by)
+            names = [column.name for column in shown]
+            table = [] if isinstance(rows, str) else [dict(zip(names, row, strict=True)) for row in rows]
+            notes = [] if table else [RECORDED_BY[rows if isinstance(rows, str) else missing]]
+            notes += left_out(run, scope) if scope.steps else ()
+            return Result(name, title, scope.window, shown, table, notes=tuple(notes), layout="nsys")
+
+        return Report(name, question, analyse, keys)
+
+    return report
 
 
-def rank_key(by: str | None, alias: str = "") -> tuple[str, str]:
+def rank_key(by: str | None, alias: str = "") -> str:
     """The rank as first column, and as first key of GROUP BY and ORDER BY, where asked for."""
-    column = f"{alias}rank, "
-    return (column, column) if by == "rank" else ("", "")
+    return f"{alias}rank, " if by == "rank" else ""
 
 
 def device_names(run: Run) -> str:

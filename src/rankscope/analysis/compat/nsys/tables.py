@@ -3,7 +3,7 @@ for each event, in order of time, on the clock of the report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 from rankscope.analysis.compat.nsys.rows import (
     CALL_NAME,
@@ -16,23 +16,19 @@ from rankscope.analysis.compat.nsys.rows import (
     KERNELS,
     RANGES,
     TAG,
-    NsysTable,
-    columns,
     device_names,
+    nsys_report,
     number,
     rank_key,
     slices_of,
-    statistic_columns,
+    statistic_headings,
     statistics,
     triple,
 )
-from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.report import Report
 from rankscope.analysis.core.scope import Scope
 from rankscope.timeline.run import Run
 
-Analysis = Callable[[Run, Scope, str | None], Result]
-_TIME = Column("Time (%)", decimals=1)
-_TOTAL = Column("Total Time (ns)")
 _CATEGORY = "CASE s.category WHEN 'kernel' THEN 'CUDA_KERNEL' WHEN 'cuda_runtime' THEN 'CUDA_API' " + (
     "WHEN 'cuda_driver' THEN 'CUDA_API' ELSE 'MEMORY_OPER' END"
 )
@@ -43,6 +39,7 @@ _MEGA = 1e6
 def _by_time(
     name: str,
     title: str,
+    question: str,
     count: str,
     keys: dict[str, str],
     condition: str,
@@ -50,176 +47,120 @@ def _by_time(
     events: bool = False,
     order: str = "",
     group_more: str = "",
-) -> Analysis:
+) -> Report:
     """A summary of durations. `keys` maps headings to SQL, in the order of the columns."""
-    headings = (_TIME, _TOTAL, Column(count), *statistic_columns(), *map(Column, keys))
-    table = NsysTable(name, title, headings, missing)
+    headings = f"Time (%):1|Total Time (ns)|{count}|{statistic_headings()}|{'|'.join(keys)}"
     numbered = {f"key{i}": sql for i, sql in enumerate(keys.values())}
 
-    def analyse(run: Run, scope: Scope, by: str | None = None) -> Result:
-        rank, group = rank_key(by, "s.")
-        shown, outer = rank_key(by)
+    @nsys_report(name, title, question, headings, missing)
+    def summary(run: Run, scope: Scope, by: str | None) -> list[tuple[Any, ...]]:
+        rank, shown = rank_key(by, "s."), rank_key(by)
         selected = ", ".join(f"{sql} AS {key}" for key, sql in numbered.items())
-        rows = run.rows(
+        return run.rows(
             f"""
             WITH summary AS (
                 SELECT {rank} {selected}, sum(s.dur_ns)::BIGINT AS total, count(*) AS num, {statistics("s.dur_ns")},
                        {group_more or "NULL"} AS more
                 FROM {slices_of(scope, condition, events)}
-                GROUP BY {group} {", ".join(numbered)}{", more" * bool(group_more)}
+                GROUP BY {rank} {", ".join(numbered)}{", more" * bool(group_more)}
             )
             SELECT {shown} round(total * 100.0 / nullif(sum(total) OVER (), 0), 1), total, num, avg, med, min, max,
                    stddev, {", ".join(numbered)}
-            FROM summary ORDER BY {outer} total DESC, {order} {", ".join(numbered)}
+            FROM summary ORDER BY {shown} total DESC, {order} {", ".join(numbered)}
             """
         )
-        return table.result(run, scope, rows, by)
 
-    return analyse
+    return summary
 
 
+# fmt: off
 cuda_gpu_kern_sum = _by_time(
-    "cuda_gpu_kern_sum",
-    "CUDA GPU Kernel Summary",
-    "Instances",
-    {"Name": "s.name"},
-    KERNELS,
-    "kernel",
-    order="num,",
+    "cuda_gpu_kern_sum", "CUDA GPU Kernel Summary", "Kernels by name.", "Instances",
+    {"Name": "s.name"}, KERNELS, "kernel", order="num,",
 )
 cuda_gpu_kern_gb_sum = _by_time(
-    "cuda_gpu_kern_gb_sum",
-    "CUDA GPU Kernel/Grid/Block Summary",
-    "Instances",
-    {"GridXYZ": triple("grid"), "BlockXYZ": triple("block"), "Name": "s.name"},
-    KERNELS,
-    "kernel",
-    events=True,
-    order="num, key2,",
+    "cuda_gpu_kern_gb_sum", "CUDA GPU Kernel/Grid/Block Summary", "Kernels by name, grid and block.", "Instances",
+    {"GridXYZ": triple("grid"), "BlockXYZ": triple("block"), "Name": "s.name"}, KERNELS, "kernel",
+    events=True, order="num, key2,",
 )
 cuda_gpu_mem_time_sum = _by_time(
-    "cuda_gpu_mem_time_sum",
-    "CUDA GPU MemOps Summary (by Time)",
-    "Count",
-    {"Operation": COPY_NAME},
-    COPIES,
-    "memory",
+    "cuda_gpu_mem_time_sum", "CUDA GPU MemOps Summary (by Time)", "Copies and fills by time.", "Count",
+    {"Operation": COPY_NAME}, COPIES, "memory",
 )
 cuda_gpu_sum = _by_time(
-    "cuda_gpu_sum",
-    "CUDA GPU Summary (Kernels/MemOps)",
-    "Instances",
-    {"Category": _CATEGORY, "Operation": DEVICE_NAME},
-    DEVICE_WORK,
-    "gpu",
-    order="key1,",
+    "cuda_gpu_sum", "CUDA GPU Summary (Kernels/MemOps)", "Kernels, copies and fills.", "Instances",
+    {"Category": _CATEGORY, "Operation": DEVICE_NAME}, DEVICE_WORK, "gpu", order="key1,",
 )
 cuda_api_sum = _by_time(
-    "cuda_api_sum",
-    "CUDA API Summary",
-    "Num Calls",
-    {"Name": CALL_NAME},
-    CALLS,
-    "api",
-    events=True,
+    "cuda_api_sum", "CUDA API Summary", "CUDA calls by name.", "Num Calls",
+    {"Name": CALL_NAME}, CALLS, "api", events=True,
     # nsys groups before it removes the version: cudaMalloc and cudaMalloc_v3020 are two rows of the same name.
     group_more="coalesce(e.args->>'version', '')",
 )
 cuda_api_gpu_sum = _by_time(
-    "cuda_api_gpu_sum",
-    "CUDA Summary (API/Kernels/MemOps)",
-    "Instances",
+    "cuda_api_gpu_sum", "CUDA Summary (API/Kernels/MemOps)", "CUDA calls and GPU work together.", "Instances",
     {"Category": _CATEGORY, "Operation": f"CASE WHEN {CALLS} THEN {CALL_NAME} ELSE {DEVICE_NAME} END"},
-    f"({DEVICE_WORK} OR {CALLS})",
-    "gpu",
-    events=True,
-    order="key1,",
+    f"({DEVICE_WORK} OR {CALLS})", "gpu", events=True, order="key1,",
 )
 nvtx_sum = _by_time(
-    "nvtx_sum",
-    "NVTX Range Summary",
-    "Instances",
-    {"Style": _STYLE, "Range": TAG},
-    RANGES,
-    "nvtx",
-    events=True,
-    order="key1,",
+    "nvtx_sum", "NVTX Range Summary", "NVTX ranges by name and style.", "Instances",
+    {"Style": _STYLE, "Range": TAG}, RANGES, "nvtx", events=True, order="key1,",
 )
 nvtx_pushpop_sum = _by_time(
-    "nvtx_pushpop_sum",
-    "NVTX Push/Pop Range Summary",
-    "Instances",
-    {"Range": TAG},
-    f"{RANGES} AND {_STYLE} = 'PushPop'",
-    "nvtx",
-    events=True,
+    "nvtx_pushpop_sum", "NVTX Push/Pop Range Summary", "NVTX push/pop ranges by name.", "Instances",
+    {"Range": TAG}, f"{RANGES} AND {_STYLE} = 'PushPop'", "nvtx", events=True,
 )
 osrt_sum = _by_time(
-    "osrt_sum",
-    "OS Runtime Summary",
-    "Num Calls",
-    {"Name": "s.name"},
-    "s.category = 'os_runtime' AND (e.args->>'class') IS NULL",
-    "osrt",
-    events=True,
-    order="more,",
-    group_more="TRY_CAST(e.args->>'name id' AS BIGINT)",
+    "osrt_sum", "OS Runtime Summary", "Calls into the operating system by name.", "Num Calls",
+    {"Name": "s.name"}, "s.category = 'os_runtime' AND (e.args->>'class') IS NULL", "osrt",
+    events=True, order="more,", group_more="TRY_CAST(e.args->>'name id' AS BIGINT)",
 )
+# fmt: on
 
-_SIZES = NsysTable(
+
+@nsys_report(
     "cuda_gpu_mem_size_sum",
     "CUDA GPU MemOps Summary (by Size)",
-    (
-        *columns("Total (MB)", 3),
-        *columns("Count"),
-        *columns("Avg (MB)|Med (MB)|Min (MB)|Max (MB)|StdDev (MB)", 3),
-        *columns("Operation"),
-    ),
+    "Copies and fills by size.",
+    "Total (MB):3|Count|Avg (MB):3|Med (MB):3|Min (MB):3|Max (MB):3|StdDev (MB):3|Operation",
     "memory",
 )
-
-
-def cuda_gpu_mem_size_sum(run: Run, scope: Scope, by: str | None = None) -> Result:
+def cuda_gpu_mem_size_sum(run: Run, scope: Scope, by: str | None) -> list[tuple[Any, ...]]:
     """Copies and fills by size."""
-    rank, group = rank_key(by, "s.")
+    rank = rank_key(by, "s.")
     size = f"s.bytes / {_MEGA}"
-    rows = run.rows(
+    return run.rows(
         f"""
         SELECT {rank} sum(s.bytes)::BIGINT / {_MEGA} AS total, count(*), avg(s.bytes) / {_MEGA},
                median(s.bytes) / {_MEGA}, min({size}), max({size}),
                CASE WHEN count(s.bytes) = 1 THEN 0 ELSE stddev_samp(s.bytes) / {_MEGA} END, {COPY_NAME} AS operation
-        FROM {slices_of(scope, COPIES)} GROUP BY {group} operation ORDER BY {group} total DESC, operation
+        FROM {slices_of(scope, COPIES)} GROUP BY {rank} operation ORDER BY {rank} total DESC, operation
         """
     )
-    return _SIZES.result(run, scope, rows, by)
 
 
 _PHASES = {"T": "total", "A": "api", "Q": "queue", "K": "kernel"}
-_EXECUTION = NsysTable(
+
+
+@nsys_report(
     "cuda_kern_exec_sum",
     "CUDA Kernel Launch & Exec Time Summary",
-    (
-        *columns("PID|TID|DevId|Count|QCount"),
-        *(column for letter in _PHASES for column in statistic_columns(letter)),
-        *columns("API Name|Kernel Name"),
-    ),
+    "Launch, queue and run time of kernels.",
+    f"PID|TID|DevId|Count|QCount|{'|'.join(map(statistic_headings, _PHASES))}|API Name|Kernel Name",
     "kernel",
 )
-
-
-def cuda_kern_exec_sum(run: Run, scope: Scope, by: str | None = None) -> Result:
+def cuda_kern_exec_sum(run: Run, scope: Scope, by: str | None) -> list[tuple[Any, ...]]:
     """Duration of the launch call, time in the queue and duration of kernels, by thread, device, call and kernel."""
-    rank, group = rank_key(by)
+    rank = rank_key(by)
     sets = ", ".join(statistics(name, alias=f"{name}_") for name in _PHASES.values())
-    rows = run.rows(
+    return run.rows(
         f"""
         SELECT {rank} pid, tid, device, count(*), count(queue), {sets}, call, kernel_name
         FROM ({launched_kernels(scope)})
-        GROUP BY {group} pid, tid, device, call, kernel_name
-        ORDER BY {group} total_avg DESC, pid, tid, device, call, kernel_name
+        GROUP BY {rank} pid, tid, device, call, kernel_name
+        ORDER BY {rank} total_avg DESC, pid, tid, device, call, kernel_name
         """
     )
-    return _EXECUTION.result(run, scope, rows, by)
 
 
 def launched_kernels(scope: Scope) -> str:
@@ -237,21 +178,17 @@ def launched_kernels(scope: Scope) -> str:
     """
 
 
-_GPU_TRACE = NsysTable(
+@nsys_report(
     "cuda_gpu_trace",
     "CUDA GPU Trace",
-    (
-        *columns("Start (ns)|Duration (ns)|CorrId|GrdX|GrdY|GrdZ|BlkX|BlkY|BlkZ|Reg/Trd"),
-        *columns("StcSMem (MB)|DymSMem (MB)|Bytes (MB)|Throughput (MB/s)", 3),
-        *columns("SrcMemKd|DstMemKd|Device|Ctx|GreenCtx|Strm|Name"),
-    ),
+    "Each kernel, copy and fill.",
+    "Start (ns)|Duration (ns)|CorrId|GrdX|GrdY|GrdZ|BlkX|BlkY|BlkZ|Reg/Trd|StcSMem (MB):3|DymSMem (MB):3|Bytes (MB):3|"
+    "Throughput (MB/s):3|SrcMemKd|DstMemKd|Device|Ctx|GreenCtx|Strm|Name",
     "gpu",
 )
-
-
-def cuda_gpu_trace(run: Run, scope: Scope, by: str | None = None) -> Result:
+def cuda_gpu_trace(run: Run, scope: Scope, by: str | None) -> list[tuple[Any, ...]]:
     """Kernels, copies and fills."""
-    rank, order = rank_key(by, "s.")
+    rank = rank_key(by, "s.")
     axes = ", ".join(
         f"TRY_CAST(e.args->'{key}'->>{axis} AS BIGINT)" for key in ("grid", "block") for axis in range(3)
     )
@@ -259,7 +196,7 @@ def cuda_gpu_trace(run: Run, scope: Scope, by: str | None = None) -> Result:
     source = f"coalesce(e.args->>'source kind', e.args->>'memory kind', nullif({kinds}.source, ''))"
     target = f"coalesce(e.args->>'destination kind', nullif({kinds}.target, ''))"
     memory = "s.category <> 'kernel'"
-    rows = run.rows(
+    return run.rows(
         f"""
         SELECT {rank} e.ts_ns, e.dur_ns, {CORRELATION.format("s")}, {axes}, {number("registers per thread")},
                {number("static shared memory")} / {_MEGA}, {number("dynamic shared memory")} / {_MEGA},
@@ -272,28 +209,28 @@ def cuda_gpu_trace(run: Run, scope: Scope, by: str | None = None) -> Result:
         JOIN events e ON e.rank = s.rank AND e.segment = s.segment AND e.id = s.id
         LEFT JOIN {device_names(run)} ON d.rank = s.rank AND d.segment = s.segment AND d.device = s.device
         WHERE {DEVICE_WORK} AND {scope.where("s")}
-        ORDER BY {order} e.ts_ns, s.rank, s.id
+        ORDER BY {rank} e.ts_ns, s.rank, s.id
         """
     )
-    return _GPU_TRACE.result(run, scope, rows, by)
 
 
-_API_TRACE = NsysTable(
-    "cuda_api_trace",
-    "CUDA API Trace",
-    columns("Start (ns)|Duration (ns)|Name|Result|CorrID|Pid|Tid|T-Pri|Thread Name"),
-    "api",
-)
 _THREADS = """
     SELECT rank, segment, pid, tid, args->>'name' AS thread_name, TRY_CAST(args->>'priority' AS BIGINT) AS priority
     FROM events WHERE ph = 'M' AND name = 'thread_name' AND category = ''
 """
 
 
-def cuda_api_trace(run: Run, scope: Scope, by: str | None = None) -> Result:
+@nsys_report(
+    "cuda_api_trace",
+    "CUDA API Trace",
+    "Each CUDA call.",
+    "Start (ns)|Duration (ns)|Name|Result|CorrID|Pid|Tid|T-Pri|Thread Name",
+    "api",
+)
+def cuda_api_trace(run: Run, scope: Scope, by: str | None) -> list[tuple[Any, ...]]:
     """Calls into the CUDA runtime and driver."""
-    rank, order = rank_key(by, "s.")
-    rows = run.rows(
+    rank = rank_key(by, "s.")
+    return run.rows(
         f"""
         SELECT {rank} e.ts_ns, e.dur_ns, {CALL_NAME}, {number("return value")}, {CORRELATION.format("s")},
                TRY_CAST(e.pid AS BIGINT), TRY_CAST(e.tid AS BIGINT), t.priority, t.thread_name
@@ -301,52 +238,45 @@ def cuda_api_trace(run: Run, scope: Scope, by: str | None = None) -> Result:
         JOIN events e ON e.rank = s.rank AND e.segment = s.segment AND e.id = s.id
         LEFT JOIN ({_THREADS}) t ON t.rank = s.rank AND t.segment = s.segment AND t.pid = e.pid AND t.tid = e.tid
         WHERE {CALLS} AND {scope.where("s")}
-        ORDER BY {order} e.ts_ns, s.rank, s.id
+        ORDER BY {rank} e.ts_ns, s.rank, s.id
         """
     )
-    return _API_TRACE.result(run, scope, rows, by)
 
 
-_EXEC_TRACE = NsysTable(
+@nsys_report(
     "cuda_kern_exec_trace",
     "CUDA Kernel Launch & Exec Time Trace",
-    columns(
-        "API Start (ns)|API Dur (ns)|Queue Start (ns)|Queue Dur (ns)|Kernel Start (ns)|Kernel Dur (ns)|Total Dur (ns)|"
-        "PID|TID|DevId|API Function|GridXYZ|BlockXYZ|Kernel Name"
-    ),
+    "Each kernel with its launch.",
+    "API Start (ns)|API Dur (ns)|Queue Start (ns)|Queue Dur (ns)|Kernel Start (ns)|Kernel Dur (ns)|Total Dur (ns)|"
+    "PID|TID|DevId|API Function|GridXYZ|BlockXYZ|Kernel Name",
     "kernel",
 )
-
-
-def cuda_kern_exec_trace(run: Run, scope: Scope, by: str | None = None) -> Result:
+def cuda_kern_exec_trace(run: Run, scope: Scope, by: str | None) -> list[tuple[Any, ...]]:
     """Each kernel with its launch call and the time between them."""
-    rank, order = rank_key(by, "l.")
-    rows = run.rows(
+    rank = rank_key(by, "l.")
+    return run.rows(
         f"""
         SELECT {rank} call_start, api, CASE WHEN queue IS NOT NULL THEN call_start + api END, queue, kernel_start,
                kernel, total, l.pid, l.tid, l.device, call, {triple("grid")}, {triple("block")}, kernel_name
         FROM ({launched_kernels(scope)}) l
         JOIN events e ON e.rank = l.rank AND e.segment = l.segment AND e.id = l.kernel_id
-        ORDER BY {order} call_start, l.rank, l.kernel_id
+        ORDER BY {rank} call_start, l.rank, l.kernel_id
         """
     )
-    return _EXEC_TRACE.result(run, scope, rows, by)
 
 
-_MPI_TRACE = NsysTable(
+@nsys_report(
     "mpi_event_trace",
     "MPI Event Trace",
-    (
-        *columns("Start (ns)|End (ns)|Duration (ns)|Event|Pid|Tid|Tag|Rank|PeerRank|RootRank"),
-        *columns("Size (MB)|CollSendSize (MB)|CollRecvSize (MB)", 3),
-    ),
+    "Each MPI call.",
+    "Start (ns)|End (ns)|Duration (ns)|Event|Pid|Tid|Tag|Rank|PeerRank|RootRank|Size (MB):3|CollSendSize (MB):3|"
+    "CollRecvSize (MB):3",
     "mpi",
+    keys=(),
 )
-
-
-def mpi_event_trace(run: Run, scope: Scope, by: str | None = None) -> Result:
+def mpi_event_trace(run: Run, scope: Scope, by: str | None) -> list[tuple[Any, ...]]:
     """MPI calls, from the MPI tables of nsys or, for older versions, from the NVTX domain MPI."""
-    rows = run.rows(
+    return run.rows(
         f"""
         SELECT e.ts_ns, e.ts_ns + e.dur_ns, e.dur_ns, s.name, TRY_CAST(e.pid AS BIGINT), TRY_CAST(e.tid AS BIGINT),
                {number("tag")}, CASE WHEN (e.args->>'mpi') IS NULL THEN s.rank ELSE {number("rank")} END,
@@ -356,4 +286,3 @@ def mpi_event_trace(run: Run, scope: Scope, by: str | None = None) -> Result:
         ORDER BY e.ts_ns, s.rank, s.id
         """
     )
-    return _MPI_TRACE.result(run, scope, rows, None)

@@ -1,20 +1,28 @@
-"""A first pass over a trace_view.json: which process is which layer, and what launched each task of the device.
+"""The events of a trace_view.json, in two passes.
 
-The names of processes may come after their events, and a task refers to its launch by a flow only. So what the second
-pass needs is found first, by the number of the event.
+The first finds which process is which layer, and what launched each task of the device: the names of processes may come
+after their events, and a task refers to its launch by a flow only. The second translates the events.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.collective_kinds import kind_of
+from rankscope.readers.ascend.recording import Recording
+from rankscope.readers.base import EventBatch
 from rankscope.readers.checked_values import json_object
-from rankscope.readers.columns import NULL, EventColumns, Numbers
+from rankscope.readers.columns import NULL, Codes, EventColumns, Numbers
+from rankscope.readers.edited_columns import EditedColumns
+
+if TYPE_CHECKING:
+    from rankscope.readers.kineto.reader import JsonBatch
 
 HOST_TO_DEVICE, FROM_OP = "HostToDevice", "async_npu"
 """Categories of flows: from a call of CANN to its task, and from an op of the framework to it."""
@@ -213,3 +221,148 @@ def _joined(sources: _Points, source: Numbers, targets: _Points, target: Numbers
     ids = np.concatenate([np.arange(len(sources_of)), id.reshape(-1)]) + 1
     events, first = np.unique(events, return_index=True)
     return events, ids[first]
+
+
+_TASK_TYPE = re.compile(rb'"Task Type":"([^"\\]*)"')
+_COPIES = re.compile("(?i)^(?:SDMA|PCIE_DMA|MEMCPY)")
+_WAITS = re.compile("(?i)EVENT|NOTIFY|PLACE_HOLDER|WAIT|WRITE_VALUE|STREAM_LOCK")
+_STEP = re.compile(r"^ProfilerStep#\d+$")
+_NUMBER = re.compile(r"\d{1,9}")
+_HCCL_STREAMS, _OVERLAP_STREAMS = 100_000, 200_000
+"""Where the numbers of rows begin that are no streams: HCCL's operations, which run on several, and the overlap."""
+_DTYPES = {
+    "FP16": "half", "FP32": "float", "FP64": "double", "BFP16": "bfloat16", "BF16": "bfloat16", "INT8": "char",
+    "INT16": "short", "INT32": "int", "INT64": "long", "UINT8": "byte",
+}  # fmt: skip
+"""HCCL's names of types, and torch's."""
+
+
+class AscendBatch(EventBatch):
+    """The events of one block of JSON, with what they mean."""
+
+    def __init__(self, batch: JsonBatch, number: int, survey: Survey, recording: Recording) -> None:
+        self._batch, self._number, self._survey, self._recording = batch, number, survey, recording
+
+    def columns(self) -> EventColumns:
+        columns = self._batch.columns()
+        edited = EditedColumns(columns)
+        is_slice = columns.phase == edited.code("X")
+        self._name_steps(edited)
+        self._translate_calls(edited, is_slice)
+        self._translate_tasks(edited, is_slice, columns)
+        self._translate_operations(edited, is_slice, columns.tid)
+        self._translate_overlap(edited, is_slice, columns.tid)
+        for name in ("correlation", "external_id"):
+            events, ids = self._survey.in_batch(self._number, getattr(self._survey, name), len(columns))
+            np.put(getattr(edited, name), events, ids)
+        return edited.columns()
+
+    def close(self) -> None:
+        self._batch.close()
+
+    def _of_layer(self, edited: EditedColumns, *names: str) -> Any:
+        return np.isin(edited.pid, edited.codes_of(self._survey.pids(*names)))
+
+    def _put_on_device(self, edited: EditedColumns, events: Any, tid: Codes, first_stream: int = 0) -> None:
+        """A process has one device, whose number is in the label of the hardware's process ('NPU 3'). The stream is the
+        number of the thread; 0 for one that has another name."""
+        labels = (self._survey.labels.get(pid, "") for pid in self._survey.pids(HARDWARE))
+        numbers = (match for label in labels if (match := _NUMBER.search(label)))
+        edited.device[events] = next((int(match[0]) for match in numbers), 0)
+        codes, index = np.unique(tid[events], return_inverse=True)
+        threads = (_NUMBER.fullmatch(edited.texts[code]) for code in codes.tolist())
+        streams = np.array([int(match[0]) if match else 0 for match in threads], dtype=np.int64)
+        edited.stream[events] = streams[index] + first_stream
+
+    def _name_steps(self, edited: EditedColumns) -> None:
+        """torch_npu records steps as ops."""
+        steps = [code for code, text in enumerate(edited.texts) if _STEP.match(text)]
+        is_step = np.isin(edited.name, steps) & (edited.category == edited.code("cpu_op"))
+        edited.category[is_step] = edited.code("user_annotation")
+
+    def _translate_calls(self, edited: EditedColumns, is_slice: Any) -> None:
+        """CANN's calls have a process of their own with the threads of the Python process."""
+        calls = is_slice & self._of_layer(edited, CANN)
+        edited.category[calls] = edited.code("privateuse1_runtime")
+        python = self._survey.pids("Python")
+        if len(python) == 1:
+            edited.pid[calls] = edited.code(python[0])
+
+    def _translate_tasks(self, edited: EditedColumns, is_slice: Any, columns: EventColumns) -> None:
+        tasks = is_slice & self._of_layer(edited, HARDWARE)
+        if not tasks.any():
+            return
+        category = np.where(tasks, edited.code("kernel"), edited.category)
+        task_types = edited.found_in_args(_TASK_TYPE)
+        kinds = {kind: edited.code(_category(kind)) for kind in {match[1] for _, match in task_types}}
+        events = np.array([event for event, _ in task_types], dtype=np.int64)
+        of_tasks = tasks[events]
+        category[events[of_tasks]] = np.array([kinds[match[1]] for _, match in task_types], np.int32)[
+            of_tasks
+        ]
+        # HCCL's own tasks are part of an operation, which is counted as a whole.
+        listed = _are_among(columns.time, columns.duration, self._survey.hccl_tasks)
+        category[tasks & listed] = edited.code("gpu_user_annotation")
+        edited.category[:] = category
+        self._put_on_device(edited, tasks, columns.tid)
+
+    def _translate_overlap(self, edited: EditedColumns, is_slice: Any, tid: Codes) -> None:
+        """Computed from the other layers: shown, and not counted."""
+        derived = is_slice & self._of_layer(edited, "Overlap Analysis")
+        edited.category[derived] = edited.code("gpu_user_annotation")
+        self._put_on_device(edited, derived, tid, _OVERLAP_STREAMS)
+
+    def _translate_operations(self, edited: EditedColumns, is_slice: Any, tid: Codes) -> None:
+        hccl = np.flatnonzero(is_slice & self._of_layer(edited, *HCCL))
+        edited.category[hccl] = edited.code("gpu_user_annotation")
+        self._put_on_device(edited, hccl, tid, _HCCL_STREAMS)
+        for event in hccl.tolist():
+            thread = self._survey.threads.get((edited.texts[edited.pid[event]], edited.texts[tid[event]]), "")
+            name = edited.texts[edited.name[event]]
+            kind = kind_of(name)
+            if kind is None or not (is_communication(thread) or name.startswith("hcom_")):
+                continue
+            edited.category[event] = edited.code("kernel")
+            args = edited.arguments(event)
+            edited.add_collective(event, args, self._metadata(kind, name, thread, args))
+
+    def _metadata(self, kind: str, name: str, thread: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Of an operation, under torch's names."""
+        metadata: dict[str, Any] = {"Collective name": kind}
+        group = self._recording.group(name)
+        if group is not None:
+            metadata["Process Group Name"] = group.hash
+            metadata["Process Group Description"] = group.name or thread
+        size = len(group.ranks) if group is not None else 0
+        if group is not None and size:
+            metadata["Process Group Ranks"] = str(list(group.ranks))
+            metadata["Group size"] = size
+        count = args.get("count")
+        if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 1 << 48:
+            # HCCL counts what a rank sends, of a reduce-scatter what it receives.
+            metadata["In msg nelems"] = count * size if kind == "reduce_scatter" and size else count
+            metadata["Out msg nelems"] = count * size if kind == "all_gather" and size else count
+        dtype = _DTYPES.get(str(args.get("data_type", "")).upper())
+        if dtype is not None:
+            metadata["dtype"] = dtype
+        return metadata
+
+
+def _category(task_type: bytes) -> str:
+    kind = task_type.decode("utf-8", "replace")
+    if _COPIES.search(kind):
+        return "gpu_memcpy"
+    return "cuda_sync" if _WAITS.search(kind) else "kernel"
+
+
+def _are_among(time: Any, duration: Any, listed: Any) -> Any:
+    """Which events have a start and a duration that are listed."""
+    if not len(listed):
+        return np.zeros(len(time), bool)
+    starts = listed[:, 0]
+    begin, end = np.searchsorted(starts, time), np.searchsorted(starts, time, side="right")
+    are_listed = np.zeros(len(time), bool)
+    for step in range(int((end - begin).max(initial=0))):
+        at = np.minimum(begin + step, len(starts) - 1)
+        are_listed |= (begin + step < end) & (listed[at, 1] == duration)
+    return are_listed
