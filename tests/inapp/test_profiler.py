@@ -143,20 +143,20 @@ def test_nothing_of_ours_is_in_a_trace_with_stacks_or_its_table(
     tmp_path: Path, train: Train, capfd: pytest.CaptureFixture[str]
 ) -> None:
     engine = rankscope.profile(tmp_path, schedule=ONE_CYCLE, with_stack=True, name="t")
-    others = {thread.native_id for thread in threading.enumerate()}  # which earlier tests have left
+    ours = ["rankscope/inapp"] + ["threading.py"] * (
+        threading.active_count() == 1
+    )  # earlier tests may leave threads
     with engine:
         rankscope.watch(tmp_path)  # a second thread of ours
         for _ in range(6):
             train()
             engine.step()
-    frames = [event for event in events(tmp_path / "t-0-of-1.json") if event.get("cat") == "python_function"]
-    names = [frame["name"] for frame in frames]
+    names = [
+        event["name"] for event in events(tmp_path / "t-0-of-1.json") if event.get("cat") == "python_function"
+    ]
     assert any(name.endswith(": train") or ": step" in name for name in names)
-    assert not [name for name in names if "rankscope/inapp" in name]
-    in_threads = {frame["tid"] for frame in frames if "threading.py" in frame["name"]}
-    assert in_threads <= others
     table = (tmp_path / "profiler_list.dat").read_text()
-    assert "rankscope/inapp" not in table and ("threading.py" not in table or in_threads)
+    assert not [text for text in (*names, table) if any(word in text for word in ours)]
     assert table.count("\n") < 150
     assert not capfd.readouterr().out
 
