@@ -36,7 +36,6 @@ from rankscope.readers.columns import (
 
 FORMAT = "rocprof"
 FROM_ENVIRONMENT = "recorded environment"
-FROM_OUTPUT_NAME = "recorded output name"
 CORRELATION_BITS = 40
 """Of an id within a process; the bits above hold the number of the process."""
 LONGEST_TEXT = 100_000
@@ -54,22 +53,19 @@ _COPIES = {
     "DEVICE_TO_HOST": "DtoH",
     "DEVICE_TO_DEVICE": "DtoD",
 }
-_CALL_CATEGORIES = (
-    (re.compile("^HIP_(?:RUNTIME|COMPILER)_API"), "cuda_runtime"),
-    (re.compile("^HSA_"), "cuda_driver"),
-    (re.compile("^RCCL_API"), "cpu_op"),
-)
-"""Kinds of calls, and what they are in Kineto's traces of ROCm. HSA is the layer below HIP."""
-_MARK = re.compile("^roctxMark")
-_THREAD_RANGE = re.compile("^roctx(?:RangePush|ThreadRange)")
-_PROCESS_RANGE = re.compile("^roctx(?:RangeStart|ProcessRange)")
+_CALL_CATEGORIES = {
+    "HIP_RUNTIME_API": "cuda_runtime",
+    "HIP_COMPILER_API": "cuda_runtime",
+    "HSA_": "cuda_driver",
+    "RCCL_API": "cpu_op",
+}
+"""How the names of kinds of calls begin, and what they are in Kineto's traces of ROCm. HSA is the layer below HIP."""
 _RCCL_TYPES = (
     "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16",
     "float8e4m3", "float8e5m2",
 )  # fmt: skip
 """The values of ncclDataType_t."""
 _RCCL_ALIASES = {"char": "int8", "int": "int32", "half": "float16", "float": "float32", "double": "float64"}
-_IN_COUNT, _OUT_COUNT, _ONE_COUNT = "sendcount", "recvcount", "count"
 _PEERS = {"ncclSend": "Dst Rank", "ncclRecv": "Src Rank"}
 
 
@@ -123,14 +119,62 @@ class Process:
         """Agent -> number of the GPU, as HIP numbers them. Other agents are CPUs."""
         return {agent: gpu["logical_node_type_id"] for agent, gpu in self.gpus}
 
-    def correlation(self, ids: Numbers) -> Numbers:
-        usable = (ids > 0) & (ids < 1 << CORRELATION_BITS)
-        return np.where(usable, ids + (self.number << CORRELATION_BITS), NULL)
-
     def device_event(self, category: str, name: str, args: Mapping[str, Any]) -> Event:
         """On the track of its stream."""
         other = f" of process {self.pid}" if self.number else ""
         return Event(category, name, str(args["device"] or 0), f"{args['stream']}{other}", args)
+
+    def name_row(self, what: str, thread: int, name: str) -> dict[str, Any]:
+        """A metadata event: process_name or thread_name."""
+        return _row("M", "", what, self.pid, thread, 0, {"name": name})
+
+    def counter_row(self, counter: int, agent: int, time: int, value: float) -> dict[str, Any]:
+        """A hardware counter of a dispatch, at the dispatch's start."""
+        name, device = self.counters.get(counter, f"counter {counter}"), self.devices.get(agent, 0)
+        return _row("C", "gpu_metrics", name, f"GPU {device}", "", time, {"value": value}, device=device)
+
+    def memory_rows(
+        self, allocations: Iterable[Mapping[str, Any]], report: ReadReport
+    ) -> Iterator[dict[str, Any]]:
+        """The [memory] events of records with the values of ALLOCATIONS, and `frees` for those that free memory.
+
+        Reserved equals allocated: there is no cache in between. A free does not say how much, and one of memory that
+        was allocated before the recording is left out.
+        """
+        usable = []
+        for record in allocations:
+            if all(isinstance(record.get(name), int) and record[name] != NULL for name in ("start", "bytes")):
+                usable.append(record)
+            else:
+                report.lose("an allocation without a usable time or size")
+        blocks: dict[int, tuple[int, int | None]] = {}  # size and device by address
+        totals: dict[int | None, int] = {}
+        for record in sorted(usable, key=itemgetter("start")):
+            address = record["address"]
+            if record["frees"]:
+                size, device = blocks.pop(address, (0, None))
+                if not size:
+                    continue
+                size = -size
+            else:
+                size, device = record["bytes"], self.devices.get(record.get("agent", NULL))
+                blocks[address] = (size, device)
+            total = totals[device] = totals.get(device, 0) + size
+            number = -1 if device is None else device
+            values = (size, total, total, int(device is not None), number, address)
+            args = {"Bytes": size, "Device Id": number}
+            memory = dict(zip(MEMORY_ARGS, values, strict=True))
+            thread, time = record.get("thread"), record["start"]
+            yield _row("i", "cpu_instant_event", "[memory]", self.pid, thread, time, args, memory=memory)
+
+
+def _row(
+    phase: str, category: str, name: str, pid: Any, tid: Any, time: int, args: dict[str, Any], **more: Any
+) -> dict[str, Any]:
+    return {
+        "ph": phase, "category": category, "name": name, "pid": str(pid), "tid": str(tid), "ts_ns": time, "args": args,
+        **more,
+    }  # fmt: skip
 
 
 class RecordKind(NamedTuple):
@@ -163,8 +207,7 @@ def _kernels(process: Process, records: Columns) -> EventColumns:
         }
         return process.device_event("kernel", symbol.name, args)
 
-    keys = ("agent", "kernel", "queue", "stream", "private", "group", *_SIZES)
-    return record_columns(process, records, keys, event)
+    return record_columns(process, records, [*KERNELS.values][len(EVERY_EVENT) :], event)
 
 
 def _copies(process: Process, records: Columns) -> EventColumns:
@@ -185,8 +228,7 @@ def _copies(process: Process, records: Columns) -> EventColumns:
         }
         return process.device_event("gpu_memcpy", f"Memcpy {direction}", args)
 
-    keys = ("kind", "operation", "source", "target", "queue", "stream", "bytes")
-    return record_columns(process, records, keys, event)
+    return record_columns(process, records, [*COPIES.values][len(EVERY_EVENT) :], event)
 
 
 def _calls(process: Process, records: Columns) -> EventColumns:
@@ -205,7 +247,8 @@ def _calls(process: Process, records: Columns) -> EventColumns:
         pid, tid = str(process.pid), str(thread)
         if layer.startswith("MARKER_"):
             return _marker(name, distinct[message] if message != NULL else name, pid, tid)
-        category = next((what for pattern, what in _CALL_CATEGORIES if pattern.search(layer)), layer.lower())
+        categories = (what for prefix, what in _CALL_CATEGORIES.items() if layer.startswith(prefix))
+        category = next(categories, layer.lower())
         args = _collective(name, process.rccl_arguments.get(call, {})) if category == "cpu_op" else {}
         return Event(category, name, pid, tid, args)
 
@@ -213,7 +256,6 @@ def _calls(process: Process, records: Columns) -> EventColumns:
     return record_columns(process, columns, ("kind", "operation", "thread", "message", "call"), event)
 
 
-_SIZES = tuple(f"{what}_{axis}" for what in ("block", "items") for axis in "xyz")
 EVERY_EVENT: Values = {
     "start": ("start", "start_timestamp"),
     "end": ("end", "end_timestamp"),
@@ -265,11 +307,11 @@ ALLOCATIONS: Values = {
 
 
 def _marker(operation: str, message: str, pid: str, tid: str) -> Event:
-    if _MARK.search(operation):
+    if operation.startswith("roctxMark"):
         return Event("user_annotation", message, pid, tid, {}, phase="i")
-    if _THREAD_RANGE.search(operation):
+    if operation.startswith(("roctxRangePush", "roctxThreadRange")):
         return Event("user_annotation", message, pid, tid, {"style": "PushPop"})
-    if _PROCESS_RANGE.search(operation):
+    if operation.startswith(("roctxRangeStart", "roctxProcessRange")):
         return Event("user_annotation", message, pid, tid + CROSSING_RANGES, {"style": "StartEnd"})
     return Event("roctx", operation, pid, tid, {})
 
@@ -279,10 +321,9 @@ def _collective(name: str, given: Mapping[str, str]) -> dict[str, Any]:
     if kind_of(name) is None or name.startswith(("ncclGroup", "ncclComm")):
         return {}
     args: dict[str, Any] = {"Collective name": name.removeprefix("nccl").lower()}
-    count = given.get(_ONE_COUNT)
-    for key, part in (("In msg nelems", _IN_COUNT), ("Out msg nelems", _OUT_COUNT)):
-        value = given.get(part, count)
-        if value is not None and value.isdecimal():
+    for key, part in (("In msg nelems", "sendcount"), ("Out msg nelems", "recvcount")):
+        value = given.get(part, given.get("count", ""))
+        if value.isdecimal():
             args[key] = int(value)
     if dtype := _dtype(given.get("datatype", "")):
         args["dtype"] = dtype
@@ -317,7 +358,9 @@ def record_columns(
         for name in ("phase", "category", "name", "pid", "tid")
     }
     collective = _codes(pool, [item.args.get("Collective name") for item in events])[codes]
-    numbers = {"correlation": process.correlation(records["correlation"])}
+    ids = records["correlation"]
+    usable = (ids > 0) & (ids < 1 << CORRELATION_BITS)
+    numbers = {"correlation": np.where(usable, ids + (process.number << CORRELATION_BITS), NULL)}
     for name in ("device", "stream", "bytes"):
         values = [item.args.get(name) for item in events]
         numbers[name] = np.array([NULL if value is None else value for value in values], np.int64)[codes]
@@ -341,75 +384,9 @@ def _arguments(args: Mapping[str, Any]) -> str | None:
 
 def _codes(pool: dict[str, int], texts: Iterable[str | None]) -> Codes:
     """A lone surrogate in JSON, which cannot be written as UTF-8, is replaced."""
-    codes = [
-        NO_TEXT
-        if text is None
-        else pool.setdefault(text if text.isascii() else text.encode("utf-8", "replace").decode(), len(pool))
-        for text in texts
-    ]
+    whole = (text and text.encode("utf-8", "replace").decode() for text in texts)
+    codes = [NO_TEXT if text is None else pool.setdefault(text, len(pool)) for text in whole]
     return np.array(codes, dtype=np.int32)
-
-
-def memory_rows(
-    process: Process, allocations: Iterable[Mapping[str, Any]], report: ReadReport
-) -> Iterator[dict[str, Any]]:
-    """The [memory] events of records with the values of ALLOCATIONS, and `frees` for those that free memory.
-
-    Reserved equals allocated: there is no cache in between. A free does not say how much, and one of memory that was
-    allocated before the recording is left out.
-    """
-    usable = []
-    for record in allocations:
-        if all(isinstance(record.get(name), int) and record[name] != NULL for name in ("start", "bytes")):
-            usable.append(record)
-        else:
-            report.lose("an allocation without a usable time or size")
-    blocks: dict[int, tuple[int, int | None]] = {}  # size and device by address
-    totals: dict[int | None, int] = {}
-    for record in sorted(usable, key=itemgetter("start")):
-        address = record["address"]
-        if record["frees"]:
-            size, device = blocks.pop(address, (0, None))
-            if not size:
-                continue
-            size = -size
-        else:
-            size, device = record["bytes"], process.devices.get(record.get("agent", NULL))
-            blocks[address] = (size, device)
-        total = totals[device] = totals.get(device, 0) + size
-        number = -1 if device is None else device
-        values = (size, total, total, int(device is not None), number, address)
-        yield _row(
-            "i", "cpu_instant_event", "[memory]", process.pid, record.get("thread"), record["start"],
-            {"Bytes": size, "Device Id": number}, memory=dict(zip(MEMORY_ARGS, values, strict=True)),
-        )  # fmt: skip
-
-
-def counter_row(name: str, device: int | None, time: int, value: float) -> dict[str, Any]:
-    """A hardware counter of a dispatch, at the dispatch's start."""
-    number = device or 0
-    return _row("C", "gpu_metrics", name, f"GPU {number}", "", time, {"value": value}, device=number)
-
-
-def name_row(what: str, pid: int, thread: int, name: str) -> dict[str, Any]:
-    """A metadata event: process_name or thread_name."""
-    return _row("M", "", what, pid, thread, 0, {"name": name})
-
-
-def _row(
-    phase: str,
-    category: str,
-    name: str,
-    pid: object,
-    tid: object,
-    time: int,
-    args: dict[str, Any],
-    **more: Any,
-) -> dict[str, Any]:
-    return {
-        "ph": phase, "category": category, "name": name, "pid": str(pid), "tid": str(tid), "ts_ns": time, "args": args,
-        **more,
-    }  # fmt: skip
 
 
 def rank_of(environment: Mapping[str, Any], config: Mapping[str, Any]) -> TraceIdentity:
@@ -424,7 +401,7 @@ def rank_of(environment: Mapping[str, Any], config: Mapping[str, Any]) -> TraceI
             before, behind = _KEY.split(given[: match.start()])[-1], _KEY.split(given[match.end() :])[0]
             named = re.search(f"{re.escape(before)}(\\d{{1,6}}){re.escape(behind)}", written)
             if named:
-                return TraceIdentity(int(named[1]), FROM_OUTPUT_NAME)
+                return TraceIdentity(int(named[1]), "recorded output name")
     return TraceIdentity(None, "")
 
 

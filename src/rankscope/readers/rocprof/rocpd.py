@@ -8,10 +8,10 @@ times and threads in the rows of events, schema 4 refers to tables of timestamps
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,10 +36,7 @@ from rankscope.readers.rocprof.records import (
     Process,
     RecordKind,
     Values,
-    counter_row,
     header_of,
-    memory_rows,
-    name_row,
     numbered_gpus,
     rank_of,
 )
@@ -58,7 +55,6 @@ from rankscope.sql import sql_name
 
 _AGAIN = "Record this rank again: rocprofv3 --sys-trace -- PROGRAM. Or leave the file out."
 _TABLE = re.compile(r"rocpd_([a-z_]+?)((?:_[0-9a-f]+){5})?")
-_RPD_TABLES = {"rocpd_op", "rocpd_api"}
 _EVENT_TABLES = ("kernel_dispatch", "memory_copy", "memory_allocate", "region", "sample")
 _MOST_STRINGS = 5_000_000
 _ROWS_PER_BATCH = 100_000
@@ -147,29 +143,27 @@ class TableSet:
         return numbered_gpus(
             (
                 number,
-                {
-                    **json_object(more),
-                    "logical_node_type_id": index,
-                    "product_name": text_of(product or name),
-                },
+                json_object(more) | {"logical_node_type_id": index, "product_name": text_of(product or name)},
             )
             for number, kind, index, product, name, more in told
             if text_of(kind) == "GPU" and isinstance(number, int)
         )
 
-    def process(self, pid: int, number: int) -> Process:
-        """What the records of a process refer to."""
+    @cached_property
+    def process(self) -> Process:
+        """What records refer to. It has no pid yet: several processes may share the tables."""
+        categories, strings = self.categories, self.strings  # read now: batches outlive the connection
         symbols = self.rows("info_kernel_symbol", "id", "display_name", "kernel_name", *REGISTERS)
         messages = []
         if self.has("event", "id", "extdata", "category_id"):
             messages = self.rows("event", "id", "extdata", where=self.of_kind("MARKER_"))
         return Process(
-            pid,
-            number,
+            0,
+            0,
             self.gpus,
             {key: Kernel.of(text_of(shown or name), *counts) for key, shown, name, *counts in symbols},
             # A sample of schema 3 does not name its call; it is roctxMarkA.
-            lambda kind, call: (self.categories.get(kind, ""), self.strings.get(call, "roctxMarkA")),
+            lambda kind, call: (categories.get(kind, ""), strings.get(call, "roctxMarkA")),
             {event: text_of(json_object(data).get("message", ""))[:LONGEST_TEXT] for event, data in messages},
             {key: text_of(name) for key, name in self.rows("info_pmc", "id", "name")},
             self._rccl_arguments(),
@@ -204,10 +198,7 @@ class RecordedProcess:
     has_environment: bool
 
 
-RankProcesses = tuple[TraceIdentity, list[RecordedProcess]]
-
-
-def ranks_in(file: RocpdFile) -> list[RankProcesses]:
+def ranks_in(file: RocpdFile) -> list[tuple[TraceIdentity, list[RecordedProcess]]]:
     """The ranks of a file: one with all processes, or one for each rank that the processes tell."""
     processes = [process for tables in file.sets for process in tables.processes]
     ranks = sorted({process.identity.rank for process in processes if process.identity.rank is not None})
@@ -271,8 +262,8 @@ class PagedBatch(EventBatch):
     """Reads the rows where a page or a value is unusual."""
     table: TablePages
     piece: Piece
-    joined: Mapping[ColumnSource, tuple[Numbers, Numbers]]
-    """Columns of other tables: ids and values."""
+    joined: Mapping[tuple[str, str], tuple[Numbers, Numbers]]
+    """By table and column: ids and values of what the rows refer to."""
 
     def columns(self) -> EventColumns:
         with suppress(ValueError):
@@ -287,7 +278,7 @@ class PagedBatch(EventBatch):
         for name, source in sources.items():
             values[name] = numbers[source.key or source.column]
             if source.key:
-                ids, column = self.joined[source]
+                ids, column = self.joined[source.table, source.column]
                 at = np.minimum(np.searchsorted(ids, values[name]), len(ids) - 1)
                 values[name] = np.where(ids[at] == values[name], column[at], NULL)
         return values
@@ -314,7 +305,7 @@ class RocpdReading(Reading):
         ]
         self._total = max(1, len(sources))
         for source in sources:
-            yield from source()
+            yield from source
             self._done += 1
         self._file.close()
 
@@ -328,26 +319,26 @@ class _Sources:
     def __init__(self, recorded: RecordedProcess, number: int, report: ReadReport) -> None:
         self._recorded, self._tables, self._report = recorded, recorded.tables, report
         self._path = recorded.tables.file.path
-        self._process = recorded.tables.process(recorded.pid, number)
+        self._process = replace(recorded.tables.process, pid=recorded.pid, number=number)
 
-    def every(self) -> list[Callable[[], Iterator[EventBatch]]]:
+    def every(self) -> list[Iterator[EventBatch]]:
         return [
-            self._names,
-            partial(self._batches, "kernel_dispatch", KERNELS),
-            partial(self._batches, "memory_copy", COPIES),
-            partial(self._batches, "region", CALLS),
-            self._marks,
-            self._memory,
-            self._counters,
+            self._names(),
+            self._batches("kernel_dispatch", KERNELS),
+            self._batches("memory_copy", COPIES),
+            self._batches("region", CALLS),
+            self._marks(),
+            self._memory(),
+            self._counters(),
         ]
 
     def _names(self) -> Iterator[EventBatch]:
-        process = self._recorded
-        rows = [name_row("process_name", process.pid, 0, process.command)] if process.command else []
+        process, recorded = self._process, self._recorded
+        rows = [process.name_row("process_name", 0, recorded.command)] if recorded.command else []
         rows += [
-            name_row("thread_name", process.pid, tid, text_of(name))
+            process.name_row("thread_name", tid, text_of(name))
             for pid, tid, name in self._tables.rows("info_thread", "pid", "tid", "name")
-            if name and process.number in (pid, NULL)
+            if name and recorded.number in (pid, NULL)
         ]
         if rows:
             yield RowBatch(READ_EVENTS, rows)
@@ -367,11 +358,11 @@ class _Sources:
             for row in self._rows(self._select("memory_allocate", sources, where))
         )
         allocations = ({**row, "frees": row["type"] == b"FREE"} for row in rows)
-        yield from row_batches(memory_rows(self._process, allocations, self._report))
+        yield from row_batches(self._process.memory_rows(allocations, self._report))
 
     def _counters(self) -> Iterator[EventBatch]:
         """Hardware counters of dispatches, and samples of counters."""
-        tables, process = self._tables, self._process
+        tables = self._tables
         if not tables.has("pmc_event", "event_id", "pmc_id", "value"):
             return
         agents = dict(tables.rows("info_pmc", "id", "agent_id"))
@@ -384,12 +375,7 @@ class _Sources:
                 f'JOIN ({self._select(table, sources)}) k ON k."event" = p.event_id'
             )
             yield from row_batches(
-                counter_row(
-                    process.counters.get(counter, f"counter {counter}"),
-                    process.devices.get(agents.get(counter, NULL)),
-                    time,
-                    value,
-                )
+                self._process.counter_row(counter, agents.get(counter, NULL), time, value)
                 for counter, value, time in rows
                 if isinstance(value, (int, float)) and isinstance(time, int)
             )
@@ -415,28 +401,26 @@ class _Sources:
 
     def _paged(
         self, table: str, sources: Mapping[str, ColumnSource]
-    ) -> tuple[TablePages, dict[ColumnSource, tuple[Numbers, Numbers]]] | None:
+    ) -> tuple[TablePages, dict[tuple[str, str], tuple[Numbers, Numbers]]] | None:
         """The pages of a table and the columns that its rows refer to; None if sqlite has to read them."""
         file, rows = open_pages(self._path), self._tables.file.rows
         columns = [source.key or source.column for source in sources.values()]
         if file is None or (pages := find_table(file, rows, table, columns)) is None:
             return None
         joined = {}
-        for source in sources.values():
-            if not source.key:
-                continue
-            names = ["id", source.column]
-            other = find_table(file, rows, f"rocpd_{source.table}{self._tables.ending}", names)
-            if other is None:
+        for other, column in {(source.table, source.column) for source in sources.values() if source.key}:
+            names = ["id", column]
+            other_pages = find_table(file, rows, f"rocpd_{other}{self._tables.ending}", names)
+            if other_pages is None:
                 return None
             try:
-                read = [other.read(piece, names, [])[0] for piece in other.pieces()]
+                read = [other_pages.read(piece, names, [])[0] for piece in other_pages.pieces()]
             except ValueError:
                 return None
             ids, values = (np.concatenate([piece[name] for piece in read]) for name in names)
             if (np.diff(ids) <= 0).any():
                 return None
-            joined[source] = ids, values
+            joined[other, column] = ids, values
         return pages, joined
 
     def _sources(self, table: str, values: Values) -> dict[str, ColumnSource]:
@@ -502,7 +486,7 @@ class RocpdReader(Reader):
             return False
         try:
             with closing(RocpdFile(path)) as file:
-                if not file.sets and _RPD_TABLES & set(file.tables):
+                if not file.sets and {"rocpd_op", "rocpd_api"} & file.tables.keys():
                     raise NotATraceError(
                         f"{path} is a database of rocmProfileData (RPD)",
                         why="It has rocpd_api and rocpd_op. rankscope reads the rocpd databases of rocprofv3.",

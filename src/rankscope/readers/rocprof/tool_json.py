@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,7 @@ from rankscope.readers.rocprof.records import (
     Process,
     RecordKind,
     Values,
-    counter_row,
     header_of,
-    memory_rows,
-    name_row,
     numbered_gpus,
     rank_of,
 )
@@ -140,44 +138,41 @@ class ToolJsonReading(Reading):
         self._stream = open_stream(path)
 
     def batches(self) -> Iterator[EventBatch]:
-        try:
-            yield from self._batches()
-        finally:
-            self._stream.close()
+        with closing(self._stream):
+            text = _Text(self._stream)
+            pids: list[Any] = []
+            while head := self._before_records(text, first=not pids):
+                process = _process(head, len(pids))
+                pids.append(_at(head, "metadata.pid"))
+                host = str(_at(head, "metadata.node.hostname") or "")
+                self.header |= header_of({"format": "json"}, [*pids], process.gpus, host)
+                command = " ".join(map(str, as_list(_at(head, "metadata.command")))) or "process"
+                yield RowBatch(READ_EVENTS, [process.name_row("process_name", 0, command)])
+                yield from self._records(text, process)
+            if not _CLOSED.fullmatch(text.data, text.at):
+                after = f"what follows byte {text.offset:,} is not read" if text.at < len(text.data) else ""
+                cut_off = "the file ends before the end of its records"
+                self.report.damage = self._stream.damage or after or cut_off
 
     def position(self) -> int:
         return self._stream.position()
 
-    def _batches(self) -> Iterator[EventBatch]:
-        text = _Text(self._stream)
-        number = 0
-        while head := self._before_records(text, first=number == 0):
-            process = _process(head, number)
-            self.header |= _header(head, process, self.header)
-            command = " ".join(map(str, as_list(_at(head, "metadata.command")))) or "process"
-            yield RowBatch(READ_EVENTS, [name_row("process_name", process.pid, 0, command)])
-            yield from self._records(text, process)
-            number += 1
-        if not _CLOSED.fullmatch(text.data, text.at):
-            after = f"what follows byte {text.offset:,} is not read" if text.at < len(text.data) else ""
-            self.report.damage = self._stream.damage or after or "the file ends before the end of its records"
-
     def _before_records(self, text: _Text, first: bool) -> dict[str, Any]:
         """What the records of the next process refer to; {} after the last."""
         section = text.find(_SECTION, _MOST_BEFORE_RECORDS)
-        if section is None:
-            if first:
-                where = (
-                    f"ends before the start of callback_records ({self._stream.damage or 'cut off'})"
-                    if text.ended
-                    else f"has no list of records in its first {_MOST_BEFORE_RECORDS >> 20} MiB"
-                )
-                raise ReadError(
-                    f"{self._path} has no records",
-                    why=f"It {where}.",
-                    hint="Record this rank again: rocprofv3 --output-format json -- PROGRAM. Or leave the file out.",
-                )
+        if section is None and not first:
             return {}
+        if section is None:
+            where = (
+                f"ends before the start of callback_records ({self._stream.damage or 'cut off'})"
+                if text.ended
+                else f"has no list of records in its first {_MOST_BEFORE_RECORDS >> 20} MiB"
+            )
+            raise ReadError(
+                f"{self._path} has no records",
+                why=f"It {where}.",
+                hint="Record this rank again: rocprofv3 --output-format json -- PROGRAM. Or leave the file out.",
+            )
         before = text.take(section.start())
         begin = before.find(b"{", 1 + before.find(b"[")) if first else before.find(b"{")
         try:
@@ -211,7 +206,7 @@ class ToolJsonReading(Reading):
         if not dispatches:  # counters are collected without a trace of the kernels
             for numbers in counted:
                 yield ReadyBatch(replace(KERNELS.columns(process, numbers), read_by=IN_PYTHON))
-        yield from row_batches(memory_rows(process, allocations, self.report))
+        yield from row_batches(process.memory_rows(allocations, self.report))
 
     def _blocks(self, text: _Text) -> Iterator[_Block]:
         """The records of the next process."""
@@ -418,12 +413,11 @@ def _allocation(process: Process, record: dict[str, Any]) -> dict[str, Any]:
 def _counter_rows(records: Iterable[dict[str, Any]], process: Process) -> Iterator[dict[str, Any]]:
     for record in records:
         time = _integer(_at(record, "dispatch_data.start_timestamp"))
-        device = process.devices.get(_integer(_at(record, "dispatch_data.dispatch_info.agent_id.handle")))
+        agent = _integer(_at(record, "dispatch_data.dispatch_info.agent_id.handle"))
         for counted in as_list(record.get("records")):
             value = _at(counted, "value")
-            counter = _integer(_at(counted, "counter_id.handle"))
             if time != NULL and isinstance(value, (int, float)):
-                yield counter_row(process.counters.get(counter, f"counter {counter}"), device, time, value)
+                yield process.counter_row(_integer(_at(counted, "counter_id.handle")), agent, time, value)
 
 
 def _process(head: dict[str, Any], number: int) -> Process:
@@ -464,19 +458,12 @@ def _process(head: dict[str, Any], number: int) -> Process:
     )
 
 
-def _header(head: dict[str, Any], process: Process, before: dict[str, Any]) -> dict[str, Any]:
-    """The metadata for segment.json."""
-    pids = [*before.get("processes", []), _at(head, "metadata.pid")]
-    return header_of({"format": "json"}, pids, process.gpus, str(_at(head, "metadata.node.hostname") or ""))
-
-
 def _value_of(text: bytes, key: str) -> Any:
     """The list or object of a key that can be read in text that is damaged or cut off; None if it cannot."""
     match = re.search(rf'"{key}"\s*:\s*(?=[\[{{])'.encode(), text)
-    if match is None:
-        return None
+    rest = text[match.end() :] if match else b""
     try:
-        return json.JSONDecoder(strict=False).raw_decode(text[match.end() :].decode("utf-8", "replace"))[0]
+        return json.JSONDecoder(strict=False).raw_decode(rest.decode("utf-8", "replace"))[0]
     except (ValueError, RecursionError):
         return None
 
