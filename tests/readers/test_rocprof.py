@@ -163,6 +163,17 @@ def test_without_the_c_part_the_events_are_the_same(
     assert comparable(read(path)[0]) == comparable(with_c)
 
 
+@every_format
+def test_batches_outlive_the_pass_over_the_file(tmp_path: Path, write: Write) -> None:
+    """Threads read them while the reading goes on, and may be later than its end."""
+    path = write(tmp_path, STEP)
+    later = []
+    for batch in [*find_reader(path).open(path).batches()]:
+        later += event_rows(batch.columns())
+        batch.close()
+    assert comparable(later) == comparable(read(path)[0])
+
+
 @pytest.mark.slow
 @every_format
 def test_an_event_means_what_it_means_in_kineto(tmp_path: Path, write: Write) -> None:

@@ -1,6 +1,7 @@
 """Records of ROCm's profilers as events in Kineto's terms: kernels, copies, calls, ranges, allocations, counters.
 
-A reader gives the records of one kind as columns of numbers. Most records repeat others but for their times and ids:
+Both formats have the same records. A RecordKind says where their values are in each, and which events they become. A
+reader gives the records of one kind as columns of numbers. Most records repeat others but for their times and ids:
 each distinct one becomes an `Event` once, and every record gets that event with a time and a correlation of its own.
 """
 
@@ -8,8 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +20,9 @@ import numpy as np
 from rankscope.capture.rank import SINGLE, detect
 from rankscope.collective_kinds import kind_of
 from rankscope.model import CROSSING_RANGES, MEMORY_ARGS
+from rankscope.readers.base import ReadReport, TraceIdentity
+from rankscope.readers.checked_values import integer
 from rankscope.readers.columns import (
-    DUCKDB,
     NO_TEXT,
     NULL,
     Codes,
@@ -32,12 +36,15 @@ from rankscope.readers.columns import (
 
 FORMAT = "rocprof"
 FROM_ENVIRONMENT = "recorded environment"
-FROM_OUTPUT_NAME = "recorded output name"
 CORRELATION_BITS = 40
 """Of an id within a process; the bits above hold the number of the process."""
-ROWS_PER_BATCH = 100_000
+LONGEST_TEXT = 100_000
+REGISTERS = ("arch_vgpr_count", "accum_vgpr_count", "sgpr_count")
+"""Of a kernel, the arguments of Kernel.of."""
 
 Columns = Mapping[str, Numbers]
+Values = Mapping[str, tuple[str, str]]
+"""By the name of a value: its column in rocpd, and the keys that lead to it in JSON, with dots."""
 
 _LARGEST_TIME = 1 << 61
 _COPIES = {
@@ -46,22 +53,19 @@ _COPIES = {
     "DEVICE_TO_HOST": "DtoH",
     "DEVICE_TO_DEVICE": "DtoD",
 }
-_CALL_CATEGORIES = (
-    (re.compile("^HIP_(?:RUNTIME|COMPILER)_API"), "cuda_runtime"),
-    (re.compile("^HSA_"), "cuda_driver"),
-    (re.compile("^RCCL_API"), "cpu_op"),
-)
-"""Kinds of calls, and what they are in Kineto's traces of ROCm. HSA is the layer below HIP."""
-_MARK = re.compile("^roctxMark")
-_THREAD_RANGE = re.compile("^roctx(?:RangePush|ThreadRange)")
-_PROCESS_RANGE = re.compile("^roctx(?:RangeStart|ProcessRange)")
+_CALL_CATEGORIES = {
+    "HIP_RUNTIME_API": "cuda_runtime",
+    "HIP_COMPILER_API": "cuda_runtime",
+    "HSA_": "cuda_driver",
+    "RCCL_API": "cpu_op",
+}
+"""How the names of kinds of calls begin, and what they are in Kineto's traces of ROCm. HSA is the layer below HIP."""
 _RCCL_TYPES = (
     "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16",
     "float8e4m3", "float8e5m2",
 )  # fmt: skip
 """The values of ncclDataType_t."""
 _RCCL_ALIASES = {"char": "int8", "int": "int32", "half": "float16", "float": "float32", "double": "float64"}
-_IN_COUNT, _OUT_COUNT, _ONE_COUNT = "sendcount", "recvcount", "count"
 _PEERS = {"ncclSend": "Dst Rank", "ncclRecv": "Src Rank"}
 
 
@@ -73,19 +77,23 @@ class Event(NamedTuple):
     pid: str
     tid: str
     args: Mapping[str, Any]
+    """Device, stream, bytes and collective are taken from here too."""
     phase: str = "X"
-    device: int | None = None
-    stream: int | None = None
-    bytes: int | None = None
-    collective: str | None = None
 
 
 class Kernel(NamedTuple):
     """A function that runs on the device."""
 
     name: str
-    vector_registers: int | None
-    scalar_registers: int | None
+    vector_registers: int | None = None
+    scalar_registers: int | None = None
+
+    @staticmethod
+    def of(name: str, *registers: Any) -> Kernel:
+        """From the values of REGISTERS in a file."""
+        *vector, scalar = map(integer, registers)
+        counts = [count for count in vector if count is not None]
+        return Kernel(name[:LONGEST_TEXT], sum(counts) if counts else None, scalar)
 
 
 @dataclass(frozen=True)
@@ -95,37 +103,100 @@ class Process:
     pid: int
     number: int
     """Among the processes of its rank: keeps their correlation ids and streams apart."""
-    devices: Mapping[int, int]
-    """Agent -> number of the GPU, as HIP numbers them. Other agents are CPUs."""
+    gpus: Sequence[tuple[int, Mapping[str, Any]]]
+    """Id and fields of the agents that are GPUs, see numbered_gpus."""
     kernels: Mapping[int, Kernel]
+    operation: Callable[[int, int], tuple[str, str]]
+    """The names of a kind of records, and of an operation of that kind."""
+    messages: Mapping[int, str]
+    """Of roctx, by the value `event`."""
+    counters: Mapping[int, str]
     rccl_arguments: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     """By correlation id."""
-    read_by: str = DUCKDB
 
-    def lane(self, device: int | None, stream: int) -> tuple[str, str]:
-        """pid and tid of a stream's track."""
+    @cached_property
+    def devices(self) -> dict[int, int]:
+        """Agent -> number of the GPU, as HIP numbers them. Other agents are CPUs."""
+        return {agent: gpu["logical_node_type_id"] for agent, gpu in self.gpus}
+
+    def device_event(self, category: str, name: str, args: Mapping[str, Any]) -> Event:
+        """On the track of its stream."""
         other = f" of process {self.pid}" if self.number else ""
-        return str(0 if device is None else device), f"{stream}{other}"
+        return Event(category, name, str(args["device"] or 0), f"{args['stream']}{other}", args)
 
-    def correlation(self, ids: Numbers) -> Numbers:
-        usable = (ids > 0) & (ids < 1 << CORRELATION_BITS)
-        return np.where(usable, ids + (self.number << CORRELATION_BITS), NULL)
+    def name_row(self, what: str, thread: int, name: str) -> dict[str, Any]:
+        """A metadata event: process_name or thread_name."""
+        return _row("M", "", what, self.pid, thread, 0, {"name": name})
+
+    def counter_row(self, counter: int, agent: int, time: int, value: float) -> dict[str, Any]:
+        """A hardware counter of a dispatch, at the dispatch's start."""
+        name, device = self.counters.get(counter, f"counter {counter}"), self.devices.get(agent, 0)
+        return _row("C", "gpu_metrics", name, f"GPU {device}", "", time, {"value": value}, device=device)
+
+    def memory_rows(
+        self, allocations: Iterable[Mapping[str, Any]], report: ReadReport
+    ) -> Iterator[dict[str, Any]]:
+        """The [memory] events of records with the values of ALLOCATIONS, and `frees` for those that free memory.
+
+        Reserved equals allocated: there is no cache in between. A free does not say how much, and one of memory that
+        was allocated before the recording is left out.
+        """
+        usable = []
+        for record in allocations:
+            if all(isinstance(record.get(name), int) and record[name] != NULL for name in ("start", "bytes")):
+                usable.append(record)
+            else:
+                report.lose("an allocation without a usable time or size")
+        blocks: dict[int, tuple[int, int | None]] = {}  # size and device by address
+        totals: dict[int | None, int] = {}
+        for record in sorted(usable, key=itemgetter("start")):
+            address = record["address"]
+            if record["frees"]:
+                size, device = blocks.pop(address, (0, None))
+                if not size:
+                    continue
+                size = -size
+            else:
+                size, device = record["bytes"], self.devices.get(record.get("agent", NULL))
+                blocks[address] = (size, device)
+            total = totals[device] = totals.get(device, 0) + size
+            number = -1 if device is None else device
+            values = (size, total, total, int(device is not None), number, address)
+            args = {"Bytes": size, "Device Id": number}
+            memory = dict(zip(MEMORY_ARGS, values, strict=True))
+            thread, time = record.get("thread"), record["start"]
+            yield _row("i", "cpu_instant_event", "[memory]", self.pid, thread, time, args, memory=memory)
 
 
-def kernel_columns(process: Process, records: Columns) -> EventColumns:
+def _row(
+    phase: str, category: str, name: str, pid: Any, tid: Any, time: int, args: dict[str, Any], **more: Any
+) -> dict[str, Any]:
+    return {
+        "ph": phase, "category": category, "name": name, "pid": str(pid), "tid": str(tid), "ts_ns": time, "args": args,
+        **more,
+    }  # fmt: skip
+
+
+class RecordKind(NamedTuple):
+    """Records of one kind, in both formats."""
+
+    values: Values
+    columns: Callable[[Process, Columns], EventColumns]
+    """The events of records, from columns with these values."""
+
+
+def _kernels(process: Process, records: Columns) -> EventColumns:
     """Kernel dispatches. The grid is in blocks, as in Kineto: ROCm counts its work-items."""
 
     def event(
         agent: int, kernel: int, queue: int, stream: int, private: int, group: int, *sizes: int
     ) -> Event:
-        device = process.devices.get(agent)
-        lane = queue if stream == NULL else stream
         block, items = sizes[:3], sizes[3:]
-        symbol = process.kernels.get(kernel, Kernel(f"kernel {kernel}", None, None))
+        symbol = process.kernels.get(kernel, Kernel(f"kernel {kernel}"))
         grid = [-(-count // size) if size > 0 else None for count, size in zip(items, block, strict=True)]
         args = {
-            "device": device,
-            "stream": lane,
+            "device": process.devices.get(agent),
+            "stream": queue if stream == NULL else stream,
             "queue": queue,
             "registers per thread": symbol.vector_registers,
             "scalar registers": symbol.scalar_registers,
@@ -134,78 +205,113 @@ def kernel_columns(process: Process, records: Columns) -> EventColumns:
             "grid": grid if NULL not in items else None,
             "block": list(block) if NULL not in block else None,
         }
-        pid, tid = process.lane(device, lane)
-        return Event("kernel", symbol.name, pid, tid, args, device=device, stream=lane)
+        return process.device_event("kernel", symbol.name, args)
 
-    keys = ("agent", "kernel", "queue", "stream", "private", "group", *_SIZES)
-    return record_columns(process, records, keys, event)
+    return record_columns(process, records, [*KERNELS.values][len(EVERY_EVENT) :], event)
 
 
-_SIZES = tuple(f"{what}_{axis}" for what in ("block", "items") for axis in "xyz")
-
-
-def copy_columns(process: Process, records: Columns, operation: Callable[[int], str]) -> EventColumns:
+def _copies(process: Process, records: Columns) -> EventColumns:
     """Copies by the DMA engines. Those that a kernel does (__amd_rocclr_copyBuffer) are kernels, as in Kineto."""
 
-    def event(kind: int, source: int, target: int, queue: int, stream: int, size: int) -> Event:
-        name = operation(kind)
+    def event(
+        kind: int, operation: int, source: int, target: int, queue: int, stream: int, size: int
+    ) -> Event:
+        _, name = process.operation(kind, operation)
         direction = next((short for long, short in _COPIES.items() if name.endswith(long)), "Unknown")
         source_device, target_device = process.devices.get(source), process.devices.get(target)
-        device = target_device if source_device is None else source_device
-        lane = next((number for number in (stream, queue) if number != NULL), 0)
         args = {
-            "device": device,
-            "stream": lane,
+            "device": target_device if source_device is None else source_device,
+            "stream": next((number for number in (stream, queue) if number != NULL), 0),
             "bytes": size,
             "fromDevice": source_device,
             "toDevice": target_device,
         }
-        pid, tid = process.lane(device, lane)
-        return Event(
-            "gpu_memcpy",
-            f"Memcpy {direction}",
-            pid,
-            tid,
-            args,
-            device=device,
-            stream=lane,
-            bytes=None if size == NULL else size,
-        )
+        return process.device_event("gpu_memcpy", f"Memcpy {direction}", args)
 
-    return record_columns(
-        process, records, ("operation", "source", "target", "queue", "stream", "bytes"), event
-    )
+    return record_columns(process, records, [*COPIES.values][len(EVERY_EVENT) :], event)
 
 
-def call_columns(
-    process: Process, records: Columns, told: Callable[[int, int], tuple[str, str]], messages: Sequence[str]
-) -> EventColumns:
-    """Calls of HIP, HSA and RCCL, and roctx ranges and marks.
-
-    `told` gives the kind of a call and its name; the column `message` has places in `messages`, or NULL.
-    """
+def _calls(process: Process, records: Columns) -> EventColumns:
+    """Calls of HIP, HSA and RCCL, and roctx ranges and marks."""
     ids = records["correlation"]
     calls = np.where(np.isin(ids, list(process.rccl_arguments)), ids, NULL)
+    messages = np.full(len(ids), NULL)
+    texts: dict[str, int] = {}
+    if process.messages:
+        said = map(process.messages.get, records["event"].tolist())
+        messages[:] = [NULL if text is None else texts.setdefault(text, len(texts)) for text in said]
+    distinct = list(texts)
 
     def event(kind: int, operation: int, thread: int, message: int, call: int) -> Event:
-        layer, name = told(kind, operation)
+        layer, name = process.operation(kind, operation)
         pid, tid = str(process.pid), str(thread)
         if layer.startswith("MARKER_"):
-            return _marker(name, messages[message] if message != NULL else name, pid, tid)
-        category = next((what for pattern, what in _CALL_CATEGORIES if pattern.search(layer)), layer.lower())
+            return _marker(name, distinct[message] if message != NULL else name, pid, tid)
+        categories = (what for prefix, what in _CALL_CATEGORIES.items() if layer.startswith(prefix))
+        category = next(categories, layer.lower())
         args = _collective(name, process.rccl_arguments.get(call, {})) if category == "cpu_op" else {}
-        return Event(category, name, pid, tid, args, collective=args.get("Collective name"))
+        return Event(category, name, pid, tid, args)
 
-    columns = {**records, "call": calls}
+    columns = {**records, "message": messages, "call": calls}
     return record_columns(process, columns, ("kind", "operation", "thread", "message", "call"), event)
 
 
+EVERY_EVENT: Values = {
+    "start": ("start", "start_timestamp"),
+    "end": ("end", "end_timestamp"),
+    "correlation": ("stack_id", "correlation_id.internal"),
+}
+_OPERATION: Values = {"kind": ("category_id", "kind"), "operation": ("name_id", "operation")}
+KERNELS = RecordKind(
+    {
+        **EVERY_EVENT,
+        "agent": ("agent_id", "dispatch_info.agent_id.handle"),
+        "kernel": ("kernel_id", "dispatch_info.kernel_id"),
+        "queue": ("queue_id", "dispatch_info.queue_id.handle"),
+        "stream": ("stream_id", "stream_id.handle"),
+        "private": ("private_segment_size", "dispatch_info.private_segment_size"),
+        "group": ("group_segment_size", "dispatch_info.group_segment_size"),
+        **{f"block_{axis}": (f"workgroup_size_{axis}", f"dispatch_info.workgroup_size.{axis}") for axis in "xyz"},
+        **{f"items_{axis}": (f"grid_size_{axis}", f"dispatch_info.grid_size.{axis}") for axis in "xyz"},
+    },
+    _kernels,
+)  # fmt: skip
+COPIES = RecordKind(
+    {
+        **EVERY_EVENT,
+        **_OPERATION,
+        "source": ("src_agent_id", "src_agent_id.handle"),
+        "target": ("dst_agent_id", "dst_agent_id.handle"),
+        "queue": ("queue_id", "queue_id.handle"),
+        "stream": ("stream_id", "stream_id.handle"),
+        "bytes": ("size", "bytes"),
+    },
+    _copies,
+)
+CALLS = RecordKind(
+    {
+        **EVERY_EVENT,
+        **_OPERATION,
+        "thread": ("tid", "thread_id"),
+        "event": ("event_id", "correlation_id.internal"),
+    },
+    _calls,
+)
+ALLOCATIONS: Values = {
+    "start": EVERY_EVENT["start"],
+    "thread": ("tid", "thread_id"),
+    "agent": ("agent_id", "agent_id.handle"),
+    "address": ("address", "address"),
+    "bytes": ("size", "allocation_size"),
+}
+
+
 def _marker(operation: str, message: str, pid: str, tid: str) -> Event:
-    if _MARK.search(operation):
+    if operation.startswith("roctxMark"):
         return Event("user_annotation", message, pid, tid, {}, phase="i")
-    if _THREAD_RANGE.search(operation):
+    if operation.startswith(("roctxRangePush", "roctxThreadRange")):
         return Event("user_annotation", message, pid, tid, {"style": "PushPop"})
-    if _PROCESS_RANGE.search(operation):
+    if operation.startswith(("roctxRangeStart", "roctxProcessRange")):
         return Event("user_annotation", message, pid, tid + CROSSING_RANGES, {"style": "StartEnd"})
     return Event("roctx", operation, pid, tid, {})
 
@@ -215,10 +321,9 @@ def _collective(name: str, given: Mapping[str, str]) -> dict[str, Any]:
     if kind_of(name) is None or name.startswith(("ncclGroup", "ncclComm")):
         return {}
     args: dict[str, Any] = {"Collective name": name.removeprefix("nccl").lower()}
-    count = given.get(_ONE_COUNT)
-    for key, part in (("In msg nelems", _IN_COUNT), ("Out msg nelems", _OUT_COUNT)):
-        value = given.get(part, count)
-        if value is not None and value.isdecimal():
+    for key, part in (("In msg nelems", "sendcount"), ("Out msg nelems", "recvcount")):
+        value = given.get(part, given.get("count", ""))
+        if value.isdecimal():
             args[key] = int(value)
     if dtype := _dtype(given.get("datatype", "")):
         args["dtype"] = dtype
@@ -239,20 +344,26 @@ def record_columns(
     process: Process, records: Columns, keys: Sequence[str], event: Callable[..., Event]
 ) -> EventColumns:
     """An event for each record. `event` is called once for each distinct combination of the key columns."""
-    start, end = (_time(records[name]) for name in ("start", "end"))
+    # NULL for times that no clock has: a difference must fit into 64 bits.
+    start, end = (
+        np.where((times > -_LARGEST_TIME) & (times < _LARGEST_TIME), times, NULL)
+        for times in (records["start"], records["end"])
+    )
     codes, firsts = distinct_rows([records[name] for name in keys])
     chosen = zip(*(records[name][firsts].tolist() for name in keys), strict=True)
     events = [event(*row) for row in chosen]
     pool: dict[str, int] = {}
     texts: dict[str, Codes] = {
         name: _codes(pool, [getattr(item, name) for item in events])[codes]
-        for name in ("phase", "category", "name", "pid", "tid", "collective")
+        for name in ("phase", "category", "name", "pid", "tid")
     }
-    numbers = {
-        name: _numbers(getattr(item, name) for item in events)[codes]
-        for name in ("device", "stream", "bytes")
-    }
-    numbers["correlation"] = process.correlation(records["correlation"])
+    collective = _codes(pool, [item.args.get("Collective name") for item in events])[codes]
+    ids = records["correlation"]
+    usable = (ids > 0) & (ids < 1 << CORRELATION_BITS)
+    numbers = {"correlation": np.where(usable, ids + (process.number << CORRELATION_BITS), NULL)}
+    for name in ("device", "stream", "bytes"):
+        values = [item.args.get(name) for item in events]
+        numbers[name] = np.array([NULL if value is None else value for value in values], np.int64)[codes]
     args: dict[str, int] = {}
     argument = _codes(args, [_arguments(item.args) for item in events])[codes]
     return event_columns(
@@ -260,16 +371,10 @@ def record_columns(
         start,
         np.where((start == NULL) | (end == NULL), NULL, end - start),
         numbers,
-        texts.pop("collective"),
+        collective,
         **texts,
         shared_args=SharedTexts(Texts.of(args), argument),
-        read_by=process.read_by,
     )
-
-
-def _time(times: Numbers) -> Numbers:
-    """Times, with NULL for those that no clock has: a difference must fit into 64 bits."""
-    return np.where((times > -_LARGEST_TIME) & (times < _LARGEST_TIME), times, NULL)
 
 
 def _arguments(args: Mapping[str, Any]) -> str | None:
@@ -278,114 +383,26 @@ def _arguments(args: Mapping[str, Any]) -> str | None:
 
 
 def _codes(pool: dict[str, int], texts: Iterable[str | None]) -> Codes:
-    codes = [NO_TEXT if text is None else pool.setdefault(_whole(text), len(pool)) for text in texts]
+    """A lone surrogate in JSON, which cannot be written as UTF-8, is replaced."""
+    whole = (text and text.encode("utf-8", "replace").decode() for text in texts)
+    codes = [NO_TEXT if text is None else pool.setdefault(text, len(pool)) for text in whole]
     return np.array(codes, dtype=np.int32)
 
 
-def _whole(text: str) -> str:
-    """Text that can be written as UTF-8: a lone surrogate in JSON cannot."""
-    return text.encode("utf-8", "replace").decode() if not text.isascii() else text
-
-
-def _numbers(values: Iterable[int | None]) -> Numbers:
-    return np.array([NULL if value is None else value for value in values], dtype=np.int64)
-
-
-class Allocation(NamedTuple):
-    """Memory that was allocated or freed. A free does not say how much."""
-
-    time: int
-    thread: int
-    agent: int
-    address: int
-    size: int
-    frees: bool
-
-
-class MemoryUse:
-    """The memory in use, from allocations in order of time. Reserved equals allocated: there is no cache in between."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-        self._blocks: dict[int, tuple[int, int | None]] = {}
-        """Size and device by address."""
-        self._totals: dict[int | None, int] = {}
-
-    def row(self, allocation: Allocation) -> dict[str, Any] | None:
-        """The [memory] event of an allocation; None for a free of memory that was allocated before the recording."""
-        if allocation.frees:
-            size, device = self._blocks.pop(allocation.address, (0, None))
-            if not size:
-                return None
-            size = -size
-        else:
-            size, device = allocation.size, self._process.devices.get(allocation.agent)
-            self._blocks[allocation.address] = (size, device)
-        total = self._totals[device] = self._totals.get(device, 0) + size
-        on_device = device is not None
-        values = (size, total, total, int(on_device), device if on_device else -1, allocation.address)
-        return {
-            "ph": "i",
-            "category": "cpu_instant_event",
-            "name": "[memory]",
-            "pid": str(self._process.pid),
-            "tid": str(allocation.thread),
-            "ts_ns": allocation.time,
-            "args": {"Bytes": size, "Device Id": values[4]},
-            "memory": dict(zip(MEMORY_ARGS, values, strict=True)),
-        }
-
-
-def counter_row(name: str, device: int | None, time: int, value: float) -> dict[str, Any]:
-    """A hardware counter of a dispatch, at the dispatch's start."""
-    at = 0 if device is None else device
-    return {
-        "ph": "C",
-        "category": "gpu_metrics",
-        "name": name,
-        "pid": f"GPU {at}",
-        "tid": "",
-        "ts_ns": time,
-        "device": at,
-        "args": {"value": value},
-    }
-
-
-def name_row(what: str, pid: int, thread: int, name: str) -> dict[str, Any]:
-    """A metadata event: process_name or thread_name."""
-    return {
-        "ph": "M",
-        "category": "",
-        "name": what,
-        "pid": str(pid),
-        "tid": str(thread),
-        "ts_ns": 0,
-        "args": {"name": name},
-    }
-
-
-class Rank(NamedTuple):
-    """The rank of a process; None where nothing in the file tells."""
-
-    rank: int | None
-    source: str = ""
-    world_size: int | None = None
-
-
-def rank_of(environment: Mapping[str, Any], config: Mapping[str, Any]) -> Rank:
+def rank_of(environment: Mapping[str, Any], config: Mapping[str, Any]) -> TraceIdentity:
     """From the launcher's variables, else from an output name with %rank% in it, as rocprofv3 was given."""
     variables = {key: value for key, value in environment.items() if isinstance(value, str)}
     identity = detect(variables)
     if identity.source != SINGLE:
-        return Rank(identity.rank, FROM_ENVIRONMENT, identity.world_size)
+        return TraceIdentity(identity.rank, FROM_ENVIRONMENT, identity.world_size)
     for part in ("file", "path"):
         given, written = config.get(f"raw_output_{part}"), config.get(f"output_{part}")
         if isinstance(given, str) and isinstance(written, str) and (match := _RANK_KEY.search(given)):
             before, behind = _KEY.split(given[: match.start()])[-1], _KEY.split(given[match.end() :])[0]
             named = re.search(f"{re.escape(before)}(\\d{{1,6}}){re.escape(behind)}", written)
             if named:
-                return Rank(int(named[1]), FROM_OUTPUT_NAME)
-    return Rank(None)
+                return TraceIdentity(int(named[1]), "recorded output name")
+    return TraceIdentity(None, "")
 
 
 _KEY = re.compile(r"%(?:[a-z_]+%|[hpjrs]|(?:env|q)\{\w+\}%?)")
@@ -393,16 +410,28 @@ _RANK_KEY = re.compile(r"%(?:rank%|r(?![a-z_]+%)|(?:env|q)\{(?:RANK|\w*_RANK|SLU
 """In names for the output of rocprofv3: %hostname%, %rank%, %env{RANK}%, …"""
 
 
-def device_properties(agents: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The GPUs in Kineto's form, from the agents' fields as ROCm names them."""
+def numbered_gpus(agents: Iterable[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
+    """Id and fields of each GPU, as ROCm names them; one without a number has that of its position."""
+    return [
+        (handle, agent | {"logical_node_type_id": position if number is None else number})
+        for position, (handle, agent) in enumerate(agents)
+        for number in [integer(agent.get("logical_node_type_id"))]
+    ]
+
+
+def header_of(
+    form: dict[str, str], pids: list[Any], gpus: Iterable[tuple[int, Mapping[str, Any]]], host: str
+) -> dict[str, Any]:
+    """The metadata for segment.json, with the GPUs in Kineto's form."""
     facts = {
         "name": "product_name",
         "numSms": "cu_count",
         "warpSize": "wave_front_size",
         "totalGlobalMem": "local_mem_size",
     }
-    return [
-        {"id": agent["logical_node_type_id"]}
-        | {key: agent[field] for key, field in facts.items() if agent.get(field)}
-        for agent in agents
+    properties = [
+        {"id": gpu["logical_node_type_id"]} | {key: gpu[name] for key, name in facts.items() if gpu.get(name)}
+        for _, gpu in gpus
     ]
+    header: dict[str, Any] = {"rocprof": form, "processes": pids, "deviceProperties": properties}
+    return header | ({"host_name": host} if host else {})

@@ -8,11 +8,10 @@ times and threads in the rows of events, schema 4 refers to tables of timestamps
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from itertools import chain
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,24 +19,25 @@ import numpy as np
 
 from rankscope.errors import NotATraceError, ReadError
 from rankscope.model import READ_EVENTS
-from rankscope.readers.base import EventBatch, Reader, Reading, ReadReport, TraceIdentity, rank_from_name
+from rankscope.readers.base import EventBatch, Reader, Reading, ReadReport, TraceIdentity, identity_from_name
 from rankscope.readers.checked_values import json_object
 from rankscope.readers.columns import IN_C, NULL, SQLITE, EventColumns, Numbers
 from rankscope.readers.rocprof.records import (
+    ALLOCATIONS,
+    CALLS,
+    COPIES,
+    EVERY_EVENT,
     FORMAT,
     FROM_ENVIRONMENT,
-    ROWS_PER_BATCH,
-    Allocation,
+    KERNELS,
+    LONGEST_TEXT,
+    REGISTERS,
     Kernel,
-    MemoryUse,
     Process,
-    Rank,
-    call_columns,
-    copy_columns,
-    counter_row,
-    device_properties,
-    kernel_columns,
-    name_row,
+    RecordKind,
+    Values,
+    header_of,
+    numbered_gpus,
     rank_of,
 )
 from rankscope.readers.row_batch import RowBatch, row_batches
@@ -50,39 +50,16 @@ from rankscope.readers.sqlite_file import (
     row_ranges,
     text_of,
 )
-from rankscope.readers.sqlite_pages import PageFile, Piece, TablePages, find_table, open_pages
+from rankscope.readers.sqlite_pages import Piece, TablePages, find_table, open_pages
 from rankscope.sql import sql_name
 
 _AGAIN = "Record this rank again: rocprofv3 --sys-trace -- PROGRAM. Or leave the file out."
 _TABLE = re.compile(r"rocpd_([a-z_]+?)((?:_[0-9a-f]+){5})?")
-_RPD_TABLES = {"rocpd_op", "rocpd_api"}
 _EVENT_TABLES = ("kernel_dispatch", "memory_copy", "memory_allocate", "region", "sample")
-_LONGEST_TEXT = 100_000
 _MOST_STRINGS = 5_000_000
-
-_KERNEL_VALUES = {
-    "agent": "agent_id",
-    "kernel": "kernel_id",
-    "queue": "queue_id",
-    "stream": "stream_id",
-    "private": "private_segment_size",
-    "group": "group_segment_size",
-    **{f"block_{axis}": f"workgroup_size_{axis}" for axis in "xyz"},
-    **{f"items_{axis}": f"grid_size_{axis}" for axis in "xyz"},
-}
-_COPY_VALUES = {
-    "operation": "name_id",
-    "source": "src_agent_id",
-    "target": "dst_agent_id",
-    "queue": "queue_id",
-    "stream": "stream_id",
-    "bytes": "size",
-}
-_ALLOCATION_VALUES = {"thread": "tid", "agent": "agent_id", "address": "address", "bytes": "size"}
-_OF_EVERY_EVENT = ("start", "end", "correlation", "kind")
-_EVENT = "of_event_id"
-"""The name of an event's row in SQL."""
-_ALLOCATION_FIELDS = ("start", "thread", "agent", "address", "bytes", "text")
+_ROWS_PER_BATCH = 100_000
+_OF_EVENT = ("stack_id", "category_id")
+"""Columns of the table of events that the rows refer to."""
 
 
 class RocpdFile(SqliteFile):
@@ -133,7 +110,7 @@ class TableSet:
     @cached_property
     def strings(self) -> dict[int, str]:
         """By id."""
-        short = f"length(CAST(string AS BLOB)) < {_LONGEST_TEXT}"
+        short = f"length(CAST(string AS BLOB)) < {LONGEST_TEXT}"
         return {number: text_of(text) for number, text in self.rows("string", "id", "string", where=short)}
 
     @cached_property
@@ -142,11 +119,10 @@ class TableSet:
         told = self.rows("info_category", "id", "name")
         return {number: text_of(name) for number, name in told} if told else self.strings
 
-    @cached_property
-    def markers(self) -> str:
-        """The categories of roctx, as SQL."""
-        numbers = [str(number) for number, name in self.categories.items() if name.startswith("MARKER_")]
-        return ", ".join(numbers) or "NULL"
+    def of_kind(self, prefix: str) -> str:
+        """SQL: the category of an event has a name that begins like this."""
+        numbers = [str(number) for number, name in self.categories.items() if name.startswith(prefix)]
+        return f"category_id IN ({', '.join(numbers) or 'NULL'})"
 
     @cached_property
     def processes(self) -> list[RecordedProcess]:
@@ -159,41 +135,55 @@ class TableSet:
             if isinstance(number, int) and isinstance(pid, int)
             for variables in [json_object(environment)]
         ]
-        return processes or [RecordedProcess(self, NULL, 0, "", Rank(None), False)]
+        return processes or [RecordedProcess(self, NULL, 0, "", TraceIdentity(None, ""), False)]
 
     @cached_property
-    def agents(self) -> list[tuple[int, dict[str, Any]]]:
-        """The GPUs: id, and fields as ROCm names them."""
+    def gpus(self) -> list[tuple[int, dict[str, Any]]]:
         told = self.rows("info_agent", "id", "type", "type_index", "product_name", "name", "extdata")
-        gpus = [row for row in told if text_of(row[1]) == "GPU" and isinstance(row[0], int)]
-        return [
+        return numbered_gpus(
             (
                 number,
-                {
-                    **json_object(more),
-                    "logical_node_type_id": index,
-                    "product_name": text_of(product or name),
-                },
+                json_object(more) | {"logical_node_type_id": index, "product_name": text_of(product or name)},
             )
-            for position, (number, _, index, product, name, more) in enumerate(gpus)
-            for index in ([index if isinstance(index, int) else position])
-        ]
+            for number, kind, index, product, name, more in told
+            if text_of(kind) == "GPU" and isinstance(number, int)
+        )
 
     @cached_property
-    def kernels(self) -> dict[int, Kernel]:
-        told = self.rows(
-            "info_kernel_symbol",
-            "id",
-            "display_name",
-            "kernel_name",
-            "arch_vgpr_count",
-            "accum_vgpr_count",
-            "sgpr_count",
+    def process(self) -> Process:
+        """What records refer to. It has no pid yet: several processes may share the tables."""
+        categories, strings = self.categories, self.strings  # read now: batches outlive the connection
+        symbols = self.rows("info_kernel_symbol", "id", "display_name", "kernel_name", *REGISTERS)
+        messages = []
+        if self.has("event", "id", "extdata", "category_id"):
+            messages = self.rows("event", "id", "extdata", where=self.of_kind("MARKER_"))
+        return Process(
+            0,
+            0,
+            self.gpus,
+            {key: Kernel.of(text_of(shown or name), *counts) for key, shown, name, *counts in symbols},
+            # A sample of schema 3 does not name its call; it is roctxMarkA.
+            lambda kind, call: (categories.get(kind, ""), strings.get(call, "roctxMarkA")),
+            {event: text_of(json_object(data).get("message", ""))[:LONGEST_TEXT] for event, data in messages},
+            {key: text_of(name) for key, name in self.rows("info_pmc", "id", "name")},
+            self._rccl_arguments(),
         )
-        return {
-            number: Kernel(text_of(shown or name)[:_LONGEST_TEXT], _sum(vector, accumulation), _sum(scalar))
-            for number, shown, name, vector, accumulation, scalar in told
-        }
+
+    def _rccl_arguments(self) -> dict[int, dict[str, str]]:
+        """By correlation id: the arguments of calls of RCCL, where the file has them."""
+        arguments: dict[int, dict[str, str]] = {}
+        if not self.has("arg", "event_id", "name", "value") or not self.has("event", *_OF_EVENT):
+            return arguments
+        event, wanted = self.name("event"), self.of_kind("RCCL_API")
+        if self.file.rows(f"SELECT 1 FROM {event} WHERE {wanted} LIMIT 1"):
+            rows = self.file.rows(
+                f"SELECT e.stack_id, a.name, a.value FROM {self.name('arg')} a JOIN {event} e "
+                f"ON e.id = a.event_id WHERE e.{wanted}"
+            )
+            for call, name, value in rows:
+                if isinstance(call, int):
+                    arguments.setdefault(call, {})[text_of(name)] = text_of(value)
+        return arguments
 
 
 @dataclass(frozen=True)
@@ -204,33 +194,29 @@ class RecordedProcess:
     number: int
     pid: int
     command: str
-    rank: Rank
+    identity: TraceIdentity
     has_environment: bool
 
 
-@dataclass(frozen=True)
-class RankProcesses:
-    """The processes of one rank."""
-
-    rank: Rank
-    processes: tuple[RecordedProcess, ...]
-    part: str = ""
-
-
-def ranks_in(file: RocpdFile) -> list[RankProcesses]:
+def ranks_in(file: RocpdFile) -> list[tuple[TraceIdentity, list[RecordedProcess]]]:
     """The ranks of a file: one with all processes, or one for each rank that the processes tell."""
-    processes = tuple(process for tables in file.sets for process in tables.processes)
-    told = {process.rank.rank for process in processes} - {None}
-    if len(told) > 1:
-        return [
-            RankProcesses(of_rank[0].rank, of_rank, f"rank {rank}")
-            for rank in sorted(rank for rank in told if rank is not None)
-            if (of_rank := tuple(process for process in processes if process.rank.rank == rank))
-        ]
-    the_rank = next((process.rank for process in processes if process.rank.rank is not None), Rank(None))
-    if the_rank.rank is None and (named := rank_from_name(file.path)) is not None:
-        the_rank = Rank(named, "file name")
-    return [RankProcesses(the_rank, processes)]
+    processes = [process for tables in file.sets for process in tables.processes]
+    ranks = sorted({process.identity.rank for process in processes if process.identity.rank is not None})
+    parts = {"": processes}
+    if len(ranks) > 1:
+        parts = {f"rank {rank}": [each for each in processes if each.identity.rank == rank] for rank in ranks}
+    by_name = identity_from_name(file.path)
+    return [
+        (
+            replace(
+                next((each.identity for each in of_rank if each.identity.rank is not None), by_name),
+                trace_id=" ".join(f"{process.tables.ending}{process.pid}" for process in of_rank),
+                part=part,
+            ),
+            of_rank,
+        )
+        for part, of_rank in parts.items()
+    ]
 
 
 class ColumnSource(NamedTuple):
@@ -247,21 +233,25 @@ class RocpdBatch(EventBatch):
 
     path: Path
     sql: str
-    parameters: tuple[int, ...]
-    names: tuple[str, ...]
+    rows: tuple[int, int]
+    kind: RecordKind
+    process: Process
+    sources: Mapping[str, ColumnSource]
     """Of the columns that the SQL selects."""
-    absent: tuple[str, ...]
-    """Columns that the tables do not have."""
-    events: Callable[[dict[str, Any]], EventColumns]
     report: ReadReport
 
     def columns(self) -> EventColumns:
         with refused_by_sqlite(self.path, _AGAIN):
-            columns, others = read_columns(self.path, self.sql, self.parameters, self.names, ("text",))
+            columns, others = read_columns(self.path, self.sql, self.rows, [*self.sources], ())
         for value in others:
             self.report.repaired(f"a value that is not a whole number: {str(value)[:40]}")
+        return self.events(columns, SQLITE)
+
+    def events(self, columns: dict[str, Numbers], read_by: str) -> EventColumns:
+        """Values that the tables do not have are null."""
         nothing = np.full(max(map(len, columns.values()), default=0), NULL)
-        return self.events({**dict.fromkeys(self.absent, nothing), **columns})
+        values = {**dict.fromkeys(self.kind.values, nothing), **columns}
+        return replace(self.kind.columns(self.process, values), read_by=read_by)
 
 
 @dataclass(frozen=True)
@@ -272,68 +262,26 @@ class PagedBatch(EventBatch):
     """Reads the rows where a page or a value is unusual."""
     table: TablePages
     piece: Piece
-    joined: Joined
-    places: Mapping[str, ColumnSource]
+    joined: Mapping[tuple[str, str], tuple[Numbers, Numbers]]
+    """By table and column: ids and values of what the rows refer to."""
 
     def columns(self) -> EventColumns:
         with suppress(ValueError):
-            return replace(self.sql.events(self._values()), read_by=IN_C)
+            return self.sql.events(self._values(), IN_C)
         return self.sql.columns()
 
-    def _values(self) -> dict[str, Any]:
-        read = dict.fromkeys(source.key or source.column for source in self.places.values())
+    def _values(self) -> dict[str, Numbers]:
+        sources = self.sql.sources
+        read = dict.fromkeys(source.key or source.column for source in sources.values())
         numbers, _ = self.table.read(self.piece, list(read), [])
-        count = len(next(iter(numbers.values())))
-        values: dict[str, Any] = dict.fromkeys(self.sql.absent, np.full(count, NULL))
-        for name, source in self.places.items():
-            values[name] = self.joined.values(source, numbers) if source.key else numbers[source.column]
-        if "text" in self.sql.names:
-            values["text"] = self.joined.messages(numbers["event_id"])
+        values = {}
+        for name, source in sources.items():
+            values[name] = numbers[source.key or source.column]
+            if source.key:
+                ids, column = self.joined[source.table, source.column]
+                at = np.minimum(np.searchsorted(ids, values[name]), len(ids) - 1)
+                values[name] = np.where(ids[at] == values[name], column[at], NULL)
         return values
-
-
-class Joined:
-    """Columns of the tables that the rows of events refer to, by id."""
-
-    def __init__(self, tables: TableSet, pages: PageFile) -> None:
-        self._tables, self._pages = tables, pages
-        self._columns: dict[tuple[str, str], tuple[Numbers, Numbers]] = {}
-        self._extdata: dict[int, Any] = {}
-
-    def load(self, table: str, column: str) -> bool:
-        """False if the column cannot be read from pages."""
-        if (table, column) in self._columns:
-            return True
-        name = f"rocpd_{table}{self._tables.ending}"
-        pages = find_table(self._pages, self._tables.file.rows, name, ["id", column])
-        if pages is None:
-            return False
-        try:
-            read = [pages.read(piece, ["id", column], [])[0] for piece in pages.pieces()]
-        except ValueError:
-            return False
-        ids, values = (np.concatenate([piece[name] for piece in read]) for name in ("id", column))
-        if (np.diff(ids) <= 0).any():
-            return False
-        self._columns[table, column] = ids, values
-        return True
-
-    def load_messages(self) -> None:
-        """The data of roctx events."""
-        of_roctx = f"category_id IN ({self._tables.markers})"
-        self._extdata.update(self._tables.rows("event", "id", "extdata", where=of_roctx))
-
-    def values(self, source: ColumnSource, numbers: Mapping[str, Numbers]) -> Numbers:
-        ids, values = self._columns[source.table, source.column]
-        wanted = numbers[source.key]
-        at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-        return np.where(ids[at] == wanted, values[at], NULL)
-
-    def messages(self, events: Numbers) -> list[Any]:
-        """For each event its data if it is of roctx, else None."""
-        return (
-            [self._extdata.get(event) for event in events.tolist()] if self._extdata else [None] * len(events)
-        )
 
 
 class RocpdReading(Reading):
@@ -344,20 +292,20 @@ class RocpdReading(Reading):
         super().__init__(path)
         self._file = RocpdFile(path)
         ranks = ranks_in(self._file)
-        merged = RankProcesses(Rank(None), tuple(chain.from_iterable(rank.processes for rank in ranks)))
-        self._rank = next((rank for rank in ranks if rank.part == part), merged)
+        merged = TraceIdentity(None, ""), [process for _, processes in ranks for process in processes]
+        self._rank = next((rank for rank in ranks if rank[0].part == part), merged)
         self._done, self._total = 0, 1
-        self.header = _header(self._file, self._rank)
+        self.header = _header(*self._rank)
 
     def batches(self) -> Iterator[EventBatch]:
         sources = [
             source
-            for number, process in enumerate(self._rank.processes)
-            for source in _Sources(self._path, process, number, self.report).every()
+            for number, process in enumerate(self._rank[1])
+            for source in _Sources(process, number, self.report).every()
         ]
         self._total = max(1, len(sources))
         for source in sources:
-            yield from source()
+            yield from source
             self._done += 1
         self._file.close()
 
@@ -365,248 +313,165 @@ class RocpdReading(Reading):
         return self._path.stat().st_size * self._done // self._total
 
 
-@dataclass
 class _Sources:
     """The events of one process, table by table."""
 
-    path: Path
-    of: RecordedProcess
-    number: int
-    report: ReadReport
-    process: Process = field(init=False)
+    def __init__(self, recorded: RecordedProcess, number: int, report: ReadReport) -> None:
+        self._recorded, self._tables, self._report = recorded, recorded.tables, report
+        self._path = recorded.tables.file.path
+        self._process = replace(recorded.tables.process, pid=recorded.pid, number=number)
 
-    def __post_init__(self) -> None:
-        tables = self.of.tables
-        self.process = Process(
-            pid=self.of.pid,
-            number=self.number,
-            devices={number: agent["logical_node_type_id"] for number, agent in tables.agents},
-            kernels=tables.kernels,
-            rccl_arguments=_rccl_arguments(tables),
-            read_by=SQLITE,
-        )
-
-    def every(self) -> list[Callable[[], Iterator[EventBatch]]]:
-        strings = self.of.tables.strings
-
-        def copies(columns: dict[str, Any]) -> EventColumns:
-            return copy_columns(self.process, columns, lambda number: strings.get(number, ""))
-
-        kernels = partial(kernel_columns, self.process)
-        calls = {"operation": "name_id", "thread": "tid"}
+    def every(self) -> list[Iterator[EventBatch]]:
         return [
-            self._names,
-            partial(self._batches, "kernel_dispatch", _KERNEL_VALUES, kernels),
-            partial(self._batches, "memory_copy", _COPY_VALUES, copies),
-            partial(self._batches, "region", calls, self._call_events, with_text=True),
-            self._marks,
-            self._memory,
-            self._counters,
+            self._names(),
+            self._batches("kernel_dispatch", KERNELS),
+            self._batches("memory_copy", COPIES),
+            self._batches("region", CALLS),
+            self._marks(),
+            self._memory(),
+            self._counters(),
         ]
 
     def _names(self) -> Iterator[EventBatch]:
-        rows = [name_row("process_name", self.of.pid, 0, self.of.command)] if self.of.command else []
-        threads = self.of.tables.rows("info_thread", "pid", "tid", "name")
+        process, recorded = self._process, self._recorded
+        rows = [process.name_row("process_name", 0, recorded.command)] if recorded.command else []
         rows += [
-            name_row("thread_name", self.of.pid, tid, text_of(name))
-            for pid, tid, name in threads
-            if name and (pid == self.of.number or self.of.number == NULL)
+            process.name_row("thread_name", tid, text_of(name))
+            for pid, tid, name in self._tables.rows("info_thread", "pid", "tid", "name")
+            if name and recorded.number in (pid, NULL)
         ]
         if rows:
             yield RowBatch(READ_EVENTS, rows)
 
     def _marks(self) -> Iterator[EventBatch]:
         """Calls that take no time: roctx marks. Other samples belong to counters."""
-        if "kind" not in self._places("sample", {}):
-            return
-        named = self.of.tables.has("sample", "name_id")
-        yield from self._batches(
-            "sample",
-            {"thread": "tid", **({"operation": "name_id"} if named else {})},
-            self._call_events,
-            with_text=True,
-            where=f"{_EVENT}.category_id IN ({self.of.tables.markers})",
-        )
-
-    def _call_events(self, columns: dict[str, Any]) -> EventColumns:
-        """A sample of schema 3 does not name its call; it is roctxMarkA."""
-        columns.setdefault("operation", np.full(len(columns["start"]), NULL))
-        tables = self.of.tables
-        messages: dict[str, int] = {}
-        columns["message"] = np.array(
-            [
-                NULL if text is None else messages.setdefault(_message(text), len(messages))
-                for text in columns.pop("text", [None] * len(columns["start"]))
-            ],
-            dtype=np.int64,
-        )
-
-        def told(kind: int, operation: int) -> tuple[str, str]:
-            return tables.categories.get(kind, ""), tables.strings.get(operation, "roctxMarkA")
-
-        return call_columns(self.process, columns, told, list(messages))
+        if "kind" in self._sources("sample", CALLS.values):
+            yield from self._batches("sample", CALLS, f"of_event_id.{self._tables.of_kind('MARKER_')}")
 
     def _memory(self) -> Iterator[EventBatch]:
-        tables = self.of.tables
-        if not tables.has("memory_allocate", "type", "address", "size"):
+        sources = self._sources("memory_allocate", {**ALLOCATIONS, "type": ("type", "")})
+        if not sources.keys() >= {"type", "address", "bytes", "start"}:
             return
         where = "r.level IS NOT 'SCRATCH' AND r.type IN ('ALLOC', 'FREE')"
-        places = self._places("memory_allocate", _ALLOCATION_VALUES)
-        sql, names = self._select("memory_allocate", places, "r.type = 'FREE'", where)
-        if "start" not in names:
-            return
-        use = MemoryUse(self.process)
-        at = {name: position for position, name in enumerate(names)}
-        ordered = self._sorted(f"{sql} ORDER BY {at['start'] + 1}")
         rows = (
-            tuple(row[at[name]] if name in at else None for name in _ALLOCATION_FIELDS) for row in ordered
+            dict(zip(sources, row, strict=True))
+            for row in self._rows(self._select("memory_allocate", sources, where))
         )
-        yield from row_batches(
-            row for allocation in self._usable(rows) if (row := use.row(allocation)) is not None
-        )
-
-    def _usable(self, rows: Iterable[tuple[Any, ...]]) -> Iterator[Allocation]:
-        for row in rows:
-            if isinstance(row[0], int) and isinstance(row[4], int):
-                yield Allocation(*row)
-            else:
-                self.report.lose("an allocation without a usable time or size")
+        allocations = ({**row, "frees": row["type"] == b"FREE"} for row in rows)
+        yield from row_batches(self._process.memory_rows(allocations, self._report))
 
     def _counters(self) -> Iterator[EventBatch]:
         """Hardware counters of dispatches, and samples of counters."""
-        tables = self.of.tables
+        tables = self._tables
         if not tables.has("pmc_event", "event_id", "pmc_id", "value"):
             return
-        described = {
-            number: (text_of(name), self.process.devices.get(agent))
-            for number, name, agent in tables.rows("info_pmc", "id", "name", "agent_id")
-        }
+        agents = dict(tables.rows("info_pmc", "id", "agent_id"))
         for table in ("kernel_dispatch", "sample"):
-            places = self._places(table, {})
-            if not tables.has(table, "event_id") or "start" not in places:
+            sources = self._sources(table, {"start": EVERY_EVENT["start"], "event": CALLS.values["event"]})
+            if len(sources) < 2:
                 continue
-            sql, _ = self._select(table, {"start": places["start"], "event": ColumnSource("event_id")})
-            joined = (
+            rows = self._rows(
                 f'SELECT p.pmc_id, p.value, k."start" FROM {tables.name("pmc_event")} p '
-                f'JOIN ({sql}) k ON k."event" = p.event_id'
+                f'JOIN ({self._select(table, sources)}) k ON k."event" = p.event_id'
             )
-            rows = (
-                counter_row(*described.get(counter, (f"counter {counter}", None)), time, value)
-                for counter, value, time in self._sorted(joined)
+            yield from row_batches(
+                self._process.counter_row(counter, agents.get(counter, NULL), time, value)
+                for counter, value, time in rows
                 if isinstance(value, (int, float)) and isinstance(time, int)
             )
-            yield from row_batches(rows)
 
-    def _batches(
-        self,
-        table: str,
-        values: dict[str, str],
-        events: Callable[[dict[str, Any]], EventColumns],
-        with_text: bool = False,
-        where: str = "",
-    ) -> Iterator[EventBatch]:
+    def _batches(self, table: str, kind: RecordKind, where: str = "true") -> Iterator[EventBatch]:
         """The rows of a table, from pages where that is possible."""
-        tables = self.of.tables
-        if not tables.columns(table):
+        if not self._tables.columns(table):
             return
-        places = self._places(table, values)
-        text = ""
-        if with_text and any(source.table == "event" for source in places.values()):
-            text = f"CASE WHEN {_EVENT}.category_id IN ({tables.markers}) THEN {_EVENT}.extdata END"
-        sql, names = self._select(table, places, text, where)
-        absent = tuple(name for name in (*_OF_EVERY_EVENT, *values) if name not in names)
-        whole = f"rocpd_{table}{tables.ending}"
+        sources = self._sources(table, kind.values)
+        sql = f"{self._select(table, sources, where)} AND r.rowid BETWEEN ? AND ?"
+        whole = f"rocpd_{table}{self._tables.ending}"
 
         def batch(rows: tuple[int, int]) -> RocpdBatch:
-            between = f"{sql} AND r.rowid BETWEEN ? AND ?"
-            return RocpdBatch(self.path, between, rows, names, absent, events, self.report)
+            return RocpdBatch(self._path, sql, rows, kind, self._process, sources, self._report)
 
-        if not where and self._own(table) == "true" and (paged := self._paged(whole, places)) is not None:
+        if (where, self._own(table)) == ("true", "true") and (paged := self._paged(whole, sources)):
             pages, joined = paged
-            if text:
-                joined.load_messages()
             for piece in pages.pieces():
-                yield PagedBatch(batch(piece.rows), pages, piece, joined, places)
+                yield PagedBatch(batch(piece.rows), pages, piece, joined)
             return
-        for rows in row_ranges(tables.file.rows, whole, ROWS_PER_BATCH):
+        for rows in row_ranges(self._tables.file.rows, whole, _ROWS_PER_BATCH):
             yield batch(rows)
 
-    def _paged(self, table: str, places: Mapping[str, ColumnSource]) -> tuple[TablePages, Joined] | None:
+    def _paged(
+        self, table: str, sources: Mapping[str, ColumnSource]
+    ) -> tuple[TablePages, dict[tuple[str, str], tuple[Numbers, Numbers]]] | None:
         """The pages of a table and the columns that its rows refer to; None if sqlite has to read them."""
-        pages = open_pages(self.path)
-        if pages is None:
+        file, rows = open_pages(self._path), self._tables.file.rows
+        columns = [source.key or source.column for source in sources.values()]
+        if file is None or (pages := find_table(file, rows, table, columns)) is None:
             return None
-        columns = [source.key or source.column for source in places.values()]
-        table_pages = find_table(pages, self.of.tables.file.rows, table, columns)
-        joined = Joined(self.of.tables, pages)
-        wanted = {(source.table, source.column) for source in places.values() if source.table}
-        return (
-            (table_pages, joined)
-            if table_pages is not None and all(joined.load(*column) for column in wanted)
-            else None
-        )
+        joined = {}
+        for other, column in {(source.table, source.column) for source in sources.values() if source.key}:
+            names = ["id", column]
+            other_pages = find_table(file, rows, f"rocpd_{other}{self._tables.ending}", names)
+            if other_pages is None:
+                return None
+            try:
+                read = [other_pages.read(piece, names, [])[0] for piece in other_pages.pieces()]
+            except ValueError:
+                return None
+            ids, values = (np.concatenate([piece[name] for piece in read]) for name in names)
+            if (np.diff(ids) <= 0).any():
+                return None
+            joined[other, column] = ids, values
+        return pages, joined
 
-    def _places(self, table: str, values: dict[str, str]) -> dict[str, ColumnSource]:
+    def _sources(self, table: str, values: Values) -> dict[str, ColumnSource]:
         """Where the values of a table's rows are; those that this version does not have are left out.
 
-        In schema 4 times are in a table of their own, and threads and streams belong to tracks.
+        In schema 4 times are in a table of their own, and threads and streams belong to tracks. The name of a track is
+        not that of an operation.
         """
-        tables, columns = self.of.tables, self.of.tables.columns(table)
-        times = (
-            {"start": "timestamp", "end": "timestamp"}
-            if table == "sample"
-            else {"start": "start", "end": "end"}
-        )
-        places: dict[str, ColumnSource] = {}
-        for name, column in times.items():
+        tables, columns = self._tables, self._tables.columns(table)
+        has_event = "event_id" in columns and tables.has("event", *_OF_EVENT, "extdata")
+        sources: dict[str, ColumnSource] = {}
+        for name, (column, _) in values.items():
+            if table == "sample" and name in ("start", "end"):
+                column = "timestamp"
             if column in columns:
-                places[name] = ColumnSource(column)
+                sources[name] = ColumnSource(column)
             elif f"{column}_id" in columns and tables.has("timestamp", "value"):
-                places[name] = ColumnSource("value", "timestamp", f"{column}_id")
-        if "event_id" in columns and tables.has("event", "stack_id", "category_id", "extdata"):
-            places["correlation"] = ColumnSource("stack_id", "event", "event_id")
-            places["kind"] = ColumnSource("category_id", "event", "event_id")
-        for name, column in values.items():
-            if column in columns:
-                places[name] = ColumnSource(column)
-            elif "track_id" in columns and tables.has("track", column):
-                places[name] = ColumnSource(column, "track", "track_id")
-        return places
+                sources[name] = ColumnSource("value", "timestamp", f"{column}_id")
+            elif column in _OF_EVENT and has_event:
+                sources[name] = ColumnSource(column, "event", "event_id")
+            elif "track_id" in columns and tables.has("track", column) and name != "operation":
+                sources[name] = ColumnSource(column, "track", "track_id")
+        return sources
 
-    def _select(
-        self, table: str, places: Mapping[str, ColumnSource], text: str = "", where: str = ""
-    ) -> tuple[str, tuple[str, ...]]:
-        """SQL for the rows of a table, with what they refer to, and the names of its columns."""
-        tables = self.of.tables
-        keys = {source.key: source.table for source in places.values() if source.key}
+    def _select(self, table: str, sources: Mapping[str, ColumnSource], where: str = "true") -> str:
+        """SQL for the rows of a table, with what they refer to."""
+        keys = {source.key: source.table for source in sources.values() if source.key}
         joins = "".join(
-            f" LEFT JOIN {tables.name(other)} of_{key} ON of_{key}.id = r.{sql_name(key)}"
+            f" LEFT JOIN {self._tables.name(other)} of_{key} ON of_{key}.id = r.{sql_name(key)}"
             for key, other in keys.items()
         )
-        selected = {
-            name: f"{f'of_{source.key}' if source.key else 'r'}.{sql_name(source.column)}"
-            for name, source in places.items()
-        } | ({"text": text} if text else {})
-        sql = (
-            f"SELECT {', '.join(f'{value} AS {sql_name(name)}' for name, value in selected.items())} "
-            f"FROM {tables.name(table)} r{joins} "
-            f"WHERE {where or 'true'} AND {self._own(table)}"
+        values = ", ".join(
+            f"{f'of_{source.key}' if source.key else 'r'}.{sql_name(source.column)} AS {sql_name(name)}"
+            for name, source in sources.items()
         )
-        return sql, tuple(selected)
+        rows = f"{self._tables.name(table)} r{joins}"
+        return f"SELECT {values} FROM {rows} WHERE {where} AND {self._own(table)}"
 
     def _own(self, table: str) -> str:
         """SQL: the row is of this process."""
-        tables = self.of.tables
-        if self.of.number == NULL or len(tables.processes) == 1:
+        tables, number = self._tables, self._recorded.number
+        if number == NULL or len(tables.processes) == 1:
             return "true"
         if "pid" in tables.columns(table):
-            return f"r.pid = {self.of.number}"
+            return f"r.pid = {number}"
         if tables.has(table, "track_id"):
-            return f"r.track_id IN (SELECT id FROM {tables.name('track')} WHERE pid = {self.of.number})"
+            return f"r.track_id IN (SELECT id FROM {tables.name('track')} WHERE pid = {number})"
         return "true"
 
-    def _sorted(self, sql: str) -> Iterator[tuple[Any, ...]]:
-        with refused_by_sqlite(self.path, _AGAIN), closing(connect(self.path)) as connection:
+    def _rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
+        with refused_by_sqlite(self._path, _AGAIN), closing(connect(self._path)) as connection:
             yield from connection.execute(sql)
 
 
@@ -621,8 +486,12 @@ class RocpdReader(Reader):
             return False
         try:
             with closing(RocpdFile(path)) as file:
-                if not file.sets and _RPD_TABLES & set(file.tables):
-                    raise _rpd(path)
+                if not file.sets and {"rocpd_op", "rocpd_api"} & file.tables.keys():
+                    raise NotATraceError(
+                        f"{path} is a database of rocmProfileData (RPD)",
+                        why="It has rocpd_api and rocpd_op. rankscope reads the rocpd databases of rocprofv3.",
+                        hint=f"Convert it, with rocmProfileData's own tool: rpd2tracing.py {path} {path.stem}.json",
+                    )
                 return bool(file.sets)
         except ReadError:
             if b"rocpd_" in head:
@@ -631,16 +500,7 @@ class RocpdReader(Reader):
 
     def identify_parts(self, path: Path) -> list[TraceIdentity]:
         with closing(RocpdFile(path)) as file:
-            return [
-                TraceIdentity(
-                    processes.rank.rank,
-                    processes.rank.source,
-                    processes.rank.world_size,
-                    _capture_id(processes),
-                    processes.part,
-                )
-                for processes in ranks_in(file)
-            ]
+            return [identity for identity, _ in ranks_in(file)]
 
     def open(self, path: Path, part: str = "") -> RocpdReading:
         return RocpdReading(path, part)
@@ -649,64 +509,18 @@ class RocpdReader(Reader):
 ROCPD = RocpdReader()
 
 
-def _rpd(path: Path) -> NotATraceError:
-    return NotATraceError(
-        f"{path} is a database of rocmProfileData (RPD)",
-        why="It has rocpd_api and rocpd_op. rankscope reads the rocpd databases of rocprofv3.",
-        hint=f"Convert it, with rocmProfileData's own tool: rpd2tracing.py {path} {path.stem}.json",
-    )
-
-
-def _capture_id(rank: RankProcesses) -> str:
-    return " ".join(f"{process.tables.ending}{process.pid}" for process in rank.processes)
-
-
-def _header(file: RocpdFile, rank: RankProcesses) -> dict[str, Any]:
+def _header(identity: TraceIdentity, processes: list[RecordedProcess]) -> dict[str, Any]:
     """The metadata for segment.json. No recorded variables."""
-    tables = [process.tables for process in rank.processes]
-    header: dict[str, Any] = {"processes": [process.pid for process in rank.processes]}
-    if not tables:
-        return header
-    told = {text_of(tag): text_of(value) for tag, value in tables[0].rows("metadata", "tag", "value")}
-    header["rocprof"] = {"format": "rocpd", "schema": told.get("schema_version", "")}
-    header["deviceProperties"] = device_properties(agent for _, agent in tables[0].agents)
-    hosts = [text_of(host) for (host,) in tables[0].rows("info_node", "hostname") if host]
-    if hosts:
-        header["host_name"] = hosts[0]
-    if len(rank.processes) > 1 and rank.rank.source != FROM_ENVIRONMENT:
-        header["mergedProcesses"] = len(rank.processes)
-    header["recordedEnvironment"] = any(process.has_environment for process in rank.processes)
-    if rank.rank.rank is not None and rank.rank.world_size is not None:
-        header["distributedInfo"] = {"rank": rank.rank.rank, "world_size": rank.rank.world_size}
+    if not processes:
+        return {"processes": []}
+    tables = processes[0].tables
+    told = {text_of(tag): text_of(value) for tag, value in tables.rows("metadata", "tag", "value")}
+    form = {"format": "rocpd", "schema": told.get("schema_version", "")}
+    hosts = [text_of(host) for (host,) in tables.rows("info_node", "hostname") if host]
+    header = header_of(form, [process.pid for process in processes], tables.gpus, hosts[0] if hosts else "")
+    if len(processes) > 1 and identity.rank_source != FROM_ENVIRONMENT:
+        header["mergedProcesses"] = len(processes)
+    header["recordedEnvironment"] = any(process.has_environment for process in processes)
+    if identity.rank is not None and identity.world_size is not None:
+        header["distributedInfo"] = {"rank": identity.rank, "world_size": identity.world_size}
     return header
-
-
-def _rccl_arguments(tables: TableSet) -> dict[int, dict[str, str]]:
-    """By correlation id: the arguments of calls of RCCL, where the file has them."""
-    if not tables.has("arg", "event_id", "name", "value") or not tables.has(
-        "event", "stack_id", "category_id"
-    ):
-        return {}
-    kinds = [number for number, name in tables.categories.items() if name.startswith("RCCL_API")]
-    wanted = f"category_id IN ({', '.join(map(str, kinds)) or 'NULL'})"
-    if not tables.file.rows(f"SELECT 1 FROM {tables.name('event')} WHERE {wanted} LIMIT 1"):
-        return {}
-    rows = tables.file.rows(
-        f"SELECT e.stack_id, a.name, a.value FROM {tables.name('arg')} a JOIN {tables.name('event')} e "
-        f"ON e.id = a.event_id WHERE e.{wanted}"
-    )
-    arguments: dict[int, dict[str, str]] = {}
-    for call, name, value in rows:
-        if isinstance(call, int):
-            arguments.setdefault(call, {})[text_of(name)] = text_of(value)
-    return arguments
-
-
-def _message(extdata: Any) -> str:
-    """The text of a roctx range or mark."""
-    return text_of(json_object(extdata).get("message", ""))[:_LONGEST_TEXT]
-
-
-def _sum(*values: Any) -> int | None:
-    numbers = [value for value in values if isinstance(value, int)]
-    return sum(numbers) if numbers else None
