@@ -384,7 +384,9 @@ def _arguments(args: Mapping[str, Any]) -> str | None:
 
 def _codes(pool: dict[str, int], texts: Iterable[str | None]) -> Codes:
     """A lone surrogate in JSON, which cannot be written as UTF-8, is replaced."""
-    whole = (text and text.encode("utf-8", "replace").decode() for text in texts)
+    whole = (
+        text if text is None or text.isascii() else text.encode("utf-8", "replace").decode() for text in texts
+    )
     codes = [NO_TEXT if text is None else pool.setdefault(text, len(pool)) for text in whole]
     return np.array(codes, dtype=np.int32)
 

@@ -353,11 +353,9 @@ class _Sources:
         if not sources.keys() >= {"type", "address", "bytes", "start"}:
             return
         where = "r.level IS NOT 'SCRATCH' AND r.type IN ('ALLOC', 'FREE')"
-        rows = (
-            dict(zip(sources, row, strict=True))
-            for row in self._rows(self._select("memory_allocate", sources, where))
-        )
-        allocations = ({**row, "frees": row["type"] == b"FREE"} for row in rows)
+        rows = self._rows(self._select("memory_allocate", sources, where))
+        records = (dict(zip(sources, row, strict=True)) for row in rows)
+        allocations = ({**record, "frees": record["type"] == b"FREE"} for record in records)
         yield from row_batches(self._process.memory_rows(allocations, self._report))
 
     def _counters(self) -> Iterator[EventBatch]:
