@@ -4,7 +4,7 @@
     python benchmarks/code_figures.py -v       and what they are made of
 
 Lines of Python in src, and how many of them are code (no docstring, comment or blank line); modules that one other
-module imports; variables whose names say nothing (STYLE in CONTRIBUTING.md); functions over complexity 20; and calls
+module imports; variables whose names say nothing; functions over complexity 20; and calls
 from one module to another while `open_run` opens a run that was read before and gives its first table: the functions
 that each module calls in others, constructors of records left out and properties counted apart.
 """
