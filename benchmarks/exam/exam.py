@@ -2,7 +2,7 @@
 
     python benchmarks/exam/exam.py [--only PATTERN] [--list] [--no-gloo] [--keep DIR] [--write-docs]
 
-Synthetic cases are simulated (exam_cases.py), written as traces, read and analysed, two at a time. Real cases are gloo
+Synthetic cases are simulated (exam_cases.py), written as traces, read and analysed, as many at a time as there are cores. Real cases are gloo
 processes on this machine (exam_gloo.py). The last line is the score; the exit status is 3 below the floor. docs/exam.md
 has the design, docs/accuracy.md the results.
 """
@@ -32,11 +32,12 @@ from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.analysis.critical_path.savings import replayed, scenario_of
 from rankscope.analysis.findings import collect
 from rankscope.bench.synthetic.cluster_trace import write_traces
+from rankscope.host import usable_cores
 from rankscope.store.ingest import Options
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 
-PROCESSES = 2
+PROCESSES = usable_cores()
 _TRUE_OF_HEALTHY_JOBS = ("overlap", "collectives", "critical", "bubbles", "phases", "roofline", "syncs")
 """Reports on the program rather than on a fault: a healthy pipeline has bubbles, and tensor parallelism exposes
 communication."""
