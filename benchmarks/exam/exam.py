@@ -2,7 +2,7 @@
 
     python benchmarks/exam/exam.py [--only PATTERN] [--list] [--no-gloo] [--keep DIR] [--write-docs]
 
-Synthetic cases are simulated (exam_cases.py), written as traces, read and analysed, as many at a time as there are cores. Real cases are gloo
+Synthetic cases are simulated (exam_cases.py), written as traces, read and analysed, one a core. Real cases are gloo
 processes on this machine (exam_gloo.py). The last line is the score; the exit status is 3 below the floor. docs/exam.md
 has the design, docs/accuracy.md the results.
 """
