@@ -1,6 +1,6 @@
 """The same commands with two versions of rankscope, in turns: CPU seconds and memory of the new one, against the old.
 
-    python benchmarks/two_versions.py OLD [--repeat 5] [--most-cpu 3 --most-memory 5]
+    python benchmarks/two_versions.py OLD [--repeat 5] [--only TEXT] [--most-cpu 3 --most-memory 5]
 
 OLD is another checkout, its C parts built. Ends with 1 where a median needs more than so many percent more.
 """
@@ -77,6 +77,7 @@ def main() -> None:
     )
     parser.add_argument("old", type=Path)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases with this in their title")
     parser.add_argument("--most-cpu", type=float, default=3.0, metavar="PERCENT")
     parser.add_argument("--most-memory", type=float, default=5.0, metavar="PERCENT")
     args = parser.parse_args()
@@ -86,12 +87,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         stores = {args.old.resolve(): Path(folder, "old"), ROOT: Path(folder, "new")}
         for case in cases():
+            if args.only not in case.title:
+                continue
             costs: dict[Path, list[Cost]] = {version: [] for version in stores}
             for _ in range(args.repeat):
                 for version, store in stores.items():
                     costs[version].append(cost(case, version, store))
             old, new = (
-                (statistics.median(c.cpu_seconds for c in each), max(c.peak_bytes for c in each) / 1e6)
+                (
+                    statistics.median(c.cpu_seconds for c in each),
+                    statistics.median(c.peak_bytes for c in each) / 1e6,
+                )
                 for each in costs.values()
             )
             cpu, memory = (100 * (after / before - 1) for before, after in zip(old, new, strict=True))
