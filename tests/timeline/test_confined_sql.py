@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -87,13 +88,15 @@ def test_control_c_ends_a_query(run: Run, tmp_path: Path) -> None:
     )  # fmt: skip
     try:
         assert process.stdout and process.stdout.readline() == "started\n"
+        while "duckdb" not in Path(f"/proc/{process.pid}/maps").read_text() and process.poll() is None:
+            time.sleep(0.05)  # it is still importing
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1.0)
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert process.returncode == 130 and "interrupted" in error and "Traceback" not in error
+    assert process.returncode == 130 and "interrupted" in error and "Traceback" not in error, error
 
 
 @pytest.mark.slow
