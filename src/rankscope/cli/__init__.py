@@ -253,14 +253,20 @@ def _main(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
-        print("rankscope: interrupted; what was read is kept, unfinished files are removed", file=sys.stderr)
-        return 128 + signal.SIGINT
+        return _interrupted()
     except OSError as error:
         print(f"rankscope: {system_error(error)}", file=sys.stderr)
         return 1
     except Exception as error:  # noqa: BLE001 - a user gets three lines, whatever it is
+        if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
+            return _interrupted()  # within an import: a module in C that cannot be loaded
         print(f"rankscope: {_defect(error)}", file=sys.stderr)
         return 1
+
+
+def _interrupted() -> int:
+    print("rankscope: interrupted; what was read is kept, unfinished files are removed", file=sys.stderr)
+    return 128 + signal.SIGINT
 
 
 def _defect(error: Exception) -> RankscopeError:
