@@ -90,7 +90,7 @@ CONVOLUTIONS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(("x", "weight", "options"), CONVOLUTIONS)
 def test_convolutions_as_torch_counts_them(x: Any, weight: Any, options: dict[str, Any]) -> None:
     """torch.utils.flop_counter runs the real op; forward, and backward with both gradients."""

@@ -136,6 +136,7 @@ def test_few_moments_tell_no_spread(layout: str, moments: int) -> None:
     assert not found.tells.any() and np.isnan(found.spread).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("moments", [4, 6, 10])
 def test_the_error_covers_the_offset_from_four_moments_on(layout: str, moments: int) -> None:
