@@ -17,9 +17,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from rankscope.host import usable_cores
 from traces import RANKSCOPE
 
 ROOT = Path(__file__).parents[1]
@@ -54,27 +57,33 @@ def is_trace(path: Path) -> bool:
 
 
 def figures() -> dict[str, Any]:
-    answers: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as temporary:
-        for number, (name, files) in enumerate(runs()):
-            run = Path(temporary, str(number), "run")
-            run.mkdir(parents=True)
-            for file in files:
-                if file.suffix == ".xz":
-                    (run / file.stem).write_bytes(lzma.decompress(file.read_bytes()))
-                else:
-                    (run / file.name).symlink_to(file)
-            for question, (command, *options) in QUESTIONS.items():
-                print(f"{name}: {question}", file=sys.stderr)
-                ended = subprocess.run(
-                    [*RANKSCOPE, command, run, *options, "--format", "json"],
-                    capture_output=True,
-                    text=True,
-                    env={**os.environ, "COLUMNS": "80"},
-                )
-                # Paths and the time of reading differ from one time to the next.
-                text = re.sub(rf"{re.escape(str(run.parent))}(-\w+)?", "RUN", ended.stdout)
-                answers[f"{name}: {question}"] = json.loads(text) if text else ended.returncode
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(usable_cores()) as pool:
+        folders = (Path(temporary, str(number)) for number in count())
+        answers = pool.map(_answers, folders, *zip(*runs(), strict=True))
+        return {question: answer for of_run in answers for question, answer in of_run.items()}
+
+
+def _answers(folder: Path, name: str, files: list[Path]) -> dict[str, Any]:
+    """Of one run, by question."""
+    run = folder / "run"
+    run.mkdir(parents=True)
+    for file in files:
+        if file.suffix == ".xz":
+            (run / file.stem).write_bytes(lzma.decompress(file.read_bytes()))
+        else:
+            (run / file.name).symlink_to(file)
+    answers = {}
+    for question, (command, *options) in QUESTIONS.items():
+        print(f"{name}: {question}", file=sys.stderr)
+        ended = subprocess.run(
+            [*RANKSCOPE, command, run, *options, "--format", "json"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "COLUMNS": "80"},
+        )
+        # Paths and the time of reading differ from one time to the next.
+        text = re.sub(rf"{re.escape(str(folder))}(-\w+)?", "RUN", ended.stdout)
+        answers[f"{name}: {question}"] = json.loads(text) if text else ended.returncode
     return answers
 
 
