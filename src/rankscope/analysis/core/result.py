@@ -69,6 +69,7 @@ Change = Literal[
     "syncs gone",
     "communication hidden",
     "kernels faster",
+    "balanced",
 ]
 """The changes that whatif can replay (critical_path/scenarios.py)."""
 
@@ -84,6 +85,8 @@ class Remedy:
     """The kernels that change."""
     factor: float = 1.0
     """How many times as fast they become."""
+    what: Literal["", "ranks", "stages", "all"] = ""
+    """What is balanced."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,8 @@ class NoteKind(Enum):
     IN_GRAPHS = "in graphs"
     """Why MFU is not known: kernels run in CUDA graphs."""
     NO_FINDINGS = "no findings"
+    UNEXPLAINED = "unexplained"
+    """How much of the time a replay cannot explain, and keeps."""
 
 
 class Note(str):

@@ -121,9 +121,8 @@ class _Walker:
 
     def _prepare_device(self) -> None:
         device, lags = self.graph.device, self.graph.lags
-        launch, stream, other = self.graph.constraints()
-        caused = (device.launch != NONE) | (device.before != NONE) | (device.other != NONE)
-        later = np.where(caused, device.start - np.maximum(np.maximum(launch, stream), other), 0)
+        _, stream, other = self.graph.constraints()
+        later = self.graph.residuals()
         gap = np.full(self.devices, _GAP)
         on_host = np.where(device.launch != NONE, device.launch + self.devices, NONE)
         self.by_launch = _Hop(on_host, lags.launch[device.rank] + later, np.full(self.devices, _LAUNCH))
@@ -307,6 +306,8 @@ class RankGraph:
     syncs: tuple[str, ...]
     lost: int
     """GPU events without a launch in the file."""
+    unexplained_ns: int
+    """How much later GPU events start than their causes explain, all together."""
 
 
 @kept_per_rank("graph", RankGraph)
@@ -362,6 +363,7 @@ def _of_graph(run: Run, graph: Graph, rows: Collectives) -> dict[int, RankGraph]
         "fixed": unrecorded[points].astype(np.int64),
     }
     lost = np.bincount(device.rank[device.launch == NONE], minlength=len(graph.ranks))
+    unexplained = np.bincount(device.rank, weights=graph.residuals(), minlength=len(graph.ranks))
     graphs = {}
     for number, of_rank in enumerate(graph.ranks):
         mine, its_edges = slice(*firsts[number : number + 2]), slice(*edge_firsts[number : number + 2])
@@ -382,6 +384,7 @@ def _of_graph(run: Run, graph: Graph, rows: Collectives) -> dict[int, RankGraph]
             spent=spent[spends],
             syncs=tuple(graph.names[name] for name in names.tolist()),
             lost=int(lost[number]),
+            unexplained_ns=int(unexplained[number]),
         )
     return graphs
 
