@@ -6,9 +6,9 @@
 
     write_job(job, Path("run"))  # the same, with one step of each rank in memory at a time
 
-rank_grid.py has the layout of the ranks, job.py sizes and faults, schedule.py the program of a step, host.py a rank
-that goes through it. Here the ranks meet: a collective ends on all ranks when the last one has arrived, plus the
-transfer; a send and its receive end together. The cost of a fault is found by simulating the same job without it.
+rank_grid.py has the layout of the ranks, job.py sizes and faults, schedule.py the program of a step, pipeline.py the
+order of its passes, host.py a rank that goes through it. Here the ranks meet: a collective ends on all ranks when the last one has arrived, plus the
+transfer; a send and its receive end together, a batch of them when the last peer has come, plus its transfer. The cost of a fault is found by simulating the same job without it.
 """
 
 from __future__ import annotations
@@ -106,17 +106,24 @@ def _start(host: Host, work: Work, arrived: Arrived) -> None:
         work.start, work.end = int(start[0, 0]), int(end[-1, -1])
         return
     work.start = max(work.ready_ns, int(launched[0]))
-    parts = arrived.setdefault(work.key, {})
-    parts[host.rank] = work
-    if len(parts) == (2 if work.axis == "pp" else len(host.groups[work.axis])):
-        del arrived[work.key]
-        last = max(part.start for part in parts.values()) + max(part.ns or 0 for part in parts.values())
-        for member, part in parts.items():
-            part.end = last
-            if leave_ns := host.job.leave_ns:
-                part.end += random.Random(f"{host.job.seed}/leave/{member}/{work.key}").randrange(
-                    leave_ns + 1
-                )
+    for key in work.transfers:
+        parts = arrived.setdefault(key, {})
+        parts[host.rank] = work
+        if len(parts) == (2 if work.axis == "pp" else len(host.groups[work.axis])):
+            del arrived[key]
+            _meet(host.job, parts)
+
+
+def _meet(job: Job, parts: dict[int, Work]) -> None:
+    """All ranks have come to a transfer. Those for which it was the last of a batch get their end."""
+    last = max(part.start for part in parts.values())
+    for member, part in parts.items():
+        part.last_arrival = max(part.last_arrival, last)
+        part.open_transfers -= 1
+        if part.open_transfers == 0:
+            part.end = part.last_arrival + (part.ns or 0)
+            if job.leave_ns:
+                part.end += random.Random(f"{job.seed}/leave/{member}/{part.key}").randrange(job.leave_ns + 1)
 
 
 def step_ns(runs: list[RankRun]) -> float:

@@ -179,7 +179,7 @@ class RankTrace:
         self.steps = self.count = 0
         self._numbers = Numbers(job, rank, reserved_bytes)
         self._indexed = 0
-        self._bound: dict[tuple[str, str, bool, int], tuple[Segment, Mapping[str, int]]] = {}
+        self._bound: dict[tuple[str, str, bool, int, int], tuple[Segment, Mapping[str, int]]] = {}
         self._device = rank % min(job.ranks_per_node, _GPUS_PER_NODE)
 
     def head(self) -> str:
@@ -226,7 +226,7 @@ class RankTrace:
         return f'{text}\n  ],\n  "traceName": {json.dumps(name)}\n}}'
 
     def _text(self, section: str, work: Work, bases: dict[str, int]) -> str:
-        key = (work.segment.name, work.axis, work.on_autograd, work.upward)
+        key = (work.segment.name, work.axis, work.on_autograd, work.upward, work.own_stream)
         if key not in self._bound:
             directed = {
                 counter: stride * (work.upward if counter in ("layer", "address", "sequence") else 1)
@@ -258,6 +258,8 @@ class RankTrace:
             form = form.replace(words, re.sub(r"0\b(?=\D*$)", str(self._device), words))
         if not work.axis:
             return form
+        if work.own_stream:
+            form = re.sub(rf'"(tid|stream)": {work.segment.stream}\b', rf'"\1": {work.own_stream}', form)
         group = self.job.group_ranks(work.axis, self.rank)
         for recorded_text, text in (
             ('"Process Group Name": "0"', f'"Process Group Name": "{self._numbers.names[work.axis]}"'),

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections import Counter, deque
-from collections.abc import Iterable
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -19,11 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.bench.synthetic.job import Job, StepFaults
+from rankscope.bench.synthetic.pipeline import Message
 from rankscope.bench.synthetic.rank_grid import AXES
 from rankscope.bench.synthetic.recording import Integers, Segment, recording, segment
 
 COMPUTE, COPY, COMM = 7, 16, 20
 """Streams, as they are numbered in the recording."""
+_P2P = 24
+"""The stream of batches, and the first of those of pairs: NCCL has a communicator for each pair of ranks."""
 GAP_NS, LATENCY_NS, SYNC_NS = 1_000, 4_000, 3_000
 """Between two kernels of a stream; from a launch to the GPU; from the end of the work to the return of a sync."""
 _NOISES = 1 << 14
@@ -83,6 +86,13 @@ class Work:
     peer: int = 0
     key: tuple[object, ...] = ()
     """What the other ranks' part of the same transfer has too."""
+    transfers: tuple[tuple[object, ...], ...] = ()
+    """The keys of the messages of a batch; of any other transfer its own."""
+    open_transfers: int = 0
+    """Those to which not all ranks have come."""
+    last_arrival: int = -1
+    own_stream: int = 0
+    """If not that of the recording."""
     nelems: tuple[int, int] = (0, 0)
     """In and out."""
     nbytes: int = 0
@@ -92,7 +102,7 @@ class Work:
 
     @property
     def stream(self) -> int:
-        return self.segment.stream
+        return self.own_stream or self.segment.stream
 
     def _factors(self, skip: int, count: int) -> Floats:
         at = np.arange(self.noise_at + skip * self.blocks, self.noise_at + (skip + count) * self.blocks)
@@ -148,7 +158,7 @@ class Host:
         self.faults = StepFaults(job, rank, 0)
         self.last: dict[int, Work] = {}
         self.open: list[Work] = []
-        self.queues: dict[int, deque[Work]] = {stream: deque() for stream in (COMPUTE, COPY, COMM)}
+        self.queues: defaultdict[int, deque[Work]] = defaultdict(deque)
         """Work that has no end yet. A stream does one after the other, so only the first of each can start."""
         self.groups = {axis: job.group_ranks(axis, rank) for axis in (*AXES, "world")}
         self._played: Counter[str] = Counter()
@@ -186,6 +196,8 @@ class Host:
             **details,
         )
         work.on_autograd |= events.on_autograd
+        work.transfers = work.transfers or (work.key,)
+        work.open_transfers = len(work.transfers)
         host = work.host()
         self.now = int(host[-1, -1])
         self.run.works.append(work)
@@ -233,12 +245,31 @@ class Host:
             self.play(kind, after, on_autograd=on_autograd, ns=ns, axis=axis, key=key, nelems=tuple(nelems))
         ]
 
-    def transfer(self, kind: str, peer: int, label: str, after: Iterable[Work] = ()) -> Work:
-        """Send to or receive from a rank of the pipeline."""
-        pair = (min(peer, self.rank), max(peer, self.rank))
-        ns = self.job.send_ns + self.job.link_delay("pp", pair)
-        key, size = ("pp", pair, self.step, label), (2_000_000, 2_000_000)
-        return self.play(kind, after, ns=ns, axis="pp", peer=peer, key=key, nelems=size)
+    def exchange(self, listed: Sequence[Message], after: Iterable[Work] = ()) -> list[Work]:
+        """Send to and receive from ranks of the pipeline; all starts after `after`."""
+        if not listed:
+            return []
+        job, (stage, data, tensor) = self.job, self.job.place(self.rank)
+        # Forward first on both sides, and one side of each pair sends first: no two wait for each other's receive.
+        listed = sorted(listed, key=lambda m: (m.label[0] != "f", (m.kind == "send") == stage % 2))
+        peers = [job.rank_at(message.stage, data, tensor) for message in listed]
+        pairs = [(min(peer, self.rank), max(peer, self.rank)) for peer in peers]
+        took = [job.send_ns + job.link_delay("pp", pair) for pair in pairs]
+        keys = [("pp", pair, self.step, message.label) for pair, message in zip(pairs, listed, strict=True)]
+        common: dict[str, Any] = {"axis": "pp", "nelems": (2_000_000, 2_000_000)}
+        if job.p2p == "batched":
+            for message, peer in zip(listed, peers, strict=True):
+                self.play(f"{message.kind}_call", peer=peer, **common)
+            batch: dict[str, Any] = {"key": keys[0], "transfers": tuple(keys), "own_stream": _P2P}
+            return [self.play("coalesced", after, ns=max(took), **batch, **common)]
+        works = []
+        for message, peer, ns, key in zip(listed, peers, took, keys, strict=True):
+            onwards = (message.stage - stage) % job.stages == 1
+            stream = 0 if job.schedule == "gpipe" else _P2P + 4 * (not onwards)
+            works.append(
+                self.play(message.kind, after, ns=ns, peer=peer, key=key, own_stream=stream, **common)
+            )
+        return works
 
     def synchronized(self, sync: Work) -> None:
         """Everything launched has ended: let a sync return."""

@@ -96,6 +96,14 @@ class Job(RankGrid):
     layers: int = 4
     most_buckets: int | None = None
     """Collectives of a pass through the layers at most; None: one for each layer."""
+    stage_layers: tuple[int, ...] = ()
+    """Uneven pipelines: layers of each stage, or of each chunk as the model goes through them; empty: `layers` each."""
+    schedule: str = "gpipe"
+    """Of a pipeline: gpipe, 1f1b or interleaved (pipeline.py)."""
+    chunks: int = 1
+    """Virtual stages of each stage, of the interleaved schedule."""
+    p2p: str = "separate"
+    """separate: a kernel for each send and recv; batched: one for those that go together, as batch_isend_irecv."""
     micro_batches: int = 2
     """Of a step; the plain model has them in pipelines only."""
     sharded: bool = False
@@ -152,11 +160,21 @@ class Job(RankGrid):
         """How often a rank goes through a layer in a step, forward and backward."""
         return 2 * self.layers * self.batches
 
-    @cached_property
-    def buckets(self) -> tuple[int, ...]:
-        """The layers between two collectives."""
-        count = min(self.layers, self.most_buckets or self.layers)
-        return tuple(self.layers // count + (i < self.layers % count) for i in range(count))
+    def layers_of(self, stage: int, chunk: int = 0) -> int:
+        """The layers of a stage's chunk."""
+        if len(self.stage_layers) == self.stages * self.chunks:
+            return self.stage_layers[chunk * self.stages + stage]
+        layers = self.stage_layers[stage] if self.stage_layers else self.layers
+        return layers // self.chunks + (chunk < layers % self.chunks)
+
+    def layers_on(self, stage: int) -> int:
+        """The layers of all chunks of a stage."""
+        return sum(self.layers_of(stage, chunk) for chunk in range(self.chunks))
+
+    def buckets(self, layers: int) -> tuple[int, ...]:
+        """How many of so many layers there are between two collectives."""
+        count = min(layers, self.most_buckets or layers)
+        return tuple(layers // count + (i < layers % count) for i in range(count))
 
     @property
     def data_axis(self) -> str:
@@ -208,7 +226,7 @@ class Job(RankGrid):
         """What slow links add to one transfer of a group; nothing to a few bytes over all ranks."""
         if axis == "world":
             return 0
-        transfers = {"dp": self.layers, "tp": self.passes, "pp": 2 * self.batches}[axis]
+        transfers = {"dp": self.layers, "tp": self.passes, "pp": 2 * self.batches * self.chunks}[axis]
         return sum(
             fault.ns // transfers
             for fault in self.faults
@@ -240,14 +258,15 @@ class StepFaults:
                 else rank in fault.ranks or fault.kind in EVERY_RANK
             )
             if hit:
-                self._add(job, fault, step, chance)
+                self._add(job, fault, rank, step, chance)
 
-    def _add(self, job: Job, fault: Fault, step: int, chance: random.Random) -> None:
+    def _add(self, job: Job, fault: Fault, rank: int, step: int, chance: random.Random) -> None:
         self.annotated |= fault.annotated
         if fault.kind in ("compute", "moving"):
             self.extra_kernel += fault.ns
         elif fault.kind == "throttle":
-            self.kernel_share += fault.ns / (job.layers * 3 * job.forward_ns * job.batches)
+            layers = job.layers_on(job.place(rank)[0])
+            self.kernel_share += fault.ns / (layers * 3 * job.forward_ns * job.batches)
         elif fault.kind == "gc":
             if step % 2:
                 late = chance.random() < 0.5

@@ -24,6 +24,8 @@ examples:
       1,024 ranks on 128 nodes; rank 137 computes 4 ms longer in every step
   rankscope bench cluster --data 16 --tensor 8 --fault throttle:node5:6 -o run
       the GPUs of the sixth node are slow: 6 ms in every step
+  rankscope bench cluster --data 2 --pipeline 4 --schedule 1f1b --p2p batched --stage-layers 8,8,12,8 -o run
+      the third stage has half as many layers more than the others, as Megatron would run it
 """
 _SIZE = """\
 --data N  data-parallel ranks (default 4)
@@ -34,6 +36,14 @@ _SIZE = """\
 --layers N  layers of each stage (default 8)
 --micro-batches N  of a step, where there are stages (default 4)
 --node N  ranks of a node (default 8)
+"""
+_PIPELINE = """\
+--schedule NAME  gpipe: all forward passes, then all backward; 1f1b: one forward, one backward, once the pipeline is
+    full; interleaved: 1f1b with --chunks on each stage, which shortens the bubble (default gpipe)
+--chunks N  virtual stages of each stage, of the interleaved schedule (default 2)
+--stage-layers N,N,...  an uneven pipeline: layers of each stage, or of each chunk in the order of the model
+--p2p NAME  separate: a kernel for each send and recv; batched: one kernel for those that go together, without
+    arguments, as torch's batch_isend_irecv records it (default separate)
 """
 _PLANTED = f"""\
 --seed N  same seed, same bytes (default 0)
@@ -52,6 +62,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     groups = {"data": "4", "tensor": "1", "pipeline": "1", "node": "8"}
     work = {"events": "20k", "steps": "6", "layers": "8", "micro_batches": "4"}
     add_options(parser.add_argument_group("size"), _SIZE, **groups, **work)
+    pipeline = {"schedule": "gpipe", "chunks": "", "stage_layers": "", "p2p": "separate"}
+    add_options(parser.add_argument_group("pipeline"), _PIPELINE, **pipeline)
     add_options(parser, "-o, --output DIR  where to write; new or empty; required", output=Path)
     planted = parser.add_argument_group("planted")
     add_options(planted, _PLANTED, seed="0", offset="0", drift="0", fault=[])
@@ -94,11 +106,46 @@ def _job(args: argparse.Namespace) -> Job:
         offset_ns=round(abs(number("--offset", args.offset)) * 1e6),
         drift_ppb=round(abs(number("--drift", args.drift)) * 1e3),
     )
+    job = _pipelined(job, args)
     return replace(
         job,
         kernels=kernels_for(job, _count("--events", args.events)),
         faults=tuple(_fault(text, job) for text in args.fault),
     )
+
+
+def _pipelined(job: Job, args: argparse.Namespace) -> Job:
+    from rankscope.bench.synthetic.pipeline import P2P, SCHEDULES
+
+    for option, value, names in (("--schedule", args.schedule, SCHEDULES), ("--p2p", args.p2p, P2P)):
+        if value not in names:
+            raise UsageError(
+                f"{option} {value} does not exist",
+                why=f"There are: {', '.join(names)}.",
+                hint=f"Write {option} {names[-1]}",
+            )
+    interleaved = args.schedule == "interleaved"
+    if args.chunks and not interleaved:
+        raise UsageError(
+            f"--chunks {args.chunks} has no effect",
+            why=f"The schedule {args.schedule} has one chunk of layers on each stage.",
+            hint="Add --schedule interleaved",
+        )
+    if interleaved and (job.stages < 3 or job.micro_batches % job.stages):
+        raise UsageError(
+            f"{job.micro_batches} micro-batches on {job.stages} stages cannot be interleaved",
+            why="The schedule needs three stages or more, and a multiple of their number of micro-batches.",
+            hint="Write --pipeline 4 --micro-batches 8",
+        )
+    chunks = _count("--chunks", args.chunks or "2") if interleaved else 1
+    layers = tuple(_count("--stage-layers", text) for text in args.stage_layers.split(",") if text)
+    if len(layers) not in (0, job.stages, job.stages * chunks):
+        raise UsageError(
+            f"--stage-layers has {len(layers)} numbers",
+            why=f"There are {job.stages} stages of {chunks} {'chunk' if chunks == 1 else 'chunks'}.",
+            hint=f"Write --stage-layers {','.join([str(job.layers)] * job.stages)}",
+        )
+    return replace(job, schedule=args.schedule, chunks=chunks, stage_layers=layers, p2p=args.p2p)
 
 
 def _count(option: str, text: str) -> int:
