@@ -25,7 +25,8 @@ def made(count: int) -> Collectives:
         end=column(1 << 60), on_device=column(1).astype(bool), call=column(99), call_start=column(1 << 60),
         peer=column(3), in_elements=column(1 << 20), out_elements=column(1 << 20), match=column(count),
         batch=column(2), sends=column(count)[:50], recvs=column(count)[:50],
-        batches=((Message(True, 1, "0"), Message(False, -1, "?")), ()), groups=(Group("0", "default_pg", (0, 1, 2), 3), Group("?")), dtypes=("bfloat16",),
+        batches=((Message(True, 1, "0"), Message(False, -1, "?")), ()),
+        groups=(Group("0", "default_pg", (0, 1, 2), 3), Group("?")), dtypes=("bfloat16",),
         unmatched=(Unmatched("their process group has one rank", 2, (0, 1)),),
     )  # fmt: skip
 
