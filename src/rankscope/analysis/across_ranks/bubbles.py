@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.across_ranks.layout import Layout, layout_of
-from rankscope.analysis.across_ranks.schedule import MODELS, Passes, Schedule, layers_of, passes_of, schedule_of
+from rankscope.analysis.across_ranks.schedule import (
+    MODELS,
+    Passes,
+    Schedule,
+    layers_of,
+    passes_of,
+    schedule_of,
+)
 from rankscope.analysis.across_ranks.segments import FORWARD, rank_segments, segments
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.grouping import split_by_rank
@@ -23,17 +30,15 @@ from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded
 from rankscope.analysis.core.step_times import mean_step_ns, median_of, windows
-from rankscope.collective_kinds import KINDS
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
-_POINT_TO_POINT = [KINDS.index(kind) for kind in ("send", "recv", "sendrecv")]
 _PARTS = (*(f"{name}_ns" for name in MODELS), "rest_ns")
 _LEAST = 0.01
 """A part of the bubble under this share of a step is not reported."""
 _UNEQUAL = 1.05
-"""A stage that needs this many times as long as the mean stage is unequal; so for a rank and the others of its stage."""
+"""A stage is unequal that needs so many times as long as the mean stage; so for a rank and the others of its stage."""
 _WORK_MOVED = 0.1
 """What is moved where the layers of a stage cannot be counted."""
 
@@ -106,11 +111,10 @@ def _activities(run: Run, scope: Scope) -> dict[int, _Activity]:
     every = waits(run)
     rows = every.rows
     wait = rows.duration - np.where(every.entry_transfer > 0, every.entry_transfer, rows.duration)
-    of_messages = np.isin(rows.kind, _POINT_TO_POINT)
     columns = {"rank": rows.rank, "start": rows.start, "ready": rows.start + wait, "end": rows.end}
     records = rank_segments(run, scope)
     activity = {}
-    by_rank = split_by_rank({**columns, "is_message": of_messages}, records)
+    by_rank = split_by_rank({**columns, "is_message": rows.point_to_point}, records)
     for rank, record in records.items():
         mine, origin = by_rank[rank], run.origin_ns(rank)
         compute = Intervals(record.compute_start + origin, record.compute_end + origin)
@@ -227,7 +231,7 @@ def _by_design(schedule: Schedule, mean: Mapping[str, float], step_ns: float) ->
     return Finding(
         "info",
         f"The pipeline schedule leaves a stage idle for {share:.1f} % of a step by design",
-        f"{format_rounded('ns', mean['schedule_ns'])} of a bubble of {format_rounded('ns', mean['bubble_ns'])} per step, "
+        f"{format_rounded('ns', mean['schedule_ns'])} of {format_rounded('ns', mean['bubble_ns'])} of bubbles per step, "
         f"mean over the stages; {stages} stages, {micro_batches} micro-batches{interleaved}: with equal stages and no "
         f"transfer at least {ideal:.1f} % of the pipeline's time",
         hint="Use more micro-batches per step, or an interleaved schedule.",
@@ -269,8 +273,8 @@ def _slow_rank(passes: Passes, mean: Mapping[str, float], severity: Any) -> Iter
         severity,
         f"Rank {worst} makes its pipeline wait: it needs {ratio:.2f}x the time of the other ranks of stage "
         f"{stage_of[worst]}",
-        f"{format_rounded('ns', more)} more per micro-batch; slow ranks add {format_rounded('ns', mean['rank_ns'])} to the "
-        f"bubble of a stage, {format_rounded('ns', mean['bubble_ns'])} per step",
+        f"{format_rounded('ns', more)} more per micro-batch; slow ranks add {format_rounded('ns', mean['rank_ns'])} "
+        f"to the bubble of a stage, {format_rounded('ns', mean['bubble_ns'])} per step",
         (worst,),
         hint="See why it is slow: rankscope stats RUN -r stragglers",
         facts=(

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from rankscope.analysis.across_ranks.layout import Layout
-from rankscope.analysis.across_ranks.segments import BACKWARD, FORWARD, Segments, tells_phases
+from rankscope.analysis.across_ranks.segments import FORWARD, Segments, tells_phases
 from rankscope.analysis.core.grouping import group_medians
 from rankscope.analysis.core.intervals import Intervals, Ints, covered
 from rankscope.records import dataclass
@@ -180,13 +180,15 @@ def schedule_of(passes: Passes, layout: Layout) -> Schedule:
 def replay(order: Order, times: Times) -> tuple[Floats, list[Floats]] | None:
     """How long the passes take in this order, and how long each stage computes; None where they wait in a cycle.
 
-    A stage runs its passes one after the other. A forward pass follows that of the stage before, a backward pass that of
-    the stage after.
+    A stage runs its passes one after the other. A forward pass follows that of the stage before, a backward pass that
+    of the stage after.
     """
     stages = len(order)
     last = stages * (1 + max(chunk for stage in order for _, chunk, _ in stage)) - 1
     # A pass by phase, virtual stage and micro-batch.
-    every = {(phase, chunk * stages + at, batch) for at, stage in enumerate(order) for phase, chunk, batch in stage}
+    every = {
+        (phase, chunk * stages + at, batch) for at, stage in enumerate(order) for phase, chunk, batch in stage
+    }
     ended: dict[tuple[int, int, int], Floats] = {}
     nothing = np.zeros_like(times(0, order[0][0][0], order[0][0][1]))
     free, busy, reached = [nothing] * stages, [nothing] * stages, [0] * stages
@@ -217,7 +219,9 @@ def layers_of(forward_calls: Ints, passes: int) -> int | None:
 
     None where no kernel is repeated, or the calls do not divide among the passes.
     """
-    repeated = forward_calls[(forward_calls % max(passes, 1) == 0) & (forward_calls >= 2 * passes)] // max(passes, 1)
+    repeated = forward_calls[(forward_calls % max(passes, 1) == 0) & (forward_calls >= 2 * passes)] // max(
+        passes, 1
+    )
     if not len(repeated):
         return None
     values, counts = np.unique(repeated, return_counts=True)

@@ -70,7 +70,7 @@ class RankSegments:
     """When it does not compute, but copies or takes part in a collective other than send and recv."""
     other_end: Ints
     forward_calls: Ints
-    """By name of a kernel, how often it runs forward in the step in the middle: repeated layers show as equal numbers."""
+    """By name of a kernel, how often it runs forward in the middle step: layers that are alike show as equal numbers."""
 
 
 @kept_per_rank("segments", RankSegments, any_window=True)
@@ -286,7 +286,7 @@ def _messages(rows: Collectives, layout: Layout) -> dict[int, _Messages]:
     stages = layout.sizes.get("pp", 1)
     if stages < 2 or not len(rows.rank):
         return {}
-    entry, is_recv, peer = sides_of_messages(rows)
+    entry, is_recv, peer = _sides(rows)
     highest = int(max(rows.rank.max(), peer.max(initial=0), max(layout.places, default=0))) + 1
     stage_of = np.array([layout.stage(rank) for rank in range(highest)])
     rank = rows.rank[entry]
@@ -305,10 +305,19 @@ def _messages(rows: Collectives, layout: Layout) -> dict[int, _Messages]:
     return {number: _Messages(**part) for number, part in split_by_rank(columns, layout.places).items()}
 
 
-def sides_of_messages(rows: Collectives) -> tuple[Ints, Mask, Ints]:
+def _sides(rows: Collectives) -> tuple[Ints, Mask, Ints]:
     """For each message that an entry sends or receives: the entry, whether it receives, and the other rank."""
-    alone = np.flatnonzero(np.isin(rows.kind, (_SEND, _RECV)) & (rows.peer != NONE))
-    return alone, rows.kind[alone] == _RECV, rows.peer[alone]
+    alone = np.flatnonzero(np.isin(rows.kind, (_SEND, _RECV)) & (rows.batch == NONE))
+    batched = np.flatnonzero(rows.batch != NONE)
+    entries = [alone, *(np.full(len(rows.batches[rows.batch[entry]]), entry) for entry in batched)]
+    sides = [message for entry in batched for message in rows.batches[rows.batch[entry]]]
+    is_recv = np.array([not message.is_send for message in sides], dtype=bool)
+    peer = np.array([message.peer for message in sides], dtype=np.int64)
+    entry = np.concatenate(entries)
+    is_recv = np.concatenate([rows.kind[alone] == _RECV, is_recv])
+    peer = np.concatenate([rows.peer[alone], peer])
+    named = peer != NONE
+    return entry[named], is_recv[named], peer[named]
 
 
 @dataclass(frozen=True)
