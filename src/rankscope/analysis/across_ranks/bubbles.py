@@ -231,9 +231,9 @@ def _by_design(schedule: Schedule, mean: Mapping[str, float], step_ns: float) ->
     return Finding(
         "info",
         f"The pipeline schedule leaves a stage idle for {share:.1f} % of a step by design",
-        f"{format_rounded('ns', mean['schedule_ns'])} of {format_rounded('ns', mean['bubble_ns'])} of bubbles per step, "
-        f"mean over the stages; {stages} stages, {micro_batches} micro-batches{interleaved}: with equal stages and no "
-        f"transfer at least {ideal:.1f} % of the pipeline's time",
+        f"{format_rounded('ns', mean['schedule_ns'])} of bubbles of {format_rounded('ns', mean['bubble_ns'])}, mean "
+        f"over the stages; {stages} stages, {micro_batches} micro-batches{interleaved}: with equal stages and no "
+        f"transfer, {ideal:.1f} % of the time of the pipeline",
         hint="Use more micro-batches per step, or an interleaved schedule.",
         cost_ns=round(mean["schedule_ns"]),
         facts=(

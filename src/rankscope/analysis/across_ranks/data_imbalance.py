@@ -11,7 +11,7 @@ from rankscope.analysis.core.result import Fact
 from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import KINDS
 from rankscope.records import dataclass
-from rankscope.store.arrays import NONE, Floats, Ints, number_rows
+from rankscope.store.arrays import NONE, Floats, Ints, Mask, number_rows
 from rankscope.timeline.run import Run
 
 _FOLLOWS = 0.8
@@ -77,7 +77,7 @@ def correlation_of(parts: Segments) -> DataCorrelation:
     return DataCorrelation(_correlation(both), _correlation(across))
 
 
-def _paired(keys: list[Ints], first: np.ndarray, second: np.ndarray, value: Floats) -> Floats:
+def _paired(keys: list[Ints], first: Mask, second: Mask, value: Floats) -> Floats:
     """[2, pair]: the values of those entries of `first` and `second` that have the same keys."""
     _, key = number_rows(keys)
     a, b = np.flatnonzero(first), np.flatnonzero(second)
@@ -88,7 +88,8 @@ def _paired(keys: list[Ints], first: np.ndarray, second: np.ndarray, value: Floa
 def _correlation(pairs: Floats) -> float | None:
     if pairs.shape[1] < _LEAST_PASSES or (pairs.std(axis=1) < _LEAST_SPREAD).any():
         return None
-    return float(np.corrcoef(pairs)[0, 1])
+    a, b = pairs - pairs.mean(axis=1, keepdims=True)
+    return float((a * b).sum() / np.sqrt((a * a).sum() * (b * b).sum()))
 
 
 def expert_load(run: Run, scope: Scope) -> Fact | None:

@@ -56,6 +56,8 @@ class RankSegments:
     """The segments of a rank in launch order, and when it was busy. Times count from run.origin_ns(rank)."""
 
     step: Ints
+    cut: Ints
+    """How many communications were launched before it."""
     launched: Ints
     """When its first kernel was launched; of a kernel without a launch in the file, its start."""
     start: Ints
@@ -70,7 +72,7 @@ class RankSegments:
     """When it does not compute, but copies or takes part in a collective other than send and recv."""
     other_end: Ints
     forward_calls: Ints
-    """By name of a kernel, how often it runs forward in the middle step: layers that are alike show as equal numbers."""
+    """By name of a kernel, how often it runs forward in the middle step: equal layers show as equal numbers."""
 
 
 @kept_per_rank("segments", RankSegments, any_window=True)
@@ -116,14 +118,36 @@ def rank_segments(run: Run, scope: Scope) -> dict[int, RankSegments]:
 def _autograd(run: Run, rank: int, events: DeviceEvents) -> Ints:
     """By event: its phase by the time of its launch on the host; NONE where no backward pass was recorded."""
     partition = phases.partition_of(run, rank, Scope())
-    phase = np.full(len(events), NONE)
-    if not np.isin(partition.phase, (phases.BACKWARD, phases.RECOMPUTE)).any():
-        return phase
     of_host = np.full(len(phases.PHASES), OTHER)
     of_host[list(_OF_AUTOGRAD)] = list(_OF_AUTOGRAD.values())
     launched = events.launch_start != UNKNOWN
-    phase[launched] = of_host[partition.at(events.launch_start[launched])]
-    return phase
+    phase = np.where(launched, of_host[partition.at(events.launch_start)], NONE)
+    threads = _backward_threads(run).get(rank, _NO_INTS)
+    phase[np.isin(_thread(events.segment, events.launch_track), threads) & launched] = BACKWARD
+    backward = phase == BACKWARD
+    if not backward.any():
+        return np.full(len(events), NONE)
+    # What follows the last backward pass of a step is no forward pass.
+    steps, number = np.unique(events.step, return_inverse=True)
+    last = np.full(len(steps), np.iinfo(np.int64).min)
+    np.maximum.at(last, number.reshape(-1)[backward], events.launch_start[backward])
+    late = (phase == FORWARD) & (events.launch_start > last[number.reshape(-1)])
+    return np.where(late, OTHER, phase)
+
+
+@once_per_run
+def _backward_threads(run: Run) -> dict[int, Ints]:
+    """By rank, the threads that autograd runs backward passes on: they have its name."""
+    rows = run.arrays(
+        "SELECT rank::BIGINT AS rank, segment::BIGINT AS segment, track::BIGINT AS track FROM tracks "
+        "WHERE contains(thread, 'pt_autograd')"
+    )
+    by_rank = split_by_rank(rows, run.ranks)
+    return {rank: _thread(threads["segment"], threads["track"]) for rank, threads in by_rank.items()}
+
+
+def _thread(segment: Ints, track: Ints) -> Ints:
+    return (segment << 32) | (track + 1)
 
 
 def _forward_calls(events: DeviceEvents, autograd: Ints) -> Ints:
@@ -156,6 +180,7 @@ def cut(events: DeviceEvents, on_host: Ints, autograd: Ints) -> dict[str, Ints]:
     lengths = axis.lengths(union(axis.place(start, number), axis.place(end, number)))
     return {
         "step": events.step[mine][first],
+        "cut": keys[0][first],
         "launched": time[mine][first],
         "start": np.minimum.reduceat(start, first) if len(first) else first,
         "end": np.maximum.reduceat(end, first) if len(first) else first,
@@ -178,7 +203,7 @@ class Segments:
     phase: Ints
     """Index into PHASES."""
     position: Ints
-    """How many-th segment of that micro-batch and phase."""
+    """How many communications were launched between the first segment of that micro-batch and phase and this one."""
     duration_ns: Ints
     start: Ints
     end: Ints
@@ -197,14 +222,27 @@ class Segments:
             return np.zeros(0)
         keys = (self.stage, self.step, self.micro_batch, self.phase, self.chunk, self.position)
         place, number = number_rows(keys)
-        mean = _means(number, self.duration_ns.astype(float))
-        stage, step, micro_batch, phase, chunk, position = place.T
+        stage, step, micro_batch, phase, _, position = place.T
+        mean = _sums(number, self.duration_ns) / self._ranks_of(stage, step)
+        in_pass = np.flatnonzero(micro_batch != NONE)
+        passes = [column[in_pass] for column in (stage, step, micro_batch, phase)]
+        if not tells_phases(*passes):
+            passes[3] = np.zeros_like(passes[3])
         if what != "ranks":
-            mean = mean * _stage_factors(stage, step, micro_batch, phase, mean)
+            mean[in_pass] *= _evened(passes, passes[1:], mean[in_pass])
         if what == "all":
-            _, alike = number_rows([stage, phase, chunk, position])
-            mean = _means(alike, mean)[alike]
+            mean[in_pass] *= _evened(passes, [passes[0], passes[3]], mean[in_pass])
+            others = np.flatnonzero(micro_batch == NONE)
+            _, alike = number_rows([stage[others], position[others]])
+            mean[others] = _means(alike, mean[others])[alike]
         return mean[number]
+
+    def _ranks_of(self, stage: Ints, step: Ints) -> Ints:
+        """How many ranks of a stage have a step: a segment that one of them lacks counts as 0 there."""
+        there, _ = number_rows([self.stage, self.step, self.rank])
+        counts, number = number_rows([np.append(there[:, 0], stage), np.append(there[:, 1], step)])
+        ranks = np.bincount(number[: len(there)], minlength=len(counts))
+        return ranks[number[len(there) :]]
 
 
 def no_segments() -> Segments:
@@ -212,7 +250,11 @@ def no_segments() -> Segments:
 
 
 def _means(group: Ints, value: Floats) -> Floats:
-    return np.bincount(group, weights=value) / np.bincount(group)
+    return _sums(group, value) / np.bincount(group)
+
+
+def _sums(group: Ints, value: Ints | Floats) -> Floats:
+    return np.bincount(group, weights=value).astype(float)
 
 
 def tells_phases(stage: Ints, step: Ints, micro_batch: Ints, phase: Ints) -> bool:
@@ -225,20 +267,14 @@ def tells_phases(stage: Ints, step: Ints, micro_batch: Ints, phase: Ints) -> boo
     return bool((counts == counts[:1]).all())
 
 
-def _stage_factors(stage: Ints, step: Ints, micro_batch: Ints, phase: Ints, mean: Floats) -> Floats:
-    """By place: the mean total over the stages in that pass of the micro-batch, divided by the total of its stage."""
-    in_pass = np.flatnonzero(micro_batch != NONE)
-    stage, step, micro_batch, phase = (column[in_pass] for column in (stage, step, micro_batch, phase))
-    factor = np.ones(len(mean))
-    if not len(in_pass):
-        return factor
-    if not tells_phases(stage, step, micro_batch, phase):
-        phase = np.zeros_like(phase)
-    totals, of_stage = number_rows([stage, step, micro_batch, phase])
-    total = np.bincount(of_stage, weights=mean[in_pass])
-    _, of_pass = number_rows([*totals.T[1:]])
-    factor[in_pass] = (_means(of_pass, total)[of_pass] / np.maximum(total, 1))[of_stage]
-    return factor
+def _evened(passes: Sequence[Ints], alike: Sequence[Ints], time: Floats) -> Floats:
+    """By place: the mean total of the passes that are alike, divided by the total of its own pass."""
+    if not len(time):
+        return time
+    first, number = number_rows([*passes, *alike])
+    total = _sums(number, time)
+    _, group = number_rows([*first.T[len(passes) :]])
+    return (_means(group, total)[group] / np.maximum(total, 1))[number]
 
 
 def segments(run: Run, scope: Scope) -> Segments:
@@ -257,7 +293,7 @@ def _all_segments(run: Run, scope: Scope) -> Segments:
     blocks = {}
     for rank, record in rank_segments(run, scope).items():
         placed = {name: getattr(record, name) + run.origin_ns(rank) for name in ("launched", "start", "end")}
-        columns = {name: getattr(record, name) for name in ("step", "duration_ns", "autograd")}
+        columns = {name: getattr(record, name) for name in ("step", "cut", "duration_ns", "autograd")}
         blocks[rank] = _blocks(columns | placed, messages.get(rank, _NO_MESSAGES))
     chunks = _chunks([part for rank, part in blocks.items() if layout.stage(rank) == 0])
     parts = [_numbered(rank, part, layout, chunks) for rank, part in blocks.items()]
@@ -329,6 +365,8 @@ class _Blocks:
     """By segment."""
     first: Ints
     """By block: its first segment."""
+    anchor: Ints
+    """By block: the segment from which positions count."""
     received: int
     """Messages that were received in steps."""
 
@@ -345,7 +383,7 @@ def _blocks(columns: dict[str, Ints], messages: _Messages) -> _Blocks:
     unplaced = messages.launched == NONE
     at[unplaced] = np.searchsorted(columns["start"], messages.start[unplaced])
     if not count:
-        return _Blocks(columns, autograd, _NO_INTS, 0)
+        return _Blocks(columns, autograd, _NO_INTS, _NO_INTS, 0)
     has_message = np.bincount(at, minlength=count + 1)[:count] > 0
     between = np.flatnonzero(starts_group([step]) | has_message)
     told = _by_messages(between, at, messages, count)
@@ -353,27 +391,40 @@ def _blocks(columns: dict[str, Ints], messages: _Messages) -> _Blocks:
     first = np.flatnonzero(starts_group([step, np.cumsum(has_message), phase]))
     into = at[messages.is_recv]
     received = int((step[into[into < count]] != NO_STEP).sum())
-    return _Blocks(columns, phase, first, received)
+    of_block, number = phase[first], np.arange(len(first))
+    # Work between two messages that takes part in no pass (an extra kernel) counts to the pass that follows.
+    is_pass = np.ones(len(first), dtype=bool)
+    if received:
+        got, sent = _next_to_messages(between, at, messages, count)
+        group = np.searchsorted(between, first, side="right") - 1
+        side = np.where(of_block == FORWARD, 1, 0)
+        is_pass = (of_block == OTHER) | got[side, group] | sent[side, group]
+    following = np.minimum.accumulate(np.where(is_pass, number, len(first))[::-1])[::-1]
+    target = np.minimum(following, len(first) - 1)
+    target = np.where((following < len(first)) & (step[first[target]] == step[first]), target, number)
+    of_block = np.where(is_pass[target], of_block[target], OTHER)
+    begins = starts_group([target])
+    sizes = np.diff(first, append=count)
+    return _Blocks(columns, np.repeat(of_block, sizes), first[begins], first[target[begins]], received)
+
+
+def _next_to_messages(first: Ints, at: Ints, messages: _Messages, count: int) -> tuple[Mask, Mask]:
+    """[backward or forward, group]: whether a message was received just before a group of segments; whether one is sent
+    just after it. `first` has the first segment of each group, `at` that after each message."""
+    sides = np.zeros((2, 2, count + 1), dtype=bool)
+    sides[messages.is_recv.astype(int), messages.forward.astype(int), at] = True
+    return sides[1][:, first], sides[0][:, np.append(first[1:], count)]
 
 
 def _by_messages(first: Ints, at: Ints, messages: _Messages, count: int) -> Ints:
-    """The phase of the segments between two messages; `first` has the first of each, `at` that after each message.
+    """The phase of the segments between two messages.
 
-    What a stage has received says it; where it has received nothing, what it sends afterwards.
+    What a stage has received says it; where it has received nothing, what it sends afterwards. A stage that sends back
+    what it received last has run forward and backward: that counts as backward.
     """
-
-    def has(chosen: Mask) -> Mask:
-        return np.bincount(at[chosen], minlength=count + 1) > 0
-
-    recv, forward, after = messages.is_recv, messages.forward, np.append(first[1:], count)
-    conditions = [
-        has(recv & ~forward)[first],
-        # Only the last stage sends back what it received last: it ran forward and backward.
-        has(recv & forward)[first] & has(~recv & ~forward)[after],
-        has(recv & forward)[first] | has(~recv & forward)[after],
-        has(~recv & ~forward)[after],
-    ]
-    return np.select(conditions, [BACKWARD, BACKWARD, FORWARD, BACKWARD], OTHER)
+    (recv_back, recv_on), (sent_back, sent_on) = _next_to_messages(first, at, messages, count)
+    conditions = [recv_back | (recv_on & sent_back), recv_on | sent_on, sent_back]
+    return np.select(conditions, [BACKWARD, FORWARD, BACKWARD], OTHER)
 
 
 def _chunks(first_stage: Sequence[_Blocks]) -> int:
@@ -394,13 +445,16 @@ def _numbered(rank: int, blocks: _Blocks, layout: Layout, chunks: int) -> dict[s
     order = count_before([step, phase], first)
     chunk = np.zeros(len(first), dtype=np.int64)
     micro_batch = np.where(phase == OTHER, NONE, order)
+    position = columns["cut"] - columns["cut"][blocks.anchor[block]]
+    # Work in no micro-batch is compared by its order in the step.
+    alone = micro_batch[block] == NONE
+    position[alone] = count_before([columns["step"][alone]], np.flatnonzero(alone))
     if chunks > 1:
         for number in np.unique(step).tolist():
             for kind in (FORWARD, BACKWARD):
                 mine = (step == number) & (phase == kind)
                 of_chunk, micro_batch[mine] = _interleaved(order[mine], layout.sizes["pp"], chunks)
                 chunk[mine] = of_chunk if kind == FORWARD else chunks - 1 - of_chunk
-    keys = [columns["step"], blocks.phase, chunk[block], micro_batch[block]]
     return {
         **{name: columns[name] for name in ("step", "duration_ns", "start", "end", "launched")},
         "rank": np.full(len(block), rank),
@@ -408,7 +462,7 @@ def _numbered(rank: int, blocks: _Blocks, layout: Layout, chunks: int) -> dict[s
         "chunk": chunk[block],
         "micro_batch": micro_batch[block],
         "phase": blocks.phase,
-        "position": count_before(keys, np.arange(len(block))),
+        "position": position,
     }
 
 

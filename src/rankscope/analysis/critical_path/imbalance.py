@@ -134,9 +134,11 @@ def _findings(run: Run, scope: Scope, rows: list[dict[str, Any]]) -> tuple[Findi
     )
     if told:
         evidence += f"; share of {', of '.join(told)}"
+    of_run = {"scope": "run", "key": "all"}
     facts = [
-        Fact(name, whole[name], unit, "the run, per step", row={"scope": "run", "key": "all"})
-        for name, unit in (("t_ns", "ns"), ("balanced_ns", "ns"), ("slowdown", ""))
+        Fact("t_ns", whole["t_ns"], "ns", "the run, per step", row=of_run),
+        Fact("balanced_ns", whole["balanced_ns"], "ns", "the run, per step", row=of_run),
+        Fact("slowdown", slowdown, "", "the run", row=of_run),
     ]
     hint = "Balance one thing at a time: rankscope whatif RUN --balance ranks"
     correlation = data_correlation(run, scope)

@@ -96,7 +96,11 @@ def _layers(host: Host, single: Pass, needed: list[Work], gradients: list[Work])
         needed = needed + gathers[max(number - 2, 0) :][:1]
         if job.model == "plain":
             pass_ns = job.forward_ns if forward else 2 * job.forward_ns
-            needed = [host.play(phase, needed, blocks=job.kernels, ns=pass_ns // job.kernels)]
+            needed = [
+                host.play(
+                    phase, needed, blocks=job.kernels, ns=pass_ns // job.kernels, on_autograd=not forward
+                )
+            ]
             if host.faults.short_kernels:
                 needed = [host.play("short", needed, blocks=host.faults.short_kernels)]
         else:
