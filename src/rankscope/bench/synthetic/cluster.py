@@ -7,8 +7,10 @@
     write_job(job, Path("run"))  # the same, with one step of each rank in memory at a time
 
 rank_grid.py has the layout of the ranks, job.py sizes and faults, schedule.py the program of a step, pipeline.py the
-order of its passes, host.py a rank that goes through it. Here the ranks meet: a collective ends on all ranks when the last one has arrived, plus the
-transfer; a send and its receive end together, a batch of them when the last peer has come, plus its transfer. The cost of a fault is found by simulating the same job without it.
+order of its passes, host.py a rank that goes through it. Here the ranks meet: a collective ends on all ranks when the
+last one has arrived, plus the transfer; a send and its receive end together; a batch of them ends when the last peer
+has come, plus its transfer. The cost of a fault is found by simulating the same job without it, that of imbalance by
+simulating it with equal durations (balance.py).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from rankscope.bench.synthetic.host import COMPUTE, GAP_NS, Host, RankRun, Work
+from rankscope.bench.synthetic.host import COMPUTE, GAP_NS, Durations, Host, RankRun, Work
 from rankscope.bench.synthetic.job import Fault, Job
 from rankscope.bench.synthetic.schedule import training_step
 
@@ -28,21 +30,21 @@ Arrived = dict[tuple[object, ...], dict[int, Work]]
 """The ranks that have come to each collective, and their part of it."""
 
 
-def simulate(job: Job) -> list[RankRun]:
+def simulate(job: Job, durations: Durations | None = None) -> list[RankRun]:
     """Run the job, and keep what every rank did."""
     runs = [RankRun() for _ in range(job.ranks)]
-    for rank, step in simulated_steps(job):
+    for rank, step in simulated_steps(job, durations):
         runs[rank].steps += step.steps
         runs[rank].works += step.works
     return runs
 
 
-def simulated_steps(job: Job) -> Iterator[tuple[int, RankRun]]:
+def simulated_steps(job: Job, durations: Durations | None = None) -> Iterator[tuple[int, RankRun]]:
     """Run the job: every host goes on until it waits, every work starts when it can.
 
     Gives a rank and its next step when all work of that step has ended; nothing of it is kept.
     """
-    hosts = [Host(job, rank) for rank in range(job.ranks)]
+    hosts = [Host(job, rank, durations) for rank in range(job.ranks)]
     programs = {host.rank: _program(host) for host in hosts}
     arrived: Arrived = {}
     while programs:

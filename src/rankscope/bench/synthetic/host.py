@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.bench.synthetic.job import Job, StepFaults
-from rankscope.bench.synthetic.pipeline import Message
+from rankscope.bench.synthetic.pipeline import Message, Pass
 from rankscope.bench.synthetic.rank_grid import AXES
 from rankscope.bench.synthetic.recording import Integers, Segment, recording, segment
 
@@ -97,6 +97,10 @@ class Work:
     """In and out."""
     nbytes: int = 0
     """Allocated, by an allocation."""
+    cut: int = 0
+    """How many transfers its rank has launched in the step before it."""
+    part: Pass | None = None
+    """The pass it belongs to."""
     start: int = -1
     end: int = -1
 
@@ -139,6 +143,15 @@ class Work:
         return host[:, self.segment.launches].ravel() + LATENCY_NS
 
 
+class Durations(NamedTuple):
+    """What a simulation has other than the job says."""
+
+    scales: Mapping[tuple[int, int, int, Pass | None], float]
+    """Of the compute, by rank, step, and `cut` and `part` of the work."""
+    transfers: Mapping[tuple[str, str], int]
+    """By segment and axis."""
+
+
 @dataclass
 class RankRun:
     """What one rank did, in true time."""
@@ -151,8 +164,10 @@ class RankRun:
 class Host:
     """What the program of a step can do on one rank."""
 
-    def __init__(self, job: Job, rank: int) -> None:
+    def __init__(self, job: Job, rank: int, durations: Durations | None = None) -> None:
         self.job, self.rank, self.run = job, rank, RankRun()
+        self.part: Pass | None = None
+        self._durations, self._cut = durations or Durations({}, {}), 0
         self.now = 100_000
         self.step = 0
         self.faults = StepFaults(job, rank, 0)
@@ -170,6 +185,7 @@ class Host:
         job = self.job
         self.step, self.faults = step, StepFaults(job, self.rank, step)
         self._played.clear()
+        self._cut = 0
         longer = random.Random(f"{job.seed}/step/{self.rank}/{step}").random() * job.step_noise_pct / 100
         self._factor = (1 + self.faults.kernel_share) * self._gpu_factor * (1 + longer)
 
@@ -193,8 +209,16 @@ class Host:
             noise_at=self._place(f"{name} {self._played[name]}"),
             per_launch=round(self.faults.per_launch),
             factor=self._factors(events) if events.stream == COMPUTE else 1.0,
+            cut=self._cut,
+            part=self.part,
             **details,
         )
+        if work.key:
+            self._cut += 1
+            work.ns = self._durations.transfers.get((events.name, work.axis), work.ns)
+        elif events.stream == COMPUTE and self._durations.scales:
+            scale = self._durations.scales[self.rank, self.step, self._cut, self.part]
+            work.factor, work.extra = work.factor * scale, round(work.extra * scale)
         work.on_autograd |= events.on_autograd
         work.transfers = work.transfers or (work.key,)
         work.open_transfers = len(work.transfers)
@@ -238,9 +262,13 @@ class Host:
         if len(group) == 1:
             return []
         ns, *nelems = job.transfer(kind, axis, len(group), busy_ns)
+        if kind == "all_to_all":  # ends when the busiest rank has its tokens
+            stage, data, _ = job.place(self.rank)
+            routed = job.routed(stage, self.step)
+            ns, nelems[1] = round(ns * max(routed)), round(nelems[1] * routed[data])
         key = (axis, group[0], self.step, label)
         noise = self._noise[zlib.crc32(repr(key).encode()) % _NOISES]
-        ns = round(ns * (1 + abs(float(noise) - 1))) + job.link_delay(axis, group)
+        ns = round(ns * (1 + abs(float(noise) - 1))) + job.link_delay(axis, group, self.step)
         return [
             self.play(kind, after, on_autograd=on_autograd, ns=ns, axis=axis, key=key, nelems=tuple(nelems))
         ]
@@ -254,7 +282,7 @@ class Host:
         listed = sorted(listed, key=lambda m: (m.label[0] != "f", (m.kind == "send") == stage % 2))
         peers = [job.rank_at(message.stage, data, tensor) for message in listed]
         pairs = [(min(peer, self.rank), max(peer, self.rank)) for peer in peers]
-        took = [job.send_ns + job.link_delay("pp", pair) for pair in pairs]
+        took = [job.send_ns + job.link_delay("pp", pair, self.step) for pair in pairs]
         keys = [("pp", pair, self.step, message.label) for pair, message in zip(pairs, listed, strict=True)]
         common: dict[str, Any] = {"axis": "pp", "nelems": (2_000_000, 2_000_000)}
         if job.p2p == "batched":

@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from rankscope.bench.synthetic.job import Job
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
-P2P = ("separate", "batched")
-
 
 class Pass(NamedTuple):
     """A micro-batch goes through the layers of a chunk."""

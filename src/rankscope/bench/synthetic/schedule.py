@@ -66,10 +66,12 @@ def _passes(host: Host, needed: list[Work], gradients: list[Work], extra: int) -
     receives = messages(job, stage, "recv", order[0])
     for block, following in zip(order, [*order[1:], None], strict=True):
         if extra and block.passes[-1].phase == "backward":
+            host.part = block.passes[-1]
             needed, extra = [host.play("extra", needed, ns=0, extra=extra)], 0
         needed = host.exchange(receives, needed if waits else ()) or needed
-        for single in block.passes:
-            needed = _layers(host, single, needed, gradients)
+        for host.part in block.passes:
+            needed = _layers(host, host.part, needed, gradients)
+        host.part = None
         sends, receives = messages(job, stage, "send", block), messages(job, stage, "recv", following)
         if block.joined:
             sends, receives = sends + receives, []
@@ -89,18 +91,24 @@ def _layers(host: Host, single: Pass, needed: list[Work], gradients: list[Work])
     forward, of_chunk = phase == "forward", f" {chunk}" if job.chunks > 1 else ""
     ns = segment(f"{job.model}.{phase}").gpu_ns
     gathers: list[Work] = []
-    buckets = list(enumerate(job.buckets(job.layers_of(job.place(host.rank)[0], chunk))))
+    stage, data, _ = job.place(host.rank)
+    length = job.length(host.step, batch, data)
+    buckets = list(enumerate(job.buckets(job.layers_of(stage, chunk))))
     # Each micro-batch counts its own layers, so that forward and backward of the same find each other.
     layer = batch * job.layers if forward else (batch + 1) * job.layers - 1
     for number, layers in buckets if forward else reversed(buckets):
         needed = needed + gathers[max(number - 2, 0) :][:1]
         if job.model == "plain":
-            pass_ns = job.forward_ns if forward else 2 * job.forward_ns
+            if job.expert_ns and not forward:
+                needed = _experts(host, single, number, needed)
+            pass_ns = round(length * job.forward_ns) * (1 if forward else 2)
             needed = [
                 host.play(
                     phase, needed, blocks=job.kernels, ns=pass_ns // job.kernels, on_autograd=not forward
                 )
             ]
+            if job.expert_ns and forward:
+                needed = _experts(host, single, number, needed)
             if host.faults.short_kernels:
                 needed = [host.play("short", needed, blocks=host.faults.short_kernels)]
         else:
@@ -123,6 +131,17 @@ def _layers(host: Host, single: Pass, needed: list[Work], gradients: list[Work])
     if forward and host.has("loss"):
         needed = [host.play("loss", needed + gathers[max(len(buckets) - 2, 0) :][:1])]
     return needed
+
+
+def _experts(host: Host, single: Pass, layer: int, needed: list[Work]) -> list[Work]:
+    """The tokens of a layer go to their experts, which compute as long as they have tokens."""
+    job, (phase, batch, chunk) = host.job, single
+    stage, data, _ = job.place(host.rank)
+    label = f"experts {phase} {layer} {batch} {chunk}"
+    needed = host.collective("all_to_all", "dp", label, needed) or needed
+    pass_ns = job.expert_ns * (1 if phase == "forward" else 2)
+    took = round(pass_ns * job.routed(stage, host.step)[data])
+    return [host.play("expert", needed, ns=took, on_autograd=phase == "backward")]
 
 
 def _allocate(host: Host, change: int) -> None:
