@@ -29,7 +29,8 @@ COLUMNS = (
     Column(
         "caused_wait_ns",
         "ns",
-        "time that other ranks waited because of it, summed over them",
+        "time that other ranks waited because of it, summed over them; each counts at most the time by which it was "
+        "slower than its peers in that step",
         title="Caused wait",
     ),
     Column("own_wait_ns", "ns", "time that it waited for other ranks", title="Own wait"),
@@ -85,16 +86,20 @@ class CausedWait:
 def stragglers(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each rank, by the wait it caused."""
     all_waits, why = waits(run), blame(run)
-    used = all_waits.transfer != NONE  # by match: its waits are known and it lies in the window
+    arrivals = why.arrivals
+    used = np.ones(
+        len(arrivals.step), dtype=bool
+    )  # by arrival: its waits are known and it lies in the window
+    used[: len(all_waits.transfer)] = all_waits.transfer != NONE
     if scope.steps is not None:
-        used &= (all_waits.step >= scope.steps[0]) & (all_waits.step <= scope.steps[1])
+        used &= (arrivals.step >= scope.steps[0]) & (arrivals.step <= scope.steps[1])
     late = lateness(run, Scope(steps=scope.steps))
     who = culprits(late) if late is not None else Culprits()
     caused = _caused(run, all_waits, why, used, late, who)
     # Own times compare ranks that wait for each other: without any communication that is not known.
     meets = len(all_waits.rows.rank) > 0
     finding = _finding(run, scope, all_waits, late, who, caused) if late is not None and meets else None
-    rows = _rows(all_waits, why, used, scope, finding)
+    rows = _rows(all_waits, why, used, scope, finding, caused if run.has_traces else None)
     if not run.has_traces:
         rows = [row | dict.fromkeys((*(f"{name}_ns" for name in PARTS), "cause")) for row in rows]
         finding = _late_without_trace(all_waits, used, rows)
@@ -149,22 +154,23 @@ def _late_without_trace(all_waits: Waits, used: Any, rows: list[dict[str, Any]])
 
 
 def _rows(
-    all_waits: Waits, why: Blame, used: Any, scope: Scope, finding: Finding | None
+    all_waits: Waits, why: Blame, used: Any, scope: Scope, finding: Finding | None, charged: _Caused | None
 ) -> list[dict[str, Any]]:
-    entries = all_waits.rows
+    """`charged`: who caused which wait; without traces it is not known what a rank may be charged with."""
+    entries, arrivals = all_waits.rows, why.arrivals
     stated = finding.fact("cause") if finding else None
     ranks = unique_values(entries.rank)
     count = int(ranks.max(initial=-1)) + 1
-    waited = (
-        (all_waits.wait != NONE) & used[entries.match] if len(used) else np.zeros(len(entries.rank), bool)
-    )
-    at = np.flatnonzero(waited)
-    own_wait = _sums(entries.rank[at], all_waits.wait[at], count)
-    total = _sums(entries.match[at], all_waits.wait[at], len(used))
-    blamed = np.flatnonzero(used & (why.rank != NONE))
-    caused = _sums(why.rank[blamed], total[blamed], count)
-    last = np.flatnonzero(used & (all_waits.last != NONE))
-    last_rank = entries.rank[all_waits.last[last]]
+    waited = np.flatnonzero((all_waits.wait > 0) & (arrivals.of_entry != NONE))
+    waited = waited[used[arrivals.of_entry[waited]]]
+    own_wait = _sums(entries.rank[waited], all_waits.wait[waited], count)
+    if charged is not None:
+        caused = _sums(charged.groups[:, 1], charged.waited, count)
+    else:
+        blamed = waited[why.rank[arrivals.of_entry[waited]] != NONE]
+        caused = _sums(why.rank[arrivals.of_entry[blamed]], all_waits.wait[blamed], count)
+    last = np.flatnonzero(used & (arrivals.last != NONE))
+    last_rank = entries.rank[arrivals.last[last]]
     lasts = np.bincount(last_rank, minlength=count)
     parts = {name: _sums(last_rank, why.excess[i, last], count) for i, name in enumerate(PARTS)}
     rows = []
@@ -237,31 +243,45 @@ def _caused(
     """None where waits are not known."""
     if late is None:
         return None
-    entries = all_waits.rows
-    at = np.flatnonzero((all_waits.wait > 0) & (entries.match != NONE))
-    at = at[used[entries.match[at]] & (why.rank[entries.match[at]] != NONE)]
+    entries, arrivals = all_waits.rows, why.arrivals
+    at = np.flatnonzero((all_waits.wait > 0) & (arrivals.of_entry != NONE))
+    at = at[used[arrivals.of_entry[at]] & (why.rank[arrivals.of_entry[at]] != NONE)]
     if late.steps == (None,):
         step = np.zeros(len(at), dtype=np.int64)
     else:
         numbers = np.array(late.steps, dtype=np.int64)
-        at = at[np.isin(all_waits.step[entries.match[at]], numbers)]
-        step = np.searchsorted(numbers, all_waits.step[entries.match[at]])
-    blamed = _through_chains(run, why, late, who, entries.match[at], step)
+        at = at[np.isin(arrivals.step[arrivals.of_entry[at]], numbers)]
+        step = np.searchsorted(numbers, arrivals.step[arrivals.of_entry[at]])
+    blamed = _through_chains(run, why, late, who, arrivals.of_entry[at], step)
     groups, group = number_rows([step, blamed, entries.rank[at]])
     start, end = entries.start[at], entries.start[at] + all_waits.wait[at]
     axis = Axis.over(start, end, len(groups))
     # Waits of a rank that overlap count once.
     waited = axis.lengths(union(axis.place(start, group), axis.place(end, group)))
-    return _Caused(late.steps, groups, waited, late.mean_step_ns)
+    waited = np.minimum(waited, _chargeable(late, groups))
+    return _Caused(late.steps, groups[waited > 0], waited[waited > 0], late.mean_step_ns)
 
 
-def _through_chains(run: Run, why: Blame, late: Lateness, who: Culprits, match: Ints, step: Ints) -> Ints:
+def _chargeable(late: Lateness, groups: Ints) -> Ints:
+    """How long a rank can have made another wait in a step: by how much its activities exceed those of its peers.
+
+    What it saves elsewhere counts for nothing: a rank that others wait for often has less left to do on its host.
+    """
+    excess = np.zeros(
+        (max(*late.ranks, int(groups[:, 1].max(initial=0))) + 1, len(late.steps)), dtype=np.int64
+    )
+    excess[list(late.ranks)] = np.maximum(late.excess, 0).sum(axis=0)
+    charged: Ints = excess[groups[:, 1], groups[:, 0]]
+    return charged
+
+
+def _through_chains(run: Run, why: Blame, late: Lateness, who: Culprits, arrival: Ints, step: Ints) -> Ints:
     """By wait: the rank to blame. A chain of waiting that ends nowhere, at a receive or at a slow transfer, goes on to
     the late rank of the same pipeline or group."""
-    blamed: Ints = why.rank[match].copy()
+    blamed: Ints = why.rank[arrival].copy()
     if not who.ranks:
         return blamed
-    ends_nowhere = np.isin(why.cause[why.root[match]], [NONE, WAITING, PARTS.index("link")])
+    ends_nowhere = np.isin(why.cause[why.root[arrival]], [NONE, WAITING, PARTS.index("link")])
     layout = layout_of(run, Scope())
     excess = late.own_excess
     for rank in who.ranks:
