@@ -8,6 +8,12 @@ import numpy as np
 import pytest
 
 from rankscope.analysis.core.collective_waits import waits
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.critical_path.graph.build import graph_of
+from rankscope.analysis.critical_path.reduced.run_graph import ReducedReplay, reduced_graph
+from rankscope.analysis.critical_path.replay import Replay, recorded
+from rankscope.analysis.critical_path.savings import reduced_replay, replayed
+from rankscope.analysis.critical_path.scenarios import bandwidth, hide_comm
 from rankscope.bench.synthetic.cluster import Job, RankRun, simulate
 from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.store.arrays import NONE
@@ -78,3 +84,34 @@ def test_who_is_waited_for_started_last(planted: tuple[Job, Any, Run]) -> None:
     assert len(waited) and (late != NONE).all()
     assert (rows.rank[late] != rows.rank[waited]).all()
     assert (np.abs(rows.start[late] - rows.start[waited] - found.wait[waited]) <= 3 * job.leave_ns).all()
+
+
+def test_replays_without_changes_give_the_recorded_times(planted: tuple[Job, Any, Run]) -> None:
+    _, _, run = planted
+    scope = Scope().in_run(run)
+    graph = graph_of(run, scope)
+    assert len(graph.visits.node)
+    times = Replay(graph).play(recorded(graph))
+    assert times is not None
+    for replayed_times, recorded_times in (
+        (times.start, graph.device.start),
+        (times.end, graph.device.end),
+        (times.host, graph.host.time),
+    ):
+        assert replayed_times.tolist() == recorded_times.tolist()
+    reduced = reduced_graph(run, scope)
+    replay = ReducedReplay(reduced)
+    assert not replay.has_cycle
+    assert replay.ends(reduced.work).tolist() == reduced.end[replay._points].tolist()
+
+
+def test_both_graphs_predict_the_same(planted: tuple[Job, Any, Run]) -> None:
+    _, _, run = planted
+    scope = Scope().in_run(run)
+    by_events, by_points = replayed(run, scope), reduced_replay(run, scope)
+    assert by_events is not None and by_points is not None
+    for scenario in (hide_comm(), bandwidth(2)):
+        saved = by_events.saved_ns([scenario])
+        assert by_points.saved_ns([scenario]) == pytest.approx(saved, rel=0.02, abs=2_000)
+    # A message that takes no time still waits for the other end.
+    assert 0 < by_events.saved_ns([hide_comm()]) < 0.5 * by_events.step_ns
