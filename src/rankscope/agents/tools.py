@@ -173,7 +173,7 @@ def _whatif(tools: Tools, given: Mapping[str, Any]) -> Answer:
         data_ready=given.get("data_ready", False),
         no_sync=given.get("no_sync", False),
     )
-    return _small(given, opened, whatif(opened.run, _scope(given, opened), scenarios_of(changes)))
+    return _small(given, opened, whatif(opened.run, _scope(given, opened), scenarios_of(opened.run, changes)))
 
 
 def _query(tools: Tools, given: Mapping[str, Any]) -> Answer:
