@@ -19,7 +19,7 @@ from rankscope.analysis.across_ranks.collectives import one_collective, worst_co
 from rankscope.analysis.core.report import Report
 from rankscope.analysis.core.result import Column, Result, query_result
 from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
-from rankscope.analysis.critical_path.scenarios import Changes, scenarios_of
+from rankscope.analysis.critical_path.scenarios import BALANCES, Changes, scenarios_of
 from rankscope.analysis.critical_path.whatif import whatif
 from rankscope.analysis.diff.compare import Rules
 from rankscope.analysis.diff.samples import REPORTS as COMPARED
@@ -172,6 +172,7 @@ def _whatif(tools: Tools, given: Mapping[str, Any]) -> Answer:
         no_gaps=given.get("no_gaps", False),
         data_ready=given.get("data_ready", False),
         no_sync=given.get("no_sync", False),
+        balance=given.get("balance"),
     )
     return _small(given, opened, whatif(opened.run, _scope(given, opened), scenarios_of(opened.run, changes)))
 
@@ -345,6 +346,12 @@ TOOLS = {
                 Parameter("no_gaps", "boolean", "the host and its data are always ready"),
                 Parameter("data_ready", "boolean", "no step waits for its batch"),
                 Parameter("no_sync", "boolean", "synchronising calls do not wait"),
+                Parameter(
+                    "balance",
+                    "string",
+                    "compute spread evenly over the ranks of a stage, also over stages, also over micro-batches and steps",
+                    choices=BALANCES,
+                ),
                 _STEPS,
             ),
             _whatif,

@@ -8,12 +8,14 @@ import numpy as np
 
 from rankscope.analysis.across_ranks.blame import WAITING, Blame, blame
 from rankscope.analysis.across_ranks.comparison_notes import comparison_notes, missing_ranks
+from rankscope.analysis.across_ranks.data_imbalance import expert_load, follows_data
 from rankscope.analysis.across_ranks.lateness import OWN, Culprits, Lateness, culprits, lateness
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.across_ranks.nodes import node_of
 from rankscope.analysis.across_ranks.straggler_cause import LateRank, straggler_cause
 from rankscope.analysis.across_ranks.time_split import PARTS
 from rankscope.analysis.core.collective_waits import Waits, waits
+from rankscope.analysis.core.device_events import gpu_ranks
 from rankscope.analysis.core.intervals import Axis, Ints, union
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.scope import Scope
@@ -30,7 +32,8 @@ COLUMNS = (
     Column(
         "caused_wait_ns",
         "ns",
-        "time that other ranks waited because of it, summed over them",
+        "time that other ranks waited because of it, summed over them; each counts at most the time by which it was "
+        "slower than its peers in that step",
         title="Caused wait",
     ),
     Column("own_wait_ns", "ns", "time that it waited for other ranks", title="Own wait"),
@@ -75,16 +78,20 @@ class CausedWait:
 def stragglers(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each rank, by the wait it caused."""
     all_waits, why = waits(run), blame(run)
-    used = all_waits.transfer != NONE  # by match: its waits are known and it lies in the window
+    arrivals = why.arrivals
+    used = np.ones(
+        len(arrivals.step), dtype=bool
+    )  # by arrival: its waits are known and it lies in the window
+    used[: len(all_waits.transfer)] = all_waits.transfer != NONE
     if scope.steps is not None:
-        used &= (all_waits.step >= scope.steps[0]) & (all_waits.step <= scope.steps[1])
+        used &= (arrivals.step >= scope.steps[0]) & (arrivals.step <= scope.steps[1])
     late = lateness(run, Scope(steps=scope.steps))
     who = culprits(late) if late is not None else Culprits()
     caused = _caused(run, all_waits, why, used, late, who)
     # Own times compare ranks that wait for each other: without any communication that is not known.
     meets = len(all_waits.rows.rank) > 0
     finding = _finding(run, scope, all_waits, late, who, caused) if late is not None and meets else None
-    rows = _rows(all_waits, why, used, scope, finding)
+    rows = _rows(all_waits, why, used, scope, finding, caused if run.has_traces else None)
     if not run.has_traces:
         rows = [row | dict.fromkeys((*(f"{name}_ns" for name in PARTS), "cause")) for row in rows]
         finding = _late_without_trace(all_waits, used, rows)
@@ -139,22 +146,23 @@ def _late_without_trace(all_waits: Waits, used: Any, rows: list[dict[str, Any]])
 
 
 def _rows(
-    all_waits: Waits, why: Blame, used: Any, scope: Scope, finding: Finding | None
+    all_waits: Waits, why: Blame, used: Any, scope: Scope, finding: Finding | None, charged: _Caused | None
 ) -> list[dict[str, Any]]:
-    entries = all_waits.rows
+    """`charged`: who caused which wait; without traces it is not known what a rank may be charged with."""
+    entries, arrivals = all_waits.rows, why.arrivals
     stated = finding.fact("cause") if finding else None
     ranks = unique_values(entries.rank)
     count = int(ranks.max(initial=-1)) + 1
-    waited = (
-        (all_waits.wait != NONE) & used[entries.match] if len(used) else np.zeros(len(entries.rank), bool)
-    )
-    at = np.flatnonzero(waited)
-    own_wait = _sums(entries.rank[at], all_waits.wait[at], count)
-    total = _sums(entries.match[at], all_waits.wait[at], len(used))
-    blamed = np.flatnonzero(used & (why.rank != NONE))
-    caused = _sums(why.rank[blamed], total[blamed], count)
-    last = np.flatnonzero(used & (all_waits.last != NONE))
-    last_rank = entries.rank[all_waits.last[last]]
+    waited = np.flatnonzero((all_waits.wait > 0) & (arrivals.of_entry != NONE))
+    waited = waited[used[arrivals.of_entry[waited]]]
+    own_wait = _sums(entries.rank[waited], all_waits.wait[waited], count)
+    if charged is not None:
+        caused = _sums(charged.groups[:, 1], charged.waited, count)
+    else:
+        blamed = waited[why.rank[arrivals.of_entry[waited]] != NONE]
+        caused = _sums(why.rank[arrivals.of_entry[blamed]], all_waits.wait[blamed], count)
+    last = np.flatnonzero(used & (arrivals.last != NONE))
+    last_rank = entries.rank[arrivals.last[last]]
     lasts = np.bincount(last_rank, minlength=count)
     parts = {name: _sums(last_rank, why.excess[i, last], count) for i, name in enumerate(PARTS)}
     rows = []
@@ -227,31 +235,45 @@ def _caused(
     """None where waits are not known."""
     if late is None:
         return None
-    entries = all_waits.rows
-    at = np.flatnonzero((all_waits.wait > 0) & (entries.match != NONE))
-    at = at[used[entries.match[at]] & (why.rank[entries.match[at]] != NONE)]
+    entries, arrivals = all_waits.rows, why.arrivals
+    at = np.flatnonzero((all_waits.wait > 0) & (arrivals.of_entry != NONE))
+    at = at[used[arrivals.of_entry[at]] & (why.rank[arrivals.of_entry[at]] != NONE)]
     if late.steps == (None,):
         step = np.zeros(len(at), dtype=np.int64)
     else:
         numbers = np.array(late.steps, dtype=np.int64)
-        at = at[np.isin(all_waits.step[entries.match[at]], numbers)]
-        step = np.searchsorted(numbers, all_waits.step[entries.match[at]])
-    blamed = _through_chains(run, why, late, who, entries.match[at], step)
+        at = at[np.isin(arrivals.step[arrivals.of_entry[at]], numbers)]
+        step = np.searchsorted(numbers, arrivals.step[arrivals.of_entry[at]])
+    blamed = _through_chains(run, why, late, who, arrivals.of_entry[at], step)
     groups, group = number_rows([step, blamed, entries.rank[at]])
     start, end = entries.start[at], entries.start[at] + all_waits.wait[at]
     axis = Axis.over(start, end, len(groups))
     # Waits of a rank that overlap count once.
     waited = axis.lengths(union(axis.place(start, group), axis.place(end, group)))
-    return _Caused(late.steps, groups, waited, late.mean_step_ns)
+    waited = np.minimum(waited, _chargeable(late, groups))
+    return _Caused(late.steps, groups[waited > 0], waited[waited > 0], late.mean_step_ns)
 
 
-def _through_chains(run: Run, why: Blame, late: Lateness, who: Culprits, match: Ints, step: Ints) -> Ints:
+def _chargeable(late: Lateness, groups: Ints) -> Ints:
+    """How long a rank can have made another wait in a step: by how much its activities exceed those of its peers.
+
+    What it saves elsewhere counts for nothing: a rank that others wait for often has less left to do on its host.
+    """
+    excess = np.zeros(
+        (max(*late.ranks, int(groups[:, 1].max(initial=0))) + 1, len(late.steps)), dtype=np.int64
+    )
+    excess[list(late.ranks)] = np.maximum(late.excess, 0).sum(axis=0)
+    charged: Ints = excess[groups[:, 1], groups[:, 0]]
+    return charged
+
+
+def _through_chains(run: Run, why: Blame, late: Lateness, who: Culprits, arrival: Ints, step: Ints) -> Ints:
     """By wait: the rank to blame. A chain of waiting that ends nowhere, at a receive or at a slow transfer, goes on to
     the late rank of the same pipeline or group."""
-    blamed: Ints = why.rank[match].copy()
+    blamed: Ints = why.rank[arrival].copy()
     if not who.ranks:
         return blamed
-    ends_nowhere = np.isin(why.cause[why.root[match]], [NONE, WAITING, PARTS.index("link")])
+    ends_nowhere = np.isin(why.cause[why.root[arrival]], [NONE, WAITING, PARTS.index("link")])
     layout = layout_of(run, Scope())
     excess = late.own_excess
     for rank in who.ranks:
@@ -276,7 +298,7 @@ def _finding(
     if largest is None:
         return None
     if who.moves and largest.share >= _LEAST_SHARE:
-        return _moving(late)
+        return _moving(run, scope, late)
     unit = "per step" if largest.steps else "of the window"
     text = f"{format_rounded('ns', largest.per_step_ns)} {unit} ({100 * largest.share:.1f} %)"
     return Finding("ok", "No straggler", f"the longest wait is for rank {largest.ranks[0]}: {text}")
@@ -313,9 +335,9 @@ def _straggler(
         name = f"Stage {layout_of(run, Scope()).stage(ranks[0])} ({name.lower()})"
     title = f"{name} made {others} wait {format_rounded('ns', wait.per_step_ns)} {unit} ({share:.0f} %)"
     if len(in_steps) == 1:
-        title += f", all of it in step {in_steps[0]}"
+        title += f", late in step {in_steps[0]}"
     elif in_steps:
-        title += f", in {len(in_steps)} of {wait.steps} steps"
+        title += f", late in {len(in_steps)} of {wait.steps} steps"
     took = f"{'it takes' if len(ranks) == 1 else 'they take'} {format_rounded('ns', extra)} {unit} longer ({cause})"
     evidence = [
         f"it caused the largest wait in {wait.worst_steps} of {wait.steps} steps" if wait.steps else took
@@ -341,14 +363,21 @@ def _straggler(
         span=_span(all_waits, ranks, worst),
         hint=why.hint,
         facts=facts,
-        remedy=Remedy("links at median" if cause == "link" else "rank at median", ranks=ranks),
+        remedy=_remedy(cause, ranks, is_stage and cause == "compute"),
         names=(*why.names, *([node] if node else ())),
         why=why.title,
         most_severity="warning" if len(in_steps) == 1 else "critical",
     )
 
 
-def _moving(late: Lateness) -> Finding:
+def _remedy(cause: str, ranks: tuple[int, ...], is_stage: bool) -> Remedy:
+    """A stage gets the mean work of all: its work has to be done somewhere."""
+    if is_stage:
+        return Remedy("balanced", ranks=ranks, what="stages")
+    return Remedy("links at median" if cause == "link" else "rank at median", ranks=ranks)
+
+
+def _moving(run: Run, scope: Scope, late: Lateness) -> Finding:
     """The last rank of a step is late, but nobody is named: imbalance of the work, not a slow rank."""
     own_excess = late.own_excess
     worst = own_excess.argmax(axis=0)
@@ -358,18 +387,28 @@ def _moving(late: Lateness) -> Finding:
     per_step = float(own_excess.max(axis=0).mean())
     share = min(per_step / late.mean_step_ns, 1.0) if late.mean_step_ns else 0.0
     listed = ", ".join(map(str, names[:8])) + (", …" if len(names) > 8 else "")
+    evidence = f"no rank is named; the last ranks, step by step: {listed}; most of it is {cause}"
+    hint = "Balance the work of the ranks: batches of equal length, experts of equal load."
+    facts = [
+        Fact("cause", cause, "", "the last rank of each step"),
+        Fact("wait_per_step_ns", round(per_step), "ns", "the last rank of each step"),
+        Fact("caused_wait_pct", 100 * share, "percent", "of the step"),
+        Fact("late_ranks", len(set(names)), "count", "ranks that were the last in some step"),
+    ]
+    if follows_data(run, scope):
+        evidence += "; it follows the data: forward and backward of a micro-batch are long together"
+        hint = "Assign sequences to ranks by their length, or pack them: the work differs, not the machines."
+    if (load := expert_load(run, scope)) is not None:
+        evidence += f"; the rank with the most all_to_all bytes has {load.value:.2f}x the mean"
+        facts.append(load)
     return Finding(
         graded(per_step, late.mean_step_ns, 0.0) or "info",
         f"The work of the ranks differs from step to step: the last one is {format_rounded('ns', per_step)} "
         f"({100 * share:.0f} %) late on average",
-        f"no rank is named; the last ranks, step by step: {listed}; most of it is {cause}",
-        hint="Balance the work of the ranks: batches of equal length, experts of equal load.",
-        facts=(
-            Fact("cause", cause, "", "the last rank of each step"),
-            Fact("wait_per_step_ns", round(per_step), "ns", "the last rank of each step"),
-            Fact("caused_wait_pct", 100 * share, "percent", "of the step"),
-            Fact("late_ranks", len(set(names)), "count", "ranks that were the last in some step"),
-        ),
+        evidence,
+        hint=hint,
+        facts=tuple(facts),
+        remedy=Remedy("balanced", what="ranks") if gpu_ranks(run) else None,
     )
 
 

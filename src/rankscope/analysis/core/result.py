@@ -149,6 +149,8 @@ class NoteKind(Enum):
     IN_GRAPHS = "in graphs"
     """Why MFU is not known: kernels run in CUDA graphs."""
     NO_FINDINGS = "no findings"
+    UNEXPLAINED = "unexplained"
+    """How much of the time a replay cannot explain, and keeps."""
 
 
 class Note(str):

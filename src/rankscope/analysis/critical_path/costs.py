@@ -63,6 +63,13 @@ class _Prices:
         self.claimed.append(claim.remedy)
         self._claimed_ns = max(self.saved_ns(*self.claimed), self._claimed_ns)
 
+    def limited(self, finding: Finding) -> Finding:
+        """A finding that costs itself (the schedule's own bubble) costs no more than is left of a step."""
+        if finding.cost_ns is None:
+            return finding
+        left = max(self.savings.step_ns - self._claimed_ns, 0.0)
+        return replace(finding, alone_ns=finding.cost_ns, cost_ns=min(finding.cost_ns, round(left)))
+
     def shared_ns(self, one: _Claim, other: _Claim) -> float:
         """What both changes save, each of them alone."""
         return one.alone_ns + other.alone_ns - self.saved_ns(one.remedy, other.remedy)
@@ -82,7 +89,7 @@ def with_costs(run: Run, scope: Scope, findings: Sequence[Finding]) -> list[Find
     ]
     for reachable in (True, False):
         _claim(prices, [claim for claim in claims if claim.finding.reachable is reachable])
-    listed = [finding for finding in findings if finding.remedy is None]
+    listed = [prices.limited(finding) for finding in findings if finding.remedy is None]
     listed += [_stated(claim, also, savings.step_ns) for claim, also in _folded(prices, claims)]
     return sorted(listed, key=_order)
 

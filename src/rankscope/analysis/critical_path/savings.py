@@ -140,6 +140,8 @@ def scenario_of(run: Run, remedy: Remedy) -> Scenario:
         return scenarios.ranks_at_median(remedy.ranks, scenarios.peers_of(run, remedy.ranks))
     if remedy.change == "links at median":
         return scenarios.links_at_median(remedy.ranks, _members(run))
+    if remedy.change == "balanced" and remedy.what:
+        return scenarios.balanced(remedy.what)
     if remedy.change == "kernels faster":
         return scenarios.kernels(remedy.names, remedy.factor)
     if remedy.change == "syncs gone":

@@ -9,7 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from rankscope.analysis.across_ranks.layout import layout_of
+from rankscope.analysis.across_ranks.segments import BALANCES, Balance, Segments
 from rankscope.analysis.core.device_events import gpu_ranks
+from rankscope.analysis.core.grouping import group_medians
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.nodes import (
@@ -19,6 +21,7 @@ from rankscope.analysis.critical_path.graph.nodes import (
     Graph,
     Mask,
     MatchedCollectives,
+    follow,
 )
 from rankscope.analysis.critical_path.path import PATH_CLASSES
 from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, Work
@@ -27,7 +30,7 @@ from rankscope.collective_kinds import KINDS
 from rankscope.errors import UsageError
 from rankscope.ranges import as_ranges, rank_words
 from rankscope.records import dataclass
-from rankscope.store.arrays import count_before, number_rows, unique_values
+from rankscope.store.arrays import Floats, count_before, number_rows, unique_values
 from rankscope.timeline.run import Run
 
 _COMM = DEVICE_CLASSES.index("comm")
@@ -49,6 +52,8 @@ class Scenario:
     """The class of the breakdown that it makes shorter: it saves no more than that class takes on any rank."""
     most_ns: float = float("inf")
     """Nor more than this per step."""
+    of_segments: bool = False
+    """It changes compute segments, which only ranks with a GPU have."""
 
 
 def hide_comm() -> Scenario:
@@ -358,6 +363,100 @@ def links_at_median(ranks: Sequence[int], members: Mapping[int, Sequence[int]]) 
     )
 
 
+def balanced(
+    what: Balance, chosen: Callable[[Segments], Mask] | None = None, *, transfers: bool | None = None
+) -> Scenario:
+    """Segments as long as in a balanced run; `chosen`: only these. `transfers`: whether they change too (default: with
+    all, unless segments are chosen)."""
+    at_median = transfers if transfers is not None else what == "all" and chosen is None
+
+    def change(graph: Graph, durations: Durations) -> Durations:
+        segments, target = _targets(graph.segments(), what, chosen)
+        device = graph.device
+        computing = np.flatnonzero(device.kind == _COMPUTE)
+        launched = follow(device.launch, graph.host.time, NONE)
+        time = np.where(device.launch != NONE, launched, device.start)[computing]
+        took = durations.device.astype(float)
+        for number, rank in enumerate(graph.ranks):
+            mine = np.flatnonzero(segments.rank == rank)
+            nodes = device.rank[computing] == number
+            at = np.searchsorted(segments.launched[mine], time[nodes], side="right") - 1
+            inside = at >= 0
+            segment = mine[at[inside]]
+            factor = target[segment] / np.maximum(segments.duration_ns[segment], 1)
+            took[computing[nodes][inside]] *= factor
+        transfer = (
+            _median_transfers(graph.collectives, durations.transfer) if at_median else durations.transfer
+        )
+        return replace(durations, device=np.rint(took).astype(np.int64), transfer=transfer)
+
+    def reduced(graph: ReducedGraph, work: Work) -> Work:
+        segments, target = _targets(graph.segments(), what, chosen)
+        begins, ends = graph.end[graph.origin], graph.start[graph.to]
+        way, point = np.ones(len(graph.to)), np.ones(len(graph.rank))
+        for number, rank in enumerate(graph.ranks):
+            mine = np.flatnonzero(segments.rank == rank)
+            ways, points = (np.flatnonzero(ranks == number) for ranks in (graph.rank[graph.to], graph.rank))
+            clock = _ComputeClock(
+                segments.start[mine], segments.end[mine], segments.duration_ns[mine], target[mine]
+            )
+            way[ways] = clock.factors(begins[ways], ends[ways])
+            point[points] = clock.factors(graph.start[points], graph.end[points])
+        compute = np.rint(work.spent[_COMPUTE] * way).astype(np.int64)
+        spent = (compute if kind == _COMPUTE else time for kind, time in enumerate(work.spent))
+        own_ns = np.rint(work.own_ns * np.where(graph.kind == _COMPUTE, point, 1)).astype(np.int64)
+        transfer = _median_transfers(graph.collectives, work.transfer) if at_median else work.transfer
+        return replace(work, spent=tuple(spent), own_ns=own_ns, transfer=transfer)
+
+    means = {
+        "ranks": "the mean over the ranks of its stage",
+        "stages": "the mean over the ranks of its stage, and all stages need the same time for a micro-batch",
+        "all": "the mean over the ranks of its stage, over micro-batches and steps, and all stages need the same time; "
+        "transfers take the median of their kind and size",
+    }
+    return Scenario(
+        f"{what} balanced" if what != "all" else "everything balanced",
+        change,
+        reduced,
+        f"balanced ({what}): the compute between two communications takes {means[what]}; host and order do not change",
+        of_segments=True,
+    )
+
+
+def _targets(
+    segments: Segments, what: Balance, chosen: Callable[[Segments], Mask] | None
+) -> tuple[Segments, Floats]:
+    target = segments.balanced_ns(what)
+    return segments, np.where(chosen(segments), target, segments.duration_ns) if chosen else target
+
+
+def _median_transfers(matched: MatchedCollectives, transfer: Ints) -> Ints:
+    """Each as long as the median of those of its kind and size between as many ranks."""
+    _, alike = number_rows([matched.kind, matched.bytes, matched.members])
+    return np.rint(group_medians(alike, transfer)[alike]).astype(np.int64)
+
+
+class _ComputeClock:
+    """How much a rank has computed by a time, as recorded and with other durations of its segments."""
+
+    def __init__(self, start: Ints, end: Ints, recorded: Ints, target: Floats) -> None:
+        order = np.lexsort((end, start))
+        self._time = np.maximum.accumulate(np.stack([start[order], end[order]], axis=1).reshape(-1))
+        self._sums = [
+            np.cumsum(np.stack([np.zeros(len(order)), took[order]], axis=1).reshape(-1))
+            for took in (recorded, target)
+        ]
+
+    def factors(self, begin: Ints, end: Ints) -> Floats:
+        """By how much the compute between two times changes."""
+        if not len(self._time):
+            return np.ones(len(begin))
+        recorded, target = (
+            np.interp(end, self._time, sums) - np.interp(begin, self._time, sums) for sums in self._sums
+        )
+        return np.where(recorded > 0, target / np.where(recorded > 0, recorded, 1), 1.0)
+
+
 def _steps(graph: Graph, rank: Ints, time: Ints) -> Ints:
     """The index of the step of its rank in which each time lies; -1 before the first step."""
     host = graph.host
@@ -416,6 +515,8 @@ class Changes:
     no_gaps: bool = False
     data_ready: bool = False
     no_sync: bool = False
+    balance: str | None = None
+    """'ranks', 'stages' or 'all'."""
 
 
 def scenarios_of(run: Run, changes: Changes) -> list[Scenario]:
@@ -425,8 +526,21 @@ def scenarios_of(run: Run, changes: Changes) -> list[Scenario]:
     late = [parse_rank(text) for text in changes.ranks]
     scenarios += [rank_at_median(rank, peers_of(run, late)) for rank in late]
     scenarios += [kernel(*parse_kernel(text)) for text in changes.kernels]
+    if changes.balance is not None:
+        scenarios.append(balanced(parse_balance(changes.balance)))
     asked = ((changes.no_gaps, no_gaps), (changes.data_ready, data_ready), (changes.no_sync, syncs_gone))
     return [*scenarios, *(scenario() for wanted, scenario in asked if wanted)]
+
+
+def parse_balance(text: str) -> Balance:
+    for what in BALANCES:
+        if text == what:
+            return what
+    raise UsageError(
+        f"--balance {text} is not one of {', '.join(BALANCES)}",
+        why="It says over what the compute is balanced.",
+        hint="Write it like --balance ranks",
+    )
 
 
 def parse_rank(text: str) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Fact, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Note, NoteKind, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import Graph
@@ -27,6 +27,7 @@ from rankscope.analysis.critical_path.scenarios import (
     peers_of,
     rank_at_median,
 )
+from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
@@ -87,10 +88,28 @@ def whatif(run: Run, scope: Scope, scenarios: Sequence[Scenario] = ()) -> Result
         notes.append(
             f"a replay without changes is {format_rounded('ns', abs(off))} {word} than the recorded window"
         )
+    if round(graph.unexplained_ns):
+        notes.append(
+            Note.of(
+                NoteKind.UNEXPLAINED,
+                f"{format_rounded('ns', graph.unexplained_ns)} of {'a step' if graph.steps else 'the window'} are gaps "
+                "on the device that no launch, stream or other rank explains (mean over ranks); they were kept",
+            )
+        )
+    if any(scenario.of_segments for _, together in cases for scenario in together):
+        notes += without_segments(graph)
     title = f"{_TITLE} per step" if graph.steps else f"{_TITLE} of the window"
     return Result(
         "whatif", title, scope.window, COLUMNS, rows, tuple(_findings(rows, bool(graph.steps))), tuple(notes)
     )
+
+
+def without_segments(graph: Graph | ReducedGraph) -> list[str]:
+    """A note on ranks whose compute cannot be balanced."""
+    missing = sorted(set(graph.ranks).difference(graph.segments().rank.tolist()))
+    if not missing:
+        return []
+    return [f"{rank_words(missing)}: no compute on a GPU was recorded, so nothing was balanced there"]
 
 
 def _default_scenarios(run: Run, scope: Scope, graph: Graph | ReducedGraph) -> list[Scenario]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.analysis.across_ranks.segments import segments
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.device_events import UNKNOWN, device_events
@@ -387,6 +388,7 @@ def build_graph(run: Run, scope: Scope, rows: Collectives, matches: int) -> Grap
         ),
         steps,
         graph_notes(int((device.launch == NONE).sum()), steps),
+        lambda: segments(run, scope),
     )
 
 

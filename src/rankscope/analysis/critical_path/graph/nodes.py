@@ -12,8 +12,11 @@ the delay of an event is kept as its residual, so that a replay without changes 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from rankscope.analysis.across_ranks.segments import Segments, no_segments
 from rankscope.analysis.core.device_events import CLASSES
 from rankscope.analysis.core.intervals import Ints
 from rankscope.records import dataclass
@@ -114,6 +117,8 @@ class Graph:
     window: tuple[int, int]
     steps: tuple[int, ...]
     notes: tuple[str, ...]
+    segments: Callable[[], Segments] = no_segments
+    """The compute segments of its ranks."""
 
     def constraints(self) -> tuple[Ints, Ints, Ints]:
         """The earliest start of each device node by its launch, its stream, and the other stream."""
@@ -142,6 +147,18 @@ class Graph:
             )
         passed = host.time - follow(target, device.end, 0)
         return target, np.where(waits, passed, np.minimum(passed, self.lags.sync[host.rank]))
+
+    def residuals(self) -> Ints:
+        """How much later each device node starts than its causes explain; 0 where it has none."""
+        device = self.device
+        launch, stream, other = self.constraints()
+        caused = (device.launch != NONE) | (device.before != NONE) | (device.other != NONE)
+        return np.where(caused, device.start - np.maximum(np.maximum(launch, stream), other), 0)
+
+    @property
+    def unexplained_ns(self) -> float:
+        """These delays of a rank, per step; the mean over ranks."""
+        return float(self.residuals().sum()) / (max(len(self.ranks), 1) * max(len(self.steps), 1))
 
 
 def event_key(rank: Ints, segment: Ints, id: Ints) -> Ints:

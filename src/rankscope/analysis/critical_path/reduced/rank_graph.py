@@ -162,9 +162,7 @@ class _Walker:
     def _prepare_device(self) -> None:
         """Sums along each stream, up to the start of each of its nodes."""
         device, lags = self.graph.device, self.graph.lags
-        constraints = self.graph.constraints()
-        caused = (device.launch != NONE) | (device.before != NONE) | (device.other != NONE)
-        later = np.where(caused, device.start - np.maximum.reduce(constraints), 0)
+        later = self.graph.residuals()
         self.launch_delay, self.stream_delay, self.other_delay = (
             lag[device.rank] + later for lag in (lags.launch, lags.stream, lags.other)
         )
@@ -319,6 +317,8 @@ class RankGraph:
     syncs: tuple[str, ...]
     lost: int
     """GPU events without a launch in the file."""
+    unexplained_ns: int
+    """How much later GPU events start than their causes explain, all together."""
 
 
 @kept_per_rank("graph", RankGraph)
@@ -377,6 +377,7 @@ def _of_graph(run: Run, graph: Graph, rows: Collectives) -> dict[int, RankGraph]
         **{name: time[points] for name, time in totals.items()},
     }
     lost = np.bincount(device.rank[device.launch == NONE], minlength=len(graph.ranks))
+    unexplained = np.bincount(device.rank, weights=graph.residuals(), minlength=len(graph.ranks))
     graphs = {}
     for number, of_rank in enumerate(graph.ranks):
         mine, its_edges = slice(*firsts[number : number + 2]), slice(*edge_firsts[number : number + 2])
@@ -398,6 +399,7 @@ def _of_graph(run: Run, graph: Graph, rows: Collectives) -> dict[int, RankGraph]
             spent=spent[spends],
             syncs=tuple(graph.names[name] for name in names.tolist()),
             lost=int(lost[number]),
+            unexplained_ns=int(unexplained[number]),
         )
     return graphs
 

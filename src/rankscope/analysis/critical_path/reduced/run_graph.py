@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from rankscope.analysis.across_ranks.segments import Segments, segments
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope, step_numbers
@@ -89,6 +90,11 @@ class ReducedGraph:
     notes: tuple[str, ...]
     kernel_shares: Callable[[Callable[[str], bool]], Floats]
     """By rank: the share of compute time in kernels whose name fulfils the condition."""
+    segments: Callable[[], Segments]
+    """The compute segments of its ranks."""
+    unexplained_ns: float
+    """How much later GPU events of a rank start than their causes explain, per step; the mean over ranks and all
+    steps."""
 
     @cached_property
     def _place(self) -> list[Ints]:
@@ -224,6 +230,9 @@ def reduced_graph(run: Run, scope: Scope) -> ReducedGraph:
         steps=steps,
         notes=graph_notes(sum(part.lost for part in parts), steps),
         kernel_shares=kernel_shares,
+        segments=lambda: segments(run, scope),
+        unexplained_ns=sum(part.unexplained_ns for part in parts)
+        / (max(len(parts), 1) * max(len(step_numbers(run, whole)), 1)),
     )
 
 
