@@ -16,7 +16,7 @@ from rankscope.analysis.across_ranks.segments import BALANCES, PHASES, Segments,
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.critical_path.savings import Savings, replay_for_costs
+from rankscope.analysis.critical_path.savings import Savings, savings_of
 from rankscope.analysis.critical_path.scenarios import Scenario, balanced
 from rankscope.analysis.critical_path.whatif import without_segments
 from rankscope.store.arrays import Mask, unique_values
@@ -48,7 +48,7 @@ def imbalance(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each way to balance the run, then for each stage, the worst ranks and each kind of work."""
     notes = left_out(run, scope)
     title = "Imbalance: what uneven work costs, per step"
-    savings = replay_for_costs(run, scope)
+    savings = savings_of(run, scope)
     parts = segments(run, scope)
     if savings is None or not len(parts.rank):
         notes.append("nothing to balance: no compute on a GPU was recorded in the window")

@@ -18,7 +18,6 @@ from rankscope.analysis.critical_path.graph.nodes import (
     Graph,
     Mask,
     follow,
-    latest_end_between,
 )
 from rankscope.records import dataclass
 
@@ -119,20 +118,9 @@ class Replay:
         self._queues = _queues(graph)
 
     def _prepare_host(self, graph: Graph) -> None:
-        host, device = graph.host, graph.device
-        waits = host.target != NONE
-        is_sync = host.kind == HOST_CLASSES.index("sync")
-        target = host.target.copy()
-        quiet = np.flatnonzero(is_sync & ~waits)
-        if len(quiet) and len(device.end):
-            # These calls did not wait, but with slower kernels they would.
-            low = np.full(len(quiet), int(device.end.min()) - 1)
-            target[quiet] = latest_end_between(
-                device.rank, device.end, host.rank[quiet], low, host.time[quiet]
-            )
-        passed = host.time - follow(target, device.end, 0)
-        lag = np.where(waits, passed, np.minimum(passed, graph.lags.sync[host.rank]))
-        self._target, self._waits, self._sync_lag = target, waits.tolist(), lag.tolist()
+        host = graph.host
+        self._target, lag = graph.sync_targets()
+        self._waits, self._sync_lag = (host.target != NONE).tolist(), lag.tolist()
         # A cycle begins when it did, however long the one before takes: what lies between is not known.
         self._host_before = np.where(
             host.kind == HOST_CLASSES.index("unrecorded"), NONE, host.before

@@ -8,9 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.across_ranks.segments import BALANCES, Balance, Segments
+from rankscope.analysis.core.device_events import gpu_ranks
 from rankscope.analysis.core.grouping import group_medians
 from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.nodes import (
     DEVICE_CLASSES,
     HOST_CLASSES,
@@ -28,9 +31,11 @@ from rankscope.errors import UsageError
 from rankscope.ranges import as_ranges, rank_words
 from rankscope.records import dataclass
 from rankscope.store.arrays import Floats, count_before, number_rows, unique_values
+from rankscope.timeline.run import Run
 
 _COMM = DEVICE_CLASSES.index("comm")
 _COMPUTE = PATH_CLASSES.index("compute")
+_EXPOSED, _IDLE = "exposed_comm_ns", "idle_ns"
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,10 @@ class Scenario:
     change_reduced: Callable[[ReducedGraph, Work], Work]
     """Of the reduced graph."""
     assumption: str
+    part: str = ""
+    """The class of the breakdown that it makes shorter: it saves no more than that class takes on any rank."""
+    most_ns: float = float("inf")
+    """Nor more than this per step."""
     of_segments: bool = False
     """It changes compute segments, which only ranks with a GPU have."""
 
@@ -68,6 +77,7 @@ def hide_comm() -> Scenario:
         reduced,
         "communication hidden: a collective takes no time once its last rank has arrived; the other ranks still wait "
         "for that rank",
+        _EXPOSED,
     )
 
 
@@ -97,6 +107,7 @@ def _transfers(what: str, change: Callable[[MatchedCollectives, Ints], Ints], as
         lambda graph, durations: replace(durations, transfer=change(graph.collectives, durations.transfer)),
         lambda graph, work: replace(work, transfer=change(graph.collectives, work.transfer)),
         assumption,
+        _EXPOSED,
     )
 
 
@@ -151,6 +162,7 @@ def kernel(name: str, factor: float) -> Scenario:
         change,
         reduced,
         f"kernels with '{name}' in their name run {factor:g} times as fast, on every rank; nothing else changes",
+        "compute_ns",
     )
 
 
@@ -164,12 +176,13 @@ def kernels(names: Sequence[str], factor: float) -> Scenario:
         ),
         lambda graph, work: _less_compute(graph, work, is_named, factor),
         f"these kernels run {factor:g} times as fast, on every rank; nothing else changes",
+        "compute_ns",
     )
 
 
 def _computing(graph: Graph, named: Mask) -> Mask:
-    """The device nodes with these names that are not part of a collective."""
-    computing: Mask = named[graph.device.name] & (graph.device.kind != _COMM)
+    """The kernels with these names: copies and collectives are none."""
+    computing: Mask = named[graph.device.name] & (graph.device.kind == _COMPUTE)
     return computing
 
 
@@ -217,6 +230,7 @@ def _host_time_gone(what: str, classes: tuple[str, ...], assumption: str) -> Sce
         ),
         lambda graph, work: _without(work, [PATH_CLASSES.index(name) for name in classes]),
         assumption,
+        _IDLE,
     )
 
 
@@ -231,10 +245,12 @@ def syncs_gone(names: Sequence[str] = ()) -> Scenario:
 
     def reduced(graph: ReducedGraph, work: Work) -> Work:
         chosen = np.array([not names or call in chosen_names for call in graph.syncs] + [False], dtype=bool)
-        gone = chosen[graph.sync]
-        others = np.bincount(graph.to[~gone], minlength=len(graph.rank)) > 0
-        work = replace(work, waits=work.waits & ~(gone & others[graph.to]))
-        return work if names else _without(work, [PATH_CLASSES.index("sync")])
+        gone, on_host = chosen[graph.sync], graph.on_host[graph.origin]
+        sync = PATH_CLASSES.index("sync")
+        spent = [*work.spent]
+        spent[sync] = np.where(gone & on_host, 0, spent[sync])
+        work = replace(work, spent=tuple(spent), waits=work.waits & ~(gone & ~on_host))
+        return work if names else _without(work, [sync])
 
     which = ", ".join(names) if names else "synchronising calls"
     return Scenario(
@@ -242,11 +258,24 @@ def syncs_gone(names: Sequence[str] = ()) -> Scenario:
         change,
         reduced,
         f"no wait in {which}: the host goes on at once and reads results later",
+        _IDLE,
     )
 
 
-def rank_at_median(rank: int) -> Scenario:
-    scenario = ranks_at_median((rank,), {})
+def peers_of(run: Run, ranks: Sequence[int]) -> dict[int, list[int]]:
+    """The ranks that do the same work as each of these: pipeline stages do different work, and the work of ranks
+    without GPU events is on the host."""
+    layout, on_gpu = layout_of(run, Scope()), gpu_ranks(run)
+    work = {rank: (layout.stage(rank), rank in on_gpu) for rank in run.ranks}
+    return {
+        rank: [other for other in run.ranks if other != rank and work[other] == work[rank]]
+        for rank in ranks
+        if rank in work
+    }
+
+
+def rank_at_median(rank: int, peers: Mapping[int, Sequence[int]]) -> Scenario:
+    scenario = ranks_at_median((rank,), peers)
 
     def check(ranks: Sequence[int]) -> None:
         if rank not in ranks:
@@ -490,11 +519,12 @@ class Changes:
     """'ranks', 'stages' or 'all'."""
 
 
-def scenarios_of(changes: Changes) -> list[Scenario]:
+def scenarios_of(run: Run, changes: Changes) -> list[Scenario]:
     scenarios = [hide_comm()] if changes.hide_comm else []
     if changes.bandwidth is not None:
         scenarios.append(bandwidth(parse_factor("--bandwidth", changes.bandwidth)))
-    scenarios += [rank_at_median(parse_rank(text)) for text in changes.ranks]
+    late = [parse_rank(text) for text in changes.ranks]
+    scenarios += [rank_at_median(rank, peers_of(run, late)) for rank in late]
     scenarios += [kernel(*parse_kernel(text)) for text in changes.kernels]
     if changes.balance is not None:
         scenarios.append(balanced(parse_balance(changes.balance)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Note, NoteKind, Result
 from rankscope.analysis.core.scope import Scope
@@ -20,7 +19,14 @@ from rankscope.analysis.critical_path.savings import (
     replayed,
     waits_by_rank,
 )
-from rankscope.analysis.critical_path.scenarios import Scenario, bandwidth, hide_comm, no_gaps, rank_at_median
+from rankscope.analysis.critical_path.scenarios import (
+    Scenario,
+    bandwidth,
+    hide_comm,
+    no_gaps,
+    peers_of,
+    rank_at_median,
+)
 from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
@@ -111,9 +117,11 @@ def _default_scenarios(run: Run, scope: Scope, graph: Graph | ReducedGraph) -> l
     if len(graph.collectives.transfer):
         scenarios += [hide_comm(), bandwidth(2.0)]
     waited = waits_by_rank(run, scope, graph.ranks)
-    # Pipeline stages do different work, so their median has no meaning.
-    if waited and len(graph.ranks) > 1 and "pp" not in layout_of(run, Scope()).axes:
-        scenarios.append(rank_at_median(min(waited, key=lambda rank: waited[rank])))  # it waited least
+    if waited and len(graph.ranks) > 1:
+        least = min(waited, key=lambda rank: waited[rank])
+        peers = peers_of(run, [least])
+        if peers[least]:  # a rank alone in its pipeline stage has no median
+            scenarios.append(rank_at_median(least, peers))
     return scenarios
 
 

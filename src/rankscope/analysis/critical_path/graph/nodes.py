@@ -158,6 +158,25 @@ class Graph:
         other = follow(device.other, device.end, never) + lags.other[device.rank]
         return launch, stream, other
 
+    def sync_targets(self) -> tuple[Ints, Ints]:
+        """By host node: the device node whose end a synchronising call waits for, or NONE; and the time from that
+        end to the end of the call.
+
+        A call that did not wait has a target too, the device node that ended last before it: when the host is faster or
+        kernels are slower, it waits for that.
+        """
+        device, host = self.device, self.host
+        waits = host.target != NONE
+        target = host.target.copy()
+        quiet = np.flatnonzero((host.kind == HOST_CLASSES.index("sync")) & ~waits)
+        if len(quiet) and len(device.end):
+            low = np.full(len(quiet), int(device.end.min()) - 1)
+            target[quiet] = latest_end_between(
+                device.rank, device.end, host.rank[quiet], low, host.time[quiet]
+            )
+        passed = host.time - follow(target, device.end, 0)
+        return target, np.where(waits, passed, np.minimum(passed, self.lags.sync[host.rank]))
+
     def residuals(self) -> Ints:
         """How much later each device node starts than its causes explain; 0 where it has none."""
         device = self.device

@@ -21,9 +21,15 @@ from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope, step_numbers
 from rankscope.analysis.critical_path.graph.build import graph_notes, window_of
-from rankscope.analysis.critical_path.graph.nodes import NONE, Mask, MatchedCollectives, event_key
+from rankscope.analysis.critical_path.graph.nodes import (
+    DEVICE_CLASSES,
+    NONE,
+    Mask,
+    MatchedCollectives,
+    event_key,
+)
 from rankscope.analysis.critical_path.path import PATH_CLASSES
-from rankscope.analysis.critical_path.reduced.rank_graph import RankGraph, rank_graphs
+from rankscope.analysis.critical_path.reduced.rank_graph import COMPARED, RankGraph, rank_graphs
 from rankscope.analysis.within_rank.event_tables import compute_time
 from rankscope.collective_kinds import KINDS
 from rankscope.records import dataclass
@@ -32,8 +38,6 @@ from rankscope.store.separate_runs import SESSION_GAP_NS
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
 
-_COMPARED = tuple(map(PATH_CLASSES.index, ("compute", "copy", "host", "dataloader")))
-"""Classes in which ranks are compared: the others are waiting, or delays that a rank does not choose."""
 _MOST_PEERS = 64
 """The median is taken over so many of them, evenly chosen."""
 
@@ -67,6 +71,10 @@ class ReducedGraph:
     is_collective: Mask
     fixed: Mask
     """Stays where it is: a recording begins there, or nothing is known before it."""
+    anchor: Ints
+    """The next point at or after it, on its stream or on the host, that ranks which do the same have in common."""
+    totals: Mapping[str, Ints]
+    """By class of COMPARED and anchor: the time since the anchor before it."""
     inside: Mask
     """In the window. Other points stay where they are."""
     match: Ints
@@ -91,42 +99,56 @@ class ReducedGraph:
     steps."""
 
     @cached_property
-    def _place(self) -> tuple[Ints, Ints]:
-        """By point: what it is, and the how many-th of these in its step: the same for ranks that do the same."""
+    def _place(self) -> list[Ints]:
+        """By anchor: its step, what it is, and the how many-th of these in its step: the same for ranks that do the
+        same."""
         matched, met = self.collectives, self.match != NONE
         kind, size = np.full(len(self.rank), NONE), np.full(len(self.rank), NONE)
         kind[met], size[met] = matched.kind[self.match[met]], matched.bytes[self.match[met]]
-        _, name = number_rows([self.is_collective.astype(np.int64), self.kind, kind, size])
-        return name, count_before([self.rank, self.step, name], np.arange(len(name)))
+        at = np.flatnonzero(self.anchor == np.arange(len(self.rank)))
+        columns = (self.is_collective.astype(np.int64), self.kind, kind, size)
+        _, name = number_rows([column[at] for column in columns])
+        return [self.step[at], name, count_before([self.rank[at], self.step[at], name], at)]
+
+    @cached_property
+    def _compared(self) -> dict[str, Ints]:
+        """By way: the anchor whose time since the one before it includes the way's time in each class."""
+        host = np.flatnonzero(self.on_host)
+        following = np.arange(len(self.rank))
+        following[host[:-1]] = host[1:]
+        # A way from the host to the device leaves it after the point where it begins.
+        moment = np.where(self.on_host[self.to], self.to, following[self.origin])
+        return {name: self.anchor[self.to if name in DEVICE_CLASSES else moment] for name in COMPARED}
 
     def at_median(self, work: Work, ranks: Sequence[int], peers: Mapping[int, Sequence[int]]) -> Work:
         """The work of each of `ranks` limited to the median of its peers that are not among them, or of all others.
 
-        Ways are compared that lead between the same places, class by class.
+        Compared is the time between two anchors, by class; the ways between them become shorter by the same share.
         """
         slow = {self.ranks.index(rank) for rank in ranks if rank in self.ranks}
-        spent, own_ns = [*work.spent], work.own_ns
+        spent, own_ns = [*work.spent], work.own_ns.copy()
+        anchors = np.flatnonzero(self.anchor == np.arange(len(self.rank)))
         for who in sorted(slow):
             near = {self.ranks.index(peer) for peer in peers.get(self.ranks[who], ()) if peer in self.ranks}
             others = sorted(near - slow) or sorted(set(range(len(self.ranks))) - slow)
             if not others:
                 continue
             others = others[:: -(-len(others) // _MOST_PEERS)]
-            compared = np.isin(self.rank, [who, *others])
-            ways = np.flatnonzero(compared[self.to])
-            name, nth = self._place
-            to, origin = self.to[ways], self.origin[ways]
-            ends = [column[points] for points in (to, origin) for column in (self.step, name, nth)]
-            pair = _Compared(self.rank[to], ends, who, others)
-            for kind in _COMPARED:
+            used = np.flatnonzero(np.isin(self.rank[anchors], [who, *others]))
+            compared = _Compared(
+                self.rank[anchors[used]], [column[used] for column in self._place], who, others
+            )
+            mine = anchors[used[compared.mine]]
+            ways, points = np.flatnonzero(self.rank[self.to] == who), np.flatnonzero(self.rank == who)
+            for name in COMPARED:
+                kind = PATH_CLASSES.index(name)
+                took, usual = self.totals[name][mine], compared.median(self.totals[name][anchors[used]])
+                share = np.ones(len(self.rank))
+                share[mine] = np.where(took > usual, usual / np.maximum(took, 1), 1.0)
                 spent[kind] = spent[kind].copy()
-                mine = ways[pair.mine]
-                spent[kind][mine] = np.minimum(spent[kind][mine], pair.median(spent[kind][ways]))
-            points = np.flatnonzero(compared & np.isin(self.kind, _COMPARED) & ~self.on_host)
-            single = _Compared(self.rank[points], [self.step[points], name[points], nth[points]], who, others)
-            own_ns = own_ns.copy()
-            mine = points[single.mine]
-            own_ns[mine] = np.minimum(own_ns[mine], single.median(own_ns[points]))
+                spent[kind][ways] = np.rint(spent[kind][ways] * share[self._compared[name][ways]])
+                shorter = points[(self.kind[points] == kind) & ~self.on_host[points]]
+                own_ns[shorter] = np.rint(own_ns[shorter] * share[self.anchor[shorter]])
         return replace(work, spent=tuple(spent), own_ns=own_ns)
 
 
@@ -198,6 +220,8 @@ def reduced_graph(run: Run, scope: Scope) -> ReducedGraph:
         on_host=points["on_host"].astype(bool),
         is_collective=points["slice"] != NONE,
         fixed=fixed,
+        anchor=_joined(parts, "anchor") + np.repeat(first[:-1], sizes),
+        totals={name: _joined(parts, name) for name in COMPARED},
         inside=inside,
         match=match,
         to=to[used],
