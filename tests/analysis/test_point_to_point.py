@@ -26,7 +26,9 @@ pytestmark = pytest.mark.slow
 
 JOBS = {
     "1f1b batched": Job(stages=4, data=1, schedule="1f1b", p2p="batched", micro_batches=4, steps=2, layers=2),
-    "1f1b separate": Job(stages=4, data=1, schedule="1f1b", micro_batches=4, steps=2, layers=2),
+    "1f1b separate": Job(
+        stages=4, data=1, schedule="1f1b", micro_batches=4, steps=2, layers=2, offset_ns=5_000_000
+    ),
     "interleaved": Job(
         stages=2, data=1, schedule="interleaved", chunks=2, p2p="batched", micro_batches=4, steps=2, layers=2
     ),
@@ -169,3 +171,16 @@ def test_a_slow_rank_is_charged_with_its_own_excess(tmp_path: Path) -> None:
     row = next(row for row in result.rows if row["rank"] == 2)
     waiting = facts["waiting_ranks"] * facts["steps"]
     assert row["caused_wait_ns"] == pytest.approx(facts["wait_per_step_ns"] * waiting, rel=0.001)
+
+
+def test_messages_align_the_clocks_of_stages_that_share_no_collective(tmp_path: Path) -> None:
+    offset = 40_000_000
+    job = Job(stages=3, data=1, schedule="1f1b", micro_batches=4, steps=2, layers=1, offset_ns=offset)
+    write_traces(job, simulate(job), tmp_path)
+    run = Run(ingest([tmp_path]))
+    assert [clock.method for clock in run.clocks.ranks] == ["reference", "collectives", "collectives"]
+    planted_offsets = [clock.offset_ns - job.clocks[0].offset_ns for clock in job.clocks]
+    assert max(map(abs, planted_offsets)) == offset
+    for clock, ahead in zip(run.clocks.ranks, planted_offsets, strict=True):
+        assert clock.offset_ns == pytest.approx(ahead, abs=3 * job.leave_ns)
+    assert waits(run).wait.min() >= 0
