@@ -102,7 +102,11 @@ def _layers(host: Host, single: Pass, needed: list[Work], gradients: list[Work])
             if job.expert_ns and not forward:
                 needed = _experts(host, single, number, needed)
             pass_ns = round(length * job.forward_ns) * (1 if forward else 2)
-            needed = [host.play(phase, needed, blocks=job.kernels, ns=pass_ns // job.kernels)]
+            needed = [
+                host.play(
+                    phase, needed, blocks=job.kernels, ns=pass_ns // job.kernels, on_autograd=not forward
+                )
+            ]
             if job.expert_ns and forward:
                 needed = _experts(host, single, number, needed)
             if host.faults.short_kernels:
@@ -136,7 +140,8 @@ def _experts(host: Host, single: Pass, layer: int, needed: list[Work]) -> list[W
     label = f"experts {phase} {layer} {batch} {chunk}"
     needed = host.collective("all_to_all", "dp", label, needed) or needed
     pass_ns = job.expert_ns * (1 if phase == "forward" else 2)
-    return [host.play("expert", needed, ns=round(pass_ns * job.routed(stage, host.step)[data]))]
+    took = round(pass_ns * job.routed(stage, host.step)[data])
+    return [host.play("expert", needed, ns=took, on_autograd=phase == "backward")]
 
 
 def _allocate(host: Host, change: int) -> None:
