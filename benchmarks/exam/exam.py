@@ -31,7 +31,6 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
-from rankscope.analysis.critical_path.savings import replayed, scenario_of
 from rankscope.analysis.findings import collect
 from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.host import usable_cores
@@ -42,7 +41,6 @@ from rankscope.timeline.run import Run
 PROCESSES = usable_cores()
 _BLAMING = ("stragglers", "bubbles", "imbalance")
 """Reports whose findings name ranks because these are late."""
-_OF_LIMITS = ("overlap", "collectives", "critical", "bubbles", "phases", "roofline", "syncs")
 
 
 def answer(case: Case, folder: Path) -> Answer:
@@ -85,27 +83,21 @@ def judged(truth: Answer, folder: Path) -> Answer:
         severity=late.severity if late else "",
         cause=_cause(late),
         said_ns=priced.cost_ns if priced else None,
-        alone_ns=_alone_ns(run, priced),
+        alone_ns=priced.alone_ns if priced else None,
         first_report=first.report if first else "",
         first_ranks=first.ranks if first else (),
         alarms=tuple(
             finding.title
             for finding in findings
-            if finding.severity in ("warning", "critical") and _is_reachable(finding)
+            if finding.severity in ("warning", "critical") and finding.reachable
         ),
         title=priced.title if priced else "",
         said_balance=_balance(run) if truth.balance else {},
     )
 
 
-def _is_reachable(finding: Finding) -> bool:
-    return bool(getattr(finding, "reachable", finding.report not in _OF_LIMITS))
-
-
 def _balance(run: Run) -> dict[str, float]:
     """T and the balanced times by the report `imbalance`, with the keys of the truth."""
-    if "imbalance" not in REPORTS:
-        return {}
     rows = [row for row in REPORTS["imbalance"].analyse(run, Scope(), None).rows if row["scope"] == "run"]
     said = {f"{row['key']}_ns": row["balanced_ns"] for row in rows}
     for row in rows:
@@ -113,17 +105,6 @@ def _balance(run: Run) -> dict[str, float]:
         if row["key"] == "all":
             said["slowdown"] = row["slowdown"]
     return said
-
-
-def _alone_ns(run: Run, finding: Finding | None) -> int | None:
-    """What whatif says would be saved without the fault. The finding itself states what is left of it after the
-    findings above, which may have claimed the same time."""
-    if hasattr(finding, "alone_ns"):
-        return finding.alone_ns  # type: ignore[union-attr]
-    played = replayed(run, Scope().in_run(run)) if finding and finding.remedy else None
-    if played is None or finding is None or finding.remedy is None:
-        return None
-    return round(played.saved_ns([scenario_of(run, finding.remedy)]))
 
 
 def _cause(finding: Finding | None) -> str:

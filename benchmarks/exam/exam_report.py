@@ -103,9 +103,7 @@ Healthy runs with a false alarm: {sum(bool(one.alarms or one.named) for one in c
             for one in wrong
         ]
     else:
-        parts.append(
-            f"No answer to an effect of {FROM_PCT:g} % or more, and none to a healthy run, of the tuned cases.\n"
-        )
+        parts.append(f"No tuned case with an effect of {FROM_PCT:g} % or more, and no healthy one.\n")
     return "".join(parts)
 
 
