@@ -39,7 +39,7 @@ def ask(folder: Path) -> dict[str, float]:
     built = time.process_time()
     path = critical(run, Scope())
     walked = time.process_time()
-    predicted = whatif(run, Scope(), [rank_at_median(LATE_RANK)])
+    predicted = whatif(run, Scope(), [rank_at_median(LATE_RANK, {})])
     played = time.process_time()
     assert sum(row["ns"] for row in path.rows) == graph.window[1] - graph.window[0]
     assert not any("played unchanged" in note for note in predicted.notes), predicted.notes

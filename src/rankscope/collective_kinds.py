@@ -31,6 +31,8 @@ TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier
 """Kinds that no rank can leave before the last rank has entered: all ranks leave at the same time."""
 
 POINT_TO_POINT = ("send", "recv")
+BATCHED = "sendrecv"
+"""The kind of a kernel with several sends and receives (batch_isend_irecv)."""
 
 _COMPILED = tuple((kind, re.compile(pattern)) for kind, pattern in KIND_PATTERNS)
 
@@ -49,3 +51,15 @@ def bus_factor(kind: str, ranks: int) -> float | None:
     if kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
         return (ranks - 1) / ranks
     return 1.0 if kind in ("broadcast", "reduce", "send", "recv", "sendrecv") else None
+
+
+_ELEMENT_BYTES = {
+    "float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4, "float16": 2,
+    "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "bytes": 1,
+}  # fmt: skip
+"""NCCL's own files have sizes in bytes, without a type."""
+
+
+def element_bytes(dtype: str | None) -> int:
+    """The size of an element; 0 if unknown."""
+    return 1 if (dtype or "").startswith("float8") else _ELEMENT_BYTES.get(dtype or "", 0)

@@ -366,7 +366,12 @@ COLLECTIVES = Table(
         Field("out_elements", "BIGINT", "elements this rank receives"),
         Field("in_splits", "VARCHAR", "all_to_all with uneven splits: elements sent to each rank"),
         Field("out_splits", "VARCHAR", "all_to_all with uneven splits: elements received from each rank"),
-        Field("peer", "INTEGER", "send and recv: the other rank"),
+        Field("peer", "INTEGER", "send, recv and a batch with a single peer: the other rank"),
+        Field(
+            "members",
+            "VARCHAR",
+            'a kernel of batch_isend_irecv: its messages as JSON, ["send" or "recv", peer, group, bytes] each',
+        ),
     ),
 )
 

@@ -73,7 +73,7 @@ def test_imbalance_that_moves_names_no_rank(tmp_path: Path) -> None:
     job = Job(data=4, steps=8, seed=5, faults=(Fault("moving", (0, 1, 2, 3), 2_000_000),))
     finding = ask(job, tmp_path)
     assert (finding.severity, finding.ranks) == ("info", ())
-    assert finding.title.startswith("The slowest rank moves")
+    assert finding.title.startswith("The work of the ranks differs from step to step")
 
 
 def test_the_rank_in_front_of_a_pipeline_is_blamed(tmp_path: Path) -> None:

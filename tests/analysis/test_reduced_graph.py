@@ -94,7 +94,7 @@ def test_a_late_rank_costs_what_was_planted(run: Run) -> None:
     scope = Scope().in_run(run)
     events, reduced = replayed(run, scope), reduced_replay(run, scope)
     assert events is not None and reduced is not None
-    change = [scenarios.rank_at_median(2)]
+    change = [scenarios.rank_at_median(2, {})]
     assert reduced.saved_ns(change) == pytest.approx(LATE_NS, rel=0.01)
     # The graph of events compares kernel by kernel, the reduced one what lies between two points.
     assert reduced.saved_ns(change) == pytest.approx(events.saved_ns(change), rel=0.03)
@@ -135,11 +135,10 @@ def test_predictions_and_costs_of_a_large_run(run: Run, monkeypatch: pytest.Monk
     small = whatif(run, scope, [scenarios.hide_comm()])
     late = Finding("info", "late", "", ranks=(2,), remedy=Remedy("rank at median", ranks=(2,)))
     monkeypatch.setattr(savings, "MOST_GRAPH_EVENTS", 1)
-    monkeypatch.setattr(savings, "MOST_EVENTS", 1)
     monkeypatch.setattr(rollups, "_LEAST_RANKS", 1)
     large = whatif(run, scope, [scenarios.hide_comm()])
     assert large.rows == small.rows and savings.REDUCED in large.notes
-    (priced,) = with_costs(run, scope, [late], lambda found: 0)
+    (priced,) = with_costs(run, scope, [late])
     assert priced.cost_ns == pytest.approx(LATE_NS, rel=0.01)
 
 

@@ -51,8 +51,11 @@ def test_a_planted_straggler_comes_back_with_its_cause(cause: str, names: str, t
     result = ask(run)
     rows = {row["rank"]: row for row in result.rows}
     for expected in truth["stragglers"]:
-        for name in ("last_count", "caused_wait_ns", "own_wait_ns"):
+        for name in ("last_count", "own_wait_ns"):
             assert rows[expected["rank"]][name] == expected[name], (expected["rank"], name)
+        # A rank is charged with at most its excess over its peers.
+        assert rows[expected["rank"]]["caused_wait_ns"] <= expected["caused_wait_ns"]
+    assert rows[2]["caused_wait_ns"] == pytest.approx(truth["straggler"]["caused_wait_ns"], rel=0.01)
     assert rows[2]["cause"] == cause
     assert rows[2][f"{cause}_ns"] == pytest.approx(4 * 5_000_000, rel=0.15)
     (finding,) = result.findings
@@ -82,7 +85,7 @@ def test_from_two_ranks_to_many(ranks: int, tmp_path: Path) -> None:
     result = ask(run)
     top = result.rows[0]
     assert (top["rank"], top["cause"]) == (1, "host")
-    assert top["caused_wait_ns"] == truth["stragglers"][1]["caused_wait_ns"]
+    assert top["caused_wait_ns"] == pytest.approx(truth["stragglers"][1]["caused_wait_ns"], rel=0.01)
     assert result.findings[0].severity == "critical"
     assert f"made {ranks - 1} other" in result.findings[0].title
 
@@ -104,8 +107,9 @@ def test_blame_goes_back_through_a_chain_of_waiting(tmp_path: Path) -> None:
     rows = {row["rank"]: row for row in result.rows}
     assert rows[3]["cause"] == "waiting"
     assert rows[3]["caused_wait_ns"] < 0.2 * direct[3]
-    assert rows[2]["caused_wait_ns"] > direct[2] + 0.8 * direct[3]
-    assert sum(row["caused_wait_ns"] for row in result.rows) == sum(direct.values())
+    # Of the waits that go back to rank 2, each counts as long as it is slower than its peers: 5 ms in each step.
+    assert rows[2]["caused_wait_ns"] == pytest.approx(3 * 4 * 5_000_000, rel=0.02)
+    assert sum(row["caused_wait_ns"] for row in result.rows) <= sum(direct.values())
     (finding,) = result.findings
     assert finding.ranks == (2,) and finding.severity == "critical"
     assert "made 3 others wait" in finding.title
@@ -124,7 +128,8 @@ def test_missing_sequence_numbers(tmp_path: Path) -> None:
     rows = {row["rank"]: row for row in ask(run).rows}
     assert run.collectives.unmatched == ()
     for expected in truth["stragglers"]:
-        assert rows[expected["rank"]]["caused_wait_ns"] == expected["caused_wait_ns"]
+        waited = expected["caused_wait_ns"]
+        assert rows[expected["rank"]]["caused_wait_ns"] == pytest.approx(waited, rel=0.01, abs=50_000)
 
 
 @pytest.mark.slow
@@ -222,7 +227,8 @@ def check_window(run: Run, truth: Any) -> None:
     inside = [c for c in truth["collectives"] if c["step"] in (3, 4) and c["last_rank"] == 2]
     row = ask(run, Scope(steps=(3, 4))).rows[0]
     assert row["last_count"] == len(inside)
-    assert row["caused_wait_ns"] == sum(sum(c["wait_ns"]) for c in inside)
+    waited = sum(sum(c["wait_ns"]) for c in inside)
+    assert row["caused_wait_ns"] == pytest.approx(waited, rel=0.01, abs=50_000)
 
 
 @pytest.mark.slow
@@ -235,7 +241,7 @@ def test_the_real_straggler(open_real: Callable[[Path], Run]) -> None:
     (finding,) = result.findings
     assert finding.severity == "critical"
     assert finding.title == (
-        "Rank 2 made 3 others wait 11.3 ms per step (65 %); slow_extra runs 12.8 ms on its GPU"
+        "Rank 2 made 3 others wait 11.2 ms per step (65 %); slow_extra runs 12.8 ms on its GPU"
     )
     for step in range(2, 8):
         part = ask(run, Scope(steps=(step, step))).rows[0]

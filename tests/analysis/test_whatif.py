@@ -93,7 +93,7 @@ def predicted(run: Run, *asked: scenarios.Scenario) -> int:
 def test_without_the_straggler(make: Make, cause: str) -> None:
     slow = make(straggler=Straggler(2, cause, 3_000_000))
     assert step_ns(slow) > step_ns(make()) + 2_000_000
-    assert predicted(slow, scenarios.rank_at_median(2)) == step_ns(make())
+    assert predicted(slow, scenarios.rank_at_median(2, {})) == step_ns(make())
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_communication_hidden_and_a_faster_bus(make: Make) -> None:
 @pytest.mark.slow
 def test_two_changes_together(make: Make) -> None:
     both = make(straggler=Straggler(2, "compute", 3_000_000), bus_gb_s=50.0)
-    result = whatif(both, Scope(), [scenarios.rank_at_median(2), scenarios.bandwidth(6.0)])
+    result = whatif(both, Scope(), [scenarios.rank_at_median(2, {}), scenarios.bandwidth(6.0)])
     assert [row["what"] for row in result.rows] == [
         "rank 2 at the median",
         "bandwidth x6",
@@ -147,7 +147,7 @@ def test_with_jitter_clocks_and_a_missing_rank(tmp_path: Path) -> None:
     )
     write(Plan(**plan), tmp_path / "fast")
     slow, fast = (Run(ingest([tmp_path / name])) for name in ("slow", "fast"))
-    found = whatif(slow, Scope(), [scenarios.rank_at_median(2)]).rows[0]
+    found = whatif(slow, Scope(), [scenarios.rank_at_median(2, {})]).rows[0]
     true = step_ns(fast)
     assert found["predicted_ns"] == pytest.approx(true, rel=0.04)
 
@@ -177,9 +177,9 @@ def test_bad_input(tmp_path: Path, make: Make, capsys: pytest.CaptureFixture[str
     with pytest.raises(UsageError, match="no kernel has 'softmaxx'"):
         predicted(make(), scenarios.kernel("softmaxx", 2.0))
     with pytest.raises(UsageError, match="rank 9 is not in this run"):
-        predicted(make(), scenarios.rank_at_median(9))
+        predicted(make(), scenarios.rank_at_median(9, {}))
     with pytest.raises(UsageError, match="one rank alone has no median"):
-        predicted(lone, scenarios.rank_at_median(0))
+        predicted(lone, scenarios.rank_at_median(0, {}))
     for words, message in (
         (["--rank", "2=fast"], "--rank 2=fast is not R=median"),
         (["--kernel", "gelu"], "--kernel gelu is not NAME=FACTOR"),

@@ -8,7 +8,7 @@ import numpy as np
 
 from rankscope.store.arrays import Ints
 from rankscope.store.derived import COLLECTIVES, path_of
-from rankscope.timeline.collectives.entries import Collectives, Unmatched
+from rankscope.timeline.collectives.entries import Collectives, Message, Unmatched
 from rankscope.timeline.collectives.groups import Group
 from rankscope.timeline.collectives.loading import keep_collectives, kept_collectives
 
@@ -24,6 +24,8 @@ def made(count: int) -> Collectives:
         dtype=column(1), bytes=column(1 << 33), seq=column(1 << 17), step=column(6), start=column(1 << 60),
         end=column(1 << 60), on_device=column(1).astype(bool), call=column(99), call_start=column(1 << 60),
         peer=column(3), in_elements=column(1 << 20), out_elements=column(1 << 20), match=column(count),
+        batch=column(2), sends=column(count)[:50], recvs=column(count)[:50],
+        batches=((Message(True, 1, "0"), Message(False, -1, "?")), ()),
         groups=(Group("0", "default_pg", (0, 1, 2), 3), Group("?")), dtypes=("bfloat16",),
         unmatched=(Unmatched("their process group has one rank", 2, (0, 1)),),
     )  # fmt: skip

@@ -164,7 +164,7 @@ def _small_finding(finding: Mapping[str, Any], names: list[str], number: int) ->
         "ranks_text": shorten_middle(as_ranges(sorted(finding["ranks"])), LONGEST_NAME)
         if finding["ranks"]
         else "",
-        "cost_ns": finding["cost_ns"],
+        **{key: finding[key] for key in ("cost_ns", "alone_ns", "reachable")},
         "facts": facts,
         "commands": finding["commands"],
         "link": finding["link"],

@@ -16,6 +16,7 @@ from rankscope.agents.parameters import Parameter, checked_arguments
 from rankscope.agents.small_answers import refused, small_answer
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.collectives import one_collective, worst_collectives
+from rankscope.analysis.across_ranks.segments import BALANCES
 from rankscope.analysis.core.report import Report
 from rankscope.analysis.core.result import Column, Result, query_result
 from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
@@ -172,8 +173,9 @@ def _whatif(tools: Tools, given: Mapping[str, Any]) -> Answer:
         no_gaps=given.get("no_gaps", False),
         data_ready=given.get("data_ready", False),
         no_sync=given.get("no_sync", False),
+        balance=given.get("balance"),
     )
-    return _small(given, opened, whatif(opened.run, _scope(given, opened), scenarios_of(changes)))
+    return _small(given, opened, whatif(opened.run, _scope(given, opened), scenarios_of(opened.run, changes)))
 
 
 def _query(tools: Tools, given: Mapping[str, Any]) -> Answer:
@@ -345,6 +347,12 @@ TOOLS = {
                 Parameter("no_gaps", "boolean", "the host and its data are always ready"),
                 Parameter("data_ready", "boolean", "no step waits for its batch"),
                 Parameter("no_sync", "boolean", "synchronising calls do not wait"),
+                Parameter(
+                    "balance",
+                    "string",
+                    "compute spread evenly over the ranks of a stage; also over stages; also over micro-batches",
+                    choices=BALANCES,
+                ),
                 _STEPS,
             ),
             _whatif,

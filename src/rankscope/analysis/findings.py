@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.report import Report
-from rankscope.analysis.core.result import SEVERITIES, Column, Finding, Note, NoteKind, Result, Unit
+from rankscope.analysis.core.result import Column, Finding, Note, NoteKind, Result, Unit
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.costs import with_costs
 from rankscope.analysis.questions import QUESTIONS
@@ -20,8 +20,11 @@ _COLUMNS: tuple[tuple[str, Unit, str], ...] = (
     (
         "cost_ns",
         "ns",
-        "what would be saved per step (without steps: in the window) if it were gone; null: not known",
+        "what would be saved per step (without steps: in the window) if it were gone, in addition to the findings "
+        "that claim before it; null: not known",
     ),
+    ("alone_ns", "ns", "the same without other findings: what whatif says"),
+    ("reachable", "", "other ranks, steps or stages of this run do better; else the cost is a limit"),
     ("report", "", "where the table behind it is"),
     ("title", "", "the finding"),
     ("evidence", "", "what it rests on"),
@@ -33,15 +36,8 @@ _COLUMNS: tuple[tuple[str, Unit, str], ...] = (
 COLUMNS = tuple(Column(name, unit, text, for_machines=True) for name, unit, text in _COLUMNS)
 
 
-_DEFECTS = ("warning", "critical")
-
-
 def collect(run: Run, scope: Scope) -> tuple[Finding, ...]:
-    """Runs every report that can have findings; 'ok' is left out.
-
-    The order everywhere: stragglers of warning or above, then by severity, then by cost. A straggler comes first
-    because it explains others: the time its peers wait for it is their exposed communication.
-    """
+    """The findings of all reports, with their costs, in the order in which they are listed; 'ok' is left out."""
     return _collect(run, scope.in_run(run))
 
 
@@ -54,26 +50,27 @@ def _collect(run: Run, scope: Scope) -> tuple[Finding, ...]:
         for finding in report.analyse(run, scope, None).findings
         if finding.severity != "ok"
     ]
-    return tuple(with_costs(run, scope, findings, _precedence))
-
-
-def _precedence(finding: Finding) -> int:
-    if finding.report == "stragglers" and finding.severity in _DEFECTS:
-        return -len(SEVERITIES)
-    return -SEVERITIES.index(finding.severity)
+    return tuple(with_costs(run, scope, findings))
 
 
 def of_one_report(report: Report) -> Report:
-    """The report with the costs of its findings."""
+    """The report with its findings as they are among all findings of the run."""
 
     def analysed(run: Run, scope: Scope, by: str | None) -> Result:
-        result = report.analyse(run, scope, by)
-        if not any(finding.remedy for finding in result.findings):
-            return result
-        priced = with_costs(run, scope.in_run(run), result.findings, _precedence)
-        return replace(result, findings=tuple(priced))
+        return with_listed_findings(run, scope, report.analyse(run, scope, by))
 
     return replace(report, analyse=analysed)
+
+
+def with_listed_findings(run: Run, scope: Scope, result: Result) -> Result:
+    """Costs and severities are those of the whole collection; what is evidence of another finding is not listed."""
+    if not any(finding.remedy for finding in result.findings):
+        return result
+    listed = [finding for finding in collect(run, scope) if finding.report == result.name]
+    notes = result.notes
+    if len(listed) < sum(finding.severity != "ok" for finding in result.findings):
+        notes += ("left out: a finding that is evidence of another one (-r findings)",)
+    return replace(result, findings=tuple(listed), notes=notes)
 
 
 def asked() -> list[str]:
@@ -88,6 +85,8 @@ def findings(run: Run, scope: Scope, by: str | None = None) -> Result:
         {
             "severity": finding.severity,
             "cost_ns": finding.cost_ns,
+            "alone_ns": finding.alone_ns,
+            "reachable": finding.reachable,
             "report": finding.report,
             "title": finding.title,
             "evidence": finding.evidence,

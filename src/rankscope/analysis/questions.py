@@ -13,6 +13,7 @@ from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.report import Analyse, Report
 from rankscope.analysis.core.result import Finding, Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.critical_path.imbalance import imbalance
 from rankscope.analysis.critical_path.report import critical
 from rankscope.analysis.efficiency.mfu import mfu
 from rankscope.analysis.efficiency.ncu import ncu
@@ -43,7 +44,9 @@ TOPICS = {
         "breakdown", "steps", "overlap", "idle", "gaps", "phases", "launches", "short_kernels", "syncs",
         "dataloader", "families", "kernels", "ops", "runtime_api", "memcpy", "annotations",
     ),
-    "Across ranks": ("stragglers", "collectives", "nccl", "critical", "bubbles", "clocks", "layout", "groups"),
+    "Across ranks": (
+        "stragglers", "collectives", "nccl", "critical", "imbalance", "bubbles", "clocks", "layout", "groups",
+    ),
     "Efficiency": ("mfu", "roofline", "ncu", "gpu"),
     "Memory": ("memory", "allocators", "fragmentation"),
     "Health": ("overhead", "telemetry", "hang", "flight_recorder"),
@@ -149,6 +152,7 @@ QUESTIONS = {
         Report("layout", "Which rank has which place: pipeline, data, tensor, expert?", layout, ("rank",)),
         Report("groups", "Which process groups exist, and what are they used for?", groups),
         Report("critical", "What is on the critical path through all ranks?", critical, finds=True),
+        Report("imbalance", "What does uneven work cost, and whose share is it?", imbalance),
         Report("bubbles", "How long are pipeline stages idle?", bubbles, ("rank",), finds=True),
         Report(
             "fragmentation",

@@ -17,6 +17,8 @@ examples:
   rankscope whatif RUN
   rankscope whatif RUN --hide-comm
   rankscope whatif RUN --rank 2=median --kernel gelu=2x
+  rankscope whatif RUN --balance ranks
+      what uneven ranks cost: T - T_balanced (-r imbalance shows whose share it is)
   rankscope whatif RUN --bandwidth 2x --steps 3:5 --format json
 """
 _CHANGES = """\
@@ -24,6 +26,8 @@ _CHANGES = """\
 --bandwidth 2x  transfers are this many times as fast; latency stays
 --rank R=median ...  rank R computes, copies and launches as fast as the median rank (may be repeated)
 --kernel NAME=2x ...  kernels with NAME in their name are this many times as fast (may be repeated)
+--balance {ranks,stages,all}  compute is spread evenly: ranks: over the ranks of a stage;
+    stages: also over the stages; all: also over micro-batches and steps, with transfers at their median
 --no-gaps  the host and its data are always ready
 --data-ready  no step waits for its batch
 --no-sync  synchronising calls do not wait
@@ -52,8 +56,9 @@ def main(args: argparse.Namespace) -> int:
         no_gaps=args.no_gaps,
         data_ready=args.data_ready,
         no_sync=args.no_sync,
+        balance=args.balance,
     )
-    scenarios = scenarios_of(changes)
-    result = whatif(*common.open_part(args), scenarios)
+    run, scope = common.open_part(args)
+    result = whatif(run, scope, scenarios_of(run, changes))
     common.show_results(result, args.format, common.question_of(args))
     return 0

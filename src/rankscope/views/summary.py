@@ -62,7 +62,8 @@ def screen(content: Screen, width: int, color: bool) -> str:
 def _findings(content: Screen, each: str, width: int, color: bool) -> list[str]:
     lines: list[str] = []
     for number, finding in enumerate(content.findings[:_MOST_FINDINGS], 1):
-        cost = f", {format_ns(finding.cost_ns, 1)} {each}" if finding.cost_ns else ""
+        up_to = "" if finding.reachable else "up to "
+        cost = f", {up_to}{format_ns(finding.cost_ns, 1)} {each}" if finding.cost_ns else ""
         word = f"{number}. {finding.severity}"
         text = hang(f"{word}{cost}: ", clean(finding.title), width)
         if len(text) > 1:  # indenting by the length of the first words would leave too little room

@@ -1,29 +1,46 @@
-"""Pipeline bubbles: how long each stage is not busy in a step, and in which part of the step."""
+"""Pipeline bubbles: how long each stage is idle while another one computes, and why.
+
+A bubble is split by replays of the schedule that is in the trace, without any transfer: with the same time for all
+stages (what the schedule has by design), with the median of each stage (unequal stages) and with the median of each
+rank (a slow rank). The rest is transfer and jitter.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.layout import layout_of
-from rankscope.analysis.core.device_events import COMM, device_events, gpu_ranks
+from rankscope.analysis.across_ranks.layout import Layout, layout_of
+from rankscope.analysis.across_ranks.schedule import (
+    MODELS,
+    Passes,
+    Schedule,
+    layers_of,
+    passes_of,
+    schedule_of,
+)
+from rankscope.analysis.across_ranks.segments import FORWARD, rank_segments, segments
+from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.grouping import split_by_rank
-from rankscope.analysis.core.intervals import Axis, Intervals, Ints, join, subtract, union
+from rankscope.analysis.core.intervals import Intervals, Ints, covered, intersect, join, subtract, union
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Fact, Finding, Result, Severity
-from rankscope.analysis.core.rollups import kept_per_rank
-from rankscope.analysis.core.run_steps import NO_STEP
+from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.severity import graded
+from rankscope.analysis.core.step_times import mean_step_ns, median_of, windows
 from rankscope.records import dataclass
-from rankscope.sql import sql_text
-from rankscope.store.arrays import Mask
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
-_PARTS = ("busy", "p2p", "fill", "drain", "gap")
-_POINT_TO_POINT = ("send", "recv", "sendrecv")
-_WARNING_PCT, _CRITICAL_PCT = 20.0, 40.0
+_PARTS = (*(f"{name}_ns" for name in MODELS), "rest_ns")
+_LEAST = 0.01
+"""A part of the bubble under this share of a step is not reported."""
+_UNEQUAL = 1.05
+"""A stage is unequal that needs so many times as long as the mean stage; so for a rank and the others of its stage."""
+_WORK_MOVED = 0.1
+"""What is moved where the layers of a stage cannot be counted."""
 
 
 def bubbles(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -31,177 +48,238 @@ def bubbles(run: Run, scope: Scope, by: str | None = None) -> Result:
     columns = _columns(by)
     layout = layout_of(run, Scope())
     notes = [*left_out(run, scope), *layout.notes]
-    why, measured = "no pipeline-parallel process group was recognised, so there are no stages to compare", {}
-    if "pp" in layout.axes:
-        why, measured = (
-            "no GPU events in the window; ProfilerActivity.CUDA records them",
-            _measure(run, scope),
+    title = "Pipeline bubbles, per step"
+    records = rank_segments(run, scope) if "pp" in layout.axes else {}
+    if not records:
+        notes.append(
+            "no GPU events in the window; ProfilerActivity.CUDA records them"
+            if "pp" in layout.axes
+            else "no pipeline-parallel process group was recognised, so there are no stages to compare"
         )
-    if not measured:
-        notes.append(why)
-        return Result("bubbles", "Pipeline bubbles", scope.window, columns, [], notes=tuple(notes))
-    if any(step == NO_STEP for _, step in measured):
+        return Result("bubbles", title, scope.window, columns, [], notes=tuple(notes))
+    if scope.steps is None:
         notes.append("no steps: the whole window counts as one step (call profiler.step() in the loop)")
-    rows = _rows(measured, {rank: layout.stage(rank) for rank, _ in measured}, by)
-    findings, title = tuple(_findings(rows, by)), "Pipeline bubbles, per step"
+    activity = _activities(run, scope)
+    measured = _measure(run, scope, layout, activity)
+    exposed = {rank: subtract(each.waiting, each.compute) for rank, each in activity.items()}
+    passes = passes_of(segments(run, scope), exposed)
+    schedule = schedule_of(passes, layout) if passes else None
+    models = schedule.bubbles() if schedule else {}
+    if not models:
+        notes.append(
+            "the parts of the bubbles are not known: forward and backward passes are not recorded on all stages "
+            "(ProfilerActivity.CPU records autograd, which tells them apart)"
+        )
+    rows = _rows(measured, models, {rank: layout.stage(rank) for rank in measured}, by)
+    findings: tuple[Finding, ...] = ()
+    if schedule and models:
+        calls = {rank: record.forward_calls for rank, record in records.items()}
+        findings = tuple(_findings(rows, schedule, calls, mean_step_ns(run, scope)))
     return Result("bubbles", title, scope.window, columns, rows, findings, tuple(notes))
 
 
 def _columns(by: str | None) -> tuple[Column, ...]:
     return (
         Column("stage"),
-        *((Column("rank"),) if by == "rank" else (Column("ranks", "count"),)),
-        Column("window_ns", "ns", "length of a step, from the first to the last GPU event of the pipeline"),
+        *((Column("rank"),) if by == "rank" else ()),
+        Column("bubble_ns", "ns", "idle and waiting in send and recv while another stage computes"),
+        Column("schedule_ns", "ns", "part of the bubble that the schedule has by design, with equal stages"),
+        Column("stages_ns", "ns", "part that unequal stages add"),
+        Column("rank_ns", "ns", "part that ranks add which are slower than others of their stage"),
+        Column("rest_ns", "ns", "what is left: transfer and jitter"),
+        Column("bubble_pct", "percent", "share of the bubble in the step"),
+        *((Column("ranks", "count"),) if by != "rank" else ()),
+        Column("window_ns", "ns", "length of a step"),
         Column("busy_ns", "ns", "time in compute, copies and collectives other than send and recv"),
-        Column(
-            "p2p_ns",
-            "ns",
-            "time in which only a send or recv runs, including the wait for the other stage",
-            title="P2P",
-        ),
-        Column("fill_ns", "ns", "time before the first GPU event of the rank"),
-        Column("drain_ns", "ns", "time after the last GPU event of the rank"),
-        Column("gap_ns", "ns", "time between these events in which nothing runs"),
-        Column("bubble_pct", "percent", "share of the window that is not busy"),
     )
 
 
 @dataclass(frozen=True)
-class RankParts:
-    """One entry for each step of a rank with GPU events, and one for those outside steps. Times count from
-    run.origin_ns(rank)."""
+class _Activity:
+    """When a rank does what, over all that was recorded of it."""
 
-    step: Ints
-    first: Ints
-    """Start of the first GPU event."""
-    last: Ints
-    busy: Ints
-    p2p: Ints
-
-
-@kept_per_rank("pipeline_parts", RankParts, any_window=True)
-def rank_parts(run: Run, scope: Scope) -> dict[int, RankParts]:
-    """Of the ranks that have GPU events."""
-    ranks = [rank for rank in scope.ranks_in(run) if rank in gpu_ranks(run)]
-    between = ", ".join(map(sql_text, _POINT_TO_POINT))
-    rows = run.arrays(
-        f"SELECT rank::BIGINT AS rank, coalesce(step, {NO_STEP})::BIGINT AS step, start_ns AS start, "
-        f"start_ns + dur_ns AS end, kind IN ({between}) AS p2p, place = 'device' AS on_device "
-        f"FROM collectives WHERE kind IS NOT NULL AND place IS NOT NULL AND {scope.where()}"
-    )
-    collectives = split_by_rank(rows, ranks)
-    return {rank: _rank_parts(run, rank, collectives[rank]) for rank in ranks}
+    compute: Intervals
+    busy: Intervals
+    """Compute, copies, collectives other than send and recv."""
+    messages: Intervals
+    """The transfers of send and recv, without waiting."""
+    waiting: Intervals
+    """For another rank, in any collective, send or recv."""
 
 
-def _rank_parts(run: Run, rank: int, collectives: dict[str, Any]) -> RankParts:
-    """The steps of a rank are laid side by side on an axis: work counts in the step of its launch."""
-    events = device_events(run, rank, Scope())
-    steps, group = np.unique(events.step, return_inverse=True)
-    first, last = np.full(len(steps), np.iinfo(np.int64).max), np.full(len(steps), np.iinfo(np.int64).min)
-    np.minimum.at(first, group, events.start)
-    np.maximum.at(last, group, events.end)
-    axis = Axis.over(first, last, len(steps))
-    # Collectives in steps with GPU events, cut to these.
-    number = np.minimum(np.searchsorted(steps, collectives["step"]), len(steps) - 1)
-    start, end = (np.clip(collectives[name], first[number], last[number]) for name in ("start", "end"))
-    here = steps[number] == collectives["step"]
-    in_p2p, in_other = here & collectives["p2p"], here & collectives["on_device"] & ~collectives["p2p"]
-
-    def placed(start: Ints, end: Ints, group: Ints, wanted: Mask) -> Intervals:
-        return union(axis.place(start[wanted], group[wanted]), axis.place(end[wanted], group[wanted]))
-
-    p2p = placed(start, end, number, in_p2p)
-    everything = placed(events.start, events.end, group, events.kind >= 0)
-    # `everything` includes the kernels of send and recv, so they are subtracted from it.
-    work = placed(events.start, events.end, group, events.kind != COMM)
-    work = join(work, placed(start, end, number, in_other))
-    busy = axis.lengths(join(work, subtract(everything, p2p)))
-    origin = run.origin_ns(rank)
-    return RankParts(steps, first - origin, last - origin, busy, axis.lengths(subtract(p2p, work)))
-
-
-def _measure(run: Run, scope: Scope) -> dict[tuple[int, int], dict[str, int]]:
-    """By rank and step, the parts of the pipeline's window; they add up to the window exactly."""
-    table = [
-        [rank, step, begin + run.origin_ns(rank), end + run.origin_ns(rank), busy, p2p]
-        for rank, parts in rank_parts(run, scope).items()
-        for step, begin, end, busy, p2p in zip(
-            *(values.tolist() for values in (parts.step, parts.first, parts.last, parts.busy, parts.p2p)),
-            strict=True,
+def _activities(run: Run, scope: Scope) -> dict[int, _Activity]:
+    every = waits(run)
+    rows = every.rows
+    wait = rows.duration - np.where(every.entry_transfer > 0, every.entry_transfer, rows.duration)
+    columns = {"rank": rows.rank, "start": rows.start, "ready": rows.start + wait, "end": rows.end}
+    records = rank_segments(run, scope)
+    activity = {}
+    by_rank = split_by_rank({**columns, "is_message": rows.point_to_point}, records)
+    for rank, record in records.items():
+        mine, origin = by_rank[rank], run.origin_ns(rank)
+        compute = Intervals(record.compute_start + origin, record.compute_end + origin)
+        other = Intervals(record.other_start + origin, record.other_end + origin)
+        message = mine["is_message"]
+        activity[rank] = _Activity(
+            compute,
+            join(compute, other),
+            union(mine["ready"][message], mine["end"][message]),
+            union(mine["start"], mine["ready"]),
         )
-        if scope.steps is None or scope.steps[0] <= step <= scope.steps[1]
-    ]
-    if any(row[1] != NO_STEP for row in table):
-        table = [row for row in table if row[1] != NO_STEP]
-    if not table:
-        return {}
-    layout = layout_of(run, Scope())
-    # The window of a step: from the earliest start to the latest end over the ranks of a pipeline.
-    pipelines = [(layout.group_of(rank, "pp"), step) for rank, step, *_ in table]
-    windows: dict[tuple[tuple[int, ...], int], tuple[int, int]] = {}
-    for pipeline, (_, _, first, last, _, _) in zip(pipelines, table, strict=True):
-        low, high = windows.get(pipeline, (first, last))
-        windows[pipeline] = (min(low, first), max(high, last))
+    return activity
+
+
+def _measure(
+    run: Run, scope: Scope, layout: Layout, activity: Mapping[int, _Activity]
+) -> dict[int, dict[str, Ints]]:
+    """By rank, for each step: its length, its busy time, and its bubble."""
+    # When a rank is idle it does not compute: the compute of its pipeline is that of other stages.
+    computing: dict[tuple[int, ...], Intervals] = {}
     measured = {}
-    for pipeline, (rank, step, first, last, busy, p2p) in zip(pipelines, table, strict=True):
-        low, high = windows[pipeline]
-        gap = last - first - busy - p2p
-        parts = (high - low, busy, p2p, first - low, high - last, gap)
-        measured[rank, step] = dict(zip(("window", *_PARTS), parts, strict=True))
+    for rank, mine in activity.items():
+        pipeline = layout.group_of(rank, "pp")
+        if pipeline not in computing:
+            computing[pipeline] = join(*(activity[peer].compute for peer in pipeline if peer in activity))
+        steps = windows(run, rank, scope)
+        idle = subtract(union(steps.start, steps.end), join(mine.busy, mine.messages))
+        bubble = intersect(idle, computing[pipeline])
+        if len(steps.start):
+            measured[rank] = {
+                "window": steps.end - steps.start,
+                "busy": covered(mine.busy, steps.start, steps.end),
+                "bubble": covered(bubble, steps.start, steps.end),
+            }
     return measured
 
 
 def _rows(
-    measured: dict[tuple[int, int], dict[str, int]], stage_of: dict[int, int], by: str | None
+    measured: Mapping[int, Mapping[str, Ints]],
+    models: Mapping[int, Mapping[str, float]],
+    stage_of: Mapping[int, int],
+    by: str | None,
 ) -> list[dict[str, Any]]:
-    gathered: dict[tuple[int, int | None], list[tuple[int, dict[str, int]]]] = {}
-    for (rank, _), parts in measured.items():
-        key = (stage_of[rank], rank if by == "rank" else None)
-        gathered.setdefault(key, []).append((rank, parts))
+    groups: dict[tuple[int, int], list[int]] = {}
+    for rank in sorted(measured):
+        groups.setdefault((stage_of[rank], rank if by == "rank" else 0), []).append(rank)
     rows = []
-    for (stage, one_rank), entries in sorted(
-        gathered.items(), key=lambda pair: (pair[0][0], pair[0][1] or 0)
-    ):
-        mean = {name: sum(parts[name] for _, parts in entries) / len(entries) for name in ("window", *_PARTS)}
+    for (stage, _), ranks in sorted(groups.items()):
+        mean = {
+            name: float(np.concatenate([measured[rank][name] for rank in ranks]).mean())
+            for name in ("window", "busy", "bubble")
+        }
+        bubble = round(mean["bubble"])
+        replayed = [models[rank] for rank in ranks if rank in models]
         row: dict[str, Any] = {"stage": stage}
-        row |= {"rank": one_rank} if by == "rank" else {"ranks": len({rank for rank, _ in entries})}
-        row |= {f"{name}_ns": round(mean[name]) for name in ("window", *_PARTS)}
-        row["bubble_pct"] = 100 * (1 - mean["busy"] / mean["window"]) if mean["window"] else None
+        row |= {"rank": ranks[0]} if by == "rank" else {"ranks": len(ranks)}
+        row |= {"bubble_ns": bubble, **_split(bubble, replayed)}
+        row |= {f"{name}_ns": round(mean[name]) for name in ("window", "busy")}
+        row["bubble_pct"] = 100 * bubble / mean["window"] if mean["window"] else None
         rows.append(row)
     return rows
 
 
-def _findings(rows: list[dict[str, Any]], by: str | None) -> list[Finding]:
-    timed = [row for row in rows if row["bubble_pct"] is not None]
-    if not timed:
-        return []
-    share = sum(row["bubble_pct"] for row in timed) / len(timed)
-    lost = round(sum(row["window_ns"] - row["busy_ns"] for row in timed) / len(timed))
-    severity: Severity = "info"
-    if share >= _WARNING_PCT:
-        severity = "critical" if share >= _CRITICAL_PCT else "warning"
-    busiest = max(timed, key=lambda row: row["busy_ns"])
-    mean = sum(row["busy_ns"] for row in timed) / len(timed)
-    uneven = busiest["busy_ns"] / mean if mean else 1.0
-    window = sum(row["window_ns"] for row in timed) / len(timed)
-    evidence = (
-        f"{format_rounded('ns', lost)} of {format_rounded('ns', window)} per step, "
-        f"mean over the {'ranks' if by == 'rank' else 'stages'}"
+def _split(bubble: int, replayed: list[Mapping[str, float]]) -> dict[str, int | None]:
+    """The parts of a bubble: what each replay adds to the one before. They add up; none is negative."""
+    if not replayed:
+        return dict.fromkeys(_PARTS)
+    parts: dict[str, int | None] = {}
+    rest, before = bubble, 0.0
+    for name in MODELS:
+        idle = sum(model[name] for model in replayed) / len(replayed)
+        part = min(max(round(idle - before), 0), rest)
+        parts[f"{name}_ns"], before = part, idle
+        rest -= part
+    return parts | {"rest_ns": rest}
+
+
+def _findings(
+    rows: list[dict[str, Any]], schedule: Schedule, calls: Mapping[int, Ints], step_ns: float
+) -> Iterator[Finding]:
+    """What the schedule costs by design, an unequal stage, a slow rank; each where it takes 1 % of a step."""
+    mean = {name: sum(row[name] for row in rows) / len(rows) for name in ("bubble_ns", *_PARTS)}
+    if mean["schedule_ns"] >= _LEAST * step_ns:
+        yield _by_design(schedule, mean, step_ns)
+    if (severity := graded(mean["stages_ns"], step_ns, _LEAST, 0.05, 0.2)) is not None:
+        stages = schedule.passes.by_stage()
+        worst, average = max(stages, key=lambda stage: stages[stage]), sum(stages.values()) / len(stages)
+        if stages[worst] >= _UNEQUAL * average:
+            yield Finding(
+                severity,
+                f"Stage {worst} needs {stages[worst] / average:.2f}x the time of the mean stage: "
+                f"{format_rounded('ns', stages[worst] - average)} more per micro-batch",
+                f"unequal stages add {format_rounded('ns', mean['stages_ns'])} to the bubble of a stage, "
+                f"{format_rounded('ns', mean['bubble_ns'])} per step",
+                tuple(sorted(set(schedule.passes.rank[schedule.passes.stage == worst].tolist()))),
+                hint=_layers_to_move(schedule, calls, worst),
+                facts=(
+                    Fact("stages_ns", round(mean["stages_ns"]), "ns", "mean of the rows, per step"),
+                    Fact("stage", worst, "", "the slowest stage"),
+                    Fact("stage_pass_ns", round(stages[worst]), "ns", f"stage {worst}, per micro-batch"),
+                    Fact("mean_pass_ns", round(average), "ns", "mean over the stages, per micro-batch"),
+                ),
+                remedy=Remedy("balanced", what="stages"),
+            )
+    if (severity := graded(mean["rank_ns"], step_ns, _LEAST, 0.05, 0.2)) is not None:
+        yield from _slow_rank(schedule.passes, mean, severity)
+
+
+def _by_design(schedule: Schedule, mean: Mapping[str, float], step_ns: float) -> Finding:
+    stages, micro_batches, chunks = schedule.shape
+    interleaved = f", {chunks} chunks a stage" if chunks > 1 else ""
+    ideal = 100 * (stages - 1) / (chunks * micro_batches + stages - 1)
+    share = 100 * mean["schedule_ns"] / step_ns
+    return Finding(
+        "info",
+        f"The pipeline schedule leaves a stage idle for {share:.1f} % of a step by design",
+        f"{format_rounded('ns', mean['schedule_ns'])} of bubbles of {format_rounded('ns', mean['bubble_ns'])}, mean "
+        f"over the stages; {stages} stages, {micro_batches} micro-batches{interleaved}: with equal stages and no "
+        f"transfer, {ideal:.1f} % of the time of the pipeline",
+        hint="Use more micro-batches per step, or an interleaved schedule.",
+        cost_ns=round(mean["schedule_ns"]),
+        facts=(
+            Fact("schedule_ns", round(mean["schedule_ns"]), "ns", "mean of the rows, per step"),
+            Fact("bubble_ns", round(mean["bubble_ns"]), "ns", "mean of the rows, per step"),
+            Fact("micro_batches", micro_batches, "count", "a step"),
+        ),
     )
-    hint = "Use more micro-batches per step, or an interleaved schedule."
-    if uneven > 1.1:
-        evidence += f"; stage {busiest['stage']} is busy for {uneven:.2f}x the mean"
-        hint = f"Move layers away from stage {busiest['stage']}: the other stages wait for it."
-    return [
-        Finding(
-            severity,
-            f"Pipeline bubbles take {share:.1f} % of a step",
-            evidence,
-            hint=hint,
-            facts=(
-                Fact("bubble_pct", share, "percent", "mean of the rows"),
-                Fact("lost_ns", lost, "ns", "mean of the rows, per step"),
-                Fact("window_ns", round(window), "ns", "mean of the rows, per step"),
-            ),
-        )
-    ]
+
+
+def _layers_to_move(schedule: Schedule, calls: Mapping[int, Ints], worst: int) -> str:
+    passes = schedule.passes
+    stages = passes.by_stage()
+    least = min(stages, key=lambda stage: stages[stage])
+    rank = int(passes.rank[passes.stage == worst][0])
+    mine = (passes.rank == rank) & (passes.phase == FORWARD)
+    layers = layers_of(calls[rank], int((passes.step[mine] == passes.step[mine][0]).sum()))
+    saved = schedule.saved_by_moving(1 / layers if layers else _WORK_MOVED, worst, least)
+    what = f"one of its {layers} layers" if layers else f"{100 * _WORK_MOVED:.0f} % of its work"
+    return f"Move work from stage {worst} to stage {least}: {what} would save {format_rounded('ns', saved)} of a step."
+
+
+def _slow_rank(passes: Passes, mean: Mapping[str, float], severity: Any) -> Iterator[Finding]:
+    """The rank that exceeds the median of the others of its stage most."""
+    times = passes.by_rank()
+    stage_of = dict(zip(passes.rank.tolist(), passes.stage.tolist(), strict=True))
+    ratios = {}
+    for rank, time in times.items():
+        others = [times[peer] for peer in times if peer != rank and stage_of[peer] == stage_of[rank]]
+        if others:
+            ratios[rank] = (time / max(median_of(others), 1.0), time - median_of(others))
+    worst = max(ratios, key=lambda rank: ratios[rank], default=None)
+    if worst is None or ratios[worst][0] < _UNEQUAL:
+        return
+    ratio, more = ratios[worst]
+    yield Finding(
+        severity,
+        f"Rank {worst} makes its pipeline wait: it needs {ratio:.2f}x the time of the other ranks of stage "
+        f"{stage_of[worst]}",
+        f"{format_rounded('ns', more)} more per micro-batch; slow ranks add {format_rounded('ns', mean['rank_ns'])} "
+        f"to the bubble of a stage, {format_rounded('ns', mean['bubble_ns'])} per step",
+        (worst,),
+        hint="See why it is slow: rankscope stats RUN -r stragglers",
+        facts=(
+            Fact("rank_ns", round(mean["rank_ns"]), "ns", "mean of the rows, per step"),
+            Fact("pass_ns", round(times[worst]), "ns", f"rank {worst}, per micro-batch", (worst,)),
+        ),
+        remedy=Remedy("rank at median", (worst,)),
+    )

@@ -22,6 +22,7 @@ def comparison_notes(run: Run, scope: Scope) -> list[str]:
         missing_ranks,
         _several_runs,
         _unmatched,
+        _unaligned_messages,
         _unnamed_groups,
     )
     return [*left_out(run, scope), *(note for source in sources for note in source(run))]
@@ -88,6 +89,20 @@ def _unmatched(run: Run) -> list[str]:
         f"not matched: {entry.count:,} collectives of {rank_words(entry.ranks)}: {entry.why}"
         for entry in run.collectives.unmatched
         if len(run.ranks) > 1
+    ]
+
+
+def _unaligned_messages(run: Run) -> list[str]:
+    """Ranks with sends and receives whose clocks are not known: whether a send left early is not either."""
+    rows = run.collectives
+    if not len(rows.sends):
+        return []
+    ranks = {*rows.rank[rows.sends].tolist(), *rows.rank[rows.recvs].tolist()}
+    unaligned = sorted(rank for rank in ranks if run.clocks.of(rank).method == "wall clock")
+    if not unaligned:
+        return []
+    return [
+        f"the clocks of {rank_words(unaligned)} are not aligned: a send and its receive are taken to end together"
     ]
 
 

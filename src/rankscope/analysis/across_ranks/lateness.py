@@ -52,8 +52,10 @@ node-host-*, link-*."""
 _BETWEEN_SCORE = 3.0
 """How far a rank stands out among the means of the others, in their standard deviations. Cases healthy-*, in which GPUs
 differ in speed."""
-_MOVING_STEPS, _MOVING_SHARE = 3, 0.7
-"""Another rank is late in so many steps, and none has this share of all outliers. Cases moving-*."""
+_MOVING_STEPS, _MOVING_SHARE = 3, 0.02
+"""Ranks differ when the last one is late by this share of the median step in so many steps. Cases moving-*."""
+_RESIDUALS = 3
+"""And by so many residuals (p95) of the clocks. Chosen, not measured."""
 _HALF_SCALE, _HALF_FEW = 0.741, 11.0
 """From the shortest half of n normal values to their standard deviation: 0.741 (1 + 11 / n), from a simulation."""
 _SCALE = 1.4826
@@ -72,6 +74,8 @@ class Lateness:
     mean_step_ns: float
     has_peers: NDArray[np.bool_]
     """By rank: whether another rank is in the same pipeline stage."""
+    residual_ns: float = 0.0
+    """How far the clocks may be off (p95), at most."""
 
     @property
     def own_excess(self) -> Floats:
@@ -106,9 +110,12 @@ class Culprits:
     ranks: tuple[int, ...] = ()
     """The latest first."""
     moves: bool = False
+    """Nobody is named, but the last rank of a step is late beyond noise."""
     own_ns: float = 0.0
     """Of the first: excess per step."""
     late_steps: int = 0
+    in_steps: tuple[int | None, ...] = ()
+    """The steps in which they are late, where these are some of several."""
 
 
 @once_per_run
@@ -142,7 +149,8 @@ def lateness(run: Run, scope: Scope) -> Lateness | None:
     mean = mean_step_ns(run, Scope(steps=scope.steps))
     members = Counter(roles)
     has_peers = np.array([members[role] > 1 for role in roles])
-    return Lateness(ranks, steps, excess, mean, has_peers)
+    residual = max((clock.residual_p95_ns or 0 for clock in run.clocks.ranks), default=0)
+    return Lateness(ranks, steps, excess, mean, has_peers, residual)
 
 
 def link_excess(run: Run, ranks: tuple[int, ...], steps: tuple[int | None, ...]) -> Floats:
@@ -251,17 +259,21 @@ def culprits(late: Lateness) -> Culprits:
     named = late_enough & (mean > _LEAST_SCORE * error) & (steady | again)
     if count < _LEAST_STEPS:  # nothing repeats: only the size and the other ranks can tell
         named = steady = late_enough & (mean > _LEAST_SHARE_ONCE * late.mean_step_ns)
-    if not (named & steady).any() and _moves(excess, outlier):
-        return Culprits(moves=True)
     if not named.any():
-        return Culprits()
+        return Culprits(moves=_moves(late))
     first = int(np.where(named, mean, -np.inf).argmax())
-    named &= mean > _SAME_SHARE * mean[first]
-    order = [number for number in np.argsort(-mean, kind="stable").tolist() if named[number]]
+    together = 2 * (outlier & outlier[first]).sum(axis=1) > outlier[first].sum()
+    named &= (mean > _SAME_SHARE * mean[first]) & (steady | together)
+    late_steps = outlier.any(axis=0)
+    is_last = named[excess.argmax(axis=0)] & late_steps
+    if not (named & steady).any() and 2 * is_last.sum() <= late_steps.sum():
+        return Culprits(moves=_moves(late))
+    in_steps = () if steady[first] or is_last.all() else tuple(np.array(late.steps)[is_last].tolist())
     return Culprits(
-        tuple(late.ranks[number] for number in order),
+        tuple(late.ranks[number] for number in np.argsort(-mean, kind="stable").tolist() if named[number]),
         own_ns=float(mean[first]),
         late_steps=int((excess[first] > 2 * noise).sum()),
+        in_steps=in_steps,
     )
 
 
@@ -278,14 +290,10 @@ def _between(mean: Floats) -> Floats:
     return between
 
 
-def _moves(excess: Floats, outlier: NDArray[np.bool_]) -> bool:
-    """Whether several ranks are late, each in other steps."""
-    late_steps = outlier.any(axis=0)
-    amount = np.where(outlier, excess, 0.0)
-    of_rank = amount.sum(axis=1)
-    return bool(
-        late_steps.sum() >= _MOVING_STEPS
-        and len(set(amount.argmax(axis=0)[late_steps].tolist())) > 1
-        and of_rank.max() < _MOVING_SHARE * of_rank.sum()
-        and np.median(outlier.sum(axis=0)[late_steps]) < 2
-    )
+def _moves(late: Lateness) -> bool:
+    """Whether the last rank of a step is late beyond noise, in several steps. Ranks without peers are not compared."""
+    if not late.has_peers.any():
+        return False
+    latest = late.own_excess[late.has_peers].max(axis=0)
+    least = max(_MOVING_SHARE * late.mean_step_ns, _RESIDUALS * late.residual_ns)
+    return bool((latest > least).sum() >= _MOVING_STEPS)

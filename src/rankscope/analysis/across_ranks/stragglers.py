@@ -8,15 +8,18 @@ import numpy as np
 
 from rankscope.analysis.across_ranks.blame import WAITING, Blame, blame
 from rankscope.analysis.across_ranks.comparison_notes import comparison_notes, missing_ranks
+from rankscope.analysis.across_ranks.data_imbalance import expert_load, follows_data
 from rankscope.analysis.across_ranks.lateness import OWN, Culprits, Lateness, culprits, lateness
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.across_ranks.nodes import node_of
 from rankscope.analysis.across_ranks.straggler_cause import LateRank, straggler_cause
 from rankscope.analysis.across_ranks.time_split import PARTS
 from rankscope.analysis.core.collective_waits import Waits, waits
+from rankscope.analysis.core.device_events import gpu_ranks
 from rankscope.analysis.core.intervals import Axis, Ints, union
-from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Severity
+from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.severity import at_most, graded
 from rankscope.ranges import as_ranges, rank_words
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, number_rows, unique_values
@@ -29,7 +32,8 @@ COLUMNS = (
     Column(
         "caused_wait_ns",
         "ns",
-        "time that other ranks waited because of it, summed over them",
+        "time that other ranks waited because of it, summed over them; each counts at most the time by which it was "
+        "slower than its peers in that step",
         title="Caused wait",
     ),
     Column("own_wait_ns", "ns", "time that it waited for other ranks", title="Own wait"),
@@ -49,10 +53,6 @@ COLUMNS = (
     ),
 )
 
-WARNING_SHARE, CRITICAL_SHARE = 0.10, 0.25
-"""Of a step that the others wait. Chosen, not measured: the exam scores only that healthy-* has no warning."""
-LEAST_STEPS = 3
-"""In fewer, a rank is last by chance. Chosen, not measured."""
 _CAUSES = ("compute", "host", "copy", "dataloader", "waiting", "link")
 _LEAST_SHARE = 0.01
 """Waits below this share of a step are not reported as moving between ranks. Cases healthy-*; moving-5% is above."""
@@ -74,27 +74,24 @@ class CausedWait:
     steps: int
     """0 in a run without steps."""
 
-    @property
-    def severity(self) -> Severity:
-        often = self.worst_steps >= LEAST_STEPS and 2 * self.worst_steps > self.steps
-        if often and self.share > CRITICAL_SHARE:
-            return "critical"
-        return "warning" if often and self.share > WARNING_SHARE else "info"
-
 
 def stragglers(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each rank, by the wait it caused."""
     all_waits, why = waits(run), blame(run)
-    used = all_waits.transfer != NONE  # by match: its waits are known and it lies in the window
+    arrivals = why.arrivals
+    used = np.ones(
+        len(arrivals.step), dtype=bool
+    )  # by arrival: its waits are known and it lies in the window
+    used[: len(all_waits.transfer)] = all_waits.transfer != NONE
     if scope.steps is not None:
-        used &= (all_waits.step >= scope.steps[0]) & (all_waits.step <= scope.steps[1])
+        used &= (arrivals.step >= scope.steps[0]) & (arrivals.step <= scope.steps[1])
     late = lateness(run, Scope(steps=scope.steps))
     who = culprits(late) if late is not None else Culprits()
     caused = _caused(run, all_waits, why, used, late, who)
     # Own times compare ranks that wait for each other: without any communication that is not known.
     meets = len(all_waits.rows.rank) > 0
     finding = _finding(run, scope, all_waits, late, who, caused) if late is not None and meets else None
-    rows = _rows(all_waits, why, used, scope, finding)
+    rows = _rows(all_waits, why, used, scope, finding, caused if run.has_traces else None)
     if not run.has_traces:
         rows = [row | dict.fromkeys((*(f"{name}_ns" for name in PARTS), "cause")) for row in rows]
         finding = _late_without_trace(all_waits, used, rows)
@@ -134,7 +131,7 @@ def _late_without_trace(all_waits: Waits, used: Any, rows: list[dict[str, Any]])
         return Finding("ok", "No straggler", "No rank is last in more than half of the collectives.")
     rank = worst["rank"]
     return Finding(
-        "warning" if share > WARNING_SHARE else "info",
+        at_most(graded(each, span, 0.0) or "info", "warning"),
         f"Rank {rank} made the others wait {format_rounded('ns', each)} of the window ({100 * share:.0f} %)",
         f"it is last in {worst['last_count']:,} of {matches:,} collectives",
         ranks=(rank,),
@@ -149,22 +146,23 @@ def _late_without_trace(all_waits: Waits, used: Any, rows: list[dict[str, Any]])
 
 
 def _rows(
-    all_waits: Waits, why: Blame, used: Any, scope: Scope, finding: Finding | None
+    all_waits: Waits, why: Blame, used: Any, scope: Scope, finding: Finding | None, charged: _Caused | None
 ) -> list[dict[str, Any]]:
-    entries = all_waits.rows
+    """`charged`: who caused which wait; without traces it is not known what a rank may be charged with."""
+    entries, arrivals = all_waits.rows, why.arrivals
     stated = finding.fact("cause") if finding else None
     ranks = unique_values(entries.rank)
     count = int(ranks.max(initial=-1)) + 1
-    waited = (
-        (all_waits.wait != NONE) & used[entries.match] if len(used) else np.zeros(len(entries.rank), bool)
-    )
-    at = np.flatnonzero(waited)
-    own_wait = _sums(entries.rank[at], all_waits.wait[at], count)
-    total = _sums(entries.match[at], all_waits.wait[at], len(used))
-    blamed = np.flatnonzero(used & (why.rank != NONE))
-    caused = _sums(why.rank[blamed], total[blamed], count)
-    last = np.flatnonzero(used & (all_waits.last != NONE))
-    last_rank = entries.rank[all_waits.last[last]]
+    waited = np.flatnonzero((all_waits.wait > 0) & (arrivals.of_entry != NONE))
+    waited = waited[used[arrivals.of_entry[waited]]]
+    own_wait = _sums(entries.rank[waited], all_waits.wait[waited], count)
+    if charged is not None:
+        caused = _sums(charged.groups[:, 1], charged.waited, count)
+    else:
+        blamed = waited[why.rank[arrivals.of_entry[waited]] != NONE]
+        caused = _sums(why.rank[arrivals.of_entry[blamed]], all_waits.wait[blamed], count)
+    last = np.flatnonzero(used & (arrivals.last != NONE))
+    last_rank = entries.rank[arrivals.last[last]]
     lasts = np.bincount(last_rank, minlength=count)
     parts = {name: _sums(last_rank, why.excess[i, last], count) for i, name in enumerate(PARTS)}
     rows = []
@@ -237,31 +235,45 @@ def _caused(
     """None where waits are not known."""
     if late is None:
         return None
-    entries = all_waits.rows
-    at = np.flatnonzero((all_waits.wait > 0) & (entries.match != NONE))
-    at = at[used[entries.match[at]] & (why.rank[entries.match[at]] != NONE)]
+    entries, arrivals = all_waits.rows, why.arrivals
+    at = np.flatnonzero((all_waits.wait > 0) & (arrivals.of_entry != NONE))
+    at = at[used[arrivals.of_entry[at]] & (why.rank[arrivals.of_entry[at]] != NONE)]
     if late.steps == (None,):
         step = np.zeros(len(at), dtype=np.int64)
     else:
         numbers = np.array(late.steps, dtype=np.int64)
-        at = at[np.isin(all_waits.step[entries.match[at]], numbers)]
-        step = np.searchsorted(numbers, all_waits.step[entries.match[at]])
-    blamed = _through_chains(run, why, late, who, entries.match[at], step)
+        at = at[np.isin(arrivals.step[arrivals.of_entry[at]], numbers)]
+        step = np.searchsorted(numbers, arrivals.step[arrivals.of_entry[at]])
+    blamed = _through_chains(run, why, late, who, arrivals.of_entry[at], step)
     groups, group = number_rows([step, blamed, entries.rank[at]])
     start, end = entries.start[at], entries.start[at] + all_waits.wait[at]
     axis = Axis.over(start, end, len(groups))
     # Waits of a rank that overlap count once.
     waited = axis.lengths(union(axis.place(start, group), axis.place(end, group)))
-    return _Caused(late.steps, groups, waited, late.mean_step_ns)
+    waited = np.minimum(waited, _chargeable(late, groups))
+    return _Caused(late.steps, groups[waited > 0], waited[waited > 0], late.mean_step_ns)
 
 
-def _through_chains(run: Run, why: Blame, late: Lateness, who: Culprits, match: Ints, step: Ints) -> Ints:
+def _chargeable(late: Lateness, groups: Ints) -> Ints:
+    """How long a rank can have made another wait in a step: by how much its activities exceed those of its peers.
+
+    What it saves elsewhere counts for nothing: a rank that others wait for often has less left to do on its host.
+    """
+    excess = np.zeros(
+        (max(*late.ranks, int(groups[:, 1].max(initial=0))) + 1, len(late.steps)), dtype=np.int64
+    )
+    excess[list(late.ranks)] = np.maximum(late.excess, 0).sum(axis=0)
+    charged: Ints = excess[groups[:, 1], groups[:, 0]]
+    return charged
+
+
+def _through_chains(run: Run, why: Blame, late: Lateness, who: Culprits, arrival: Ints, step: Ints) -> Ints:
     """By wait: the rank to blame. A chain of waiting that ends nowhere, at a receive or at a slow transfer, goes on to
     the late rank of the same pipeline or group."""
-    blamed: Ints = why.rank[match].copy()
+    blamed: Ints = why.rank[arrival].copy()
     if not who.ranks:
         return blamed
-    ends_nowhere = np.isin(why.cause[why.root[match]], [NONE, WAITING, PARTS.index("link")])
+    ends_nowhere = np.isin(why.cause[why.root[arrival]], [NONE, WAITING, PARTS.index("link")])
     layout = layout_of(run, Scope())
     excess = late.own_excess
     for rank in who.ranks:
@@ -282,17 +294,25 @@ def _finding(
         waiting = len(late.ranks) - len(who.ranks)
         wait = CausedWait(who.ranks, waiting, who.own_ns, share, who.late_steps, steps)
     if wait is not None:
-        return _straggler(run, scope, all_waits, late, wait)
+        return _straggler(run, scope, all_waits, late, wait, who.in_steps)
     if largest is None:
         return None
     if who.moves and largest.share >= _LEAST_SHARE:
-        return _moving(late)
+        return _moving(run, scope, late)
     unit = "per step" if largest.steps else "of the window"
     text = f"{format_rounded('ns', largest.per_step_ns)} {unit} ({100 * largest.share:.1f} %)"
     return Finding("ok", "No straggler", f"the longest wait is for rank {largest.ranks[0]}: {text}")
 
 
-def _straggler(run: Run, scope: Scope, all_waits: Waits, late: Lateness, wait: CausedWait) -> Finding:
+def _straggler(
+    run: Run,
+    scope: Scope,
+    all_waits: Waits,
+    late: Lateness,
+    wait: CausedWait,
+    in_steps: tuple[int | None, ...],
+) -> Finding:
+    """`in_steps`: those in which it is late, where these are some of several."""
     excess = late.excess[:, late.ranks.index(wait.ranks[0])]
     per_part = excess.mean(axis=1)
     cause = OWN[int(per_part.argmax())] if per_part.max() > 0 else "waiting"
@@ -306,10 +326,18 @@ def _straggler(run: Run, scope: Scope, all_waits: Waits, late: Lateness, wait: C
     name = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {as_ranges(list(ranks))}"
     subject = rank_words(ranks)
     others = f"{wait.waiting_ranks} other{'s' * (wait.waiting_ranks != 1)}"
-    title = (
-        f"{f'Node {node} ({name.lower()})' if node else name} made {others} wait "
-        f"{format_rounded('ns', wait.per_step_ns)} {unit} ({100 * wait.share:.0f} %)"
-    )
+    share = min(100 * wait.share, 100.0)
+    # A rank alone in its pipeline stage has no peers: whether the stage or the rank is slow is not known.
+    is_stage = len(ranks) == 1 and not late.has_peers[late.ranks.index(ranks[0])]
+    if node:
+        name = f"Node {node} ({name.lower()})"
+    elif is_stage:
+        name = f"Stage {layout_of(run, Scope()).stage(ranks[0])} ({name.lower()})"
+    title = f"{name} made {others} wait {format_rounded('ns', wait.per_step_ns)} {unit} ({share:.0f} %)"
+    if len(in_steps) == 1:
+        title += f", late in step {in_steps[0]}"
+    elif in_steps:
+        title += f", late in {len(in_steps)} of {wait.steps} steps"
     took = f"{'it takes' if len(ranks) == 1 else 'they take'} {format_rounded('ns', extra)} {unit} longer ({cause})"
     evidence = [
         f"it caused the largest wait in {wait.worst_steps} of {wait.steps} steps" if wait.steps else took
@@ -318,50 +346,69 @@ def _straggler(run: Run, scope: Scope, all_waits: Waits, late: Lateness, wait: C
     facts = (
         Fact("cause", cause, "", subject, ranks, row),
         Fact("wait_per_step_ns", round(wait.per_step_ns), "ns", f"each waiting rank, {unit}", ranks),
-        Fact("caused_wait_pct", 100 * wait.share, "percent", f"of the {of}", ranks),
+        Fact("caused_wait_pct", share, "percent", f"of the {of}", ranks),
         Fact(f"extra_{cause}_ns", round(extra), "ns", f"{subject}, {unit}, more than its peers", ranks),
         Fact("waiting_ranks", wait.waiting_ranks, "count", "ranks that waited"),
         Fact("worst_steps", wait.worst_steps, "count", subject, ranks),
         Fact("steps", wait.steps, "count", "the window"),
+        *((Fact("late_steps", len(in_steps), "count", subject, ranks),) if in_steps else ()),
         *((Fact("node", node, "", subject, ranks),) if node else ()),
         *why.facts,
     )
     return Finding(
-        wait.severity,
+        graded(wait.per_step_ns, late.mean_step_ns, 0.0) or "info",
         f"{title}; {why.title}" if why.title else title,
         "; ".join([*evidence, why.evidence] if why.evidence else evidence),
         ranks=ranks,
         span=_span(all_waits, ranks, worst),
         hint=why.hint,
         facts=facts,
-        remedy=Remedy("links at median" if cause == "link" else "rank at median", ranks=ranks),
+        remedy=_remedy(cause, ranks, is_stage and cause == "compute"),
         names=(*why.names, *([node] if node else ())),
         why=why.title,
+        most_severity="warning" if len(in_steps) == 1 else "critical",
     )
 
 
-def _moving(late: Lateness) -> Finding:
-    """Another rank is late in each step: imbalance of the work, not a slow rank."""
+def _remedy(cause: str, ranks: tuple[int, ...], is_stage: bool) -> Remedy:
+    """A stage gets the mean work of all: its work has to be done somewhere."""
+    if is_stage:
+        return Remedy("balanced", ranks=ranks, what="stages")
+    return Remedy("links at median" if cause == "link" else "rank at median", ranks=ranks)
+
+
+def _moving(run: Run, scope: Scope, late: Lateness) -> Finding:
+    """The last rank of a step is late, but nobody is named: imbalance of the work, not a slow rank."""
     own_excess = late.own_excess
     worst = own_excess.argmax(axis=0)
     names = [late.ranks[rank] for rank in worst.tolist()]
     excess = late.excess[:, worst, np.arange(len(late.steps))]
     cause = OWN[int(excess.mean(axis=1).argmax())]
     per_step = float(own_excess.max(axis=0).mean())
-    share = per_step / late.mean_step_ns if late.mean_step_ns else 0.0
+    share = min(per_step / late.mean_step_ns, 1.0) if late.mean_step_ns else 0.0
     listed = ", ".join(map(str, names[:8])) + (", …" if len(names) > 8 else "")
+    evidence = f"no rank is named; the last ranks, step by step: {listed}; most of it is {cause}"
+    hint = "Balance the work of the ranks: batches of equal length, experts of equal load."
+    facts = [
+        Fact("cause", cause, "", "the last rank of each step"),
+        Fact("wait_per_step_ns", round(per_step), "ns", "the last rank of each step"),
+        Fact("caused_wait_pct", 100 * share, "percent", "of the step"),
+        Fact("late_ranks", len(set(names)), "count", "ranks that were the last in some step"),
+    ]
+    if follows_data(run, scope):
+        evidence += "; it follows the data: forward and backward of a micro-batch are long together"
+        hint = "Assign sequences to ranks by their length, or pack them: the work differs, not the machines."
+    if (load := expert_load(run, scope)) is not None:
+        evidence += f"; the rank with the most all_to_all bytes has {load.value:.2f}x the mean"
+        facts.append(load)
     return Finding(
-        "info",
-        f"The slowest rank moves: another rank is late in each step, by {format_rounded('ns', per_step)} "
-        f"({100 * share:.0f} %) on average",
-        f"the latest ranks, step by step: {listed}; most of it is {cause}",
-        hint="Balance the work of the ranks: batches of equal length, experts of equal load.",
-        facts=(
-            Fact("cause", cause, "", "the latest rank of each step"),
-            Fact("wait_per_step_ns", round(per_step), "ns", "the latest rank of each step"),
-            Fact("caused_wait_pct", 100 * share, "percent", "of the step"),
-            Fact("late_ranks", len(set(names)), "count", "ranks that were the latest in some step"),
-        ),
+        graded(per_step, late.mean_step_ns, 0.0) or "info",
+        f"The work of the ranks differs from step to step: the last one is {format_rounded('ns', per_step)} "
+        f"({100 * share:.0f} %) late on average",
+        evidence,
+        hint=hint,
+        facts=tuple(facts),
+        remedy=Remedy("balanced", what="ranks") if gpu_ranks(run) else None,
     )
 
 

@@ -19,6 +19,7 @@ from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.host_spans import dataloader_spans
 from rankscope.analysis.core.intervals import (
+    EMPTY,
     Axis,
     Intervals,
     Ints,
@@ -91,9 +92,10 @@ def time_split(run: Run) -> TimeSplit:
         )
         entry, period = np.searchsorted(ranks, rows.rank[mine]), np.searchsorted(ranks, who[theirs])
         start, stop = axis.place(rows.start[mine], entry), axis.place(rows.end[mine], entry)
-        compute, copy, data = (_placed(run, axis, ranks, sets, name) for name in ("compute", "copy", "data"))
+        names = ("compute", "comm", "copy", "data")
+        compute, comm, copy, data = (_placed(run, axis, ranks, sets, name) for name in names)
         moving = axis.place(moves[mine], entry)
-        waiting = subtract(union(start, moving), compute)
+        waiting = subtract(join(union(start, moving), subtract(comm, union(start, stop))), compute)
         link = subtract(union(moving, stop), join(compute, waiting))
         copy = subtract(copy, join(waiting, link))
         data = subtract(data, join(waiting, link, copy))
@@ -108,10 +110,11 @@ def time_split(run: Run) -> TimeSplit:
 
 @dataclass(frozen=True)
 class Busy:
-    """Sets of one rank; the second does not include the first, the third none of them. Times count from
-    run.origin_ns(rank)."""
+    """Sets of one rank; none includes those before it. Times count from run.origin_ns(rank)."""
 
     compute: Intervals
+    comm: Intervals
+    """In kernels that only `--comm-pattern` calls communication: they are not matched, so it counts as waiting."""
     copy: Intervals
     data: Intervals
     """The training loop waits for a batch."""
@@ -130,14 +133,16 @@ def busy(run: Run, scope: Scope) -> dict[int, Busy]:
 
 
 def _busy(run: Run, rank: int, collectives: dict[str, Ints], steps: dict[str, Ints]) -> Busy:
-    activity = rank_activity(run, rank)
-    copy = subtract(activity.copy, activity.compute)
-    loading = subtract(dataloader_spans(run, rank), join(activity.compute, copy))
+    activity, comm = rank_activity(run, rank), EMPTY
+    if len(run.comm_patterns) > 1:
+        comm = subtract(activity.exposed_communication, union(**collectives))
+    copy = subtract(activity.copy, join(activity.compute, comm))
+    loading = subtract(dataloader_spans(run, rank), join(activity.compute, comm, copy))
     bounds = [steps[name] for name in ("start", "stop", "begin", "end")]
     if len(bounds[0]) == 0:
         bounds = [*windows(run, rank, Scope()).intervals]
     times = unique_values(np.concatenate([*bounds, *collectives.values()]))
-    sets = _reduced((activity.compute, copy, loading), times, union(**collectives))
+    sets = _reduced((activity.compute, comm, copy, loading), times, union(**collectives))
     return Busy(*(shifted(every, -run.origin_ns(rank)) for every in sets))
 
 

@@ -1,4 +1,4 @@
-"""Rows of all ranks divided by rank."""
+"""Rows in groups: divided by rank, and their medians."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+
+from rankscope.store.arrays import Floats, Ints
 
 
 def split_by_rank(columns: dict[str, Any], ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
@@ -17,3 +19,12 @@ def split_by_rank(columns: dict[str, Any], ranks: Iterable[int]) -> dict[int, di
     return {
         number: {name: values[rows] for name, values in ordered.items()} for number, rows in bounds.items()
     }
+
+
+def group_medians(group: Ints, value: Ints) -> Floats:
+    """The median of each group; groups are numbered from 0 and none is empty."""
+    order = np.lexsort((value, group))
+    sizes = np.bincount(group)
+    first = np.cumsum(sizes) - sizes
+    ordered = value[order]
+    return (ordered[first + (sizes - 1) // 2] + ordered[first + sizes // 2]) / 2

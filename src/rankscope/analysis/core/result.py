@@ -69,6 +69,7 @@ Change = Literal[
     "syncs gone",
     "communication hidden",
     "kernels faster",
+    "balanced",
 ]
 """The changes that whatif can replay (critical_path/scenarios.py)."""
 
@@ -84,6 +85,10 @@ class Remedy:
     """The kernels that change."""
     factor: float = 1.0
     """How many times as fast they become."""
+    what: Literal["", "ranks", "stages", "all"] = ""
+    """What is balanced."""
+    most_ns: float | None = None
+    """Per step: the saving is not counted above this, where the finding's own table sets a limit."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +103,9 @@ class Finding:
     """Where it can be seen in the timeline: start and end in ns from the run's start."""
     hint: str = ""
     cost_ns: int | None = None
-    """Time that would be saved per step (in the window, where there are no steps) if the cause were gone; None where
-    whatif cannot tell. It is filled in from `remedy` (critical_path/costs.py)."""
+    """Time that would be saved per step (in the window, where there are no steps) if the cause were gone, in addition
+    to what findings before it claim; None where whatif cannot tell. It is filled in from `remedy`, as are alone_ns and
+    reachable (critical_path/costs.py)."""
     facts: tuple[Fact, ...] = ()
     """The figures behind the text."""
     remedy: Remedy | None = None
@@ -109,6 +115,12 @@ class Finding:
     """Names out of the trace in its texts that no fact holds. Whoever must tell them from our own words quotes them."""
     why: str = ""
     """The end of the title, after a colon or semicolon, where that states the cause: a headline shows it apart."""
+    most_severity: Severity = "critical"
+    """It is never rated above this, whatever it costs."""
+    alone_ns: int | None = None
+    """The same without other findings: what `whatif` says."""
+    reachable: bool = False
+    """Other ranks, steps or stages of the same run do better; else the cost is a limit, written "up to"."""
 
     @property
     def headline(self) -> str:
@@ -120,7 +132,7 @@ class Finding:
         values = {
             f.name: getattr(self, f.name)
             for f in fields(self)
-            if f.name not in ("facts", "remedy", "names", "why")
+            if f.name not in ("facts", "remedy", "names", "why", "most_severity")
         }
         return values | {"facts": [fact.to_dict() for fact in self.facts]}
 
@@ -137,6 +149,8 @@ class NoteKind(Enum):
     IN_GRAPHS = "in graphs"
     """Why MFU is not known: kernels run in CUDA graphs."""
     NO_FINDINGS = "no findings"
+    UNEXPLAINED = "unexplained"
+    """How much of the time a replay cannot explain, and keeps."""
 
 
 class Note(str):

@@ -8,13 +8,25 @@ from dataclasses import replace
 from rankscope.analysis.core.result import SEVERITIES, Fact, Finding, Severity
 from rankscope.records import dataclass
 
+WARNING_SHARE, CRITICAL_SHARE = 0.05, 0.20
+"""Of the mean step that a finding costs (docs/definitions.md, "Findings")."""
 
-def graded(part: float, whole: float, info: float, warning: float, critical: float) -> Severity | None:
-    """By the share of the whole; None below the share `info`."""
+
+def graded(
+    part: float, whole: float, info: float, warning: float = WARNING_SHARE, critical: float = CRITICAL_SHARE
+) -> Severity | None:
+    """By the share of the whole; None below the share `info`.
+
+    A report rates what it found so. Where the finding has a remedy, what that saves decides instead (`costs`).
+    """
     if whole <= 0 or part < info * whole:
         return None
     share = part / whole
     return "critical" if share >= critical else "warning" if share >= warning else "info"
+
+
+def at_most(severity: Severity, most: Severity) -> Severity:
+    return min(severity, most, key=SEVERITIES.index)
 
 
 @dataclass(frozen=True)
@@ -27,20 +39,13 @@ class OnRank:
 
 
 def of_the_worst(findings: Sequence[OnRank]) -> tuple[Finding, ...]:
-    """The finding about the worst rank, with the ranks that reach the same severity."""
+    """The finding about the worst rank, with all ranks that have it."""
     if not findings:
         return ()
-    worst = max(findings, key=lambda each: (SEVERITIES.index(each.finding.severity), each.share)).finding
-    severity = worst.severity
-    ranks = tuple(sorted({each.rank for each in findings if each.finding.severity == severity}))
+    worst = max(findings, key=lambda each: each.share).finding
+    ranks = tuple(sorted({each.rank for each in findings}))
     if len(ranks) < 2:
         return (worst,)
-    alike = Fact("ranks_alike", len(ranks), "count", f"ranks that reach the severity {severity}", ranks)
-    return (
-        replace(
-            worst,
-            evidence=f"{worst.evidence}; it is the worst of {len(ranks)} ranks that reach this severity",
-            ranks=ranks,
-            facts=(*worst.facts, alike),
-        ),
-    )
+    alike = Fact("ranks_alike", len(ranks), "count", "ranks with this finding", ranks)
+    evidence = f"{worst.evidence}; it is the worst of {len(ranks)} ranks with this finding"
+    return (replace(worst, evidence=evidence, ranks=ranks, facts=(*worst.facts, alike)),)

@@ -1,149 +1,169 @@
-"""What findings cost: the time that whatif says would be saved if their causes were gone.
+"""What findings cost, and what follows from it: their severity, their order, and which are only another view of one.
 
 No two findings claim the same time: the cost of a finding is what its change saves in addition to the changes of the
-findings that claimed before it.
+findings that claimed before it. docs/definitions.md, "Findings", has the rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from rankscope.analysis.core.result import Change, Fact, Finding, Remedy, Row
+from rankscope.analysis.core.result import Change, Finding, Remedy
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.step_times import step_count
-from rankscope.analysis.critical_path.savings import replay_for_costs, scenario_of
-from rankscope.analysis.critical_path.scenarios import Scenario
-from rankscope.analysis.within_rank.breakdown import breakdown
+from rankscope.analysis.core.severity import at_most, graded
+from rankscope.analysis.critical_path.savings import Savings, savings_of, scenario_of
+from rankscope.records import dataclass
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
-_PART_OF: dict[Change, str] = {
-    "communication hidden": "exposed_comm_ns",
-    "links at median": "exposed_comm_ns",
-    "host gaps gone": "idle_ns",
-    "data ready": "idle_ns",
-    "syncs gone": "idle_ns",
-    "kernels faster": "compute_ns",
-}
-"""The class of the breakdown that a change makes shorter; its saving is limited to that class."""
+_REACHABLE: frozenset[Change] = frozenset({"rank at median", "links at median", "balanced"})
+"""Changes to what other ranks, steps or stages of the same run do already. The others are limits."""
 _CLAIMED = 0.98
 """A finding that keeps less than this share of what it would save alone says how much is left. Chosen, not measured."""
+_LEAST_LEFT = 0.2
+"""A finding that keeps less than this share is evidence of another one."""
+_PROBLEMS = ("warning", "critical")
+
+
+@dataclass
+class _Claim:
+    """A finding, what its change saves alone, and what of it was claimed by findings before it."""
+
+    finding: Finding
+    remedy: Remedy
+    alone_ns: float
+    cost_ns: float = 0.0
 
 
 class _Prices:
     """Replays with more and more changes."""
 
-    def __init__(self, run: Run, scope: Scope) -> None:
-        self.run = run
-        self.replayed = replay_for_costs(run, scope)
-        self.limits = _limits(breakdown(run, scope, None).rows, step_count(run, scope))
-        self.claimed: list[Scenario] = []
-        self.total = 0.0
-        self._alone: dict[Remedy, float] = {}
+    def __init__(self, run: Run, savings: Savings) -> None:
+        self.run, self.savings = run, savings
+        self.claimed: list[Remedy] = []
+        self._claimed_ns = 0.0
+        self._saved: dict[frozenset[Remedy], float] = {}
 
-    def alone_ns(self, remedy: Remedy) -> float:
-        """What the change would save without any other."""
-        if remedy not in self._alone:
-            saved = self._saved_ns([scenario_of(self.run, remedy)])
-            self._alone[remedy] = self._limited(remedy, saved) if saved is not None else 0.0
-        return self._alone[remedy]
+    def saved_ns(self, *remedies: Remedy) -> float:
+        """What these changes would save together."""
+        together = frozenset(remedies)
+        if together not in self._saved:
+            changes = [scenario_of(self.run, remedy) for remedy in dict.fromkeys(remedies)]
+            self._saved[together] = max(self.savings.saved_ns(changes), 0.0)
+        return self._saved[together]
 
-    def more_ns(self, remedy: Remedy) -> float | None:
-        """What the change would save in addition; None where it cannot be replayed."""
-        if not self.claimed:
-            return self.alone_ns(remedy) if self.replayed else None
-        saved = self._saved_ns([*self.claimed, scenario_of(self.run, remedy)])
-        return None if saved is None else min(self._limited(remedy, saved - self.total), self._left_ns)
+    def more_ns(self, claim: _Claim) -> float:
+        """What the change would save in addition to what is claimed."""
+        more = self.saved_ns(*self.claimed, claim.remedy) - self._claimed_ns
+        return min(max(more, 0.0), claim.alone_ns)
 
-    @property
-    def _left_ns(self) -> float:
-        """What is left of a step after what is claimed."""
-        assert self.replayed is not None
-        return self.replayed.step_ns - self.total
+    def claim(self, claim: _Claim) -> None:
+        """In the order of the claims, what a change saves is not counted again."""
+        self.claimed.append(claim.remedy)
+        self._claimed_ns = max(self.saved_ns(*self.claimed), self._claimed_ns)
 
-    def _saved_ns(self, changes: list[Scenario]) -> float | None:
-        return None if self.replayed is None else self.replayed.saved_ns(changes)
+    def limited(self, finding: Finding) -> Finding:
+        """A finding that costs itself (the schedule's own bubble) costs no more than is left of a step."""
+        if finding.cost_ns is None:
+            return finding
+        left = max(self.savings.step_ns - self._claimed_ns, 0.0)
+        return replace(finding, alone_ns=finding.cost_ns, cost_ns=min(finding.cost_ns, round(left)))
 
-    def _limited(self, remedy: Remedy, saved: float) -> float:
-        assert self.replayed is not None
-        limit = self.limits.get(_PART_OF.get(remedy.change, ""), self.replayed.step_ns)
-        return max(0.0, min(saved, limit))
-
-    def claim(self, remedy: Remedy, saved: float) -> None:
-        self.claimed.append(scenario_of(self.run, remedy))
-        self.total += saved
+    def shared_ns(self, one: _Claim, other: _Claim) -> float:
+        """What both changes save, each of them alone."""
+        return one.alone_ns + other.alone_ns - self.saved_ns(one.remedy, other.remedy)
 
 
-def _limits(rows: Sequence[Row], steps: int) -> dict[str, float]:
-    """Per step, the largest time of each class on any rank."""
-    whole = [row for row in rows if row["step"] is None]
-    return {
-        name: max((row[name] for row in whole), default=0) / steps for name in sorted(set(_PART_OF.values()))
-    }
+def with_costs(run: Run, scope: Scope, findings: Sequence[Finding]) -> list[Finding]:
+    """The findings with their costs, in the order in which they are listed; some become evidence of others."""
+    savings = savings_of(run, scope) if any(finding.remedy for finding in findings) else None
+    if savings is None:
+        return sorted(findings, key=_order)
+    prices = _Prices(run, savings)
+    claims = [
+        _Claim(replace(finding, reachable=finding.remedy.change in _REACHABLE), finding.remedy, alone)
+        for finding in findings
+        if finding.remedy is not None
+        for alone in [prices.saved_ns(finding.remedy)]
+    ]
+    for reachable in (True, False):
+        _claim(prices, [claim for claim in claims if claim.finding.reachable is reachable])
+    listed = [prices.limited(finding) for finding in findings if finding.remedy is None]
+    listed += [_stated(claim, also, savings.step_ns) for claim, also in _folded(prices, claims)]
+    return sorted(listed, key=_order)
 
 
-def with_costs(
-    run: Run, scope: Scope, findings: Sequence[Finding], precedence: Callable[[Finding], int]
-) -> list[Finding]:
-    """In order of precedence, then of cost; each cost without what others claim.
-
-    Findings that name the ranks to change claim first, wherever they stand: they are the most specific.
-    """
-    priced = [finding for finding in findings if finding.remedy is None]
-    with_remedy = [(finding, finding.remedy) for finding in findings if finding.remedy is not None]
-    if with_remedy:
-        prices = _Prices(run, scope)
-        priced += _by_saving(prices, [(finding, remedy) for finding, remedy in with_remedy if remedy.ranks])
-        others = [(finding, remedy) for finding, remedy in with_remedy if not remedy.ranks]
-        for level in sorted({precedence(finding) for finding, _ in others}):
-            priced += _by_saving(prices, [each for each in others if precedence(each[0]) == level])
-    return sorted(
-        priced,
-        key=lambda finding: (
-            precedence(finding),
-            finding.cost_ns is None,
-            -(finding.cost_ns or 0),
-            finding.title,
-        ),
-    )
-
-
-def _by_saving(prices: _Prices, findings: Sequence[tuple[Finding, Remedy]]) -> list[Finding]:
+def _claim(prices: _Prices, claims: Sequence[_Claim]) -> None:
     """The one that saves most, then the one that saves most in addition to it, and so on.
 
     A change seldom saves more because of another one, so a value computed earlier is an upper limit: only the best
     candidate is computed again.
     """
-    savings = [prices.more_ns(remedy) for _, remedy in findings]
-    left = list(range(len(findings)))
-    fresh = set(left)
-    ordered = []
+    left = list(claims)
+    for claim in left:
+        claim.cost_ns = prices.more_ns(claim) if prices.claimed else claim.alone_ns
+    fresh = {id(claim) for claim in left}
     while left:
-        best = max(left, key=lambda at: (savings[at] or 0.0, at in fresh))
-        finding, remedy = findings[best]
-        if best not in fresh:
-            savings[best] = prices.more_ns(remedy)
-            fresh.add(best)
+        best = max(left, key=lambda claim: (claim.cost_ns, id(claim) in fresh))
+        if id(best) not in fresh:
+            best.cost_ns = prices.more_ns(best)
+            fresh.add(id(best))
             continue
         left.remove(best)
-        saved = savings[best]
-        ordered.append(_stated(finding, saved, prices.alone_ns(remedy)))
-        if saved:
-            prices.claim(remedy, saved)
+        if best.cost_ns:
+            prices.claim(best)
             fresh.clear()
-    return ordered
 
 
-def _stated(finding: Finding, saved: float | None, alone: float) -> Finding:
-    """The finding with its cost; it says so where a part of it is claimed by others."""
-    if saved is None:
-        return finding
-    facts = (*finding.facts, Fact("saved_alone_ns", round(alone), "ns", "the run, per step", report="whatif"))
-    evidence = finding.evidence
-    if alone and saved < _CLAIMED * alone:
-        left = f"{format_rounded('ns', saved)} of it are left" if round(saved) else "nothing of it is left"
-        evidence += (
-            f"; alone it would save {format_rounded('ns', alone)}, {left} after what other findings claim"
-        )
-    return replace(finding, cost_ns=round(saved), facts=facts, evidence=evidence)
+def _folded(prices: _Prices, claims: Sequence[_Claim]) -> list[tuple[_Claim, list[Finding]]]:
+    """The claims that are listed, each with the findings that are only another view of it."""
+    listed = {
+        id(claim): (claim, list[Finding]())
+        for claim in claims
+        if not claim.alone_ns or claim.cost_ns >= _LEAST_LEFT * claim.alone_ns
+    }
+    claimed = [claim for claim, _ in listed.values() if claim.cost_ns]
+    for claim in claims:
+        if id(claim) not in listed:
+            nearest = claimed[0]
+            if len(claimed) > 1:
+                nearest = max(claimed, key=lambda other: prices.shared_ns(claim, other))
+            listed[id(nearest)][1].append(claim.finding)
+    return [*listed.values()]
+
+
+def _stated(claim: _Claim, also: Sequence[Finding], step_ns: float) -> Finding:
+    """The finding with its cost and severity; it says so where a part of its time is claimed by others."""
+    finding, evidence = claim.finding, [claim.finding.evidence]
+    if claim.cost_ns < _CLAIMED * claim.alone_ns:
+        left = f"{format_rounded('ns', claim.cost_ns)} of it are left"
+        alone = f"alone it would save {format_rounded('ns', claim.alone_ns)}"
+        evidence.append(f"{alone}, {left} after what other findings claim")
+    evidence += [f"part of the same time: {other.title} (-r {other.report})" for other in also]
+    severity = graded(claim.cost_ns, step_ns, 0.0) or "info"
+    return replace(
+        finding,
+        severity=at_most(
+            at_most(severity, finding.most_severity), "critical" if finding.reachable else "warning"
+        ),
+        cost_ns=round(claim.cost_ns),
+        alone_ns=round(claim.alone_ns),
+        evidence="; ".join(filter(None, evidence)),
+        names=(*finding.names, *(name for other in also for name in _names_in(other))),
+    )
+
+
+def _names_in(finding: Finding) -> list[str]:
+    """What may be a name out of the trace in its title."""
+    values = (value for fact in finding.facts for value in (fact.value, *fact.row.values()))
+    return [*finding.names, *(value for value in values if isinstance(value, str))]
+
+
+def _order(finding: Finding) -> tuple[int, int, str]:
+    """Critical without a cost; problems that other ranks do not have; other problems; the rest likewise."""
+    if finding.cost_ns is None:
+        group = 0 if finding.severity == "critical" else 3 if finding.severity in _PROBLEMS else 6
+    else:
+        group = (1 if finding.severity in _PROBLEMS else 4) + (not finding.reachable)
+    return group, -(finding.cost_ns or 0), finding.title

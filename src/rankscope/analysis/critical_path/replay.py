@@ -1,8 +1,8 @@
 """Replay a run with some durations changed, to predict when everything would have happened.
 
 One pass over the nodes in the order in which they happened, one rank at a time, until that rank has to wait for a
-collective that the others have not reached. This is a loop over events, because each start depends on an end just
-computed; it is linear, and a million nodes take seconds.
+collective or a message that the others have not reached. This is a loop over events, because each start depends on an
+end just computed; it is linear, and a million nodes take seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from rankscope.analysis.critical_path.graph.nodes import (
     Graph,
     Mask,
     follow,
-    latest_end_between,
 )
 from rankscope.records import dataclass
 
@@ -107,33 +106,21 @@ class Replay:
             getattr(graph.lags, name)[device.rank].tolist() for name in ("launch", "stream", "other")
         ]
         self._causes = [array.tolist() for array in (device.launch, device.before, device.other)]
-        self._meets = np.where(
-            (device.match != NONE) & (matched.members[np.maximum(device.match, 0)] > 1)
-            if len(matched.members)
-            else np.zeros(len(device.match), dtype=bool),
-            device.match,
-            NONE,
-        ).tolist()
+        meets = np.append(matched.meets, False)  # that of NONE is the last
+        self._meets = np.where(meets[device.match], device.match, NONE).tolist()
+        self._visits: dict[int, list[tuple[int, int]]] = {}
+        visits = graph.visits
+        for node, at, shift in zip(*(array.tolist() for array in vars(visits).values()), strict=True):
+            self._visits.setdefault(node, []).append((at, shift))
         self._old_host = graph.host.time.tolist()
         self._prepare_host(graph)
         self._prepare_collectives(graph)
         self._queues = _queues(graph)
 
     def _prepare_host(self, graph: Graph) -> None:
-        host, device = graph.host, graph.device
-        waits = host.target != NONE
-        is_sync = host.kind == HOST_CLASSES.index("sync")
-        target = host.target.copy()
-        quiet = np.flatnonzero(is_sync & ~waits)
-        if len(quiet) and len(device.end):
-            # These calls did not wait, but with slower kernels they would.
-            low = np.full(len(quiet), int(device.end.min()) - 1)
-            target[quiet] = latest_end_between(
-                device.rank, device.end, host.rank[quiet], low, host.time[quiet]
-            )
-        passed = host.time - follow(target, device.end, 0)
-        lag = np.where(waits, passed, np.minimum(passed, graph.lags.sync[host.rank]))
-        self._target, self._waits, self._sync_lag = target, waits.tolist(), lag.tolist()
+        host = graph.host
+        self._target, lag = graph.sync_targets()
+        self._waits, self._sync_lag = (host.target != NONE).tolist(), lag.tolist()
         # A cycle begins when it did, however long the one before takes: what lies between is not known.
         self._host_before = np.where(
             host.kind == HOST_CLASSES.index("unrecorded"), NONE, host.before
@@ -149,6 +136,8 @@ class Replay:
         on_device, on_host = has_last & ~matched.on_host, has_last & matched.on_host
         done[on_device] = device.end[matched.last[on_device]]
         done[on_host] = host.time[matched.last[on_host]] + matched.transfer[on_host]
+        alone = np.flatnonzero(np.append(matched.is_message, False)[device.match])
+        done[device.match[alone]] = device.end[alone]
         self._shift = (device.end - done[np.maximum(device.match, 0)] if count else device.end).tolist()
         closing = np.where(host.match != NONE, host.time - done[np.maximum(host.match, 0)] if count else 0, 0)
         self._close_shift = closing.tolist()
@@ -250,6 +239,9 @@ class _State:
         else:
             self.inside[match].append(node)
             self._arrive(match, started - fixed._shift[node])
+        if node in fixed._visits:
+            for at, shift in fixed._visits[node]:
+                self._arrive(at, started + shift)
         return True
 
     def _play_host(self, node: int) -> bool:

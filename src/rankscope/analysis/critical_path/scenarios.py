@@ -8,7 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from rankscope.analysis.across_ranks.layout import layout_of
+from rankscope.analysis.across_ranks.segments import BALANCES, Balance, Segments
+from rankscope.analysis.core.device_events import gpu_ranks
+from rankscope.analysis.core.grouping import group_medians
 from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.nodes import (
     DEVICE_CLASSES,
     HOST_CLASSES,
@@ -16,6 +21,7 @@ from rankscope.analysis.critical_path.graph.nodes import (
     Graph,
     Mask,
     MatchedCollectives,
+    follow,
 )
 from rankscope.analysis.critical_path.path import PATH_CLASSES
 from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, Work
@@ -24,10 +30,12 @@ from rankscope.collective_kinds import KINDS
 from rankscope.errors import UsageError
 from rankscope.ranges import as_ranges, rank_words
 from rankscope.records import dataclass
-from rankscope.store.arrays import count_before, number_rows, unique_values
+from rankscope.store.arrays import Floats, count_before, number_rows, unique_values
+from rankscope.timeline.run import Run
 
 _COMM = DEVICE_CLASSES.index("comm")
 _COMPUTE = PATH_CLASSES.index("compute")
+_EXPOSED, _IDLE = "exposed_comm_ns", "idle_ns"
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,12 @@ class Scenario:
     change_reduced: Callable[[ReducedGraph, Work], Work]
     """Of the reduced graph."""
     assumption: str
+    part: str = ""
+    """The class of the breakdown that it makes shorter: it saves no more than that class takes on any rank."""
+    most_ns: float = float("inf")
+    """Nor more than this per step."""
+    of_segments: bool = False
+    """It changes compute segments, which only ranks with a GPU have."""
 
 
 def hide_comm() -> Scenario:
@@ -63,6 +77,7 @@ def hide_comm() -> Scenario:
         reduced,
         "communication hidden: a collective takes no time once its last rank has arrived; the other ranks still wait "
         "for that rank",
+        _EXPOSED,
     )
 
 
@@ -92,6 +107,7 @@ def _transfers(what: str, change: Callable[[MatchedCollectives, Ints], Ints], as
         lambda graph, durations: replace(durations, transfer=change(graph.collectives, durations.transfer)),
         lambda graph, work: replace(work, transfer=change(graph.collectives, work.transfer)),
         assumption,
+        _EXPOSED,
     )
 
 
@@ -146,6 +162,7 @@ def kernel(name: str, factor: float) -> Scenario:
         change,
         reduced,
         f"kernels with '{name}' in their name run {factor:g} times as fast, on every rank; nothing else changes",
+        "compute_ns",
     )
 
 
@@ -159,12 +176,13 @@ def kernels(names: Sequence[str], factor: float) -> Scenario:
         ),
         lambda graph, work: _less_compute(graph, work, is_named, factor),
         f"these kernels run {factor:g} times as fast, on every rank; nothing else changes",
+        "compute_ns",
     )
 
 
 def _computing(graph: Graph, named: Mask) -> Mask:
-    """The device nodes with these names that are not part of a collective."""
-    computing: Mask = named[graph.device.name] & (graph.device.kind != _COMM)
+    """The kernels with these names: copies and collectives are none."""
+    computing: Mask = named[graph.device.name] & (graph.device.kind == _COMPUTE)
     return computing
 
 
@@ -212,6 +230,7 @@ def _host_time_gone(what: str, classes: tuple[str, ...], assumption: str) -> Sce
         ),
         lambda graph, work: _without(work, [PATH_CLASSES.index(name) for name in classes]),
         assumption,
+        _IDLE,
     )
 
 
@@ -226,10 +245,12 @@ def syncs_gone(names: Sequence[str] = ()) -> Scenario:
 
     def reduced(graph: ReducedGraph, work: Work) -> Work:
         chosen = np.array([not names or call in chosen_names for call in graph.syncs] + [False], dtype=bool)
-        gone = chosen[graph.sync]
-        others = np.bincount(graph.to[~gone], minlength=len(graph.rank)) > 0
-        work = replace(work, waits=work.waits & ~(gone & others[graph.to]))
-        return work if names else _without(work, [PATH_CLASSES.index("sync")])
+        gone, on_host = chosen[graph.sync], graph.on_host[graph.origin]
+        sync = PATH_CLASSES.index("sync")
+        spent = [*work.spent]
+        spent[sync] = np.where(gone & on_host, 0, spent[sync])
+        work = replace(work, spent=tuple(spent), waits=work.waits & ~(gone & ~on_host))
+        return work if names else _without(work, [sync])
 
     which = ", ".join(names) if names else "synchronising calls"
     return Scenario(
@@ -237,11 +258,24 @@ def syncs_gone(names: Sequence[str] = ()) -> Scenario:
         change,
         reduced,
         f"no wait in {which}: the host goes on at once and reads results later",
+        _IDLE,
     )
 
 
-def rank_at_median(rank: int) -> Scenario:
-    scenario = ranks_at_median((rank,), {})
+def peers_of(run: Run, ranks: Sequence[int]) -> dict[int, list[int]]:
+    """The ranks that do the same work as each of these: pipeline stages do different work, and the work of ranks
+    without GPU events is on the host."""
+    layout, on_gpu = layout_of(run, Scope()), gpu_ranks(run)
+    work = {rank: (layout.stage(rank), rank in on_gpu) for rank in run.ranks}
+    return {
+        rank: [other for other in run.ranks if other != rank and work[other] == work[rank]]
+        for rank in ranks
+        if rank in work
+    }
+
+
+def rank_at_median(rank: int, peers: Mapping[int, Sequence[int]]) -> Scenario:
+    scenario = ranks_at_median((rank,), peers)
 
     def check(ranks: Sequence[int]) -> None:
         if rank not in ranks:
@@ -329,6 +363,100 @@ def links_at_median(ranks: Sequence[int], members: Mapping[int, Sequence[int]]) 
     )
 
 
+def balanced(
+    what: Balance, chosen: Callable[[Segments], Mask] | None = None, *, transfers: bool | None = None
+) -> Scenario:
+    """Segments as long as in a balanced run; `chosen`: only these. `transfers`: whether they change too (default: with
+    all, unless segments are chosen)."""
+    at_median = transfers if transfers is not None else what == "all" and chosen is None
+
+    def change(graph: Graph, durations: Durations) -> Durations:
+        segments, target = _targets(graph.segments(), what, chosen)
+        device = graph.device
+        computing = np.flatnonzero(device.kind == _COMPUTE)
+        launched = follow(device.launch, graph.host.time, NONE)
+        time = np.where(device.launch != NONE, launched, device.start)[computing]
+        took = durations.device.astype(float)
+        for number, rank in enumerate(graph.ranks):
+            mine = np.flatnonzero(segments.rank == rank)
+            nodes = device.rank[computing] == number
+            at = np.searchsorted(segments.launched[mine], time[nodes], side="right") - 1
+            inside = at >= 0
+            segment = mine[at[inside]]
+            factor = target[segment] / np.maximum(segments.duration_ns[segment], 1)
+            took[computing[nodes][inside]] *= factor
+        transfer = (
+            _median_transfers(graph.collectives, durations.transfer) if at_median else durations.transfer
+        )
+        return replace(durations, device=np.rint(took).astype(np.int64), transfer=transfer)
+
+    def reduced(graph: ReducedGraph, work: Work) -> Work:
+        segments, target = _targets(graph.segments(), what, chosen)
+        begins, ends = graph.end[graph.origin], graph.start[graph.to]
+        way, point = np.ones(len(graph.to)), np.ones(len(graph.rank))
+        for number, rank in enumerate(graph.ranks):
+            mine = np.flatnonzero(segments.rank == rank)
+            ways, points = (np.flatnonzero(ranks == number) for ranks in (graph.rank[graph.to], graph.rank))
+            clock = _ComputeClock(
+                segments.start[mine], segments.end[mine], segments.duration_ns[mine], target[mine]
+            )
+            way[ways] = clock.factors(begins[ways], ends[ways])
+            point[points] = clock.factors(graph.start[points], graph.end[points])
+        compute = np.rint(work.spent[_COMPUTE] * way).astype(np.int64)
+        spent = (compute if kind == _COMPUTE else time for kind, time in enumerate(work.spent))
+        own_ns = np.rint(work.own_ns * np.where(graph.kind == _COMPUTE, point, 1)).astype(np.int64)
+        transfer = _median_transfers(graph.collectives, work.transfer) if at_median else work.transfer
+        return replace(work, spent=tuple(spent), own_ns=own_ns, transfer=transfer)
+
+    means = {
+        "ranks": "the mean over the ranks of its stage",
+        "stages": "the mean over the ranks of its stage, and all stages need the same time for a micro-batch",
+        "all": "the mean over the ranks of its stage, over micro-batches and steps, and all stages need the same time; "
+        "transfers take the median of their kind and size",
+    }
+    return Scenario(
+        f"{what} balanced" if what != "all" else "everything balanced",
+        change,
+        reduced,
+        f"balanced ({what}): the compute between two communications takes {means[what]}; host and order do not change",
+        of_segments=True,
+    )
+
+
+def _targets(
+    segments: Segments, what: Balance, chosen: Callable[[Segments], Mask] | None
+) -> tuple[Segments, Floats]:
+    target = segments.balanced_ns(what)
+    return segments, np.where(chosen(segments), target, segments.duration_ns) if chosen else target
+
+
+def _median_transfers(matched: MatchedCollectives, transfer: Ints) -> Ints:
+    """Each as long as the median of those of its kind and size between as many ranks."""
+    _, alike = number_rows([matched.kind, matched.bytes, matched.members])
+    return np.rint(group_medians(alike, transfer)[alike]).astype(np.int64)
+
+
+class _ComputeClock:
+    """How much a rank has computed by a time, as recorded and with other durations of its segments."""
+
+    def __init__(self, start: Ints, end: Ints, recorded: Ints, target: Floats) -> None:
+        order = np.lexsort((end, start))
+        self._time = np.maximum.accumulate(np.stack([start[order], end[order]], axis=1).reshape(-1))
+        self._sums = [
+            np.cumsum(np.stack([np.zeros(len(order)), took[order]], axis=1).reshape(-1))
+            for took in (recorded, target)
+        ]
+
+    def factors(self, begin: Ints, end: Ints) -> Floats:
+        """By how much the compute between two times changes."""
+        if not len(self._time):
+            return np.ones(len(begin))
+        recorded, target = (
+            np.interp(end, self._time, sums) - np.interp(begin, self._time, sums) for sums in self._sums
+        )
+        return np.where(recorded > 0, target / np.where(recorded > 0, recorded, 1), 1.0)
+
+
 def _steps(graph: Graph, rank: Ints, time: Ints) -> Ints:
     """The index of the step of its rank in which each time lies; -1 before the first step."""
     host = graph.host
@@ -387,16 +515,32 @@ class Changes:
     no_gaps: bool = False
     data_ready: bool = False
     no_sync: bool = False
+    balance: str | None = None
+    """'ranks', 'stages' or 'all'."""
 
 
-def scenarios_of(changes: Changes) -> list[Scenario]:
+def scenarios_of(run: Run, changes: Changes) -> list[Scenario]:
     scenarios = [hide_comm()] if changes.hide_comm else []
     if changes.bandwidth is not None:
         scenarios.append(bandwidth(parse_factor("--bandwidth", changes.bandwidth)))
-    scenarios += [rank_at_median(parse_rank(text)) for text in changes.ranks]
+    late = [parse_rank(text) for text in changes.ranks]
+    scenarios += [rank_at_median(rank, peers_of(run, late)) for rank in late]
     scenarios += [kernel(*parse_kernel(text)) for text in changes.kernels]
+    if changes.balance is not None:
+        scenarios.append(balanced(parse_balance(changes.balance)))
     asked = ((changes.no_gaps, no_gaps), (changes.data_ready, data_ready), (changes.no_sync, syncs_gone))
     return [*scenarios, *(scenario() for wanted, scenario in asked if wanted)]
+
+
+def parse_balance(text: str) -> Balance:
+    for what in BALANCES:
+        if text == what:
+            return what
+    raise UsageError(
+        f"--balance {text} is not one of {', '.join(BALANCES)}",
+        why="It says over what the compute is balanced.",
+        hint="Write it like --balance ranks",
+    )
 
 
 def parse_rank(text: str) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Fact, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Note, NoteKind, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import Graph
@@ -20,7 +19,15 @@ from rankscope.analysis.critical_path.savings import (
     replayed,
     waits_by_rank,
 )
-from rankscope.analysis.critical_path.scenarios import Scenario, bandwidth, hide_comm, no_gaps, rank_at_median
+from rankscope.analysis.critical_path.scenarios import (
+    Scenario,
+    bandwidth,
+    hide_comm,
+    no_gaps,
+    peers_of,
+    rank_at_median,
+)
+from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
@@ -81,10 +88,28 @@ def whatif(run: Run, scope: Scope, scenarios: Sequence[Scenario] = ()) -> Result
         notes.append(
             f"a replay without changes is {format_rounded('ns', abs(off))} {word} than the recorded window"
         )
+    if round(graph.unexplained_ns):
+        notes.append(
+            Note.of(
+                NoteKind.UNEXPLAINED,
+                f"{format_rounded('ns', graph.unexplained_ns)} of {'a step' if graph.steps else 'the window'} are gaps "
+                "on the device that no launch, stream or other rank explains (mean over ranks); they were kept",
+            )
+        )
+    if any(scenario.of_segments for _, together in cases for scenario in together):
+        notes += without_segments(graph)
     title = f"{_TITLE} per step" if graph.steps else f"{_TITLE} of the window"
     return Result(
         "whatif", title, scope.window, COLUMNS, rows, tuple(_findings(rows, bool(graph.steps))), tuple(notes)
     )
+
+
+def without_segments(graph: Graph | ReducedGraph) -> list[str]:
+    """A note on ranks whose compute cannot be balanced."""
+    missing = sorted(set(graph.ranks).difference(graph.segments().rank.tolist()))
+    if not missing:
+        return []
+    return [f"{rank_words(missing)}: no compute on a GPU was recorded, so nothing was balanced there"]
 
 
 def _default_scenarios(run: Run, scope: Scope, graph: Graph | ReducedGraph) -> list[Scenario]:
@@ -92,9 +117,11 @@ def _default_scenarios(run: Run, scope: Scope, graph: Graph | ReducedGraph) -> l
     if len(graph.collectives.transfer):
         scenarios += [hide_comm(), bandwidth(2.0)]
     waited = waits_by_rank(run, scope, graph.ranks)
-    # Pipeline stages do different work, so their median has no meaning.
-    if waited and len(graph.ranks) > 1 and "pp" not in layout_of(run, Scope()).axes:
-        scenarios.append(rank_at_median(min(waited, key=lambda rank: waited[rank])))  # it waited least
+    if waited and len(graph.ranks) > 1:
+        least = min(waited, key=lambda rank: waited[rank])
+        peers = peers_of(run, [least])
+        if peers[least]:  # a rank alone in its pipeline stage has no median
+            scenarios.append(rank_at_median(least, peers))
     return scenarios
 
 

@@ -28,9 +28,8 @@ from rankscope.units import format_rounded
 # Large matrix products reach about 80 % of the roof in practice; half of that is the threshold for a finding.
 _GOOD_PCT = 80.0
 _POOR_PCT = 40.0
-# Shares of a step: at the first a finding is reported, above the second it is a warning. Chosen, not measured, as the
-# shares of the roof above.
-_INFO_SHARE, _WARNING_SHARE = 0.02, 0.10
+# Share of a step at which a finding is reported. Chosen, not measured, as the shares of the roof above.
+_LEAST_SHARE = 0.02
 
 
 def _columns(by: str | None) -> tuple[Column, ...]:
@@ -206,7 +205,7 @@ class _Slow:
 
     @property
     def severity(self) -> Severity | None:
-        return graded(self.less_ns, self.step_ns, _INFO_SHARE, _WARNING_SHARE, float("inf"))
+        return graded(self.less_ns, self.step_ns, _LEAST_SHARE, critical=float("inf"))
 
     @property
     def remedy(self) -> Remedy | None:

@@ -21,8 +21,8 @@ from rankscope.records import dataclass
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
-STALL_INFO, STALL_WARNING, STALL_CRITICAL = 0.05, 0.10, 0.30
-"""Shares of the step time. A loader that prefetches makes the loop wait for microseconds only."""
+LEAST_STALL = 0.05
+"""Share of the step time. A loader that prefetches makes the loop wait for microseconds only."""
 
 COLUMNS = (
     Column("rank"),
@@ -115,7 +115,7 @@ def _finding(run: Run, rank: int, rows: list[dict[str, Any]], waits: RankWaits) 
     total = sum(row["step_ns"] for row in rows)
     waited = sum(row["wait_ns"] for row in rows)
     lost = sum(row["gpu_idle_ns"] for row in rows) if has_gpu else waited
-    severity = graded(lost, total, STALL_INFO, STALL_WARNING, STALL_CRITICAL)
+    severity = graded(lost, total, LEAST_STALL)
     if severity is None:
         return []
     subject = f"rank {rank}, all steps"

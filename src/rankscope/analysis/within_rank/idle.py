@@ -17,8 +17,8 @@ from rankscope.records import dataclass
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
-IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL = 0.05, 0.15, 0.40
-"""Shares of the span. A training step that keeps the GPU busy stays under 10 to 15 %."""
+LEAST_IDLE = 0.05
+"""Share of the span. Below it the GPU counts as busy."""
 
 COLUMNS = (
     Column("rank"),
@@ -53,7 +53,7 @@ class DeviceSums(NamedTuple):
     @property
     def severity(self) -> Severity | None:
         """By the idle time without waits for data and synchronising calls, which have findings of their own."""
-        return graded(self.launch_idle, self.span, IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL)
+        return graded(self.launch_idle, self.span, LEAST_IDLE)
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from rankscope.store.arrays import unique_values
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
-EXPOSED_INFO, EXPOSED_WARNING, EXPOSED_CRITICAL = 0.05, 0.15, 0.40
-"""Shares of the span with an exposed transfer. Data-parallel training that overlaps its buckets stays under 15 %."""
+LEAST_EXPOSED = 0.05
+"""Share of the span with an exposed transfer."""
 
 ON_HOST = "collectives on the host"
 COLUMNS = (
@@ -151,7 +151,7 @@ def _finding(run: Run, rank: int, rows: list[dict[str, Any]], scope: Scope) -> l
     waiting = int(exposed_waits(run, scope)[rank].sum())
     transfer = whole["exposed_ns"] - waiting
     parts = rank_parts(run, scope)[rank]
-    severity = graded(transfer, parts.span, EXPOSED_INFO, EXPOSED_WARNING, EXPOSED_CRITICAL)
+    severity = graded(transfer, parts.span, LEAST_EXPOSED)
     if severity is None:
         return []
     most = max(kinds, key=lambda row: row["exposed_ns"])

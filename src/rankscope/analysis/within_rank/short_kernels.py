@@ -24,8 +24,8 @@ from rankscope.units import format_rounded
 SHORT_NS = 10_000
 """A launch costs the host 5 to 10 µs under the profiler (median 8.2 µs on the H200 traces), so a shorter kernel can
 end before the next one is launched."""
-COST_INFO, COST_WARNING, COST_CRITICAL = 0.05, 0.15, 0.40
-"""Shares of the span: launch time minus run time of the short kernels."""
+LEAST_COST = 0.05
+"""Share of the span: launch time minus run time of the short kernels."""
 
 _MEASURES = (
     Column("count", "count", f"compute kernels under {SHORT_NS // 1000} µs"),
@@ -145,7 +145,7 @@ def _groups(events: DeviceEvents, codes: Ints, names: list[str]) -> Iterator[Gro
 
 def _finding(run: Run, rank: int, sums: GroupSums, span: int, steps: int) -> list[OnRank]:
     excess = sums.launch_ns - sums.total_ns
-    severity = graded(excess, span, COST_INFO, COST_WARNING, COST_CRITICAL)
+    severity = graded(excess, span, LEAST_COST)
     if severity is None:
         return []
     steps = max(steps, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, covered, s
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.notes import NO_GPU, left_out, no_lines, slice_counts
 from rankscope.analysis.core.rank_activity import rank_activity
-from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Remedy, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded
@@ -26,8 +27,8 @@ from rankscope.store.arrays import number_rows, unique_values
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
-IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL = 0.02, 0.10, 0.30
-"""Shares of the span in which the device is idle while the host is in such a call."""
+LEAST_IDLE = 0.02
+"""Share of the span in which the device is idle while the host is in such a call."""
 _MAX_FINDINGS = 3
 
 COLUMNS = (
@@ -140,17 +141,13 @@ def _findings(
     """The calls inside steps with the most GPU idle time during them; of each the worst rank."""
     findings = []
     for (name, op, source), by_rank in groups.items():
-        severities = {
-            rank: graded(sums[3], span[rank], IDLE_INFO, IDLE_WARNING, IDLE_CRITICAL)
-            for rank, sums in by_rank.items()
-        }
         rank = max(by_rank, key=lambda r: by_rank[r][3])
         calls, time, _, idle = by_rank[rank]
-        severity, on_all = severities[rank], sum(sums[0] for sums in by_rank.values())
+        severity, on_all = graded(idle, span[rank], LEAST_IDLE), sum(sums[0] for sums in by_rank.values())
         if severity is None:
             continue
         per_step = " per step" if steps else ""
-        alike = tuple(sorted(r for r, other in severities.items() if other == severity))
+        alike = tuple(sorted(r for r, sums in by_rank.items() if graded(sums[3], span[r], LEAST_IDLE)))
         key = {"name": name, "op": op, "source": source}
         subject = f"rank {rank}"
         finding = Finding(
@@ -169,8 +166,10 @@ def _findings(
                 Fact("calls", on_all, "count", "all ranks", tuple(sorted(by_rank)), key),
             ),
             # A copy of pageable memory has to be made another way: there is no change to replay.
-            remedy=None if name.endswith(", pageable") else Remedy("syncs gone", names=(name,)),
+            remedy=None
+            if name.endswith(", pageable")
+            else Remedy("syncs gone", names=(name,), most_ns=idle / max(steps, 1)),
         )
-        findings.append((SEVERITIES.index(severity), idle, finding))
-    findings.sort(key=lambda ranked: ranked[:2], reverse=True)
-    return tuple(finding for _, _, finding in findings[:_MAX_FINDINGS])
+        findings.append((idle, finding))
+    findings.sort(key=itemgetter(0), reverse=True)
+    return tuple(finding for _, finding in findings[:_MAX_FINDINGS])

@@ -6,9 +6,11 @@
 
     write_job(job, Path("run"))  # the same, with one step of each rank in memory at a time
 
-rank_grid.py has the layout of the ranks, job.py sizes and faults, schedule.py the program of a step, host.py a rank
-that goes through it. Here the ranks meet: a collective ends on all ranks when the last one has arrived, plus the
-transfer; a send and its receive end together. The cost of a fault is found by simulating the same job without it.
+rank_grid.py has the layout of the ranks, job.py sizes and faults, schedule.py the program of a step, pipeline.py the
+order of its passes, host.py a rank that goes through it. Here the ranks meet: a collective ends on all ranks when the
+last one has arrived, plus the transfer; a send and its receive end together; a batch of them ends when the last peer
+has come, plus its transfer. The cost of a fault is found by simulating the same job without it, that of imbalance by
+simulating it with equal durations (balance.py).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from rankscope.bench.synthetic.host import COMPUTE, GAP_NS, Host, RankRun, Work
+from rankscope.bench.synthetic.host import COMPUTE, GAP_NS, Durations, Host, RankRun, Work
 from rankscope.bench.synthetic.job import Fault, Job
 from rankscope.bench.synthetic.schedule import training_step
 
@@ -28,21 +30,21 @@ Arrived = dict[tuple[object, ...], dict[int, Work]]
 """The ranks that have come to each collective, and their part of it."""
 
 
-def simulate(job: Job) -> list[RankRun]:
+def simulate(job: Job, durations: Durations | None = None) -> list[RankRun]:
     """Run the job, and keep what every rank did."""
     runs = [RankRun() for _ in range(job.ranks)]
-    for rank, step in simulated_steps(job):
+    for rank, step in simulated_steps(job, durations):
         runs[rank].steps += step.steps
         runs[rank].works += step.works
     return runs
 
 
-def simulated_steps(job: Job) -> Iterator[tuple[int, RankRun]]:
+def simulated_steps(job: Job, durations: Durations | None = None) -> Iterator[tuple[int, RankRun]]:
     """Run the job: every host goes on until it waits, every work starts when it can.
 
     Gives a rank and its next step when all work of that step has ended; nothing of it is kept.
     """
-    hosts = [Host(job, rank) for rank in range(job.ranks)]
+    hosts = [Host(job, rank, durations) for rank in range(job.ranks)]
     programs = {host.rank: _program(host) for host in hosts}
     arrived: Arrived = {}
     while programs:
@@ -106,17 +108,24 @@ def _start(host: Host, work: Work, arrived: Arrived) -> None:
         work.start, work.end = int(start[0, 0]), int(end[-1, -1])
         return
     work.start = max(work.ready_ns, int(launched[0]))
-    parts = arrived.setdefault(work.key, {})
-    parts[host.rank] = work
-    if len(parts) == (2 if work.axis == "pp" else len(host.groups[work.axis])):
-        del arrived[work.key]
-        last = max(part.start for part in parts.values()) + max(part.ns or 0 for part in parts.values())
-        for member, part in parts.items():
-            part.end = last
-            if leave_ns := host.job.leave_ns:
-                part.end += random.Random(f"{host.job.seed}/leave/{member}/{work.key}").randrange(
-                    leave_ns + 1
-                )
+    for key in work.transfers:
+        parts = arrived.setdefault(key, {})
+        parts[host.rank] = work
+        if len(parts) == (2 if work.axis == "pp" else len(host.groups[work.axis])):
+            del arrived[key]
+            _meet(host.job, parts)
+
+
+def _meet(job: Job, parts: dict[int, Work]) -> None:
+    """All ranks have come to a transfer. Those for which it was the last of a batch get their end."""
+    last = max(part.start for part in parts.values())
+    for member, part in parts.items():
+        part.last_arrival = max(part.last_arrival, last)
+        part.open_transfers -= 1
+        if part.open_transfers == 0:
+            part.end = part.last_arrival + (part.ns or 0)
+            if job.leave_ns:
+                part.end += random.Random(f"{job.seed}/leave/{member}/{part.key}").randrange(job.leave_ns + 1)
 
 
 def step_ns(runs: list[RankRun]) -> float:

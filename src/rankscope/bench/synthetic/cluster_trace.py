@@ -1,7 +1,7 @@
 """A simulated job as Kineto files, one per rank, in the recorded text.
 
 Times are those of the rank's own clock. Collectives carry the metadata torch records for NCCL: group, sequence number,
-sizes. `write_job` also writes truth.json: layout, clocks and faults.
+sizes. `write_job` also writes truth.json: layout, clocks, faults and the times of a balanced step.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.bench.synthetic.balance import balance
 from rankscope.bench.synthetic.cluster import simulated_steps
 from rankscope.bench.synthetic.host import RankRun, Work
-from rankscope.bench.synthetic.job import EVERY_RANK, Clock, Job
+from rankscope.bench.synthetic.job import OF_RANKS, Clock, Job
 from rankscope.bench.synthetic.rank_grid import DESCRIPTIONS
 from rankscope.bench.synthetic.recording import (
     AUTOGRAD_TID,
@@ -56,10 +57,13 @@ def write_traces(job: Job, runs: list[RankRun], folder: Path) -> None:
         write_pieces(folder / name, RankTrace(job, rank).file(run, name))
 
 
-def write_job(job: Job, folder: Path, progress: Progress | None = None) -> dict[str, Any]:
+def write_job(
+    job: Job, folder: Path, progress: Progress | None = None, *, balanced: bool = True
+) -> dict[str, Any]:
     """Simulate a job and write its files as it goes, and truth.json; returns the truth.
 
-    A few steps of each rank are in memory at a time, whatever the number of steps.
+    A few steps of each rank are in memory at a time, whatever the number of steps. `balanced`: the truth has the
+    balanced times too, which takes four more simulations.
     """
     if folder.is_dir() and any(folder.iterdir()):
         raise StoreError(
@@ -83,6 +87,8 @@ def write_job(job: Job, folder: Path, progress: Progress | None = None) -> dict[
         if progress:
             progress(sum(map(len, pieces)))
     truth = _truth(job, (max(ends) - min(begins)) / job.steps, [trace.count for trace in traces])
+    if balanced:
+        truth["balance"] = balance(job)
     (folder / TRUTH_FILE).write_text(json.dumps(truth, indent=1) + "\n")
     return truth
 
@@ -100,7 +106,15 @@ def _truth(job: Job, step_ns: float, events: list[int]) -> dict[str, Any]:
         "step_ns": step_ns,
         "faults": [asdict(fault) for fault in job.faults],
         "late_ranks": sorted(
-            {rank for fault in job.faults if fault.kind not in (*EVERY_RANK, "leak") for rank in fault.ranks}
+            {
+                rank
+                for fault in job.faults
+                if fault.kind in (*OF_RANKS, "moving") or (fault.kind == "experts" and len(fault.ranks) == 1)
+                for rank in fault.ranks
+            }
+        ),
+        "late_stages": sorted(
+            {job.place(fault.ranks[0])[0] for fault in job.faults if fault.kind == "stages"}
         ),
         "nodes": [_node(job, rank) for rank in range(job.ranks)],
         "clocks": [
@@ -179,7 +193,7 @@ class RankTrace:
         self.steps = self.count = 0
         self._numbers = Numbers(job, rank, reserved_bytes)
         self._indexed = 0
-        self._bound: dict[tuple[str, str, bool, int], tuple[Segment, Mapping[str, int]]] = {}
+        self._bound: dict[tuple[str, str, bool, int, int], tuple[Segment, Mapping[str, int]]] = {}
         self._device = rank % min(job.ranks_per_node, _GPUS_PER_NODE)
 
     def head(self) -> str:
@@ -226,7 +240,7 @@ class RankTrace:
         return f'{text}\n  ],\n  "traceName": {json.dumps(name)}\n}}'
 
     def _text(self, section: str, work: Work, bases: dict[str, int]) -> str:
-        key = (work.segment.name, work.axis, work.on_autograd, work.upward)
+        key = (work.segment.name, work.axis, work.on_autograd, work.upward, work.own_stream)
         if key not in self._bound:
             directed = {
                 counter: stride * (work.upward if counter in ("layer", "address", "sequence") else 1)
@@ -258,6 +272,8 @@ class RankTrace:
             form = form.replace(words, re.sub(r"0\b(?=\D*$)", str(self._device), words))
         if not work.axis:
             return form
+        if work.own_stream:
+            form = re.sub(rf'"(tid|stream)": {work.segment.stream}\b', rf'"\1": {work.own_stream}', form)
         group = self.job.group_ranks(work.axis, self.rank)
         for recorded_text, text in (
             ('"Process Group Name": "0"', f'"Process Group Name": "{self._numbers.names[work.axis]}"'),

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections import Counter, deque
-from collections.abc import Iterable
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -19,11 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rankscope.bench.synthetic.job import Job, StepFaults
+from rankscope.bench.synthetic.pipeline import Message, Pass
 from rankscope.bench.synthetic.rank_grid import AXES
 from rankscope.bench.synthetic.recording import Integers, Segment, recording, segment
 
 COMPUTE, COPY, COMM = 7, 16, 20
 """Streams, as they are numbered in the recording."""
+_P2P = 24
+"""The stream of batches, and the first of those of pairs: NCCL has a communicator for each pair of ranks."""
 GAP_NS, LATENCY_NS, SYNC_NS = 1_000, 4_000, 3_000
 """Between two kernels of a stream; from a launch to the GPU; from the end of the work to the return of a sync."""
 _NOISES = 1 << 14
@@ -83,16 +86,27 @@ class Work:
     peer: int = 0
     key: tuple[object, ...] = ()
     """What the other ranks' part of the same transfer has too."""
+    transfers: tuple[tuple[object, ...], ...] = ()
+    """The keys of the messages of a batch; of any other transfer its own."""
+    open_transfers: int = 0
+    """Those to which not all ranks have come."""
+    last_arrival: int = -1
+    own_stream: int = 0
+    """If not that of the recording."""
     nelems: tuple[int, int] = (0, 0)
     """In and out."""
     nbytes: int = 0
     """Allocated, by an allocation."""
+    cut: int = 0
+    """How many transfers its rank has launched in the step before it."""
+    part: Pass | None = None
+    """The pass it belongs to."""
     start: int = -1
     end: int = -1
 
     @property
     def stream(self) -> int:
-        return self.segment.stream
+        return self.own_stream or self.segment.stream
 
     def _factors(self, skip: int, count: int) -> Floats:
         at = np.arange(self.noise_at + skip * self.blocks, self.noise_at + (skip + count) * self.blocks)
@@ -129,6 +143,15 @@ class Work:
         return host[:, self.segment.launches].ravel() + LATENCY_NS
 
 
+class Durations(NamedTuple):
+    """What a simulation has other than the job says."""
+
+    scales: Mapping[tuple[int, int, int, Pass | None], float]
+    """Of the compute, by rank, step, and `cut` and `part` of the work."""
+    transfers: Mapping[tuple[str, str], int]
+    """By segment and axis."""
+
+
 @dataclass
 class RankRun:
     """What one rank did, in true time."""
@@ -141,14 +164,16 @@ class RankRun:
 class Host:
     """What the program of a step can do on one rank."""
 
-    def __init__(self, job: Job, rank: int) -> None:
+    def __init__(self, job: Job, rank: int, durations: Durations | None = None) -> None:
         self.job, self.rank, self.run = job, rank, RankRun()
+        self.part: Pass | None = None
+        self._durations, self._cut = durations or Durations({}, {}), 0
         self.now = 100_000
         self.step = 0
         self.faults = StepFaults(job, rank, 0)
         self.last: dict[int, Work] = {}
         self.open: list[Work] = []
-        self.queues: dict[int, deque[Work]] = {stream: deque() for stream in (COMPUTE, COPY, COMM)}
+        self.queues: defaultdict[int, deque[Work]] = defaultdict(deque)
         """Work that has no end yet. A stream does one after the other, so only the first of each can start."""
         self.groups = {axis: job.group_ranks(axis, rank) for axis in (*AXES, "world")}
         self._played: Counter[str] = Counter()
@@ -160,6 +185,7 @@ class Host:
         job = self.job
         self.step, self.faults = step, StepFaults(job, self.rank, step)
         self._played.clear()
+        self._cut = 0
         longer = random.Random(f"{job.seed}/step/{self.rank}/{step}").random() * job.step_noise_pct / 100
         self._factor = (1 + self.faults.kernel_share) * self._gpu_factor * (1 + longer)
 
@@ -183,9 +209,19 @@ class Host:
             noise_at=self._place(f"{name} {self._played[name]}"),
             per_launch=round(self.faults.per_launch),
             factor=self._factors(events) if events.stream == COMPUTE else 1.0,
+            cut=self._cut,
+            part=self.part,
             **details,
         )
+        if work.key:
+            self._cut += 1
+            work.ns = self._durations.transfers.get((events.name, work.axis), work.ns)
+        elif events.stream == COMPUTE and self._durations.scales:
+            scale = self._durations.scales[self.rank, self.step, self._cut, self.part]
+            work.factor, work.extra = work.factor * scale, round(work.extra * scale)
         work.on_autograd |= events.on_autograd
+        work.transfers = work.transfers or (work.key,)
+        work.open_transfers = len(work.transfers)
         host = work.host()
         self.now = int(host[-1, -1])
         self.run.works.append(work)
@@ -226,19 +262,42 @@ class Host:
         if len(group) == 1:
             return []
         ns, *nelems = job.transfer(kind, axis, len(group), busy_ns)
+        if kind == "all_to_all":  # ends when the busiest rank has its tokens
+            stage, data, _ = job.place(self.rank)
+            routed = job.routed(stage, self.step)
+            ns, nelems[1] = round(ns * max(routed)), round(nelems[1] * routed[data])
         key = (axis, group[0], self.step, label)
         noise = self._noise[zlib.crc32(repr(key).encode()) % _NOISES]
-        ns = round(ns * (1 + abs(float(noise) - 1))) + job.link_delay(axis, group)
+        ns = round(ns * (1 + abs(float(noise) - 1))) + job.link_delay(axis, group, self.step)
         return [
             self.play(kind, after, on_autograd=on_autograd, ns=ns, axis=axis, key=key, nelems=tuple(nelems))
         ]
 
-    def transfer(self, kind: str, peer: int, label: str, after: Iterable[Work] = ()) -> Work:
-        """Send to or receive from a rank of the pipeline."""
-        pair = (min(peer, self.rank), max(peer, self.rank))
-        ns = self.job.send_ns + self.job.link_delay("pp", pair)
-        key, size = ("pp", pair, self.step, label), (2_000_000, 2_000_000)
-        return self.play(kind, after, ns=ns, axis="pp", peer=peer, key=key, nelems=size)
+    def exchange(self, listed: Sequence[Message], after: Iterable[Work] = ()) -> list[Work]:
+        """Send to and receive from ranks of the pipeline; all starts after `after`."""
+        if not listed:
+            return []
+        job, (stage, data, tensor) = self.job, self.job.place(self.rank)
+        # Forward first on both sides, and one side of each pair sends first: no two wait for each other's receive.
+        listed = sorted(listed, key=lambda m: (m.label[0] != "f", (m.kind == "send") == stage % 2))
+        peers = [job.rank_at(message.stage, data, tensor) for message in listed]
+        pairs = [(min(peer, self.rank), max(peer, self.rank)) for peer in peers]
+        took = [job.send_ns + job.link_delay("pp", pair, self.step) for pair in pairs]
+        keys = [("pp", pair, self.step, message.label) for pair, message in zip(pairs, listed, strict=True)]
+        common: dict[str, Any] = {"axis": "pp", "nelems": (2_000_000, 2_000_000)}
+        if job.p2p == "batched":
+            for message, peer in zip(listed, peers, strict=True):
+                self.play(f"{message.kind}_call", peer=peer, **common)
+            batch: dict[str, Any] = {"key": keys[0], "transfers": tuple(keys), "own_stream": _P2P}
+            return [self.play("coalesced", after, ns=max(took), **batch, **common)]
+        works = []
+        for message, peer, ns, key in zip(listed, peers, took, keys, strict=True):
+            onwards = (message.stage - stage) % job.stages == 1
+            stream = 0 if job.schedule == "gpipe" else _P2P + 4 * (not onwards)
+            works.append(
+                self.play(message.kind, after, ns=ns, peer=peer, key=key, own_stream=stream, **common)
+            )
+        return works
 
     def synchronized(self, sync: Work) -> None:
         """Everything launched has ended: let a sync return."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from rankscope.bench.synthetic.rank_grid import RankGrid
@@ -21,31 +21,45 @@ FAULTS = (
     "dataloader",  # the wait for the batch takes longer
     "link",  # transfers of the groups this rank is in take longer
     "moving",  # another rank computes longer in every step
+    "lengths",  # micro-batches differ in length; `ns` is the standard deviation of the compute of a step
+    "experts",  # routing is uneven: to one rank, or with several ranks to another one in every step
+    "stages",  # the stage of these ranks has more layers
     "overlap",  # all ranks: the backward pass waits for every bucket of gradients
     "fusion",  # all ranks: as many short kernels besides the usual ones as take the host this long to launch
     "leak",  # `ns` is the number of bytes that stay allocated after each step
 )
 EVERY_RANK = ("overlap", "fusion")
 """Faults of the program: they have no culprit."""
-OF_RANKS = tuple(kind for kind in FAULTS if kind not in (*EVERY_RANK, "moving", "leak"))
-"""Faults that make the named ranks late in every step."""
+OF_WORK = ("lengths", "experts", "stages")
+"""Faults of how the work is divided."""
+OF_RANKS = tuple(kind for kind in FAULTS if kind not in (*EVERY_RANK, *OF_WORK, "moving", "leak"))
+"""Faults that make the named ranks late."""
+_EVERY = {"gc": 2, "checkpoint": 4}
 LAUNCH_NS = 6_000
 """What the host needs for a launch of the plain model."""
 _EVENTS_OF_A_WORK = 3  # the op, the launch call and the kernel
 _UNIX_START_NS = 1_794_701_458_600_000_000  # when true time is 0
 _BASE_TIME_NS = 1_790_857_026_000_000_000
+_TOKENS = 4_000_000
 _BUS_BYTES_PER_NS = 300  # sizes are chosen for this bandwidth, whatever the job's is
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that makes ranks slow. `ns` is what it adds to one step of one rank's own work."""
+    """Something that makes ranks slow. `ns` is what it adds to one step of one rank's own work, on average."""
 
     kind: str
     ranks: tuple[int, ...]
     ns: int
     annotated: bool = False
     """Host faults: inside an annotation that names the cause."""
+    every: int = 0
+    """Only in every so many-th step, and so much longer there; 0: as usual for its kind."""
+
+    def in_step(self, step: int) -> int:
+        """What it adds to a step."""
+        every = self.every or _EVERY.get(self.kind, 1)
+        return self.ns * every * (step % every == every - 1)
 
 
 @dataclass(frozen=True)
@@ -96,6 +110,14 @@ class Job(RankGrid):
     layers: int = 4
     most_buckets: int | None = None
     """Collectives of a pass through the layers at most; None: one for each layer."""
+    stage_layers: tuple[int, ...] = ()
+    """Uneven pipelines: layers of each stage, or of each chunk as the model goes through them; empty: `layers` each."""
+    schedule: str = "gpipe"
+    """Of a pipeline: gpipe, 1f1b or interleaved (pipeline.py)."""
+    chunks: int = 1
+    """Virtual stages of each stage, of the interleaved schedule."""
+    p2p: str = "separate"
+    """separate: a kernel for each send and recv; batched: one for those that go together, as batch_isend_irecv."""
     micro_batches: int = 2
     """Of a step; the plain model has them in pipelines only."""
     sharded: bool = False
@@ -105,6 +127,9 @@ class Job(RankGrid):
     """Of one layer and micro-batch in the plain model; the backward pass takes twice as long."""
     kernels: int = 3
     """Kernels a layer's pass is made of in the plain model."""
+    expert_ns: int = 0
+    """Mixture of experts: forward compute of a layer and micro-batch on tokens of all ranks of the data-parallel group,
+    which an all_to_all has brought; 0: no experts."""
     bucket_ns: int = 500_000
     """Transfer of the gradients of one layer over the data-parallel group."""
     sum_ns: int = 120_000
@@ -152,11 +177,25 @@ class Job(RankGrid):
         """How often a rank goes through a layer in a step, forward and backward."""
         return 2 * self.layers * self.batches
 
-    @cached_property
-    def buckets(self) -> tuple[int, ...]:
-        """The layers between two collectives."""
-        count = min(self.layers, self.most_buckets or self.layers)
-        return tuple(self.layers // count + (i < self.layers % count) for i in range(count))
+    def layers_of(self, stage: int, chunk: int = 0) -> int:
+        """The layers of a stage's chunk."""
+        if len(self.stage_layers) == self.stages * self.chunks:
+            return self.stage_layers[chunk * self.stages + stage]
+        layers = self.stage_layers[stage] if self.stage_layers else self.layers
+        pass_ns = 3 * self.forward_ns * self.batches
+        for fault in self.faults:
+            if fault.kind == "stages" and self.place(fault.ranks[0])[0] == stage:
+                layers += max(1, round(fault.ns / pass_ns))
+        return layers // self.chunks + (chunk < layers % self.chunks)
+
+    def layers_on(self, stage: int) -> int:
+        """The layers of all chunks of a stage."""
+        return sum(self.layers_of(stage, chunk) for chunk in range(self.chunks))
+
+    def buckets(self, layers: int) -> tuple[int, ...]:
+        """How many of so many layers there are between two collectives."""
+        count = min(layers, self.most_buckets or layers)
+        return tuple(layers // count + (i < layers % count) for i in range(count))
 
     @property
     def data_axis(self) -> str:
@@ -165,6 +204,8 @@ class Job(RankGrid):
 
     def transfer(self, kind: str, axis: str, ranks: int, busy_ns: int) -> Transfer:
         """Of a collective; in the gpt model as large as hides some of it behind so much work."""
+        if kind == "all_to_all":
+            return Transfer(self.sum_ns, _TOKENS, _TOKENS)
         if self.model == "plain":
             ns = {"dp": self.bucket_ns, "tp": self.sum_ns, "world": self.norm_ns}[axis]
             elements = {"dp": 32_000_000, "tp": 4_000_000, "world": 2}[axis]
@@ -204,13 +245,45 @@ class Job(RankGrid):
             values[peak] = largest if values[peak] >= 0 else -largest
         return values
 
-    def link_delay(self, axis: str, group: tuple[int, ...]) -> int:
+    def length(self, step: int, batch: int, data: int) -> float:
+        """Of a micro-batch, over the mean length."""
+        compute_ns = 3 * self.forward_ns * self.layers * self.batches
+        factor = 1.0
+        for number, fault in enumerate(self.faults):
+            if fault.kind == "lengths":
+                chance = random.Random(f"{self.seed}/fault {number}/{step}/{batch}/{data}")
+                # Independent micro-batches even out in a step: their sum has the wanted deviation.
+                factor += chance.gauss(0, fault.ns / compute_ns * self.batches**0.5)
+        return max(factor, 0.2)
+
+    @lru_cache(maxsize=256)  # noqa: B019 - jobs are few
+    def routed(self, stage: int, step: int) -> tuple[float, ...]:
+        """The tokens that the experts of each data-parallel rank get, over the mean."""
+        expert_ns = 3 * self.expert_ns * self.layers_on(stage) * self.batches
+        shares = [1.0] * self.data
+        for number, fault in enumerate(self.faults):
+            if fault.kind == "experts":
+                if len(fault.ranks) > 1:
+                    chance = random.Random(f"{self.seed}/fault {number}/{stage}/{step}")
+                    weights = [chance.gauss(0, 1) for _ in shares]
+                else:
+                    of_stage, data, _ = self.place(fault.ranks[0])
+                    weights = [float(of_stage == stage and rank == data) for rank in range(self.data)]
+                mean = sum(weights) / self.data
+                peak = max(max(weights) - mean, 1e-9)
+                excess = fault.in_step(step) / expert_ns
+                shares = [
+                    max(a + excess * (b - mean) / peak, 0.1) for a, b in zip(shares, weights, strict=True)
+                ]
+        return tuple(shares)
+
+    def link_delay(self, axis: str, group: tuple[int, ...], step: int) -> int:
         """What slow links add to one transfer of a group; nothing to a few bytes over all ranks."""
         if axis == "world":
             return 0
-        transfers = {"dp": self.layers, "tp": self.passes, "pp": 2 * self.batches}[axis]
+        transfers = {"dp": self.layers, "tp": self.passes, "pp": 2 * self.batches * self.chunks}[axis]
         return sum(
-            fault.ns // transfers
+            fault.in_step(step) // transfers
             for fault in self.faults
             if fault.kind == "link" and set(fault.ranks) & set(group)
         )
@@ -240,28 +313,26 @@ class StepFaults:
                 else rank in fault.ranks or fault.kind in EVERY_RANK
             )
             if hit:
-                self._add(job, fault, step, chance)
+                self._add(job, fault, fault.in_step(step), rank, chance)
 
-    def _add(self, job: Job, fault: Fault, step: int, chance: random.Random) -> None:
+    def _add(self, job: Job, fault: Fault, ns: int, rank: int, chance: random.Random) -> None:
         self.annotated |= fault.annotated
         if fault.kind in ("compute", "moving"):
-            self.extra_kernel += fault.ns
+            self.extra_kernel += ns
         elif fault.kind == "throttle":
-            self.kernel_share += fault.ns / (job.layers * 3 * job.forward_ns * job.batches)
+            layers = job.layers_on(job.place(rank)[0])
+            self.kernel_share += ns / (layers * 3 * job.forward_ns * job.batches)
         elif fault.kind == "gc":
-            if step % 2:
-                late = chance.random() < 0.5
-                self.gc_after += 2 * fault.ns * late
-                self.gc_before += 2 * fault.ns * (not late)
+            late = chance.random() < 0.5
+            self.gc_after += ns * late
+            self.gc_before += ns * (not late)
         elif fault.kind == "contention":
-            self.per_launch += fault.ns / ((job.layers * (2 * job.kernels + 1) + 3) * job.batches)
-        elif fault.kind == "checkpoint":
-            self.checkpoint += 4 * fault.ns * (step % 4 == 3)
+            self.per_launch += ns / ((job.layers * (2 * job.kernels + 1) + 3) * job.batches)
         elif fault.kind == "overlap":
             self.no_overlap = True
         elif fault.kind == "fusion":
-            self.short_kernels += round(fault.ns / job.passes / (1.25 * LAUNCH_NS))
+            self.short_kernels += round(ns / job.passes / (1.25 * LAUNCH_NS))
         elif fault.kind == "leak":
-            self.leaked_bytes += fault.ns
-        elif fault.kind in ("host", "copy", "dataloader"):
-            setattr(self, fault.kind, getattr(self, fault.kind) + fault.ns)
+            self.leaked_bytes += ns
+        elif fault.kind in ("host", "checkpoint", "copy", "dataloader"):
+            setattr(self, fault.kind, getattr(self, fault.kind) + ns)

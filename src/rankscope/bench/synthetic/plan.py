@@ -228,7 +228,7 @@ class Plan:
         def events(*names: str) -> int:
             return sum(segment(f"gpt.{name}").events(self.with_stack).total() for name in names)
 
-        buckets = len(job.buckets)
+        buckets = len(job.buckets(job.layers))
         collectives = 0
         if job.tensor > 1:
             collectives += 2 * job.batches * buckets

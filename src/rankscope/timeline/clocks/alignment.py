@@ -1,8 +1,9 @@
 """Offset and drift of each rank's clock, with their errors.
 
 Ranks leave an all_reduce at the same time, and so most other collectives; the differences of the recorded end times
-are those of the clocks (`fit`). Ranks that share no collective with the others keep their wall clock. The store keeps
-the result (store.derived).
+are those of the clocks (`fit`). Between ranks that share no collective, such as the stages of a pipeline, a send and
+its receive serve: they mostly end together. Ranks without either keep their wall clock. The store keeps the result
+(store.derived).
 """
 
 from __future__ import annotations
@@ -103,14 +104,22 @@ def measure(rows: Collectives, ranks: Sequence[int], starts: Sequence[tuple[int,
     import numpy as np
 
     from rankscope.store.arrays import NONE
-    from rankscope.timeline.clocks.fit import LEAST_MOMENTS, Sightings, few_moments, fit_many
+    from rankscope.timeline.clocks.fit import LEAST_MOMENTS, Sightings, connected_parts, few_moments, fit_many
 
     used = (rows.match != NONE) & rows.together
+    if len(rows.sends):
+        clock = np.searchsorted(ranks, rows.rank)
+        seen = Sightings(rows.match[used], clock[used], rows.end[used], rows.kind[used])
+        part = connected_parts(seen, len(ranks))[clock]
+        joins = (rows.match[rows.sends] != NONE) & (part[rows.sends] != part[rows.recvs])
+        used[rows.sends[joins]] = used[rows.recvs[joins]] = True
     if not used.any():
         return wall_clocks(ranks)
     _, moment = np.unique(rows.match[used], return_inverse=True)
     clock = np.searchsorted(ranks, rows.rank[used])
-    noise_class = rows.group[used] * (1 + int(rows.kind.max())) + rows.kind[used]
+    # The two ends of a message are of one class.
+    kind = np.where(rows.together, rows.kind, int(rows.kind.max()) + 1)
+    noise_class = rows.group[used] * (1 + int(kind.max())) + kind[used]
     fitted = fit_many(Sightings(moment.reshape(-1), clock, rows.end[used], noise_class), len(ranks))
     main = int(np.bincount(fitted.part).argmax())
     results: list[RankClock] = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.collective_kinds import KINDS, TOGETHER
+from rankscope.collective_kinds import BATCHED, KINDS, POINT_TO_POINT, TOGETHER
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, Ints, Mask
 from rankscope.timeline.collectives.groups import Group
@@ -21,6 +21,16 @@ class Unmatched:
     why: str
     count: int
     ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Message:
+    """A send or a receive in a kernel of several."""
+
+    is_send: bool
+    peer: int
+    """The other rank; NONE if not recorded."""
+    group: str
 
 
 @dataclass(frozen=True)
@@ -56,9 +66,17 @@ class Collectives:
     in_elements: Ints
     out_elements: Ints
     match: Ints
-    """Number of its match, the same on all ranks; NONE if unmatched."""
+    """Number of its match, the same on all ranks; NONE if unmatched, and for a kernel with several messages, or with
+    one whose other end has several: those are matched by `pairs`."""
+    batch: Ints
+    """The messages of a kernel of batch_isend_irecv: an index into `batches`; NONE for others."""
+    sends: Ints
+    """By matched message: the entry of its send."""
+    recvs: Ints
+    """By matched message: the entry of its receive."""
     groups: tuple[Group, ...]
     dtypes: tuple[str, ...]
+    batches: tuple[tuple[Message, ...], ...] = ()
     unmatched: tuple[Unmatched, ...] = ()
 
     @property
@@ -71,6 +89,15 @@ class Collectives:
         return self.end - self.start
 
     @property
+    def pairs(self) -> Ints:
+        """[2, message]: the entries of its send and of its receive. A batched kernel has several messages."""
+        return np.stack([self.sends, self.recvs])
+
+    @property
+    def point_to_point(self) -> Mask:
+        return np.isin(self.kind, [KINDS.index(kind) for kind in (*POINT_TO_POINT, BATCHED)])
+
+    @property
     def together(self) -> Mask:
         """True for kinds that all ranks leave at the same time."""
         return np.isin(self.kind, [KINDS.index(kind) for kind in TOGETHER])
@@ -79,8 +106,12 @@ class Collectives:
         return self.pick(np.isin(self.rank, sorted(ranks)))
 
     def pick(self, mask: Mask) -> Collectives:
-        """Some of the entries. The numbers of matches are kept."""
+        """Some of the entries, and the messages between them. The numbers of matches are kept."""
         arrays: dict[str, Any] = {
-            name: value[mask] for name, value in vars(self).items() if isinstance(value, np.ndarray)
+            name: value[mask]
+            for name, value in vars(self).items()
+            if isinstance(value, np.ndarray) and name not in ("sends", "recvs")
         }
-        return replace(self, **arrays)
+        number, both = np.cumsum(mask) - 1, mask[self.sends] & mask[self.recvs]
+        sends, recvs = number[self.sends[both]], number[self.recvs[both]]
+        return replace(self, **arrays, sends=sends, recvs=recvs)

@@ -1,11 +1,12 @@
 """Reads the collectives of a run from its views into arrays, with their process groups, and matches them across ranks.
 
 They are matched by process group and sequence number, else by order, which does not need aligned clocks. Wall clocks
-only separate recordings more than a minute apart.
+only separate recordings more than a minute apart. Sends and receives are matched in pairs (`messages`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankscope.collective_kinds import KINDS, POINT_TO_POINT
+from rankscope.collective_kinds import BATCHED, KINDS, POINT_TO_POINT, element_bytes
 from rankscope.store.arrays import NONE, Ints, Mask, count_before, number_rows, starts_group, unique_values
 from rankscope.store.derived import COLLECTIVES, Table
 from rankscope.store.index import SegmentEntry
 from rankscope.store.separate_runs import SESSION_GAP_NS, runs_among
-from rankscope.timeline.collectives.entries import Collectives, Unmatched
+from rankscope.timeline.collectives.entries import Collectives, Message, Unmatched
 from rankscope.timeline.collectives.groups import (
     UNKNOWN,
     Group,
@@ -26,15 +27,11 @@ from rankscope.timeline.collectives.groups import (
     header_groups,
     recorded_group,
 )
+from rankscope.timeline.collectives.messages import pair_messages
 
 if TYPE_CHECKING:
     import duckdb
 
-_DTYPE_BYTES = {
-    "float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float32": 4, "int32": 4, "float16": 2,
-    "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "bytes": 1,
-}  # fmt: skip
-"""NCCL's own files have sizes in bytes, without a type."""
 _KEPT = Table[Collectives](COLLECTIVES, Collectives, __name__)
 _LEAST_KEPT = 20_000
 """Fewer are read from the tables as quickly; to read and match those of 1,024 ranks takes seconds."""
@@ -73,6 +70,7 @@ def load_collectives(connection: duckdb.DuckDBPyConnection, segments: Sequence[S
     """Every entry of the view `collectives`, sorted by rank and start, before matching. `connection` has the views."""
     labels, columns = _columns(connection)
     groups, group_of_label = _groups(segments, labels)
+    batches, batch_of_label = _batches(labels)
     dtypes = sorted({row["dtype"] for row in labels if row["dtype"] is not None})
     code = columns["label"]
 
@@ -93,7 +91,7 @@ def load_collectives(connection: duckdb.DuckDBPyConnection, segments: Sequence[S
             kind,
             columns["in_elements"],
             columns["out_elements"],
-            of_label([_element_bytes(row["dtype"]) for row in labels]),
+            of_label([element_bytes(row["dtype"]) for row in labels]),
             np.array([each.size or 0 for each in groups], dtype=np.int64)[group],
         ),
         seq=columns["seq"],
@@ -107,12 +105,32 @@ def load_collectives(connection: duckdb.DuckDBPyConnection, segments: Sequence[S
         in_elements=columns["in_elements"],
         out_elements=columns["out_elements"],
         match=np.full(len(code), NONE),
+        batch=of_label(batch_of_label),
+        sends=np.empty(0, dtype=np.int64),
+        recvs=np.empty(0, dtype=np.int64),
         groups=tuple(_with_seen_members(groups, group, columns["rank"])),
         dtypes=tuple(dtypes),
+        batches=batches,
     )
 
 
-_LABELS = ("place", "kind", "dtype", "group_name", "group_description", "group_ranks", "group_size")
+def _batches(labels: list[dict[str, Any]]) -> tuple[tuple[tuple[Message, ...], ...], list[int]]:
+    """The distinct lists of messages, and the index of each label's list; NONE without any."""
+    texts = {row["members"]: None for row in labels if row["members"] is not None}
+    number = {text: index for index, text in enumerate(texts)}
+    batches = (
+        tuple(
+            Message(direction == "send", NONE if peer is None else peer, group or UNKNOWN)
+            for direction, peer, group, _ in json.loads(text)
+        )
+        for text in texts
+    )
+    return tuple(batches), [number.get(row["members"], NONE) for row in labels]
+
+
+_LABELS = (
+    "place", "kind", "dtype", "group_name", "group_description", "group_ranks", "group_size", "members",
+)  # fmt: skip
 
 
 def _columns(connection: duckdb.DuckDBPyConnection) -> tuple[list[dict[str, Any]], dict[str, Ints]]:
@@ -217,15 +235,11 @@ def _unnamed_groups(
     return groups
 
 
-def _element_bytes(dtype: str | None) -> int:
-    return 1 if (dtype or "").startswith("float8") else _DTYPE_BYTES.get(dtype or "", 0)
-
-
 def _bytes(kind: Ints, sent: Ints, received: Ints, element: Ints, size: Ints) -> Ints:
     """Message size S of nccl-tests: the bytes that are reduced, or the contributions of all ranks (docs/facts.md)."""
     gathers = np.isin(kind, [KINDS.index("all_gather"), KINDS.index("gather")])
     scatters = kind == KINDS.index("scatter")
-    receives = kind == KINDS.index("recv")
+    receives = (kind == KINDS.index("recv")) | ((kind == KINDS.index(BATCHED)) & (sent == NONE))
     elements = np.where(gathers, np.where((sent != NONE) & (size > 0), sent * size, received), sent)
     elements = np.where(scatters, np.where((received != NONE) & (size > 0), received * size, sent), elements)
     elements = np.where(receives & (received != NONE), received, elements)
@@ -258,27 +272,38 @@ def match_collectives(entries: Collectives, session: Ints) -> Collectives:
     if len(entries.rank) == 0:
         return entries
     solo = np.array([group.size == 1 for group in entries.groups])[entries.group]
-    two_sided = np.isin(entries.kind, [KINDS.index(kind) for kind in POINT_TO_POINT])
-    no_peer = two_sided & (entries.peer == NONE)
+    two_sided = entries.point_to_point
+    no_peer = two_sided & (entries.peer == NONE) & (entries.batch == NONE)
     seq = _sequence(entries, session, ~solo & ~two_sided)
-    keys = _keys(entries, session, seq, two_sided)
-    open_rows = ~solo & ~no_peer & (two_sided | (seq != NONE))
+    open_rows = ~solo & (seq != NONE)
+    keys = [session, entries.group, seq]
+    keys.append(count_before([entries.rank, *keys], entries.start))
     match = np.full(len(entries.rank), NONE)
     match[open_rows] = _number([key[open_rows] for key in keys], entries.rank[open_rows])
-    differ = _kinds_differ(match, entries.kind, two_sided)
+    differ = _kinds_differ(match, entries.kind)
+    match[differ] = NONE
+    messages = pair_messages(entries, session)
+    first = int(match.max()) + 1
+    for side in (messages.sends, messages.recvs):
+        match[side[messages.alone]] = first + np.flatnonzero(messages.alone)
+    paired = np.zeros(len(match), dtype=bool)
+    paired[messages.sends] = paired[messages.recvs] = True
+    batched = entries.kind == KINDS.index(BATCHED)
+    left = (match == NONE) & ~paired
     reasons = {
-        "their process group has one rank": solo,
+        "their process group has one rank": solo & left,
+        "a batch of sends and receives without recorded calls": no_peer & batched,
         "point-to-point without a recorded peer": no_peer,
         "other ranks run another kind of collective at that position": differ,
+        "no other rank of their process group has a file": left & _peers_missing(entries),
+        "the other rank has no matching send or receive": left & two_sided,
+        "no other rank has a collective at that position": left,
     }
-    match[differ] = NONE
-    missing = _peers_missing(entries)
-    reasons["no other rank of their process group has a file"] = (match == NONE) & missing
-    reasons["no other rank has a collective at that position"] = match == NONE
     return replace(
         entries,
-        seq=entries.seq,
         match=_renumber(match, entries.start),
+        sends=messages.sends,
+        recvs=messages.recvs,
         unmatched=_count_unmatched(entries, reasons),
     )
 
@@ -295,20 +320,6 @@ def _sequence(entries: Collectives, session: Ints, wanted: Mask) -> Ints:
     return seq
 
 
-def _keys(entries: Collectives, session: Ints, seq: Ints, two_sided: Mask) -> list[Ints]:
-    """Keys that are equal in all entries of one match and differ between entries of one rank."""
-    source = np.where(entries.kind == KINDS.index("send"), entries.rank, entries.peer)
-    target = np.where(entries.kind == KINDS.index("send"), entries.peer, entries.rank)
-    where = [
-        session,
-        entries.group,
-        np.where(two_sided, source, NONE),
-        np.where(two_sided, target, NONE),
-        np.where(two_sided, NONE, seq),
-    ]
-    return [*where, count_before([entries.rank, *where], entries.start)]
-
-
 def _number(keys: Sequence[Ints], rank: Ints) -> Ints:
     """A number for each set of equal keys on at least two ranks; NONE for the others."""
     if len(rank) == 0:
@@ -322,9 +333,9 @@ def _number(keys: Sequence[Ints], rank: Ints) -> Ints:
     return match
 
 
-def _kinds_differ(match: Ints, kind: Ints, two_sided: Mask) -> Mask:
+def _kinds_differ(match: Ints, kind: Ints) -> Mask:
     """True for entries of matches whose ranks run different kinds of collectives."""
-    rows = np.flatnonzero((match != NONE) & ~two_sided)
+    rows = np.flatnonzero(match != NONE)
     if len(rows) == 0:
         return np.zeros(len(match), dtype=bool)
     count = int(match.max()) + 1
@@ -333,7 +344,7 @@ def _kinds_differ(match: Ints, kind: Ints, two_sided: Mask) -> Mask:
     np.minimum.at(low, match[rows], kind[rows])
     np.maximum.at(high, match[rows], kind[rows])
     bad = low < high
-    result: Mask = (match != NONE) & ~two_sided & bad[np.maximum(match, 0)]
+    result: Mask = (match != NONE) & bad[np.maximum(match, 0)]
     return result
 
 

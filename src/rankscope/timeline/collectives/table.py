@@ -6,8 +6,9 @@ only the c10d op that called them has it.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.collective_kinds import OTHER, kind_of
+from rankscope.collective_kinds import BATCHED, OTHER, POINT_TO_POINT, element_bytes, kind_of
 from rankscope.model import (
     COLLECTIVE_NAME_PATTERN,
     COLLECTIVES,
@@ -55,6 +56,8 @@ _NUMBERS = {
     "out_elements": "Out msg nelems",
 }
 _PEERS = {"send": "Dst Rank", "recv": "Src Rank"}
+_OF_MEMBERS = ("group_name", "group_description", "group_ranks", "group_size", "dtype")
+"""What a batched kernel has from its sends and receives, where they all have the same."""
 _NOTHING: dict[str, Any] = dict.fromkeys((*_TEXTS, *_NUMBERS))
 
 _DEVICE_NAME = re.compile(COLLECTIVE_NAME_PATTERN, re.ASCII)
@@ -164,9 +167,77 @@ def _device_records(source: SliceTable, kernels: Ints, calls: dict[int, Call]) -
                 "in_splits": None if args["in_splits"] == "[]" else args["in_splits"],
                 "out_splits": None if args["out_splits"] == "[]" else args["out_splits"],
                 "peer": _peer(kind, told, recorded) if kind in _PEERS else None,
+                "members": None,
             }
         )
+    _add_members(source, kernels, records, calls)
     return records
+
+
+def _add_members(
+    source: SliceTable, kernels: Ints, records: list[dict[str, Any]], calls: dict[int, Call]
+) -> None:
+    """Name the sends and receives of batched kernels, which have no arguments.
+
+    They are the calls on the launching thread since the last such launch, without those that launched a kernel.
+    """
+    slices, launch = source.slices, source.links.launch[kernels]
+    batched = [
+        number
+        for number, record in enumerate(records)
+        if record["kind"] == BATCHED and record["collective"] is None and launch[number] != NONE
+    ]
+    if not batched:
+        return
+    launching = set(source.links.op[kernels].tolist())
+    recorded = [call for call in calls.values() if call.name == _RECORD and call.slice not in launching]
+    index = np.array([call.slice for call in recorded], dtype=np.int64)
+    by_thread: dict[int, list[tuple[int, int, Any]]] = {}
+    for call, args in zip(recorded, map(arguments, _metadata(source, index)), strict=True):
+        if text_at(args, "Collective name") in POINT_TO_POINT:
+            posted = (int(slices.time[call.slice]), call.op if call.op in calls else call.slice, args)
+            by_thread.setdefault(int(slices.track[call.slice]), []).append(posted)
+    for posts in by_thread.values():
+        posts.sort(key=lambda post: post[0], reverse=True)
+    for number in sorted(batched, key=lambda number: int(slices.time[launch[number]])):
+        at = int(launch[number])
+        posts, members = by_thread.get(int(slices.track[at]), []), []
+        while posts and posts[-1][0] <= slices.time[at]:
+            members.append(posts.pop())
+        if members:
+            records[number] |= _of_members([args for _, _, args in members])
+            _, op, _ = members[0]
+            records[number] |= {"call": int(slices.event[op]), "call_ns": int(slices.time[op])}
+
+
+def _of_members(members: Sequence[Any]) -> dict[str, Any]:
+    """The columns of a batched kernel, from the arguments of its sends and receives."""
+    rows = [_fields(args) for args in members]
+    columns: dict[str, Any] = {}
+    for name in _OF_MEMBERS:
+        values = {row[name] for row in rows}
+        columns[name] = values.pop() if len(values) == 1 else None
+    columns["dtype"] = _dtype(columns["dtype"] or "")
+    elements: dict[str, list[int]] = {"send": [], "recv": []}
+    listed_members = []
+    for args, row in zip(members, rows, strict=True):
+        direction = row["collective"]
+        count = row["in_elements"] if direction == "send" else row["out_elements"]
+        size = None if count is None else count * element_bytes(_dtype(row["dtype"] or ""))
+        elements[direction].append(count or 0)
+        listed_members.append([direction, integer_at(args, _PEERS[direction]), row["group_name"], size])
+    peers = {peer for _, peer, _, _ in listed_members}
+    return columns | {
+        "in_elements": _total(elements["send"]),
+        "out_elements": _total(elements["recv"]),
+        "peer": peers.pop() if len(peers) == 1 else None,
+        "members": json.dumps(listed_members, separators=(",", ":")),
+    }
+
+
+def _total(elements: Sequence[int]) -> int | None:
+    total = sum(elements)
+    return total if 0 < total <= _MOST_ELEMENTS else None
 
 
 def _peer(kind: str, told: Any, recorded: str | None) -> int | None:
@@ -256,6 +327,7 @@ def _host_records(source: SliceTable, on_host: Ints, calls: dict[int, Call]) -> 
                 "dtype": _dtype(run.type),
                 "in_elements": _or_none(run.elements),
                 "peer": None,
+                "members": None,
             }
         )
     return records

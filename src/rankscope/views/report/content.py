@@ -14,7 +14,7 @@ from rankscope.analysis.core.rollups import are_worth_it
 from rankscope.analysis.core.scope import Scope, step_numbers
 from rankscope.analysis.core.step_times import run_step_times
 from rankscope.analysis.diff.two_runs import by_unit
-from rankscope.analysis.findings import collect
+from rankscope.analysis.findings import collect, with_listed_findings
 from rankscope.analysis.health.doctor import doctor, grade
 from rankscope.analysis.health.doubts import Doubt, doubts, world_size
 from rankscope.analysis.questions import QUESTIONS, TOPICS
@@ -171,7 +171,7 @@ def build(request: Request, compared: Result | None = None) -> Content:
         if few:
             some = replace(scope, ranks=frozenset(few))
             asked = replace(request, scope=some, ranks=f"--ranks {as_ranges(few)}")
-        sections.append(_section(asked, name, topic, few))
+        sections.append(_section(asked, name, topic, few, scope))
     findings = [finding_with_paths(finding, runs) for finding in collect(run, scope)]
     overview = summary(run, scope)
     if compared is None:
@@ -213,21 +213,23 @@ def report_order() -> list[tuple[str, str]]:
     return [(name, topic) for topic, names in TOPICS.items() for name in names]
 
 
-def saving(cost_ns: int | None, step_ns: float | None) -> str:
-    """'saves 10.6 of 17.2 ms a step': what a finding costs, of the mean step."""
-    if not cost_ns:
+def saving(finding: Finding, step_ns: float | None) -> str:
+    """'saves 10.6 of 17.2 ms a step': what a finding costs, of the mean step; a limit 'saves up to' that."""
+    if not finding.cost_ns:
         return ""
-    if step_ns is None or cost_ns > step_ns:
-        return f"saves {format_ns(cost_ns, 1)}{' a step' if step_ns is not None else ' in total'}"
-    cost, step = format_ns(cost_ns, 1), format_ns(step_ns, 1)
+    saves = "saves" if finding.reachable or finding.alone_ns is None else "saves up to"
+    cost = format_ns(finding.cost_ns, 1)
+    if step_ns is None or finding.cost_ns > step_ns:
+        return f"{saves} {cost}{' a step' if step_ns is not None else ' in total'}"
+    step = format_ns(step_ns, 1)
     number, _, unit = cost.partition(" ")
-    return f"saves {number if step.endswith(f' {unit}') else cost} of {step} a step"
+    return f"{saves} {number if step.endswith(f' {unit}') else cost} of {step} a step"
 
 
-def _saving_on_average(cost_ns: int | None, overview: Result) -> str:
+def _saving_on_average(finding: Finding, overview: Result) -> str:
     """The median step is shown beside it; where the mean differs, it says which one it is."""
     mean, median = overview.facts["mean_step_ns"], overview.facts["step_ns"]
-    text = saving(cost_ns, mean)
+    text = saving(finding, mean)
     differs = mean is not None and median is not None and format_ns(mean, 1) != format_ns(median, 1)
     return f"{text} on average" if text and differs else text
 
@@ -254,7 +256,7 @@ def _headline(request: Request, findings: list[Finding], overview: Result) -> He
         worst.headline,
         " ".join(map(sentence, filter(None, (why, worst.evidence)))),
         f"-{100 * share:.0f} %" if share is not None and share <= 1 else "",
-        _saving_on_average(worst.cost_ns, overview),
+        _saving_on_average(worst, overview),
         is_worse=True,
         picture=_picture(request, worst),
         advice=advice,
@@ -338,11 +340,13 @@ def _few_ranks(request: Request, sections: list[Section]) -> list[int] | None:
     return sorted({*spread, *(rank for _, rank in sorted(waited_for)[-1:])})
 
 
-def _section(request: Request, name: str, topic: str, few: list[int] | None) -> Section:
+def _section(request: Request, name: str, topic: str, few: list[int] | None, scope: Scope) -> Section:
+    """Of `few` ranks, but with its findings about all of them (`scope`)."""
     report = QUESTIONS[name]
     command = f"rankscope stats {request.words} -r {name}"
     try:
         result = report.analyse(request.run, request.scope, None)
+        result = with_listed_findings(request.run, scope, result)
     except RankscopeError as error:
         # One failed report must not prevent the others.
         result = Result(name, name, request.scope.window, (), [], notes=(" ".join(str(error).split()),))

@@ -182,7 +182,7 @@ def _findings(content: Content) -> str:
         inside += f"<p><b>Next:</b> {escape(advice)}</p>" if advice else ""
         inside += "".join(f"<p>{escape(what)}: {_command(how)}</p>" for what, how in commands)
         inside += f'<p>All figures: <a href="#{report}">{report}</a>.</p>' if finding.report in shown else ""
-        note = ", ".join(filter(None, (finding.severity, saving(finding.cost_ns, content.step_ns))))
+        note = ", ".join(filter(None, (finding.severity, saving(finding, content.step_ns))))
         name = f"{number}. {finding.report}"
         rows += _folded(f"finding-{number}", finding.severity, name, finding.title, note, inside)
     return f'<section id="findings"><h2>Findings</h2>{rows or "<p>No report has a finding.</p>"}</section>'

@@ -50,7 +50,7 @@ def _headline(headline: Headline) -> str:
 def _findings(content: Content) -> str:
     lines = []
     for number, finding in enumerate(content.findings, 1):
-        cost = ", ".join(filter(None, (finding.severity, saving(finding.cost_ns, content.step_ns))))
+        cost = ", ".join(filter(None, (finding.severity, saving(finding, content.step_ns))))
         text = f"{prose(finding.title.rstrip('.'))}. {prose(finding.evidence)}".rstrip()
         lines.append(f"{number}. **{cost}**: {text}")
     return "## Findings\n\n" + "\n".join(lines) if lines else ""

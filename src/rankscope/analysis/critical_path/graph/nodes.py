@@ -4,7 +4,8 @@ There are two kinds of nodes. A device node is a kernel, copy or fill. It starts
 stream, after its launch, and after the node of another stream that it waits for. A host node is a point in time: a
 launch, or the start or end of a synchronising call, a host collective, a wait for data or a step. Host nodes follow
 each other in time; a synchronising call ends after the device node that it waits for. The thread that runs a host
-collective has a chain of its own until the host waits for the collective.
+collective has a chain of its own until the host waits for the collective. A collective ends on all ranks when the last
+one has arrived, plus its transfer; a send or receive when the kernels at the other ends have started, plus its own.
 
 The delay between a cause and its effect (launch latency, gap on a stream) is the shortest on that rank. The rest of
 the delay of an event is kept as its residual, so that a replay without changes gives the recorded times.
@@ -12,10 +13,14 @@ the delay of an event is kept as its residual, so that a replay without changes 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from rankscope.analysis.across_ranks.segments import Segments, no_segments
 from rankscope.analysis.core.device_events import CLASSES
 from rankscope.analysis.core.intervals import Ints
+from rankscope.collective_kinds import BATCHED, KINDS, POINT_TO_POINT
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE as NONE
 from rankscope.store.arrays import Mask as Mask
@@ -88,7 +93,8 @@ class Lags:
 
 @dataclass(frozen=True)
 class MatchedCollectives:
-    """The matched collectives; their members are nodes."""
+    """The matched collectives; their members are nodes. A send or receive is one of its own: its kernel, and the
+    kernels that it may wait for, which arrive at it but do not end with it."""
 
     transfer: Ints
     last: Ints
@@ -99,6 +105,31 @@ class MatchedCollectives:
     bytes: Ints
     group: Ints
     kind: Ints
+
+    @property
+    def is_message(self) -> Mask:
+        """Of sends and receives."""
+        return np.isin(self.kind, [KINDS.index(kind) for kind in (*POINT_TO_POINT, BATCHED)])
+
+    @property
+    def meets(self) -> Mask:
+        """Where an end is the arrival of the last member plus the transfer."""
+        return (self.members > 1) | (self.is_message & (self.members > 0))
+
+
+@dataclass(frozen=True)
+class Visits:
+    """Kernels that arrive at the send or receive of another rank."""
+
+    node: Ints
+    at: Ints
+    """The number of the send or receive in MatchedCollectives."""
+    shift: Ints
+    """Added to the start of the node, it is the time on the clock of the other rank."""
+
+
+_NO_INTS = np.empty(0, dtype=np.int64)
+NO_VISITS = Visits(_NO_INTS, _NO_INTS, _NO_INTS)
 
 
 @dataclass(frozen=True)
@@ -114,6 +145,9 @@ class Graph:
     window: tuple[int, int]
     steps: tuple[int, ...]
     notes: tuple[str, ...]
+    visits: Visits = NO_VISITS
+    segments: Callable[[], Segments] = no_segments
+    """The compute segments of its ranks."""
 
     def constraints(self) -> tuple[Ints, Ints, Ints]:
         """The earliest start of each device node by its launch, its stream, and the other stream."""
@@ -123,6 +157,37 @@ class Graph:
         stream = follow(device.before, device.end, never) + lags.stream[device.rank]
         other = follow(device.other, device.end, never) + lags.other[device.rank]
         return launch, stream, other
+
+    def sync_targets(self) -> tuple[Ints, Ints]:
+        """By host node: the device node whose end a synchronising call waits for, or NONE; and the time from that
+        end to the end of the call.
+
+        A call that did not wait has a target too, the device node that ended last before it: when the host is faster or
+        kernels are slower, it waits for that.
+        """
+        device, host = self.device, self.host
+        waits = host.target != NONE
+        target = host.target.copy()
+        quiet = np.flatnonzero((host.kind == HOST_CLASSES.index("sync")) & ~waits)
+        if len(quiet) and len(device.end):
+            low = np.full(len(quiet), int(device.end.min()) - 1)
+            target[quiet] = latest_end_between(
+                device.rank, device.end, host.rank[quiet], low, host.time[quiet]
+            )
+        passed = host.time - follow(target, device.end, 0)
+        return target, np.where(waits, passed, np.minimum(passed, self.lags.sync[host.rank]))
+
+    def residuals(self) -> Ints:
+        """How much later each device node starts than its causes explain; 0 where it has none."""
+        device = self.device
+        launch, stream, other = self.constraints()
+        caused = (device.launch != NONE) | (device.before != NONE) | (device.other != NONE)
+        return np.where(caused, device.start - np.maximum(np.maximum(launch, stream), other), 0)
+
+    @property
+    def unexplained_ns(self) -> float:
+        """These delays of a rank, per step; the mean over ranks."""
+        return float(self.residuals().sum()) / (max(len(self.ranks), 1) * max(len(self.steps), 1))
 
 
 def event_key(rank: Ints, segment: Ints, id: Ints) -> Ints:

@@ -1,15 +1,15 @@
 """The reduced graph of each rank, made from its events and kept in the store.
 
-Points are the nodes that it keeps. Between two of them the graph of events has many ways; those become edges that a
-replay may need, with the time that each spends in each class: the way that determined the recorded time, and those
-along one stream, along the device and along the host, which determine the time when others become shorter.
+Points are the nodes that it keeps: those where a way can go on along the host or along the device, or can wait for
+something else. Between two of them there is only the work of one stream or of the host, so that the edges are the ways
+that a replay may need, with the time that each spends in each class. Of the ways that leave the host at one of the
+launches between two points, those are kept that take longest as recorded, and with kernels twice as fast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import permutations
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from rankscope.analysis.critical_path.graph.nodes import (
     Mask,
     follow,
 )
-from rankscope.analysis.critical_path.path import PATH_CLASSES, causes
+from rankscope.analysis.critical_path.path import PATH_CLASSES
 from rankscope.analysis.critical_path.replay import recording_cycles
 from rankscope.records import dataclass
 from rankscope.store.arrays import unique_values
@@ -35,6 +35,8 @@ from rankscope.timeline.run import Run
 _HOST_PLACE = len(DEVICE_CLASSES)
 _HOST_KINDS = slice(_HOST_PLACE, _HOST_PLACE + len(HOST_CLASSES))
 _SYNC, _LAUNCH, _GAP = map(PATH_CLASSES.index, ("sync", "launch", "gap"))
+COMPARED = ("compute", "copy", "host", "dataloader")
+"""Classes in which ranks are compared: the others are waiting, or delays that a rank does not choose."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Edges:
     origin: Ints
     """The point where it begins, at its end."""
     sync: Ints
-    """Name of the last synchronising call on the way that waited for the device, or NONE."""
+    """Name of the synchronising call that it ends with, or NONE."""
     spent: Ints
     """[class, way]: the time in each of PATH_CLASSES, from the end of `origin` to the start of `to`."""
 
@@ -54,21 +56,9 @@ class Edges:
         return Edges(self.to[order], self.origin[order], self.sync[order], self.spent[:, order])
 
 
-@dataclass(frozen=True)
-class _Hop:
-    """For each node its cause, the delay after it and the class of the delay."""
-
-    cause: Ints
-    delay: Ints
-    kind: Ints
-
-    def pick(self, nodes: Ints) -> _Hop:
-        return _Hop(self.cause[nodes], self.delay[nodes], self.kind[nodes])
-
-
-def points_of(graph: Graph) -> Mask:
-    """By node: collectives, bounds of steps and recordings, the last event of each stream in a step, and what has no
-    cause."""
+def anchors_of(graph: Graph) -> Mask:
+    """By node: what ranks that do the same have in common: collectives, bounds of steps and recordings, the last event
+    of each stream in a step, and what has no cause."""
     device, host = graph.device, graph.host
     order = np.argsort(device.stream, kind="stable")
     last_of_step = np.zeros(len(order), dtype=bool)
@@ -84,27 +74,80 @@ def points_of(graph: Graph) -> Mask:
     return np.concatenate([on_device, on_host])
 
 
+def _since_anchors(graph: Graph, is_anchor: Mask) -> tuple[Ints, dict[str, Ints]]:
+    """By node: the next anchor at or after it; and, of anchors, the time in each class since the anchor before it."""
+    device, devices = graph.device, len(graph.device.rank)
+    stream = np.argsort(device.stream, kind="stable")
+    host = np.arange(devices, len(is_anchor))
+    took = np.concatenate([device.end - device.start, _host_delays(graph)])
+    kind = np.concatenate([device.kind, _HOST_PLACE + graph.host.kind])
+    following = np.empty(len(is_anchor), dtype=np.int64)
+    totals = {name: np.zeros(len(is_anchor), dtype=np.int64) for name in COMPARED}
+    for order in (stream, host):
+        mask = is_anchor[order]
+        anchors = order[mask]
+        following[order] = np.append(anchors, NONE)[np.cumsum(mask) - mask]
+        for name in COMPARED:
+            time = np.cumsum(np.where(kind[order] == PATH_CLASSES.index(name), took[order], 0))
+            totals[name][anchors] += np.diff(time[mask], prepend=0)
+    return following, totals
+
+
+def _host_delays(graph: Graph) -> Ints:
+    """The time before each host node; a call that waits takes no time of its own."""
+    host = graph.host
+    waits = (host.target != NONE) | (host.match != NONE) | (host.before == NONE)
+    return np.where(waits, 0, host.time - follow(host.before, host.time, 0))
+
+
+def points_of(graph: Graph) -> Mask:
+    """Also where the host waits for data or the device, what it waits for, what another stream waits for, and the first
+    event on each stream that was launched after a point of the host."""
+    device, host = graph.device, graph.host
+    is_point = anchors_of(graph)
+    on_device, on_host = is_point[: len(device.rank)], is_point[len(device.rank) :]
+    target, _ = graph.sync_targets()
+    on_host |= (target != NONE) | (host.kind == HOST_CLASSES.index("dataloader"))
+    on_device |= device.other != NONE
+    for cause in (target, device.other):
+        on_device[cause[cause != NONE]] = True
+    order = np.argsort(device.stream, kind="stable")
+    launched = _last_at(device.launch[order] != NONE)
+    launch = np.where(launched != NONE, device.launch[order][launched], NONE)
+    region = follow(launch, np.cumsum(on_host), NONE)
+    on_device[order] |= np.diff(region, prepend=NONE) != 0
+    return is_point
+
+
 def edges_between(graph: Graph, is_point: Mask, end: Ints) -> Edges:
-    """The ways between the points; `end` has the end of each node."""
+    """The ways between the points; `end` has the end of each node. Of each point, the latest arrival first."""
     kinds = list(_Walker(graph, is_point, end).edges())
-    points = np.flatnonzero(is_point)
-    needed = _needed(kinds)
-    pairs = list(zip(kinds, needed, strict=True))
-    to = np.concatenate([points[mask] for mask in needed])
-    origin = np.concatenate([edges.origin[mask] for edges, mask in pairs])
-    sync = np.concatenate([edges.sync[mask] for edges, mask in pairs])
-    spent = np.concatenate([edges.spent[:, mask] for edges, mask in pairs], axis=1)
-    return Edges(to, origin, sync, spent).pick(np.argsort(to, kind="stable"))
+    edges = Edges(
+        *(np.concatenate([getattr(kind, name) for kind in kinds]) for name in ("to", "origin", "sync")),
+        np.concatenate([kind.spent for kind in kinds], axis=1),
+    )
+    edges = edges.pick(_needed(edges))
+    arrival = end[edges.origin] + edges.spent.sum(axis=0)
+    return edges.pick(np.lexsort((-arrival, edges.to)))
 
 
-def _needed(kinds: list[Edges]) -> list[Mask]:
-    """Without a way that spends in every class at most what another one from the same point spends."""
-    needed = [edges.origin != NONE for edges in kinds]
-    for (i, a), (j, b) in permutations(enumerate(kinds), 2):
-        same = needed[i] & needed[j] & (a.origin == b.origin) & ((b.sync == NONE) | (a.sync == b.sync))
-        less = same & (a.spent <= b.spent).all(axis=0)
-        needed[i] &= ~(less if j < i else less & (a.spent < b.spent).any(axis=0))
-    return needed
+def _needed(edges: Edges) -> Ints:
+    """Without a way that spends in every class at most what another one between the same points spends."""
+    order = np.lexsort((edges.origin, edges.to))
+    to, origin, sync, spent = (
+        column[..., order] for column in (edges.to, edges.origin, edges.sync, edges.spent)
+    )
+    gone = np.zeros(len(order), dtype=bool)
+    for distance in range(1, len(order)):
+        same = (to[distance:] == to[:-distance]) & (origin[distance:] == origin[:-distance])
+        if not same.any():
+            break
+        a, b = np.flatnonzero(same), np.flatnonzero(same) + distance
+        more = (spent[:, a] >= spent[:, b]).all(axis=0) & ((sync[a] == NONE) | (sync[a] == sync[b]))
+        gone[b[more & ~gone[a]]] = True
+        less = (spent[:, a] <= spent[:, b]).all(axis=0) & ((sync[b] == NONE) | (sync[a] == sync[b]))
+        gone[a[less & ~gone[b]]] = True
+    return np.sort(order[~gone])
 
 
 class _Walker:
@@ -112,162 +155,122 @@ class _Walker:
 
     def __init__(self, graph: Graph, is_point: Mask, end: Ints) -> None:
         self.graph, self.is_point, self.end = graph, is_point, end
-        device, host = graph.device, graph.host
-        self.devices = len(device.rank)
-        self.start = np.concatenate([device.start, host.time])
+        self.devices = len(graph.device.rank)
         self._prepare_device()
-        self._prepare_streams()
         self._prepare_host()
 
     def _prepare_device(self) -> None:
-        device, lags = self.graph.device, self.graph.lags
-        launch, stream, other = self.graph.constraints()
-        caused = (device.launch != NONE) | (device.before != NONE) | (device.other != NONE)
-        later = np.where(caused, device.start - np.maximum(np.maximum(launch, stream), other), 0)
-        gap = np.full(self.devices, _GAP)
-        on_host = np.where(device.launch != NONE, device.launch + self.devices, NONE)
-        self.by_launch = _Hop(on_host, lags.launch[device.rank] + later, np.full(self.devices, _LAUNCH))
-        self.by_stream = _Hop(device.before, lags.stream[device.rank] + later, gap)
-        self.by_other = _Hop(device.other, lags.other[device.rank] + later, gap)
-        self.by_device = _either(other > stream, self.by_other, self.by_stream)
-
-    def _prepare_streams(self) -> None:
         """Sums along each stream, up to the start of each of its nodes."""
-        device = self.graph.device
-        order = np.argsort(device.stream, kind="stable")
-        self._place = np.empty(self.devices, dtype=np.int64)
-        self._place[order] = np.arange(self.devices)
-        took = (device.end - device.start)[order]
-        self._on_stream = np.zeros((len(PATH_CLASSES), self.devices + 1), dtype=np.int64)
+        device, lags = self.graph.device, self.graph.lags
+        later = self.graph.residuals()
+        self.launch_delay, self.stream_delay, self.other_delay = (
+            lag[device.rank] + later for lag in (lags.launch, lags.stream, lags.other)
+        )
+        self.order = np.argsort(device.stream, kind="stable")
+        self.place = np.empty(self.devices, dtype=np.int64)
+        self.place[self.order] = np.arange(self.devices)
+        took = (device.end - device.start)[self.order]
+        self.sums = np.zeros((len(PATH_CLASSES), self.devices + 1), dtype=np.int64)
         for kind in range(len(DEVICE_CLASSES)):
-            self._on_stream[kind, 1:] = np.cumsum(np.where(device.kind[order] == kind, took, 0))
-        delay = np.where(device.before != NONE, self.by_stream.delay, 0)[order]
-        self._on_stream[_GAP, 1:] = np.cumsum(delay)
-        self._stream_order = order
-        self._point_before = np.append(NONE, _last_at(self.is_point[: self.devices][order]))[: self.devices]
+            self.sums[kind, 1:] = np.cumsum(np.where(device.kind[self.order] == kind, took, 0))
+        delay = np.where(device.before != NONE, self.stream_delay, 0)[self.order]
+        self.gaps = np.cumsum(delay)
 
     def _prepare_host(self) -> None:
         """Sums along the host, up to each of its nodes; a call that waits takes no time of its own."""
-        host, devices = self.graph.host, self.devices
-        waits = host.target != NONE
+        host = self.graph.host
+        target, _ = self.graph.sync_targets()
+        closes = host.match != NONE
         opener = np.full(int(max(host.opens.max(initial=0), host.match.max(initial=0))) + 1, NONE)
-        opener[host.opens[host.opens != NONE]] = np.flatnonzero(host.opens != NONE) + devices
-        opened = np.where((host.match != NONE) & ~waits, opener[np.maximum(host.match, 0)], NONE)
-        own_ns = host.time - follow(host.before, host.time, 0)
+        opener[host.opens[host.opens != NONE]] = np.flatnonzero(host.opens != NONE)
+        self.opened = np.where(closes, opener[np.maximum(host.match, 0)], NONE)
+        self.target = np.where(closes, NONE, target)
         # What follows the start of a host collective on its thread waits for the end of it.
         chained = (host.before != NONE) & (follow(host.before, host.opens, NONE) == NONE)
-        self.by_host = _Hop(
-            np.where(chained, host.before + devices, NONE),
-            np.where(waits | (opened != NONE) | (host.before == NONE), 0, own_ns),
-            _HOST_PLACE + host.kind,
+        self.chained = np.where(chained, host.before, NONE)
+        self.host_delay = delay = _host_delays(self.graph)
+        self.host_sums = np.stack(
+            [np.cumsum(np.where(host.kind == kind, delay, 0)) for kind in range(len(HOST_CLASSES))]
         )
-        cause = causes(self.graph)
-        cause[devices:] = np.where(opened != NONE, opened, cause[devices:])
-        on_device = cause < devices
-        kind = np.where(on_device[devices:], _SYNC, _HOST_PLACE + host.kind)
-        kind = np.concatenate([np.where(on_device[:devices], _GAP, _LAUNCH), kind])
-        self.recorded = _Hop(cause, self.start - follow(cause, self.end, 0), kind)
-        self._on_host = np.stack(
-            [
-                np.cumsum(np.where(host.kind == kind, self.by_host.delay, 0))
-                for kind in range(len(HOST_CLASSES))
-            ]
-        )
-        self._host_point = _last_at(self.is_point[devices:])
-        self._host_stop = _last_at(self.is_point[devices:] | waits)
-
-    def _along_device(self) -> _Hop:
-        """On the device never by the launch; on the host as recorded."""
-        both = (
-            np.concatenate([getattr(self.by_device, name), getattr(self.recorded, name)[self.devices :]])
-            for name in ("cause", "delay", "kind")
-        )
-        hop = _Hop(*both)
-        return _either(hop.cause == NONE, self.recorded, hop)
+        self.host_point = _last_at(self.is_point[self.devices :])
 
     def edges(self) -> Iterator[Edges]:
-        """Each has one entry for every point; those without this way have no origin."""
+        """By kind. Of ways that arrive at the same time, the one of an earlier kind determined the recorded time."""
+        device, host, devices = self.graph.device, self.graph.host, self.devices
         points = np.flatnonzero(self.is_point)
-        on_device = points < self.devices
-        device, host = points[on_device], points[~on_device] - self.devices
-        yield self._walk(points, self.recorded.pick(points), self.recorded)
-        launched, stream, other, along = (
-            hop.pick(device) for hop in (self.by_launch, self.by_stream, self.by_other, self.by_device)
-        )
-        yield self._placed(points, on_device, self._walk(device, launched, self.recorded))
-        yield self._placed(points, on_device, self._walk(device, along, self._along_device()))
-        yield self._placed(points, on_device, self._along_host(launched))
-        yield self._placed(points, ~on_device, self._along_host(self.by_host.pick(host)))
-        for hop in (stream, other):
-            yield self._placed(points, on_device, self._along_stream(hop))
+        nodes, moments = points[points < devices], points[points >= devices] - devices
+        target, (_, lag) = self.target, self.graph.sync_targets()
+        syncs = moments[target[moments] != NONE]
+        yield self._direct(syncs + devices, target[syncs], lag[syncs], _SYNC, host.name[syncs])
+        closing = moments[self.opened[moments] != NONE]
+        opener = self.opened[closing] + devices
+        since = host.time[closing] - self.end[opener]
+        # The clocks' difference and the time to return: no change makes it shorter.
+        yield self._direct(closing + devices, opener, since, _GAP)
+        yield self._launched(nodes, nodes)
+        for speed in (1, 2):
+            yield self._launched(*self._best_launches(nodes, speed))
+        yield self._along_stream(nodes[device.before[nodes] != NONE])
+        others = nodes[device.other[nodes] != NONE]
+        yield self._direct(others, device.other[others], self.other_delay[others], _GAP)
+        chained = moments[self.chained[moments] != NONE]
+        spent = np.zeros((len(PATH_CLASSES), len(chained)), dtype=np.int64)
+        spent[_HOST_PLACE + host.kind[chained], np.arange(len(chained))] = self.host_delay[chained]
+        sync = np.where(target[chained] != NONE, host.name[chained], NONE)
+        yield replace(self._from_host(chained + devices, self.chained[chained], spent), sync=sync)
 
-    def _placed(self, points: Ints, where: Mask, edges: Edges) -> Edges:
-        """With entries for all points."""
-        spent = np.zeros((len(PATH_CLASSES), len(points)), dtype=np.int64)
-        spent[:, where] = edges.spent
-        origin, sync = (np.full(len(points), NONE) for _ in range(2))
-        origin[where], sync[where] = edges.origin, edges.sync
-        return Edges(points, origin, sync, spent)
+    def _direct(self, to: Ints, origin: Ints, delay: Ints, kind: int, sync: Ints | None = None) -> Edges:
+        """From one point to another, with nothing between them."""
+        spent = np.zeros((len(PATH_CLASSES), len(to)), dtype=np.int64)
+        spent[kind, np.arange(len(to))] = delay
+        return Edges(to, origin, np.full(len(to), NONE) if sync is None else sync, spent)
 
-    def _walk(self, points: Ints, first: _Hop, then: _Hop) -> Edges:
-        """From each point back to another, by these hops; all walks advance together."""
-        spent = np.zeros((len(PATH_CLASSES), len(points)), dtype=np.int64)
-        origin, sync = np.full(len(points), NONE), np.full(len(points), NONE)
-        live = np.flatnonzero(first.cause != NONE)
-        at, hop = points[live], first.pick(live)
+    def _from_host(self, to: Ints, moment: Ints, spent: Ints) -> Edges:
+        """From the last point of the host at or before each moment; adds the time between to `spent`."""
+        point = self.host_point[moment]
+        spent[_HOST_KINDS] += self.host_sums[:, moment] - self.host_sums[:, point]
+        return Edges(to, point + self.devices, np.full(len(to), NONE), spent)
+
+    def _launched(self, nodes: Ints, launched: Ints) -> Edges:
+        """From the host by the launch of a node on the same stream, then along the stream."""
+        launch = self.graph.device.launch[launched]
+        nodes, launched, launch = (values[launch != NONE] for values in (nodes, launched, launch))
+        spent = self._on_stream(launched, nodes)
+        spent[_LAUNCH] = self.launch_delay[launched]
+        return self._from_host(nodes, launch, spent)
+
+    def _best_launches(self, nodes: Ints, speed: int) -> tuple[Ints, Ints]:
+        """Of the events between each point and the one before it on its stream, the one whose launch makes it latest,
+        if all ran so many times as fast; points with nothing between them are left out."""
         device = self.graph.device
-        while len(live):
-            spent[hop.kind, live] += hop.delay
-            waited = (at >= self.devices) & (hop.cause < self.devices) & (sync[live] == NONE)
-            sync[live[waited]] = self.graph.host.name[at[waited] - self.devices]
-            at = self._back_on_host(hop.cause, live, spent, self._host_stop)
-            there = self.is_point[at]
-            origin[live[there]] = at[there]
-            live, at = live[~there], at[~there]
-            running = at < self.devices
-            node = at[running]
-            spent[device.kind[node], live[running]] += (device.end - device.start)[node]
-            hop = then.pick(at)
-        return Edges(points, origin, sync, spent)
+        segment = np.cumsum(self.is_point[: self.devices][self.order][::-1])[
+            ::-1
+        ]  # the same up to the next point
+        between = self.order[~self.is_point[self.order] & (device.launch[self.order] != NONE)]
+        place = self.place[between]
+        before = self.sums[: len(DEVICE_CLASSES), place].sum(axis=0) // speed + self.gaps[place]
+        arrival = self.graph.host.time[device.launch[between]] + self.launch_delay[between] - before
+        order = np.lexsort((place, arrival, segment[place]))
+        last = order[np.diff(segment[place][order], append=NONE) != 0]
+        ends = np.full(len(nodes) + 1, NONE)
+        ends[segment[self.place[nodes]]] = nodes
+        return ends[segment[place[last]]], between[last]
 
-    def _back_on_host(self, nodes: Ints, columns: Ints, spent: Ints, stop: Ints) -> Ints:
-        """The last node of `stop` at or before each host node; device nodes stay. Adds the time between."""
-        on_host = np.flatnonzero(nodes >= self.devices)
-        late = nodes[on_host] - self.devices
-        early = stop[late]
-        spent[_HOST_KINDS, columns[on_host]] += self._on_host[:, late] - self._on_host[:, early]
-        reached: Ints = nodes.copy()
-        reached[on_host] = early + self.devices
-        return reached
+    def _along_stream(self, nodes: Ints) -> Edges:
+        """From the point before it on its stream."""
+        previous = _last_at(self.is_point[self.order])[self.place[nodes] - 1]
+        origin = self.order[previous]
+        spent = self._on_stream(origin, nodes)
+        device = self.graph.device
+        spent[device.kind[origin], np.arange(len(nodes))] -= (device.end - device.start)[origin]
+        return Edges(nodes, origin, np.full(len(nodes), NONE), spent)
 
-    def _along_host(self, first: _Hop) -> Edges:
-        """Back to a point of the host, whatever its calls waited for."""
-        live = np.flatnonzero(first.cause != NONE)
-        spent = np.zeros((len(PATH_CLASSES), len(first.cause)), dtype=np.int64)
-        spent[first.kind[live], live] = first.delay[live]
-        origin = np.full(len(first.cause), NONE)
-        origin[live] = self._back_on_host(first.cause[live], live, spent, self._host_point)
-        return Edges(origin, origin, np.full(len(origin), NONE), spent)
-
-    def _along_stream(self, first: _Hop) -> Edges:
-        """Back to a point of the stream of the first cause, whatever its events waited for."""
-        live = np.flatnonzero(first.cause != NONE)
-        spent = np.zeros((len(PATH_CLASSES), len(first.cause)), dtype=np.int64)
-        spent[_GAP, live] = first.delay[live]
-        node = first.cause[live]
-        late = self._place[node]
-        between = ~self.is_point[node]
-        early = np.where(between, self._point_before[late], late)
-        sums = self._on_stream
-        after = late[between] + 1
-        spent[:, live[between]] += sums[:, after] - sums[:, early[between] + 1]
-        origin = np.full(len(first.cause), NONE)
-        origin[live] = self._stream_order[early]
-        return Edges(origin, origin, np.full(len(origin), NONE), spent)
-
-
-def _either(mask: Mask, a: _Hop, b: _Hop) -> _Hop:
-    return _Hop(*(np.where(mask, getattr(a, name), getattr(b, name)) for name in ("cause", "delay", "kind")))
+    def _on_stream(self, first: Ints, last: Ints) -> Ints:
+        """The time in each class from the start of one node to the start of another on the same stream."""
+        early, late = self.place[first], self.place[last]
+        spent: Ints = self.sums[:, late] - self.sums[:, early]
+        spent[_GAP] += self.gaps[late] - self.gaps[early]
+        return spent
 
 
 def _last_at(mask: Mask) -> Ints:
@@ -294,12 +297,19 @@ class RankGraph:
     on_host: Ints
     fixed: Ints
     """1 where a recording begins: what was before is not known, so it stays where it is."""
+    anchor: Ints
+    """The next point at or after it, on its stream or on the host, that ranks which do the same have in common."""
+    compute: Ints
+    """Of an anchor, as the next three: the time in this class since the anchor before it; 0 for other points."""
+    copy: Ints
+    host: Ints
+    dataloader: Ints
     ways: Ints
     """By point: the number of ways that lead to it. The first determined its recorded time."""
     origin: Ints
     """By way, as the next two: the point where it begins."""
     sync: Ints
-    """The synchronising call on the way that waited for the device: an index into `syncs`, or NONE."""
+    """The synchronising call that it ends with: an index into `syncs`, or NONE."""
     classes: Ints
     """The classes in which it spends time: bit N for the class N of PATH_CLASSES."""
     spent: Ints
@@ -307,6 +317,8 @@ class RankGraph:
     syncs: tuple[str, ...]
     lost: int
     """GPU events without a launch in the file."""
+    unexplained_ns: int
+    """How much later GPU events start than their causes explain, all together."""
 
 
 @kept_per_rank("graph", RankGraph)
@@ -344,6 +356,7 @@ def _of_graph(run: Run, graph: Graph, rows: Collectives) -> dict[int, RankGraph]
     edges = replace(edges, to=number_of[edges.to], origin=number_of[edges.origin])
     edges = edges.pick(np.argsort(edges.to, kind="stable"))
     edge_firsts = np.searchsorted(edges.to, firsts)
+    anchor, totals = _since_anchors(graph, anchors_of(graph))
     on_host, on_device, most = recording_cycles(graph)
     of_host = points >= len(device.rank)
     unrecorded = np.concatenate(
@@ -360,8 +373,11 @@ def _of_graph(run: Run, graph: Graph, rows: Collectives) -> dict[int, RankGraph]
         "kind": np.concatenate([device.kind, len(DEVICE_CLASSES) + host.kind])[points],
         "on_host": of_host.astype(np.int64),
         "fixed": unrecorded[points].astype(np.int64),
+        "anchor": number_of[anchor[points]],
+        **{name: time[points] for name, time in totals.items()},
     }
     lost = np.bincount(device.rank[device.launch == NONE], minlength=len(graph.ranks))
+    unexplained = np.bincount(device.rank, weights=graph.residuals(), minlength=len(graph.ranks))
     graphs = {}
     for number, of_rank in enumerate(graph.ranks):
         mine, its_edges = slice(*firsts[number : number + 2]), slice(*edge_firsts[number : number + 2])
@@ -370,6 +386,7 @@ def _of_graph(run: Run, graph: Graph, rows: Collectives) -> dict[int, RankGraph]
         values = {name: column[mine] for name, column in columns.items()}
         for name in ("start", "end"):
             values[name] = values[name] - run.origin_ns(of_rank)
+        values["anchor"] = values["anchor"] - mine.start
         syncs, spent = edges.sync[its_edges], edges.spent[:, its_edges].T
         names = unique_values(syncs[syncs != NONE])
         spends = spent != 0
@@ -382,6 +399,7 @@ def _of_graph(run: Run, graph: Graph, rows: Collectives) -> dict[int, RankGraph]
             spent=spent[spends],
             syncs=tuple(graph.names[name] for name in names.tolist()),
             lost=int(lost[number]),
+            unexplained_ns=int(unexplained[number]),
         )
     return graphs
 

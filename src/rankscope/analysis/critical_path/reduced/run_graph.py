@@ -11,16 +11,25 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from rankscope.analysis.across_ranks.segments import Segments, segments
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope, step_numbers
 from rankscope.analysis.critical_path.graph.build import graph_notes, window_of
-from rankscope.analysis.critical_path.graph.nodes import NONE, Mask, MatchedCollectives, event_key
+from rankscope.analysis.critical_path.graph.nodes import (
+    DEVICE_CLASSES,
+    NONE,
+    Mask,
+    MatchedCollectives,
+    event_key,
+)
 from rankscope.analysis.critical_path.path import PATH_CLASSES
-from rankscope.analysis.critical_path.reduced.rank_graph import RankGraph, rank_graphs
+from rankscope.analysis.critical_path.reduced.rank_graph import COMPARED, RankGraph, rank_graphs
 from rankscope.analysis.within_rank.event_tables import compute_time
 from rankscope.collective_kinds import KINDS
 from rankscope.records import dataclass
@@ -29,8 +38,6 @@ from rankscope.store.separate_runs import SESSION_GAP_NS
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
 
-_COMPARED = tuple(map(PATH_CLASSES.index, ("compute", "copy", "host", "dataloader")))
-"""Classes in which ranks are compared: the others are waiting, or delays that a rank does not choose."""
 _MOST_PEERS = 64
 """The median is taken over so many of them, evenly chosen."""
 
@@ -64,10 +71,14 @@ class ReducedGraph:
     is_collective: Mask
     fixed: Mask
     """Stays where it is: a recording begins there, or nothing is known before it."""
+    anchor: Ints
+    """The next point at or after it, on its stream or on the host, that ranks which do the same have in common."""
+    totals: Mapping[str, Ints]
+    """By class of COMPARED and anchor: the time since the anchor before it."""
     inside: Mask
     """In the window. Other points stay where they are."""
     match: Ints
-    """Number of its collective where at least two ranks meet, or NONE."""
+    """Number of its collective where at least two ranks meet, or of its send or receive; or NONE."""
     to: Ints
     origin: Ints
     sync: Ints
@@ -81,44 +92,63 @@ class ReducedGraph:
     notes: tuple[str, ...]
     kernel_shares: Callable[[Callable[[str], bool]], Floats]
     """By rank: the share of compute time in kernels whose name fulfils the condition."""
+    segments: Callable[[], Segments]
+    """The compute segments of its ranks."""
+    unexplained_ns: float
+    """How much later GPU events of a rank start than their causes explain, per step; the mean over ranks and all
+    steps."""
 
     @cached_property
-    def _place(self) -> tuple[Ints, Ints]:
-        """By point: what it is, and the how many-th of these in its step: the same for ranks that do the same."""
+    def _place(self) -> list[Ints]:
+        """By anchor: its step, what it is, and the how many-th of these in its step: the same for ranks that do the
+        same."""
         matched, met = self.collectives, self.match != NONE
         kind, size = np.full(len(self.rank), NONE), np.full(len(self.rank), NONE)
         kind[met], size[met] = matched.kind[self.match[met]], matched.bytes[self.match[met]]
-        _, name = number_rows([self.is_collective.astype(np.int64), self.kind, kind, size])
-        return name, count_before([self.rank, self.step, name], np.arange(len(name)))
+        at = np.flatnonzero(self.anchor == np.arange(len(self.rank)))
+        columns = (self.is_collective.astype(np.int64), self.kind, kind, size)
+        _, name = number_rows([column[at] for column in columns])
+        return [self.step[at], name, count_before([self.rank[at], self.step[at], name], at)]
+
+    @cached_property
+    def _compared(self) -> dict[str, Ints]:
+        """By way: the anchor whose time since the one before it includes the way's time in each class."""
+        host = np.flatnonzero(self.on_host)
+        following = np.arange(len(self.rank))
+        following[host[:-1]] = host[1:]
+        # A way from the host to the device leaves it after the point where it begins.
+        moment = np.where(self.on_host[self.to], self.to, following[self.origin])
+        return {name: self.anchor[self.to if name in DEVICE_CLASSES else moment] for name in COMPARED}
 
     def at_median(self, work: Work, ranks: Sequence[int], peers: Mapping[int, Sequence[int]]) -> Work:
         """The work of each of `ranks` limited to the median of its peers that are not among them, or of all others.
 
-        Ways are compared that lead between the same places, class by class.
+        Compared is the time between two anchors, by class; the ways between them become shorter by the same share.
         """
         slow = {self.ranks.index(rank) for rank in ranks if rank in self.ranks}
-        spent, own_ns = [*work.spent], work.own_ns
+        spent, own_ns = [*work.spent], work.own_ns.copy()
+        anchors = np.flatnonzero(self.anchor == np.arange(len(self.rank)))
         for who in sorted(slow):
             near = {self.ranks.index(peer) for peer in peers.get(self.ranks[who], ()) if peer in self.ranks}
             others = sorted(near - slow) or sorted(set(range(len(self.ranks))) - slow)
             if not others:
                 continue
             others = others[:: -(-len(others) // _MOST_PEERS)]
-            compared = np.isin(self.rank, [who, *others])
-            ways = np.flatnonzero(compared[self.to])
-            name, nth = self._place
-            to, origin = self.to[ways], self.origin[ways]
-            ends = [column[points] for points in (to, origin) for column in (self.step, name, nth)]
-            pair = _Compared(self.rank[to], ends, who, others)
-            for kind in _COMPARED:
+            used = np.flatnonzero(np.isin(self.rank[anchors], [who, *others]))
+            compared = _Compared(
+                self.rank[anchors[used]], [column[used] for column in self._place], who, others
+            )
+            mine = anchors[used[compared.mine]]
+            ways, points = np.flatnonzero(self.rank[self.to] == who), np.flatnonzero(self.rank == who)
+            for name in COMPARED:
+                kind = PATH_CLASSES.index(name)
+                took, usual = self.totals[name][mine], compared.median(self.totals[name][anchors[used]])
+                share = np.ones(len(self.rank))
+                share[mine] = np.where(took > usual, usual / np.maximum(took, 1), 1.0)
                 spent[kind] = spent[kind].copy()
-                mine = ways[pair.mine]
-                spent[kind][mine] = np.minimum(spent[kind][mine], pair.median(spent[kind][ways]))
-            points = np.flatnonzero(compared & np.isin(self.kind, _COMPARED) & ~self.on_host)
-            single = _Compared(self.rank[points], [self.step[points], name[points], nth[points]], who, others)
-            own_ns = own_ns.copy()
-            mine = points[single.mine]
-            own_ns[mine] = np.minimum(own_ns[mine], single.median(own_ns[points]))
+                spent[kind][ways] = np.rint(spent[kind][ways] * share[self._compared[name][ways]])
+                shorter = points[(self.kind[points] == kind) & ~self.on_host[points]]
+                own_ns[shorter] = np.rint(own_ns[shorter] * share[self.anchor[shorter]])
         return replace(work, spent=tuple(spent), own_ns=own_ns)
 
 
@@ -164,7 +194,9 @@ def reduced_graph(run: Run, scope: Scope) -> ReducedGraph:
     used = inside[to]
     syncs = tuple(sorted({name for part in parts for name in part.syncs}))
     spent = tuple(time[used] for time in _by_class(_joined(parts, "classes"), _joined(parts, "spent")))
-    match, collectives = _matched(run.collectives, ranks, rank, points, start, end, inside)
+    all_waits = waits(run)
+    collectives, entry = all_waits.rows, _entries(all_waits.rows, ranks, rank, points)
+    match, matched = _matched(collectives, entry, points, start, end, inside)
     fixed = _joined(parts, "fixed").astype(bool)
     fixed |= np.bincount(to, minlength=len(rank)) == 0
     steps = tuple(step_numbers(run, scope))
@@ -177,7 +209,7 @@ def reduced_graph(run: Run, scope: Scope) -> ReducedGraph:
         named, every = compute_time(run, scope, chosen), compute_time(run, scope, lambda name: True)
         return np.array([named.get(rank, 0) / every[rank] if every.get(rank) else 0.0 for rank in ranks])
 
-    return ReducedGraph(
+    graph = ReducedGraph(
         ranks=ranks,
         rank=rank,
         step=points["step"],
@@ -188,19 +220,25 @@ def reduced_graph(run: Run, scope: Scope) -> ReducedGraph:
         on_host=points["on_host"].astype(bool),
         is_collective=points["slice"] != NONE,
         fixed=fixed,
+        anchor=_joined(parts, "anchor") + np.repeat(first[:-1], sizes),
+        totals={name: _joined(parts, name) for name in COMPARED},
         inside=inside,
         match=match,
         to=to[used],
         origin=origin[used],
         sync=sync,
-        work=Work(spent, end - start, collectives.transfer, np.ones(int(used.sum()), dtype=bool)),
+        work=Work(spent, end - start, matched.transfer, np.ones(int(used.sum()), dtype=bool)),
         syncs=syncs,
-        collectives=collectives,
+        collectives=matched,
         window=window_of(run, scope, start[inside], end[inside]),
         steps=steps,
         notes=graph_notes(sum(part.lost for part in parts), steps),
         kernel_shares=kernel_shares,
+        segments=lambda: segments(run, scope),
+        unexplained_ns=sum(part.unexplained_ns for part in parts)
+        / (max(len(parts), 1) * max(len(step_numbers(run, whole)), 1)),
     )
+    return _with_messages(graph, all_waits, entry)
 
 
 _NO_INTS = np.empty(0, dtype=np.int64)
@@ -223,33 +261,35 @@ def _by_class(classes: Ints, spent: Ints) -> Iterator[Ints]:
         yield time
 
 
-def _matched(
-    rows: Collectives,
-    ranks: Sequence[int],
-    rank: Ints,
-    points: dict[str, Ints],
-    start: Ints,
-    end: Ints,
-    inside: Mask,
-) -> tuple[Ints, MatchedCollectives]:
-    """By point its match, where at least two ranks meet; and the matches."""
-    match, row = np.full(len(rank), NONE), np.full(len(rank), NONE)
-    wanted = np.flatnonzero(inside & (points["slice"] != NONE))
+def _entries(rows: Collectives, ranks: Sequence[int], rank: Ints, points: dict[str, Ints]) -> Ints:
+    """By point: its entry in `rows`, or NONE."""
+    entry = np.full(len(rank), NONE)
+    wanted = np.flatnonzero(points["slice"] != NONE)
     if len(wanted) and len(rows.rank):
         theirs = event_key(rows.rank, rows.segment, rows.slice)
         number = np.array(ranks, dtype=np.int64)[rank[wanted]]
         ours = event_key(number, points["segment"][wanted], points["slice"][wanted])
         order = np.argsort(theirs, kind="stable")
         at = order[np.minimum(np.searchsorted(theirs, ours, sorter=order), len(theirs) - 1)]
-        good = (theirs[at] == ours) & (rows.match[at] != NONE)
-        match[wanted[good]], row[wanted[good]] = rows.match[at[good]], at[good]
+        good = theirs[at] == ours
+        entry[wanted[good]] = at[good]
+    return entry
+
+
+def _matched(
+    rows: Collectives, entry: Ints, points: dict[str, Ints], start: Ints, end: Ints, inside: Mask
+) -> tuple[Ints, MatchedCollectives]:
+    """By point its match, where at least two ranks meet; and the matches. Sends and receives follow."""
+    match = np.full(len(entry), NONE)
+    here = np.flatnonzero(inside & (entry != NONE))
+    match[here] = np.where(rows.point_to_point, NONE, rows.match)[entry[here]]
     members = np.bincount(match[match != NONE], minlength=1)
     number = np.where(members > 1, np.cumsum(members > 1) - 1, NONE)
     match = np.where(match != NONE, number[match], NONE)
     met = np.flatnonzero(match != NONE)
     order = met[np.lexsort((met, (end - start)[met], match[met]))]  # of equal durations the first
     last = order[starts_group([match[order]])]
-    of = row[last]
+    of = entry[last]
     return match, MatchedCollectives(
         transfer=(end - start)[last],
         last=last,
@@ -261,7 +301,85 @@ def _matched(
     )
 
 
-_COMM, _HOST, _UNRECORDED = map(PATH_CLASSES.index, ("comm", "host", "unrecorded"))
+def _with_messages(graph: ReducedGraph, all_waits: Waits, entry: Ints) -> ReducedGraph:
+    """Split each send and receive in two points, its start and its end: others wait for the start, and its end for
+    the starts of others. The point of the start comes before that of the end."""
+    rows, peers = all_waits.rows, all_waits.peers
+    known = rows.point_to_point & (all_waits.wait != NONE) if len(rows.rank) else np.zeros(0, dtype=bool)
+    ends = np.flatnonzero(np.append(known, False)[entry])  # that of NONE is the last
+    if len(ends) == 0:
+        return graph
+    count, matches = len(graph.rank), len(graph.collectives.transfer)
+    position = np.argsort(np.concatenate([2 * np.arange(count) + 1, 2 * ends]), kind="stable")
+    moved = np.empty(count + len(ends), dtype=np.int64)
+    moved[position] = np.arange(len(moved))
+    begin_of = np.full(len(rows.rank), NONE)
+    begin_of[entry[ends]] = moved[count:]
+    end_of = np.full(len(rows.rank), NONE)
+    end_of[entry[ends]] = moved[ends]
+
+    def spread(of_ends: Any, of_begins: Any) -> Any:
+        return np.concatenate([of_ends, of_begins])[position]
+
+    columns: dict[str, Any] = {
+        name: spread(getattr(graph, name), getattr(graph, name)[ends])
+        for name in ("rank", "step", "cycle", "kind", "on_host", "inside", "start")
+    }
+    columns["end"] = spread(graph.end, graph.start[ends])
+    columns["is_collective"] = spread(graph.is_collective, np.zeros(len(ends), dtype=bool))
+    columns["fixed"] = spread(graph.fixed & ~np.isin(np.arange(count), ends), graph.fixed[ends])
+    # Each message is a collective of its own.
+    number = np.full(count, NONE)
+    number[ends] = matches + np.arange(len(ends))
+    columns["match"] = spread(np.where(number != NONE, number, graph.match), np.full(len(ends), NONE))
+    visits = (begin_of[peers.peer] != NONE) & (end_of[peers.entry] != NONE)
+    waiting, visitor, shift = end_of[peers.entry[visits]], begin_of[peers.peer[visits]], peers.shift[visits]
+    begins = np.full(count, NONE)
+    begins[ends] = moved[count:]
+    ready = np.concatenate([graph.start[ends], columns["end"][visitor] + shift])
+    at = np.concatenate([np.arange(len(ends)), columns["match"][waiting] - matches])
+    arrived = np.concatenate([moved[count:], visitor])
+    order = np.lexsort((-np.arange(len(at)), ready))  # the latest is written last; of equal ones the first
+    last, latest = np.empty(len(ends), dtype=np.int64), np.empty(len(ends), dtype=np.int64)
+    last[at[order]], latest[at[order]] = arrived[order], ready[order]
+    of = entry[ends]
+    matched = graph.collectives
+    messages = MatchedCollectives(
+        transfer=np.concatenate([matched.transfer, graph.end[ends] - latest]),
+        last=np.concatenate([moved[matched.last], last]),
+        on_host=np.concatenate([matched.on_host, np.zeros(len(ends), dtype=bool)]),
+        members=np.concatenate([matched.members, np.bincount(at, minlength=len(ends))]),
+        bytes=np.concatenate([matched.bytes, rows.bytes[of]]),
+        group=np.concatenate([matched.group, rows.group[of]]),
+        kind=np.concatenate([matched.kind, rows.kind[of]]),
+    )
+    to = np.where(begins[graph.to] != NONE, begins[graph.to], moved[graph.to])
+    used = columns["inside"][np.concatenate([moved[ends], waiting])]
+    new_to = np.concatenate([moved[ends], waiting])[used]
+    new_origin = np.concatenate([moved[count:], visitor])[used]
+    delay = np.concatenate([np.zeros(len(ends), dtype=np.int64), shift])[used]
+    nothing = np.zeros(len(delay), dtype=np.int64)
+    work = graph.work
+    return replace(
+        graph,
+        **columns,
+        to=np.concatenate([to, new_to]),
+        origin=np.concatenate([moved[graph.origin], new_origin]),
+        sync=np.concatenate([graph.sync, np.full(len(delay), NONE)]),
+        work=Work(
+            tuple(
+                np.concatenate([time, delay if kind == _GAP else nothing])
+                for kind, time in enumerate(work.spent)
+            ),
+            columns["end"] - columns["start"],
+            messages.transfer,
+            np.concatenate([work.waits, np.ones(len(delay), dtype=bool)]),
+        ),
+        collectives=messages,
+    )
+
+
+_COMM, _HOST, _UNRECORDED, _GAP = map(PATH_CLASSES.index, ("comm", "host", "unrecorded", "gap"))
 
 Piece = tuple[int, int, str | None]
 """Class, rank, and the kind of a collective."""
@@ -368,9 +486,10 @@ class ReducedReplay:
         done = (
             graph.end[graph.collectives.last] if len(graph.collectives.last) else np.zeros(1, dtype=np.int64)
         )
-        self._shift = np.where(
-            graph.match[points] != NONE, graph.end[points] - done[np.maximum(graph.match[points], 0)], 0
-        )
+        match = graph.match[points]
+        # A message ends by its own clock.
+        together = np.append(~graph.collectives.is_message, False)[match]
+        self._shift = np.where(together, graph.end[points] - done[np.maximum(match, 0)], 0)
         heads = np.flatnonzero(starts_group([unit[points]])) if len(points) else points
         self._heads = points[heads]
         of_way, of_point = position[to[order]], level[unit[points]]

@@ -58,8 +58,8 @@ function headline(severity, title, why) {
 /** @param {any} finding @param {Facts} facts */
 function saving(finding, facts) {
   if (!finding.cost_ns) return "";
-  const share = facts.step_ns ? ` a step (${wholePercent(finding.cost_ns / facts.step_ns)})` : "";
-  return h("span", { class: "pill" }, `fix saves ${time(finding.cost_ns)}${share}`);
+  const share = facts.mean_step_ns ? ` a step (${wholePercent(finding.cost_ns / facts.mean_step_ns)})` : "";
+  return h("span", { class: "pill" }, `fix saves ${finding.reachable ? "" : "up to "}${time(finding.cost_ns)}${share}`);
 }
 
 /** @param {number} share */

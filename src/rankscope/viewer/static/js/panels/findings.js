@@ -21,7 +21,7 @@ function list(app, findings, at, step) {
     "data-go": true, tabindex: 0, class: place === at ? "chosen" : "", "aria-selected": String(place === at), onclick: () => app.showFinding(place),
     onkeydown: (/** @type {KeyboardEvent} */ event) => { if (event.key === "Enter") app.showFinding(place); },
   }, h("td", { class: "text" }, h("i", { class: `dot ${finding.severity}`, title: finding.severity }), finding.title),
-  h("td", {}, finding.cost_ns === null ? "–" : time(finding.cost_ns)), h("td", {}, finding.cost_ns === null || !step ? "–" : percent(finding.cost_ns / step)));
+  h("td", {}, finding.cost_ns === null ? "–" : `${finding.reachable ? "" : "up to "}${time(finding.cost_ns)}`), h("td", {}, finding.cost_ns === null || !step ? "–" : percent(finding.cost_ns / step)));
   return h("div", {}, h("table", { class: "wrapping" }, h("caption", { class: "unseen" }, "Findings"),
     h("thead", {}, h("tr", {}, h("th", { class: "text", scope: "col" }, "Finding"), h("th", { scope: "col" }, step ? "Saves a step" : "Saves"), h("th", { scope: "col" }, "Share"))),
     h("tbody", {}, findings.map(row))),

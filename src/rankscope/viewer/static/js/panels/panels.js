@@ -139,8 +139,8 @@ export class Panels {
     this.tabs[next].focus();
   }
 
-  /** The time of a step, in ns; null without steps. @returns {Promise<number | null>} */
+  /** The mean time of a step, in ns; null without steps. @returns {Promise<number | null>} */
   async stepTime() {
-    return (await json("report", { name: "summary" })).facts.step_ns ?? null;
+    return (await json("report", { name: "summary" })).facts.mean_step_ns ?? null;
   }
 }

@@ -1,0 +1,476 @@
+"""Compute segments: what a rank computes between two communications, by step, micro-batch, phase and position.
+
+The compute kernels of a rank are cut, in launch order, where communication is launched between them; so ranks that run
+the same program have the same segments, however long each rank waits. A cut is also made where the backward pass of
+autograd begins or ends, and at the steps. The duration of a segment is the union of its compute.
+
+The micro-batch and the phase of a segment come from the messages between pipeline stages and from autograd
+(docs/definitions.md, "Balance"). Segments between two messages that have the same phase belong together: a block, one
+pass of a micro-batch through a stage. The position of a segment counts within its block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Literal
+
+import numpy as np
+
+from rankscope.analysis.across_ranks.layout import Layout, layout_of
+from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.collective_waits import waits
+from rankscope.analysis.core.device_events import (
+    COMM,
+    COMPUTE,
+    UNKNOWN,
+    DeviceEvents,
+    device_events,
+    gpu_ranks,
+)
+from rankscope.analysis.core.grouping import split_by_rank
+from rankscope.analysis.core.intervals import Axis, Ints, join, subtract, union
+from rankscope.analysis.core.rollups import kept_per_rank
+from rankscope.analysis.core.run_steps import NO_STEP
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.within_rank import phases
+from rankscope.collective_kinds import KINDS
+from rankscope.records import dataclass
+from rankscope.sql import sql_text
+from rankscope.store.arrays import NONE, Floats, Mask, count_before, number_rows, starts_group, unique_values
+from rankscope.timeline.collectives.entries import Collectives
+from rankscope.timeline.run import Run
+
+PHASES = ("forward", "backward", "other")
+FORWARD, BACKWARD, OTHER = range(len(PHASES))
+Balance = Literal["ranks", "stages", "all"]
+BALANCES: tuple[Balance, ...] = ("ranks", "stages", "all")
+_NO_INTS = np.empty(0, dtype=np.int64)
+_SEND, _RECV = KINDS.index("send"), KINDS.index("recv")
+_POINT_TO_POINT = ("send", "recv", "sendrecv")
+_OF_AUTOGRAD = {phases.BACKWARD: BACKWARD, phases.RECOMPUTE: BACKWARD, phases.FORWARD: FORWARD}
+
+
+@dataclass(frozen=True)
+class RankSegments:
+    """The segments of a rank in launch order, and when it was busy. Times count from run.origin_ns(rank)."""
+
+    step: Ints
+    cut: Ints
+    """How many communications were launched before it."""
+    launched: Ints
+    """When its first kernel was launched; of a kernel without a launch in the file, its start."""
+    start: Ints
+    end: Ints
+    duration_ns: Ints
+    autograd: Ints
+    """FORWARD, BACKWARD or OTHER by autograd, or NONE where the file does not tell."""
+    compute_start: Ints
+    """When it computes, as disjoint intervals."""
+    compute_end: Ints
+    other_start: Ints
+    """When it does not compute, but copies or takes part in a collective other than send and recv."""
+    other_end: Ints
+    forward_calls: Ints
+    """By name of a kernel, how often it runs forward in the middle step: equal layers show as equal numbers."""
+
+
+@kept_per_rank("segments", RankSegments, any_window=True)
+def rank_segments(run: Run, scope: Scope) -> dict[int, RankSegments]:
+    """Of the ranks that have GPU events."""
+    ranks = [rank for rank in scope.ranks_in(run) if rank in gpu_ranks(run)]
+    between = ", ".join(map(sql_text, _POINT_TO_POINT))
+    rows = run.arrays(
+        "SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + dur_ns AS end, "
+        f"kind IN ({between}) AS p2p, place = 'device' AS on_device "
+        f"FROM collectives WHERE kind IS NOT NULL AND place IS NOT NULL AND {scope.where()}"
+    )
+    collectives = split_by_rank(rows, ranks)
+    records = {}
+    for rank in ranks:
+        comm, events = collectives[rank], device_events(run, rank, Scope())
+        origin = run.origin_ns(rank)
+        on_host = comm["start"][~comm["on_device"]]
+        autograd = _autograd(run, rank, events)
+        columns = cut(events, on_host, autograd)
+        p2p = union(comm["start"][comm["p2p"]], comm["end"][comm["p2p"]])
+        computing = events.kind == COMPUTE
+        compute = union(events.start[computing], events.end[computing])
+        of_others = events.kind != COMM
+        rest = join(
+            union(events.start[of_others], events.end[of_others]),
+            subtract(union(events.start, events.end), p2p),
+        )
+        other = subtract(rest, compute)
+        for name in ("launched", "start", "end"):
+            columns[name] = columns[name] - origin
+        records[rank] = RankSegments(
+            **columns,
+            compute_start=compute.start - origin,
+            compute_end=compute.end - origin,
+            other_start=other.start - origin,
+            other_end=other.end - origin,
+            forward_calls=_forward_calls(events, autograd),
+        )
+    return records
+
+
+def _autograd(run: Run, rank: int, events: DeviceEvents) -> Ints:
+    """By event: its phase by the time of its launch on the host; NONE where no backward pass was recorded."""
+    partition = phases.partition_of(run, rank, Scope())
+    of_host = np.full(len(phases.PHASES), OTHER)
+    of_host[list(_OF_AUTOGRAD)] = list(_OF_AUTOGRAD.values())
+    launched = events.launch_start != UNKNOWN
+    phase = np.where(launched, of_host[partition.at(events.launch_start)], NONE)
+    threads = _backward_threads(run).get(rank, _NO_INTS)
+    phase[np.isin(_thread(events.segment, events.launch_track), threads) & launched] = BACKWARD
+    backward = phase == BACKWARD
+    if not backward.any():
+        return np.full(len(events), NONE)
+    # What follows the last backward pass of a step is no forward pass.
+    steps, number = np.unique(events.step, return_inverse=True)
+    last = np.full(len(steps), np.iinfo(np.int64).min)
+    np.maximum.at(last, number.reshape(-1)[backward], events.launch_start[backward])
+    late = (phase == FORWARD) & (events.launch_start > last[number.reshape(-1)])
+    return np.where(late, OTHER, phase)
+
+
+@once_per_run
+def _backward_threads(run: Run) -> dict[int, Ints]:
+    """By rank, the threads that autograd runs backward passes on: they have its name."""
+    rows = run.arrays(
+        "SELECT rank::BIGINT AS rank, segment::BIGINT AS segment, track::BIGINT AS track FROM tracks "
+        "WHERE contains(thread, 'pt_autograd')"
+    )
+    by_rank = split_by_rank(rows, run.ranks)
+    return {rank: _thread(threads["segment"], threads["track"]) for rank, threads in by_rank.items()}
+
+
+def _thread(segment: Ints, track: Ints) -> Ints:
+    return (segment << 32) | (track + 1)
+
+
+def _forward_calls(events: DeviceEvents, autograd: Ints) -> Ints:
+    forward = np.flatnonzero((events.kind == COMPUTE) & (autograd == FORWARD))
+    steps = unique_values(events.step[forward])
+    if not len(steps):
+        return _NO_INTS
+    middle = forward[events.step[forward] == steps[len(steps) // 2]]
+    counts = np.bincount(events.work[middle])
+    return np.sort(counts[counts > 0])
+
+
+def launch_order(launch_start: Ints, start: Ints) -> Ints:
+    """The time by which events are ordered: their launch, or their start where it is not in the file."""
+    return np.where(launch_start != UNKNOWN, launch_start, start)
+
+
+def cut(events: DeviceEvents, on_host: Ints, autograd: Ints) -> dict[str, Ints]:
+    """The segments of a rank's events; `on_host`: when its collectives on the host begin."""
+    time = launch_order(events.launch_start, events.start)
+    comm = np.sort(np.concatenate([time[events.kind == COMM], on_host]))
+    mine = np.flatnonzero(events.kind == COMPUTE)
+    mine = mine[np.lexsort((events.start[mine], time[mine]))]
+    phase = autograd[mine]
+    keys = [np.searchsorted(comm, time[mine]), events.step[mine], events.segment[mine], phase]
+    first = np.flatnonzero(starts_group(keys)) if len(mine) else mine
+    start, end = events.start[mine], events.end[mine]
+    number = np.repeat(np.arange(len(first)), np.diff(first, append=len(mine)))
+    axis = Axis.over(start, end, max(len(first), 1))
+    lengths = axis.lengths(union(axis.place(start, number), axis.place(end, number)))
+    return {
+        "step": events.step[mine][first],
+        "cut": keys[0][first],
+        "launched": time[mine][first],
+        "start": np.minimum.reduceat(start, first) if len(first) else first,
+        "end": np.maximum.reduceat(end, first) if len(first) else first,
+        "duration_ns": lengths[: len(first)],
+        "autograd": phase[first],
+    }
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The segments of all ranks in scope, by rank and launch; one entry a segment."""
+
+    rank: Ints
+    step: Ints
+    stage: Ints
+    chunk: Ints
+    """The virtual stage of its rank, where stages are interleaved; else 0."""
+    micro_batch: Ints
+    """Its number within the step; NONE where it belongs to none."""
+    phase: Ints
+    """Index into PHASES."""
+    position: Ints
+    """How many communications were launched between the first segment of that micro-batch and phase and this one."""
+    duration_ns: Ints
+    start: Ints
+    end: Ints
+    launched: Ints
+
+    def pick(self, mask: Mask) -> Segments:
+        return Segments(*(getattr(self, f.name)[mask] for f in fields(self)))
+
+    def balanced_ns(self, what: Balance) -> Floats:
+        """The duration of each segment in a balanced run.
+
+        ranks: the mean over the ranks of a stage. stages: also, the total of a stage in each pass of a micro-batch is
+        the mean over stages. all: also the mean over micro-batches and steps.
+        """
+        if not len(self.rank):
+            return np.zeros(0)
+        keys = (self.stage, self.step, self.micro_batch, self.phase, self.chunk, self.position)
+        place, number = number_rows(keys)
+        stage, step, micro_batch, phase, _, position = place.T
+        mean = _sums(number, self.duration_ns) / self._ranks_of(stage, step)
+        in_pass = np.flatnonzero(micro_batch != NONE)
+        passes = [column[in_pass] for column in (stage, step, micro_batch, phase)]
+        if not tells_phases(*passes):
+            passes[3] = np.zeros_like(passes[3])
+        if what != "ranks":
+            mean[in_pass] *= _evened(passes, passes[1:], mean[in_pass])
+        if what == "all":
+            mean[in_pass] *= _evened(passes, [passes[0], passes[3]], mean[in_pass])
+            others = np.flatnonzero(micro_batch == NONE)
+            _, alike = number_rows([stage[others], position[others]])
+            mean[others] = _means(alike, mean[others])[alike]
+        return mean[number]
+
+    def _ranks_of(self, stage: Ints, step: Ints) -> Ints:
+        """How many ranks of a stage have a step: a segment that one of them lacks counts as 0 there."""
+        there, _ = number_rows([self.stage, self.step, self.rank])
+        counts, number = number_rows([np.append(there[:, 0], stage), np.append(there[:, 1], step)])
+        ranks = np.bincount(number[: len(there)], minlength=len(counts))
+        return ranks[number[len(there) :]]
+
+
+def no_segments() -> Segments:
+    return Segments(*(_NO_INTS for _ in fields(Segments)))
+
+
+def _means(group: Ints, value: Floats) -> Floats:
+    return _sums(group, value) / np.bincount(group)
+
+
+def _sums(group: Ints, value: Ints | Floats) -> Floats:
+    return np.bincount(group, weights=value).astype(float)
+
+
+def tells_phases(stage: Ints, step: Ints, micro_batch: Ints, phase: Ints) -> bool:
+    """Whether all stages have as many forward and backward passes: without autograd, a stage that turns round runs both
+    in one."""
+    passes, _ = number_rows([stage, step, micro_batch, phase])
+    counts = np.zeros((int(stage.max(initial=0)) + 1, len(PHASES)), dtype=np.int64)
+    np.add.at(counts, (passes[:, 0], passes[:, 3]), 1)
+    counts = counts[counts.any(axis=1)]
+    return bool((counts == counts[:1]).all())
+
+
+def _evened(passes: Sequence[Ints], alike: Sequence[Ints], time: Floats) -> Floats:
+    """By place: the mean total of the passes that are alike, divided by the total of its own pass."""
+    if not len(time):
+        return time
+    first, number = number_rows([*passes, *alike])
+    total = _sums(number, time)
+    _, group = number_rows([*first.T[len(passes) :]])
+    return (_means(group, total)[group] / np.maximum(total, 1))[number]
+
+
+def segments(run: Run, scope: Scope) -> Segments:
+    """Of the ranks and steps in scope; without steps, all that was recorded is one step."""
+    every = _all_segments(run, Scope(ranks=scope.ranks))
+    if scope.steps is not None:
+        return every.pick((every.step >= scope.steps[0]) & (every.step <= scope.steps[1]))
+    in_steps = every.step != NO_STEP
+    return every.pick(in_steps) if in_steps.any() else every
+
+
+@once_per_run
+def _all_segments(run: Run, scope: Scope) -> Segments:
+    layout = layout_of(run, Scope())
+    messages = _messages(waits(run).rows, layout)
+    blocks = {}
+    for rank, record in rank_segments(run, scope).items():
+        placed = {name: getattr(record, name) + run.origin_ns(rank) for name in ("launched", "start", "end")}
+        columns = {name: getattr(record, name) for name in ("step", "cut", "duration_ns", "autograd")}
+        blocks[rank] = _blocks(columns | placed, messages.get(rank, _NO_MESSAGES))
+    chunks = _chunks([part for rank, part in blocks.items() if layout.stage(rank) == 0])
+    parts = [_numbered(rank, part, layout, chunks) for rank, part in blocks.items()]
+    names = [f.name for f in fields(Segments)]
+    return Segments(*(np.concatenate([_NO_INTS, *(part[name] for part in parts)]) for name in names))
+
+
+@dataclass(frozen=True)
+class _Messages:
+    """What a rank sends to other stages and receives from them, in launch order."""
+
+    launched: Ints
+    """When it was launched on the host; NONE where that is not known."""
+    start: Ints
+    """Of its kernel."""
+    is_recv: Mask
+    forward: Mask
+    """The message goes from a stage to the next one."""
+
+
+_NO_MESSAGES = _Messages(_NO_INTS, _NO_INTS, _NO_INTS.astype(bool), _NO_INTS.astype(bool))
+
+
+def _messages(rows: Collectives, layout: Layout) -> dict[int, _Messages]:
+    """By rank, where there are stages."""
+    stages = layout.sizes.get("pp", 1)
+    if stages < 2 or not len(rows.rank):
+        return {}
+    entry, is_recv, peer = _sides(rows)
+    highest = int(max(rows.rank.max(), peer.max(initial=0), max(layout.places, default=0))) + 1
+    stage_of = np.array([layout.stage(rank) for rank in range(highest)])
+    rank = rows.rank[entry]
+    distance = (stage_of[peer] - stage_of[rank]) % stages
+    # With two stages the next one is also the one before.
+    to_next = (distance == 1) if stages > 2 else stage_of[peer] > stage_of[rank]
+    to_previous = (distance == stages - 1) if stages > 2 else stage_of[peer] < stage_of[rank]
+    used = to_next | to_previous
+    columns = {
+        "rank": rank[used],
+        "launched": rows.call_start[entry[used]],
+        "start": rows.start[entry[used]],
+        "is_recv": is_recv[used],
+        "forward": (is_recv ^ to_next)[used],
+    }
+    return {number: _Messages(**part) for number, part in split_by_rank(columns, layout.places).items()}
+
+
+def _sides(rows: Collectives) -> tuple[Ints, Mask, Ints]:
+    """For each message that an entry sends or receives: the entry, whether it receives, and the other rank."""
+    alone = np.flatnonzero(np.isin(rows.kind, (_SEND, _RECV)) & (rows.batch == NONE))
+    batched = np.flatnonzero(rows.batch != NONE)
+    entries = [alone, *(np.full(len(rows.batches[rows.batch[entry]]), entry) for entry in batched)]
+    sides = [message for entry in batched for message in rows.batches[rows.batch[entry]]]
+    is_recv = np.array([not message.is_send for message in sides], dtype=bool)
+    peer = np.array([message.peer for message in sides], dtype=np.int64)
+    entry = np.concatenate(entries)
+    is_recv = np.concatenate([rows.kind[alone] == _RECV, is_recv])
+    peer = np.concatenate([rows.peer[alone], peer])
+    named = peer != NONE
+    return entry[named], is_recv[named], peer[named]
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """The segments of a rank, grouped into passes of a micro-batch through its stage."""
+
+    columns: dict[str, Ints]
+    phase: Ints
+    """By segment."""
+    first: Ints
+    """By block: its first segment."""
+    anchor: Ints
+    """By block: the segment from which positions count."""
+    received: int
+    """Messages that were received in steps."""
+
+    @property
+    def block(self) -> Ints:
+        """By segment."""
+        return np.repeat(np.arange(len(self.first)), np.diff(self.first, append=len(self.phase)))
+
+
+def _blocks(columns: dict[str, Ints], messages: _Messages) -> _Blocks:
+    step, autograd = columns["step"], columns["autograd"]
+    count = len(step)
+    at = np.searchsorted(columns["launched"], messages.launched)
+    unplaced = messages.launched == NONE
+    at[unplaced] = np.searchsorted(columns["start"], messages.start[unplaced])
+    if not count:
+        return _Blocks(columns, autograd, _NO_INTS, _NO_INTS, 0)
+    has_message = np.bincount(at, minlength=count + 1)[:count] > 0
+    between = np.flatnonzero(starts_group([step]) | has_message)
+    told = _by_messages(between, at, messages, count)
+    phase = np.where(autograd == NONE, np.repeat(told, np.diff(between, append=count)), autograd)
+    first = np.flatnonzero(starts_group([step, np.cumsum(has_message), phase]))
+    into = at[messages.is_recv]
+    received = int((step[into[into < count]] != NO_STEP).sum())
+    of_block, number = phase[first], np.arange(len(first))
+    # Work between two messages that takes part in no pass (an extra kernel) counts to the pass that follows.
+    is_pass = np.ones(len(first), dtype=bool)
+    if received:
+        got, sent = _next_to_messages(between, at, messages, count)
+        group = np.searchsorted(between, first, side="right") - 1
+        side = np.where(of_block == FORWARD, 1, 0)
+        is_pass = (of_block == OTHER) | got[side, group] | sent[side, group]
+    following = np.minimum.accumulate(np.where(is_pass, number, len(first))[::-1])[::-1]
+    target = np.minimum(following, len(first) - 1)
+    target = np.where((following < len(first)) & (step[first[target]] == step[first]), target, number)
+    of_block = np.where(is_pass[target], of_block[target], OTHER)
+    begins = starts_group([target])
+    sizes = np.diff(first, append=count)
+    return _Blocks(columns, np.repeat(of_block, sizes), first[begins], first[target[begins]], received)
+
+
+def _next_to_messages(first: Ints, at: Ints, messages: _Messages, count: int) -> tuple[Mask, Mask]:
+    """[backward or forward, group]: whether a message was received just before a group of segments; whether one is sent
+    just after it. `first` has the first segment of each group, `at` that after each message."""
+    sides = np.zeros((2, 2, count + 1), dtype=bool)
+    sides[messages.is_recv.astype(int), messages.forward.astype(int), at] = True
+    return sides[1][:, first], sides[0][:, np.append(first[1:], count)]
+
+
+def _by_messages(first: Ints, at: Ints, messages: _Messages, count: int) -> Ints:
+    """The phase of the segments between two messages.
+
+    What a stage has received says it; where it has received nothing, what it sends afterwards. A stage that sends back
+    what it received last has run forward and backward: that counts as backward.
+    """
+    (recv_back, recv_on), (sent_back, sent_on) = _next_to_messages(first, at, messages, count)
+    conditions = [recv_back | (recv_on & sent_back), recv_on | sent_on, sent_back]
+    return np.select(conditions, [BACKWARD, FORWARD, BACKWARD], OTHER)
+
+
+def _chunks(first_stage: Sequence[_Blocks]) -> int:
+    """How many virtual stages a rank has: with v of them and m micro-batches, the first stage runs m * v forward passes
+    and receives m * (2 * v - 1) messages."""
+    chunks = set()
+    for blocks in first_stage:
+        in_step = blocks.columns["step"][blocks.first] != NO_STEP
+        passes = int((in_step & (blocks.phase[blocks.first] == FORWARD)).sum())
+        micro_batches = 2 * passes - blocks.received
+        chunks.add(passes // micro_batches if micro_batches > 0 and passes % micro_batches == 0 else 1)
+    return chunks.pop() if len(chunks) == 1 else 1
+
+
+def _numbered(rank: int, blocks: _Blocks, layout: Layout, chunks: int) -> dict[str, Ints]:
+    columns, first, block = blocks.columns, blocks.first, blocks.block
+    step, phase = columns["step"][first], blocks.phase[first]
+    order = count_before([step, phase], first)
+    chunk = np.zeros(len(first), dtype=np.int64)
+    micro_batch = np.where(phase == OTHER, NONE, order)
+    position = columns["cut"] - columns["cut"][blocks.anchor[block]]
+    # Work in no micro-batch is compared by its order in the step.
+    alone = micro_batch[block] == NONE
+    position[alone] = count_before([columns["step"][alone]], np.flatnonzero(alone))
+    if chunks > 1:
+        for number in np.unique(step).tolist():
+            for kind in (FORWARD, BACKWARD):
+                mine = (step == number) & (phase == kind)
+                of_chunk, micro_batch[mine] = _interleaved(order[mine], layout.sizes["pp"], chunks)
+                chunk[mine] = of_chunk if kind == FORWARD else chunks - 1 - of_chunk
+    return {
+        **{name: columns[name] for name in ("step", "duration_ns", "start", "end", "launched")},
+        "rank": np.full(len(block), rank),
+        "stage": np.full(len(block), layout.stage(rank)),
+        "chunk": chunk[block],
+        "micro_batch": micro_batch[block],
+        "phase": blocks.phase,
+        "position": position,
+    }
+
+
+def _interleaved(order: Ints, stages: int, chunks: int) -> tuple[Ints, Ints]:
+    """Chunk and micro-batch of the n-th pass of a rank, in the order that Megatron and torch use: as many micro-batches
+    as there are stages go through the first chunk, then through the next."""
+    micro_batches = len(order) // chunks
+    round_ = order // (stages * chunks)
+    size = np.minimum(stages, np.maximum(micro_batches - round_ * stages, 1))
+    within = order - round_ * stages * chunks
+    return np.minimum(within // size, chunks - 1), round_ * stages + within % size
