@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rankscope.analysis import REPORTS
 from rankscope.analysis.core.collective_waits import waits
-from rankscope.bench.synthetic.cluster import Job, RankRun, simulate
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.critical_path.graph.build import graph_of
+from rankscope.analysis.critical_path.reduced.run_graph import ReducedReplay, reduced_graph
+from rankscope.analysis.critical_path.replay import Replay, recorded
+from rankscope.analysis.critical_path.savings import reduced_replay, replayed
+from rankscope.analysis.critical_path.scenarios import bandwidth, hide_comm
+from rankscope.bench.synthetic.cluster import Fault, Job, RankRun, simulate
 from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.store.arrays import NONE
 from rankscope.timeline.reading import ingest
@@ -18,7 +26,9 @@ pytestmark = pytest.mark.slow
 
 JOBS = {
     "1f1b batched": Job(stages=4, data=1, schedule="1f1b", p2p="batched", micro_batches=4, steps=2, layers=2),
-    "1f1b separate": Job(stages=4, data=1, schedule="1f1b", micro_batches=4, steps=2, layers=2),
+    "1f1b separate": Job(
+        stages=4, data=1, schedule="1f1b", micro_batches=4, steps=2, layers=2, offset_ns=5_000_000
+    ),
     "interleaved": Job(
         stages=2, data=1, schedule="interleaved", chunks=2, p2p="batched", micro_batches=4, steps=2, layers=2
     ),
@@ -78,3 +88,99 @@ def test_who_is_waited_for_started_last(planted: tuple[Job, Any, Run]) -> None:
     assert len(waited) and (late != NONE).all()
     assert (rows.rank[late] != rows.rank[waited]).all()
     assert (np.abs(rows.start[late] - rows.start[waited] - found.wait[waited]) <= 3 * job.leave_ns).all()
+
+
+def test_replays_without_changes_give_the_recorded_times(planted: tuple[Job, Any, Run]) -> None:
+    _, _, run = planted
+    scope = Scope().in_run(run)
+    graph = graph_of(run, scope)
+    assert len(graph.visits.node)
+    times = Replay(graph).play(recorded(graph))
+    assert times is not None
+    for replayed_times, recorded_times in (
+        (times.start, graph.device.start),
+        (times.end, graph.device.end),
+        (times.host, graph.host.time),
+    ):
+        assert replayed_times.tolist() == recorded_times.tolist()
+    reduced = reduced_graph(run, scope)
+    replay = ReducedReplay(reduced)
+    assert not replay.has_cycle
+    assert replay.ends(reduced.work).tolist() == reduced.end[replay._points].tolist()
+
+
+def test_both_graphs_predict_the_same(planted: tuple[Job, Any, Run]) -> None:
+    _, _, run = planted
+    scope = Scope().in_run(run)
+    by_events, by_points = replayed(run, scope), reduced_replay(run, scope)
+    assert by_events is not None and by_points is not None
+    for scenario in (hide_comm(), bandwidth(2)):
+        saved = by_events.saved_ns([scenario])
+        assert by_points.saved_ns([scenario]) == pytest.approx(saved, rel=0.02, abs=2_000)
+    # A message that takes no time still waits for the other end.
+    assert 0 < by_events.saved_ns([hide_comm()]) < 0.5 * by_events.step_ns
+
+
+def test_breakdown_and_collectives_have_the_planted_waits_and_transfers(
+    planted: tuple[Job, Any, Run],
+) -> None:
+    job, runs, run = planted
+    if job.p2p != "batched":  # kernels of the two directions overlap
+        return
+    rows = REPORTS["breakdown"].analyse(run, Scope().in_run(run), None).rows
+    for rank, each in enumerate(runs):
+        truth = exchanged(each)
+        parts = [row for row in rows if row["rank"] == rank and row["step"] is not None]
+        wait = sum(row["exposed_wait_ns"] for row in parts)
+        transfer = sum(row["exposed_comm_ns"] for row in parts) - wait
+        slack = 3 * job.leave_ns * len(truth)
+        assert wait == pytest.approx(truth[:, 0].sum(), abs=slack)
+        assert transfer == pytest.approx((truth[:, 1] - truth[:, 0]).sum(), abs=slack)
+    listed = [
+        row for row in REPORTS["collectives"].analyse(run, Scope(), None).rows if row["kind"] == "sendrecv"
+    ]
+    assert listed and all(row["transfer_ns"] == pytest.approx(job.send_ns, rel=0.2) for row in listed)
+    assert all(row["wait_ns"] is not None and row["busbw_gb_s"] for row in listed)
+
+
+def test_nobody_is_charged_in_a_balanced_pipeline(planted: tuple[Job, Any, Run]) -> None:
+    _, _, run = planted
+    result = REPORTS["stragglers"].analyse(run, Scope(), None)
+    assert {finding.severity for finding in result.findings} <= {"ok", "info"}
+    rows = {row["rank"]: row for row in result.rows}
+    found = waits(run)
+    for rank in run.ranks:
+        mine = (found.rows.rank == rank) & (found.wait > 0)
+        assert rows[rank]["own_wait_ns"] == found.wait[mine].sum()
+
+
+def test_a_slow_rank_is_charged_with_its_own_excess(tmp_path: Path) -> None:
+    """Two pipelines of three stages: however long the chains of waits, each counts at most the planted excess."""
+    extra = 2_000_000
+    fault = Fault("compute", ranks=(2,), ns=extra)
+    job = Job(
+        stages=3, data=2, schedule="1f1b", p2p="batched", micro_batches=4, steps=4, layers=2, faults=(fault,)
+    )
+    write_traces(job, simulate(job), tmp_path)
+    run = Run(ingest([tmp_path]))
+    result = REPORTS["stragglers"].analyse(run, Scope(), None)
+    (finding,) = result.findings
+    assert finding.ranks == (2,)
+    facts: dict[str, Any] = {fact.quantity: fact.value for fact in finding.facts}
+    assert 0 < facts["wait_per_step_ns"] <= 1.1 * extra
+    row = next(row for row in result.rows if row["rank"] == 2)
+    waiting = facts["waiting_ranks"] * facts["steps"]
+    assert row["caused_wait_ns"] == pytest.approx(facts["wait_per_step_ns"] * waiting, rel=0.001)
+
+
+def test_messages_align_the_clocks_of_stages_that_share_no_collective(tmp_path: Path) -> None:
+    offset = 40_000_000
+    job = Job(stages=3, data=1, schedule="1f1b", micro_batches=4, steps=2, layers=1, offset_ns=offset)
+    write_traces(job, simulate(job), tmp_path)
+    run = Run(ingest([tmp_path]))
+    assert [clock.method for clock in run.clocks.ranks] == ["reference", "collectives", "collectives"]
+    planted_offsets = [clock.offset_ns - job.clocks[0].offset_ns for clock in job.clocks]
+    assert max(map(abs, planted_offsets)) == offset
+    for clock, ahead in zip(run.clocks.ranks, planted_offsets, strict=True):
+        assert clock.offset_ns == pytest.approx(ahead, abs=3 * job.leave_ns)
+    assert waits(run).wait.min() >= 0

@@ -227,7 +227,8 @@ def check_window(run: Run, truth: Any) -> None:
     inside = [c for c in truth["collectives"] if c["step"] in (3, 4) and c["last_rank"] == 2]
     row = ask(run, Scope(steps=(3, 4))).rows[0]
     assert row["last_count"] == len(inside)
-    assert row["caused_wait_ns"] == sum(sum(c["wait_ns"]) for c in inside)
+    waited = sum(sum(c["wait_ns"]) for c in inside)
+    assert row["caused_wait_ns"] == pytest.approx(waited, rel=0.01, abs=50_000)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.collective_kinds import KINDS as COLLECTIVE_KINDS
-from rankscope.store.arrays import NONE, Ints
+from rankscope.store.arrays import NONE, Ints, unique_values
 from rankscope.timeline.collectives.groups import Group
 from rankscope.timeline.run import Run
 from rankscope.units import format_bytes, format_ns
@@ -54,10 +54,11 @@ def collective_slices(session: Session, rank: int) -> CollectiveSlices:
 def _collective_slices(run: Run, rank: int) -> CollectiveSlices:
     waited = waits(run)
     rows = waited.rows
-    mine = np.flatnonzero((rows.rank == rank) & (rows.match != NONE))
+    mine = np.flatnonzero((rows.rank == rank) & ((rows.match != NONE) | (waited.wait != NONE)))
     key = _key(rows.segment[mine], rows.slice[mine])
     mine, key = mine[order := np.argsort(key)], key[order]
-    last = waited.last[rows.match[mine]]
+    last = np.append(waited.last, NONE)[rows.match[mine]]  # that of NONE is the last
+    last = np.where(rows.match[mine] != NONE, last, waited.waited_for[mine])
     return CollectiveSlices(
         key=key,
         wait=np.maximum(waited.wait[mine], 0),
@@ -132,37 +133,38 @@ def collective(session: Session, query: dict[str, str]) -> Answer:
     mine = np.flatnonzero((rows.rank == rank) & (rows.segment == segment) & (rows.slice == id))
     if len(mine) == 0:
         raise ValueError("this slice is not a collective")
-    match = int(rows.match[mine[0]])
-    return _described(waited, mine) if match == NONE else describe_match(waited, match)
+    return describe(waited, int(mine[0]))
 
 
-def describe_match(waited: Waits, match: int) -> dict[str, Any]:
-    """A matched collective: one row per rank, in order of arrival."""
-    return _described(waited, np.flatnonzero(waited.rows.match == match))
-
-
-def _described(waited: Waits, members: Ints) -> dict[str, Any]:
+def describe(waited: Waits, at: int) -> dict[str, Any]:
+    """The collective of an entry: one row per rank, in order of arrival. Of a batch of messages, the kernels at their
+    other ends are in it too."""
     rows = waited.rows
-    match = int(rows.match[members[0]])
+    match = int(rows.match[at])
+    if match != NONE:
+        members, last = np.flatnonzero(rows.match == match), int(waited.last[match])
+    else:
+        ends = (rows.recvs[rows.sends == at], rows.sends[rows.recvs == at])
+        members, last = unique_values(np.concatenate([[at], *ends])), int(waited.waited_for[at])
     members = members[np.argsort(rows.start[members], kind="stable")]
-    last = int(waited.last[match]) if match != NONE else NONE
     first = int(rows.start[members[0]])
     peers = [
         {
-            "rank": int(rows.rank[at]),
-            "segment": int(rows.segment[at]),
-            "id": int(rows.slice[at]),
-            "track": int(rows.track[at]),
-            "start_ns": int(rows.start[at]),
-            "dur_ns": int(rows.end[at] - rows.start[at]),
-            "arrives_ns": int(rows.start[at]) - first,
-            "wait_ns": None if waited.wait[at] == NONE else int(waited.wait[at]),
+            "rank": int(rows.rank[member]),
+            "segment": int(rows.segment[member]),
+            "id": int(rows.slice[member]),
+            "track": int(rows.track[member]),
+            "start_ns": int(rows.start[member]),
+            "dur_ns": int(rows.end[member] - rows.start[member]),
+            "arrives_ns": int(rows.start[member]) - first,
+            "wait_ns": None if waited.wait[member] == NONE else int(waited.wait[member]),
         }
-        for at in members.tolist()
+        for member in members.tolist()
     ]
+    shown = int(members[0]) if match != NONE else at
     return {
-        "title": f"{COLLECTIVE_KINDS[rows.kind[members[0]]]} {'' if match == NONE else f'#{match}'}".strip(),
-        "text": _describe(waited, int(members[0]), match, len(members)),
+        "title": f"{COLLECTIVE_KINDS[rows.kind[shown]]} {'' if match == NONE else f'#{match}'}".strip(),
+        "text": _describe(waited, shown, match, len(members)),
         "last": None if last == NONE else int(rows.rank[last]),
         "rows": peers,
     }
@@ -172,13 +174,13 @@ def _describe(waited: Waits, at: int, match: int, ranks: int) -> str:
     rows = waited.rows
     group = rows.groups[rows.group[at]]
     words = [f"group {group.description or group.name}"] if group.is_named else []
-    if group.size and group.size != ranks:
+    if group.size and group.size != ranks and not rows.point_to_point[at]:
         words.append(f"{ranks} of {group.size} ranks are in this run")
     if rows.bytes[at] != NONE:
         words.append(format_bytes(int(rows.bytes[at])))
-    if match == NONE:
+    if match == NONE and waited.wait[at] == NONE:
         return ", ".join([*words, "not matched with other ranks"])
-    transfer = int(waited.transfer[match])
+    transfer = int(waited.transfer[match] if match != NONE else rows.duration[at] - waited.wait[at])
     if transfer != NONE:
         words.append(f"transfer {format_ns(transfer)}")
         if rows.bytes[at] != NONE and transfer > 0:

@@ -16,10 +16,10 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.findings import collect
 from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.sql import sql_texts
-from rankscope.store.arrays import NONE
+from rankscope.store.arrays import NONE, number_rows
 from rankscope.timeline.run import Run
 from rankscope.viewer.answers import Answer
-from rankscope.viewer.collectives import describe_match
+from rankscope.viewer.collectives import describe
 from rankscope.viewer.session import Session
 from rankscope.views.envelope import Question, envelope
 
@@ -65,8 +65,8 @@ def _scene(session: Session, finding: Finding) -> dict[str, Any]:
     if span and span[1] - span[0] >= _WHOLE_SHARE * (end - begin):
         span = None
     step = _step(run, finding, culprits, names, span)
-    match = _match(waits(run), finding, culprits, step, span)
-    collective = describe_match(waits(run), match) if match is not None else None
+    entry = _collective(waits(run), finding, culprits, step, span)
+    collective = describe(waits(run), entry) if entry is not None else None
     involved = [row["rank"] for row in collective["rows"]] if collective else list(finding.ranks)
     expanded = culprits[:_MOST_EXPANDED]
     peers = tuple(sorted(set(involved) - set(expanded)))
@@ -124,12 +124,13 @@ def _step(
     return int(rows[0][0]) if rows else None
 
 
-def _match(
+def _collective(
     waited: Waits, finding: Finding, culprits: tuple[int, ...], step: int | None, span: tuple[int, int] | None
 ) -> int | None:
-    """Of a straggler, the collective at which the others wait for it longest; of exposed communication, the longest."""
+    """An entry of the collective: of a straggler, the one at which the others wait for it longest; of exposed
+    communication, the longest."""
     rows = waited.rows
-    usable = rows.match != NONE
+    usable = (rows.match != NONE) | (waited.wait != NONE)
     if step is not None:
         usable &= rows.step == step
     elif span is not None:
@@ -137,7 +138,7 @@ def _match(
     if finding.report == "stragglers":
         usable &= (waited.wait > 0) & ~np.isin(rows.rank, culprits)
         at = np.flatnonzero(usable)
-        last = waited.last[rows.match[at]]
+        last = waited.waited_for[at]
         at = at[(last != NONE) & np.isin(rows.rank[last], culprits)]
         weight = waited.wait[at]
     elif finding.report == "overlap":
@@ -147,7 +148,10 @@ def _match(
         return None
     if len(at) == 0:
         return None
-    return int(np.bincount(rows.match[at], weights=weight).argmax())
+    # A batch of messages has no match: it counts alone.
+    _, number = number_rows([rows.match[at], np.where(rows.match[at] == NONE, at, NONE)])
+    longest = np.bincount(number, weights=weight).argmax()
+    return int(at[(number == longest).argmax()])
 
 
 def _window(

@@ -166,7 +166,7 @@ def _sizes_vary(all_waits: Waits) -> Any:
 
 def _rows(run: Run, all_waits: Waits, table: _Table) -> list[dict[str, Any]]:
     entries, hidden = all_waits.rows, blame(run).hidden
-    took = entries.duration
+    took, of_entry = entries.duration, all_waits.entry_transfer
     order = np.argsort(table.row, kind="stable")
     bounds = np.searchsorted(table.row[order], np.arange(len(table.keys) + 1))
     rows = []
@@ -174,9 +174,12 @@ def _rows(run: Run, all_waits: Waits, table: _Table) -> list[dict[str, Any]]:
         mine = table.entry[order[bounds[number] : bounds[number + 1]]]
         group, kind = entries.groups[group_number], KINDS[kind_number]
         matches = unique_values(entries.match[mine][entries.match[mine] != NONE])
-        transfer = all_waits.transfer[matches]
-        transfer = transfer[transfer != NONE]
         wait = all_waits.wait[mine]
+        if entries.point_to_point[mine[0]]:  # each end has its own, a batch no match
+            transfer = of_entry[mine[wait != NONE]]
+        else:
+            transfer = all_waits.transfer[matches]
+            transfer = transfer[transfer != NONE]
         wait = wait[wait != NONE]
         duration = took[mine]
         moved = size if size > 0 else None
@@ -403,7 +406,7 @@ def worst_collectives(run: Run, scope: Scope) -> Result:
     scope = scope.in_run(run)
     all_waits = waits(run)
     rows = all_waits.rows
-    entries = np.flatnonzero(all_waits.wait != NONE)
+    entries = np.flatnonzero((all_waits.wait != NONE) & (rows.match != NONE))
     waited = np.bincount(rows.match[entries], weights=all_waits.wait[entries], minlength=rows.count)
     there, first = np.unique(rows.match[entries], return_index=True)
     inside = np.ones(len(there), dtype=bool)

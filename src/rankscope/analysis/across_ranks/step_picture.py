@@ -137,19 +137,22 @@ def _arrival(run: Run, step: int, culprits: Sequence[int]) -> tuple[Arrival | No
     """At the collective of the longest wait in the step, one for a culprit if there is one; and who took part."""
     every = waits(run)
     rows, match_of = every.rows, every.rows.match
-    waited = np.flatnonzero((every.wait > 0) & (match_of != NONE))
-    waited = waited[every.step[match_of[waited]] == step]
-    waited = waited[every.last[match_of[waited]] != NONE]
+    waited = np.flatnonzero(every.waited_for != NONE)
+    in_step = np.where(
+        match_of[waited] != NONE, np.append(every.step, NONE)[match_of[waited]], rows.step[waited]
+    )
+    waited = waited[in_step == step]
     if culprits:
-        late = np.isin(rows.rank[every.last[match_of[waited]]], culprits)
+        late = np.isin(rows.rank[every.waited_for[waited]], culprits)
         for_them = late & ~np.isin(rows.rank[waited], culprits)
         waited = waited[for_them] if for_them.any() else waited
     if len(waited) == 0:
         return None, []
-    match = match_of[waited[every.wait[waited].argmax()]]
-    last = every.last[match]
+    longest = waited[every.wait[waited].argmax()]
+    last, match = every.waited_for[longest], match_of[longest]
     arrival = Arrival(int(rows.rank[last]), int(rows.start[last]), KINDS[rows.kind[last]])
-    return arrival, sorted(set(rows.rank[match_of == match].tolist()))
+    members = np.flatnonzero(match_of == match) if match != NONE else np.array([longest, last])
+    return arrival, sorted(set(rows.rank[members].tolist()))
 
 
 def _chosen(

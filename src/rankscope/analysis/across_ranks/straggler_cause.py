@@ -280,7 +280,7 @@ def _link(run: Run, window: Scope, late: LateRank) -> StragglerCause:
     """The collective whose transfer in a group of the late ranks exceeds that of other groups of its kind most."""
     all_waits = waits(run)
     rows = all_waits.rows
-    used = np.flatnonzero((all_waits.wait != NONE) & (all_waits.transfer[np.maximum(rows.match, 0)] != NONE))
+    used = np.flatnonzero(all_waits.wait != NONE)
     inside = np.isin(rows.rank[used], late.together)
     slow = unique_values(rows.group[used[inside & (rows.rank[used] == late.rank)]])
     best: tuple[float, str, float, float] | None = None

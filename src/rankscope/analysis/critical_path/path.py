@@ -62,7 +62,7 @@ def _last_members(graph: Graph) -> Ints:
     last = np.arange(devices + len(host.rank))
     inside = np.flatnonzero(device.match != NONE)
     match = device.match[inside]
-    waited = (matched.members[match] > 1) & (matched.last[match] != NONE) & ~matched.on_host[match]
+    waited = matched.meets[match] & (matched.last[match] != NONE) & ~matched.on_host[match]
     last[inside[waited]] = matched.last[match[waited]]
     inside = np.flatnonzero((host.match != NONE) & (host.target == NONE))
     opener = matched.last[host.match[inside]]

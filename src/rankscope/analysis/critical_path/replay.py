@@ -1,8 +1,8 @@
 """Replay a run with some durations changed, to predict when everything would have happened.
 
 One pass over the nodes in the order in which they happened, one rank at a time, until that rank has to wait for a
-collective that the others have not reached. This is a loop over events, because each start depends on an end just
-computed; it is linear, and a million nodes take seconds.
+collective or a message that the others have not reached. This is a loop over events, because each start depends on an
+end just computed; it is linear, and a million nodes take seconds.
 """
 
 from __future__ import annotations
@@ -106,13 +106,12 @@ class Replay:
             getattr(graph.lags, name)[device.rank].tolist() for name in ("launch", "stream", "other")
         ]
         self._causes = [array.tolist() for array in (device.launch, device.before, device.other)]
-        self._meets = np.where(
-            (device.match != NONE) & (matched.members[np.maximum(device.match, 0)] > 1)
-            if len(matched.members)
-            else np.zeros(len(device.match), dtype=bool),
-            device.match,
-            NONE,
-        ).tolist()
+        meets = np.append(matched.meets, False)  # that of NONE is the last
+        self._meets = np.where(meets[device.match], device.match, NONE).tolist()
+        self._visits: dict[int, list[tuple[int, int]]] = {}
+        visits = graph.visits
+        for node, at, shift in zip(*(array.tolist() for array in vars(visits).values()), strict=True):
+            self._visits.setdefault(node, []).append((at, shift))
         self._old_host = graph.host.time.tolist()
         self._prepare_host(graph)
         self._prepare_collectives(graph)
@@ -137,6 +136,8 @@ class Replay:
         on_device, on_host = has_last & ~matched.on_host, has_last & matched.on_host
         done[on_device] = device.end[matched.last[on_device]]
         done[on_host] = host.time[matched.last[on_host]] + matched.transfer[on_host]
+        alone = np.flatnonzero(np.append(matched.is_message, False)[device.match])
+        done[device.match[alone]] = device.end[alone]
         self._shift = (device.end - done[np.maximum(device.match, 0)] if count else device.end).tolist()
         closing = np.where(host.match != NONE, host.time - done[np.maximum(host.match, 0)] if count else 0, 0)
         self._close_shift = closing.tolist()
@@ -238,6 +239,9 @@ class _State:
         else:
             self.inside[match].append(node)
             self._arrive(match, started - fixed._shift[node])
+        if node in fixed._visits:
+            for at, shift in fixed._visits[node]:
+                self._arrive(at, started + shift)
         return True
 
     def _play_host(self, node: int) -> bool:

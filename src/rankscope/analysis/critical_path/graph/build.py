@@ -6,13 +6,14 @@ for data, host collectives (gloo) and steps.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rankscope.analysis.across_ranks.segments import segments
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.collective_waits import waits
+from rankscope.analysis.core.collective_waits import Peers, Waits, waits
 from rankscope.analysis.core.device_events import UNKNOWN, device_events
 from rankscope.analysis.core.host_spans import dataloader_spans, waiting_calls
 from rankscope.analysis.core.intervals import Ints, intersect
@@ -31,6 +32,7 @@ from rankscope.analysis.critical_path.graph.nodes import (
     Lags,
     Mask,
     MatchedCollectives,
+    Visits,
     cross_stream,
     event_key,
     follow,
@@ -357,11 +359,28 @@ def graph_of(run: Run, scope: Scope) -> Graph:
     """The graph of the events in scope."""
     run = part_of(run, scope.ranks)
     all_waits = waits(run, scope)
-    return build_graph(run, scope, all_waits.rows, len(all_waits.transfer))
+    rows, matches = with_messages(all_waits)
+    return build_graph(run, scope, rows, matches, all_waits.peers)
 
 
-def build_graph(run: Run, scope: Scope, rows: Collectives, matches: int) -> Graph:
-    """The graph of the events in scope, in which the collectives `rows` meet."""
+def with_messages(all_waits: Waits) -> tuple[Collectives, int]:
+    """The collectives, in which each send and receive whose wait is known has a number of its own; how many there are.
+
+    The two ends of a message do not end together: each has its own transfer, and may belong to several messages.
+    """
+    rows, matches = all_waits.rows, len(all_waits.transfer)
+    match = np.where(rows.point_to_point, NONE, rows.match)
+    messages = np.flatnonzero(rows.point_to_point & (all_waits.wait != NONE))
+    match[messages] = matches + np.arange(len(messages))
+    return replace(rows, match=match), matches + len(messages)
+
+
+_NO_INTS = np.empty(0, dtype=np.int64)
+NO_PEERS = Peers(_NO_INTS, _NO_INTS, _NO_INTS)
+
+
+def build_graph(run: Run, scope: Scope, rows: Collectives, matches: int, peers: Peers = NO_PEERS) -> Graph:
+    """The graph of the events in scope, in which the collectives `rows` meet; `peers` are entries of `rows`."""
     ranks = tuple(scope.ranks_in(run))
     number = np.full(max(ranks, default=0) + 1, NONE)
     number[list(ranks)] = np.arange(len(ranks))
@@ -375,6 +394,7 @@ def build_graph(run: Run, scope: Scope, rows: Collectives, matches: int) -> Grap
     device, lags = device_nodes(raw, launch, host_columns, on_device, number, len(ranks))
     host, lags = with_targets(host_columns, device, lags, len(ranks))
     meetings = _matched_collectives(rows, matches, on_host, device, host, number)
+    meetings, visits = _with_visits(meetings, rows, device, peers)
     steps = tuple(step_numbers(run, scope))
     return Graph(
         ranks,
@@ -389,6 +409,7 @@ def build_graph(run: Run, scope: Scope, rows: Collectives, matches: int) -> Grap
         steps,
         graph_notes(int((device.launch == NONE).sum()), steps),
         lambda: segments(run, scope),
+        visits,
     )
 
 
@@ -465,6 +486,27 @@ def _matched_collectives(
         of_host[at] = here
     transfer = np.where(least == np.iinfo(np.int64).max, 0, least)
     return MatchedCollectives(transfer, last, of_host, members, sizes, group, kind)
+
+
+def _with_visits(
+    matched: MatchedCollectives, rows: Collectives, device: DeviceNodes, peers: Peers
+) -> tuple[MatchedCollectives, Visits]:
+    """The kernels that sends and receives wait for, and the transfers of these without the waiting."""
+    count = len(matched.transfer)
+    node_of = np.full(count, NONE)
+    inside = np.flatnonzero(device.match != NONE)
+    node_of[device.match[inside]] = inside
+    at, node = rows.match[peers.entry], node_of[rows.match[peers.peer]]
+    both = (node != NONE) & (node_of[at] != NONE) if count else np.zeros(len(at), dtype=bool)
+    visits = Visits(node[both], at[both], peers.shift[both])
+    members, last, transfer = matched.members.copy(), matched.last.copy(), matched.transfer.copy()
+    np.add.at(members, visits.at, 1)
+    ready = device.start[visits.node] + visits.shift
+    order = np.argsort(ready, kind="stable")  # the latest is written last
+    order = order[ready[order] > device.start[node_of[visits.at[order]]]]
+    last[visits.at[order]] = visits.node[order]
+    transfer[visits.at[order]] = device.end[node_of[visits.at[order]]] - ready[order]
+    return replace(matched, members=members, last=last, transfer=transfer), visits
 
 
 def _host_durations(on_host: Collectives, number: Ints, host: HostNodes, opened: Ints) -> Ints:

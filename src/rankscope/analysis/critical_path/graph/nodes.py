@@ -4,7 +4,8 @@ There are two kinds of nodes. A device node is a kernel, copy or fill. It starts
 stream, after its launch, and after the node of another stream that it waits for. A host node is a point in time: a
 launch, or the start or end of a synchronising call, a host collective, a wait for data or a step. Host nodes follow
 each other in time; a synchronising call ends after the device node that it waits for. The thread that runs a host
-collective has a chain of its own until the host waits for the collective.
+collective has a chain of its own until the host waits for the collective. A collective ends on all ranks when the last
+one has arrived, plus its transfer; a send or receive when the kernels at the other ends have started, plus its own.
 
 The delay between a cause and its effect (launch latency, gap on a stream) is the shortest on that rank. The rest of
 the delay of an event is kept as its residual, so that a replay without changes gives the recorded times.
@@ -19,6 +20,7 @@ import numpy as np
 from rankscope.analysis.across_ranks.segments import Segments, no_segments
 from rankscope.analysis.core.device_events import CLASSES
 from rankscope.analysis.core.intervals import Ints
+from rankscope.collective_kinds import BATCHED, KINDS, POINT_TO_POINT
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE as NONE
 from rankscope.store.arrays import Mask as Mask
@@ -91,7 +93,8 @@ class Lags:
 
 @dataclass(frozen=True)
 class MatchedCollectives:
-    """The matched collectives; their members are nodes."""
+    """The matched collectives; their members are nodes. A send or receive is one of its own: its kernel, and the
+    kernels that it may wait for, which arrive at it but do not end with it."""
 
     transfer: Ints
     last: Ints
@@ -102,6 +105,31 @@ class MatchedCollectives:
     bytes: Ints
     group: Ints
     kind: Ints
+
+    @property
+    def is_message(self) -> Mask:
+        """Of sends and receives."""
+        return np.isin(self.kind, [KINDS.index(kind) for kind in (*POINT_TO_POINT, BATCHED)])
+
+    @property
+    def meets(self) -> Mask:
+        """Where an end is the arrival of the last member plus the transfer."""
+        return (self.members > 1) | (self.is_message & (self.members > 0))
+
+
+@dataclass(frozen=True)
+class Visits:
+    """Kernels that arrive at the send or receive of another rank."""
+
+    node: Ints
+    at: Ints
+    """The number of the send or receive in MatchedCollectives."""
+    shift: Ints
+    """Added to the start of the node, it is the time on the clock of the other rank."""
+
+
+_NO_INTS = np.empty(0, dtype=np.int64)
+NO_VISITS = Visits(_NO_INTS, _NO_INTS, _NO_INTS)
 
 
 @dataclass(frozen=True)
@@ -119,6 +147,7 @@ class Graph:
     notes: tuple[str, ...]
     segments: Callable[[], Segments] = no_segments
     """The compute segments of its ranks."""
+    visits: Visits = NO_VISITS
 
     def constraints(self) -> tuple[Ints, Ints, Ints]:
         """The earliest start of each device node by its launch, its stream, and the other stream."""

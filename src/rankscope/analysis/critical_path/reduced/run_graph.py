@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from rankscope.analysis.across_ranks.segments import Segments, segments
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope, step_numbers
 from rankscope.analysis.critical_path.graph.build import graph_notes, window_of
@@ -76,7 +78,7 @@ class ReducedGraph:
     inside: Mask
     """In the window. Other points stay where they are."""
     match: Ints
-    """Number of its collective where at least two ranks meet, or NONE."""
+    """Number of its collective where at least two ranks meet, or of its send or receive; or NONE."""
     to: Ints
     origin: Ints
     sync: Ints
@@ -192,7 +194,9 @@ def reduced_graph(run: Run, scope: Scope) -> ReducedGraph:
     used = inside[to]
     syncs = tuple(sorted({name for part in parts for name in part.syncs}))
     spent = tuple(time[used] for time in _by_class(_joined(parts, "classes"), _joined(parts, "spent")))
-    match, collectives = _matched(run.collectives, ranks, rank, points, start, end, inside)
+    all_waits = waits(run)
+    collectives, entry = all_waits.rows, _entries(all_waits.rows, ranks, rank, points)
+    match, matched = _matched(collectives, entry, points, start, end, inside)
     fixed = _joined(parts, "fixed").astype(bool)
     fixed |= np.bincount(to, minlength=len(rank)) == 0
     steps = tuple(step_numbers(run, scope))
@@ -205,7 +209,7 @@ def reduced_graph(run: Run, scope: Scope) -> ReducedGraph:
         named, every = compute_time(run, scope, chosen), compute_time(run, scope, lambda name: True)
         return np.array([named.get(rank, 0) / every[rank] if every.get(rank) else 0.0 for rank in ranks])
 
-    return ReducedGraph(
+    graph = ReducedGraph(
         ranks=ranks,
         rank=rank,
         step=points["step"],
@@ -223,9 +227,9 @@ def reduced_graph(run: Run, scope: Scope) -> ReducedGraph:
         to=to[used],
         origin=origin[used],
         sync=sync,
-        work=Work(spent, end - start, collectives.transfer, np.ones(int(used.sum()), dtype=bool)),
+        work=Work(spent, end - start, matched.transfer, np.ones(int(used.sum()), dtype=bool)),
         syncs=syncs,
-        collectives=collectives,
+        collectives=matched,
         window=window_of(run, scope, start[inside], end[inside]),
         steps=steps,
         notes=graph_notes(sum(part.lost for part in parts), steps),
@@ -234,6 +238,7 @@ def reduced_graph(run: Run, scope: Scope) -> ReducedGraph:
         unexplained_ns=sum(part.unexplained_ns for part in parts)
         / (max(len(parts), 1) * max(len(step_numbers(run, whole)), 1)),
     )
+    return _with_messages(graph, all_waits, entry)
 
 
 _NO_INTS = np.empty(0, dtype=np.int64)
@@ -256,33 +261,35 @@ def _by_class(classes: Ints, spent: Ints) -> Iterator[Ints]:
         yield time
 
 
-def _matched(
-    rows: Collectives,
-    ranks: Sequence[int],
-    rank: Ints,
-    points: dict[str, Ints],
-    start: Ints,
-    end: Ints,
-    inside: Mask,
-) -> tuple[Ints, MatchedCollectives]:
-    """By point its match, where at least two ranks meet; and the matches."""
-    match, row = np.full(len(rank), NONE), np.full(len(rank), NONE)
-    wanted = np.flatnonzero(inside & (points["slice"] != NONE))
+def _entries(rows: Collectives, ranks: Sequence[int], rank: Ints, points: dict[str, Ints]) -> Ints:
+    """By point: its entry in `rows`, or NONE."""
+    entry = np.full(len(rank), NONE)
+    wanted = np.flatnonzero(points["slice"] != NONE)
     if len(wanted) and len(rows.rank):
         theirs = event_key(rows.rank, rows.segment, rows.slice)
         number = np.array(ranks, dtype=np.int64)[rank[wanted]]
         ours = event_key(number, points["segment"][wanted], points["slice"][wanted])
         order = np.argsort(theirs, kind="stable")
         at = order[np.minimum(np.searchsorted(theirs, ours, sorter=order), len(theirs) - 1)]
-        good = (theirs[at] == ours) & (rows.match[at] != NONE)
-        match[wanted[good]], row[wanted[good]] = rows.match[at[good]], at[good]
+        good = theirs[at] == ours
+        entry[wanted[good]] = at[good]
+    return entry
+
+
+def _matched(
+    rows: Collectives, entry: Ints, points: dict[str, Ints], start: Ints, end: Ints, inside: Mask
+) -> tuple[Ints, MatchedCollectives]:
+    """By point its match, where at least two ranks meet; and the matches. Sends and receives follow."""
+    match = np.full(len(entry), NONE)
+    here = np.flatnonzero(inside & (entry != NONE))
+    match[here] = np.where(rows.point_to_point, NONE, rows.match)[entry[here]]
     members = np.bincount(match[match != NONE], minlength=1)
     number = np.where(members > 1, np.cumsum(members > 1) - 1, NONE)
     match = np.where(match != NONE, number[match], NONE)
     met = np.flatnonzero(match != NONE)
     order = met[np.lexsort((met, (end - start)[met], match[met]))]  # of equal durations the first
     last = order[starts_group([match[order]])]
-    of = row[last]
+    of = entry[last]
     return match, MatchedCollectives(
         transfer=(end - start)[last],
         last=last,
@@ -294,7 +301,88 @@ def _matched(
     )
 
 
-_COMM, _HOST, _UNRECORDED = map(PATH_CLASSES.index, ("comm", "host", "unrecorded"))
+def _with_messages(graph: ReducedGraph, all_waits: Waits, entry: Ints) -> ReducedGraph:
+    """Split each send and receive in two points, its start and its end: others wait for the start, and its end for
+    the starts of others. The point of the start comes before that of the end."""
+    rows, peers = all_waits.rows, all_waits.peers
+    known = rows.point_to_point & (all_waits.wait != NONE) if len(rows.rank) else np.zeros(0, dtype=bool)
+    ends = np.flatnonzero(np.append(known, False)[entry])  # that of NONE is the last
+    if len(ends) == 0:
+        return graph
+    count, matches = len(graph.rank), len(graph.collectives.transfer)
+    position = np.argsort(np.concatenate([2 * np.arange(count) + 1, 2 * ends]), kind="stable")
+    moved = np.empty(count + len(ends), dtype=np.int64)
+    moved[position] = np.arange(len(moved))
+    begin_of = np.full(len(rows.rank), NONE)
+    begin_of[entry[ends]] = moved[count:]
+    end_of = np.full(len(rows.rank), NONE)
+    end_of[entry[ends]] = moved[ends]
+
+    def spread(of_ends: Any, of_begins: Any) -> Any:
+        return np.concatenate([of_ends, of_begins])[position]
+
+    columns: dict[str, Any] = {
+        name: spread(getattr(graph, name), getattr(graph, name)[ends])
+        for name in ("rank", "step", "cycle", "kind", "on_host", "inside", "start")
+    }
+    columns["end"] = spread(graph.end, graph.start[ends])
+    columns["anchor"] = spread(moved[graph.anchor], moved[graph.anchor[ends]])
+    no_time = np.zeros(len(ends), dtype=np.int64)
+    columns["totals"] = {name: spread(time, no_time) for name, time in graph.totals.items()}
+    columns["is_collective"] = spread(graph.is_collective, np.zeros(len(ends), dtype=bool))
+    columns["fixed"] = spread(graph.fixed & ~np.isin(np.arange(count), ends), graph.fixed[ends])
+    # Each message is a collective of its own.
+    number = np.full(count, NONE)
+    number[ends] = matches + np.arange(len(ends))
+    columns["match"] = spread(np.where(number != NONE, number, graph.match), np.full(len(ends), NONE))
+    visits = (begin_of[peers.peer] != NONE) & (end_of[peers.entry] != NONE)
+    waiting, visitor, shift = end_of[peers.entry[visits]], begin_of[peers.peer[visits]], peers.shift[visits]
+    begins = np.full(count, NONE)
+    begins[ends] = moved[count:]
+    ready = np.concatenate([graph.start[ends], columns["end"][visitor] + shift])
+    at = np.concatenate([np.arange(len(ends)), columns["match"][waiting] - matches])
+    arrived = np.concatenate([moved[count:], visitor])
+    order = np.lexsort((-np.arange(len(at)), ready))  # the latest is written last; of equal ones the first
+    last, latest = np.empty(len(ends), dtype=np.int64), np.empty(len(ends), dtype=np.int64)
+    last[at[order]], latest[at[order]] = arrived[order], ready[order]
+    of = entry[ends]
+    matched = graph.collectives
+    messages = MatchedCollectives(
+        transfer=np.concatenate([matched.transfer, graph.end[ends] - latest]),
+        last=np.concatenate([moved[matched.last], last]),
+        on_host=np.concatenate([matched.on_host, np.zeros(len(ends), dtype=bool)]),
+        members=np.concatenate([matched.members, np.bincount(at, minlength=len(ends))]),
+        bytes=np.concatenate([matched.bytes, rows.bytes[of]]),
+        group=np.concatenate([matched.group, rows.group[of]]),
+        kind=np.concatenate([matched.kind, rows.kind[of]]),
+    )
+    to = np.where(begins[graph.to] != NONE, begins[graph.to], moved[graph.to])
+    used = columns["inside"][np.concatenate([moved[ends], waiting])]
+    new_to = np.concatenate([moved[ends], waiting])[used]
+    new_origin = np.concatenate([moved[count:], visitor])[used]
+    delay = np.concatenate([np.zeros(len(ends), dtype=np.int64), shift])[used]
+    nothing = np.zeros(len(delay), dtype=np.int64)
+    work = graph.work
+    return replace(
+        graph,
+        **columns,
+        to=np.concatenate([to, new_to]),
+        origin=np.concatenate([moved[graph.origin], new_origin]),
+        sync=np.concatenate([graph.sync, np.full(len(delay), NONE)]),
+        work=Work(
+            tuple(
+                np.concatenate([time, delay if kind == _GAP else nothing])
+                for kind, time in enumerate(work.spent)
+            ),
+            columns["end"] - columns["start"],
+            messages.transfer,
+            np.concatenate([work.waits, np.ones(len(delay), dtype=bool)]),
+        ),
+        collectives=messages,
+    )
+
+
+_COMM, _HOST, _UNRECORDED, _GAP = map(PATH_CLASSES.index, ("comm", "host", "unrecorded", "gap"))
 
 Piece = tuple[int, int, str | None]
 """Class, rank, and the kind of a collective."""
@@ -401,9 +489,10 @@ class ReducedReplay:
         done = (
             graph.end[graph.collectives.last] if len(graph.collectives.last) else np.zeros(1, dtype=np.int64)
         )
-        self._shift = np.where(
-            graph.match[points] != NONE, graph.end[points] - done[np.maximum(graph.match[points], 0)], 0
-        )
+        match = graph.match[points]
+        # A message ends by its own clock.
+        together = np.append(~graph.collectives.is_message, False)[match]
+        self._shift = np.where(together, graph.end[points] - done[np.maximum(match, 0)], 0)
         heads = np.flatnonzero(starts_group([unit[points]])) if len(points) else points
         self._heads = points[heads]
         of_way, of_point = position[to[order]], level[unit[points]]
