@@ -88,7 +88,7 @@ _WITH_PEERS = tuple(name for name, sizes in PIPELINES.items() if sizes["data"] >
 _WITH_SIBLINGS = ("dp2tp2", "dp4tp2", "pp2dp2tp2", "pp2dp4")
 """Layouts in which a group has a sibling to compare its transfers with."""
 
-_FOUR_KINDS_OF_NOISE: tuple[dict[str, float], ...] = (
+_FOUR_KINDS_OF_NOISE: tuple[dict[str, Any], ...] = (
     {"noise_pct": 1.0},
     {"noise_pct": 2.0},
     {"noise_pct": 2.0, "spread_pct": 0.2},
