@@ -285,7 +285,7 @@ def _scaled(case: Case, job: Job, fault: Fault, healthy_ns: float) -> Planted:
 
 def _plant_stages(case: Case, job: Job, chance: random.Random) -> Planted:
     """One stage has more layers than the others."""
-    layers, more = {10: (4, 1), 20: (2, 1), 30: (2, 2)}[round(case.effect_pct)]
+    layers, more = {10: (3, 1), 20: (2, 1), 30: (2, 2)}[round(case.effect_pct)]
     stage = chance.randrange(job.stages)
     ranks = tuple(rank for rank in range(job.ranks) if job.place(rank)[0] == stage)
     job = replace(job, layers=layers)
