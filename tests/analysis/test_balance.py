@@ -194,7 +194,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Simulated:
     @cache
     def make(**job: Any) -> tuple[Run, dict[str, Any]]:
         folder = tmp_path_factory.mktemp("balance") / "run"
-        truth = write_job(Job(data=2, layers=2, steps=4, **job), folder)
+        truth = write_job(Job(**{"data": 2, "layers": 2, "steps": 4, **job}), folder)
         return Run(ingest([folder])), truth
 
     return make
@@ -206,6 +206,7 @@ LENGTHS = {
     "stages": 2,
     "micro_batches": 4,
     "schedule": "1f1b",
+    "steps": 6,
     "faults": (Fault("lengths", (0, 1, 2, 3), 3_000_000),),
 }
 

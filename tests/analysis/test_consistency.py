@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 
 from conftest import DATA
+from rankscope.agents.small_answers import small_answer
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.heatmap import rank_times
 from rankscope.analysis.core.intervals import length
@@ -24,13 +28,16 @@ from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.bench.synthetic.cluster import Fault, Job, simulate
 from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.store.ingest import Options
+from rankscope.text.run_words import RunWords
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 from rankscope.units import format_ns
 from rankscope.viewer.reports import report as viewer_report
 from rankscope.viewer.scenes import findings as viewer_findings
 from rankscope.viewer.session import Session
+from rankscope.views.envelope import Question, csv_text, json_text
 from rankscope.views.report.content import Request, build
+from rankscope.views.summary import Screen, screen
 
 pytestmark = pytest.mark.slow
 
@@ -237,8 +244,28 @@ def findings_hold(run: Run, scope: Scope, results: dict[str, Result]) -> None:
         assert one.facts or one.cost_ns is not None, one.title
         assert all(fact.window and fact.report for fact in one.facts if fact.report != "whatif")
         figures_exist(one, results)
-    order = [(one.report == "stragglers" and one.severity in ("warning", "critical")) for one in found]
+    for one in found:
+        problem = one.severity in ("warning", "critical")
+        if one.cost_ns is not None and one.alone_ns is not None:
+            assert one.cost_ns <= one.alone_ns <= (step or one.alone_ns) + 1
+            assert problem <= (step is None or one.cost_ns >= 0.05 * step - 1), one.title
+            assert one.reachable or one.severity != "critical"
+    order = [
+        (
+            one.severity == "critical" and one.cost_ns is None,
+            one.severity in ("warning", "critical"),
+            one.reachable,
+        )
+        for one in found
+    ]
     assert order == sorted(order, reverse=True)
+    reports_have_the_same_findings(run, scope, found)
+
+
+def reports_have_the_same_findings(run: Run, scope: Scope, found: tuple[Finding, ...]) -> None:
+    for name in {one.report for one in found}:
+        shown = [one for one in REPORTS[name].analyse(run, scope, None).findings if one.severity != "ok"]
+        assert shown == [one for one in found if one.report == name]
 
 
 def figures_exist(finding: Finding, results: dict[str, Result]) -> None:
@@ -266,10 +293,53 @@ def test_page_and_viewer_have_the_same_figures(name: str, opened: Callable[[str]
     session = Session(run, name)
     answer: Any = viewer_findings(session, {})
     assert [one["title"] for one in answer["findings"]] == [finding.title for finding in summary.findings]
+    # Cost, ranks and share of every finding: JSON, CSV, viewer, tools, page and terminal.
+    step = summary.facts["mean_step_ns"]
+    expected = [stated(finding.to_dict(), step) for finding in summary.findings]
+    listed = REPORTS["findings"].analyse(run, Scope(), None)
+    documents = json_text([listed], Question({"RUN": RunWords(name)}, whole_run=True))
+    assert [stated(one, step) for one in json.loads(documents)["findings"]] == expected
+    rows = list(csv.DictReader(io.StringIO(csv_text([listed]))))
+    assert [(row["severity"], row["cost_ns"], row["alone_ns"]) for row in rows] == [
+        (severity, *("" if value is None else str(value) for value in (cost, alone)))
+        for severity, cost, alone, *_ in expected
+    ]
+    assert [
+        stated(one, answer_of_viewer(session)["facts"]["mean_step_ns"]) for one in answer["findings"]
+    ] == expected
+    small = small_answer(listed, Question({"RUN": RunWords(name)}, whole_run=True))["findings"]
+    assert [stated(one, step) for one in small] == expected[: len(small)]
+    assert [stated(one.to_dict(), content.step_ns) for one in shown] == expected
+    text = screen(
+        Screen("RUN", "", summary, REPORTS["kernels"].analyse(run, Scope(), None), shown), 400, False
+    )
+    for finding in shown[:3]:
+        up_to = "" if finding.reachable else "up to "
+        assert (
+            f"{finding.severity}, {up_to}{format_ns(finding.cost_ns, 1)}" in text if finding.cost_ns else True
+        )
     for report in ("summary", "breakdown", "steps"):
         mine = REPORTS[report].analyse(run, Scope(), None)
         theirs: Any = viewer_report(session, {"name": report})
         assert theirs["rows"] == [dict(row) for row in mine.rows] and theirs["facts"] == dict(mine.facts)
+
+
+def stated(finding: Mapping[str, Any], step_ns: float | None) -> tuple[Any, ...]:
+    cost = finding["cost_ns"]
+    share = cost / step_ns if cost is not None and step_ns else None
+    assert share is None or share <= 1 + 1e-6
+    return (
+        finding["severity"],
+        cost,
+        finding["alone_ns"],
+        finding["reachable"],
+        tuple(finding["ranks"]),
+        share,
+    )
+
+
+def answer_of_viewer(session: Session) -> Any:
+    return viewer_report(session, {"name": "summary"})
 
 
 def test_every_recorded_run_is_checked() -> None:

@@ -266,7 +266,9 @@ def culprits(late: Lateness) -> Culprits:
     named &= (mean > _SAME_SHARE * mean[first]) & (steady | together)
     late_steps = outlier.any(axis=0)
     is_last = named[excess.argmax(axis=0)] & late_steps
-    if not (named & steady).any() and 2 * is_last.sum() <= late_steps.sum():
+    # By how late they are, so that hiccups of other ranks do not count as much as a pause.
+    latest = excess.max(axis=0)
+    if not (named & steady).any() and 2 * latest[is_last].sum() <= latest[late_steps].sum():
         return Culprits(moves=_moves(late))
     in_steps = () if steady[first] or is_last.all() else tuple(np.array(late.steps)[is_last].tolist())
     return Culprits(

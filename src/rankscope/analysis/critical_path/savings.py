@@ -24,8 +24,11 @@ from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows
 from rankscope.timeline.run import Run
 
+MOST_EVENTS = 30_000
+"""GPU events that the costs of findings replay one by one: a sixth of a second for each finding. Of larger runs they
+take the reduced graph, which agrees within 2 %."""
 MOST_GRAPH_EVENTS = 200_000
-"""GPU events whose graph is built: 0.2 GB. For larger runs, critical path, whatif and costs take the reduced graph."""
+"""GPU events whose graph is built: 0.2 GB. For larger runs, critical path and whatif take the reduced graph."""
 REDUCED = (
     "a large run: computed from the work between collectives, by class, on all ranks; some ranks or steps "
     "(--ranks, --steps) are computed event by event"
@@ -115,14 +118,17 @@ def _limits(run: Run, scope: Scope) -> dict[str, float]:
 
 
 def is_large(run: Run, scope: Scope) -> bool:
-    """Whether critical path, whatif and costs take the reduced graph."""
-    events = sum(counted.events for counted in gpu_counts(run, scope) if counted.step is not None)
-    return events > MOST_GRAPH_EVENTS
+    """Whether critical path and whatif take the reduced graph."""
+    return _events(run, scope) > MOST_GRAPH_EVENTS
 
 
 def savings_of(run: Run, scope: Scope) -> Savings | None:
-    """The replay behind whatif and the costs of findings."""
-    return reduced_replay(run, scope) if is_large(run, scope) else replayed(run, scope)
+    """The replay behind the costs of findings, over all steps in scope."""
+    return reduced_replay(run, scope) if _events(run, scope) > MOST_EVENTS else replayed(run, scope)
+
+
+def _events(run: Run, scope: Scope) -> int:
+    return sum(counted.events for counted in gpu_counts(run, scope) if counted.step is not None)
 
 
 def waits_by_rank(run: Run, scope: Scope, ranks: Sequence[int]) -> dict[int, int]:

@@ -57,8 +57,8 @@ class Edges:
 
 
 def anchors_of(graph: Graph) -> Mask:
-    """By node: what ranks that do the same have in common: collectives, bounds of steps and recordings, the last event
-    of each stream in a step, and what has no cause."""
+    """By node: what ranks that do the same have in common: collectives, what was launched last before them, bounds of
+    steps and recordings, the last event of each stream in a step, and what has no cause."""
     device, host = graph.device, graph.host
     order = np.argsort(device.stream, kind="stable")
     last_of_step = np.zeros(len(order), dtype=bool)
@@ -66,6 +66,13 @@ def anchors_of(graph: Graph) -> Mask:
         np.diff(device.step[order], append=NONE) != 0
     )
     on_device = (device.match != NONE) | (device.before == NONE) | last_of_step
+    launched = np.flatnonzero((device.match == NONE) & (device.launch != NONE))
+    launched = launched[
+        np.argsort(device.launch[launched], kind="stable")
+    ]  # host nodes are sorted by rank and time
+    collective = np.flatnonzero((device.match != NONE) & (device.launch != NONE))
+    at = np.searchsorted(device.launch[launched], device.launch[collective]) - 1
+    on_device[launched[at[at >= 0]]] = True
     number = np.arange(len(host.rank))
     on_host = (host.opens != NONE) | (host.match != NONE) | (host.step != NONE) | host.is_end
     on_host |= host.kind == HOST_CLASSES.index("unrecorded")

@@ -326,6 +326,9 @@ def _with_messages(graph: ReducedGraph, all_waits: Waits, entry: Ints) -> Reduce
         for name in ("rank", "step", "cycle", "kind", "on_host", "inside", "start")
     }
     columns["end"] = spread(graph.end, graph.start[ends])
+    columns["anchor"] = spread(moved[graph.anchor], moved[graph.anchor[ends]])
+    no_time = np.zeros(len(ends), dtype=np.int64)
+    columns["totals"] = {name: spread(time, no_time) for name, time in graph.totals.items()}
     columns["is_collective"] = spread(graph.is_collective, np.zeros(len(ends), dtype=bool))
     columns["fixed"] = spread(graph.fixed & ~np.isin(np.arange(count), ends), graph.fixed[ends])
     # Each message is a collective of its own.
