@@ -260,7 +260,7 @@ def plant(case: Case) -> Planted:
         ranks = _culprits(case, job, chance)
         fault = Fault(kind, ranks, 0, annotated=chance.random() < 0.5, every=case.every)
         planted.append(_scaled(case, job, fault, healthy_ns))
-        if planted[-1].effect_pct > 0.8 * case.effect_pct:
+        if case.kind in MOVING or planted[-1].effect_pct > 0.8 * case.effect_pct:
             break
     return max(planted, key=lambda one: one.effect_pct)
 
