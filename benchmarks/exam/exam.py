@@ -63,7 +63,9 @@ def answer(case: Case, folder: Path) -> Answer:
 
 def read_truth(path: Path) -> Answer:
     stored = json.loads(path.read_text())
-    lists = dict.fromkeys(("named", "first_ranks", "alarms"), ()) | {"culprits": tuple(stored["culprits"])}
+    lists = dict.fromkeys(("named", "first_ranks", "warned", "alarms"), ()) | {
+        "culprits": tuple(stored["culprits"])
+    }
     return Answer(**stored | lists)
 
 
@@ -86,6 +88,7 @@ def judged(truth: Answer, folder: Path) -> Answer:
         alone_ns=priced.alone_ns if priced else None,
         first_report=first.report if first else "",
         first_ranks=first.ranks if first else (),
+        warned=tuple(finding.report for finding in findings if finding.severity in ("warning", "critical")),
         alarms=tuple(
             finding.title
             for finding in findings

@@ -88,7 +88,7 @@ _WITH_PEERS = tuple(name for name, sizes in PIPELINES.items() if sizes["data"] >
 _WITH_SIBLINGS = ("dp2tp2", "dp4tp2", "pp2dp2tp2", "pp2dp4")
 """Layouts in which a group has a sibling to compare its transfers with."""
 
-_FOUR_KINDS_OF_NOISE: tuple[dict[str, float], ...] = (
+_FOUR_KINDS_OF_NOISE: tuple[dict[str, Any], ...] = (
     {"noise_pct": 1.0},
     {"noise_pct": 2.0},
     {"noise_pct": 2.0, "spread_pct": 0.2},
@@ -260,7 +260,7 @@ def plant(case: Case) -> Planted:
         ranks = _culprits(case, job, chance)
         fault = Fault(kind, ranks, 0, annotated=chance.random() < 0.5, every=case.every)
         planted.append(_scaled(case, job, fault, healthy_ns))
-        if planted[-1].effect_pct > 0.8 * case.effect_pct:
+        if case.kind in MOVING or planted[-1].effect_pct > 0.8 * case.effect_pct:
             break
     return max(planted, key=lambda one: one.effect_pct)
 
@@ -285,7 +285,7 @@ def _scaled(case: Case, job: Job, fault: Fault, healthy_ns: float) -> Planted:
 
 def _plant_stages(case: Case, job: Job, chance: random.Random) -> Planted:
     """One stage has more layers than the others."""
-    layers, more = {10: (4, 1), 20: (2, 1), 30: (2, 2)}[round(case.effect_pct)]
+    layers, more = {10: (3, 1), 20: (2, 1), 30: (2, 2)}[round(case.effect_pct)]
     stage = chance.randrange(job.stages)
     ranks = tuple(rank for rank in range(job.ranks) if job.place(rank)[0] == stage)
     job = replace(job, layers=layers)

@@ -28,7 +28,7 @@ _LINES = {
     "cost": f"cost by whatif within {100 * COST_TOLERANCE:.0f} % of the truth",
     "stated": "the same for the cost that the finding states, after what other findings claim",
     "first": f"first finding right (effects above {FIRST_FROM_PCT:g} %)",
-    "other": "bad overlap, missing fusion, memory leak, hang: first finding right",
+    "other": "bad overlap, missing fusion, hang: first finding right; memory leak: a warning",
     "moving": "imbalance that moves: nobody is blamed",
     "balance": f"slowdown and balanced times within {100 * BALANCE_TOLERANCE:.0f} % of the simulation",
 }

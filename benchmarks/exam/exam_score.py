@@ -52,6 +52,8 @@ class Answer:
     """What whatif says the culprit costs."""
     first_report: str = ""
     first_ranks: tuple[int, ...] = ()
+    warned: tuple[str, ...] = ()
+    """Reports with a finding of warning or above."""
     alarms: tuple[str, ...] = ()
     """Titles of reachable findings of warning or above."""
     title: str = ""
@@ -113,6 +115,8 @@ class Answer:
             return self.first_report in ("stragglers", "imbalance") and not self.first_ranks
         if self.kind == "stages":
             return self.first_report == "bubbles" and tuple(sorted(self.first_ranks)) == self.culprits
+        if self.kind == "leak":  # it has no cost, so findings with one are listed before it
+            return bool(set(self.warned) & set(REPORTS["leak"]))
         if self.kind in REPORTS:
             named_right = self.kind != "hang" or self.first_ranks == self.culprits
             return self.first_report in REPORTS[self.kind] and named_right

@@ -72,7 +72,8 @@ def test_a_slow_node_is_named(tmp_path: Path) -> None:
 def test_imbalance_that_moves_names_no_rank(tmp_path: Path) -> None:
     job = Job(data=4, steps=8, seed=5, faults=(Fault("moving", (0, 1, 2, 3), 2_000_000),))
     finding = ask(job, tmp_path)
-    assert (finding.severity, finding.ranks) == ("info", ())
+    assert (finding.severity, finding.ranks) == ("warning", ()) and finding.reachable
+    assert finding.remedy == Remedy("balanced", what="ranks")
     assert finding.title.startswith("The work of the ranks differs from step to step")
 
 
@@ -94,7 +95,8 @@ def test_the_annotation_around_a_late_host_is_named(tmp_path: Path) -> None:
 
 def test_a_checkpoint_in_every_fourth_step(tmp_path: Path) -> None:
     finding = ask(Job(data=4, steps=8, seed=1, faults=(Fault("checkpoint", (2,), 1_000_000),)), tmp_path)
-    assert (finding.severity, finding.ranks, cause(finding)) == ("info", (2,), "host")
+    assert (finding.severity, finding.ranks, cause(finding)) == ("warning", (2,), "host")
+    assert "late in 2 of 8 steps" in finding.title
 
 
 @pytest.mark.parametrize("layout", JOBS)

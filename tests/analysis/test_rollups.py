@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from conftest import open_trace
@@ -15,6 +18,8 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.core import rollups
 from rankscope.analysis.core.rollups import rollup_use
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.critical_path import scenarios
+from rankscope.analysis.critical_path.whatif import whatif
 from rankscope.analysis.rollups import keep_rollups, make_part
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.cli import main
@@ -28,6 +33,7 @@ pytestmark = pytest.mark.slow
 
 PLAN = Plan(ranks=3, events_per_rank=1_500, steps=3, straggler=Straggler(1, "host", 3_000_000))
 
+GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 WITHOUT_STORE = shutil.ignore_patterns(".rankscope")
 
 
@@ -98,6 +104,49 @@ def test_recorded_runs_have_the_same_answers(
     name: str, dataset: Callable[[str], Path], tmp_path: Path
 ) -> None:
     check_same(Run(ingest([dataset(name)], Options(cache=tmp_path))))
+
+
+@pytest.fixture(scope="module")
+def mixed(dataset: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ranks 1 and 3 have no GPU events."""
+    folder = tmp_path_factory.mktemp("mixed")
+    for number, file in enumerate(sorted(dataset("ddp-gloo4").glob("*.json.gz"))):
+        trace = json.loads(gzip.decompress(file.read_bytes()))
+        if number % 2:
+            events = trace["traceEvents"]
+            trace["traceEvents"] = [one for one in events if one.get("cat") not in GPU_CATEGORIES]
+        (folder / file.name.removesuffix(".gz")).write_text(json.dumps(trace))
+    return folder
+
+
+@pytest.mark.slow
+def test_records_do_not_depend_on_how_ranks_are_grouped(mixed: Path, tmp_path: Path) -> None:
+    run = Run(ingest([mixed], Options(cache=tmp_path)))
+    kept = rollups.Rollups(run)
+    together = kept.encode(rollups.make(run, run.ranks, kept))
+    for groups in ([[0], [1], [2], [3]], [[0, 2], [1, 3]], [[0, 1], [2, 3]]):
+        parts = [rollups.make(run, group, kept) for group in groups]
+        of_rank = {rank: part for group, part in zip(groups, parts, strict=True) for rank in group}
+        apart = kept.encode(
+            {name: {rank: of_rank[rank][name][rank] for rank in run.ranks} for name in parts[0]}
+        )
+        assert apart.keys() == together.keys()
+        for name, table in apart.items():
+            for column, values in table.columns.items():
+                assert np.array_equal(values, together[name].columns[column]), (name, column, groups)
+
+
+@pytest.mark.slow
+def test_ranks_without_gpu_events_have_the_same_answers(mixed: Path, tmp_path: Path) -> None:
+    run = Run(ingest([mixed], Options(cache=tmp_path)))
+    reports = ("breakdown", "stragglers", "critical", "findings")
+    expected, again = opened(run, from_events=True), opened(run)
+    for name in reports:
+        theirs, ours = (REPORTS[name].analyse(each, Scope(), None) for each in (expected, again))
+        assert ours.rows == theirs.rows and ours.findings == theirs.findings, name
+    changes = [scenarios.rank_at_median(rank, scenarios.peers_of(run, [rank])) for rank in run.ranks]
+    assert whatif(again, Scope(), changes).rows == whatif(expected, Scope(), changes).rows
+    assert rollup_use(again).from_rollups == set(run.ranks)
 
 
 @pytest.fixture(scope="module")

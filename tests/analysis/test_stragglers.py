@@ -158,7 +158,7 @@ def test_no_sequence_numbers_and_no_steps_at_all(tmp_path: Path) -> None:
     assert result.rows[0]["rank"] == 2 and result.rows[0]["cause"] == "compute"
     assert any("no steps" in note for note in result.notes)
     (finding,) = result.findings
-    assert finding.ranks == (2,) and finding.severity == "info" and "of the window" in finding.title
+    assert finding.ranks == (2,) and finding.severity == "critical" and "of the window" in finding.title
 
 
 @pytest.mark.slow

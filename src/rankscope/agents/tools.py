@@ -175,7 +175,7 @@ def _whatif(tools: Tools, given: Mapping[str, Any]) -> Answer:
         no_sync=given.get("no_sync", False),
         balance=given.get("balance"),
     )
-    return _small(given, opened, whatif(opened.run, _scope(given, opened), scenarios_of(opened.run, changes)))
+    return _small(given, opened, whatif(opened.run, _scope(given, opened), scenarios_of(changes)))
 
 
 def _query(tools: Tools, given: Mapping[str, Any]) -> Answer:

@@ -58,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
         no_sync=args.no_sync,
         balance=args.balance,
     )
-    run, scope = common.open_part(args)
-    result = whatif(run, scope, scenarios_of(run, changes))
+    scenarios = scenarios_of(changes)
+    result = whatif(*common.open_part(args), scenarios)
     common.show_results(result, args.format, common.question_of(args))
     return 0

@@ -257,12 +257,14 @@ def _caused(
 def _chargeable(late: Lateness, groups: Ints) -> Ints:
     """How long a rank can have made another wait in a step: by how much its activities exceed those of its peers.
 
-    What it saves elsewhere counts for nothing: a rank that others wait for often has less left to do on its host.
+    What it saves elsewhere counts for nothing: a rank that others wait for often has less left to do on its host. What
+    it is late at the end of the step before, others wait for in this one.
     """
     excess = np.zeros(
         (max(*late.ranks, int(groups[:, 1].max(initial=0))) + 1, len(late.steps)), dtype=np.int64
     )
     excess[list(late.ranks)] = np.maximum(late.excess, 0).sum(axis=0)
+    excess[:, 1:] += excess[:, :-1].copy()
     charged: Ints = excess[groups[:, 1], groups[:, 0]]
     return charged
 

@@ -52,6 +52,8 @@ class Scenario:
     """The class of the breakdown that it makes shorter: it saves no more than that class takes on any rank."""
     most_ns: float = float("inf")
     """Nor more than this per step."""
+    late_rank: int | None = None
+    """The rank that it sets to the median of its peers; who these are, the run says (`with_peers`)."""
     of_segments: bool = False
     """It changes compute segments, which only ranks with a GPU have."""
 
@@ -274,6 +276,12 @@ def peers_of(run: Run, ranks: Sequence[int]) -> dict[int, list[int]]:
     }
 
 
+def with_peers(run: Run, scenario: Scenario) -> Scenario:
+    """The scenario as it is for a rank of this run."""
+    rank = scenario.late_rank
+    return scenario if rank is None else rank_at_median(rank, peers_of(run, [rank]))
+
+
 def rank_at_median(rank: int, peers: Mapping[int, Sequence[int]]) -> Scenario:
     scenario = ranks_at_median((rank,), peers)
 
@@ -299,7 +307,7 @@ def rank_at_median(rank: int, peers: Mapping[int, Sequence[int]]) -> Scenario:
         check(graph.ranks)
         return scenario.change_reduced(graph, work)
 
-    return replace(scenario, change=change, change_reduced=reduced)
+    return replace(scenario, change=change, change_reduced=reduced, late_rank=rank)
 
 
 def ranks_at_median(ranks: Sequence[int], peers: Mapping[int, Sequence[int]]) -> Scenario:
@@ -519,12 +527,11 @@ class Changes:
     """'ranks', 'stages' or 'all'."""
 
 
-def scenarios_of(run: Run, changes: Changes) -> list[Scenario]:
+def scenarios_of(changes: Changes) -> list[Scenario]:
     scenarios = [hide_comm()] if changes.hide_comm else []
     if changes.bandwidth is not None:
         scenarios.append(bandwidth(parse_factor("--bandwidth", changes.bandwidth)))
-    late = [parse_rank(text) for text in changes.ranks]
-    scenarios += [rank_at_median(rank, peers_of(run, late)) for rank in late]
+    scenarios += [rank_at_median(parse_rank(text), {}) for text in changes.ranks]
     scenarios += [kernel(*parse_kernel(text)) for text in changes.kernels]
     if changes.balance is not None:
         scenarios.append(balanced(parse_balance(changes.balance)))

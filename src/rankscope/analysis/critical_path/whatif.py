@@ -26,6 +26,7 @@ from rankscope.analysis.critical_path.scenarios import (
     no_gaps,
     peers_of,
     rank_at_median,
+    with_peers,
 )
 from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run
@@ -48,6 +49,7 @@ _GENERAL = (
 def whatif(run: Run, scope: Scope, scenarios: Sequence[Scenario] = ()) -> Result:
     """One row for each scenario, and one for all together; without scenarios, the default ones."""
     scope = scope.in_run(run)
+    scenarios = [with_peers(run, scenario) for scenario in scenarios]
     graph: Graph | ReducedGraph
     savings: Savings | None
     if is_large(run, scope):

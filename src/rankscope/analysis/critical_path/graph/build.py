@@ -408,8 +408,8 @@ def build_graph(run: Run, scope: Scope, rows: Collectives, matches: int, peers: 
         ),
         steps,
         graph_notes(int((device.launch == NONE).sum()), steps),
-        visits,
         lambda: segments(run, scope),
+        visits,
     )
 
 

@@ -145,9 +145,9 @@ class Graph:
     window: tuple[int, int]
     steps: tuple[int, ...]
     notes: tuple[str, ...]
-    visits: Visits = NO_VISITS
     segments: Callable[[], Segments] = no_segments
     """The compute segments of its ranks."""
+    visits: Visits = NO_VISITS
 
     def constraints(self) -> tuple[Ints, Ints, Ints]:
         """The earliest start of each device node by its launch, its stream, and the other stream."""

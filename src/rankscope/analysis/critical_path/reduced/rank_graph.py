@@ -129,10 +129,10 @@ def points_of(graph: Graph) -> Mask:
 def edges_between(graph: Graph, is_point: Mask, end: Ints) -> Edges:
     """The ways between the points; `end` has the end of each node. Of each point, the latest arrival first."""
     kinds = list(_Walker(graph, is_point, end).edges())
-    edges = Edges(
-        *(np.concatenate([getattr(kind, name) for kind in kinds]) for name in ("to", "origin", "sync")),
-        np.concatenate([kind.spent for kind in kinds], axis=1),
+    to, origin, sync = (
+        np.concatenate([getattr(kind, name) for kind in kinds]) for name in ("to", "origin", "sync")
     )
+    edges = Edges(to, origin, sync, np.concatenate([kind.spent for kind in kinds], axis=1))
     edges = edges.pick(_needed(edges))
     arrival = end[edges.origin] + edges.spent.sum(axis=0)
     return edges.pick(np.lexsort((-arrival, edges.to)))
