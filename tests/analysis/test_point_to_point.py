@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rankscope.analysis import REPORTS
+from rankscope.analysis.across_ranks.lateness import culprits, lateness
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.graph.build import graph_of
@@ -20,7 +21,7 @@ from rankscope.bench.synthetic.cluster import Fault, Job, RankRun, simulate
 from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.store.arrays import NONE
 from rankscope.timeline.reading import ingest
-from rankscope.timeline.run import Run
+from rankscope.timeline.run import Run, open_run
 
 pytestmark = pytest.mark.slow
 
@@ -184,3 +185,16 @@ def test_messages_align_the_clocks_of_stages_that_share_no_collective(tmp_path: 
     for clock, ahead in zip(run.clocks.ranks, planted_offsets, strict=True):
         assert clock.offset_ns == pytest.approx(ahead, abs=3 * job.leave_ns)
     assert waits(run).wait.min() >= 0
+
+
+def test_kernels_that_a_pattern_calls_communication_are_not_own_time(tmp_path: Path) -> None:
+    job = Job(data=2, steps=4, layers=2, faults=(Fault("compute", ranks=(1,), ns=3_000_000),))
+    write_traces(job, simulate(job), tmp_path)
+    names = {}
+    for patterns in ((), ("extra_kernel",)):
+        run = open_run([tmp_path], comm_patterns=patterns)
+        late = lateness(run, Scope())
+        assert late is not None
+        names[patterns] = late.own_excess[1].mean(), culprits(late).ranks
+    assert names[()] == (pytest.approx(3_000_000, rel=0.1), (1,))
+    assert names["extra_kernel",] == (pytest.approx(0, abs=200_000), ())

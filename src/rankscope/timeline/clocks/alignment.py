@@ -110,8 +110,8 @@ def measure(rows: Collectives, ranks: Sequence[int], starts: Sequence[tuple[int,
     if len(rows.sends):
         clock = np.searchsorted(ranks, rows.rank)
         seen = Sightings(rows.match[used], clock[used], rows.end[used], rows.kind[used])
-        part = connected_parts(seen, len(ranks))[clock]
-        joins = (rows.match[rows.sends] != NONE) & (part[rows.sends] != part[rows.recvs])
+        part_of = connected_parts(seen, len(ranks))[clock]
+        joins = (rows.match[rows.sends] != NONE) & (part_of[rows.sends] != part_of[rows.recvs])
         used[rows.sends[joins]] = used[rows.recvs[joins]] = True
     if not used.any():
         return wall_clocks(ranks)
