@@ -154,11 +154,12 @@ def _matching(state: _Rank, work: _Work, rank: int) -> _Work | None:
 
 
 def write_pipeline(plan: PipelinePlan, folder: Path) -> dict[str, Any]:
-    """Write one file per rank, and return the answers: each rank's place, and its times by step."""
+    """Write one file per rank, and return the answers: each rank's place, its work, and its steps on the host."""
     folder.mkdir(parents=True, exist_ok=True)
     events: list[list[dict[str, Any]]] = [[] for _ in range(plan.ranks)]
     counters = [_Counters() for _ in range(plan.ranks)]
     start = [_FIRST_NS] * plan.ranks
+    works: list[list[_Work]] = [[] for _ in range(plan.ranks)]
     steps = []
     for number in range(plan.steps):
         ranks = _play(plan, start)
@@ -167,12 +168,17 @@ def write_pipeline(plan: PipelinePlan, folder: Path) -> dict[str, Any]:
             host_end = max(state.free + _SYNC_NS, state.launched[-1] + _HOST_PER_LAUNCH_NS)
             _write_step(plan, rank, state, counters[rank], events[rank], start[rank], host_end, number)
             ends.append(host_end)
-        steps.append(_answers(plan, ranks, start, ends))
+        for rank, state in enumerate(ranks):
+            works[rank] += state.program
+        steps.append(
+            {"start_ns": start[0], "end_ns": max(ends), "windows": list(zip(start, ends, strict=True))}
+        )
         start = [max(ends) + _BETWEEN_STEPS_NS] * plan.ranks
     for rank in range(plan.ranks):
         path = folder / f"rank-{rank:05d}-of-{plan.ranks:05d}.pt.trace.json"
         path.write_text(_file_text(plan, rank, events[rank]))
-    return {"steps": steps, "places": [plan.place(rank) for rank in range(plan.ranks)]}
+    places = [plan.place(rank) for rank in range(plan.ranks)]
+    return {"steps": steps, "places": places, "works": works}
 
 
 @dataclass
@@ -260,28 +266,3 @@ def _file_text(plan: PipelinePlan, rank: int, events: list[dict[str, Any]]) -> s
     }
     head = {"schemaVersion": 1, "distributedInfo": info, "baseTimeNanoseconds": _BASE_TIME_NS}
     return json.dumps({**head, "traceEvents": events, "traceName": "pipeline"}, indent=1)
-
-
-def _answers(plan: PipelinePlan, ranks: list[_Rank], start: list[int], ends: list[int]) -> dict[str, Any]:
-    """The GPU time of each rank in the step; ``window`` is that of the rank's own pipeline."""
-    rows = []
-    for rank, state in enumerate(ranks):
-        _, _, mine = plan.group("pp", rank)
-        first = min(ranks[other].program[0].start for other in mine)
-        last = max(ranks[other].free for other in mine)
-        p2p = sum(work.end - work.start for work in state.program if work.axis == "pp")
-        busy = sum(work.end - work.start for work in state.program if work.axis != "pp")
-        fill, drain = state.program[0].start - first, last - state.free
-        rows.append(
-            {
-                "rank": rank,
-                "stage": plan.place(rank)[0],
-                "window_ns": last - first,
-                "busy_ns": busy,
-                "p2p_ns": p2p,
-                "fill_ns": fill,
-                "drain_ns": drain,
-                "gap_ns": last - first - busy - p2p - fill - drain,
-            }
-        )
-    return {"start_ns": start[0], "end_ns": max(ends), "ranks": rows}

@@ -1,10 +1,11 @@
 """The exam: faults are planted in jobs, and the answers are scored.
 
-    python benchmarks/exam/exam.py [--only PATTERN] [--list] [--no-gloo] [--keep DIR] [--write-docs]
+    python benchmarks/exam/exam.py [--only PATTERN] [--part tuned|held-out|all] [--no-gloo] [--keep DIR] [--write-docs]
 
 Synthetic cases are simulated (exam_cases.py), written as traces, read and analysed, one a core. Real cases are gloo
-processes on this machine (exam_gloo.py). The last line is the score; the exit status is 3 below the floor. docs/exam.md
-has the design, docs/accuracy.md the results.
+processes on this machine (exam_gloo.py). The cases that are held out are scored apart: do not look at their answers
+while you tune a rule. The last line is the score; the exit status is 3 below the floor. docs/exam.md has the design,
+docs/accuracy.md the results.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from exam_gloo import real_cases, record
 from exam_report import write_accuracy
 from exam_score import FROM_PCT, Answer, below_floor, line_of, total
 from hang_dumps import write_dumps
+from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
-from rankscope.analysis.critical_path.savings import replayed, scenario_of
 from rankscope.analysis.findings import collect
 from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.host import usable_cores
@@ -38,9 +39,8 @@ from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 
 PROCESSES = usable_cores()
-_TRUE_OF_HEALTHY_JOBS = ("overlap", "collectives", "critical", "bubbles", "phases", "roofline", "syncs")
-"""Reports on the program rather than on a fault: a healthy pipeline has bubbles, and tensor parallelism exposes
-communication."""
+_BLAMING = ("stragglers", "bubbles", "imbalance")
+"""Reports whose findings name ranks because these are late."""
 
 
 def answer(case: Case, folder: Path) -> Answer:
@@ -54,7 +54,8 @@ def answer(case: Case, folder: Path) -> Answer:
         else:
             write_traces(planted.job, planted.runs, folder)
         empty = Answer(
-            case.name, case.kind, case.layout, planted.culprits, planted.effect_pct, planted.cost_ns, planted.step_ns
+            case.name, case.kind, case.layout, planted.culprits, planted.effect_pct, planted.cost_ns, planted.step_ns,
+            held_out=case.held_out, balance=planted.balance,
         )  # fmt: skip
         truth.write_text(json.dumps(asdict(empty)))
     return replace(judged(read_truth(truth), folder), seconds=time.monotonic() - started)
@@ -62,46 +63,58 @@ def answer(case: Case, folder: Path) -> Answer:
 
 def read_truth(path: Path) -> Answer:
     stored = json.loads(path.read_text())
-    lists = dict.fromkeys(("named", "first_ranks", "alarms"), ()) | {"culprits": tuple(stored["culprits"])}
+    lists = dict.fromkeys(("named", "first_ranks", "warned", "alarms"), ()) | {
+        "culprits": tuple(stored["culprits"])
+    }
     return Answer(**stored | lists)
 
 
 def judged(truth: Answer, folder: Path) -> Answer:
     """What the findings say."""
     run = _open(folder)
-    found = collect(run, Scope())
-    late = next((one for one in found if one.report == "stragglers"), None)
-    first = found[0] if found else None
+    findings = collect(run, Scope())
+    blaming = [finding for finding in findings if finding.report in _BLAMING]
+    # With ranks it names somebody. Without, those of stragglers and imbalance say that uneven work moves.
+    late = next((finding for finding in blaming if finding.ranks), None)
+    uneven = next((one for one in blaming if not one.ranks and one.report != "bubbles"), None)
+    first = findings[0] if findings else None
+    priced = late or uneven
     return replace(
         truth,
         named=tuple(sorted(late.ranks)) if late else (),
         severity=late.severity if late else "",
         cause=_cause(late),
-        said_ns=late.cost_ns if late else None,
-        alone_ns=_alone_ns(run, late),
+        said_ns=priced.cost_ns if priced else None,
+        alone_ns=priced.alone_ns if priced else None,
         first_report=first.report if first else "",
         first_ranks=first.ranks if first else (),
+        warned=tuple(finding.report for finding in findings if finding.severity in ("warning", "critical")),
         alarms=tuple(
-            one.title
-            for one in found
-            if one.severity in ("warning", "critical") and one.report not in _TRUE_OF_HEALTHY_JOBS
+            finding.title
+            for finding in findings
+            if finding.severity in ("warning", "critical") and finding.reachable
         ),
-        title=late.title if late else "",
+        title=priced.title if priced else "",
+        said_balance=_balance(run) if truth.balance else {},
     )
 
 
-def _alone_ns(run: Run, finding: Finding | None) -> int | None:
-    """What whatif says would be saved without the fault. The finding itself states what is left of it after the
-    findings above, which may have claimed the same time."""
-    played = replayed(run, Scope().in_run(run)) if finding and finding.remedy else None
-    if played is None or finding is None or finding.remedy is None:
-        return None
-    return round(played.saved_ns([scenario_of(run, finding.remedy)]))
+def _balance(run: Run) -> dict[str, float]:
+    """T and the balanced times by the report `imbalance`, with the keys of the truth."""
+    rows = [row for row in REPORTS["imbalance"].analyse(run, Scope(), None).rows if row["scope"] == "run"]
+    said = {f"{row['key']}_ns": row["balanced_ns"] for row in rows}
+    for row in rows:
+        said["t_ns"] = row["t_ns"]
+        if row["key"] == "all":
+            said["slowdown"] = row["slowdown"]
+    return said
 
 
 def _cause(finding: Finding | None) -> str:
-    fact = finding.fact("cause") if finding else None
-    return str(fact.value) if fact else ""
+    if finding is None:
+        return ""
+    fact = finding.fact("cause")
+    return str(fact.value) if fact else "stages" if finding.fact("stage") else ""
 
 
 def run_gloo(folder: Path, wanted: Sequence[str], say: Callable[[str], None]) -> list[Answer]:
@@ -136,8 +149,10 @@ def _open(folder: Path) -> Run:
     return Run(ingest(sorted(files), Options(jobs=1, output=folder / "store")))
 
 
-def run_cases(cases: Sequence[Case], folder: Path, keep: bool, say: Callable[[str], None]) -> list[Answer]:
-    """All cases, two at a time; a line for each wrong answer, and the time left."""
+def run_cases(
+    cases: Sequence[Case], folder: Path, keep: bool, say: Callable[[str], None], shows_held_out: bool = True
+) -> list[Answer]:
+    """All cases, one a core; a line for each wrong answer, and the time left."""
     answers: list[Answer] = []
     started = time.monotonic()
     tasks = [(case, folder / case.name.replace("%", ""), keep) for case in cases]
@@ -149,7 +164,7 @@ def run_cases(cases: Sequence[Case], folder: Path, keep: bool, say: Callable[[st
         for one in pool.imap_unordered(_task, tasks):
             answers.append(one)
             done += next(_ranks(case) for case in cases if case.name == one.name)
-            if one.wrong:
+            if one.wrong and (shows_held_out or not one.held_out):
                 say(_line(one))
             left = (time.monotonic() - started) * (weight - done) / done
             if sys.stderr.isatty() or len(answers) % 20 == 0:
@@ -159,7 +174,8 @@ def run_cases(cases: Sequence[Case], folder: Path, keep: bool, say: Callable[[st
 
 
 def _ranks(case: Case) -> int:
-    return prod(LAYOUTS[case.layout].values())
+    sizes = LAYOUTS[case.layout]
+    return prod(sizes.get(axis, 1) for axis in ("data", "tensor", "stages"))
 
 
 def _task(task: tuple[Case, Path, bool]) -> Answer:
@@ -169,7 +185,10 @@ def _task(task: tuple[Case, Path, bool]) -> Answer:
         return answer(case, folder)
     except Exception as error:  # noqa: BLE001 - one case that fails must not end the exam; it is a miss
         failed = f"{type(error).__name__}: {error}"
-        return Answer(case.name, case.kind, case.layout, (), case.effect_pct, 0, 0, error=failed)
+        held_out = case.held_out
+        return Answer(
+            case.name, case.kind, case.layout, (), case.effect_pct, 0, 0, held_out=held_out, error=failed
+        )
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
@@ -191,6 +210,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--only", metavar="PATTERN", default="", help="cases whose name contains this; '|' separates"
     )
     parser.add_argument(
+        "--part",
+        choices=("tuned", "held-out", "all"),
+        default="all",
+        help="the cases that rules are tuned on, those whose answers nobody looks at meanwhile, or both, which shows "
+        "wrong answers to the former only (default: all)",
+    )
+    parser.add_argument(
         "--seed",
         type=int,
         default=0,
@@ -207,7 +233,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     started = time.monotonic()
     wanted = [part for part in args.only.split("|") if part]
-    cases = [case for case in all_cases(args.seed) if _is_wanted(case.name, wanted)]
+    parts = {"tuned": (False,), "held-out": (True,), "all": (False, True)}[args.part]
+    cases = [
+        case for case in all_cases(args.seed) if _is_wanted(case.name, wanted) and case.held_out in parts
+    ]
     if args.list:
         print("\n".join(case.name for case in cases))
         print("\n".join(case.name for case in real_cases() if _is_wanted(case.name, wanted)))
@@ -218,7 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     folder = args.keep or Path(tempfile.mkdtemp(prefix="rankscope-exam-"))
     try:
-        answers = run_cases(cases, folder, bool(args.keep), say) if cases else []
+        answers = run_cases(cases, folder, bool(args.keep), say, args.part != "all") if cases else []
         real = [] if args.no_gloo else run_gloo(folder / "gloo", wanted, say)
     finally:
         if not args.keep:
@@ -229,6 +258,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{len(answers)} synthetic and {len(real)} real cases in {time.monotonic() - started:.0f} s")
     if args.write_docs:
         write_accuracy(answers, real)
+    for name, held_out in (("tuned", False), ("held out", True)):
+        part = [one for one in answers if one.held_out == held_out]
+        if part and args.part == "all":
+            print(f"{name}, {len(part)} cases: {line_of(total(part))}")
     if real:
         print(
             f"real processes: {line_of(total(real))} (effects of {FROM_PCT:g} % or more; on {len(real)} gloo runs)"

@@ -2,16 +2,21 @@
 
 A case is described by its name alone ("throttle-10%-dp4tp2-1"): layout, seed, culprit and noise follow from it. The
 size of a fault is found by simulation: the job is run with and without it, and the fault is scaled until the difference
-is the wanted share of the step. That difference is the truth.
+is the wanted share of the step. That difference is the truth. Of uneven work, the truth is the difference to the
+balanced job (bench/synthetic/balance.py).
+
+A third of the cases are held out: their names decide, and their seeds were not looked at while rules were tuned.
 """
 
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from rankscope.bench.synthetic.balance import balance
 from rankscope.bench.synthetic.cluster import Fault, Job, RankRun, simulate, step_ns
 
 CAUSES = {
@@ -26,6 +31,8 @@ CAUSES = {
     "link": "link",
     "node": "compute",
     "node-host": "host",
+    "expert": "compute",
+    "stages": "stages",
 }
 """Cause class of each fault that has a culprit."""
 REPORTS = {
@@ -35,10 +42,12 @@ REPORTS = {
     "hang": ("flight_recorder",),
 }
 """Faults that are no straggler: the reports whose finding must come first."""
+MOVING = {"moving": "ranks", "lengths": "ranks", "experts": "ranks"}
+"""Imbalance without a culprit, and what has to be balanced."""
 EFFECTS = (1, 2, 3, 5, 7, 10, 15, 20, 30)
 """Percent of the step."""
 
-LAYOUTS = {
+LAYOUTS: dict[str, dict[str, Any]] = {
     "dp4": {"data": 4},
     "dp8": {"data": 8},
     "tp4": {"data": 1, "tensor": 4},
@@ -55,11 +64,31 @@ LAYOUTS = {
     "dp64": {"data": 64},
     "dp8tp8": {"data": 8, "tensor": 8},
 }
-_SMALL = tuple(name for name, sizes in LAYOUTS.items() if prod(sizes.values()) <= 8)
+_SMALL = tuple(LAYOUTS)[:9]
+_1F1B = {"schedule": "1f1b", "micro_batches": 8}
+_INTERLEAVED = {"schedule": "interleaved", "chunks": 2, "micro_batches": 8}
+_BATCHED = {"p2p": "batched"}
+PIPELINES: dict[str, dict[str, Any]] = {
+    "pp4-1f1b": {"data": 1, "stages": 4, **_1F1B},
+    "pp4-1f1b-batched": {"data": 1, "stages": 4, **_1F1B, **_BATCHED},
+    "pp4dp2-1f1b": {"data": 2, "stages": 4, **_1F1B},
+    "pp4dp2-1f1b-batched": {"data": 2, "stages": 4, **_1F1B, **_BATCHED},
+    "pp4dp2-interleaved": {"data": 2, "stages": 4, **_INTERLEAVED},
+    "pp4dp2-interleaved-batched": {"data": 2, "stages": 4, **_INTERLEAVED, **_BATCHED},
+    "pp2dp2tp2-1f1b-batched": {"data": 2, "stages": 2, "tensor": 2, **_1F1B, **_BATCHED},
+    "pp8-1f1b-batched": {"data": 1, "stages": 8, **_1F1B, **_BATCHED},
+    "pp8dp2-1f1b-batched": {"data": 2, "stages": 8, **_1F1B, **_BATCHED},
+    "pp4dp4-1f1b-batched": {"data": 4, "stages": 4, **_1F1B, **_BATCHED},
+    "pp4dp4-interleaved-batched": {"data": 4, "stages": 4, **_INTERLEAVED, **_BATCHED},
+    "pp4dp4tp2-1f1b-batched": {"data": 4, "stages": 4, "tensor": 2, **_1F1B, **_BATCHED},
+    "pp8dp4tp2-1f1b-batched": {"data": 4, "stages": 8, "tensor": 2, **_1F1B, **_BATCHED},
+}
+LAYOUTS |= PIPELINES
+_WITH_PEERS = tuple(name for name, sizes in PIPELINES.items() if sizes["data"] > 1)[:7]
 _WITH_SIBLINGS = ("dp2tp2", "dp4tp2", "pp2dp2tp2", "pp2dp4")
 """Layouts in which a group has a sibling to compare its transfers with."""
 
-_FOUR_KINDS_OF_NOISE: tuple[dict[str, float], ...] = (
+_FOUR_KINDS_OF_NOISE: tuple[dict[str, Any], ...] = (
     {"noise_pct": 1.0},
     {"noise_pct": 2.0},
     {"noise_pct": 2.0, "spread_pct": 0.2},
@@ -73,11 +102,17 @@ class Case:
 
     name: str
     kind: str
-    """A key of CAUSES or REPORTS, "moving" or "healthy"."""
+    """A key of CAUSES, REPORTS or MOVING, or "healthy"."""
     effect_pct: float
     """Wanted; 0 where the fault costs no time."""
     layout: str
     seed: int
+    every: int = 0
+    """The fault is in every so many-th step."""
+
+    @property
+    def held_out(self) -> bool:
+        return zlib.crc32(self.name.encode()) % 3 == 0
 
 
 @dataclass(frozen=True)
@@ -91,6 +126,8 @@ class Planted:
     cost_ns: float
     """What the fault adds to a step."""
     step_ns: float
+    balance: dict[str, float] = field(default_factory=dict)
+    """Of uneven work, and of healthy pipelines: the times of a balanced step."""
 
     @property
     def effect_pct(self) -> float:
@@ -99,23 +136,24 @@ class Planted:
 
 def all_cases(seed: int = 0) -> list[Case]:
     """With another seed: the same faults with other noise, culprits and sizes."""
-    cases = [*_stragglers(), *_large(), *_others(), *_healthy()]
+    cases = [*_stragglers(), *_large(), *_others(), *_healthy(), *_pipelines(), *_uneven(), *_periodic()]
     if not seed:
         return cases
     return [replace(case, seed=random.Random(f"{case.name} {seed}").randrange(1 << 30)) for case in cases]
 
 
-def _case(kind: str, effect: float, layout: str, number: int = 0) -> Case:
-    size = f"{effect:g}%-" if effect else ""
-    name = f"{kind}-{size}{layout}-{number}"
-    return Case(name, kind, effect, layout, random.Random(name).randrange(1 << 30))
+def _case(kind: str, effect: float, layout: str, number: int = 0, every: int = 0) -> Case:
+    size, period = f"{effect:g}%-" if effect else "", f"every{every}-" if every else ""
+    case = Case(f"{kind}-{period}{size}{layout}-{number}", kind, effect, layout, 0, every)
+    source = f"{case.name} held out" if case.held_out else case.name
+    return replace(case, seed=random.Random(source).randrange(1 << 30))
 
 
 def _stragglers() -> Iterator[Case]:
     """Every fault at every effect in two layouts, in turn."""
     turn = 0
     for kind in CAUSES:
-        if kind.startswith("node"):
+        if kind.startswith("node") or kind in ("expert", "stages"):
             continue
         layouts = _WITH_SIBLINGS if kind == "link" else _SMALL
         for effect in EFFECTS:
@@ -159,6 +197,48 @@ def _healthy() -> Iterator[Case]:
             yield _case("healthy", 0, layout, number)
     for layout in ("dp16", "pp2dp8tp2", "dp8tp8"):
         yield _case("healthy", 0, layout)
+    for layout in PIPELINES:
+        yield _case("healthy", 0, layout)
+    yield _case("healthy", 0, "pp4dp2-1f1b-batched", 1)
+
+
+def _pipelines() -> Iterator[Case]:
+    """Every fault in several pipelines, in turn."""
+    kinds = ("compute", "throttle", "host", "gc", "contention", "copy", "dataloader", "link")
+    for turn in range(48):
+        kind, layout = kinds[turn % len(kinds)], _WITH_PEERS[turn % len(_WITH_PEERS)]
+        yield _case(kind, (5, 10, 20)[turn // len(kinds) % 3], layout, turn // len(_WITH_PEERS))
+    yield _case("checkpoint", 10, "pp4dp2-1f1b")
+    yield _case("checkpoint", 20, "pp4dp2-interleaved-batched")
+    yield _case("node", 10, "pp4dp4-1f1b-batched")
+    yield _case("throttle", 10, "pp4dp4-interleaved-batched")
+    yield _case("throttle", 10, "pp8dp2-1f1b-batched")
+    yield _case("compute", 10, "pp4dp4tp2-1f1b-batched")
+    yield _case("host", 10, "pp8dp4tp2-1f1b-batched")
+
+
+def _uneven() -> Iterator[Case]:
+    layouts = (*(name for name in PIPELINES if "dp4tp2" not in name), "pp2dp4", "pp2dp2", "pp2dp2tp2", "pp4")
+    for number, layout in enumerate((*layouts, *layouts[:2])):
+        yield _case("stages", (10, 20, 30)[number % 3], layout, number // len(layouts))
+    for effect in (10, 20):
+        for layout in ("dp4", "dp8", "pp2dp4", "pp4dp2-1f1b-batched", "pp4dp4-1f1b-batched"):
+            yield _case("lengths", effect, layout)
+    for layout in ("dp16", "pp4dp2-interleaved-batched", "pp4dp2-1f1b", "pp8dp2-1f1b-batched"):
+        yield _case("lengths", 15, layout)
+    for effect in (10, 20):
+        for layout in ("dp4", "dp8", "pp2dp4"):
+            yield _case("experts", effect, layout)
+        for layout in ("dp4", "dp8"):
+            yield _case("expert", effect, layout)
+
+
+def _periodic() -> Iterator[Case]:
+    layouts = ("dp4", "dp8", "dp2tp2", "pp4dp2-1f1b-batched")
+    for turn, kind in enumerate(("compute", "throttle", "host", "copy", "dataloader") * 3):
+        yield _case(kind, (10, 15, 20)[turn % 3], layouts[turn % 4], every=2 + turn % 3)
+    yield _case("compute", 20, "pp4dp4-1f1b-batched", every=4)
+    yield _case("host", 20, "dp16", every=3)
 
 
 def plant(case: Case) -> Planted:
@@ -167,15 +247,19 @@ def plant(case: Case) -> Planted:
     chance = random.Random(case.seed)
     if case.kind == "healthy":
         runs = simulate(job)
-        return Planted(job, runs, (), 0.0, step_ns(runs))
+        balanced = balance(job) if case.layout in PIPELINES and job.ranks <= 16 else {}
+        return Planted(job, runs, (), 0.0, step_ns(runs), balanced)
+    if case.kind == "stages":
+        return _plant_stages(case, job, chance)
     healthy_ns = step_ns(simulate(job))
     if case.kind in REPORTS:
         return _plant_report(case, job, healthy_ns, chance)
-    kind = {"node": "throttle", "node-host": "host"}.get(case.kind, case.kind)
+    kind = {"node": "throttle", "node-host": "host", "expert": "experts"}.get(case.kind, case.kind)
     planted = []
     for _ in range(3):  # a bubble of the pipeline can hide what one rank does, not what another does
         ranks = _culprits(case, job, chance)
-        planted.append(_scaled(case, job, Fault(kind, ranks, 0, annotated=chance.random() < 0.5), healthy_ns))
+        fault = Fault(kind, ranks, 0, annotated=chance.random() < 0.5, every=case.every)
+        planted.append(_scaled(case, job, fault, healthy_ns))
         if planted[-1].effect_pct > 0.8 * case.effect_pct:
             break
     return max(planted, key=lambda one: one.effect_pct)
@@ -192,21 +276,48 @@ def _scaled(case: Case, job: Job, fault: Fault, healthy_ns: float) -> Planted:
         if abs(cost - wanted) < 0.1 * wanted:
             break
         ns = ns + 1.2 * (wanted - cost) if cost < wanted else ns * wanted / cost
-    return Planted(faulty, runs, () if fault.kind == "moving" else fault.ranks, cost, step_ns(runs))
+    if case.kind not in MOVING:
+        return Planted(faulty, runs, fault.ranks, cost, step_ns(runs))
+    balanced = balance(faulty)
+    cost = balanced["t_ns"] - balanced[f"{MOVING[case.kind]}_ns"]
+    return Planted(faulty, runs, (), cost, step_ns(runs), balanced)
+
+
+def _plant_stages(case: Case, job: Job, chance: random.Random) -> Planted:
+    """One stage has more layers than the others."""
+    layers, more = {10: (3, 1), 20: (2, 1), 30: (2, 2)}[round(case.effect_pct)]
+    stage = chance.randrange(job.stages)
+    ranks = tuple(rank for rank in range(job.ranks) if job.place(rank)[0] == stage)
+    job = replace(job, layers=layers)
+    fault = Fault("stages", ranks, more * 3 * job.forward_ns * job.batches)
+    faulty = replace(job, faults=(fault,))
+    balanced = balance(faulty)
+    cost = balanced["t_ns"] - balanced["stages_ns"]
+    return Planted(faulty, simulate(faulty), ranks, cost, balanced["t_ns"], balanced)
 
 
 def _job(case: Case) -> Job:
     sizes = LAYOUTS[case.layout]
     noise = _FOUR_KINDS_OF_NOISE[case.seed % 4]
-    job = Job(**sizes, **noise, steps=6, seed=case.seed, offset_ns=1_000_000)  # type: ignore[arg-type]
+    job = Job(**sizes, **noise, steps=6, seed=case.seed, offset_ns=1_000_000)
     if job.ranks > 8:
         job = replace(job, steps=4, layers=2)
-    if case.kind in ("checkpoint", "moving", "gc"):
+    if case.layout in PIPELINES:
+        job = replace(job, steps=4 if job.ranks <= 16 else 3, layers=job.chunks, kernels=1, norm_ns=40_000)
+    if case.kind in ("lengths", "experts", "expert"):
+        job = replace(job, steps=6, layers=2 if job.stages == 1 else job.chunks, kernels=1)
+    if case.kind in ("experts", "expert"):
+        job = replace(job, expert_ns=600_000, data_wait_ns=100_000)
+    if case.every or (case.kind in ("checkpoint", "gc") and case.layout in PIPELINES):
+        job = replace(job, steps=8, layers=job.chunks if job.stages > 1 else 2)
+    if case.kind in ("checkpoint", "moving", "gc") and case.layout not in PIPELINES:
         job = replace(job, steps=8, layers=2, forward_ns=1_200_000)
     if case.kind == "contention":  # it costs time where the host is the limit
         job = replace(
             job, kernels=16, forward_ns=48_000, layers=2, bucket_ns=60_000, sum_ns=20_000, send_ns=20_000
         )
+        if case.layout in PIPELINES:
+            job = replace(job, kernels=8, micro_batches=4, steps=3)
     if case.kind == "fusion":
         job = replace(job, forward_ns=100_000, bucket_ns=100_000)
     if case.kind.startswith("node"):
@@ -215,7 +326,7 @@ def _job(case: Case) -> Job:
 
 
 def _culprits(case: Case, job: Job, chance: random.Random) -> tuple[int, ...]:
-    if case.kind == "moving":
+    if case.kind in MOVING:
         return tuple(range(job.ranks))
     at_the_start = case.kind not in ("compute", "throttle", "link", "contention")
     rank = chance.randrange(job.data * job.tensor if at_the_start else job.ranks)  # there, of the first stage

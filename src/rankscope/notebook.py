@@ -347,6 +347,8 @@ class OpenRun:
     """Which process groups exist, and what are they used for?"""
     critical: PlainReport
     """What is on the critical path through all ranks?"""
+    imbalance: PlainReport
+    """What does uneven work cost, and whose share is it?"""
     bubbles: SplittableReport[Literal["rank"]]
     """How long are pipeline stages idle?"""
     fragmentation: PlainReport

@@ -62,19 +62,25 @@ def test_groups_of_a_pipeline(pipeline: tuple[Run, PipelinePlan, Any]) -> None:
 
 
 def test_bubbles_are_exact(pipeline: tuple[Run, PipelinePlan, Any]) -> None:
-    run, _, truth = pipeline
-    result = report(run, "bubbles", "rank", steps=(1, 1))
-    found = {row["rank"]: row for row in result.rows}
-    for expected in truth["steps"][1]["ranks"]:
-        row = found[expected["rank"]]
-        assert {key: row[key] for key in expected} == expected
-        parts = sum(row[f"{part}_ns"] for part in ("busy", "p2p", "fill", "drain", "gap"))
-        assert parts == row["window_ns"]
-    stages = report(run, "bubbles").rows
-    assert [row["stage"] for row in stages] == [0, 1, 2] and {row["ranks"] for row in stages} == {4}
-    (finding,) = report(run, "bubbles").findings
-    assert "stage 1 is busy for 1.12x the mean" in finding.evidence
-    assert finding.severity in ("warning", "critical") and finding.cost_ns is None
+    run, plan, truth = pipeline
+    rows = {row["rank"]: row for row in report(run, "bubbles", "rank", steps=(1, 1)).rows}
+    for rank in (0, 5, 10):
+        # Microsecond by microsecond of the second step: idle, or waiting for a message, while another stage computes.
+        busy, computing = set[int](), set[int]()
+        for peer in plan.group("pp", rank)[2]:
+            for work in truth["works"][peer]:
+                whole = range(work.start // 1000, work.end // 1000)
+                if peer == rank:
+                    busy.update(whole[-work.ns // 1000 :] if work.axis == "pp" else whole)
+                elif work.axis == "compute":
+                    computing.update(whole)
+        ended = [step["windows"][rank][1] // 1000 for step in truth["steps"]]
+        expected = 1000 * len((computing - busy).intersection(range(ended[0], ended[1])))
+        assert rows[rank]["bubble_ns"] == expected and rows[rank]["window_ns"] == 1000 * (ended[1] - ended[0])
+    stages = report(run, "bubbles")
+    assert [row["stage"] for row in stages.rows] == [0, 1, 2] and {row["ranks"] for row in stages.rows} == {4}
+    # The last stage turns round without a message, and there is no autograd in these files.
+    assert not stages.findings and any("forward and backward passes" in note for note in stages.notes)
 
 
 @pytest.mark.slow

@@ -139,7 +139,8 @@ def test_balanced_ranks_take_the_mean_of_their_work() -> None:
     """One of four ranks computes 4 ms longer: without noise a balanced step has 1 ms of it."""
     job = Job(data=4, steps=3, noise_pct=0, leave_ns=0, faults=(Fault("compute", (2,), 4_000_000),))
     truth, healthy_ns = balance(job), step_ns(simulate(job.healthy()))
-    assert truth["t_ns"] == step_ns(simulate(job)) == pytest.approx(healthy_ns + 4_000_000, abs=5_000)
+    assert truth["t_ns"] == pytest.approx(step_ns(simulate(job)), abs=5_000)
+    assert truth["t_ns"] == pytest.approx(healthy_ns + 4_000_000, abs=5_000)
     assert truth["ranks_ns"] == pytest.approx(healthy_ns + 1_000_000, abs=5_000)
     assert truth["stages_ns"] == pytest.approx(truth["ranks_ns"], abs=5)
     assert truth["slowdown"] == truth["t_ns"] / truth["all_ns"]
@@ -201,7 +202,7 @@ def test_the_truth_file_has_the_balanced_times(tmp_path: Path) -> None:
     truth = json.loads((tmp_path / "run" / "truth.json").read_text())
     assert truth["late_stages"] == [1] and truth["late_ranks"] == [3]
     assert truth["job"]["chunks"] == 2 and truth["faults"][1]["every"] == 2
-    assert truth["balance"]["t_ns"] == pytest.approx(truth["step_ns"])
+    assert truth["balance"]["t_ns"] == pytest.approx(truth["step_ns"], rel=0.01)
     assert truth["balance"]["all_ns"] < truth["balance"]["stages_ns"] < truth["balance"]["t_ns"]
 
 

@@ -16,10 +16,11 @@ from rankscope.agents.parameters import Parameter, checked_arguments
 from rankscope.agents.small_answers import refused, small_answer
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.collectives import one_collective, worst_collectives
+from rankscope.analysis.across_ranks.segments import BALANCES
 from rankscope.analysis.core.report import Report
 from rankscope.analysis.core.result import Column, Result, query_result
 from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
-from rankscope.analysis.critical_path.scenarios import BALANCES, Changes, scenarios_of
+from rankscope.analysis.critical_path.scenarios import Changes, scenarios_of
 from rankscope.analysis.critical_path.whatif import whatif
 from rankscope.analysis.diff.compare import Rules
 from rankscope.analysis.diff.samples import REPORTS as COMPARED
@@ -349,7 +350,7 @@ TOOLS = {
                 Parameter(
                     "balance",
                     "string",
-                    "compute spread evenly over the ranks of a stage, also over stages, also over micro-batches and steps",
+                    "compute spread evenly over the ranks of a stage; also over stages; also over micro-batches",
                     choices=BALANCES,
                 ),
                 _STEPS,

@@ -26,7 +26,8 @@ _CHANGES = """\
 --bandwidth 2x  transfers are this many times as fast; latency stays
 --rank R=median ...  rank R computes, copies and launches as fast as the median rank (may be repeated)
 --kernel NAME=2x ...  kernels with NAME in their name are this many times as fast (may be repeated)
---balance {ranks,stages,all}  compute is spread evenly: over the ranks of a stage, also over the stages, also over micro-batches and steps
+--balance {ranks,stages,all}  compute is spread evenly: ranks: over the ranks of a stage;
+    stages: also over the stages; all: also over micro-batches and steps, with transfers at their median
 --no-gaps  the host and its data are always ready
 --data-ready  no step waits for its batch
 --no-sync  synchronising calls do not wait
@@ -58,6 +59,7 @@ def main(args: argparse.Namespace) -> int:
         balance=args.balance,
     )
     scenarios = scenarios_of(changes)
+    args.bandwidth = None  # a factor here; for other commands it is a peak of the machine
     result = whatif(*common.open_part(args), scenarios)
     common.show_results(result, args.format, common.question_of(args))
     return 0

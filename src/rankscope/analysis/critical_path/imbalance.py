@@ -122,12 +122,11 @@ def _findings(run: Run, scope: Scope, rows: list[dict[str, Any]]) -> tuple[Findi
         kind: max((row for row in parts if row["scope"] == kind), key=lambda row: row["share"], default=None)
         for kind in ("stage", "rank", "op")
     }
+    # Alone, a stage may save more than all together, in which others take over its work.
     told = [
-        f"{kind} {row['key']} {100 * row['share']:.0f} %"
-        if kind != "op"
-        else f"{row['key']} {100 * row['share']:.0f} %"
+        f"{'' if kind == 'op' else f'{kind} '}{row['key']} {100 * min(row['share'], 1):.0f} %"
         for kind, row in largest.items()
-        if row is not None and row["share"] > 0
+        if row is not None and row["share"] > _LEAST_SHARE
     ]
     evidence = (
         f"S = {slowdown:.2f}: {format_rounded('ns', saved)} of {format_rounded('ns', whole['t_ns'])} per step"

@@ -32,7 +32,10 @@ class Portion(NamedTuple):
 
 
 def balance(job: Job) -> dict[str, float]:
-    """Mean times of a step: as it is, and balanced; of a pipeline also the bubble that its schedule has by design."""
+    """Mean times of a step, over steps and ranks: as it is, and balanced.
+
+    Of a pipeline also the bubble that its schedule has by design.
+    """
     recorded = _Recorded(job)
     truth = {"t_ns": recorded.step_ns}
     for way in ("ranks", "stages", "all"):
@@ -54,16 +57,13 @@ class _Recorded:
         """By rank of the stage."""
         self._portion: dict[Segment, Portion] = {}
         self._transfers: dict[tuple[str, str], list[int]] = defaultdict(list)
-        begins, ends = [], []
-        steps = [0] * job.ranks
+        steps: list[list[tuple[int, int]]] = [[] for _ in range(job.ranks)]
         for rank, run in simulated_steps(job, durations):
-            begins.append(run.steps[0][0])
-            ends.append(run.steps[-1][1])
             if durations is None:
                 for work in run.works:
-                    self._add(rank, steps[rank], work)
-                steps[rank] += 1
-        self.step_ns = (max(ends) - min(begins)) / job.steps
+                    self._add(rank, len(steps[rank]), work)
+            steps[rank] += run.steps
+        self.step_ns = fmean(listed[-1][1] - listed[0][0] for listed in steps) / job.steps
 
     def _add(self, rank: int, step: int, work: Work) -> None:
         if work.key:

@@ -262,10 +262,9 @@ class Host:
         if len(group) == 1:
             return []
         ns, *nelems = job.transfer(kind, axis, len(group), busy_ns)
-        if kind == "all_to_all":  # ends when the busiest rank has its tokens
+        if kind == "all_to_all":
             stage, data, _ = job.place(self.rank)
-            routed = job.routed(stage, self.step)
-            ns, nelems[1] = round(ns * max(routed)), round(nelems[1] * routed[data])
+            nelems[1] = round(nelems[1] * job.routed(stage, self.step)[data])
         key = (axis, group[0], self.step, label)
         noise = self._noise[zlib.crc32(repr(key).encode()) % _NOISES]
         ns = round(ns * (1 + abs(float(noise) - 1))) + job.link_delay(axis, group, self.step)

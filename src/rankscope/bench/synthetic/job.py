@@ -22,7 +22,7 @@ FAULTS = (
     "link",  # transfers of the groups this rank is in take longer
     "moving",  # another rank computes longer in every step
     "lengths",  # micro-batches differ in length; `ns` is the standard deviation of the compute of a step
-    "experts",  # routing is uneven: to one rank, or with several ranks to another one in every step
+    "experts",  # one rank gets more tokens; with several ranks, another one in every step, and the others fewer
     "stages",  # the stage of these ranks has more layers
     "overlap",  # all ranks: the backward pass waits for every bucket of gradients
     "fusion",  # all ranks: as many short kernels besides the usual ones as take the host this long to launch
@@ -266,11 +266,12 @@ class Job(RankGrid):
                 if len(fault.ranks) > 1:
                     chance = random.Random(f"{self.seed}/fault {number}/{stage}/{step}")
                     weights = [chance.gauss(0, 1) for _ in shares]
+                    mean = sum(weights) / self.data
+                    peak = max(weights) - mean
                 else:
                     of_stage, data, _ = self.place(fault.ranks[0])
                     weights = [float(of_stage == stage and rank == data) for rank in range(self.data)]
-                mean = sum(weights) / self.data
-                peak = max(max(weights) - mean, 1e-9)
+                    mean, peak = 0.0, 1.0
                 excess = fault.in_step(step) / expert_ns
                 shares = [
                     max(a + excess * (b - mean) / peak, 0.1) for a, b in zip(shares, weights, strict=True)

@@ -1,0 +1,303 @@
+"""Segments, schedules and balance: against brute force, and against the truth of simulated jobs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import DATA
+from rankscope.analysis import REPORTS
+from rankscope.analysis.across_ranks.data_imbalance import data_correlation, expert_load, follows_data
+from rankscope.analysis.across_ranks.schedule import Order, layers_of, replay
+from rankscope.analysis.across_ranks.segments import BACKWARD, FORWARD, OTHER, Segments, cut, segments
+from rankscope.analysis.core.device_events import COMM, COMPUTE, UNKNOWN, DeviceEvents
+from rankscope.analysis.core.result import NoteKind, Result, note_kind
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.critical_path.savings import reduced_replay, replayed
+from rankscope.analysis.critical_path.scenarios import balanced
+from rankscope.analysis.critical_path.whatif import whatif
+from rankscope.bench.synthetic.cluster_trace import write_job
+from rankscope.bench.synthetic.job import Fault, Job
+from rankscope.cli import main
+from rankscope.errors import UsageError
+from rankscope.store.arrays import Floats
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_segments_are_cut_where_communication_is_launched(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    count = int(random.integers(0, 30))
+    columns = {field.name: np.zeros(count, dtype=np.int64) for field in fields(DeviceEvents)}
+    columns["start"] = np.sort(random.integers(100, 200, count))
+    columns["end"] = columns["start"] + random.integers(0, 20, count)
+    columns["kind"] = random.integers(0, 3, count)
+    columns["step"] = np.sort(random.integers(0, 2, count))
+    columns["launch_start"] = np.where(random.random(count) < 0.9, random.integers(0, 100, count), UNKNOWN)
+    events, autograd = DeviceEvents(**columns), random.integers(-1, 3, count)
+    on_host = random.integers(0, 200, 3)
+
+    ordered = sorted(
+        (launch if launch != UNKNOWN else start, start, end, kind, step, phase)
+        for launch, start, end, kind, step, phase in zip(
+            *(columns[name].tolist() for name in ("launch_start", "start", "end", "kind", "step")),
+            autograd.tolist(),
+            strict=True,
+        )
+    )
+    groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    last: tuple[int, ...] = ()
+    number = 0
+    comm = [time for time, _, _, kind, *_ in ordered if kind == COMM] + on_host.tolist()
+    for time, start, end, kind, step, phase in ordered:
+        if kind == COMPUTE:
+            key = (sum(other < time for other in comm), step, phase)
+            number += key != last
+            last = key
+            groups.setdefault((number, *key), []).append((time, start, end))
+    found = cut(events, on_host, autograd)
+    names = ("cut", "step", "autograd", "launched", "start", "end", "duration_ns")
+    assert list(zip(*(found[name].tolist() for name in names), strict=True)) == [
+        (
+            *key,
+            members[0][0],
+            min(start for _, start, _ in members),
+            max(end for *_, end in members),
+            len({moment for _, start, end in members for moment in range(start, end)}),
+        )
+        for (_, *key), members in groups.items()
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_balanced_durations(seed: int) -> None:
+    """Two stages of two ranks, two steps, two micro-batches; some segments are missing on a rank."""
+    random = np.random.default_rng(seed)
+    rows = [
+        (rank, step, rank // 2, 0, batch, phase, position)
+        for rank in range(4)
+        for step in range(2)
+        for batch, phase in ((0, FORWARD), (1, FORWARD), (0, BACKWARD), (1, BACKWARD), (-1, OTHER))
+        for position in range(2)
+        if position == 0 or random.random() < 0.8
+    ]
+    took = random.integers(1, 100, len(rows))
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    zero = np.zeros(len(rows), dtype=np.int64)
+    parts = Segments(*columns, took, zero, zero, zero)
+
+    ranks: dict[tuple[int, ...], float] = defaultdict(float)
+    for row, time in zip(rows, took.tolist(), strict=True):
+        ranks[row[1:]] += time / 2
+
+    def evened(
+        times: dict[tuple[int, ...], float], alike: Callable[..., object]
+    ) -> dict[tuple[int, ...], float]:
+        totals: dict[tuple[int, ...], float] = defaultdict(float)
+        for (step, stage, _, batch, phase, _), time in times.items():
+            totals[step, stage, batch, phase] += time
+        means: dict[object, list[float]] = defaultdict(list)
+        for total, time in totals.items():
+            means[alike(*total)].append(time)
+        return {
+            key: time
+            if key[3] == -1
+            else time
+            * fmean(means[alike(key[0], key[1], key[3], key[4])])
+            / totals[key[0], key[1], key[3], key[4]]
+            for key, time in times.items()
+        }
+
+    stages = evened(ranks, lambda step, stage, batch, phase: (step, batch, phase))
+    whole = evened(stages, lambda step, stage, batch, phase: (stage, phase))
+    others: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for (_, stage, _, batch, _, position), time in whole.items():
+        if batch == -1:
+            others[stage, position].append(time)
+    whole = {key: fmean(others[key[1], key[5]]) if key[3] == -1 else time for key, time in whole.items()}
+    assert parts.balanced_ns("ranks") == pytest.approx([ranks[row[1:]] for row in rows])
+    assert parts.balanced_ns("stages") == pytest.approx([stages[row[1:]] for row in rows])
+    assert parts.balanced_ns("all") == pytest.approx([whole[row[1:]] for row in rows])
+
+
+def one_forward_one_backward(stages: int, batches: int) -> Order:
+    orders = []
+    for stage in range(stages):
+        ahead = min(stages - stage, batches)
+        order = [(FORWARD, 0, batch) for batch in range(ahead)]
+        for batch in range(batches):
+            order.append((BACKWARD, 0, batch))
+            if batch + ahead < batches:
+                order.append((FORWARD, 0, batch + ahead))
+        orders.append(tuple(order))
+    return tuple(orders)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(2, 5), st.integers(1, 8), st.integers(0, 2**32 - 1))
+def test_a_schedule_is_its_longest_path(stages: int, batches: int, seed: int) -> None:
+    order = one_forward_one_backward(stages, batches)
+    times = np.random.default_rng(seed).integers(1, 50, (stages, 2)).astype(float)
+
+    @cache
+    def ends(stage: int, at: int) -> float:
+        phase, _, batch = order[stage][at]
+        peer = stage - 1 if phase == FORWARD else stage + 1
+        before = [ends(stage, at - 1)] if at else []
+        if 0 <= peer < stages:
+            before.append(ends(peer, order[peer].index((phase, 0, batch))))
+        return max(before, default=0.0) + float(times[stage, phase])
+
+    replayed_ = replay(order, lambda stage, phase, chunk: times[stage, phase : phase + 1])
+    assert replayed_ is not None
+    length, busy = replayed_
+    assert length[0] == max(ends(stage, 2 * batches - 1) for stage in range(stages))
+    assert [each[0] for each in busy] == (batches * times.sum(axis=1)).tolist()
+
+
+def test_a_balanced_schedule_has_the_bubble_of_the_text_books() -> None:
+    def same(stage: int, phase: int, chunk: int) -> Floats:
+        return np.array([1.0 if phase == FORWARD else 2.0])
+
+    replayed_ = replay(one_forward_one_backward(4, 8), same)
+    assert replayed_ is not None and replayed_[0][0] == 3 * (8 + 4 - 1)
+    # Each waits for what the other runs later.
+    assert replay((((BACKWARD, 0, 0), (FORWARD, 0, 0)), ((FORWARD, 0, 0), (BACKWARD, 0, 0))), same) is None
+
+
+def test_layers_are_counted_by_repeated_kernels() -> None:
+    # In four passes: an embedding, 12 layers with two products of one name, a norm at each end of a layer and one more.
+    assert layers_of(np.array([4, 48, 48, 96, 100]), 4) == 12
+    assert layers_of(np.array([4, 7]), 4) is None
+
+
+Simulated = Callable[..., tuple[Run, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Simulated:
+    """A job of two data-parallel ranks a stage, and its truth; each made once."""
+
+    @cache
+    def make(**job: Any) -> tuple[Run, dict[str, Any]]:
+        folder = tmp_path_factory.mktemp("balance") / "run"
+        truth = write_job(Job(**{"data": 2, "layers": 2, "steps": 4, **job}), folder)
+        return Run(ingest([folder])), truth
+
+    return make
+
+
+UNEVEN = {"stages": 2, "micro_batches": 4, "schedule": "1f1b", "p2p": "batched", "stage_layers": (2, 4)}
+INTERLEAVED = {"stages": 2, "micro_batches": 4, "schedule": "interleaved", "chunks": 2}
+LENGTHS = {
+    "stages": 2,
+    "micro_batches": 4,
+    "schedule": "1f1b",
+    "steps": 6,
+    "faults": (Fault("lengths", (0, 1, 2, 3), 3_000_000),),
+}
+
+
+def answer(run: Run, name: str, by: str | None = None) -> Result:
+    return REPORTS[name].analyse(run, Scope(), by)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", [UNEVEN, LENGTHS, INTERLEAVED], ids=["uneven", "lengths", "interleaved"])
+def test_slowdown_is_that_of_the_simulation(simulated: Simulated, job: dict[str, Any]) -> None:
+    run, truth = simulated(**job)
+    expected = truth["balance"]
+    rows = {(row["scope"], row["key"]): row for row in answer(run, "imbalance").rows}
+    for what in ("ranks", "stages", "all"):
+        assert rows["run", what]["balanced_ns"] == pytest.approx(expected[f"{what}_ns"], rel=0.02)
+    assert rows["run", "all"]["t_ns"] == pytest.approx(expected["t_ns"], rel=0.02)
+    assert rows["run", "all"]["slowdown"] == pytest.approx(expected["slowdown"], rel=0.02)
+    scope = Scope().in_run(run)
+    events, reduced = replayed(run, scope), reduced_replay(run, scope)
+    assert events is not None and reduced is not None
+    for what in ("ranks", "stages", "all"):
+        saved = [savings.saved_ns([balanced(what)]) for savings in (events, reduced)]
+        assert saved[0] == pytest.approx(saved[1], abs=0.001 * events.step_ns)
+
+
+@pytest.mark.slow
+def test_an_uneven_pipeline(simulated: Simulated) -> None:
+    run, truth = simulated(**UNEVEN)
+    result = answer(run, "bubbles")
+    for row in (*result.rows, *answer(run, "bubbles", "rank").rows):
+        parts = [row[f"{name}_ns"] for name in ("schedule", "stages", "rank", "rest")]
+        assert sum(parts) == row["bubble_ns"] and min(parts) >= 0
+    assert result.rows[0]["schedule_ns"] == pytest.approx(truth["balance"]["schedule_bubble_ns"], rel=0.03)
+    assert result.rows[0]["stages_ns"] > 0.5 * result.rows[0]["bubble_ns"]
+    uneven = next(finding for finding in result.findings if "mean stage" in finding.title)
+    assert uneven.title.startswith("Stage 1 needs 1.33x the time of the mean stage")
+    assert "from stage 1 to stage 0: one of its 4 layers would save" in uneven.hint and uneven.ranks == (2, 3)
+    shares = {(row["scope"], row["key"]): row["share"] for row in answer(run, "imbalance").rows}
+    assert shares["run", "all"] == 1 and shares["stage", "1"] > 0.5 > shares["stage", "0"]
+    assert shares["op", "transfer"] == pytest.approx(0, abs=0.02) and {"op", "rank"} <= {
+        scope for scope, _ in shares
+    }
+
+
+@pytest.mark.slow
+def test_a_balanced_pipeline_is_not_told_to_move_layers(simulated: Simulated) -> None:
+    run, _ = simulated(**INTERLEAVED)
+    (finding,) = answer(run, "bubbles").findings
+    assert finding.severity == "info" and "by design" in finding.title and "Move" not in finding.hint
+    assert "more micro-batches" in finding.hint and "2 chunks a stage" in finding.evidence
+    assert {row["share"] for row in answer(run, "imbalance").rows} == {None}  # under 1 % of a step
+    parts = segments(run, Scope().in_run(run))
+    of_rank = (parts.rank == 3) & (parts.step == 1) & (parts.position == 0) & (parts.phase == FORWARD)
+    passes = list(zip(parts.micro_batch[of_rank].tolist(), parts.chunk[of_rank].tolist(), strict=True))
+    assert passes == [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (3, 0), (2, 1), (3, 1)]
+
+
+@pytest.mark.slow
+def test_whether_work_follows_the_data(simulated: Simulated) -> None:
+    (lengths, _), (uneven, _) = simulated(**LENGTHS), simulated(**UNEVEN)
+    scope = Scope().in_run(lengths)
+    correlation = data_correlation(lengths, scope)
+    assert follows_data(lengths, scope) is True and expert_load(lengths, scope) is None
+    assert correlation.phases is not None and correlation.phases > 0.95
+    assert correlation.stages is not None and correlation.stages > 0.95
+    (finding,) = answer(lengths, "imbalance").findings
+    assert "it follows the data" in finding.evidence and finding.fact("stage_correlation") is not None
+    assert not follows_data(uneven, Scope().in_run(uneven))
+
+
+@pytest.mark.slow
+def test_whatif_states_what_it_cannot_explain(
+    simulated: Simulated, open_real: Callable[[Path], Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = whatif(open_real(DATA / "gpt-h200"), Scope(), [balanced("all")])
+    (note,) = (note for note in result.notes if note_kind(note) is NoteKind.UNEXPLAINED)
+    assert "gaps" in note and "were kept" in note
+    run, _ = simulated(**UNEVEN)
+    result = whatif(run, Scope(), [balanced("stages")])
+    rows = {row["what"]: row["saved_ns"] for row in result.rows}
+    assert rows["stages balanced"] > 0
+    assert main(["whatif", str(run.store.parent), "--balance", "ranks"]) == 0
+    assert "ranks balanced" in capsys.readouterr().out
+    assert main(["whatif", str(run.store.parent), "--bandwidth", "2x"]) == 0
+    assert "bandwidth x2" in capsys.readouterr().out
+
+
+def test_another_balance_is_refused() -> None:
+    from rankscope.analysis.critical_path.scenarios import parse_balance
+
+    assert parse_balance("all") == "all"
+    with pytest.raises(UsageError, match="--balance nodes is not one of ranks, stages, all"):
+        parse_balance("nodes")
