@@ -291,6 +291,8 @@ def test_whatif_states_what_it_cannot_explain(
     assert rows["stages balanced"] > 0
     assert main(["whatif", str(run.store.parent), "--balance", "ranks"]) == 0
     assert "ranks balanced" in capsys.readouterr().out
+    assert main(["whatif", str(run.store.parent), "--bandwidth", "2x"]) == 0
+    assert "bandwidth x2" in capsys.readouterr().out
 
 
 def test_another_balance_is_refused() -> None:

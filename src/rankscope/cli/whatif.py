@@ -59,6 +59,7 @@ def main(args: argparse.Namespace) -> int:
         balance=args.balance,
     )
     scenarios = scenarios_of(changes)
+    args.bandwidth = None  # a factor here; for other commands it is a peak of the machine
     result = whatif(*common.open_part(args), scenarios)
     common.show_results(result, args.format, common.question_of(args))
     return 0

@@ -114,7 +114,7 @@ def test_only_our_own_script_and_style_may_run(slow2: tuple[Content, str, Run]) 
 def test_the_first_screen_is_the_answer(slow2: tuple[Content, str, Run]) -> None:
     content, html, _ = slow2
     answer = Page(html).sections["answer"]
-    assert content.headline.title == "Rank 2 made 3 others wait 11.2 ms per step (65 %)"
+    assert content.headline.title == "Rank 2 made 3 others wait 11.3 ms per step (65 %)"
     assert "-62 %" in answer and "saves 10.6 of 17.2 ms a step" in answer
     assert "Remove slow_extra from rank 2, or give every rank the same work." in answer
     for command in (
@@ -256,7 +256,7 @@ def test_findings_come_worst_and_dearest_first(tmp_path: Path, monkeypatch: pyte
     found = (
         Finding("ok", "fine", ""),
         Finding("warning", "cheap", "", cost_ns=1),
-        Finding("critical", "rank 0 burns", "It is hot.", ranks=(0,), hint="Put it out.", cost_ns=2),
+        Finding("critical", "rank 0 burns", "It is hot.", ranks=(0,), hint="Put it out.", cost_ns=20),
         Finding("warning", "dear", "", cost_ns=9),
     )
     run = open_trace(write_kineto(tmp_path / "rank-0.json", [kernel_event("k", 10, 5)]))
@@ -272,8 +272,8 @@ def test_findings_come_worst_and_dearest_first(tmp_path: Path, monkeypatch: pyte
     assert titles == ["rank 0 burns", "dear", "cheap"], "the worst first, then the dearest"
     headline = content.headline
     assert (headline.title, headline.detail) == ("rank 0 burns", "It is hot.")
-    assert (headline.advice, headline.change_note) == ("Put it out.", "saves 2 ns in total")
-    assert '<i class="dot critical">' in html and "critical, saves 2 ns in total" in html
+    assert (headline.advice, headline.change_note) == ("Put it out.", "saves 20 ns in total")
+    assert '<i class="dot critical">' in html and "critical, saves 20 ns in total" in html
 
 
 @pytest.mark.slow

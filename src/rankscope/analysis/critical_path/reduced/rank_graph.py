@@ -114,7 +114,7 @@ def points_of(graph: Graph) -> Mask:
     is_point = anchors_of(graph)
     on_device, on_host = is_point[: len(device.rank)], is_point[len(device.rank) :]
     target, _ = graph.sync_targets()
-    on_host |= (target != NONE) | (host.kind == HOST_CLASSES.index("dataloader"))
+    on_host |= np.isin(host.kind, [HOST_CLASSES.index(kind) for kind in ("dataloader", "sync")])
     on_device |= device.other != NONE
     for cause in (target, device.other):
         on_device[cause[cause != NONE]] = True
@@ -191,7 +191,8 @@ class _Walker:
         opener = np.full(int(max(host.opens.max(initial=0), host.match.max(initial=0))) + 1, NONE)
         opener[host.opens[host.opens != NONE]] = np.flatnonzero(host.opens != NONE)
         self.opened = np.where(closes, opener[np.maximum(host.match, 0)], NONE)
-        self.target = np.where(closes, NONE, target)
+        # The first node of a rank stays where it is.
+        self.target = np.where(closes | (host.before == NONE), NONE, target)
         # What follows the start of a host collective on its thread waits for the end of it.
         chained = (host.before != NONE) & (follow(host.before, host.opens, NONE) == NONE)
         self.chained = np.where(chained, host.before, NONE)
@@ -223,7 +224,8 @@ class _Walker:
         chained = moments[self.chained[moments] != NONE]
         spent = np.zeros((len(PATH_CLASSES), len(chained)), dtype=np.int64)
         spent[_HOST_PLACE + host.kind[chained], np.arange(len(chained))] = self.host_delay[chained]
-        sync = np.where(target[chained] != NONE, host.name[chained], NONE)
+        is_sync = host.kind[chained] == HOST_CLASSES.index("sync")
+        sync = np.where(is_sync, host.name[chained], NONE)
         yield replace(self._from_host(chained + devices, self.chained[chained], spent), sync=sync)
 
     def _direct(self, to: Ints, origin: Ints, delay: Ints, kind: int, sync: Ints | None = None) -> Edges:
