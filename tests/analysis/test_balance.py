@@ -19,7 +19,15 @@ from conftest import DATA
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.data_imbalance import data_correlation, expert_load, follows_data
 from rankscope.analysis.across_ranks.schedule import Order, layers_of, replay
-from rankscope.analysis.across_ranks.segments import BACKWARD, FORWARD, OTHER, Segments, cut, segments
+from rankscope.analysis.across_ranks.segments import (
+    BACKWARD,
+    BALANCES,
+    FORWARD,
+    OTHER,
+    Segments,
+    cut,
+    segments,
+)
 from rankscope.analysis.core.device_events import COMM, COMPUTE, UNKNOWN, DeviceEvents
 from rankscope.analysis.core.result import NoteKind, Result, note_kind
 from rankscope.analysis.core.scope import Scope
@@ -97,7 +105,10 @@ def test_balanced_durations(seed: int) -> None:
     took = random.integers(1, 100, len(rows))
     columns = [np.array(column) for column in zip(*rows, strict=True)]
     zero = np.zeros(len(rows), dtype=np.int64)
-    parts = Segments(*columns, took, zero, zero, zero)
+    names = ("rank", "step", "stage", "chunk", "micro_batch", "phase", "position")
+    parts = Segments(
+        **dict(zip(names, columns, strict=True)), duration_ns=took, start=zero, end=zero, launched=zero
+    )
 
     ranks: dict[tuple[int, ...], float] = defaultdict(float)
     for row, time in zip(rows, took.tolist(), strict=True):
@@ -228,7 +239,7 @@ def test_slowdown_is_that_of_the_simulation(simulated: Simulated, job: dict[str,
     scope = Scope().in_run(run)
     events, reduced = replayed(run, scope), reduced_replay(run, scope)
     assert events is not None and reduced is not None
-    for what in ("ranks", "stages", "all"):
+    for what in BALANCES:
         saved = [savings.saved_ns([balanced(what)]) for savings in (events, reduced)]
         assert saved[0] == pytest.approx(saved[1], abs=0.001 * events.step_ns)
 

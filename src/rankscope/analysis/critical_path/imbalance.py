@@ -124,7 +124,7 @@ def _findings(run: Run, scope: Scope, rows: list[dict[str, Any]]) -> tuple[Findi
     }
     # Alone, a stage may save more than all together, in which others take over its work.
     told = [
-        f"{'' if kind == 'op' else f'{kind} '}{row['key']} {100 * min(row['share'], 1):.0f} %"
+        f"{kind} {row['key']} {100 * min(row['share'], 1):.0f} %"
         for kind, row in largest.items()
         if row is not None and row["share"] > _LEAST_SHARE
     ]
