@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.across_ranks.layout import Layout, layout_of
+from rankscope.analysis.across_ranks.nodes import node_of
 from rankscope.analysis.across_ranks.schedule import (
     MODELS,
     Passes,
@@ -21,7 +22,7 @@ from rankscope.analysis.across_ranks.schedule import (
     passes_of,
     schedule_of,
 )
-from rankscope.analysis.across_ranks.segments import FORWARD, rank_segments, segments
+from rankscope.analysis.across_ranks.segments import FORWARD, rank_segments, runs_more_kernels, segments
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import Intervals, Ints, covered, intersect, join, subtract, union
@@ -30,6 +31,7 @@ from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded
 from rankscope.analysis.core.step_times import mean_step_ns, median_of, windows
+from rankscope.ranges import rank_words
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
@@ -74,7 +76,7 @@ def bubbles(run: Run, scope: Scope, by: str | None = None) -> Result:
     findings: tuple[Finding, ...] = ()
     if schedule and models:
         calls = {rank: record.forward_calls for rank, record in records.items()}
-        findings = tuple(_findings(rows, schedule, calls, mean_step_ns(run, scope)))
+        findings = tuple(_findings(run, rows, schedule, calls, mean_step_ns(run, scope)))
     return Result("bubbles", title, scope.window, columns, rows, findings, tuple(notes))
 
 
@@ -193,34 +195,73 @@ def _split(bubble: int, replayed: list[Mapping[str, float]]) -> dict[str, int | 
 
 
 def _findings(
-    rows: list[dict[str, Any]], schedule: Schedule, calls: Mapping[int, Ints], step_ns: float
+    run: Run, rows: list[dict[str, Any]], schedule: Schedule, calls: Mapping[int, Ints], step_ns: float
 ) -> Iterator[Finding]:
     """What the schedule costs by design, an unequal stage, a slow rank; each where it takes 1 % of a step."""
     mean = {name: sum(row[name] for row in rows) / len(rows) for name in ("bubble_ns", *_PARTS)}
     if mean["schedule_ns"] >= _LEAST * step_ns:
         yield _by_design(schedule, mean, step_ns)
-    if (severity := graded(mean["stages_ns"], step_ns, _LEAST, 0.05, 0.2)) is not None:
-        stages = schedule.passes.by_stage()
-        worst, average = max(stages, key=lambda stage: stages[stage]), sum(stages.values()) / len(stages)
-        if stages[worst] >= _UNEQUAL * average:
-            yield Finding(
-                severity,
-                f"Stage {worst} needs {stages[worst] / average:.2f}x the time of the mean stage: "
-                f"{format_rounded('ns', stages[worst] - average)} more per micro-batch",
-                f"unequal stages add {format_rounded('ns', mean['stages_ns'])} to the bubble of a stage, "
-                f"{format_rounded('ns', mean['bubble_ns'])} per step",
-                tuple(sorted(set(schedule.passes.rank[schedule.passes.stage == worst].tolist()))),
-                hint=_layers_to_move(schedule, calls, worst),
-                facts=(
-                    Fact("stages_ns", round(mean["stages_ns"]), "ns", "mean of the rows, per step"),
-                    Fact("stage", worst, "", "the slowest stage"),
-                    Fact("stage_pass_ns", round(stages[worst]), "ns", f"stage {worst}, per micro-batch"),
-                    Fact("mean_pass_ns", round(average), "ns", "mean over the stages, per micro-batch"),
-                ),
-                remedy=Remedy("balanced", what="stages"),
-            )
-    if (severity := graded(mean["rank_ns"], step_ns, _LEAST, 0.05, 0.2)) is not None:
+    yield from _unequal_stage(run, schedule, calls, mean, step_ns)
+    if (severity := graded(mean["rank_ns"], step_ns, _LEAST)) is not None:
         yield from _slow_rank(schedule.passes, mean, severity)
+
+
+def _unequal_stage(
+    run: Run, schedule: Schedule, calls: Mapping[int, Ints], mean: Mapping[str, float], step_ns: float
+) -> Iterator[Finding]:
+    """A stage that needs longer for a micro-batch: it has more layers, or its ranks are slow."""
+    passes, stages = schedule.passes, schedule.passes.by_stage()
+    worst, average = max(stages, key=lambda stage: stages[stage]), sum(stages.values()) / len(stages)
+    more = stages[worst] - average
+    if stages[worst] < _UNEQUAL * average or more * schedule.shape[1] < _LEAST * step_ns:
+        return
+    ranks = tuple(sorted(set(passes.rank[passes.stage == worst].tolist())))
+    is_slow = runs_more_kernels(run, worst) is False
+    if is_slow and len(ranks) == 1:
+        return  # the report `stragglers` judges a rank that is slow
+    title = f"Stage {worst} needs {stages[worst] / average:.2f}x the time of the mean stage"
+    evidence = (
+        f"unequal stages add {format_rounded('ns', mean['stages_ns'])} to the bubble of a stage, "
+        f"{format_rounded('ns', mean['bubble_ns'])} per step"
+    )
+    facts = (
+        Fact("stages_ns", round(mean["stages_ns"]), "ns", "mean of the rows, per step"),
+        Fact("stage", worst, "", "the slowest stage"),
+        Fact("stage_pass_ns", round(stages[worst]), "ns", f"stage {worst}, per micro-batch"),
+        Fact("mean_pass_ns", round(average), "ns", "mean over the stages, per micro-batch"),
+    )
+    if is_slow:
+        node = node_of(run, ranks)
+        yield Finding(
+            "info",
+            f"{title} for as many kernels: its ranks{f' on node {node}' if node else ''} are slow",
+            evidence,
+            ranks,
+            hint=f"Compare {rank_words(ranks)} with the others: clocks, power, temperature, host.",
+            facts=(Fact("cause", _slow_by(passes, worst), "", f"stage {worst}"), *facts),
+            remedy=Remedy("rank at median", ranks),
+            names=(node,) if node else (),
+        )
+        return
+    yield Finding(
+        "info",
+        f"{title}: {format_rounded('ns', more)} more per micro-batch",
+        evidence,
+        ranks,
+        hint=_layers_to_move(schedule, calls, worst),
+        facts=facts,
+        remedy=Remedy("balanced", what="stages"),
+    )
+
+
+def _slow_by(passes: Passes, stage: int) -> str:
+    """What is longer on this stage than on the others: its compute, or the time between kernels."""
+    mine = passes.stage == stage
+    excess = [
+        float(np.median(times[mine]) - np.median(times[~mine]))
+        for times in (passes.compute_ns, passes.took_ns - passes.compute_ns)
+    ]
+    return "compute" if excess[0] >= excess[1] else "host"
 
 
 def _by_design(schedule: Schedule, mean: Mapping[str, float], step_ns: float) -> Finding:

@@ -52,6 +52,9 @@ node-host-*, link-*."""
 _BETWEEN_SCORE = 3.0
 """How far a rank stands out among the means of the others, in their standard deviations. Cases healthy-*, in which GPUs
 differ in speed."""
+_NAMED_SHARE = 2 / 3
+"""A rank that is late in some steps only is named with this share of all lateness. A rank that is last in every second
+step by chance must stay below. Cases moving-*, gc-*, *-every*."""
 _MOVING_STEPS, _MOVING_SHARE = 3, 0.02
 """Ranks differ when the last one is late by this share of the median step in so many steps. Cases moving-*."""
 _RESIDUALS = 3
@@ -268,7 +271,7 @@ def culprits(late: Lateness) -> Culprits:
     is_last = named[excess.argmax(axis=0)] & late_steps
     # By how late they are, so that hiccups of other ranks do not count as much as a pause.
     latest = excess.max(axis=0)
-    if not (named & steady).any() and 2 * latest[is_last].sum() <= latest[late_steps].sum():
+    if not (named & steady).any() and latest[is_last].sum() <= _NAMED_SHARE * latest[late_steps].sum():
         return Culprits(moves=_moves(late))
     in_steps = () if steady[first] or is_last.all() else tuple(np.array(late.steps)[is_last].tolist())
     return Culprits(

@@ -42,6 +42,7 @@ class Passes:
     start: Ints
     took_ns: Ints
     """From its first kernel to the end of its last, without waiting for other ranks."""
+    compute_ns: Ints
 
     @cached_property
     def model_ns(self) -> dict[str, Floats]:
@@ -96,7 +97,9 @@ def passes_of(parts: Segments, waiting: Mapping[int, Intervals]) -> Passes | Non
         took[mine] -= covered(waiting[rank], start[mine], end[mine])
     rank, step, phase, chunk, micro_batch = places.T
     order = np.lexsort((start, step, rank))
-    columns = (rank, stage, step, chunk, micro_batch, phase, start, took)
+    compute = np.zeros(len(places), dtype=np.int64)
+    np.add.at(compute, number, parts.duration_ns)
+    columns = (rank, stage, step, chunk, micro_batch, phase, start, took, compute)
     return Passes(*(column[order] for column in columns))
 
 

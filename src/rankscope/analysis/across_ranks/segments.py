@@ -115,6 +115,26 @@ def rank_segments(run: Run, scope: Scope) -> dict[int, RankSegments]:
     return records
 
 
+_MORE_KERNELS = 1.02
+"""Stages of equal layers differ by a kernel or two: the embedding, the loss."""
+
+
+def runs_more_kernels(run: Run, stage: int) -> bool | None:
+    """Whether a pipeline stage runs more kernels forward than the median of the other stages: it has more layers.
+
+    None where forward passes were not recorded.
+    """
+    layout = layout_of(run, Scope())
+    counts: dict[int, list[int]] = {}
+    for rank, record in rank_segments(run, Scope()).items():
+        counts.setdefault(layout.stage(rank), []).append(int(record.forward_calls.sum()))
+    typical = {other: float(np.median(of_stage)) for other, of_stage in counts.items()}
+    if stage not in typical or len(typical) < 2 or not all(typical.values()):
+        return None
+    others = [count for other, count in typical.items() if other != stage]
+    return typical[stage] > _MORE_KERNELS * float(np.median(others))
+
+
 def _autograd(run: Run, rank: int, events: DeviceEvents) -> Ints:
     """By event: its phase by the time of its launch on the host; NONE where no backward pass was recorded."""
     partition = phases.partition_of(run, rank, Scope())

@@ -12,6 +12,7 @@ from rankscope.analysis.across_ranks.data_imbalance import expert_load, follows_
 from rankscope.analysis.across_ranks.lateness import OWN, Culprits, Lateness, culprits, lateness
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.across_ranks.nodes import node_of
+from rankscope.analysis.across_ranks.segments import runs_more_kernels
 from rankscope.analysis.across_ranks.straggler_cause import LateRank, straggler_cause
 from rankscope.analysis.across_ranks.time_split import PARTS
 from rankscope.analysis.core.collective_waits import Waits, waits
@@ -87,6 +88,8 @@ def stragglers(run: Run, scope: Scope, by: str | None = None) -> Result:
         used &= (arrivals.step >= scope.steps[0]) & (arrivals.step <= scope.steps[1])
     late = lateness(run, Scope(steps=scope.steps))
     who = culprits(late) if late is not None else Culprits()
+    if late is not None and _is_stage_with_more_layers(run, late, who.ranks):
+        who = Culprits()  # the report `bubbles` has it
     caused = _caused(run, all_waits, why, used, late, who)
     # Own times compare ranks that wait for each other: without any communication that is not known.
     meets = len(all_waits.rows.rank) > 0
@@ -117,6 +120,16 @@ def stragglers(run: Run, scope: Scope, by: str | None = None) -> Result:
         tuple(notes),
         unknown=missing[0] if missing else None,
     )
+
+
+def _is_stage_with_more_layers(run: Run, late: Lateness, ranks: tuple[int, ...]) -> bool:
+    """Whether the late rank is alone in its pipeline stage and runs more kernels than others: no fault of the rank."""
+    if len(ranks) != 1:
+        return False
+    number = late.ranks.index(ranks[0])
+    is_compute = OWN[int(late.excess[:, number].mean(axis=1).argmax())] == "compute"
+    alone = is_compute and not late.has_peers[number]
+    return alone and runs_more_kernels(run, layout_of(run, Scope()).stage(ranks[0])) is True
 
 
 def _late_without_trace(all_waits: Waits, used: Any, rows: list[dict[str, Any]]) -> Finding | None:
