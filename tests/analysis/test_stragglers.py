@@ -241,7 +241,7 @@ def test_the_real_straggler(open_real: Callable[[Path], Run]) -> None:
     (finding,) = result.findings
     assert finding.severity == "critical"
     assert finding.title == (
-        "Rank 2 made 3 others wait 11.3 ms per step (65 %); slow_extra runs 12.8 ms on its GPU"
+        "Rank 2 made 3 others wait 11.2 ms per step (65 %); slow_extra runs 12.8 ms on its GPU"
     )
     for step in range(2, 8):
         part = ask(run, Scope(steps=(step, step))).rows[0]

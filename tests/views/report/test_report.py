@@ -114,7 +114,7 @@ def test_only_our_own_script_and_style_may_run(slow2: tuple[Content, str, Run]) 
 def test_the_first_screen_is_the_answer(slow2: tuple[Content, str, Run]) -> None:
     content, html, _ = slow2
     answer = Page(html).sections["answer"]
-    assert content.headline.title == "Rank 2 made 3 others wait 11.3 ms per step (65 %)"
+    assert content.headline.title == "Rank 2 made 3 others wait 11.2 ms per step (65 %)"
     assert "-62 %" in answer and "saves 10.6 of 17.2 ms a step" in answer
     assert "Remove slow_extra from rank 2, or give every rank the same work." in answer
     for command in (

@@ -277,7 +277,7 @@ def _chargeable(late: Lateness, groups: Ints) -> Ints:
         (max(*late.ranks, int(groups[:, 1].max(initial=0))) + 1, len(late.steps)), dtype=np.int64
     )
     excess[list(late.ranks)] = np.maximum(late.excess, 0).sum(axis=0)
-    excess[:, 1:] += excess[:, :-1].copy()
+    excess[:, 1:] = np.maximum(excess[:, 1:], excess[:, :-1])
     charged: Ints = excess[groups[:, 1], groups[:, 0]]
     return charged
 
