@@ -216,6 +216,9 @@ def _unequal_stage(
     if stages[worst] < _UNEQUAL * average or more * schedule.shape[1] < _LEAST * step_ns:
         return
     ranks = tuple(sorted(set(passes.rank[passes.stage == worst].tolist())))
+    of_rank = passes.by_rank()
+    if min(of_rank[rank] for rank in ranks) < _UNEQUAL * average:
+        return  # some of its ranks are slow, not the stage
     is_slow = runs_more_kernels(run, worst) is False
     if is_slow and len(ranks) == 1:
         return  # the report `stragglers` judges a rank that is slow
