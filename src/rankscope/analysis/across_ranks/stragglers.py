@@ -263,23 +263,30 @@ def _caused(
     axis = Axis.over(start, end, len(groups))
     # Waits of a rank that overlap count once.
     waited = axis.lengths(union(axis.place(start, group), axis.place(end, group)))
-    waited = np.minimum(waited, _chargeable(late, groups))
+    waited = _charged(late, groups, waited)
     return _Caused(late.steps, groups[waited > 0], waited[waited > 0], late.mean_step_ns)
 
 
-def _chargeable(late: Lateness, groups: Ints) -> Ints:
-    """How long a rank can have made another wait in a step: by how much its activities exceed those of its peers.
+def _charged(late: Lateness, groups: Ints, waited: Ints) -> Ints:
+    """Of each wait what its cause is charged with: at most by how much its activities exceed those of its peers.
 
     What it saves elsewhere counts for nothing: a rank that others wait for often has less left to do on its host. What
-    it is late at the end of the step before, others wait for in this one.
+    it is late at the end of a step, others wait for in the next one: that part of its excess is left for it.
     """
     excess = np.zeros(
         (max(*late.ranks, int(groups[:, 1].max(initial=0))) + 1, len(late.steps)), dtype=np.int64
     )
     excess[list(late.ranks)] = np.maximum(late.excess, 0).sum(axis=0)
-    excess[:, 1:] = np.maximum(excess[:, 1:], excess[:, :-1])
-    charged: Ints = excess[groups[:, 1], groups[:, 0]]
-    return charged
+    pairs, pair = number_rows([groups[:, 1], groups[:, 2]])
+    waits = np.zeros((len(pairs), len(late.steps)), dtype=np.int64)
+    waits[pair, groups[:, 0]] = waited
+    charged, left = np.zeros_like(waits), np.zeros(len(pairs), dtype=np.int64)
+    for step in range(len(late.steps)):
+        allowed = excess[pairs[:, 0], step]
+        charged[:, step] = np.minimum(waits[:, step], allowed + left)
+        left = np.minimum(allowed, allowed + left - charged[:, step])
+    result: Ints = charged[pair, groups[:, 0]]
+    return result
 
 
 def _through_chains(run: Run, why: Blame, late: Lateness, who: Culprits, arrival: Ints, step: Ints) -> Ints:
