@@ -384,7 +384,7 @@ def test_ids_and_times_beyond_63_bits_and_doubles() -> None:
 def colliding_names(count: int) -> list[str]:
     """Texts that begin at the same slot of the table in native/texts.c."""
     first, second = 0x243F6A8885A308D3, 0xB7E151628AED2A6B
-    names, number_of = [], 0
+    names, number_of = list[str](), 0
     while len(names) < count:
         name, number_of = f"{number_of:07d}", number_of + 1
         few = int.from_bytes((name[:4] + name[3:]).encode(), "little")

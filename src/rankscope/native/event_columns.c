@@ -190,6 +190,7 @@ static bool number_of(const EventColumns *columns, int32_t name, int64_t *result
     *result = NO_NUMBER;
     if (!(columns->has >> name & 1)) return true;
     Place begin = columns->values[name].begin, end = columns->values[name].end;
+    bool is_whole;
     switch (*begin) {
     case 'n': case '[': case '{': return true;
     case 't': case 'f': *result = *begin == 't'; return false;
@@ -198,16 +199,12 @@ static bool number_of(const EventColumns *columns, int32_t name, int64_t *result
         end--;
         if (begin == end || (uint8_t)((*begin | 0x20) - 'a') < 26) /* empty or from a letter on: not a number */
             return !columns->values[name].spelling.escaped;
-        if (is_plain_integer(begin, end)) break;
-        *result = rounded(begin, end);
-        return false;
-    default:
-        if (skip_digits(begin + (*begin == '-')) == end) break;
-        *result = rounded(begin, end);
-        return false;
+        is_whole = is_plain_integer(begin, end);
+        break;
+    default: is_whole = skip_digits(begin + (*begin == '-')) == end;
     }
-    *result = integer_of(begin, end);
-    return true;
+    *result = is_whole ? integer_of(begin, end) : rounded(begin, end);
+    return is_whole;
 }
 
 /* An argument as text: strings decoded, other values as JSON. False if DuckDB might write it differently. */

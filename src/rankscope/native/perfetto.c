@@ -879,18 +879,14 @@ static bool is_value(uint32_t number) {
     return (number >= ANNOTATION_BOOL && number <= ANNOTATION_JSON) || number == ANNOTATION_TEXT_IID;
 }
 
-static bool put_annotation_name(Decoder *decoder, const Sequence *sequence, Bytes data) {
-    Field field, name = {0};
-    while (next_field(&data, &field))
-        if (field.number == ANNOTATION_NAME_IID || field.number == ANNOTATION_NAME) name = field;
-    if (name.number == ANNOTATION_NAME_IID) put_interned(decoder, &decoder->out, sequence, ARG_NAMES, number_in(&name));
-    else put_quoted(decoder, &decoder->out, name.number ? name.bytes : bytes_of("", 0));
-    return !data.damaged;
-}
-
 static bool put_annotation(Decoder *decoder, const Sequence *sequence, Bytes data, int depth) {
-    if (!put_annotation_name(decoder, sequence, data)) return false;
-    PUT(&decoder->out, ":");
+    Array *out = &decoder->out;
+    Field field, name = {.bytes = bytes_of("", 0)};
+    for (Bytes rest = data; next_field(&rest, &field);)
+        if (field.number == ANNOTATION_NAME_IID || field.number == ANNOTATION_NAME) name = field;
+    if (name.number == ANNOTATION_NAME_IID) put_interned(decoder, out, sequence, ARG_NAMES, number_in(&name));
+    else put_quoted(decoder, out, name.bytes);
+    PUT(out, ":");
     return put_annotation_value(decoder, sequence, data, depth);
 }
 
