@@ -101,6 +101,7 @@ READ = [
         "Operator", "aten::mm", r'"Input Dims":[ [2, 3], []],"Input type":"a\tb","Concrete Inputs":["\""]'
     ),
     *arguments("cpu_op", "aten::mm", '"flops":1', '"nested":{"flops":1,"flops":2}'),
+    *arguments("cpu_op", "a", '"deep":' + "[" * 256 + "]" * 256),
 ]
 """What profilers write, and what is close to it."""
 
@@ -138,7 +139,7 @@ REFUSED = [
     ),
     *values("dur", "1e3", '"5"', "9223372036854775807", "0.1234567890123456789", "-"),
     *values("args", "[]", '"a"', "7", '{"a":1,}', '{"a":01}', '{"a":NaN}', "{'a':1}", '{"a":"\t"}'),
-    *values("args", '{"a\\n":1}', '{"a":"\\ud800"}', '{"a":' + "[" * 101 + "]" * 101 + "}"),
+    *values("args", '{"a\\n":1}', '{"a":"\\ud800"}', '{"a":' + "[" * 257 + "]" * 257 + "}"),
     *arguments("kernel", "gemm", *(f'"stream":{text}' for text in ("7.5", "true", '"0x10"', '" 7"'))),
     *arguments("kernel", "gemm", '"stream":7,"stream":7'),
     *arguments("cpu_op", "aten::mm", '"flops":1.50', r'"Concrete Inputs":["\u0041"]'),
@@ -178,11 +179,11 @@ def test_several_threads_at_once() -> None:
     assert all(other is not None and bytes(other.args) == bytes(first.args) for other in others)
 
 
-def test_codes_are_given_in_order_of_appearance() -> None:
+def test_codes_are_given_in_order_of_appearance_after_the_empty_text() -> None:
     columns = scanned(b'{"ph":"X","name":"b"},{"ph":"X","name":"a","pid":"b"}')
     assert columns is not None
-    assert list(columns.texts) == ["X", "b", "", "a"]
-    assert columns.name.tolist() == [1, 3]
+    assert list(columns.texts) == ["", "X", "b", "a"]
+    assert columns.name.tolist() == [2, 3]
 
 
 @pytest.mark.slow

@@ -1,16 +1,42 @@
 #include "json.h"
 
-/* A character of several bytes: no overlong forms, no surrogates, nothing above U+10FFFF. */
-static Place skip_character(Place p) {
-    uint8_t first = p[0];
-    if (first < 0xC2 || first > 0xF4) return NULL;
+#include <stdio.h>
+
+int character_length(Place p, Place end) {
+    uint8_t first = *p;
+    if (first < 0x80) return 1;
+    int length = first < 0xC2 || first > 0xF4 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+    /* No overlong forms, no surrogates, nothing above U+10FFFF. */
     uint8_t least = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
     uint8_t most = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
-    if (p[1] < least || p[1] > most) return NULL;
-    int count = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-    for (int at = 2; at < count; at++)
-        if (p[at] < 0x80 || p[at] > 0xBF) return NULL;
-    return p + count;
+    int at = 1;
+    for (; at < length && at < end - p && p[at] >= least && p[at] <= most; at++) least = 0x80, most = 0xBF;
+    return length > 1 && at == length ? length : -at;
+}
+
+bool append_text(Array *out, Place p, Place end, bool escapes) {
+    static const char short_escapes[] = "btn_fr"; /* from 0x08 on; 0x0b has none */
+    bool is_replaced = false;
+    Place copied = p;
+    while ((p = find_special(p, end)) < end) {
+        int length = character_length(p, end);
+        if (length > 1 || (length == 1 && *p && !escapes)) {
+            p += length;
+            continue;
+        }
+        array_append(out, copied, (size_t)(p - copied));
+        char escape[8];
+        if (length < 0 || !*p) snprintf(escape, sizeof escape, "\xef\xbf\xbd");
+        else if (*p >= 0x20) snprintf(escape, sizeof escape, "\\%c", *p);
+        else if (*p >= 8 && *p <= 13 && *p != 11) snprintf(escape, sizeof escape, "\\%c", short_escapes[*p - 8]);
+        else snprintf(escape, sizeof escape, "\\u%04x", *p);
+        array_append(out, escape, strlen(escape));
+        is_replaced |= length < 0;
+        p += length < 0 ? -length : 1;
+        copied = p;
+    }
+    array_append(out, copied, (size_t)(p - copied));
+    return is_replaced;
 }
 
 /* The number that four hexadecimal digits write; -1 if they are none. */
@@ -48,7 +74,9 @@ static Place skip_escape(Place p, Spelling *spelling) {
 Place find_quote(Place p, Place end, Spelling *spelling) {
     while (p < end && *p != '"') {
         if (*p < 0x20) return NULL;
-        p = *p == '\\' ? skip_escape(p, spelling) : skip_character(p);
+        int length = character_length(p, end);
+        if (length < 0) return NULL;
+        p = *p == '\\' ? skip_escape(p, spelling) : p + length;
         if (!p) return NULL;
         p = find_special(p, end);
     }

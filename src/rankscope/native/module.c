@@ -63,6 +63,18 @@ void array_append_double(Array *array, double value) {
     }
 }
 
+void array_append_unsigned(Array *array, uint64_t value) {
+    char text[24], *end = text + sizeof text, *begin = end;
+    do *--begin = (char)('0' + value % 10);
+    while (value /= 10);
+    array_append(array, begin, (size_t)(end - begin));
+}
+
+void array_append_signed(Array *array, int64_t value) {
+    if (value < 0) array_append(array, "-", 1);
+    array_append_unsigned(array, value < 0 ? -(uint64_t)value : (uint64_t)value);
+}
+
 typedef struct {
     PyObject_HEAD
     Array array;

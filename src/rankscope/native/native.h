@@ -47,6 +47,10 @@ static inline void array_append_i64(Array *array, int64_t value) { array_append(
  * what JSON has no number for. */
 void array_append_double(Array *array, double value);
 
+/* A whole number as text. */
+void array_append_unsigned(Array *array, uint64_t value);
+void array_append_signed(Array *array, int64_t value);
+
 /* A Python object with the array's bytes, for numpy.frombuffer. Takes the memory over; NULL with an exception. */
 PyObject *array_to_python(Array *array);
 

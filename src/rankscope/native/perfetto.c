@@ -1,13 +1,10 @@
-/* Packets of a Perfetto trace: an index of what slices and flows consist of, and the events as Kineto's JSON.
+/* Packets of a Perfetto trace: an index of what slices and flows consist of, and the events as columns.
  *
  * Called by readers/perfetto/decoder.py, which describes the two passes. */
-#include "json.h"
-#include "native.h"
+#include "event_columns.h"
 #include "protobuf.h"
 
-#include <stdio.h>
-
-enum { DAMAGED, NO_STATE, NO_TIME, NO_CLOCK, FAR_TIME, NO_KIND, NO_TRACK, NO_ARGS, NO_NAME, SHORTENED, COUNTED };
+enum { DAMAGED, NO_STATE, NO_TIME, NO_CLOCK, FAR_TIME, NO_KIND, NO_TRACK, NO_ARGS, NO_NAME, SHORTENED, NOT_UTF8, COUNTED };
 enum { BEGIN, END, END_AT_ONCE };
 
 /* Field numbers of perfetto/trace/proto, by message. */
@@ -51,8 +48,8 @@ enum { EXTRA_NAME = 1, EXTRA_VALUE = 2, LAUNCH_GRID = 1, LAUNCH_BLOCK = 2 };
 #define LONGEST_INTERNED (1 << 16)
 #define FARTHEST_NS (INT64_C(1) << 62)
 #define MOST_NESTED 32
-#define MOST_NESTED_JSON 256
-#define ENOUGH_JSON (32 << 20)
+#define LONGEST_ARGS (128 << 20)
+#define ENOUGH_TEXT (32 << 20)
 #define MOST_SEQUENCES (1 << 18)
 #define MOST_TRACKS (1 << 20)
 #define BOOTTIME 6
@@ -138,9 +135,9 @@ typedef struct {
     uint64_t track;
     Array counters, doubles; /* uint64: tracks of values that events do not name */
     Map interned, lanes;
-    Array interned_texts; /* Text, by number */
+    Array interned_texts; /* Text, by number; names of arguments and strings in quotes */
     Array lane_texts;     /* Lane, by number */
-    Array texts;          /* escaped */
+    Array texts;
 } Sequence;
 
 typedef struct {
@@ -172,12 +169,14 @@ typedef struct {
     uint64_t duration;
 } Event;
 
+/* The texts are in Decoder.plan_texts. */
 typedef struct {
-    Text name, series; /* in Decoder.plan_texts; name.length 0: none */
+    Text pid, tid;
+    Text name, series; /* of a counter; the series is in quotes */
     int64_t multiplier;
-    bool differences, known;
+    bool differences;
     double sum;
-} CounterTrack;
+} Track;
 
 typedef struct {
     uint64_t low, high;
@@ -214,10 +213,12 @@ typedef struct {
     Array json;        /* a value that is JSON in the file, with a brace after it */
     /* Of the rewriter. */
     int64_t base_ns;
-    Array plan_texts, track_texts /* Text */, counter_tracks /* CounterTrack */, flow_kinds /* FlowKind */;
+    Array plan_texts, planned /* Track */, flow_kinds /* FlowKind */;
     Py_buffer durations, phases;
     size_t begins, flows_done;
-    Array out;
+    EventColumns columns;
+    Array out;  /* arguments as JSON */
+    Array text; /* a name or a category */
 } Decoder;
 
 typedef struct {
@@ -240,61 +241,20 @@ typedef struct {
 
 static inline uint64_t number_in(const Field *field) { return field->wire == WIRE_BYTES ? 0 : field->value; }
 
-/* --- JSON --- */
+/* --- texts --- */
 
 static inline void put(Array *out, const void *bytes, size_t count) { array_append(out, bytes, count); }
 #define PUT(out, literal) put(out, literal, sizeof literal - 1)
 
-static void put_escaped(Array *out, Bytes text) {
-    const uint8_t *at = text.at;
-    while (at < text.end) {
-        const uint8_t *begin = at;
-        while (at < text.end && *at >= 0x20 && *at != '"' && *at != '\\') at++;
-        put(out, begin, (size_t)(at - begin));
-        if (at == text.end) return;
-        uint8_t byte = *at++;
-        if (byte == '"' || byte == '\\') {
-            uint8_t pair[2] = {'\\', byte};
-            put(out, pair, 2);
-        } else {
-            char code[8];
-            snprintf(code, sizeof code, "\\u%04x", byte ? byte : 0xFFFD);
-            put(out, code, 6);
-        }
-    }
+static inline Bytes view_of(const Array *texts, Text text) { return bytes_of(texts->data + text.begin, text.length); }
+
+static void put_text(Decoder *decoder, Array *out, Bytes text) {
+    decoder->counts[NOT_UTF8] += append_text(out, text.at, text.end, false);
 }
 
-static void put_quoted(Array *out, Bytes text) {
-    PUT(out, "\"");
-    put_escaped(out, text);
-    PUT(out, "\"");
+static void put_quoted(Decoder *decoder, Array *out, Bytes text) {
+    decoder->counts[NOT_UTF8] += append_quoted(out, text.at, text.end);
 }
-
-static void put_unsigned(Array *out, uint64_t value) {
-    uint8_t digits[20];
-    size_t at = sizeof digits;
-    do {
-        digits[--at] = (uint8_t)('0' + value % 10);
-        value /= 10;
-    } while (value);
-    put(out, digits + at, sizeof digits - at);
-}
-
-static void put_signed(Array *out, int64_t value) {
-    if (value < 0) PUT(out, "-");
-    put_unsigned(out, value < 0 ? 0 - (uint64_t)value : (uint64_t)value);
-}
-
-static void put_microseconds(Array *out, int64_t ns) {
-    uint64_t value = ns < 0 ? 0 - (uint64_t)ns : (uint64_t)ns;
-    if (ns < 0) PUT(out, "-");
-    put_unsigned(out, value / 1000);
-    unsigned rest = (unsigned)(value % 1000);
-    uint8_t fraction[4] = {'.', (uint8_t)('0' + rest / 100), (uint8_t)('0' + rest / 10 % 10), (uint8_t)('0' + rest % 10)};
-    put(out, fraction, 4);
-}
-
-static inline void put_text(Array *out, const Array *texts, Text text) { put(out, texts->data + text.begin, text.length); }
 
 /* --- sequences --- */
 
@@ -331,9 +291,9 @@ static Sequence *sequence_at(Decoder *decoder, uint32_t place) {
     return AT(decoder->sequences, Sequence *, number);
 }
 
-static Text add_escaped(Array *texts, Bytes text) {
+static Text add_text(Decoder *decoder, Array *texts, Bytes text, bool is_quoted) {
     size_t begin = texts->size;
-    put_escaped(texts, text);
+    (is_quoted ? put_quoted : put_text)(decoder, texts, text);
     return (Text){begin, texts->size - begin};
 }
 
@@ -351,7 +311,7 @@ static bool equals(Bytes text, const char *word) {
 }
 
 /* The tid of a queue: the number of a stream, or its name without the number that torch sorts by. */
-static Text add_lane(Array *texts, Bytes name) {
+static Text add_lane(Decoder *decoder, Array *texts, Bytes name) {
     const uint8_t *at = name.at;
     if (at < name.end && *at == '[') {
         const uint8_t *digits = at + 1, *p = digits;
@@ -364,17 +324,15 @@ static Text add_lane(Array *texts, Bytes name) {
         while (p < name.end && *p >= '0' && *p <= '9') p++;
         if (p == name.end && p - (at + 7) <= 18) rest.at = at + 7;
     }
-    size_t begin = texts->size;
-    put_quoted(texts, rest);
-    return (Text){begin, texts->size - begin};
+    return add_text(decoder, texts, rest, false);
 }
 
-static Text add_stage_category(Array *texts, Bytes name, uint64_t category) {
+static Text add_stage_category(Decoder *decoder, Array *texts, Bytes name, uint64_t category) {
     static const char *const stages[][2] = {
         {"Kernel", "kernel"}, {"Memcpy", "gpu_memcpy"}, {"Memset", "gpu_memset"}, {"Annotation", "gpu_user_annotation"}};
     for (size_t i = 0; i < sizeof stages / sizeof *stages; i++)
-        if (equals(name, stages[i][0])) return add_escaped(texts, bytes_of(stages[i][1], strlen(stages[i][1])));
-    return add_escaped(texts, category == 2 ? bytes_of("kernel", 6) : name);
+        if (equals(name, stages[i][0])) name = bytes_of(stages[i][1], strlen(stages[i][1])), category = 0;
+    return add_text(decoder, texts, category == 2 ? bytes_of("kernel", 6) : name, false);
 }
 
 static void set_interned(Decoder *decoder, Sequence *sequence, uint32_t table, uint64_t iid, Text text) {
@@ -402,9 +360,11 @@ static bool intern(Decoder *decoder, Sequence *sequence, Bytes data) {
         }
         if (entry.damaged) return false;
         text = shortened(decoder, bytes_left(&demangled) ? demangled : text);
-        set_interned(decoder, sequence, table, iid, add_escaped(&sequence->texts, text));
+        bool is_quoted = table == ARG_NAMES || table == STRINGS;
+        set_interned(decoder, sequence, table, iid, add_text(decoder, &sequence->texts, text, is_quoted));
         if (table == SPECS) {
-            Lane lane = {add_lane(&sequence->texts, text), add_stage_category(&sequence->texts, text, category)};
+            Lane lane = {add_lane(decoder, &sequence->texts, text),
+                         add_stage_category(decoder, &sequence->texts, text, category)};
             uint32_t number = map_number(&sequence->lanes, iid, 0);
             if (number == UINT32_MAX) decoder->failed = true;
             else if (number == COUNT_OF(sequence->lane_texts, Lane)) array_append(&sequence->lane_texts, &lane, sizeof lane);
@@ -741,64 +701,107 @@ static void index_stage(Decoder *decoder, int64_t time, Bytes data) {
 
 /* --- the rewriter --- */
 
-static bool interned_text(Decoder *decoder, const Sequence *sequence, uint32_t table, uint64_t iid, Text *text) {
+/* An interned text; nothing if it is missing, which is counted. */
+static Bytes interned_text(Decoder *decoder, const Sequence *sequence, uint32_t table, uint64_t iid) {
     uint32_t number = map_find(&sequence->interned, iid, table);
-    if (number == UINT32_MAX) {
-        decoder->counts[NO_NAME]++;
-        return false;
-    }
-    *text = AT(sequence->interned_texts, Text, number);
-    return true;
+    if (number != UINT32_MAX) return view_of(&sequence->texts, AT(sequence->interned_texts, Text, number));
+    decoder->counts[NO_NAME]++;
+    return bytes_of("", 0);
 }
 
-static void put_interned(Decoder *decoder, const Sequence *sequence, uint32_t table, uint64_t iid) {
-    Text text;
-    if (interned_text(decoder, sequence, table, iid, &text)) put_text(&decoder->out, &sequence->texts, text);
+static void put_interned(Decoder *decoder, Array *out, const Sequence *sequence, uint32_t table, uint64_t iid) {
+    Bytes text = interned_text(decoder, sequence, table, iid);
+    if (!bytes_left(&text) && (table == ARG_NAMES || table == STRINGS)) text = bytes_of("\"\"", 2);
+    put(out, text.at, bytes_left(&text));
 }
 
-static void put_name(Decoder *decoder, const Sequence *sequence, const Event *event) {
-    if (event->has_name) put_escaped(&decoder->out, event->name);
-    else if (event->name_iid) put_interned(decoder, sequence, NAMES, event->name_iid);
+/* The empty text stands for one that has the hash of too many others. */
+static int32_t code_of_view(Decoder *decoder, Bytes text) {
+    int32_t code = code_of(&decoder->columns, text.at, bytes_left(&text));
+    if (code != NOT_CODED) return code;
+    if (decoder->columns.marks.failed) decoder->failed = true;
+    decoder->counts[NO_NAME]++;
+    return EMPTY_TEXT;
 }
 
-static void begin_object(Decoder *decoder) {
-    if (decoder->out.size) PUT(&decoder->out, ",\n");
+/* The code of what was put into `text`, which is empty afterwards. */
+static int32_t code_of_text(Decoder *decoder) {
+    Bytes text = bytes_of(decoder->text.data, decoder->text.size);
+    decoder->text.size = 0;
+    return code_of_view(decoder, text);
 }
 
-static void put_count(Decoder *decoder, const Sequence *sequence, const Event *named, uint32_t track, int64_t at,
-                      bool is_double, int64_t number, double real) {
+static int32_t code_of_name(Decoder *decoder, const Sequence *sequence, const Event *event) {
+    if (event->has_name) put_text(decoder, &decoder->text, event->name);
+    else if (event->name_iid) put_interned(decoder, &decoder->text, sequence, NAMES, event->name_iid);
+    return code_of_text(decoder);
+}
+
+/* See EventColumns.flow in readers/columns.py. */
+static int64_t flow_of(Decoder *decoder, uint64_t id) {
+    if (id <= INT64_MAX) return (int64_t)id;
+    array_append_unsigned(&decoder->text, id);
+    return -1 - (int64_t)code_of_text(decoder);
+}
+
+static EventRow row_of(Decoder *decoder, uint8_t phase, int32_t pid, int32_t tid, int64_t time) {
+    int32_t code = code_of_view(decoder, bytes_of(&phase, 1));
+    return (EventRow){.codes = {[PHASE] = code, [PID] = pid, [TID] = tid},
+                      .flow = NO_NUMBER,
+                      .time = time - decoder->base_ns,
+                      .duration = NO_NUMBER,
+                      .args = NO_OFFSET};
+}
+
+static EventRow row_on(Decoder *decoder, const Track *track, uint8_t phase, int64_t time) {
+    int32_t pid = code_of_view(decoder, view_of(&decoder->plan_texts, track->pid));
+    return row_of(decoder, phase, pid, code_of_view(decoder, view_of(&decoder->plan_texts, track->tid)), time);
+}
+
+static void add_row(Decoder *decoder, const EventRow *row) {
+    if (!decoder->failed) add_event(&decoder->columns, row);
+}
+
+/* Take the JSON in `out` as the arguments of the next row; false if it is not an object, or too long. */
+static bool take_args(Decoder *decoder, uint32_t *offset) {
+    Array *out = &decoder->out, *args = &decoder->columns.column[ARGS];
+    size_t size = args->size;
+    PUT(out, "}"); /* what json.h needs */
+    if (out->failed) return false;
+    Place end = out->data + out->size;
+    Place after = out->size > LONGEST_ARGS ? NULL : read_args(&decoder->columns, out->data, end, offset);
+    out->size = 0;
+    if (after && skip_space(after, end) == end - 1) return true;
+    args->size = size;
+    *offset = NO_OFFSET;
+    return false;
+}
+
+static void add_count(Decoder *decoder, const Sequence *sequence, const Event *named, uint32_t number, int64_t time,
+                      bool is_double, int64_t value, double real) {
     Array *out = &decoder->out;
-    CounterTrack *counter = &AT(decoder->counter_tracks, CounterTrack, track);
-    if (counter->multiplier != 1) {
-        real = (is_double ? real : (double)number) * (double)counter->multiplier;
+    Track *track = &AT(decoder->planned, Track, number);
+    if (track->multiplier != 1) {
+        real = (is_double ? real : (double)value) * (double)track->multiplier;
         is_double = true;
     }
-    if (counter->differences) {
-        counter->sum += is_double ? real : (double)number;
-        real = counter->sum;
+    if (track->differences) {
+        track->sum += is_double ? real : (double)value;
+        real = track->sum;
         is_double = true;
     }
-    begin_object(decoder);
-    PUT(out, "{\"ph\":\"C\",\"name\":\"");
-    if (counter->name.length) {
-        put_text(out, &decoder->plan_texts, counter->name);
-        /* The name of the event is looked up all the same, so that missing names are counted alike. */
-        Text unused;
-        if (named && !named->has_name && named->name_iid) interned_text(decoder, sequence, NAMES, named->name_iid, &unused);
-    } else if (named) {
-        put_name(decoder, sequence, named);
-    }
-    PUT(out, "\",");
-    put_text(out, &decoder->plan_texts, AT(decoder->track_texts, Text, track));
-    PUT(out, "\"ts\":");
-    put_microseconds(out, at);
-    PUT(out, ",\"args\":{\"");
-    if (counter->known) put_text(out, &decoder->plan_texts, counter->series);
-    else PUT(out, "value");
-    PUT(out, "\":");
+    EventRow row = row_on(decoder, track, 'C', time);
+    /* The name of the event is looked up even if it is not used, so that missing names are counted alike. */
+    if (named) row.codes[NAME] = code_of_name(decoder, sequence, named);
+    if (track->name.length) row.codes[NAME] = code_of_view(decoder, view_of(&decoder->plan_texts, track->name));
+    PUT(out, "{");
+    put(out, decoder->plan_texts.data + track->series.begin, track->series.length);
+    PUT(out, ":");
     if (is_double) array_append_double(out, real);
-    else put_signed(out, number);
-    PUT(out, "}}");
+    else array_append_signed(out, value);
+    PUT(out, "}");
+    if (!take_args(decoder, &row.args)) decoder->counts[NO_ARGS]++;
+    add_row(decoder, &row);
 }
 
 static bool put_nested(Decoder *decoder, Bytes data, int depth) {
@@ -818,11 +821,11 @@ static bool put_nested(Decoder *decoder, Bytes data, int depth) {
     if (data.damaged) return false;
     if (kind != NESTED_IS_OBJECT && kind != NESTED_IS_LIST) {
         switch (scalar.number) {
-        case NESTED_SIGNED: put_signed(out, (int64_t)number_in(&scalar)); break;
+        case NESTED_SIGNED: array_append_signed(out, (int64_t)number_in(&scalar)); break;
         case NESTED_DOUBLE: array_append_double(out, double_of(&scalar)); break;
         case NESTED_BOOL: put(out, number_in(&scalar) ? "true" : "false", number_in(&scalar) ? 4 : 5); break;
         case NESTED_TEXT:
-            put_quoted(out, scalar.bytes);
+            put_quoted(decoder, out, scalar.bytes);
             break;
         default: PUT(out, "null");
         }
@@ -847,9 +850,8 @@ static bool put_nested(Decoder *decoder, Bytes data, int depth) {
         }
         if (!first && has_key) PUT(out, ",");
         if (kind == NESTED_IS_OBJECT && has_key) {
-            PUT(out, "\"");
-            put_escaped(out, key.bytes);
-            PUT(out, "\":");
+            put_quoted(decoder, out, key.bytes);
+            PUT(out, ":");
         }
         good = put_nested(decoder, value.bytes, depth + 1);
         if (has_key) shown_end = out->size;
@@ -860,59 +862,14 @@ static bool put_nested(Decoder *decoder, Bytes data, int depth) {
     return good;
 }
 
-/* Copy a JSON value without the space between its tokens. The text ends in a brace that is not part of it. Returns the
- * place after the value, or NULL if it is not JSON. */
-static Place copy_json(Array *out, Place p, Place end, int depth) {
-    Spelling unused;
-    p = skip_space(p, end);
-    if (*p != '{' && *p != '[') {
-        Place after = skip_scalar(p, end, &unused);
-        if (after) put(out, p, (size_t)(after - p));
-        return after;
-    }
-    if (depth == MOST_NESTED_JSON) return NULL;
-    bool is_object = *p == '{';
-    uint8_t closing = is_object ? '}' : ']';
-    put(out, p, 1);
-    p = skip_space(p + 1, end);
-    for (bool more = *p != closing; more;) {
-        if (is_object) {
-            Place quote = *p == '"' ? find_string_end(p + 1, end, &unused) : NULL;
-            if (!quote) return NULL;
-            put(out, p, (size_t)(quote + 1 - p));
-            p = skip_space(quote + 1, end);
-            if (*p++ != ':' || p == end) return NULL;
-            PUT(out, ":");
-        }
-        p = copy_json(out, p, end, depth + 1);
-        if (!p) return NULL;
-        p = skip_space(p, end);
-        more = *p == ',';
-        if (more) {
-            PUT(out, ",");
-            p = skip_space(p + 1, end);
-        }
-    }
-    if (*p != closing || p + 1 == end) return NULL;
-    put(out, &closing, 1);
-    return p + 1;
-}
-
-/* A value that is JSON in the file. What is not JSON is written as text: copied as it is, it could add events. */
+/* A value that is JSON in the file. What is not JSON is written as text. */
 static void put_json(Decoder *decoder, Bytes value) {
-    Array *out = &decoder->out, *json = &decoder->json;
-    size_t begin = out->size;
+    Array *json = &decoder->json;
     json->size = 0;
     put(json, value.at, bytes_left(&value));
     PUT(json, "}");
-    if (json->failed) {
-        decoder->failed = true;
-        return;
-    }
-    Place end = json->data + json->size, after = copy_json(out, json->data, end, 0);
-    if (after && skip_space(after, end) == end - 1) return;
-    out->size = begin;
-    put_quoted(out, value);
+    if (json->failed) decoder->failed = true;
+    else if (!append_json(&decoder->out, json->data, json->data + json->size)) put_quoted(decoder, &decoder->out, value);
 }
 
 /* The value of an annotation; its name is not written. */
@@ -922,19 +879,14 @@ static bool is_value(uint32_t number) {
     return (number >= ANNOTATION_BOOL && number <= ANNOTATION_JSON) || number == ANNOTATION_TEXT_IID;
 }
 
-static bool put_annotation_name(Decoder *decoder, const Sequence *sequence, Bytes data) {
-    Field field, name = {0};
-    while (next_field(&data, &field))
-        if (field.number == ANNOTATION_NAME_IID || field.number == ANNOTATION_NAME) name = field;
-    if (name.number == ANNOTATION_NAME_IID) put_interned(decoder, sequence, ARG_NAMES, number_in(&name));
-    else put_escaped(&decoder->out, name.bytes);
-    return !data.damaged;
-}
-
 static bool put_annotation(Decoder *decoder, const Sequence *sequence, Bytes data, int depth) {
-    PUT(&decoder->out, "\"");
-    if (!put_annotation_name(decoder, sequence, data)) return false;
-    PUT(&decoder->out, "\":");
+    Array *out = &decoder->out;
+    Field field, name = {.bytes = bytes_of("", 0)};
+    for (Bytes rest = data; next_field(&rest, &field);)
+        if (field.number == ANNOTATION_NAME_IID || field.number == ANNOTATION_NAME) name = field;
+    if (name.number == ANNOTATION_NAME_IID) put_interned(decoder, out, sequence, ARG_NAMES, number_in(&name));
+    else put_quoted(decoder, out, name.bytes);
+    PUT(out, ":");
     return put_annotation_value(decoder, sequence, data, depth);
 }
 
@@ -948,21 +900,15 @@ static bool put_annotation_value(Decoder *decoder, const Sequence *sequence, Byt
         else if (field.number == ANNOTATION_ENTRY) has_entries = has_entries || depth < MOST_NESTED;
         else if (field.number == ANNOTATION_ITEM) has_items = has_items || depth < MOST_NESTED;
     }
-    if (data.damaged) return false;
     size_t begin = out->size;
+    if (data.damaged || begin > LONGEST_ARGS) return false;
     switch (value.number) {
     case ANNOTATION_BOOL: put(out, number_in(&value) ? "true" : "false", number_in(&value) ? 4 : 5); break;
-    case ANNOTATION_UNSIGNED: case ANNOTATION_POINTER: put_unsigned(out, number_in(&value)); break;
-    case ANNOTATION_SIGNED: put_signed(out, (int64_t)number_in(&value)); break;
+    case ANNOTATION_UNSIGNED: case ANNOTATION_POINTER: array_append_unsigned(out, number_in(&value)); break;
+    case ANNOTATION_SIGNED: array_append_signed(out, (int64_t)number_in(&value)); break;
     case ANNOTATION_DOUBLE: array_append_double(out, double_of(&value)); break;
-    case ANNOTATION_TEXT:
-        put_quoted(out, value.bytes);
-        break;
-    case ANNOTATION_TEXT_IID:
-        PUT(out, "\"");
-        put_interned(decoder, sequence, STRINGS, number_in(&value));
-        PUT(out, "\"");
-        break;
+    case ANNOTATION_TEXT: put_quoted(decoder, out, value.bytes); break;
+    case ANNOTATION_TEXT_IID: put_interned(decoder, out, sequence, STRINGS, number_in(&value)); break;
     case ANNOTATION_JSON:
         if (bytes_left(&value.bytes)) put_json(decoder, value.bytes);
         else PUT(out, "null");
@@ -992,7 +938,7 @@ static bool put_annotation_value(Decoder *decoder, const Sequence *sequence, Byt
 }
 
 /* A single annotation `args` that is an object in JSON holds all arguments, as rankscope exports them. */
-static bool is_exported(const Sequence *sequence, Bytes data) {
+static bool is_exported(const Sequence *sequence, Bytes data, Bytes *args) {
     Field field, name = {0}, value = {0};
     bool nested = false;
     while (next_field(&data, &field)) {
@@ -1000,147 +946,120 @@ static bool is_exported(const Sequence *sequence, Bytes data) {
         else if (is_value(field.number)) value = field;
         else if (field.number == ANNOTATION_ENTRY || field.number == ANNOTATION_ITEM) nested = true;
     }
-    if (data.damaged || nested || value.number != ANNOTATION_JSON || !bytes_left(&value.bytes) || *value.bytes.at != '{') return false;
+    if (data.damaged || nested || value.number != ANNOTATION_JSON || !bytes_left(&value.bytes) || *value.bytes.at != '{')
+        return false;
+    *args = value.bytes;
     if (name.number == ANNOTATION_NAME) return equals(name.bytes, "args");
     uint32_t number = name.number == ANNOTATION_NAME_IID ? map_find(&sequence->interned, number_in(&name), ARG_NAMES) : UINT32_MAX;
     if (number == UINT32_MAX) return false;
-    Text text = AT(sequence->interned_texts, Text, number);
-    return text.length == 4 && memcmp(sequence->texts.data + text.begin, "args", 4) == 0;
+    return equals(view_of(&sequence->texts, AT(sequence->interned_texts, Text, number)), "\"args\"");
 }
 
-static void put_args(Decoder *decoder, const Sequence *sequence) {
+static uint32_t args_of(Decoder *decoder, const Sequence *sequence) {
     Array *out = &decoder->out;
-    size_t count = COUNT_OF(decoder->annotations, Bytes), begin = out->size;
-    if (!count) return;
-    PUT(out, ",\"args\":");
-    size_t value = out->size;
-    bool good = true, written = false;
-    if (count == 1 && is_exported(sequence, AT(decoder->annotations, Bytes, 0))) {
-        good = put_annotation_value(decoder, sequence, AT(decoder->annotations, Bytes, 0), 0);
-        written = out->size > value && out->data[value] == '{'; /* it is JSON */
+    size_t count = COUNT_OF(decoder->annotations, Bytes);
+    uint32_t offset = NO_OFFSET;
+    if (!count) return offset;
+    Bytes args;
+    if (count == 1 && is_exported(sequence, AT(decoder->annotations, Bytes, 0), &args)) {
+        put(out, args.at, bytes_left(&args));
+        if (take_args(decoder, &offset)) return offset;
     }
-    if (!written) {
-        out->size = value;
-        PUT(out, "{");
-        for (size_t i = 0; good && i < count; i++) {
-            if (i) PUT(out, ",");
-            good = put_annotation(decoder, sequence, AT(decoder->annotations, Bytes, i), 0);
-        }
-        PUT(out, "}");
+    bool good = true;
+    PUT(out, "{");
+    for (size_t i = 0; good && i < count; i++) {
+        if (i) PUT(out, ",");
+        good = put_annotation(decoder, sequence, AT(decoder->annotations, Bytes, i), 0);
     }
-    if (good) return;
-    out->size = begin;
-    decoder->counts[NO_ARGS]++;
+    PUT(out, "}");
+    if (!good || !take_args(decoder, &offset)) decoder->counts[NO_ARGS]++;
+    out->size = 0;
+    return offset;
 }
 
-static void put_flow(Decoder *decoder, uint64_t flow, uint32_t track, int64_t at) {
+static void add_flow(Decoder *decoder, uint64_t flow, const Track *track, int64_t time) {
     size_t number = decoder->flows_done++;
     uint8_t phase = number < (size_t)decoder->phases.len ? ((const uint8_t *)decoder->phases.buf)[number] : 0;
     if (!phase) return;
-    Array *out = &decoder->out;
-    Text kind = {0};
+    Bytes kind = bytes_of("flow", 4);
     for (size_t i = 0; i < COUNT_OF(decoder->flow_kinds, FlowKind); i++) {
-        const FlowKind *one = &AT(decoder->flow_kinds, FlowKind, i);
-        if (one->low <= flow && flow <= one->high) {
-            kind = one->kind;
+        const FlowKind *range = &AT(decoder->flow_kinds, FlowKind, i);
+        if (range->low <= flow && flow <= range->high) {
+            kind = view_of(&decoder->plan_texts, range->kind);
             break;
         }
     }
-    bool known = kind.begin || kind.length;
-    begin_object(decoder);
-    PUT(out, "{\"ph\":\"");
-    put(out, &phase, 1);
-    PUT(out, "\",\"cat\":\"");
-    if (known) put_text(out, &decoder->plan_texts, kind);
-    else PUT(out, "flow");
-    PUT(out, "\",\"name\":\"");
-    if (known) put_text(out, &decoder->plan_texts, kind);
-    else PUT(out, "flow");
-    PUT(out, "\",");
-    put_text(out, &decoder->plan_texts, AT(decoder->track_texts, Text, track));
-    PUT(out, "\"ts\":");
-    put_microseconds(out, at);
-    PUT(out, ",\"id\":\"");
-    put_unsigned(out, flow);
-    PUT(out, "\"}");
+    EventRow row = row_on(decoder, track, phase, time);
+    row.codes[CATEGORY] = row.codes[NAME] = code_of_view(decoder, kind);
+    row.flow = flow_of(decoder, flow);
+    add_row(decoder, &row);
 }
 
-static void rewrite_event(Decoder *decoder, const Sequence *sequence, int64_t time, const Event *event) {
-    Array *out = &decoder->out;
-    uint32_t track = map_find(&decoder->track_numbers, event->track, 0);
-    if (track == UINT32_MAX) return;
-    int64_t at = time - decoder->base_ns;
+static int32_t code_of_categories(Decoder *decoder, const Sequence *sequence) {
+    Array *text = &decoder->text;
+    for (size_t i = 0; i < COUNT_OF(decoder->categories, Field) && text->size < LONGEST_ARGS; i++) {
+        const Field *category = &AT(decoder->categories, Field, i);
+        if (i) PUT(text, ",");
+        if (category->number == EVENT_CATEGORY_IID)
+            put_interned(decoder, text, sequence, CATEGORIES, number_in(category));
+        else put_text(decoder, text, category->bytes);
+    }
+    return code_of_text(decoder);
+}
+
+static void add_track_event(Decoder *decoder, const Sequence *sequence, int64_t time, const Event *event) {
+    uint32_t number = map_find(&decoder->track_numbers, event->track, 0);
+    if (number == UINT32_MAX) return;
+    const Track *track = &AT(decoder->planned, Track, number);
     if (event->kind == 'C') {
-        put_count(decoder, sequence, event, track, at, event->real_value, event->value, event->real);
+        add_count(decoder, sequence, event, number, time, event->real_value, event->value, event->real);
     } else if (event->kind != 'E') {
-        uint8_t phase = event->kind == 'B' ? 'X' : event->kind;
-        begin_object(decoder);
-        PUT(out, "{\"ph\":\"");
-        put(out, &phase, 1);
-        PUT(out, "\",\"cat\":\"");
-        for (size_t i = 0; i < COUNT_OF(decoder->categories, Field); i++) {
-            const Field *category = &AT(decoder->categories, Field, i);
-            if (i) PUT(out, ",");
-            if (category->number == EVENT_CATEGORY_IID) put_interned(decoder, sequence, CATEGORIES, number_in(category));
-            else put_escaped(out, category->bytes);
-        }
-        PUT(out, "\",\"name\":\"");
-        put_name(decoder, sequence, event);
-        PUT(out, "\",");
-        put_text(out, &decoder->plan_texts, AT(decoder->track_texts, Text, track));
-        PUT(out, "\"ts\":");
-        put_microseconds(out, at);
+        EventRow row = row_on(decoder, track, event->kind == 'B' ? 'X' : event->kind, time);
+        row.codes[CATEGORY] = code_of_categories(decoder, sequence);
+        row.codes[NAME] = code_of_name(decoder, sequence, event);
         if (event->kind == 'B') {
-            size_t number = decoder->begins++;
-            bool known = number < (size_t)decoder->durations.len / sizeof(int64_t);
-            PUT(out, ",\"dur\":");
-            put_microseconds(out, known ? ((const int64_t *)decoder->durations.buf)[number] : 0);
+            size_t begin = decoder->begins++;
+            bool has_duration = begin < (size_t)decoder->durations.len / sizeof(int64_t);
+            row.duration = has_duration ? ((const int64_t *)decoder->durations.buf)[begin] : 0;
         } else if (event->kind == 'X') {
-            PUT(out, ",\"dur\":");
-            put_microseconds(out, (int64_t)event->duration);
-        } else if (event->kind == 'i') {
-            PUT(out, ",\"s\":\"t\"");
-        } else {
-            PUT(out, ",\"id\":\"");
-            put_unsigned(out, event->id);
-            PUT(out, "\"");
+            row.duration = (int64_t)event->duration;
+        } else if (event->kind != 'i') {
+            row.flow = flow_of(decoder, event->id);
         }
-        put_args(decoder, sequence);
-        PUT(out, "}");
+        row.args = args_of(decoder, sequence);
+        add_row(decoder, &row);
         for (size_t i = 0; i < COUNT_OF(decoder->flows, Flow); i++)
-            put_flow(decoder, AT(decoder->flows, Flow, i).id, track, at);
+            add_flow(decoder, AT(decoder->flows, Flow, i).id, track, time);
     }
     for (size_t i = 0; i < COUNT_OF(decoder->counted, Counted); i++) {
-        const Counted *one = &AT(decoder->counted, Counted, i);
-        uint32_t number = map_find(&decoder->track_numbers, one->uuid, 0);
-        if (number != UINT32_MAX) put_count(decoder, sequence, NULL, number, at, one->is_double, one->number, one->real);
+        const Counted *count = &AT(decoder->counted, Counted, i);
+        number = map_find(&decoder->track_numbers, count->uuid, 0);
+        if (number != UINT32_MAX)
+            add_count(decoder, sequence, NULL, number, time, count->is_double, count->number, count->real);
     }
 }
 
-static bool is_number(Bytes text) {
-    const uint8_t *at = text.at;
-    if (at < text.end && *at == '-') at++;
-    if (at == text.end || text.end - at > 18 || (*at == '0' && text.end - at > 1)) return false;
-    for (; at < text.end; at++)
-        if (*at < '0' || *at > '9') return false;
-    return true;
+static bool is_whole(Bytes text) {
+    bool is_digits = bytes_left(&text) && (*text.at != '0' || bytes_left(&text) == 1);
+    for (; is_digits && text.at < text.end; text.at++) is_digits = is_digit(*text.at);
+    return is_digits;
 }
 
-static bool put_extra_data(Array *out, Bytes data) {
+static bool put_extra_data(Decoder *decoder, Bytes data) {
+    Array *out = &decoder->out;
     Bytes name = bytes_of("", 0), value = name;
     Field field;
     while (next_field(&data, &field)) {
         if (field.number == EXTRA_NAME) name = field.bytes;
         else if (field.number == EXTRA_VALUE) value = field.bytes;
     }
-    PUT(out, ",\"");
-    put_escaped(out, name);
-    PUT(out, "\":");
-    if (is_number(value)) {
-        put(out, value.at, bytes_left(&value));
-    } else {
-        put_quoted(out, value);
-    }
+    PUT(out, ",");
+    put_quoted(decoder, out, name);
+    PUT(out, ":");
+    Bytes digits = value;
+    if (bytes_left(&digits) && *digits.at == '-') digits.at++;
+    if (bytes_left(&digits) <= 18 && is_whole(digits)) put(out, value.at, bytes_left(&value));
+    else put_quoted(decoder, out, value);
     return !data.damaged;
 }
 
@@ -1158,21 +1077,17 @@ static bool put_launch(Array *out, Bytes data) {
         else PUT(out, ",\"block\":[");
         for (int i = 0; i < 3; i++) {
             if (i) PUT(out, ",");
-            put_unsigned(out, size[i]);
+            array_append_unsigned(out, size[i]);
         }
         PUT(out, "]");
     }
     return !data.damaged;
 }
 
-static void rewrite_stage(Decoder *decoder, const Sequence *sequence, int64_t time, Bytes data) {
-    Array *out = &decoder->out;
+static void add_stage(Decoder *decoder, const Sequence *sequence, int64_t time, Bytes data) {
     uint64_t duration = 0, queue = 0, stage = 0;
     int64_t gpu = 0;
-    Bytes all = data, inline_name = bytes_of("", 0);
-    Text name = {0};
-    bool named = false; /* the name has at least one byte */
-    bool is_inline = false;
+    Bytes all = data, name = bytes_of("", 0);
     Field field;
     while (next_field(&data, &field)) {
         switch (field.number) {
@@ -1183,75 +1098,50 @@ static void rewrite_stage(Decoder *decoder, const Sequence *sequence, int64_t ti
         case STAGE_QUEUE_IID: queue = number_in(&field); break;
         case STAGE_IID: stage = number_in(&field); break;
         case STAGE_GPU: gpu = (int64_t)number_in(&field); break;
-        case STAGE_NAME:
-            inline_name = field.bytes;
-            is_inline = true;
-            named = bytes_left(&field.bytes) > 0;
-            break;
-        case STAGE_NAME_IID:
-            is_inline = false;
-            named = interned_text(decoder, sequence, NAMES, number_in(&field), &name) && name.length;
-            break;
+        case STAGE_NAME: name = field.bytes; break;
+        case STAGE_NAME_IID: name = interned_text(decoder, sequence, NAMES, number_in(&field)); break;
         case STAGE_KERNEL_IID:
-            if (named) break;
-            is_inline = false;
-            named = interned_text(decoder, sequence, KERNELS, number_in(&field), &name) && name.length;
+            if (!bytes_left(&name)) name = interned_text(decoder, sequence, KERNELS, number_in(&field));
             break;
         default: break;
         }
     }
-    size_t begin = out->size;
-    bool good = !data.damaged;
-    if (good) {
-        uint32_t lane = map_find(&sequence->lanes, queue, 0), kind = map_find(&sequence->lanes, stage, 0);
-        begin_object(decoder);
-        PUT(out, "{\"ph\":\"X\",\"cat\":\"");
-        if (kind == UINT32_MAX) PUT(out, "kernel");
-        else put_text(out, &sequence->texts, AT(sequence->lane_texts, Lane, kind).category);
-        PUT(out, "\",\"name\":\"");
-        if (named && is_inline) {
-            put_escaped(out, inline_name);
-        } else if (named) {
-            put_text(out, &sequence->texts, name);
-        } else {
-            uint32_t number = map_find(&sequence->interned, stage, SPECS);
-            if (number != UINT32_MAX) put_text(out, &sequence->texts, AT(sequence->interned_texts, Text, number));
-        }
-        PUT(out, "\",\"pid\":\"");
-        put_signed(out, gpu);
-        PUT(out, "\",\"tid\":");
-        size_t lane_begin = out->size;
-        if (lane == UINT32_MAX) {
-            PUT(out, "\"");
-            put_unsigned(out, queue);
-            PUT(out, "\"");
-        } else {
-            put_text(out, &sequence->texts, AT(sequence->lane_texts, Lane, lane).tid);
-        }
-        size_t lane_end = out->size;
-        PUT(out, ",\"ts\":");
-        put_microseconds(out, time - decoder->base_ns);
-        PUT(out, ",\"dur\":");
-        put_microseconds(out, (int64_t)duration);
-        PUT(out, ",\"args\":{\"device\":");
-        put_signed(out, gpu);
-        bool digits = !out->failed && lane_end - lane_begin > 2;
-        for (size_t i = lane_begin + 1; digits && i + 1 < lane_end; i++)
-            digits = out->data[i] >= '0' && out->data[i] <= '9';
-        if (digits) {
-            PUT(out, ",\"stream\":");
-            size_t length = lane_end - lane_begin - 2;
-            if (array_reserve(out, length)) put(out, out->data + lane_begin + 1, length);
-        }
-        while (good && next_field(&all, &field)) {
-            if (field.number == STAGE_EXTRA_DATA) good = put_extra_data(out, field.bytes);
-            else if (field.number == STAGE_LAUNCH) good = put_launch(out, field.bytes);
-        }
-        PUT(out, "}}");
+    uint32_t lane = map_find(&sequence->lanes, queue, 0), kind = map_find(&sequence->lanes, stage, 0);
+    array_append_signed(&decoder->text, gpu);
+    int32_t pid = code_of_text(decoder);
+    if (lane == UINT32_MAX) array_append_unsigned(&decoder->text, queue);
+    else put_text(decoder, &decoder->text, view_of(&sequence->texts, AT(sequence->lane_texts, Lane, lane).tid));
+    Array *out = &decoder->out;
+    PUT(out, "{\"device\":");
+    array_append_signed(out, gpu);
+    Bytes tid = bytes_of(decoder->text.data, decoder->text.size);
+    if (is_whole(tid)) {
+        PUT(out, ",\"stream\":");
+        put(out, tid.at, bytes_left(&tid));
     }
-    if (good) return;
-    out->size = begin;
-    decoder->counts[DAMAGED]++;
+    EventRow row = row_of(decoder, 'X', pid, code_of_text(decoder), time);
+    bool good = !data.damaged;
+    while (good && next_field(&all, &field)) {
+        if (field.number == STAGE_EXTRA_DATA) good = put_extra_data(decoder, field.bytes);
+        else if (field.number == STAGE_LAUNCH) good = put_launch(out, field.bytes);
+    }
+    PUT(out, "}");
+    if (!good) {
+        out->size = 0;
+        decoder->counts[DAMAGED]++;
+        return;
+    }
+    if (!take_args(decoder, &row.args)) decoder->counts[NO_ARGS]++;
+    if (kind == UINT32_MAX) PUT(&decoder->text, "kernel");
+    else put_text(decoder, &decoder->text, view_of(&sequence->texts, AT(sequence->lane_texts, Lane, kind).category));
+    row.codes[CATEGORY] = code_of_text(decoder);
+    uint32_t number = map_find(&sequence->interned, stage, SPECS);
+    if (!bytes_left(&name) && number != UINT32_MAX)
+        name = view_of(&sequence->texts, AT(sequence->interned_texts, Text, number));
+    put_text(decoder, &decoder->text, name);
+    row.codes[NAME] = code_of_text(decoder);
+    row.duration = (int64_t)duration;
+    add_row(decoder, &row);
 }
 
 /* --- packets --- */
@@ -1349,19 +1239,21 @@ static void read_packet(Decoder *decoder, Bytes packet) {
         Event event;
         if (!parse_event(decoder, sequence, track_event.bytes, &event)) decoder->counts[DAMAGED]++;
         else if (!event.kind) decoder->counts[NO_KIND]++;
-        else if (decoder->rewriting) rewrite_event(decoder, sequence, time, &event);
+        else if (decoder->rewriting) add_track_event(decoder, sequence, time, &event);
         else index_event(decoder, time, &event);
     } else if (decoder->rewriting) {
-        rewrite_stage(decoder, sequence, time, stage.bytes);
+        add_stage(decoder, sequence, time, stage.bytes);
     } else {
         index_stage(decoder, time, stage.bytes);
     }
 }
 
-/* Whole packets, as cut_packets finds them, until there is enough JSON; returns the place of the next one. */
+/* Whole packets, as cut_packets finds them, until there is enough text; returns the place of the next one. */
 static const uint8_t *read_packets(Decoder *decoder, Bytes block) {
+    const EventColumns *columns = &decoder->columns;
     Field field;
-    while (!decoder->failed && decoder->out.size < ENOUGH_JSON && next_field(&block, &field))
+    while (!decoder->failed && columns->column[ARGS].size + columns->texts.data.size < ENOUGH_TEXT &&
+           next_field(&block, &field))
         read_packet(decoder, field.bytes);
     return block.at;
 }
@@ -1384,8 +1276,9 @@ static void decoder_free(Decoder *decoder) {
         &decoder->sequences, &decoder->clocks, &decoder->uuids, &decoder->tracks, &decoder->times, &decoder->halves,
         &decoder->flow_ids, &decoder->flow_times, &decoder->flow_ends, &decoder->latest, &decoder->durations_found, &decoder->described,
         &decoder->described_bytes, &decoder->categories, &decoder->flows, &decoder->counted, &decoder->annotations,
-        &decoder->json, &decoder->plan_texts, &decoder->track_texts, &decoder->counter_tracks, &decoder->flow_kinds, &decoder->out};
+        &decoder->json, &decoder->plan_texts, &decoder->planned, &decoder->flow_kinds, &decoder->out, &decoder->text};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) array_free(arrays[i]);
+    columns_free(&decoder->columns);
     if (decoder->durations.obj) PyBuffer_Release(&decoder->durations);
     if (decoder->phases.obj) PyBuffer_Release(&decoder->phases);
     free(decoder);
@@ -1393,59 +1286,51 @@ static void decoder_free(Decoder *decoder) {
 
 static void capsule_free(PyObject *capsule) { decoder_free(PyCapsule_GetPointer(capsule, capsule_name)); }
 
-static Text add_plan_text(Decoder *decoder, PyObject *bytes) {
+static Text add_plan_text(Decoder *decoder, PyObject *bytes, bool is_quoted) {
     char *text;
     Py_ssize_t length;
     if (PyBytes_AsStringAndSize(bytes, &text, &length) < 0) return (Text){0};
-    size_t begin = decoder->plan_texts.size;
-    put(&decoder->plan_texts, text, (size_t)length);
-    return (Text){begin, (size_t)length};
+    return add_text(decoder, &decoder->plan_texts, bytes_of(text, (size_t)length), is_quoted);
 }
 
 static bool read_plan(Decoder *decoder, PyObject *plan) {
-    PyObject *uuids, *tracks, *counters, *durations, *phases, *kinds;
+    PyObject *tracks, *durations, *phases, *kinds, *words, *names;
     long long base;
-    if (!PyArg_ParseTuple(plan, "LO!O!O!OOO!", &base, &PyList_Type, &uuids, &PyList_Type, &tracks, &PyList_Type,
-                          &counters, &durations, &phases, &PyList_Type, &kinds))
+    if (!PyArg_ParseTuple(plan, "LO!OOO!O!O!", &base, &PyList_Type, &tracks, &durations, &phases, &PyList_Type, &kinds,
+                          &PyTuple_Type, &words, &PyTuple_Type, &names))
         return false;
     decoder->rewriting = true;
     decoder->base_ns = base;
-    PUT(&decoder->plan_texts, " "); /* no text begins at 0 */
-    for (Py_ssize_t i = 0; i < PyList_Size(uuids); i++) {
-        uint64_t uuid = PyLong_AsUnsignedLongLong(PyList_GetItem(uuids, i));
-        if (PyErr_Occurred() || map_number(&decoder->track_numbers, uuid, 0) == UINT32_MAX) goto failed;
-        Text text = add_plan_text(decoder, PyList_GetItem(tracks, i));
-        array_append(&decoder->track_texts, &text, sizeof text);
-        CounterTrack counter = {.multiplier = 1};
-        PyObject *described = PyList_GetItem(counters, i);
-        if (described && described != Py_None) {
-            PyObject *name, *series;
-            long long multiplier;
-            int differences;
-            if (!PyArg_ParseTuple(described, "OOLp", &name, &series, &multiplier, &differences)) return false;
-            counter.name = add_plan_text(decoder, name);
-            counter.series = add_plan_text(decoder, series);
-            counter.multiplier = multiplier;
-            counter.differences = differences;
-            counter.known = true;
-        }
-        array_append(&decoder->counter_tracks, &counter, sizeof counter);
+    decoder->columns.is_lenient = true;
+    for (Py_ssize_t i = 0; i < PyList_Size(tracks); i++) {
+        PyObject *pid, *tid, *name, *series;
+        unsigned long long uuid;
+        long long multiplier;
+        int differences;
+        if (!PyArg_ParseTuple(PyList_GetItem(tracks, i), "KOO(OOLp)", &uuid, &pid, &tid, &name, &series, &multiplier,
+                              &differences))
+            return false;
+        Track track = {add_plan_text(decoder, pid, false), add_plan_text(decoder, tid, false),
+                       add_plan_text(decoder, name, false), add_plan_text(decoder, series, true),
+                       multiplier, differences, 0};
+        array_append(&decoder->planned, &track, sizeof track);
+        if (map_number(&decoder->track_numbers, uuid, 0) == UINT32_MAX) decoder->planned.failed = true;
     }
     for (Py_ssize_t i = 0; i < PyList_Size(kinds); i++) {
-        PyObject *low, *high, *name;
-        if (!PyArg_ParseTuple(PyList_GetItem(kinds, i), "OOO", &low, &high, &name)) return false;
-        FlowKind kind = {PyLong_AsUnsignedLongLong(low), PyLong_AsUnsignedLongLong(high), add_plan_text(decoder, name)};
+        PyObject *name;
+        unsigned long long low, high;
+        if (!PyArg_ParseTuple(PyList_GetItem(kinds, i), "KKO", &low, &high, &name)) return false;
+        FlowKind kind = {low, high, add_plan_text(decoder, name, false)};
         array_append(&decoder->flow_kinds, &kind, sizeof kind);
     }
     if (PyErr_Occurred()) return false;
-    if (decoder->plan_texts.failed || decoder->track_texts.failed || decoder->counter_tracks.failed ||
-        decoder->flow_kinds.failed)
-        goto failed;
+    if (decoder->plan_texts.failed || decoder->planned.failed || decoder->flow_kinds.failed) {
+        PyErr_NoMemory();
+        return false;
+    }
     return PyObject_GetBuffer(durations, &decoder->durations, PyBUF_SIMPLE) == 0 &&
-           PyObject_GetBuffer(phases, &decoder->phases, PyBUF_SIMPLE) == 0;
-failed:
-    if (!PyErr_Occurred()) PyErr_NoMemory();
-    return false;
+           PyObject_GetBuffer(phases, &decoder->phases, PyBUF_SIMPLE) == 0 &&
+           columns_init(&decoder->columns, words, names);
 }
 
 static PyObject *perfetto_decoder(PyObject *module, PyObject *arguments) {
@@ -1476,15 +1361,15 @@ static PyObject *perfetto_add(PyObject *module, PyObject *arguments) {
         PyBuffer_Release(&block);
         return decoder ? PyErr_Format(PyExc_ValueError, "no place in the block") : NULL;
     }
-    const uint8_t *data = block.buf, *next;
+    const uint8_t *data = block.buf, *next = data;
     Py_BEGIN_ALLOW_THREADS
-    size_t left = (size_t)(block.len - begin);
-    if (decoder->rewriting) array_reserve(&decoder->out, left * 2 < ENOUGH_JSON ? left * 2 : ENOUGH_JSON);
-    next = read_packets(decoder, bytes_of(data + begin, left));
+    if (decoder->rewriting && !columns_start(&decoder->columns)) decoder->failed = true;
+    else next = read_packets(decoder, bytes_of(data + begin, (size_t)(block.len - begin)));
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&block);
-    if (decoder->failed || decoder->out.failed) return PyErr_NoMemory();
-    return Py_BuildValue("(Nn)", array_to_python(&decoder->out), (Py_ssize_t)(next - data));
+    if (decoder->failed || decoder->out.failed || decoder->text.failed) return PyErr_NoMemory();
+    PyObject *columns = decoder->rewriting ? columns_to_python(&decoder->columns) : Py_NewRef(Py_None);
+    return columns ? Py_BuildValue("(Nn)", columns, (Py_ssize_t)(next - data)) : NULL;
 }
 
 static PyObject *counts_of(const uint64_t *counts, size_t size) {
@@ -1603,7 +1488,7 @@ PyMethodDef perfetto_methods[] = {
      "perfetto_decoder(sequence, plan): a decoder that makes the index (plan is None) or rewrites events. All functions "
      "are called by rankscope.readers.perfetto.decoder."},
     {"perfetto_add", perfetto_add, METH_VARARGS,
-     "perfetto_add(decoder, block, begin): events as JSON, and where in the block the next call begins."},
+     "perfetto_add(decoder, block, begin): events as columns, or None for the index, and where in the block the next call begins."},
     {"perfetto_counts", perfetto_counts, METH_O, "perfetto_counts(decoder): what was lost or repaired."},
     {"perfetto_index", perfetto_index, METH_O, "perfetto_index(decoder): the index; the decoder is empty afterwards."},
     {"cut_packets", cut_packets, METH_O, "cut_packets(bytes): end, missing bytes, damaged, compressed packets."},

@@ -6,7 +6,6 @@
 
 #include <math.h>
 
-#define MOST_DIGITS 19 /* of a number that fits into 64 bits */
 #define EXACT_DOUBLE (UINT64_C(1) << 53)  /* every whole number up to it is a double */
 
 /* sign * digits / 10**fraction */

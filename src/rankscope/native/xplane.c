@@ -1,10 +1,8 @@
 /* Lines of XLA's XSpace protobuf (readers/xla/planes.py): where their fields are, and their events as columns.
  *
  * An event that is damaged is left out and counted; bytes that are no text become U+FFFD. */
-#include "native.h"
+#include "json.h"
 #include "protobuf.h"
-
-#include <stdio.h>
 
 #define NO_ARGS UINT32_MAX
 #define LONGEST_ARGS (1u << 28) /* of a piece: stats may refer to one long text again and again */
@@ -81,51 +79,6 @@ typedef struct {
     long long without_time, without_metadata, damaged, without_args;
 } Reading;
 
-static size_t utf8_length(const uint8_t *at, const uint8_t *end) {
-    uint8_t first = *at;
-    size_t length = first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 0;
-    if (!length || (size_t)(end - at) < length) return 0;
-    for (size_t i = 1; i < length; i++)
-        if ((at[i] & 0xc0) != 0x80) return 0;
-    if ((first == 0xe0 && at[1] < 0xa0) || (first == 0xed && at[1] > 0x9f) || (first == 0xf0 && at[1] < 0x90) ||
-        (first == 0xf4 && at[1] > 0x8f))
-        return 0;
-    return length;
-}
-
-/* The text in quotes as json.dumps writes it, with U+FFFD for NUL and for bytes that are not UTF-8. */
-static void append_quoted(Array *out, Bytes text) {
-    static const char short_escapes[] = "btn_fr"; /* from 0x08 on; 0x0b has none */
-    array_append(out, "\"", 1);
-    const uint8_t *copied = text.at, *at = text.at;
-    while (at < text.end) {
-        size_t length = *at < 0x80 ? 1 : utf8_length(at, text.end);
-        if (length && *at >= 0x20 && *at != '"' && *at != '\\') {
-            at += length;
-            continue;
-        }
-        array_append(out, copied, (size_t)(at - copied));
-        char escape[8];
-        int size;
-        if (*at == 0 || !length) size = snprintf(escape, sizeof escape, "\xef\xbf\xbd");
-        else if (*at >= 0x20) size = snprintf(escape, sizeof escape, "\\%c", *at);
-        else if (*at >= 8 && *at <= 13 && *at != 11) size = snprintf(escape, sizeof escape, "\\%c", short_escapes[*at - 8]);
-        else size = snprintf(escape, sizeof escape, "\\u%04x", *at);
-        array_append(out, escape, (size_t)size);
-        copied = ++at;
-    }
-    array_append(out, copied, (size_t)(at - copied));
-    array_append(out, "\"", 1);
-}
-
-static void append_integer(Array *out, bool negative, uint64_t value) {
-    char text[24], *end = text + sizeof text, *begin = end;
-    do *--begin = (char)('0' + value % 10);
-    while (value /= 10);
-    if (negative) *--begin = '-';
-    array_append(out, begin, (size_t)(end - begin));
-}
-
 /* One stat of an event: into its arguments, and into a column if it is one of those picked. False if it is damaged. */
 static bool read_stat(Reading *reading, Bytes stat, int64_t *values, bool *has_args) {
     int64_t id = 0;
@@ -151,12 +104,12 @@ static bool read_stat(Reading *reading, Bytes stat, int64_t *values, bool *has_a
     array_append(out, ":", 1);
     switch (value.number) {
     case STAT_DOUBLE: array_append_double(out, double_of(&value)); return true;
-    case STAT_UNSIGNED: append_integer(out, false, value.value); return true;
-    case STAT_SIGNED: append_integer(out, value.value >> 63, value.value >> 63 ? -value.value : value.value); return true;
-    case STAT_TEXT: append_quoted(out, value.bytes); return true;
+    case STAT_UNSIGNED: array_append_unsigned(out, value.value); return true;
+    case STAT_SIGNED: array_append_signed(out, (int64_t)value.value); return true;
+    case STAT_TEXT: append_quoted(out, value.bytes.at, value.bytes.end); return true;
     case STAT_BYTES:
         array_append(out, "\"", 1);
-        append_integer(out, false, bytes_left(&value.bytes));
+        array_append_unsigned(out, bytes_left(&value.bytes));
         array_append(out, " bytes\"", 7);
         return true;
     case STAT_REFERENCE: {

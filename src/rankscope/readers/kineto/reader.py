@@ -371,7 +371,7 @@ def _lists(*lists: tuple[str, ...]) -> _Lists:
     return tuple(tuple(text.encode() for text in texts) for texts in lists)
 
 
-_WORDS = _lists(
+WORDS = _lists(
     WITHOUT_TYPED_ARGS,
     ("cpu_op",),
     ("user_annotation",),
@@ -380,9 +380,10 @@ _WORDS = _lists(
     ("[memory]",),
     COMPUTING_OPS,
 )
-"""Categories and names that decide which arguments of an event get columns; scan.c says what each list means."""
+"""Categories and names that decide which arguments of an event get columns; native/event_columns.c says what each
+list means."""
 
-_NAMES = _lists(
+NAMES = _lists(
     tuple(name for name, kind in TYPED_ARGS.items() if kind == "BIGINT"),
     tuple(name for name, kind in TYPED_ARGS.items() if kind == "VARCHAR"),
     tuple(MEMORY_ARGS),
@@ -403,24 +404,27 @@ _SCANNED = {
     "computing": "int32",
     "shapes": "int32",
 }
-"""In the order in which the scanner returns them."""
+"""In the order in which the C parts return them (native/event_columns.h)."""
 
 
 def scan(view: memoryview) -> EventColumns | None:
     """The events of a block, complete events with commas between them, as the scanner in C reads them (native/scan.c,
     docs/adr/0136-native-scanner.md). None if it is not sure to read them as DuckDB does."""
-    scanned = None if native.functions is None else native.functions.scan_events(view, _WORDS, _NAMES)
-    if scanned is None:
-        return None
+    scanned = None if native.functions is None else native.functions.scan_events(view, WORDS, NAMES)
+    return None if scanned is None else columns_in_c(scanned)
+
+
+def columns_in_c(buffers: tuple[Any, ...]) -> EventColumns:
+    """The columns that the C parts return."""
     # Late: numpy is not needed to find and identify files.
     import numpy as np
 
     from rankscope.readers.columns import IN_C, EventColumns, Texts
 
-    *buffers, text_offsets, text_data = scanned
+    *values, text_offsets, text_data = buffers
     columns: dict[str, Any] = {
         name: np.frombuffer(buffer, dtype=kind)
-        for (name, kind), buffer in zip(_SCANNED.items(), buffers, strict=True)
+        for (name, kind), buffer in zip(_SCANNED.items(), values, strict=True)
     }
     columns["memory"] = columns["memory"].reshape(-1, len(MEMORY_ARGS))
     columns["shapes"] = columns["shapes"].reshape(-1, len(SHAPE_ARGS))

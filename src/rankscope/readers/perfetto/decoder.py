@@ -1,7 +1,7 @@
 """The decoder of a trace's packets, which is written in C (native/perfetto.c).
 
 A trace is decoded twice, block by block. `Index` finds the tracks, where slices begin and end, and flows. What follows
-from all of them (`Plan`) is given to `Rewriter`, which writes the events as Kineto's JSON.
+from all of them (`Plan`) is given to `EventDecoder`, which gives the events as columns.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ from numpy.typing import NDArray
 from rankscope import native
 from rankscope.readers.base import ReadReport
 from rankscope.readers.byte_stream import open_stream
+from rankscope.readers.columns import EventColumns
+from rankscope.readers.kineto.reader import NAMES, WORDS, columns_in_c
 from rankscope.readers.pairing import pair_nested
 from rankscope.readers.perfetto.field_numbers import Packet
 
-DAMAGED, NO_STATE, NO_TIME, NO_CLOCK, FAR_TIME, NO_KIND, NO_TRACK, NO_ARGS, NO_NAME, SHORTENED = range(10)
+DAMAGED, NO_STATE, NO_TIME, NO_CLOCK, FAR_TIME, NO_KIND, NO_TRACK, NO_ARGS, NO_NAME, SHORTENED, NOT_UTF8 = (
+    range(11)
+)
 LOSSES = {
     DAMAGED: "packets that are damaged",
     NO_STATE: "packets that refer to names which the file has lost",
@@ -33,14 +37,19 @@ LOSSES = {
 }
 """Why events are lost, by their number in C."""
 REPAIRS = {
-    NO_ARGS: "arguments that are damaged were left out",
+    NO_ARGS: "arguments that are damaged or too long were left out",
     NO_NAME: "names that are not in the file are empty",
     SHORTENED: "long names were cut to 64 KiB",
+    NOT_UTF8: "texts that are not UTF-8 have replacement characters",
 }
 
 _BEGIN, _END = 0, 1
 """Halves of slices. 2 is an end that follows in the file on a begin of the same time: the slice has no duration."""
 _ALL_SEQUENCES = -1
+
+
+CounterPlan = tuple[bytes, bytes, int, bool]
+"""Name, series, multiplier, and whether values are differences."""
 
 
 @dataclass
@@ -49,10 +58,8 @@ class Plan:
 
     base_ns: int
     """Time 0 of the events."""
-    tracks: list[bytes]
-    """By number: pid and tid as JSON."""
-    counters: list[tuple[bytes, bytes, int, bool] | None]
-    """By number: name, series, multiplier, and whether values are differences."""
+    tracks: list[tuple[int, bytes, bytes, CounterPlan]]
+    """By number: uuid, pid and tid, and how its values are counted."""
     durations: Any
     """Of each begin."""
     flow_phases: Any
@@ -144,30 +151,29 @@ class Index:
         return Durations((ends - self.times)[is_begin], len(pairs.never_ended), len(pairs.never_begun))
 
 
-class Rewriter:
+class EventDecoder:
     """The second pass."""
 
-    def __init__(self, plan: Plan, uuids: list[int], sequence: int | None = None) -> None:
+    def __init__(self, plan: Plan, sequence: int | None = None) -> None:
         given = (
             plan.base_ns,
-            uuids,
             plan.tracks,
-            plan.counters,
             np.ascontiguousarray(plan.durations),
             np.ascontiguousarray(plan.flow_phases),
             plan.flow_kinds,
+            WORDS,
+            NAMES,
         )
         self._decoder = native.functions.perfetto_decoder(
             _ALL_SEQUENCES if sequence is None else sequence, given
         )
 
-    def rewrite(self, block: memoryview) -> Iterator[Any]:
-        """Buffers with the events of a block as JSON, with commas between them."""
+    def decode(self, block: memoryview) -> Iterator[EventColumns]:
+        """The events of a block; in several pieces if they have much text."""
         at = 0
         while at < len(block):
-            text, at = native.functions.perfetto_add(self._decoder, block, at)
-            if len(text):
-                yield text
+            columns, at = native.functions.perfetto_add(self._decoder, block, at)
+            yield columns_in_c(columns)
 
     @property
     def counts(self) -> list[int]:
@@ -176,7 +182,7 @@ class Rewriter:
 
 
 BLOCK_BYTES = 8 << 20
-"""Rewritten at once: about 16 MiB of JSON."""
+"""Decoded at once."""
 _LARGEST_PACKET = 128 << 20
 _MOST_INFLATED = 64 << 20
 """Of one packet. Perfetto compresses half a MiB at a time."""

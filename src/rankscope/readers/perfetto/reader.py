@@ -1,4 +1,4 @@
-"""Reads a Perfetto trace in two passes: what slices and flows consist of, then the events as Kineto's JSON."""
+"""Reads a Perfetto trace in two passes: what slices and flows consist of, then the events as columns."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rankscope.readers.base import (
     Reader,
     Reading,
     ReadReport,
+    ReadyBatch,
     TraceIdentity,
     is_usable_rank,
     need_c_parts,
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
     from rankscope.readers.perfetto.decoder import Index, PacketStream, Plan
 
 _SEPARATOR = b'},\n{"ph"'
-"""Between two events. Texts have no line breaks: they are escaped."""
+"""Between two events of metadata. Texts have no line breaks: they are escaped."""
 _HEAD_BYTES = 4 << 20
 _PACKETS_LOOKED_AT = 16
 _MOST_EXPANSION = 500
-"""JSON has about twice the bytes of its packets."""
+"""Arguments as JSON and distinct names have about the bytes of their packets."""
 _ALWAYS_ALLOWED = 1 << 30
-"""Bytes of JSON that are written whatever the ratio is."""
+"""Bytes of them, whatever the ratio is."""
 
 
 class PerfettoReading(Reading):
@@ -52,7 +53,7 @@ class PerfettoReading(Reading):
 
     def batches(self) -> Iterator[EventBatch]:
         # Late: they import numpy, which finding and identifying files does not need.
-        from rankscope.readers.perfetto.decoder import DAMAGED, REPAIRS, Index, Rewriter
+        from rankscope.readers.perfetto.decoder import DAMAGED, REPAIRS, EventDecoder, Index
 
         need_c_parts(self._path)
         index = Index(self._sequence)
@@ -66,21 +67,22 @@ class PerfettoReading(Reading):
         if metadata:
             text = b",\n".join(json.dumps(event, separators=(",", ":")).encode() for event in metadata)
             yield batch_of(text, _SEPARATOR, self.report)
-        rewriter = Rewriter(plan, index.uuids, self._sequence)
-        written = 0
+        decoder = EventDecoder(plan, self._sequence)
+        expanded = 0
         for block in self._pass(ReadReport()):  # the first pass has reported the damage
-            for text in rewriter.rewrite(block):
-                written += len(text)
-                if written > max(_ALWAYS_ALLOWED, _MOST_EXPANSION * read):
+            for columns in decoder.decode(block):
+                expanded += len(columns.args) + len(columns.texts.data)
+                if expanded > max(_ALWAYS_ALLOWED, _MOST_EXPANSION * read):
                     self.report.damage = f"the events expand more than {_MOST_EXPANSION}-fold, as in no trace"
                     return
-                yield batch_of(text, _SEPARATOR, self.report)
-        damaged = rewriter.counts[DAMAGED] - index.counts[DAMAGED]
+                if len(columns):
+                    yield ReadyBatch(columns)
+        damaged = decoder.counts[DAMAGED] - index.counts[DAMAGED]
         if damaged > 0:
             self.report.lose(f"{damaged:,} GPU stages that are damaged", damaged)
         for number, why in REPAIRS.items():
-            if rewriter.counts[number]:
-                self.report.repaired(why, rewriter.counts[number])
+            if decoder.counts[number]:
+                self.report.repaired(why, decoder.counts[number])
 
     def _pass(self, report: ReadReport) -> Iterator[memoryview]:
         from rankscope.readers.perfetto.decoder import PacketStream
@@ -131,11 +133,12 @@ class PerfettoReading(Reading):
             )
         exported = self._exported(index)
         all_tracks = tracks.Tracks(described)
-        places = [exported.place(uuid) or all_tracks.place(uuid) for uuid in index.uuids]
         plan = Plan(
             base_ns=base,
-            tracks=[thread.as_json() for thread in places],
-            counters=[all_tracks.counter(uuid) for uuid in index.uuids],
+            tracks=[
+                (uuid, *(exported.place(uuid) or all_tracks.place(uuid)).texts(), all_tracks.counter(uuid))
+                for uuid in index.uuids
+            ],
             durations=durations.ns,
             flow_phases=_flow_phases(index),
             flow_kinds=exported.flow_kinds,

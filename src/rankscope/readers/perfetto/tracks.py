@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,6 @@ FILE_KEY = "rankscope.file."
 _MOST_PARENTS = 64
 _MOST_FLOW_KINDS = 1000
 """Each flow is looked up among them."""
-_SPECIAL = re.compile(rb'[\x00-\x1f"\\]')
 _UNITS = {1: "ns", 2: "count", 3: "bytes"}
 
 
@@ -153,14 +151,8 @@ def _int32(value: int) -> int:
     return (value & 0xFFFF_FFFF) - ((value & 0x8000_0000) << 1)
 
 
-def escaped(text: bytes) -> bytes:
-    """The inside of a JSON string. A zero byte, which no text needs, becomes a replacement character."""
-    return _SPECIAL.sub(_escape, text)
-
-
-def _escape(match: re.Match[bytes]) -> bytes:
-    byte = match[0]
-    return b"\\" + byte if byte in b'"\\' else b"\\u%04x" % (byte[0] or 0xFFFD)
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "replace")  # JSON may have half of a character
 
 
 @dataclass(frozen=True)
@@ -170,8 +162,8 @@ class TrackThread:
     pid: str
     tid: str
 
-    def as_json(self) -> bytes:
-        return b'"pid":"%b","tid":"%b",' % (escaped(self.pid.encode()), escaped(self.tid.encode()))
+    def texts(self) -> tuple[bytes, bytes]:
+        return _encoded(self.pid), _encoded(self.tid)
 
 
 class Tracks:
@@ -200,13 +192,12 @@ class Tracks:
             top = above
         return TrackThread(top.name or "no process", name)
 
-    def counter(self, uuid: int) -> tuple[bytes, bytes, int, bool] | None:
-        track = self._found.get(uuid)
-        if track is None or track.counter is None:
-            return None
-        counter = track.counter
-        name, unit = (escaped(text.encode()) for text in (track.name, counter.unit))
-        return name, unit, counter.multiplier, counter.differences
+    def counter(self, uuid: int) -> tuple[bytes, bytes, int, bool]:
+        """Name, series, multiplier, and whether values are differences. Without a description, events have the name."""
+        track = self._found.get(uuid, Descriptor())
+        counter = track.counter or Counter()
+        name = track.name if track.counter else ""
+        return _encoded(name), _encoded(counter.unit), counter.multiplier, counter.differences
 
     def metadata(self, used: list[int]) -> Iterator[dict[str, Any]]:
         """Events of phase M that name the processes and threads of these tracks."""
@@ -245,7 +236,7 @@ class ExportedFile:
         self.metadata = [event for event in as_list(content.get("metadata")) if isinstance(event, dict)]
         """Events of phase M."""
         self.flow_kinds = [
-            (low, high, escaped(kind.encode()))
+            (low, high, _encoded(kind))
             for kind, low, high in filter(_is_flow_range, as_list(content.get("flows"))[:_MOST_FLOW_KINDS])
         ]
         self._places = {
