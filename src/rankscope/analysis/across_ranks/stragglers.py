@@ -385,16 +385,20 @@ def _straggler(
         span=_span(all_waits, ranks, worst),
         hint=why.hint,
         facts=facts,
-        remedy=_remedy(cause, ranks, is_stage and cause == "compute"),
+        remedy=_remedy(run, cause, ranks, is_stage),
         names=(*why.names, *([node] if node else ())),
         why=why.title,
         most_severity="warning" if len(in_steps) == 1 else "critical",
     )
 
 
-def _remedy(cause: str, ranks: tuple[int, ...], is_stage: bool) -> Remedy:
-    """A stage gets the mean work of all: its work has to be done somewhere."""
-    if is_stage:
+def _remedy(run: Run, cause: str, ranks: tuple[int, ...], is_stage: bool) -> Remedy:
+    """A stage that may have more layers gets the mean work of all: its work has to be done somewhere."""
+    if (
+        is_stage
+        and cause == "compute"
+        and runs_more_kernels(run, layout_of(run, Scope()).stage(ranks[0])) is None
+    ):
         return Remedy("balanced", ranks=ranks, what="stages")
     return Remedy("links at median" if cause == "link" else "rank at median", ranks=ranks)
 
