@@ -17,6 +17,7 @@ from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.across_ranks.time_split import PARTS, time_split
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
+from rankscope.analysis.core.grouping import group_medians
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.records import dataclass
@@ -178,7 +179,7 @@ def link_excess(run: Run, ranks: tuple[int, ...], steps: tuple[int | None, ...])
     is_pair = rows.peer[used] != NONE
     _, unit = number_rows([rows.group[used], np.where(is_pair, low, NONE), np.where(is_pair, high, NONE)])
     cells, cell = number_rows([alike, unit, step])
-    typical = _medians(transfer[used], cell, len(cells))
+    typical = group_medians(cell, transfer[used])
     # Of each kind of transfer and step, one row of the units, to compare each with the others.
     tables, table = number_rows([cells[:, 0], cells[:, 2]])
     column = count_before([table], cells[:, 1])
@@ -189,15 +190,6 @@ def link_excess(run: Run, ranks: tuple[int, ...], steps: tuple[int | None, ...])
     excess = np.nan_to_num(transfer[used] - others[cell])
     np.add.at(total, (np.searchsorted(ranks, rows.rank[used]), step), excess)
     return total
-
-
-def _medians(values: Ints, group: Ints, count: int) -> Floats:
-    """The median of each group; none of them is empty."""
-    ordered = values[np.lexsort((values, group))]
-    sizes = np.bincount(group, minlength=count)
-    first = np.cumsum(sizes) - sizes
-    middle: Floats = (ordered[first + (sizes - 1) // 2] + ordered[first + sizes // 2]) / 2
-    return middle
 
 
 def _middle_of_others(values: Floats) -> tuple[Floats, Floats]:

@@ -27,4 +27,5 @@ def group_medians(group: Ints, value: Ints) -> Floats:
     sizes = np.bincount(group)
     first = np.cumsum(sizes) - sizes
     ordered = value[order]
-    return (ordered[first + (sizes - 1) // 2] + ordered[first + sizes // 2]) / 2
+    middle: Floats = (ordered[first + (sizes - 1) // 2] + ordered[first + sizes // 2]) / 2
+    return middle
