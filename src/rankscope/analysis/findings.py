@@ -64,7 +64,7 @@ def of_one_report(report: Report) -> Report:
 
 def with_listed_findings(run: Run, scope: Scope, result: Result) -> Result:
     """Costs and severities are those of the whole collection; what is evidence of another finding is not listed."""
-    if not any(finding.remedy for finding in result.findings):
+    if not any(finding.remedy or finding.cost_ns for finding in result.findings):
         return result
     listed = [finding for finding in collect(run, scope) if finding.report == result.name]
     notes = result.notes

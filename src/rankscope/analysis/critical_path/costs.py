@@ -160,10 +160,13 @@ def _names_in(finding: Finding) -> list[str]:
     return [*finding.names, *(value for value in values if isinstance(value, str))]
 
 
-def _order(finding: Finding) -> tuple[int, int, str]:
-    """Critical without a cost; problems that other ranks do not have; other problems; the rest likewise."""
+def _order(finding: Finding) -> tuple[int, int]:
+    """Critical without a cost; problems that other ranks do not have; other problems; the rest likewise.
+
+    Equal ones stay in the order of their reports.
+    """
     if finding.cost_ns is None:
         group = 0 if finding.severity == "critical" else 3 if finding.severity in _PROBLEMS else 6
     else:
         group = (1 if finding.severity in _PROBLEMS else 4) + (not finding.reachable)
-    return group, -(finding.cost_ns or 0), finding.title
+    return group, -(finding.cost_ns or 0)

@@ -76,7 +76,9 @@ def anchors_of(graph: Graph) -> Mask:
     number = np.arange(len(host.rank))
     on_host = (host.opens != NONE) | (host.match != NONE) | (host.step != NONE) | host.is_end
     on_host |= host.kind == HOST_CLASSES.index("unrecorded")
-    on_host |= host.before != number - 1  # the first of a rank, and where threads meet
+    on_host |= (host.before == NONE) | (
+        host.before != number - 1
+    )  # the first of a rank, and where threads meet
     on_host |= np.diff(host.rank, append=NONE) != 0
     return np.concatenate([on_device, on_host])
 
