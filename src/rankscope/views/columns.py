@@ -139,6 +139,8 @@ def _scales(columns: Sequence[Column], values: Sequence[list[Any]]) -> list[Scal
     for index, column in enumerate(columns):
         if column.unit and not column.per_row_unit:
             families.setdefault(_family(column), []).append(index)
+        elif not column.unit and column.decimals is not None:
+            scales[index] = Scale(1, "", column.decimals)
     for (unit, _), members in families.items():
         shared = choose_scale(unit, [number for index in members for number in numbers[index]])
         decimals = 0

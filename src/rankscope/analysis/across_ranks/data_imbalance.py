@@ -69,10 +69,10 @@ def correlation_of(parts: Segments) -> DataCorrelation:
     pairs = []
     # The stages of a pipeline have the same micro-batches; ranks are paired by their order within the stage.
     ranks, of_rank = number_rows([stage, rank])
-    place = np.arange(len(ranks)) - np.searchsorted(ranks[:, 0], ranks[:, 0])
+    within_stage = np.arange(len(ranks)) - np.searchsorted(ranks[:, 0], ranks[:, 0])
     for number_of_stage in np.unique(stage)[1:].tolist():
         first, other = stage == stage.min(), stage == number_of_stage
-        pairs.append(_paired([place[of_rank], phase, step, micro_batch], first, other, relative))
+        pairs.append(_paired([within_stage[of_rank], phase, step, micro_batch], first, other, relative))
     across = np.concatenate(pairs, axis=1) if pairs else np.zeros((2, 0))
     return DataCorrelation(_correlation(both), _correlation(across))
 

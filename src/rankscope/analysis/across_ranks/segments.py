@@ -244,8 +244,8 @@ class Segments:
         if not len(self.rank):
             return np.zeros(0)
         keys = (self.stage, self.step, self.micro_batch, self.phase, self.chunk, self.position)
-        place, number = number_rows(keys)
-        stage, step, micro_batch, phase, _, position = place.T
+        rows, number = number_rows(keys)
+        stage, step, micro_batch, phase, _, position = rows.T
         mean = _sums(number, self.duration_ns) / self._ranks_of(stage, step)
         in_pass = np.flatnonzero(micro_batch != NONE)
         passes = [column[in_pass] for column in (stage, step, micro_batch, phase)]

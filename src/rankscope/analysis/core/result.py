@@ -32,7 +32,7 @@ class Column:
     at_end: bool = False
     """True for long texts: tables for people show them last. CSV and JSON keep the given order."""
     decimals: int | None = None
-    """Digits after the decimal point, in CSV too, to match the output of another tool; None: all digits."""
+    """Digits after the decimal point, in CSV too; None: as many as the values need, in CSV all."""
     minor: bool = False
     """True for columns that a narrow table leaves out first."""
     for_machines: bool = False

@@ -70,9 +70,9 @@ class _Prices:
         left = max(self.savings.step_ns - self._claimed_ns, 0.0)
         return replace(finding, alone_ns=finding.cost_ns, cost_ns=min(finding.cost_ns, round(left)))
 
-    def shared_ns(self, one: _Claim, other: _Claim) -> float:
+    def shared_ns(self, claim: _Claim, other: _Claim) -> float:
         """What both changes save, each of them alone."""
-        return one.alone_ns + other.alone_ns - self.saved_ns(one.remedy, other.remedy)
+        return claim.alone_ns + other.alone_ns - self.saved_ns(claim.remedy, other.remedy)
 
 
 def with_costs(run: Run, scope: Scope, findings: Sequence[Finding]) -> list[Finding]:

@@ -254,18 +254,17 @@ class _Walker:
         """Of the events between each point and the one before it on its stream, the one whose launch makes it latest,
         if all ran so many times as fast; points with nothing between them are left out."""
         device = self.graph.device
-        segment = np.cumsum(self.is_point[: self.devices][self.order][::-1])[
-            ::-1
-        ]  # the same up to the next point
+        # The same up to the next point.
+        segment = np.cumsum(self.is_point[: self.devices][self.order][::-1])[::-1]
         between = self.order[~self.is_point[self.order] & (device.launch[self.order] != NONE)]
-        place = self.place[between]
-        before = self.sums[: len(DEVICE_CLASSES), place].sum(axis=0) // speed + self.gaps[place]
+        position = self.place[between]
+        before = self.sums[: len(DEVICE_CLASSES), position].sum(axis=0) // speed + self.gaps[position]
         arrival = self.graph.host.time[device.launch[between]] + self.launch_delay[between] - before
-        order = np.lexsort((place, arrival, segment[place]))
-        last = order[np.diff(segment[place][order], append=NONE) != 0]
+        order = np.lexsort((position, arrival, segment[position]))
+        last = order[np.diff(segment[position][order], append=NONE) != 0]
         ends = np.full(len(nodes) + 1, NONE)
         ends[segment[self.place[nodes]]] = nodes
-        return ends[segment[place[last]]], between[last]
+        return ends[segment[position[last]]], between[last]
 
     def _along_stream(self, nodes: Ints) -> Edges:
         """From the point before it on its stream."""

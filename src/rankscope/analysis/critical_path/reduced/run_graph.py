@@ -305,8 +305,8 @@ def _with_messages(graph: ReducedGraph, all_waits: Waits, entry: Ints) -> Reduce
     """Split each send and receive in two points, its start and its end: others wait for the start, and its end for
     the starts of others. The point of the start comes before that of the end."""
     rows, peers = all_waits.rows, all_waits.peers
-    known = rows.point_to_point & (all_waits.wait != NONE) if len(rows.rank) else np.zeros(0, dtype=bool)
-    ends = np.flatnonzero(np.append(known, False)[entry])  # that of NONE is the last
+    has_wait = rows.point_to_point & (all_waits.wait != NONE) if len(rows.rank) else np.zeros(0, dtype=bool)
+    ends = np.flatnonzero(np.append(has_wait, False)[entry])  # that of NONE is the last
     if len(ends) == 0:
         return graph
     count, matches = len(graph.rank), len(graph.collectives.transfer)
