@@ -194,13 +194,21 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+ENDLESS = f"""#!{sys.executable}
+import os, signal, sys
+if "--version" in sys.argv:
+    os.execv("REAL", ["REAL", "--version"])
+signal.pause()
+"""
+
+
 @pytest.mark.parametrize("importer", [False, True])
 def test_killed_before_the_report_is_made(tmp_path: Path, importer: bool) -> None:
     real = target_only_nsys(tmp_path / "real")
     for host in NSIGHT.glob("host-linux-*"):  # an importer that does not end before it is killed
         endless = tmp_path / "real" / host.name / "QdstrmImporter"
         endless.parent.mkdir()
-        endless.write_text(f"#!{sys.executable}\nimport signal\nsignal.pause()\n")
+        endless.write_text(ENDLESS.replace("REAL", str(host.resolve() / "QdstrmImporter")))
         endless.chmod(0o755)
     stand_in = tmp_path / "tool" / "nsys"
     stand_in.parent.mkdir()
