@@ -14,7 +14,6 @@ from integration.jobs import PROFILE, PYTHON, manifests, our_lines, run, start, 
 from integration.nsight import (
     JOB,
     NCU,
-    NSIGHT,
     NSYS,
     agents_of,
     link_importer,
@@ -176,7 +175,7 @@ def test_a_job_that_is_killed(tmp_path: Path) -> None:
 # Starts the real nsys and kills all of it as soon as it makes the report, as a batch system does at the end of a job.
 KILLED = f"""#!{sys.executable}
 import os, pathlib, signal, subprocess, sys
-real = "REAL"
+real = "{NSYS}"
 if sys.argv[1] == "--version":
     os.execv(real, [real, "--version"])
 nsys = subprocess.Popen([real, *sys.argv[1:]], close_fds=False)
@@ -186,7 +185,8 @@ while nsys.poll() is None:
             words = (path / "cmdline").read_bytes()
             if b"QdstrmImporter" in words and os.environ["TMPDIR"].encode() in words:
                 agent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-                for pid in (int(path.name), agent, nsys.pid):
+                # And this process at once: an importer that is seen again may be a child of rankscope by then.
+                for pid in (int(path.name), agent, nsys.pid, os.getpid()):
                     os.kill(pid, signal.SIGKILL)
         except OSError:
             continue
@@ -194,25 +194,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-ENDLESS = f"""#!{sys.executable}
-import os, signal, sys
-if "--version" in sys.argv:
-    os.execv("REAL", ["REAL", "--version"])
-signal.pause()
-"""
-
-
 @pytest.mark.parametrize("importer", [False, True])
 def test_killed_before_the_report_is_made(tmp_path: Path, importer: bool) -> None:
-    real = target_only_nsys(tmp_path / "real")
-    for host in NSIGHT.glob("host-linux-*"):  # an importer that does not end before it is killed
-        endless = tmp_path / "real" / host.name / "QdstrmImporter"
-        endless.parent.mkdir()
-        endless.write_text(ENDLESS.replace("REAL", str(host.resolve() / "QdstrmImporter")))
-        endless.chmod(0o755)
     stand_in = tmp_path / "tool" / "nsys"
     stand_in.parent.mkdir()
-    stand_in.write_text(KILLED.replace("REAL", str(real)))
+    stand_in.write_text(KILLED)
     stand_in.chmod(0o755)
     if importer:
         link_importer(stand_in.parent)
