@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from rankscope.analysis.across_ranks.segments import BACKWARD, FORWARD, Segments, segments
@@ -44,9 +46,26 @@ class DataCorrelation:
         ]
 
 
-def follows_data(run: Run, scope: Scope) -> bool | None:
-    """Whether micro-batches that are long forward are long backward, and on all stages; None where it is not known."""
-    return data_correlation(run, scope).follows
+class DataEvidence(NamedTuple):
+    """What the data say about uneven work, for a finding about it."""
+
+    text: str
+    """The end of its evidence; empty where the data say nothing."""
+    hint: str
+    """Empty where the work does not follow the data."""
+    facts: tuple[Fact, ...]
+
+
+def data_evidence(run: Run, scope: Scope) -> DataEvidence:
+    text = hint = ""
+    if data_correlation(run, scope).follows:
+        text = "; it follows the data: forward and backward of a micro-batch are long together"
+        hint = "Assign sequences to ranks by their length, or pack them: the work differs, not the machines."
+    load = expert_load(run, scope)
+    if load is None:
+        return DataEvidence(text, hint, ())
+    text += f"; the rank with the most all_to_all bytes has {load.value:.2f}x the mean"
+    return DataEvidence(text, hint, (load,))
 
 
 @once_per_run

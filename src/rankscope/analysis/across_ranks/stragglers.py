@@ -8,7 +8,7 @@ import numpy as np
 
 from rankscope.analysis.across_ranks.blame import WAITING, Blame, blame
 from rankscope.analysis.across_ranks.comparison_notes import comparison_notes, missing_ranks
-from rankscope.analysis.across_ranks.data_imbalance import expert_load, follows_data
+from rankscope.analysis.across_ranks.data_imbalance import data_evidence
 from rankscope.analysis.across_ranks.lateness import OWN, Culprits, Lateness, culprits, lateness
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.across_ranks.nodes import node_of
@@ -80,9 +80,8 @@ def stragglers(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each rank, by the wait it caused."""
     all_waits, why = waits(run), blame(run)
     arrivals = why.arrivals
-    used = np.ones(
-        len(arrivals.step), dtype=bool
-    )  # by arrival: its waits are known and it lies in the window
+    # By arrival: its waits are known and it lies in the window.
+    used = np.ones(len(arrivals.step), dtype=bool)
     used[: len(all_waits.transfer)] = all_waits.transfer != NONE
     if scope.steps is not None:
         used &= (arrivals.step >= scope.steps[0]) & (arrivals.step <= scope.steps[1])
@@ -413,27 +412,20 @@ def _moving(run: Run, scope: Scope, late: Lateness) -> Finding:
     per_step = float(own_excess.max(axis=0).mean())
     share = min(per_step / late.mean_step_ns, 1.0) if late.mean_step_ns else 0.0
     listed = ", ".join(map(str, names[:8])) + (", …" if len(names) > 8 else "")
-    evidence = f"no rank is named; the last ranks, step by step: {listed}; most of it is {cause}"
-    hint = "Balance the work of the ranks: batches of equal length, experts of equal load."
+    data = data_evidence(run, scope)
     facts = [
         Fact("cause", cause, "", "the last rank of each step"),
         Fact("wait_per_step_ns", round(per_step), "ns", "the last rank of each step"),
         Fact("caused_wait_pct", 100 * share, "percent", "of the step"),
         Fact("late_ranks", len(set(names)), "count", "ranks that were the last in some step"),
     ]
-    if follows_data(run, scope):
-        evidence += "; it follows the data: forward and backward of a micro-batch are long together"
-        hint = "Assign sequences to ranks by their length, or pack them: the work differs, not the machines."
-    if (load := expert_load(run, scope)) is not None:
-        evidence += f"; the rank with the most all_to_all bytes has {load.value:.2f}x the mean"
-        facts.append(load)
     return Finding(
         graded(per_step, late.mean_step_ns, 0.0) or "info",
         f"The work of the ranks differs from step to step: the last one is {format_rounded('ns', per_step)} "
         f"({100 * share:.0f} %) late on average",
-        evidence,
-        hint=hint,
-        facts=tuple(facts),
+        f"no rank is named; the last ranks, step by step: {listed}; most of it is {cause}{data.text}",
+        hint=data.hint or "Balance the work of the ranks: batches of equal length, experts of equal load.",
+        facts=(*facts, *data.facts),
         remedy=Remedy("balanced", what="ranks") if gpu_ranks(run) else None,
     )
 

@@ -173,9 +173,8 @@ def _least(match: Ints, value: Ints, count: int) -> Ints:
 def _last(rows: Collectives, wait: Ints, count: int) -> Ints:
     """The entry of each match that did not wait; NONE when all arrived at once."""
     last = np.full(count, NONE)
-    first = np.flatnonzero((wait == 0) & (rows.match != NONE))[
-        ::-1
-    ]  # of ranks that arrived together, the lowest
+    # Of ranks that arrived together, the lowest.
+    first = np.flatnonzero((wait == 0) & (rows.match != NONE))[::-1]
     last[rows.match[first]] = first
     waited = np.zeros(count, dtype=bool)
     waited[rows.match[(wait > 0) & (rows.match != NONE)]] = True

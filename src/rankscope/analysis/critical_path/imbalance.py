@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.data_imbalance import data_correlation, expert_load
+from rankscope.analysis.across_ranks.data_imbalance import data_correlation, data_evidence
 from rankscope.analysis.across_ranks.segments import BALANCES, PHASES, Segments, segments
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
@@ -139,21 +139,13 @@ def _findings(run: Run, scope: Scope, rows: list[dict[str, Any]]) -> tuple[Findi
         Fact("balanced_ns", whole["balanced_ns"], "ns", "the run, per step", row=of_run),
         Fact("slowdown", slowdown, "", "the run", row=of_run),
     ]
-    hint = "Balance one thing at a time: rankscope whatif RUN --balance ranks"
-    correlation = data_correlation(run, scope)
-    if correlation.follows:
-        evidence += "; it follows the data: forward and backward of a micro-batch are long together"
-        hint = "Assign sequences to ranks by their length, or pack them: the work differs, not the machines."
-    facts += correlation.facts()
-    if (load := expert_load(run, scope)) is not None:
-        evidence += f"; the rank with the most all_to_all bytes has {load.value:.2f}x the mean"
-        facts.append(load)
+    data = data_evidence(run, scope)
     return (
         Finding(
             "info",
             f"Uneven work makes a step {slowdown:.2f}x as long as a balanced one",
-            evidence,
-            hint=hint,
-            facts=tuple(facts),
+            evidence + data.text,
+            hint=data.hint or "Balance one thing at a time: rankscope whatif RUN --balance ranks",
+            facts=(*facts, *data_correlation(run, scope).facts(), *data.facts),
         ),
     )

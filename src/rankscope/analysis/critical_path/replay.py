@@ -119,7 +119,7 @@ class Replay:
 
     def _prepare_host(self, graph: Graph) -> None:
         host = graph.host
-        self._target, lag = graph.sync_targets()
+        self._target, lag = graph.sync_targets
         self._waits, self._sync_lag = (host.target != NONE).tolist(), lag.tolist()
         # A cycle begins when it did, however long the one before takes: what lies between is not known.
         self._host_before = np.where(

@@ -26,7 +26,7 @@ from rankscope.timeline.run import Run
 
 MOST_EVENTS = 30_000
 """GPU events that the costs of findings replay one by one: a sixth of a second for each finding. Of larger runs they
-take the reduced graph, which agrees within 2 %."""
+take the reduced graph."""
 MOST_GRAPH_EVENTS = 200_000
 """GPU events whose graph is built: 0.2 GB. For larger runs, critical path and whatif take the reduced graph."""
 REDUCED = (

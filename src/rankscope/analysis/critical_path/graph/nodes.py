@@ -14,6 +14,7 @@ the delay of an event is kept as its residual, so that a replay without changes 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 
@@ -158,6 +159,12 @@ class Graph:
         other = follow(device.other, device.end, never) + lags.other[device.rank]
         return launch, stream, other
 
+    @cached_property
+    def stream_order(self) -> Ints:
+        """The device nodes stream by stream, each in order of start."""
+        return np.argsort(self.device.stream, kind="stable")
+
+    @cached_property
     def sync_targets(self) -> tuple[Ints, Ints]:
         """By host node: the device node whose end a synchronising call waits for, or NONE; and the time from that
         end to the end of the call.
@@ -177,6 +184,7 @@ class Graph:
         passed = host.time - follow(target, device.end, 0)
         return target, np.where(waits, passed, np.minimum(passed, self.lags.sync[host.rank]))
 
+    @cached_property
     def residuals(self) -> Ints:
         """How much later each device node starts than its causes explain; 0 where it has none."""
         device = self.device
@@ -187,7 +195,7 @@ class Graph:
     @property
     def unexplained_ns(self) -> float:
         """These delays of a rank, per step; the mean over ranks."""
-        return float(self.residuals().sum()) / (max(len(self.ranks), 1) * max(len(self.steps), 1))
+        return float(self.residuals.sum()) / (max(len(self.ranks), 1) * max(len(self.steps), 1))
 
 
 def event_key(rank: Ints, segment: Ints, id: Ints) -> Ints:

@@ -60,25 +60,23 @@ def anchors_of(graph: Graph) -> Mask:
     """By node: what ranks that do the same have in common: collectives, what was launched last before them, bounds of
     steps and recordings, the last event of each stream in a step, and what has no cause."""
     device, host = graph.device, graph.host
-    order = np.argsort(device.stream, kind="stable")
+    order = graph.stream_order
     last_of_step = np.zeros(len(order), dtype=bool)
     last_of_step[order] = (np.diff(device.stream[order], append=NONE) != 0) | (
         np.diff(device.step[order], append=NONE) != 0
     )
     on_device = (device.match != NONE) | (device.before == NONE) | last_of_step
     launched = np.flatnonzero((device.match == NONE) & (device.launch != NONE))
-    launched = launched[
-        np.argsort(device.launch[launched], kind="stable")
-    ]  # host nodes are sorted by rank and time
+    # Host nodes are sorted by rank and time.
+    launched = launched[np.argsort(device.launch[launched], kind="stable")]
     collective = np.flatnonzero((device.match != NONE) & (device.launch != NONE))
     at = np.searchsorted(device.launch[launched], device.launch[collective]) - 1
     on_device[launched[at[at >= 0]]] = True
     number = np.arange(len(host.rank))
     on_host = (host.opens != NONE) | (host.match != NONE) | (host.step != NONE) | host.is_end
     on_host |= host.kind == HOST_CLASSES.index("unrecorded")
-    on_host |= (host.before == NONE) | (
-        host.before != number - 1
-    )  # the first of a rank, and where threads meet
+    # The first of a rank, and where threads meet.
+    on_host |= (host.before == NONE) | (host.before != number - 1)
     on_host |= np.diff(host.rank, append=NONE) != 0
     return np.concatenate([on_device, on_host])
 
@@ -86,13 +84,12 @@ def anchors_of(graph: Graph) -> Mask:
 def _since_anchors(graph: Graph, is_anchor: Mask) -> tuple[Ints, dict[str, Ints]]:
     """By node: the next anchor at or after it; and, of anchors, the time in each class since the anchor before it."""
     device, devices = graph.device, len(graph.device.rank)
-    stream = np.argsort(device.stream, kind="stable")
     host = np.arange(devices, len(is_anchor))
     took = np.concatenate([device.end - device.start, _host_delays(graph)])
     kind = np.concatenate([device.kind, _HOST_PLACE + graph.host.kind])
     following = np.empty(len(is_anchor), dtype=np.int64)
     totals = {name: np.zeros(len(is_anchor), dtype=np.int64) for name in COMPARED}
-    for order in (stream, host):
+    for order in (graph.stream_order, host):
         mask = is_anchor[order]
         anchors = order[mask]
         following[order] = np.append(anchors, NONE)[np.cumsum(mask) - mask]
@@ -115,12 +112,12 @@ def points_of(graph: Graph) -> Mask:
     device, host = graph.device, graph.host
     is_point = anchors_of(graph)
     on_device, on_host = is_point[: len(device.rank)], is_point[len(device.rank) :]
-    target, _ = graph.sync_targets()
+    target, _ = graph.sync_targets
     on_host |= np.isin(host.kind, [HOST_CLASSES.index(kind) for kind in ("dataloader", "sync")])
     on_device |= device.other != NONE
     for cause in (target, device.other):
         on_device[cause[cause != NONE]] = True
-    order = np.argsort(device.stream, kind="stable")
+    order = graph.stream_order
     launched = _last_at(device.launch[order] != NONE)
     launch = np.where(launched != NONE, device.launch[order][launched], NONE)
     region = follow(launch, np.cumsum(on_host), NONE)
@@ -171,11 +168,11 @@ class _Walker:
     def _prepare_device(self) -> None:
         """Sums along each stream, up to the start of each of its nodes."""
         device, lags = self.graph.device, self.graph.lags
-        later = self.graph.residuals()
+        later = self.graph.residuals
         self.launch_delay, self.stream_delay, self.other_delay = (
             lag[device.rank] + later for lag in (lags.launch, lags.stream, lags.other)
         )
-        self.order = np.argsort(device.stream, kind="stable")
+        self.order = self.graph.stream_order
         self.place = np.empty(self.devices, dtype=np.int64)
         self.place[self.order] = np.arange(self.devices)
         took = (device.end - device.start)[self.order]
@@ -188,7 +185,7 @@ class _Walker:
     def _prepare_host(self) -> None:
         """Sums along the host, up to each of its nodes; a call that waits takes no time of its own."""
         host = self.graph.host
-        target, _ = self.graph.sync_targets()
+        target, _ = self.graph.sync_targets
         closes = host.match != NONE
         opener = np.full(int(max(host.opens.max(initial=0), host.match.max(initial=0))) + 1, NONE)
         opener[host.opens[host.opens != NONE]] = np.flatnonzero(host.opens != NONE)
@@ -209,7 +206,7 @@ class _Walker:
         device, host, devices = self.graph.device, self.graph.host, self.devices
         points = np.flatnonzero(self.is_point)
         nodes, moments = points[points < devices], points[points >= devices] - devices
-        target, (_, lag) = self.target, self.graph.sync_targets()
+        target, (_, lag) = self.target, self.graph.sync_targets
         syncs = moments[target[moments] != NONE]
         yield self._direct(syncs + devices, target[syncs], lag[syncs], _SYNC, host.name[syncs])
         closing = moments[self.opened[moments] != NONE]
@@ -387,7 +384,7 @@ def _of_graph(run: Run, graph: Graph, rows: Collectives) -> dict[int, RankGraph]
         **{name: time[points] for name, time in totals.items()},
     }
     lost = np.bincount(device.rank[device.launch == NONE], minlength=len(graph.ranks))
-    unexplained = np.bincount(device.rank, weights=graph.residuals(), minlength=len(graph.ranks))
+    unexplained = np.bincount(device.rank, weights=graph.residuals, minlength=len(graph.ranks))
     graphs = {}
     for number, of_rank in enumerate(graph.ranks):
         mine, its_edges = slice(*firsts[number : number + 2]), slice(*edge_firsts[number : number + 2])
