@@ -1,0 +1,192 @@
+"""Asks about the recorded ordinary jobs, and compares the answers with what was planted.
+
+    python benchmarks/ordinary/ordinary_score.py FOLDER [--only svd,garbage]
+
+Per job and number of steps: the median of the recordings. The true cost is what the recorded steps take longer than
+those of the healthy twin: recording makes both slower alike. A rank is right when the first finding that names one
+names those at fault; a cause when that finding says what EXPECTED asks for. Where nobody is at fault, nobody may be
+named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from ordinary_job import FAULTS
+from ordinary_record import HEALTHY
+
+EXPECTED: dict[str, str] = {
+    "evaluation": r"more (ops|calls|forward passes|aten::|\S+ passes)",
+    "checkpoint": r"\bhost\b.*(between .* and|torch\.save|write)",
+    "svd": r"svd",
+    "garbage": r"garbage",
+    "slow-log": r"\bhost\b.*(between .* and|write)",
+    "gil-thread": r"thread",
+    "large-batch": r"compute|aten::",
+    "uneven-batches": r"work of the ranks differs|uneven",
+    "slow-data": r"data",
+    "preprocessing": r"\bhost\b.*(between .* and|at )",
+    "compile": r"compil|[Dd]ynamo",
+    "tiny-buckets": r"small collectives|communication|buckets",
+    "taken-core": r"other processes|CPU|core",
+    "few-cores": r"share \d+ cores|cores",
+    "save-everywhere": r"step \d+|steps",
+    "micro-batch": r"micro-batch 3 of 4",
+    "long-micro-batch": r"micro-batch 3 of 4",
+    "tensor-parallel": r"compute|aten::",
+    "tensor-data": r"data",
+    "pipeline": r"[Ss]tage 1|layers",
+    "pipeline-host": r"\bhost\b|between .* and",
+    "sharded": r"\bhost\b|between .* and",
+}
+"""What the finding on a fault has to say (a regular expression over its texts)."""
+TOLERANCE = 0.25
+SMALL = 0.05
+"""A fault of a smaller share of the step is not asked for."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was said about one recording."""
+
+    ranks: tuple[int, ...]
+    """Of the first finding of at least warning that names some."""
+    text: str
+    """Of that finding; where nobody is named, of all findings that are not merely good news."""
+    cost_ns: float
+    title: str
+    step_ns: float
+    """The mean step of the window."""
+    alarms: int
+    """Findings of at least warning that blame the ranks or the work."""
+
+
+def ask(folder: Path) -> Asked:
+    from rankscope.analysis.core.scope import Scope
+    from rankscope.analysis.core.step_times import mean_step_ns
+    from rankscope.analysis.findings import collect
+    from rankscope.timeline.run import open_run
+
+    run = open_run([folder])
+    findings = collect(run, Scope())
+    strong = [each for each in findings if each.severity in ("warning", "critical")]
+    naming = next((each for each in strong if each.ranks and each.reachable), None)
+    told = [naming] if naming else [each for each in findings if each.severity != "ok"]
+    text = "; ".join(
+        " ".join(
+            [
+                each.title,
+                each.evidence,
+                each.hint,
+                *(str(f.value) for f in each.facts if f.quantity == "cause"),
+            ]
+        )
+        for each in told
+    )
+    priced = naming or next((each for each in findings if each.cost_ns), None)
+    cost = float(priced.cost_ns or 0) if priced else 0.0
+    title = (naming or findings[0]).title if findings else ""
+    return Asked(
+        tuple(naming.ranks) if naming else (),
+        text,
+        cost,
+        title,
+        mean_step_ns(run, Scope()),
+        sum(each.reachable or each.report == "stragglers" for each in strong),
+    )
+
+
+@dataclass(frozen=True)
+class Score:
+    """A fault and a number of steps."""
+
+    name: str
+    active: int
+    share: float
+    """The true cost over the step."""
+    true_ns: float
+    said_ns: float
+    rank: bool
+    cause: bool
+    accused: bool
+    """A rank is named that is not at fault."""
+    alarm: bool
+    """Of a healthy job: it is said to have a fault."""
+    title: str
+
+    @property
+    def counts(self) -> bool:
+        return self.share >= SMALL
+
+    @property
+    def cost(self) -> bool:
+        return abs(self.said_ns - self.true_ns) <= TOLERANCE * self.true_ns
+
+
+def score(name: str, active: int, folders: Sequence[Path], twins: Sequence[Path]) -> Score:
+    """By the median of several recordings."""
+    answers = [ask(folder) for folder in folders]
+    step = statistics.median(answer.step_ns for answer in answers)
+    true = step - statistics.median(ask(folder).step_ns for folder in twins)
+    healthy = name.startswith(HEALTHY)
+    ranks = () if healthy else FAULTS[name].ranks
+    says = [bool(healthy or re.search(EXPECTED[name], answer.text, re.DOTALL)) for answer in answers]
+    right = [answer.ranks == ranks for answer in answers]
+    wrong = [bool(answer.ranks) and answer.ranks != ranks for answer in answers]
+    return Score(
+        name, active, 0.0 if healthy else true / step, true, statistics.median(each.cost_ns for each in answers),
+        statistics.median(right) > 0.5, statistics.median(says) > 0.5, any(wrong),
+        healthy and any(each.alarms for each in answers), answers[0].title,
+    )  # fmt: skip
+
+
+def _of(task: tuple[str, int, list[Path], list[Path]]) -> Score:
+    return score(*task)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--jobs", type=int, default=2)
+    args = parser.parse_args(argv)
+    only = [name for name in args.only.split(",") if name]
+    folders: dict[tuple[str, int], list[Path]] = {}
+    for folder in sorted(path for path in args.folder.iterdir() if path.is_dir()):
+        name, active, _ = folder.name.rsplit("-", 2)
+        if any(folder.glob("rank-00003*")):
+            folders.setdefault((name, int(active)), []).append(folder)
+    tasks = []
+    for (name, active), mine in sorted(folders.items()):
+        twin = name if name.startswith(HEALTHY) else f"{HEALTHY}-{FAULTS[name].job}"
+        if (not only or name in only) and (twin, active) in folders:
+            tasks.append((name, active, mine, folders[twin, active]))
+    with ProcessPoolExecutor(args.jobs) as pool:
+        scores = list(pool.map(_of, tasks))
+    for each in scores:
+        marks = "".join("x" if right else "-" for right in (each.rank, each.cause, each.cost))
+        print(
+            f"{each.name:18} {each.active:3} {100 * each.share:5.0f} %  {each.true_ns / 1e6:7.1f} ms, said "
+            f"{each.said_ns / 1e6:7.1f}  {marks}{'  ACCUSED' if each.accused else ''}"
+            f"{'  ALARM' if each.alarm else ''}  {each.title}"
+        )
+    asked = [each for each in scores if each.counts]
+    if asked:
+        for what in ("rank", "cause", "cost"):
+            print(f"{what}: {sum(getattr(each, what) for each in asked)} of {len(asked)}")
+    print(
+        f"false accusations: {sum(each.accused for each in scores)} of {len(scores)}, "
+        f"false alarms: {sum(each.alarm for each in scores)}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
