@@ -14,6 +14,7 @@ import os
 import queue
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,10 +22,13 @@ from pathlib import Path
 from ordinary_job import FAULTS, JOBS
 
 RANKS = 4
+DEFAULT_STEPS = 3
+"""Steps that rankscope records unless told."""
 SKIPPED = 2
 """Steps before the window: rankscope's defaults wait one step and warm up in one."""
 HEALTHY = "healthy"
 LIMIT_S = 180
+_FIRST_PORT = 29500
 JOB = Path(__file__).with_name("ordinary_job.py")
 
 
@@ -37,25 +41,43 @@ def recordings() -> dict[str, list[str]]:
     return {**{name: [name] for name in FAULTS}, **twins}
 
 
-def record(folder: Path, name: str, words: Sequence[str], active: int, cores: Sequence[int]) -> str:
-    """Record one job; what went wrong, or nothing."""
-    steps = SKIPPED + active + 3
+def record(folder: Path, words: Sequence[str], active: int, cores: Sequence[int]) -> str:
+    """Record one job, started rank by rank as srun does; what went wrong, or nothing."""
     command = [
         *(sys.executable, "-m", "rankscope", "profile", "-o", str(folder)),
-        *(["--active", str(active)] if active != 3 else []),
-        *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}"),
-        *("--master-port", str(29500 + cores[0] if cores else 29499)),
-        *(str(JOB), *words, "--steps", str(steps)),
+        *(["--active", str(active)] if active != DEFAULT_STEPS else []),
+        *(sys.executable, str(JOB), *words, "--steps", str(SKIPPED + active + 3)),
         *(["--cores", ",".join(map(str, cores))] if cores else []),
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"{name}: not done after {LIMIT_S} s"
-    return "" if done.returncode == 0 else f"{name}: exit {done.returncode}\n{done.stderr[-1500:]}"
+    shared = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": str(RANKS),
+        "LOCAL_WORLD_SIZE": str(RANKS),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(_FIRST_PORT + (cores[0] if cores else 0)),
+        "TORCHELASTIC_RUN_ID": folder.name,
+    }
+    log = folder.with_name(folder.name + ".log")
+    with log.open("w") as messages:
+        processes = [
+            subprocess.Popen(
+                command,
+                env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=messages,
+                stderr=messages,
+            )
+            for rank in range(RANKS)
+        ]
+    deadline = time.monotonic() + LIMIT_S
+    codes: list[int | None] = []
+    for process in processes:
+        try:
+            codes.append(process.wait(max(0.1, deadline - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            codes.append(None)
+    return "" if codes == [0] * RANKS else f"{folder.name}: exit codes {codes}\n{log.read_text()[-1500:]}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return ""
         mine = free.get()
         try:
-            return record(folder, name, recordings()[name], active, mine)
+            return record(folder, recordings()[name], active, mine)
         finally:
             free.put(mine)
 
