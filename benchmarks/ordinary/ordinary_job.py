@@ -37,33 +37,36 @@ class Fault:
     """A key of JOBS."""
     ranks: tuple[int, ...]
     """The ranks to blame; none where nobody is."""
+    what: str
     every: int = 1
     """It happens in every so many steps: in step 3, and so many steps after it."""
 
 
 FAULTS: dict[str, Fault] = {
-    "evaluation": Fault("ddp", (0,), 4),
-    "checkpoint": Fault("ddp", (0,), 5),
-    "svd": Fault("ddp", (2,)),
-    "garbage": Fault("ddp", (1,), 3),
-    "slow-log": Fault("ddp", (0,)),
-    "gil-thread": Fault("ddp", (3,)),
-    "large-batch": Fault("ddp", (1,)),
-    "uneven-batches": Fault("ddp", ()),
-    "slow-data": Fault("ddp", (1,)),
-    "preprocessing": Fault("ddp", (3,)),
-    "compile": Fault("ddp", (3,), 4),
-    "tiny-buckets": Fault("ddp", ()),
-    "taken-core": Fault("ddp", (2,)),
-    "few-cores": Fault("ddp", ()),
-    "save-everywhere": Fault("ddp", (), 5),
-    "micro-batch": Fault("accumulation", (2,)),
-    "long-micro-batch": Fault("accumulation", ()),
-    "tensor-parallel": Fault("tensor", (2,)),
-    "tensor-data": Fault("tensor", (1,)),
-    "pipeline": Fault("pipeline", (1,)),
-    "pipeline-host": Fault("pipeline", (2,)),
-    "sharded": Fault("sharded", (1,)),
+    "evaluation": Fault("ddp", (0,), "rank 0 evaluates after every fourth step", 4),
+    "checkpoint": Fault("ddp", (0,), "rank 0 saves after every fifth step", 5),
+    "svd": Fault("ddp", (2,), "rank 2 computes singular values for its log"),
+    "garbage": Fault("ddp", (1,), "rank 1 has many objects and collects garbage after every third step", 3),
+    "slow-log": Fault("ddp", (0,), "rank 0 writes its log to a slow disk"),
+    "gil-thread": Fault("ddp", (3,), "a thread of rank 3 tokenises, and holds the interpreter's lock"),
+    "large-batch": Fault("ddp", (1,), "rank 1 has a batch of 6 instead of 4"),
+    "uneven-batches": Fault("ddp", (), "the batches of all ranks have 1 to 7 samples"),
+    "slow-data": Fault("ddp", (1,), "rank 1 reads its samples from a slow file system"),
+    "preprocessing": Fault("ddp", (3,), "rank 3 prepares texts in Python between steps"),
+    "compile": Fault("ddp", (3,), "rank 3 compiles again after every fourth step", 4),
+    "tiny-buckets": Fault("ddp", (), "every gradient is a bucket of its own"),
+    "taken-core": Fault("ddp", (2,), "another process computes on the core of rank 2"),
+    "few-cores": Fault("ddp", (), "four ranks share two cores"),
+    "save-everywhere": Fault("ddp", (), "every rank saves after every fifth step", 5),
+    "micro-batch": Fault(
+        "accumulation", (2,), "the third of four micro-batches of rank 2 is 8 times as long"
+    ),
+    "long-micro-batch": Fault("accumulation", (), "the third micro-batch of every rank is 8 times as long"),
+    "tensor-parallel": Fault("tensor", (2,), "rank 2 runs its half of each layer five times"),
+    "tensor-data": Fault("tensor", (1,), "rank 1 reads its samples from a slow file system"),
+    "pipeline": Fault("pipeline", (1,), "stage 1 has four layers, the others one"),
+    "pipeline-host": Fault("pipeline", (2,), "stage 2 works in Python after each forward pass"),
+    "sharded": Fault("sharded", (1,), "rank 1 tokenises in the loop"),
 }
 
 

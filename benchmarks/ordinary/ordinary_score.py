@@ -1,6 +1,6 @@
 """Asks about the recorded ordinary jobs, and compares the answers with what was planted.
 
-    python benchmarks/ordinary/ordinary_score.py FOLDER [--only svd,garbage]
+    python benchmarks/ordinary/ordinary_score.py FOLDER [--only svd,garbage] [--write-docs]
 
 Per job and number of steps: the median of the recordings. The true cost is what the recorded steps take longer than
 those of the healthy twin: recording makes both slower alike. A rank is right when the first finding that names one
@@ -47,6 +47,7 @@ EXPECTED: dict[str, str] = {
     "sharded": r"\bhost\b|between .* and",
 }
 """What the finding on a fault has to say (a regular expression over its texts)."""
+PAGE = Path(__file__).parents[2] / "docs" / "ordinary.md"
 TOLERANCE = 0.25
 SMALL = 0.05
 """A fault of a smaller share of the step is not asked for."""
@@ -59,7 +60,7 @@ class Asked:
     ranks: tuple[int, ...]
     """Of the first finding of at least warning that names some."""
     text: str
-    """Of that finding; where nobody is named, of all findings that are not merely good news."""
+    """Of that finding; where nobody is named, of the first one."""
     cost_ns: float
     title: str
     step_ns: float
@@ -78,26 +79,13 @@ def ask(folder: Path) -> Asked:
     findings = collect(run, Scope())
     strong = [each for each in findings if each.severity in ("warning", "critical")]
     naming = next((each for each in strong if each.ranks and each.reachable), None)
-    told = [naming] if naming else [each for each in findings if each.severity != "ok"]
-    text = "; ".join(
-        " ".join(
-            [
-                each.title,
-                each.evidence,
-                each.hint,
-                *(str(f.value) for f in each.facts if f.quantity == "cause"),
-            ]
-        )
-        for each in told
-    )
-    priced = naming or next((each for each in findings if each.cost_ns), None)
-    cost = float(priced.cost_ns or 0) if priced else 0.0
-    title = (naming or findings[0]).title if findings else ""
+    told = naming or findings[0]
+    cause = told.fact("cause")
     return Asked(
         tuple(naming.ranks) if naming else (),
-        text,
-        cost,
-        title,
+        " ".join([told.title, told.evidence, told.hint, str(cause.value) if cause else ""]),
+        float(told.cost_ns or 0),
+        f"{told.severity}: {told.title}",
         mean_step_ns(run, Scope()),
         sum(each.reachable or each.report == "stragglers" for each in strong),
     )
@@ -156,6 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--write-docs", action="store_true", help=f"write {PAGE.name}")
     args = parser.parse_args(argv)
     only = [name for name in args.only.split(",") if name]
     folders: dict[tuple[str, int], list[Path]] = {}
@@ -170,22 +159,67 @@ def main(argv: Sequence[str] | None = None) -> int:
             tasks.append((name, active, mine, folders[twin, active]))
     with ProcessPoolExecutor(args.jobs) as pool:
         scores = list(pool.map(_of, tasks))
-    for each in scores:
-        marks = "".join("x" if right else "-" for right in (each.rank, each.cause, each.cost))
-        print(
-            f"{each.name:18} {each.active:3} {100 * each.share:5.0f} %  {each.true_ns / 1e6:7.1f} ms, said "
-            f"{each.said_ns / 1e6:7.1f}  {marks}{'  ACCUSED' if each.accused else ''}"
-            f"{'  ALARM' if each.alarm else ''}  {each.title}"
-        )
-    asked = [each for each in scores if each.counts]
-    if asked:
-        for what in ("rank", "cause", "cost"):
-            print(f"{what}: {sum(getattr(each, what) for each in asked)} of {len(asked)}")
-    print(
-        f"false accusations: {sum(each.accused for each in scores)} of {len(scores)}, "
-        f"false alarms: {sum(each.alarm for each in scores)}"
-    )
+    lines = [_line(each) for each in scores]
+    print("\n".join([*lines, *_totals(scores)]))
+    if args.write_docs:
+        PAGE.write_text(page(scores, max(map(len, folders.values()))))
     return 0
+
+
+def _line(each: Score) -> str:
+    marks = "".join("x" if right else "-" for right in (each.rank, each.cause, each.cost))
+    return (
+        f"{each.name:18} {each.active:3} {100 * each.share:5.0f} %  {each.true_ns / 1e6:7.1f} ms, said "
+        f"{each.said_ns / 1e6:7.1f}  {marks}{'  ACCUSED' if each.accused else ''}"
+        f"{'  ALARM' if each.alarm else ''}  {each.title}"
+    )
+
+
+def _totals(scores: Sequence[Score]) -> list[str]:
+    asked = [each for each in scores if each.counts]
+    shares = [
+        f"{what}: {sum(getattr(each, what) for each in asked)} of {len(asked)}"
+        for what in ("rank", "cause", "cost")
+    ]
+    return [
+        *shares,
+        f"false accusations: {sum(each.accused for each in scores)} of {len(scores)}, "
+        f"false alarms: {sum(each.alarm for each in scores)}",
+    ]
+
+
+def page(scores: Sequence[Score], repeats: int) -> str:
+    """docs/ordinary.md."""
+
+    def row(each: Score) -> str:
+        what = "nothing" if each.name.startswith(HEALTHY) else FAULTS[each.name].what
+        right = [name for name in ("rank", "cause", "cost") if getattr(each, name)] if each.counts else ["-"]
+        cells = (
+            each.name, str(each.active), what, f"{each.true_ns / 1e6:.1f}", f"{each.said_ns / 1e6:.1f}",
+            ", ".join(right) or "nothing", each.title.replace("|", "\\|"),
+        )  # fmt: skip
+        return f"| {' | '.join(cells)} |"
+
+    rows = "\n".join(map(row, scores))
+    totals = "\n".join(f"- {line}" for line in _totals(scores))
+    return f"""# Ordinary jobs: is the reason named?
+
+Real jobs of four processes over gloo on CPUs, with faults that teams have, each with a healthy twin. They are recorded
+as a user would, with `rankscope profile` and 3 or 20 steps, {repeats} times each, by
+`benchmarks/ordinary/ordinary_record.py`. This page is written by
+`python benchmarks/ordinary/ordinary_score.py FOLDER --write-docs`.
+
+The true cost is what the recorded steps take longer than those of the twin, by the median of the recordings. The rank
+is right when the first finding that names one names those at fault, or nobody where nobody is; the cause, when that
+finding says it; the cost, when it is within {TOLERANCE:.0%} of the true one. Faults that cost
+less than {SMALL:.0%} of the step are shown, but not counted.
+
+{totals}
+
+| job | steps | what is planted | cost (ms) | said (ms) | right | finding |
+|---|---|---|---|---|---|---|
+{rows}
+"""
 
 
 if __name__ == "__main__":
