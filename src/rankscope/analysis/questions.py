@@ -9,6 +9,7 @@ from rankscope.analysis.across_ranks.by_group import KEYS, breakdown_by, collect
 from rankscope.analysis.across_ranks.clocks import clocks
 from rankscope.analysis.across_ranks.layout import groups, layout
 from rankscope.analysis.across_ranks.nccl import nccl
+from rankscope.analysis.across_ranks.steps import steps
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.report import Analyse, Report
 from rankscope.analysis.core.result import Finding, Result
@@ -25,7 +26,7 @@ from rankscope.analysis.memory.allocators import allocators
 from rankscope.analysis.memory.snapshot import fragmentation
 from rankscope.analysis.memory.usage import memory
 from rankscope.analysis.within_rank.dataloader import dataloader
-from rankscope.analysis.within_rank.event_tables import annotated, kernels, memcpy, runtime_api, steps
+from rankscope.analysis.within_rank.event_tables import annotated, kernels, memcpy, runtime_api
 from rankscope.analysis.within_rank.gpu_state import gpu
 from rankscope.analysis.within_rank.idle import idle
 from rankscope.analysis.within_rank.idle_gaps import gaps
@@ -127,7 +128,7 @@ QUESTIONS = {
             ops,
             ("rank", "shape", "module", "source"),
         ),
-        Report("steps", "How long does each step take, on the host and with the GPU?", steps),
+        Report("steps", "How long does each step take, on the host and with the GPU?", steps, finds=True),
         Report("runtime_api", "Which runtime and driver calls take the host's time?", runtime_api, ("rank",)),
         Report("memcpy", "Which copies run, and how fast?", memcpy, ("rank",)),
         Report("annotations", "How long do the program's annotated ranges take?", annotated, ("rank",)),

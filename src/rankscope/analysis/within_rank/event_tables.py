@@ -311,29 +311,3 @@ def memcpy(run: Run, scope: Scope, by: str | None = None) -> Result:
     return Result(
         "memcpy", "Memory copies and fills", scope.window, columns, rows, notes=tuple(notes), unknown=unknown
     )
-
-
-def steps(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """Training steps: their range on the host, and their time on host and GPU together."""
-    rows = run.records(
-        f"SELECT rank, step, start_ns, dur_ns, end_ns, time_ns FROM steps WHERE {scope.where()} ORDER BY rank, start_ns"
-    )
-    columns = (
-        Column("rank"),
-        Column("step"),
-        Column("start_ns", "ns", "time since the start of the run"),
-        Column("dur_ns", "ns", "duration on the host", title="On the host"),
-        Column("end_ns", "ns", "end of its work on host and GPU, since the start of the run", minor=True),
-        Column(
-            "time_ns",
-            "ns",
-            "step time, host and GPU: from the end of the step before to its own end",
-            title="Step time",
-        ),
-    )
-    notes = left_out(run, scope)
-    if not rows:
-        notes.append(
-            "no steps; call profiler.step() in the loop, or mark steps with record_function('step 1')"
-        )
-    return Result("steps", "Steps", scope.window, columns, rows, notes=tuple(notes))

@@ -1,0 +1,158 @@
+"""The steps of every rank, and those in which all ranks take longer than usual: a checkpoint, an evaluation, a
+compilation of all."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.analysis.across_ranks.main_thread import longest_gap
+from rankscope.analysis.across_ranks.time_split import PARTS, time_split
+from rankscope.analysis.core.notes import left_out
+from rankscope.analysis.core.result import Column, Fact, Finding, Result
+from rankscope.analysis.core.rollups import part_of
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.severity import at_most, graded
+from rankscope.analysis.core.step_times import mean_step_ns, run_step
+from rankscope.ranges import as_ranges
+from rankscope.timeline.run import Run
+from rankscope.units import format_rounded, shorten_middle
+
+Floats = NDArray[np.float64]
+
+_LEAST_STEPS = 3
+_LEAST_SHARE = 0.3
+"""Of the median step that every rank must need more. The healthy jobs of benchmarks/ordinary stay below."""
+_LEAST_SCORE = 5.0
+"""In standard deviations of what all ranks need more or less in the other steps. Chosen, not measured."""
+_MOST_SHARE = 0.34
+"""More steps than this share are no exception. One of three may be."""
+_SCALE = 1.4826
+"""From a median of absolute deviations to a standard deviation."""
+_NAME_WIDTH = 60
+
+
+def steps(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """Training steps: their range on the host, and their time on host and GPU together."""
+    rows = run.records(
+        f"SELECT rank, step, start_ns, dur_ns, end_ns, time_ns FROM steps WHERE {scope.where()} ORDER BY rank, start_ns"
+    )
+    columns = (
+        Column("rank"),
+        Column("step"),
+        Column("start_ns", "ns", "time since the start of the run"),
+        Column("dur_ns", "ns", "duration on the host", title="On the host"),
+        Column("end_ns", "ns", "end of its work on host and GPU, since the start of the run", minor=True),
+        Column(
+            "time_ns",
+            "ns",
+            "step time, host and GPU: from the end of the step before to its own end",
+            title="Step time",
+        ),
+    )
+    notes = left_out(run, scope)
+    if not rows:
+        notes.append(
+            "no steps; call profiler.step() in the loop, or mark steps with record_function('step 1')"
+        )
+    slow = _slow_steps(run, scope)
+    return Result("steps", "Steps", scope.window, columns, rows, (slow,) if slow else (), tuple(notes))
+
+
+def _slow_steps(run: Run, scope: Scope) -> Finding | None:
+    """The finding about such steps; None where there are none. A step in which one rank is late is none of them."""
+    steps, ranks, own = _own_times(run, scope)
+    typical = run_step(run, scope)
+    if len(steps) < _LEAST_STEPS or not typical.ns:
+        return None
+    more = own - np.median(own, axis=2, keepdims=True)
+    common: Floats = more.sum(axis=0).min(axis=0)
+    slow = exceptional(common, typical.ns) & ~np.isin(steps, typical.left_out)
+    if not slow.any():
+        return None
+    part = int(more[:, :, slow].mean(axis=(1, 2)).argmax())
+    cause, extra = _PARTS[part], float(common[slow].mean())
+    cost = float(common[slow].sum()) / len(steps)
+    numbers = np.array(steps)[slow].tolist()
+    worst = int(np.where(slow, common, -np.inf).argmax())
+    where = _gap(run, int(ranks[0]), steps[worst]) if cause == "host" else ""
+    name = f"Step {numbers[0]} takes" if len(numbers) == 1 else f"Steps {as_ranges(numbers)} take"
+    whole = f"{name} {format_rounded('ns', extra)} longer than the others on all ranks"
+    severity = graded(cost, mean_step_ns(run, scope), 0.0) or "info"
+    return Finding(
+        at_most(severity, "warning") if len(numbers) == 1 else severity,
+        f"{whole}{_period(numbers)}; most of it is {_WORDS[cause]}{where}",
+        f"{len(numbers)} of {len(steps)} recorded steps; the time in which a rank waits for another one is not counted",
+        hint="What runs in some steps only (saving, evaluation, compilation) can run less often, or beside the "
+        "training. Look at these steps: rankscope view RUN",
+        facts=(
+            Fact("extra_ns", round(extra), "ns", "every rank, in each of these steps"),
+            Fact("slow_steps", len(numbers), "count", "the window"),
+            Fact("steps", len(steps), "count", "the window"),
+            Fact("cause", cause, "", "all ranks"),
+        ),
+        cost_ns=round(cost),
+        reachable=True,
+    )
+
+
+def exceptional(common: Floats, step_ns: float) -> NDArray[np.bool_]:
+    """By step: whether what all ranks need more in it is far from what they need more or less in the others."""
+    noise = _SCALE * float(np.median(np.abs(common - np.median(common))))
+    slow: NDArray[np.bool_] = common > max(_LEAST_SHARE * step_ns, _LEAST_SCORE * noise)
+    few: NDArray[np.bool_] = slow & (slow.sum() <= _MOST_SHARE * len(common))
+    return few
+
+
+_PARTS = tuple(part for part in PARTS if part != "waiting")
+_WORDS = {
+    "compute": "compute",
+    "link": "communication",
+    "copy": "copies",
+    "dataloader": "waiting for data",
+    "host": "time of the host without an op",
+}
+
+
+def _own_times(run: Run, scope: Scope) -> tuple[list[int], list[int], Floats]:
+    """The steps that all ranks have, the ranks, and [part, rank, step] without waiting."""
+    times = time_split(run)
+    steps_of: dict[int, set[int]] = {}
+    for period in times.periods:
+        inside = scope.steps is None or scope.steps[0] <= (period.step or 0) <= scope.steps[1]
+        if period.step is not None and inside:
+            steps_of.setdefault(period.rank, set()).add(period.step)
+    ranks = sorted(steps_of)
+    steps = sorted(set.intersection(*steps_of.values())) if ranks else []
+    own = np.zeros((len(_PARTS), len(ranks), len(steps)))
+    row, column = {rank: at for at, rank in enumerate(ranks)}, {step: at for at, step in enumerate(steps)}
+    used = [at for at, period in enumerate(times.periods) if period.step in column and period.rank in row]
+    who = [row[times.periods[at].rank] for at in used]
+    when = [column[step] for at in used if (step := times.periods[at].step) is not None]
+    for number, part in enumerate(_PARTS):
+        np.add.at(own[number], (who, when), times.of_periods[PARTS.index(part), used])
+    return steps, ranks, own
+
+
+def _gap(run: Run, rank: int, step: int) -> str:
+    """Between which ops the main thread of a rank has its longest gap in this step."""
+    spans = [
+        (each.start_ns, each.end_ns)
+        for each in time_split(run).periods
+        if each.rank == rank and each.step == step
+    ]
+    gap = longest_gap(part_of(run, frozenset({rank})), rank, spans[0])
+    if gap is None or not (gap.before and gap.after):
+        return ""
+    before, after = shorten_middle(gap.before, _NAME_WIDTH), shorten_middle(gap.after, _NAME_WIDTH)
+    return f" between {before} and {after}"
+
+
+def _period(steps: list[int]) -> str:
+    """', every 5th step' where they are as far apart."""
+    apart = {after - before for before, after in pairwise(steps)}
+    if len(steps) < 3 or len(apart) > 1:
+        return ""
+    return f", every {apart.pop()} steps"
