@@ -14,7 +14,7 @@ from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.severity import at_most, graded
+from rankscope.analysis.core.severity import graded
 from rankscope.analysis.core.step_times import mean_step_ns, run_step
 from rankscope.ranges import as_ranges
 from rankscope.timeline.run import Run
@@ -82,9 +82,9 @@ def _slow_steps(run: Run, scope: Scope) -> Finding | None:
     whole = f"{name} {format_rounded('ns', extra)} longer than the others on all ranks"
     severity = graded(cost, mean_step_ns(run, scope), 0.0) or "info"
     return Finding(
-        at_most(severity, "warning") if len(numbers) == 1 else severity,
+        "info" if len(numbers) == 1 else severity,  # once may be a hiccup of the machine
         f"{whole}{_period(numbers)}; most of it is {_WORDS[cause]}{where}",
-        f"{len(numbers)} of {len(steps)} recorded steps; the time in which a rank waits for another one is not counted",
+        f"{len(numbers)} of {len(steps)} recorded steps; the time of collectives is not counted",
         hint="What runs in some steps only (saving, evaluation, compilation) can run less often, or beside the "
         "training. Look at these steps: rankscope view RUN",
         facts=(
@@ -106,10 +106,10 @@ def exceptional(common: Floats, step_ns: float) -> NDArray[np.bool_]:
     return few
 
 
-_PARTS = tuple(part for part in PARTS if part != "waiting")
+_PARTS = tuple(part for part in PARTS if part not in ("waiting", "link"))
+"""What a rank does on its own; communication takes longer for all where one of them does."""
 _WORDS = {
     "compute": "compute",
-    "link": "communication",
     "copy": "copies",
     "dataloader": "waiting for data",
     "host": "time of the host without an op",
@@ -117,7 +117,7 @@ _WORDS = {
 
 
 def _own_times(run: Run, scope: Scope) -> tuple[list[int], list[int], Floats]:
-    """The steps that all ranks have, the ranks, and [part, rank, step] without waiting."""
+    """The steps that all ranks have, the ranks, and [part, rank, step] of what each does on its own."""
     times = time_split(run)
     steps_of: dict[int, set[int]] = {}
     for period in times.periods:
