@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-WIDTH, LENGTH, BATCH, LAYERS, CLASSES = 160, 64, 4, 2, 128
+WIDTH, LENGTH, BATCH, LAYERS, CLASSES = 224, 64, 4, 1, 128
 MICRO_BATCHES = 4
 
 
@@ -261,8 +261,8 @@ def tensor_parallel(job: Job) -> Iterator[Callable[[int], None]]:
     data_groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     tensor, data_group = tensor_groups[job.rank // 2], data_groups[job.rank % 2]
     layers = nn.ModuleList(
-        nn.Sequential(nn.Linear(WIDTH, 8 * WIDTH), nn.GELU(), nn.Linear(8 * WIDTH, WIDTH))
-        for _ in range(LAYERS)
+        nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        for _ in range(3)
     )
     optimizer = torch.optim.SGD(layers.parameters(), lr=1e-6, momentum=0.9)
     data = batches(job)
