@@ -14,6 +14,7 @@ from typing import Any
 
 from rankscope.capture.rank_files import RankFiles, clock_anchor
 from rankscope.inapp.added_events import AddedEvents, header_text
+from rankscope.inapp.collective_calls import CollectiveCalls
 from rankscope.inapp.cuda_range import CudaRangeRecorder
 from rankscope.inapp.forked_export import Export, ExportOrder, Outcome
 from rankscope.inapp.job_log import JobLog
@@ -55,6 +56,7 @@ class Windows:
         self._opened = 0
         self._events: object = None
         self._added = AddedEvents()
+        self._calls = CollectiveCalls()
 
     @property
     def is_open(self) -> bool:
@@ -87,6 +89,8 @@ class Windows:
         self.recorder.start()
         self._added = AddedEvents()
         self._write_header({})
+        with contextlib.suppress(Exception):
+            self._calls.begin()
         self._window.update(first_step=step, start=clock_anchor())
 
     def _write_header(self, fields: dict[str, Any]) -> None:
@@ -96,7 +100,8 @@ class Windows:
 
     def _added_fields(self) -> dict[str, Any]:
         """What the capture knows of the window and torch's profiler does not."""
-        return {}
+        fields = {"collectives": self._calls.end()}
+        return {name: field for name, field in fields.items() if field is not None}
 
     def next_step(self, number: int) -> None:
         """Inside a time window: mark where one step ends and the next begins."""
@@ -138,6 +143,7 @@ class Windows:
         """End an open window whose recording is not wanted; the next one gets its number."""
         self._opened -= self._window is not None
         self._window = None
+        self._calls.off()
         self.recorder.abandon()
 
     def collect_exports(self) -> None:
