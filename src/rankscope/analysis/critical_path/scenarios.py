@@ -319,7 +319,9 @@ def ranks_at_median(ranks: Sequence[int], peers: Mapping[int, Sequence[int]]) ->
         work = np.where(device.kind == _COMM, NONE, device.name)
         # Time between steps may be waiting that is not recorded.
         stays = np.isin(host.kind, [HOST_CLASSES.index(kind) for kind in ("sync", "between", "unrecorded")])
-        name = np.where(stays, NONE, host.name * len(HOST_CLASSES) + host.kind)
+        # The call of a host collective and its start on its own thread have one name.
+        name = 2 * (host.name * len(HOST_CLASSES) + host.kind) + (host.opens != NONE)
+        name = np.where(stays | (host.match != NONE), NONE, name)
         step, moment = _steps(graph, device.rank, device.start), _steps(graph, host.rank, host.time)
         slow = {graph.ranks.index(rank) for rank in ranks if rank in graph.ranks}
         took, time = durations.device, durations.host
