@@ -6,6 +6,7 @@ for data, host collectives (gloo) and steps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from rankscope.analysis.critical_path.graph.nodes import (
     Graph,
     HostNodes,
     Lags,
+    LateStarts,
     Mask,
     MatchedCollectives,
     Visits,
@@ -41,7 +43,7 @@ from rankscope.analysis.critical_path.graph.nodes import (
     shortest,
 )
 from rankscope.records import dataclass
-from rankscope.store.arrays import number_rows
+from rankscope.store.arrays import number_rows, starts_group
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
 
@@ -445,7 +447,37 @@ def build_graph(run: Run, scope: Scope, rows: Collectives, matches: int, peers: 
         graph_notes(int((device.launch == NONE).sum()), steps),
         lambda: segments(run, scope),
         visits,
+        lambda rank, others: late_starts(run, scope, rank, others),
     )
+
+
+def late_starts(run: Run, scope: Scope, rank: int, others: Sequence[int]) -> LateStarts:
+    """The times from the first step of a recording to the end of its first collective say who began later: all ranks
+    leave that together, so the clocks need not agree."""
+    all_waits = waits(run, scope)
+    rows = all_waits.rows.pick(all_waits.rows.together & (all_waits.rows.match != NONE))
+    steps = in_order_of_start(steps_in_scope(run, scope))
+    first = starts_group([steps["rank"], steps["segment"]])
+    begins = {
+        (who, step): (start, segment)
+        for who, step, start, segment in zip(
+            *(steps[name][first].tolist() for name in ("rank", "step", "start", "segment")), strict=True
+        )
+    }
+    mine = [(start, segment, step) for (who, step), (start, segment) in begins.items() if who == rank]
+    late = []
+    for start, segment, step in mine:
+        its = np.flatnonzero((rows.rank == rank) & (rows.segment == segment) & (rows.start >= start))
+        peers = [other for other in others if (other, step) in begins]
+        met = rows.match[its[np.isin(rows.match[its], rows.match[np.isin(rows.rank, peers)])]]
+        if not len(met):
+            late.append(0)
+            continue
+        entries = np.flatnonzero((rows.match == met[0]) & np.isin(rows.rank, [rank, *peers]))
+        took = {int(rows.rank[at]): int(rows.end[at]) - begins[int(rows.rank[at]), step][0] for at in entries}
+        usual = np.median([time for who, time in took.items() if who != rank])
+        late.append(max(round(float(usual)) - took[rank], 0))
+    return LateStarts(*(np.array(values, dtype=np.int64) for values in ([start for start, _, _ in mine], late)))
 
 
 _COLUMNS = (
