@@ -29,7 +29,7 @@ class Durations:
     device: Ints
     """Of each device node; for collectives see transfer."""
     host: Ints
-    """Host time before each host node."""
+    """Host time before each host node; of one that begins a recording, by how much it begins later."""
     transfer: Ints
     """Of each collective, from the arrival of the last rank."""
     waits: Mask
@@ -83,10 +83,16 @@ def recording_cycles(graph: Graph) -> tuple[Ints, Ints, int]:
     return placed(host.rank, host.time), placed(device.rank, device.start), cycles
 
 
+def begins_recording(graph: Graph) -> Mask:
+    """By host node: whether nothing is known before it. A cycle begins when it did, however long the one before takes:
+    what lies between is not known."""
+    return (graph.host.before == NONE) | (graph.host.kind == HOST_CLASSES.index("unrecorded"))
+
+
 def recorded(graph: Graph) -> Durations:
     """The recorded durations: replaying them gives the recorded times."""
     host = graph.host
-    steps = np.where(host.before != NONE, host.time - follow(host.before, host.time, 0), 0)
+    steps = np.where(begins_recording(graph), 0, host.time - follow(host.before, host.time, 0))
     waits = np.ones(len(host.time), dtype=bool)
     return Durations(graph.device.end - graph.device.start, steps, graph.collectives.transfer.copy(), waits)
 
@@ -121,10 +127,7 @@ class Replay:
         host = graph.host
         self._target, lag = graph.sync_targets
         self._waits, self._sync_lag = (host.target != NONE).tolist(), lag.tolist()
-        # A cycle begins when it did, however long the one before takes: what lies between is not known.
-        self._host_before = np.where(
-            host.kind == HOST_CLASSES.index("unrecorded"), NONE, host.before
-        ).tolist()
+        self._host_before = np.where(begins_recording(graph), NONE, host.before).tolist()
         self._closes, self._opens = host.match.tolist(), host.opens.tolist()
 
     def _prepare_collectives(self, graph: Graph) -> None:
@@ -247,7 +250,7 @@ class _State:
     def _play_host(self, node: int) -> bool:
         fixed = self.fixed
         if (preceding := fixed._host_before[node]) == NONE:
-            now: int = fixed._old_host[node]
+            now: int = fixed._old_host[node] + self.steps[node]
         else:
             before = self.host[preceding]
             if before is None:

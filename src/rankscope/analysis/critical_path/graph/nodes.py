@@ -13,7 +13,7 @@ the delay of an event is kept as its residual, so that a replay without changes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -134,6 +134,20 @@ NO_VISITS = Visits(_NO_INTS, _NO_INTS, _NO_INTS)
 
 
 @dataclass(frozen=True)
+class LateStarts:
+    """The recordings of one rank."""
+
+    begin: Ints
+    """When their first steps begin."""
+    late_ns: Ints
+    """By how much that is later than the median of others; 0 where it is earlier, or not known."""
+
+
+def no_late_starts(rank: int, others: Sequence[int]) -> LateStarts:
+    return LateStarts(_NO_INTS, _NO_INTS)
+
+
+@dataclass(frozen=True)
 class Graph:
     """The whole graph. The arrays hold indices into `ranks`, not rank numbers."""
 
@@ -149,6 +163,8 @@ class Graph:
     segments: Callable[[], Segments] = no_segments
     """The compute segments of its ranks."""
     visits: Visits = NO_VISITS
+    late_starts: Callable[[int, Sequence[int]], LateStarts] = no_late_starts
+    """By how much the recordings of a rank begin later than those of others."""
 
     def constraints(self) -> tuple[Ints, Ints, Ints]:
         """The earliest start of each device node by its launch, its stream, and the other stream."""
