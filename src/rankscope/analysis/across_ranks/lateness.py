@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.across_ranks.layout import layout_of
+from rankscope.analysis.across_ranks.nodes import nodes
 from rankscope.analysis.across_ranks.time_split import PARTS, time_split
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
@@ -176,12 +177,16 @@ def lateness(run: Run, scope: Scope) -> Lateness | None:
 def link_excess(run: Run, ranks: tuple[int, ...], steps: tuple[int | None, ...]) -> Floats:
     """By rank and step: the time of its transfers minus that of the same transfers in sibling groups.
 
-    Siblings have as many ranks, as far apart; the transfers are of one kind and size. Without siblings it is 0.
+    Siblings have as many ranks, as far apart; the transfers are of one kind and size. Without siblings it is 0. Between
+    processes of one machine that communicate on their hosts there is no link: who has a core then differs.
     """
     all_waits = waits(run)
     rows, transfer = all_waits.rows, all_waits.entry_transfer
     total = np.zeros((len(ranks), len(steps)))
+    hosts = nodes(run)
+    has_link = np.array([len({hosts.get(rank, rank) for rank in group.ranks or ()}) != 1 for group in rows.groups])
     used = np.flatnonzero((transfer > 0) & np.isin(rows.rank, ranks))
+    used = used[rows.on_device[used] | has_link[rows.group[used]]] if len(used) else used
     step = np.zeros(len(used), dtype=np.int64)
     if steps != (None,):
         numbers = np.array(steps, dtype=np.int64)

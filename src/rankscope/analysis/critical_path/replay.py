@@ -139,8 +139,15 @@ class Replay:
         on_device, on_host = has_last & ~matched.on_host, has_last & matched.on_host
         done[on_device] = device.end[matched.last[on_device]]
         done[on_host] = host.time[matched.last[on_host]] + matched.transfer[on_host]
-        alone = np.flatnonzero(np.append(matched.is_message, False)[device.match])
+        is_message = np.append(matched.is_message, False)
+        alone = np.flatnonzero(is_message[device.match])
         done[device.match[alone]] = device.end[alone]
+        begun = np.flatnonzero(is_message[host.opens])
+        done[host.opens[begun]] = host.time[begun]
+        visits = graph.visits
+        times = np.concatenate([device.start, host.time])
+        np.maximum.at(done, visits.at, times[visits.node] + visits.shift)  # of kernels never later than the end
+        done[host.opens[begun]] += matched.transfer[host.opens[begun]]
         self._shift = (device.end - done[np.maximum(device.match, 0)] if count else device.end).tolist()
         closing = np.where(host.match != NONE, host.time - done[np.maximum(host.match, 0)] if count else 0, 0)
         self._close_shift = closing.tolist()
@@ -149,7 +156,7 @@ class Replay:
         ends = {
             (r, m): s
             for r, m, s in zip(host.rank.tolist(), host.match.tolist(), closing.tolist(), strict=True)
-            if m != NONE
+            if m != NONE and not is_message[m]
         }
         for node in np.flatnonzero(host.opens != NONE).tolist():
             opening[node] = ends.get((int(host.rank[node]), int(host.opens[node])), 0)
@@ -271,6 +278,9 @@ class _State:
         self.host[node] = now
         if (opens := fixed._opens[node]) != NONE:
             self._arrive(opens, now - fixed._open_shift[node])
+            if (place := node + len(self.took)) in fixed._visits:
+                for at, shift in fixed._visits[place]:
+                    self._arrive(at, now + shift)
         return True
 
     def _arrive(self, match: int, when: int) -> None:

@@ -67,15 +67,13 @@ class HostCollectives:
     """The host stopped to wait for its end."""
     stops: Ints
     """When the host stopped working to wait for it; rows.start where that was before."""
-    goes_on: Ints
-    """When the host goes on after the wait: the end, or the start of an op shortly before it."""
 
 
 def host_collectives(run: Run, scope: Scope, rows: Collectives, number: Ints) -> HostCollectives:
     """The entries for `rows`, with their slices from the store."""
     if len(rows.rank) == 0:
         none = np.zeros(0, dtype=np.int64)
-        return HostCollectives(rows, none, none, none, none.astype(bool), none, none)
+        return HostCollectives(rows, none, none, none, none.astype(bool), none)
     slices = run.arrays(
         "SELECT s.rank::BIGINT AS rank, s.segment::BIGINT AS segment, s.id, s.start_ns AS start, "
         "n.code FROM slices s "
@@ -91,12 +89,12 @@ def host_collectives(run: Run, scope: Scope, rows: Collectives, number: Ints) ->
         "start_ns + greatest(dur_ns, 0) AS end FROM slices "
         f"WHERE category = 'cpu_op' AND name LIKE 'aten::%' AND {scope.where()}"
     )
-    pauses = _pauses(rows, begins, ops)
-    return HostCollectives(rows, number[rows.rank], begins, slices["code"][at], *pauses)
+    waited_for, stops = host_waits(rows, begins, ops)
+    return HostCollectives(rows, number[rows.rank], begins, slices["code"][at], waited_for, stops)
 
 
-def _pauses(rows: Collectives, begins: Ints, ops: dict[str, Ints]) -> tuple[Mask, Ints, Ints]:
-    """By collective: whether the host waited for it, from when and until when.
+def host_waits(rows: Collectives, begins: Ints, ops: dict[str, Ints]) -> tuple[Mask, Ints]:
+    """By collective: whether the host waited for its end, and since when.
 
     The host waits where it runs no op: in the last pause between ops before the end of the collective. An op that
     begins before the end of its annotation, but after a longer pause, does not tell that the host did not wait: the
@@ -116,8 +114,7 @@ def _pauses(rows: Collectives, begins: Ints, ops: dict[str, Ints]) -> tuple[Mask
     pause = resumed - stopped
     least = np.minimum(_PAUSE_SHARE * (closed - opened), _PAUSE_NS)
     waited = (pause >= least) & np.where(works, pause > closed - resumed, pause >= 0)
-    by = axis.origin - rows.rank * axis.width
-    return waited, stopped + by, resumed + by
+    return waited, stopped + axis.origin - rows.rank * axis.width
 
 
 def _inside_own_thread(rows: Collectives, begins: Ints, ops: dict[str, Ints]) -> Mask:
@@ -313,7 +310,7 @@ def _add_host_collectives(nodes: _Collector, comm: HostCollectives, code: dict[s
     )
     who = comm.rank[waits]
     nodes.add(who, comm.stops[waits], 7, _HOST, code[COLLECTIVE_WAIT])
-    nodes.add(who, comm.goes_on[waits], 6, _HOST, comm.name[waits], match=rows.match[waits])
+    nodes.add(who, rows.end[waits], 6, _HOST, comm.name[waits], match=rows.match[waits])
 
 
 def with_targets(raw: dict[str, Ints], device: DeviceNodes, lags: Lags, ranks: int) -> tuple[HostNodes, Lags]:
@@ -431,7 +428,7 @@ def build_graph(run: Run, scope: Scope, rows: Collectives, matches: int, peers: 
     device, lags = device_nodes(raw, launch, host_columns, on_device, number, len(ranks))
     host, lags = with_targets(host_columns, device, lags, len(ranks))
     meetings = _matched_collectives(rows, matches, on_host, device, host, number)
-    meetings, visits = _with_visits(meetings, rows, device, peers)
+    meetings, visits = _with_visits(meetings, rows, device, host, peers)
     steps = tuple(step_numbers(run, scope))
     return Graph(
         ranks,
@@ -556,24 +553,32 @@ def _matched_collectives(
 
 
 def _with_visits(
-    matched: MatchedCollectives, rows: Collectives, device: DeviceNodes, peers: Peers
+    matched: MatchedCollectives,
+    rows: Collectives,
+    device: DeviceNodes,
+    host: HostNodes,
+    peers: Peers,
 ) -> tuple[MatchedCollectives, Visits]:
-    """The kernels that sends and receives wait for, and the transfers of these without the waiting."""
-    count = len(matched.transfer)
+    """The sends and receives that others wait for, and the transfers of these without the waiting."""
+    count, devices = len(matched.transfer), len(device.rank)
     node_of = np.full(count, NONE)
-    inside = np.flatnonzero(device.match != NONE)
-    node_of[device.match[inside]] = inside
+    inside, opened = np.flatnonzero(device.match != NONE), np.flatnonzero(host.opens != NONE)
+    node_of[device.match[inside]], node_of[host.opens[opened]] = inside, devices + opened
+    start = np.concatenate([device.start, host.time])
     at, node = rows.match[peers.entry], node_of[rows.match[peers.peer]]
     both = (node != NONE) & (node_of[at] != NONE) if count else np.zeros(len(at), dtype=bool)
     visits = Visits(node[both], at[both], peers.shift[both])
     members, last, transfer = matched.members.copy(), matched.last.copy(), matched.transfer.copy()
+    on_host = matched.on_host.copy()
     np.add.at(members, visits.at, 1)
-    ready = device.start[visits.node] + visits.shift
+    ready = start[visits.node] + visits.shift
     order = np.argsort(ready, kind="stable")  # the latest is written last
-    order = order[ready[order] > device.start[node_of[visits.at[order]]]]
-    last[visits.at[order]] = visits.node[order]
-    transfer[visits.at[order]] = device.end[node_of[visits.at[order]]] - ready[order]
-    return replace(matched, members=members, last=last, transfer=transfer), visits
+    order = order[ready[order] > start[node_of[visits.at[order]]]]
+    of = visits.at[order]
+    on_host[of] = visits.node[order] >= devices
+    last[of] = visits.node[order] - np.where(on_host[of], devices, 0)
+    transfer[of] = np.maximum(start[node_of[of]] + matched.transfer[of] - ready[order], 0)
+    return replace(matched, members=members, last=last, transfer=transfer, on_host=on_host), visits
 
 
 def _host_durations(on_host: Collectives, number: Ints, host: HostNodes, opened: Ints) -> Ints:

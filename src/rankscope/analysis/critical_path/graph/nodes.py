@@ -94,8 +94,8 @@ class Lags:
 
 @dataclass(frozen=True)
 class MatchedCollectives:
-    """The matched collectives; their members are nodes. A send or receive is one of its own: its kernel, and the
-    kernels that it may wait for, which arrive at it but do not end with it."""
+    """The matched collectives; their members are nodes. A send or receive is one of its own: its kernel or its start on
+    the host, and those that it may wait for, which arrive at it but do not end with it."""
 
     transfer: Ints
     last: Ints
@@ -120,9 +120,10 @@ class MatchedCollectives:
 
 @dataclass(frozen=True)
 class Visits:
-    """Kernels that arrive at the send or receive of another rank."""
+    """Sends and receives that arrive at those of another rank: kernels, or starts on the host."""
 
     node: Ints
+    """Device nodes first, then host nodes."""
     at: Ints
     """The number of the send or receive in MatchedCollectives."""
     shift: Ints
