@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.across_ranks.host_times import COLUMNS as TIMES
-from rankscope.analysis.across_ranks.host_times import CoreUse, Floats, HostTimes, core_use, host_times
+from rankscope.analysis.across_ranks.host_times import Floats, HostTimes, core_use, host_times, use_of_host
 from rankscope.analysis.across_ranks.lateness import lateness
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import has_gpu
-from rankscope.analysis.core.intervals import covered, join, union
+from rankscope.analysis.core.intervals import Ints, covered, join, union
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope, step_numbers
@@ -44,8 +44,16 @@ NOT_RECORDED = (
 )
 _LEAST_PART = 0.5
 """A reason explains at least this part of the time that a rank is late."""
+_SMALL_PART, _MUCH_LONGER = 0.1, 3.0
+"""Steps in which a rank is late by less than this part of its mean are not listed; one step that takes so many times as
+long as the others is told apart."""
 _OTHERS_SHARE = 0.1
 """Other processes are named where they use this share of the cores."""
+_MUCH_SHARE = 0.25
+"""Of the step: a wait for a core that is reported even where the rank's own threads take the cores. Chosen, not
+measured."""
+_OPS_BEFORE = 8
+"""Between the time in which torch.compile loads its modules and its first range, the program makes its arguments."""
 _NAME_WIDTH = 60
 
 
@@ -118,7 +126,7 @@ def shortage_of_cores(run: Run, scope: Scope) -> Shortage | None:
     means = {
         rank: {name: _mean(each.of_steps(steps, name)) for name in TIMES} for rank, each in times.items()
     }
-    short = [rank for rank, mean in means.items() if mean["run_delay_ns"] >= WARNING_SHARE * mean["wall_ns"]]
+    short = [rank for rank, mean in means.items() if _is_short(mean)]
     if 2 * len(short) <= len(run.ranks):
         return None
     wall, cpu, delay = (
@@ -127,6 +135,14 @@ def shortage_of_cores(run: Run, scope: Scope) -> Shortage | None:
     )
     cost = None if has_gpu(run, Scope()) else _cost_ns(run, Scope(steps=scope.steps), means)
     return Shortage(tuple(short), wall, cpu, delay, cost)
+
+
+def _is_short(mean: Mapping[str, float]) -> bool:
+    """Whether a rank waits for a core; not where it waits a little for threads of its own."""
+    for_others = mean["run_delay_ns"] - (mean["process_ns"] - mean["cpu_ns"])
+    return (
+        for_others >= WARNING_SHARE * mean["wall_ns"] or mean["run_delay_ns"] >= _MUCH_SHARE * mean["wall_ns"]
+    )
 
 
 def _mean(values: Floats) -> float:
@@ -151,10 +167,10 @@ def _finding(run: Run, scope: Scope) -> Finding | None:
     if short is None:
         return None
     times = host_times(run)
-    uses = {(times[rank].host, times[rank].cores): core_use(times, rank) for rank in short.ranks}
     # Mostly all nodes are alike: the sentence is about the most common case.
-    (count, cores), alike = Counter(_sharing(use, times) for use in uses.values()).most_common(1)[0]
-    use = next(use for use in uses.values() if _sharing(use, times) == (count, cores))
+    uses = {host: use_of_host(times, host) for host in sorted({times[rank].host for rank in short.ranks})}
+    (count, cores), alike = Counter((use.ranks, use.cores) for use in uses.values()).most_common(1)[0]
+    use = next(use for use in uses.values() if (use.ranks, use.cores) == (count, cores))
     waits, step = format_rounded("ns", short.run_delay_ns), mean_step_ns(run, scope)
     share = f"({100 * short.run_delay_ns / short.wall_ns:.0f} %)"
     if count > cores:
@@ -184,17 +200,10 @@ def _finding(run: Run, scope: Scope) -> Finding | None:
         facts=(
             Fact("cause", "contention", "", "all ranks"),
             Fact("run_delay_per_step_ns", round(short.run_delay_ns), "ns", "mean over the ranks"),
-            Fact("cores", len(times[use.ranks[0]].cores), "count", "cores that they share"),
+            Fact("cores", cores, "count", "cores that they share"),
             Fact("sharing_ranks", count, "count", "ranks that share them"),
         ),
     )
-
-
-def _sharing(use: CoreUse, times: Mapping[int, HostTimes]) -> tuple[int, float]:
-    """How many ranks share how many cores. Ranks that were not recorded share them where all recorded ones do."""
-    on_host = [each for each in times.values() if each.host == times[use.ranks[0]].host]
-    everybody = len(use.ranks) == len(on_host) > 1
-    return max(len(use.ranks), on_host[0].ranks_on_host if everybody else 0), use.cores
 
 
 def _cores(count: float) -> str:
@@ -244,15 +253,22 @@ class _LateSteps:
     def explains(self, extra: Floats) -> bool:
         return bool(self.own.sum() > 0 and extra.sum() >= _LEAST_PART * self.own.sum())
 
-    def when(self, extra: Floats) -> tuple[str, float]:
-        """In which steps, and the mean over these."""
-        late = extra > _LEAST_PART * max(extra.mean(), 1.0)
-        mean = float(extra[late].mean())
-        if late.sum() > len(self.steps) / 2:
-            return "per step", mean
-        if late.sum() == 1:
-            return f"in step {self.steps[int(late.argmax())]}", mean
-        return f"in each of {late.sum()} of {len(self.steps)} steps", mean
+    def took(self, extra: Floats) -> str:
+        """How long, and in which steps: those in which it explains most of a delay that counts."""
+        late = (extra >= _LEAST_PART * self.own) & (self.own >= _SMALL_PART * self.own.mean())
+        late[extra.argmax()] = True
+        worst, others = int(extra.argmax()), np.flatnonzero(late)
+        others = others[others != worst]
+        if 2 * len(others) >= len(self.steps):
+            return f"{format_rounded('ns', extra[late].mean())} per step"
+        longest = f"{format_rounded('ns', extra[worst])} in step {self.steps[worst]}"
+        if not len(others):
+            return longest
+        usual = np.median(extra[others])
+        if extra[worst] < _MUCH_LONGER * usual:
+            return f"{format_rounded('ns', extra[late].mean())} in each of {late.sum()} steps"
+        count = f"{len(others)} other step{'s' * (len(others) != 1)}"
+        return f"{longest}, {format_rounded('ns', usual)} in {count}"
 
     def facts(self, quantity: str, extra: Floats) -> tuple[Fact, ...]:
         value = round(float(extra.mean()))
@@ -289,11 +305,9 @@ def _garbage(late: _LateSteps) -> tuple[float, HostReason] | None:
     extra = late.extra("gc_ns")
     if not late.explains(extra):
         return None
-    when, mean = late.when(extra)
-    took = format_rounded("ns", mean)
     return float(extra.sum()), HostReason(
         "host",
-        f"garbage collection takes {took} {when}",
+        f"garbage collection takes {late.took(extra)}",
         f"Python's garbage collection takes {format_rounded('ns', extra.mean())} per step longer than on its peers",
         "Collect on all ranks in the same step, or less often: gc.disable() and gc.collect() every so many steps, "
         f"gc.freeze() after the set-up. See -r host_cpu --by step --ranks {late.rank}",
@@ -314,13 +328,11 @@ def _compilation(late: _LateSteps) -> tuple[float, HostReason] | None:
         return None
     compiles = union(ranges["start"], ranges["stop"])
     ops = run.arrays(
-        f"SELECT start_ns + dur_ns AS stop FROM slices WHERE rank = {late.rank} AND category = 'cpu_op' "
-        f"AND op IS NULL AND NOT {_COMPILES} ORDER BY stop"
-    )["stop"]
-    before = np.searchsorted(ops, compiles.start, side="right") - 1
-    loads = (
-        union(np.where(before >= 0, ops[before], compiles.start), compiles.start) if len(ops) else compiles
+        f"SELECT start_ns AS start, start_ns + dur_ns AS stop FROM slices WHERE rank = {late.rank} "
+        f"AND category = 'cpu_op' AND op IS NULL AND NOT {_COMPILES} ORDER BY start"
     )
+    loads = [_longest_before(ops["start"], ops["stop"], int(at)) for at in compiles.start]
+    loading = union(*(np.array(side, dtype=np.int64) for side in zip(*loads, strict=True)))
     spans = {
         period.step: (period.start_ns, period.end_ns)
         for period in periods(late.run, Scope(frozenset({late.rank})))
@@ -329,10 +341,9 @@ def _compilation(late: _LateSteps) -> tuple[float, HostReason] | None:
         np.array([spans.get(step, (0, 0))[side] for step in late.steps], dtype=np.int64) for side in (0, 1)
     )
     own = covered(compiles, start, end).astype(np.float64)
-    extra = np.where(own > 0, covered(join(compiles, loads), start, end), 0).astype(np.float64)
+    extra = np.where(own > 0, covered(join(compiles, loading), start, end), 0).astype(np.float64)
     if not late.explains(extra):
         return None
-    when, mean = late.when(extra)
     worst = int(extra.argmax())
     with_loading = ""
     if own[worst] < _LEAST_PART * extra[worst]:
@@ -343,11 +354,22 @@ def _compilation(late: _LateSteps) -> tuple[float, HostReason] | None:
         )
     return float(extra.sum()), HostReason(
         "host",
-        f"torch.compile compiles for {format_rounded('ns', mean)} {when}",
+        f"torch.compile takes {late.took(extra)}",
         f"its ranges of dynamo take {format_rounded('ns', own.sum() / len(late.steps))} per step{with_loading}",
         "Find out why it compiles again (TORCH_LOGS=recompiles), and compile before the first step.",
         late.facts("compile_ns", extra),
     )
+
+
+def _longest_before(starts: Ints, stops: Ints, at: int) -> tuple[int, int]:
+    """The longest time without an op among the last few before a moment."""
+    last = int(np.searchsorted(starts, at))
+    if last == 0:
+        return at, at
+    first = max(last - _OPS_BEFORE, 0)
+    begins, ends = stops[first:last], np.append(starts[first + 1 : last], at)
+    longest = int((ends - begins).argmax())
+    return int(begins[longest]), int(max(ends[longest], begins[longest]))
 
 
 def _busy_thread(late: _LateSteps) -> HostReason | None:
@@ -401,9 +423,8 @@ def _taken_core(late: _LateSteps, times: Mapping[int, HostTimes]) -> HostReason 
     extra = late.extra("run_delay_ns")
     if not late.explains(extra):
         return None
-    when, mean = late.when(extra)
     use, mine = core_use(times, late.rank), times[late.rank]
-    waits = f"it waits {format_rounded('ns', mean)} {when} for a core"
+    waits = f"it waits {late.took(extra)} for a core"
     cores = f"core{'s' * (len(mine.cores) != 1)} {as_ranges([*mine.cores])}"
     taken = use.by_others is not None and use.by_others >= _OTHERS_SHARE * use.cores
     by = f": other processes use {use.by_others:.2f} of its {cores}" if taken else ""

@@ -121,8 +121,8 @@ def _joined(cycles: Sequence[HostTimes]) -> HostTimes:
 class CoreUse:
     """How many cores are in use, on average, of those that some ranks may run on."""
 
-    ranks: tuple[int, ...]
-    """The recorded ranks that may run on exactly these."""
+    ranks: int
+    """The ranks that may run on them."""
     cores: float
     """How many there are, or fewer where the container may use fewer."""
     by_ranks: float
@@ -142,4 +142,22 @@ def core_use(times: Mapping[int, HostTimes], rank: int) -> CoreUse:
     if mine.busy_ns is not None and not overlap and not unrecorded:
         by_others = max(mine.busy_ns / max(mine.window_ns, 1) - by_ranks, 0.0)
     cores = float(len(mine.cores))
-    return CoreUse(tuple(same), min(cores, mine.core_limit or cores), by_ranks, by_others)
+    return CoreUse(len(same), min(cores, mine.core_limit or cores), by_ranks, by_others)
+
+
+def use_of_host(times: Mapping[int, HostTimes], host: str) -> CoreUse:
+    """Of all cores that the ranks of a host may use."""
+    on_host = {rank: each for rank, each in times.items() if each.host == host}
+    sets = {each.cores: rank for rank, each in on_host.items()}
+    uses = [core_use(times, rank) for rank in sets.values()]
+    others = [use.by_others for use in uses]
+    cores = float(len({core for each in sets for core in each}))
+    limit = max(each.core_limit or cores for each in on_host.values())
+    # Ranks that were not recorded run there, too, where the recorded ones are not bound.
+    listed = max(each.ranks_on_host for each in on_host.values()) if len(on_host) > len(sets) == 1 else 0
+    return CoreUse(
+        max(len(on_host), listed),
+        min(cores, limit),
+        sum(use.by_ranks for use in uses),
+        None if None in others else sum(other or 0.0 for other in others),
+    )
