@@ -78,7 +78,7 @@ def host_cpu(run: Run, scope: Scope, by: str | None = None) -> Result:
         COLUMNS,
         rows,
         (finding,) if finding else (),
-        unknown="" if rows else NOT_RECORDED,
+        notes=() if rows else (NOT_RECORDED,),
     )
 
 
@@ -331,8 +331,6 @@ def _compilation(late: _LateSteps) -> tuple[float, HostReason] | None:
         f"SELECT start_ns AS start, start_ns + dur_ns AS stop FROM slices WHERE rank = {late.rank} "
         f"AND category = 'cpu_op' AND op IS NULL AND NOT {_COMPILES} ORDER BY start"
     )
-    loads = [_longest_before(ops["start"], ops["stop"], int(at)) for at in compiles.start]
-    loading = union(*(np.array(side, dtype=np.int64) for side in zip(*loads, strict=True)))
     spans = {
         period.step: (period.start_ns, period.end_ns)
         for period in periods(late.run, Scope(frozenset({late.rank})))
@@ -340,6 +338,8 @@ def _compilation(late: _LateSteps) -> tuple[float, HostReason] | None:
     start, end = (
         np.array([spans.get(step, (0, 0))[side] for step in late.steps], dtype=np.int64) for side in (0, 1)
     )
+    loads = [_longest_before(ops, start, at) for at in compiles.start.tolist()]
+    loading = union(*(np.array(side, dtype=np.int64) for side in zip(*loads, strict=True)))
     own = covered(compiles, start, end).astype(np.float64)
     extra = np.where(own > 0, covered(join(compiles, loading), start, end), 0).astype(np.float64)
     if not late.explains(extra):
@@ -361,15 +361,17 @@ def _compilation(late: _LateSteps) -> tuple[float, HostReason] | None:
     )
 
 
-def _longest_before(starts: Ints, stops: Ints, at: int) -> tuple[int, int]:
-    """The longest time without an op among the last few before a moment."""
-    last = int(np.searchsorted(starts, at))
-    if last == 0:
-        return at, at
+def _longest_before(ops: Mapping[str, Ints], steps: Ints, at: int) -> tuple[int, int]:
+    """The longest time without an op among the last few before a moment, in its step."""
+    last = int(np.searchsorted(ops["start"], at))
     first = max(last - _OPS_BEFORE, 0)
-    begins, ends = stops[first:last], np.append(starts[first + 1 : last], at)
+    since = steps[steps <= at].max(initial=0)
+    ends = np.append(ops["start"][first:last], at)
+    begins = np.maximum(
+        np.append(ops["stop"][first - 1 : first] if first else since, ops["stop"][first:last]), since
+    )
     longest = int((ends - begins).argmax())
-    return int(begins[longest]), int(max(ends[longest], begins[longest]))
+    return int(begins[longest]), max(int(ends[longest]), int(begins[longest]))
 
 
 def _busy_thread(late: _LateSteps) -> HostReason | None:
