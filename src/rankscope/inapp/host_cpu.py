@@ -1,19 +1,18 @@
 """How the host ran the steps of a window: CPU time and waits for a core, other threads, garbage collection.
 
 It reads at the beginning of each step, and more at the window's beginning and end. No torch. What the system does not
-tell is left out; nothing here fails the job.
+tell is left out; nothing here fails the job. Functions of the library that are written in Python are avoided in a step:
+with stacks, torch records them as the job's.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import os
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankscope.host import PROC, core_limit
@@ -60,12 +59,14 @@ class HostCpu:
 
     def step(self, number: int) -> None:
         """A step begins."""
-        with contextlib.suppress(Exception):
-            if len(self._readings) <= MOST_STEPS:
+        if len(self._readings) <= MOST_STEPS:
+            try:
                 self._readings.append(self._read(number))
+            except Exception:  # noqa: BLE001  (the job must go on; the step is missing)
+                return
 
     def off(self) -> None:
-        with contextlib.suppress(ValueError):
+        if self._collecting in gc.callbacks:
             gc.callbacks.remove(self._collecting)
 
     def fields(self) -> dict[str, Any]:
@@ -91,12 +92,15 @@ class HostCpu:
 
     def _read(self, number: int) -> _Reading:
         threads = {}
-        for thread in threading.enumerate()[:_MOST_THREADS]:
-            native = thread.native_id
+        # As threading.enumerate, native_id and name: these are in Python.
+        for thread in [*getattr(threading, "_active", {}).values()][:_MOST_THREADS]:
+            native = thread._native_id
             if native is not None and native != self._thread:
-                with contextlib.suppress(OSError):  # it has ended
+                try:
                     threads[native] = _thread_time_ns(native)
-                    self._names[native] = thread.name
+                except OSError:
+                    continue  # it has ended
+                self._names[native] = str(thread._name)
         return _Reading(
             number,
             time.perf_counter_ns(),
@@ -185,7 +189,8 @@ def _native_threads() -> dict[int, tuple[str, int, int]]:
         for native in os.listdir("/proc/self/task")[:_MOST_THREADS]:  # noqa: PTH208
             cpu_ns, delay_ns = _schedstat(int(native))
             if cpu_ns is not None and delay_ns is not None:
-                name = Path(f"/proc/self/task/{native}/comm").read_text(errors="replace").strip()
+                with open(f"/proc/self/task/{native}/comm", "rb") as file:  # noqa: PTH123
+                    name = file.read(100).decode(errors="replace").strip()
                 yield int(native), (name, cpu_ns, delay_ns)
 
     try:
@@ -202,7 +207,8 @@ def _busy_ns() -> int | None:
     """How long the cores of this process have been busy, also with other processes."""
     cores = {f"cpu{number}" for number in _cores()}
     try:
-        lines = [line.split() for line in (PROC / "stat").read_text().splitlines() if line.startswith("cpu")]
+        with open(f"{PROC}/stat", encoding="ascii") as file:  # noqa: PTH123
+            lines = [line.split() for line in file if line.startswith("cpu")]
         ticks = sum(int(words[column]) for words in lines if words[0] in cores for column in _BUSY_COLUMNS)
         return ticks * (1_000_000_000 // os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError, IndexError):

@@ -91,12 +91,12 @@ class Windows:
 
     def start(self, step: int) -> None:
         assert self._window is not None
-        self.recorder.start()
         self._added = AddedEvents()
-        self._write_header({})
         if isinstance(self.recorder, TorchRecorder):
             with contextlib.suppress(Exception):
                 self._host_cpu = HostCpu(self._added, self._files.manifest["local_size"])
+        self.recorder.start()
+        self._write_header({})
         self._window.update(first_step=step, start=clock_anchor())
 
     def _write_header(self, fields: dict[str, Any]) -> None:
