@@ -14,6 +14,7 @@ from typing import Any
 
 from rankscope.capture.rank_files import RankFiles, clock_anchor
 from rankscope.inapp.added_events import AddedEvents, header_text
+from rankscope.inapp.collective_calls import CollectiveCalls
 from rankscope.inapp.cuda_range import CudaRangeRecorder
 from rankscope.inapp.forked_export import Export, ExportOrder, Outcome
 from rankscope.inapp.host_cpu import HostCpu
@@ -57,6 +58,7 @@ class Windows:
         self._events: object = None
         self._added = AddedEvents()
         self._host_cpu: HostCpu | None = None
+        self._calls = CollectiveCalls()
 
     @property
     def is_open(self) -> bool:
@@ -97,6 +99,8 @@ class Windows:
                 self._host_cpu = HostCpu(self._added, self._files.manifest["local_size"])
         self.recorder.start()
         self._write_header({})
+        with contextlib.suppress(Exception):
+            self._calls.begin()
         self._window.update(first_step=step, start=clock_anchor())
 
     def _write_header(self, fields: dict[str, Any]) -> None:
@@ -106,7 +110,12 @@ class Windows:
 
     def _added_fields(self) -> dict[str, Any]:
         """What the capture knows of the window and torch's profiler does not."""
-        return {"host_cpu": self._host_cpu.fields()} if self._host_cpu is not None else {}
+        host_cpu, fields = self._host_cpu, dict[str, Any]()
+        with contextlib.suppress(Exception):
+            fields["collectives"] = self._calls.end()
+        with contextlib.suppress(Exception):
+            fields["host_cpu"] = host_cpu.fields() if host_cpu is not None else None
+        return {name: field for name, field in fields.items() if field}
 
     def forked(self) -> None:
         """In a forked child of the rank."""
@@ -160,6 +169,7 @@ class Windows:
         self._opened -= self._window is not None
         self._window = None
         self._stop_host_cpu()
+        self._calls.off()
         self.recorder.abandon()
 
     def collect_exports(self) -> None:

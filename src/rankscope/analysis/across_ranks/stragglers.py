@@ -17,7 +17,6 @@ from rankscope.analysis.across_ranks.segments import runs_more_kernels
 from rankscope.analysis.across_ranks.straggler_cause import LateRank, straggler_cause
 from rankscope.analysis.across_ranks.time_split import PARTS
 from rankscope.analysis.core.collective_waits import Waits, waits
-from rankscope.analysis.core.device_events import gpu_ranks
 from rankscope.analysis.core.intervals import Axis, Ints, union
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.scope import Scope
@@ -440,7 +439,7 @@ def _moving(run: Run, scope: Scope, late: Lateness) -> Finding:
         f"no rank is named; the last ranks, step by step: {listed}; most of it is {cause}{data.text}",
         hint=data.hint or "Balance the work of the ranks: batches of equal length, experts of equal load.",
         facts=(*facts, *data.facts),
-        remedy=Remedy("balanced", what="ranks") if gpu_ranks(run) else None,
+        remedy=Remedy("balanced", what="ranks"),
     )
 
 
