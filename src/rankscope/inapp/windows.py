@@ -108,9 +108,10 @@ class Windows:
         identity = {key: self._files.manifest[key] for key in ("job", "rank", "rank_source", "host")}
         self.recorder.add_metadata("rankscope", header_text(identity, fields))
 
-    def _added_fields(self) -> dict[str, Any]:
-        """What the capture knows of the window and torch's profiler does not."""
+    def _added_fields(self, why: str | None) -> dict[str, Any]:
+        """What the capture knows of the window and torch's profiler does not; ``why`` it ended early."""
         host_cpu, fields = self._host_cpu, dict[str, Any]()
+        fields["ended"] = {"why": why, "unix_ns": time.time_ns()} if why else None
         with contextlib.suppress(Exception):
             fields["collectives"] = self._calls.end()
         with contextlib.suppress(Exception):
@@ -144,7 +145,7 @@ class Windows:
         if why or step > window["first_step"]:
             self.recorder.mark_unfinished()
         with contextlib.suppress(Exception):
-            self._write_header(self._added_fields())
+            self._write_header(self._added_fields(why))
         self._stop_host_cpu()
         recording = self.recorder.stop()
         began = time.perf_counter_ns()
