@@ -184,7 +184,9 @@ def link_excess(run: Run, ranks: tuple[int, ...], steps: tuple[int | None, ...])
     rows, transfer = all_waits.rows, all_waits.entry_transfer
     total = np.zeros((len(ranks), len(steps)))
     hosts = nodes(run)
-    has_link = np.array([len({hosts.get(rank, rank) for rank in group.ranks or ()}) != 1 for group in rows.groups])
+    has_link = np.array(
+        [len({hosts.get(rank, rank) for rank in group.ranks or ()}) != 1 for group in rows.groups]
+    )
     used = np.flatnonzero((transfer > 0) & np.isin(rows.rank, ranks))
     used = used[rows.on_device[used] | has_link[rows.group[used]]] if len(used) else used
     step = np.zeros(len(used), dtype=np.int64)

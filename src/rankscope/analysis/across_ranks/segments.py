@@ -2,8 +2,8 @@
 
 The compute kernels of a rank are cut, in launch order, where communication is launched between them; so ranks that run
 the same program have the same segments, however long each rank waits. A cut is also made where the backward pass of
-autograd begins or ends, and at the steps. The duration of a segment is the union of its compute. On a rank without a GPU
-the compute is that of its host, cut where communication is called.
+autograd begins or ends, and at the steps. The duration of a segment is the union of its compute. On a rank without a
+GPU the compute is that of its host, cut where communication is called.
 
 The micro-batch and the phase of a segment come from the messages between pipeline stages and from autograd
 (docs/definitions.md, "Balance"). Segments between two messages that have the same phase belong together: a block, one

@@ -429,7 +429,7 @@ def _moving(run: Run, scope: Scope, late: Lateness) -> Finding:
     facts = [
         Fact("cause", cause, "", "the last rank of each step"),
         Fact("wait_per_step_ns", round(per_step), "ns", "the last rank of each step"),
-        Fact("caused_wait_pct", 100 * share, "percent", "of the step"),
+        Fact("caused_wait_pct", 100 * share, "percent", "of the mean step"),
         Fact("late_ranks", len(set(names)), "count", "ranks that were the last in some step"),
     ]
     return Finding(

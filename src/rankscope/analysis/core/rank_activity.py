@@ -210,7 +210,8 @@ def _host_work(run: Run, scope: Scope) -> dict[int, Intervals]:
         contains = np.bincount(op, minlength=len(track)) > 1
         calls_others, works = (contains & ~ops["is_aten"])[op], ~ops["waits"][op]
         always, at_times = (
-            union(times.start[used], times.end[used]) for used in (works & ~calls_others, works & calls_others)
+            union(times.start[used], times.end[used])
+            for used in (works & ~calls_others, works & calls_others)
         )
         busy = join(always, subtract(at_times, host_collectives(run)[rank]))
         work[rank] = subtract(busy, dataloader_spans(run, rank))

@@ -23,6 +23,8 @@ _CLAIMED = 0.98
 """A finding that keeps less than this share of what it would save alone says how much is left. Chosen, not measured."""
 _LEAST_LEFT = 0.2
 """A finding that keeps less than this share is evidence of another one."""
+_WAIT_SAVED = 0.75
+"""A finding whose change saves less than this share of the wait that it states says what becomes of the rest."""
 _PROBLEMS = ("warning", "critical")
 
 
@@ -151,6 +153,13 @@ def _stated(claim: _Claim, also: Sequence[Finding], step_ns: float) -> Finding:
         left = f"{format_rounded('ns', claim.cost_ns)} of it are left"
         alone = f"alone it would save {format_rounded('ns', claim.alone_ns)}"
         evidence.append(f"{alone}, {left} after what other findings claim")
+    waited = finding.fact("wait_per_step_ns")
+    if waited is not None and claim.alone_ns < _WAIT_SAVED * float(waited.value or 0):
+        saved, wait = (format_rounded("ns", float(time)) for time in (claim.alone_ns, waited.value or 0))
+        evidence.append(
+            f"a replay without it saves {saved} of the {wait}: the others would still wait, for the next rank and for "
+            "communication that it hides"
+        )
     evidence += [f"part of the same time: {other.title} (-r {other.report})" for other in also]
     severity = graded(claim.cost_ns, step_ns, 0.0) or "info"
     return replace(

@@ -51,7 +51,7 @@ def imbalance(run: Run, scope: Scope, by: str | None = None) -> Result:
     savings = savings_of(run, scope)
     parts = segments(run, scope)
     if savings is None or not len(parts.rank):
-        notes.append("nothing to balance: no compute on a GPU was recorded in the window")
+        notes.append("nothing to balance: no compute was recorded in the window")
         return Result("imbalance", title, scope.window, _COLUMNS, [], notes=tuple(notes))
     notes += without_segments(savings.graph)
     rows = _rows(savings, parts)

@@ -86,7 +86,8 @@ def recording_cycles(graph: Graph) -> tuple[Ints, Ints, int]:
 def begins_recording(graph: Graph) -> Mask:
     """By host node: whether nothing is known before it. A cycle begins when it did, however long the one before takes:
     what lies between is not known."""
-    return (graph.host.before == NONE) | (graph.host.kind == HOST_CLASSES.index("unrecorded"))
+    begins: Mask = (graph.host.before == NONE) | (graph.host.kind == HOST_CLASSES.index("unrecorded"))
+    return begins
 
 
 def recorded(graph: Graph) -> Durations:
@@ -146,7 +147,9 @@ class Replay:
         done[host.opens[begun]] = host.time[begun]
         visits = graph.visits
         times = np.concatenate([device.start, host.time])
-        np.maximum.at(done, visits.at, times[visits.node] + visits.shift)  # of kernels never later than the end
+        np.maximum.at(
+            done, visits.at, times[visits.node] + visits.shift
+        )  # of kernels never later than the end
         done[host.opens[begun]] += matched.transfer[host.opens[begun]]
         self._shift = (device.end - done[np.maximum(device.match, 0)] if count else device.end).tolist()
         closing = np.where(host.match != NONE, host.time - done[np.maximum(host.match, 0)] if count else 0, 0)

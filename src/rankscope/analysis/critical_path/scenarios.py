@@ -55,7 +55,9 @@ class Scenario:
     late_rank: int | None = None
     """The rank that it sets to the median of its peers; who these are, the run says (`with_peers`)."""
     of_segments: bool = False
-    """It changes compute segments, which only ranks with a GPU have."""
+    """It changes compute segments."""
+    reachable: bool = False
+    """Other ranks, steps or stages of the same run do it already; else it is a limit."""
 
 
 def hide_comm() -> Scenario:
@@ -102,7 +104,9 @@ def bandwidth(factor: float) -> Scenario:
     )
 
 
-def _transfers(what: str, change: Callable[[MatchedCollectives, Ints], Ints], assumption: str) -> Scenario:
+def _transfers(
+    what: str, change: Callable[[MatchedCollectives, Ints], Ints], assumption: str, *, reachable: bool = False
+) -> Scenario:
     """A change of the transfer times only."""
     return Scenario(
         what,
@@ -110,6 +114,7 @@ def _transfers(what: str, change: Callable[[MatchedCollectives, Ints], Ints], as
         lambda graph, work: replace(work, transfer=change(graph.collectives, work.transfer)),
         assumption,
         _EXPOSED,
+        reachable=reachable,
     )
 
 
@@ -344,6 +349,7 @@ def ranks_at_median(ranks: Sequence[int], peers: Mapping[int, Sequence[int]]) ->
         lambda graph, work: graph.at_median(work, ranks, peers),
         f"{named} at the median: each kernel, copy and host time lasts at most as long as the median over the other "
         "ranks at the same place in the step; what most of them do not do takes no time",
+        reachable=True,
     )
 
 
@@ -386,6 +392,7 @@ def links_at_median(ranks: Sequence[int], members: Mapping[int, Sequence[int]]) 
         change,
         f"links of {named} at the median: their transfers take as long as those of the same kind and size in groups "
         "without them",
+        reachable=True,
     )
 
 
@@ -421,9 +428,7 @@ def balanced(
         transfer = (
             _median_transfers(graph.collectives, durations.transfer) if at_median else durations.transfer
         )
-        return replace(
-            durations, device=np.rint(took).astype(np.int64), host=on_host, transfer=transfer
-        )
+        return replace(durations, device=np.rint(took).astype(np.int64), host=on_host, transfer=transfer)
 
     def reduced(graph: ReducedGraph, work: Work) -> Work:
         segments, target = _targets(graph.segments(), what, chosen)
@@ -451,8 +456,10 @@ def balanced(
         f"{what} balanced" if what != "all" else "everything balanced",
         change,
         reduced,
-        f"balanced ({what}): the compute between two communications takes {means[what]}; host and order do not change",
+        f"balanced ({what}): the compute between two communications takes {means[what]}; other times of the host and "
+        "the order do not change",
         of_segments=True,
+        reachable=True,
     )
 
 
@@ -485,9 +492,10 @@ class _ComputeClock:
         """The compute between two times: as recorded, and with the other durations."""
         if not len(self._time):
             return np.zeros(len(begin)), np.zeros(len(begin))
-        recorded, target = (
-            np.interp(end, self._time, sums) - np.interp(begin, self._time, sums) for sums in self._sums
-        )
+        sides = [
+            np.array([np.interp(time, self._time, sums) for time in (begin, end)]) for sums in self._sums
+        ]
+        recorded, target = (side[1] - side[0] for side in sides)
         return recorded, target
 
     def factors(self, begin: Ints, end: Ints) -> Floats:

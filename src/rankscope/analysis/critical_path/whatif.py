@@ -8,6 +8,7 @@ from typing import Any
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Note, NoteKind, Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.severity import at_most, graded
 from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import Graph
 from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, reduced_graph
@@ -101,9 +102,9 @@ def whatif(run: Run, scope: Scope, scenarios: Sequence[Scenario] = ()) -> Result
     if any(scenario.of_segments for _, together in cases for scenario in together):
         notes += without_segments(graph)
     title = f"{_TITLE} per step" if graph.steps else f"{_TITLE} of the window"
-    return Result(
-        "whatif", title, scope.window, COLUMNS, rows, tuple(_findings(rows, bool(graph.steps))), tuple(notes)
-    )
+    limits = [not all(change.reachable for change in together) for _, together in cases]
+    findings = tuple(_findings(rows, limits, bool(graph.steps)))
+    return Result("whatif", title, scope.window, COLUMNS, rows, findings, tuple(notes))
 
 
 def without_segments(graph: Graph | ReducedGraph) -> list[str]:
@@ -111,7 +112,7 @@ def without_segments(graph: Graph | ReducedGraph) -> list[str]:
     missing = sorted(set(graph.ranks).difference(graph.segments().rank.tolist()))
     if not missing:
         return []
-    return [f"{rank_words(missing)}: no compute on a GPU was recorded, so nothing was balanced there"]
+    return [f"{rank_words(missing)}: no compute was recorded, so nothing was balanced there"]
 
 
 def _default_scenarios(run: Run, scope: Scope, graph: Graph | ReducedGraph) -> list[Scenario]:
@@ -127,18 +128,23 @@ def _default_scenarios(run: Run, scope: Scope, graph: Graph | ReducedGraph) -> l
     return scenarios
 
 
-def _findings(rows: list[dict[str, Any]], has_steps: bool) -> list[Finding]:
-    best = max(rows, key=lambda row: row["saved_ns"], default=None)
+def _findings(rows: list[dict[str, Any]], limits: Sequence[bool], has_steps: bool) -> list[Finding]:
+    """The scenario that saves most. `limits`: those that no rank or step of the run reaches."""
+    best, is_limit = max(
+        zip(rows, limits, strict=True), key=lambda row: row[0]["saved_ns"], default=(None, False)
+    )
     if best is None or best["saved_ns"] <= 0:
         return []
-    unit = "a step" if has_steps else "the window"
+    unit = "the mean step" if has_steps else "the window"
+    severity = graded(best["saved_ns"], best["base_ns"], 0.0) or "info"
     took, would = (format_rounded("ns", best[name]) for name in ("base_ns", "predicted_ns"))
     return [
         Finding(
-            "info",
+            at_most(severity, "warning" if is_limit else "critical"),
             f"With {best['what']}, {unit} would take {would} instead of {took} ({best['change_pct']:+.1f} %)",
             f"{format_rounded('ns', best['saved_ns'])} less, predicted by a replay of the run",
             cost_ns=best["saved_ns"],
+            reachable=not is_limit,
             facts=tuple(
                 Fact(name, best[name], "ns", "the run, per step", row={"what": best["what"]}, report="whatif")
                 for name in ("base_ns", "predicted_ns", "saved_ns")

@@ -47,7 +47,6 @@ from rankscope.store.arrays import number_rows, starts_group
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
 
-
 _PAUSE_SHARE, _PAUSE_NS = 0.1, 200_000
 """A pause between two ops in which a collective ends is a wait for it when it is at least this share of the collective,
 or this long: ops of a backward pass are some µs apart. Chosen, not measured."""
@@ -106,11 +105,12 @@ def host_waits(rows: Collectives, begins: Ints, ops: dict[str, Ints]) -> tuple[M
     axis = Axis.over(np.concatenate([start, begins]), np.concatenate([end, rows.end]), 0)
     busy = union(axis.place(start, who), axis.place(end, who))
     opened, closed = axis.place(rows.start, rows.rank), axis.place(rows.end, rows.rank)
-    floor = np.append(busy.end, 0)
-    at = np.searchsorted(busy.start, closed) - 1  # the last op that began before the end; -1, the last, is none
-    works = (at >= 0) & (floor[at] > closed)
-    resumed = np.where(works, np.append(busy.start, 0)[at], closed)
-    stopped = np.maximum(np.where(works, np.where(at > 0, floor[at - 1], 0), floor[at]), opened)
+    # The ops that began before the end, the last of them first; 0 where there is none.
+    begun = np.searchsorted(busy.start, closed)
+    first, last, before = np.append(0, busy.start)[begun], np.append(0, busy.end), np.maximum(begun - 1, 0)
+    works = last[begun] > closed
+    resumed = np.where(works, first, closed)
+    stopped = np.maximum(np.where(works, last[before], last[begun]), opened)
     pause = resumed - stopped
     least = np.minimum(_PAUSE_SHARE * (closed - opened), _PAUSE_NS)
     waited = (pause >= least) & np.where(works, pause > closed - resumed, pause >= 0)
@@ -119,7 +119,9 @@ def host_waits(rows: Collectives, begins: Ints, ops: dict[str, Ints]) -> tuple[M
 
 def _inside_own_thread(rows: Collectives, begins: Ints, ops: dict[str, Ints]) -> Mask:
     """Whether each op runs on the thread of a collective, inside it."""
-    _, thread = number_rows([np.append(getattr(rows, name), ops[name]) for name in ("rank", "segment", "track")])
+    _, thread = number_rows(
+        [np.append(getattr(rows, name), ops[name]) for name in ("rank", "segment", "track")]
+    )
     axis = Axis.over(np.append(begins, ops["start"]), np.append(rows.end, ops["end"]), 0)
     served, of_op = thread[: len(begins)], thread[len(begins) :]
     spans = union(axis.place(begins, served), axis.place(rows.end, served))
@@ -474,7 +476,9 @@ def late_starts(run: Run, scope: Scope, rank: int, others: Sequence[int]) -> Lat
         took = {int(rows.rank[at]): int(rows.end[at]) - begins[int(rows.rank[at]), step][0] for at in entries}
         usual = np.median([time for who, time in took.items() if who != rank])
         late.append(max(round(float(usual)) - took[rank], 0))
-    return LateStarts(*(np.array(values, dtype=np.int64) for values in ([start for start, _, _ in mine], late)))
+    return LateStarts(
+        *(np.array(values, dtype=np.int64) for values in ([start for start, _, _ in mine], late))
+    )
 
 
 _COLUMNS = (

@@ -1,0 +1,210 @@
+"""What a late rank costs where the hosts compute and communicate (gloo): planted answers, and waits by brute force."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import open_trace
+from rankscope.analysis.across_ranks.lateness import Culprits, Lateness, culprits
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import mean_step_ns
+from rankscope.analysis.critical_path.graph.build import host_waits
+from rankscope.analysis.critical_path.savings import replayed
+from rankscope.analysis.critical_path.scenarios import balanced, peers_of, rank_at_median
+from rankscope.analysis.findings import collect
+from rankscope.timeline.run import Run
+
+MS = 1_000_000
+Work = Callable[[int, int], int]
+Spans = list[tuple[int, int, int]]
+
+
+def brute_force(rank: int, start: int, end: int, ops: list[tuple[int, int, int]]) -> tuple[bool, int]:
+    """Whether the host waited, and since when, nanosecond by nanosecond."""
+    busy = {time for who, first, last in ops if who == rank for time in range(first, last)}
+    resumed = end
+    if end in busy:
+        while resumed - 1 in busy:
+            resumed -= 1
+    stopped = resumed
+    while stopped > start and stopped - 1 not in busy:
+        stopped -= 1
+    stopped = max(stopped, start)
+    pause = resumed - stopped
+    return pause >= 0.1 * (end - start) and (resumed == end or pause > end - resumed), stopped
+
+
+spans = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 60), st.integers(0, 15)), max_size=8)
+
+
+@settings(max_examples=200, deadline=None)
+@given(spans, spans)
+def test_a_wait_is_the_last_pause_of_the_host(
+    comm: list[tuple[int, int, int]], ran: list[tuple[int, int, int]]
+) -> None:
+    """The collectives run on threads of their own; the ops that these run inside them count for nothing."""
+    inside = [(rank, start, length // 2) for rank, start, length in comm if length > 1]
+    ops = [(*op, 1) for op in ran] + [(*op, 7) for op in inside]
+    columns = np.array(ops, dtype=np.int64).reshape(-1, 4).T
+    of_ops = {
+        "rank": columns[0], "segment": 0 * columns[0], "track": columns[3], "start": columns[1],
+        "end": columns[1] + columns[2],
+    }  # fmt: skip
+    rank, start, length = np.array(comm, dtype=np.int64).reshape(-1, 3).T
+    rows: Any = SimpleNamespace(
+        rank=rank, segment=0 * rank, track=np.full(len(rank), 7), start=start, end=start + length
+    )
+    waited, stops = host_waits(rows, start, of_ops)
+    listed = [(who, first, first + took) for who, first, took in ran]
+    expected = [brute_force(who, first, first + took, listed) for who, first, took in comm]
+    assert waited.tolist() == [answer for answer, _ in expected]
+    assert stops[waited].tolist() == [since for answer, since in expected if answer]
+
+
+def write_job(
+    folder: Path,
+    steps: int,
+    work: Work,
+    after: Work,
+    *,
+    early_op_ns: int = 0,
+    missing: dict[int, range] | None = None,
+) -> Run:
+    """Four ranks; a step is work, an all_reduce of 1 ms, and what follows it. `early_op_ns`: the ops after the
+    all_reduce begin so long before the end of its annotation. `missing`: steps that a rank did not record."""
+    now = [0] * 4
+    events: list[list[dict[str, Any]]] = [[] for _ in range(4)]
+
+    def add(rank: int, step: int, category: str, name: str, thread: int, start: int, end: int) -> None:
+        if step not in (missing or {}).get(rank, ()):
+            events[rank].append(
+                {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread, "ts": start / 1000,
+                 "dur": (end - start) / 1000, "args": {}}
+            )  # fmt: skip
+
+    for step in range(steps):
+        began = now.copy()
+        for rank in range(4):
+            now[rank] += work(rank, step)
+            add(rank, step, "cpu_op", "aten::mm", 90, began[rank] + 1000, now[rank])
+            add(rank, step, "cpu_op", "c10d::allreduce_", 90, now[rank] + 1000, now[rank] + 2000)
+        done = max(now) + MS
+        for rank in range(4):
+            add(rank, step, "user_annotation", "gloo:all_reduce", 91, now[rank] + 2000, done)
+            now[rank] = done - early_op_ns + MS + after(rank, step)
+            add(rank, step, "cpu_op", "aten::add_", 90, done - early_op_ns, now[rank] - 1000)
+            add(rank, step, "user_annotation", f"ProfilerStep#{step}", 90, began[rank], now[rank] - 500)
+    for rank, listed in enumerate(events):
+        content = {
+            "schemaVersion": 1,
+            "distributedInfo": {"rank": rank, "world_size": 4},
+            "traceEvents": listed,
+            "trace_id": f"job {rank}",
+        }
+        (folder / f"rank{rank}.json").write_text(json.dumps(content))
+    return open_trace(folder)
+
+
+def saved_ms(run: Run, rank: int, steps: tuple[int, int]) -> float:
+    savings = replayed(run, Scope(steps=steps))
+    assert savings is not None
+    assert savings.off_ns == 0
+    return savings.saved_ns([rank_at_median(rank, peers_of(run, [rank]))]) / MS
+
+
+@pytest.mark.parametrize("early_op_ns", [0, 200_000])
+def test_the_saving_does_not_depend_on_the_window(early_op_ns: int, tmp_path: Path) -> None:
+    """Rank 2 works 15 ms longer at the end of every step. An op that begins shortly before the annotation of the
+    collective ends does not make the wait work of the host."""
+    run = write_job(
+        tmp_path,
+        12,
+        lambda rank, step: 10 * MS,
+        lambda rank, step: 15 * MS * (rank == 2),
+        early_op_ns=early_op_ns,
+    )
+    for window in ((2, 4), (5, 5), (1, 11)):
+        assert saved_ms(run, 2, window) == pytest.approx(15, rel=0.03), window
+        assert abs(saved_ms(run, 0, window)) < 0.1
+
+
+def test_work_before_the_collective_is_saved_too(tmp_path: Path) -> None:
+    run = write_job(tmp_path, 4, lambda rank, step: (10 + 8 * (rank == 1)) * MS, lambda rank, step: 0)
+    assert saved_ms(run, 1, (0, 3)) == pytest.approx(8, rel=0.01)
+
+
+def test_uneven_work_costs_what_the_last_rank_takes_over_the_mean(tmp_path: Path) -> None:
+    batches = np.random.default_rng(1).integers(1, 8, (4, 6)) * 5 * MS
+    run = write_job(tmp_path, 6, lambda rank, step: int(batches[rank, step]), lambda rank, step: 0)
+    savings = replayed(run, Scope(steps=(0, 5)))
+    assert savings is not None
+    planted = float((batches.max(axis=0) - batches.mean(axis=0)).mean())
+    assert savings.saved_ns([balanced("ranks")]) == pytest.approx(planted, rel=0.02)
+    finding = collect(run, Scope())[0]
+    assert finding.title.startswith("The work of the ranks differs")
+    assert finding.cost_ns == pytest.approx(planted, rel=0.02)
+    assert (finding.severity, finding.ranks) == ("critical", ())
+
+
+def test_ordinary_jitter_is_no_finding(tmp_path: Path) -> None:
+    jitter = np.random.default_rng(2).normal(0, 0.05, (4, 10))
+    run = write_job(
+        tmp_path, 10, lambda rank, step: int((1 + jitter[rank, step]) * 20 * MS), lambda rank, step: 0
+    )
+    assert not [finding for finding in collect(run, Scope()) if finding.severity in ("warning", "critical")]
+
+
+def test_a_step_that_nobody_else_recorded_stays_as_it_is(tmp_path: Path) -> None:
+    """Ranks 1 to 3 stopped recording after step 2."""
+    run = write_job(
+        tmp_path,
+        6,
+        lambda rank, step: 10 * MS,
+        lambda rank, step: 0,
+        missing={rank: range(3, 6) for rank in (1, 2, 3)},
+    )
+    assert abs(saved_ms(run, 0, (0, 5))) < 0.1
+    assert not [
+        finding for finding in collect(run, Scope()) if finding.ranks and finding.report == "stragglers"
+    ]
+
+
+def test_the_finding_says_why_less_is_saved_than_waited(tmp_path: Path) -> None:
+    """Rank 3 is nearly as late as rank 1: without rank 1 the others wait for rank 3."""
+    extra = {1: 20 * MS, 3: 12 * MS}
+    run = write_job(tmp_path, 8, lambda rank, step: 10 * MS + extra.get(rank, 0), lambda rank, step: 0)
+    finding = next(finding for finding in collect(run, Scope()) if finding.report == "stragglers")
+    waited, alone = finding.fact("wait_per_step_ns"), finding.alone_ns
+    assert waited and alone and alone < 0.75 * float(waited.value or 0)
+    assert "the others would still wait" in finding.evidence
+
+
+HEALTHY = Lateness((0, 1, 2, 3), (2, 3, 4), np.zeros((5, 4, 3)), 60.0 * MS, np.ones(4, dtype=bool), 0.0, True)
+
+
+def late_by(*excess: list[float]) -> Culprits:
+    parts = np.zeros((5, 4, 3))
+    parts[0] = np.array(excess) * MS
+    return culprits(replace(HEALTHY, excess=parts))
+
+
+def test_a_rank_that_is_late_in_one_step_is_named_with_it() -> None:
+    """Another rank is late by chance in each step, by less than half of it."""
+    named = late_by([-2, -1, 75], [2, 1, -5], [27, 13, 11], [-7, -2, -8])
+    assert (named.ranks, named.in_steps) == ((0,), (4,))
+    assert late_by([-2, -1, 50], [2, 1, -5], [27, 13, 11], [-7, -2, -8]) == Culprits(moves=True)
+
+
+def test_the_mean_step_is_that_of_the_window(tmp_path: Path) -> None:
+    run = write_job(tmp_path, 4, lambda rank, step: (10 + 60 * (step == 3)) * MS, lambda rank, step: 0)
+    assert mean_step_ns(run, Scope(steps=(0, 3))) == pytest.approx(27 * MS, rel=0.01)
