@@ -123,6 +123,9 @@ CROSSING_RANGES = " start/end ranges"
 WAITING_PATTERN = r"(?i)work[:.]+wait|barrier|dataloader.*__next__"
 """Host events that only wait for another thread, process or rank."""
 
+COMMUNICATING_OP_PATTERN = r"^_?c10d(?:_functional)?::"
+"""Ops that start communication or wait for it; the ops inside them, such as copies, do work."""
+
 
 @dataclass(frozen=True)
 class Field:

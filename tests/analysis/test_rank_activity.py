@@ -91,14 +91,11 @@ def random_rank(random: Random, gpu: bool) -> list[dict[str, Any]]:
             add(kind, name, stream, start, random.randint(0, 60), **device)
         if not gpu:
             length = random.randint(2, 50)
-            add("cpu_op", "aten::outer", 90, time, length)
-            add(
-                "cpu_op",
-                random.choice(["aten::inner", "Work::wait", "aten::resolve_conj"]),
-                90,
-                time,
-                length // 2,
-            )
+            outer = random.choice(["aten::outer", "autograd::engine::evaluate_function: AddBackward0"])
+            inner = random.choice(["aten::inner", "Work::wait", "c10d::allreduce_", "SelectBackward0"])
+            add("cpu_op", outer, 90, time, length)
+            for child in range(random.randint(0, 2)):
+                add("cpu_op", inner, 90, time + child * length // 2, length // 2 - 1)
         if random.random() < 0.5:
             add("user_annotation", "enumerate(DataLoader)#next", 91, time + random.randint(0, 9), 40)
         if random.random() < 0.5:
@@ -113,6 +110,25 @@ def random_rank(random: Random, gpu: bool) -> list[dict[str, Any]]:
     return events
 
 
+def working_times(rows: list[tuple[Any, ...]]) -> list[int]:
+    """The nanoseconds in which the innermost op does not wait. The ops are on one thread."""
+
+    def during(time: int, category: str, part: str) -> list[tuple[Any, ...]]:
+        return [row for row in rows if row[1] == category and part in row[2] and row[3] <= time < row[4]]
+
+    working = []
+    for time in range(max(row[4] for row in rows)):
+        ops = sorted(during(time, "cpu_op", ""), key=lambda row: row[4] - row[3])
+        if not ops or during(time, "user_annotation", "DataLoader"):
+            continue
+        number, name = ops[0][0], ops[0][2]
+        calls_others = "aten" not in name and any(row[5] == number for row in rows if row[1] == "cpu_op")
+        waits = "wait" in name or "c10d" in name
+        if not waits and not (calls_others and during(time, "user_annotation", "gloo:")):
+            working.append(time)
+    return working
+
+
 def expected(run: Run, rank: int) -> dict[str, Spans]:
     """From the rows of the run, by the words of docs/definitions.md."""
     rows = run.rows(
@@ -120,15 +136,13 @@ def expected(run: Run, rank: int) -> dict[str, Spans]:
     )
     sets: dict[str, Spans] = {name: [] for name in PARTS}
     has_kernels = any(row[1] == "kernel" for row in rows)
-    outer = {row[5] for row in rows if row[1] == "cpu_op" and row[2] != "aten::resolve_conj"}
-    for number, category, name, start, end, _ in rows:
+    sets["compute"] = [] if has_kernels else [(time, time + 1) for time in working_times(rows)]
+    for _, category, name, start, end, _ in rows:
         if name.startswith(("nccl", "gloo:")):
             sets["communication"].append((start, end))
         elif category.startswith("gpu_mem"):
             sets["copy"].append((start, end))
-        elif category == "kernel" or (
-            category == "cpu_op" and not has_kernels and number not in outer and "wait" not in name
-        ):
+        elif category == "kernel":
             sets["compute"].append((start, end))
         elif "DataLoader" in name:
             sets["data_loading"].append((start, end))

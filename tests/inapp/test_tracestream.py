@@ -2,11 +2,13 @@
 
 import gzip
 import json
+import os
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rankscope.inapp.added_events import AddedEvents, header_text
 from rankscope.inapp.trace_stream import TraceStream
 
 EVENT = '  {\n    "ph": "X",\n    "name": "%s",\n    "args": {\n      "a": [1, 2]\n    }\n  }'
@@ -88,3 +90,41 @@ def test_at_max_size_it_ends_after_a_whole_event_near_the_limit() -> None:
     parsed = json.loads(gzip.decompress(packed))
     assert parsed["baseTimeNanoseconds"] == 7
     assert 100 < len(parsed["traceEvents"]) < 5000
+
+
+@given(names.filter(lambda drawn: len(drawn) > 1), st.integers(1, 300), st.booleans(), st.data())
+def test_added_events_stand_first_also_in_a_trace_that_is_cut(
+    events: list[str], chunk: int, compress: bool, draw: st.DataObject
+) -> None:
+    added = AddedEvents()
+    added.add('pause "1"', 1_000_000_007, 2_500, {"objects": 3})
+    added.add("pause 2", 2_000_001_007, 70, {})
+    data = kineto(events)
+    second = data.index(b"\n  },\n  {") + len(b"\n  },\n  {")
+    cut = draw.draw(st.integers(second, len(data)))
+    out: list[bytes] = []
+    stream = TraceStream(out.append, compress=compress, added=added)
+    for start in range(0, cut, chunk):
+        stream.feed(data[: min(cut, start + chunk)][start:])
+    assert stream.finish() == (cut == len(data))
+    written = b"".join(out)
+    first, other, *rest = json.loads(gzip.decompress(written) if compress else written)["traceEvents"]
+    assert [event["name"] for event in rest] == events[: len(rest)]
+    assert (first["name"], first["ts"], first["dur"]) == ('pause "1"', 1_000_000.0, 2.5)
+    assert (first["cat"], first["pid"], first["args"]) == ("user_annotation", os.getpid(), {"objects": 3})
+    assert (other["name"], other["ts"], other["dur"], other["args"]) == ("pause 2", 2_000_001.0, 0.07, {})
+
+
+def test_an_added_event_that_json_cannot_hold_leaves_the_trace_as_it_is() -> None:
+    added = AddedEvents()
+    added.add("pause", 1, 2, {"what": object()})
+    out: list[bytes] = []
+    stream = TraceStream(out.append, compress=False, added=added)
+    stream.feed(kineto(["a", "b"]))
+    assert stream.finish()
+    assert b"".join(out) == kineto(["a", "b"])
+
+
+def test_a_large_field_leaves_the_rank_in_the_header() -> None:
+    text = header_text({"rank": 3}, {"small": [1], "large": [7] * 50_000})
+    assert json.loads(text) == {"rank": 3, "small": [1]}

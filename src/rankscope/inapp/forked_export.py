@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 from rankscope.capture.forked_child import fork_child
 from rankscope.capture.process_state import process_state, still_runs
 from rankscope.files import open_private
+from rankscope.inapp.added_events import AddedEvents
 from rankscope.inapp.trace_stream import TraceStream
 from rankscope.units import format_bytes
 
@@ -59,6 +60,7 @@ class ExportOrder(NamedTuple):
     max_size: int | None
     turn: int
     when_done: Callable[[Outcome], None]
+    added: AddedEvents | None = None
 
 
 class _Shared(ctypes.Structure):
@@ -245,7 +247,8 @@ def _export(order: ExportOrder, shared: _Shared, terminated: list[float]) -> Out
     try:
         with open_private(part, "wb", buffering=0) as file:
             compress = order.target.suffix == ".gz"
-            stream = TraceStream(_writer(file.fileno(), shared), order.max_size, compress=compress)
+            write = _writer(file.fileno(), shared)
+            stream = TraceStream(write, order.max_size, compress=compress, added=order.added)
             why = _stream_save(order, stream, shared, terminated)
             if not stream.received and not terminated:
                 why = _stream_save(order, stream, shared, terminated)  # a recording cannot be repeated

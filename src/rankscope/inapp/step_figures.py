@@ -28,7 +28,7 @@ MOST_STEPS = 4096
 BEGIN, FORWARD_END, OPTIMIZER_BEGIN, OPTIMIZER_END = range(4)
 _TRACE_RULES, _LOADER = "torch._dynamo.trace_rules", "torch.utils.data.dataloader"
 # Modules with code that runs in each step.
-_IN_EACH_STEP = ("step_figures", "step_counter", "engine", "windows")
+_IN_EACH_STEP = ("step_figures", "step_counter", "engine", "windows", "collective_calls")
 # Micro-batches of a step whose backward is remembered.
 MOST_BACKWARDS = 256
 
@@ -173,16 +173,7 @@ class StepClock:
             self._replace(torch._C._distributed_c10d.Work, "wait", self._timed_wait)
 
     def _replace(self, owner: Any, name: str, timed: Callable[[Any], Any]) -> None:
-        attribute = vars(owner)[name]  # of pybind's classes, what getattr returns would not be a method again
-        original = getattr(owner, name)
-        ours = _not_traced(functools.wraps(original)(timed(original)))
-        setattr(owner, name, ours)
-
-        def undo() -> None:
-            if vars(owner)[name] is ours:  # not wrapped again since
-                setattr(owner, name, attribute)
-
-        self._undo.append(undo)
+        self._undo.append(replace_function(owner, name, timed))
 
     def _optimizer_hooks(self) -> tuple[Any, Any]:
         def before(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -265,6 +256,20 @@ class StepClock:
                 self.phase = (TRAINING, now)
 
         return timed_next
+
+
+def replace_function(owner: Any, name: str, around: Callable[[Any], Any]) -> Callable[[], None]:
+    """Replace a function of a class or module by ``around`` it; what is returned undoes that."""
+    attribute = vars(owner)[name]  # of pybind's classes, what getattr returns would not be a method again
+    original = getattr(owner, name)
+    ours = _not_traced(functools.wraps(original)(around(original)))
+    setattr(owner, name, ours)
+
+    def undo() -> None:
+        if vars(owner)[name] is ours:  # not wrapped again since
+            setattr(owner, name, attribute)
+
+    return undo
 
 
 def _not_traced(function: Any) -> Any:

@@ -49,7 +49,8 @@ _AGAIN = 10
 # The share of the time that may be spent reading torch's flight recorder.
 SHARE = 0.002
 # torch's functions for it, NCCL's and then that of all other backends; older versions have none or one of them.
-_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+OTHER_BACKENDS = "_dump_fr_trace_json"
+_DUMPS = ("_dump_nccl_trace_json", OTHER_BACKENDS)
 
 
 class Telemetry:

@@ -1,6 +1,6 @@
 """A Kineto trace as a stream: compressed piece by piece, and valid JSON wherever it is ended. No torch.
 
-Our own frames, which with_stack records like the job's, are left out.
+Our own frames, which with_stack records like the job's, are left out. What the capture adds is before torch's events.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import json
 import re
 import zlib
 from collections.abc import Callable
+
+from rankscope.inapp.added_events import AddedEvents
 
 # The text between two events in Kineto's layout: inside an event the indent is deeper, and strings have no newline.
 _BETWEEN_EVENTS = b"\n  },\n  {"
@@ -43,9 +45,15 @@ class TraceStream:
     """Passes a trace to ``write``, as gzip or unchanged. An incomplete event is held back until it is whole."""
 
     def __init__(
-        self, write: Callable[[bytes], object], max_size: int | None = None, *, compress: bool = True
+        self,
+        write: Callable[[bytes], object],
+        max_size: int | None = None,
+        *,
+        compress: bool = True,
+        added: AddedEvents | None = None,
     ) -> None:
         self._write = write
+        self._added = added
         self._gzip = zlib.compressobj(_LEVEL, zlib.DEFLATED, _GZIP) if compress else _Plain()
         self._held = b""
         self._max_size = max_size
@@ -68,12 +76,25 @@ class TraceStream:
         if boundary >= 0:
             end = boundary + _END_OF_EVENT
             events, self._held = self._held[:end], self._held[end:]
+            if self._added is not None and not self.wrote_events:
+                events = self._with_added(events)
             self._put(_OUR_EVENT.sub(b"", events) if b"rankscope/" in events else events)
             self.wrote_events = True
         elif len(self._held) > _LARGEST_EVENT:
             self._put(self._held)
             self._held = b""
             self._passed_on = True
+
+    def _with_added(self, events: bytes) -> bytes:
+        """The first events, after those that the capture adds: a trace that is cut has them too."""
+        assert self._added is not None
+        head = events.find(_EVENTS_BEGIN) + len(_EVENTS_BEGIN)
+        if head < len(_EVENTS_BEGIN):
+            return events
+        try:
+            return events[:head] + self._added.as_json(events[:head]) + events[head:]
+        except (TypeError, ValueError):  # an argument that JSON has no form for
+            return events
 
     def finish(self) -> bool:
         """Write the rest. Returns False if the JSON was incomplete; then it has been closed early."""

@@ -5,7 +5,7 @@ A window goes to a trace file in the run folder, or to handlers. A forked child 
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.capture.rank_files import RankFiles, clock_anchor
+from rankscope.inapp.added_events import AddedEvents, header_text
+from rankscope.inapp.collective_calls import CollectiveCalls
 from rankscope.inapp.cuda_range import CudaRangeRecorder
 from rankscope.inapp.forked_export import Export, ExportOrder, Outcome
 from rankscope.inapp.job_log import JobLog
@@ -53,6 +55,8 @@ class Windows:
         self._window: Window | None = None
         self._opened = 0
         self._events: object = None
+        self._added = AddedEvents()
+        self._calls = CollectiveCalls()
 
     @property
     def is_open(self) -> bool:
@@ -83,9 +87,21 @@ class Windows:
     def start(self, step: int) -> None:
         assert self._window is not None
         self.recorder.start()
-        identity = {key: self._files.manifest[key] for key in ("job", "rank", "rank_source", "host")}
-        self.recorder.add_metadata("rankscope", json.dumps(identity))
+        self._added = AddedEvents()
+        self._write_header({})
+        with contextlib.suppress(Exception):
+            self._calls.begin()
         self._window.update(first_step=step, start=clock_anchor())
+
+    def _write_header(self, fields: dict[str, Any]) -> None:
+        """Into the trace, so that a file without its manifest has it. The last call before the stop counts."""
+        identity = {key: self._files.manifest[key] for key in ("job", "rank", "rank_source", "host")}
+        self.recorder.add_metadata("rankscope", header_text(identity, fields))
+
+    def _added_fields(self) -> dict[str, Any]:
+        """What the capture knows of the window and torch's profiler does not."""
+        fields = {"collectives": self._calls.end()}
+        return {name: field for name, field in fields.items() if field is not None}
 
     def next_step(self, number: int) -> None:
         """Inside a time window: mark where one step ends and the next begins."""
@@ -103,6 +119,8 @@ class Windows:
         # A window of one step is left as it is: the program does not mark the end of that step.
         if why or step > window["first_step"]:
             self.recorder.mark_unfinished()
+        with contextlib.suppress(Exception):
+            self._write_header(self._added_fields())
         recording = self.recorder.stop()
         began = time.perf_counter_ns()
         window.update(last_step=last, end=clock_anchor(), stop_ns=recording.stop_ns)
@@ -125,6 +143,7 @@ class Windows:
         """End an open window whose recording is not wanted; the next one gets its number."""
         self._opened -= self._window is not None
         self._window = None
+        self._calls.off()
         self.recorder.abandon()
 
     def collect_exports(self) -> None:
@@ -214,7 +233,7 @@ class Windows:
             self._files.save()
 
         turn = self._files.manifest["local_rank"] or 0
-        order = ExportOrder(recording.save, target, self._max_size, turn, when_done)
+        order = ExportOrder(recording.save, target, self._max_size, turn, when_done, self._added)
         export = Export(order)
         self._exports.append((window, export))
         return export

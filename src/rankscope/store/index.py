@@ -116,6 +116,12 @@ class SegmentEntry:
         return header if isinstance(header, dict) else {}
 
     @cached_property
+    def host(self) -> str:
+        """The name of its machine; empty if the file does not say."""
+        names = (self.captured.get("host"), self.header.get("host_name"))
+        return next((name for name in names if isinstance(name, str)), "")
+
+    @cached_property
     def captured(self) -> Mapping[str, Any]:
         """What `rankscope profile` wrote into the trace; nothing in traces of other tools."""
         captured = self.header.get("rankscope")

@@ -26,6 +26,7 @@ from rankscope.store.parquet_writer import ParquetFile
 from rankscope.store.selected_tables import write_selected
 from rankscope.store.table_files import TableFiles
 from rankscope.store.worker import Progress
+from rankscope.timeline.collectives.recorded_calls import recorded_calls
 from rankscope.timeline.tables import write_tables
 from rankscope.version import __version__
 
@@ -113,7 +114,7 @@ def _write(
         )
     events = log.events()
     progress(size, "links and nesting")
-    facts = write_tables(events, files)
+    facts = write_tables(events, files, recorded_calls(reading.header, reading.clock_base_ns()))
     return len(events), {**facts, "read_by": dict(log.read_by), "rows": dict(sorted(files.rows.items()))}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from rankscope.store.event_log import Events, flow_texts
 from rankscope.store.parquet_writer import Chunk, Coded, Lists, Numbers
 from rankscope.store.table_files import TableFiles, coded
 from rankscope.timeline.categories import Names
+from rankscope.timeline.collectives.recorded_calls import RecordedCall
 from rankscope.timeline.collectives.table import write_collectives
 from rankscope.timeline.json_arguments import arguments, number_of, text_of
 from rankscope.timeline.linking import Steps, follow, self_time
@@ -68,8 +69,11 @@ _MEMORY_COLUMNS = {
 }
 
 
-def write_tables(events: Events, files: TableFiles) -> dict[str, Any]:
-    """Write every table; returns what segment.json records about them. The events are changed in place."""
+def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedCall] = ()) -> dict[str, Any]:
+    """Write every table; returns what segment.json records about them. The events are changed in place.
+
+    `recorded` are the collective calls that the capture noted.
+    """
     recording = arrange(events)
     slices, unpaired = find_slices(recording)  # the events' own columns mean nothing from here on
     steps = steps_of_host(recording, slices)
@@ -81,7 +85,7 @@ def write_tables(events: Events, files: TableFiles) -> dict[str, Any]:
     device = files.pool.submit(device_time, links.op, is_gpu, slices.duration)
     step, times = step_columns(slices, links, steps, is_gpu, step_at_start.result())
     source = SliceTable(recording, slices, nesting, links, step, self_ns.result(), device.result())
-    others = files.pool.submit(_write_others, files, source, steps, times)
+    others = files.pool.submit(_write_others, files, source, steps, times, recorded)
     write_activity(files, source, np.flatnonzero(is_gpu))
     others.result()
     launches = of_categories(recording, slices, LAUNCH_CATEGORIES)
@@ -101,9 +105,11 @@ def write_tables(events: Events, files: TableFiles) -> dict[str, Any]:
     }
 
 
-def _write_others(files: TableFiles, source: SliceTable, steps: Steps, times: StepTimes) -> None:
+def _write_others(
+    files: TableFiles, source: SliceTable, steps: Steps, times: StepTimes, recorded: Sequence[RecordedCall]
+) -> None:
     """The tables besides those of slices, in a thread of their own."""
-    write_collectives(files, source)
+    write_collectives(files, source, recorded)
     _write_tracks(files, source)
     _write_steps(files, steps, times)
     _write_instants(files, source, steps)

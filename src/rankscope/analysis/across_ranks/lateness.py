@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.across_ranks.layout import layout_of
+from rankscope.analysis.across_ranks.nodes import nodes
 from rankscope.analysis.across_ranks.time_split import PARTS, time_split
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
+from rankscope.analysis.core.device_events import gpu_ranks
 from rankscope.analysis.core.grouping import group_medians
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
@@ -58,8 +60,14 @@ differ in speed."""
 _NAMED_SHARE = 2 / 3
 """A rank that is late in some steps only is named with this share of all lateness. A rank that is last in every second
 step by chance must stay below. Cases moving-*, gc-*, *-every*."""
+_ALONE = 2.0
+"""A rank that is late in one step is named when it is later there than anybody in any other step by this factor. The
+others may be late by chance. Jobs checkpoint-* of benchmarks/ordinary."""
 _MOVING_STEPS, _MOVING_SHARE = 3, 0.02
 """Ranks differ when the last one is late by this share of the median step in so many steps. Cases moving-*."""
+_MOVING_SHARE_ON_HOST, _MOVING_PART = 0.2, 0.5
+"""The same where the host computes, in at least this part of the steps: the cores of one machine differ by as much from
+second to second. Jobs healthy-* of benchmarks/ordinary; uneven-batches must be above."""
 _RESIDUALS = 3
 """And by so many residuals (p95) of the clocks. Chosen, not measured."""
 _HALF_SCALE, _HALF_FEW = 0.741, 11.0
@@ -82,6 +90,8 @@ class Lateness:
     """By rank: whether another rank is in the same pipeline stage."""
     residual_ns: float = 0.0
     """How far the clocks may be off (p95), at most."""
+    on_host: bool = False
+    """No rank has a GPU: the host computes."""
 
     @property
     def own_excess(self) -> Floats:
@@ -92,7 +102,8 @@ class Lateness:
     @property
     def least_ns(self) -> float:
         """A rank that is late by less in a step is not told from noise."""
-        return max(_MOVING_SHARE * self.mean_step_ns, _RESIDUALS * self.residual_ns)
+        share = _MOVING_SHARE_ON_HOST if self.on_host else _MOVING_SHARE
+        return max(share * self.mean_step_ns, _RESIDUALS * self.residual_ns)
 
     @property
     def noise_ns(self) -> float:
@@ -140,9 +151,14 @@ def lateness(run: Run, scope: Scope) -> Lateness | None:
     ]
     periods = [times.periods[number] for number in window]
     ranks = tuple(sorted({period.rank for period in periods}))
-    steps = tuple(sorted({period.step for period in periods}, key=lambda step: -1 if step is None else step))
     if len(ranks) < 2:
         return None
+    # A step that one rank alone recorded says nothing about who is late.
+    recorded = Counter(step for _, step in {(period.rank, period.step) for period in periods})
+    common = {step for step, count in recorded.items() if count > 1} or set(recorded)
+    window = [number for number in window if times.periods[number].step in common]
+    periods = [times.periods[number] for number in window]
+    steps = tuple(sorted(common, key=lambda step: -1 if step is None else step))
     places = {step: number for number, step in enumerate(steps)}
     who = np.searchsorted(ranks, [period.rank for period in periods])
     at = np.array([places[period.step] for period in periods], dtype=np.int64)
@@ -161,18 +177,22 @@ def lateness(run: Run, scope: Scope) -> Lateness | None:
     members = Counter(roles)
     has_peers = np.array([members[role] > 1 for role in roles])
     residual = max((clock.residual_p95_ns or 0 for clock in run.clocks.ranks), default=0)
-    return Lateness(ranks, steps, excess, mean, has_peers, residual)
+    return Lateness(ranks, steps, excess, mean, has_peers, residual, not gpu_ranks(run))
 
 
 def link_excess(run: Run, ranks: tuple[int, ...], steps: tuple[int | None, ...]) -> Floats:
     """By rank and step: the time of its transfers minus that of the same transfers in sibling groups.
 
-    Siblings have as many ranks, as far apart; the transfers are of one kind and size. Without siblings it is 0.
+    Siblings have as many ranks, as far apart; the transfers are of one kind and size. Without siblings it is 0. Between
+    processes of one machine that communicate on their hosts there is no link: who has a core then differs.
     """
     all_waits = waits(run)
     rows, transfer = all_waits.rows, all_waits.entry_transfer
     total = np.zeros((len(ranks), len(steps)))
+    hosts = nodes(run)
+    has_link = np.array([len({hosts.get(rank, rank) for rank in group.ranks or ()}) != 1 for group in rows.groups])
     used = np.flatnonzero((transfer > 0) & np.isin(rows.rank, ranks))
+    used = used[rows.on_device[used] | has_link[rows.group[used]]] if len(used) else used
     step = np.zeros(len(used), dtype=np.int64)
     if steps != (None,):
         numbers = np.array(steps, dtype=np.int64)
@@ -270,8 +290,11 @@ def culprits(late: Lateness) -> Culprits:
     is_last = named[excess.argmax(axis=0)] & late_steps
     # By how late they are, so that hiccups of other ranks do not count as much as a pause.
     latest = excess.max(axis=0)
-    if not (named & steady).any() and latest[is_last].sum() <= _NAMED_SHARE * latest[late_steps].sum():
+    share = latest[is_last].sum() / max(latest[late_steps].sum(), 1)
+    if not (named & steady).any() and share <= _NAMED_SHARE and not _stands_out(excess, first):
         return Culprits(moves=_moves(late))
+    if share <= _NAMED_SHARE and not (named & steady).any():
+        is_last &= latest == latest.max()
     in_steps = () if steady[first] or is_last.all() else tuple(np.array(late.steps)[is_last].tolist())
     return Culprits(
         tuple(late.ranks[number] for number in np.argsort(-mean, kind="stable").tolist() if named[number]),
@@ -279,6 +302,14 @@ def culprits(late: Lateness) -> Culprits:
         late_steps=int((excess[first] > 2 * noise).sum()),
         in_steps=in_steps,
     )
+
+
+def _stands_out(excess: Floats, rank: int) -> bool:
+    """Whether the largest excess of a rank exceeds by far what anybody has in other steps, and others in this one."""
+    step = int(excess[rank].argmax())
+    others = excess.copy()
+    others[rank, step] = -np.inf
+    return bool(excess[rank, step] > _ALONE * others.max())
 
 
 def _between(mean: Floats) -> Floats:
@@ -299,4 +330,5 @@ def _moves(late: Lateness) -> bool:
     if not late.has_peers.any():
         return False
     latest = late.own_excess[late.has_peers].max(axis=0)
-    return bool((latest > late.least_ns).sum() >= _MOVING_STEPS)
+    steps = max(_MOVING_STEPS, _MOVING_PART * len(latest)) if late.on_host else _MOVING_STEPS
+    return bool((latest > late.least_ns).sum() >= steps)

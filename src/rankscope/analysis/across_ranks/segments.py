@@ -2,7 +2,8 @@
 
 The compute kernels of a rank are cut, in launch order, where communication is launched between them; so ranks that run
 the same program have the same segments, however long each rank waits. A cut is also made where the backward pass of
-autograd begins or ends, and at the steps. The duration of a segment is the union of its compute.
+autograd begins or ends, and at the steps. The duration of a segment is the union of its compute. On a rank without a GPU
+the compute is that of its host, cut where communication is called.
 
 The micro-batch and the phase of a segment come from the messages between pipeline stages and from autograd
 (docs/definitions.md, "Balance"). Segments between two messages that have the same phase belong together: a block, one
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,9 +30,10 @@ from rankscope.analysis.core.device_events import (
     gpu_ranks,
 )
 from rankscope.analysis.core.grouping import split_by_rank
-from rankscope.analysis.core.intervals import Axis, Ints, join, subtract, union
+from rankscope.analysis.core.intervals import Axis, Intervals, Ints, join, subtract, union
+from rankscope.analysis.core.rank_activity import rank_activity
 from rankscope.analysis.core.rollups import kept_per_rank
-from rankscope.analysis.core.run_steps import NO_STEP
+from rankscope.analysis.core.run_steps import NO_STEP, all_steps, in_order_of_start
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank import phases
 from rankscope.collective_kinds import KINDS
@@ -77,31 +79,22 @@ class RankSegments:
 
 @kept_per_rank("segments", RankSegments, any_window=True)
 def rank_segments(run: Run, scope: Scope) -> dict[int, RankSegments]:
-    """Of the ranks that have GPU events."""
-    ranks = [rank for rank in scope.ranks_in(run) if rank in gpu_ranks(run)]
+    """Of the ranks that compute. Of a rank without GPU events, the compute is that of its host."""
+    ranks = scope.ranks_in(run)
     between = ", ".join(map(sql_text, _POINT_TO_POINT))
     rows = run.arrays(
         "SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + dur_ns AS end, "
-        f"kind IN ({between}) AS p2p, place = 'device' AS on_device "
+        f"coalesce(call_ns, start_ns) AS called, kind IN ({between}) AS p2p, place = 'device' AS on_device "
         f"FROM collectives WHERE kind IS NOT NULL AND place IS NOT NULL AND {scope.where()}"
     )
     collectives = split_by_rank(rows, ranks)
     records = {}
     for rank in ranks:
-        comm, events = collectives[rank], device_events(run, rank, Scope())
-        origin = run.origin_ns(rank)
-        on_host = comm["start"][~comm["on_device"]]
-        autograd = _autograd(run, rank, events)
-        columns = cut(events, on_host, autograd)
-        p2p = union(comm["start"][comm["p2p"]], comm["end"][comm["p2p"]])
-        computing = events.kind == COMPUTE
-        compute = union(events.start[computing], events.end[computing])
-        of_others = events.kind != COMM
-        rest = join(
-            union(events.start[of_others], events.end[of_others]),
-            subtract(union(events.start, events.end), p2p),
-        )
-        other = subtract(rest, compute)
+        comm, origin = collectives[rank], run.origin_ns(rank)
+        record = (_on_device if rank in gpu_ranks(run) else _on_host)(run, rank, comm)
+        if record is None:
+            continue
+        columns, compute, other, forward_calls = record
         for name in ("launched", "start", "end"):
             columns[name] = columns[name] - origin
         records[rank] = RankSegments(
@@ -110,9 +103,58 @@ def rank_segments(run: Run, scope: Scope) -> dict[int, RankSegments]:
             compute_end=compute.end - origin,
             other_start=other.start - origin,
             other_end=other.end - origin,
-            forward_calls=_forward_calls(events, autograd),
+            forward_calls=forward_calls,
         )
     return records
+
+
+_Parts = tuple[dict[str, Ints], Intervals, Intervals, Ints]
+"""The segments of a rank, when it computes, when it does something else, and how often it runs what forward."""
+
+
+def _on_device(run: Run, rank: int, comm: dict[str, Any]) -> _Parts:
+    events = device_events(run, rank, Scope())
+    autograd = _autograd(run, rank, events)
+    p2p = union(comm["start"][comm["p2p"]], comm["end"][comm["p2p"]])
+    computing = events.kind == COMPUTE
+    compute = union(events.start[computing], events.end[computing])
+    of_others = events.kind != COMM
+    rest = join(
+        union(events.start[of_others], events.end[of_others]),
+        subtract(union(events.start, events.end), p2p),
+    )
+    calls = _forward_calls(events.step, events.work, computing & (autograd == FORWARD))
+    columns = cut(events, comm["start"][~comm["on_device"]], autograd)
+    return columns, compute, subtract(rest, compute), calls
+
+
+def _on_host(run: Run, rank: int, comm: dict[str, Any]) -> _Parts | None:
+    """Each time in which the host computes without a pause counts as a kernel that was launched when it began."""
+    compute = rank_activity(run, rank).compute
+    if not len(compute.start):
+        return None
+    steps = split_by_rank(in_order_of_start(all_steps(run)), [rank])[rank]
+    step, file = _steps_at(steps, compute.start)
+    phase = _host_phase(run, rank, compute.start, step)
+    columns = _cut(compute.start, comm["called"], compute, step, file, phase)
+    met = ~comm["p2p"]
+    other = subtract(union(comm["start"][met], comm["end"][met]), compute)
+    ops = run.arrays(
+        "SELECT s.start_ns AS start, n.code AS name FROM slices s "
+        "JOIN internal.names n ON n.category = s.category AND n.name = s.name "
+        f"WHERE s.category = 'cpu_op' AND s.name LIKE 'aten::%' AND s.rank = {rank}"
+    )
+    of_op, _ = _steps_at(steps, ops["start"])
+    forward = _host_phase(run, rank, ops["start"], of_op) == FORWARD
+    return columns, compute, other, _forward_calls(of_op, ops["name"], forward)
+
+
+def _steps_at(steps: dict[str, Ints], time: Ints) -> tuple[Ints, Ints]:
+    """The step and the file at each time on the host; NO_STEP between steps."""
+    at = np.searchsorted(steps["start"], time, side="right") - 1
+    inside = (at >= 0) & (time < np.append(steps["stop"], 0)[at])
+    step, file = (np.where(inside, np.append(steps[name], 0)[at], NO_STEP) for name in ("step", "segment"))
+    return step, file
 
 
 _MORE_KERNELS = 1.02
@@ -140,21 +182,34 @@ def runs_more_kernels(run: Run, stage: int) -> bool | None:
 
 def _autograd(run: Run, rank: int, events: DeviceEvents) -> Ints:
     """By event: its phase by the time of its launch on the host; NONE where no backward pass was recorded."""
-    partition = phases.partition_of(run, rank, Scope())
-    of_host = np.full(len(phases.PHASES), OTHER)
-    of_host[list(_OF_AUTOGRAD)] = list(_OF_AUTOGRAD.values())
     launched = events.launch_start != UNKNOWN
-    phase = np.where(launched, of_host[partition.at(events.launch_start)], NONE)
+    phase = np.where(launched, _phases_at(run, rank, events.launch_start), NONE)
     threads = _backward_threads(run).get(rank, _NO_INTS)
     phase[np.isin(_thread(events.segment, events.launch_track), threads) & launched] = BACKWARD
+    return _before_last_backward(phase, events.launch_start, events.step)
+
+
+def _host_phase(run: Run, rank: int, time: Ints, step: Ints) -> Ints:
+    """The phase at each time on the host; NONE where no backward pass was recorded."""
+    return _before_last_backward(_phases_at(run, rank, time), time, step)
+
+
+def _phases_at(run: Run, rank: int, time: Ints) -> Ints:
+    of_host = np.full(len(phases.PHASES), OTHER)
+    of_host[list(_OF_AUTOGRAD)] = list(_OF_AUTOGRAD.values())
+    phase: Ints = of_host[phases.partition_of(run, rank, Scope()).at(time)]
+    return phase
+
+
+def _before_last_backward(phase: Ints, time: Ints, step: Ints) -> Ints:
+    """What follows the last backward pass of a step is no forward pass."""
     backward = phase == BACKWARD
     if not backward.any():
-        return np.full(len(events), NONE)
-    # What follows the last backward pass of a step is no forward pass.
-    steps, number = np.unique(events.step, return_inverse=True)
+        return np.full(len(phase), NONE)
+    steps, number = np.unique(step, return_inverse=True)
     last = np.full(len(steps), np.iinfo(np.int64).min)
-    np.maximum.at(last, number.reshape(-1)[backward], events.launch_start[backward])
-    late = (phase == FORWARD) & (events.launch_start > last[number.reshape(-1)])
+    np.maximum.at(last, number.reshape(-1)[backward], time[backward])
+    late = (phase == FORWARD) & (time > last[number.reshape(-1)])
     return np.where(late, OTHER, phase)
 
 
@@ -173,13 +228,13 @@ def _thread(segment: Ints, track: Ints) -> Ints:
     return (segment << 32) | (track + 1)
 
 
-def _forward_calls(events: DeviceEvents, autograd: Ints) -> Ints:
-    forward = np.flatnonzero((events.kind == COMPUTE) & (autograd == FORWARD))
-    steps = unique_values(events.step[forward])
+def _forward_calls(step: Ints, name: Ints, is_forward: Mask) -> Ints:
+    """How often each kernel or op runs forward in the middle step."""
+    forward = np.flatnonzero(is_forward)
+    steps = unique_values(step[forward])
     if not len(steps):
         return _NO_INTS
-    middle = forward[events.step[forward] == steps[len(steps) // 2]]
-    counts = np.bincount(events.work[middle])
+    counts = np.bincount(name[forward[step[forward] == steps[len(steps) // 2]]])
     return np.sort(counts[counts > 0])
 
 
@@ -191,22 +246,27 @@ def launch_order(launch_start: Ints, start: Ints) -> Ints:
 def cut(events: DeviceEvents, on_host: Ints, autograd: Ints) -> dict[str, Ints]:
     """The segments of a rank's events; `on_host`: when its collectives on the host begin."""
     time = launch_order(events.launch_start, events.start)
-    comm = np.sort(np.concatenate([time[events.kind == COMM], on_host]))
+    comm = np.concatenate([time[events.kind == COMM], on_host])
     mine = np.flatnonzero(events.kind == COMPUTE)
     mine = mine[np.lexsort((events.start[mine], time[mine]))]
-    phase = autograd[mine]
-    keys = [np.searchsorted(comm, time[mine]), events.step[mine], events.segment[mine], phase]
-    first = np.flatnonzero(starts_group(keys)) if len(mine) else mine
-    start, end = events.start[mine], events.end[mine]
-    number = np.repeat(np.arange(len(first)), np.diff(first, append=len(mine)))
-    axis = Axis.over(start, end, max(len(first), 1))
-    lengths = axis.lengths(union(axis.place(start, number), axis.place(end, number)))
+    ran = Intervals(events.start[mine], events.end[mine])
+    return _cut(time[mine], comm, ran, events.step[mine], events.segment[mine], autograd[mine])
+
+
+def _cut(time: Ints, comm: Ints, ran: Intervals, step: Ints, file: Ints, phase: Ints) -> dict[str, Ints]:
+    """The segments of work that ran at `ran`, in order of the times at which it was launched; `comm`: those of
+    communication."""
+    keys = [np.searchsorted(np.sort(comm), time), step, file, phase]
+    first = np.flatnonzero(starts_group(keys)) if len(time) else time
+    number = np.repeat(np.arange(len(first)), np.diff(first, append=len(time)))
+    axis = Axis.over(ran.start, ran.end, max(len(first), 1))
+    lengths = axis.lengths(union(axis.place(ran.start, number), axis.place(ran.end, number)))
     return {
-        "step": events.step[mine][first],
+        "step": step[first],
         "cut": keys[0][first],
-        "launched": time[mine][first],
-        "start": np.minimum.reduceat(start, first) if len(first) else first,
-        "end": np.maximum.reduceat(end, first) if len(first) else first,
+        "launched": time[first],
+        "start": np.minimum.reduceat(ran.start, first) if len(first) else first,
+        "end": np.maximum.reduceat(ran.end, first) if len(first) else first,
         "duration_ns": lengths[: len(first)],
         "autograd": phase[first],
     }

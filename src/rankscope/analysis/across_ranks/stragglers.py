@@ -19,7 +19,6 @@ from rankscope.analysis.across_ranks.segments import runs_more_kernels
 from rankscope.analysis.across_ranks.straggler_cause import LateRank, straggler_cause
 from rankscope.analysis.across_ranks.time_split import PARTS
 from rankscope.analysis.core.collective_waits import Waits, waits
-from rankscope.analysis.core.device_events import gpu_ranks
 from rankscope.analysis.core.intervals import Axis, Ints, union
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.scope import Scope
@@ -450,7 +449,7 @@ def _moving(run: Run, scope: Scope, late: Lateness) -> Finding:
         f"no rank is named; the last ranks, step by step: {listed}; most of it is {cause}{data.text}{in_one_step}",
         hint=data.hint or "Balance the work of the ranks: batches of equal length, experts of equal load.",
         facts=(*facts, *data.facts),
-        remedy=Remedy("balanced", what="ranks") if gpu_ranks(run) else None,
+        remedy=Remedy("balanced", what="ranks"),
     )
 
 
@@ -474,6 +473,8 @@ def _mostly_in_one_step(run: Run, scope: Scope, late: Lateness) -> str:
     return f"; over half of it is in step {step}: rank {rank} is {format_rounded('ns', own)} late, {reason}"
 
 
+_NAMED_SHARE = 0.02
+"""Of the mean step: a rank that the finding names is late in the steps in which it exceeds its peers by more."""
 STEP_COLUMNS = (
     Column("step"),
     Column(
@@ -493,10 +494,10 @@ STEP_COLUMNS = (
 
 def stragglers_by_step(run: Run, scope: Scope) -> Result:
     """One row per step: does it happen in every step, and is it always the same rank?"""
-    _, late, _, caused = _judged(run, scope)
+    _, late, who, caused = _judged(run, scope)
     rows: list[dict[str, Any]] = []
     if late is not None and late.steps != (None,):
-        rows = [_of_step(late, caused, number) for number in range(len(late.steps))]
+        rows = [_of_step(late, who, caused, number) for number in range(len(late.steps))]
     last = Counter(row["last_rank"] for row in rows if row["late"])
     notes = comparison_notes(run, scope)
     if not rows:
@@ -517,7 +518,7 @@ def stragglers_by_step(run: Run, scope: Scope) -> Result:
     )
 
 
-def _of_step(late: Lateness, caused: _Caused | None, number: int) -> dict[str, Any]:
+def _of_step(late: Lateness, who: Culprits, caused: _Caused | None, number: int) -> dict[str, Any]:
     """Without known waits, the last rank is the one that took longest without waiting."""
     excess = late.own_excess[:, number]
     last, wait = late.ranks[int(excess.argmax())], None
@@ -536,7 +537,7 @@ def _of_step(late: Lateness, caused: _Caused | None, number: int) -> dict[str, A
         "excess_ns": round(float(excess[at])),
         "cause": OWN[int(parts.argmax())] if parts.max() > 0 else None,
         "caused_wait_ns": wait,
-        "late": bool(excess[at] > late.least_ns),
+        "late": bool(excess[at] > (_NAMED_SHARE * late.mean_step_ns if last in who.ranks else late.least_ns)),
     }
 
 

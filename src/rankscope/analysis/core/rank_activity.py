@@ -2,7 +2,7 @@
 
 Each moment of a rank's window belongs to the first of these that applies (docs/definitions.md, "Breakdown"):
 
-    compute        a compute kernel runs; on a rank without a GPU, an op on the host with no other op inside
+    compute        a compute kernel runs; on a rank without a GPU, any thread is in an op and does not wait
     waiting        a collective, send or receive runs, and the rank waits in it for another rank
     communication  a collective, send or receive runs, on the device or on the host
     copy           a copy or a fill of device memory runs
@@ -24,6 +24,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+import numpy as np
+
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.device_events import (
@@ -34,12 +36,20 @@ from rankscope.analysis.core.device_events import (
     ranks_read_together,
 )
 from rankscope.analysis.core.grouping import split_by_rank
-from rankscope.analysis.core.intervals import EMPTY, Intervals, intersect, join, subtract, union
+from rankscope.analysis.core.host_spans import dataloader_spans
+from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, intersect, join, subtract, union
 from rankscope.analysis.core.names import vocabulary
 from rankscope.analysis.core.rollups import events_by_rank
 from rankscope.analysis.core.scope import Scope
-from rankscope.model import HOST_COLLECTIVE_PATTERN, SYNC_CALL_PATTERN, WAITING_PATTERN
+from rankscope.model import (
+    COMMUNICATING_OP_PATTERN,
+    HOST_COLLECTIVE_PATTERN,
+    SYNC_CALL_PATTERN,
+    WAITING_PATTERN,
+)
 from rankscope.records import dataclass
+from rankscope.store.arrays import NONE, number_rows, starts_group
+from rankscope.timeline.nesting import nest
 from rankscope.timeline.run import Run
 
 Steps = tuple[int, int] | None
@@ -163,19 +173,45 @@ def host_collectives(run: Run) -> dict[int, Intervals]:
     return {rank: union(**times) for rank, times in split_by_rank(columns, run.ranks).items()}
 
 
-# Ops that only check a flag. Some builds of torch call them inside aten::mm, which does the work.
-_FLAG_CHECKS = "('aten::resolve_conj', 'aten::resolve_neg')"
+def self_times(track: Ints, start: Ints, end: Ints) -> tuple[Ints, Intervals]:
+    """The times of nested slices without those of the slices inside them: the index of the slice of each interval, and
+    the intervals. Those of one track are disjoint."""
+    nesting = nest(track, start, end)
+    parent, order = nesting.parent.astype(np.int64), nesting.order.astype(np.int64)
+    inner = order[parent[order] != NONE]
+    inner = inner[np.argsort(parent[inner], kind="stable")]  # by parent, then by start
+    above = parent[inner]
+    # A slice has an interval from its start to its first inner slice, and one behind each inner slice.
+    until, behind = end.copy(), end[above]
+    first = starts_group([above]) if len(inner) else np.zeros(0, dtype=bool)
+    until[above[first]] = start[inner[first]]
+    same = np.flatnonzero(~first)
+    behind[same - 1] = start[inner[same]]
+    index = np.concatenate([np.arange(len(start)), above])
+    return index, Intervals(np.concatenate([start, end[inner]]), np.concatenate([until, behind]))
 
 
 def _host_work(run: Run, scope: Scope) -> dict[int, Intervals]:
-    """By rank, when any thread is in an op that has no other op inside and does not wait."""
+    """By rank, when any thread is in an op and does not wait: the self time of ops, without waits for data.
+
+    The self time of an op that waits, or that starts communication, is no work. Nor is, while the rank communicates,
+    that of an op which contains others and is none of ATen's: autograd calls functions that wait for a collective.
+    """
     columns = run.arrays(f"""
-        SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + greatest(dur_ns, 0) AS end FROM slices s
-        WHERE category = 'cpu_op' AND {scope.where()} AND NOT regexp_matches(name, '{WAITING_PATTERN}')
-        AND NOT EXISTS (
-            SELECT 1 FROM slices c
-            WHERE c.category = 'cpu_op' AND c.rank = s.rank AND c.segment = s.segment AND c.op = s.id
-            AND c.name NOT IN {_FLAG_CHECKS}
-        )
+        SELECT rank::BIGINT AS rank, segment::BIGINT AS segment, track::BIGINT AS track, start_ns AS start,
+               start_ns + greatest(dur_ns, 0) AS end, name LIKE 'aten::%' AS is_aten,
+               regexp_matches(name, '{WAITING_PATTERN}|{COMMUNICATING_OP_PATTERN}') AS waits
+        FROM slices WHERE category = 'cpu_op' AND {scope.where()}
     """)
-    return {rank: union(**times) for rank, times in split_by_rank(columns, scope.ranks_in(run)).items()}
+    work = {}
+    for rank, ops in split_by_rank(columns, scope.ranks_in(run)).items():
+        _, track = number_rows([ops["segment"], ops["track"]])
+        op, times = self_times(track, ops["start"], ops["end"])
+        contains = np.bincount(op, minlength=len(track)) > 1
+        calls_others, works = (contains & ~ops["is_aten"])[op], ~ops["waits"][op]
+        always, at_times = (
+            union(times.start[used], times.end[used]) for used in (works & ~calls_others, works & calls_others)
+        )
+        busy = join(always, subtract(at_times, host_collectives(run)[rank]))
+        work[rank] = subtract(busy, dataloader_spans(run, rank))
+    return work

@@ -68,6 +68,7 @@ def _last_members(graph: Graph) -> Ints:
     opener = matched.last[host.match[inside]]
     # Where ranks use different backends for one collective, the last member may be a kernel: it is skipped.
     on_host = np.take(host.opens, opener, mode="clip") == host.match[inside]
+    on_host |= matched.is_message[host.match[inside]] & matched.on_host[host.match[inside]]
     last[devices + inside[on_host]] = devices + opener[on_host]
     return last
 

@@ -29,7 +29,7 @@ class Durations:
     device: Ints
     """Of each device node; for collectives see transfer."""
     host: Ints
-    """Host time before each host node."""
+    """Host time before each host node; of one that begins a recording, by how much it begins later."""
     transfer: Ints
     """Of each collective, from the arrival of the last rank."""
     waits: Mask
@@ -83,10 +83,16 @@ def recording_cycles(graph: Graph) -> tuple[Ints, Ints, int]:
     return placed(host.rank, host.time), placed(device.rank, device.start), cycles
 
 
+def begins_recording(graph: Graph) -> Mask:
+    """By host node: whether nothing is known before it. A cycle begins when it did, however long the one before takes:
+    what lies between is not known."""
+    return (graph.host.before == NONE) | (graph.host.kind == HOST_CLASSES.index("unrecorded"))
+
+
 def recorded(graph: Graph) -> Durations:
     """The recorded durations: replaying them gives the recorded times."""
     host = graph.host
-    steps = np.where(host.before != NONE, host.time - follow(host.before, host.time, 0), 0)
+    steps = np.where(begins_recording(graph), 0, host.time - follow(host.before, host.time, 0))
     waits = np.ones(len(host.time), dtype=bool)
     return Durations(graph.device.end - graph.device.start, steps, graph.collectives.transfer.copy(), waits)
 
@@ -121,10 +127,7 @@ class Replay:
         host = graph.host
         self._target, lag = graph.sync_targets
         self._waits, self._sync_lag = (host.target != NONE).tolist(), lag.tolist()
-        # A cycle begins when it did, however long the one before takes: what lies between is not known.
-        self._host_before = np.where(
-            host.kind == HOST_CLASSES.index("unrecorded"), NONE, host.before
-        ).tolist()
+        self._host_before = np.where(begins_recording(graph), NONE, host.before).tolist()
         self._closes, self._opens = host.match.tolist(), host.opens.tolist()
 
     def _prepare_collectives(self, graph: Graph) -> None:
@@ -136,8 +139,15 @@ class Replay:
         on_device, on_host = has_last & ~matched.on_host, has_last & matched.on_host
         done[on_device] = device.end[matched.last[on_device]]
         done[on_host] = host.time[matched.last[on_host]] + matched.transfer[on_host]
-        alone = np.flatnonzero(np.append(matched.is_message, False)[device.match])
+        is_message = np.append(matched.is_message, False)
+        alone = np.flatnonzero(is_message[device.match])
         done[device.match[alone]] = device.end[alone]
+        begun = np.flatnonzero(is_message[host.opens])
+        done[host.opens[begun]] = host.time[begun]
+        visits = graph.visits
+        times = np.concatenate([device.start, host.time])
+        np.maximum.at(done, visits.at, times[visits.node] + visits.shift)  # of kernels never later than the end
+        done[host.opens[begun]] += matched.transfer[host.opens[begun]]
         self._shift = (device.end - done[np.maximum(device.match, 0)] if count else device.end).tolist()
         closing = np.where(host.match != NONE, host.time - done[np.maximum(host.match, 0)] if count else 0, 0)
         self._close_shift = closing.tolist()
@@ -146,7 +156,7 @@ class Replay:
         ends = {
             (r, m): s
             for r, m, s in zip(host.rank.tolist(), host.match.tolist(), closing.tolist(), strict=True)
-            if m != NONE
+            if m != NONE and not is_message[m]
         }
         for node in np.flatnonzero(host.opens != NONE).tolist():
             opening[node] = ends.get((int(host.rank[node]), int(host.opens[node])), 0)
@@ -247,7 +257,7 @@ class _State:
     def _play_host(self, node: int) -> bool:
         fixed = self.fixed
         if (preceding := fixed._host_before[node]) == NONE:
-            now: int = fixed._old_host[node]
+            now: int = fixed._old_host[node] + self.steps[node]
         else:
             before = self.host[preceding]
             if before is None:
@@ -268,6 +278,9 @@ class _State:
         self.host[node] = now
         if (opens := fixed._opens[node]) != NONE:
             self._arrive(opens, now - fixed._open_shift[node])
+            if (place := node + len(self.took)) in fixed._visits:
+                for at, shift in fixed._visits[place]:
+                    self._arrive(at, now + shift)
         return True
 
     def _arrive(self, match: int, when: int) -> None:

@@ -25,7 +25,7 @@ from rankscope.analysis.critical_path.graph.nodes import (
 )
 from rankscope.analysis.critical_path.path import PATH_CLASSES
 from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, Work
-from rankscope.analysis.critical_path.replay import Durations
+from rankscope.analysis.critical_path.replay import Durations, begins_recording
 from rankscope.collective_kinds import KINDS
 from rankscope.errors import UsageError
 from rankscope.ranges import as_ranges, rank_words
@@ -319,7 +319,9 @@ def ranks_at_median(ranks: Sequence[int], peers: Mapping[int, Sequence[int]]) ->
         work = np.where(device.kind == _COMM, NONE, device.name)
         # Time between steps may be waiting that is not recorded.
         stays = np.isin(host.kind, [HOST_CLASSES.index(kind) for kind in ("sync", "between", "unrecorded")])
-        name = np.where(stays, NONE, host.name * len(HOST_CLASSES) + host.kind)
+        # The call of a host collective and its start on its own thread have one name.
+        name = 2 * (host.name * len(HOST_CLASSES) + host.kind) + (host.opens != NONE)
+        name = np.where(stays | (host.match != NONE), NONE, name)
         step, moment = _steps(graph, device.rank, device.start), _steps(graph, host.rank, host.time)
         slow = {graph.ranks.index(rank) for rank in ranks if rank in graph.ranks}
         took, time = durations.device, durations.host
@@ -332,6 +334,7 @@ def ranks_at_median(ranks: Sequence[int], peers: Mapping[int, Sequence[int]]) ->
             if others:
                 took = works.at_median(took, who, others)
                 time = moments.at_median(time, who, others)
+                time = _without_late_starts(graph, time, who, others)
         return replace(durations, device=took, host=time)
 
     named = rank_words(sorted(ranks))
@@ -342,6 +345,21 @@ def ranks_at_median(ranks: Sequence[int], peers: Mapping[int, Sequence[int]]) ->
         f"{named} at the median: each kernel, copy and host time lasts at most as long as the median over the other "
         "ranks at the same place in the step; what most of them do not do takes no time",
     )
+
+
+def _without_late_starts(graph: Graph, time: Ints, who: int, others: Sequence[int]) -> Ints:
+    """Host times in which a rank without a GPU begins its recordings when the others do: what it did before, in a step
+    that was not recorded, made it late. The start of the work on a GPU does not follow that of the host."""
+    if (graph.device.rank == who).any():
+        return time
+    late = graph.late_starts(graph.ranks[who], [graph.ranks[other] for other in others])
+    first = np.flatnonzero(begins_recording(graph) & (graph.host.rank == who))
+    if not len(late.begin) or not len(first):
+        return time
+    at = np.searchsorted(late.begin, graph.host.time[first], side="right") - 1
+    time = time.copy()
+    time[first] -= late.late_ns[np.maximum(at, 0)]
+    return time
 
 
 def links_at_median(ranks: Sequence[int], members: Mapping[int, Sequence[int]]) -> Scenario:
@@ -380,14 +398,21 @@ def balanced(
 
     def change(graph: Graph, durations: Durations) -> Durations:
         segments, target = _targets(graph.segments(), what, chosen)
-        device = graph.device
+        device, host = graph.device, graph.host
         computing = np.flatnonzero(device.kind == _COMPUTE)
-        launched = follow(device.launch, graph.host.time, NONE)
+        launched = follow(device.launch, host.time, NONE)
         time = np.where(device.launch != NONE, launched, device.start)[computing]
-        took = durations.device.astype(float)
+        took, on_host = durations.device.astype(float), durations.host.copy()
+        moments = np.flatnonzero((host.kind == HOST_CLASSES.index("host")) & (host.match == NONE))
         for number, rank in enumerate(graph.ranks):
             mine = np.flatnonzero(segments.rank == rank)
             nodes = device.rank[computing] == number
+            if not nodes.any():  # the host computes
+                clock = _ComputeClock(segments, target, mine)
+                at = moments[(host.rank[moments] == number) & (host.before[moments] != NONE)]
+                more = clock.more_ns(host.time[host.before[at]], host.time[at])
+                on_host[at] = np.maximum(on_host[at] + more, 0)
+                continue
             at = np.searchsorted(segments.launched[mine], time[nodes], side="right") - 1
             inside = at >= 0
             segment = mine[at[inside]]
@@ -396,7 +421,9 @@ def balanced(
         transfer = (
             _median_transfers(graph.collectives, durations.transfer) if at_median else durations.transfer
         )
-        return replace(durations, device=np.rint(took).astype(np.int64), transfer=transfer)
+        return replace(
+            durations, device=np.rint(took).astype(np.int64), host=on_host, transfer=transfer
+        )
 
     def reduced(graph: ReducedGraph, work: Work) -> Work:
         segments, target = _targets(graph.segments(), what, chosen)
@@ -405,9 +432,7 @@ def balanced(
         for number, rank in enumerate(graph.ranks):
             mine = np.flatnonzero(segments.rank == rank)
             ways, points = (np.flatnonzero(ranks == number) for ranks in (graph.rank[graph.to], graph.rank))
-            clock = _ComputeClock(
-                segments.start[mine], segments.end[mine], segments.duration_ns[mine], target[mine]
-            )
+            clock = _ComputeClock(segments, target, mine)
             way[ways] = clock.factors(begins[ways], ends[ways])
             point[points] = clock.factors(graph.start[points], graph.end[points])
         compute = np.rint(work.spent[_COMPUTE] * way).astype(np.int64)
@@ -447,22 +472,33 @@ def _median_transfers(matched: MatchedCollectives, transfer: Ints) -> Ints:
 class _ComputeClock:
     """How much a rank has computed by a time, as recorded and with other durations of its segments."""
 
-    def __init__(self, start: Ints, end: Ints, recorded: Ints, target: Floats) -> None:
+    def __init__(self, segments: Segments, target: Floats, mine: Ints) -> None:
+        start, end = segments.start[mine], segments.end[mine]
         order = np.lexsort((end, start))
         self._time = np.maximum.accumulate(np.stack([start[order], end[order]], axis=1).reshape(-1))
         self._sums = [
-            np.cumsum(np.stack([np.zeros(len(order)), took[order]], axis=1).reshape(-1))
-            for took in (recorded, target)
+            np.cumsum(np.stack([np.zeros(len(order)), took[mine[order]]], axis=1).reshape(-1))
+            for took in (segments.duration_ns, target)
         ]
 
-    def factors(self, begin: Ints, end: Ints) -> Floats:
-        """By how much the compute between two times changes."""
+    def _between(self, begin: Ints, end: Ints) -> tuple[Floats, Floats]:
+        """The compute between two times: as recorded, and with the other durations."""
         if not len(self._time):
-            return np.ones(len(begin))
+            return np.zeros(len(begin)), np.zeros(len(begin))
         recorded, target = (
             np.interp(end, self._time, sums) - np.interp(begin, self._time, sums) for sums in self._sums
         )
+        return recorded, target
+
+    def factors(self, begin: Ints, end: Ints) -> Floats:
+        """By how much the compute between two times changes."""
+        recorded, target = self._between(begin, end)
         return np.where(recorded > 0, target / np.where(recorded > 0, recorded, 1), 1.0)
+
+    def more_ns(self, begin: Ints, end: Ints) -> Ints:
+        """How much more is computed between two times."""
+        recorded, target = self._between(begin, end)
+        return np.rint(target - recorded).astype(np.int64)
 
 
 def _steps(graph: Graph, rank: Ints, time: Ints) -> Ints:
@@ -485,24 +521,32 @@ class _Comparable:
     def __init__(self, rank: Ints, step: Ints, name: Ints) -> None:
         """A node whose name is NONE is not compared."""
         self.node = np.flatnonzero(name != NONE)
-        self.rank = rank[self.node]
-        step, name = step[self.node], name[self.node]
-        occurrence = count_before([self.rank, step, name], self.node) if len(name) else name
-        _, self.place = number_rows([step, name, occurrence])
+        self.rank, self.step = rank[self.node], step[self.node]
+        name = name[self.node]
+        occurrence = count_before([self.rank, self.step, name], self.node) if len(name) else name
+        _, self.place = number_rows([self.step, name, occurrence])
 
     def at_median(self, took: Ints, who: int, others: Sequence[int]) -> Ints:
-        """The durations with those of rank `who` limited to the median over others; a missing event counts as 0."""
+        """The durations with those of rank `who` limited to the median over others; a missing event counts as 0. Of a
+        step that none of the others has nothing changes."""
         mine = np.flatnonzero(self.rank == who)
         if len(mine) == 0:
             return took
-        wanted, column = np.unique(self.place[mine], return_inverse=True)
+        wanted, first, column = np.unique(self.place[mine], return_index=True, return_inverse=True)
         compared = np.flatnonzero(np.isin(self.rank, others))
         at = np.searchsorted(wanted, self.place[compared])
         there = (at < len(wanted)) & (wanted[np.minimum(at, len(wanted) - 1)] == self.place[compared])
-        table = np.zeros((len(others), len(wanted)))
-        row = np.searchsorted(others, self.rank[compared[there]])
-        table[row, at[there]] = took[self.node[compared[there]]]
-        median = np.rint(np.median(table, axis=0)).astype(np.int64)
+        row, step = np.searchsorted(others, self.rank[compared]), self.step[mine[first]]
+        steps, of_step = np.unique(step, return_inverse=True)
+        recorded = np.zeros((len(others), len(steps) + 1), dtype=bool)
+        number = np.minimum(np.searchsorted(steps, self.step[compared]), len(steps) - 1)
+        recorded[row, np.where(steps[number] == self.step[compared], number, len(steps))] = True
+        has_step = recorded[:, of_step.reshape(-1)]
+        table = np.where(has_step, 0.0, np.nan)
+        table[row[there], at[there]] = took[self.node[compared[there]]]
+        is_known = has_step.any(axis=0)
+        median = np.full(len(wanted), np.iinfo(np.int64).max)
+        median[is_known] = np.rint(np.nanmedian(table[:, is_known], axis=0)).astype(np.int64)
         changed: Ints = took.copy()
         node = self.node[mine]
         changed[node] = np.minimum(took[node], median[column.reshape(-1)])

@@ -1,4 +1,4 @@
-"""Process groups: from the metadata of collectives, else from the file's header and gloo's worker threads."""
+"""Process groups: from the metadata of collectives, else from the file's header; `inferred_groups` from the times."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from rankscope.records import dataclass
 UNKNOWN = "?"
 """The name of a group without a recorded name."""
 
-_WORKERS = 2
-"""Threads that torch starts for each gloo process group."""
+_OF_ONE_RANK = f"{UNKNOWN} of rank "
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,16 @@ class Group:
     @property
     def is_named(self) -> bool:
         return not self.name.startswith(UNKNOWN)
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it is one of several, and not told which: its collectives match with none of other ranks."""
+        return self.name.startswith(_OF_ONE_RANK)
+
+
+def unknown_group(rank: int) -> Group:
+    """For collectives of a rank that has several groups."""
+    return Group(f"{_OF_ONE_RANK}{rank}")
 
 
 def header_groups(header: Mapping[str, Any]) -> list[Group]:
@@ -69,28 +78,6 @@ def parse_ranks(text: str | None) -> tuple[int, ...] | None:
     if not text or not re.fullmatch(r"\[\s*\d+(?:\s*,\s*\d+)*\s*\]", text):
         return None
     return tuple(int(number) for number in re.findall(r"\d+", text))
-
-
-def groups_of_threads(threads: Sequence[str], listed: Sequence[Group]) -> dict[str, Group]:
-    """The group of each gloo worker thread, or {} if that is ambiguous.
-
-    Every group starts two workers when it is created, so thread ids and groups are in the same order.
-    """
-    if not listed or not all(thread.isdigit() for thread in threads):
-        return {}
-    in_order = sorted(threads, key=int)
-    if len(in_order) == _WORKERS * len(listed):
-        rows = [in_order[i : i + _WORKERS] for i in range(0, len(in_order), _WORKERS)]
-    else:  # some workers recorded nothing: consecutive ids belong together
-        rows = []
-        for thread in in_order:
-            if rows and int(thread) == int(rows[-1][-1]) + 1 and len(rows[-1]) < _WORKERS:
-                rows[-1].append(thread)
-            else:
-                rows.append([thread])
-    if len(rows) != len(listed):
-        return {}
-    return {thread: group for row, group in zip(rows, listed, strict=True) for thread in row}
 
 
 def _description(text: Any) -> str:

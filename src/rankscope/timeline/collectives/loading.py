@@ -23,9 +23,9 @@ from rankscope.timeline.collectives.entries import Collectives, Message, Unmatch
 from rankscope.timeline.collectives.groups import (
     UNKNOWN,
     Group,
-    groups_of_threads,
     header_groups,
     recorded_group,
+    unknown_group,
 )
 from rankscope.timeline.collectives.messages import pair_messages
 
@@ -79,7 +79,7 @@ def load_collectives(connection: duckdb.DuckDBPyConnection, segments: Sequence[S
 
     kind = of_label([KINDS.index(row["kind"]) if row["kind"] in KINDS else len(KINDS) - 1 for row in labels])
     group = of_label(group_of_label)
-    return Collectives(
+    rows = Collectives(
         rank=columns["rank"],
         segment=columns["segment"],
         slice=columns["id"],
@@ -112,6 +112,57 @@ def load_collectives(connection: duckdb.DuckDBPyConnection, segments: Sequence[S
         dtypes=tuple(dtypes),
         batches=batches,
     )
+    return _with_inferred_groups(rows, segments, labels, code)
+
+
+def _with_inferred_groups(
+    rows: Collectives, segments: Sequence[SegmentEntry], labels: list[dict[str, Any]], code: Ints
+) -> Collectives:
+    """The entries with the groups that the times tell, where the trace names none and the header lists several."""
+    from rankscope.timeline.collectives.inferred_groups import Process, infer_groups
+
+    listed = _listed_groups(segments)
+    worker = [
+        row["group_name"] is None
+        and row["place"] == "host"
+        and row["kind"] not in POINT_TO_POINT
+        and len(listed.get((row["of_rank"], row["of_segment"]), [])) > 1
+        and (row["tid"] or "").isdigit()
+        for row in labels
+    ]
+    if not any(worker):
+        return rows
+    entries = np.flatnonzero(np.array(worker)[code])
+    thread = np.array([int(row["tid"]) if of else NONE for row, of in zip(labels, worker, strict=True)])[code]
+    session = _of_file(rows, recording_sessions(segments))
+    hosts = {entry.rank: entry.host for entry in segments}
+    processes = []
+    for number, rank in number_rows([session[entries], rows.rank[entries]])[0].tolist():
+        mine = entries[(session[entries] == number) & (rows.rank[entries] == rank)]
+        groups = tuple(g for g in listed[rank, int(rows.segment[mine[0]])] if g.size is None or g.size > 1)
+        processes.append(Process(rank, number, hosts[rank], groups, mine, thread[mine]))
+    inferred = infer_groups(rows, processes)
+    number_of = {group: number for number, group in enumerate(rows.groups)}
+    group = rows.group.copy()
+    for process in processes:
+        for worker_thread in set(process.thread.tolist()):
+            of = inferred.get((process.rank, process.session, worker_thread), unknown_group(process.rank))
+            mine = process.rows[process.thread == worker_thread]
+            group[mine] = number_of.setdefault(of, len(number_of))
+    used = unique_values(group)
+    groups_used = tuple(each for each, number in number_of.items() if number in used)
+    group = np.searchsorted(used, group)
+    sizes = np.array([each.size or 0 for each in groups_used], dtype=np.int64)
+    element = np.array([element_bytes(name) for name in rows.dtypes] + [0], dtype=np.int64)[rows.dtype]
+    size = _bytes(rows.kind, rows.in_elements, rows.out_elements, element, sizes[group])
+    return replace(rows, group=group, groups=groups_used, bytes=size)
+
+
+def _listed_groups(segments: Sequence[SegmentEntry]) -> dict[tuple[int, int], list[Group]]:
+    """By rank and segment the groups of the file's header."""
+    return {
+        (entry.rank, entry.segment): header_groups(entry.manifest.get("header", {})) for entry in segments
+    }
 
 
 def _batches(labels: list[dict[str, Any]]) -> tuple[tuple[tuple[Message, ...], ...], list[int]]:
@@ -179,9 +230,7 @@ def _columns(connection: duckdb.DuckDBPyConnection) -> tuple[list[dict[str, Any]
 
 def _groups(segments: Sequence[SegmentEntry], labels: list[dict[str, Any]]) -> tuple[list[Group], list[int]]:
     """The process groups, and the index of each label's group."""
-    listed = {
-        (entry.rank, entry.segment): header_groups(entry.manifest.get("header", {})) for entry in segments
-    }
+    listed = _listed_groups(segments)
     everywhere = list({group: None for groups in listed.values() for group in groups})
     unnamed = _unnamed_groups(labels, listed)
     groups: dict[Group, int] = {}
@@ -209,7 +258,7 @@ def _with_seen_members(groups: Sequence[Group], group: Ints, rank: Ints) -> Iter
 def _unnamed_groups(
     labels: list[dict[str, Any]], listed: dict[tuple[int, int], list[Group]]
 ) -> dict[int, Group]:
-    """Groups of collectives without metadata, by label: from the header, threads and streams."""
+    """Groups of collectives without metadata, by label: from the header and streams."""
     by_file: dict[tuple[int, int], list[int]] = {}
     for number, row in enumerate(labels):
         if row["group_name"] is None:
@@ -217,18 +266,13 @@ def _unnamed_groups(
     groups: dict[int, Group] = {}
     for file, numbers in by_file.items():
         of_header = listed.get(file, [])
-        on_workers = [
-            n for n in numbers if labels[n]["place"] == "host" and labels[n]["kind"] not in POINT_TO_POINT
-        ]
-        threads = sorted({labels[n]["tid"] or "" for n in on_workers})
-        workers = groups_of_threads(threads, of_header)
         streams = sorted({labels[n]["stream"] or 0 for n in numbers if labels[n]["place"] == "device"})
         for n in numbers:
             row = labels[n]
             if len(of_header) == 1:
                 groups[n] = of_header[0]
             elif row["place"] == "host":
-                groups[n] = workers.get(row["tid"] or "", Group(UNKNOWN))
+                groups[n] = Group(UNKNOWN)
             else:  # NCCL uses one stream per process group, numbered in order of creation
                 index = streams.index(row["stream"] or 0)
                 groups[n] = Group(UNKNOWN if len(streams) == 1 else f"{UNKNOWN}{index}")
@@ -292,6 +336,8 @@ def match_collectives(entries: Collectives, session: Ints) -> Collectives:
     left = (match == NONE) & ~paired
     reasons = {
         "their process group has one rank": solo & left,
+        "their process group is not recorded, and the times do not tell it": left
+        & _of_unknown_group(entries),
         "a batch of sends and receives without recorded calls": no_peer & batched,
         "point-to-point without a recorded peer": no_peer,
         "other ranks run another kind of collective at that position": differ,
@@ -355,6 +401,10 @@ def _peers_missing(entries: Collectives) -> Mask:
         for group in entries.groups
     ]
     return np.array(missing, dtype=bool)[entries.group]
+
+
+def _of_unknown_group(entries: Collectives) -> Mask:
+    return np.array([group.is_unknown for group in entries.groups], dtype=bool)[entries.group]
 
 
 def _renumber(match: Ints, start: Ints) -> Ints:

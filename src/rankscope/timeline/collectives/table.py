@@ -1,7 +1,7 @@
 """Writes the collectives of one segment: kind, time, process group, and the op that called each.
 
 The metadata is in different places: NCCL's kernels and record_param_comms carry it; gloo's worker threads do not, and
-only the c10d op that called them has it.
+only the c10d op that called them has it, or the header (`recorded_calls`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from rankscope.readers.columns import NO_TEXT
 from rankscope.store.arrays import NONE, Ints
 from rankscope.store.table_files import TableFiles
 from rankscope.text.json_values import listed
+from rankscope.timeline.collectives.recorded_calls import RecordedCall, calls_of, complete_groups
 from rankscope.timeline.json_arguments import arguments, integer_at, integer_of, text_at, text_of
 from rankscope.timeline.slices import SliceTable, named
 
@@ -70,14 +71,14 @@ _DTYPE_IN_NAME = re.compile("_(f32|f64|f16|bf16)(?:_|$)")
 _OP, _RECORD = "c10d::", "record_param_comms"
 
 
-def write_collectives(files: TableFiles, source: SliceTable) -> None:
-    """Write the table."""
+def write_collectives(files: TableFiles, source: SliceTable, recorded: Sequence[RecordedCall] = ()) -> None:
+    """Write the table. `recorded` are the calls that the capture noted."""
     records: list[dict[str, Any]] = []
     on_device, on_host = _communication(source)
     if len(on_device) or len(on_host):
         calls = _calls(source)
         records += _device_records(source, on_device, calls)
-        records += _host_records(source, on_host, calls)
+        records += _host_records(source, on_host, calls, recorded)
     files.write_records(COLLECTIVES, records)
 
 
@@ -300,13 +301,16 @@ def _dtype(text: str) -> str | None:
     return _DTYPES.get(letters, letters or None)
 
 
-def _host_records(source: SliceTable, on_host: Ints, calls: dict[int, Call]) -> list[dict[str, Any]]:
+def _host_records(
+    source: SliceTable, on_host: Ints, calls: dict[int, Call], recorded: Sequence[RecordedCall]
+) -> list[dict[str, Any]]:
     slices, texts = source.slices, source.recording.events.texts
     outermost = [
         call.slice
         for call in calls.values()
         if call.is_op and not (call.op in calls and calls[call.op].is_op)
     ]
+    told = _recorded_calls(source, np.array(outermost, dtype=np.int64), recorded) if recorded else {}
     records = []
     for run in pair_host_collectives(source, on_host, np.array(outermost, dtype=np.int64)):
         at, call = run.slice, calls.get(run.call)
@@ -330,7 +334,24 @@ def _host_records(source: SliceTable, on_host: Ints, calls: dict[int, Call]) -> 
                 "members": None,
             }
         )
+        if run.call in told:
+            noted = told[run.call]
+            records[-1] |= {name: value for name, value in noted.columns().items() if value is not None}
+            records[-1]["dtype"] = _dtype(run.type or noted.dtype)
+    if told:
+        complete_groups(records)
     return records
+
+
+def _recorded_calls(
+    source: SliceTable, outermost: Ints, recorded: Sequence[RecordedCall]
+) -> dict[int, RecordedCall]:
+    """What the capture noted, by the slice of the op of c10d."""
+    slices, recording = source.slices, source.recording
+    ops = _by_time(source, outermost)
+    kinds = [kind_of(recording.events.texts[code]) or OTHER for code in slices.name[ops].tolist()]
+    told = calls_of(recorded, kinds, slices.time[ops] + recording.origin_ns)
+    return {op: noted for op, noted in zip(ops.tolist(), told, strict=True) if noted is not None}
 
 
 def _or_none(number: Any) -> int | None:

@@ -6,6 +6,7 @@ for data, host collectives (gloo) and steps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import Peers, Waits, waits
 from rankscope.analysis.core.device_events import UNKNOWN, device_events
 from rankscope.analysis.core.host_spans import dataloader_spans, waiting_calls
-from rankscope.analysis.core.intervals import Ints, intersect
+from rankscope.analysis.core.intervals import Axis, Ints, covered, intersect, union
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.run_steps import in_order_of_start
@@ -30,6 +31,7 @@ from rankscope.analysis.critical_path.graph.nodes import (
     Graph,
     HostNodes,
     Lags,
+    LateStarts,
     Mask,
     MatchedCollectives,
     Visits,
@@ -41,9 +43,14 @@ from rankscope.analysis.critical_path.graph.nodes import (
     shortest,
 )
 from rankscope.records import dataclass
-from rankscope.store.arrays import number_rows
+from rankscope.store.arrays import number_rows, starts_group
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
+
+
+_PAUSE_SHARE, _PAUSE_NS = 0.1, 200_000
+"""A pause between two ops in which a collective ends is a wait for it when it is at least this share of the collective,
+or this long: ops of a backward pass are some µs apart. Chosen, not measured."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +64,16 @@ class HostCollectives:
     """Start of its slice; rows.start is later, after the synchronisation with its own GPU."""
     name: Ints
     waited_for: Mask
-    """The host ran no op at its end."""
+    """The host stopped to wait for its end."""
+    stops: Ints
+    """When the host stopped working to wait for it; rows.start where that was before."""
 
 
 def host_collectives(run: Run, scope: Scope, rows: Collectives, number: Ints) -> HostCollectives:
     """The entries for `rows`, with their slices from the store."""
     if len(rows.rank) == 0:
         none = np.zeros(0, dtype=np.int64)
-        return HostCollectives(rows, none, none, none, none.astype(bool))
+        return HostCollectives(rows, none, none, none, none.astype(bool), none)
     slices = run.arrays(
         "SELECT s.rank::BIGINT AS rank, s.segment::BIGINT AS segment, s.id, s.start_ns AS start, "
         "n.code FROM slices s "
@@ -74,29 +83,48 @@ def host_collectives(run: Run, scope: Scope, rows: Collectives, number: Ints) ->
     keys = event_key(slices["rank"], slices["segment"], slices["id"])
     order = np.argsort(keys)
     at = order[np.searchsorted(keys, event_key(rows.rank, rows.segment, rows.slice), sorter=order)]
-    waited_for = ~_host_works(run, scope, rows)
-    return HostCollectives(rows, number[rows.rank], slices["start"][at], slices["code"][at], waited_for)
-
-
-def _host_works(run: Run, scope: Scope, rows: Collectives) -> Mask:
-    """Whether the host runs an op at the end of each collective; then it did not wait for the collective."""
+    begins = slices["start"][at]
     ops = run.arrays(
-        "SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + greatest(dur_ns, 0) AS stop FROM slices "
+        "SELECT rank::BIGINT AS rank, segment::BIGINT AS segment, track::BIGINT AS track, start_ns AS start, "
+        "start_ns + greatest(dur_ns, 0) AS end FROM slices "
         f"WHERE category = 'cpu_op' AND name LIKE 'aten::%' AND {scope.where()}"
     )
-    width = int(max(ops["stop"].max(initial=0), rows.end.max())) + 2
-    ends = rows.rank * width + rows.end
-    order = np.argsort(ends)
-    # Sorts the ends, which are few, not the ops: each op covers the ends between its own start and end.
-    first = np.searchsorted(ends, ops["rank"] * width + ops["start"], side="right", sorter=order)
-    after = np.searchsorted(ends, ops["rank"] * width + ops["stop"], side="left", sorter=order)
-    covers = first < after
-    change = np.bincount(first[covers], minlength=len(ends) + 1) - np.bincount(
-        after[covers], minlength=len(ends) + 1
-    )
-    works = np.zeros(len(ends), dtype=bool)
-    works[order] = np.cumsum(change)[:-1] > 0
-    return works
+    waited_for, stops = host_waits(rows, begins, ops)
+    return HostCollectives(rows, number[rows.rank], begins, slices["code"][at], waited_for, stops)
+
+
+def host_waits(rows: Collectives, begins: Ints, ops: dict[str, Ints]) -> tuple[Mask, Ints]:
+    """By collective: whether the host waited for its end, and since when.
+
+    The host waits where it runs no op: in the last pause between ops before the end of the collective. An op that
+    begins before the end of its annotation, but after a longer pause, does not tell that the host did not wait: the
+    thread of the collective may mark its end late. What the thread of a collective runs inside it is no work of the
+    host.
+    """
+    inside = _inside_own_thread(rows, begins, ops)
+    who, start, end = (ops[name][~inside] for name in ("rank", "start", "end"))
+    axis = Axis.over(np.concatenate([start, begins]), np.concatenate([end, rows.end]), 0)
+    busy = union(axis.place(start, who), axis.place(end, who))
+    opened, closed = axis.place(rows.start, rows.rank), axis.place(rows.end, rows.rank)
+    floor = np.append(busy.end, 0)
+    at = np.searchsorted(busy.start, closed) - 1  # the last op that began before the end; -1, the last, is none
+    works = (at >= 0) & (floor[at] > closed)
+    resumed = np.where(works, np.append(busy.start, 0)[at], closed)
+    stopped = np.maximum(np.where(works, np.where(at > 0, floor[at - 1], 0), floor[at]), opened)
+    pause = resumed - stopped
+    least = np.minimum(_PAUSE_SHARE * (closed - opened), _PAUSE_NS)
+    waited = (pause >= least) & np.where(works, pause > closed - resumed, pause >= 0)
+    return waited, stopped + axis.origin - rows.rank * axis.width
+
+
+def _inside_own_thread(rows: Collectives, begins: Ints, ops: dict[str, Ints]) -> Mask:
+    """Whether each op runs on the thread of a collective, inside it."""
+    _, thread = number_rows([np.append(getattr(rows, name), ops[name]) for name in ("rank", "segment", "track")])
+    axis = Axis.over(np.append(begins, ops["start"]), np.append(rows.end, ops["end"]), 0)
+    served, of_op = thread[: len(begins)], thread[len(begins) :]
+    spans = union(axis.place(begins, served), axis.place(rows.end, served))
+    first = axis.place(ops["start"], of_op)
+    return covered(spans, first, first + 1) > 0
 
 
 def chain_threads(host: dict[str, Ints], comm: HostCollectives) -> None:
@@ -143,12 +171,13 @@ def _before(rank: Ints, chain: Ints) -> Ints:
     return np.where((before != NONE) & (rank[np.maximum(before, 0)] == rank), before, NONE)
 
 
-STEP_BEGINS, STEP_ENDS, DATA_WAIT, RECORDING_BEGINS, RECORDING_ENDS = OWN_NAMES = (
+STEP_BEGINS, STEP_ENDS, DATA_WAIT, RECORDING_BEGINS, RECORDING_ENDS, COLLECTIVE_WAIT = OWN_NAMES = (
     "the step begins",
     "the step ends",
     "waiting for data",
     "the recording begins",
     "the recording ends",
+    "waiting for a collective",
 )
 """Names for nodes that have no name in the file."""
 _HOST, _DATALOADER, _SYNC, _BETWEEN, _UNRECORDED = range(len(HOST_CLASSES))
@@ -228,7 +257,7 @@ def host_nodes(
     _add_syncs(run, scope, nodes, number)
     _add_data_waits(run, scope, nodes, number, code)
     comm = host_collectives(run, scope, on_host, number)
-    _add_host_collectives(nodes, comm)
+    _add_host_collectives(nodes, comm, code)
     host, position = nodes.sorted()
     chain_threads(host, comm)
     launch = np.full(len(raw["rank"]), NONE)
@@ -270,13 +299,18 @@ def _add_data_waits(run: Run, scope: Scope, nodes: _Collector, number: Ints, cod
         nodes.add(who, waits.end, 8, _DATALOADER, name)
 
 
-def _add_host_collectives(nodes: _Collector, comm: HostCollectives) -> None:
-    """Nodes at the start of each host collective, and at the end of those that the host waits for."""
-    rows, ends = comm.rows, comm.waited_for
+def _add_host_collectives(nodes: _Collector, comm: HostCollectives, code: dict[str, int]) -> None:
+    """Nodes where each host collective is called and where it starts, and where the host begins and ends to wait for
+    it."""
+    rows, waits = comm.rows, comm.waited_for
+    called = np.where(rows.call_start == NONE, rows.start, np.minimum(rows.call_start, rows.start))
+    nodes.add(comm.rank, called, 7, _HOST, comm.name)
     nodes.add(
         comm.rank, rows.start, 7, _HOST, comm.name, opens=rows.match, file=rows.segment, track=rows.track
     )
-    nodes.add(comm.rank[ends], rows.end[ends], 6, _HOST, comm.name[ends], match=rows.match[ends])
+    who = comm.rank[waits]
+    nodes.add(who, comm.stops[waits], 7, _HOST, code[COLLECTIVE_WAIT])
+    nodes.add(who, rows.end[waits], 6, _HOST, comm.name[waits], match=rows.match[waits])
 
 
 def with_targets(raw: dict[str, Ints], device: DeviceNodes, lags: Lags, ranks: int) -> tuple[HostNodes, Lags]:
@@ -394,7 +428,7 @@ def build_graph(run: Run, scope: Scope, rows: Collectives, matches: int, peers: 
     device, lags = device_nodes(raw, launch, host_columns, on_device, number, len(ranks))
     host, lags = with_targets(host_columns, device, lags, len(ranks))
     meetings = _matched_collectives(rows, matches, on_host, device, host, number)
-    meetings, visits = _with_visits(meetings, rows, device, peers)
+    meetings, visits = _with_visits(meetings, rows, device, host, peers)
     steps = tuple(step_numbers(run, scope))
     return Graph(
         ranks,
@@ -410,7 +444,37 @@ def build_graph(run: Run, scope: Scope, rows: Collectives, matches: int, peers: 
         graph_notes(int((device.launch == NONE).sum()), steps),
         lambda: segments(run, scope),
         visits,
+        lambda rank, others: late_starts(run, scope, rank, others),
     )
+
+
+def late_starts(run: Run, scope: Scope, rank: int, others: Sequence[int]) -> LateStarts:
+    """The times from the first step of a recording to the end of its first collective say who began later: all ranks
+    leave that together, so the clocks need not agree."""
+    all_waits = waits(run, scope)
+    rows = all_waits.rows.pick(all_waits.rows.together & (all_waits.rows.match != NONE))
+    steps = in_order_of_start(steps_in_scope(run, scope))
+    first = starts_group([steps["rank"], steps["segment"]])
+    begins = {
+        (who, step): (start, segment)
+        for who, step, start, segment in zip(
+            *(steps[name][first].tolist() for name in ("rank", "step", "start", "segment")), strict=True
+        )
+    }
+    mine = [(start, segment, step) for (who, step), (start, segment) in begins.items() if who == rank]
+    late = []
+    for start, segment, step in mine:
+        its = np.flatnonzero((rows.rank == rank) & (rows.segment == segment) & (rows.start >= start))
+        peers = [other for other in others if (other, step) in begins]
+        met = rows.match[its[np.isin(rows.match[its], rows.match[np.isin(rows.rank, peers)])]]
+        if not len(met):
+            late.append(0)
+            continue
+        entries = np.flatnonzero((rows.match == met[0]) & np.isin(rows.rank, [rank, *peers]))
+        took = {int(rows.rank[at]): int(rows.end[at]) - begins[int(rows.rank[at]), step][0] for at in entries}
+        usual = np.median([time for who, time in took.items() if who != rank])
+        late.append(max(round(float(usual)) - took[rank], 0))
+    return LateStarts(*(np.array(values, dtype=np.int64) for values in ([start for start, _, _ in mine], late)))
 
 
 _COLUMNS = (
@@ -489,24 +553,32 @@ def _matched_collectives(
 
 
 def _with_visits(
-    matched: MatchedCollectives, rows: Collectives, device: DeviceNodes, peers: Peers
+    matched: MatchedCollectives,
+    rows: Collectives,
+    device: DeviceNodes,
+    host: HostNodes,
+    peers: Peers,
 ) -> tuple[MatchedCollectives, Visits]:
-    """The kernels that sends and receives wait for, and the transfers of these without the waiting."""
-    count = len(matched.transfer)
+    """The sends and receives that others wait for, and the transfers of these without the waiting."""
+    count, devices = len(matched.transfer), len(device.rank)
     node_of = np.full(count, NONE)
-    inside = np.flatnonzero(device.match != NONE)
-    node_of[device.match[inside]] = inside
+    inside, opened = np.flatnonzero(device.match != NONE), np.flatnonzero(host.opens != NONE)
+    node_of[device.match[inside]], node_of[host.opens[opened]] = inside, devices + opened
+    start = np.concatenate([device.start, host.time])
     at, node = rows.match[peers.entry], node_of[rows.match[peers.peer]]
     both = (node != NONE) & (node_of[at] != NONE) if count else np.zeros(len(at), dtype=bool)
     visits = Visits(node[both], at[both], peers.shift[both])
     members, last, transfer = matched.members.copy(), matched.last.copy(), matched.transfer.copy()
+    on_host = matched.on_host.copy()
     np.add.at(members, visits.at, 1)
-    ready = device.start[visits.node] + visits.shift
+    ready = start[visits.node] + visits.shift
     order = np.argsort(ready, kind="stable")  # the latest is written last
-    order = order[ready[order] > device.start[node_of[visits.at[order]]]]
-    last[visits.at[order]] = visits.node[order]
-    transfer[visits.at[order]] = device.end[node_of[visits.at[order]]] - ready[order]
-    return replace(matched, members=members, last=last, transfer=transfer), visits
+    order = order[ready[order] > start[node_of[visits.at[order]]]]
+    of = visits.at[order]
+    on_host[of] = visits.node[order] >= devices
+    last[of] = visits.node[order] - np.where(on_host[of], devices, 0)
+    transfer[of] = np.maximum(start[node_of[of]] + matched.transfer[of] - ready[order], 0)
+    return replace(matched, members=members, last=last, transfer=transfer, on_host=on_host), visits
 
 
 def _host_durations(on_host: Collectives, number: Ints, host: HostNodes, opened: Ints) -> Ints:

@@ -13,7 +13,7 @@ the delay of an event is kept as its residual, so that a replay without changes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -94,8 +94,8 @@ class Lags:
 
 @dataclass(frozen=True)
 class MatchedCollectives:
-    """The matched collectives; their members are nodes. A send or receive is one of its own: its kernel, and the
-    kernels that it may wait for, which arrive at it but do not end with it."""
+    """The matched collectives; their members are nodes. A send or receive is one of its own: its kernel or its start on
+    the host, and those that it may wait for, which arrive at it but do not end with it."""
 
     transfer: Ints
     last: Ints
@@ -120,9 +120,10 @@ class MatchedCollectives:
 
 @dataclass(frozen=True)
 class Visits:
-    """Kernels that arrive at the send or receive of another rank."""
+    """Sends and receives that arrive at those of another rank: kernels, or starts on the host."""
 
     node: Ints
+    """Device nodes first, then host nodes."""
     at: Ints
     """The number of the send or receive in MatchedCollectives."""
     shift: Ints
@@ -131,6 +132,20 @@ class Visits:
 
 _NO_INTS = np.empty(0, dtype=np.int64)
 NO_VISITS = Visits(_NO_INTS, _NO_INTS, _NO_INTS)
+
+
+@dataclass(frozen=True)
+class LateStarts:
+    """The recordings of one rank."""
+
+    begin: Ints
+    """When their first steps begin."""
+    late_ns: Ints
+    """By how much that is later than the median of others; 0 where it is earlier, or not known."""
+
+
+def no_late_starts(rank: int, others: Sequence[int]) -> LateStarts:
+    return LateStarts(_NO_INTS, _NO_INTS)
 
 
 @dataclass(frozen=True)
@@ -149,6 +164,8 @@ class Graph:
     segments: Callable[[], Segments] = no_segments
     """The compute segments of its ranks."""
     visits: Visits = NO_VISITS
+    late_starts: Callable[[int, Sequence[int]], LateStarts] = no_late_starts
+    """By how much the recordings of a rank begin later than those of others."""
 
     def constraints(self) -> tuple[Ints, Ints, Ints]:
         """The earliest start of each device node by its launch, its stream, and the other stream."""

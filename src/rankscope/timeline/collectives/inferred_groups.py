@@ -1,0 +1,196 @@
+"""Process groups of gloo's collectives where the trace names none: from the times at which ranks meet.
+
+Every gloo group has at most two worker threads, which are started when it is created. So the threads of a process, in
+the order of their ids, belong to its groups in the order of the header, with gaps where a group was not used. Of the
+assignments that this leaves, the times refute the wrong ones: no rank leaves an all_reduce before the last member of
+the group has entered it. Where several remain and none fits clearly best, no group is claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from rankscope.records import dataclass
+from rankscope.store.arrays import Floats, Ints, Mask, number_rows
+from rankscope.timeline.collectives.entries import Collectives
+from rankscope.timeline.collectives.groups import Group
+
+_WORKERS = 2
+"""Threads that torch starts for each gloo process group."""
+_MOST_ASSIGNMENTS = 200
+"""Of one process; where more are possible, none is claimed."""
+_MOST_COMPARED = 20_000
+"""Pairs of assignments. Each takes a third of a millisecond."""
+_SLACK_NS = 50_000
+"""A rank may be seen to leave so long before another has entered: the two clock readings are not the first and the last
+thing that happens in a collective."""
+_MOST_REFUTED = 0.05
+"""Share of the meetings that may contradict an assignment: numbers by order slip where a rank has recorded more."""
+_MOST_ALONE = 0.2
+"""Share of the collectives that may have no counterpart."""
+_CLEARLY = 2.0
+"""The best assignment has ends that are so many times closer together than the next."""
+
+Assignment = Mapping[int, int]
+"""From threads to places in the list of the process's groups."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """The collectives of one rank in one recording session whose groups are not recorded."""
+
+    rank: int
+    session: int
+    host: str
+    """Processes of one host have one clock; empty if not recorded."""
+    groups: tuple[Group, ...]
+    """In the order of creation."""
+    rows: Ints
+    """Entries, in order of time."""
+    thread: Ints
+    """By entry the id of its thread."""
+
+
+def assignments(threads: Sequence[int], groups: int) -> list[Assignment]:
+    """All ways to give threads, which ascend, to groups in order, at most two to each; [] if there are too many."""
+    ways: list[Assignment] = []
+
+    def add(way: dict[int, int], at: int, group: int) -> bool:
+        """False ends the search."""
+        if at == len(threads):
+            ways.append(way)
+            return len(ways) <= _MOST_ASSIGNMENTS
+        if (groups - group) * _WORKERS < len(threads) - at:
+            return True
+        counts = range(min(_WORKERS, len(threads) - at), -1, -1)
+        return all(
+            add({**way, **dict.fromkeys(threads[at : at + count], group)}, at + count, group + 1)
+            for count in counts
+        )
+
+    return ways if add({}, 0, 0) else []
+
+
+def infer_groups(rows: Collectives, processes: Sequence[Process]) -> dict[tuple[int, int, int], Group]:
+    """The group of each thread, by rank, session and thread; without those that the times do not tell."""
+    ways = {
+        number: assignments(sorted(set(process.thread.tolist())), len(process.groups))
+        for number, process in enumerate(processes)
+    }
+    neighbours = list(_neighbours(processes))
+    if sum(len(ways[a]) * len(ways[b]) for a, b in neighbours) > _MOST_COMPARED:
+        return {}
+    fits = {(a, b): _fits(rows, processes[a], processes[b], ways[a], ways[b]) for a, b in neighbours}
+    fits |= {(b, a): fit.T for (a, b), fit in fits.items()}
+    alive = _consistent({number: len(those) for number, those in ways.items()}, fits)
+    result: dict[tuple[int, int, int], Group] = {}
+    for number, process in enumerate(processes):
+        chosen = _clearly_best(number, alive, fits)
+        if chosen is not None:
+            for thread, group in ways[number][chosen].items():
+                result[process.rank, process.session, thread] = process.groups[group]
+    return result
+
+
+def _neighbours(processes: Sequence[Process]) -> Iterator[tuple[int, int]]:
+    """Processes that follow each other in the list of a group's members."""
+    number_of = {(process.session, process.rank): number for number, process in enumerate(processes)}
+    pairs = {
+        (process.session, a, b)
+        for process in processes
+        for group in process.groups
+        for a, b in pairwise(
+            sorted(rank for rank in group.ranks or () if (process.session, rank) in number_of)
+        )
+    }
+    for session, a, b in sorted(pairs):
+        yield number_of[session, a], number_of[session, b]
+
+
+def _fits(
+    rows: Collectives, a: Process, b: Process, ways_a: Sequence[Assignment], ways_b: Sequence[Assignment]
+) -> Floats:
+    """[assignment of a, assignment of b]: how far apart they leave their common groups, in ns; nan if impossible."""
+    result = np.full((len(ways_a), len(ways_b)), np.nan)
+    shared = [(i, b.groups.index(group)) for i, group in enumerate(a.groups) if group in b.groups]
+    # Many assignments give a group the same threads.
+    of_threads: dict[tuple[frozenset[int], frozenset[int]], Floats | None] = {}
+    for x, way_a in enumerate(ways_a):
+        for y, way_b in enumerate(ways_b):
+            apart: list[Floats] = []
+            for i, j in shared:
+                key = (_threads(way_a, i), _threads(way_b, j))
+                if key not in of_threads:
+                    of_threads[key] = _meetings(rows, _of(a, key[0]), _of(b, key[1]), a.host != b.host)
+                meetings = of_threads[key]
+                if meetings is None:
+                    break
+                apart.append(meetings)
+            else:
+                together = np.concatenate([np.zeros(0), *apart])
+                result[x, y] = float(np.median(together)) if len(together) else 0.0
+    return result
+
+
+def _threads(way: Assignment, group: int) -> frozenset[int]:
+    return frozenset(thread for thread, of in way.items() if of == group)
+
+
+def _of(process: Process, threads: frozenset[int]) -> Ints:
+    return process.rows[np.isin(process.thread, list(threads))]
+
+
+def _meetings(rows: Collectives, a: Ints, b: Ints, other_clock: bool) -> Floats | None:
+    """By common collective how far apart its ends are; None where these cannot be the same collectives."""
+    from rankscope.timeline.collectives.loading import order_keys
+
+    if not len(a) and not len(b):
+        return np.zeros(0)
+    both = np.concatenate([a, b])
+    _, number = number_rows(order_keys(rows, both))
+    _, mine, theirs = np.intersect1d(number[: len(a)], number[len(a) :], return_indices=True)
+    if len(both) - 2 * len(mine) > _MOST_ALONE * len(both):
+        return None
+    first, second = a[mine], b[theirs]
+    apart = (rows.end[first] - rows.end[second]).astype(np.float64)
+    offset = float(np.median(apart)) if other_clock else 0.0
+    entered = np.maximum(rows.start[first] - offset, rows.start[second])
+    left = np.minimum(rows.end[first] - offset, rows.end[second])
+    refuted: Mask = rows.together[first] & (entered > left + _SLACK_NS)
+    if refuted.mean() > _MOST_REFUTED:
+        return None
+    return np.abs(apart - offset)
+
+
+_Fits = Mapping[tuple[int, int], Floats]
+
+
+def _consistent(counts: Mapping[int, int], fits: _Fits) -> dict[int, Mask]:
+    """Which assignments of each process go with one of each neighbour, directly and through others."""
+    alive = {number: np.ones(count, dtype=bool) for number, count in counts.items()}
+    changed = True
+    while changed:
+        changed = False
+        for (a, b), fit in fits.items():
+            possible = alive[a] & (~np.isnan(fit) & alive[b]).any(axis=1)
+            changed |= bool((possible != alive[a]).any())
+            alive[a] = possible
+    return alive
+
+
+def _clearly_best(number: int, alive: Mapping[int, Mask], fits: _Fits) -> int | None:
+    """The assignment of a process that is left, or whose ends are clearly the closest together."""
+    left = np.flatnonzero(alive[number])
+    if len(left) <= 1:
+        return int(left[0]) if len(left) else None
+    apart = np.zeros(len(left))
+    for (a, b), fit in fits.items():
+        if a == number:
+            among = np.where(alive[b], fit[left], np.nan)
+            apart += np.nanmin(among, axis=1)
+    order = np.argsort(apart, kind="stable")
+    best, second = apart[order[0]], apart[order[1]]
+    return int(left[order[0]]) if best > 0 and second >= _CLEARLY * best else None
