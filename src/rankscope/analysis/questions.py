@@ -7,6 +7,7 @@ from dataclasses import replace
 from rankscope.analysis.across_ranks.bubbles import bubbles
 from rankscope.analysis.across_ranks.by_group import KEYS, breakdown_by, collectives_by, stragglers_by
 from rankscope.analysis.across_ranks.clocks import clocks
+from rankscope.analysis.across_ranks.host_cpu import host_cpu
 from rankscope.analysis.across_ranks.layout import groups, layout
 from rankscope.analysis.across_ranks.micro_batches import micro_batches
 from rankscope.analysis.across_ranks.nccl import nccl
@@ -47,8 +48,8 @@ TOPICS = {
         "dataloader", "families", "kernels", "ops", "runtime_api", "memcpy", "annotations",
     ),
     "Across ranks": (
-        "stragglers", "op_differences", "micro_batches", "collectives", "nccl", "critical", "imbalance", "bubbles",
-        "clocks", "layout", "groups",
+        "stragglers", "op_differences", "micro_batches", "host_cpu", "collectives", "nccl", "critical", "imbalance",
+        "bubbles", "clocks", "layout", "groups",
     ),
     "Efficiency": ("mfu", "roofline", "ncu", "gpu"),
     "Memory": ("memory", "allocators", "fragmentation"),
@@ -154,6 +155,13 @@ QUESTIONS = {
             op_differences,
         ),
         Report("micro_batches", "How long does each micro-batch take?", micro_batches, finds=True),
+        Report(
+            "host_cpu",
+            "Are ranks short of CPU: cores, threads, garbage collection?",
+            host_cpu,
+            ("step",),
+            finds=True,
+        ),
         Report("clocks", "How far apart are the clocks of the ranks?", clocks, finds=True),
         Report("layout", "Which rank has which place: pipeline, data, tensor, expert?", layout, ("rank",)),
         Report("groups", "Which process groups exist, and what are they used for?", groups),

@@ -17,6 +17,7 @@ from rankscope.inapp.added_events import AddedEvents, header_text
 from rankscope.inapp.collective_calls import CollectiveCalls
 from rankscope.inapp.cuda_range import CudaRangeRecorder
 from rankscope.inapp.forked_export import Export, ExportOrder, Outcome
+from rankscope.inapp.host_cpu import HostCpu
 from rankscope.inapp.job_log import JobLog
 from rankscope.inapp.sigterm import SigtermGuard
 from rankscope.inapp.torch_recorder import Recording, TorchRecorder, never_free
@@ -57,6 +58,7 @@ class Windows:
         self._events: object = None
         self._added = AddedEvents()
         self._calls = CollectiveCalls()
+        self._host_cpu: HostCpu | None = None
 
     @property
     def is_open(self) -> bool:
@@ -82,12 +84,20 @@ class Windows:
             self.open(BY_STEPS)
         if not self.recorder.started:
             self.start(number)
+        self._begin_step(number)
+
+    def _begin_step(self, number: int) -> None:
+        if self._host_cpu is not None:
+            self._host_cpu.step(number)
         self.recorder.begin_step(number)
 
     def start(self, step: int) -> None:
         assert self._window is not None
-        self.recorder.start()
         self._added = AddedEvents()
+        if isinstance(self.recorder, TorchRecorder):
+            with contextlib.suppress(Exception):
+                self._host_cpu = HostCpu(self._added, self._files.manifest["local_size"])
+        self.recorder.start()
         self._write_header({})
         with contextlib.suppress(Exception):
             self._calls.begin()
@@ -100,13 +110,27 @@ class Windows:
 
     def _added_fields(self) -> dict[str, Any]:
         """What the capture knows of the window and torch's profiler does not."""
-        fields = {"collectives": self._calls.end()}
+        fields = {
+            "collectives": self._calls.end(),
+            "host_cpu": self._host_cpu.fields() if self._host_cpu is not None else None,
+        }
         return {name: field for name, field in fields.items() if field is not None}
+
+
+    def forked(self) -> None:
+        """In a forked child of the rank."""
+        self._stop_host_cpu()
+        self.recorder.forked()
+
+    def _stop_host_cpu(self) -> None:
+        host_cpu, self._host_cpu = self._host_cpu, None
+        if host_cpu is not None:
+            host_cpu.off()
 
     def next_step(self, number: int) -> None:
         """Inside a time window: mark where one step ends and the next begins."""
         self.recorder.end_step()
-        self.recorder.begin_step(number)
+        self._begin_step(number)
 
     def close(self, step: int, why: str | None = None) -> None:
         """Stop recording and start the export. ``step`` is the current step; ``why`` marks the window as partial.
@@ -121,6 +145,7 @@ class Windows:
             self.recorder.mark_unfinished()
         with contextlib.suppress(Exception):
             self._write_header(self._added_fields())
+        self._stop_host_cpu()
         recording = self.recorder.stop()
         began = time.perf_counter_ns()
         window.update(last_step=last, end=clock_anchor(), stop_ns=recording.stop_ns)
@@ -144,6 +169,7 @@ class Windows:
         self._opened -= self._window is not None
         self._window = None
         self._calls.off()
+        self._stop_host_cpu()
         self.recorder.abandon()
 
     def collect_exports(self) -> None:
