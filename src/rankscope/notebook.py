@@ -337,10 +337,14 @@ class OpenRun:
     """How fast are collectives, and how long do ranks wait in them?"""
     nccl: PlainReport
     """How fast are collectives by NCCL's own measurement?"""
-    stragglers: SplittableReport[Literal["node", "group"]]
+    stragglers: SplittableReport[Literal["node", "group", "step"]]
     """Which rank delays the others, and why?"""
     host_cpu: SplittableReport[Literal["step"]]
     """Are ranks short of CPU: cores, threads, garbage collection?"""
+    op_differences: PlainReport
+    """Does a rank run ops that others do not, or more of them?"""
+    micro_batches: PlainReport
+    """How long does each micro-batch take?"""
     clocks: PlainReport
     """How far apart are the clocks of the ranks?"""
     layout: SplittableReport[Literal["rank"]]

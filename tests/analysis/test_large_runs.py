@@ -11,7 +11,7 @@ import pytest
 from rankscope.analysis.across_ranks import by_group, heatmap
 from rankscope.analysis.across_ranks import time_split as time_splits
 from rankscope.analysis.across_ranks.heatmap import rank_times, time_maps
-from rankscope.analysis.across_ranks.lateness import _between, _middle_of_others
+from rankscope.analysis.across_ranks.lateness import _between, middle_of_others
 from rankscope.analysis.across_ranks.stragglers import stragglers
 from rankscope.analysis.across_ranks.time_split import TimeSplit, time_split
 from rankscope.analysis.core.intervals import Intervals, Ints
@@ -73,7 +73,7 @@ def test_ranks_at_a_time_do_not_matter(again: OpenAgain, monkeypatch: pytest.Mon
 def test_the_middle_of_the_others(count: int) -> None:
     values = np.random.default_rng(count).integers(0, 6, (40, count)).astype(float)
     values[np.random.default_rng(1).random(values.shape) < 0.2] = np.nan
-    low, high = _middle_of_others(values)
+    low, high = middle_of_others(values)
     for row, one, two in zip(values, low, high, strict=True):
         for place in range(count):
             others = np.delete(row, place)

@@ -9,7 +9,9 @@ from rankscope.analysis.across_ranks.by_group import KEYS, breakdown_by, collect
 from rankscope.analysis.across_ranks.clocks import clocks
 from rankscope.analysis.across_ranks.host_cpu import host_cpu
 from rankscope.analysis.across_ranks.layout import groups, layout
+from rankscope.analysis.across_ranks.micro_batches import micro_batches
 from rankscope.analysis.across_ranks.nccl import nccl
+from rankscope.analysis.across_ranks.op_differences import op_differences
 from rankscope.analysis.across_ranks.steps import steps
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.report import Analyse, Report
@@ -47,8 +49,8 @@ TOPICS = {
         "dataloader", "families", "kernels", "ops", "runtime_api", "memcpy", "annotations",
     ),
     "Across ranks": (
-        "stragglers", "host_cpu", "collectives", "nccl", "critical", "imbalance", "bubbles", "clocks", "layout",
-        "groups",
+        "stragglers", "op_differences", "micro_batches", "host_cpu", "collectives", "nccl", "critical", "imbalance",
+        "bubbles", "clocks", "layout", "groups",
     ),
     "Efficiency": ("mfu", "roofline", "ncu", "gpu"),
     "Memory": ("memory", "allocators", "fragmentation"),
@@ -102,11 +104,6 @@ QUESTIONS = {
         Report("phases", "How much is forward, backward, optimizer, recomputation?", phases, finds=True),
         Report("launches", "Is the host ahead of the GPU: launch delays, queue depth?", launches),
         Report(
-            "launches",
-            "Is the host ahead of the GPU: launch delays, queue depth?",
-            launches,
-        ),
-        Report(
             "short_kernels",
             "Which ops launch kernels that are too short?",
             short_kernels,
@@ -150,7 +147,15 @@ QUESTIONS = {
             finds=True,
         ),
         Report("nccl", "How fast are collectives by NCCL's own measurement?", nccl, finds=True),
-        Report("stragglers", "Which rank delays the others, and why?", stragglers_by, KEYS, finds=True),
+        Report(
+            "stragglers", "Which rank delays the others, and why?", stragglers_by, (*KEYS, "step"), finds=True
+        ),
+        Report(
+            "op_differences",
+            "Does a rank run ops that others do not, or more of them?",
+            op_differences,
+        ),
+        Report("micro_batches", "How long does each micro-batch take?", micro_batches, finds=True),
         Report(
             "host_cpu",
             "Are ranks short of CPU: cores, threads, garbage collection?",

@@ -10,7 +10,7 @@ from rankscope.analysis.across_ranks.collectives import collectives
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.across_ranks.nodes import nodes
 from rankscope.analysis.across_ranks.stragglers import COLUMNS as STRAGGLER_COLUMNS
-from rankscope.analysis.across_ranks.stragglers import stragglers
+from rankscope.analysis.across_ranks.stragglers import stragglers, stragglers_by_step
 from rankscope.analysis.core.report import Analyse
 from rankscope.analysis.core.result import Column, Result, Row
 from rankscope.analysis.core.scope import Scope
@@ -147,10 +147,16 @@ breakdown_by = _with_groups(
 
 _OF_STRAGGLERS = [column for column in STRAGGLER_COLUMNS if column.name != "rank"]
 
-stragglers_by = _with_groups(
+_stragglers_by_group = _with_groups(
     stragglers, [*_OF_STRAGGLERS[:3], *_WORST_COLUMNS, *_OF_STRAGGLERS[3:]], _stragglers_of, "caused_wait_ns"
 )
-"""The stragglers rank by rank; by node or group, the sums over their ranks and the worst of them."""
+
+
+def stragglers_by(run: Run, scope: Scope, by: str | None) -> Result:
+    """The stragglers rank by rank; by node or group, the sums over their ranks and the worst of them; by step, the last
+    rank of each."""
+    return stragglers_by_step(run, scope) if by == "step" else _stragglers_by_group(run, scope, by)
+
 
 _COLLECTIVE_COLUMNS = (
     Column("axis", help="pp, dp, ep, cp, tp, world or other, as in the report groups"),

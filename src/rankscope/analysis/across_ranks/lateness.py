@@ -100,6 +100,12 @@ class Lateness:
         return total
 
     @property
+    def least_ns(self) -> float:
+        """A rank that is late by less in a step is not told from noise."""
+        share = _MOVING_SHARE_ON_HOST if self.on_host else _MOVING_SHARE
+        return max(share * self.mean_step_ns, _RESIDUALS * self.residual_ns)
+
+    @property
     def noise_ns(self) -> float:
         """Standard deviation of one figure of a rank that is not late."""
         excess = self.own_excess
@@ -208,14 +214,14 @@ def link_excess(run: Run, ranks: tuple[int, ...], steps: tuple[int | None, ...])
     column = count_before([table], cells[:, 1])
     units = np.full((len(tables), int(column.max()) + 1), np.nan)
     units[table, column] = typical
-    low, high = _middle_of_others(units)
+    low, high = middle_of_others(units)
     others = ((low + high) / 2)[table, column]
     excess = np.nan_to_num(transfer[used] - others[cell])
     np.add.at(total, (np.searchsorted(ranks, rows.rank[used]), step), excess)
     return total
 
 
-def _middle_of_others(values: Floats) -> tuple[Floats, Floats]:
+def middle_of_others(values: Floats) -> tuple[Floats, Floats]:
     """For each value the two middle ones of the others along the last axis, which are the same one of an odd number.
 
     NaN is no value; it is what a value without others gets.
@@ -250,7 +256,7 @@ def _over_peers(parts: Floats, roles: list[int]) -> Floats:
         mine = [number for number, other in enumerate(roles) if other == role]
         group = parts if count == 1 else parts[:, mine]
         # Of two peers the faster one: the other may be the late one.
-        lower, _ = _middle_of_others(group.swapaxes(1, 2))
+        lower, _ = middle_of_others(group.swapaxes(1, 2))
         usual[:, mine] = lower.swapaxes(1, 2)[:, mine if count == 1 else slice(None)]
     return np.nan_to_num(parts - usual)
 
@@ -312,11 +318,11 @@ def _between(mean: Floats) -> Floats:
     """For each rank, how much the means of the other ranks differ; 0 where there are too few to tell."""
     if len(mean) < 4:
         return np.zeros(len(mean))
-    low, high = _middle_of_others(mean)
+    low, high = middle_of_others(mean)
     usual = (low + high) / 2
     between = np.zeros(len(mean))
     for value in set(usual.tolist()):  # two or three: a rank more or less hardly moves the median
-        low, high = _middle_of_others(np.abs(mean - value))
+        low, high = middle_of_others(np.abs(mean - value))
         between = np.where(usual == value, _SCALE * (low + high) / 2, between)
     return between
 
@@ -326,8 +332,5 @@ def _moves(late: Lateness) -> bool:
     if not late.has_peers.any():
         return False
     latest = late.own_excess[late.has_peers].max(axis=0)
-    share, steps = _MOVING_SHARE, float(_MOVING_STEPS)
-    if late.on_host:
-        share, steps = _MOVING_SHARE_ON_HOST, max(steps, _MOVING_PART * len(latest))
-    least = max(share * late.mean_step_ns, _RESIDUALS * late.residual_ns)
-    return bool((latest > least).sum() >= steps)
+    steps = max(_MOVING_STEPS, _MOVING_PART * len(latest)) if late.on_host else _MOVING_STEPS
+    return bool((latest > late.least_ns).sum() >= steps)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+
 import numpy as np
 
-from rankscope.analysis.core.intervals import Intervals, join, subtract, union
+from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, covered, join, subtract, union
+from rankscope.analysis.core.names import all_names
 from rankscope.model import (
     CROSSING_RANGES,
     DATALOADER_PATTERN,
@@ -14,24 +18,61 @@ from rankscope.model import (
 )
 from rankscope.records import dataclass
 from rankscope.sql import sql_text
+from rankscope.store.arrays import Mask, number_rows
 from rankscope.timeline.run import Run
 
+_LIBRARIES = ("torch", "numpy")
 _COVERS = 0.8
 """An annotation or a frame that covers this share of a gap is where the gap is."""
 
 
 @dataclass(frozen=True)
+class Gaps:
+    """Times of the main thread without an op, a synchronising call, a wait for data or for another thread."""
+
+    start: Ints
+    end: Ints
+    before: Ints
+    """The op before each, as an index into names; the last name is empty: there is none."""
+    after: Ints
+    names: Sequence[str]
+
+    def between(self, ops: OpsAround) -> Mask:
+        """The gaps between ops of these names."""
+        return np.isin(self.before, self._codes(ops[0])) & np.isin(self.after, self._codes(ops[1]))
+
+    def _codes(self, name: str) -> list[int]:
+        return [self.names.index(name)] if name in self.names else []
+
+    def totals(self) -> dict[OpsAround, int]:
+        """The time of the gaps between the same ops."""
+        pairs, pair = number_rows([self.before, self.after])
+        sums = np.zeros(len(pairs), dtype=np.int64)
+        np.add.at(sums, pair, self.end - self.start)
+        return {
+            (self.names[before], self.names[after]): total
+            for (before, after), total in zip(pairs.tolist(), sums.tolist(), strict=True)
+        }
+
+
+OpsAround = tuple[str, str]
+"""The names of the ops before and after a gap."""
+
+
+@dataclass(frozen=True)
 class Gap:
-    """Time of the main thread without an op, a synchronising call, a wait for data or for another thread."""
+    """The gaps between ops of the same names."""
 
     dur_ns: int
+    """Their sum."""
+    count: int
     before: str = ""
-    """The op before it."""
+    """The op before them."""
     after: str = ""
     annotation: str = ""
-    """The innermost annotation of the program that covers it."""
+    """The innermost annotation of the program that covers the longest of them."""
     line: str = ""
-    """The innermost Python frame that covers it."""
+    """The program's innermost Python frame that covers it."""
 
 
 def main_thread(run: Run, rank: int) -> tuple[int, int] | None:
@@ -59,50 +100,84 @@ def main_thread(run: Run, rank: int) -> tuple[int, int] | None:
     return None
 
 
-def longest_gap(run: Run, rank: int, window: tuple[int, int]) -> Gap | None:
-    """The longest gap of the main thread in a window of time."""
+def gaps(run: Run, rank: int, spans: Sequence[tuple[int, int]]) -> Gaps:
+    """The gaps of the main thread in some spans of time, such as steps of its file."""
     thread = main_thread(run, rank)
-    if thread is None:
-        return None
+    if thread is None or not spans:
+        return _NO_GAPS
     segment, track = thread
-    start, end = window
-    anywhere = f"rank = {rank} AND segment = {segment} AND start_ns < {end} AND start_ns + dur_ns > {start}"
-    here = f"{anywhere} AND track = {track}"
+    within = union(*np.array(spans, dtype=np.int64).T)
     calls = ", ".join(map(sql_text, LAUNCH_CATEGORIES))
-    busy = run.arrays(f"""
-        SELECT start_ns AS start, start_ns + dur_ns AS stop FROM slices WHERE {here} AND dur_ns > 0 AND (
-            (category = 'cpu_op' AND op IS NULL)
-            OR (category IN ({calls}) AND regexp_matches(name, {sql_text(SYNC_CALL_PATTERN)}))
-            OR (category = 'user_annotation' AND (regexp_matches(name, {sql_text(DATALOADER_PATTERN)})
-                OR regexp_matches(name, {sql_text(HOST_COLLECTIVE_PATTERN)}))))
-        UNION ALL  -- the main thread waits while another one runs the backward pass
-        SELECT start_ns, start_ns + dur_ns FROM slices
-        WHERE {anywhere} AND category = 'cpu_op' AND name LIKE 'autograd::engine::evaluate_function%'
+    events = run.arrays(f"""
+        SELECT start_ns AS start, start_ns + dur_ns AS stop, (track = {track} AND s.category = 'cpu_op') AS is_op,
+               n.code::BIGINT AS name
+        FROM slices s JOIN internal.names n ON n.category = s.category AND n.name = s.name
+        WHERE rank = {rank} AND segment = {segment} AND dur_ns > 0 AND (
+            (track = {track} AND (
+                (s.category = 'cpu_op' AND op IS NULL)
+                OR (s.category IN ({calls}) AND regexp_matches(s.name, {sql_text(SYNC_CALL_PATTERN)}))
+                OR (s.category = 'user_annotation' AND (regexp_matches(s.name, {sql_text(DATALOADER_PATTERN)})
+                    OR regexp_matches(s.name, {sql_text(HOST_COLLECTIVE_PATTERN)})))))
+            -- the main thread waits while another one runs the backward pass
+            OR (s.category = 'cpu_op' AND s.name LIKE 'autograd::engine::evaluate_function%'))
+        ORDER BY start
     """)
     rows = run.collectives
     mine = (rows.rank == rank) & ~rows.on_device
     waits = union(rows.start[mine], rows.end[mine])
-    whole = Intervals(np.array([start], dtype=np.int64), np.array([end], dtype=np.int64))
-    free = subtract(whole, join(union(busy["start"], busy["stop"]), waits))
-    if len(free.start) == 0:
-        return None
-    longest = int((free.end - free.start).argmax())
-    begin, finish = int(free.start[longest]), int(free.end[longest])
-    frames = "category = 'python_function'"
+    busy = union(events["start"], events["stop"])
+    # Steps that are in another file of the rank are not in that of the thread.
+    inside = covered(busy, within.start, within.end) > 0
+    free = subtract(Intervals(within.start[inside], within.end[inside]), join(busy, waits))
+    is_op, texts = events["is_op"].astype(bool), [*all_names(run), ""]
+    # Ops that no other op calls follow each other. The last entry stands for none.
+    start, stop = events["start"][is_op], np.maximum.accumulate(events["stop"][is_op])
+    name = np.append(events["name"][is_op], len(texts) - 1)
+    before = name[np.searchsorted(stop, free.start, side="right") - 1]
+    after = name[np.searchsorted(start, free.end)]
+    return Gaps(free.start, free.end, before, after, texts)
+
+
+_NO_GAPS = Gaps(*EMPTY, *EMPTY, ("",))
+
+
+def gap_between(run: Run, rank: int, times: Gaps, ops: OpsAround) -> Gap:
+    """The gaps between ops of these names, with the shortest annotation and frame around the longest of them."""
+    mine = np.flatnonzero(times.between(ops))
+    length = (times.end - times.start)[mine]
+    longest = mine[length.argmax()]
+    start, end = int(times.start[longest]), int(times.end[longest])
+    segment, track = main_thread(run, rank) or (0, 0)
+    covers = f"least(start_ns + dur_ns, {end}) - greatest(start_ns, {start}) >= {_COVERS * (end - start)}"
     named = "category = 'user_annotation' AND NOT regexp_matches(name, '^(ProfilerStep#|nccl:|gloo:)')"
-    ops, before = f"{here} AND category = 'cpu_op' AND op IS NULL", f"start_ns + dur_ns <= {begin}"
-    # The shortest slice that covers most of the gap.
-    covered = f"least(start_ns + dur_ns, {finish}) - greatest(start_ns, {begin})"
-    around = f"{here} AND {covered} >= {_COVERS * (finish - begin)}"
-    return Gap(
-        finish - begin,
-        before=_first_name(run, f"{ops} AND {before}", "start_ns DESC"),
-        after=_first_name(run, f"{ops} AND start_ns >= {finish}", "start_ns"),
-        annotation=_first_name(run, f"{around} AND {named}", "dur_ns"),
-        line=_first_name(run, f"{around} AND {frames}", "dur_ns"),
+    rows = run.rows(
+        f"SELECT category = 'python_function', list(name ORDER BY dur_ns) FROM slices WHERE rank = {rank} "
+        f"AND segment = {segment} AND track = {track} AND {covers} AND (category = 'python_function' OR ({named})) "
+        "GROUP BY ALL"
     )
+    around = dict(rows)
+    annotation = next(iter(around.get(False, ())), "")
+    return Gap(int(length.sum()), len(mine), *ops, annotation, program_frame(around.get(True, ())))
 
 
-def _first_name(run: Run, where: str, order: str) -> str:
-    rows = run.rows(f"SELECT name FROM slices WHERE {where} ORDER BY {order} LIMIT 1")
-    return str(rows[0][0]) if rows else ""
+def program_frame(frames: Sequence[str]) -> str:
+    """Of Python frames, the innermost first: the program's own one, not that of the library or torch that it calls."""
+    written = [name for name in frames if not name.startswith(("<", "nn.Module:"))]
+    own = (name for name in written if not _is_library(name))
+    return next(own, next(iter(written or frames), ""))
+
+
+def _is_library(frame: str) -> bool:
+    """torch leaves out the folders of sys.path: `socket.py(692): readinto`, `torch/optim/sgd.py(9): step`."""
+    path = frame.partition("(")[0]
+    package = path.removesuffix(".py").partition("/")[0]
+    in_folder = path.startswith("/") and ("-packages/" in path or "/lib/python3" in path)
+    return in_folder or package in _LIBRARIES or package in sys.stdlib_module_names
+
+
+def longest_gap(run: Run, rank: int, window: tuple[int, int]) -> Gap | None:
+    """The gaps between ops of the same names that take longest together in a window of time."""
+    times = gaps(run, rank, [window])
+    totals = times.totals()
+    longest = max(totals, key=lambda ops: totals[ops], default=None)
+    return gap_between(run, rank, times, longest) if longest else None

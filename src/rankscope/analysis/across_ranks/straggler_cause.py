@@ -1,13 +1,22 @@
-"""Why a rank is late, in detail: the kernel, op, annotation, copy, data loading, link or host gap that takes longer."""
+"""Why a rank is late, in detail: what it runs that others do not, or the kernel, op, micro-batch, annotation, copy,
+data loading, link or host gap that takes longer."""
 
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 import numpy as np
 
 from rankscope.analysis.across_ranks.host_cpu import host_reason
-from rankscope.analysis.across_ranks.main_thread import Gap, longest_gap
+from rankscope.analysis.across_ranks.layout import layout_of
+from rankscope.analysis.across_ranks.main_thread import Gap, gap_between, gaps
+from rankscope.analysis.across_ranks.micro_batches import (
+    LongMicroBatch,
+    long_micro_batches,
+    micro_batch_count,
+)
+from rankscope.analysis.across_ranks.op_differences import ExtraOps, extra_ops
 from rankscope.analysis.across_ranks.slow_clock import SlowClock, slow_clock
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.device_events import has_gpu
@@ -28,6 +37,11 @@ from rankscope.units import format_rounded, shorten_middle
 _NAME_WIDTH = 60
 _MOST_PEERS = 64
 """Of more ranks than this, the late ones are compared with so many of the others: their events are read by name."""
+_GAP_PEERS = 4
+_EXTRA_WORK_SHARE = 0.25
+"""Ops that only the late rank runs are named where they take this share of what it is late: they slow what follows
+them, too (caches). Chosen, not measured."""
+_ENGINE = "autograd::engine::evaluate_function: "
 _ANNOTATED_SHARE = 0.8
 """An annotation that contains this share of the extra time is named instead of the kernel. Chosen, not measured."""
 
@@ -45,6 +59,17 @@ class LateRank:
     worst_step: int | None
     """The step in which it is late most; None without steps."""
     steps: int
+    own_ns: float = 0.0
+    """Per step: how much longer than its peers it takes, in all classes together."""
+    in_steps: tuple[int | None, ...] = ()
+    """The steps in which it is late, where these are some of several."""
+
+    @property
+    def when(self) -> str:
+        """Over which steps a mean is, as the end of a sentence."""
+        if len(self.in_steps) == 1:
+            return f" in step {self.in_steps[0]}"
+        return " per late step" if self.in_steps else " per step"
 
 
 @dataclass(frozen=True)
@@ -180,16 +205,20 @@ def _compute(run: Run, window: Scope, late: LateRank) -> StragglerCause:
     else:
         totals = _totals(run, "slices", "self_ns", "category = 'cpu_op' AND self_ns > 0", window)
     top = _most_extra(totals, late)
+    annotation = _annotation_around(run, window, late, top) if on_gpu and top else None
+    clock = slow_clock(run, window, rank, late.together, late.extra_ns, late.steps) if on_gpu else None
+    if clock is not None and top is not None:
+        return _slow_clock(clock, top, late)
+    if not annotation and (work := _different_work(run, window, late, on_gpu)):
+        return work
     if top is None:
         return StragglerCause(f"it computes {format_rounded('ns', late.extra_ns)} longer", hint=_COMPARE)
-    named, report = top, "ops"
-    title = f"its {shorten_middle(top.name, _NAME_WIDTH)} takes {format_rounded('ns', top.mine_ns)}"
-    if on_gpu:
-        named, report = _annotation_around(run, window, late, top) or top, "kernels"
-        title = named.title
-    clock = slow_clock(run, window, rank, late.together, late.extra_ns, late.steps) if on_gpu else None
-    if clock is not None:
-        return _slow_clock(clock, top, late)
+    named, report = annotation or top, "kernels" if on_gpu else "ops"
+    title = (
+        named.title
+        if on_gpu
+        else f"its {shorten_middle(top.name, _NAME_WIDTH)} takes {format_rounded('ns', top.mine_ns)}"
+    )
     op, line = _source(run, window, rank, top.name, "gpu" if on_gpu else "slices")
     return StragglerCause(
         title,
@@ -197,6 +226,101 @@ def _compute(run: Run, window: Scope, late: LateRank) -> StragglerCause:
         f"{_what_to_do(named, late)} List its {report}: rankscope stats RUN -r {report} --by rank --ranks {rank}",
         top.facts(report, rank),
         (named.name, op, line),
+    )
+
+
+def _own_ns(late: LateRank) -> float:
+    return max(late.own_ns, late.extra_ns)
+
+
+def _different_work(
+    run: Run, window: Scope, late: LateRank, on_gpu: bool, least_ns: float = 0.0
+) -> StragglerCause | None:
+    """Ops or a micro-batch that the peers do not have, where they explain enough of what a rank is late."""
+    extra = extra_ops(run, window, late.rank, late.together, late.worst_step)
+    if extra and extra.per_step_ns(on_gpu) >= max(_EXTRA_WORK_SHARE * _own_ns(late), least_ns):
+        return _extra_work(run, extra, late, on_gpu)
+    batch = _long_micro_batch(run, window, late)
+    return _micro_batch(batch, late) if batch and batch.extra_ns >= least_ns else None
+
+
+def _extra_work(run: Run, extra: ExtraOps, late: LateRank, on_gpu: bool) -> StragglerCause:
+    """What a rank runs more often than its peers."""
+    # What a peer runs in a step is a forward pass of each of its micro-batches.
+    micro_batches = micro_batch_count(run, [rank for rank in run.ranks if rank not in late.together][:1])
+    when = (
+        " a step"
+        if extra.every_step
+        else f" in step {late.worst_step}"
+        if late.worst_step is not None
+        else ""
+    )
+    ops, op = extra.ops[:1], extra.ops[0]
+    name = shorten_middle(op.name, _NAME_WIDTH)
+    passes = extra.passes()
+    number = passes[0] * micro_batches if passes else Fraction(1, 2)
+    if passes and number.denominator == 1:
+        ops = passes[1]
+        kind = (
+            "forward and backward pass" if any(op.name.startswith(_ENGINE) for op in ops) else "forward pass"
+        )
+        title = f"it runs {number.numerator:,} more {kind}{'es' * (number != 1)}{when} than the others"
+    elif op.median_calls:
+        title = f"it runs {op.calls - op.median_calls:,} more {name}{when} than the others"
+    else:
+        times = "once" if op.calls == 1 else f"{op.calls:,} times"
+        whose = f"on rank {late.rank} only" if op.only_here else "and not on most others"
+        title = f"{name} runs {times}{when} {whose}"
+    took = sum(op.device_ns if on_gpu else op.host_ns for op in ops)
+    listed = ", ".join(
+        f"{shorten_middle(op.name, _NAME_WIDTH)} {op.calls:,} (the others: {op.median_calls:,})"
+        for op in extra.ops[:3]
+    )
+    at = f" of step {late.worst_step}" if late.worst_step is not None else ""
+    whom, row = f"rank {late.rank}", {"rank": late.rank, "step": late.worst_step, "name": op.name}
+    return StragglerCause(
+        f"{title}, {format_rounded('ns', took)}",
+        f"it runs more ops than its peers in {extra.in_steps} of {extra.steps} steps; calls{at}: {listed}",
+        "Give every rank this work, do it less often, or do it outside the step. List the ops: "
+        f"rankscope stats RUN -r op_differences --ranks {late.rank}",
+        (
+            Fact("calls", op.calls, "count", whom, (late.rank,), row, "op_differences"),
+            Fact("median_calls", op.median_calls, "count", whom, (late.rank,), row, "op_differences"),
+            Fact("extra_op_ns", round(took), "ns", whom, (late.rank,)),
+        ),
+        tuple(op.name for op in extra.ops[:3]),
+    )
+
+
+def _long_micro_batch(run: Run, window: Scope, late: LateRank) -> LongMicroBatch | None:
+    """The micro-batch of the late rank that explains half of what it is late, and is not as long on its peers."""
+    of_rank = long_micro_batches(run, Scope(window.ranks, window.steps))
+    mine = of_rank.get(late.rank)
+    if mine is None:
+        return None
+    layout = layout_of(run, Scope())
+    others = sorted(
+        batch.extra_ns if batch is not None and batch.number == mine.number else 0.0
+        for rank in window.ranks_in(run)
+        if rank not in late.together and layout.stage(rank) == layout.stage(late.rank)
+        for batch in [of_rank.get(rank)]
+    )
+    usual = others[(len(others) - 1) // 2] if others else 0.0
+    return mine if 2 * (mine.extra_ns - usual) >= _own_ns(late) else None
+
+
+def _micro_batch(batch: LongMicroBatch, late: LateRank) -> StragglerCause:
+    rank, longer = late.rank, format_rounded("ns", batch.extra_ns)
+    return StragglerCause(
+        f"its m{batch.words}",
+        f"that micro-batch takes {longer} per step longer than the others of this rank; it is the longest in "
+        f"{batch.steps} of {batch.of_steps} steps",
+        f"Compare this micro-batch with those of the other ranks: sequence lengths, samples. List them: "
+        f"rankscope stats RUN -r micro_batches --ranks {rank}",
+        (
+            Fact("ratio", batch.ratio, "", f"rank {rank}, its micro-batch {batch.number + 1}", (rank,)),
+            Fact("extra_micro_batch_ns", round(batch.extra_ns), "ns", f"rank {rank}, per step", (rank,)),
+        ),
     )
 
 
@@ -326,32 +450,103 @@ def _link(run: Run, window: Scope, late: LateRank) -> StragglerCause:
 
 
 def _host(run: Run, window: Scope, late: LateRank) -> StragglerCause:
-    """The longest time without an op on the main thread in the step in which the rank is late most."""
+    """The times without an op on its main thread, unless work that its peers do not have takes longer."""
+    gap, spread = _longest_gap(run, window, late)
+    if work := _different_work(run, window, late, on_gpu=False, least_ns=gap.extra_ns if gap else 0.0):
+        return work
     title = f"its host is {format_rounded('ns', late.extra_ns)} late"
-    spans = [
-        (period.start_ns, period.end_ns)
-        for period in periods(run, Scope(frozenset({late.rank}), window.steps))
-        if period.step == late.worst_step
-    ]
-    run = part_of(run, frozenset({late.rank}))
-    gap = longest_gap(run, late.rank, spans[0]) if spans else None
-    if gap is None or gap.dur_ns < late.extra_ns / 2:
-        return StragglerCause(title, hint=_host_hint(run, late.rank, None))
-    where = f"in {shorten_middle(gap.annotation, _NAME_WIDTH)}" if gap.annotation else ""
-    ops = f"between {gap.before} and {gap.after}" if gap.before and gap.after else ""
-    around = ", ".join(part for part in (where, ops, f"at {gap.line}" if gap.line else "") if part)
-    facts = tuple(
-        Fact(name, value, "", f"rank {late.rank}", (late.rank,))
-        for name, value in (("annotation", gap.annotation), ("line", gap.line))
-        if value
-    )
+    if gap is None:
+        return StragglerCause(title, spread, _host_hint(run, late.rank, None))
+    rank, names = late.rank, {"annotation": gap.gap.annotation, "line": gap.gap.line}
     return StragglerCause(
-        f"{title} {where}".rstrip(),
-        f"its main thread runs no op for {format_rounded('ns', gap.dur_ns)} {around}".rstrip(),
-        _host_hint(run, late.rank, gap),
-        (Fact("gap_ns", gap.dur_ns, "ns", f"rank {late.rank}", (late.rank,)), *facts),
-        tuple(name for name in (gap.annotation, gap.before, gap.after, gap.line) if name),
+        f"{title} {gap.where}".rstrip(),
+        f"its main thread runs no op for {gap.text(late)}",
+        _host_hint(run, rank, gap.gap),
+        (
+            Fact("gap_ns", round(gap.late_step_ns), "ns", f"rank {rank},{late.when}", (rank,)),
+            *(Fact(name, value, "", f"rank {rank}", (rank,)) for name, value in names.items() if value),
+        ),
+        tuple(name for name in (*names.values(), gap.gap.before, gap.gap.after) if name),
     )
+
+
+@dataclass(frozen=True)
+class _LongGap:
+    """The gaps of the main thread between ops of the same names that last longer than on the peers by most."""
+
+    gap: Gap
+    late_step_ns: float
+    """Per step in which the rank is late."""
+    peers_ns: float
+    """The same on the median of the peers."""
+    extra_ns: float
+    """How much longer than on the peers, per step of the window."""
+
+    @property
+    def between(self) -> str:
+        """The ops before and after; a gap at the end of what was recorded has none after it."""
+        before, after = (
+            shorten_middle(name.removeprefix(_ENGINE), _NAME_WIDTH)
+            for name in (self.gap.before, self.gap.after)
+        )
+        return f"between {before} and {after or 'the end of the recording'}" if before else ""
+
+    @property
+    def where(self) -> str:
+        annotation = shorten_middle(self.gap.annotation, _NAME_WIDTH)
+        return f"in {annotation}" if annotation else self.between
+
+    def text(self, late: LateRank) -> str:
+        line = f"at {self.gap.line}" if self.gap.line else ""
+        places = ", ".join(dict.fromkeys(part for part in (self.where, self.between, line) if part))
+        gaps_seen = f"{self.gap.count:,} gap{'s' * (self.gap.count != 1)}"
+        others = f"{format_rounded('ns', self.peers_ns)} on the others"
+        return f"{format_rounded('ns', self.late_step_ns)}{late.when} {places} ({gaps_seen}; {others})"
+
+
+def _longest_gap(run: Run, window: Scope, late: LateRank) -> tuple[_LongGap | None, str]:
+    """The gap, if it explains half of what the host is late; else, where all gaps together do, a text about them."""
+    ranks = (late.rank, *_some_peers(run, window, late))
+    part = part_of(run, frozenset(ranks))
+    spans: dict[int, list[tuple[int, int]]] = {rank: [] for rank in ranks}
+    for period in periods(run, Scope(frozenset(ranks), window.steps)):
+        if not late.in_steps or period.step in late.in_steps:
+            spans[period.rank].append((period.start_ns, period.end_ns))
+    mine, *others = (gaps(part, rank, spans[rank]) for rank in ranks)
+    totals, usual = mine.totals(), [times.totals() for times in others]
+    peers_ns = {}
+    for around in totals:
+        ordered = sorted(of_rank.get(around, 0) for of_rank in usual)
+        peers_ns[around] = ordered[(len(ordered) - 1) // 2] if ordered else 0
+    ops = max(totals, key=lambda ops: totals[ops] - peers_ns[ops], default=None)
+    least, late_steps = late.extra_ns * late.steps / 2, len(late.in_steps) or late.steps
+    if ops is None or totals[ops] - peers_ns[ops] < least:
+        all_others = sorted(sum(of_rank.values()) for of_rank in usual) or [0]
+        longer = sum(totals.values()) - all_others[(len(all_others) - 1) // 2]
+        return None, (
+            f"its main thread runs no op for {format_rounded('ns', longer / late_steps)}{late.when} longer than "
+            f"the others, in {len(mine.start):,} gaps, none of which explains half of it"
+            if longer >= least > 0
+            else ""
+        )
+    gap = _LongGap(
+        gap_between(part, late.rank, mine, ops),
+        totals[ops] / late_steps,
+        peers_ns[ops] / late_steps,
+        (totals[ops] - peers_ns[ops]) / late.steps,
+    )
+    return gap, ""
+
+
+def _some_peers(run: Run, window: Scope, late: LateRank) -> list[int]:
+    """A few ranks of the same pipeline stage that are not late: their gaps are what is usual."""
+    layout = layout_of(run, Scope())
+    alike = [
+        rank
+        for rank in window.ranks_in(run)
+        if rank not in late.together and layout.stage(rank) == layout.stage(late.rank)
+    ]
+    return alike[:: -(-len(alike) // _GAP_PEERS)] if alike else []
 
 
 def _host_hint(run: Run, rank: int, gap: Gap | None) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from rankscope.analysis.across_ranks.host_cpu import Shortage, shortage_of_cores
 from rankscope.analysis.across_ranks.lateness import OWN, Culprits, Lateness, culprits, lateness
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.across_ranks.nodes import node_of
+from rankscope.analysis.across_ranks.recurrence import recurrence
 from rankscope.analysis.across_ranks.segments import runs_more_kernels
 from rankscope.analysis.across_ranks.straggler_cause import LateRank, straggler_cause
 from rankscope.analysis.across_ranks.time_split import PARTS
@@ -80,17 +83,7 @@ class CausedWait:
 def stragglers(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each rank, by the wait it caused."""
     all_waits, why = waits(run), blame(run)
-    arrivals = why.arrivals
-    # By arrival: its waits are known and it lies in the window.
-    used = np.ones(len(arrivals.step), dtype=bool)
-    used[: len(all_waits.transfer)] = all_waits.transfer != NONE
-    if scope.steps is not None:
-        used &= (arrivals.step >= scope.steps[0]) & (arrivals.step <= scope.steps[1])
-    late = lateness(run, Scope(steps=scope.steps))
-    who = culprits(late) if late is not None else Culprits()
-    if late is not None and _is_stage_with_more_layers(run, late, who.ranks):
-        who = Culprits()  # the report `bubbles` has it
-    caused = _caused(run, all_waits, why, used, late, who)
+    used, late, who, caused = _judged(run, scope)
     # Own times compare ranks that wait for each other: without any communication that is not known.
     meets = len(all_waits.rows.rank) > 0
     finding = _finding(run, scope, all_waits, late, who, caused) if late is not None and meets else None
@@ -120,6 +113,23 @@ def stragglers(run: Run, scope: Scope, by: str | None = None) -> Result:
         tuple(notes),
         unknown=missing[0] if missing else None,
     )
+
+
+def _judged(run: Run, scope: Scope) -> tuple[Any, Lateness | None, Culprits, _Caused | None]:
+    """Which arrivals are used, how late ranks are in the steps in scope, who is named, and who caused which wait."""
+    all_waits, why = waits(run), blame(run)
+    arrivals = why.arrivals
+    # By arrival: its waits are known and it lies in the window.
+    used = np.ones(len(arrivals.step), dtype=bool)
+    used[: len(all_waits.transfer)] = all_waits.transfer != NONE
+    if scope.steps is not None:
+        used &= (arrivals.step >= scope.steps[0]) & (arrivals.step <= scope.steps[1])
+    late = lateness(run, Scope(steps=scope.steps))
+    who = culprits(late) if late is not None else Culprits()
+    if late is not None and _is_stage_with_more_layers(run, late, who.ranks):
+        who = Culprits()  # the report `bubbles` has it
+    caused = _caused(run, all_waits, why, used, late, who)
+    return used, late, who, caused
 
 
 def _is_stage_with_more_layers(run: Run, late: Lateness, ranks: tuple[int, ...]) -> bool:
@@ -333,8 +343,9 @@ def _is_shortage(straggler: Finding, who: Culprits, short: Shortage) -> bool:
     stated = straggler.fact("cause")
     if stated is not None and stated.value == "contention":
         return True
-    is_measured = any(fact.report == "host_cpu" for fact in straggler.facts)
-    return not is_measured and who.own_ns < short.run_delay_ns
+    # Pauses that were measured, or ops that only this rank runs.
+    is_certain = any(fact.report in ("host_cpu", "op_differences") for fact in straggler.facts)
+    return not is_certain and who.own_ns < short.run_delay_ns
 
 
 def _straggler(
@@ -353,7 +364,10 @@ def _straggler(
     worst = late.steps[int(excess[int(per_part.argmax())].argmax())]
     ranks = tuple(sorted(wait.ranks))
     node = node_of(run, ranks)
-    why = straggler_cause(run, scope, LateRank(wait.ranks[0], ranks, cause, extra, worst, wait.steps or 1))
+    own = float(excess.sum(axis=0).mean())
+    why = straggler_cause(
+        run, scope, LateRank(wait.ranks[0], ranks, cause, extra, worst, wait.steps or 1, own, in_steps)
+    )
     cause = why.cause or longest
     unit = "per step" if wait.steps else "of the window"
     of = "step" if wait.steps else "window"
@@ -376,6 +390,12 @@ def _straggler(
     evidence = [
         f"it caused the largest wait in {wait.worst_steps} of {wait.steps} steps" if wait.steps else took
     ]
+    how_often, hint = "", why.hint
+    if in_steps:
+        number = late.ranks.index(wait.ranks[0])
+        least = min(late.own_excess[number, late.steps.index(step)] for step in in_steps)
+        how_often, more = recurrence(run, ranks, _numbers(in_steps), _numbers(late.steps), float(least))
+        hint = ". ".join(filter(None, (hint.rstrip("."), more)))
     row = {"rank": ranks[0]}
     facts = (
         Fact("cause", cause, "", subject, ranks, row),
@@ -392,16 +412,20 @@ def _straggler(
     return Finding(
         graded(wait.per_step_ns, late.mean_step_ns, 0.0) or "info",
         f"{title}; {why.title}" if why.title else title,
-        "; ".join([*evidence, why.evidence] if why.evidence else evidence),
+        "; ".join(filter(None, [*evidence, how_often, why.evidence])),
         ranks=ranks,
         span=_span(all_waits, ranks, worst),
-        hint=why.hint,
+        hint=hint,
         facts=facts,
         remedy=_remedy(run, cause, ranks, is_stage),
         names=(*why.names, *([node] if node else ())),
         why=why.title,
         most_severity="warning" if len(in_steps) == 1 else "critical",
     )
+
+
+def _numbers(steps: tuple[int | None, ...]) -> list[int]:
+    return [step for step in steps if step is not None]
 
 
 def _remedy(run: Run, cause: str, ranks: tuple[int, ...], is_stage: bool) -> Remedy:
@@ -425,6 +449,7 @@ def _moving(run: Run, scope: Scope, late: Lateness) -> Finding:
     per_step = float(own_excess.max(axis=0).mean())
     share = min(per_step / late.mean_step_ns, 1.0) if late.mean_step_ns else 0.0
     listed = ", ".join(map(str, names[:8])) + (", …" if len(names) > 8 else "")
+    in_one_step = _mostly_in_one_step(run, scope, late)
     data = data_evidence(run, scope)
     facts = [
         Fact("cause", cause, "", "the last rank of each step"),
@@ -436,11 +461,99 @@ def _moving(run: Run, scope: Scope, late: Lateness) -> Finding:
         graded(per_step, late.mean_step_ns, 0.0) or "info",
         f"The work of the ranks differs from step to step: the last one is {format_rounded('ns', per_step)} "
         f"({100 * share:.0f} %) late on average",
-        f"no rank is named; the last ranks, step by step: {listed}; most of it is {cause}{data.text}",
+        f"no rank is named; the last ranks, step by step: {listed}; most of it is {cause}{data.text}{in_one_step}",
         hint=data.hint or "Balance the work of the ranks: batches of equal length, experts of equal load.",
         facts=(*facts, *data.facts),
         remedy=Remedy("balanced", what="ranks"),
     )
+
+
+def _mostly_in_one_step(run: Run, scope: Scope, late: Lateness) -> str:
+    """Why the last rank of a step is late, where that step has more than half of all lateness; the end of a text."""
+    own_excess = late.own_excess
+    latest = own_excess.max(axis=0)
+    worst = int(latest.argmax())
+    if len(late.steps) < 2 or 2 * latest[worst] <= latest.clip(min=0).sum():
+        return ""
+    at = int(own_excess[:, worst].argmax())
+    rank, step, parts = late.ranks[at], late.steps[worst], late.excess[:, at, worst]
+    own, steps = float(latest[worst]), len(late.steps)
+    cause = OWN[int(parts.argmax())]
+    why = straggler_cause(
+        run,
+        scope,
+        LateRank(rank, (rank,), cause, float(parts.max()) / steps, step, steps, own / steps, (step,)),
+    )
+    reason = why.evidence or why.title
+    return f"; over half of it is in step {step}: rank {rank} is {format_rounded('ns', own)} late, {reason}"
+
+
+_NAMED_SHARE = 0.02
+"""Of the mean step: a rank that the finding names is late in the steps in which it exceeds its peers by more."""
+STEP_COLUMNS = (
+    Column("step"),
+    Column(
+        "last_rank", help="the rank that caused most of the waiting in this step, chains of waits followed"
+    ),
+    Column("excess_ns", "ns", "how much longer than its peers it took in this step, without waiting"),
+    Column("cause", help="the part of its time with the largest excess"),
+    Column(
+        "caused_wait_ns",
+        "ns",
+        "time that other ranks waited because of it, summed over them",
+        title="Caused wait",
+    ),
+    Column("late", help="whether the excess is beyond the noise of clocks and steps"),
+)
+
+
+def stragglers_by_step(run: Run, scope: Scope) -> Result:
+    """One row per step: does it happen in every step, and is it always the same rank?"""
+    _, late, who, caused = _judged(run, scope)
+    rows: list[dict[str, Any]] = []
+    if late is not None and late.steps != (None,):
+        rows = [_of_step(late, who, caused, number) for number in range(len(late.steps))]
+    last = Counter(row["last_rank"] for row in rows if row["late"])
+    notes = comparison_notes(run, scope)
+    if not rows:
+        notes.append("no steps of two or more ranks in the window")
+    else:
+        ranks = ", ".join(f"rank {rank} in {count}" for rank, count in last.most_common(8))
+        notes.append(
+            f"a rank is late beyond noise in {last.total()} of {len(rows)} steps"
+            + (f": {ranks}" if ranks else "")
+        )
+    return replace(
+        stragglers(run, scope),
+        title="Stragglers by step",
+        columns=STEP_COLUMNS,
+        rows=rows,
+        notes=tuple(notes),
+        facts={"late_steps": last.total(), "late_ranks": len(last)},
+    )
+
+
+def _of_step(late: Lateness, who: Culprits, caused: _Caused | None, number: int) -> dict[str, Any]:
+    """Without known waits, the last rank is the one that took longest without waiting."""
+    excess = late.own_excess[:, number]
+    last, wait = late.ranks[int(excess.argmax())], None
+    if caused is not None and len(caused.groups):
+        mine = caused.groups[:, 0] == number
+        waits_by = np.bincount(
+            caused.groups[mine, 1], weights=caused.waited[mine], minlength=max(late.ranks) + 1
+        )
+        wait = int(waits_by.max())
+        last = int(waits_by.argmax()) if wait else last
+    at = late.ranks.index(last)
+    parts = late.excess[:, at, number]
+    return {
+        "step": late.steps[number],
+        "last_rank": last,
+        "excess_ns": round(float(excess[at])),
+        "cause": OWN[int(parts.argmax())] if parts.max() > 0 else None,
+        "caused_wait_ns": wait,
+        "late": bool(excess[at] > (_NAMED_SHARE * late.mean_step_ns if last in who.ranks else late.least_ns)),
+    }
 
 
 def _span(all_waits: Waits, ranks: tuple[int, ...], step: int | None) -> tuple[int, int] | None:

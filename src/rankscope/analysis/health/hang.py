@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from rankscope.analysis.across_ranks.recurrence import telemetry_folder
 from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.health.flight import flight_recorder
-from rankscope.analysis.health.telemetry import telemetry_folder
 from rankscope.capture.telemetry_ring import FOLDER
 from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run, open_run

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from rankscope.analysis.across_ranks.recurrence import telemetry_folder
 from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
 from rankscope.ranges import rank_words
@@ -16,7 +17,7 @@ from rankscope.timeline.run import Run
 from rankscope.watch.alarms import Alarm, utc
 from rankscope.watch.hang import hangs, judged_at, phase_of
 from rankscope.watch.judge import PastAlarm, alarms_over
-from rankscope.watch.rings import RankRing, has_telemetry, read_whole, tables
+from rankscope.watch.rings import RankRing, read_whole, tables
 from rankscope.watch.step_table import StepTable, low_median, middle
 
 COLUMNS = (
@@ -44,12 +45,6 @@ COLUMNS = (
     Column("phase", help="what its training thread did last", minor=True),
 )
 _MEDIANS = ("step_ns", "own_ns", "wait_ns", "data_ns", "optimizer_ns", "cpu_ns")
-
-
-def telemetry_folder(run: Run) -> Path | None:
-    """The run folder that holds the telemetry of these traces."""
-    folders = dict.fromkeys(entry.source.parent for entry in run.segments)
-    return next((folder for folder in folders if has_telemetry(folder)), None)
 
 
 def telemetry(run: Run, scope: Scope, by: str | None = None) -> Result:

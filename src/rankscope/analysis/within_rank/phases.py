@@ -40,7 +40,7 @@ RECOMPUTE_INFO = 0.05
 """Share of the GPU time. Recomputation trades time for memory on purpose, so the finding is never a warning."""
 
 # Annotations that name a phase: those of torch, and common names of user and NVTX ranges.
-_OPTIMIZER = r"^Optimizer\.(?:step|zero_grad)#|^\W*(?:optimizer|optim)(?:[^a-z]|$)"
+OPTIMIZER_PATTERN = r"^Optimizer\.(?:step|zero_grad)#|^\W*(?:optimizer|optim)(?:[^a-z]|$)"
 _BACKWARD = r"^\W*(?:backward|bwd)(?:[^a-z]|$)"
 _FORWARD = r"^\W*(?:forward|fwd|loss)(?:[^a-z]|$)"
 _IS_FORWARD = "(e.args->>'Fwd thread id') = '0' AND (e.args->>'Sequence number') IS NOT NULL"
@@ -198,7 +198,7 @@ def _partition(run: Run, rank: int, scope: Scope) -> Partition:
     backward = join(engine.spans, annotated(run, rank, _BACKWARD))
     sets = {
         DATALOADER: dataloader_spans(run, rank),
-        OPTIMIZER: annotated(run, rank, _OPTIMIZER),
+        OPTIMIZER: annotated(run, rank, OPTIMIZER_PATTERN),
         RECOMPUTE: _recomputed(run, rank, engine),
         BACKWARD: backward,
         FORWARD: join(_before_backward(ops, backward, window), annotated(run, rank, _FORWARD)),

@@ -1,0 +1,293 @@
+"""Why a rank is late: what it runs that others do not, a long micro-batch, a gap; and how often it happens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
+from statistics import median_high, median_low
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conftest import slice_event, write_kineto
+from rankscope.analysis import REPORTS
+from rankscope.analysis.across_ranks.main_thread import gaps
+from rankscope.analysis.across_ranks.op_differences import OpCalls, RankOps, _side_by_side
+from rankscope.analysis.across_ranks.recurrence import _how_often, least_period, recurrence
+from rankscope.analysis.core.result import Finding, Result
+from rankscope.analysis.core.run_steps import NO_STEP
+from rankscope.analysis.core.scope import Scope
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
+from simulated_telemetry import Job, telemetry, write_rings
+
+FORWARD = ("aten::linear", "aten::gelu", "aten::linear", "aten::add", "aten::layer_norm", "aten::mean")
+ENGINE = "autograd::engine::evaluate_function: "
+BACKWARD = ("MeanBackward0", "NativeLayerNormBackward0", "AddBackward0", "AddmmBackward0", "GeluBackward0")
+
+
+class Script:
+    """What the main thread of a rank does; times in µs."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.now = 0.0
+
+    def op(self, name: str, dur: float = 500.0) -> None:
+        self.events.append(slice_event(name, self.now, dur))
+        self.now += dur + 10
+
+    def forward(self, dur: float = 500.0) -> None:
+        for name in FORWARD:
+            self.op(name, dur)
+
+    def backward(self, dur: float = 500.0) -> None:
+        for name in BACKWARD:
+            self.op(ENGINE + name, dur)
+
+    def annotate(self, name: str, start: float, **fields: Any) -> None:
+        self.events.append(slice_event(name, start, self.now - start, cat="user_annotation", **fields))
+
+
+def record(folder: Path, ranks: int, steps: int, work: Any) -> Run:
+    """Ranks over gloo: `work(script, rank, step)` and an all_reduce in every step, which all leave together."""
+    scripts = [Script() for _ in range(ranks)]
+    for step in range(1, steps + 1):
+        begins = scripts[0].now
+        for rank, script in enumerate(scripts):
+            work(script, rank, step)
+        together = max(script.now for script in scripts) + 200
+        for script in scripts:
+            arrived, script.now = script.now, together
+            script.annotate("gloo:all_reduce", arrived, tid=2)
+            script.op("aten::add_", 100.0)
+            script.annotate(f"ProfilerStep#{step}", begins)
+    for rank, script in enumerate(scripts):
+        info = {"backend": "gloo", "rank": rank, "world_size": ranks}
+        write_kineto(folder / f"rank-{rank}.pt.trace.json", script.events, distributedInfo=info)
+    return Run(ingest([folder]))
+
+
+def ask(run: Run, report: str = "stragglers", by: str | None = None, **scope: Any) -> Result:
+    return REPORTS[report].analyse(run, Scope(**scope), by)
+
+
+def the_finding(run: Run, report: str = "stragglers") -> Finding:
+    (finding,) = ask(run, report).findings
+    return finding
+
+
+Counts = dict[tuple[int, int, int], int]
+"""By rank, step and op."""
+
+
+@settings(max_examples=40)
+@given(st.dictionaries(st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 3)), st.integers(1, 4)))
+def test_calls_are_compared_with_the_median_of_the_others(counts: Counts) -> None:
+    """A rank that has no op in a step was not recorded in it."""
+    records = {}
+    for rank in sorted({rank for rank, _, _ in counts}):
+        rows = [(step, op, calls) for (owner, step, op), calls in counts.items() if owner == rank]
+        step, op, calls = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
+        names = tuple(f"op{number}" for number in range(4))
+        records[rank] = RankOps(names, step, op, calls, 10 * calls, 0 * calls)
+    table = _side_by_side(records, None)
+    assert {
+        (table.ranks[who], int(table.step[row]), int(table.name[row])): int(table.calls[row, who])
+        for row, who in zip(*np.nonzero(np.nan_to_num(table.calls)), strict=True)
+    } == counts
+    for row, (step_number, name) in enumerate(zip(table.step.tolist(), table.name.tolist(), strict=True)):
+        there = [rank for rank in table.ranks if any(key[:2] == (rank, step_number) for key in counts)]
+        for who, rank in enumerate(table.ranks):
+            others = [counts.get((other, step_number, name), 0) for other in there if other != rank]
+            if rank not in there or not others:
+                assert np.isnan(table.median_calls[row, who])
+                continue
+            mine = counts.get((rank, step_number, name), 0)
+            assert table.median_calls[row, who] == min(max(mine, median_low(others)), median_high(others))
+
+
+def test_without_steps_all_ops_count() -> None:
+    empty = np.array([], dtype=np.int64)
+    one = np.array([3], dtype=np.int64)
+    records = {0: RankOps(("a",), 0 * one + NO_STEP, 0 * one, one, one, one), 1: RankOps((), *[empty] * 5)}
+    table: OpCalls = _side_by_side(records, None)
+    assert table.calls[0, 0] == 3 and np.isnan(table.calls[0, 1])
+
+
+def evaluates(script: Script, rank: int, step: int) -> None:
+    script.forward()
+    script.backward()
+    if rank == 1 and step % 3 == 0:
+        for _ in range(7):
+            script.forward()
+
+
+def test_evaluation_on_one_rank_is_so_many_forward_passes(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", 4, 9, evaluates)
+    rows = ask(run, "op_differences").rows
+    assert {(row["rank"], row["step"]) for row in rows} == {(1, 3), (1, 6), (1, 9)}
+    assert {row["name"]: (row["calls"], row["median_calls"]) for row in rows} == {
+        name: (8 * FORWARD.count(name), FORWARD.count(name)) for name in FORWARD
+    }
+    assert all(row["host_ns"] == row["calls"] * 500_000 for row in rows)
+    assert {row["rank"] for row in ask(run, "op_differences", ranks=frozenset({0})).rows} == set()
+    finding = the_finding(run)
+    assert finding.ranks == (1,) and "it runs 7 more forward passes in step" in finding.title
+    assert finding.title.endswith(f" than the others, {7 * len(FORWARD) * 0.5:.1f} ms"), finding.title
+    assert "it repeats every 3 steps; 9 recorded steps are 3.0 periods" in finding.evidence
+    by_step = ask(run, "stragglers", "step")
+    assert [row["step"] for row in by_step.rows if row["late"]] == [3, 6, 9]
+    assert {row["last_rank"] for row in by_step.rows if row["late"]} == {1}
+    assert "a rank is late beyond noise in 3 of 9 steps: rank 1 in 3" in by_step.notes
+    short = ask(run, steps=(1, 3)).findings[0]
+    assert "seen once in 3 recorded steps: if it repeats, then every 3 steps or less often" in short.evidence
+    assert short.hint.endswith("rankscope profile --active 12")
+
+
+def test_an_op_on_one_rank_only_is_named(tmp_path: Path) -> None:
+    def work(script: Script, rank: int, step: int) -> None:
+        script.forward()
+        script.backward()
+        if rank == 2:
+            script.op("aten::linalg_svdvals", 9000)
+
+    title = the_finding(record(tmp_path / "run", 4, 4, work)).title
+    assert title.endswith("; aten::linalg_svdvals runs once a step on rank 2 only, 9.00 ms"), title
+
+
+def accumulates(long: Sequence[int], at: Any = lambda step: 2, times: float = 8.0) -> Any:
+    def work(script: Script, rank: int, step: int) -> None:
+        for number in range(4):
+            dur = 500.0 * (times if rank in long and number == at(step) else 1.0)
+            script.forward(dur)
+            script.backward(dur)
+
+    return work
+
+
+def test_a_long_micro_batch_of_one_rank_is_its_reason(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", 4, 5, accumulates([2]))
+    rows = ask(run, "micro_batches").rows
+    assert len(rows) == 4 * 5 * 4
+    for row in rows:
+        dur = 8 if (row["rank"], row["micro_batch"]) == (2, 3) else 1
+        assert row["forward_ns"] == dur * len(FORWARD) * 500_000
+        assert row["backward_ns"] == dur * len(BACKWARD) * 500_000
+        assert row["ratio"] == dur
+    assert not ask(run, "micro_batches").findings
+    finding = the_finding(run)
+    assert finding.ranks == (2,) and finding.title.endswith(
+        "; its micro-batch 3 of 4 takes 8.0 times as long as the others"
+    )
+
+
+def test_a_long_micro_batch_of_all_ranks_accuses_nobody(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", 3, 4, accumulates([0, 1, 2]))
+    finding = the_finding(run, "micro_batches")
+    assert finding.ranks == () and finding.reachable
+    assert finding.title.startswith("Micro-batch 3 of 4 takes 8.0 times as long as the others on all ranks")
+    assert finding.cost_ns == 7 * (len(FORWARD) + len(BACKWARD)) * 500_000
+
+
+def test_micro_batches_that_are_long_at_changing_places_are_no_finding(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", 3, 6, accumulates([0, 1, 2], at=lambda step: step % 4))
+    assert not ask(run, "micro_batches").findings
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gaps_between_the_same_ops_are_summed(seed: int, tmp_path: Path) -> None:
+    """Against a walk over every op in order."""
+    random_numbers = random.Random(seed)
+    script = Script()
+    ops = []
+    for _ in range(60):
+        name = random_numbers.choice(["aten::a", "aten::b", "aten::c"])
+        dur = random_numbers.randint(1, 50)
+        script.events.append(slice_event(name, script.now, dur))
+        ops.append((script.now, script.now + dur, name))
+        script.now += dur + random_numbers.choice([0, 0, 7, 30, 500])
+    ops.append((script.now, script.now, ""))  # no op follows the last one
+    script.annotate("ProfilerStep#1", 0)
+    write_kineto(tmp_path / "rank-0.pt.trace.json", script.events)
+    run = Run(ingest([tmp_path]))
+    window = (100_000, round(script.now * 1000) - 100_000)
+    expected: dict[tuple[str, str], int] = {}
+    for (_, before, first), (after, _, second) in pairwise(ops):
+        length = min(round(after * 1000), window[1]) - max(round(before * 1000), window[0])
+        if length > 0:
+            expected[first, second] = expected.get((first, second), 0) + length
+    times = gaps(run, 0, [window])
+    assert times.totals() == expected
+    for around, total in expected.items():
+        assert (times.end - times.start)[times.between(around)].sum() == total
+
+
+def test_many_short_gaps_between_the_same_ops_explain_a_late_host(tmp_path: Path) -> None:
+    """None of them is half of what the rank is late, and the ops before and after the last one are in two steps."""
+
+    def work(script: Script, rank: int, step: int) -> None:
+        for _ in range(5):
+            script.now += 2000 * (rank == 1)
+            script.forward()
+        script.backward()
+
+    finding = the_finding(record(tmp_path / "run", 4, 4, work))
+    assert finding.ranks == (1,)
+    assert "its host is" in finding.title and finding.title.endswith("between aten::mean and aten::linear")
+    assert "its main thread runs no op for 8.04 ms per step between aten::mean" in finding.evidence
+    assert "(16 gaps; 40.0 µs on the others)" in finding.evidence
+
+
+def test_the_rank_of_one_step_is_explained_where_nobody_is_named(tmp_path: Path) -> None:
+    """Another rank is late in each step, in one of them by far."""
+
+    late = {1: (0, 20_000), 2: (3, 60_000), 3: (1, 20_000), 4: (2, 10_000)}
+
+    def work(script: Script, rank: int, step: int) -> None:
+        script.forward()
+        script.now += late[step][1] * (rank == late[step][0])
+        script.backward()
+
+    finding = the_finding(record(tmp_path / "run", 4, 4, work))
+    assert finding.ranks == () and "the last ranks, step by step: 0, 3, 1, 2" in finding.evidence
+    assert "over half of it is in step 2: rank 3 is 60.0 ms late" in finding.evidence
+    assert "60.0 ms in step 2 between aten::mean and MeanBackward0" in finding.evidence
+
+
+@given(st.sets(st.integers(0, 30), min_size=1, max_size=20), st.data())
+def test_the_least_period_is_the_first_that_explains_all_steps(steps: set[int], data: st.DataObject) -> None:
+    late = data.draw(st.sets(st.sampled_from(sorted(steps)), min_size=1))
+
+    def explains(period: int) -> bool:
+        first = min(late)
+        return all((step in late) == ((step - first) % period == 0) for step in steps)
+
+    assert least_period(late, steps) == next((period for period in range(1, 40) if explains(period)), 0)
+
+
+@given(st.lists(st.integers(1, 3), max_size=12))
+def test_how_often_telemetry_has_it(apart: list[int]) -> None:
+    late = np.cumsum([5, *apart]).tolist()
+    text = _how_often(late, 100, 1.0)
+    assert f"in {len(late)} of 100 steps" in text
+    runs = {distance: len([*group]) for distance, group in groupby(sorted(apart))}
+    usual = [distance for distance, number in runs.items() if number >= 0.8 * len(apart) and len(apart) > 1]
+    assert ("every" in text or "after the other" in text) == bool(usual)
+
+
+def test_telemetry_beside_the_trace_tells_how_often(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", 4, 3, evaluates)
+    assert "seen once" in recurrence(run, (1,), [3], [1, 2, 3], 2e9).text
+    job = Job(4, steps=60)
+    made = telemetry(job)
+    made["own_ns"][::5, 1] += 3e9
+    write_rings(tmp_path / "run", job, made, alive_unix_ns=1)
+    text, hint = recurrence(run, (1,), [3], [1, 2, 3], 2e9)
+    assert "steps, every 5 steps" in text and text.startswith("the telemetry has it in ") and not hint
+    assert "not seen in the" in recurrence(run, (2,), [3], [1, 2, 3], 2e9).text
