@@ -15,7 +15,7 @@ from rankscope.analysis.within_rank.kernel_families import family
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.readers.base import PACKETS_NOT_READ, rank_from_name
 from rankscope.sql import sql_texts
-from rankscope.store.index import SegmentEntry
+from rankscope.store.index import SegmentEntry, sidecar_records
 from rankscope.timeline.run import Run
 
 COLUMNS = (
@@ -73,12 +73,7 @@ def _checks(run: Run) -> Iterator[Check]:
 
 def _companions(run: Run) -> Iterator[Check]:
     """Execution traces, captures of graphs and logs of torch.compile beside the traces, where there are any."""
-    files = [
-        file
-        for entry in run.segments
-        for file in entry.manifest.get("companions", ())
-        if file["kind"] or file["unused"]
-    ]
+    files = [file for file in sidecar_records(run.segments) if file["kind"] or file["unused"]]
     if not files:
         return
     unused = [file["unused"] for file in files if not file["used"]]
