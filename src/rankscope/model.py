@@ -405,6 +405,8 @@ NCU_METRICS = Table(
 
 SNAPSHOT_CATEGORY = "memory_snapshot"
 """Category of the instants of a memory snapshot. Not [memory]: a trace may record the same allocations."""
+OPTIMIZER_STEPS = "optimizer_steps"
+"""In the header of a snapshot, by device: the id of the first event after each step of an optimizer."""
 
 MEMORY_SEGMENTS = Table(
     "memory_segments",
