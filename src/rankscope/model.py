@@ -620,8 +620,10 @@ TIMES = frozenset(
 # is one of these.
 
 SM_CLOCK = "SM clock (MHz)"
+SM_CLOCK_LIMIT = "highest SM clock (MHz)"
 MEMORY_CLOCK = "memory clock (MHz)"
 POWER = "power (W)"
+POWER_LIMIT = "power limit (W)"
 TEMPERATURE = "temperature (°C)"
 MEMORY_TEMPERATURE = "memory temperature (°C)"
 UTILIZATION = "utilization (%)"
