@@ -269,15 +269,26 @@ def _links(run: Run) -> Iterator[Check]:
         "One or two warm-up steps before the active steps avoid most of them.",
     )
     launches = sql_texts(LAUNCH_CATEGORIES)
-    ((calls, without),) = run.rows(f"""
+    ((calls, without, captured),) = run.rows(f"""
         WITH calls AS (
-            SELECT rank, segment, id FROM slices
+            SELECT rank, segment, id, start_ns FROM slices
             WHERE category IN ({launches}) AND regexp_matches(name, '{_LAUNCHES}')
+        ), ends AS (
+            SELECT rank, segment, start_ns, name LIKE '%StreamBeginCapture%' AS begins FROM slices
+            WHERE category IN ({launches}) AND regexp_matches(name, 'Stream(Begin|End)Capture')
         )
-        SELECT count(*), count(*) FILTER (g.launch IS NULL) FROM calls c
+        SELECT count(*), count(*) FILTER (g.launch IS NULL),
+               count(*) FILTER (g.launch IS NULL AND c.in_capture) FROM (
+            SELECT c.*, coalesce(e.begins, false) AS in_capture FROM calls c ASOF LEFT JOIN ends e
+            ON e.rank = c.rank AND e.segment = c.segment AND e.start_ns <= c.start_ns
+        ) c
         LEFT JOIN (SELECT DISTINCT rank, segment, launch FROM gpu) g
         ON g.rank = c.rank AND g.segment = c.segment AND g.launch = c.id
     """)
+    # A call that is captured becomes a node of a CUDA graph, and runs when the graph does.
+    calls, without = calls - captured, without - captured
+    if captured:
+        yield "launches captured into CUDA graphs", f"{captured:,}", None
     yield _share(
         "launches without their GPU event",
         without,

@@ -79,8 +79,8 @@ class GpuCountersReader(NodeReader):
 GPU_COUNTERS = GpuCountersReader()
 
 _QUERY = (
-    "Record it with nvidia-smi --query-gpu=timestamp,index,uuid,name,clocks.sm,clocks.mem,power.draw,temperature.gpu,"
-    "clocks_event_reasons.active --format=csv -lms 100 -f FILE"
+    "Record it with nvidia-smi --query-gpu=timestamp,index,uuid,name,clocks.sm,clocks.max.sm,clocks.mem,power.draw,"
+    "power.limit,temperature.gpu,clocks_event_reasons.active --format=csv -lms 100 -f FILE"
 )
 _WITH_TIMES = {
     "nvidia-smi dmon": "Start it with nvidia-smi dmon -o DT",
