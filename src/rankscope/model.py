@@ -408,6 +408,8 @@ NCU_METRICS = Table(
 
 SNAPSHOT_CATEGORY = "memory_snapshot"
 """Category of the instants of a memory snapshot. Not [memory]: a trace may record the same allocations."""
+OPTIMIZER_STEPS = "optimizer_steps"
+"""In the header of a snapshot, by device: the id of the first event after each step of an optimizer."""
 
 MEMORY_SEGMENTS = Table(
     "memory_segments",
@@ -621,8 +623,10 @@ TIMES = frozenset(
 # is one of these.
 
 SM_CLOCK = "SM clock (MHz)"
+SM_CLOCK_LIMIT = "highest SM clock (MHz)"
 MEMORY_CLOCK = "memory clock (MHz)"
 POWER = "power (W)"
+POWER_LIMIT = "power limit (W)"
 TEMPERATURE = "temperature (°C)"
 MEMORY_TEMPERATURE = "memory temperature (°C)"
 UTILIZATION = "utilization (%)"

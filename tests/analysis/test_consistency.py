@@ -58,7 +58,7 @@ RECORDED = (
     "checkpoint-cpu/plain.pt.trace.json.gz", "captured-h200", "checkpoint-cpu/reentrant.pt.trace.json.gz",
     "ddp-gloo4", "gpt-graph-h200", "gpt-h200", "gpt-h200-stack", "hf-trainer-h200", "nsys/gpt-h200",
     "nsys/seqpar-gloo2", "batched-p2p-h200", "seqpar-gloo4", "seqpar-gloo4-slow2",
-    "seqpar-nccl1-bf16", "seqpar-nccl1-fp32",
+    "seqpar-nccl1-bf16", "seqpar-nccl1-fp32", "clocks-h200-free", "clocks-h200-900mhz", "graph-captured-h200",
 )  # fmt: skip
 PUBLIC = (
     "public/hta/nccl_data.json.gz", "public/hta/ns_resolution.pt.trace.json.gz", "public/hta/sampled_rank-0.json.gz",
@@ -355,4 +355,4 @@ def answer_of_viewer(session: Session) -> Any:
 
 def test_every_recorded_run_is_checked() -> None:
     named = {Path(name).parts[0] for name in RECORDED}
-    assert named >= {path.name for path in DATA.iterdir() if path.is_dir()} - {"memory", "ncu"}
+    assert named >= {path.name for path in DATA.iterdir() if path.is_dir()} - {"leak-h200", "memory", "ncu"}

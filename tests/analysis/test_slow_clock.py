@@ -121,6 +121,40 @@ def test_equal_clocks_are_no_cause(tmp_path: Path) -> None:
     assert report(tmp_path, "gpu").findings == ()
 
 
+def after_1980(mhz: int) -> Clock:
+    """1,980 MHz before the job, then this clock."""
+    return lambda time, gpu, runs: 1980 if time < START else mhz
+
+
+def test_a_clock_that_is_low_on_all_ranks(tmp_path: Path) -> None:
+    folder_with(tmp_path, None, after_1980(900))
+    (finding,) = report(tmp_path, "gpu").findings
+    expected = "The SM clock of ranks 0-2 is locked at 900 MHz while they compute, 55 % below 1,980 MHz"
+    assert finding.title == expected and finding.severity == "warning" and "-rgc" in finding.hint
+
+
+@pytest.mark.slow
+def test_a_low_clock_by_the_limit_of_power(tmp_path: Path) -> None:
+    """Such a GPU is healthy. What the driver reports counts more than the log."""
+
+    def limits(text: str) -> str:
+        text = text.replace("fan.speed [%]", "clocks.max.sm [MHz]").replace("[Not Supported]", "2000 MHz")
+        return text.replace("temperature.memory", "power.limit [W]").replace(", N/A,", ", 700.00 W,")
+
+    folder_with(tmp_path, None, after_1980(1500), reasons=lambda number, gpu: 0x4, change=limits)
+    (finding,) = report(tmp_path, "gpu").findings
+    assert finding.title.endswith(
+        "at 1,500 MHz while they compute, 25 % below 2,000 MHz, power cap 100 % of the time"
+    )
+    assert finding.severity == "info" and "power 652 W of 700 W" in finding.evidence
+
+
+@pytest.mark.slow
+def test_a_clock_near_its_highest_is_no_finding(tmp_path: Path) -> None:
+    folder_with(tmp_path, None, after_1980(1850))
+    assert not report(tmp_path, "gpu").findings
+
+
 @pytest.mark.slow
 def test_the_clock_of_an_idle_gpu_is_not_compared(tmp_path: Path) -> None:
     """GPU 1 is slow only between its compute kernels, and before and after the steps."""

@@ -18,6 +18,7 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.core.intervals import covered_before, union
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.findings import collect
+from rankscope.analysis.health.doctor import doctor
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.analysis.within_rank.kernel_families import family, kernel_name
 from rankscope.analysis.within_rank.launches import queue_depth
@@ -202,6 +203,31 @@ def test_a_graph_launch_counts_once(open_real: Callable[[Path], Run]) -> None:
     assert sum(row["count"] for row in result.rows) > 90 * calls
     assert sum(row["launch_ns"] for row in result.rows) == time
     assert result.findings == ()
+
+
+def test_calls_that_a_graph_captured_are_no_kernels(open_real: Callable[[Path], Run], tmp_path: Path) -> None:
+    """A graph of 56 nodes that is captured inside the recording, then replayed in 4 steps. Two kernels ran besides."""
+    run = open_real(DATA / "graph-captured-h200")
+    checks = {row["check"]: (row["value"], row["verdict"]) for row in doctor(run, Scope()).rows}
+    assert checks["launches captured into CUDA graphs"] == ("56", "ok")
+    assert checks["launches without their GPU event"] == ("0 of 6", "ok")
+    whole = Scope(whole_file=True)
+    assert sum(row["instances"] for row in REPORTS["kernels"].analyse(run, whole, None).rows) == 4 * 52 + 2
+    assert {row["stream"]: row["launches"] for row in REPORTS["launches"].analyse(run, whole, None).rows} == {
+        7: 224,
+        49: 2,
+    }
+    assert [row["step"] for row in report(run, "breakdown").rows] == [None, 0, 1, 2, 3]
+    # Launches whose kernels are lost are still counted where nothing is captured.
+    lost = [slice_event("cudaLaunchKernel", 10.0 * i, 5.0, cat="cuda_runtime") for i in range(4)]
+    capture = [
+        slice_event("cudaStreamBeginCapture", 9.0, 0.5, cat="cuda_runtime"),
+        slice_event("cudaStreamEndCapture", 28.0, 0.5, cat="cuda_runtime"),
+    ]
+    run = open_trace(write_kineto(tmp_path / "t.json", [*lost, *capture]))
+    checks = {row["check"]: (row["value"], row["verdict"]) for row in doctor(run, Scope()).rows}
+    assert checks["launches captured into CUDA graphs"] == ("2", "ok")
+    assert checks["launches without their GPU event"] == ("2 of 2", "critical")
 
 
 @pytest.mark.slow

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -98,6 +100,53 @@ def test_what_is_of_another_recording_is_not_linked(
     (message,) = said
     assert message.count("\n") == 2 and "0 are of the same op" in message
     assert main(["ingest", str(tmp_path), "-q"]) == 0  # it is no error of the run
+
+
+def test_what_one_file_of_a_rank_uses_is_not_reported_for_the_others(tmp_path: Path) -> None:
+    """A rank may have several files: windows of the profiler, a memory snapshot. One that has no record function ids
+    is no reason for a complaint where another is linked."""
+    write_kineto(tmp_path / "rank0.json", OPS)
+    write_kineto(tmp_path / "rank0_later.json", [slice_event("aten::mm", 5000.0, 5.0)])
+    snapshot = {"segments": [], "device_traces": [[{"action": "alloc", "addr": 1, "size": 8, "time_us": 7}]]}
+    (tmp_path / "rank0.pickle").write_bytes(pickle.dumps(snapshot))
+    (tmp_path / "et_rank0.json").write_text(json_text(NODES))
+    said: list[str] = []
+    run = Run(ingest([tmp_path], progress=IngestProgress(say=said.append)))
+    assert len(run.segments) == 3 and not said
+    assert run.rows("SELECT count(*), sum(record) FROM executed_ops") == [(9, 45)]
+    (row,) = (row for row in doctor(run, Scope()).rows if row["check"] == "files that add to the traces")
+    assert row["value"] == "1 of 1 used" and row["verdict"] == "ok"
+    # A window that is read later has nothing to say about it either.
+    write_kineto(tmp_path / "rank0_last.json", [slice_event("aten::mm", 9000.0, 5.0)])
+    ingest([tmp_path], progress=IngestProgress(say=said.append))
+    assert not said
+
+
+def test_the_trace_of_the_profiler_tells_why_nothing_is_linked(tmp_path: Path) -> None:
+    snapshot = {"segments": [], "device_traces": [[{"action": "alloc", "addr": 1, "size": 8, "time_us": 7}]]}
+    (tmp_path / "a_rank0.pickle").write_bytes(pickle.dumps(snapshot))
+    write_kineto(tmp_path / "rank0.json", OPS)
+    (tmp_path / "et_rank0.json").write_text(json_text([Node(i + 1, f"aten::other{i}") for i in range(9)]))
+    said: list[str] = []
+    run = Run(ingest([tmp_path], progress=IngestProgress(say=said.append)))
+    (message,) = said
+    assert "0 are of the same op" in message
+    (row,) = (row for row in doctor(run, Scope()).rows if row["check"] == "files that add to the traces")
+    assert row["value"] == "0 of 1 used"
+
+
+def test_a_recorded_pair(shared: Path, tmp_path: Path, dataset: Callable[[str], Path]) -> None:
+    """torch 2.11, with a memory snapshot of the same rank beside them."""
+    folder = shared / "et" / "encoder-h200"
+    if not folder.is_dir():
+        pytest.skip("needs ../shared/data/et/encoder-h200, which is too large for the repository")
+    for file in folder.iterdir():
+        shutil.copyfile(file, tmp_path / file.name)
+    shutil.copy(dataset("leak-h200") / "snapshot_rank0.pickle", tmp_path)
+    said: list[str] = []
+    run = Run(ingest([tmp_path], progress=IngestProgress(say=said.append)))
+    assert not said
+    assert run.rows("SELECT count(*) FROM executed_ops") == [(5799,)]
 
 
 def test_of_several_ranks_the_name_must_tell(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from rankscope.analysis.health.flight import flight_recorder
 from rankscope.analysis.health.hang import hang
 from rankscope.analysis.health.telemetry import telemetry
 from rankscope.analysis.memory.allocators import allocators
-from rankscope.analysis.memory.snapshot import fragmentation
+from rankscope.analysis.memory.fragmentation import fragmentation
 from rankscope.analysis.memory.usage import memory
 from rankscope.analysis.within_rank.dataloader import dataloader
 from rankscope.analysis.within_rank.event_tables import annotated, kernels, memcpy, runtime_api

@@ -40,7 +40,7 @@ COLUMNS = (
 )
 _WITHOUT_TRACE = {
     "flight": ("flight-recorder dump", "flight_recorder"),
-    "memory": ("memory snapshot", "memory,allocators,fragments"),
+    "memory": ("memory snapshot", "memory,allocators,fragmentation"),
     "ncu": ("Nsight Compute report", "ncu,roofline"),
     "nccl_inspector": ("NCCL Inspector log", "nccl,collectives,stragglers"),
     "nccl_prometheus": ("NCCL Inspector metrics file", "nccl"),

@@ -19,6 +19,7 @@ from rankscope.model import (
     MEMORY_BLOCKS,
     MEMORY_SEGMENTS,
     MEMORY_STACKS,
+    OPTIMIZER_STEPS,
     SNAPSHOT_CATEGORY,
     Table,
 )
@@ -54,6 +55,9 @@ _EFFECTS = {
 _FREE, _FREED = "free_requested", "free_completed"
 _LIVE = "active_allocated"
 _ARGS = ",".join(f'"{name}":%s' for name in ("size", "stack", "stream", *MEMORY_ARGS))
+_OPTIMIZER_STEP = "Optimizer.step#"
+_MOST_STEPS = 5000
+"""Of a history, the last. The list of them is in the header."""
 _LEAST_FRAME_TEXT = 64 << 20
 _BEYOND = 2.0**63
 
@@ -81,6 +85,8 @@ class SnapshotReading(Reading):
         self._segments = snapshot.segment_rows(segments)
         self._blocks = snapshot.block_rows()
         self.header = snapshot.settings()
+        if steps := snapshot.optimizer_steps():
+            self.header[OPTIMIZER_STEPS] = steps
         yield from snapshot.history(self._blocks, self._segments)
         self._stack_rows = snapshot.stacks.rows
         if snapshot.stacks.without_frames:
@@ -109,6 +115,29 @@ class _Snapshot:
         names, values = self._tree.pairs(settings)
         pairs = zip(names, self._tree.plain(values), strict=True)
         return {str(name): value for name, value in pairs if isinstance(value, (str, int, float))}
+
+    def optimizer_steps(self) -> dict[str, list[int]]:
+        """By device, the id of the first event of its history after each step of an optimizer, which torch notes
+        (external_annotations)."""
+        tree = self._tree
+        notes = self._members(tree.fields(tree.root, "external_annotations"))
+        codes, names = tree.coded(tree.fields(notes, "name"))
+        is_step = np.array([str(name).startswith(_OPTIMIZER_STEP) for name in names], bool)[codes]
+        codes, stages = tree.coded(tree.fields(notes, "stage"))
+        is_end = np.array([stage == "END" for stage in stages], bool)[codes]
+        notes = notes[is_step & is_end]
+        devices, times = (tree.numbers(tree.fields(notes, key)) for key in ("device", "time_us"))
+        traces = self._members(tree.fields(tree.root, "device_traces"))
+        steps: dict[str, list[int]] = {}
+        first = 0
+        for device in range(len(traces)):
+            entries = self._entries(traces, device)
+            ends = np.sort(times[devices == device])[-_MOST_STEPS:]
+            begins = tree.numbers(tree.fields(entries, "time_us")) if len(ends) else ends
+            if len(ends) and (np.diff(begins) >= 0).all():
+                steps[str(device)] = (first + np.searchsorted(begins, ends, side="right")).tolist()
+            first += len(entries)
+        return steps
 
     def segment_rows(self, segments: Values) -> list[dict[str, Any]]:
         tree = self._tree
@@ -181,8 +210,7 @@ class _Snapshot:
         traces = self._members(self._tree.fields(self._tree.root, "device_traces"))
         some = False
         for device in range(len(traces)):
-            entries = self._members(traces[device : device + 1])
-            entries = entries[self._tree.are_dicts(entries)]
+            entries = self._entries(traces, device)
             live = sum(
                 block["bytes"] if block["requested_bytes"] is None else block["requested_bytes"]
                 for block in blocks
@@ -194,6 +222,10 @@ class _Snapshot:
                 yield batch
         if not some:
             yield ReadyBatch(self._columns(0, self._tree.root[:0], np.zeros(0, np.int32), [], *_NO_TOTALS))
+
+    def _entries(self, traces: Values, device: int) -> Values:
+        entries = self._members(traces[device : device + 1])
+        return entries[self._tree.are_dicts(entries)]
 
     def _device_history(self, device: int, entries: Values, live: int, held: int) -> Iterator[EventBatch]:
         """The totals at the start are computed backwards from the snapshot, since the history may be incomplete."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, fields, replace
 from functools import cached_property, lru_cache
@@ -162,6 +162,18 @@ class SegmentEntry:
         """The same segment, whose raw file has another path now."""
         source = {**self.manifest["source"], "path": str(path)}
         return replace(self, manifest={**self.manifest, "source": source})
+
+
+def sidecar_records(entries: Iterable[SegmentEntry]) -> list[dict[str, Any]]:
+    """What became of each file that may add to the traces: its record in a segment that uses it, else in a trace of
+    torch's profiler. A rank may have several files, such as a memory snapshot, to which it has nothing to add."""
+    best: dict[str, tuple[tuple[bool, bool], dict[str, Any]]] = {}
+    for entry in entries:
+        for record in entry.manifest.get("companions", ()):
+            fit = (bool(record["used"]), entry.format == "kineto")
+            if record["path"] not in best or fit > best[record["path"]][0]:
+                best[record["path"]] = fit, record
+    return [record for _, record in best.values()]
 
 
 @dataclass

@@ -45,6 +45,7 @@ from rankscope.store.index import (
     Store,
     possible_stores,
     refuse_links,
+    sidecar_records,
 )
 from rankscope.store.node_logs import zone_of
 from rankscope.store.on_dask.option import LOCAL, DaskCluster
@@ -163,7 +164,7 @@ def ingest(
             update.add_logs()
             update.read()
             index, fresh, problems = update.outcome()
-            _tell_what_was_read(fresh, progress.say)
+            _tell_what_was_read(index.segments, fresh, progress.say)
             if update.publish(index, fresh):
                 return Ingested(store.folder, index, tuple(fresh), (*update.plan.skipped, *problems), lock)
             # Another process has changed the store in the meantime. What was read here, and not there, is still used.
@@ -528,7 +529,7 @@ def _tell_what_is_assumed(plan: _Plan, wanted: Sequence[Assignment], say: Say) -
         )
 
 
-def _tell_what_was_read(fresh: Sequence[SegmentEntry], say: Say) -> None:
+def _tell_what_was_read(segments: Sequence[SegmentEntry], fresh: Sequence[SegmentEntry], say: Say) -> None:
     for entry in fresh:
         if count := entry.header.get("mergedProcesses"):
             say(
@@ -538,7 +539,7 @@ def _tell_what_was_read(fresh: Sequence[SegmentEntry], say: Say) -> None:
     for name, zone in sorted({(entry.source.name, zone) for entry in fresh if (zone := zone_of(entry))}):
         say(f"{name} has times without a zone; they are read as {zone}, by which they overlap the traces")
     # Why files beside the traces add nothing: in three parts, but no error, since the traces were read.
-    for entry in fresh:
-        for sidecar in entry.manifest.get("companions", ()):
-            if sidecar["unused"]:
-                say("\n  ".join(sidecar["unused"]))
+    tried = {sidecar["path"] for sidecar in sidecar_records(fresh)}
+    for sidecar in sidecar_records(segments):
+        if sidecar["unused"] and sidecar["path"] in tried:
+            say("\n  ".join(sidecar["unused"]))

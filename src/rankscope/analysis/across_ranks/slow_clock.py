@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.within_rank.event_tables import kernel_sums
+from rankscope.analysis.within_rank.event_tables import KernelSum, kernel_sums
 from rankscope.analysis.within_rank.gpu_state import LowClock, gpu_states, low_clock
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
@@ -37,30 +38,36 @@ def slow_clock(
     low = low_clock(gpu_states(run, window), rank, together)
     if low is None:
         return None
-    slowdown = _slower(run, window, rank, [other for other, _ in low.others])
+    sums = kernel_sums(run, window)
+    if sums is None:
+        return None
+    slowdown = slower_kernels(sums.get(rank, ()), [sums.get(other, ()) for other, _ in low.others])
     if slowdown is None:
         return None
     slower, compute_ns = slowdown
-    expected = low.others_mhz / low.mine_mhz - 1
-    explained = (slower - 1) / expected
     saved_ns = compute_ns / steps * (1 - 1 / slower) if slower > 1 else 0.0
-    if not _LEAST_EXPLAINED <= explained <= _MOST_EXPLAINED or saved_ns < _LEAST_SHARE * extra_ns:
+    if not explains(low, slower) or saved_ns < _LEAST_SHARE * extra_ns:
         return None
     return SlowClock(low, slower)
 
 
-def _slower(run: Run, window: Scope, rank: int, others: list[int]) -> tuple[float, int] | None:
-    """How much longer a rank's kernels take, and their time. Of each name the mean duration is compared, so that more
-    calls are no slower kernels; of all names the median, weighted by time, is taken."""
-    sums = kernel_sums(run, window)
-    if sums is None:
-        return None
+def explains(low: LowClock, slower: float) -> bool:
+    """Whether a low clock explains that something takes `slower` times as long."""
+    explained = (slower - 1) / (low.others_mhz / low.mine_mhz - 1)
+    return _LEAST_EXPLAINED <= explained <= _MOST_EXPLAINED
+
+
+def slower_kernels(
+    kernels: Sequence[KernelSum], others: Sequence[Sequence[KernelSum]]
+) -> tuple[float, int] | None:
+    """How much longer the kernels of a rank take than those of others, and their time. Of each name the mean duration
+    is compared, so that more calls are no slower kernels; of all names the median, weighted by time, is taken."""
     theirs: dict[str, list[float]] = defaultdict(list)
-    for other in others:
-        for kernel in sums.get(other, ()):
+    for sums in others:
+        for kernel in sums:
             if kernel.kind == "COMPUTE" and kernel.total_ns > 0:
                 theirs[kernel.name].append(kernel.total_ns / kernel.kernels)
-    mine = [kernel for kernel in sums.get(rank, ()) if kernel.kind == "COMPUTE" and kernel.name in theirs]
+    mine = [kernel for kernel in kernels if kernel.kind == "COMPUTE" and kernel.name in theirs]
     if not mine:
         return None
     usual = np.array([np.median(theirs[kernel.name]) for kernel in mine])

@@ -10,6 +10,7 @@ import numpy as np
 
 from rankscope.analysis.core.result import Column, Fact, Finding, Result, Row, Severity
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.diff.clock import ClockChange, clock_change
 from rankscope.analysis.diff.compare import FEW_CHANGE_PCT, Comparison, Rules, compare, steps_to_be_sure
 from rankscope.analysis.diff.samples import SPAN, Measure, collect, short_name, unit_of
 from rankscope.timeline.run import Run
@@ -23,6 +24,7 @@ _AS_RATIO = 2.0
 _NAME_CELLS = 48
 _WORTH_A_WARNING, _CRITICAL = 0.01, 0.25
 """Of a step, by which it is longer. Chosen, not measured."""
+_BY_CLOCK = "The lower clock explains it."
 _HINTS = {
     "ops": "Find the call: rankscope stats NEW -r ops --by source (needs --with-stack).",
     "host": "Look at the host: rankscope stats NEW -r ops,runtime_api.",
@@ -31,17 +33,40 @@ _HINTS = {
 }
 
 
-def findings(comparison: Comparison) -> Iterator[Finding]:
-    """The step time, then the rows that changed, costliest first."""
-    yield from _step(comparison)
+def findings(comparison: Comparison, clock: ClockChange | None = None) -> Iterator[Finding]:
+    """The step time, then the rows that changed, costliest first. A clock that differs comes before all rows: what it
+    explains is no change of the program."""
+    headline = comparison.headline_row or {}
+    by_clock = clock if clock and clock.explains(headline.get("base"), headline.get("new")) else None
+    for finding in _step(comparison):
+        yield _with_clock(finding, by_clock) if by_clock else finding
+    if clock and not by_clock:
+        yield clock.finding()
     changed = [
         row for row in comparison.rows if row["verdict"] in ("slower", "faster") and row["report"] in _NAMED
     ]
     changed.sort(key=lambda row: -abs(row["new"] - row["base"]) * (unit_of(row["report"]) == "ns"))
     for row in changed[:_MOST]:
-        yield _changed(comparison, row)
+        finding = _changed(comparison, row)
+        if by_clock and row["report"] == "ops" and by_clock.explains(row["base"], row["new"]):
+            finding = replace(finding, severity="info", hint=_BY_CLOCK if finding.hint else "")
+        yield finding
     yield from _in_one_run(comparison)
     yield from _other_kernels(comparison, changed)
+
+
+def _with_clock(finding: Finding, clock: ClockChange) -> Finding:
+    """The step time, with the clock that explains it."""
+    if finding.severity == "ok":
+        return finding
+    return replace(
+        finding,
+        title=f"{finding.title}: {clock.words}",
+        evidence=f"{finding.evidence}. {clock.evidence}",
+        ranks=clock.ranks,
+        hint=clock.hint,
+        facts=(*finding.facts, *clock.low.facts()),
+    )
 
 
 def _step(comparison: Comparison) -> Iterator[Finding]:
@@ -255,9 +280,12 @@ def diff(base: Run, new: Run, scope: Scope, rules: Rules | None = None) -> Resul
         comparison.rows,
         findings=tuple(
             replace(
-                finding, facts=tuple(replace(fact, report="diff", window=window) for fact in finding.facts)
+                finding,
+                facts=tuple(
+                    replace(fact, report=fact.report or "diff", window=window) for fact in finding.facts
+                ),
             )
-            for finding in findings(comparison)
+            for finding in findings(comparison, clock_change(base, new, scope))
         ),
         notes=comparison.notes,
         facts={"likely": comparison.likely},

@@ -15,7 +15,7 @@ from rankscope.analysis.within_rank.kernel_families import family
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.readers.base import PACKETS_NOT_READ, rank_from_name
 from rankscope.sql import sql_texts
-from rankscope.store.index import SegmentEntry
+from rankscope.store.index import SegmentEntry, sidecar_records
 from rankscope.timeline.run import Run
 
 COLUMNS = (
@@ -73,12 +73,7 @@ def _checks(run: Run) -> Iterator[Check]:
 
 def _companions(run: Run) -> Iterator[Check]:
     """Execution traces, captures of graphs and logs of torch.compile beside the traces, where there are any."""
-    files = [
-        file
-        for entry in run.segments
-        for file in entry.manifest.get("companions", ())
-        if file["kind"] or file["unused"]
-    ]
+    files = [file for file in sidecar_records(run.segments) if file["kind"] or file["unused"]]
     if not files:
         return
     unused = [file["unused"] for file in files if not file["used"]]
@@ -274,15 +269,26 @@ def _links(run: Run) -> Iterator[Check]:
         "One or two warm-up steps before the active steps avoid most of them.",
     )
     launches = sql_texts(LAUNCH_CATEGORIES)
-    ((calls, without),) = run.rows(f"""
+    ((calls, without, captured),) = run.rows(f"""
         WITH calls AS (
-            SELECT rank, segment, id FROM slices
+            SELECT rank, segment, id, start_ns FROM slices
             WHERE category IN ({launches}) AND regexp_matches(name, '{_LAUNCHES}')
+        ), ends AS (
+            SELECT rank, segment, start_ns, name LIKE '%StreamBeginCapture%' AS begins FROM slices
+            WHERE category IN ({launches}) AND regexp_matches(name, 'Stream(Begin|End)Capture')
         )
-        SELECT count(*), count(*) FILTER (g.launch IS NULL) FROM calls c
+        SELECT count(*), count(*) FILTER (g.launch IS NULL),
+               count(*) FILTER (g.launch IS NULL AND c.in_capture) FROM (
+            SELECT c.*, coalesce(e.begins, false) AS in_capture FROM calls c ASOF LEFT JOIN ends e
+            ON e.rank = c.rank AND e.segment = c.segment AND e.start_ns <= c.start_ns
+        ) c
         LEFT JOIN (SELECT DISTINCT rank, segment, launch FROM gpu) g
         ON g.rank = c.rank AND g.segment = c.segment AND g.launch = c.id
     """)
+    # A call that is captured becomes a node of a CUDA graph, and runs when the graph does.
+    calls, without = calls - captured, without - captured
+    if captured:
+        yield "launches captured into CUDA graphs", f"{captured:,}", None
     yield _share(
         "launches without their GPU event",
         without,

@@ -8,10 +8,12 @@ that each line holds; the largest rectangles are listed besides.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.snapshot import LIVE, last_snapshots
 from rankscope.model import MEMORY_SEGMENTS, SNAPSHOT_CATEGORY
@@ -20,6 +22,14 @@ from rankscope.timeline.run import Run
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+HELD_COLUMNS = (
+    Column("rank"),
+    Column("device"),
+    Column("line", help="line of Python that allocated it, or the op"),
+    Column("ts_ns", "ns", "time since the start of the run"),
+    Column("held_bytes", "bytes", "most memory that it holds from this time to the next"),
+)
+INTERVALS = 300
 LINES = 6
 """Lines of Python that have a colour of their own."""
 OTHER_LINES = "other lines"
@@ -117,9 +127,10 @@ def devices_with_blocks(run: Run, scope: Scope) -> list[tuple[int, int]]:
     return [(int(rank), int(device)) for rank, device in rows]
 
 
-def read_blocks(run: Run, rank: int, device: int) -> Blocks:
-    """The blocks of a device, from the last snapshot of its rank."""
-    ((_, segment),) = run.rows(last_snapshots(Scope(ranks=frozenset((rank,)))))
+def read_blocks(run: Run, rank: int, device: int, segment: int | None = None) -> Blocks:
+    """The blocks of a device, from the snapshot in this segment, by default the last of its rank."""
+    if segment is None:
+        ((_, segment),) = run.rows(last_snapshots(Scope(ranks=frozenset((rank,)))))
     mine = f"rank = {rank} AND segment = {segment}"
     entries = _Entries(
         run.arrays(f"""
@@ -263,6 +274,40 @@ def _numbered_lines(blocks: Blocks) -> tuple[tuple[str, ...], Ints]:
     texts = list(codes_of)
     lines = tuple(texts[number] for number in order)
     return (*lines, OTHER_LINES) if len(codes_of) > len(order) else lines, number[codes]
+
+
+def held_by_line(run: Run, scope: Scope) -> Result:
+    """How much memory each line of Python holds over time: the highest value in each interval; of the device with the
+    most reserved memory."""
+    rows: list[dict[str, Any]] = []
+    notes: tuple[str, ...] = ("the run has no memory snapshot",)
+    for rank, device in devices_with_blocks(run, scope)[:1]:
+        blocks = read_blocks(run, rank, device)
+        lines, number = _numbered_lines(blocks)
+        notes = () if blocks.has_times else ("the history of the snapshot has no times",)
+        for index, line in enumerate(lines) if blocks.has_times else ():
+            rows += [
+                {"rank": rank, "device": f"GPU {device}", "line": line, "ts_ns": at, "held_bytes": held}
+                for at, held in _held(blocks, number == index)
+            ]
+    return Result("held_by_line", "Memory by line over time", "whole file", HELD_COLUMNS, rows, notes=notes)
+
+
+def _held(blocks: Blocks, mine: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """The begin of each interval and the most that these allocations hold in it."""
+    allocations = blocks.allocations
+    begin, end, size = (column[mine] for column in (allocations.begin, allocations.end, allocations.bytes))
+    freed = end < blocks.end
+    times = np.concatenate([begin, end[freed]])
+    order = np.argsort(times, kind="stable")
+    total = np.cumsum(np.concatenate([size, -size[freed]])[order])
+    edges = np.linspace(blocks.begin, blocks.end, INTERVALS + 1).astype(np.int64)
+    at = np.searchsorted(times[order], edges, side="right")
+    points = []
+    for edge, first, last in zip(edges[:-1].tolist(), at[:-1].tolist(), at[1:].tolist(), strict=True):
+        held = total[max(first - 1, 0) : last]  # what is held when the interval begins, and each change in it
+        points.append((edge, max(int(held.max()), 0) if last else 0))
+    return points
 
 
 def _coverage(

@@ -11,7 +11,16 @@ from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.memory.snapshot import SnapshotPeak, covers_the_run, snapshot_peaks
+from rankscope.analysis.memory.fragmentation import FULL_PCT, MIN_FREE_BYTES, MIN_FREE_PCT
+from rankscope.analysis.memory.never_freed import (
+    NeverFreed,
+    leak_findings,
+    lowest_totals,
+    never_freed,
+    snapshot_steps,
+)
+from rankscope.analysis.memory.snapshot import SnapshotPeak, covers_the_run, last_snapshots, snapshot_peaks
+from rankscope.model import MEMORY_SEGMENTS, SNAPSHOT_CATEGORY
 from rankscope.ranges import rank_words
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
@@ -39,12 +48,21 @@ COLUMNS = (
 
 
 def memory_curve(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One or two rows per rank, device and interval in which something was allocated or freed."""
+    """One or two rows per rank, device and interval in which something was allocated or freed. From [memory] events, or
+    else from the history of the last snapshot."""
+    in_snapshots = "SELECT * FROM recorded LIMIT 0"
+    if run.has(MEMORY_SEGMENTS) and covers_the_run(run, scope):
+        in_snapshots = f"""
+            SELECT rank, concat('GPU ', device) AS device, ts_ns, allocated_bytes, reserved_bytes
+            FROM instants i JOIN ({last_snapshots(scope)}) USING (rank, segment)
+            WHERE category = '{SNAPSHOT_CATEGORY}' AND allocated_bytes IS NOT NULL
+            AND NOT EXISTS (FROM recorded r WHERE r.rank = i.rank AND r.device = concat('GPU ', i.device))
+        """
     rows = run.records(f"""
-        WITH points AS (
+        WITH recorded AS (
             SELECT rank, {DEVICE_NAME} AS device, ts_ns, allocated_bytes, reserved_bytes
             FROM instants WHERE {IS_MEMORY_EVENT} AND {scope.where()}
-        ), bounds AS (
+        ), points AS (FROM recorded UNION ALL {in_snapshots}), bounds AS (
             SELECT min(ts_ns) AS low, greatest(max(ts_ns) - min(ts_ns), 1) AS width FROM points
         )
         SELECT DISTINCT rank, device, p.ts_ns AS ts_ns, p.allocated_bytes AS allocated_bytes,
@@ -64,10 +82,6 @@ def memory_curve(run: Run, scope: Scope, by: str | None = None) -> Result:
 
 # Smaller growth may be a cache that fills up, or a counter in a tensor. Chosen; the exam cases leak-* grow faster.
 _MIN_GROWTH_BYTES = 1_000_000
-# A finding on unused memory needs both: a share of the reserved memory, and a size. Chosen, not measured.
-_UNUSED_PCT = 25.0
-_MIN_UNUSED_BYTES = 1_000_000_000
-_FULL_PCT = 92.0
 
 _GROWTH = Column(
     "growth_bytes", "bytes", "mean rise per step of the lowest allocated total in a step", per_row_unit=True
@@ -103,10 +117,19 @@ def memory(run: Run, scope: Scope, by: str | None = None) -> Result:
             row["growth_bytes"] = _growth(troughs.get((row["rank"], row["device"]), []))
     notes = left_out(run, scope)
     no_peak: set[tuple[int, str]] = set()
+    in_pieces: set[tuple[int, str]] = set()
+    leaks: list[NeverFreed] = []
     if by != "step" and covers_the_run(run, scope):
         traced = {(row["rank"], row["device"]) for row in rows}
-        peaks = [p for p in snapshot_peaks(run, scope) if (p.rank, f"GPU {p.device}") not in traced]
-        rows = sorted([*rows, *map(_from_snapshot, peaks)], key=lambda row: (row["rank"], row["device"]))
+        for steps in snapshot_steps(run, scope):
+            leaks += never_freed(run, steps)
+            if (device := (steps.rank, f"GPU {steps.device}")) not in traced:
+                troughs[device] = lowest_totals(run, steps)
+        all_peaks = snapshot_peaks(run, scope)
+        in_pieces = {(p.rank, f"GPU {p.device}") for p in all_peaks if p.event is not None}
+        peaks = [p for p in all_peaks if (p.rank, f"GPU {p.device}") not in traced]
+        of_snapshots = [_from_snapshot(peak, troughs) for peak in peaks]
+        rows = sorted([*rows, *of_snapshots], key=lambda row: (row["rank"], row["device"]))
         notes += _snapshot_notes(peaks)
         no_peak = {(p.rank, f"GPU {p.device}") for p in peaks if p.event is None}
     if not rows:
@@ -114,11 +137,19 @@ def memory(run: Run, scope: Scope, by: str | None = None) -> Result:
     elif by != "step" and not troughs:
         notes.append("no steps in the trace, so growth is unknown; profiler.step() marks them")
     at_peak = [row for row in rows if (row["rank"], row["device"]) not in no_peak]
-    findings = () if by == "step" else (*_leaks(troughs), *_pressure(run, scope, at_peak))
+    named = {(leak.rank, f"GPU {leak.device}") for leak in leaks}
+    findings = (
+        *leak_findings(run, scope, leaks),
+        *_leaks({device: values for device, values in troughs.items() if device not in named}),
+        *_pressure(run, scope, at_peak, in_pieces),
+    )
+    findings = () if by == "step" else findings
     return Result("memory", "Memory", scope.window, _columns(by), rows, findings, tuple(notes))
 
 
-def _from_snapshot(peak: SnapshotPeak) -> dict[str, Any]:
+def _from_snapshot(
+    peak: SnapshotPeak, troughs: dict[tuple[int, str], list[tuple[int, int]]]
+) -> dict[str, Any]:
     """The row of a device that has a snapshot and no [memory] events; with both, the events are used."""
     return {
         "rank": peak.rank,
@@ -127,7 +158,7 @@ def _from_snapshot(peak: SnapshotPeak) -> dict[str, Any]:
         "peak_reserved_bytes": peak.reserved_bytes,
         "at_ns": peak.at_ns,
         "unused_bytes": peak.unused_bytes,
-        "growth_bytes": None,
+        "growth_bytes": _growth(troughs.get((peak.rank, f"GPU {peak.device}"), [])),
     }
 
 
@@ -257,8 +288,11 @@ def _size(fact: Fact) -> str:
     return format_rounded("bytes", float(fact.value or 0))
 
 
-def _pressure(run: Run, scope: Scope, rows: list[dict[str, Any]]) -> list[Finding]:
-    """Devices that are nearly full, and devices with much reserved memory that is not allocated at the peak."""
+def _pressure(
+    run: Run, scope: Scope, rows: list[dict[str, Any]], in_pieces: set[tuple[int, str]]
+) -> list[Finding]:
+    """Devices that are nearly full, and devices with much reserved memory that is not allocated at the peak; of those
+    `in_pieces`, which have a snapshot, `fragmentation` tells it."""
     findings = []
     sizes = device_memory(run, scope)
     for row in rows:
@@ -272,7 +306,7 @@ def _pressure(run: Run, scope: Scope, rows: list[dict[str, Any]]) -> list[Findin
         )
         held, idle = int(reserved.value or 0), int(unused.value or 0)
         span = None if row["at_ns"] is None else (row["at_ns"], row["at_ns"])
-        full = size is not None and 100 * held > _FULL_PCT * size
+        full = size is not None and 100 * held > FULL_PCT * size
         if full and size:
             capacity = replace(reserved, quantity="device_memory_bytes", value=size, row={})
             share = replace(
@@ -291,7 +325,8 @@ def _pressure(run: Run, scope: Scope, rows: list[dict[str, Any]]) -> list[Findin
                     facts=(share, reserved, capacity),
                 )
             )
-        if held and idle >= _MIN_UNUSED_BYTES and 100 * idle > _UNUSED_PCT * held:
+        much = idle >= MIN_FREE_BYTES and 100 * idle > MIN_FREE_PCT * held
+        if held and much and (rank, device) not in in_pieces:
             findings.append(
                 Finding(
                     "warning" if full else "info",

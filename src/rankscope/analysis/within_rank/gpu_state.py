@@ -19,14 +19,16 @@ from rankscope.model import (
     HARDWARE_REASONS,
     MEMORY_CLOCK,
     POWER,
+    POWER_LIMIT,
     POWER_REASONS,
     SM_CLOCK,
+    SM_CLOCK_LIMIT,
     TEMPERATURE,
     THERMAL_REASONS,
     UTILIZATION,
     gpu_label,
 )
-from rankscope.ranges import as_ranges
+from rankscope.ranges import as_ranges, rank_words
 from rankscope.records import dataclass
 from rankscope.sql import sql_texts
 from rankscope.store.node_logs import zone_of
@@ -38,6 +40,8 @@ LEAST_SAMPLES = 3
 """The clock of a GPU changes within milliseconds: fewer samples are no mean."""
 LOWER = 0.05
 """A clock this share below that of the other GPUs is reported. Boost clocks of equal GPUs differ by a few percent."""
+_FAR_BELOW = 0.1
+"""A clock this share below the highest is reported where no other GPU of the run is faster."""
 _SHORT_GAP_NS = 1_000_000
 """Between kernels a GPU keeps its clock; it goes down when it is idle for longer."""
 _SECOND_NS = 1_000_000_000
@@ -95,6 +99,17 @@ class GpuState:
     """Share of these moments; None if the log does not tell. So for the next two."""
     power: float | None
     hardware: float | None
+    highest_mhz: float = 0.0
+    """The highest clock of the SMs: as the tool reports it, else the highest in the log; 0 if the log has no clock."""
+    is_reported: bool = False
+    """The tool reports the highest clock."""
+
+    @property
+    def is_locked(self) -> bool:
+        """The clock stayed the same, below its highest, and nothing slowed it down: a setting."""
+        clock = self.clock
+        slowed = any(share for share in (self.thermal, self.power, self.hardware))
+        return clock is not None and clock.least == clock.most < self.highest_mhz and not slowed
 
     @property
     def clock(self) -> Figures | None:
@@ -117,12 +132,16 @@ def gpu_states(run: Run, scope: Scope) -> dict[int, RankState]:
     if not logged:
         return {}
     values = _values_by_rank(run, sorted(logged))
+    highest: dict[tuple[int, str], float] = {}
+    for entry in run.used:
+        for gpu, clock in entry.header.get("gpuCounters", {}).get("highest_mhz", {}).items():
+            highest[entry.rank, gpu] = max(highest.get((entry.rank, gpu), 0.0), clock)
     states = {}
     for rank in sorted(logged):
         computing, models, gpus = _computing(run, rank, scope), _models(run, rank), values.get(rank, {})
         states[rank] = RankState(
             tuple(
-                _state(gpu, models.get(gpu, ""), gpus.get(gpu, {}), computing)
+                _state(gpu, models.get(gpu, ""), gpus.get(gpu, {}), computing, highest.get((rank, gpu), 0.0))
                 for gpu in sorted({*models, *gpus})
             )
         )
@@ -149,7 +168,8 @@ Series = dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]
 def _values_by_rank(run: Run, ranks: list[int]) -> dict[int, dict[str, Series]]:
     """By rank and GPU. A moment that two logs have counts once."""
     reasons = (*THERMAL_REASONS, *POWER_REASONS, *HARDWARE_REASONS)
-    wanted = sql_texts((SM_CLOCK, MEMORY_CLOCK, POWER, TEMPERATURE, UTILIZATION, *reasons))
+    limits = (SM_CLOCK_LIMIT, POWER_LIMIT)
+    wanted = sql_texts((SM_CLOCK, MEMORY_CLOCK, POWER, TEMPERATURE, UTILIZATION, *limits, *reasons))
     rows = run.rows(f"""
         WITH moments AS (
             SELECT rank, ltrim(substr(name, {len(gpu_label("")) + 1})) AS gpu, series, ts_ns, avg(value) AS value
@@ -178,17 +198,25 @@ def _computing(run: Run, rank: int, scope: Scope) -> Intervals:
     return Intervals(busy.start[np.append(True, apart)], busy.end[np.append(apart, True)])
 
 
-def _state(gpu: str, model: str, series: Series, busy: Intervals) -> GpuState:
+def _state(gpu: str, model: str, series: Series, busy: Intervals, highest_mhz: float) -> GpuState:
     moments = np.unique(np.concatenate([np.empty(0, np.int64), *(times for times, _ in series.values())]))
     width = _SECOND_NS if len(moments) and not (np.diff(moments) % _SECOND_NS).any() else 1_000_000
     computing = {name: values[_while(times, busy, width)] for name, (times, values) in series.items()}
+    reported = series.get(SM_CLOCK_LIMIT)
+    thermal, power, hardware = (
+        _share(computing, reasons) for reasons in (THERMAL_REASONS, POWER_REASONS, HARDWARE_REASONS)
+    )
     return GpuState(
         gpu,
         model,
         int(np.median(np.diff(moments))) if len(moments) > 1 else 0,
         int(_while(moments, busy, width).sum()),
         {name: _figures(values) for name, values in computing.items() if len(values)},
-        *(_share(computing, reasons) for reasons in (THERMAL_REASONS, POWER_REASONS, HARDWARE_REASONS)),
+        thermal,
+        power,
+        hardware,
+        float(reported[1].max()) if reported else highest_mhz,
+        reported is not None,
     )
 
 
@@ -291,7 +319,8 @@ class LowClock:
             return f"Check the cooling of {gpu}."
         if "power" in self.reason:
             return f"Check the power limit of {gpu}: nvidia-smi -q -d POWER."
-        return f"Check the clock settings of {gpu}: nvidia-smi -q -d CLOCK."
+        unlock = " nvidia-smi -rgc unlocks it." if self.state.is_locked else ""
+        return f"Check the clock settings of {gpu}: nvidia-smi -q -d CLOCK.{unlock}"
 
     def facts(self) -> tuple[Fact, ...]:
         mine = (f"rank {self.rank}", (self.rank,), {"rank": self.rank}, "gpu")
@@ -330,6 +359,7 @@ def low_clock(states: dict[int, RankState], rank: int, apart: tuple[int, ...] = 
 def _findings(states: dict[int, RankState]) -> Iterator[Finding]:
     low = [clock for rank in states if (clock := low_clock(states, rank))]
     if not low:
+        yield from _below_highest(states)
         return
     worst = max(low, key=lambda clock: clock.lower)
     also = f"; so are the clocks of {len(low) - 1} more" if len(low) > 1 else ""
@@ -344,12 +374,67 @@ def _findings(states: dict[int, RankState]) -> Iterator[Finding]:
     )
 
 
+def _below_highest(states: dict[int, RankState]) -> Iterator[Finding]:
+    """GPUs that compute with a clock far below their highest, where no other GPU of the run shows it."""
+    below = [
+        (1 - clock.mean / gpu.highest_mhz, rank, gpu, clock)
+        for rank, state in states.items()
+        for gpu in state.gpus
+        if (clock := gpu.clock) and clock.mean + 2 * clock.error < (1 - _FAR_BELOW) * gpu.highest_mhz
+    ]
+    if not below:
+        return
+    lower, rank, gpu, clock = max(below, key=lambda each: each[:2])
+    ranks = tuple(sorted({each[1] for each in below}))
+    reason, hint = _slowed_by(gpu)
+    # A GPU that the log does not tell the reasons of may be at its limit of power, which is normal.
+    is_wrong = gpu.thermal or gpu.hardware or (gpu.is_locked and gpu.power is not None)
+    locked = "locked at" if gpu.is_locked else "at"
+    computing = "while they compute" if len(ranks) > 1 else "while it computes"
+    which = "the highest that its driver allows" if gpu.is_reported else "the highest in the log"
+    mine = (f"rank {rank}", (rank,), {"rank": rank, "gpu": gpu.gpu or None}, "gpu")
+    yield Finding(
+        "warning" if is_wrong else "info",
+        f"The SM clock of {rank_words(ranks)} is {locked} {clock.mean:,.0f} MHz {computing}, {100 * lower:.0f} % below "
+        f"{gpu.highest_mhz:,.0f} MHz{reason}",
+        f"{gpu.samples:,} samples while GPU {gpu.gpu} of rank {rank} computed, from {clock.least:,.0f} to "
+        f"{clock.most:,.0f} MHz; {gpu.highest_mhz:,.0f} MHz is {which}{_power_words(gpu)}",
+        ranks=ranks,
+        hint=hint,
+        facts=(
+            Fact("sm_clock_mhz", round(clock.mean, 3), "MHz", *mine),
+            Fact("highest_mhz", gpu.highest_mhz, "MHz", *mine[:2], report="gpu"),
+        ),
+    )
+
+
+def _slowed_by(gpu: GpuState) -> tuple[str, str]:
+    """What slows the clock of a GPU, as a part of a title, and what to do."""
+    if gpu.thermal:
+        reason = f", thermal slowdown {100 * gpu.thermal:.0f} % of the time"
+        return reason, "Check the cooling: nvidia-smi -q -d TEMPERATURE"
+    if gpu.power:
+        hint = (
+            "Large matrix products reach the power limit of a healthy GPU. If others of this model are faster, check "
+            "the limit: nvidia-smi -q -d POWER"
+        )
+        return f", power cap {100 * gpu.power:.0f} % of the time", hint
+    if gpu.is_locked:
+        return "", "Check the settings: nvidia-smi -q -d CLOCK. nvidia-smi -rgc unlocks the clock."
+    return "", "Check the settings and the reasons for the slowdown: nvidia-smi -q -d CLOCK,PERFORMANCE"
+
+
+def _power_words(gpu: GpuState) -> str:
+    power, limit = gpu.series.get(POWER), gpu.series.get(POWER_LIMIT)
+    return f"; power {power.mean:,.0f} W of {limit.most:,.0f} W" if power and limit else ""
+
+
 def _notes(run: Run, scope: Scope, states: dict[int, RankState]) -> Iterator[str]:
     if not states:
         yield (
             "no counters of GPUs: log them while the job runs, and put the file beside the traces: nvidia-smi "
-            "--query-gpu=timestamp,index,uuid,name,clocks.sm,clocks.mem,power.draw,temperature.gpu,"
-            "clocks_event_reasons.active --format=csv -lms 100 -f HOST.csv"
+            "--query-gpu=timestamp,index,uuid,name,clocks.sm,clocks.max.sm,clocks.mem,power.draw,"
+            "power.limit,temperature.gpu,clocks_event_reasons.active --format=csv -lms 100 -f HOST.csv"
         )
         return
     logs = [entry for entry in run.used if entry.format == FORMAT]

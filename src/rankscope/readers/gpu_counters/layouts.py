@@ -19,9 +19,11 @@ from rankscope.model import (
     MEMORY_USED,
     MEMORY_UTILIZATION,
     POWER,
+    POWER_LIMIT,
     POWER_VIOLATION,
     REASON_BITS,
     SM_CLOCK,
+    SM_CLOCK_LIMIT,
     SW_POWER_CAP,
     SW_THERMAL,
     TEMPERATURE,
@@ -41,6 +43,7 @@ _REASONS = "reasons"
 _COLUMNS = {
     # nvidia-smi --query-gpu
     "clocks.sm": SM_CLOCK, "clocks.current.sm": SM_CLOCK,
+    "clocks.max.sm": SM_CLOCK_LIMIT, "power.limit": POWER_LIMIT, "enforced.power.limit": POWER_LIMIT,
     "clocks.mem": MEMORY_CLOCK, "clocks.current.memory": MEMORY_CLOCK,
     "power.draw": POWER, "temperature.gpu": TEMPERATURE, "temperature.memory": MEMORY_TEMPERATURE,
     "utilization.gpu": UTILIZATION, "utilization.memory": MEMORY_UTILIZATION, "memory.used": MEMORY_USED,
@@ -53,6 +56,7 @@ _COLUMNS = {
     "gputl": UTILIZATION, "mcutl": MEMORY_UTILIZATION, "fbusd": MEMORY_USED, "dvcctr": _REASONS,
     # dcgm-exporter
     "dcgm_fi_dev_sm_clock": SM_CLOCK, "dcgm_fi_dev_mem_clock": MEMORY_CLOCK, "dcgm_fi_dev_power_usage": POWER,
+    "dcgm_fi_dev_max_sm_clock": SM_CLOCK_LIMIT, "dcgm_fi_dev_enforced_power_limit": POWER_LIMIT,
     "dcgm_fi_dev_gpu_temp": TEMPERATURE, "dcgm_fi_dev_memory_temp": MEMORY_TEMPERATURE,
     "dcgm_fi_dev_gpu_util": UTILIZATION, "dcgm_fi_dev_mem_copy_util": MEMORY_UTILIZATION,
     "dcgm_fi_dev_fb_used": MEMORY_USED, "dcgm_fi_dev_clock_throttle_reasons": _REASONS,
@@ -94,6 +98,11 @@ class Row(NamedTuple):
     def values(self) -> tuple[dict[str, float], int]:
         """By series; and how many values are not numbers, or larger than any counter."""
         return _values((name, self.parts[at]) for at, name in self.series)
+
+    def sm_clock(self) -> float:
+        """In MHz; 0 if the line does not have it."""
+        values, _ = _values((name, self.parts[at]) for at, name in self.series if name == SM_CLOCK)
+        return values.get(SM_CLOCK, 0.0)
 
 
 class Layout(Protocol):

@@ -79,14 +79,18 @@ class GpuCountersReader(NodeReader):
 GPU_COUNTERS = GpuCountersReader()
 
 _QUERY = (
-    "Record it with nvidia-smi --query-gpu=timestamp,index,uuid,name,clocks.sm,clocks.mem,power.draw,temperature.gpu,"
-    "clocks_event_reasons.active --format=csv -lms 100 -f FILE"
+    "Record it with nvidia-smi --query-gpu=timestamp,index,uuid,name,clocks.sm,clocks.max.sm,clocks.mem,power.draw,"
+    "power.limit,temperature.gpu,clocks_event_reasons.active --format=csv -lms 100 -f FILE"
 )
 _WITH_TIMES = {
     "nvidia-smi dmon": "Start it with nvidia-smi dmon -o DT",
     "dcgmi dmon": 'Add them: dcgmi dmon … | while read -r line; do echo "$(date +%s.%N) $line"; done > FILE',
     "dcgm-exporter": "Add them behind each value, in milliseconds since 1970, as Prometheus' text format allows.",
 }
+
+
+_MOST_MHZ = 10_000.0
+"""A higher clock is damage."""
 
 
 class GpuCountersReading(Reading):
@@ -97,6 +101,9 @@ class GpuCountersReading(Reading):
         self._part = part
         self._position = 0
         self._models: dict[str, str] = {}
+        self._highest_mhz: dict[str, float] = {}
+        """Of the SMs, by model, in all lines that were looked at: also before and after the traces, where it is one a
+        second."""
 
     def batches(self) -> Iterator[EventBatch]:
         part = self._part
@@ -119,6 +126,9 @@ class GpuCountersReading(Reading):
             "gpuCounters": {
                 "tool": lines.layout.tool,
                 "gpus": [{"gpu": key, "name": self._models.get(key, "")} for key in self._part.devices],
+                "highest_mhz": {
+                    key: self._highest_mhz.get(self._models.get(key, ""), 0.0) for key in self._part.devices
+                },
                 "times": lines.clock,
                 "shift_ns": self._part.shift_ns,
             }
@@ -129,6 +139,8 @@ class GpuCountersReading(Reading):
         part = self._part
         time = row.time_ns + part.shift_ns
         key = row.device.key
+        if self._highest_mhz.get(row.device.name, 0.0) < (clock := row.sm_clock()) < _MOST_MHZ:
+            self._highest_mhz[row.device.name] = clock
         if not part.begin_ns <= time <= part.end_ns or key not in part.devices:
             return None
         values, broken = row.values()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.memory.block_map import held_by_line
 from rankscope.analysis.memory.usage import memory_curve
 from rankscope.errors import UsageError
 from rankscope.text.spelling import did_you_mean
@@ -66,9 +67,11 @@ def chart_of(result: Result) -> Chart:
 
 
 def chart_in_run(result: Result, run: Run, scope: Scope) -> Chart:
-    """The chart of a result, with what only the run has: the device's peaks, the memory curve."""
+    """The chart of a result, with what only the run has: the device's peaks, memory over time."""
     if result.name == "memory":
         return _memory(run, scope)
+    if result.name == "allocators":
+        return _allocators(run, scope)
     if result.name == "roofline":
         return report_charts.roofline(result, report_charts.known_roofs(run, scope))
     return chart_of(result)
@@ -76,6 +79,10 @@ def chart_in_run(result: Result, run: Run, scope: Scope) -> Chart:
 
 def _memory(run: Run, scope: Scope) -> Chart:
     return report_charts.memory(memory_curve(run, scope.in_run(run)))
+
+
+def _allocators(run: Run, scope: Scope) -> Chart:
+    return report_charts.held_by_line(held_by_line(run, scope))
 
 
 def _of_report(name: str, question: str = "") -> ChartKind:
@@ -106,6 +113,7 @@ CHARTS: dict[str, ChartKind] = {
         *(_of_report(name) for name in (*_OF_RESULTS, *_AS_BARS) if name in REPORTS and name != "roofline"),
         _of_report("roofline", "How near is each op to what the device can do?"),
         ChartKind("memory", "How much memory is used when?", _memory),
+        ChartKind("allocators", "Which lines hold the memory when?", _allocators),
         ChartKind("blocks", "Which address was allocated when, and by which line?", blocks_of_run),
     )
 }

@@ -271,6 +271,22 @@ def memory(result: Result) -> Chart:
     )  # fmt: skip
 
 
+def held_by_line(result: Result) -> Chart:
+    """Memory over time by the line of Python that allocated it."""
+    by_line: dict[str, list[tuple[float, float]]] = {}
+    for row in result.rows:
+        by_line.setdefault(row["line"], []).append((row["ts_ns"], row["held_bytes"]))
+    if not by_line:
+        raise nothing_to_draw(result)
+    first = result.rows[0]
+    drawn = [Line(line, points, marks=False) for line, points in by_line.items()]
+    subtitle = f"rank {first['rank']}, {first['device']}; the lines that hold most, over the whole history"
+    return lines(
+        "allocators", result.title, subtitle, drawn, ("Time from the start of the run", "ns"), ("Memory", "bytes"),
+        staircase=True,
+    )  # fmt: skip
+
+
 def stragglers(result: Result) -> Chart:
     rows = [row for row in result.rows if row.get("caused_wait_ns") is not None]
     if not any(row["caused_wait_ns"] for row in rows):

@@ -265,7 +265,9 @@ def _headline(request: Request, findings: list[Finding], overview: Result) -> He
 
 
 def _picture(request: Request, finding: Finding | None) -> Picture | None:
-    """The step in which a finding shows best."""
+    """The step in which a finding shows best; of memory snapshots alone, the memory over time."""
+    if not _is_traced(request.run):
+        return _drawn(lambda: Picture(*[CHARTS["memory"].make(request.run, request.scope)] * 2))
     step = step_picture(request.run, request.scope, finding)
     if step is None or not any(row.end_ns - row.start_ns > row.idle_ns for row in step.rows):
         return None
