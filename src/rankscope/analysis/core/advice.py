@@ -1,13 +1,33 @@
-"""Advice that depends on what the program already does: nobody needs to hear what is in use."""
+"""Advice that fits the program: its framework, its device, and what it already does."""
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Literal
+
+from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.names import sql_names, vocabulary
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
+
+Framework = Literal["torch", "jax", "triton", "nsys", ""]
+_FRAMEWORKS: dict[str, Framework] = {"kineto": "torch", "ascend": "torch", "xla": "jax", "nsys": "nsys"}
+"""By reader. A report of nsys does not tell which framework it recorded."""
+
+
+@once_per_run
+def framework(run: Run) -> Framework:
+    """Whose functions and options advice may name: those of the framework, or of the profiler, of most files."""
+    files = Counter[Framework](
+        "triton"
+        if entry.manifest["header"].get("profiler") == "proton"
+        else _FRAMEWORKS.get(entry.format, "")
+        for entry in run.timelines
+    )
+    return max(files, key=lambda name: (name != "", files[name]), default="")
 
 
 @dataclass(frozen=True)
