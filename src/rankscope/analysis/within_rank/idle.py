@@ -25,7 +25,7 @@ COLUMNS = (
     Column("device"),
     Column("host_bound_ns", "ns", "before the call that launches the next event"),
     Column("launch_latency_ns", "ns", "from the start of that call to the start of the event"),
-    Column("sync_ns", "ns", "the host is in a synchronising call"),
+    Column("sync_ns", "ns", "the host is in a synchronising call, and nothing is queued"),
     Column("dataloader_ns", "ns", "the host waits for a batch"),
     Column("other_ns", "ns", "the next event is already launched, or its launch is not in the file"),
 )

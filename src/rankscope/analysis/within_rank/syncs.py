@@ -12,15 +12,15 @@ from rankscope.analysis.core.device_events import UNKNOWN, gpu_ranks, steps_in
 from rankscope.analysis.core.gpu_counts import kernels_end_in
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.host_spans import waiting_calls
-from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, covered, subtract
+from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, covered
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.notes import NO_GPU, left_out, no_lines, slice_counts
-from rankscope.analysis.core.rank_activity import rank_activity
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded
 from rankscope.analysis.core.step_times import windows
+from rankscope.analysis.within_rank.idle_gaps import waits_for_host
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows, unique_values
@@ -35,7 +35,12 @@ COLUMNS = (
     Column("calls", "count"),
     Column("total_ns", "ns", "host time in the calls"),
     Column("max_ns", "ns", "longest call"),
-    Column("gpu_idle_ns", "ns", "part of the total in which the GPU is idle", title="GPU idle"),
+    Column(
+        "gpu_idle_ns",
+        "ns",
+        "part of the total in which the GPU is idle with nothing queued",
+        title="GPU idle",
+    ),
     Column(
         "name", help="runtime call; 'pageable' is a copy of pageable memory, which also waits", at_end=True
     ),
@@ -73,7 +78,7 @@ def rank_syncs(run: Run, scope: Scope) -> dict[int, RankSyncs]:
     for rank, mine in split_by_rank(waiting, unique_values(waiting["rank"]).tolist()).items():
         idle, window = EMPTY, windows(run, rank, scope)
         if has_gpu := rank in gpu_ranks(run):
-            idle = subtract(window.intervals, rank_activity(run, rank).busy)
+            idle = waits_for_host(run, rank, scope)
         calls = tuple(_calls(all_names(run), mine, idle, has_steps))
         syncs[rank] = RankSyncs(calls, window.span if has_gpu else 0)
     return syncs
