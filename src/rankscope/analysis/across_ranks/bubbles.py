@@ -26,7 +26,7 @@ from rankscope.analysis.across_ranks.segments import FORWARD, rank_segments, run
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import Intervals, Ints, covered, intersect, join, subtract, union
-from rankscope.analysis.core.notes import left_out
+from rankscope.analysis.core.notes import left_out, no_gpu
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded
@@ -54,7 +54,7 @@ def bubbles(run: Run, scope: Scope, by: str | None = None) -> Result:
     records = rank_segments(run, scope) if "pp" in layout.axes else {}
     if not records:
         notes.append(
-            "no GPU events in the window; ProfilerActivity.CUDA records them"
+            no_gpu(run)
             if "pp" in layout.axes
             else "no pipeline-parallel process group was recognised, so there are no stages to compare"
         )

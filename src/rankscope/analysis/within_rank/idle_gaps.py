@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.analysis.core.advice import how_to_record
 from rankscope.analysis.core.device_events import UNKNOWN, DeviceEvents, device_events, gpu_ranks
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.host_spans import dataloader_spans, rank_annotations, sync_spans
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, intersect, subtract, union
 from rankscope.analysis.core.names import all_names
-from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out, no_lines
+from rankscope.analysis.core.notes import gpu_outside_steps, left_out, no_gpu, no_lines
 from rankscope.analysis.core.rank_activity import host_collectives
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.rollups import kept_per_rank
@@ -186,11 +187,11 @@ def gaps(run: Run, scope: Scope, by: str | None = None) -> Result:
     inside = sum(count.events for count in gpu_counts(run, scope))
     notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside)
     if not inside:
-        notes.append(NO_GPU)
+        notes.append(no_gpu(run))
     elif not rows:
         notes.append("no gaps: the GPU is never idle")
     elif by is None and all(row["op"] is None for row in rows):
-        notes.append("the trace has no ops; torch.profiler records them (rankscope profile --tool torch)")
+        notes.append(f"the trace has no ops; {how_to_record(run, 'host')}")
     elif by == "source" and all(row["source"] is None for row in rows):
         notes.append(no_lines(run))
     columns = (*(_KEYS[key] for key in keys), *_MEASURES)
