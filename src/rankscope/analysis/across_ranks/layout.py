@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rankscope.analysis.core.advice import framework
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.result import Column, Finding, Result, left_out_note
 from rankscope.analysis.core.scope import Scope
@@ -311,7 +312,12 @@ GROUP_COLUMNS = (
     Column("kinds", help="number of collectives of each kind"),
     Column("description", help="description given by the program", at_end=True),
 )
-_NO_GROUPS = "no process groups in the files: torch 2.3 and later record them in the header"
+
+
+def _no_groups(run: Run) -> str:
+    if framework(run) == "torch":
+        return "no process groups in the files: torch 2.3 and later record them in the header"
+    return "no process groups in the files"
 
 
 @once_per_run
@@ -346,7 +352,7 @@ def layout(run: Run, scope: Scope, by: str | None = None) -> Result:
     rows, columns = _by_rank(ranks_layout) if by == "rank" else _grid(ranks_layout)
     notes = [*ranks_layout.notes]
     if not ranks_layout.groups:
-        notes.append(_NO_GROUPS)
+        notes.append(_no_groups(run))
     missing = sorted(set(range(ranks_layout.world)) - set(run.ranks))
     if missing:
         notes.append(f"no file for {rank_words(missing)}")
@@ -457,7 +463,7 @@ def groups(run: Run, scope: Scope, by: str | None = None) -> Result:
         )
     order = ("world", *AXES, "other")
     table.sort(key=lambda row: (order.index(row["axis"]), -row["collectives"], -row["size"]))
-    notes = list(ranks_layout.notes) if ranks_layout.groups else [_NO_GROUPS]
+    notes = list(ranks_layout.notes) if ranks_layout.groups else [_no_groups(run)]
     unnamed = sum(int(counts[i]) for i, group in enumerate(rows.groups) if not group.ranks)
     if unnamed:
         notes.append(left_out_note(f"{unnamed:,} collectives whose process group is not known"))

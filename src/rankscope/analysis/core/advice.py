@@ -128,6 +128,13 @@ def how_to_record(run: Run, what: Recorded) -> str:
     return _RECORDING[what].get(framework(run)) or _RECORDING[what]["torch"]
 
 
+def recording_hint(run: Run, what: Recorded) -> str:
+    """The same as a sentence."""
+    how = how_to_record(run, what)
+    is_code = how.startswith("nsys ") or "." in how.partition(" ")[0]
+    return f"{how if is_code else how[0].upper() + how[1:]}."
+
+
 def _runs_torch(run: Run) -> bool:
     """nsys and other profilers do not tell the framework: names of kernels do."""
     return framework(run) == "torch" or any("at::native" in name for name in vocabulary(run, "kernel"))
@@ -187,7 +194,7 @@ _RECORDING: dict[Recorded, dict[Framework, str]] = {
     },
     "annotations": {
         "torch": "torch.profiler.record_function(name) adds them",
-        "nsys": "NVTX adds them: torch.cuda.nvtx.range(name)",
+        "nsys": "torch.cuda.nvtx.range(name) adds them",
         "jax": "jax.profiler.TraceAnnotation(name) adds them",
         "triton": "proton.scope(name) adds them",
     },

@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from statistics import median
 
+from rankscope.analysis.core.advice import framework, recording_hint
+from rankscope.analysis.core.names import vocabulary
+from rankscope.analysis.core.notes import has_launches
 from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import SLOW_FIRST_STEP
@@ -25,7 +28,22 @@ COLUMNS = (
 )
 _HALF_UNDERSTOOD_PCT = 50
 """Fewer is a warning. Chosen, not measured, as are the limits of the checks below."""
-_LAUNCHES = r"Launch|MemcpyAsync|MemsetAsync|MemcpyHtoD|MemcpyDtoH"
+_LAUNCHES = r"Launch(?:$|[^H])|MemcpyAsync|MemsetAsync|MemcpyHtoD|MemcpyDtoH"
+"""Calls that start work on a device; LaunchHostFunc starts a function of the host."""
+_BEGIN_CAPTURE = "StreamBeginCapture"
+_NOT_CAPTURED = f"""
+    AND NOT EXISTS (
+        SELECT 1 FROM (
+            SELECT b.rank, b.segment, b.start_ns AS begin_ns, min(e.start_ns) AS end_ns
+            FROM slices b JOIN slices e
+            ON e.rank = b.rank AND e.segment = b.segment AND e.start_ns >= b.start_ns
+            WHERE b.category IN ({{launches}}) AND contains(b.name, '{_BEGIN_CAPTURE}')
+            AND e.category IN ({{launches}}) AND contains(e.name, 'StreamEndCapture')
+            GROUP BY ALL
+        ) w WHERE w.rank = c.rank AND w.segment = c.segment AND c.start_ns BETWEEN w.begin_ns AND w.end_ns
+    )
+"""
+"""Calls between the begin and the end of a capture become nodes of a graph, and start nothing."""
 
 
 def doctor(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -265,19 +283,30 @@ def _swapped(run: Run) -> Check:
 
 def _links(run: Run) -> Iterator[Check]:
     ((total, alone),) = run.rows("SELECT count(*), count(*) FILTER (launch IS NULL) FROM gpu")
-    yield _share(
-        "GPU events without their launch",
-        alone,
-        total,
-        "GPU events without a launch in the file",
-        "Their op is not known. They were launched before the recording began, or the launch was lost.",
-        "One or two warm-up steps before the active steps avoid most of them.",
-    )
+    check = "GPU events without their launch"
+    if total and not has_launches(run):
+        title, evidence = (
+            "no launches in the trace",
+            "Why a GPU is idle, and which op runs a kernel, is not known.",
+        )
+        finding = Finding("info", title, evidence, hint=recording_hint(run, "launches"))
+        yield check, f"{alone:,} of {total:,}", finding
+    else:
+        yield _share(
+            check,
+            alone,
+            total,
+            "GPU events without a launch in the file",
+            "Their op is not known. They were launched before the recording began, or the launch was lost.",
+            "One or two warm-up steps before the active steps avoid most of them.",
+        )
     launches = sql_texts(LAUNCH_CATEGORIES)
+    captured = any(_BEGIN_CAPTURE in name for name in vocabulary(run, *LAUNCH_CATEGORIES))
     ((calls, without),) = run.rows(f"""
         WITH calls AS (
-            SELECT rank, segment, id FROM slices
+            SELECT rank, segment, id FROM slices c
             WHERE category IN ({launches}) AND regexp_matches(name, '{_LAUNCHES}')
+            {_NOT_CAPTURED.format(launches=launches) if captured else ""}
         )
         SELECT count(*), count(*) FILTER (g.launch IS NULL) FROM calls c
         LEFT JOIN (SELECT DISTINCT rank, segment, launch FROM gpu) g
@@ -331,16 +360,16 @@ def _overlapping(run: Run) -> Check:
 def _steps(run: Run) -> Iterator[Check]:
     rows = run.rows("SELECT rank, segment, step, time_ns, source FROM steps ORDER BY rank, segment, start_ns")
     if not rows:
-        hint = "Call profiler.step() in the training loop."
-        if any(entry.format == "xla" for entry in run.timelines):
-            hint = 'Put each step into jax.profiler.StepTraceAnnotation("train", step_num=N).'
-        title = "no steps in the trace"
+        title, hint = "no steps in the trace", recording_hint(run, "steps")
         yield "steps", "none", Finding("info", title, "All values are for the whole file.", hint=hint)
         return
     steps = f"{len({step for _, _, step, *_ in rows})}"
     finding = None
     if {source for *_, source in rows} - {"profiler"}:
-        finding = Finding("info", f"{steps} steps, some of them inferred", "Some files have no ProfilerStep.")
+        evidence = "Some files have no ProfilerStep."
+        if framework(run) != "torch":
+            evidence = "They are numbered annotations."
+        finding = Finding("info", f"{steps} steps, some of them inferred", evidence)
     yield "steps", steps, finding
     yield _warm_up(rows)
     yield _truncated(run)

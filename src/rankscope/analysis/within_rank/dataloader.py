@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankscope.analysis.core.advice import how_to_record, load_faster
+from rankscope.analysis.core.advice import framework, how_to_record, load_faster
 from rankscope.analysis.core.device_events import gpu_ranks
 from rankscope.analysis.core.host_spans import dataloader_spans
 from rankscope.analysis.core.intervals import covered, subtract
@@ -99,9 +99,10 @@ def dataloader(run: Run, scope: Scope, by: str | None = None) -> Result:
         findings += _finding(run, rank, of_rank, waits) if scope.steps is not None else []
     notes = left_out(run, scope)
     if not rows:
+        by_torch = "torch records them for its DataLoader with ProfilerActivity.CPU. For another loader, "
         notes.append(
-            "no waits for data in the window; torch records them for its DataLoader with ProfilerActivity.CPU. "
-            f"For another loader, an annotation with DataLoader in its name: {how_to_record(run, 'annotations')}"
+            f"no waits for data in the window; {by_torch if framework(run) == 'torch' else ''}"
+            f"annotate them with DataLoader in the name: {how_to_record(run, 'annotations')}"
         )
     elif scope.steps is None:
         notes.append(no_steps(run))

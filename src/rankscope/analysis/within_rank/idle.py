@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from rankscope.analysis.core.advice import ahead_of_gpu, framework, how_to_record, together
+from rankscope.analysis.core.advice import ahead_of_gpu, framework, recording_hint, together
 from rankscope.analysis.core.device_events import UNKNOWN, steps_in
 from rankscope.analysis.core.gpu_counts import kernels_end_in
 from rankscope.analysis.core.notes import gpu_outside_steps, left_out, no_gpu
@@ -154,9 +154,11 @@ def _finding(run: Run, device: DeviceSums, row: dict[str, Any], steps: int) -> l
         fact("largest_place_ns", _launch_idle(region.causes)),
     )
     per_step = " per step" if steps > 1 else ""
-    parts = ", ".join(
-        f"{cause.replace('_', ' ')} {format_rounded('ns', row[f'{cause}_ns'])}" for cause in CAUSES
-    )
+    # Without launches only waits for data tell why.
+    times = {cause.replace("_", " "): row[f"{cause}_ns"] for cause in CAUSES}
+    if not device.has_launches:
+        times = {"dataloader": row["dataloader_ns"], "not known": idle - row["dataloader_ns"]}
+    parts = ", ".join(f"{cause} {format_rounded('ns', time)}" for cause, time in times.items())
     if not device.has_launches:
         reason, why = "", "why is not known, since launches were not recorded"
     else:
@@ -193,8 +195,7 @@ def _finding(run: Run, device: DeviceSums, row: dict[str, Any], steps: int) -> l
 def _hint(run: Run, device: DeviceSums, where: str | None, reason: str) -> str:
     """Advice follows the cause; data loading and synchronising calls come first where they are the larger part."""
     if not reason:
-        how = how_to_record(run, "launches")
-        return f"{how[0].upper()}{how[1:]}."
+        return recording_hint(run, "launches")
     first = ""
     if device.causes["dataloader"] > device.launch_idle or where == "dataloader":
         first = "Load data faster first (-r dataloader). "

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.advice import Recorded, how_to_record
-from rankscope.analysis.core.notes import left_out, slices_outside_steps
+from rankscope.analysis.core.notes import left_out, slice_counts, slices_outside_steps
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.event_tables import ORIGIN_KEYS, SAME, origin_of
@@ -114,7 +114,8 @@ def _notes(
     inside = sum(row["calls"] for row in rows)
     notes = left_out(run, scope) + slices_outside_steps(run, scope, inside, ("cpu_op",), "ops")
     if not rows:
-        notes.append(f"no ops in the window; {how_to_record(run, 'host')}")
+        were_recorded = "cpu_op" in slice_counts(run, Scope())
+        notes.append("no ops in the window" + ("" if were_recorded else f"; {how_to_record(run, 'host')}"))
     elif by in _RECORDED and all(row[by] is None for row in (*rows, *replayed)):
         notes.append(f"the trace has no {by}: {how_to_record(run, _RECORDED[by])}")
     return notes
