@@ -121,6 +121,14 @@ def test_tensor_and_data_parallel(tmp_path: Path) -> None:
         ("CONTEXT_PARALLEL_GROUP", "cp"),
         ("sequenceParallel", "cp"),
         ("EMBEDDING_GROUP", "other"),
+        ("EXPERT_TENSOR_PARALLEL_GROUP", "other"),
+        ("EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP", "other"),
+        ("EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP", "other"),
+        ("TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP", "other"),
+        ("HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP_L0", "other"),
+        ("INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO", "other"),
+        ("INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP", "other"),
+        ("HYBRID_DP_CP_GROUP_4", "other"),
         ("default_pg", "world"),
         ("undefined", None),
         ("17", None),
@@ -140,6 +148,89 @@ def test_experts_inside_data_parallel_ranks() -> None:
     layout = infer_layout(groups, 4)
     assert layout.axes == ("dp", "ep")
     assert layout.places[3] == {"dp": 3, "ep": 1}
+
+
+MEGATRON = {
+    "DATA_PARALLEL_GROUP_WITH_CP": "cp dp",
+    "DATA_PARALLEL_GROUP_WITH_CP_GLOO": "cp dp",
+    "DATA_PARALLEL_GROUP": "dp",
+    "DATA_PARALLEL_GROUP_GLOO": "dp",
+    "CONTEXT_PARALLEL_GROUP": "cp",
+    "MODEL_PARALLEL_GROUP": "tp pp",
+    "TENSOR_MODEL_PARALLEL_GROUP": "tp",
+    "PIPELINE_MODEL_PARALLEL_GROUP": "pp",
+    "TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP": "tp cp dp",
+    "TENSOR_AND_DATA_PARALLEL_GROUP": "tp dp",
+    "TENSOR_AND_CONTEXT_PARALLEL_GROUP": "tp cp",
+}
+MEGATRON_EXPERTS = {
+    "EXPERT_MODEL_PARALLEL_GROUP": "ep",
+    "EXPERT_TENSOR_PARALLEL_GROUP": "tp",
+    "EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": "tp ep",
+    "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP": "tp ep pp",
+    "EXPERT_DATA_PARALLEL_GROUP": "dp",
+    "EXPERT_DATA_PARALLEL_GROUP_GLOO": "dp",
+    "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "tp ep dp pp",
+}
+"""The groups of Megatron-core by description, with the axes that each spans; innermost first."""
+
+
+def rank_groups(sizes: dict[str, int], axes: str) -> list[tuple[int, ...]]:
+    """The ranks that differ only in these axes; the first of `sizes` is the innermost."""
+    strides, stride = {}, 1
+    for axis, size in sizes.items():
+        strides[axis], stride = stride, stride * size
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(stride):
+        others = (rank // strides[axis] % size for axis, size in sizes.items() if axis not in axes.split())
+        groups.setdefault(tuple(others), []).append(rank)
+    return [tuple(ranks) for ranks in groups.values()]
+
+
+@pytest.mark.parametrize(
+    "busiest", ["EXPERT_DATA_PARALLEL_GROUP", "DATA_PARALLEL_GROUP_WITH_CP", "MODEL_PARALLEL_GROUP"]
+)
+@pytest.mark.parametrize(
+    ("tp", "cp", "dp", "pp", "etp", "ep"),
+    [
+        (2, 1, 2, 2, 2, 2),
+        (2, 2, 2, 1, 2, 2),
+        (2, 2, 2, 2, 2, 4),
+        (4, 2, 1, 2, 1, 8),
+        (1, 1, 4, 2, 1, 4),
+        (2, 1, 4, 1, 1, 4),
+        (1, 4, 2, 2, 1, 1),
+        (2, 2, 1, 3, 1, 2),
+    ],
+)
+def test_the_groups_of_megatron_make_up_the_world(
+    tp: int, cp: int, dp: int, pp: int, etp: int, ep: int, busiest: str
+) -> None:
+    world = tp * cp * dp * pp
+    dense = {"tp": tp, "cp": cp, "dp": dp, "pp": pp}
+    experts = {"tp": etp, "ep": ep, "dp": world // (etp * ep * pp), "pp": pp}
+    groups = [
+        ObservedGroup(str(100 * number + place), name, ranks, {"all_reduce": 90 if name == busiest else 7})
+        for sizes, names in ((dense, MEGATRON), (experts, MEGATRON_EXPERTS))
+        for number, (name, axes) in enumerate(names.items())
+        for place, ranks in enumerate(rank_groups(sizes, axes))
+    ]
+    layout = infer_layout([ObservedGroup("0", "default_pg", tuple(range(world)), {}), *groups], world)
+    sizes = dense | {"ep": ep}
+    assert layout.axes == tuple(axis for axis in ("pp", "dp", "ep", "cp", "tp") if sizes[axis] > 1)
+    assert {axis: layout.sizes[axis] for axis in layout.axes} == {axis: sizes[axis] for axis in layout.axes}
+    for rank, place in layout.places.items():
+        at = {
+            "tp": rank % tp,
+            "cp": rank // tp % cp,
+            "dp": rank // (tp * cp) % dp,
+            "pp": rank // (tp * cp * dp),
+        }
+        at |= {"ep": rank // etp % ep}
+        assert place == {axis: at[axis] for axis in layout.axes}
+        for axis in set(layout.axes) - {"ep"}:
+            assert layout.group_of(rank, axis) == next(g for g in rank_groups(dense, axis) if rank in g)
+    assert not any("multiply" in note for note in layout.notes)
 
 
 def test_axes_that_do_not_make_the_world_are_said() -> None:

@@ -80,8 +80,8 @@ def _cause(
 ) -> str:
     if inside(time, data):
         return "dataloader"
-    if inside(time, sync):
-        return "sync"
     if launch is None or launch <= previous_end:
         return "other"
+    if inside(time, sync):
+        return "sync"
     return "host_bound" if time < launch else "launch_latency"

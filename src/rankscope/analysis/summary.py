@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rankscope.analysis.core.ceilings import device_names
+from rankscope.analysis.core.advice import how_to_record
+from rankscope.analysis.core.ceilings import ceilings, device_names
+from rankscope.analysis.core.device_events import has_gpu
+from rankscope.analysis.core.notes import has_launches
 from rankscope.analysis.core.result import Column, NoteKind, Result, Row, note_kind
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import (
@@ -46,6 +49,8 @@ _WITHOUT_TRACE = {
     "nccl_prometheus": ("NCCL Inspector metrics file", "nccl"),
     "nccl_plugin": ("NCCL profiler dump", "nccl,collectives,stragglers"),
 }
+_SAME_STEP = 0.05
+"""Mean and median that differ by less are not told apart in the first line."""
 _CLASSES = ("compute", "exposed_comm", "exposed_copy", "idle")
 
 
@@ -80,7 +85,11 @@ def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
     findings = collect(run, scope)
     facts = _facts(run, scope, rows, list(parts.values())) | dict(broken.facts)
     # Without a trace there is no breakdown, and its notes do not apply.
-    notes = [*map(str, doubts(run, scope)), *(broken.notes if rows else ()), *_missing(rows, used_of)]
+    notes = [
+        *map(str, doubts(run, scope)),
+        *(broken.notes if rows else ()),
+        *_missing(run, scope, rows, used_of),
+    ]
     if not findings:
         notes.append(NOTHING_FOUND)
     title = verdict(run, scope, facts)
@@ -114,11 +123,7 @@ def verdict(run: Run, scope: Scope, facts: Mapping[str, Any]) -> str:
     """'A step takes 49.8 ms: 41 % compute, …', over all ranks in scope."""
     if facts["step_ns"] is None and not facts["ranks"]:
         return _other_files(run, scope) or contents(run, scope) or "Nothing was recorded that takes time"
-    text = (
-        f"A step takes {format_ns(facts['step_ns'], 1)}"
-        if facts["step_ns"] is not None
-        else _recorded(run, scope)
-    )
+    text = _step_time(facts) if facts["step_ns"] is not None else _recorded(run, scope)
     if facts["compute_pct"] is not None:
         comm = f"{facts['exposed_comm_pct']:.0f} % exposed communication"
         if round(facts["exposed_wait_pct"]):
@@ -131,6 +136,14 @@ def verdict(run: Run, scope: Scope, facts: Mapping[str, Any]) -> str:
             f"{facts['idle_pct']:.0f} % idle"
         )
     return text + (f"; MFU {facts['mfu_pct']:.1f} %" if facts["mfu_pct"] is not None else "")
+
+
+def _step_time(facts: Mapping[str, Any]) -> str:
+    """The median; also the mean, which shares and costs are of, where it is another figure."""
+    median, mean = facts["step_ns"], facts["mean_step_ns"]
+    if mean is None or abs(mean - median) < _SAME_STEP * median:
+        return f"A step takes {format_ns(median, 1)}"
+    return f"A step takes {format_ns(median, 1)} (median; {format_ns(mean, 1)} on average)"
 
 
 def _recorded(run: Run, scope: Scope) -> str:
@@ -154,25 +167,39 @@ def _other_files(run: Run, scope: Scope) -> str:
 
 
 def subject(run: Run, scope: Scope, result: Result) -> str:
-    """Number of ranks and steps, and the device."""
+    """Number of ranks and steps, the device, and what the analyses miss."""
     ranks = len(result.rows) or sum(scope.ranks is None or rank in scope.ranks for rank in run.ranks)
     steps = max((row["steps"] for row in result.rows), default=0)
-    names = sorted(set(device_names(run, scope).values()) - {""})
     words = [
         f"{ranks} rank{'s' * (ranks != 1)}",
         f"{steps} step{'s' * (steps != 1)}" if steps else "no steps",
     ]
-    return ", ".join([*words, *names])
+    if has_gpu(run, scope):
+        words += sorted(set(device_names(run, scope).values()) - {""})
+        words += [] if has_launches(run) else ["launches not recorded"]
+    elif result.rows:
+        words.append("no GPU events")
+    return ", ".join(words)
 
 
-def _missing(rows: Sequence[Row], mfu: Result) -> list[str]:
-    """Notes on columns that are empty because of how the run was recorded."""
-    notes = []
-    if rows and all(row["mfu_pct"] is None for row in rows):
+def _missing(run: Run, scope: Scope, rows: Sequence[Row], mfu: Result) -> list[str]:
+    """Notes on columns of GPUs that are empty because of how the run was recorded."""
+    notes: list[str] = []
+    if not rows or not has_gpu(run, scope):
+        return notes
+    if all(row["mfu_pct"] is None for row in rows):
         graphs = [note for note in mfu.notes if note_kind(note) is NoteKind.IN_GRAPHS]
-        notes += graphs or [
-            "MFU needs shapes and a known device: --record-shapes when profiling, --peak here"
-        ]
-    if rows and all(row["peak_allocated_bytes"] is None for row in rows):
-        notes.append("peak memory needs --profile-memory when profiling")
+        notes += graphs or _without_mfu(run, scope, mfu)
+    if all(row["peak_allocated_bytes"] is None for row in rows):
+        notes.append(f"peak memory was not recorded: {how_to_record(run, 'memory')}")
+    return notes
+
+
+def _without_mfu(run: Run, scope: Scope, mfu: Result) -> list[str]:
+    """What MFU needs: FLOPs, the peak of the device, or both."""
+    has_flops = any(row["flops"] for row in mfu.rows)
+    has_peak = all(ceiling.peaks or ceiling.any_peak for ceiling in ceilings(run, scope).values())
+    notes = [] if has_flops else [f"MFU needs shapes: {how_to_record(run, 'shapes')}"]
+    if not has_peak:
+        notes.append("MFU needs the peak of the device: --peak 989TF")
     return notes

@@ -26,7 +26,7 @@ from rankscope.analysis.across_ranks.segments import FORWARD, rank_segments, run
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import Intervals, Ints, covered, intersect, join, subtract, union
-from rankscope.analysis.core.notes import left_out
+from rankscope.analysis.core.notes import left_out, no_gpu
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded
@@ -54,7 +54,7 @@ def bubbles(run: Run, scope: Scope, by: str | None = None) -> Result:
     records = rank_segments(run, scope) if "pp" in layout.axes else {}
     if not records:
         notes.append(
-            "no GPU events in the window; ProfilerActivity.CUDA records them"
+            no_gpu(run)
             if "pp" in layout.axes
             else "no pipeline-parallel process group was recognised, so there are no stages to compare"
         )
@@ -297,7 +297,9 @@ def _layers_to_move(schedule: Schedule, calls: Mapping[int, Ints], worst: int) -
     layers = layers_of(calls[rank], int((passes.step[mine] == passes.step[mine][0]).sum()))
     saved = schedule.saved_by_moving(1 / layers if layers else _WORK_MOVED, worst, least)
     if saved <= 0:
-        return f"Compare the work of stage {worst} with that of the others; moving a layer would save nothing."
+        return (
+            f"Compare the work of stage {worst} with that of the others; moving a layer would save nothing."
+        )
     what = f"one of its {layers} layers" if layers else f"{100 * _WORK_MOVED:.0f} % of its work"
     return f"Move work from stage {worst} to stage {least}: {what} would save {format_rounded('ns', saved)} of a step."
 

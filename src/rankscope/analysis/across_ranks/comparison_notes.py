@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankscope.analysis.core.advice import framework
 from rankscope.analysis.core.notes import left_out, ranks_by_session
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import NCCL
@@ -49,7 +50,11 @@ def _no_collectives(run: Run) -> list[str]:
                 "ranges (rankscope profile --tool torch records them)"]  # fmt: skip
     if any(entry.format == "rocprof" for entry in run.timelines):
         return ["no collectives in these files: rocprofv3 records RCCL's kernels with --kernel-trace"]
-    return ["no collectives in these files: torch.profiler records them with ProfilerActivity.CPU and CUDA"]
+    if framework(run) == "torch":
+        return [
+            "no collectives in these files: torch.profiler records them with ProfilerActivity.CPU and CUDA"
+        ]
+    return ["no collectives in these files"]
 
 
 def _one_rank(run: Run) -> list[str]:

@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, product
 from math import prod
 from typing import Any, Literal
 
 import numpy as np
 
 from rankscope.analysis.across_ranks.stage_chains import stage_chains
+from rankscope.analysis.core.advice import framework
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.result import Column, Finding, Result, left_out_note
 from rankscope.analysis.core.scope import Scope
@@ -38,12 +39,14 @@ TITLES = {
 }
 
 # Words in the group names of the frameworks (torch's DeviceMesh: mesh_tp; Megatron: TENSOR_MODEL_PARALLEL_GROUP;
-# DeepSpeed, FSDP). The first axis with a whole word in the name is chosen.
+# DeepSpeed, FSDP). The first axis with a whole word in the name is chosen. Groups that span several axes, or part of
+# one, are 'other'; their names are those of Megatron-core's parallel_state.
 _NAME_WORDS: tuple[tuple[Axis, str], ...] = (
     ("world", r"default_?pg|world"),
     (
         "other",
-        r"embedding|position|amax|tensor_and_data|tensor_and_context|intra_partial|inter_partial|tp_dp|tp_cp",
+        r"embedding|position|amax|tensor_and\w*|expert_tensor\w*|intra|inter|hierarchical|hybrid|tp_(?:dp|cp|ep|pp)\w*|"
+        r"data_modulo\w*|optimizer_instance",
     ),
     (
         "dp",
@@ -54,6 +57,10 @@ _NAME_WORDS: tuple[tuple[Axis, str], ...] = (
     ("cp", r"cp|context|sp|sequence|ulysses|ring"),
     ("tp", r"tp|mp|tensor|model|col|row"),
 )
+_SECOND_CHOICE = re.compile(r"(?i)expert|exp_dp|edp|gloo|_ag$")
+"""Groups of an axis that the others are described by only where no other fits: experts', and copies of other groups."""
+_MOST_FAMILIES = 6
+"""Of an axis that are tried."""
 _TOO_GENERAL = re.compile(r"(?:^|[^a-z])(?:parallel|group|model|pg|mesh)(?=$|[^a-z])")
 
 
@@ -131,7 +138,7 @@ def axis_from_name(text: str) -> Axis | None:
 
 def infer_layout(groups: Sequence[ObservedGroup], world: int) -> Layout:
     """Assign an axis to every group and a position to every rank."""
-    groups = _by_shape([_recognised(group, world) for group in groups])
+    groups = _by_shape(_without_model_groups([_recognised(group, world) for group in groups]))
     notes: list[str] = []
     guessed = sorted({g.axis for g in groups if g.basis in ("traffic", "shape") and g.axis != "other"})
     if guessed:
@@ -139,10 +146,13 @@ def infer_layout(groups: Sequence[ObservedGroup], world: int) -> Layout:
             f"the names of some groups do not state their purpose: {', '.join(guessed)} "
             f"{'are' if len(guessed) > 1 else 'is'} inferred from traffic, size and stride"
         )
-    chosen = _one_family_an_axis(groups, notes)
+    chosen = _one_family_an_axis(groups, world, notes)
     sizes = {axis: max((g.size for g in chosen if g.axis == axis), default=1) for axis in AXES}
     axes = tuple(axis for axis in AXES if sizes[axis] > 1)
     axes, sizes = _completed(axes, dict(sizes), world, notes)
+    # Those that the layout uses first: `group_of` takes them.
+    used = {id(group) for group in chosen}
+    groups = [*chosen, *(group for group in groups if id(group) not in used)]
     return Layout(world, axes, sizes, _places(chosen, axes, world), tuple(groups), tuple(notes))
 
 
@@ -184,38 +194,91 @@ def _by_shape(groups: list[ObservedGroup]) -> list[ObservedGroup]:
     ]
 
 
-def _one_family_an_axis(groups: Sequence[ObservedGroup], notes: list[str]) -> list[ObservedGroup]:
-    """Choose the most used family where several serve one axis (Megatron has five for data parallelism)."""
-    chosen: list[ObservedGroup] = []
+def _without_model_groups(groups: list[ObservedGroup]) -> list[ObservedGroup]:
+    """Beside TENSOR_MODEL_PARALLEL_GROUP, MODEL_PARALLEL_GROUP spans the tensor-parallel ranks of all stages."""
+    tensor = [group for group in groups if group.axis == "tp" and "tensor" in group.description.lower()]
+    if not tensor:
+        return groups
+    return [
+        replace(group, axis="other") if group.axis == "tp" and group not in tensor else group
+        for group in groups
+    ]
+
+
+def _one_family_an_axis(groups: Sequence[ObservedGroup], world: int, notes: list[str]) -> list[ObservedGroup]:
+    """Where several families serve an axis (Megatron has five for data parallelism), those that make up the world.
+
+    Of several such choices, and where there is none, the most used families.
+    """
+    families: dict[Axis, list[list[ObservedGroup]]] = {}
     for axis in AXES:
-        families: dict[tuple[int, int | None, str], list[ObservedGroup]] = {}
+        by_shape: dict[tuple[int, int | None, str], list[ObservedGroup]] = {}
         for group in groups:
             if group.axis == axis and group.size > 1:
-                families.setdefault((group.size, group.stride, group.description), []).append(group)
-        if not families:
-            continue
-        best = max(families.values(), key=lambda family: (sum(g.calls for g in family), len(family)))
-        chosen += best
-        if len(families) > 1:
-            rest = [group for family in families.values() if family is not best for group in family]
-            others = sorted({group.description or group.name for group in rest})
+                by_shape.setdefault((group.size, group.stride, group.description), []).append(group)
+        if by_shape:
+            families[axis] = sorted(by_shape.values(), key=_preference)
+    chosen = _that_make_the_world(families, world)
+    for axis, of_axis in families.items():
+        best = chosen.get(axis)
+        others = sorted({family[0].description or family[0].name for family in of_axis if family is not best})
+        if best and others:
             notes.append(
                 f"{axis}: the layout uses {best[0].description or 'groups of one size'}; "
                 f"other groups of this axis: {', '.join(others[:3])}"
             )
-    return chosen
+    return [group for axis in AXES for group in chosen.get(axis, ())]
+
+
+def _preference(family: list[ObservedGroup]) -> tuple[bool, int, int]:
+    second = _SECOND_CHOICE.search(family[0].description) is not None
+    return second, -sum(group.calls for group in family), -len(family)
+
+
+def _that_make_the_world(
+    families: Mapping[Axis, list[list[ObservedGroup]]], world: int
+) -> dict[Axis, list[ObservedGroup]]:
+    """A family for each axis: sizes that multiply to the world, and no two ranks in one position.
+
+    Without such data-parallel groups, those of the other axes: how often they fit into the world is then inferred.
+    """
+    counted: list[Axis] = [axis for axis in families if axis != "ep"]
+    first = {axis: of_axis[0] for axis, of_axis in families.items()}
+    ways = sorted(product(*(range(min(len(families[axis]), _MOST_FAMILIES)) for axis in counted)), key=sum)
+    for way in ways:
+        choice: dict[Axis, list[ObservedGroup]] = {
+            axis: families[axis][number] for axis, number in zip(counted, way, strict=True)
+        }
+        if prod(family[0].size for family in choice.values()) == world and _are_apart(choice):
+            return first | choice
+    rest: dict[Axis, list[ObservedGroup]] = {axis: family for axis, family in first.items() if axis != "dp"}
+    product_of_rest = prod(family[0].size for axis, family in rest.items() if axis != "ep")
+    return rest if "dp" in first and product_of_rest > 1 and world % product_of_rest == 0 else first
+
+
+def _are_apart(choice: Mapping[Axis, list[ObservedGroup]]) -> bool:
+    """Whether no two ranks have the same index in the groups of all axes."""
+    at: dict[int, list[tuple[Axis, int]]] = {}
+    for axis, family in choice.items():
+        for group in family:
+            for number, rank in enumerate(group.ranks):
+                at.setdefault(rank, []).append((axis, number))
+    whole = [tuple(position) for position in at.values() if len(position) == len(choice)]
+    return len(set(whole)) == len(whole)
 
 
 def _completed(
     axes: tuple[Axis, ...], sizes: dict[Axis, int], world: int, notes: list[str]
 ) -> tuple[tuple[Axis, ...], dict[Axis, int]]:
     """The axes must multiply to the world size; expert groups lie inside the data-parallel ranks and do not count."""
-    product = prod(sizes[axis] for axis in axes if axis != "ep")
-    if product == world:
+    size = prod(sizes[axis] for axis in axes if axis != "ep")
+    if size == world:
         return axes, sizes
-    if product and world % product == 0 and "dp" not in axes and product > 1:
-        sizes["dp"] = world // product
-        notes.append(f"no data-parallel group is known: dp {sizes['dp']} is inferred from {world} ranks")
+    if size and world % size == 0 and "dp" not in axes and size > 1:
+        sizes["dp"] = world // size
+        notes.append(
+            f"no group has all data-parallel copies: dp {sizes['dp']} is inferred from {world} ranks"
+        )
         return tuple(axis for axis in AXES if axis in axes or axis == "dp"), sizes
     if axes:
         shown = " x ".join(f"{axis} {sizes[axis]}" for axis in axes)
@@ -252,7 +315,12 @@ GROUP_COLUMNS = (
     Column("kinds", help="number of collectives of each kind"),
     Column("description", help="description given by the program", at_end=True),
 )
-_NO_GROUPS = "no process groups in the files: torch 2.3 and later record them in the header"
+
+
+def _no_groups(run: Run) -> str:
+    if framework(run) == "torch":
+        return "no process groups in the files: torch 2.3 and later record them in the header"
+    return "no process groups in the files"
 
 
 @once_per_run
@@ -292,7 +360,7 @@ def layout(run: Run, scope: Scope, by: str | None = None) -> Result:
     rows, columns = _by_rank(ranks_layout) if by == "rank" else _grid(ranks_layout)
     notes = [*ranks_layout.notes]
     if not ranks_layout.groups:
-        notes.append(_NO_GROUPS)
+        notes.append(_no_groups(run))
     missing = sorted(set(range(ranks_layout.world)) - set(run.ranks))
     if missing:
         notes.append(f"no file for {rank_words(missing)}")
@@ -403,7 +471,7 @@ def groups(run: Run, scope: Scope, by: str | None = None) -> Result:
         )
     order = ("world", *AXES, "other")
     table.sort(key=lambda row: (order.index(row["axis"]), -row["collectives"], -row["size"]))
-    notes = list(ranks_layout.notes) if ranks_layout.groups else [_NO_GROUPS]
+    notes = list(ranks_layout.notes) if ranks_layout.groups else [_no_groups(run)]
     unnamed = sum(int(counts[i]) for i, group in enumerate(rows.groups) if not group.ranks)
     if unnamed:
         notes.append(left_out_note(f"{unnamed:,} collectives whose process group is not known"))

@@ -430,8 +430,8 @@ def _link(run: Run, window: Scope, late: LateRank) -> StragglerCause:
     title = f"{'its' if len(late.together) == 1 else 'their'} link is slow"
     hint = (
         f"Compare its groups: rankscope stats RUN -r collectives. Check the links of "
-        f"{rank_words(late.together)}: cables, switch ports, NVLink, NIC "
-        "(nvidia-smi nvlink --status, ibstat)."
+        f"{rank_words(late.together)}: cables, switch ports, "
+        f"{'NVLink, NIC (nvidia-smi nvlink --status, ibstat)' if has_gpu(run, Scope()) else 'NIC (ibstat, ethtool)'}."
     )
     if best is None:
         return StragglerCause(title, hint=hint)

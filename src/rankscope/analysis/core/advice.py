@@ -1,13 +1,36 @@
-"""Advice that depends on what the program already does: nobody needs to hear what is in use."""
+"""Advice that fits the program: its framework, its device, and what it already does."""
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Literal
+
+from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.device_events import has_gpu
 from rankscope.analysis.core.names import sql_names, vocabulary
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
+
+Framework = Literal["torch", "jax", "triton", "nsys", ""]
+Recorded = Literal["shapes", "memory", "stacks", "gpu", "host", "launches", "steps", "annotations"]
+"""What a trace may lack."""
+_FRAMEWORKS: dict[str, Framework] = {"kineto": "torch", "ascend": "torch", "xla": "jax", "nsys": "nsys"}
+"""By reader. A report of nsys does not tell which framework it recorded."""
+
+
+@once_per_run
+def framework(run: Run) -> Framework:
+    """Whose functions and options advice may name: those of the framework, or of the profiler, of most files."""
+    files = Counter[Framework](
+        "triton"
+        if entry.manifest["header"].get("profiler") == "proton"
+        else _FRAMEWORKS.get(entry.format, "")
+        for entry in run.timelines
+    )
+    return max(files, key=lambda name: (name != "", files[name]), default="")
 
 
 @dataclass(frozen=True)
@@ -38,15 +61,142 @@ def _programs(run: Run, scope: Scope) -> dict[int, RankProgram]:
 
 def together(run: Run) -> list[str]:
     """Ways to launch many kernels as one that are not in use yet."""
+    if not has_gpu(run, Scope()):
+        return []
+    if framework(run) == "jax":
+        jitted = [name for name in vocabulary(run, "cpu_op") if name.startswith(_JITTED)]
+        return [
+            "several steps in one jax.jit (lax.scan)"
+            if len(jitted) == 1
+            else "one jax.jit around the whole step"
+        ]
     programs = _programs(run, Scope()).values()
-    return [
-        way
-        for way, used in (
-            ("torch.compile", any(program.is_compiled for program in programs)),
-            ("CUDA graphs", any(program.uses_graphs for program in programs)),
+    ways = []
+    if _runs_torch(run) and not any(program.is_compiled for program in programs):
+        ways.append("torch.compile")
+    if not any(program.uses_graphs for program in programs):
+        ways.append("CUDA graphs")
+    return ways
+
+
+def less_host_time(run: Run) -> list[str]:
+    """Ways to need less time on the host."""
+    if not has_gpu(run, Scope()):
+        return [
+            "fewer and larger ops",
+            "foreach=True in the optimizer",
+            "vectorised preprocessing",
+            "no more threads than cores (OMP_NUM_THREADS)",
+        ]
+    if framework(run) == "jax":
+        return [*together(run), "donated arguments (donate_argnums)", "asynchronous dispatch"]
+    return [*together(run), "fewer small ops"]
+
+
+def ahead_of_gpu(run: Run) -> list[str]:
+    """Ways to keep the host ahead of the GPU."""
+    if framework(run) == "jax":
+        return ["larger batches", *less_host_time(run)]
+    return ["larger batches", *together(run), "less Python between ops"]
+
+
+def fewer_kernels(run: Run) -> list[str]:
+    """Ways to launch fewer kernels."""
+    return [*(["fused or foreach optimizers"] if _runs_torch(run) else []), *together(run), "larger batches"]
+
+
+def read_later(run: Run) -> str:
+    """What makes the host wait for the device."""
+    return _BLOCKING.get(framework(run), "copies to the host")
+
+
+def load_faster(run: Run) -> str:
+    """How to wait less for data."""
+    if framework(run) in ("jax", "triton"):
+        return (
+            "Load data in other processes and ahead of the step: prefetching, more workers, cheaper decoding."
         )
-        if not used
-    ]
+    pinned = "pin_memory=True, " if has_gpu(run, Scope()) else ""
+    return (
+        f"Use more DataLoader workers (num_workers). Also: prefetch_factor, persistent_workers=True, {pinned}"
+        "cheaper decoding."
+    )
 
 
+def how_to_record(run: Run, what: Recorded) -> str:
+    """What has to be done for something to be in the trace."""
+    return _RECORDING[what].get(framework(run)) or _RECORDING[what]["torch"]
+
+
+def recording_hint(run: Run, what: Recorded) -> str:
+    """The same as a sentence."""
+    how = how_to_record(run, what)
+    is_code = how.startswith("nsys ") or "." in how.partition(" ")[0]
+    return f"{how if is_code else how[0].upper() + how[1:]}."
+
+
+def _runs_torch(run: Run) -> bool:
+    """nsys and other profilers do not tell the framework: names of kernels do."""
+    return framework(run) == "torch" or any("at::native" in name for name in vocabulary(run, "kernel"))
+
+
+_JITTED = "PjitFunction("
 _COMPILED = ("Torch-Compiled Region", "CompiledFunction")
+_BLOCKING: dict[Framework, str] = {
+    "torch": ".item(), .cpu(), print(loss)",
+    "nsys": ".item(), .cpu(), print(loss)",
+    "jax": "float(loss), np.asarray, block_until_ready",
+}
+_HOST_TOO = "Proton records kernels only, rankscope profile --tool nsys also the host"
+_RECORDING: dict[Recorded, dict[Framework, str]] = {
+    "shapes": {
+        "torch": "rankscope profile --record-shapes (record_shapes=True) records them",
+        "nsys": "nsys does not record them; rankscope profile --tool torch --record-shapes does, and rankscope profile "
+        "--tool ncu counts FLOPs",
+        "jax": "XLA's profiler does not record them; rankscope profile --tool ncu counts FLOPs",
+        "triton": "Proton does not record them; rankscope profile --tool ncu counts FLOPs",
+    },
+    "memory": {
+        "torch": "rankscope profile --profile-memory (profile_memory=True) records it",
+        "nsys": "nsys profile --cuda-memory-usage=true records it",
+        "jax": "XLA's trace does not have it",
+        "triton": "Proton's trace does not have it",
+    },
+    "stacks": {
+        "torch": "with_stack=True records them (rankscope profile --with-stack)",
+        "nsys": "torch.profiler records them (rankscope profile --tool torch --with-stack)",
+        "jax": "jax.profiler.ProfileOptions with python_tracer_level = 1 records them",
+        "triton": "Proton does not record them: rankscope profile --tool torch --with-stack",
+    },
+    "gpu": {
+        "torch": "ProfilerActivity.CUDA records them (rankscope profile does by itself)",
+        "nsys": "nsys profile -t cuda records them",
+        "jax": "jax.profiler.trace records them on a GPU or TPU",
+        "triton": "proton.start with data='trace' records them",
+    },
+    "host": {
+        "torch": "ProfilerActivity.CPU records them",
+        "nsys": "torch.profiler records them (rankscope profile --tool torch)",
+        "jax": "jax.profiler.ProfileOptions with host_tracer_level = 2 records the host",
+        "triton": _HOST_TOO,
+    },
+    "launches": {
+        "torch": "ProfilerActivity.CPU and CUDA together record them",
+        "nsys": "nsys profile -t cuda records them",
+        "jax": "jax.profiler.ProfileOptions with host_tracer_level = 2 records the host",
+        "triton": _HOST_TOO,
+    },
+    "steps": {
+        "torch": "call profiler.step() in the loop (rankscope profile counts optimizer steps)",
+        "nsys": "mark them with NVTX: torch.cuda.nvtx.range(f'step {number}')",
+        "jax": "use jax.profiler.StepTraceAnnotation('train', step_num=number)",
+        "triton": "Proton does not record any",
+    },
+    "annotations": {
+        "torch": "torch.profiler.record_function(name) adds them",
+        "nsys": "torch.cuda.nvtx.range(name) adds them",
+        "jax": "jax.profiler.TraceAnnotation(name) adds them",
+        "triton": "proton.scope(name) adds them",
+    },
+}
+"""How to record something, as the end of a sentence."""

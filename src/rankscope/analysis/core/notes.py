@@ -5,22 +5,35 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from rankscope.analysis.core.advice import framework, how_to_record
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.device_events import has_gpu
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.result import Note, left_out_note
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.run_steps import rank_steps
 from rankscope.analysis.core.scope import Scope
+from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.records import dataclass
 from rankscope.timeline.collectives.loading import recording_sessions
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
-NO_GPU = "no GPU events in the window; ProfilerActivity.CUDA records them (rankscope profile does by itself)"
-NO_STEPS = (
-    "no steps in the trace: call profiler.step() in the loop (rankscope profile counts optimizer steps)"
-)
-WITH_STACK = "with_stack=True records them (rankscope profile --with-stack)"
+
+def no_gpu(run: Run, what: str = "GPU events") -> str:
+    """There are none in the window; in a run that has no GPU events at all, also how to record them."""
+    return f"no {what} in the window" + (
+        "" if has_gpu(run, Scope()) else f"; on a GPU, {how_to_record(run, 'gpu')}"
+    )
+
+
+def has_launches(run: Run) -> bool:
+    """Whether calls that launch work were recorded: without them, nobody knows why a GPU is idle."""
+    return any(category in LAUNCH_CATEGORIES for category in slice_counts(run, Scope()))
+
+
+def no_steps(run: Run) -> str:
+    return f"no steps in the trace: {how_to_record(run, 'steps')}"
 
 
 def left_out(run: Run, scope: Scope) -> list[str]:
@@ -47,9 +60,8 @@ def _left_out(run: Run, scope: Scope) -> list[str]:
     told = {source for steps in rank_steps(run, scope).values() for source in steps.sources}
     if inferred := sorted(told - {"profiler"}):
         ways = {"optimizer": "optimizer steps", "annotation": "numbered annotations"}
-        notes.append(
-            f"no ProfilerStep in the file: steps are inferred from {ways.get(inferred[0], inferred[0])}"
-        )
+        missing = "no ProfilerStep in the file: " if framework(run) == "torch" else ""
+        notes.append(f"{missing}steps are inferred from {ways.get(inferred[0], inferred[0])}")
     return notes
 
 
@@ -63,7 +75,7 @@ def no_lines(run: Run) -> str:
     """Why a table has no lines of Python."""
     if "python_function" in slice_counts(run, Scope()):
         return "no line of Python is known for these, although stacks were recorded"
-    return f"the trace has no lines of Python: {WITH_STACK}"
+    return f"the trace has no lines of Python: {how_to_record(run, 'stacks')}"
 
 
 def gpu_outside_steps(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rankscope.analysis.core.result import SEVERITIES, Fact, Finding, Severity
+from rankscope.ranges import rank_words
 from rankscope.records import dataclass
 
 WARNING_SHARE, CRITICAL_SHARE = 0.05, 0.20
@@ -29,6 +30,10 @@ def at_most(severity: Severity, most: Severity) -> Severity:
     return min(severity, most, key=SEVERITIES.index)
 
 
+Title = Callable[[str, str], str]
+"""Makes a title from whose it is ('rank 3', 'all 4 ranks') and what stands before its figures ('', 'up to ')."""
+
+
 @dataclass(frozen=True)
 class OnRank:
     """A finding about one rank, and the share that decides which rank is the worst."""
@@ -36,16 +41,29 @@ class OnRank:
     rank: int
     share: float
     finding: Finding
+    title: Title
 
 
-def of_the_worst(findings: Sequence[OnRank]) -> tuple[Finding, ...]:
-    """The finding about the worst rank, with all ranks that have it."""
+def of_the_worst(findings: Sequence[OnRank], ranks_in_scope: int) -> tuple[Finding, ...]:
+    """The finding about the worst rank, with all ranks that have it: what all ranks have is not said of one."""
     if not findings:
         return ()
-    worst = max(findings, key=lambda each: each.share).finding
+    worst = max(findings, key=lambda each: each.share)
     ranks = tuple(sorted({each.rank for each in findings}))
     if len(ranks) < 2:
-        return (worst,)
+        return (worst.finding,)
     alike = Fact("ranks_alike", len(ranks), "count", "ranks with this finding", ranks)
-    evidence = f"{worst.evidence}; it is the worst of {len(ranks)} ranks with this finding"
-    return (replace(worst, evidence=evidence, ranks=ranks, facts=(*worst.facts, alike)),)
+    return (
+        replace(
+            worst.finding,
+            title=worst.title(named_ranks(ranks, ranks_in_scope), "up to "),
+            evidence=f"{worst.finding.evidence}; it is the worst of {len(ranks)} ranks with this finding",
+            ranks=ranks,
+            facts=(*worst.finding.facts, alike),
+        ),
+    )
+
+
+def named_ranks(ranks: Sequence[int], ranks_in_scope: int) -> str:
+    """'rank 3', 'ranks 0-2', 'all 4 ranks'."""
+    return f"all {len(ranks)} ranks" if 1 < len(ranks) == ranks_in_scope else rank_words(tuple(ranks))

@@ -7,12 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.core.advice import together
+from rankscope.analysis.core.advice import (
+    framework,
+    how_to_record,
+    less_host_time,
+    load_faster,
+    read_later,
+    together,
+)
+from rankscope.analysis.core.device_events import has_gpu
 from rankscope.analysis.core.gpu_counts import kernels_end_in
 from rankscope.analysis.core.host_spans import outermost_ops, rank_annotations
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.names import all_names
-from rankscope.analysis.core.notes import left_out, unrecorded_note
+from rankscope.analysis.core.notes import has_launches, left_out, unrecorded_note
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope
@@ -109,14 +117,33 @@ _BOUND_BY = {
 _HINTS = {
     "compute": "Make these kernels faster. How far they are from the limit: rankscope stats RUN -r roofline",
     "comm": "Overlap the transfers with compute, or send less. Predict the gain: rankscope whatif RUN --hide-comm",
-    "host": "Reduce host time: {together}fewer small ops. Predict the gain: rankscope whatif RUN --no-gaps",
-    "dataloader": "Load data faster: more workers, pin_memory, prefetch_factor.",
-    "sync": "Remove synchronisation from the loop: .item(), .cpu(), print(loss).",
-    "launch": "Reduce launch time: {together}fewer and larger kernels.",
     "copy": "Make copies asynchronous: pinned memory and non_blocking=True.",
-    "gap": "Reduce the gaps: {together}fewer and larger kernels.",
     "between": "Check what the training loop does between steps.",
 }
+_ON_CPU = "the ranks' own work on the CPU"
+"""What the critical path of a run without a GPU consists of; nothing waits for the host there."""
+
+
+def _hint(run: Run, kind: str) -> str:
+    fewer = ", ".join([*together(run), "fewer and larger kernels"])
+    ways = ", ".join(less_host_time(run))
+    if kind == "host" and not has_gpu(run, Scope()):
+        return f"Reduce the work of the host: {ways}."
+    if kind == "host":
+        return f"Reduce host time: {ways}. Predict the gain: rankscope whatif RUN --no-gaps"
+    if kind == "dataloader":
+        return load_faster(run)
+    if kind == "sync":
+        return f"Remove synchronisation from the loop: {read_later(run)}."
+    if kind == "launch":
+        return f"Reduce launch time: {fewer}."
+    if kind == "gap" and not has_launches(run):
+        return f"Launches were not recorded, so what the GPU waits for is not known: {how_to_record(run, 'launches')}."
+    if kind == "gap":
+        return f"Reduce the gaps: {fewer}."
+    if kind == "copy" and framework(run) == "jax":
+        return "Copy less: keep arrays on the device, and put the next batch there ahead of time (jax.device_put)."
+    return _HINTS[kind]
 
 
 def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -187,15 +214,15 @@ def _findings(run: Run, graph: Graph | ReducedGraph, rows: list[dict[str, Any]])
     ((kind, most),) = classes.most_common(1)
     shares = ", ".join(f"{name} {100 * ns / total:.1f} %" for name, ns in classes.most_common())
     top = next(row for row in rows if row["class"] == kind)
-    ways = "".join(f"{way}, " for way in together(run))
+    bound_by = _ON_CPU if kind == "host" and not has_gpu(run, Scope()) else _BOUND_BY[kind]
     findings = [
         Finding(
             "info",
-            f"The critical path is {_BOUND_BY[kind]} ({100 * most / total:.0f} %)",
+            f"The critical path is {bound_by} ({100 * most / total:.0f} %)",
             f"{shares}; the largest part: {top['name'] or kind} on rank {top['rank']}, {100 * top['ns'] / total:.1f} %",
             ranks=(top["rank"],),
             span=graph.window,
-            hint=_HINTS[kind].format(together=ways),
+            hint=_hint(run, kind),
             facts=tuple(
                 Fact(f"{name}_ns", ns, "ns", "the critical path", row={"class": name})
                 for name, ns in classes.most_common()

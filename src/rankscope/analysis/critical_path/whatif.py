@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rankscope.analysis.core.device_events import has_gpu
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Note, NoteKind, Result
 from rankscope.analysis.core.scope import Scope
@@ -29,6 +30,7 @@ from rankscope.analysis.critical_path.scenarios import (
     rank_at_median,
     with_peers,
 )
+from rankscope.errors import UsageError
 from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
@@ -51,6 +53,12 @@ def whatif(run: Run, scope: Scope, scenarios: Sequence[Scenario] = ()) -> Result
     """One row for each scenario, and one for all together; without scenarios, the default ones."""
     scope = scope.in_run(run)
     scenarios = [with_peers(run, scenario) for scenario in scenarios]
+    if any(scenario.what == no_gaps().what for scenario in scenarios) and not has_gpu(run, scope):
+        raise UsageError(
+            "--no-gaps has no meaning for this run",
+            why="It has no GPU events: no GPU waits for the host.",
+            hint="See what the host does: rankscope stats RUN -r critical",
+        )
     graph: Graph | ReducedGraph
     savings: Savings | None
     if is_large(run, scope):
@@ -116,7 +124,7 @@ def without_segments(graph: Graph | ReducedGraph) -> list[str]:
 
 
 def _default_scenarios(run: Run, scope: Scope, graph: Graph | ReducedGraph) -> list[Scenario]:
-    scenarios = [no_gaps()]
+    scenarios = [no_gaps()] if has_gpu(run, scope) else []
     if len(graph.collectives.transfer):
         scenarios += [hide_comm(), bandwidth(2.0)]
     waited = waits_by_rank(run, scope, graph.ranks)

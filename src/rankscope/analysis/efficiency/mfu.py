@@ -7,16 +7,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+from rankscope.analysis.core.advice import framework, how_to_record
 from rankscope.analysis.core.ceilings import ceiling_notes, ceilings
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.names import sql_names, vocabulary
-from rankscope.analysis.core.notes import left_out
+from rankscope.analysis.core.notes import left_out, no_steps
 from rankscope.analysis.core.result import Column, Note, NoteKind, Result, Unit
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.run_steps import NO_STEP
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import Period, periods
-from rankscope.analysis.within_rank.op_work import NO_SHAPES, RankWork, StepFlops, rank_work
+from rankscope.analysis.within_rank.op_work import RankWork, StepFlops, no_shapes, rank_work
 from rankscope.devices import Ceilings
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.records import dataclass
@@ -75,18 +76,18 @@ def mfu(run: Run, scope: Scope, by: str | None = None) -> Result:
         wanted = []  # nothing is known about any step
     done = _work_by_step(work)
     rows = [_row(done, period, main[period.rank], roofs[period.rank], shares, in_graphs) for period in wanted]
-    uncounted = _graph_note(rows)
+    uncounted = _graph_note(run, rows)
     notes = [*left_out(run, scope), *uncounted]
     if not work:
-        notes += [] if uncounted else [NO_SHAPES]
+        notes += [] if uncounted else [no_shapes(run)]
     else:
         notes += [_formula(rows[0])] if rows else []
         notes += _recomputation_note(done)
         notes += ceiling_notes(run, scope, {dtype for dtype in main.values() if dtype})
     if not any(period.step is not None for period in spans):
-        notes.append("no steps in the trace: one row covers the whole recording; profiler.step() marks steps")
+        notes.append(f"one row covers the whole recording: {no_steps(run)}")
     if spans and not shares:
-        notes.append("no GPU events: time is host time; ProfilerActivity.CUDA records the GPU")
+        notes.append(f"no GPU events: time is host time; on a GPU, {how_to_record(run, 'gpu')}")
     unknown = None
     if rows and all(row["mfu_pct"] is None for row in rows):
         unknown = "; ".join(notes) or "the peak of the device is not known: --peak"
@@ -219,7 +220,7 @@ def _graph_shares(
     return _shares(part, whole)
 
 
-def _graph_note(rows: Sequence[dict[str, Any]]) -> list[Note]:
+def _graph_note(run: Run, rows: Sequence[dict[str, Any]]) -> list[Note]:
     """The share of the work that FLOPs do not cover because it runs in CUDA graphs, for the rank with most of it."""
     whole = [row for row in rows if row["step"] is None and row["graph_pct"]]
     if not whole:
@@ -234,7 +235,8 @@ def _graph_note(rows: Sequence[dict[str, Any]]) -> list[Note]:
         least = 100 * row["flop_s"] / row["peak_flop_s"] if row["flop_s"] and row["peak_flop_s"] else None
         bound = "not known" if least is None else f"at least {least:.1f} %, and not known exactly"
         text += f"; MFU is {bound}"
-        text += " (profile the run without CUDA graphs and with --record-shapes to measure it)"
+        if framework(run) == "torch":
+            text += " (profile the run without CUDA graphs and with --record-shapes to measure it)"
     return [Note.of(NoteKind.IN_GRAPHS, text)]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.analysis.core.advice import how_to_record
 from rankscope.analysis.core.ceilings import ceiling_notes, ceilings
 from rankscope.analysis.core.device_events import has_gpu
 from rankscope.analysis.core.gpu_counts import gpu_counts
@@ -18,7 +19,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded
 from rankscope.analysis.core.step_times import mean_step_ns, periods, step_count
 from rankscope.analysis.efficiency.ncu_metrics import roofline_points
-from rankscope.analysis.within_rank.op_work import NO_KERNEL, NO_SHAPES, OpWork, RankWork, op_work, rank_work
+from rankscope.analysis.within_rank.op_work import NO_KERNEL, OpWork, RankWork, no_shapes, op_work, rank_work
 from rankscope.devices import Ceilings
 from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows
@@ -73,11 +74,11 @@ def roofline(run: Run, scope: Scope, by: str | None = None) -> Result:
     notes = left_out(run, scope)
     notes += ceiling_notes(run, scope, {row["dtype"] for row in rows + measured if row["dtype"]})
     if not work and not measured:
-        notes.append(NO_SHAPES)
+        notes.append(no_shapes(run))
     if work:
         notes += _coverage(run, scope, work)
     if on_host and not measured:
-        notes.append("no GPU events: time is host time; ProfilerActivity.CUDA records the GPU")
+        notes.append(f"no GPU events: time is host time; on a GPU, {how_to_record(run, 'gpu')}")
     findings = _findings(run, scope, work, rows, _rows(work, True, roofs, on_host)) if by is None else ()
     return Result("roofline", "Roofline", scope.window, _columns(by), rows + measured, findings, tuple(notes))
 
@@ -194,6 +195,8 @@ class _Slow:
     row: dict[str, Any]
     time_ns: float
     step_ns: float
+    """Without steps, what was recorded of a rank."""
+    has_steps: bool
     factor: float
     """How many times as fast it could be."""
     ranks: tuple[int, ...]
@@ -251,6 +254,7 @@ def _findings(
             row,
             row["device_ns"] / rank_steps,
             mean_step_ns(run, scope),
+            any(period.step is not None for period in periods(run, scope)),
             factor or _GOOD_PCT / row["pct_of_roof"],
             tuple(each["rank"] for each in below),
             _kernels_of(work, row),
@@ -278,7 +282,9 @@ def _kernels_of(work: dict[int, RankWork], row: dict[str, Any]) -> tuple[str, ..
 
 
 def _part_of_step(slow: _Slow) -> str:
-    return f"{format_rounded('ns', slow.time_ns)} of a {format_rounded('ns', slow.step_ns)} step"
+    """Of what was recorded, where there are no steps."""
+    time, whole = format_rounded("ns", slow.time_ns), format_rounded("ns", slow.step_ns)
+    return f"{time} of a {whole} step" if slow.has_steps else f"{time} of {whole}"
 
 
 def _float32(slow: _Slow, roof: Ceilings) -> Finding:
@@ -313,7 +319,8 @@ def _far_below(slow: _Slow, of_ranks: int) -> Finding:
         slow.severity,
         f"{row['name']} ({row['dtype']}) reaches {share.value:.0f} % of its roof ({_part_of_step(slow)})",
         f"Its {row['calls']:,} calls reach {format_rounded('flop/s', row['flop_s'])}; the limit is {limit}.{some} "
-        f"At {_GOOD_PCT:.0f} % of the roof they would take {format_rounded('ns', slow.less_ns)} less per step.",
+        f"At {_GOOD_PCT:.0f} % of the roof they would take {format_rounded('ns', slow.less_ns)} less"
+        f"{' per step' if slow.has_steps else ''}.",
         slow.ranks,
         hint="Small or unaligned sizes are the usual cause: rankscope stats RUN -r roofline --by shape",
         facts=slow.facts(share, below),

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from statistics import median
 
+from rankscope.analysis.core.advice import framework, recording_hint
+from rankscope.analysis.core.notes import has_launches
 from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import SLOW_FIRST_STEP
@@ -25,7 +27,8 @@ COLUMNS = (
 )
 _HALF_UNDERSTOOD_PCT = 50
 """Fewer is a warning. Chosen, not measured, as are the limits of the checks below."""
-_LAUNCHES = r"Launch|MemcpyAsync|MemsetAsync|MemcpyHtoD|MemcpyDtoH"
+_LAUNCHES = r"Launch(?:$|[^H])|MemcpyAsync|MemsetAsync|MemcpyHtoD|MemcpyDtoH"
+"""Calls that start work on a device; LaunchHostFunc starts a function of the host."""
 
 
 def doctor(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -260,14 +263,23 @@ def _swapped(run: Run) -> Check:
 
 def _links(run: Run) -> Iterator[Check]:
     ((total, alone),) = run.rows("SELECT count(*), count(*) FILTER (launch IS NULL) FROM gpu")
-    yield _share(
-        "GPU events without their launch",
-        alone,
-        total,
-        "GPU events without a launch in the file",
-        "Their op is not known. They were launched before the recording began, or the launch was lost.",
-        "One or two warm-up steps before the active steps avoid most of them.",
-    )
+    check = "GPU events without their launch"
+    if total and not has_launches(run):
+        title, evidence = (
+            "no launches in the trace",
+            "Why a GPU is idle, and which op runs a kernel, is not known.",
+        )
+        finding = Finding("info", title, evidence, hint=recording_hint(run, "launches"))
+        yield check, f"{alone:,} of {total:,}", finding
+    else:
+        yield _share(
+            check,
+            alone,
+            total,
+            "GPU events without a launch in the file",
+            "Their op is not known. They were launched before the recording began, or the launch was lost.",
+            "One or two warm-up steps before the active steps avoid most of them.",
+        )
     launches = sql_texts(LAUNCH_CATEGORIES)
     ((calls, without, captured),) = run.rows(f"""
         WITH calls AS (
@@ -337,16 +349,16 @@ def _overlapping(run: Run) -> Check:
 def _steps(run: Run) -> Iterator[Check]:
     rows = run.rows("SELECT rank, segment, step, time_ns, source FROM steps ORDER BY rank, segment, start_ns")
     if not rows:
-        hint = "Call profiler.step() in the training loop."
-        if any(entry.format == "xla" for entry in run.timelines):
-            hint = 'Put each step into jax.profiler.StepTraceAnnotation("train", step_num=N).'
-        title = "no steps in the trace"
+        title, hint = "no steps in the trace", recording_hint(run, "steps")
         yield "steps", "none", Finding("info", title, "All values are for the whole file.", hint=hint)
         return
     steps = f"{len({step for _, _, step, *_ in rows})}"
     finding = None
     if {source for *_, source in rows} - {"profiler"}:
-        finding = Finding("info", f"{steps} steps, some of them inferred", "Some files have no ProfilerStep.")
+        evidence = "Some files have no ProfilerStep."
+        if framework(run) != "torch":
+            evidence = "They are numbered annotations."
+        finding = Finding("info", f"{steps} steps, some of them inferred", evidence)
     yield "steps", steps, finding
     yield _warm_up(rows)
     yield _truncated(run)

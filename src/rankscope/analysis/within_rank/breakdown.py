@@ -170,7 +170,11 @@ def breakdown(run: Run, scope: Scope, by: str | None = None) -> Result:
     if unrecorded:
         notes.append(unrecorded_note(unrecorded))
     for ranks, missing, means in (
-        (on_host, "", "compute is the time in ops on the host that do not wait, the span is that of the steps"),
+        (
+            on_host,
+            "",
+            "compute is the time in ops on the host that do not wait, the span is that of the steps",
+        ),
         (empty, " and no ops", "what the time was spent on is not known"),
     ):
         if ranks:

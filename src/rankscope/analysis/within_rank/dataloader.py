@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rankscope.analysis.core.advice import framework, how_to_record, load_faster
 from rankscope.analysis.core.device_events import gpu_ranks
 from rankscope.analysis.core.host_spans import dataloader_spans
 from rankscope.analysis.core.intervals import covered, subtract
-from rankscope.analysis.core.notes import NO_STEPS, left_out
+from rankscope.analysis.core.notes import left_out, no_steps
 from rankscope.analysis.core.rank_activity import rank_activity
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.rollups import kept_per_rank
@@ -98,15 +99,15 @@ def dataloader(run: Run, scope: Scope, by: str | None = None) -> Result:
         findings += _finding(run, rank, of_rank, waits) if scope.steps is not None else []
     notes = left_out(run, scope)
     if not rows:
+        by_torch = "torch records them for its DataLoader with ProfilerActivity.CPU. For another loader, "
         notes.append(
-            "no waits for data in the window; torch records them for its DataLoader with ProfilerActivity.CPU. "
-            "For another loader, use record_function('DataLoader.next')"
+            f"no waits for data in the window; {by_torch if framework(run) == 'torch' else ''}"
+            f"annotate them with DataLoader in the name: {how_to_record(run, 'annotations')}"
         )
     elif scope.steps is None:
-        notes.append(NO_STEPS)
-    return Result(
-        "dataloader", "Waits for data", scope.window, COLUMNS, rows, of_the_worst(findings), tuple(notes)
-    )
+        notes.append(no_steps(run))
+    worst = of_the_worst(findings, len(scope.ranks_in(run)))
+    return Result("dataloader", "Waits for data", scope.window, COLUMNS, rows, worst, tuple(notes))
 
 
 def _finding(run: Run, rank: int, rows: list[dict[str, Any]], waits: RankWaits) -> list[OnRank]:
@@ -125,16 +126,21 @@ def _finding(run: Run, rank: int, rows: list[dict[str, Any]], waits: RankWaits) 
         Fact("step_ns", total, "ns", subject, (rank,), {"rank": rank}),
         Fact("lost_pct", 100 * lost / total, "percent", subject, (rank,), {"rank": rank}),
     )
+
+    def title(whose: str, up_to: str) -> str:
+        return (
+            f"{'GPU idle while the host waits' if has_gpu else 'The host waits'} for data on {whose}: "
+            f"{up_to}{100 * lost / total:.0f} % of the step time ({format_rounded('ns', lost / len(rows))} per step)"
+        )
+
     finding = Finding(
         severity,
-        f"{'GPU idle while the host waits' if has_gpu else 'The host waits'} for data on rank {rank}: "
-        f"{100 * lost / total:.0f} % of the step time ({format_rounded('ns', lost / len(rows))} per step)",
+        title(f"rank {rank}", ""),
         f"rank {rank}: {format_rounded('ns', waited)} in the DataLoader over {len(rows)} steps",
         (rank,),
         (waits.longest[0] + origin, waits.longest[1] + origin),
-        "Use more DataLoader workers (num_workers). Also: prefetch_factor, persistent_workers=True, "
-        "pin_memory=True, cheaper decoding.",
+        load_faster(run),
         facts=facts,
         remedy=Remedy("data ready"),
     )
-    return [OnRank(rank, lost / total, finding)]
+    return [OnRank(rank, lost / total, finding, title)]

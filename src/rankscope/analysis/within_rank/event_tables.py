@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from rankscope.analysis.core.advice import Recorded, how_to_record
+from rankscope.analysis.core.device_events import has_gpu
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.names import name_codes
-from rankscope.analysis.core.notes import gpu_outside_steps, left_out, slices_outside_steps
+from rankscope.analysis.core.notes import gpu_outside_steps, left_out, no_gpu, slices_outside_steps
 from rankscope.analysis.core.result import Column, ColumnRows, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
@@ -39,12 +41,8 @@ _KERNEL_COLUMNS = (
 )
 _OF_ORIGIN = {"op": "o.op", "module": "o.module", "source": "o.line"}
 _OF_LAUNCH = {"op": "g.op_name", "module": "m.name", "source": "g.line"}
-ORIGIN_KEYS = {
-    "op": "ProfilerActivity.CPU records ops",
-    "module": "with_stack=True records modules",
-    "source": "with_stack=True records lines of Python",
-}
-"""What device activity can be split by, and the option that records each."""
+ORIGIN_KEYS: dict[str, Recorded] = {"op": "host", "module": "stacks", "source": "stacks"}
+"""What device activity can be split by, and what has to be recorded for each."""
 SAME = "o.rank = g.rank AND o.segment = g.segment AND o.id = g.id"
 _MOST_NAMES = 2_000
 """Of runs with more names (a trace may have a million) the sums are not kept."""
@@ -75,7 +73,7 @@ def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
         row["time_pct"] = 100 * row["total_ns"] / total if total else 0.0
     notes = _kernel_notes(run, scope, sum(row["instances"] for row in rows))
     if rows and all(row[keys[1]] is None for row in rows):
-        notes.append(f"the trace has no {by}: {ORIGIN_KEYS[keys[1]]}")
+        notes.append(f"the trace has no {by}: {how_to_record(run, ORIGIN_KEYS[keys[1]])}")
     origin_help = "where the kernel comes from; of a replayed graph, where it was captured"
     columns = (_NAME, Column(keys[1], help=origin_help, at_end=True), *_KERNEL_COLUMNS)
     return Result("kernels", "GPU kernels", scope.window, columns, rows, notes=tuple(notes))
@@ -84,7 +82,7 @@ def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
 def _kernel_notes(run: Run, scope: Scope, inside: int) -> list[str]:
     notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside, "kernels", category="kernel")
     if not inside:
-        notes.append("no kernels in the window; ProfilerActivity.CUDA records them")
+        notes.append(no_gpu(run, "kernels"))
     return notes
 
 
@@ -216,13 +214,15 @@ def top_kernels(run: Run, scope: Scope) -> Result:
 
 def runtime_api(run: Run, scope: Scope, by: str | None = None) -> Result:
     """Calls of the CUDA (HIP, XPU) runtime and driver by name."""
-    missing = "no runtime calls in the window; ProfilerActivity.CUDA records them"
+    missing = no_gpu(run, "runtime calls")
+    if has_gpu(run, Scope()):
+        missing += f"; {how_to_record(run, 'launches')}"
     return _by_name(run, scope, by, "runtime_api", "Runtime and driver calls", LAUNCH_CATEGORIES, missing)
 
 
 def annotated(run: Run, scope: Scope, by: str | None = None) -> Result:
     """Annotated ranges by name: record_function, ProfilerStep, Optimizer.step, collectives on the host."""
-    missing = "no annotations in the window; torch.profiler.record_function(name) adds them"
+    missing = f"no annotations in the window; {how_to_record(run, 'annotations')}"
     return _by_name(run, scope, by, "annotations", "Annotations", ("user_annotation",), missing)
 
 
@@ -306,7 +306,7 @@ def memcpy(run: Run, scope: Scope, by: str | None = None) -> Result:
     inside = sum(row["count"] for row in rows)
     notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside, "copies", kind="COPY")
     if not rows:
-        notes.append("no copies in the window; ProfilerActivity.CUDA records them")
+        notes.append(no_gpu(run, "copies"))
     unknown = "" if gpu_counts(run, scope) else None
     return Result(
         "memcpy", "Memory copies and fills", scope.window, columns, rows, notes=tuple(notes), unknown=unknown

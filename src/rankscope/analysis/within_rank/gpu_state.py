@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.core.device_events import gpu_ranks
+from rankscope.analysis.core.device_events import gpu_ranks, has_gpu
 from rankscope.analysis.core.intervals import EMPTY, Intervals, covered, intersect
 from rankscope.analysis.core.rank_activity import rank_activity
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
@@ -430,6 +430,9 @@ def _power_words(gpu: GpuState) -> str:
 
 
 def _notes(run: Run, scope: Scope, states: dict[int, RankState]) -> Iterator[str]:
+    if not states and not has_gpu(run, scope):
+        yield "no counters of GPUs, and no GPU events"
+        return
     if not states:
         yield (
             "no counters of GPUs: log them while the job runs, and put the file beside the traces: nvidia-smi "

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from rankscope.analysis.core.advice import together
+from rankscope.analysis.core.advice import ahead_of_gpu, framework, recording_hint, together
 from rankscope.analysis.core.device_events import UNKNOWN, steps_in
 from rankscope.analysis.core.gpu_counts import kernels_end_in
-from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
+from rankscope.analysis.core.notes import gpu_outside_steps, left_out, no_gpu
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Severity, Unit
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
@@ -25,7 +25,7 @@ COLUMNS = (
     Column("device"),
     Column("host_bound_ns", "ns", "before the call that launches the next event"),
     Column("launch_latency_ns", "ns", "from the start of that call to the start of the event"),
-    Column("sync_ns", "ns", "the host is in a synchronising call"),
+    Column("sync_ns", "ns", "the host is in a synchronising call, and nothing is queued"),
     Column("dataloader_ns", "ns", "the host waits for a batch"),
     Column("other_ns", "ns", "the next event is already launched, or its launch is not in the file"),
 )
@@ -44,11 +44,21 @@ class DeviceSums(NamedTuple):
     span: int
     """The length of the window."""
     region: GapGroup | None
-    """The phase or annotation whose launches end the most idle time; None where the GPU is busy enough."""
+    """The phase or annotation whose launches end the most idle time, of those with the device's main causes; None
+    where the GPU is busy enough."""
 
     @property
     def launch_idle(self) -> int:
         return _launch_idle(self.causes)
+
+    @property
+    def main_causes(self) -> tuple[str, ...]:
+        return _main_causes(self.causes)
+
+    @property
+    def has_launches(self) -> bool:
+        """Whether the launches of most events that end a gap are in the file."""
+        return 2 * self.without_launch < max(self.gaps, 1)
 
     @property
     def severity(self) -> Severity | None:
@@ -80,7 +90,8 @@ def rank_idle(run: Run, scope: Scope) -> dict[int, RankIdle]:
         )
         if sums.severity is not None:
             regions = gap_groups(run, scope, device, ("within",))
-            sums = sums._replace(region=max(regions, key=lambda region: _launch_idle(region.causes)))
+            alike = [region for region in regions if _main_causes(region.causes) == sums.main_causes]
+            sums = sums._replace(region=max(alike, key=lambda region: _launch_idle(region.causes)))
         devices.setdefault(device.rank, []).append(sums)
     return {rank: RankIdle(tuple(of_rank)) for rank, of_rank in devices.items()}
 
@@ -88,6 +99,11 @@ def rank_idle(run: Run, scope: Scope) -> dict[int, RankIdle]:
 def _launch_idle(causes: dict[str, int]) -> int:
     """Without waits for data and synchronising calls."""
     return sum(causes[cause] for cause in _LAUNCH_CAUSES)
+
+
+def _main_causes(causes: dict[str, int]) -> tuple[str, ...]:
+    """Whether the host was late or the work was queued already: the larger part of that idle time."""
+    return _QUEUED if causes["other"] > sum(causes[cause] for cause in _HOST_LATE) else _HOST_LATE
 
 
 def idle(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -108,14 +124,13 @@ def idle(run: Run, scope: Scope, by: str | None = None) -> Result:
                 findings += _finding(run, device, row, steps)
     notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside)
     if not rows:
-        notes.append(NO_GPU)
+        notes.append(no_gpu(run))
     elif without_launch:
         notes.append(
             f"{without_launch:,} gaps end with a GPU event that has no launch in the file; they count as 'other'"
         )
-    return Result(
-        "idle", "Why the GPU is idle", scope.window, COLUMNS, rows, of_the_worst(findings), tuple(notes)
-    )
+    worst = of_the_worst(findings, len(scope.ranks_in(run)))
+    return Result("idle", "Why the GPU is idle", scope.window, COLUMNS, rows, worst, tuple(notes))
 
 
 def _finding(run: Run, device: DeviceSums, row: dict[str, Any], steps: int) -> list[OnRank]:
@@ -139,53 +154,71 @@ def _finding(run: Run, device: DeviceSums, row: dict[str, Any], steps: int) -> l
         fact("largest_place_ns", _launch_idle(region.causes)),
     )
     per_step = " per step" if steps > 1 else ""
-    parts = ", ".join(
-        f"{cause.replace('_', ' ')} {format_rounded('ns', row[f'{cause}_ns'])}" for cause in CAUSES
-    )
-    reason = max(_LAUNCH_CAUSES, key=region.causes.__getitem__)
-    if name is None:
-        what = "events without a recorded launch"
+    # Without launches only waits for data tell why.
+    times = {cause.replace("_", " "): row[f"{cause}_ns"] for cause in CAUSES}
+    if not device.has_launches:
+        times = {"dataloader": row["dataloader_ns"], "not known": idle - row["dataloader_ns"]}
+    parts = ", ".join(f"{cause} {format_rounded('ns', time)}" for cause, time in times.items())
+    if not device.has_launches:
+        reason, why = "", "why is not known, since launches were not recorded"
     else:
-        what = f"work launched in {_PHASE_NAMES.get(name, name)}: mainly {_REASONS[reason]}"
-    why = f"{format_rounded('ns', _launch_idle(region.causes) / max(steps, 1))}{per_step} before {what}"
+        reason = max(device.main_causes, key=region.causes.__getitem__)
+        what = "events without a recorded launch"
+        if name is not None:
+            phase = (
+                "the step" if name == "forward" and framework(run) == "jax" else _PHASE_NAMES.get(name, name)
+            )
+            what = f"work launched in {phase}: mainly {_REASONS[reason]}"
+        part = format_rounded("ns", _launch_idle(region.causes) / max(steps, 1))
+        why = f"{part}{per_step} before {what}"
     origin = run.origin_ns(rank)
+
+    def title(whose: str, up_to: str) -> str:
+        return f"GPU of {whose} idle {up_to}{100 * idle / device.span:.0f} % of the time; {why}"
+
     finding = Finding(
         severity,
-        f"GPU of rank {rank} idle {100 * idle / device.span:.0f} % of the time; {why}",
+        title(f"rank {rank}", ""),
         f"{subject}: {format_rounded('ns', idle)} of {format_rounded('ns', device.span)} in "
         f"{device.gaps:,} gaps: {parts}",
         (rank,),
         (region.longest_span[0] + origin, region.longest_span[1] + origin),
-        _hint(run, row, name, reason),
+        _hint(run, device, name, reason),
         facts=facts,
         remedy=Remedy("host gaps gone"),
         names=(name,) if name and name not in _PHASE_NAMES else (),
         why=why,
     )
-    return [OnRank(rank, device.launch_idle / device.span, finding)]
+    return [OnRank(rank, device.launch_idle / device.span, finding, title)]
 
 
-def _hint(run: Run, row: dict[str, Any], where: str | None, reason: str) -> str:
+def _hint(run: Run, device: DeviceSums, where: str | None, reason: str) -> str:
     """Advice follows the cause; data loading and synchronising calls come first where they are the larger part."""
-    launch_idle = sum(row[f"{cause}_ns"] for cause in _LAUNCH_CAUSES)
+    if not reason:
+        return recording_hint(run, "launches")
     first = ""
-    if row["dataloader_ns"] > launch_idle or where == "dataloader":
+    if device.causes["dataloader"] > device.launch_idle or where == "dataloader":
         first = "Load data faster first (-r dataloader). "
-    elif row["sync_ns"] > launch_idle:
+    elif device.causes["sync"] > device.launch_idle:
         first = "Remove synchronising calls first (-r syncs). "
     if reason == "other":
+        if device.causes["other"] < _SHORT_GAP_NS * device.gaps:
+            return f"{first}Fewer and larger kernels: between two queued kernels the GPU needs about a microsecond."
         return f"{first}The work was queued in time: see what its stream waits for, such as other streams (-r gaps)."
-    if where and where.lower().startswith("optim"):
+    if where and where.lower().startswith("optim") and framework(run) != "jax":
         ways = ["fused=True (or foreach=True) in the optimizer", *together(run)]
         return f"{first}Launch less in the optimizer: {', '.join(ways)}. -r gaps shows where."
-    ways = ["larger batches", *together(run), "less Python between ops"]
+    ways = ahead_of_gpu(run)
     return (
         f"{first}Keep the host ahead of the GPU: {', '.join(ways)}. -r gaps and -r short_kernels show where."
     )
 
 
-_LAUNCH_CAUSES = ("host_bound", "launch_latency", "other")
+_HOST_LATE, _QUEUED = ("host_bound", "launch_latency"), ("other",)
+_LAUNCH_CAUSES = (*_HOST_LATE, *_QUEUED)
 """All causes except waits for data and synchronising calls."""
+_SHORT_GAP_NS = 5_000
+"""Shorter gaps, on average, are those between the kernels of one queue."""
 _REASONS = {
     "host_bound": "host-bound (the launch calls come too late)",
     "launch_latency": "launch latency (from the launch call to the start on the GPU)",

@@ -9,13 +9,15 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rankscope.analysis.core.advice import how_to_record
 from rankscope.analysis.core.device_events import UNKNOWN, DeviceEvents, device_events, gpu_ranks
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.host_spans import dataloader_spans, rank_annotations, sync_spans
-from rankscope.analysis.core.intervals import Intervals, Ints, intersect, subtract, union
+from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, intersect, subtract, union
 from rankscope.analysis.core.names import all_names
-from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out, no_lines
+from rankscope.analysis.core.notes import gpu_outside_steps, left_out, no_gpu, no_lines
 from rankscope.analysis.core.rank_activity import host_collectives
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.rollups import kept_per_rank
@@ -53,6 +55,8 @@ class Gaps:
     end: Ints
     before: Ints
     """Index of the next event; UNKNOWN where there is none."""
+    queued: NDArray[np.bool_]
+    """The next event was launched already when the idle time began, or its launch is not in the file."""
     host_bound: Ints
     launch_latency: Ints
     sync: Ints
@@ -83,11 +87,13 @@ def find_gaps(
 
     idle = subtract(Intervals(start, end), busy)
     loading, idle = intersect(idle, dataloader), subtract(idle, dataloader)
+    # Work that was queued already does not wait for the host.
+    sync = intersect(sync, Intervals(start[late_launch], end[late_launch]))
     waiting, idle = intersect(idle, sync), subtract(idle, sync)
     bound = by_gap(intersect(idle, Intervals(start[late_launch], launch[late_launch])))
     latency = by_gap(intersect(idle, Intervals(launch[late_launch], end[late_launch])))
     other = by_gap(idle) - bound - latency
-    return Gaps(start, end, before, bound, latency, by_gap(waiting), by_gap(loading), other)
+    return Gaps(start, end, before, ~late_launch, bound, latency, by_gap(waiting), by_gap(loading), other)
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,14 @@ def idle_by_device(run: Run, scope: Scope) -> Iterator[DeviceIdle]:
             gaps = find_gaps(events, window.intervals, on_host, dataloader, sync_spans(run, rank))
             inside = len(events) if scope.steps is None else int(np.isin(events.step, window.step).sum())
             yield DeviceIdle(rank, device, events, inside, gaps, window.span)
+
+
+def waits_for_host(run: Run, rank: int, scope: Scope) -> Intervals:
+    """When all devices of a rank are idle and the next event was not launched yet when that began."""
+    events = device_events(run, rank, scope.only_ranks())
+    on_host = host_collectives(run)[rank]
+    gaps = find_gaps(events, windows(run, rank, scope).intervals, on_host, EMPTY, EMPTY)
+    return subtract(Intervals(gaps.start[~gaps.queued], gaps.end[~gaps.queued]), on_host)
 
 
 class GapGroup(NamedTuple):
@@ -173,11 +187,11 @@ def gaps(run: Run, scope: Scope, by: str | None = None) -> Result:
     inside = sum(count.events for count in gpu_counts(run, scope))
     notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside)
     if not inside:
-        notes.append(NO_GPU)
+        notes.append(no_gpu(run))
     elif not rows:
         notes.append("no gaps: the GPU is never idle")
     elif by is None and all(row["op"] is None for row in rows):
-        notes.append("the trace has no ops; torch.profiler records them (rankscope profile --tool torch)")
+        notes.append(f"the trace has no ops; {how_to_record(run, 'host')}")
     elif by == "source" and all(row["source"] is None for row in rows):
         notes.append(no_lines(run))
     columns = (*(_KEYS[key] for key in keys), *_MEASURES)

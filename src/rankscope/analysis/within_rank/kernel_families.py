@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
+from rankscope.analysis.core.notes import gpu_outside_steps, left_out, no_gpu
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.event_tables import kernel_totals
@@ -113,7 +113,7 @@ def families(run: Run, scope: Scope, by: str | None = None) -> Result:
     inside = sum(row["instances"] for row in rows)
     notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside, "kernels", category="kernel")
     if not rows:
-        notes.append(NO_GPU)
+        notes.append(no_gpu(run))
     columns = (
         *((Column("rank"),) if by == "rank" else ()),
         Column("family", help="kind of work"),

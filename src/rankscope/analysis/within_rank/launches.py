@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.analysis.core.device_events import UNKNOWN, DeviceEvents, device_events
 from rankscope.analysis.core.intervals import Ints, length, union
-from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
+from rankscope.analysis.core.notes import gpu_outside_steps, left_out, no_gpu
 from rankscope.analysis.core.result import Column, Result, left_out_note
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
@@ -87,7 +87,7 @@ def launches(run: Run, scope: Scope, by: str | None = None) -> Result:
     rows.sort(key=lambda row: -row["launches"])
     notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside)
     if not inside:
-        notes.append(NO_GPU)
+        notes.append(no_gpu(run))
     elif without:
         notes.append(left_out_note(f"{without:,} of {inside:,} GPU events that have no launch in the file"))
     return Result("launches", "Launches and queues", scope.window, COLUMNS, rows, notes=tuple(notes))

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rankscope.analysis.core.advice import how_to_record
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import COPY, UNKNOWN, device_events
 from rankscope.analysis.core.intervals import Ints
@@ -31,10 +32,10 @@ from rankscope.store.arrays import number_rows, unique_values
 from rankscope.text.json_values import listed
 from rankscope.timeline.run import Run
 
-NO_SHAPES = (
-    "the trace has no shapes, so FLOPs are unknown; rankscope profile --record-shapes "
-    "(record_shapes=True) records them"
-)
+
+def no_shapes(run: Run) -> str:
+    return f"the trace has no shapes, so FLOPs are unknown; {how_to_record(run, 'shapes')}"
+
 
 NO_KERNEL = -1
 

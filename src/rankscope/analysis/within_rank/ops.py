@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.core.notes import left_out, slices_outside_steps
+from rankscope.analysis.core.advice import Recorded, how_to_record
+from rankscope.analysis.core.notes import left_out, slice_counts, slices_outside_steps
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.event_tables import ORIGIN_KEYS, SAME, origin_of
@@ -16,8 +17,8 @@ from rankscope.store.arrays import number_rows
 from rankscope.timeline.run import Run
 
 _REPLAYED = " (graph replay)"
-_KEYS = {"rank": "", "shape": "record_shapes=True records shapes", **ORIGIN_KEYS}
-"""Keys of --by, and the option that records each."""
+_RECORDED: dict[str, Recorded] = {"shape": "shapes", **ORIGIN_KEYS}
+"""Keys of --by that a trace may lack, and what has to be recorded for each."""
 
 
 def ops(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -113,9 +114,10 @@ def _notes(
     inside = sum(row["calls"] for row in rows)
     notes = left_out(run, scope) + slices_outside_steps(run, scope, inside, ("cpu_op",), "ops")
     if not rows:
-        notes.append("no ops in the window; ProfilerActivity.CPU records them")
-    elif by and _KEYS[by] and all(row[by] is None for row in (*rows, *replayed)):
-        notes.append(f"the trace has no {by}: {_KEYS[by]}")
+        were_recorded = "cpu_op" in slice_counts(run, Scope())
+        notes.append("no ops in the window" + ("" if were_recorded else f"; {how_to_record(run, 'host')}"))
+    elif by in _RECORDED and all(row[by] is None for row in (*rows, *replayed)):
+        notes.append(f"the trace has no {by}: {how_to_record(run, _RECORDED[by])}")
     return notes
 
 

@@ -12,7 +12,7 @@ from rankscope.analysis.core.device_events import COMM, COMPUTE, DeviceEvents, d
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.intervals import Intervals, covered, intersect, length, union
 from rankscope.analysis.core.names import all_names
-from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out
+from rankscope.analysis.core.notes import gpu_outside_steps, left_out, no_gpu
 from rankscope.analysis.core.rank_activity import host_collectives, rank_activity
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Unit
 from rankscope.analysis.core.rollups import kept_per_rank
@@ -101,11 +101,11 @@ def overlap(run: Run, scope: Scope, by: str | None = None) -> Result:
     inside = sum(count.events for count in gpu_counts(run, scope))
     notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside)
     if not inside:
-        notes.append(NO_GPU)
+        notes.append(no_gpu(run))
     elif not rows:
         notes.append("no communication in the window: the run has one rank, or collectives were not recorded")
-    title = "Overlap of communication and compute"
-    return Result("overlap", title, scope.window, COLUMNS, rows, of_the_worst(findings), tuple(notes))
+    title, worst = "Overlap of communication and compute", of_the_worst(findings, len(scope.ranks_in(run)))
+    return Result("overlap", title, scope.window, COLUMNS, rows, worst, tuple(notes))
 
 
 def _rows(run: Run, rank: int, window: Intervals, each: bool) -> Iterator[OverlapRow]:
@@ -167,10 +167,16 @@ def _finding(run: Run, rank: int, rows: list[dict[str, Any]], scope: Scope) -> l
     key = {"rank": rank, "step": None, "collective": None}
     facts = tuple(Fact(*quantity, f"rank {rank}", (rank,), key) for quantity in quantities)
     of_it = f"; {format_rounded('ns', waiting)} of that is waiting for another rank" if waiting else ""
+
+    def title(whose: str, up_to: str) -> str:
+        return (
+            f"Exposed communication takes {up_to}{100 * share:.0f} % of the time on {whose}{per_step}"
+            f"{', without waiting' if waiting else ''}"
+        )
+
     finding = Finding(
         severity,
-        f"Exposed communication takes {100 * share:.0f} % of the time on rank {rank}{per_step}"
-        f"{', without waiting' if waiting else ''}",
+        title(f"rank {rank}", ""),
         f"rank {rank}: {format_rounded('ns', whole['exposed_ns'])} of {format_rounded('ns', whole['comm_ns'])} "
         f"does not overlap with compute{of_it}; the largest part is {most['collective']} "
         f"({format_rounded('ns', most['exposed_ns'])})",
@@ -179,7 +185,7 @@ def _finding(run: Run, rank: int, rows: list[dict[str, Any]], scope: Scope) -> l
         facts=facts,
         remedy=Remedy("communication hidden"),
     )
-    return [OnRank(rank, share, finding)]
+    return [OnRank(rank, share, finding, title)]
 
 
 _OVERLAP = (

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.analysis.core.advice import how_to_record
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import UNKNOWN, device_events, steps_in
 from rankscope.analysis.core.host_spans import (
@@ -91,17 +92,16 @@ def phases(run: Run, scope: Scope, by: str | None = None) -> Result:
     notes = left_out(run, scope)
     seen = {row["phase"] for row in rows}
     if not rows:
-        notes.append("no ops and no annotations in the window; ProfilerActivity.CPU records them")
+        notes.append(f"no ops and no annotations in the window; {how_to_record(run, 'host')}")
     elif not seen & {"backward", "optimizer"}:
         notes.append(
             "no backward pass and no optimizer in the window; if ops are not recorded (nsys), mark the phases with "
-            "ranges named forward, backward and optimizer: torch.cuda.nvtx.range('backward')"
+            f"annotations named forward, backward and optimizer: {how_to_record(run, 'annotations')}"
         )
     if rows and not steps:
         notes.append("no steps in the trace: host time is from the first op to the last of each recording")
-    return Result(
-        "phases", "Phases of the step", scope.window, COLUMNS, rows, of_the_worst(findings), tuple(notes)
-    )
+    worst = of_the_worst(findings, len(scope.ranks_in(run)))
+    return Result("phases", "Phases of the step", scope.window, COLUMNS, rows, worst, tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -156,9 +156,13 @@ def _recomputation_finding(rank: int, rows: list[dict[str, Any]], steps: int) ->
     per_step = f" ({format_rounded('ns', time / steps)} per step)" if steps else ""
     where = "GPU" if column == "device" else "host"
     key = {"rank": rank, "phase": "recompute"}
+
+    def title(whose: str, up_to: str) -> str:
+        return f"Recomputation takes {up_to}{share:.0f} % of the {where} time of {whose}{per_step}"
+
     finding = Finding(
         "info",
-        f"Recomputation takes {share:.0f} % of the {where} time of rank {rank}{per_step}",
+        title(f"rank {rank}", ""),
         f"rank {rank}: {format_rounded('ns', time)} in forward ops that run inside the backward pass",
         (rank,),
         hint="Activation checkpointing trades time for memory. If memory is free (-r memory), checkpoint fewer layers.",
@@ -167,7 +171,7 @@ def _recomputation_finding(rank: int, rows: list[dict[str, Any]], steps: int) ->
             Fact(f"{column}_pct", share, "percent", f"rank {rank}", (rank,), key),
         ),
     )
-    return [OnRank(rank, share, finding)]
+    return [OnRank(rank, share, finding, title)]
 
 
 @once_per_run

@@ -51,7 +51,7 @@ def overhead(run: Run, scope: Scope, by: str | None = None) -> Result:
             "the trace has no events of category 'overhead'. The profiler still has a cost; a run without it shows "
             "how much"
         )
-    every = (*of_the_worst(findings), *_stacks(run, scope))
+    every = (*of_the_worst(findings, len(scope.ranks_in(run))), *_stacks(run, scope))
     return Result("overhead", "Profiler overhead", scope.window, COLUMNS, rows, every, tuple(notes))
 
 
@@ -107,9 +107,13 @@ def _finding(rank: int, rows: list[dict[str, Any]], inside: int, step_ns: int) -
         return []
     most, share = rows[0], inside / step_ns
     name = most["name"]
+
+    def title(whose: str, up_to: str) -> str:
+        return f"Profiler overhead on {whose}: {up_to}{100 * share:.0f} % of the step time"
+
     finding = Finding(
         severity,
-        f"Profiler overhead on rank {rank}: {100 * share:.0f} % of the step time",
+        title(f"rank {rank}", ""),
         f"rank {rank}: {format_rounded('ns', inside)} in the steps; the largest kind is {name} "
         f"({format_rounded('ns', most['total_ns'])} in total)",
         (rank,),
@@ -120,7 +124,7 @@ def _finding(rank: int, rows: list[dict[str, Any]], inside: int, step_ns: int) -
             Fact("total_ns", most["total_ns"], "ns", name, (rank,), {"rank": rank, "name": name}),
         ),
     )
-    return [OnRank(rank, share, finding)]
+    return [OnRank(rank, share, finding, title)]
 
 
 def _stacks(run: Run, scope: Scope) -> list[Finding]:

@@ -7,11 +7,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rankscope.analysis.core.advice import together
+from rankscope.analysis.core.advice import fewer_kernels
 from rankscope.analysis.core.device_events import COMPUTE, UNKNOWN, DeviceEvents, device_events, steps_in
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.names import all_names
-from rankscope.analysis.core.notes import NO_GPU, gpu_outside_steps, left_out, no_lines
+from rankscope.analysis.core.notes import gpu_outside_steps, left_out, no_gpu, no_lines
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
@@ -114,14 +114,14 @@ def short_kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
     rows.sort(key=lambda row: (-row["launch_ns"], -row["count"], str(row[key])))
     notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside, "kernels", kind="COMPUTE")
     if not inside:
-        notes.append(NO_GPU)
+        notes.append(no_gpu(run))
     elif not rows:
         notes.append(f"no compute kernel is shorter than {SHORT_NS // 1000} µs")
     elif key == "source" and all(row["source"] is None for row in rows):
         notes.append(no_lines(run))
     columns = (Column(key, help="origin of the launches", at_end=key != "rank"), *_MEASURES)
     title, unknown = f"Kernels under {SHORT_NS // 1000} µs", "" if inside else None
-    worst = of_the_worst(findings)
+    worst = of_the_worst(findings, len(scope.ranks_in(run)))
     return Result("short_kernels", title, scope.window, columns, rows, worst, tuple(notes), unknown=unknown)
 
 
@@ -150,16 +150,22 @@ def _finding(run: Run, rank: int, sums: GroupSums, span: int, steps: int) -> lis
         return []
     steps = max(steps, 1)
     per_step = " per step" if steps > 1 else ""
-    ways = ["fused or foreach optimizers", *together(run), "larger batches"]
     subject = f"rank {rank}"
+
+    def title(whose: str, up_to: str) -> str:
+        count = f"{up_to}{sums.short / steps:,.0f} kernels".capitalize()
+        return (
+            f"{count}{per_step} of {whose} are under {SHORT_NS // 1000} µs: "
+            f"{format_rounded('ns', sums.launch_ns / steps)} to launch, "
+            f"{format_rounded('ns', sums.total_ns / steps)} to run"
+        )
+
     finding = Finding(
         severity,
-        f"{sums.short / steps:,.0f} kernels{per_step} of rank {rank} are under {SHORT_NS // 1000} µs: "
-        f"{format_rounded('ns', sums.launch_ns / steps)} to launch, "
-        f"{format_rounded('ns', sums.total_ns / steps)} to run",
+        title(subject, ""),
         f"rank {rank}: {sums.short:,} of {sums.kernels:,} compute kernels",
         (rank,),
-        hint=f"Launch fewer and larger kernels: {', '.join(ways)}.",
+        hint=f"Launch fewer and larger kernels: {', '.join(fewer_kernels(run))}.",
         facts=(
             Fact("count", sums.short, "count", subject, (rank,)),
             Fact("kernels", sums.kernels, "count", subject, (rank,)),
@@ -168,4 +174,4 @@ def _finding(run: Run, rank: int, sums: GroupSums, span: int, steps: int) -> lis
         ),
         remedy=Remedy("host gaps gone"),
     )
-    return [OnRank(rank, excess / span, finding)]
+    return [OnRank(rank, excess / span, finding, title)]

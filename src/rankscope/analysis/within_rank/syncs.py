@@ -8,20 +8,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rankscope.analysis.core.advice import framework, read_later
 from rankscope.analysis.core.device_events import UNKNOWN, gpu_ranks, steps_in
 from rankscope.analysis.core.gpu_counts import kernels_end_in
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.host_spans import waiting_calls
-from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, covered, subtract
+from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, covered
 from rankscope.analysis.core.names import all_names
-from rankscope.analysis.core.notes import NO_GPU, left_out, no_lines, slice_counts
-from rankscope.analysis.core.rank_activity import rank_activity
+from rankscope.analysis.core.notes import has_launches, left_out, no_gpu, no_lines
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.severity import graded
+from rankscope.analysis.core.severity import graded, named_ranks
 from rankscope.analysis.core.step_times import windows
-from rankscope.model import LAUNCH_CATEGORIES
+from rankscope.analysis.within_rank.idle_gaps import waits_for_host
 from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows, unique_values
 from rankscope.timeline.run import Run
@@ -35,7 +35,12 @@ COLUMNS = (
     Column("calls", "count"),
     Column("total_ns", "ns", "host time in the calls"),
     Column("max_ns", "ns", "longest call"),
-    Column("gpu_idle_ns", "ns", "part of the total in which the GPU is idle", title="GPU idle"),
+    Column(
+        "gpu_idle_ns",
+        "ns",
+        "part of the total in which the GPU is idle with nothing queued",
+        title="GPU idle",
+    ),
     Column(
         "name", help="runtime call; 'pageable' is a copy of pageable memory, which also waits", at_end=True
     ),
@@ -73,7 +78,7 @@ def rank_syncs(run: Run, scope: Scope) -> dict[int, RankSyncs]:
     for rank, mine in split_by_rank(waiting, unique_values(waiting["rank"]).tolist()).items():
         idle, window = EMPTY, windows(run, rank, scope)
         if has_gpu := rank in gpu_ranks(run):
-            idle = subtract(window.intervals, rank_activity(run, rank).busy)
+            idle = waits_for_host(run, rank, scope)
         calls = tuple(_calls(all_names(run), mine, idle, has_steps))
         syncs[rank] = RankSyncs(calls, window.span if has_gpu else 0)
     return syncs
@@ -105,13 +110,13 @@ def syncs(run: Run, scope: Scope, by: str | None = None) -> Result:
         rows.append(dict(zip(keys, key, strict=True)) | measures)
     rows.sort(key=lambda row: (-row["total_ns"], *(str(row[key]) for key in keys)))
     notes = left_out(run, scope)
-    has_calls = any(category in LAUNCH_CATEGORIES for category in slice_counts(run, Scope()))
+    has_calls = has_launches(run)
     if not rows:
-        notes.append("no call in the window waits for the device" if has_calls else NO_GPU)
+        notes.append("no call in the window waits for the device" if has_calls else no_gpu(run))
     elif all(row["source"] is None for row in rows):
         notes.append(no_lines(run))
     columns = (*((Column("rank"),) if by == "rank" else ()), *COLUMNS)
-    findings = _findings(in_steps, span, steps_in(run, scope))
+    findings = _findings(run, in_steps, span, steps_in(run, scope))
     title, unknown = "Calls that wait for the GPU", "" if has_calls else None
     return Result("syncs", title, scope.window, columns, rows, findings, tuple(notes), unknown=unknown)
 
@@ -135,8 +140,17 @@ def _calls(names: list[str], columns: dict[str, Any], idle: Intervals, has_steps
         yield CallSums(label, op, line, sums(mine), sums(stepped))
 
 
+def _hint(run: Run) -> str:
+    text = f"Read results later or less often ({read_later(run)})."
+    if framework(run) == "jax":
+        return text
+    return (
+        f"{text} Copy from pinned memory with non_blocking=True; wait for an event, not for the whole device."
+    )
+
+
 def _findings(
-    groups: dict[tuple[Any, ...], dict[int, tuple[int, ...]]], span: dict[int, int], steps: int
+    run: Run, groups: dict[tuple[Any, ...], dict[int, tuple[int, ...]]], span: dict[int, int], steps: int
 ) -> tuple[Finding, ...]:
     """The calls inside steps with the most GPU idle time during them; of each the worst rank."""
     findings = []
@@ -152,13 +166,13 @@ def _findings(
         subject = f"rank {rank}"
         finding = Finding(
             severity,
-            f"GPU of rank {rank} idle {format_rounded('ns', idle / max(steps, 1))}{per_step} during {name} "
+            f"GPU of {named_ranks(alike, len(span))} idle {'up to ' * (len(alike) > 1)}"
+            f"{format_rounded('ns', idle / max(steps, 1))}{per_step} during {name} "
             f"({source or op or 'outside any op'})",
             f"rank {rank}: {calls:,} calls, {format_rounded('ns', time)} on the host, GPU idle for "
             f"{format_rounded('ns', idle)} of it; {on_all:,} calls on all ranks",
             alike,
-            hint="Read results later or less often (.item(), .cpu(), print). Copy from pinned memory with "
-            "non_blocking=True; wait for an event, not for the whole device.",
+            hint=_hint(run),
             facts=(
                 Fact("calls", calls, "count", subject, (rank,), {"rank": rank, **key}),
                 Fact("total_ns", time, "ns", subject, (rank,), {"rank": rank, **key}),

@@ -101,6 +101,8 @@ FROM (SELECT *,
 _SHORT_TIME = ("DOUBLE", "CAST(trunc(ts) AS BIGINT) * 1000 + CAST(round((ts - trunc(ts)) * 1000) AS BIGINT)")
 _LONG_TIME = ("DECIMAL(20,3)", "CAST(ts * 1000 AS BIGINT)")
 _LONG_TIME_TEXT = re.compile(rb'"ts":\s*([0-9]{13,}\.[0-9]+)')
+_PROTON_EVENT = re.compile(rb'"call_stack"\s*:\s*\[\s*"ROOT"')
+"""Events of Triton's Proton; its header does not tell."""
 _LONG_TIME_SAMPLE = re.compile(rb'"ts":\s*"?[0-9]{14,}\.[0-9]')
 
 
@@ -232,6 +234,8 @@ class KinetoReading(Reading):
         if begin is None:
             raise _no_events(self._path, self._stream.damage)
         self.header.update(begin.header)
+        if _PROTON_EVENT.search(head):
+            self.header["profiler"] = "proton"
         if begin.header_damaged:
             self.report.damage = "the fields before the events are damaged"
         offset, start = 0, begin.offset

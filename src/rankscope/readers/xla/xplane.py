@@ -30,6 +30,7 @@ _SINCE_1970 = 1 << 56
 _ENVIRONMENT = "Task Environment"
 _FACTS = {
     "device_type_string": "name",
+    "gpu_device_name": "name",
     "device_vendor": "vendor",
     "memory_size": "totalGlobalMem",
     "core_count": "numSms",
@@ -106,7 +107,7 @@ class XplaneReading(Reading):
             number = DEVICE_PLANE.match(plane.name)
             if number is not None and plane.lines:
                 facts = {_FACTS[key]: value for key, value in plane.stats.items() if key in _FACTS}
-                devices.append({"id": int(number[1]), **facts, "name": facts.get("name", plane.name)})
+                devices.append({"id": int(number[1]), **facts})
             elif plane.name in (_ENVIRONMENT, "/host:metadata"):
                 self.header |= {key: value for key, value in plane.stats.items() if len(str(value)) < 1000}
         if devices:
