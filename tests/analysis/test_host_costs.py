@@ -19,7 +19,7 @@ from rankscope.analysis.across_ranks.lateness import Culprits, Lateness, culprit
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.analysis.critical_path.graph.build import host_waits
-from rankscope.analysis.critical_path.savings import replayed
+from rankscope.analysis.critical_path.savings import reduced_replay, replayed
 from rankscope.analysis.critical_path.scenarios import balanced, peers_of, rank_at_median
 from rankscope.analysis.findings import collect
 from rankscope.timeline.run import Run
@@ -141,6 +141,21 @@ def test_the_saving_does_not_depend_on_the_window(early_op_ns: int, tmp_path: Pa
 def test_work_before_the_collective_is_saved_too(tmp_path: Path) -> None:
     run = write_job(tmp_path, 4, lambda rank, step: (10 + 8 * (rank == 1)) * MS, lambda rank, step: 0)
     assert saved_ms(run, 1, (0, 3)) == pytest.approx(8, rel=0.01)
+
+
+@pytest.mark.parametrize("early_op_ns", [0, 200_000])
+def test_the_reduced_graph_has_the_same_waits(early_op_ns: int, tmp_path: Path) -> None:
+    def work(rank: int, step: int) -> int:
+        return (10 + 8 * (rank == 1) + (step + rank) % 3) * MS
+
+    run = write_job(tmp_path, 5, work, lambda rank, step: 0, early_op_ns=early_op_ns)
+    whole, reduced = replayed(run, Scope(steps=(0, 4))), reduced_replay(run, Scope(steps=(0, 4)))
+    assert whole is not None
+    assert reduced is not None
+    assert reduced.off_ns == 0
+    for rank in range(4):
+        changes = [rank_at_median(rank, peers_of(run, [rank]))]
+        assert reduced.saved_ns(changes) == pytest.approx(whole.saved_ns(changes), abs=0.2 * MS), rank
 
 
 def test_uneven_work_costs_what_the_last_rank_takes_over_the_mean(tmp_path: Path) -> None:

@@ -156,10 +156,12 @@ def _stated(claim: _Claim, also: Sequence[Finding], step_ns: float) -> Finding:
     waited = finding.fact("wait_per_step_ns")
     if waited is not None and claim.alone_ns < _WAIT_SAVED * float(waited.value or 0):
         saved, wait = (format_rounded("ns", float(time)) for time in (claim.alone_ns, waited.value or 0))
-        evidence.append(
-            f"a replay without it saves {saved} of the {wait}: the others would still wait, for the next rank and for "
-            "communication that it hides"
+        rest = (
+            "without it the others would still wait, for the next rank and for communication that it hides"
+            if finding.ranks
+            else "the rest is no compute, or compute that all ranks have"
         )
+        evidence.append(f"{saved} of the {wait} would be saved: {rest}")
     evidence += [f"part of the same time: {other.title} (-r {other.report})" for other in also]
     severity = graded(claim.cost_ns, step_ns, 0.0) or "info"
     return replace(

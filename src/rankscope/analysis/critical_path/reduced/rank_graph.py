@@ -75,7 +75,9 @@ def anchors_of(graph: Graph) -> Mask:
     number = np.arange(len(host.rank))
     on_host = (host.opens != NONE) | (host.match != NONE) | (host.step != NONE) | host.is_end
     on_host |= host.kind == HOST_CLASSES.index("unrecorded")
-    # The first of a rank, and where threads meet.
+    # The first of a rank, and where threads part and meet.
+    parting = host.before[host.opens != NONE]
+    on_host[parting[parting != NONE]] = True
     on_host |= (host.before == NONE) | (host.before != number - 1)
     on_host |= np.diff(host.rank, append=NONE) != 0
     return np.concatenate([on_device, on_host])
