@@ -36,6 +36,12 @@ MEMORY = result(
     (0, "GPU 0", 0, 10**9, 4 * 10**9), (0, "GPU 0", 5_000_000, 3 * 10**9, 4 * 10**9),
     (0, "GPU 0", 9_000_000, 2 * 10**9, 4 * 10**9), (0, "CPU", 1_000_000, 640, None),
 )  # fmt: skip
+HELD = result(
+    "held_by_line", "Memory by line over time", ("rank", "device", "line", "ts_ns", "held_bytes"),
+    (3, "GPU 0", "train.py(9): step", 0, 0), (3, "GPU 0", "train.py(9): step", 5_000_000, 2 * 10**9),
+    (3, "GPU 0", "train.py(9): step", 9_000_000, 3 * 10**9), (3, "GPU 0", "AddmmBackward0", 0, 10**9),
+    (3, "GPU 0", "AddmmBackward0", 5_000_000, 10**8), (3, "GPU 0", "AddmmBackward0", 9_000_000, 10**9),
+)  # fmt: skip
 ROOFLINE = result(
     "roofline", "Roofline",
     ("name", "calls", "intensity", "flop_s", "pct_of_roof", "bound", "dtype", "device_ns", "source"),
@@ -88,6 +94,7 @@ RESULTS = {
     "overlap": OVERLAP,
     "idle": IDLE,
     "memory": MEMORY,
+    "allocators": HELD,
     "roofline": ROOFLINE,
     "collectives": COLLECTIVES,
     "stragglers": STRAGGLERS,

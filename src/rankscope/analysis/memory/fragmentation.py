@@ -63,12 +63,12 @@ def fragmentation(run: Run, scope: Scope, by: str | None = None) -> Result:
             f"no history: {rank_words(without)}; how much is free at the peak is not known "
             "(torch.cuda.memory._record_memory_history() records it)"
         )
-    sizes = device_memory(run, scope)
-    findings = tuple(
-        _unused_memory(run, peak, sizes.get(peak.rank))
+    wasteful = [
+        peak
         for peak in judged
         if peak.unused_bytes >= max(MIN_FREE_BYTES, MIN_FREE_PCT / 100 * _reserved(peak))
-    )
+    ]
+    findings = (_unused_memory(run, wasteful, device_memory(run, scope)),) if wasteful else ()
     return Result(
         "fragmentation",
         "Reserved memory that is not used",
@@ -110,7 +110,12 @@ def _bytes(size: int) -> str:
     return format_rounded("bytes", size)
 
 
-def _unused_memory(run: Run, peak: SnapshotPeak, capacity: int | None) -> Finding:
+def _unused_memory(run: Run, wasteful: list[SnapshotPeak], sizes: dict[int, int]) -> Finding:
+    """Of the device with the most; how many others there are is said."""
+    peak = max(wasteful, key=lambda each: (each.unused_bytes, -each.rank))
+    more = len(wasteful) - 1
+    also = f"; so is much of {more} more device{'s' * (more > 1)}" if more else ""
+    capacity = sizes.get(peak.rank)
     rank, device, free, reserved = peak.rank, peak.device, peak.unused_bytes, _reserved(peak)
     pieces = _free_at(run, peak)
     largest = max(pieces, default=0)
@@ -126,10 +131,11 @@ def _unused_memory(run: Run, peak: SnapshotPeak, capacity: int | None) -> Findin
     in_one_block = largest >= free / 2
     return Finding(
         "warning" if capacity and 100 * peak.reserved_bytes > FULL_PCT * capacity else "info",
-        f"{_bytes(free)} of GPU {device} (rank {rank}) is reserved but not allocated at the peak ({share.value:.0f} %)",
+        f"{_bytes(free)} of GPU {device} (rank {rank}) is reserved but not allocated at the peak "
+        f"({share.value:.0f} %){also}",
         f"At the peak {_bytes(peak.allocated_bytes)} of {_bytes(reserved)} are allocated. Free blocks: "
         f"{len(pieces):,}; the largest is {_bytes(largest)}. A larger tensor needs new memory.",
-        ranks=(rank,),
+        ranks=tuple(sorted({each.rank for each in wasteful})),
         span=None if peak.at_ns is None else (peak.at_ns, peak.at_ns),
         hint="It was reserved for a larger block before: torch.cuda.empty_cache() after that phase returns it."
         if in_one_block

@@ -49,6 +49,7 @@ _OF_RESULTS: dict[str, Callable[[Result], Chart]] = {
     "idle": report_charts.idle,
     "steps": report_charts.steps,
     "memory_curve": report_charts.memory,
+    "held_by_line": report_charts.held_by_line,
     "collectives": report_charts.collectives,
     "stragglers": report_charts.stragglers,
     "critical": report_charts.critical,
