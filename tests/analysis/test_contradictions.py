@@ -95,7 +95,8 @@ def names_one_of_all(finding: Finding, run: Run) -> bool:
 
 
 RECORDED = (
-    "jax/mlp-h200", "proton/matmul-h200", "nsys/gpt-h200", "nsys/seqpar-gloo2", "checkpoint-cpu/plain.pt.trace.json.gz", "captured-h200",
+    "jax/mlp-h200", "proton/matmul-h200", "nsys/gpt-h200", "nsys/seqpar-gloo2",
+    "checkpoint-cpu/plain.pt.trace.json.gz", "captured-h200",
     "ddp-gloo4", "gpt-graph-h200", "gpt-h200", "gpt-h200-stack", "graph-captured-h200", "hf-trainer-h200",
     "seqpar-gloo4", "seqpar-gloo4-slow2", "seqpar-nccl1-bf16", "seqpar-nccl1-fp32", "batched-p2p-h200",
 )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from message_rows import Kernel, expected, program, table
 from rankscope.store.arrays import NONE
 from rankscope.timeline.collectives.entries import Collectives
-from rankscope.timeline.collectives.loading import match_collectives
+from rankscope.timeline.collectives.matching import match_collectives
 from rankscope.timeline.collectives.messages import pair_messages
 
 
