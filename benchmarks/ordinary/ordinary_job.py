@@ -64,7 +64,7 @@ FAULTS: dict[str, Fault] = {
     "long-micro-batch": Fault("accumulation", (), "the third micro-batch of every rank is 8 times as long"),
     "tensor-parallel": Fault("tensor", (2,), "rank 2 runs its half of each layer five times"),
     "tensor-data": Fault("tensor", (1,), "rank 1 reads its samples from a slow file system"),
-    "pipeline": Fault("pipeline", (1,), "stage 1 has four layers, the others one"),
+    "pipeline": Fault("pipeline", (1,), "stage 1 has five layers, the others one"),
     "pipeline-host": Fault("pipeline", (2,), "stage 2 works in Python after each forward pass"),
     "sharded": Fault("sharded", (1,), "rank 1 tokenises in the loop"),
 }
@@ -169,11 +169,11 @@ class Extras:
             self.save(step)
         if job.has("svd"):
             for parameter in [*self.model.parameters()][:1]:
-                torch.linalg.svdvals(torch.randn(160, 160) + parameter.sum() * 0)
+                torch.linalg.svdvals(torch.randn(320, 320) + parameter.sum() * 0)
         if job.has("garbage", step):
             gc.collect()
         if job.has("slow-log"):
-            self.log.stdin.write(b"step %d loss 0.1\n" % step * 2000)
+            self.log.stdin.write(b"step %d loss 0.1\n" % step * 3500)
         if job.has("preprocessing"):
             spin(15)
         if job.has("compile", step):
@@ -284,8 +284,10 @@ def tensor_parallel(job: Job) -> Iterator[Callable[[int], None]]:
 
 
 def pipeline(job: Job) -> Iterator[Callable[[int], None]]:
-    """Four stages of one layer, four micro-batches: all forwards, then all backwards."""
-    layers = 4 if job.has("pipeline") else 1
+    """Four stages, eight layers, four micro-batches: all forwards, then all backwards."""
+    layers = 2
+    if job.fault == "pipeline":  # as many in all
+        layers = 5 if job.has("pipeline") else 1
     stage = nn.Sequential(*(Block() for _ in range(layers)))
     optimizer = torch.optim.SGD(stage.parameters(), lr=1e-6, momentum=0.9)
     data = batches(job)
