@@ -286,7 +286,9 @@ def culprits(late: Lateness) -> Culprits:
     if not named.any():
         return Culprits(moves=_moves(late))
     first = int(np.where(named, mean, -np.inf).argmax())
-    together = 2 * (outlier & outlier[first]).sum(axis=1) > outlier[first].sum()
+    # In the same steps: neither is often late without the other.
+    both, times = (outlier & outlier[first]).sum(axis=1), outlier.sum(axis=1)
+    together = 2 * both > np.maximum(times, times[first])
     named &= (mean > _SAME_SHARE * mean[first]) & (steady | together)
     late_steps = outlier.any(axis=0)
     is_last = named[excess.argmax(axis=0)] & late_steps

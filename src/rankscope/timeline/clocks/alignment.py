@@ -97,6 +97,8 @@ _KEPT = Table[Clocks](CLOCKS, Clocks, __name__, "rankscope.timeline.collectives.
 
 def wall_clocks(ranks: Sequence[int], hosts: Mapping[int, str] | None = None) -> Clocks:
     """Clocks without a measurement: every rank keeps its wall clock."""
+    if not ranks:
+        return Clocks(())
     home = (hosts or {}).get(ranks[0])
     methods: list[Method] = [
         "one host" if home and (hosts or {}).get(rank) == home else "wall clock" for rank in ranks
