@@ -340,7 +340,7 @@ class OpenRun:
     stragglers: SplittableReport[Literal["node", "group", "step"]]
     """Which rank delays the others, and why?"""
     host_cpu: SplittableReport[Literal["step"]]
-    """Are ranks short of CPU: cores, threads, garbage collection?"""
+    """Do ranks lack CPU: cores, threads, garbage collection?"""
     op_differences: PlainReport
     """Does a rank run ops that others do not, or more of them?"""
     micro_batches: PlainReport
