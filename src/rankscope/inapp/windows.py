@@ -116,7 +116,6 @@ class Windows:
         }
         return {name: field for name, field in fields.items() if field is not None}
 
-
     def forked(self) -> None:
         """In a forked child of the rank."""
         self._stop_host_cpu()
