@@ -17,7 +17,7 @@ from conftest import DATA, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.blame import range_argmax
 from rankscope.analysis.across_ranks.lateness import OWN, Culprits, Lateness, culprits
-from rankscope.analysis.across_ranks.main_thread import longest_gap
+from rankscope.analysis.across_ranks.main_thread import longest_gap, program_frame
 from rankscope.analysis.core.result import Remedy, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, Straggler, write
@@ -262,6 +262,8 @@ def test_the_gap_of_a_late_host_is_that_of_its_main_thread(tmp_path: Path) -> No
         slice_event("aten::copy_", 100, 50),
         slice_event("slow_extra", 200, 30_100, cat="user_annotation"),
         slice_event("train.py(12): wait_for_disk", 250, 30_020, cat="python_function", args={"Python id": 1}),
+        slice_event("socket.py(692): readinto", 260, 30_010, cat="python_function", args={"Python id": 2}),
+        slice_event("<built-in method recv_into>", 270, 30_000, cat="python_function", args={"Python id": 3}),
         slice_event("aten::view", 30_400, 20),
         slice_event("autograd::engine::evaluate_function: MmBackward0", 30_500, 9_000, tid=3),
         *(slice_event("aten::mm", 100 + 300 * number, 200, tid=2) for number in range(100)),
@@ -271,7 +273,20 @@ def test_the_gap_of_a_late_host_is_that_of_its_main_thread(tmp_path: Path) -> No
     assert gap is not None and gap.count == 1
     assert gap is not None and 30_000_000 < gap.dur_ns < 30_300_000
     assert (gap.before, gap.after) == ("aten::copy_", "aten::view")
-    assert gap.annotation == "slow_extra" and "wait_for_disk" in gap.line
+    assert gap.annotation == "slow_extra" and gap.line == "train.py(12): wait_for_disk"
+
+
+def test_the_frame_of_the_program_is_named() -> None:
+    inner, library = "<built-in method recv_into>", "socket.py(692): readinto"
+    assert (
+        program_frame([inner, library, "helpers/net.py(2): receive", "train.py(9): main"])
+        == "helpers/net.py(2): receive"
+    )
+    assert program_frame(
+        [inner, "/opt/lib/python3.12/site-packages/x/y.py(1): f", "/home/me/a.py(3): g"]
+    ).startswith("/home")
+    assert program_frame([inner, library, "torch/optim/sgd.py(9): step"]) == library
+    assert (program_frame([inner]), program_frame([])) == (inner, "")
 
 
 def test_lateness_is_not_named_for_noise_or_once() -> None:

@@ -157,7 +157,7 @@ QUESTIONS = {
         Report("micro_batches", "How long does each micro-batch take?", micro_batches, finds=True),
         Report(
             "host_cpu",
-            "Are ranks short of CPU: cores, threads, garbage collection?",
+            "Do ranks lack CPU: cores, threads, garbage collection?",
             host_cpu,
             ("step",),
             finds=True,

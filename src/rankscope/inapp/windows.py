@@ -57,8 +57,8 @@ class Windows:
         self._opened = 0
         self._events: object = None
         self._added = AddedEvents()
-        self._calls = CollectiveCalls()
         self._host_cpu: HostCpu | None = None
+        self._calls = CollectiveCalls()
 
     @property
     def is_open(self) -> bool:
@@ -110,11 +110,12 @@ class Windows:
 
     def _added_fields(self) -> dict[str, Any]:
         """What the capture knows of the window and torch's profiler does not."""
-        fields = {
-            "collectives": self._calls.end(),
-            "host_cpu": self._host_cpu.fields() if self._host_cpu is not None else None,
-        }
-        return {name: field for name, field in fields.items() if field is not None}
+        host_cpu, fields = self._host_cpu, dict[str, Any]()
+        with contextlib.suppress(Exception):
+            fields["collectives"] = self._calls.end()
+        with contextlib.suppress(Exception):
+            fields["host_cpu"] = host_cpu.fields() if host_cpu is not None else None
+        return {name: field for name, field in fields.items() if field}
 
     def forked(self) -> None:
         """In a forked child of the rank."""
@@ -167,8 +168,8 @@ class Windows:
         """End an open window whose recording is not wanted; the next one gets its number."""
         self._opened -= self._window is not None
         self._window = None
-        self._calls.off()
         self._stop_host_cpu()
+        self._calls.off()
         self.recorder.abandon()
 
     def collect_exports(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +21,7 @@ from rankscope.sql import sql_text
 from rankscope.store.arrays import Mask, number_rows
 from rankscope.timeline.run import Run
 
+_LIBRARIES = ("torch", "numpy")
 _COVERS = 0.8
 """An annotation or a frame that covers this share of a gap is where the gap is."""
 
@@ -70,7 +72,7 @@ class Gap:
     annotation: str = ""
     """The innermost annotation of the program that covers the longest of them."""
     line: str = ""
-    """The innermost Python frame that covers it."""
+    """The program's innermost Python frame that covers it."""
 
 
 def main_thread(run: Run, rank: int) -> tuple[int, int] | None:
@@ -149,12 +151,28 @@ def gap_between(run: Run, rank: int, times: Gaps, ops: OpsAround) -> Gap:
     covers = f"least(start_ns + dur_ns, {end}) - greatest(start_ns, {start}) >= {_COVERS * (end - start)}"
     named = "category = 'user_annotation' AND NOT regexp_matches(name, '^(ProfilerStep#|nccl:|gloo:)')"
     rows = run.rows(
-        f"SELECT category = 'python_function', arg_min(name, dur_ns) FROM slices WHERE rank = {rank} "
+        f"SELECT category = 'python_function', list(name ORDER BY dur_ns) FROM slices WHERE rank = {rank} "
         f"AND segment = {segment} AND track = {track} AND {covers} AND (category = 'python_function' OR ({named})) "
         "GROUP BY ALL"
     )
     around = dict(rows)
-    return Gap(int(length.sum()), len(mine), *ops, around.get(False, ""), around.get(True, ""))
+    annotation = next(iter(around.get(False, ())), "")
+    return Gap(int(length.sum()), len(mine), *ops, annotation, program_frame(around.get(True, ())))
+
+
+def program_frame(frames: Sequence[str]) -> str:
+    """Of Python frames, the innermost first: the program's own one, not that of the library or torch that it calls."""
+    written = [name for name in frames if not name.startswith(("<", "nn.Module:"))]
+    own = (name for name in written if not _is_library(name))
+    return next(own, next(iter(written or frames), ""))
+
+
+def _is_library(frame: str) -> bool:
+    """torch leaves out the folders of sys.path: `socket.py(692): readinto`, `torch/optim/sgd.py(9): step`."""
+    path = frame.partition("(")[0]
+    package = path.removesuffix(".py").partition("/")[0]
+    in_folder = path.startswith("/") and ("-packages/" in path or "/lib/python3" in path)
+    return in_folder or package in _LIBRARIES or package in sys.stdlib_module_names
 
 
 def longest_gap(run: Run, rank: int, window: tuple[int, int]) -> Gap | None:

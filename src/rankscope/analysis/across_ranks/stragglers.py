@@ -343,8 +343,9 @@ def _is_shortage(straggler: Finding, who: Culprits, short: Shortage) -> bool:
     stated = straggler.fact("cause")
     if stated is not None and stated.value == "contention":
         return True
-    is_measured = any(fact.report == "host_cpu" for fact in straggler.facts)
-    return not is_measured and who.own_ns < short.run_delay_ns
+    # Pauses that were measured, or ops that only this rank runs.
+    is_certain = any(fact.report in ("host_cpu", "op_differences") for fact in straggler.facts)
+    return not is_certain and who.own_ns < short.run_delay_ns
 
 
 def _straggler(
