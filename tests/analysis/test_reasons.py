@@ -191,7 +191,7 @@ def test_a_long_micro_batch_of_all_ranks_accuses_nobody(tmp_path: Path) -> None:
     run = record(tmp_path / "run", 3, 4, accumulates([0, 1, 2]))
     finding = the_finding(run, "micro_batches")
     assert finding.ranks == () and finding.reachable
-    assert finding.title.startswith("Micro-batch 3 of 4 takes 8.0 times as long as the others on all ranks")
+    assert finding.title.startswith("On all ranks micro-batch 3 of 4 takes 8.0 times as long as the others: ")
     assert finding.cost_ns == 7 * (len(FORWARD) + len(BACKWARD)) * 500_000
 
 

@@ -211,9 +211,8 @@ class LongMicroBatch:
 
     @property
     def words(self) -> str:
-        return (
-            f"icro-batch {self.number + 1} of {self.count} takes {self.ratio:.1f} times as long as the others"
-        )
+        ratio = f"{self.ratio:.1f} times as long as the others"
+        return f"micro-batch {self.number + 1} of {self.count} takes {ratio}"
 
 
 def long_micro_batches(run: Run, scope: Scope) -> dict[int, LongMicroBatch]:
@@ -293,7 +292,7 @@ def _finding(run: Run, scope: Scope, ranks: int) -> Finding | None:
     subject = f"micro-batch {best + 1}"
     return Finding(
         graded(cost, step, 0.0) or "info",
-        f"M{typical.words} on {whose} ranks: {format_rounded('ns', cost)} per step ({100 * cost / step:.0f} %)",
+        f"On {whose} ranks {typical.words}: {format_rounded('ns', cost)} per step ({100 * cost / step:.0f} %)",
         f"it is the longest in {typical.steps} of {typical.of_steps} steps, always the one of this number; no rank is "
         "late because of it",
         hint="Look at what the program does with this micro-batch: longer sequences, a larger slice of the batch. "

@@ -312,7 +312,7 @@ def _long_micro_batch(run: Run, window: Scope, late: LateRank) -> LongMicroBatch
 def _micro_batch(batch: LongMicroBatch, late: LateRank) -> StragglerCause:
     rank, longer = late.rank, format_rounded("ns", batch.extra_ns)
     return StragglerCause(
-        f"its m{batch.words}",
+        f"its {batch.words}",
         f"that micro-batch takes {longer} per step longer than the others of this rank; it is the longest in "
         f"{batch.steps} of {batch.of_steps} steps",
         f"Compare this micro-batch with those of the other ranks: sequence lengths, samples. List them: "
