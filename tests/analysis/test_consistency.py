@@ -57,6 +57,7 @@ PARTS = ("compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
 RECORDED = (
     "checkpoint-cpu/plain.pt.trace.json.gz", "captured-h200", "checkpoint-cpu/reentrant.pt.trace.json.gz",
     "ddp-gloo4", "gpt-graph-h200", "gpt-h200", "gpt-h200-stack", "hf-trainer-h200", "nsys/gpt-h200",
+    "jax/mlp-h200", "proton/matmul-h200", "graph-captured-h200",
     "nsys/seqpar-gloo2", "batched-p2p-h200", "seqpar-gloo4", "seqpar-gloo4-slow2",
     "seqpar-nccl1-bf16", "seqpar-nccl1-fp32", "clocks-h200-free", "clocks-h200-900mhz", "graph-captured-h200",
 )  # fmt: skip

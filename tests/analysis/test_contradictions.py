@@ -14,9 +14,9 @@ from conftest import SHARED, kernel_event, slice_event, write_kineto
 from rankscope.analysis.core.advice import framework
 from rankscope.analysis.core.ceilings import ceilings, device_names
 from rankscope.analysis.core.device_events import has_gpu
-from rankscope.analysis.core.notes import has_launches
 from rankscope.analysis.core.result import Finding, Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.slice_counts import has_launches
 from rankscope.analysis.summary import subject, summary
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.timeline.reading import ingest
@@ -95,8 +95,8 @@ def names_one_of_all(finding: Finding, run: Run) -> bool:
 
 
 RECORDED = (
-    "jax/mlp-h200", "proton/matmul-h200", "nsys/gpt-h200", "nsys/seqpar-gloo2",
-    "checkpoint-cpu/plain.pt.trace.json.gz", "captured-h200",
+    "jax/mlp-h200", "proton/matmul-h200", "nsys/gpt-h200", "nsys/seqpar-gloo2", "captured-h200",
+    "checkpoint-cpu/plain.pt.trace.json.gz",
     "ddp-gloo4", "gpt-graph-h200", "gpt-h200", "gpt-h200-stack", "graph-captured-h200", "hf-trainer-h200",
     "seqpar-gloo4", "seqpar-gloo4-slow2", "seqpar-nccl1-bf16", "seqpar-nccl1-fp32", "batched-p2p-h200",
 )  # fmt: skip

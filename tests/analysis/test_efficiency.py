@@ -280,12 +280,14 @@ def test_only_ranks_that_are_far_below_the_roof_are_counted(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_the_user_s_ceilings_go_before_the_table_s(tmp_path: Path) -> None:
     path = write_kineto(
-        tmp_path / "t.json", [shaped("aten::mm", 0, 10, [[8, 8], [8, 8]])], deviceProperties=H200
+        tmp_path / "t.json",
+        [shaped("aten::mm", 0, 10, [[8, 8], [8, 8]]), launch(2, 1), kernel_event("gemm", 20, 10, 1)],
+        deviceProperties=H200,
     )
     run = Run(ingest([path]))
     machine = Machine(Ceilings(any_peak=1e12, source="--peak"))
     row = report(run, "roofline", machine=machine).rows[0]
-    # 10 µs on the host: the intensity is 1024 / 384, so 4.8 TB/s allow 12.8 TFLOP/s, and the peak is the roof
+    # 10 µs: the intensity is 1024 / 384, so 4.8 TB/s allow 12.8 TFLOP/s, and the peak is the roof
     assert row["pct_of_roof"] == pytest.approx(100 * 1024 / 10e-6 / 1e12)
     assert row["bound"] == "compute"
     assert any(

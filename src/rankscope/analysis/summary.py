@@ -9,9 +9,9 @@ from typing import Any
 from rankscope.analysis.core.advice import how_to_record
 from rankscope.analysis.core.ceilings import ceilings, device_names
 from rankscope.analysis.core.device_events import has_gpu
-from rankscope.analysis.core.notes import has_launches
 from rankscope.analysis.core.result import Column, NoteKind, Result, Row, note_kind
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.slice_counts import has_launches, runs_on_cpu
 from rankscope.analysis.core.step_times import (
     mean_step_ns,
     periods,
@@ -178,7 +178,7 @@ def subject(run: Run, scope: Scope, result: Result) -> str:
         words += sorted(set(device_names(run, scope).values()) - {""})
         words += [] if has_launches(run) else ["launches not recorded"]
     elif result.rows:
-        words.append("no GPU events")
+        words.append("no GPU" if runs_on_cpu(run) else "no GPU events in the cut file")
     return ", ".join(words)
 
 

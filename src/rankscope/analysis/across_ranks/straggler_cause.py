@@ -23,6 +23,7 @@ from rankscope.analysis.core.device_events import has_gpu
 from rankscope.analysis.core.result import Fact
 from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.slice_counts import runs_on_cpu
 from rankscope.analysis.core.step_times import periods
 from rankscope.analysis.within_rank.event_tables import kernel_sums
 from rankscope.collective_kinds import KINDS
@@ -431,7 +432,7 @@ def _link(run: Run, window: Scope, late: LateRank) -> StragglerCause:
     hint = (
         f"Compare its groups: rankscope stats RUN -r collectives. Check the links of "
         f"{rank_words(late.together)}: cables, switch ports, "
-        f"{'NVLink, NIC (nvidia-smi nvlink --status, ibstat)' if has_gpu(run, Scope()) else 'NIC (ibstat, ethtool)'}."
+        f"{'NVLink, NIC (nvidia-smi nvlink --status, ibstat)' if not runs_on_cpu(run) else 'NIC (ibstat, ethtool)'}."
     )
     if best is None:
         return StragglerCause(title, hint=hint)

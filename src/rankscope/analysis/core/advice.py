@@ -6,10 +6,10 @@ from collections import Counter
 from typing import Literal
 
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.device_events import has_gpu
 from rankscope.analysis.core.names import sql_names, vocabulary
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.slice_counts import runs_on_cpu
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
@@ -41,36 +41,50 @@ class RankProgram:
     """Kernels are launched as CUDA (or HIP) graphs."""
     is_compiled: bool
     """torch.compile made some of the code."""
+    has_torch_kernels: bool
+    """For nsys and other profilers, which do not tell the framework."""
+    jitted: int
+    """The number of functions that JAX compiled."""
 
 
 @kept_per_rank("program", RankProgram, any_window=True)
 def _programs(run: Run, scope: Scope) -> dict[int, RankProgram]:
     graphs = [name for name in vocabulary(run, *LAUNCH_CATEGORIES) if "GraphLaunch" in name]
     compiled = [name for name in vocabulary(run, "cpu_op", "user_annotation") if name.startswith(_COMPILED)]
-    rows = []
+    rows, kernels, jitted = [], set[int](), dict[int, int]()
     if graphs or compiled:
         rows = run.rows(
             f"SELECT DISTINCT rank, name IN ({sql_names(graphs)}) FROM slices "
             f"WHERE name IN ({sql_names([*graphs, *compiled])}) AND {scope.where()}"
         )
+    if framework(run) in ("nsys", ""):
+        kernels = {
+            rank
+            for (rank,) in run.rows(
+                f"SELECT DISTINCT rank FROM gpu WHERE contains(name, '{_TORCH_KERNEL}') AND {scope.where()}"
+            )
+        }
+    if framework(run) == "jax":
+        jitted = dict(
+            run.rows(
+                "SELECT rank, count(DISTINCT name) FROM slices WHERE category = 'cpu_op' "
+                f"AND starts_with(name, '{_JITTED}') AND {scope.where()} GROUP BY rank"
+            )
+        )
     return {
-        rank: RankProgram((rank, True) in rows, (rank, False) in rows)
-        for rank in dict.fromkeys(rank for rank, _ in rows)
+        rank: RankProgram((rank, True) in rows, (rank, False) in rows, rank in kernels, jitted.get(rank, 0))
+        for rank in sorted({rank for rank, _ in rows} | kernels | set(jitted))
     }
 
 
 def together(run: Run) -> list[str]:
     """Ways to launch many kernels as one that are not in use yet."""
-    if not has_gpu(run, Scope()):
+    if runs_on_cpu(run):
         return []
-    if framework(run) == "jax":
-        jitted = [name for name in vocabulary(run, "cpu_op") if name.startswith(_JITTED)]
-        return [
-            "several steps in one jax.jit (lax.scan)"
-            if len(jitted) == 1
-            else "one jax.jit around the whole step"
-        ]
     programs = _programs(run, Scope()).values()
+    if framework(run) == "jax":
+        is_one = all(program.jitted == 1 for program in programs)
+        return ["several steps in one jax.jit (lax.scan)" if is_one else "one jax.jit around the whole step"]
     ways = []
     if _runs_torch(run) and not any(program.is_compiled for program in programs):
         ways.append("torch.compile")
@@ -81,7 +95,7 @@ def together(run: Run) -> list[str]:
 
 def less_host_time(run: Run) -> list[str]:
     """Ways to need less time on the host."""
-    if not has_gpu(run, Scope()):
+    if runs_on_cpu(run):
         return [
             "fewer and larger ops",
             "foreach=True in the optimizer",
@@ -116,7 +130,7 @@ def load_faster(run: Run) -> str:
         return (
             "Load data in other processes and ahead of the step: prefetching, more workers, cheaper decoding."
         )
-    pinned = "pin_memory=True, " if has_gpu(run, Scope()) else ""
+    pinned = "" if runs_on_cpu(run) else "pin_memory=True, "
     return (
         f"Use more DataLoader workers (num_workers). Also: prefetch_factor, persistent_workers=True, {pinned}"
         "cheaper decoding."
@@ -136,11 +150,12 @@ def recording_hint(run: Run, what: Recorded) -> str:
 
 
 def _runs_torch(run: Run) -> bool:
-    """nsys and other profilers do not tell the framework: names of kernels do."""
-    return framework(run) == "torch" or any("at::native" in name for name in vocabulary(run, "kernel"))
+    return framework(run) == "torch" or any(
+        program.has_torch_kernels for program in _programs(run, Scope()).values()
+    )
 
 
-_JITTED = "PjitFunction("
+_JITTED, _TORCH_KERNEL = "PjitFunction(", "at::native"
 _COMPILED = ("Torch-Compiled Region", "CompiledFunction")
 _BLOCKING: dict[Framework, str] = {
     "torch": ".item(), .cpu(), print(loss)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.slice_counts import runs_on_cpu
 from rankscope.devices import Ceilings, ceilings_of, find_device
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
@@ -34,10 +35,11 @@ def ceilings(run: Run, scope: Scope) -> dict[int, Ceilings]:
 def _properties(run: Run, scope: Scope) -> dict[int, dict[str, Any]]:
     """Of the first device in a rank's files: all devices of a node are assumed to be of one model."""
     properties: dict[int, dict[str, Any]] = {}
+    on_cpu = run.has_traces and runs_on_cpu(run)  # torch lists the GPUs of the node, in use or not
     for entry in run.segments:
         if scope.ranks is not None and entry.rank not in scope.ranks:
             continue
-        listed = entry.manifest["header"].get("deviceProperties")
+        listed = None if on_cpu else entry.manifest["header"].get("deviceProperties")
         first = listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], dict) else {}
         if first or entry.rank not in properties:
             properties[entry.rank] = first

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from rankscope.analysis.core.advice import framework, how_to_record
@@ -10,11 +9,9 @@ from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import has_gpu
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.result import Note, left_out_note
-from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.run_steps import rank_steps
 from rankscope.analysis.core.scope import Scope
-from rankscope.model import LAUNCH_CATEGORIES
-from rankscope.records import dataclass
+from rankscope.analysis.core.slice_counts import slice_counts
 from rankscope.timeline.collectives.loading import recording_sessions
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
@@ -25,11 +22,6 @@ def no_gpu(run: Run, what: str = "GPU events") -> str:
     return f"no {what} in the window" + (
         "" if has_gpu(run, Scope()) else f"; on a GPU, {how_to_record(run, 'gpu')}"
     )
-
-
-def has_launches(run: Run) -> bool:
-    """Whether calls that launch work were recorded: without them, nobody knows why a GPU is idle."""
-    return any(category in LAUNCH_CATEGORIES for category in slice_counts(run, Scope()))
 
 
 def no_steps(run: Run) -> str:
@@ -93,35 +85,6 @@ def slices_outside_steps(
     """How many slices of some categories a window of steps leaves out."""
     counts = slice_counts(run, scope.only_ranks())
     return outside_steps(scope, inside, sum(counts.get(category, 0) for category in categories), what)
-
-
-@dataclass(frozen=True)
-class RankSlices:
-    """The number of slices of one rank, by category and step."""
-
-    counts: tuple[tuple[str, int | None, int], ...]
-
-
-@kept_per_rank("slice_counts", RankSlices, any_window=True)
-def _rank_slices(run: Run, scope: Scope) -> dict[int, RankSlices]:
-    of_rank: dict[int, list[tuple[str, int | None, int]]] = {}
-    for rank, category, step, count in run.rows(
-        f"SELECT rank, category, step, count(*) FROM slices WHERE {scope.where()} GROUP BY ALL ORDER BY ALL"
-    ):
-        of_rank.setdefault(rank, []).append((category, step, count))
-    return {rank: RankSlices(tuple(counts)) for rank, counts in of_rank.items()}
-
-
-@once_per_run
-def slice_counts(run: Run, scope: Scope) -> dict[str, int]:
-    """The number of slices of each category in scope, the most frequent first."""
-    counts = Counter[str]()
-    low, high = scope.steps or (None, None)
-    for slices in _rank_slices(run, scope).values():
-        for category, step, count in slices.counts:
-            if low is None or high is None or (step is not None and low <= step <= high):
-                counts[category] += count
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def outside_steps(scope: Scope, inside: int, total: int, what: str) -> list[str]:

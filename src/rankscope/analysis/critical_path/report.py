@@ -20,10 +20,11 @@ from rankscope.analysis.core.gpu_counts import kernels_end_in
 from rankscope.analysis.core.host_spans import outermost_ops, rank_annotations
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.names import all_names
-from rankscope.analysis.core.notes import has_launches, left_out, unrecorded_note
+from rankscope.analysis.core.notes import left_out, unrecorded_note
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.slice_counts import has_launches, runs_on_cpu
 from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.graph.nodes import NONE, Graph
 from rankscope.analysis.critical_path.path import PATH_CLASSES, CriticalPath, find_critical_path
@@ -120,15 +121,19 @@ _HINTS = {
     "copy": "Make copies asynchronous: pinned memory and non_blocking=True.",
     "between": "Check what the training loop does between steps.",
 }
-_ON_CPU = "the ranks' own work on the CPU"
-"""What the critical path of a run without a GPU consists of; nothing waits for the host there."""
+_ON_HOST = "work on the host"
+"""What the critical path of a run without GPU events consists of; nothing waits for the host there."""
 
 
 def _hint(run: Run, kind: str) -> str:
     fewer = ", ".join([*together(run), "fewer and larger kernels"])
     ways = ", ".join(less_host_time(run))
-    if kind == "host" and not has_gpu(run, Scope()):
+    if kind == "host" and runs_on_cpu(run):
         return f"Reduce the work of the host: {ways}."
+    if kind == "host" and not has_gpu(run, Scope()):
+        return (
+            "What the host waits for is not known: the file is cut, and has no GPU events. Record it again."
+        )
     if kind == "host":
         return f"Reduce host time: {ways}. Predict the gain: rankscope whatif RUN --no-gaps"
     if kind == "dataloader":
@@ -214,7 +219,7 @@ def _findings(run: Run, graph: Graph | ReducedGraph, rows: list[dict[str, Any]])
     ((kind, most),) = classes.most_common(1)
     shares = ", ".join(f"{name} {100 * ns / total:.1f} %" for name, ns in classes.most_common())
     top = next(row for row in rows if row["class"] == kind)
-    bound_by = _ON_CPU if kind == "host" and not has_gpu(run, Scope()) else _BOUND_BY[kind]
+    bound_by = _ON_HOST if kind == "host" and not has_gpu(run, Scope()) else _BOUND_BY[kind]
     findings = [
         Finding(
             "info",

@@ -238,7 +238,7 @@ def _findings(
 ) -> tuple[Finding, ...]:
     """Float32 without tensor cores, and ops far below their roof; the most time to gain first."""
     ranks = sorted({period.rank for period in periods(run, scope)})
-    if not ranks:
+    if not ranks or not has_gpu(run, scope):  # the time of a launch on the host is not that of the work
         return ()
     rank_steps = step_count(run, scope) * len(ranks)
     roof = ceilings(run, scope)[ranks[0]]

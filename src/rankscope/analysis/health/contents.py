@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.notes import slice_counts
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.slice_counts import slice_counts
 from rankscope.model import KNOWN_CATEGORIES
 from rankscope.records import dataclass
 from rankscope.sql import sql_texts

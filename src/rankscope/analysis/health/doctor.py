@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from statistics import median
 
 from rankscope.analysis.core.advice import framework, recording_hint
-from rankscope.analysis.core.notes import has_launches
 from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import SLOW_FIRST_STEP
@@ -264,7 +263,7 @@ def _swapped(run: Run) -> Check:
 def _links(run: Run) -> Iterator[Check]:
     ((total, alone),) = run.rows("SELECT count(*), count(*) FILTER (launch IS NULL) FROM gpu")
     check = "GPU events without their launch"
-    if total and not has_launches(run):
+    if total and framework(run) == "triton":  # Proton never records them
         title, evidence = (
             "no launches in the trace",
             "Why a GPU is idle, and which op runs a kernel, is not known.",

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.core.device_events import gpu_ranks, has_gpu
+from rankscope.analysis.core.device_events import gpu_ranks
 from rankscope.analysis.core.intervals import EMPTY, Intervals, covered, intersect
 from rankscope.analysis.core.rank_activity import rank_activity
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.slice_counts import runs_on_cpu
 from rankscope.analysis.core.step_times import windows
 from rankscope.model import (
     HARDWARE_REASONS,
@@ -430,8 +431,8 @@ def _power_words(gpu: GpuState) -> str:
 
 
 def _notes(run: Run, scope: Scope, states: dict[int, RankState]) -> Iterator[str]:
-    if not states and not has_gpu(run, scope):
-        yield "no counters of GPUs, and no GPU events"
+    if not states and runs_on_cpu(run):
+        yield "no counters of GPUs; the run uses none"
         return
     if not states:
         yield (

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.advice import Recorded, how_to_record
-from rankscope.analysis.core.notes import left_out, slice_counts, slices_outside_steps
+from rankscope.analysis.core.notes import left_out, slices_outside_steps
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.slice_counts import slice_counts
 from rankscope.analysis.within_rank.event_tables import ORIGIN_KEYS, SAME, origin_of
 from rankscope.analysis.within_rank.op_work import OpWork, op_work
 from rankscope.model import EXECUTED_OPS, ORIGINS

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import EMPTY, intersect, length, union
-from rankscope.analysis.core.notes import left_out, slice_counts
+from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
+from rankscope.analysis.core.slice_counts import slice_counts
 from rankscope.analysis.core.step_times import windows
 from rankscope.records import dataclass
 from rankscope.store.arrays import unique_values

@@ -15,11 +15,12 @@ from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.host_spans import waiting_calls
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, covered
 from rankscope.analysis.core.names import all_names
-from rankscope.analysis.core.notes import has_launches, left_out, no_gpu, no_lines
+from rankscope.analysis.core.notes import left_out, no_gpu, no_lines
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded, named_ranks
+from rankscope.analysis.core.slice_counts import has_launches
 from rankscope.analysis.core.step_times import windows
 from rankscope.analysis.within_rank.idle_gaps import waits_for_host
 from rankscope.records import dataclass
