@@ -261,8 +261,7 @@ def tensor_parallel(job: Job) -> Iterator[Callable[[int], None]]:
     data_groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     tensor, data_group = tensor_groups[job.rank // 2], data_groups[job.rank % 2]
     layers = nn.ModuleList(
-        nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-        for _ in range(3)
+        nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(3)
     )
     optimizer = torch.optim.SGD(layers.parameters(), lr=1e-6, momentum=0.9)
     data = batches(job)

@@ -311,7 +311,7 @@ TOOLS = {
             "Which rank delays the others, why, and how long they wait for it.",
             (
                 _RUN,
-                Parameter("by", "string", "rows by node or group", choices=("node", "group")),
+                Parameter("by", "string", "rows by node, group or step", choices=("node", "group", "step")),
                 _STEPS,
                 _PAGE,
             ),

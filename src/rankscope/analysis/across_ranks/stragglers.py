@@ -529,7 +529,7 @@ def stragglers_by_step(run: Run, scope: Scope) -> Result:
         columns=STEP_COLUMNS,
         rows=rows,
         notes=tuple(notes),
-        facts={"late_steps": last.total(), "late_ranks": len(last)},
+        facts={"steps": len(rows), "late_steps": last.total(), "late_ranks": sorted(last)},
     )
 
 
