@@ -62,12 +62,12 @@ _NAMED_SHARE = 2 / 3
 step by chance must stay below. Cases moving-*, gc-*, *-every*."""
 _ALONE = 2.0
 """A rank that is late in one step is named when it is later there than anybody in any other step by this factor. The
-others may be late by chance. Jobs checkpoint-* of benchmarks/ordinary."""
+others may be late by chance. Jobs checkpoint-* of benchmarks/exam/ordinary_job.py."""
 _MOVING_STEPS, _MOVING_SHARE = 3, 0.02
 """Ranks differ when the last one is late by this share of the median step in so many steps. Cases moving-*."""
 _MOVING_SHARE_ON_HOST, _MOVING_PART = 0.2, 0.5
 """The same where the host computes, in at least this part of the steps: the cores of one machine differ by as much from
-second to second. Jobs healthy-* of benchmarks/ordinary; uneven-batches must be above."""
+second to second. Jobs healthy-* of benchmarks/exam/ordinary_job.py; uneven-batches must be above."""
 _RESIDUALS = 3
 """And by so many residuals (p95) of the clocks. Chosen, not measured."""
 _HALF_SCALE, _HALF_FEW = 0.741, 11.0

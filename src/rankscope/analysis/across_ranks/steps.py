@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 _LEAST_STEPS = 3
 _LEAST_SHARE = 0.3
-"""Of the median step that every rank must need more. The healthy jobs of benchmarks/ordinary stay below."""
+"""Of the median step that every rank must need more. The healthy jobs of benchmarks/exam/ordinary_job.py stay below."""
 _LEAST_SCORE = 5.0
 """In standard deviations of what all ranks need more or less in the other steps. Chosen, not measured."""
 _MOST_SHARE = 0.34

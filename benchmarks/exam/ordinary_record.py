@@ -1,6 +1,6 @@
 """Records the ordinary jobs as a user would: `rankscope profile`, default options or `--active 20`.
 
-    python benchmarks/ordinary/ordinary_record.py FOLDER [--steps 3,20] [--repeat 3] [--at-once 3] [--only svd,garbage]
+    python benchmarks/exam/ordinary_record.py FOLDER [--steps 3,20] [--repeat 3] [--at-once 3] [--only svd,garbage]
 
 Every recording is a run folder, FOLDER/FAULT-STEPS-NUMBER. The healthy twin of each job is recorded as
 often. With `--at-once` several jobs run side by side, each on four cores of

@@ -1,6 +1,6 @@
 """Asks an assistant's questions about the recorded ordinary jobs, through `rankscope mcp` alone and without SQL.
 
-    python benchmarks/ordinary/ordinary_ask.py FOLDER [--only svd,garbage]
+    python benchmarks/exam/ordinary_ask.py FOLDER [--only svd,garbage]
 
 The client is the exam's: it finds a question in the guide, calls the tool that stands there and reads the field. Each
 job is asked the five questions of QUESTIONS, one call each, over the protocol, by the SDK's own client.

@@ -1,6 +1,6 @@
 """Asks about the recorded ordinary jobs, and compares the answers with what was planted.
 
-    python benchmarks/ordinary/ordinary_score.py FOLDER [--only svd,garbage] [--write-docs]
+    python benchmarks/exam/ordinary_score.py FOLDER [--only svd,garbage] [--write-docs]
 
 Per job and number of steps: the median of the recordings. The true cost is what the recorded steps take longer than
 those of the healthy twin: recording makes both slower alike. A rank is right when the first finding that names one
@@ -206,8 +206,8 @@ def page(scores: Sequence[Score], repeats: int) -> str:
 
 Real jobs of four processes over gloo on CPUs, with faults that teams have, each with a healthy twin. They are recorded
 as a user would, with `rankscope profile` and 3 or 20 steps, {repeats} times each, by
-`benchmarks/ordinary/ordinary_record.py`. This page is written by
-`python benchmarks/ordinary/ordinary_score.py FOLDER --write-docs`.
+`benchmarks/exam/ordinary_record.py`. This page is written by
+`python benchmarks/exam/ordinary_score.py FOLDER --write-docs`.
 
 The true cost is what the recorded steps take longer than those of the twin, by the median of the recordings. The rank
 is right when the first finding that names one names those at fault, or nobody where nobody is; the cause, when that
