@@ -72,3 +72,13 @@ def process_exists(pid: int) -> bool:
 def has_descriptor_paths() -> bool:
     """Whether /proc/self/fd/N opens a descriptor of this process anew, with its own position."""
     return (PROC / "self/fd").is_dir()
+
+
+def core_limit() -> float | None:
+    """How many cores the control group of this process may use; None without a limit."""
+    try:
+        path = (PROC / "self/cgroup").read_text().strip().rpartition("::")[2]
+        quota, period = Path(f"/sys/fs/cgroup{path}/cpu.max").read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None

@@ -339,6 +339,8 @@ class OpenRun:
     """How fast are collectives by NCCL's own measurement?"""
     stragglers: SplittableReport[Literal["node", "group"]]
     """Which rank delays the others, and why?"""
+    host_cpu: SplittableReport[Literal["step"]]
+    """Are ranks short of CPU: cores, threads, garbage collection?"""
     clocks: PlainReport
     """How far apart are the clocks of the ranks?"""
     layout: SplittableReport[Literal["rank"]]

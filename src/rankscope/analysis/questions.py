@@ -7,6 +7,7 @@ from dataclasses import replace
 from rankscope.analysis.across_ranks.bubbles import bubbles
 from rankscope.analysis.across_ranks.by_group import KEYS, breakdown_by, collectives_by, stragglers_by
 from rankscope.analysis.across_ranks.clocks import clocks
+from rankscope.analysis.across_ranks.host_cpu import host_cpu
 from rankscope.analysis.across_ranks.layout import groups, layout
 from rankscope.analysis.across_ranks.nccl import nccl
 from rankscope.analysis.core.cache import once_per_run
@@ -45,7 +46,8 @@ TOPICS = {
         "dataloader", "families", "kernels", "ops", "runtime_api", "memcpy", "annotations",
     ),
     "Across ranks": (
-        "stragglers", "collectives", "nccl", "critical", "imbalance", "bubbles", "clocks", "layout", "groups",
+        "stragglers", "host_cpu", "collectives", "nccl", "critical", "imbalance", "bubbles", "clocks", "layout",
+        "groups",
     ),
     "Efficiency": ("mfu", "roofline", "ncu", "gpu"),
     "Memory": ("memory", "allocators", "fragmentation"),
@@ -148,6 +150,13 @@ QUESTIONS = {
         ),
         Report("nccl", "How fast are collectives by NCCL's own measurement?", nccl, finds=True),
         Report("stragglers", "Which rank delays the others, and why?", stragglers_by, KEYS, finds=True),
+        Report(
+            "host_cpu",
+            "Are ranks short of CPU: cores, threads, garbage collection?",
+            host_cpu,
+            ("step",),
+            finds=True,
+        ),
         Report("clocks", "How far apart are the clocks of the ranks?", clocks, finds=True),
         Report("layout", "Which rank has which place: pipeline, data, tensor, expert?", layout, ("rank",)),
         Report("groups", "Which process groups exist, and what are they used for?", groups),

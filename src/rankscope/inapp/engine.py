@@ -498,7 +498,7 @@ class Engine:
         if self._telemetry is not None:
             self._telemetry.forked()
             self._telemetry = None
-        self._windows.recorder.forked()
+        self._windows.forked()
 
     def _report_nothing_captured(self) -> None:
         if not self.step_number and ((not self.plan.direct and not self.plan.speaks) or self.files.taken):

@@ -17,6 +17,7 @@ from rankscope.inapp.added_events import AddedEvents, header_text
 from rankscope.inapp.collective_calls import CollectiveCalls
 from rankscope.inapp.cuda_range import CudaRangeRecorder
 from rankscope.inapp.forked_export import Export, ExportOrder, Outcome
+from rankscope.inapp.host_cpu import HostCpu
 from rankscope.inapp.job_log import JobLog
 from rankscope.inapp.sigterm import SigtermGuard
 from rankscope.inapp.torch_recorder import Recording, TorchRecorder, never_free
@@ -56,6 +57,7 @@ class Windows:
         self._opened = 0
         self._events: object = None
         self._added = AddedEvents()
+        self._host_cpu: HostCpu | None = None
         self._calls = CollectiveCalls()
 
     @property
@@ -82,12 +84,20 @@ class Windows:
             self.open(BY_STEPS)
         if not self.recorder.started:
             self.start(number)
+        self._begin_step(number)
+
+    def _begin_step(self, number: int) -> None:
+        if self._host_cpu is not None:
+            self._host_cpu.step(number)
         self.recorder.begin_step(number)
 
     def start(self, step: int) -> None:
         assert self._window is not None
-        self.recorder.start()
         self._added = AddedEvents()
+        if isinstance(self.recorder, TorchRecorder):
+            with contextlib.suppress(Exception):
+                self._host_cpu = HostCpu(self._added, self._files.manifest["local_size"])
+        self.recorder.start()
         self._write_header({})
         with contextlib.suppress(Exception):
             self._calls.begin()
@@ -98,20 +108,35 @@ class Windows:
         identity = {key: self._files.manifest[key] for key in ("job", "rank", "rank_source", "host")}
         self.recorder.add_metadata("rankscope", header_text(identity, fields))
 
-    def _added_fields(self) -> dict[str, Any]:
-        """What the capture knows of the window and torch's profiler does not."""
-        fields = {"collectives": self._calls.end()}
-        return {name: field for name, field in fields.items() if field is not None}
+    def _added_fields(self, why: str | None) -> dict[str, Any]:
+        """What the capture knows of the window and torch's profiler does not; ``why`` it ended early."""
+        host_cpu, fields = self._host_cpu, dict[str, Any]()
+        fields["ended"] = {"why": why, "unix_ns": time.time_ns()} if why else None
+        with contextlib.suppress(Exception):
+            fields["collectives"] = self._calls.end()
+        with contextlib.suppress(Exception):
+            fields["host_cpu"] = host_cpu.fields() if host_cpu is not None else None
+        return {name: field for name, field in fields.items() if field}
+
+    def forked(self) -> None:
+        """In a forked child of the rank."""
+        self._stop_host_cpu()
+        self.recorder.forked()
+
+    def _stop_host_cpu(self) -> None:
+        host_cpu, self._host_cpu = self._host_cpu, None
+        if host_cpu is not None:
+            host_cpu.off()
 
     def next_step(self, number: int) -> None:
         """Inside a time window: mark where one step ends and the next begins."""
         self.recorder.end_step()
-        self.recorder.begin_step(number)
+        self._begin_step(number)
 
     def close(self, step: int, why: str | None = None) -> None:
         """Stop recording and start the export. ``step`` is the current step; ``why`` marks the window as partial.
 
-        The pause of training has two parts, torch's stop and our export; both are measured.
+        The pause of training has two parts, torch's stop and our notes and export; both are measured.
         """
         window, self._window = self._window, None
         assert window is not None
@@ -119,10 +144,13 @@ class Windows:
         # A window of one step is left as it is: the program does not mark the end of that step.
         if why or step > window["first_step"]:
             self.recorder.mark_unfinished()
-        with contextlib.suppress(Exception):
-            self._write_header(self._added_fields())
-        recording = self.recorder.stop()
         began = time.perf_counter_ns()
+        with contextlib.suppress(Exception):
+            self._write_header(self._added_fields(why))
+        self._stop_host_cpu()
+        noted_ns = time.perf_counter_ns() - began
+        recording = self.recorder.stop()
+        began = time.perf_counter_ns() - noted_ns
         window.update(last_step=last, end=clock_anchor(), stop_ns=recording.stop_ns)
         if self._handlers:
             self._call_handlers(window, recording, why)
@@ -143,6 +171,7 @@ class Windows:
         """End an open window whose recording is not wanted; the next one gets its number."""
         self._opened -= self._window is not None
         self._window = None
+        self._stop_host_cpu()
         self._calls.off()
         self.recorder.abandon()
 

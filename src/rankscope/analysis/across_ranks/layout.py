@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rankscope.analysis.across_ranks.stage_chains import stage_chains
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.result import Column, Finding, Result, left_out_note
 from rankscope.analysis.core.scope import Scope
@@ -147,6 +148,8 @@ def infer_layout(groups: Sequence[ObservedGroup], world: int) -> Layout:
 
 def _recognised(group: ObservedGroup, world: int) -> ObservedGroup:
     """By its name; else by its traffic: mostly send and recv is a pipeline, mostly all_to_all are experts."""
+    if group.basis != "nothing":
+        return group
     axis = axis_from_name(group.description)
     if axis is None and not group.name.isdigit():
         axis = axis_from_name(group.name)
@@ -275,7 +278,12 @@ def layout_of(run: Run, scope: Scope) -> Layout:
         for (name, ranks), counted in kinds.items()
     ]
     sizes = [entry.world_size for entry in run.timelines]
-    return infer_layout(observed, max([*sizes, max(run.ranks, default=0) + 1]))
+    world = max([*sizes, max(run.ranks, default=0) + 1])
+    if len(rows.sends) and not any(_recognised(group, world).axis == "pp" for group in observed):
+        observed += [
+            ObservedGroup("messages", "", chain, {}, "pp", "traffic") for chain in stage_chains(rows)
+        ]
+    return infer_layout(observed, world)
 
 
 def layout(run: Run, scope: Scope, by: str | None = None) -> Result:

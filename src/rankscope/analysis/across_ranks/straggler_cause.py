@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from rankscope.analysis.across_ranks.host_cpu import host_reason
 from rankscope.analysis.across_ranks.main_thread import Gap, longest_gap
 from rankscope.analysis.across_ranks.slow_clock import SlowClock, slow_clock
 from rankscope.analysis.core.collective_waits import waits
@@ -57,10 +58,19 @@ class StragglerCause:
     facts: tuple[Fact, ...] = ()
     names: tuple[str, ...] = ()
     """Names out of the trace in the texts."""
+    cause: str = ""
+    """Where it is another one than the class of time that is longer: contention."""
 
 
 def straggler_cause(run: Run, scope: Scope, late: LateRank) -> StragglerCause:
     """What to say about the cause."""
+    # Ops on a host take longer, too, where it is short of CPU.
+    if late.cause == "host" or (late.cause == "compute" and not has_gpu(run, Scope())):
+        reason = host_reason(run, scope, late.rank, late.together)
+        if reason is not None:
+            return StragglerCause(
+                reason.title, reason.evidence, reason.hint, reason.facts, reason.names, reason.cause
+            )
     find = {"compute": _compute, "copy": _copy, "dataloader": _dataloader, "host": _host, "link": _link}
     if late.cause in find:
         return find[late.cause](run, Scope(_compared(run, late), scope.steps), late)

@@ -9,6 +9,7 @@ import numpy as np
 from rankscope.analysis.across_ranks.blame import WAITING, Blame, blame
 from rankscope.analysis.across_ranks.comparison_notes import comparison_notes, missing_ranks
 from rankscope.analysis.across_ranks.data_imbalance import data_evidence
+from rankscope.analysis.across_ranks.host_cpu import Shortage, shortage_of_cores
 from rankscope.analysis.across_ranks.lateness import OWN, Culprits, Lateness, culprits, lateness
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.across_ranks.nodes import node_of
@@ -54,6 +55,7 @@ COLUMNS = (
 )
 
 _CAUSES = ("compute", "host", "copy", "dataloader", "waiting", "link")
+_SHORT_OF_CORES = Finding("ok", "No straggler", "all ranks are short of cores (-r host_cpu)")
 _LEAST_SHARE = 0.01
 """Waits below this share of a step are not reported as moving between ranks. Cases healthy-*; moving-5% is above."""
 
@@ -314,14 +316,25 @@ def _finding(
         waiting = len(late.ranks) - len(who.ranks)
         wait = CausedWait(who.ranks, waiting, who.own_ns, share, who.late_steps, steps)
     if wait is not None:
-        return _straggler(run, scope, all_waits, late, wait, who.in_steps)
+        straggler = _straggler(run, scope, all_waits, late, wait, who.in_steps)
+        short = shortage_of_cores(run, scope)
+        return _SHORT_OF_CORES if short is not None and _is_shortage(straggler, who, short) else straggler
     if largest is None:
         return None
     if who.moves and largest.share >= _LEAST_SHARE:
-        return _moving(run, scope, late)
+        return _SHORT_OF_CORES if shortage_of_cores(run, scope) else _moving(run, scope, late)
     unit = "per step" if largest.steps else "of the window"
     text = f"{format_rounded('ns', largest.per_step_ns)} {unit} ({100 * largest.share:.1f} %)"
     return Finding("ok", "No straggler", f"the longest wait is for rank {largest.ranks[0]}: {text}")
+
+
+def _is_shortage(straggler: Finding, who: Culprits, short: Shortage) -> bool:
+    """Whether a late rank may only be the one that waited longest for a core, where all ranks wait for cores."""
+    stated = straggler.fact("cause")
+    if stated is not None and stated.value == "contention":
+        return True
+    is_measured = any(fact.report == "host_cpu" for fact in straggler.facts)
+    return not is_measured and who.own_ns < short.run_delay_ns
 
 
 def _straggler(
@@ -335,12 +348,13 @@ def _straggler(
     """`in_steps`: those in which it is late, where these are some of several."""
     excess = late.excess[:, late.ranks.index(wait.ranks[0])]
     per_part = excess.mean(axis=1)
-    cause = OWN[int(per_part.argmax())] if per_part.max() > 0 else "waiting"
+    cause = longest = OWN[int(per_part.argmax())] if per_part.max() > 0 else "waiting"
     extra = float(per_part.max()) if per_part.max() > 0 else wait.per_step_ns
     worst = late.steps[int(excess[int(per_part.argmax())].argmax())]
     ranks = tuple(sorted(wait.ranks))
     node = node_of(run, ranks)
     why = straggler_cause(run, scope, LateRank(wait.ranks[0], ranks, cause, extra, worst, wait.steps or 1))
+    cause = why.cause or longest
     unit = "per step" if wait.steps else "of the window"
     of = "step" if wait.steps else "window"
     name = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {as_ranges(list(ranks))}"
@@ -367,7 +381,7 @@ def _straggler(
         Fact("cause", cause, "", subject, ranks, row),
         Fact("wait_per_step_ns", round(wait.per_step_ns), "ns", f"each waiting rank, {unit}", ranks),
         Fact("caused_wait_pct", share, "percent", f"of the {of}", ranks),
-        Fact(f"extra_{cause}_ns", round(extra), "ns", f"{subject}, {unit}, more than its peers", ranks),
+        Fact(f"extra_{longest}_ns", round(extra), "ns", f"{subject}, {unit}, more than its peers", ranks),
         Fact("waiting_ranks", wait.waiting_ranks, "count", "ranks that waited"),
         Fact("worst_steps", wait.worst_steps, "count", subject, ranks),
         Fact("steps", wait.steps, "count", "the window"),

@@ -45,6 +45,8 @@ class _Prices:
         self.run, self.savings = run, savings
         self.claimed: list[Remedy] = []
         self._claimed_ns = 0.0
+        self._stated_ns = 0.0
+        """What findings cost that state it themselves."""
         self._saved: dict[frozenset[Remedy], float] = {}
 
     def saved_ns(self, *remedies: Remedy) -> float:
@@ -58,7 +60,7 @@ class _Prices:
     def more_ns(self, claim: _Claim) -> float:
         """What the change would save in addition to what is claimed."""
         more = self.saved_ns(*self.claimed, claim.remedy) - self._claimed_ns
-        return min(max(more, 0.0), claim.alone_ns)
+        return min(max(more, 0.0), claim.alone_ns, self._left_ns)
 
     def claim(self, claim: _Claim) -> None:
         """In the order of the claims, what a change saves is not counted again."""
@@ -66,11 +68,18 @@ class _Prices:
         self._claimed_ns = max(self.saved_ns(*self.claimed), self._claimed_ns)
 
     def limited(self, finding: Finding) -> Finding:
-        """A finding that costs itself (the schedule's own bubble) costs no more than is left of a step."""
+        """A finding that states its cost (the schedule's own bubble) costs no more than is left of a step."""
         if finding.cost_ns is None:
             return finding
-        left = max(self.savings.step_ns - self._claimed_ns, 0.0)
-        return replace(finding, alone_ns=finding.cost_ns, cost_ns=min(finding.cost_ns, round(left)))
+        cost = min(finding.cost_ns, round(self._left_ns))
+        self._stated_ns += cost
+        severity = at_most(finding.severity, graded(cost, self.savings.step_ns, 0.0) or "info")
+        return replace(finding, severity=severity, alone_ns=finding.cost_ns, cost_ns=cost)
+
+    @property
+    def _left_ns(self) -> float:
+        """Of a step."""
+        return max(self.savings.step_ns - self._claimed_ns - self._stated_ns, 0.0)
 
     def shared_ns(self, claim: _Claim, other: _Claim) -> float:
         """What both changes save, each of them alone."""
@@ -89,9 +98,11 @@ def with_costs(run: Run, scope: Scope, findings: Sequence[Finding]) -> list[Find
         if finding.remedy is not None
         for alone in [prices.saved_ns(finding.remedy)]
     ]
+    listed = []
     for reachable in (True, False):
         _claim(prices, [claim for claim in claims if claim.finding.reachable is reachable])
-    listed = [prices.limited(finding) for finding in findings if finding.remedy is None]
+        others = [each for each in findings if each.remedy is None and each.reachable is reachable]
+        listed += [prices.limited(finding) for finding in others]
     listed += [_stated(claim, also, savings.step_ns) for claim, also in _folded(prices, claims)]
     return sorted(listed, key=_order)
 

@@ -124,7 +124,9 @@ def _fits(
             for i, j in shared:
                 key = (_threads(way_a, i), _threads(way_b, j))
                 if key not in of_threads:
-                    of_threads[key] = _meetings(rows, _of(a, key[0]), _of(b, key[1]), a.host != b.host)
+                    of_threads[key] = _meetings(
+                        rows, _of(a, key[0]), _of(b, key[1]), not a.host or a.host != b.host
+                    )
                 meetings = of_threads[key]
                 if meetings is None:
                     break

@@ -112,7 +112,13 @@ def load_collectives(connection: duckdb.DuckDBPyConnection, segments: Sequence[S
         dtypes=tuple(dtypes),
         batches=batches,
     )
-    return _with_inferred_groups(rows, segments, labels, code)
+    rows = _with_inferred_groups(rows, segments, labels, code)
+    if (rows.point_to_point & ~rows.on_device & (rows.peer == NONE)).any():
+        from rankscope.timeline.collectives.inferred_peers import infer_peers
+
+        session = _of_file(rows, recording_sessions(segments))
+        rows = replace(rows, peer=infer_peers(rows, session, {entry.rank: entry.host for entry in segments}))
+    return rows
 
 
 def _with_inferred_groups(

@@ -1,0 +1,442 @@
+"""Is the host short of CPU: waits for a core, garbage collection, compilation, and threads that compete for the GIL."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rankscope.analysis.across_ranks.host_times import COLUMNS as TIMES
+from rankscope.analysis.across_ranks.host_times import Floats, HostTimes, core_use, host_times, use_of_host
+from rankscope.analysis.across_ranks.lateness import lateness
+from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.device_events import has_gpu
+from rankscope.analysis.core.intervals import Ints, covered, join, union
+from rankscope.analysis.core.result import Column, Fact, Finding, Result
+from rankscope.analysis.core.rollups import part_of
+from rankscope.analysis.core.scope import Scope, step_numbers
+from rankscope.analysis.core.severity import WARNING_SHARE, graded
+from rankscope.analysis.core.step_times import mean_step_ns, periods
+from rankscope.analysis.within_rank.breakdown import rank_parts
+from rankscope.ranges import as_ranges
+from rankscope.records import dataclass
+from rankscope.timeline.run import Run
+from rankscope.units import format_rounded, shorten_middle
+
+COLUMNS = (
+    Column("rank"),
+    Column("step", help="null: the whole window"),
+    Column("wall_ns", "ns", "time of the step, as the training thread measured it", title="Time"),
+    Column("cpu_ns", "ns", "time of its training thread on a core", title="CPU"),
+    Column(
+        "run_delay_ns", "ns", "time in which its training thread could run and had no core", title="Run delay"
+    ),
+    Column("gc_ns", "ns", "Python's garbage collection, in any thread", title="GC"),
+    Column("other_threads_ns", "ns", "CPU time of the other threads of its process", title="Other threads"),
+    Column("cores", "count", "cores that it may use", title="Cores"),
+    Column("thread", help="the other Python thread with most CPU time", title="Busiest thread", minor=True),
+    Column("thread_ns", "ns", "its CPU time", title="Its CPU", minor=True),
+)
+NOT_RECORDED = (
+    "CPU times of threads were not recorded; `rankscope profile` records them in each step, on Linux"
+)
+_LEAST_PART = 0.5
+"""A reason explains at least this part of the time that a rank is late."""
+_SMALL_PART, _MUCH_LONGER = 0.1, 3.0
+"""Steps in which a rank is late by less than this part of its mean are not listed; one step that takes so many times as
+long as the others is told apart."""
+_OTHERS_SHARE = 0.1
+"""Other processes are named where they use this share of the cores."""
+_MUCH_SHARE = 0.25
+"""Of the step: a wait for a core that is reported even where the rank's own threads take the cores. Chosen, not
+measured."""
+_OPS_BEFORE = 8
+"""Between the time in which torch.compile loads its modules and its first range, the program makes its arguments."""
+_NAME_WIDTH = 60
+
+
+def host_cpu(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """One row for each rank; with `by` step also one for each rank and step."""
+    times = host_times(run)
+    steps = step_numbers(run, scope)
+    ranks = [rank for rank in scope.ranks_in(run) if rank in times]
+    rows = [_row(rank, None, times[rank], steps) for rank in ranks]
+    if by == "step":
+        rows += [
+            _row(rank, step, times[rank], [step])
+            for rank in ranks
+            for step in steps
+            if step in times[rank].step
+        ]
+    finding = _finding(run, scope)
+    return Result(
+        "host_cpu",
+        "CPU of the hosts",
+        scope.window,
+        COLUMNS,
+        rows,
+        (finding,) if finding else (),
+        notes=() if rows else (NOT_RECORDED,),
+    )
+
+
+def _row(rank: int, step: int | None, times: HostTimes, steps: Sequence[int]) -> dict[str, Any]:
+    sums = {name: _sum(times.of_steps(steps, name)) for name in (*TIMES, *times.threads)}
+    busiest = max(times.threads, key=lambda name: sums[name] or 0, default=None)
+    process, cpu = sums["process_ns"], sums["cpu_ns"]
+    return {
+        "rank": rank,
+        "step": step,
+        **{name: sums[name] for name in ("wall_ns", "cpu_ns", "run_delay_ns", "gc_ns")},
+        "other_threads_ns": None if process is None or cpu is None else max(process - cpu, 0),
+        "cores": len(times.cores),
+        "thread": busiest,
+        "thread_ns": sums[busiest] if busiest else None,
+    }
+
+
+def _sum(values: Floats) -> int | None:
+    """Of the steps that were recorded; None without any."""
+    return None if np.isnan(values).all() else round(float(np.nansum(values)))
+
+
+# -- too few cores for all: nobody is late, everybody is slow
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """More than half of the ranks wait for a core. Times are means over ranks and steps."""
+
+    ranks: tuple[int, ...]
+    wall_ns: float
+    cpu_ns: float
+    run_delay_ns: float
+    cost_ns: float | None
+    """Per step; None where GPUs may hide it."""
+
+
+@once_per_run
+def shortage_of_cores(run: Run, scope: Scope) -> Shortage | None:
+    """Over the steps in scope and all ranks; None where at least half of them have the cores that they need."""
+    times, steps = host_times(run), step_numbers(run, Scope(steps=scope.steps))
+    if not steps:
+        return None
+    means = {
+        rank: {name: _mean(each.of_steps(steps, name)) for name in TIMES} for rank, each in times.items()
+    }
+    short = [rank for rank, mean in means.items() if _is_short(mean)]
+    if 2 * len(short) <= len(run.ranks):
+        return None
+    wall, cpu, delay = (
+        _mean(np.array([mean[name] for mean in means.values()]))
+        for name in ("wall_ns", "cpu_ns", "run_delay_ns")
+    )
+    cost = None if has_gpu(run, Scope()) else _cost_ns(run, Scope(steps=scope.steps), means)
+    return Shortage(tuple(short), wall, cpu, delay, cost)
+
+
+def _is_short(mean: Mapping[str, float]) -> bool:
+    """Whether a rank waits for a core; not where it waits a little for threads of its own."""
+    for_others = mean["run_delay_ns"] - (mean["process_ns"] - mean["cpu_ns"])
+    return (
+        for_others >= WARNING_SHARE * mean["wall_ns"] or mean["run_delay_ns"] >= _MUCH_SHARE * mean["wall_ns"]
+    )
+
+
+def _mean(values: Floats) -> float:
+    return float("nan") if np.isnan(values).all() else float(np.nanmean(values))
+
+
+def _cost_ns(run: Run, scope: Scope, means: Mapping[int, Mapping[str, float]]) -> float:
+    """The wait for a core, and the same part of the time in collectives: there a rank waits for threads and ranks that
+    are as short of cores."""
+    parts, costs = rank_parts(run, scope), []
+    for rank, mean in means.items():
+        delay, cpu = mean["run_delay_ns"], mean["cpu_ns"]
+        if rank in parts and delay + cpu > 0:
+            blocked = max(mean["wall_ns"] - cpu - delay, 0.0)
+            exposed = float(parts[rank].exposed_comm.sum()) / max(len(parts[rank].step), 1)
+            costs.append(delay + delay / (delay + cpu) * min(blocked, exposed))
+    return float(np.mean(costs)) if costs else 0.0
+
+
+def _finding(run: Run, scope: Scope) -> Finding | None:
+    short = shortage_of_cores(run, Scope(steps=scope.steps))
+    if short is None:
+        return None
+    times = host_times(run)
+    # Mostly all nodes are alike: the sentence is about the most common case.
+    uses = {host: use_of_host(times, host) for host in sorted({times[rank].host for rank in short.ranks})}
+    (count, cores), alike = Counter((use.ranks, use.cores) for use in uses.values()).most_common(1)[0]
+    use = next(use for use in uses.values() if (use.ranks, use.cores) == (count, cores))
+    waits, step = format_rounded("ns", short.run_delay_ns), mean_step_ns(run, scope)
+    share = f"({100 * short.run_delay_ns / short.wall_ns:.0f} %)"
+    if count > cores:
+        on_each = f" on each of {alike} nodes" if alike > 1 else ""
+        title = (
+            f"{count} ranks share {_cores(cores)}{on_each}: each waits {waits} per step for a core {share}"
+        )
+    else:
+        title = f"The ranks wait {waits} per step for their {_cores(cores)} {share}"
+    if use.by_others is not None and use.by_others >= _OTHERS_SHARE * cores:
+        title += f"; other processes use {use.by_others:.1f} of them"
+    who = "the ranks" if count > 1 else "the rank"
+    others = "" if use.by_others is None else f", other processes {use.by_others:.1f}"
+    evidence = (
+        f"per step the training threads run {format_rounded('ns', short.cpu_ns)} and wait {waits} for a core; "
+        f"{who} use{'s' * (count == 1)} {use.by_ranks:.1f} of {_cores(cores)}{others}"
+    )
+    return Finding(
+        "info" if short.cost_ns is None else graded(short.cost_ns, step, 0.0) or "info",
+        title,
+        evidence,
+        hint="Give each rank cores of its own (--cpus-per-task, the CPU limit of the container), or start fewer ranks, "
+        "threads (OMP_NUM_THREADS) and data loading workers.",
+        cost_ns=None if short.cost_ns is None else round(short.cost_ns),
+        alone_ns=None if short.cost_ns is None else round(short.cost_ns),
+        reachable=short.cost_ns is not None,
+        facts=(
+            Fact("cause", "contention", "", "all ranks"),
+            Fact("run_delay_per_step_ns", round(short.run_delay_ns), "ns", "mean over the ranks"),
+            Fact("cores", cores, "count", "cores that they share"),
+            Fact("sharing_ranks", count, "count", "ranks that share them"),
+        ),
+    )
+
+
+def _cores(count: float) -> str:
+    return f"{count:.3g} core{'s' * (count != 1)}"
+
+
+# -- why one rank is late
+
+
+@dataclass(frozen=True)
+class HostReason:
+    """Why the host of a rank is late. The texts are as those of StragglerCause."""
+
+    cause: str
+    """'host', or 'contention' where its core is taken."""
+    title: str
+    evidence: str
+    hint: str
+    facts: tuple[Fact, ...]
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _LateSteps:
+    """A late rank in the steps of the window."""
+
+    run: Run
+    rank: int
+    steps: tuple[int, ...]
+    own: Floats
+    """How much longer than its peers it takes, by step; never negative."""
+    mine: HostTimes | None
+    peers: Mapping[int, HostTimes]
+
+    def extra(self, name: str) -> Floats:
+        """By step, how much more than on the median of the peers it is; 0 where it is less, or not known."""
+        if self.mine is None:
+            return np.zeros(len(self.steps))
+        values = np.nan_to_num(self.mine.of_steps(self.steps, name))
+        if self.peers:
+            others = np.stack(
+                [np.nan_to_num(peer.of_steps(self.steps, name)) for peer in self.peers.values()]
+            )
+            values = values - np.median(others, axis=0)
+        return np.maximum(values, 0.0)
+
+    def explains(self, extra: Floats) -> bool:
+        return bool(self.own.sum() > 0 and extra.sum() >= _LEAST_PART * self.own.sum())
+
+    def took(self, extra: Floats) -> str:
+        """How long, and in which steps: those in which it explains most of a delay that counts."""
+        late = (extra >= _LEAST_PART * self.own) & (self.own >= _SMALL_PART * self.own.mean())
+        late[extra.argmax()] = True
+        worst, others = int(extra.argmax()), np.flatnonzero(late)
+        others = others[others != worst]
+        if 2 * len(others) >= len(self.steps):
+            return f"{format_rounded('ns', extra[late].mean())} per step"
+        longest = f"{format_rounded('ns', extra[worst])} in step {self.steps[worst]}"
+        if not len(others):
+            return longest
+        usual = np.median(extra[others])
+        if extra[worst] < _MUCH_LONGER * usual:
+            return f"{format_rounded('ns', extra[late].mean())} in each of {late.sum()} steps"
+        count = f"{len(others)} other step{'s' * (len(others) != 1)}"
+        return f"{longest}, {format_rounded('ns', usual)} in {count}"
+
+    def facts(self, quantity: str, extra: Floats) -> tuple[Fact, ...]:
+        value = round(float(extra.mean()))
+        subject = f"rank {self.rank}, per step, more than its peers"
+        return (Fact(quantity, value, "ns", subject, (self.rank,), {"rank": self.rank}, "host_cpu"),)
+
+
+def host_reason(run: Run, window: Scope, rank: int, together: Sequence[int]) -> HostReason | None:
+    """The reason why the host of a late rank is late, where one was recorded that explains most of it.
+
+    `together` are all ranks that are late for the same reason; the others are compared with.
+    """
+    late = lateness(run, Scope(steps=window.steps))
+    if late is None or rank not in late.ranks or None in late.steps:
+        return None
+    times = host_times(run)
+    rows = _LateSteps(
+        run,
+        rank,
+        tuple(step for step in late.steps if step is not None),
+        np.maximum(late.own_excess[late.ranks.index(rank)], 0.0),
+        times.get(rank),
+        {other: each for other, each in times.items() if other not in together},
+    )
+    pauses = [pause for pause in (_garbage(rows), _compilation(rows)) if pause is not None]
+    if pauses:
+        return max(pauses, key=lambda pause: pause[0])[1]
+    if rows.mine is None or not rows.peers:
+        return None
+    return _busy_thread(rows) or _taken_core(rows, times)
+
+
+def _garbage(late: _LateSteps) -> tuple[float, HostReason] | None:
+    extra = late.extra("gc_ns")
+    if not late.explains(extra):
+        return None
+    return float(extra.sum()), HostReason(
+        "host",
+        f"garbage collection takes {late.took(extra)}",
+        f"Python's garbage collection takes {format_rounded('ns', extra.mean())} per step longer than on its peers",
+        "Collect on all ranks in the same step, or less often: gc.disable() and gc.collect() every so many steps, "
+        f"gc.freeze() after the set-up. See -r host_cpu --by step --ranks {late.rank}",
+        late.facts("gc_ns", extra),
+    )
+
+
+_COMPILES = "(name = 'dynamo' OR name LIKE '%(dynamo_timed)' OR name LIKE 'entire_frame_compile%')"
+
+
+def _compilation(late: _LateSteps) -> tuple[float, HostReason] | None:
+    """torch.compile marks its work by ranges. What it needs before the first one has none: it loads its modules."""
+    run = part_of(late.run, frozenset({late.rank}))
+    ranges = run.arrays(
+        f"SELECT start_ns AS start, start_ns + dur_ns AS stop FROM slices WHERE rank = {late.rank} AND {_COMPILES}"
+    )
+    if not len(ranges["start"]):
+        return None
+    compiles = union(ranges["start"], ranges["stop"])
+    ops = run.arrays(
+        f"SELECT start_ns AS start, start_ns + dur_ns AS stop FROM slices WHERE rank = {late.rank} "
+        f"AND category = 'cpu_op' AND op IS NULL AND NOT {_COMPILES} ORDER BY start"
+    )
+    spans = {
+        period.step: (period.start_ns, period.end_ns)
+        for period in periods(late.run, Scope(frozenset({late.rank})))
+    }
+    start, end = (
+        np.array([spans.get(step, (0, 0))[side] for step in late.steps], dtype=np.int64) for side in (0, 1)
+    )
+    loads = [_longest_before(ops, start, at) for at in compiles.start.tolist()]
+    loading = union(*(np.array(side, dtype=np.int64) for side in zip(*loads, strict=True)))
+    own = covered(compiles, start, end).astype(np.float64)
+    extra = np.where(own > 0, covered(join(compiles, loading), start, end), 0).astype(np.float64)
+    if not late.explains(extra):
+        return None
+    worst = int(extra.argmax())
+    with_loading = ""
+    if own[worst] < _LEAST_PART * extra[worst]:
+        before_first = format_rounded("ns", extra[worst] - own[worst])
+        with_loading = (
+            f"; {before_first} of step {late.steps[worst]} lie before its first range (on its first call torch.compile "
+            "loads its modules)"
+        )
+    return float(extra.sum()), HostReason(
+        "host",
+        f"torch.compile takes {late.took(extra)}",
+        f"its ranges of dynamo take {format_rounded('ns', own.sum() / len(late.steps))} per step{with_loading}",
+        "Find out why it compiles again (TORCH_LOGS=recompiles), and compile before the first step.",
+        late.facts("compile_ns", extra),
+    )
+
+
+def _longest_before(ops: Mapping[str, Ints], steps: Ints, at: int) -> tuple[int, int]:
+    """The longest time without an op among the last few before a moment, in its step."""
+    last = int(np.searchsorted(ops["start"], at))
+    first = max(last - _OPS_BEFORE, 0)
+    since = steps[steps <= at].max(initial=0)
+    ends = np.append(ops["start"][first:last], at)
+    begins = np.maximum(
+        np.append(ops["stop"][first - 1 : first] if first else since, ops["stop"][first:last]), since
+    )
+    longest = int((ends - begins).argmax())
+    return int(begins[longest]), max(int(ends[longest]), int(begins[longest]))
+
+
+def _busy_thread(late: _LateSteps) -> HostReason | None:
+    """A Python thread that is busy while the training thread is ready and does not run: it waits for the GIL."""
+    assert late.mine is not None
+    name = max(late.mine.threads, key=lambda thread: late.extra(thread).sum(), default=None)
+    if name is None:
+        return None
+    extra = np.minimum(late.extra(name), _not_running(late))
+    if not late.explains(extra):
+        return None
+    wall = late.mine.of_steps(late.steps, "wall_ns")
+    used = late.mine.of_steps(late.steps, name)
+    share = np.nansum(used) / max(np.nansum(wall), 1.0)
+    thread = shorten_middle(name, _NAME_WIDTH)
+    runs, trains = (
+        format_rounded("ns", _mean(each)) for each in (used, late.mine.of_steps(late.steps, "cpu_ns"))
+    )
+    return HostReason(
+        "host",
+        f"thread {thread} used {share:.2f} of a core",
+        f"thread {thread} runs {runs} per step, the training thread {trains}: Python's threads run one at a time (GIL)",
+        "Move its work into another process (multiprocessing, workers of the DataLoader).",
+        late.facts("thread_ns", late.extra(name)),
+        (name,),
+    )
+
+
+def _not_running(late: _LateSteps) -> Floats:
+    """By step: how much longer than its peers the training thread neither runs nor waits in a collective."""
+    parts = rank_parts(late.run, Scope(steps=(late.steps[0], late.steps[-1])))
+    in_collectives = {
+        rank: dict(zip(each.step.tolist(), each.exposed_comm.tolist(), strict=True))
+        for rank, each in parts.items()
+    }
+
+    def blocked(rank: int, times: HostTimes) -> Floats:
+        waited = np.array([in_collectives.get(rank, {}).get(step, 0) for step in late.steps])
+        free = times.of_steps(late.steps, "wall_ns") - times.of_steps(late.steps, "cpu_ns") - waited
+        result: Floats = np.maximum(np.nan_to_num(free), 0.0)
+        return result
+
+    assert late.mine is not None
+    peers = np.stack([blocked(rank, times) for rank, times in late.peers.items()])
+    extra: Floats = np.maximum(blocked(late.rank, late.mine) - np.median(peers, axis=0), 0.0)
+    return extra
+
+
+def _taken_core(late: _LateSteps, times: Mapping[int, HostTimes]) -> HostReason | None:
+    """It waits for a core, and its peers do not."""
+    extra = late.extra("run_delay_ns")
+    if not late.explains(extra):
+        return None
+    use, mine = core_use(times, late.rank), times[late.rank]
+    waits = f"it waits {late.took(extra)} for a core"
+    cores = f"core{'s' * (len(mine.cores) != 1)} {as_ranges([*mine.cores])}"
+    taken = use.by_others is not None and use.by_others >= _OTHERS_SHARE * use.cores
+    by = f": other processes use {use.by_others:.2f} of its {cores}" if taken else ""
+    others = "" if use.by_others is None else f", other processes {use.by_others:.2f}"
+    return HostReason(
+        "contention",
+        f"{waits}{by}",
+        f"its training thread waits {format_rounded('ns', extra.mean())} per step longer for a core than its peers; "
+        f"it may run on {cores}; the ranks there use {use.by_ranks:.2f} of {_cores(use.cores)}{others}",
+        "Look for other processes on its cores (top, ps -eLo psr,pcpu,comm) and bind them elsewhere; data loading "
+        "workers of the job count too.",
+        late.facts("run_delay_ns", extra),
+    )
