@@ -103,7 +103,7 @@ def write_job(
             add(rank, step, "user_annotation", "gloo:all_reduce", 91, now[rank] + 2000, done)
             now[rank] = done - early_op_ns + MS + after(rank, step)
             add(rank, step, "cpu_op", "aten::add_", 90, done - early_op_ns, now[rank] - 1000)
-            add(rank, step, "user_annotation", f"ProfilerStep#{step}", 90, began[rank], now[rank] - 500)
+            add(rank, step, "user_annotation", f"ProfilerStep#{step}", 90, began[rank], now[rank])
     for rank, listed in enumerate(events):
         content = {
             "schemaVersion": 1,

@@ -281,9 +281,8 @@ class _State:
         self.host[node] = now
         if (opens := fixed._opens[node]) != NONE:
             self._arrive(opens, now - fixed._open_shift[node])
-            if (place := node + len(self.took)) in fixed._visits:
-                for at, shift in fixed._visits[place]:
-                    self._arrive(at, now + shift)
+            for at, shift in fixed._visits.get(node + len(self.took), ()):
+                self._arrive(at, now + shift)
         return True
 
     def _arrive(self, match: int, when: int) -> None:

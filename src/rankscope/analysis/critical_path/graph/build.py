@@ -242,7 +242,12 @@ def host_nodes(
     if scope.steps is None:
         _add_recordings(run, scope, nodes, number, code)
     nodes.add(who, steps["start"], 1, before, code[STEP_BEGINS], step=steps["step"])
-    nodes.add(who, steps["stop"], 9, _HOST, code[STEP_ENDS], step=steps["step"], is_end=1)
+    # At the same time a step ends before the next one begins, but after all else that it has.
+    abuts = np.append((np.diff(who) == 0) & (steps["start"][1:] == steps["stop"][:-1]), False)[: len(who)]
+    for order, ends in ((0, abuts), (9, ~abuts)):
+        nodes.add(
+            who[ends], steps["stop"][ends], order, _HOST, code[STEP_ENDS], step=steps["step"][ends], is_end=1
+        )
     launched = np.flatnonzero(raw["launch"] != NONE)
     keys = event_key(raw["rank"][launched], raw["segment"][launched], raw["launch"][launched])
     _, first, which = np.unique(keys, return_index=True, return_inverse=True)
