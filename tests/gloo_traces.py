@@ -96,7 +96,8 @@ class GlooJob:
             for program, start in zip(programs, starts, strict=True)
         ]
         while any(rank.at < len(rank.items) for rank in self.ranks):
-            if not any([self._advance(number) for number in range(self.count)]):
+            moved = sum(self._advance(number) for number in range(self.count))
+            if not moved:
                 raise AssertionError("the programs wait for each other")
 
     def _advance(self, number: int) -> bool:

@@ -1,7 +1,7 @@
 """Process group, sequence number and peer of the collectives of a window, which gloo's annotations do not have.
 
 Collectives come from torch's flight recorder, read once at the window's end. It has no sends and receives of gloo:
-those are noted when they are called, in about a microsecond. NCCL's metadata is in torch's trace already.
+those are noted when they are called, in two microseconds. NCCL's metadata is in torch's trace already.
 """
 
 from __future__ import annotations

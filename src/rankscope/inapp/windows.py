@@ -108,9 +108,10 @@ class Windows:
         identity = {key: self._files.manifest[key] for key in ("job", "rank", "rank_source", "host")}
         self.recorder.add_metadata("rankscope", header_text(identity, fields))
 
-    def _added_fields(self) -> dict[str, Any]:
-        """What the capture knows of the window and torch's profiler does not."""
+    def _added_fields(self, why: str | None) -> dict[str, Any]:
+        """What the capture knows of the window and torch's profiler does not; ``why`` it ended early."""
         host_cpu, fields = self._host_cpu, dict[str, Any]()
+        fields["ended"] = {"why": why, "unix_ns": time.time_ns()} if why else None
         with contextlib.suppress(Exception):
             fields["collectives"] = self._calls.end()
         with contextlib.suppress(Exception):
@@ -135,7 +136,7 @@ class Windows:
     def close(self, step: int, why: str | None = None) -> None:
         """Stop recording and start the export. ``step`` is the current step; ``why`` marks the window as partial.
 
-        The pause of training has two parts, torch's stop and our export; both are measured.
+        The pause of training has two parts, torch's stop and our notes and export; both are measured.
         """
         window, self._window = self._window, None
         assert window is not None
@@ -143,11 +144,13 @@ class Windows:
         # A window of one step is left as it is: the program does not mark the end of that step.
         if why or step > window["first_step"]:
             self.recorder.mark_unfinished()
-        with contextlib.suppress(Exception):
-            self._write_header(self._added_fields())
-        self._stop_host_cpu()
-        recording = self.recorder.stop()
         began = time.perf_counter_ns()
+        with contextlib.suppress(Exception):
+            self._write_header(self._added_fields(why))
+        self._stop_host_cpu()
+        noted_ns = time.perf_counter_ns() - began
+        recording = self.recorder.stop()
+        began = time.perf_counter_ns() - noted_ns
         window.update(last_step=last, end=clock_anchor(), stop_ns=recording.stop_ns)
         if self._handlers:
             self._call_handlers(window, recording, why)

@@ -301,7 +301,8 @@ class Run:
             return clocks, None
         raw = self._with(clocks="raw", shifted_by_ns=0)
         starts = [(entry.rank, self.begin_ns(entry)) for entry in self.timelines]
-        clocks = measure(raw.collectives, ranks, starts)
+        hosts = {entry.rank: entry.host for entry in self.timelines if entry.has_wall_clock}
+        clocks = measure(raw.collectives, ranks, starts, hosts)
         save(clocks, self.store, self.timelines)
         return clocks, raw
 

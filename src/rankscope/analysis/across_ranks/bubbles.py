@@ -296,6 +296,8 @@ def _layers_to_move(schedule: Schedule, calls: Mapping[int, Ints], worst: int) -
     mine = (passes.rank == rank) & (passes.phase == FORWARD)
     layers = layers_of(calls[rank], int((passes.step[mine] == passes.step[mine][0]).sum()))
     saved = schedule.saved_by_moving(1 / layers if layers else _WORK_MOVED, worst, least)
+    if saved <= 0:
+        return f"Compare the work of stage {worst} with that of the others; moving a layer would save nothing."
     what = f"one of its {layers} layers" if layers else f"{100 * _WORK_MOVED:.0f} % of its work"
     return f"Move work from stage {worst} to stage {least}: {what} would save {format_rounded('ns', saved)} of a step."
 

@@ -64,6 +64,8 @@ def clocks(run: Run, scope: Scope, by: str | None = None) -> Result:
 
 
 def _method(clock: RankClock) -> str:
+    if clock.method == "one host":
+        return "one clock with other ranks of its host"
     if clock.method != "collectives":
         return clock.method
     if clock.error_ns is None:
@@ -99,11 +101,11 @@ def _notes(run: Run, measured: tuple[RankClock, ...]) -> list[str]:
             f"error not known: {ranks_text}: so few collectives ({as_ranges(counts)} per rank) fit exactly, whatever "
             "their noise; the ends of gloo's spread by 0.1 to 0.7 ms, those of NCCL's by microseconds"
         )
-    if any(clock.error_ns is not None and clock.drift_ppm is None for clock in measured):
+    if any(c.error_ns is not None and c.drift_ppm is None and c.method != "one host" for c in measured):
         notes.append(
             "drift not known: the recording is too short, or the ends of its collectives vary too much"
         )
-    if any(clock.error_ns is not None and not clock.aligned for clock in measured):
+    if any(c.error_ns is not None and not c.aligned and c.method != "one host" for c in measured):
         notes.append("offsets smaller than their error are not applied; the wall clock is used instead")
     largest = max((abs(clock.applied_drift_ppm) for clock in measured), default=0.0)
     span = max((int(entry.manifest["end_ns"]) for entry in run.timelines), default=0)

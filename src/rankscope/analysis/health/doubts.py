@@ -44,7 +44,18 @@ def doubts(run: Run, scope: Scope) -> tuple[Doubt, ...]:
 
 @once_per_run
 def _doubts(run: Run, scope: Scope) -> tuple[Doubt, ...]:
-    sources = (_mixed, _not_understood, _empty, _lost_kernels, _missing, _cut, _apart, _clocks, _warm_up)
+    sources = (
+        _mixed,
+        _not_understood,
+        _empty,
+        _lost_kernels,
+        _missing,
+        _cut,
+        _ended,
+        _apart,
+        _clocks,
+        _warm_up,
+    )
     return tuple(doubt for source in sources for doubt in source(run, scope))
 
 
@@ -137,6 +148,31 @@ def _cut(run: Run, scope: Scope) -> Iterator[Doubt]:
             f"step {as_ranges(steps)} has less than {100 * COMPLETE_STEP:.0f} % of the usual number of GPU events: "
             "the recording ended before it did; leave it out with --steps",
         )
+
+
+def _ended(run: Run, scope: Scope) -> Iterator[Doubt]:
+    """Windows that the end of the script has cut: the capture says when and why."""
+    if len(run.runs) != 1:
+        return
+    steps = in_order_of_start(steps_in_scope(run, scope))
+    last_step = dict(zip(*(steps[name].tolist() for name in ("rank", "step")), strict=True))
+    ended: dict[int, tuple[int, str]] = {}
+    for entry in run.timelines:
+        field = entry.captured.get("ended")
+        if isinstance(field, dict) and isinstance(field.get("unix_ns"), int) and entry.rank in last_step:
+            ended[entry.rank] = max(ended.get(entry.rank, (0, "")), (field["unix_ns"], str(field.get("why"))))
+    if not ended:
+        return
+    first, final = min(ended, key=lambda rank: ended[rank]), max(ended, key=lambda rank: ended[rank])
+    who = f"rank {first} ended after step {last_step[first]}"
+    if final != first:
+        apart = format_rounded("ns", ended[final][0] - ended[first][0])
+        who = f"rank {first} ended first, after step {last_step[first]}; the last one, rank {final}, {apart} later"
+        who += f", after step {last_step[final]}" if last_step[final] != last_step[first] else ""
+    yield Doubt(
+        f"recording cut: {ended[first][1]}",
+        f"the step that it ended in is left out; {who}. Record fewer steps (--active), or earlier ones",
+    )
 
 
 def _incomplete_last_steps(run: Run, scope: Scope) -> list[tuple[int, int]]:

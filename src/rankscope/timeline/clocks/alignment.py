@@ -2,18 +2,19 @@
 
 Ranks leave an all_reduce at the same time, and so most other collectives; the differences of the recorded end times
 are those of the clocks (`fit`). Between ranks that share no collective, such as the stages of a pipeline, a send and
-its receive serve: they mostly end together. Ranks without either keep their wall clock. The store keeps the result
-(store.derived).
+its receive serve: they mostly end together. Ranks without either keep their wall clock. Ranks of one host have one
+clock, whatever their collectives seem to say, unless the times are impossible on one clock and possible on those of the
+fit. The store keeps the result (store.derived).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rankscope.records import dataclass
 from rankscope.store.derived import CLOCKS, Table
@@ -23,13 +24,18 @@ if TYPE_CHECKING:
     from rankscope.timeline.clocks.fit import Fit
     from rankscope.timeline.collectives.entries import Collectives
 
-Method = Literal["reference", "collectives", "wall clock"]
+Method = Literal["reference", "collectives", "one host", "wall clock"]
 
 _USELESS_DRIFT_PPM = 100.0
 """No clock drifts this much. A drift with a larger error is not reported."""
 # Where too few collectives were recorded to tell how far their ends spread: offsets within these are not applied.
 # Ends of gloo spread by up to 0.7 ms (p50), those of NCCL by microseconds (docs/reports/clocks.md).
 _ASSUMED_HOST_NS, _ASSUMED_DEVICE_NS = 1_400_000, 50_000
+_MOST_IMPOSSIBLE = 0.05
+"""Share of the collectives that a rank of a host may leave before another one has come: less than 1 % of gloo's are
+recorded so on one clock."""
+_SLACK_NS = 50_000
+"""A collective begins a little before its start is recorded on a busy host."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,8 @@ class RankClock:
 
     rank: int
     method: Method
-    """reference, collectives (measured), or wall clock (it shares no collective with the reference)."""
+    """reference, collectives (measured), one host (that of the reference or of the first rank of its host: the clock is
+    the same), or wall clock (it shares no collective with the reference)."""
     reference: int
     """The rank whose clock it is compared with."""
     offset_ns: int = 0
@@ -88,17 +95,27 @@ class Clocks:
 _KEPT = Table[Clocks](CLOCKS, Clocks, __name__, "rankscope.timeline.collectives.loading")
 
 
-def wall_clocks(ranks: Sequence[int]) -> Clocks:
+def wall_clocks(ranks: Sequence[int], hosts: Mapping[int, str] | None = None) -> Clocks:
     """Clocks without a measurement: every rank keeps its wall clock."""
+    home = (hosts or {}).get(ranks[0])
+    methods: list[Method] = [
+        "one host" if home and (hosts or {}).get(rank) == home else "wall clock" for rank in ranks
+    ]
+    methods[0] = "reference"
     return Clocks(
-        tuple(RankClock(rank, "wall clock" if i else "reference", ranks[0]) for i, rank in enumerate(ranks))
+        tuple(RankClock(rank, method, ranks[0]) for rank, method in zip(ranks, methods, strict=True))
     )
 
 
-def measure(rows: Collectives, ranks: Sequence[int], starts: Sequence[tuple[int, int]]) -> Clocks:
+def measure(
+    rows: Collectives,
+    ranks: Sequence[int],
+    starts: Sequence[tuple[int, int]],
+    hosts: Mapping[int, str] | None = None,
+) -> Clocks:
     """The clocks from matched collectives. All times are in ns from the run's start by wall clock.
 
-    `starts` has the rank and the start of every file.
+    `starts` has the rank and the start of every file, `hosts` the machine of each rank where that is recorded.
     """
     # Late: most commands do not measure clocks and need no numpy.
     import numpy as np
@@ -114,7 +131,7 @@ def measure(rows: Collectives, ranks: Sequence[int], starts: Sequence[tuple[int,
         joins = (rows.match[rows.sends] != NONE) & (part_of[rows.sends] != part_of[rows.recvs])
         used[rows.sends[joins]] = used[rows.recvs[joins]] = True
     if not used.any():
-        return wall_clocks(ranks)
+        return wall_clocks(ranks, hosts)
     _, moment = np.unique(rows.match[used], return_inverse=True)
     clock = np.searchsorted(ranks, rows.rank[used])
     # The two ends of a message are of one class.
@@ -145,9 +162,92 @@ def measure(rows: Collectives, ranks: Sequence[int], starts: Sequence[tuple[int,
             result = replace(result, residual_p50_ns=half, residual_p95_ns=most)
         result = replace(result, collectives=len(mine))
         results.append(result)
+    if hosts:
+        results = _one_clock_a_host(results, hosts, _apart(rows, hosts, Clocks(tuple(results))))
     clocks = Clocks(tuple(results))
     first = min(start - clocks.ahead_ns(rank, start) for rank, start in starts)
     return Clocks(tuple(_at_start(clock, first) for clock in results))
+
+
+def _apart(rows: Collectives, hosts: Mapping[int, str], fitted: Clocks) -> set[str]:
+    """The hosts whose ranks do not have one clock: with one they would leave collectives before others have come."""
+    import numpy as np
+
+    from rankscope.store.arrays import NONE, number_rows, starts_group
+
+    met = np.flatnonzero((rows.match != NONE) & rows.together)
+    names = sorted(set(hosts.values()) - {""})
+    number = {rank: names.index(host) if host else NONE for rank, host in hosts.items()}
+    host = np.array([number.get(rank, NONE) for rank in rows.rank[met].tolist()], dtype=np.int64)
+    met, host = met[host != NONE], host[host != NONE]
+    if not len(met):
+        return set()
+    cells, cell = number_rows([host, rows.match[met]])
+    order = np.argsort(cell, kind="stable")
+    first = np.flatnonzero(starts_group([cell[order]]))
+    several = np.diff(first, append=len(order)) > 1
+    ahead = np.zeros(len(rows.rank))
+    for clock in fitted.ranks:
+        mine = rows.rank == clock.rank
+        if clock.aligned:
+            since = rows.end[mine] - clock.center_ns
+            ahead[mine] = clock.center_offset_ns + clock.applied_drift_ppm * 1e-6 * since
+
+    def impossible(by: Any) -> Any:
+        entered = np.maximum.reduceat((rows.start - by)[met[order]], first)
+        left = np.minimum.reduceat((rows.end - by)[met[order]], first)
+        return entered > left + _SLACK_NS
+
+    on_one_clock, on_fitted = impossible(0), impossible(ahead)
+    return {
+        name
+        for at, name in enumerate(names)
+        if (of := several & (cells[:, 0] == at)).any()
+        and on_one_clock[of].mean() > _MOST_IMPOSSIBLE >= on_fitted[of].mean()
+    }
+
+
+def _one_clock_a_host(
+    results: Sequence[RankClock], hosts: Mapping[int, str], apart: set[str]
+) -> list[RankClock]:
+    """Ranks of one host as far ahead as the reference, if it is there, else as their median."""
+    from statistics import median_low
+
+    main = next(clock for clock in results if clock.method == "reference")
+    by_host: dict[str, list[RankClock]] = {}
+    for clock in results:
+        name = hosts.get(clock.rank, "")
+        if name and name not in apart:
+            by_host.setdefault(name, []).append(clock)
+    changed: dict[int, RankClock] = {}
+    for name, clocks in by_host.items():
+        if len(clocks) < 2:
+            continue
+        if name == hosts.get(main.rank):
+            shared = main
+        else:
+            fitted = [
+                clock for clock in clocks if clock.method == "collectives" and clock.reference == main.rank
+            ]
+            if not fitted:
+                continue
+            offset = median_low(clock.center_offset_ns for clock in fitted)
+            shared = next(clock for clock in fitted if clock.center_offset_ns == offset)
+        for clock in clocks:
+            if clock.rank == shared.rank:
+                continue
+            changed[clock.rank] = replace(
+                shared,
+                rank=clock.rank,
+                method="one host",
+                reference=main.rank,
+                drift_ppm=shared.drift_ppm or 0.0,
+                **{
+                    name: getattr(clock, name)
+                    for name in ("error_ns", "residual_p50_ns", "residual_p95_ns", "collectives")
+                },
+            )
+    return [changed.get(clock.rank, clock) for clock in results]
 
 
 def _at_start(clock: RankClock, start_ns: float) -> RankClock:
