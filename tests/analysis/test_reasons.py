@@ -247,7 +247,7 @@ def test_many_short_gaps_between_the_same_ops_explain_a_late_host(tmp_path: Path
 def test_the_rank_of_one_step_is_explained_where_nobody_is_named(tmp_path: Path) -> None:
     """Another rank is late in each step, in one of them by far."""
 
-    late = {1: (0, 20_000), 2: (3, 60_000), 3: (1, 20_000), 4: (2, 10_000)}
+    late = {1: (0, 31_000), 2: (3, 60_000), 3: (1, 9_000), 4: (2, 9_000)}
 
     def work(script: Script, rank: int, step: int) -> None:
         script.forward()

@@ -159,7 +159,9 @@ def micro_batches_of(run: Run, scope: Scope) -> MicroBatches:
     for rank, record in host_micro_batches(run, Scope(ranks=scope.ranks)).items():
         columns = (record.step, record.number, record.forward_ns, record.backward_ns)
         parts.append(np.stack([np.full(len(record.step), rank), *columns]))
-    if gpu_ranks(run):
+    asked = [rank for rank in scope.ranks_in(run) if rank in gpu_ranks(run)]
+    # All ranks run as many micro-batches: the segments of all are made where the first rank has several.
+    if asked and _on_device(run, Scope(frozenset(asked[:1]), scope.steps)).size:
         parts.append(_on_device(run, scope))
     rank, step, number, forward, backward = np.concatenate(parts, axis=1)
     inside = np.ones(len(rank), dtype=bool)
