@@ -29,8 +29,8 @@ CPU = "Are ranks short of CPU?"
 FIRST = "What costs most?"
 QUESTIONS = (WHO, EVERY_STEP, OPS, CPU, FIRST)
 """One call each."""
-MORE_OPS = ("evaluation", "svd", "tensor-parallel")
-SHORT_OF_CPU = ("few-cores", "taken-core")
+MORE_OPS = ("evaluation", "svd", "tensor-parallel", "checkpoint", "compile")
+SHORT_OF_CPU = {"few-cores": [0, 1, 2, 3], "taken-core": [2]}
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def is_right(name: str, question: str, values: Sequence[Any]) -> bool | None:
     if question == OPS:
         return bool(values[0] == (ranks[0] if name in MORE_OPS else None))
     if question == CPU:
-        return bool((values[0] == "problem") == (name in SHORT_OF_CPU))
+        return bool(values[0] == SHORT_OF_CPU.get(name, []))
     return None
 
 

@@ -79,6 +79,9 @@ def host_cpu(run: Run, scope: Scope, by: str | None = None) -> Result:
         rows,
         (finding,) if finding else (),
         notes=() if rows else (NOT_RECORDED,),
+        facts={"short_ranks": [rank for rank in _short_of_cores(run, scope) if rank in ranks]}
+        if rows
+        else {},
     )
 
 
@@ -120,13 +123,7 @@ class Shortage:
 @once_per_run
 def shortage_of_cores(run: Run, scope: Scope) -> Shortage | None:
     """Over the steps in scope and all ranks; None where at least half of them have the cores that they need."""
-    times, steps = host_times(run), step_numbers(run, Scope(steps=scope.steps))
-    if not steps:
-        return None
-    means = {
-        rank: {name: _mean(each.of_steps(steps, name)) for name in TIMES} for rank, each in times.items()
-    }
-    short = [rank for rank, mean in means.items() if _is_short(mean)]
+    means, short = _mean_times(run, scope), _short_of_cores(run, scope)
     if 2 * len(short) <= len(run.ranks):
         return None
     wall, cpu, delay = (
@@ -135,6 +132,21 @@ def shortage_of_cores(run: Run, scope: Scope) -> Shortage | None:
     )
     cost = None if has_gpu(run, Scope()) else _cost_ns(run, Scope(steps=scope.steps), means)
     return Shortage(tuple(short), wall, cpu, delay, cost)
+
+
+def _mean_times(run: Run, scope: Scope) -> dict[int, dict[str, float]]:
+    """By rank the mean of each of TIMES over the steps in scope."""
+    steps = step_numbers(run, Scope(steps=scope.steps))
+    return {
+        rank: {name: _mean(times.of_steps(steps, name)) for name in TIMES}
+        for rank, times in host_times(run).items()
+        if steps
+    }
+
+
+def _short_of_cores(run: Run, scope: Scope) -> list[int]:
+    """The ranks that wait for a core."""
+    return [rank for rank, mean in _mean_times(run, scope).items() if _is_short(mean)]
 
 
 def _is_short(mean: Mapping[str, float]) -> bool:
