@@ -295,7 +295,7 @@ def culprits(late: Lateness) -> Culprits:
     # By how late they are, so that hiccups of other ranks do not count as much as a pause.
     latest = excess.max(axis=0)
     share = latest[is_last].sum() / max(latest[late_steps].sum(), 1)
-    if not (named & steady).any() and share <= _NAMED_SHARE and not _stands_out(excess, first):
+    if not (named & steady).any() and share <= _NAMED_SHARE and not _stands_out(late, first):
         return Culprits(moves=_moves(late))
     if share <= _NAMED_SHARE and not (named & steady).any():
         is_last &= latest == latest.max()
@@ -308,12 +308,14 @@ def culprits(late: Lateness) -> Culprits:
     )
 
 
-def _stands_out(excess: Floats, rank: int) -> bool:
-    """Whether the largest excess of a rank exceeds by far what anybody has in other steps, and others in this one."""
+def _stands_out(late: Lateness, rank: int) -> bool:
+    """Whether the largest excess of a rank exceeds by far what anybody has in other steps, and others in this one, and
+    these cannot be told from noise."""
+    excess = late.own_excess
     step = int(excess[rank].argmax())
     others = excess.copy()
     others[rank, step] = -np.inf
-    return bool(excess[rank, step] > _ALONE * others.max())
+    return bool(excess[rank, step] > _ALONE * others.max() and others.max() <= late.least_ns)
 
 
 def _between(mean: Floats) -> Floats:

@@ -17,11 +17,11 @@ from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.across_ranks.nodes import node_of
 from rankscope.analysis.across_ranks.recurrence import recurrence
 from rankscope.analysis.across_ranks.segments import runs_more_kernels
-from rankscope.analysis.across_ranks.straggler_cause import LateRank, straggler_cause
+from rankscope.analysis.across_ranks.straggler_cause import LateRank, StragglerCause, straggler_cause
 from rankscope.analysis.across_ranks.time_split import PARTS
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Axis, Ints, union
-from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Severity
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import at_most, graded
 from rankscope.ranges import as_ranges, rank_words
@@ -420,8 +420,23 @@ def _straggler(
         remedy=_remedy(run, cause, ranks, is_stage),
         names=(*why.names, *([node] if node else ())),
         why=why.title,
-        most_severity="warning" if len(in_steps) == 1 else "critical",
+        most_severity=_most_severity(late, cause, why, wait, in_steps),
     )
+
+
+_LEAST_ON_CPU = 0.15
+"""Of the step: cores of one machine differ by less in the same ops. Jobs healthy-* of ordinary_job.py."""
+
+
+def _most_severity(
+    late: Lateness, cause: str, why: StragglerCause, wait: CausedWait, in_steps: tuple[int | None, ...]
+) -> Severity:
+    """Once is at most a warning. A core that takes longer for the same ops, once or by little, is an info."""
+    once = len(in_steps) == 1
+    is_different = any(fact.report in ("op_differences", "micro_batches", "host_cpu") for fact in why.facts)
+    if late.on_host and cause == "compute" and not is_different and (once or wait.share < _LEAST_ON_CPU):
+        return "info"
+    return "warning" if once else "critical"
 
 
 def _numbers(steps: tuple[int | None, ...]) -> list[int]:
