@@ -318,7 +318,10 @@ class Segments:
             others = np.flatnonzero(micro_batch == NONE)
             _, alike = number_rows([stage[others], position[others]])
             mean[others] = _means(alike, mean[others])[alike]
-        return mean[number]
+        # A rank that has several segments there keeps how its time is split over them.
+        _, mine = number_rows([number, self.rank])
+        total, count = _sums(mine, self.duration_ns)[mine], np.bincount(mine)[mine]
+        return mean[number] * np.where(total > 0, self.duration_ns / np.maximum(total, 1), 1 / count)
 
     def _ranks_of(self, stage: Ints, step: Ints) -> Ints:
         """How many ranks of a stage have a step: a segment that one of them lacks counts as 0 there."""
