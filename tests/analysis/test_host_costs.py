@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import open_trace
+from gloo_traces import GlooJob, pipeline
 from rankscope.analysis.across_ranks.lateness import Culprits, Lateness, culprits
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
@@ -223,3 +224,19 @@ def test_a_rank_that_is_late_in_one_step_is_named_with_it() -> None:
 def test_the_mean_step_is_that_of_the_window(tmp_path: Path) -> None:
     run = write_job(tmp_path, 4, lambda rank, step: (10 + 60 * (step == 3)) * MS, lambda rank, step: 0)
     assert mean_step_ns(run, Scope(steps=(0, 3))) == pytest.approx(27 * MS, rel=0.01)
+
+
+@pytest.mark.parametrize("slow", [1, 2])
+def test_a_slow_stage_of_a_pipeline_over_gloo(slow: int, tmp_path: Path) -> None:
+    """Sends and receives on the host wait for each other in the replay: it predicts the job with equal stages."""
+    stages = [3000.0] * 4
+    equal = GlooJob(pipeline(stages), jitter_us=0)
+    stages[slow] = 5000.0
+    job = GlooJob(pipeline(stages), jitter_us=0)
+    run = open_trace(job.write(tmp_path / "slow", captured=True))
+    savings = replayed(run, Scope().in_run(run))
+    assert savings is not None
+    assert savings.off_ns == 0
+    planted = 1000 * (job.step_us() - equal.step_us())
+    # The other stage in the middle has the same messages.
+    assert savings.saved_ns([rank_at_median(slow, {slow: [3 - slow]})]) == pytest.approx(planted, rel=0.05)
