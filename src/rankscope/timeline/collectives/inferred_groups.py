@@ -17,6 +17,7 @@ from rankscope.records import dataclass
 from rankscope.store.arrays import Floats, Ints, Mask, number_rows
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.collectives.groups import Group
+from rankscope.timeline.collectives.order import order_keys
 
 _WORKERS = 2
 """Threads that torch starts for each gloo process group."""
@@ -163,8 +164,6 @@ def _of(process: Process, threads: frozenset[int]) -> Ints:
 
 def _meetings(rows: Collectives, a: Ints, b: Ints, other_clock: bool) -> Floats | None:
     """By common collective how far apart its ends are; None where these cannot be the same collectives."""
-    from rankscope.timeline.collectives.loading import order_keys
-
     if not len(a) and not len(b):
         return np.zeros(0)
     both = np.concatenate([a, b])
