@@ -85,6 +85,14 @@ def test_groups_that_the_times_do_not_tell_match_with_nobody(tmp_path: Path) -> 
     ]
 
 
+def test_groups_of_the_same_ranks_match_all_the_same(tmp_path: Path) -> None:
+    """As FSDP has them: that of all ranks is not used, that of the mesh has all ranks too."""
+    programs: list[Program] = [[[Op(500 + 100 * rank), Reduce(1)] * 4] * 3 for rank in range(3)]
+    run = opened(GlooJob(programs, [(0, 1, 2)]), tmp_path)
+    assert groups_of(run) == [["1"] * 12] * 3
+    assert (run.collectives.match != NONE).all()
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_the_header_tells_groups_numbers_and_sizes(seed: int, tmp_path: Path) -> None:
     job = grid(seed)

@@ -177,17 +177,16 @@ def _apart(rows: Collectives, hosts: Mapping[int, str], fitted: Clocks) -> set[s
 
     from rankscope.store.arrays import NONE, number_rows, starts_group
 
-    met = np.flatnonzero((rows.match != NONE) & rows.together)
     names = sorted(set(hosts.values()) - {""})
     number = {rank: names.index(host) if host else NONE for rank, host in hosts.items()}
-    host = np.array([number.get(rank, NONE) for rank in rows.rank[met].tolist()], dtype=np.int64)
-    met, host = met[host != NONE], host[host != NONE]
-    if not len(met):
-        return set()
-    cells, cell = number_rows([host, rows.match[met]])
+    host = np.array([number.get(rank, NONE) for rank in rows.rank.tolist()], dtype=np.int64)
+    met = np.flatnonzero((rows.match != NONE) & rows.together & (host != NONE))
+    cells, cell = number_rows([host[met], rows.match[met]])
     order = np.argsort(cell, kind="stable")
-    first = np.flatnonzero(starts_group([cell[order]]))
+    first = np.flatnonzero(starts_group([cell[order]])) if len(order) else order
     several = np.diff(first, append=len(order)) > 1
+    inside = (host[rows.sends] == host[rows.recvs]) & (host[rows.sends] != NONE)
+    sends, recvs = rows.sends[inside], rows.recvs[inside]
     ahead = np.zeros(len(rows.rank))
     for clock in fitted.ranks:
         mine = rows.rank == clock.rank
@@ -196,16 +195,21 @@ def _apart(rows: Collectives, hosts: Mapping[int, str], fitted: Clocks) -> set[s
             ahead[mine] = clock.center_offset_ns + clock.applied_drift_ppm * 1e-6 * since
 
     def impossible(by: Any) -> Any:
-        entered = np.maximum.reduceat((rows.start - by)[met[order]], first)
-        left = np.minimum.reduceat((rows.end - by)[met[order]], first)
-        return entered > left + _SLACK_NS
+        """Of the collectives of each host, and of its messages: a receive does not end before its send begins."""
+        start, end = rows.start - by, rows.end - by
+        early = start[sends] > end[recvs] + _SLACK_NS
+        if not len(order):
+            return early
+        entered = np.maximum.reduceat(start[met[order]], first)
+        left = np.minimum.reduceat(end[met[order]], first)
+        return np.concatenate([(entered > left + _SLACK_NS)[several], early])
 
     on_one_clock, on_fitted = impossible(0), impossible(ahead)
+    at_host = np.concatenate([cells[several, 0], host[sends]])
     return {
         name
         for at, name in enumerate(names)
-        if (of := several & (cells[:, 0] == at)).any()
-        and on_one_clock[of].mean() > _MOST_IMPOSSIBLE >= on_fitted[of].mean()
+        if (of := at_host == at).any() and on_one_clock[of].mean() > _MOST_IMPOSSIBLE >= on_fitted[of].mean()
     }
 
 

@@ -17,7 +17,7 @@ from rankscope.records import dataclass
 from rankscope.store.arrays import Floats, Ints, Mask, number_rows
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.collectives.groups import Group
-from rankscope.timeline.collectives.matching import order_keys
+from rankscope.timeline.collectives.order import order_keys
 
 _WORKERS = 2
 """Threads that torch starts for each gloo process group."""
@@ -86,14 +86,30 @@ def infer_groups(rows: Collectives, processes: Sequence[Process]) -> dict[tuple[
         return {}
     fits = {(a, b): _fits(rows, processes[a], processes[b], ways[a], ways[b]) for a, b in neighbours}
     fits |= {(b, a): fit.T for (a, b), fit in fits.items()}
-    alive = _consistent({number: len(those) for number, those in ways.items()}, fits)
+    alive = {number: np.ones(len(those), dtype=bool) for number, those in ways.items()}
     result: dict[tuple[int, int, int], Group] = {}
     for number, process in enumerate(processes):
+        _keep_consistent(alive, fits)
         chosen = _clearly_best(number, alive, fits)
+        if chosen is None:
+            chosen = _all_the_same(process, ways[number], np.flatnonzero(alive[number]).tolist())
         if chosen is not None:
+            alive[number][:] = np.arange(len(alive[number])) == chosen  # its neighbours follow
             for thread, group in ways[number][chosen].items():
                 result[process.rank, process.session, thread] = process.groups[group]
     return result
+
+
+def _all_the_same(process: Process, ways: Sequence[Assignment], left: Sequence[int]) -> int | None:
+    """Of assignments that differ in groups of the same ranks only, the last: groups are made for a purpose."""
+    meanings = {
+        tuple(
+            (thread, process.groups[group].ranks, min(_threads(ways[number], group)))
+            for thread, group in ways[number].items()
+        )
+        for number in left
+    }
+    return left[-1] if len(meanings) == 1 else None
 
 
 def _neighbours(processes: Sequence[Process]) -> Iterator[tuple[int, int]]:
@@ -169,9 +185,8 @@ def _meetings(rows: Collectives, a: Ints, b: Ints, other_clock: bool) -> Floats 
 _Fits = Mapping[tuple[int, int], Floats]
 
 
-def _consistent(counts: Mapping[int, int], fits: _Fits) -> dict[int, Mask]:
-    """Which assignments of each process go with one of each neighbour, directly and through others."""
-    alive = {number: np.ones(count, dtype=bool) for number, count in counts.items()}
+def _keep_consistent(alive: dict[int, Mask], fits: _Fits) -> None:
+    """Keep the assignments of each process that go with one of each neighbour, directly and through others."""
     changed = True
     while changed:
         changed = False
@@ -179,7 +194,6 @@ def _consistent(counts: Mapping[int, int], fits: _Fits) -> dict[int, Mask]:
             possible = alive[a] & (~np.isnan(fit) & alive[b]).any(axis=1)
             changed |= bool((possible != alive[a]).any())
             alive[a] = possible
-    return alive
 
 
 def _clearly_best(number: int, alive: Mapping[int, Mask], fits: _Fits) -> int | None:
