@@ -189,7 +189,7 @@ def _finding(run: Run, device: DeviceSums, row: dict[str, Any], steps: int) -> l
         names=(name,) if name and name not in _PHASE_NAMES else (),
         why=why,
     )
-    return [OnRank(rank, device.launch_idle / device.span, finding, title)]
+    return [OnRank(rank, idle / device.span, finding, title)]
 
 
 def _hint(run: Run, device: DeviceSums, where: str | None, reason: str) -> str:

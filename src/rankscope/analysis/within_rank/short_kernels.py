@@ -153,7 +153,7 @@ def _finding(run: Run, rank: int, sums: GroupSums, span: int, steps: int) -> lis
     subject = f"rank {rank}"
 
     def title(whose: str, up_to: str) -> str:
-        count = f"{up_to}{sums.short / steps:,.0f} kernels".capitalize()
+        count = f"{'About ' if up_to else ''}{sums.short / steps:,.0f} kernels"
         return (
             f"{count}{per_step} of {whose} are under {SHORT_NS // 1000} µs: "
             f"{format_rounded('ns', sums.launch_ns / steps)} to launch, "
