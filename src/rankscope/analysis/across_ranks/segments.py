@@ -142,7 +142,7 @@ def _on_host(run: Run, rank: int, comm: dict[str, Any]) -> _Parts | None:
     ops = run.arrays(
         "SELECT s.start_ns AS start, n.code AS name FROM slices s "
         "JOIN internal.names n ON n.category = s.category AND n.name = s.name "
-        f"WHERE s.category = 'cpu_op' AND s.name LIKE 'aten::%' AND s.rank = {rank}"
+        f"WHERE s.category = 'cpu_op' AND s.op IS NULL AND s.rank = {rank}"
     )
     of_op, _ = _steps_at(steps, ops["start"])
     forward = _host_phase(run, rank, ops["start"], of_op) == FORWARD
