@@ -9,7 +9,7 @@ from __future__ import annotations
 from rankscope.records import dataclass
 from rankscope.sql import sql_name
 
-FORMAT_VERSION = 11
+FORMAT_VERSION = 12
 """Of the store on disk. A store of another version is built again from the raw files."""
 
 GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
