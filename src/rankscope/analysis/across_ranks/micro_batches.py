@@ -212,9 +212,12 @@ class LongMicroBatch:
     """How much longer than the median of the others, per step."""
 
     @property
+    def name(self) -> str:
+        return f"micro-batch {self.number + 1} of {self.count}"
+
+    @property
     def words(self) -> str:
-        ratio = f"{self.ratio:.1f} times as long as the others"
-        return f"micro-batch {self.number + 1} of {self.count} takes {ratio}"
+        return f"{self.name} takes {self.ratio:.1f} times as long as the others"
 
 
 def long_micro_batches(run: Run, scope: Scope) -> dict[int, LongMicroBatch]:

@@ -241,8 +241,8 @@ def _different_work(
     extra = extra_ops(run, window, late.rank, late.together, late.worst_step)
     if extra and extra.per_step_ns(on_gpu) >= max(_EXTRA_WORK_SHARE * _own_ns(late), least_ns):
         return _extra_work(run, extra, late, on_gpu)
-    batch = _long_micro_batch(run, window, late)
-    return _micro_batch(batch, late) if batch and batch.extra_ns >= least_ns else None
+    batch, usual_ns = _long_micro_batch(run, window, late)
+    return _micro_batch(batch, usual_ns, late) if batch and batch.extra_ns - usual_ns >= least_ns else None
 
 
 def _extra_work(run: Run, extra: ExtraOps, late: LateRank, on_gpu: bool) -> StragglerCause:
@@ -293,12 +293,13 @@ def _extra_work(run: Run, extra: ExtraOps, late: LateRank, on_gpu: bool) -> Stra
     )
 
 
-def _long_micro_batch(run: Run, window: Scope, late: LateRank) -> LongMicroBatch | None:
-    """The micro-batch of the late rank that explains half of what it is late, and is not as long on its peers."""
+def _long_micro_batch(run: Run, window: Scope, late: LateRank) -> tuple[LongMicroBatch | None, float]:
+    """The micro-batch of the late rank that explains half of what it is late, and how much longer than others the same
+    one is on its peers."""
     of_rank = long_micro_batches(run, Scope(window.ranks, window.steps))
     mine = of_rank.get(late.rank)
     if mine is None:
-        return None
+        return None, 0.0
     layout = layout_of(run, Scope())
     others = sorted(
         batch.extra_ns if batch is not None and batch.number == mine.number else 0.0
@@ -307,13 +308,16 @@ def _long_micro_batch(run: Run, window: Scope, late: LateRank) -> LongMicroBatch
         for batch in [of_rank.get(rank)]
     )
     usual = others[(len(others) - 1) // 2] if others else 0.0
-    return mine if 2 * (mine.extra_ns - usual) >= _own_ns(late) else None
+    return (mine if 2 * (mine.extra_ns - usual) >= _own_ns(late) else None), usual
 
 
-def _micro_batch(batch: LongMicroBatch, late: LateRank) -> StragglerCause:
+def _micro_batch(batch: LongMicroBatch, usual_ns: float, late: LateRank) -> StragglerCause:
     rank, longer = late.rank, format_rounded("ns", batch.extra_ns)
+    than_peers = format_rounded("ns", batch.extra_ns - usual_ns)
     return StragglerCause(
-        f"its {batch.words}",
+        f"its {batch.name} takes {than_peers} longer than on the other ranks"
+        if usual_ns
+        else f"its {batch.words}",
         f"that micro-batch takes {longer} per step longer than the others of this rank; it is the longest in "
         f"{batch.steps} of {batch.of_steps} steps",
         f"Compare this micro-batch with those of the other ranks: sequence lengths, samples. List them: "
