@@ -3,8 +3,8 @@
     python benchmarks/exam/ordinary_record.py FOLDER [--steps 3,20] [--repeat 3] [--at-once 3] [--only svd,garbage]
 
 Every recording is a run folder, FOLDER/FAULT-STEPS-NUMBER. The healthy twin of each job is recorded as
-often. With `--at-once` several jobs run side by side, each on four cores of
-its own.
+often. With `--at-once` several jobs run side by side, each on cores of its
+own.
 """
 
 from __future__ import annotations
@@ -92,9 +92,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.folder.mkdir(parents=True, exist_ok=True)
     cores = sorted(os.sched_getaffinity(0))
     free: queue.Queue[list[int]] = queue.Queue()
+    width = len(cores) // args.at_once  # those between the ranks stay idle
     for number in range(args.at_once):
-        mine = cores[number * RANKS : (number + 1) * RANKS]
-        free.put([] if args.no_cores or len(mine) < RANKS else mine)
+        mine = cores[number * width : (number + 1) * width]
+        free.put([] if args.no_cores or width < RANKS else mine[:: width // RANKS][:RANKS])
     only = [name for name in args.only.split(",") if name]
 
     def task(each: tuple[int, int, str]) -> str:
