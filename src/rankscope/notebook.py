@@ -339,12 +339,12 @@ class OpenRun:
     """How fast are collectives by NCCL's own measurement?"""
     stragglers: SplittableReport[Literal["node", "group", "step"]]
     """Which rank delays the others, and why?"""
-    host_cpu: SplittableReport[Literal["step"]]
-    """Do ranks lack CPU: cores, threads, garbage collection?"""
     op_differences: PlainReport
     """Does a rank run ops that others do not, or more of them?"""
     micro_batches: PlainReport
     """How long does each micro-batch take?"""
+    host_cpu: SplittableReport[Literal["step"]]
+    """Do ranks lack CPU: cores, threads, garbage collection?"""
     clocks: PlainReport
     """How far apart are the clocks of the ranks?"""
     layout: SplittableReport[Literal["rank"]]

@@ -20,9 +20,9 @@ pytestmark = pytest.mark.usefixtures("without_workers")
 
 
 @pytest.mark.slow
-def test_an_uneven_stage_is_named_with_its_cost(tmp_path: Path) -> None:
-    """The work of all stages has to be done somewhere: the twin has as much of it, evenly."""
-    twin, job = GlooJob(pipeline([4375] * 4)), GlooJob(pipeline([2500, 10_000, 2500, 2500]))
+def test_a_slow_stage_is_named_with_its_cost(tmp_path: Path) -> None:
+    """It runs as many ops as the others, so its rank is slow: the twin's is as fast as theirs."""
+    twin, job = GlooJob(pipeline([2500] * 4)), GlooJob(pipeline([2500, 10_000, 2500, 2500]))
     run = Run(ingest([job.write(tmp_path)]))
     layout = layout_of(run, Scope())
     assert layout.axes == ("pp",) and [layout.stage(rank) for rank in range(4)] == [0, 1, 2, 3]

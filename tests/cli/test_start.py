@@ -43,7 +43,7 @@ NOT_FOR_STATS = (
     "dask",
     "distributed",
 )
-MOST_STATEMENTS = 17
+MOST_STATEMENTS = 20
 """Of `stats` for one rank with GPU events and without collectives and memory events."""
 
 

@@ -8,6 +8,7 @@ and process groups lie between. Peers are the ranks of the same pipeline stage.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -60,9 +61,12 @@ differ in speed."""
 _NAMED_SHARE = 2 / 3
 """A rank that is late in some steps only is named with this share of all lateness. A rank that is last in every second
 step by chance must stay below. Cases moving-*, gc-*, *-every*."""
-_ALONE = 2.0
-"""A rank that is late in one step is named when it is later there than anybody in any other step by this factor. The
-others may be late by chance. Jobs checkpoint-* of benchmarks/exam/ordinary_job.py."""
+_ALONE, _ALONE_SHARE = 2.0, 0.6
+"""A rank that is late in one step is named when it is later there than anybody in any other step by this factor, and
+with this share of all lateness. The others may be late by chance. Jobs checkpoint-* of benchmarks/exam/ordinary_job.py."""
+_WITNESS = 0.5
+"""Pauses of a host are believed against its compute from this part on. Jobs slow-data and sharded of
+benchmarks/exam/ordinary_job.py."""
 _MOVING_STEPS, _MOVING_SHARE = 3, 0.02
 """Ranks differ when the last one is late by this share of the median step in so many steps. Cases moving-*."""
 _MOVING_SHARE_ON_HOST, _MOVING_PART = 0.2, 0.5
@@ -262,7 +266,22 @@ def _over_peers(parts: Floats, roles: list[int]) -> Floats:
 
 
 def culprits(late: Lateness) -> Culprits:
-    """The ranks whose excess is larger than noise, and repeats."""
+    """The ranks whose excess is larger than noise, and repeats.
+
+    Where hosts compute, cores of one machine differ from second to second. What a rank does besides computing is then
+    the better witness, where it is not much less.
+    """
+    who = _culprits(late)
+    if not late.on_host:
+        return who
+    besides = [OWN.index(part) for part in ("host", "dataloader")]
+    pauses = _culprits(replace(late, excess=late.excess[besides]))
+    is_late = (late.own_excess[[late.ranks.index(rank) for rank in pauses.ranks]] > 0).mean(axis=1)
+    is_steady = bool(pauses.ranks) and not pauses.in_steps and bool((is_late >= _STEADY_SHARE).all())
+    return pauses if is_steady and pauses.own_ns >= _WITNESS * who.own_ns else who
+
+
+def _culprits(late: Lateness) -> Culprits:
     excess = late.own_excess
     mean = excess.mean(axis=1)
     count = excess.shape[1]
@@ -295,7 +314,7 @@ def culprits(late: Lateness) -> Culprits:
     # By how late they are, so that hiccups of other ranks do not count as much as a pause.
     latest = excess.max(axis=0)
     share = latest[is_last].sum() / max(latest[late_steps].sum(), 1)
-    if not (named & steady).any() and share <= _NAMED_SHARE and not _stands_out(late, first):
+    if not (named & steady).any() and share <= _NAMED_SHARE and not _stands_out(excess, first):
         return Culprits(moves=_moves(late))
     if share <= _NAMED_SHARE and not (named & steady).any():
         is_last &= latest == latest.max()
@@ -308,14 +327,15 @@ def culprits(late: Lateness) -> Culprits:
     )
 
 
-def _stands_out(late: Lateness, rank: int) -> bool:
-    """Whether the largest excess of a rank exceeds by far what anybody has in other steps, and others in this one, and
-    these cannot be told from noise."""
-    excess = late.own_excess
+def _stands_out(excess: Floats, rank: int) -> bool:
+    """Whether the largest excess of a rank exceeds by far what anybody has in other steps, and others in this one."""
     step = int(excess[rank].argmax())
     others = excess.copy()
     others[rank, step] = -np.inf
-    return bool(excess[rank, step] > _ALONE * others.max() and others.max() <= late.least_ns)
+    most = excess[rank, step]
+    return bool(
+        most > _ALONE * others.max() and most > _ALONE_SHARE * np.maximum(excess.max(axis=0), 0).sum()
+    )
 
 
 def _between(mean: Floats) -> Floats:

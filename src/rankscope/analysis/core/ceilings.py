@@ -13,7 +13,7 @@ from rankscope.units import format_rounded
 
 def device_names(run: Run, scope: Scope) -> dict[int, str]:
     """By rank, the name of its device in the trace; '' where the trace has none."""
-    return {rank: str(properties.get("name", "")) for rank, properties in _properties(run, scope).items()}
+    return {rank: str(properties.get("name", "")) for rank, properties in _used(run, scope).items()}
 
 
 def device_memory(run: Run, scope: Scope) -> dict[int, int]:
@@ -25,21 +25,26 @@ def device_memory(run: Run, scope: Scope) -> dict[int, int]:
 def ceilings(run: Run, scope: Scope) -> dict[int, Ceilings]:
     """By rank; with no peaks where the device is not known."""
     of_rank = {}
-    for rank, properties in _properties(run, scope).items():
+    for rank, properties in _used(run, scope).items():
         memory = properties.get("totalGlobalMem")
         device = find_device(str(properties.get("name", "")), memory if isinstance(memory, int) else None)
         of_rank[rank] = scope.machine.ceilings.over(ceilings_of(device) if device else Ceilings())
     return of_rank
 
 
+def _used(run: Run, scope: Scope) -> dict[int, dict[str, Any]]:
+    """The properties of the device that computes: torch lists the GPUs of the node, in use or not."""
+    properties = _properties(run, scope)
+    return dict.fromkeys(properties, {}) if run.has_traces and runs_on_cpu(run) else properties
+
+
 def _properties(run: Run, scope: Scope) -> dict[int, dict[str, Any]]:
     """Of the first device in a rank's files: all devices of a node are assumed to be of one model."""
     properties: dict[int, dict[str, Any]] = {}
-    on_cpu = run.has_traces and runs_on_cpu(run)  # torch lists the GPUs of the node, in use or not
     for entry in run.segments:
         if scope.ranks is not None and entry.rank not in scope.ranks:
             continue
-        listed = None if on_cpu else entry.manifest["header"].get("deviceProperties")
+        listed = entry.manifest["header"].get("deviceProperties")
         first = listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], dict) else {}
         if first or entry.rank not in properties:
             properties[entry.rank] = first

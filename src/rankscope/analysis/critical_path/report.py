@@ -122,7 +122,7 @@ _HINTS = {
     "between": "Check what the training loop does between steps.",
 }
 _ON_HOST = "work on the host"
-"""What the critical path of a run without GPU events consists of; nothing waits for the host there."""
+"""What the critical path of a run without GPU events or launches consists of: what waits for the host is not known."""
 
 
 def _hint(run: Run, kind: str) -> str:
@@ -134,7 +134,7 @@ def _hint(run: Run, kind: str) -> str:
         return (
             "What the host waits for is not known: the file is cut, and has no GPU events. Record it again."
         )
-    if kind == "host":
+    if kind == "host" and has_launches(run):
         return f"Reduce host time: {ways}. Predict the gain: rankscope whatif RUN --no-gaps"
     if kind == "dataloader":
         return load_faster(run)
@@ -142,7 +142,7 @@ def _hint(run: Run, kind: str) -> str:
         return f"Remove synchronisation from the loop: {read_later(run)}."
     if kind == "launch":
         return f"Reduce launch time: {fewer}."
-    if kind == "gap" and not has_launches(run):
+    if kind in ("host", "gap") and not has_launches(run):
         return f"Launches were not recorded, so what the GPU waits for is not known: {how_to_record(run, 'launches')}."
     if kind == "gap":
         return f"Reduce the gaps: {fewer}."
@@ -219,7 +219,8 @@ def _findings(run: Run, graph: Graph | ReducedGraph, rows: list[dict[str, Any]])
     ((kind, most),) = classes.most_common(1)
     shares = ", ".join(f"{name} {100 * ns / total:.1f} %" for name, ns in classes.most_common())
     top = next(row for row in rows if row["class"] == kind)
-    bound_by = _ON_HOST if kind == "host" and not has_gpu(run, Scope()) else _BOUND_BY[kind]
+    is_known = has_gpu(run, Scope()) and has_launches(run)
+    bound_by = _BOUND_BY[kind] if kind != "host" or is_known else _ON_HOST
     findings = [
         Finding(
             "info",

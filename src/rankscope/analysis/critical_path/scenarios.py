@@ -550,11 +550,13 @@ class _Comparable:
         number = np.minimum(np.searchsorted(steps, self.step[compared]), len(steps) - 1)
         recorded[row, np.where(steps[number] == self.step[compared], number, len(steps))] = True
         has_step = recorded[:, of_step.reshape(-1)]
-        table = np.where(has_step, 0.0, np.nan)
+        table = np.where(has_step, 0.0, np.inf)
         table[row[there], at[there]] = took[self.node[compared[there]]]
-        is_known = has_step.any(axis=0)
+        table.sort(axis=0)
+        count, number = has_step.sum(axis=0), np.arange(len(wanted))
+        middle = (table[np.maximum(count - 1, 0) // 2, number] + table[count // 2 * (count > 0), number]) / 2
         median = np.full(len(wanted), np.iinfo(np.int64).max)
-        median[is_known] = np.rint(np.nanmedian(table[:, is_known], axis=0)).astype(np.int64)
+        median[count > 0] = np.rint(middle[count > 0]).astype(np.int64)
         changed: Ints = took.copy()
         node = self.node[mine]
         changed[node] = np.minimum(took[node], median[column.reshape(-1)])

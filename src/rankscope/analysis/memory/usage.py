@@ -50,7 +50,7 @@ COLUMNS = (
 def memory_curve(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One or two rows per rank, device and interval in which something was allocated or freed. From [memory] events, or
     else from the history of the last snapshot."""
-    in_snapshots = "SELECT * FROM recorded LIMIT 0"
+    in_snapshots = "FROM recorded WHERE false"
     if run.has(MEMORY_SEGMENTS) and covers_the_run(run, scope):
         in_snapshots = f"""
             SELECT rank, concat('GPU ', device) AS device, ts_ns, allocated_bytes, reserved_bytes
