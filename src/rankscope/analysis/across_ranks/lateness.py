@@ -63,7 +63,8 @@ _NAMED_SHARE = 2 / 3
 step by chance must stay below. Cases moving-*, gc-*, *-every*."""
 _ALONE, _ALONE_SHARE = 2.0, 0.6
 """A rank that is late in one step is named when it is later there than anybody in any other step by this factor, and
-with this share of all lateness. The others may be late by chance. Jobs checkpoint-* of benchmarks/exam/ordinary_job.py."""
+with this share of all lateness. The others may be late by chance. Jobs checkpoint-* of
+benchmarks/exam/ordinary_job.py."""
 _WITNESS = 0.5
 """Pauses of a host are believed against its compute from this part on. Jobs slow-data and sharded of
 benchmarks/exam/ordinary_job.py."""

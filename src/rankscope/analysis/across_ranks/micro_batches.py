@@ -31,7 +31,7 @@ from rankscope.analysis.core.step_times import host_windows, mean_step_ns
 from rankscope.analysis.within_rank.phases import OPTIMIZER_PATTERN
 from rankscope.model import HOST_COLLECTIVE_PATTERN, WAITING_PATTERN
 from rankscope.records import dataclass
-from rankscope.store.arrays import NONE, Floats, Mask, number_rows, starts_group
+from rankscope.store.arrays import NONE, Floats, Mask, number_rows, starts_group, unique_values
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
@@ -229,7 +229,7 @@ def long_micro_batches(run: Run, scope: Scope) -> dict[int, LongMicroBatch]:
         ratio = np.nan_to_num(table / usual)
     longest = ratio.argmax(axis=1) if ratio.shape[1] else np.empty(0, dtype=np.int64)
     records = {}
-    for number in np.unique(rank).tolist():
+    for number in unique_values(rank).tolist():
         mine = np.flatnonzero(rank == number)
         is_long = ratio[mine, longest[mine]] >= _LEAST_RATIO
         which = np.bincount(longest[mine][is_long], minlength=1)

@@ -35,7 +35,7 @@ def ceilings(run: Run, scope: Scope) -> dict[int, Ceilings]:
 def _used(run: Run, scope: Scope) -> dict[int, dict[str, Any]]:
     """The properties of the device that computes: torch lists the GPUs of the node, in use or not."""
     properties = _properties(run, scope)
-    return dict.fromkeys(properties, {}) if run.has_traces and runs_on_cpu(run) else properties
+    return {rank: {} for rank in properties} if run.has_traces and runs_on_cpu(run) else properties
 
 
 def _properties(run: Run, scope: Scope) -> dict[int, dict[str, Any]]:
