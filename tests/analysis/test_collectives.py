@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from conftest import DATA, kernel_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.across_ranks.collectives import fit_sizes
+from rankscope.analysis.across_ranks.collectives import SizeFit, Worth, fit_sizes, small_calls
 from rankscope.analysis.core.machine import Machine, load_baseline
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
@@ -200,6 +200,23 @@ def test_one_slow_size_is_flagged_and_does_not_bend_the_line() -> None:
     assert [fit.is_outlier(size, time) for size, time in zip(sizes, times, strict=True)] == [
         i == 5 for i in range(11)
     ]
+
+
+@pytest.mark.parametrize(
+    ("calls", "size", "hidden", "is_small"),
+    [(8, 1 << 16, 0.0, True), (2, 1 << 16, 0.0, False), (8, 1 << 26, 0.0, False), (8, 1 << 16, 99.0, False)],
+)
+def test_many_small_collectives_are_latency(calls: int, size: int, hidden: float, is_small: bool) -> None:
+    """Eight a step of 64 kB, at 1 ms + S / 1 GB/s: 8 ms of latency, unless compute hides them."""
+    steps, fit = 5, SizeFit(1e6, 1.0)
+    row = {"group": "0", "kind": "all_reduce", "bytes": size, "count": calls * steps, "hidden_pct": hidden}
+    row |= {"_median": fit.time_ns(size), "_ranks": (0, 1)}
+    finding = small_calls(("0", "all_reduce"), [row], fit, Worth(steps, 20e6))
+    assert (finding is not None) == is_small
+    if finding:
+        latency = finding.fact("exposed_latency_ns")
+        assert finding.title.startswith("8 small collectives a step: 1.00 ms of each") and latency
+        assert latency.value == 8_000_000
 
 
 def test_too_few_sizes_or_none_that_matters_give_no_fit() -> None:

@@ -79,6 +79,8 @@ _SLOW_PCT = 70.0
 """Bandwidth below this share of the baseline is a finding. Chosen, not measured."""
 _UNBALANCED = 1.5
 """An imbalance above this is a finding. Chosen, not measured."""
+_MANY_CALLS = 4
+"""So many collectives of a kind in a step are many, where most of their time is latency. Chosen, not measured."""
 _WARNING_SHARE = 0.05
 """A finding that costs more than this share of a step is a warning. Chosen, not measured."""
 
@@ -285,7 +287,7 @@ def fit_sizes(sizes: list[int], times_ns: list[float]) -> SizeFit | None:
 
 
 @dataclass(frozen=True)
-class _Worth:
+class Worth:
     """How long a step is, and how many there are: a finding is a warning when it concerns a part of the step."""
 
     steps: int
@@ -302,10 +304,12 @@ def _findings(
 ) -> tuple[Finding, ...]:
     """No cost: whatif has no change that makes a single collective faster."""
     steps = run_step_times(run, scope)
-    worth = _Worth(len(steps) or 1, mean_step_ns(run, scope) if steps else 0.0)
-    findings: list[Finding] = []
+    worth = Worth(len(steps) or 1, mean_step_ns(run, scope) if steps else 0.0)
+    small = {key: small_calls(key, rows, fit, worth) for key, fit in fits.items()}
+    findings = [finding for finding in small.values() if finding]
     for row in rows:
         fit = fits.get((row["group"], row["kind"]))
+        fit = None if small.get((row["group"], row["kind"])) else fit
         size = format_rounded("bytes", row["bytes"]) if row["bytes"] else "unknown size"
         what = f"{row['kind']} of {size} in group {row['group']}"
         if fit and row["_median"] and row["bytes"] and fit.is_outlier(row["bytes"], row["_median"]):
@@ -323,7 +327,40 @@ def _fact(row: dict[str, Any], quantity: str, value: float | None, unit: Unit, s
     return Fact(quantity, value, unit, whose, row["_ranks"], key)
 
 
-def _outlier(row: dict[str, Any], fit: SizeFit, what: str, worth: _Worth) -> Finding:
+def small_calls(
+    key: tuple[str, str], rows: list[dict[str, Any]], fit: SizeFit, worth: Worth
+) -> Finding | None:
+    """Many collectives of a kind in a step whose time is mostly latency, which one larger one would have once."""
+    mine = [row for row in rows if (row["group"], row["kind"]) == key and row["bytes"] and row["_median"]]
+    count = sum(row["count"] for row in mine) / worth.steps
+    mean = sum(row["bytes"] * row["count"] for row in mine) / worth.steps / count
+    exposed = sum(row["count"] * (1 - (row["hidden_pct"] or 0) / 100) for row in mine) / worth.steps
+    latency = fit.latency_ns * exposed
+    if (
+        count < _MANY_CALLS
+        or 2 * fit.latency_ns < fit.time_ns(mean)
+        or latency < _WARNING_SHARE * worth.step_ns
+    ):
+        return None
+    group, kind = key
+    each = format_rounded("ns", fit.latency_ns)
+    return Finding(
+        "warning" if worth.step_ns else "info",
+        f"{count:.0f} small collectives a step: {each} of each {kind} in group {group} is latency, "
+        f"{format_rounded('ns', latency)} per step, summed over the calls and without what compute hides",
+        f"{kind} of {format_rounded('bytes', mean)} on average; the fit over {len(mine)} sizes: {fit}",
+        ranks=mine[0]["_ranks"],
+        hint="Send fewer and larger messages (DDP: a larger bucket_cap_mb, FSDP: larger wrapped units, one all_reduce "
+        "of flattened tensors).",
+        facts=(
+            Fact("calls_per_step", count, "count", f"{kind} in group {group}"),
+            Fact("latency_ns", round(fit.latency_ns), "ns", f"{kind} in group {group}, each"),
+            Fact("exposed_latency_ns", round(latency), "ns", f"{kind} in group {group}, per step"),
+        ),
+    )
+
+
+def _outlier(row: dict[str, Any], fit: SizeFit, what: str, worth: Worth) -> Finding:
     expected = fit.time_ns(row["bytes"])
     ratio = row["_median"] / expected
     return Finding(
@@ -343,7 +380,7 @@ def _outlier(row: dict[str, Any], fit: SizeFit, what: str, worth: _Worth) -> Fin
     )
 
 
-def _below_baseline(scope: Scope, row: dict[str, Any], what: str, worth: _Worth) -> Finding:
+def _below_baseline(scope: Scope, row: dict[str, Any], what: str, worth: Worth) -> Finding:
     baseline = scope.machine.baseline
     source = baseline.source if baseline else ""
     return Finding(
@@ -362,7 +399,7 @@ def _below_baseline(scope: Scope, row: dict[str, Any], what: str, worth: _Worth)
     )
 
 
-def _unbalanced(row: dict[str, Any], worth: _Worth) -> Finding:
+def _unbalanced(row: dict[str, Any], worth: Worth) -> Finding:
     transfer = row["transfer_ns"] or 0
     return Finding(
         worth.severity(row | {"_median": transfer}, 1 - 1 / row["imbalance"]),
