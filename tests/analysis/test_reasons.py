@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from conftest import slice_event, write_kineto
 from rankscope.analysis import REPORTS
+from rankscope.analysis.across_ranks.lateness import culprits, lateness
 from rankscope.analysis.across_ranks.main_thread import gaps
 from rankscope.analysis.across_ranks.op_differences import OpCalls, RankOps, _side_by_side
 from rankscope.analysis.across_ranks.recurrence import _how_often, least_period, recurrence
@@ -159,6 +160,27 @@ def test_an_op_on_one_rank_only_is_named(tmp_path: Path) -> None:
 
     title = the_finding(record(tmp_path / "run", 4, 4, work)).title
     assert title.endswith("; aten::linalg_svdvals runs once a step on rank 2 only, 9.00 ms"), title
+
+
+@pytest.mark.parametrize("extra_us", [4000.0, 200.0])
+def test_what_only_one_rank_runs_names_it_where_times_do_not(tmp_path: Path, extra_us: float) -> None:
+    """Another rank is late in each step, and rank 2 is faster in every second one."""
+
+    def work(script: Script, rank: int, step: int) -> None:
+        script.forward(1500.0 + 900.0 * (rank == step % 4) - 1000.0 * (rank == 2 and step % 2))
+        script.backward()
+        if rank == 2:
+            script.op("aten::linalg_svdvals", extra_us)
+
+    run = record(tmp_path / "run", 4, 8, work)
+    late = lateness(run, Scope())
+    assert late is not None and not culprits(late).ranks
+    finding = the_finding(run)
+    if extra_us > 1000:
+        assert finding.ranks == (2,)
+        assert finding.title.endswith("; aten::linalg_svdvals runs once a step on rank 2 only, 4.00 ms")
+    else:  # too little to matter
+        assert finding.ranks == ()
 
 
 def accumulates(long: Sequence[int], at: Any = lambda step: 2, times: float = 8.0) -> Any:

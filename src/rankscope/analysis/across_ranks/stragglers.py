@@ -15,6 +15,7 @@ from rankscope.analysis.across_ranks.host_cpu import Shortage, shortage_of_cores
 from rankscope.analysis.across_ranks.lateness import OWN, Culprits, Lateness, culprits, lateness
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.across_ranks.nodes import node_of
+from rankscope.analysis.across_ranks.op_differences import most_extra
 from rankscope.analysis.across_ranks.recurrence import recurrence
 from rankscope.analysis.across_ranks.segments import runs_more_kernels
 from rankscope.analysis.across_ranks.straggler_cause import LateRank, StragglerCause, straggler_cause
@@ -129,7 +130,28 @@ def _judged(run: Run, scope: Scope) -> tuple[Any, Lateness | None, Culprits, _Ca
     if late is not None and _is_stage_with_more_layers(run, late, who.ranks):
         who = Culprits()  # the report `bubbles` has it
     caused = _caused(run, all_waits, why, used, late, who)
-    return used, late, who, caused
+    if late is None or who.ranks or caused is None:
+        return used, late, who, caused
+    # Where times tell nobody, what only one rank runs may.
+    extra = _with_extra_ops(run, scope, late)
+    by_ops = _caused(run, all_waits, why, used, late, extra) if extra.ranks else caused
+    is_waited_for = by_ops is not None and bool(extra.ranks) and by_ops.by(extra.ranks).share >= _LEAST_EXTRA
+    return (used, late, extra, by_ops) if is_waited_for else (used, late, who, caused)
+
+
+_LEAST_EXTRA = 0.05
+"""Of the mean step that a rank spends with what its peers do not run, and that others wait for it. A rank that prints
+or saves does a little more in any job. Jobs svd and evaluation of benchmarks/exam/ordinary_job.py."""
+
+
+def _with_extra_ops(run: Run, scope: Scope, late: Lateness) -> Culprits:
+    """The rank that runs ops which its peers do not run, or not as often, for a considerable time."""
+    extra = most_extra(run, scope, on_device=not late.on_host)
+    if extra is None or extra.per_step_ns < _LEAST_EXTRA * late.mean_step_ns or extra.rank not in late.ranks:
+        return Culprits()
+    steps = tuple(step for step in late.steps if step in extra.in_steps)
+    count = len(steps) or len(late.steps)
+    return Culprits((extra.rank,), own_ns=extra.per_step_ns, late_steps=count, in_steps=steps)
 
 
 def _is_stage_with_more_layers(run: Run, late: Lateness, ranks: tuple[int, ...]) -> bool:
