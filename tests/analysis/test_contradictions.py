@@ -163,9 +163,9 @@ def test_small_runs_that_lack_something(missing: str, tmp_path: Path, without_wo
     assert contradictions(run) == []
     texts = list(statements(run, summary(run, Scope())))
     if missing == "nothing":
-        assert any("for data on all 2 ranks: up to 35 % of the step time" in text for text in texts)
+        assert any("for data on both ranks: up to 35 % of the step time" in text for text in texts)
     if missing == "gpu":
-        assert any("The host waits for data on all 2 ranks" in text for text in texts)
+        assert any("The host waits for data on both ranks" in text for text in texts)
     if missing == "launches":
         assert any("why is not known, since launches were not recorded" in text for text in texts)
 

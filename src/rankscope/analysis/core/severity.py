@@ -65,7 +65,7 @@ def of_the_worst(findings: Sequence[OnRank], ranks_in_scope: int) -> tuple[Findi
 
 
 def named_ranks(ranks: Sequence[int], ranks_in_scope: int) -> str:
-    """'rank 3', 'ranks 0-2', 'all 4 ranks'."""
+    """'rank 3', 'ranks 0-2', 'both ranks', 'all 4 ranks'."""
     if len(ranks) == 2 == ranks_in_scope:
         return "both ranks"
     return f"all {len(ranks)} ranks" if 2 < len(ranks) == ranks_in_scope else rank_words(tuple(ranks))
