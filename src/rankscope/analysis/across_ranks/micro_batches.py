@@ -35,7 +35,7 @@ from rankscope.store.arrays import NONE, Floats, Mask, number_rows, starts_group
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
-_LEAST_RATIO = 1.5
+_LEAST_RATIO, _LEAST_RATIO_OF_PASS = 1.5, 1.25
 """A micro-batch that takes so many times as long as the others of its step is long. Chosen, not measured: the last
 micro-batch of a step also copies gradients into buckets."""
 _ALIKE = 0.5
@@ -141,15 +141,15 @@ class MicroBatches:
     def total_ns(self) -> Ints:
         return self.forward_ns + self.backward_ns
 
-    def side_by_side(self) -> tuple[Ints, Ints, Floats]:
-        """Rank and step of each row, and a table of the times: a row for each rank and step, a column for each number.
+    def side_by_side(self, time_ns: Ints) -> tuple[Ints, Floats]:
+        """The rank of each row, and a table of the times: a row for each rank and step, a column for each number.
 
         NaN where a step has fewer.
         """
         rows, row = number_rows([self.rank, self.step])
         table = np.full((len(rows), int(self.number.max(initial=-1)) + 1), np.nan)
-        table[row, self.number] = self.total_ns
-        return rows[:, 0], rows[:, 1], table
+        table[row, self.number] = time_ns
+        return rows[:, 0], table
 
 
 @once_per_run
@@ -222,16 +222,19 @@ class LongMicroBatch:
 
 def long_micro_batches(run: Run, scope: Scope) -> dict[int, LongMicroBatch]:
     """By rank, for those that have one: in more than half of several steps the longest one has the same number."""
-    rank, _, table = micro_batches_of(run, scope).side_by_side()
-    low, high = middle_of_others(table)
-    usual = (low + high) / 2
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = np.nan_to_num(table / usual)
+    batches = micro_batches_of(run, scope)
+    rank, table = batches.side_by_side(batches.total_ns)
+    usual, ratio = _to_others(table)
+    # A longer micro-batch is longer forward and backward; what is longer in one of them is something else.
+    passes = [
+        _to_others(batches.side_by_side(time)[1])[1] for time in (batches.forward_ns, batches.backward_ns)
+    ]
+    in_both = np.minimum(*passes) >= _LEAST_RATIO_OF_PASS
     longest = ratio.argmax(axis=1) if ratio.shape[1] else np.empty(0, dtype=np.int64)
     records = {}
     for number in unique_values(rank).tolist():
         mine = np.flatnonzero(rank == number)
-        is_long = ratio[mine, longest[mine]] >= _LEAST_RATIO
+        is_long = (ratio[mine, longest[mine]] >= _LEAST_RATIO) & in_both[mine, longest[mine]]
         which = np.bincount(longest[mine][is_long], minlength=1)
         best = int(which.argmax())
         if len(mine) < 2 or 2 * which[best] <= len(mine):
@@ -248,13 +251,20 @@ def long_micro_batches(run: Run, scope: Scope) -> dict[int, LongMicroBatch]:
     return records
 
 
+def _to_others(table: Floats) -> tuple[Floats, Floats]:
+    """By cell the median of the others of its row, and its ratio to that; 0 where there is none."""
+    low, high = middle_of_others(table)
+    usual = (low + high) / 2
+    ratio = np.divide(table, usual, out=np.zeros_like(table), where=usual > 0)
+    return usual, np.nan_to_num(ratio)
+
+
 def micro_batches(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank, step and micro-batch."""
     batches = micro_batches_of(run, Scope(steps=scope.steps))
-    row_rank, _, table = batches.side_by_side()
-    low, high = middle_of_others(table)
+    row_rank, table = batches.side_by_side(batches.total_ns)
     _, row = number_rows([batches.rank, batches.step])
-    usual = ((low + high) / 2)[row, batches.number]
+    usual = _to_others(table)[0][row, batches.number]
     shown: Mask = (
         np.isin(batches.rank, [*scope.ranks]) if scope.ranks is not None else np.ones(len(row), dtype=bool)
     )
