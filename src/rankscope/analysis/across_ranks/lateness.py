@@ -38,6 +38,8 @@ _LEAST_SHARE = 0.01
 one of 50. Faults of 1 % are found less often."""
 _LEAST_SHARE_OF_STAGES = 0.03
 """The same for a pipeline stage of one rank: stages differ by design. Cases healthy-pp4, contention-10%-pp4."""
+_LEAST_SHARE_ON_HOST = 0.05
+"""The same where hosts compute: an operating system disturbs them. Cases gloo2-healthy-*, gloo4-healthy-*."""
 _LEAST_STEPS, _LEAST_SHARE_ONCE = 3, 0.10
 """With fewer steps, or none, a rank must be late by this share of the window. Chosen, not measured."""
 _LEAST_SCORE = 4.0
@@ -289,7 +291,8 @@ def _culprits(late: Lateness) -> Culprits:
     noise = late.noise_ns
     outlier = excess > max(_OUTLIER_SCORE * noise, _OUTLIER_SHARE * late.mean_step_ns)
     between = _between(mean)
-    least = np.where(late.has_peers, _LEAST_SHARE, _LEAST_SHARE_OF_STAGES) * late.mean_step_ns
+    small = np.where(late.has_peers, _LEAST_SHARE, _LEAST_SHARE_OF_STAGES)
+    least = np.maximum(small, _LEAST_SHARE_ON_HOST if late.on_host else 0.0) * late.mean_step_ns
     # The median over the steps: one late step does not make a steady straggler.
     often = (excess > _STEADY_PART * mean[:, None]).sum(axis=1) >= max(_STEADY_SHARE * count, 1)
     often &= np.median(excess, axis=1) > least
