@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import perfetto_files as pf
@@ -585,6 +585,7 @@ def a_message() -> st.SearchStrategy[bytes]:
 
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from([6, 11, 12, 53, 59]), a_message(), st.integers(0, 3)), max_size=8))
+@example([(12, b"\xc0\x01\x00", 0), (53, b"", 0)])  # a queue whose name is empty
 @settings(max_examples=150, deadline=None)
 def test_whatever_packets_hold_becomes_events(packets: list[tuple[int, bytes, int]]) -> None:
     content = b"".join(

@@ -1109,8 +1109,9 @@ static void add_stage(Decoder *decoder, const Sequence *sequence, int64_t time, 
     uint32_t lane = map_find(&sequence->lanes, queue, 0), kind = map_find(&sequence->lanes, stage, 0);
     array_append_signed(&decoder->text, gpu);
     int32_t pid = code_of_text(decoder);
-    if (lane == UINT32_MAX) array_append_unsigned(&decoder->text, queue);
-    else put_text(decoder, &decoder->text, view_of(&sequence->texts, AT(sequence->lane_texts, Lane, lane).tid));
+    if (lane != UINT32_MAX)
+        put_text(decoder, &decoder->text, view_of(&sequence->texts, AT(sequence->lane_texts, Lane, lane).tid));
+    if (!decoder->text.size) array_append_unsigned(&decoder->text, queue); /* a queue without a name */
     Array *out = &decoder->out;
     PUT(out, "{\"device\":");
     array_append_signed(out, gpu);
