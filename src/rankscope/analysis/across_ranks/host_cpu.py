@@ -352,14 +352,14 @@ def _compilation(late: _LateSteps) -> tuple[float, HostReason] | None:
     )
     loads = [_longest_before(ops, start, at) for at in compiles.start.tolist()]
     loading = union(*(np.array(side, dtype=np.int64) for side in zip(*loads, strict=True)))
-    own = covered(compiles, start, end).astype(np.float64)
-    extra = np.where(own > 0, covered(join(compiles, loading), start, end), 0).astype(np.float64)
+    compiling = covered(compiles, start, end).astype(np.float64)
+    extra = np.where(compiling > 0, covered(join(compiles, loading), start, end), 0).astype(np.float64)
     if not late.explains(extra):
         return None
     worst = int(extra.argmax())
     with_loading = ""
-    if own[worst] < _LEAST_PART * extra[worst]:
-        before_first = format_rounded("ns", extra[worst] - own[worst])
+    if compiling[worst] < _LEAST_PART * extra[worst]:
+        before_first = format_rounded("ns", extra[worst] - compiling[worst])
         with_loading = (
             f"; {before_first} of step {late.steps[worst]} lie before its first range (on its first call torch.compile "
             "loads its modules)"
@@ -367,7 +367,7 @@ def _compilation(late: _LateSteps) -> tuple[float, HostReason] | None:
     return float(extra.sum()), HostReason(
         "host",
         f"torch.compile takes {late.took(extra)}",
-        f"its ranges of dynamo take {format_rounded('ns', own.sum() / len(late.steps))} per step{with_loading}",
+        f"its ranges of dynamo take {format_rounded('ns', compiling.sum() / len(late.steps))} per step{with_loading}",
         "Find out why it compiles again (TORCH_LOGS=recompiles), and compile before the first step.",
         late.facts("compile_ns", extra),
     )

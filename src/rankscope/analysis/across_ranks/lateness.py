@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.across_ranks.nodes import nodes
-from rankscope.analysis.across_ranks.time_split import PARTS, time_split
+from rankscope.analysis.across_ranks.time_split import PARTS, step_times
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.device_events import gpu_ranks
@@ -150,29 +150,14 @@ class Culprits:
 @once_per_run
 def lateness(run: Run, scope: Scope) -> Lateness | None:
     """Of the steps in scope, over all ranks; None with fewer than two ranks."""
-    times = time_split(run)
-    window = [
-        number
-        for number, period in enumerate(times.periods)
-        if scope.steps is None or scope.steps[0] <= (period.step or 0) <= scope.steps[1]
-    ]
-    periods = [times.periods[number] for number in window]
-    ranks = tuple(sorted({period.rank for period in periods}))
+    ranks, all_steps, split = step_times(run, scope)
     if len(ranks) < 2:
         return None
     # A step that one rank alone recorded says nothing about who is late.
-    recorded = Counter(step for _, step in {(period.rank, period.step) for period in periods})
-    common = {step for step, count in recorded.items() if count > 1} or set(recorded)
-    window = [number for number in window if times.periods[number].step in common]
-    periods = [times.periods[number] for number in window]
-    steps = tuple(sorted(common, key=lambda step: -1 if step is None else step))
-    places = {step: number for number, step in enumerate(steps)}
-    who = np.searchsorted(ranks, [period.rank for period in periods])
-    at = np.array([places[period.step] for period in periods], dtype=np.int64)
-    split = np.full((len(PARTS), len(ranks), len(steps)), np.nan)
-    split[:, who, at] = 0.0
-    for number, part in enumerate(times.of_periods[:, window]):
-        np.add.at(split[number], (who, at), part)  # without steps, several cycles are one window
+    common = (~np.isnan(split[0])).sum(axis=0) > 1
+    common |= not common.any()
+    steps = tuple(step for step, is_common in zip(all_steps, common.tolist(), strict=True) if is_common)
+    split = split[:, :, common]
     layout = layout_of(run, Scope())
     roles = [layout.stage(rank) for rank in ranks]
     excess = _over_peers(np.stack([split[PARTS.index(name)] for name in OWN]), roles)

@@ -163,8 +163,8 @@ def gap_between(run: Run, rank: int, times: Gaps, ops: OpsAround) -> Gap:
 def program_frame(frames: Sequence[str]) -> str:
     """Of Python frames, the innermost first: the program's own one, not that of the library or torch that it calls."""
     written = [name for name in frames if not name.startswith(("<", "nn.Module:"))]
-    own = (name for name in written if not _is_library(name))
-    return next(own, next(iter(written or frames), ""))
+    of_program = (name for name in written if not _is_library(name))
+    return next(of_program, next(iter(written or frames), ""))
 
 
 def _is_library(frame: str) -> bool:

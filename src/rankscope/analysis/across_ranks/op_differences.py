@@ -196,7 +196,7 @@ class MostExtra:
 
 def most_extra(run: Run, scope: Scope, on_device: bool) -> MostExtra | None:
     """By the time of ops that a rank runs more often than its peers; None where the next rank has over half as much."""
-    found: list[MostExtra] = []
+    candidates: list[MostExtra] = []
     for table in op_calls(run, Scope(steps=scope.steps)):
         times = table.device_ns if on_device else table.host_ns
         more = np.nan_to_num(table.calls - table.median_calls) > 0
@@ -208,12 +208,12 @@ def most_extra(run: Run, scope: Scope, on_device: bool) -> MostExtra | None:
             mine = by_step[:, column]
             often = mine > _SMALL_PART * mine.max(initial=0)
             steps = () if often.all() else tuple(numbers[often, 0].tolist())
-            found.append(MostExtra(rank, float(mine.mean()) if len(mine) else 0.0, steps))
-    found.sort(key=lambda each: -each.per_step_ns)
-    if not found or not found[0].per_step_ns:
+            candidates.append(MostExtra(rank, float(mine.mean()) if len(mine) else 0.0, steps))
+    candidates.sort(key=lambda each: -each.per_step_ns)
+    if not candidates or not candidates[0].per_step_ns:
         return None
-    next_ns = found[1].per_step_ns if len(found) > 1 else 0.0
-    return found[0] if 2 * next_ns < found[0].per_step_ns else None
+    next_ns = candidates[1].per_step_ns if len(candidates) > 1 else 0.0
+    return candidates[0] if 2 * next_ns < candidates[0].per_step_ns else None
 
 
 class ExtraOp(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.across_ranks.main_thread import longest_gap
-from rankscope.analysis.across_ranks.time_split import PARTS, time_split
+from rankscope.analysis.across_ranks.time_split import PARTS, step_times, time_split
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.rollups import part_of
@@ -63,11 +63,11 @@ def steps(run: Run, scope: Scope, by: str | None = None) -> Result:
 
 def _slow_steps(run: Run, scope: Scope) -> Finding | None:
     """The finding about such steps; None where there are none. A step in which one rank is late is none of them."""
-    steps, ranks, own = _own_times(run, scope)
+    steps, ranks, times = _working_times(run, scope)
     typical = run_step(run, scope)
     if len(steps) < _LEAST_STEPS or not typical.ns:
         return None
-    more = own - _medians(own)[:, :, None]
+    more = times - _medians(times)[:, :, None]
     common: Floats = more.sum(axis=0).min(axis=0)
     slow = exceptional(common, typical.ns) & ~np.isin(steps, typical.left_out)
     if not slow.any():
@@ -123,24 +123,16 @@ _WORDS = {
 }
 
 
-def _own_times(run: Run, scope: Scope) -> tuple[list[int], list[int], Floats]:
+def _working_times(run: Run, scope: Scope) -> tuple[list[int], list[int], Floats]:
     """The steps that all ranks have, the ranks, and [part, rank, step] of what each does on its own."""
-    times = time_split(run)
-    steps_of: dict[int, set[int]] = {}
-    for period in times.periods:
-        inside = scope.steps is None or scope.steps[0] <= (period.step or 0) <= scope.steps[1]
-        if period.step is not None and inside:
-            steps_of.setdefault(period.rank, set()).add(period.step)
-    ranks = sorted(steps_of)
-    steps = sorted(set.intersection(*steps_of.values())) if ranks else []
-    own = np.zeros((len(_PARTS), len(ranks), len(steps)))
-    row, column = {rank: at for at, rank in enumerate(ranks)}, {step: at for at, step in enumerate(steps)}
-    used = [at for at, period in enumerate(times.periods) if period.step in column and period.rank in row]
-    who = [row[times.periods[at].rank] for at in used]
-    when = [column[step] for at in used if (step := times.periods[at].step) is not None]
-    for number, part in enumerate(_PARTS):
-        np.add.at(own[number], (who, when), times.of_periods[PARTS.index(part), used])
-    return steps, ranks, own
+    table = step_times(run, scope)
+    numbers = [at for at, step in enumerate(table.steps) if step is not None]
+    parts = table.parts[[PARTS.index(part) for part in _PARTS]][:, :, numbers]
+    has_step = ~np.isnan(parts[0])
+    rows, columns = np.flatnonzero(has_step.any(axis=1)), np.array(numbers, dtype=np.int64)
+    whole = has_step[rows].all(axis=0) if len(rows) else np.zeros(len(numbers), dtype=bool)
+    steps = [step for at in columns[whole].tolist() if (step := table.steps[at]) is not None]
+    return steps, [table.ranks[row] for row in rows.tolist()], parts[:, rows][:, :, whole]
 
 
 def _gap(run: Run, rank: int, step: int) -> str:

@@ -20,6 +20,7 @@ from rankscope.analysis.across_ranks.recurrence import recurrence
 from rankscope.analysis.across_ranks.segments import runs_more_kernels
 from rankscope.analysis.across_ranks.straggler_cause import LateRank, StragglerCause, straggler_cause
 from rankscope.analysis.across_ranks.time_split import PARTS
+from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Axis, Ints, union
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Severity
@@ -116,6 +117,7 @@ def stragglers(run: Run, scope: Scope, by: str | None = None) -> Result:
     )
 
 
+@once_per_run
 def _judged(run: Run, scope: Scope) -> tuple[Any, Lateness | None, Culprits, _Caused | None]:
     """Which arrivals are used, how late ranks are in the steps in scope, who is named, and who caused which wait."""
     all_waits, why = waits(run), blame(run)
@@ -386,9 +388,9 @@ def _straggler(
     worst = late.steps[int(excess[int(per_part.argmax())].argmax())]
     ranks = tuple(sorted(wait.ranks))
     node = node_of(run, ranks)
-    own = float(excess.sum(axis=0).mean())
+    late_ns = float(excess.sum(axis=0).mean())
     why = straggler_cause(
-        run, scope, LateRank(wait.ranks[0], ranks, cause, extra, worst, wait.steps or 1, own, in_steps)
+        run, scope, LateRank(wait.ranks[0], ranks, cause, extra, worst, wait.steps or 1, late_ns, in_steps)
     )
     cause = why.cause or longest
     unit = "per step" if wait.steps else "of the window"
@@ -514,15 +516,17 @@ def _mostly_in_one_step(run: Run, scope: Scope, late: Lateness) -> str:
         return ""
     at = int(own_excess[:, worst].argmax())
     rank, step, parts = late.ranks[at], late.steps[worst], late.excess[:, at, worst]
-    own, steps = float(latest[worst]), len(late.steps)
+    late_ns, steps = float(latest[worst]), len(late.steps)
     cause = OWN[int(parts.argmax())]
     why = straggler_cause(
         run,
         scope,
-        LateRank(rank, (rank,), cause, float(parts.max()) / steps, step, steps, own / steps, (step,)),
+        LateRank(rank, (rank,), cause, float(parts.max()) / steps, step, steps, late_ns / steps, (step,)),
     )
     reason = why.evidence or why.title
-    return f"; over half of it is in step {step}: rank {rank} is {format_rounded('ns', own)} late, {reason}"
+    return (
+        f"; over half of it is in step {step}: rank {rank} is {format_rounded('ns', late_ns)} late, {reason}"
+    )
 
 
 _NAMED_SHARE = 0.02

@@ -11,8 +11,10 @@ then the difference of two cumulative sums, for all intervals of these ranks at 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
@@ -62,6 +64,38 @@ class TimeSplit:
     """[part, entry], of the time from `opened` to the arrival."""
     hidden: Ints
     """By entry: how long the collective overlapped with compute on its own rank."""
+
+
+class StepTimes(NamedTuple):
+    """How the time of each rank splits in each step."""
+
+    ranks: tuple[int, ...]
+    steps: tuple[int | None, ...]
+    """(None,) in a run without steps: the window counts as one."""
+    parts: NDArray[np.float64]
+    """[part, rank, step]; NaN where a rank lacks the step."""
+
+
+def step_times(run: Run, scope: Scope) -> StepTimes:
+    """Of all ranks, in the steps in scope."""
+    times = time_split(run)
+    window = [
+        number
+        for number, period in enumerate(times.periods)
+        if scope.steps is None or scope.steps[0] <= (period.step or 0) <= scope.steps[1]
+    ]
+    periods = [times.periods[number] for number in window]
+    ranks = tuple(sorted({period.rank for period in periods}))
+    steps = tuple(sorted({period.step for period in periods}, key=lambda step: -1 if step is None else step))
+    row = {rank: number for number, rank in enumerate(ranks)}
+    column = {step: number for number, step in enumerate(steps)}
+    who = np.array([row[period.rank] for period in periods], dtype=np.int64)
+    at = np.array([column[period.step] for period in periods], dtype=np.int64)
+    parts = np.full((len(PARTS), len(ranks), len(steps)), np.nan)
+    parts[:, who, at] = 0.0
+    for number, part in enumerate(times.of_periods[:, window]):
+        np.add.at(parts[number], (who, at), part)  # without steps, several cycles are one window
+    return StepTimes(ranks, steps, parts)
 
 
 @once_per_run
