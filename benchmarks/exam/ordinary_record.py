@@ -41,8 +41,27 @@ def recordings() -> dict[str, list[str]]:
     return {**{name: [name] for name in FAULTS}, **twins}
 
 
-def record(folder: Path, words: Sequence[str], active: int, cores: Sequence[int]) -> str:
-    """Record one job, started rank by rank as srun does; what went wrong, or nothing."""
+def slots(at_once: int) -> list[list[int]]:
+    """Cores of the machine for each of so many jobs; threads of one core stay together."""
+
+    def siblings(core: int) -> str:
+        path = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
+        return path.read_text() if path.exists() else str(core)
+
+    cores = sorted(os.sched_getaffinity(0), key=lambda core: (siblings(core), core))
+    width = len(cores) // at_once
+    return [cores[number * width : (number + 1) * width] for number in range(at_once)]
+
+
+def record(folder: Path, words: Sequence[str], active: int, slot: Sequence[int]) -> str:
+    """Record one job, started rank by rank as srun does; what went wrong, or nothing.
+
+    A rank has a core of the slot, those between stay idle, and nothing of the job runs on other cores, its
+    imports neither.
+    """
+    cores = slot[:: max(len(slot) // RANKS, 1)][:RANKS]
+    if slot:
+        os.sched_setaffinity(0, slot)  # of this thread, which the processes inherit
     command = [
         *(sys.executable, "-m", "rankscope", "profile", "-o", str(folder)),
         *(["--active", str(active)] if active != DEFAULT_STEPS else []),
@@ -90,12 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-cores", action="store_true", help="do not give each rank a core")
     args = parser.parse_args(argv)
     args.folder.mkdir(parents=True, exist_ok=True)
-    cores = sorted(os.sched_getaffinity(0))
     free: queue.Queue[list[int]] = queue.Queue()
-    width = len(cores) // args.at_once  # those between the ranks stay idle
-    for number in range(args.at_once):
-        mine = cores[number * width : (number + 1) * width]
-        free.put([] if args.no_cores or width < RANKS else mine[:: width // RANKS][:RANKS])
+    for slot in slots(args.at_once):
+        free.put([] if args.no_cores or len(slot) < RANKS else slot)
     only = [name for name in args.only.split(",") if name]
 
     def task(each: tuple[int, int, str]) -> str:
