@@ -15,7 +15,16 @@ from rankscope.analysis.across_ranks.time_split import PARTS
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.machine import Baseline
-from rankscope.analysis.core.result import Column, Fact, Finding, Result, Severity, Unit, left_out_note
+from rankscope.analysis.core.result import (
+    Column,
+    Fact,
+    Finding,
+    Remedy,
+    Result,
+    Severity,
+    Unit,
+    left_out_note,
+)
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns, run_step_times
 from rankscope.collective_kinds import KINDS, bus_factor
@@ -302,7 +311,7 @@ class Worth:
 def _findings(
     run: Run, scope: Scope, rows: list[dict[str, Any]], fits: dict[tuple[str, str], SizeFit]
 ) -> tuple[Finding, ...]:
-    """No cost: whatif has no change that makes a single collective faster."""
+    """Without a cost, but for many small ones: whatif has no change that makes a single collective faster."""
     steps = run_step_times(run, scope)
     worth = Worth(len(steps) or 1, mean_step_ns(run, scope) if steps else 0.0)
     small = {key: small_calls(key, rows, fit, worth) for key, fit in fits.items()}
@@ -331,6 +340,8 @@ def small_calls(
     key: tuple[str, str], rows: list[dict[str, Any]], fit: SizeFit, worth: Worth
 ) -> Finding | None:
     """Many collectives of a kind in a step whose time is mostly latency, which one larger one would have once."""
+    if not worth.step_ns:
+        return None
     mine = [row for row in rows if (row["group"], row["kind"]) == key and row["bytes"] and row["_median"]]
     count = sum(row["count"] for row in mine) / worth.steps
     mean = sum(row["bytes"] * row["count"] for row in mine) / worth.steps / count
@@ -345,7 +356,7 @@ def small_calls(
     group, kind = key
     each = format_rounded("ns", fit.latency_ns)
     return Finding(
-        "warning" if worth.step_ns else "info",
+        "warning",
         f"{count:.0f} small collectives a step: {each} of each {kind} in group {group} is latency, "
         f"{format_rounded('ns', latency)} per step, summed over the calls and without what compute hides",
         f"{kind} of {format_rounded('bytes', mean)} on average; the fit over {len(mine)} sizes: {fit}",
@@ -357,6 +368,7 @@ def small_calls(
             Fact("latency_ns", round(fit.latency_ns), "ns", f"{kind} in group {group}, each"),
             Fact("exposed_latency_ns", round(latency), "ns", f"{kind} in group {group}, per step"),
         ),
+        remedy=Remedy("calls merged", names=key, factor=count, latency_ns=fit.latency_ns),
     )
 
 

@@ -68,6 +68,7 @@ Change = Literal[
     "data ready",
     "syncs gone",
     "communication hidden",
+    "calls merged",
     "kernels faster",
     "balanced",
 ]
@@ -82,9 +83,11 @@ class Remedy:
     ranks: tuple[int, ...] = ()
     """The ranks that change; none: all of them."""
     names: tuple[str, ...] = ()
-    """The kernels that change."""
+    """The kernels that change; of merged calls their group and kind."""
     factor: float = 1.0
-    """How many times as fast they become."""
+    """How many times as fast they become; how many calls become one."""
+    latency_ns: float = 0.0
+    """What a merged call need not wait for."""
     what: Literal["", "ranks", "stages", "all"] = ""
     """What is balanced."""
     most_ns: float | None = None

@@ -150,6 +150,10 @@ def scenario_of(run: Run, remedy: Remedy) -> Scenario:
         return scenarios.balanced(remedy.what)
     if remedy.change == "kernels faster":
         return scenarios.kernels(remedy.names, remedy.factor)
+    if remedy.change == "calls merged":
+        name, kind = remedy.names
+        group = [each.name for each in run.collectives.groups].index(name)
+        return scenarios.calls_merged(group, kind, remedy.factor, remedy.latency_ns)
     if remedy.change == "syncs gone":
         most = float("inf") if remedy.most_ns is None else remedy.most_ns
         return replace(scenarios.syncs_gone(remedy.names), most_ns=most)

@@ -118,6 +118,21 @@ def _transfers(
     )
 
 
+def calls_merged(group: int, kind: str, calls: float, latency_ns: float) -> Scenario:
+    """So many collectives of a group and kind as one: they have its latency once."""
+    spared = round(latency_ns * (1 - 1 / calls))
+
+    def change(matched: MatchedCollectives, transfer: Ints) -> Ints:
+        merged = (matched.group == group) & (matched.kind == KINDS.index(kind))
+        return np.where(merged, np.maximum(transfer - spared, 0), transfer)
+
+    return _transfers(
+        f"{kind} calls merged",
+        change,
+        f"{kind} calls merged: {calls:.0f} calls a step have the latency of one; the bytes take as long as before",
+    )
+
+
 def _latencies(matched: MatchedCollectives, transfer: Ints) -> Ints:
     """The part of each transfer that does not depend on its size: a in t = a + x/b, with 0 <= a <= t.
 
@@ -330,6 +345,7 @@ def ranks_at_median(ranks: Sequence[int], peers: Mapping[int, Sequence[int]]) ->
         step, moment = _steps(graph, device.rank, device.start), _steps(graph, host.rank, host.time)
         slow = {graph.ranks.index(rank) for rank in ranks if rank in graph.ranks}
         took, time = durations.device, durations.host
+        on_gpu = set(unique_values(device.rank).tolist())
         works, moments = _Comparable(device.rank, step, work), _Comparable(host.rank, moment, name)
         for who in sorted(slow):
             near = {
@@ -338,7 +354,9 @@ def ranks_at_median(ranks: Sequence[int], peers: Mapping[int, Sequence[int]]) ->
             others = sorted(near - slow) or sorted(set(range(len(graph.ranks))) - slow)
             if others:
                 took = works.at_median(took, who, others)
-                time = moments.at_median(time, who, others)
+                # On a host, the work of a stage is one node for each message: stages send and receive differently.
+                is_stage = not near - slow and who not in on_gpu
+                time = (moments.scaled if is_stage else moments.at_median)(time, who, others)
                 time = _without_late_starts(graph, time, who, others)
         return replace(durations, device=took, host=time)
 
@@ -560,6 +578,24 @@ class _Comparable:
         changed: Ints = took.copy()
         node = self.node[mine]
         changed[node] = np.minimum(took[node], median[column.reshape(-1)])
+        return changed
+
+    def scaled(self, took: Ints, who: int, others: Sequence[int]) -> Ints:
+        """The durations with those of rank `who` scaled so that a step takes at most as long as the median over others,
+        for ranks whose events have no counterpart in each other."""
+        steps = self.step - self.step.min(initial=0)
+        shape = (int(self.rank.max(initial=who)) + 1, int(steps.max(initial=0)) + 1)
+        cell = self.rank * shape[1] + steps
+        total = np.bincount(cell, took[self.node], shape[0] * shape[1]).reshape(shape)
+        recorded = np.bincount(cell, minlength=total.size).reshape(shape) > 0
+        comparable = np.flatnonzero(recorded[who] & recorded[others].all(axis=0))
+        factor = np.ones(shape[1])
+        usual = np.median(total[others][:, comparable], axis=0)
+        factor[comparable] = np.minimum(usual / np.maximum(total[who, comparable], 1), 1)
+        mine = np.flatnonzero(self.rank == who)
+        node = self.node[mine]
+        changed: Ints = took.copy()
+        changed[node] = np.rint(took[node] * factor[steps[mine]])
         return changed
 
 
