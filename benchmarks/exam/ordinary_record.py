@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import queue
+import re
 import subprocess
 import sys
 import time
@@ -44,11 +45,11 @@ def recordings() -> dict[str, list[str]]:
 def slots(at_once: int) -> list[list[int]]:
     """Cores of the machine for each of so many jobs; threads of one core stay together."""
 
-    def siblings(core: int) -> str:
+    def first_sibling(core: int) -> int:
         path = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
-        return path.read_text() if path.exists() else str(core)
+        return int(re.split("[,-]", path.read_text())[0]) if path.exists() else core
 
-    cores = sorted(os.sched_getaffinity(0), key=lambda core: (siblings(core), core))
+    cores = sorted(os.sched_getaffinity(0), key=lambda core: (first_sibling(core), core))
     width = len(cores) // at_once
     return [cores[number * width : (number + 1) * width] for number in range(at_once)]
 

@@ -31,7 +31,7 @@ from rankscope.model import DATALOADER_PATTERN
 from rankscope.ranges import rank_words
 from rankscope.records import dataclass
 from rankscope.sql import sql_text
-from rankscope.store.arrays import NONE, unique_values
+from rankscope.store.arrays import NONE, Floats, unique_values
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded, shorten_middle
 
@@ -43,6 +43,12 @@ _EXTRA_WORK_SHARE = 0.25
 """Ops that only the late rank runs are named where they take this share of what it is late: they slow what follows
 them, too (caches). Chosen, not measured."""
 _ENGINE = "autograd::engine::evaluate_function: "
+_LONGER = 1.25
+"""A micro-batch that is long on every rank is to blame where it is longer than on the others by this factor, compared
+with the rank's other micro-batches. Chosen, not measured."""
+_NEARLY_ALL = 0.84
+"""Everything takes longer where ops with this share of the time do. Jobs of benchmarks/exam/ordinary_job.py: from 0.85
+on a slow core, up to 0.78 with a large batch."""
 _ANNOTATED_SHARE = 0.8
 """An annotation that contains this share of the extra time is named instead of the kernel. Chosen, not measured."""
 
@@ -180,10 +186,24 @@ def _kernel_totals(run: Run, window: Scope) -> Totals:
     ]
 
 
-def _most_extra(rows: Totals, late: LateRank) -> _Extra | None:
-    """The name whose time exceeds the median of the other ranks most."""
-    if not rows:
-        return None
+@dataclass(frozen=True)
+class _Compared:
+    """By name, the time on the late rank and the median of the other ranks, in the window."""
+
+    names: list[str]
+    mine: Floats
+    median: Floats
+
+    @property
+    def slowdown(self) -> float | None:
+        """How many times as long everything takes, where nearly all of it does."""
+        whole = float(self.mine.sum()) / max(float(self.median.sum()), 1.0)
+        slower = self.mine >= (1 + whole) / 2 * self.median
+        share = float(self.median[slower].sum()) / max(float(self.median.sum()), 1.0)
+        return whole if share >= _NEARLY_ALL and whole > 1 else None
+
+
+def _compare_names(rows: Totals, late: LateRank) -> _Compared:
     ranks, names = sorted({row[0] for row in rows} | {late.rank}), sorted({row[1] for row in rows})
     line_of = {name: number for number, name in enumerate(names)}
     time = np.zeros((len(names), len(ranks)))
@@ -192,10 +212,38 @@ def _most_extra(rows: Totals, late: LateRank) -> _Extra | None:
     mine = time[:, ranks.index(late.rank)]
     others = time[:, [number for number, rank in enumerate(ranks) if rank not in late.together]]
     median = np.median(others, axis=1) if others.shape[1] else np.zeros(len(names))
+    return _Compared(names, mine, median)
+
+
+def _most_extra(rows: Totals, late: LateRank) -> _Extra | None:
+    """The name whose time exceeds the median of the other ranks most."""
+    if not rows:
+        return None
+    compared = _compare_names(rows, late)
+    names, mine, median = compared.names, compared.mine, compared.median
     best = int((mine - median).argmax())
     if mine[best] <= median[best]:
         return None
     return _Extra(names[best], mine[best] / late.steps, median[best] / late.steps)
+
+
+def _slow_core(totals: Totals, top: _Extra, late: LateRank) -> StragglerCause | None:
+    """Ops on a host that take longer whatever they do."""
+    slowdown = _compare_names(totals, late).slowdown
+    if slowdown is None:
+        return None
+    return StragglerCause(
+        f"nearly all its ops take {slowdown:.1f}x the median: a slow core, or more data",
+        top.evidence,
+        "Ops of the optimizer do not depend on the batch: where they take longer, too, the core is slow (shared with "
+        "another process or virtual machine, a lower clock). "
+        f"List its ops: rankscope stats RUN -r ops --by rank --ranks {late.rank}",
+        (
+            Fact("slowdown", slowdown, "", f"rank {late.rank}, all its ops", (late.rank,)),
+            *top.facts("ops", late.rank),
+        ),
+        (top.name,),
+    )
 
 
 def _compute(run: Run, window: Scope, late: LateRank) -> StragglerCause:
@@ -214,6 +262,8 @@ def _compute(run: Run, window: Scope, late: LateRank) -> StragglerCause:
         return work
     if top is None:
         return StragglerCause(f"it computes {format_rounded('ns', late.extra_ns)} longer", hint=_COMPARE)
+    if not on_gpu and (slow := _slow_core(totals, top, late)):
+        return slow
     named, report = annotation or top, "kernels" if on_gpu else "ops"
     title = (
         named.title
@@ -302,13 +352,15 @@ def _long_micro_batch(run: Run, window: Scope, late: LateRank) -> tuple[LongMicr
         return None, 0.0
     layout = layout_of(run, Scope())
     others = sorted(
-        batch.extra_ns if batch is not None and batch.number == mine.number else 0.0
+        (batch.extra_ns, batch.ratio) if batch is not None and batch.number == mine.number else (0.0, 1.0)
         for rank in window.ranks_in(run)
         if rank not in late.together and layout.stage(rank) == layout.stage(late.rank)
         for batch in [of_rank.get(rank)]
     )
-    usual = others[(len(others) - 1) // 2] if others else 0.0
-    return (mine if 2 * (mine.extra_ns - usual) >= _own_ns(late) else None), usual
+    usual, ratio = others[(len(others) - 1) // 2] if others else (0.0, 1.0)
+    # Where it is longer in the same proportion, all micro-batches of the rank are.
+    is_longer = mine.ratio >= _LONGER * ratio and 2 * (mine.extra_ns - usual) >= _own_ns(late)
+    return (mine if is_longer else None), usual
 
 
 def _micro_batch(batch: LongMicroBatch, usual_ns: float, late: LateRank) -> StragglerCause:
