@@ -587,13 +587,16 @@ def _of_step(late: Lateness, who: Culprits, caused: _Caused | None, number: int)
         last = int(waits_by.argmax()) if wait else last
     at = late.ranks.index(last)
     parts = late.excess[:, at, number]
+    is_late = bool(excess[at] > (_NAMED_SHARE * late.mean_step_ns if last in who.ranks else late.least_ns))
+    if last in who.ranks and who.in_steps:
+        is_late = late.steps[number] in who.in_steps
     return {
         "step": late.steps[number],
         "last_rank": last,
         "excess_ns": round(float(excess[at])),
         "cause": OWN[int(parts.argmax())] if parts.max() > 0 else None,
         "caused_wait_ns": wait,
-        "late": bool(excess[at] > (_NAMED_SHARE * late.mean_step_ns if last in who.ranks else late.least_ns)),
+        "late": is_late,
     }
 
 
