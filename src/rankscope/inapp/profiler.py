@@ -267,7 +267,7 @@ def _flops_profile(model: Any, folder: Path, rank: int, handlers: Sequence[Handl
 def trainer_callback(prof: profile) -> Any:
     """For transformers.Trainer: a step is an optimizer step (its on_step_end)."""
 
-    class RankscopeCallback(_callback_class(("transformers",), "TrainerCallback")):  # type: ignore[misc]
+    class RankscopeCallback(framework_class(("transformers",), "TrainerCallback")):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             prof.start()
 
@@ -283,7 +283,7 @@ def trainer_callback(prof: profile) -> Any:
 def lightning_callback(prof: profile) -> Any:
     """For Lightning's Trainer: a step is a training batch."""
 
-    class RankscopeCallback(_callback_class(("lightning.pytorch", "pytorch_lightning"), "Callback")):  # type: ignore[misc]
+    class RankscopeCallback(framework_class(LIGHTNING, "Callback")):  # type: ignore[misc]
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             prof.start()
 
@@ -299,11 +299,16 @@ def lightning_callback(prof: profile) -> Any:
     return RankscopeCallback()
 
 
-def _callback_class(modules: Sequence[str], name: str) -> type:
-    """The package's class, where it is installed; elsewhere a plain one, for trainers that call the same methods."""
+LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
+"""The same framework under two names."""
+
+
+def framework_class(modules: Sequence[str], name: str) -> type:
+    """A framework's class: of the module that is imported already, else installed; elsewhere a plain one, for trainers
+    that call the same methods."""
     import importlib.util
 
-    for module in modules:
+    for module in sorted(modules, key=lambda module: module.partition(".")[0] not in sys.modules):
         if importlib.util.find_spec(module.partition(".")[0]) is not None:
             base: type = getattr(importlib.import_module(module), name)
             return base

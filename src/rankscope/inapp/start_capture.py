@@ -1,4 +1,5 @@
-"""Called by the bootstrap in every Python process of the job: start a capture if this is a selected rank.
+"""Called in every Python process of the job, by the bootstrap or by `import torch`: start a capture if this is a
+selected rank.
 
 In all other processes (workers, launchers, ranks that are not selected) nothing happens. In a selected rank the
 capture engine starts once the script has imported torch.
@@ -34,17 +35,12 @@ _HELPERS = (
 
 def start_capture(plan_json: str, bootstrap: str) -> None:
     """Decide whether to capture this process, and if so prepare for it. ``bootstrap`` is the bootstrap's folder."""
-    words = sys.orig_argv
-    if is_launcher(words):
-        return
-    if SPAWNED_CHILD in words:
-        clean_environment(bootstrap)
-        _wait_for_process_group(Plan.from_json(plan_json))
-        return
-    if any(helper in word for word in words for helper in _HELPERS):
-        clean_environment(bootstrap)
+    if is_launcher(sys.orig_argv):
         return
     plan = Plan.from_json(plan_json)
+    if _is_child(plan):
+        clean_environment(bootstrap)
+        return
     identity = detect(os.environ, plan.identity)
     log = _log(plan, identity)
     if identity.source == SINGLE:
@@ -56,6 +52,26 @@ def start_capture(plan_json: str, bootstrap: str) -> None:
         _wait_for_torch(rank_plan, identity, log, bootstrap)
     else:
         after_import("torch", lambda: clean_environment(bootstrap))
+
+
+def capture_this_process(plan: Plan) -> None:
+    """The same without a bootstrap, in a process that has imported torch, or is at the end of importing it."""
+    if is_launcher(sys.orig_argv) or _is_child(plan):
+        return
+    identity = current_identity()
+    log = _log(plan, identity)
+    rank_plan = _plan_of_rank(plan, identity, log)
+    if rank_plan is not None:
+        _start_engine(rank_plan, identity, log)
+
+
+def _is_child(plan: Plan) -> bool:
+    """Whether this is a process that a rank has started, or one of multiprocessing's, which may become a rank later."""
+    words = sys.orig_argv
+    if SPAWNED_CHILD in words:
+        _capture_when_joined(plan)
+        return True
+    return any(helper in word for word in words for helper in _HELPERS)
 
 
 def _log(plan: Plan, identity: Identity) -> JobLog:
@@ -91,7 +107,7 @@ def clean_environment(bootstrap: str) -> None:
         os.environ.pop("PYTHONPATH", None)
 
 
-def _wait_for_process_group(plan: Plan) -> None:
+def _capture_when_joined(plan: Plan) -> None:
     """A child that multiprocessing has spawned is a rank if it joins a process group, else a worker."""
     pid = os.getpid()
     started: list[Any] = []
@@ -104,7 +120,10 @@ def _wait_for_process_group(plan: Plan) -> None:
         rank_plan = _plan_of_rank(plan, identity, log)
         started.append(rank_plan and _start_engine(rank_plan, identity, log))
 
-    after_import("torch", lambda: when_joined(on_group))
+    if "torch" in sys.modules:  # though its import has not ended
+        when_joined(on_group)
+    else:
+        after_import("torch", lambda: when_joined(on_group))
 
 
 def _wait_for_torch(plan: Plan, identity: Identity, log: JobLog, bootstrap: str) -> None:
