@@ -9,8 +9,8 @@ from rankscope.inapp.profiler import framework_class
 
 
 class Tracker(framework_class(("accelerate.tracking",), "GeneralTracker")):  # type: ignore[misc]
-    """Captures every rank as the words ask, from init_trackers on. A step is an optimizer step: one that accelerate
-    skips while it accumulates gradients is none.
+    """Captures every rank as the words ask, from its making on: accelerate calls trackers on the main process only. A
+    step is an optimizer step: one that accelerate skips while it accumulates gradients is none.
     """
 
     name = "rankscope"
@@ -19,7 +19,7 @@ class Tracker(framework_class(("accelerate.tracking",), "GeneralTracker")):  # t
 
     def __init__(self, words: str = "profile") -> None:
         super().__init__()
-        self._words = words
+        environment.start(words)
 
     @property
     def tracker(self) -> Any:
@@ -28,14 +28,11 @@ class Tracker(framework_class(("accelerate.tracking",), "GeneralTracker")):  # t
 
         return current_engine()
 
-    def start(self) -> None:
-        environment.start(self._words)
-
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        self.start()  # accelerate before 1.8 has no start
+        """Settings are not ours, nor losses."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Losses are not ours."""
+        pass
 
     def finish(self) -> None:
         """An open window ends with the process, as behind any launcher."""
