@@ -14,5 +14,5 @@ def load() -> None:
         from rankscope.environment import start
 
         start()
-    except Exception as error:  # torch would not be imported
+    except Exception as error:  # noqa: BLE001  (torch would not be imported)
         sys.stderr.write(f"rankscope: not captured, the job goes on: {error!r}\n")
