@@ -18,7 +18,8 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     timers = rankscope.Timers()
     folder = sys.argv[1] if len(sys.argv) > 1 else "prof"
-    with rankscope.profile(folder) as prof:  # after init_process_group: the rank is known
+    cycle = rankscope.schedule(wait=1, warmup=1, active=3)
+    with rankscope.profile(folder, schedule=cycle) as prof:  # after init_process_group: the rank is known
         for _ in range(8):
             with timers("step"):
                 model(torch.randn(16, 64)).square().mean().backward()

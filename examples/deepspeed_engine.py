@@ -26,7 +26,9 @@ def main() -> None:
         optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
         config={"train_micro_batch_size_per_gpu": 4},
     )
-    with rankscope.profile("prof", model=engine) as prof:
+    with rankscope.profile(
+        "prof", model=engine, schedule=rankscope.schedule(wait=1, warmup=1, active=3)
+    ) as prof:
         for _ in range(8):
             engine.backward(engine(torch.randn(4, 64)).square().mean())
             engine.step()

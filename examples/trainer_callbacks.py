@@ -44,8 +44,11 @@ def train_like_lightning(callback: Any, steps: int = 8) -> None:
 
 
 def main() -> None:
-    train_like_hugging_face(rankscope.trainer_callback(rankscope.profile("prof-hf", name="hf")))
-    train_like_lightning(rankscope.lightning_callback(rankscope.profile("prof-lightning", name="lightning")))
+    cycle = rankscope.schedule(wait=1, warmup=1, active=3)
+    hugging_face = rankscope.profile("prof-hf", schedule=cycle, name="hf")
+    train_like_hugging_face(rankscope.trainer_callback(hugging_face))
+    lightning = rankscope.profile("prof-lightning", schedule=cycle, name="lightning")
+    train_like_lightning(rankscope.lightning_callback(lightning))
     print("trained twice")
 
 

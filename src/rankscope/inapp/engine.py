@@ -157,6 +157,11 @@ class Engine:
         """Begin and end this range with each recorded step."""
         self._windows.recorder.region = region
 
+    def use_torch_options(self, options: dict[str, Any]) -> None:
+        """Further arguments of torch's profiler, which no plan can hold."""
+        if isinstance(self._windows.recorder, TorchRecorder):
+            self._windows.recorder.options = options
+
     def release(self) -> None:
         """After ``finish``, in a process that continues: leave torch and SIGTERM as they were found."""
         self._windows.release()

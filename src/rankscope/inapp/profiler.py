@@ -32,7 +32,7 @@ from rankscope.inapp.job_log import JobLog, current_identity
 from rankscope.inapp.memory import memory_line
 from rankscope.inapp.operator_table import Summary
 from rankscope.inapp.train_step_region import DEFAULT_REGION, MemoryMoments, TrainStepRegion
-from rankscope.inapp.window_handlers import ChromeTrace, Handler, TraceReady
+from rankscope.inapp.window_handlers import ChromeTrace, Handler, Recorded, TorchProfile, TraceReady
 
 DEFAULT_FOLDER = "prof"
 # Without a schedule torch records from beginning to end.
@@ -47,11 +47,13 @@ def schedule(*, wait: int, warmup: int, active: int, repeat: int = 1, skip_first
 
 
 class profile:  # noqa: N801  (torch.profiler.profile's spelling)
-    """Record some steps of a training loop. A failure of the profiler ends the recording, never the training.
+    """torch.profiler.profile for training jobs: in its place it takes the same arguments, records the same and answers
+    the same (key_averages, events, export_chrome_trace, …). A failure of the profiler ends the recording, never the
+    training.
 
     folder       for traces and summaries; the profile of an earlier job in it is replaced
     schedule     rankscope.schedule(...), torch.profiler.schedule(...) or any function from a step to a
-                 ProfilerAction; None records everything between enter and exit
+                 ProfilerAction; None, as in torch, records everything between enter and exit
     ranks        which ranks: "all", "0,8-15", "local:0", or a list of numbers
     handlers     called with each recorded window (default: a Chrome trace and the summaries)
     on_trace_ready  a function for torch.profiler.profile's argument of that name, which writes the trace itself
@@ -68,7 +70,7 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         self,
         folder: str | Path = DEFAULT_FOLDER,
         *,
-        schedule: Schedule | Callable[[int], Any] | None = Schedule(),  # noqa: B008  (immutable)
+        schedule: Schedule | Callable[[int], Any] | None = None,
         ranks: str | Iterable[int] = "all",
         handlers: Sequence[Handler] | None = None,
         on_trace_ready: Callable[[Any], object] | None = None,
@@ -83,8 +85,16 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         with_stack: bool = False,
         with_flops: bool = False,
         with_modules: bool = False,
+        **torch_options: Any,
     ) -> None:
         when = _when(schedule)
+        self._torch_options = _checked_options(torch_options)
+        self._latest: TorchProfile | None = None
+        self._steps = 0
+        self.schedule, self.on_trace_ready = schedule, on_trace_ready
+        self.record_shapes, self.profile_memory, self.with_stack = record_shapes, profile_memory, with_stack
+        self.with_flops, self.with_modules = with_flops, with_modules
+        self.activities = set(activities)
         self.enabled = enabled
         self._debug = debug
         self._moments = MemoryMoments(memory_line, self._print_memory) if debug else None
@@ -97,7 +107,7 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         selector = ranks if isinstance(ranks, str) else ",".join(map(str, ranks))
         parse_selector(selector)
         label = name or script_name(sys.argv or ["trace"])
-        self._handlers = _handlers(handlers, on_trace_ready, label)
+        self._handlers = [*_handlers(handlers, on_trace_ready, label), self._remember]
         for handler in self._handlers:
             if debug and isinstance(handler, Summary):
                 handler.prints = True
@@ -106,7 +116,7 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
             ranks=selector,
             output=str(folder),
             command=tuple(sys.orig_argv),
-            activities=tuple(getattr(each, "name", str(each)).lower() for each in activities),
+            activities=tuple(getattr(each, "name", str(each)).lower() for each in self.activities),
             record_shapes=record_shapes,
             profile_memory=profile_memory,
             with_stack=with_stack,
@@ -119,7 +129,31 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
     @property
     def step_number(self) -> int:
         """How many steps have ended."""
-        return self._engine.step_number if self._engine is not None else 0
+        return self._engine.step_number if self._engine is not None else self._steps
+
+    @property
+    def step_num(self) -> int:
+        """torch's name for it."""
+        return self.step_number
+
+    def _remember(self, recorded: Recorded) -> None:
+        self._latest = TorchProfile(recorded)
+
+    def __getattr__(self, name: str) -> Any:
+        """What torch's profiler object has: of the window that was recorded last."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        import torch
+
+        if self._latest is None and hasattr(torch.profiler.profile, name):
+            raise UsageError(
+                f"{name}: nothing has been recorded yet",
+                why="It answers about the last recorded window, and none has ended on this rank.",
+                hint="Call it after the with block, or in on_trace_ready.",
+            )
+        if self._latest is None:
+            raise AttributeError(f"'profile' has no attribute '{name}'")
+        return getattr(self._latest, name)
 
     @property
     def recording(self) -> bool:
@@ -174,6 +208,7 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
     def stop(self, why: str | None = None) -> None:
         """The loop is over. ``why`` is the reason why an open window is partial, if it ended by an error."""
         self._watch_memory(False)
+        self._steps = self.step_number
         engine, self._engine = self._engine, None
         if engine is None or not self._owns_engine:
             return
@@ -191,6 +226,7 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         log = JobLog(identity.rank, reports=identity.rank == 0, verbose=self._debug)
         files = RankFiles(self._plan, identity, os.environ)
         engine = Engine(self._plan, files, log, self._handlers)
+        engine.use_torch_options(self._torch_options)
         if self._region is not None:
             engine.mark_region(TrainStepRegion(self._region))
         set_engine(engine)
@@ -222,6 +258,20 @@ def _attempt(log: JobLog, what: str, action: Callable[[], object]) -> None:
         action()
     except Exception as error:  # noqa: BLE001  (the job must go on)
         log.warning(f"{what} failed, the job goes on: {type(error).__name__}: {error}")
+
+
+def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Further arguments of torch.profiler.profile, of the installed torch."""
+    if not options:
+        return {}
+    import inspect
+
+    import torch
+
+    unknown = set(options) - set(inspect.signature(torch.profiler.profile.__init__).parameters)
+    if unknown:
+        raise TypeError(f"profile() got an unexpected keyword argument '{min(unknown)}'")
+    return options
 
 
 def _when(given: Schedule | Callable[[int], Any] | None) -> Schedule | ScheduleFunction:

@@ -85,6 +85,7 @@ class TorchRecorder:
         self._step_range: Any = None
         self._step_number = 0
         self.region: Region | None = None
+        self.options: dict[str, Any] = {}
         self.started = False
         self.saves_at_sigterm = True
         self._leave_child: Callable[[], None] | None = None
@@ -110,6 +111,7 @@ class TorchRecorder:
             with_stack=self._plan.with_stack,
             with_flops=self._plan.with_flops,
             with_modules=self._plan.with_modules,
+            **_known_options(self.options),
         )
         self._ours(self._profile.prepare_trace)
 
@@ -202,6 +204,16 @@ class TorchRecorder:
                 call()
         finally:
             self._script.ours = False
+
+
+def _known_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Those that this torch's profiler takes: its schedule and what it does with windows are ours."""
+    import inspect
+
+    import torch
+
+    names = inspect.signature(torch.profiler._KinetoProfile.__init__).parameters if options else ()
+    return {name: value for name, value in options.items() if name in names}
 
 
 def _activities(names: tuple[str, ...]) -> Any:

@@ -112,10 +112,10 @@ class TraceReady:
         self.__name__ = getattr(function, "__qualname__", type(function).__name__)
 
     def __call__(self, recorded: Recorded) -> None:
-        self._function(_TorchProfile(recorded))
+        self._function(TorchProfile(recorded))
 
 
-class _TorchProfile:
+class TorchProfile:
     """torch's profiler object, except that its trace is written by a forked child and listed in the manifest."""
 
     def __init__(self, recorded: Recorded) -> None:
