@@ -5,6 +5,7 @@
 | rollups | results about single ranks, a table for each kind | ranks | analysis.core.rollups |
 | clocks | offset and drift of every rank's clock | one | timeline.clocks.alignment |
 | collectives | the matched collectives of a run with many | one | timeline.collectives.loading |
+| answers | answers about the whole run | one | analysis.core.kept_answers |
 | map-R | the activity over time of up to 32 ranks, from rank R on | ranks | viewer.session |
 | slices-R-S | the slices of a segment in drawing order | one | viewer.lanes |
 
@@ -56,7 +57,7 @@ from rankscope.files import make_private_folder, temporary_path, write_bytes
 from rankscope.version import __version__
 
 FOLDER = "derived"
-ROLLUPS, CLOCKS, COLLECTIVES = "rollups", "clocks", "collectives"
+ROLLUPS, CLOCKS, COLLECTIVES, ANSWERS = "rollups", "clocks", "collectives", "answers"
 _ENDING = ".columns"
 _EARLIER = ("rollups", "clocks.json", "collectives.json", "rank=*/map.npy", "rank=*/segment=*/*/lod")
 """Where earlier versions kept them."""
@@ -124,6 +125,17 @@ def _source(module: str) -> tuple[str, tuple[str, ...]]:
     with suppress(OSError):  # installed without sources
         source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_bytes()
     return _digest(source), tuple(map(bytes.decode, _IMPORT.findall(source)))
+
+
+@cache
+def tree_fingerprint(*packages: str) -> str:
+    """Of the version, and of the size and time of every source in some packages: they are not read."""
+    sources = [
+        [str(path), path.stat().st_size, path.stat().st_mtime_ns]
+        for package in packages
+        for path in sorted((_SOURCES / "rankscope" / package).rglob("*.py"))
+    ]
+    return _digest(json.dumps([__version__, sources]).encode())
 
 
 class RawTable(NamedTuple):
@@ -321,7 +333,7 @@ def _joined(tables: Sequence[RawTable]) -> RawTable:
 
 def unused(store: Path, segments: Collection[tuple[int, int]]) -> list[Path]:
     """Files of segments that are not in the store, foreign and unfinished ones, and those of earlier versions."""
-    names = [ROLLUPS, CLOCKS, COLLECTIVES]
+    names = [ROLLUPS, CLOCKS, COLLECTIVES, ANSWERS]
     for rank, segment in segments:
         names += [map_file(rank), slices_file(rank, segment)]
     used = {f"{name}{_ENDING}" for name in names}
