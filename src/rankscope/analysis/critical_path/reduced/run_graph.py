@@ -105,7 +105,7 @@ class ReducedGraph:
         matched, met = self.collectives, self.match != NONE
         kind, size = np.full(len(self.rank), NONE), np.full(len(self.rank), NONE)
         kind[met], size[met] = matched.kind[self.match[met]], matched.bytes[self.match[met]]
-        at = np.flatnonzero(self.anchor == np.arange(len(self.rank)))
+        at = self._anchors[0]
         columns = (self.is_collective.astype(np.int64), self.kind, kind, size)
         _, name = number_rows([column[at] for column in columns])
         return [self.step[at], name, count_before([self.rank[at], self.step[at], name], at)]
@@ -150,12 +150,16 @@ class ReducedGraph:
         """How a rank's ways and points on the device become shorter at the median of others."""
         if (who, others) in self._kept_shares:
             return self._kept_shares[who, others]
-        anchors = np.flatnonzero(self.anchor == np.arange(len(self.rank)))
-        used = np.flatnonzero(np.isin(self.rank[anchors], [who, *others]))
+        anchors, of_anchors = self._anchors
+        used = np.concatenate([np.arange(*of_anchors[each : each + 2]) for each in sorted((who, *others))])
         compared = _Compared(self.rank[anchors[used]], [column[used] for column in self._place], who, others)
         mine = anchors[used[compared.mine]]
-        ways, points = np.flatnonzero(self.rank[self.to] == who), np.flatnonzero(self.rank == who)
-        share = np.ones(len(self.rank))
+        by_rank, bounds = self._ways_of
+        ways, points = (
+            by_rank[slice(*bounds[who : who + 2])],
+            np.arange(*np.searchsorted(self.rank, (who, who + 1))),
+        )
+        share = self._unchanged
         shares = self._kept_shares[who, others] = []
         for name in COMPARED:
             kind = PATH_CLASSES.index(name)
@@ -164,7 +168,26 @@ class ReducedGraph:
             shorter = points[(self.kind[points] == kind) & ~self.on_host[points]]
             of_ways = share[self._compared[name][ways]]
             shares.append(_Shares(kind, ways, of_ways, shorter, share[self.anchor[shorter]]))
+        share[mine] = 1.0
         return shares
+
+    @cached_property
+    def _unchanged(self) -> Floats:
+        """By point, the share of its time that is left: all. Whoever changes it restores it."""
+        return np.ones(len(self.rank))
+
+    @cached_property
+    def _anchors(self) -> tuple[Ints, Ints]:
+        """The anchors, by rank; and where those of each rank begin."""
+        anchors = np.flatnonzero(self.anchor == np.arange(len(self.rank)))
+        return anchors, np.searchsorted(self.rank[anchors], np.arange(len(self.ranks) + 1))
+
+    @cached_property
+    def _ways_of(self) -> tuple[Ints, Ints]:
+        """The ways, by rank; and where those of each rank begin."""
+        rank = self.rank[self.to]
+        order = np.argsort(rank, kind="stable")
+        return order, np.searchsorted(rank[order], np.arange(len(self.ranks) + 1))
 
 
 class _Shares(NamedTuple):
