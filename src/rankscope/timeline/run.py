@@ -210,7 +210,7 @@ class Run:
         if len(self.runs) > 1:
             raise mixed_runs(*self._runs)
 
-    @property
+    @cached_property
     def ranks(self) -> list[int]:
         return sorted({entry.rank for entry in self.segments})
 

@@ -33,7 +33,7 @@ from rankscope.analysis.critical_path.reduced.rank_graph import COMPARED, RankGr
 from rankscope.analysis.within_rank.event_tables import compute_time
 from rankscope.collective_kinds import KINDS
 from rankscope.records import dataclass
-from rankscope.store.arrays import Floats, count_before, number_rows, starts_group
+from rankscope.store.arrays import Floats, count_before, number_rows, starts_group, unique_values
 from rankscope.store.separate_runs import SESSION_GAP_NS
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
@@ -241,7 +241,8 @@ def reduced_graph(run: Run, scope: Scope) -> ReducedGraph:
     origin = _joined(parts, "origin") + np.repeat(first[:-1], [len(part.origin) for part in parts])
     used = inside[to]
     syncs = tuple(sorted({name for part in parts for name in part.syncs}))
-    spent = tuple(time[used] for time in _by_class(_joined(parts, "classes"), _joined(parts, "spent")))
+    by_class = _by_class(_joined(parts, "classes"), _joined(parts, "spent"))
+    spent = tuple(by_class if used.all() else (time[used] for time in by_class))
     all_waits = waits(run)
     collectives, entry = all_waits.rows, _entries(all_waits.rows, ranks, rank, points)
     match, matched = _matched(collectives, entry, points, start, end, inside)
@@ -417,16 +418,20 @@ def _with_messages(graph: ReducedGraph, all_waits: Waits, entry: Ints) -> Reduce
         origin=np.concatenate([moved[graph.origin], new_origin]),
         sync=np.concatenate([graph.sync, np.full(len(delay), NONE)]),
         work=Work(
-            tuple(
-                np.concatenate([time, delay if kind == _GAP else nothing])
-                for kind, time in enumerate(work.spent)
-            ),
+            tuple(_longer(time, delay if kind == _GAP else nothing) for kind, time in enumerate(work.spent)),
             columns["end"] - columns["start"],
             messages.transfer,
             np.concatenate([work.waits, np.ones(len(delay), dtype=bool)]),
         ),
         collectives=messages,
     )
+
+
+def _longer(time: Ints, more: Ints) -> Ints:
+    """One after the other. Most classes have no time in most runs: an array of zeros takes no memory."""
+    if time.any() or more.any():
+        return np.concatenate([time, more])
+    return np.zeros(len(time) + len(more), dtype=np.int64)
 
 
 _COMM, _HOST, _UNRECORDED, _GAP = map(PATH_CLASSES.index, ("comm", "host", "unrecorded", "gap"))
@@ -508,18 +513,20 @@ class ReducedReplay:
         cause, effect = cause[order], effect[order]
         missing = np.bincount(effect, minlength=len(level))
         first = np.searchsorted(cause, np.arange(len(level) + 1))
-        units = np.unique(unit[graph.inside])
-        ready = units[missing[units] == 0]
+        is_unit = np.zeros(len(level), dtype=bool)
+        is_unit[unit[graph.inside]] = True
+        units = int(is_unit.sum())
+        ready = np.flatnonzero(is_unit & (missing == 0))
         reached, depth = 0, 0
         while len(ready):
             level[ready] = depth
             reached, depth = reached + len(ready), depth + 1
             sizes = first[ready + 1] - first[ready]
             at = np.repeat(first[ready] - np.cumsum(sizes) + sizes, sizes) + np.arange(int(sizes.sum()))
-            following, times = np.unique(effect[at], return_counts=True)
-            missing[following] -= times
-            ready = following[missing[following] == 0]
-        return level if reached == len(units) else None
+            following = effect[at]
+            np.subtract.at(missing, following, 1)
+            ready = unique_values(following[missing[following] == 0])
+        return level if reached == units else None
 
     def _prepare(self, level: Ints, to: Ints, origin: Ints, moves: Ints, stays: Ints) -> None:
         graph, unit = self.graph, self._unit
@@ -600,4 +607,4 @@ class ReducedReplay:
         if not len(ends):
             return 0.0
         last = np.maximum.reduceat(ends[self._by_cycle], self._cycles)
-        return float(last.sum()) / len(np.unique(self.graph.rank[self._points]))
+        return float(last.sum()) / np.count_nonzero(np.bincount(self.graph.rank[self._points]))
