@@ -169,7 +169,8 @@ def _robust_spreads(residual: Floats, table: _Tables) -> Floats:
     values = residual.reshape(len(residual), -1)
     middle = [(values.shape[1] - 1) // 2, values.shape[1] // 2]
     medians = np.partition(values, middle, axis=1)[:, middle].mean(axis=1)
-    return np.maximum(_PER_MEDIAN * few_moments(moments) * medians, _SMALLEST_SPREAD_NS)
+    spreads: Floats = np.maximum(_PER_MEDIAN * few_moments(moments) * medians, _SMALLEST_SPREAD_NS)
+    return spreads
 
 
 def robust_spread(residual: Floats, moments: int) -> float:
@@ -242,7 +243,7 @@ class _Tables:
     @property
     def tells(self) -> bool:
         """Whether there are enough moments to estimate their spread."""
-        return self.moments.shape[1] >= LEAST_MOMENTS
+        return bool(self.moments.shape[1] >= LEAST_MOMENTS)
 
 
 def _tables(seen: Sightings, base: Ints, part: Ints) -> list[_Tables]:
