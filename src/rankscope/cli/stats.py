@@ -42,6 +42,8 @@ _CHANGES = (
     "dask",
 )  # fmt: skip
 """Options that ask for something else than what a run is by default."""
+_ACROSS_RANKS = ("stragglers", "collectives", "clocks")
+"""Their answers are kept with the screen: of many ranks they take longest, and are asked for next."""
 _SCREEN = ("subject", "summary", "kernels", "findings", "doubts")
 _WHICH = """\
 -r, --report NAME,…  which reports: names, all, or list to print the names; or an evidence id of a JSON answer, for its
@@ -114,6 +116,9 @@ def main(args: argparse.Namespace) -> int:
         screen = _screen_parts(run, scope)
         answered = {f"screen {name}": part for name, part in screen.items()}
         results = _show_screen(args, **screen)
+        if _is_usual(args):  # computed already, for the findings
+            beside = {name: reports[name].analyse(run, scope, None) for name in _ACROSS_RANKS}
+            answered |= {f"report {name}": result for name, result in beside.items()}
     else:
         whole = {name: _answer(name, reports, run, scope, args.by) for name, _ in wanted}
         answered = {f"report {name}": result for name, result in whole.items()}
