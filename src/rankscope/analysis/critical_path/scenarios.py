@@ -433,10 +433,14 @@ def balanced(
         segments, target = _targets(graph.segments(), what, chosen)
         begins, ends = graph.end[graph.origin], graph.start[graph.to]
         way, point = np.ones(len(graph.to)), np.ones(len(graph.rank))
-        for number, rank in enumerate(graph.ranks):
-            mine = np.flatnonzero(segments.rank == rank)
-            ways, points = (np.flatnonzero(ranks == number) for ranks in (graph.rank[graph.to], graph.rank))
-            clock = _ComputeClock(segments, target, mine)
+        by_rank, of_ways = graph.ways_of
+        of_points = np.searchsorted(graph.rank, np.arange(len(graph.ranks) + 1))
+        order = np.argsort(segments.rank, kind="stable")
+        first, last = (np.searchsorted(segments.rank[order], graph.ranks, side) for side in ("left", "right"))
+        for number in range(len(graph.ranks)):
+            ways = by_rank[of_ways[number] : of_ways[number + 1]]
+            points = slice(of_points[number], of_points[number + 1])
+            clock = _ComputeClock(segments, target, order[first[number] : last[number]])
             way[ways] = clock.factors(begins[ways], ends[ways])
             point[points] = clock.factors(graph.start[points], graph.end[points])
         compute = np.rint(work.spent[_COMPUTE] * way).astype(np.int64)

@@ -154,7 +154,7 @@ class ReducedGraph:
         used = np.concatenate([np.arange(*of_anchors[each : each + 2]) for each in sorted((who, *others))])
         compared = _Compared(self.rank[anchors[used]], [column[used] for column in self._place], who, others)
         mine = anchors[used[compared.mine]]
-        by_rank, bounds = self._ways_of
+        by_rank, bounds = self.ways_of
         ways, points = (
             by_rank[slice(*bounds[who : who + 2])],
             np.arange(*np.searchsorted(self.rank, (who, who + 1))),
@@ -183,7 +183,7 @@ class ReducedGraph:
         return anchors, np.searchsorted(self.rank[anchors], np.arange(len(self.ranks) + 1))
 
     @cached_property
-    def _ways_of(self) -> tuple[Ints, Ints]:
+    def ways_of(self) -> tuple[Ints, Ints]:
         """The ways, by rank; and where those of each rank begin."""
         rank = self.rank[self.to]
         order = np.argsort(rank, kind="stable")
