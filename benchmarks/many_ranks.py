@@ -182,12 +182,13 @@ def main() -> None:
         if not store.exists():
             shutil.rmtree(folder / "small", ignore_errors=True)
             write_store(small_run(folder / "small"), store, Repeated(args.data))
-        print(f"{TENSOR * PIPELINE * args.data:,} ranks{'CPU s':>19}{'s':>8}{'peak MB':>9}")
-        path_of(store, ANSWERS).unlink(missing_ok=True)
-        for words in ((), (), ("-r", "stragglers"), ("-r", "stragglers")):
-            cost = measure([*RANKSCOPE, "stats", store, *words])
-            name = " ".join(["stats", *words])
-            print(f"{name:<20}{cost.cpu_seconds:>11.2f}{cost.seconds:>8.1f}{cost.peak_bytes / 1e6:>9.0f}")
+        print(f"{TENSOR * PIPELINE * args.data:,} ranks{'CPU s':>22}{'s':>8}{'peak MB':>9}")
+        for words in ((), ("-r", "stragglers")):
+            path_of(store, ANSWERS).unlink(missing_ok=True)
+            for again in ("", " again"):
+                cost = measure([*RANKSCOPE, "stats", store, *words])
+                name = " ".join(["stats", *words]) + again
+                print(f"{name:<26}{cost.cpu_seconds:>8.2f}{cost.seconds:>8.1f}{cost.peak_bytes / 1e6:>9.0f}")
     finally:
         if args.keep is None:
             shutil.rmtree(folder)
