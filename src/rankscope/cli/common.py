@@ -189,16 +189,22 @@ def question_of(args: argparse.Namespace) -> Question:
 
 
 def open_run(
-    args: argparse.Namespace, path: Path | None = None, comm_patterns: tuple[str, ...] = (), prefer: str = ""
+    args: argparse.Namespace,
+    path: Path | None = None,
+    comm_patterns: tuple[str, ...] = (),
+    prefer: str = "",
+    for_kept: bool = False,
 ) -> Run:
     """The run of a command line, or that at `path`; raw traces are read first, and problems are printed to stderr.
 
     `prefer` is the format to use where several tools recorded a rank.
+    `for_kept`: only what is kept is wanted. numpy is not imported, and tables are not checked but for their size.
     """
     use_tools(args)
-    _import_numpy_with_one_thread()
     from rankscope.timeline.run import open_run as open_traces
 
+    if not for_kept:
+        _import_numpy_with_one_thread()
     started = time.monotonic()
     run = open_traces(
         [path] if path else run_paths(args),
@@ -210,6 +216,7 @@ def open_run(
         mix=args.mix,
         comm_patterns=comm_patterns,
         from_events=getattr(args, "from_events", False),
+        by_size=for_kept,
         progress=_ingest_progress(args.quiet),
         on_read=lambda ingested: _say_what_was_read(ingested, started, args.quiet),
     )
@@ -311,6 +318,16 @@ def use_tools(args: argparse.Namespace) -> None:
         os.environ[tools.NSYS_VARIABLE] = str(tools.find_tool("nsys", args.nsys).path)
     if args.ncu:
         os.environ[tools.NCU_VARIABLE] = str(tools.find_tool("ncu", args.ncu).path)
+
+
+def may_be_kept(args: argparse.Namespace) -> bool:
+    """Whether the store has answers: then nothing is begun that may not be needed."""
+    from rankscope.store.derived import ANSWERS, path_of
+    from rankscope.store.index import INDEX_FILE, store_folder
+
+    paths = run_paths(args)
+    is_store = len(paths) == 1 and (paths[0] / INDEX_FILE).is_file()
+    return path_of(paths[0] if is_store else store_folder(paths, None, args.cache), ANSWERS).exists()
 
 
 def _import_numpy_with_one_thread() -> None:

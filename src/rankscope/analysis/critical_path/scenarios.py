@@ -289,11 +289,10 @@ def peers_of(run: Run, ranks: Sequence[int]) -> dict[int, list[int]]:
     without GPU events is on the host."""
     layout, on_gpu = layout_of(run, Scope()), gpu_ranks(run)
     work = {rank: (layout.stage(rank), rank in on_gpu) for rank in run.ranks}
-    return {
-        rank: [other for other in run.ranks if other != rank and work[other] == work[rank]]
-        for rank in ranks
-        if rank in work
-    }
+    alike: dict[tuple[int, bool], list[int]] = {}
+    for rank, what in work.items():
+        alike.setdefault(what, []).append(rank)
+    return {rank: [other for other in alike[work[rank]] if other != rank] for rank in ranks if rank in work}
 
 
 def with_peers(run: Run, scenario: Scenario) -> Scenario:
@@ -452,10 +451,14 @@ def balanced(
         segments, target = _targets(graph.segments(), what, chosen)
         begins, ends = graph.end[graph.origin], graph.start[graph.to]
         way, point = np.ones(len(graph.to)), np.ones(len(graph.rank))
-        for number, rank in enumerate(graph.ranks):
-            mine = np.flatnonzero(segments.rank == rank)
-            ways, points = (np.flatnonzero(ranks == number) for ranks in (graph.rank[graph.to], graph.rank))
-            clock = _ComputeClock(segments, target, mine)
+        by_rank, of_ways = graph.ways_of
+        of_points = np.searchsorted(graph.rank, np.arange(len(graph.ranks) + 1))
+        order = np.argsort(segments.rank, kind="stable")
+        first, last = (np.searchsorted(segments.rank[order], graph.ranks, side) for side in ("left", "right"))
+        for number in range(len(graph.ranks)):
+            ways = by_rank[of_ways[number] : of_ways[number + 1]]
+            points = slice(of_points[number], of_points[number + 1])
+            clock = _ComputeClock(segments, target, order[first[number] : last[number]])
             way[ways] = clock.factors(begins[ways], ends[ways])
             point[points] = clock.factors(graph.start[points], graph.end[points])
         compute = np.rint(work.spent[_COMPUTE] * way).astype(np.int64)
