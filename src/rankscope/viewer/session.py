@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rankscope.analysis.across_ranks.heatmap import RankTime, rank_times
+from rankscope.analysis.across_ranks.heatmap import RankTime, rank_times, rank_times_in_store
 from rankscope.analysis.core.intervals import Intervals, intersect, subtract
 from rankscope.analysis.core.rank_activity import waiting_times
 from rankscope.analysis.core.scope import Scope
@@ -142,6 +142,10 @@ class Session:
         together = ranks[first : first + _RANKS_OF_A_FILE]
         path = path_of(self.run.store, map_file(together[0]))
         with self._making_times:
+            if rank not in self._times:
+                self._times |= rank_times_in_store(self.run, together)
+            if rank in self._times:
+                return self._times[rank]
             keys = self._map_keys(together)
             if self._times.keys().isdisjoint(together):
                 self._times |= File(path).rows(_RANK_TIMES, keys)
