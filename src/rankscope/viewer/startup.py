@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,54 +12,38 @@ from rankscope.errors import RankscopeError, UsageError
 from rankscope.store.ingest import IngestProgress, Options
 from rankscope.text.json_values import plain
 from rankscope.timeline.run import ALL_TOOLS, Run, open_run
-from rankscope.viewer import (
-    blocks,
-    bookmarks,
-    collectives,
-    counters,
-    events,
-    flame,
-    reports,
-    scenes,
-    search,
-    slices,
-    timeline,
-)
 from rankscope.viewer.address import ViewLink
 from rankscope.viewer.answers import Answer, Route
 from rankscope.viewer.session import Session
-from rankscope.viewer.shared_file import share
-from rankscope.viewer.two_runs import align, combined
-from rankscope.watch.rings import has_telemetry
-from rankscope.watch.state import like_the_median, read_state, worst_ranks
 
-_ROUTES: dict[str, Callable[[Session, dict[str, str]], Answer]] = {
-    "run": timeline.run_info,
-    "overview": timeline.overview,
-    "tracks": timeline.tracks,
-    "tile": timeline.tile,
-    "slice": slices.slice_details,
-    "neighbour": slices.neighbour,
-    "flows": slices.flows,
-    "search": search.search,
-    "find": search.find,
-    "collective": collectives.collective,
-    "counters": counters.counters,
-    "counter": counters.counter,
-    "memory": counters.memory,
-    "blocks": blocks.blocks,
-    "flame": flame.flame,
-    "report": reports.report,
-    "findings": scenes.findings,
-    "roofs": reports.roofs,
-    "query": reports.sql,
-    "schema": reports.schema,
-    "events": events.events,
-    "area": events.area,
-    "marks": bookmarks.kept_marks,
-    "keep-marks": bookmarks.keep_marks,
+_ROUTES = {
+    "run": ("run_map", "run_info"),
+    "overview": ("run_map", "overview"),
+    "tracks": ("timeline", "tracks"),
+    "tile": ("timeline", "tile"),
+    "slice": ("slices", "slice_details"),
+    "neighbour": ("slices", "neighbour"),
+    "flows": ("slices", "flows"),
+    "search": ("search", "search"),
+    "find": ("search", "find"),
+    "collective": ("collectives", "collective"),
+    "counters": ("counters", "counters"),
+    "counter": ("counters", "counter"),
+    "memory": ("counters", "memory"),
+    "blocks": ("blocks", "blocks"),
+    "flame": ("flame", "flame"),
+    "report": ("reports", "report"),
+    "findings": ("scenes", "findings"),
+    "roofs": ("reports", "roofs"),
+    "query": ("reports", "sql"),
+    "schema": ("reports", "schema"),
+    "events": ("events", "events"),
+    "area": ("events", "area"),
+    "marks": ("bookmarks", "kept_marks"),
+    "keep-marks": ("bookmarks", "keep_marks"),
 }
-"""The questions of the page about one run."""
+"""The questions of the page about one run: the module of this package and its function. A module is imported when it is
+asked: the first picture needs few of them."""
 _WATCHED_RANKS = 20
 
 
@@ -117,6 +101,8 @@ class Opening:
         self._sessions += sessions
         if len(sessions) == 1:
             return routes_of(sessions[0])
+        from rankscope.viewer.two_runs import align, combined
+
         first, second = sessions
         align(first, second)
         return combined((first, second), routes_of(first), routes_of(second))
@@ -192,17 +178,34 @@ class Opening:
         else:
             read = sum(self._read.values())
             state = {"state": "reading", "read_bytes": read, "total_bytes": self._total}
+        from rankscope.watch.rings import has_telemetry
+
         return {**state, "telemetry": has_telemetry(self._runs[-1])}
 
 
 def routes_of(session: Session) -> dict[str, Route]:
     """All routes of one run."""
-    routes: dict[str, Route] = {name: partial(function, session) for name, function in _ROUTES.items()}
-    return {**routes, "share": lambda query: share(session, routes, query)}
+
+    def route(module: str, function: str) -> Route:
+        def answer(query: dict[str, str]) -> Answer:
+            result: Answer = getattr(import_module(f"rankscope.viewer.{module}"), function)(session, query)
+            return result
+
+        return answer
+
+    def shared(query: dict[str, str]) -> Answer:
+        from rankscope.viewer.shared_file import share
+
+        return share(session, routes, query)
+
+    routes = {name: route(*where) for name, where in _ROUTES.items()}
+    return {**routes, "share": shared}
 
 
 def _watch(run: Path) -> Answer:
     """The state of `rankscope watch`, with the ranks to look at first instead of all of them."""
+    from rankscope.watch.state import like_the_median, read_state, worst_ranks
+
     state, _ = read_state(run)
     shown = {
         "ranks": worst_ranks(state, _WATCHED_RANKS),

@@ -21,6 +21,7 @@ from rankscope.analysis.core.intervals import (
     intersect,
     join,
     length,
+    share_of,
     subtract,
     union,
 )
@@ -75,12 +76,6 @@ class RankTime:
             return 0
         here = intersect(self.recorded, Intervals(*(np.array([time], dtype=np.int64) for time in bounds)))
         return length(subtract(here, join(self.compute, self.comm, self.copy)))
-
-
-def share_of(parts: Intervals, edges: Ints) -> Shares:
-    """The share of each interval between two edges that lies in a set."""
-    share: Shares = np.diff(covered_before(parts, edges)) / np.maximum(np.diff(edges), 1)
-    return share
 
 
 def rank_times(run: Run, scope: Scope, ranks: Sequence[int]) -> list[RankTime]:
