@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankscope.errors import RankscopeError, UsageError
 from rankscope.store.ingest import IngestProgress, Options
@@ -15,6 +15,9 @@ from rankscope.timeline.run import ALL_TOOLS, Run, open_run
 from rankscope.viewer.address import ViewLink
 from rankscope.viewer.answers import Answer, Route
 from rankscope.viewer.session import Session
+
+if TYPE_CHECKING:
+    from rankscope.viewer.growing import GrowingPicture
 
 _ROUTES = {
     "run": ("run_map", "run_info"),
@@ -56,6 +59,9 @@ class Opening:
         self._runs, self._options, self._say, self._mix = runs, options, say, mix
         self._read: dict[Path, int] = {}
         self._total = 0
+        self._doing = ""
+        self._growing: GrowingPicture | None = None
+        """Of a trace that is being read."""
         self._error: RankscopeError | None = None
         self._sessions: list[Session] = []
         self._routes: dict[str, dict[str, Route]] = {}
@@ -89,6 +95,10 @@ class Opening:
                 "the run cannot be opened", why, "Please report it, with this message."
             )
         finally:
+            if self._growing:
+                from rankscope.timeline import segment
+
+                segment.watching.clear()
             if self._error:
                 self._say(f"rankscope: {self._error}")
             self._done.set()
@@ -119,9 +129,10 @@ class Opening:
     def _open_run(self, path: Path) -> Run:
         def begin(files: int, total_bytes: int) -> None:
             self._total += total_bytes
+            self._growing = self._watch_reading()
 
         def advance(path: Path, read: int, doing: str) -> None:
-            self._read[path] = read
+            self._read[path], self._doing = read, "" if doing == "reading" else doing
 
         progress = IngestProgress(begin, advance, say=self._say)
         options = self._options
@@ -137,6 +148,15 @@ class Opening:
             self._say(f"rankscope: {problem}")
         return run
 
+    def _watch_reading(self) -> GrowingPicture:
+        """Draw what this process reads: one file, or small ones. Of other files their number is shown."""
+        from rankscope.timeline import segment
+        from rankscope.viewer.growing import GrowingPicture
+
+        picture = GrowingPicture()
+        segment.watching[:] = [picture.add]
+        return picture
+
     def routes(self) -> dict[str, Route]:
         """All routes by name. Those about the run answer when it is open."""
         routes = {name: self._route(name) for name in (*_ROUTES, "share", "diff")}
@@ -146,6 +166,7 @@ class Opening:
             "watch": lambda query: _watch(self._runs[-1]),
             "place": lambda query: self._link.to_dict(),
             "move": lambda query: self.move(query["link"]),
+            "growing": lambda query: self._growing.answer() if self._growing else {},
         }
         return routes
 
@@ -177,7 +198,8 @@ class Opening:
             state = {"state": "open"}
         else:
             read = sum(self._read.values())
-            state = {"state": "reading", "read_bytes": read, "total_bytes": self._total}
+            state = {"state": "reading", "read_bytes": read, "total_bytes": self._total, "doing": self._doing}
+            state["batches"] = self._growing.batches if self._growing else 0
         from rankscope.watch.rings import has_telemetry
 
         return {**state, "telemetry": has_telemetry(self._runs[-1])}
