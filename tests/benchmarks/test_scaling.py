@@ -72,4 +72,6 @@ def test_a_simulated_job_is_a_run_of_all_its_ranks(tmp_path: Path, monkeypatch: 
     findings = REPORTS["layout"].analyse(run, Scope(), None).findings
     assert findings[0].title == "12 ranks: pp 2 x dp 3 x tp 2"
     facts = scaling.store_facts(run.store)
-    assert facts["store bytes"] >= facts["derived bytes"] + facts["index bytes"] > 0
+    assert facts["store bytes"] > facts["derived bytes"] + facts["index bytes"]
+    assert facts["index bytes"] == (run.store / "store.json").stat().st_size
+    assert facts["store files"] > 12
