@@ -136,3 +136,15 @@ def test_values_of_other_types_are_not_kept() -> None:
     assert from_json(to_json({1: (np.int64(2), [None, "a"]), "b": {}})) == {1: (2, [None, "a"]), "b": {}}
     with pytest.raises(TypeError):
         to_json({"x": object()})
+
+
+def test_damage_is_found_by_who_reads_the_tables(
+    tmp_path: Path, without_workers: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = _write(tmp_path / "run")
+    first, steps = _asked(capsys, run), _asked(capsys, run, "-r", "steps")
+    (table,) = run.glob(".rankscope/rank=00001/*/*/gpu.parquet")
+    table.write_bytes(table.read_bytes()[::-1])
+    assert (_asked(capsys, run), _asked(capsys, run, "-r", "steps")) == (first, steps)
+    assert main(["stats", str(run), "-r", "kernels"]) == 0
+    assert "damaged at rank 1" in capsys.readouterr().err

@@ -193,17 +193,18 @@ def open_run(
     path: Path | None = None,
     comm_patterns: tuple[str, ...] = (),
     prefer: str = "",
-    with_numpy: bool = True,
+    for_kept: bool = False,
 ) -> Run:
     """The run of a command line, or that at `path`; raw traces are read first, and problems are printed to stderr.
 
-    `prefer` is the format to use where several tools recorded a rank. Without numpy: answers may be kept.
+    `prefer` is the format to use where several tools recorded a rank.
+    `for_kept`: only what is kept is wanted. numpy is not imported, and tables are not checked but for their size.
     """
     use_tools(args)
     from rankscope.timeline.run import open_run as open_traces
 
-    if with_numpy:
-        import_numpy_with_one_thread()
+    if not for_kept:
+        _import_numpy_with_one_thread()
     started = time.monotonic()
     run = open_traces(
         [path] if path else run_paths(args),
@@ -215,6 +216,7 @@ def open_run(
         mix=args.mix,
         comm_patterns=comm_patterns,
         from_events=getattr(args, "from_events", False),
+        by_size=for_kept,
         progress=_ingest_progress(args.quiet),
         on_read=lambda ingested: _say_what_was_read(ingested, started, args.quiet),
     )
@@ -281,7 +283,7 @@ def expect_reading(args: argparse.Namespace) -> None:
     starting a reading process."""
     from rankscope.store.database import connect_early
 
-    import_numpy_with_one_thread()
+    _import_numpy_with_one_thread()
     connect_early()
     from rankscope.store.index import INDEX_FILE, store_folder
 
@@ -321,12 +323,14 @@ def use_tools(args: argparse.Namespace) -> None:
 def may_be_kept(args: argparse.Namespace) -> bool:
     """Whether the store has answers: then nothing is begun that may not be needed."""
     from rankscope.store.derived import ANSWERS, path_of
-    from rankscope.store.index import store_folder
+    from rankscope.store.index import INDEX_FILE, store_folder
 
-    return path_of(store_folder(run_paths(args), None, args.cache), ANSWERS).exists()
+    paths = run_paths(args)
+    is_store = len(paths) == 1 and (paths[0] / INDEX_FILE).is_file()
+    return path_of(paths[0] if is_store else store_folder(paths, None, args.cache), ANSWERS).exists()
 
 
-def import_numpy_with_one_thread() -> None:
+def _import_numpy_with_one_thread() -> None:
     """The matrices are small: on a busy login node BLAS threads spend seven times as long waiting as working. The
     variable is removed again, so that a job that is started later does not inherit it."""
     if os.environ.get(_BLAS_THREADS) is None:
@@ -358,7 +362,7 @@ def show_results(
 
 def read(paths: list[Path], options: Options, args: argparse.Namespace) -> Ingested:
     """Update a store, showing progress."""
-    import_numpy_with_one_thread()
+    _import_numpy_with_one_thread()
     from rankscope.timeline.reading import ingest
     from rankscope.timeline.run import Run
 

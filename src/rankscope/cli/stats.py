@@ -87,8 +87,9 @@ def main(args: argparse.Namespace) -> int:
         answers = _answers(args)
         if (results := _shown_from(answers, args)) is not None:
             return _exit_code(args, results)
-        common.import_numpy_with_one_thread()
-    elif args.report != "list":
+        if answers.run.is_damaged():  # it is opened again, and repaired
+            answers = None
+    if args.report != "list":
         common.expect_reading(args)
     from rankscope.analysis.core.kept_answers import Answers
 
@@ -102,11 +103,8 @@ def main(args: argparse.Namespace) -> int:
     scope = common.scope_of(args)
     prefer = {"torch": "kineto", "nsys": "nsys", None: "nsys" if args.compat == "nsys" else ""}[args.prefer]
     try:
-        run = (
-            answers.run
-            if answers
-            else common.open_run(args, None, tuple(map(_pattern, args.comm_pattern)), prefer)
-        )
+        patterns = tuple(map(_pattern, args.comm_pattern))
+        run = answers.run if answers else common.open_run(args, None, patterns, prefer)
     except NotATraceError:
         if not _is_watched(args.run):
             raise
@@ -152,7 +150,7 @@ def _is_screen(args: argparse.Namespace) -> bool:
 def _answers(args: argparse.Namespace) -> Answers:
     from rankscope.analysis.core.kept_answers import Answers
 
-    return Answers(common.open_run(args, with_numpy=False))
+    return Answers(common.open_run(args, for_kept=True))
 
 
 def _shown_from(answers: Answers, args: argparse.Namespace) -> list[Result] | None:
@@ -163,7 +161,7 @@ def _shown_from(answers: Answers, args: argparse.Namespace) -> list[Result] | No
     if args.report is None:
         wanted = _summary_rows(args)
     else:
-        wanted = [(name, _rows_shown(args)) for name in common.current_reports(args.report)]
+        wanted = [(name.strip(), _rows_shown(args)) for name in args.report.split(",")]
     results = answers.get(*(f"report {name}" for name, _ in wanted))
     if results is None:
         return None

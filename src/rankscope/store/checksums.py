@@ -32,10 +32,12 @@ def checksums(folder: Path) -> FileSums:
     return {path.name: _size_and_checksum(str(path)) for path in sorted(folder.iterdir())}
 
 
-def damage(folder: Path, files: FileSums) -> str:
-    """What is wrong with these files of a folder, in a few words; '' if nothing is."""
+def damage(folder: Path, files: FileSums, *, by_size: bool = False) -> str:
+    """What is wrong with these files of a folder, in a few words; '' if nothing is. By size they are not read."""
     for name, (size, checksum) in files.items():
         try:
+            if by_size and os.lstat(f"{folder}/{name}").st_size == size:
+                continue
             size_now, checksum_now = _size_and_checksum(f"{folder}/{name}", size)
             if size_now != size:
                 return f"{name} has {size_now:,} bytes instead of {size:,}"

@@ -82,6 +82,8 @@ class Options:
     """Files read at the same time; None: as cores and memory allow."""
     dask: DaskCluster | None = None
     """Read on a Dask cluster; None: in processes of this machine, without Dask."""
+    by_size: bool = False
+    """Tables are compared with the list by their sizes alone, for whoever does not read them."""
 
 
 @dataclass(frozen=True)
@@ -321,7 +323,9 @@ class _Update:
             elif each not in self.built:
                 self.wanted.append(each)
         damages = side_by_side(
-            lambda pair: damage(store / pair[1].folder, pair[1].files), candidates, _CHECKED_AT_A_TIME
+            lambda pair: damage(store / pair[1].folder, pair[1].files, by_size=self.options.by_size),
+            candidates,
+            _CHECKED_AT_A_TIME,
         )
         for (each, entry), reason in zip(candidates, damages, strict=True):
             if not reason:

@@ -56,6 +56,7 @@ def open_run(
     mix: bool = False,
     comm_patterns: Sequence[str] = (),
     from_events: bool = False,
+    by_size: bool = False,
     progress: IngestProgress | None = None,
     on_read: Callable[[Ingested], None] | None = None,
 ) -> Run:
@@ -64,9 +65,9 @@ def open_run(
     `ranks` gives the rank of files that do not contain it. Files of different runs are an error, unless `mix` is true:
     then they are opened together, one run after another on the time axis, and are not compared.
     `progress` is called while files are read, `on_read` once afterwards. The other options are those of Options (cache,
-    jobs, dask) and Run.
+    jobs, dask, by_size) and Run.
     """
-    options = Options(cache=cache, ranks=ranks or {}, jobs=jobs, dask=dask)
+    options = Options(cache=cache, ranks=ranks or {}, jobs=jobs, dask=dask, by_size=by_size)
     ingested = ingest(paths, read_trace, options, progress)
     if on_read is not None:
         on_read(ingested)
@@ -210,13 +211,17 @@ class Run:
         if len(self.runs) > 1:
             raise mixed_runs(*self._runs)
 
-    @property
+    @cached_property
     def ranks(self) -> list[int]:
         return sorted({entry.rank for entry in self.segments})
 
     def has(self, table: Table) -> bool:
         """Whether any file of the run has rows of this table: some belong to one format only."""
         return bool(with_rows(table, self.used, self._repeating))
+
+    def is_damaged(self) -> bool:
+        """Whether a table is not what was written, where the run was opened without reading them."""
+        return any(damage(self.store / entry.folder, entry.files) for entry in self.segments)
 
     @property
     def compared(self) -> list[SegmentEntry]:

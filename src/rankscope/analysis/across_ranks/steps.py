@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from rankscope.analysis.across_ranks.main_thread import longest_gap
 from rankscope.analysis.across_ranks.time_split import PARTS, step_times, time_split
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Fact, Finding, Result
+from rankscope.analysis.core.result import Column, ColumnRows, Fact, Finding, Result
 from rankscope.analysis.core.rollups import part_of
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.run_steps import in_order_of_start
+from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.analysis.core.severity import graded
 from rankscope.analysis.core.step_times import mean_step_ns, run_step
 from rankscope.ranges import as_ranges
@@ -36,8 +37,16 @@ _NAME_WIDTH = 60
 
 def steps(run: Run, scope: Scope, by: str | None = None) -> Result:
     """Training steps: their range on the host, and their time on host and GPU together."""
-    rows = run.records(
-        f"SELECT rank, step, start_ns, dur_ns, end_ns, time_ns FROM steps WHERE {scope.where()} ORDER BY rank, start_ns"
+    table = in_order_of_start(steps_in_scope(run, scope))
+    rows = ColumnRows(
+        {
+            "rank": table["rank"],
+            "step": table["step"],
+            "start_ns": table["start"],
+            "dur_ns": table["stop"] - table["start"],
+            "end_ns": table["end"],
+            "time_ns": table["end"] - table["begin"],
+        }
     )
     columns = (
         Column("rank"),

@@ -274,11 +274,10 @@ def peers_of(run: Run, ranks: Sequence[int]) -> dict[int, list[int]]:
     without GPU events is on the host."""
     layout, on_gpu = layout_of(run, Scope()), gpu_ranks(run)
     work = {rank: (layout.stage(rank), rank in on_gpu) for rank in run.ranks}
-    return {
-        rank: [other for other in run.ranks if other != rank and work[other] == work[rank]]
-        for rank in ranks
-        if rank in work
-    }
+    alike: dict[tuple[int, bool], list[int]] = {}
+    for rank, what in work.items():
+        alike.setdefault(what, []).append(rank)
+    return {rank: [other for other in alike[work[rank]] if other != rank] for rank in ranks if rank in work}
 
 
 def with_peers(run: Run, scenario: Scenario) -> Scenario:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from rankscope.analysis.critical_path.reduced.rank_graph import COMPARED, RankGr
 from rankscope.analysis.within_rank.event_tables import compute_time
 from rankscope.collective_kinds import KINDS
 from rankscope.records import dataclass
-from rankscope.store.arrays import Floats, count_before, number_rows, starts_group
+from rankscope.store.arrays import Floats, count_before, number_rows, starts_group, unique_values
 from rankscope.store.separate_runs import SESSION_GAP_NS
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
@@ -105,7 +105,7 @@ class ReducedGraph:
         matched, met = self.collectives, self.match != NONE
         kind, size = np.full(len(self.rank), NONE), np.full(len(self.rank), NONE)
         kind[met], size[met] = matched.kind[self.match[met]], matched.bytes[self.match[met]]
-        at = np.flatnonzero(self.anchor == np.arange(len(self.rank)))
+        at = self._anchors[0]
         columns = (self.is_collective.astype(np.int64), self.kind, kind, size)
         _, name = number_rows([column[at] for column in columns])
         return [self.step[at], name, count_before([self.rank[at], self.step[at], name], at)]
@@ -125,31 +125,79 @@ class ReducedGraph:
 
         Compared is the time between two anchors, by class; the ways between them become shorter by the same share.
         """
-        slow = {self.ranks.index(rank) for rank in ranks if rank in self.ranks}
-        spent, own_ns = [*work.spent], work.own_ns.copy()
-        anchors = np.flatnonzero(self.anchor == np.arange(len(self.rank)))
+        number = {rank: number for number, rank in enumerate(self.ranks)}
+        slow = {number[rank] for rank in ranks if rank in number}
+        changed = {PATH_CLASSES.index(name) for name in COMPARED}
+        spent = [time.copy() if kind in changed else time for kind, time in enumerate(work.spent)]
+        own_ns = work.own_ns.copy()
         for who in sorted(slow):
-            near = {self.ranks.index(peer) for peer in peers.get(self.ranks[who], ()) if peer in self.ranks}
+            near = {number[peer] for peer in peers.get(self.ranks[who], ()) if peer in number}
             others = sorted(near - slow) or sorted(set(range(len(self.ranks))) - slow)
-            if not others:
-                continue
-            others = others[:: -(-len(others) // _MOST_PEERS)]
-            used = np.flatnonzero(np.isin(self.rank[anchors], [who, *others]))
-            compared = _Compared(
-                self.rank[anchors[used]], [column[used] for column in self._place], who, others
-            )
-            mine = anchors[used[compared.mine]]
-            ways, points = np.flatnonzero(self.rank[self.to] == who), np.flatnonzero(self.rank == who)
-            for name in COMPARED:
-                kind = PATH_CLASSES.index(name)
-                took, usual = self.totals[name][mine], compared.median(self.totals[name][anchors[used]])
-                share = np.ones(len(self.rank))
-                share[mine] = np.where(took > usual, usual / np.maximum(took, 1), 1.0)
-                spent[kind] = spent[kind].copy()
-                spent[kind][ways] = np.rint(spent[kind][ways] * share[self._compared[name][ways]])
-                shorter = points[(self.kind[points] == kind) & ~self.on_host[points]]
-                own_ns[shorter] = np.rint(own_ns[shorter] * share[self.anchor[shorter]])
+            if others:
+                for kind, ways, of_ways, points, of_points in self._shares(
+                    who, tuple(others[:: -(-len(others) // _MOST_PEERS)])
+                ):
+                    spent[kind][ways] = np.rint(spent[kind][ways] * of_ways)
+                    own_ns[points] = np.rint(own_ns[points] * of_points)
         return replace(work, spent=tuple(spent), own_ns=own_ns)
+
+    @cached_property
+    def _kept_shares(self) -> dict[tuple[int, tuple[int, ...]], list[_Shares]]:
+        """The answers of `_shares`, which depend on the recording alone."""
+        return {}
+
+    def _shares(self, who: int, others: tuple[int, ...]) -> list[_Shares]:
+        """How a rank's ways and points on the device become shorter at the median of others."""
+        if (who, others) in self._kept_shares:
+            return self._kept_shares[who, others]
+        anchors, of_anchors = self._anchors
+        used = np.concatenate([np.arange(*of_anchors[each : each + 2]) for each in sorted((who, *others))])
+        compared = _Compared(self.rank[anchors[used]], [column[used] for column in self._place], who, others)
+        mine = anchors[used[compared.mine]]
+        by_rank, bounds = self._ways_of
+        ways, points = (
+            by_rank[slice(*bounds[who : who + 2])],
+            np.arange(*np.searchsorted(self.rank, (who, who + 1))),
+        )
+        share = self._unchanged
+        shares = self._kept_shares[who, others] = []
+        for name in COMPARED:
+            kind = PATH_CLASSES.index(name)
+            took, usual = self.totals[name][mine], compared.median(self.totals[name][anchors[used]])
+            share[mine] = np.where(took > usual, usual / np.maximum(took, 1), 1.0)
+            shorter = points[(self.kind[points] == kind) & ~self.on_host[points]]
+            of_ways = share[self._compared[name][ways]]
+            shares.append(_Shares(kind, ways, of_ways, shorter, share[self.anchor[shorter]]))
+        share[mine] = 1.0
+        return shares
+
+    @cached_property
+    def _unchanged(self) -> Floats:
+        """By point, the share of its time that is left: all. Whoever changes it restores it."""
+        return np.ones(len(self.rank))
+
+    @cached_property
+    def _anchors(self) -> tuple[Ints, Ints]:
+        """The anchors, by rank; and where those of each rank begin."""
+        anchors = np.flatnonzero(self.anchor == np.arange(len(self.rank)))
+        return anchors, np.searchsorted(self.rank[anchors], np.arange(len(self.ranks) + 1))
+
+    @cached_property
+    def _ways_of(self) -> tuple[Ints, Ints]:
+        """The ways, by rank; and where those of each rank begin."""
+        rank = self.rank[self.to]
+        order = np.argsort(rank, kind="stable")
+        return order, np.searchsorted(rank[order], np.arange(len(self.ranks) + 1))
+
+
+class _Shares(NamedTuple):
+    """What is left of the time of a class, by way and by point of a rank."""
+
+    kind: int
+    ways: Ints
+    of_ways: Floats
+    points: Ints
+    of_points: Floats
 
 
 class _Compared:
@@ -193,7 +241,8 @@ def reduced_graph(run: Run, scope: Scope) -> ReducedGraph:
     origin = _joined(parts, "origin") + np.repeat(first[:-1], [len(part.origin) for part in parts])
     used = inside[to]
     syncs = tuple(sorted({name for part in parts for name in part.syncs}))
-    spent = tuple(time[used] for time in _by_class(_joined(parts, "classes"), _joined(parts, "spent")))
+    by_class = _by_class(_joined(parts, "classes"), _joined(parts, "spent"))
+    spent = tuple(by_class if used.all() else (time[used] for time in by_class))
     all_waits = waits(run)
     collectives, entry = all_waits.rows, _entries(all_waits.rows, ranks, rank, points)
     match, matched = _matched(collectives, entry, points, start, end, inside)
@@ -250,11 +299,10 @@ def _joined(parts: Sequence[RankGraph], name: str) -> Ints:
 
 def _by_class(classes: Ints, spent: Ints) -> Iterator[Ints]:
     """For each class the time of all ways, from the times that are not 0."""
-    at = np.zeros(len(classes), dtype=np.int64)
-    counts = sum((classes >> kind) & 1 for kind in range(len(PATH_CLASSES)))
-    at[1:] = np.cumsum(counts)[:-1]
-    for kind in range(len(PATH_CLASSES)):
-        has = ((classes >> kind) & 1).astype(bool)
+    having = [(classes >> kind) & 1 == 1 for kind in range(len(PATH_CLASSES))]
+    counts = np.sum(having, axis=0, dtype=np.int64)
+    at = np.cumsum(counts) - counts
+    for has in having:
         time = np.zeros(len(classes), dtype=np.int64)
         time[has] = spent[at[has]]
         at += has
@@ -370,16 +418,20 @@ def _with_messages(graph: ReducedGraph, all_waits: Waits, entry: Ints) -> Reduce
         origin=np.concatenate([moved[graph.origin], new_origin]),
         sync=np.concatenate([graph.sync, np.full(len(delay), NONE)]),
         work=Work(
-            tuple(
-                np.concatenate([time, delay if kind == _GAP else nothing])
-                for kind, time in enumerate(work.spent)
-            ),
+            tuple(_longer(time, delay if kind == _GAP else nothing) for kind, time in enumerate(work.spent)),
             columns["end"] - columns["start"],
             messages.transfer,
             np.concatenate([work.waits, np.ones(len(delay), dtype=bool)]),
         ),
         collectives=messages,
     )
+
+
+def _longer(time: Ints, more: Ints) -> Ints:
+    """One after the other. Most classes have no time in most runs: an array of zeros takes no memory."""
+    if time.any() or more.any():
+        return np.concatenate([time, more])
+    return np.zeros(len(time) + len(more), dtype=np.int64)
 
 
 _COMM, _HOST, _UNRECORDED, _GAP = map(PATH_CLASSES.index, ("comm", "host", "unrecorded", "gap"))
@@ -461,18 +513,20 @@ class ReducedReplay:
         cause, effect = cause[order], effect[order]
         missing = np.bincount(effect, minlength=len(level))
         first = np.searchsorted(cause, np.arange(len(level) + 1))
-        units = np.unique(unit[graph.inside])
-        ready = units[missing[units] == 0]
+        is_unit = np.zeros(len(level), dtype=bool)
+        is_unit[unit[graph.inside]] = True
+        units = int(is_unit.sum())
+        ready = np.flatnonzero(is_unit & (missing == 0))
         reached, depth = 0, 0
         while len(ready):
             level[ready] = depth
             reached, depth = reached + len(ready), depth + 1
             sizes = first[ready + 1] - first[ready]
             at = np.repeat(first[ready] - np.cumsum(sizes) + sizes, sizes) + np.arange(int(sizes.sum()))
-            following, times = np.unique(effect[at], return_counts=True)
-            missing[following] -= times
-            ready = following[missing[following] == 0]
-        return level if reached == len(units) else None
+            following = effect[at]
+            np.subtract.at(missing, following, 1)
+            ready = unique_values(following[missing[following] == 0])
+        return level if reached == units else None
 
     def _prepare(self, level: Ints, to: Ints, origin: Ints, moves: Ints, stays: Ints) -> None:
         graph, unit = self.graph, self._unit
@@ -553,4 +607,4 @@ class ReducedReplay:
         if not len(ends):
             return 0.0
         last = np.maximum.reduceat(ends[self._by_cycle], self._cycles)
-        return float(last.sum()) / len(np.unique(self.graph.rank[self._points]))
+        return float(last.sum()) / np.count_nonzero(np.bincount(self.graph.rank[self._points]))
