@@ -6,6 +6,7 @@ the time is spent, the rest is left out.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ import peers
 import traces
 from figures import JSON_LOAD, SCANNER
 from rankscope.host import usable_cores
+from rankscope.store.derived import ANSWERS, path_of
 from traces import RANKSCOPE, WORK
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ JSON_LOAD_BYTES = 200_000_000
 FILES = 128
 RANKS = (1024, 256, 64)
 MANY_EVENTS = 200_000
+DERIVED_DATA = 320
+"""Data-parallel ranks of the run that has derived data only: 10,240 ranks."""
 VIEW_FIRST, VIEW_MAP, VIEW_AGAIN = "view, first picture", "view, whole map", "view, whole map again"
 
 
@@ -85,6 +89,7 @@ def ranks(bench: Bench) -> None:
     if usable_cores() > 2:
         size = rank_files(folder)[1]
         bench.run("ingest, 2 cores", kind, ingest(folder, bench.store), size=size, from_nothing=True, cores=2)
+    derived_ranks(bench)
     many_ranks(bench, RANKS[-1], MANY_EVENTS, f"{RANKS[-1]} ranks of {MANY_EVENTS:,} events")
 
 
@@ -114,6 +119,28 @@ def many_ranks(bench: Bench, count: int, events: int, kind: str) -> None:
         repeat = 1 if program.startswith("stats") and program != "stats, the second" else None
         bench.run(program, kind, command, size=size, repeat=repeat)
     view(bench, kind, size)
+
+
+def derived_ranks(bench: Bench) -> None:
+    """Of ranks whose results are kept, and nothing else."""
+    import many_ranks as derived
+
+    if not bench.time_left():
+        return
+    kind = f"{derived.TENSOR * derived.PIPELINE * DERIVED_DATA:,} ranks, derived data"
+    folder = WORK / "derived-ranks"
+    store = folder / f"data-{DERIVED_DATA}"
+    if not store.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        derived.write_store(derived.small_run(folder / "small"), store, derived.Repeated(DERIVED_DATA))
+    path_of(store, ANSWERS).unlink(missing_ok=True)
+    size = _bytes(path for path in store.rglob("*") if path.is_file())
+    for program, words in {
+        "stats, the first": [],
+        "stats, the second": [],
+        "stats -r stragglers": ["-r", "stragglers"],
+    }.items():
+        bench.run(program, kind, [*RANKSCOPE, "stats", store, *words], size=size, repeat=1)
 
 
 def view(bench: Bench, kind: str, size: int) -> None:
