@@ -119,6 +119,7 @@ test-times: $(TOOLS)
 # Needs a quiet machine: every figure of benchmarks/last.json and docs/performance.md is measured anew.
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench.py --install-peers --write
+	$(BIN)/python benchmarks/bench.py --scaling --write
 	$(BIN)/python benchmarks/all_reports.py
 	$(BIN)/python benchmarks/all_reports.py --scaling
 	$(BIN)/python benchmarks/capture.py

@@ -27,6 +27,15 @@ analysis.get_df_kernels()
 """
 ORJSON_CODE = "import sys, orjson; orjson.loads(open(sys.argv[1], 'rb').read())"
 JSON_CODE = "import sys, json; json.load(open(sys.argv[1], encoding='utf-8'))"
+SCANNER_CODE = """
+import sys
+from pathlib import Path
+from rankscope.readers.kineto.reader import KINETO
+for batch in KINETO.open(Path(sys.argv[1])).batches():
+    batch.columns()
+    batch.close()
+"""
+"""One thread, and nothing is kept: what the part in C takes of reading a trace."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,13 @@ def install_missing() -> None:
 
 def find_trace_processor() -> str | None:
     return shutil.which("trace_processor") or shutil.which("trace_processor_shell")
+
+
+def trace_processor(program: str, path: Path) -> list[object]:
+    return [program, "-Q", "select count(*) from slice", path]
+
+
+NO_TRACE_PROCESSOR = "trace_processor: not found (on PATH, or --trace-processor)"
 
 
 def find_nsys() -> str | None:

@@ -9,23 +9,28 @@ or RANKSCOPE_BENCH_TRACE names another. "synthetic" is written by `rankscope ben
 from __future__ import annotations
 
 import argparse
+import functools
 import gzip
 import json
+import multiprocessing
 import os
 import re
 import shutil
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from measure import measure
-from rankscope.bench.synthetic.cluster import Job, simulate
-from rankscope.bench.synthetic.cluster_trace import write_traces
+from rankscope.bench.synthetic.cluster import Fault, Job, RankRun, simulate
+from rankscope.bench.synthetic.cluster_trace import RankTrace, file_name, write_traces
+from rankscope.bench.synthetic.job import kernels_for
+from rankscope.bench.synthetic.trace_files import write_pieces
+from rankscope.host import usable_cores
 from rankscope.units import parse_bytes
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +43,8 @@ STACKS = Path(
 REAL_10MB = ROOT / "tests/data/hf-trainer-h200/rank-00000.pt.trace.json.gz"
 SYNTHETIC_BYTES_PER_EVENT = 329
 EVENTS_OF_6_8_MB = 20_900
+TENSOR, STAGES, SIMULATED_REPLICAS = 8, 4, 4
+"""Of the simulated jobs."""
 GPU_LOG_END_S = 1_794_701_460
 """After the end of the simulated traces."""
 
@@ -220,6 +227,61 @@ def synthetic_run(ranks: int, events: int, *options: str) -> Path:
 def many_files(ranks: int = 256) -> Path:
     """A run of one file of 6.8 MB a rank, each with times of its own."""
     return synthetic_run(ranks, EVENTS_OF_6_8_MB)
+
+
+def cluster(ranks: int, events: int = 20_000) -> Path:
+    """A simulated job of 8 tensor-parallel ranks, 4 pipeline stages, and as many data-parallel replicas as that leaves.
+
+    Of the replicas the first few are simulated, with one slow rank. The others do the same at the same true times, on
+    clocks and in process groups of their own. All cores write the files.
+    """
+    folder = WORK / f"cluster-{ranks}x{events}"
+    if not (folder / "made").is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        job = Job(
+            data=ranks // (TENSOR * STAGES),
+            tensor=TENSOR,
+            stages=STAGES,
+            steps=6,
+            layers=8,
+            micro_batches=4,
+            norm_ns=40_000,
+            offset_ns=3_000_000,
+            drift_ppb=20_000,
+            faults=(Fault("compute", (TENSOR + 1,), 4_000_000),),
+        )
+        job = replace(job, kernels=kernels_for(job, events))
+        part = replace(job, data=min(job.data, SIMULATED_REPLICAS))
+        _simulated.append((job, part, _simulate(part), folder))
+        with multiprocessing.get_context("fork").Pool(usable_cores()) as pool:
+            counts = pool.map(_write_rank, range(ranks), chunksize=4)
+        _simulated.pop()
+        (folder / "made").write_text(str(sum(counts)), encoding="utf-8")
+    return folder
+
+
+def events_of_cluster(folder: Path) -> int:
+    return int((folder / "made").read_text(encoding="utf-8"))
+
+
+_simulate = functools.cache(simulate)
+_simulated: list[tuple[Job, Job, list[RankRun], Path]] = []
+"""What forked processes write files of."""
+
+
+def _write_rank(rank: int) -> int:
+    """Returns the number of events."""
+    job, part, runs, folder = _simulated[-1]
+    stage, data, tensor = job.place(rank)
+    run = runs[part.rank_at(stage, data % part.data, tensor)]
+    works = [
+        replace(work, peer=job.rank_at(part.place(work.peer)[0], data, tensor)) if work.axis == "pp" else work
+        for work in run.works
+    ]
+    trace, name = RankTrace(job, rank), file_name(job, rank)
+    write_pieces(folder / name, trace.file(RankRun(run.steps, works), name))
+    return trace.count
 
 
 def gzipped(trace: Trace) -> Trace:

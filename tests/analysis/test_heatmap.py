@@ -12,11 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import DATA
-from rankscope.analysis.across_ranks.heatmap import RankTime, rank_times
+from rankscope.analysis.across_ranks import heatmap
+from rankscope.analysis.across_ranks.heatmap import RankTime, rank_times, rank_times_in_store
+from rankscope.analysis.core import rollups
+from rankscope.analysis.core.device_events import CLASSES
 from rankscope.analysis.core.intervals import EMPTY, union
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.breakdown import breakdown
-from rankscope.timeline.run import Run
+from rankscope.bench.synthetic import Plan, write
+from rankscope.timeline.run import Run, open_run
 
 times = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12)
 
@@ -41,3 +45,29 @@ def test_a_row_adds_up_to_the_breakdown(open_real: Callable[[Path], Run]) -> Non
             compute = int((time.compute.end - time.compute.start).sum())
             copies = int((time.copy.end - time.copy.start).sum())
             assert (compute, copies) == (row["compute_ns"], row["exposed_copy_ns"])
+
+
+@pytest.mark.slow
+def test_what_is_kept_when_ranks_are_read_is_their_time_on_any_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The viewer's map of many ranks reads no events; of a long recording nothing is kept, and it reads them."""
+    monkeypatch.setattr(rollups, "_LEAST_RANKS", 1)
+    write(Plan(ranks=2, events_per_rank=1_300, steps=3, max_offset_ns=2_000_000), tmp_path / "run")
+    for most, ranks in ((20_000, [0, 1]), (3, [])):
+        monkeypatch.setattr(heatmap, "_MOST_KEPT", most)
+        run = open_run([tmp_path / "run"], cache=tmp_path / f"cache-{most}")
+        stored = rollups.Rollups(run)
+        stored.add(run.store, [rollups.encode(rollups.make(run, run.ranks, stored))])
+        for clocks in ("aligned", "raw"):
+            again = open_run([tmp_path / "run"], cache=tmp_path / f"cache-{most}").with_options(clocks=clocks)
+            times = rank_times_in_store(again, again.ranks)
+            assert list(times) == ranks
+            for expected in rank_times(again, Scope(), ranks):
+                for name in (*CLASSES, "recorded"):
+                    for part in ("start", "end"):
+                        read, made = (
+                            getattr(getattr(time, name), part) for time in (times[expected.rank], expected)
+                        )
+                        assert read.tolist() == made.tolist()
+                assert len(expected.compute.start) > 10

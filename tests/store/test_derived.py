@@ -15,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from conftest import DATA, open_trace, slice_event, write_kineto
+from rankscope.analysis.across_ranks import heatmap
 from rankscope.files import is_temporary
 from rankscope.store import derived, incoming
 from rankscope.store.arrays import Ints
@@ -35,7 +36,6 @@ from rankscope.timeline.collectives import loading
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 from rankscope.viewer import lanes as viewer_lanes
-from rankscope.viewer import session as viewer_session
 from rankscope.viewer.session import Session
 
 
@@ -194,8 +194,8 @@ KINDS: dict[str, tuple[str, str, Callable[[Run], Any]]] = {
     ),
     "map": (
         "map-00000",
-        "rankscope.viewer.session.rank_times",
-        lambda run: plain(Session(run, "run").rank_time(1).compute),
+        "rankscope.analysis.across_ranks.heatmap.rank_times",
+        lambda run: plain(Session(run, "run").activity(1).compute),
     ),
     "slices": (
         "slices-00001-0",
@@ -215,7 +215,7 @@ def test_nothing_that_other_code_made_is_shown(
     monkeypatch.setattr(loading, "_LEAST_KEPT", 0)
     folder = shutil.copytree(read, tmp_path / "run")
     module, _, attribute = function.rpartition(".")
-    modules = {each.__name__: each for each in (timeline_run, loading, viewer_session, viewer_lanes)}
+    modules = {each.__name__: each for each in (timeline_run, loading, heatmap, viewer_lanes)}
     made: list[str] = []
     original = getattr(modules[module], attribute)
 

@@ -88,7 +88,7 @@ def test_every_route_is_listed_and_answers(slow2: Viewer) -> None:
         "collective": key, "area": window, "search": {"q": "gloo"}, "find": {"name": "x", "at": 0},
         "neighbour": {**key, "by": 1}, "flows": {**window, "rank": 0, "name": "aten::mm"},
         "events": window, "roofs": {}, "marks": {}, "share": {**window, "ranks": "2"}, "flame": {"ranks": 0},
-        "memory": {"rank": 0}, "blocks": {"rank": 0}, "place": {},
+        "memory": {"rank": 0}, "blocks": {"rank": 0}, "place": {}, "growing": {},
         "query": {"sql": "SELECT count(*) FROM slices"}, "report": {"name": "breakdown"},
     }  # fmt: skip
     assert set(asked) | {"diff", "keep-marks", "watch", "move"} == set(slow2.ask("index")[1]["routes"])
@@ -259,6 +259,8 @@ def test_a_run_that_cannot_be_opened_is_said(tmp_path: Path) -> None:
         "state": "reading",
         "read_bytes": 0,
         "total_bytes": 0,
+        "doing": "",
+        "batches": 0,
         "telemetry": False,
     }
     opening.start()

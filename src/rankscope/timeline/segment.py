@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,6 +18,7 @@ from rankscope.errors import RankscopeError, ReadError, StoreError
 from rankscope.files import sync_folder
 from rankscope.model import EVENTS, FORMAT_VERSION
 from rankscope.readers import EventBatch, Reading, find_reader
+from rankscope.readers.columns import EventColumns
 from rankscope.store.checksums import checksums, write_checked_json
 from rankscope.store.discover import sidecar_kind
 from rankscope.store.event_log import EventLog, ReadBatch, read_batch
@@ -30,6 +31,8 @@ from rankscope.timeline.collectives.recorded_calls import recorded_calls
 from rankscope.timeline.tables import write_tables
 from rankscope.version import __version__
 
+watching: list[Callable[[EventColumns], None]] = []
+"""Called with each batch of events that this process reads, in the thread that reads it. The viewer draws it."""
 _LARGEST_HEADER_VALUE = 100_000
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
@@ -135,7 +138,10 @@ def _write_events(reading: Reading, log: EventLog, files: TableFiles, progress: 
 
 def _read(batch: EventBatch) -> ReadBatch:
     try:
-        return read_batch(batch.columns())
+        columns = batch.columns()
+        for look in watching:
+            look(columns)
+        return read_batch(columns)
     finally:
         batch.close()
 

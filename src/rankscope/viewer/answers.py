@@ -26,6 +26,11 @@ Route = Callable[[dict[str, str]], Answer]
 client_left: ContextVar[threading.Event] = ContextVar("client_left")
 """Set when the client of the request that is being answered has gone."""
 
+KINDS = ("compute", "comm", "copy", "op", "annotation", "runtime", "sync", "python", "other")
+"""Colour classes of slices; columns hold the index."""
+TILE_WIDTH = 1024
+"""Pixels of a tile. Tile (level, index) has pixels of 2**level ns and starts at pixel index * TILE_WIDTH."""
+
 COLUMNS_TYPE = "application/vnd.rankscope.columns"
 _LARGEST = 2**62
 _MOST_COLUMNS = 4096

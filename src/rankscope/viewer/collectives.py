@@ -15,8 +15,8 @@ from rankscope.store.arrays import NONE, Ints, unique_values
 from rankscope.timeline.collectives.groups import Group
 from rankscope.timeline.run import Run
 from rankscope.units import format_bytes, format_ns
-from rankscope.viewer.answers import Answer, integers
-from rankscope.viewer.lanes import KINDS, Lanes, build_pyramid
+from rankscope.viewer.answers import KINDS, Answer, integers
+from rankscope.viewer.lanes import Lanes, build_pyramid
 from rankscope.viewer.session import Session
 
 COMMUNICATION = -1

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.heatmap import share_of
+from rankscope.analysis.core.intervals import share_of
 from rankscope.viewer.answers import Answer, integer, window_of
 from rankscope.viewer.session import ACTIVITIES, Session
 
@@ -89,9 +89,9 @@ def _shares(session: Session, ranks: list[int], begin: int, end: int) -> list[di
     edges = np.array([begin, end], dtype=np.int64)
     shares = []
     for rank in ranks:
-        activity = vars(session.activity(rank))
-        share = {name: float(share_of(activity[name], edges)[0]) for name in ACTIVITIES}
-        unrecorded = float(session.rank_time(rank).unrecorded(edges)[0])
+        activity = session.activity(rank)
+        share = {name: float(share_of(getattr(activity, name), edges)[0]) for name in ACTIVITIES}
+        unrecorded = 1 - float(share_of(activity.recorded, edges)[0])
         idle = max(0.0, 1 - sum(share.values()) - unrecorded)
         shares.append({"rank": rank, **share, "idle": idle, "unrecorded": unrecorded})
     return shares

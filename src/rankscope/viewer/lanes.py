@@ -25,6 +25,7 @@ from rankscope.store.arrays import Ints
 from rankscope.store.derived import Table, slices_file
 from rankscope.store.index import SegmentEntry, can_write
 from rankscope.timeline.run import Run
+from rankscope.viewer.answers import KINDS
 
 Indices = NDArray[np.int32]
 
@@ -32,9 +33,6 @@ BLOCK = 16
 """Entries of one level per entry of the next."""
 
 _NOTHING = np.zeros(0, dtype=np.int64)
-
-KINDS = ("compute", "comm", "copy", "op", "annotation", "runtime", "sync", "python", "other")
-"""Colour classes of slices; the arrays hold the index."""
 
 _COLUMNS = {"start": np.int64, "duration": np.int64, "id": np.int64, "name": np.int32, "kind": np.uint8}
 

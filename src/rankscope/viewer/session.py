@@ -8,27 +8,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from rankscope.analysis.across_ranks.heatmap import RankTime, rank_times
-from rankscope.analysis.core.intervals import Intervals, intersect, subtract
-from rankscope.analysis.core.rank_activity import waiting_times
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.intervals import Intervals, intersect, join, subtract
+from rankscope.analysis.core.kept_answers import Answers
 from rankscope.store.derived import File, Table, key_of, map_file, path_of, write
 from rankscope.store.index import SegmentEntry, can_write
 from rankscope.text.run_words import RunWords, shell_word
 from rankscope.timeline.run import Run
 from rankscope.viewer.answers import integer
-from rankscope.viewer.lanes import Lanes, open_lanes
 from rankscope.viewer.sql_process import SqlProcess
+
+if TYPE_CHECKING:
+    from rankscope.analysis.across_ranks.heatmap import RankTime
+    from rankscope.viewer.lanes import Lanes
 
 _RANKS_AT_A_TIME = 8
 _RANKS_OF_A_FILE = 32
 """As many as the page asks for at once."""
 
 T = TypeVar("T")
-
-_RANK_TIMES = Table[RankTime]("map", RankTime, "rankscope.analysis.across_ranks.heatmap")
 
 ACTIVITIES = ("compute", "comm", "wait", "copy")
 """The sets of `Activity`."""
@@ -44,6 +43,19 @@ class Activity:
     wait: Intervals
     """Exposed communication in which the rank waits for another rank."""
     copy: Intervals
+    on_host: bool
+    """The rank has no GPU events, so compute is that of the host."""
+    recorded: Intervals
+    """The time between two cycles of the profiler is not in it, and not idle."""
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The first start and the last end; 0 where nothing ran."""
+        everything = join(self.compute, self.comm, self.wait, self.copy)
+        return (int(everything.start[0]), int(everything.end[-1])) if len(everything.start) else (0, 0)
+
+
+_MAP = Table[Activity]("map", Activity, "rankscope.analysis.across_ranks.heatmap", __name__)
 
 
 class Session:
@@ -58,8 +70,8 @@ class Session:
         """As the user gave it: commands on the page name it, and marks are kept beside it."""
         self._database = threading.RLock()
         self._answers: dict[object, Any] = {}
-        self._times: dict[int, RankTime] = {}
-        self._making_times = threading.Lock()
+        self._activities: dict[int, Activity] = {}
+        self._making_activities = threading.Lock()
         self.sql = SqlProcess(self._definitions, run.folder)
         """Queries of users; they do not hold up the page's own."""
 
@@ -127,51 +139,75 @@ class Session:
 
     def lanes(self, rank: int, segment: int) -> Lanes:
         """The drawing arrays of a segment."""
+        from rankscope.viewer.lanes import open_lanes
+
         entry = self.entry(rank, segment)
         return self.once(("lanes", rank, segment), lambda: open_lanes(self.drawn, entry))
 
-    def rank_time(self, rank: int) -> RankTime:
-        """The activity of a rank over time; made once and kept in the store where that is writable.
+    def activity(self, rank: int) -> Activity:
+        """What a rank does over time, with the waiting apart; made once."""
+        if rank not in self._activities:
+            with self._making_activities:
+                if rank not in self._activities:
+                    self._add_activities(rank)
+        return self._activities[rank]
 
-        Also makes those of the next ranks, which the page requests next: one query costs more than its rows.
+    def _add_activities(self, rank: int) -> None:
+        """From the store: as they were drawn before, or as the ranks were read. Else made, and kept for the next time.
+
+        Also those of the next ranks, which the page requests next: one query costs more than its rows.
         """
-        if rank in self._times:
-            return self._times[rank]
         ranks = self.run.ranks
         first = ranks.index(rank) // _RANKS_OF_A_FILE * _RANKS_OF_A_FILE
         together = ranks[first : first + _RANKS_OF_A_FILE]
         path = path_of(self.run.store, map_file(together[0]))
-        with self._making_times:
-            keys = self._map_keys(together)
-            if self._times.keys().isdisjoint(together):
-                self._times |= File(path).rows(_RANK_TIMES, keys)
-            if rank not in self._times:
-                missing = [other for other in together if other >= rank and other not in self._times]
+        if self._activities.keys().isdisjoint(together):
+            self._activities |= File(path).rows(_MAP, dict.fromkeys(together, self._key))
+        if rank in self._activities:
+            return
+        from rankscope.analysis.across_ranks.heatmap import rank_times, rank_times_in_store
+        from rankscope.analysis.core.rank_activity import waiting_times
+        from rankscope.analysis.core.scope import Scope
+
+        with self._database:
+            times = rank_times_in_store(self.run, together)
+            is_new = rank not in times
+            if is_new:
+                missing = [each for each in together if each >= rank and each not in self._activities]
                 batch = missing[:_RANKS_AT_A_TIME]
-                with self._database:
-                    times = rank_times(self.run, Scope(frozenset(batch)), batch)
-                self._times |= {time.rank: time for time in times}
-                if can_write(self.run.store):
-                    rows = {
-                        each: (key, self._times[each]) for each, key in keys.items() if each in self._times
-                    }
-                    write(path, {_RANK_TIMES.name: _RANK_TIMES.encode(rows)})
-        return self._times[rank]
+                times = {time.rank: time for time in rank_times(self.run, Scope(frozenset(batch)), batch)}
+            waits = waiting_times(self.run)
+        self._activities |= {each: _without_waits(time, waits[each]) for each, time in times.items()}
+        if is_new and can_write(self.run.store):
+            rows = {
+                each: (self._key, self._activities[each]) for each in together if each in self._activities
+            }
+            write(path, {_MAP.name: _MAP.encode(rows)})
 
-    def _map_keys(self, ranks: list[int]) -> dict[int, int]:
-        """They change with the files of a rank, its clock offset and the patterns that mark communication."""
-        segments: dict[int, list[object]] = {rank: [] for rank in ranks}
-        for entry in self.run.segments:
-            if entry.rank in segments:
-                segments[entry.rank].append((entry.segment, entry.build, self.run.shift_ns(entry)))
-        return {rank: key_of(files, self.run.comm_patterns) for rank, files in segments.items()}
+    @cached_property
+    def _key(self) -> int:
+        """Of all that the map shows: the files of all ranks, their clocks, and the patterns that mark communication."""
+        files = [
+            (entry.rank, entry.segment, entry.build, self.run.shift_ns(entry)) for entry in self.run.segments
+        ]
+        return key_of(files, self.run.comm_patterns)
 
-    def activity(self, rank: int) -> Activity:
-        """The activity of a rank with the waiting apart."""
-        time = self.rank_time(rank)
+    def kept(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """An answer about the whole run that the store keeps."""
 
-        def make() -> Activity:
-            wait = intersect(time.comm, waiting_times(self.run)[rank])
-            return Activity(time.compute, subtract(time.comm, wait), wait, time.copy)
+        def answer() -> dict[str, Any]:
+            name_in_store = f"view {name} {self._key}"
+            answers = Answers(self.run)
+            if (values := answers.get(name_in_store)) is not None:
+                (value,) = values
+            else:
+                value = make()
+                answers.keep({name_in_store: value})
+            return dict(value)
 
-        return self.once(("activity", rank), make)
+        return self.once((name, self._key), answer)
+
+
+def _without_waits(time: RankTime, waiting: Intervals) -> Activity:
+    wait = intersect(time.comm, waiting)
+    return Activity(time.compute, subtract(time.comm, wait), wait, time.copy, time.on_host, time.recorded)

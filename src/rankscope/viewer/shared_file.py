@@ -227,8 +227,7 @@ def _communication(session: Session, rank: int, window: Window) -> dict[str, Any
 
 def _activity(session: Session, rank: int, window: Window) -> dict[str, list[list[int]]]:
     """The intervals of each class, and of what was recorded: start and end."""
-    activity = {name: getattr(session.activity(rank), name) for name in ACTIVITIES}
-    activity["recorded"] = session.rank_time(rank).recorded
+    activity = {name: getattr(session.activity(rank), name) for name in (*ACTIVITIES, "recorded")}
     whole = Intervals(np.array([window.begin], dtype=np.int64), np.array([window.end], dtype=np.int64))
     return {name: [edges.tolist() for edges in intersect(parts, whole)] for name, parts in activity.items()}
 

@@ -4,62 +4,49 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankscope.errors import RankscopeError, UsageError
 from rankscope.store.ingest import IngestProgress, Options
 from rankscope.text.json_values import plain
 from rankscope.timeline.run import ALL_TOOLS, Run, open_run
-from rankscope.viewer import (
-    blocks,
-    bookmarks,
-    collectives,
-    counters,
-    events,
-    flame,
-    reports,
-    scenes,
-    search,
-    slices,
-    timeline,
-)
 from rankscope.viewer.address import ViewLink
 from rankscope.viewer.answers import Answer, Route
 from rankscope.viewer.session import Session
-from rankscope.viewer.shared_file import share
-from rankscope.viewer.two_runs import align, combined
-from rankscope.watch.rings import has_telemetry
-from rankscope.watch.state import like_the_median, read_state, worst_ranks
 
-_ROUTES: dict[str, Callable[[Session, dict[str, str]], Answer]] = {
-    "run": timeline.run_info,
-    "overview": timeline.overview,
-    "tracks": timeline.tracks,
-    "tile": timeline.tile,
-    "slice": slices.slice_details,
-    "neighbour": slices.neighbour,
-    "flows": slices.flows,
-    "search": search.search,
-    "find": search.find,
-    "collective": collectives.collective,
-    "counters": counters.counters,
-    "counter": counters.counter,
-    "memory": counters.memory,
-    "blocks": blocks.blocks,
-    "flame": flame.flame,
-    "report": reports.report,
-    "findings": scenes.findings,
-    "roofs": reports.roofs,
-    "query": reports.sql,
-    "schema": reports.schema,
-    "events": events.events,
-    "area": events.area,
-    "marks": bookmarks.kept_marks,
-    "keep-marks": bookmarks.keep_marks,
+if TYPE_CHECKING:
+    from rankscope.viewer.growing import GrowingPicture
+
+_ROUTES = {
+    "run": ("run_map", "run_info"),
+    "overview": ("run_map", "overview"),
+    "tracks": ("timeline", "tracks"),
+    "tile": ("timeline", "tile"),
+    "slice": ("slices", "slice_details"),
+    "neighbour": ("slices", "neighbour"),
+    "flows": ("slices", "flows"),
+    "search": ("search", "search"),
+    "find": ("search", "find"),
+    "collective": ("collectives", "collective"),
+    "counters": ("counters", "counters"),
+    "counter": ("counters", "counter"),
+    "memory": ("counters", "memory"),
+    "blocks": ("blocks", "blocks"),
+    "flame": ("flame", "flame"),
+    "report": ("reports", "report"),
+    "findings": ("scenes", "findings"),
+    "roofs": ("reports", "roofs"),
+    "query": ("reports", "sql"),
+    "schema": ("reports", "schema"),
+    "events": ("events", "events"),
+    "area": ("events", "area"),
+    "marks": ("bookmarks", "kept_marks"),
+    "keep-marks": ("bookmarks", "keep_marks"),
 }
-"""The questions of the page about one run."""
+"""The questions of the page about one run: the module of this package and its function. A module is imported when it is
+asked: the first picture needs few of them."""
 _WATCHED_RANKS = 20
 
 
@@ -72,6 +59,9 @@ class Opening:
         self._runs, self._options, self._say, self._mix = runs, options, say, mix
         self._read: dict[Path, int] = {}
         self._total = 0
+        self._doing = ""
+        self._growing: GrowingPicture | None = None
+        """Of a trace that is being read."""
         self._error: RankscopeError | None = None
         self._sessions: list[Session] = []
         self._routes: dict[str, dict[str, Route]] = {}
@@ -105,6 +95,10 @@ class Opening:
                 "the run cannot be opened", why, "Please report it, with this message."
             )
         finally:
+            if self._growing:
+                from rankscope.timeline import segment
+
+                segment.watching.clear()
             if self._error:
                 self._say(f"rankscope: {self._error}")
             self._done.set()
@@ -117,6 +111,8 @@ class Opening:
         self._sessions += sessions
         if len(sessions) == 1:
             return routes_of(sessions[0])
+        from rankscope.viewer.two_runs import align, combined
+
         first, second = sessions
         align(first, second)
         return combined((first, second), routes_of(first), routes_of(second))
@@ -133,9 +129,10 @@ class Opening:
     def _open_run(self, path: Path) -> Run:
         def begin(files: int, total_bytes: int) -> None:
             self._total += total_bytes
+            self._growing = self._watch_reading()
 
         def advance(path: Path, read: int, doing: str) -> None:
-            self._read[path] = read
+            self._read[path], self._doing = read, "" if doing == "reading" else doing
 
         progress = IngestProgress(begin, advance, say=self._say)
         options = self._options
@@ -151,6 +148,15 @@ class Opening:
             self._say(f"rankscope: {problem}")
         return run
 
+    def _watch_reading(self) -> GrowingPicture:
+        """Draw what this process reads: one file, or small ones. Of other files their number is shown."""
+        from rankscope.timeline import segment
+        from rankscope.viewer.growing import GrowingPicture
+
+        picture = GrowingPicture()
+        segment.watching[:] = [picture.add]
+        return picture
+
     def routes(self) -> dict[str, Route]:
         """All routes by name. Those about the run answer when it is open."""
         routes = {name: self._route(name) for name in (*_ROUTES, "share", "diff")}
@@ -160,6 +166,7 @@ class Opening:
             "watch": lambda query: _watch(self._runs[-1]),
             "place": lambda query: self._link.to_dict(),
             "move": lambda query: self.move(query["link"]),
+            "growing": lambda query: self._growing.answer() if self._growing else {},
         }
         return routes
 
@@ -191,18 +198,36 @@ class Opening:
             state = {"state": "open"}
         else:
             read = sum(self._read.values())
-            state = {"state": "reading", "read_bytes": read, "total_bytes": self._total}
+            state = {"state": "reading", "read_bytes": read, "total_bytes": self._total, "doing": self._doing}
+            state["batches"] = self._growing.batches if self._growing else 0
+        from rankscope.watch.rings import has_telemetry
+
         return {**state, "telemetry": has_telemetry(self._runs[-1])}
 
 
 def routes_of(session: Session) -> dict[str, Route]:
     """All routes of one run."""
-    routes: dict[str, Route] = {name: partial(function, session) for name, function in _ROUTES.items()}
-    return {**routes, "share": lambda query: share(session, routes, query)}
+
+    def route(module: str, function: str) -> Route:
+        def answer(query: dict[str, str]) -> Answer:
+            result: Answer = getattr(import_module(f"rankscope.viewer.{module}"), function)(session, query)
+            return result
+
+        return answer
+
+    def shared(query: dict[str, str]) -> Answer:
+        from rankscope.viewer.shared_file import share
+
+        return share(session, routes, query)
+
+    routes = {name: route(*where) for name, where in _ROUTES.items()}
+    return {**routes, "share": shared}
 
 
 def _watch(run: Path) -> Answer:
     """The state of `rankscope watch`, with the ranks to look at first instead of all of them."""
+    from rankscope.watch.state import like_the_median, read_state, worst_ranks
+
     state, _ = read_state(run)
     shown = {
         "ranks": worst_ranks(state, _WATCHED_RANKS),

@@ -21,11 +21,12 @@ from rankscope.analysis.core.intervals import (
     intersect,
     join,
     length,
+    share_of,
     subtract,
     union,
 )
 from rankscope.analysis.core.rank_activity import rank_activity
-from rankscope.analysis.core.rollups import kept_per_rank
+from rankscope.analysis.core.rollups import in_store, kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import recordings, windows
 from rankscope.ranges import as_ranges
@@ -46,6 +47,12 @@ class RankTime:
     """The rank has no GPU events, so compute is that of the host."""
     recorded: Intervals
     """The time that the rank's figures cover. Time between two cycles of the profiler is not in it, and not idle."""
+
+    def later(self, ns: int) -> RankTime:
+        """The same, later by so much."""
+        sets = (self.compute, self.comm, self.copy, self.recorded)
+        compute, comm, copy, recorded = (Intervals(part.start + ns, part.end + ns) for part in sets)
+        return RankTime(self.rank, compute, comm, copy, self.on_host, recorded)
 
     @property
     def bounds(self) -> tuple[int, int] | None:
@@ -71,12 +78,6 @@ class RankTime:
         return length(subtract(here, join(self.compute, self.comm, self.copy)))
 
 
-def share_of(parts: Intervals, edges: Ints) -> Shares:
-    """The share of each interval between two edges that lies in a set."""
-    share: Shares = np.diff(covered_before(parts, edges)) / np.maximum(np.diff(edges), 1)
-    return share
-
-
 def rank_times(run: Run, scope: Scope, ranks: Sequence[int]) -> list[RankTime]:
     """The activity of these ranks in the windows of the breakdown; without steps, in all that was recorded."""
     return [_rank_time(run, scope, rank) for rank in ranks]
@@ -90,6 +91,27 @@ def _rank_time(run: Run, scope: Scope, rank: int) -> RankTime:
         compute, comm, copy = (intersect(times, window) for times in (compute, comm, copy))
         recorded = union(*window)
     return RankTime(rank, compute, comm, copy, not activity.has_gpu, recorded)
+
+
+_MOST_KEPT = 20_000
+"""Intervals of a rank: of longer recordings the viewer reads what it draws."""
+
+
+@kept_per_rank("rank_time", RankTime, any_window=True)
+def _kept_times(run: Run, scope: Scope) -> dict[int, RankTime]:
+    """Of ranks with few events. Times count from run.origin_ns(rank)."""
+    times = rank_times(run, scope, scope.ranks_in(run))
+    return {
+        time.rank: time.later(-run.origin_ns(time.rank))
+        for time in times
+        if sum(len(getattr(time, name).start) for name in CLASSES) <= _MOST_KEPT
+    }
+
+
+def rank_times_in_store(run: Run, ranks: Sequence[int]) -> dict[int, RankTime]:
+    """Those that were kept when the ranks were read."""
+    kept_times = in_store(run, "rank_time")
+    return {rank: kept_times[rank].later(run.origin_ns(rank)) for rank in ranks if kept_times.get(rank)}
 
 
 MAP_INTERVALS = 256

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.records import dataclass
 from rankscope.store.arrays import Ints as Ints
@@ -72,6 +73,12 @@ def covered_before(a: Intervals, time: Ints) -> Ints:
     rest = np.where(index > 0, np.maximum(a.end[np.maximum(index - 1, 0)] - time, 0), 0)
     covered: Ints = before[index] - rest
     return covered
+
+
+def share_of(parts: Intervals, edges: Ints) -> NDArray[np.float64]:
+    """The share of each interval between two edges that lies in a set."""
+    share: NDArray[np.float64] = np.diff(covered_before(parts, edges)) / np.maximum(np.diff(edges), 1)
+    return share
 
 
 def covered(a: Intervals, start: Ints, end: Ints) -> Ints:

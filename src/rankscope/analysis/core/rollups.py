@@ -90,6 +90,11 @@ def _answer(run: Run, scope: Selection, spec: RollupSpec) -> dict[int, Any]:
     return {rank: answers[rank] for rank in ranks if answers.get(rank) is not None}
 
 
+def in_store(run: Run, name: str) -> dict[int, Any]:
+    """The records of a function that are kept already, by rank: nothing is read or made for them."""
+    return {} if _ignored(run) else rollups_of(run).of(_specs[name])
+
+
 @once_per_run
 def are_worth_it(run: Run) -> bool:
     """Whether the run is so large that results about its ranks are kept."""

@@ -1,10 +1,11 @@
 // Start of the page: wait until the run is open, then draw it.
 
 import { App, describe, startTheme } from "./app.js";
-import { always, json, show, useFile } from "./api.js";
+import { always, columns, json, show, useFile } from "./api.js";
 import { byId, fill, h } from "./dom.js";
 import { scaled } from "./format.js";
 import { lastPlace, listenToFrame } from "./frame.js";
+import { drawGrowing } from "./growing.js";
 import { listenToKeys } from "./keys.js";
 import { listenToMarks } from "./marks.js";
 import { listenToPointer } from "./pointer.js";
@@ -22,9 +23,9 @@ function showTelemetryLink() {
   link.hidden = false;
 }
 
-/** Show the progress until the run is open; false if it cannot be opened. */
+/** Show the progress until the run is open, and draw what has been read; false if it cannot be opened. */
 async function opened() {
-  for (;;) {
+  for (let drawn = 0; ;) {
     const state = await json("state");
     if (state.telemetry) showTelemetryLink();
     if (state.state === "open") return true;
@@ -33,8 +34,12 @@ async function opened() {
       return false;
     }
     const share = state.total_bytes ? state.read_bytes / state.total_bytes : 0;
-    fill(byId("verdict"), h("div", {}, h("h1", {}, "Reading traces"),
+    fill(byId("verdict"), h("div", {}, h("h1", {}, state.doing ? `Reading traces: ${state.doing}` : "Reading traces"),
       h("p", {}, h("progress", { value: share, max: 1 }), ` ${scaled(state.read_bytes, "B")} of ${scaled(state.total_bytes, "B")}`)));
+    if (state.batches > drawn) {
+      drawn = state.batches;
+      drawGrowing(await columns("growing", {}));
+    }
     await new Promise((done) => setTimeout(done, 300));
   }
 }
@@ -101,6 +106,7 @@ async function start() {
   app.timeline.loadTracks();
   app.timeline.redraw();
   app.panels.changed(new Set(["tab"]));
+  if (fresh && run.ranks.length === 1) app.store.set({ open: run.ranks }); // whatever is found is there: its tracks come first
   const untouched = app.store.view;
   await Promise.all([map, app.loadFindings()]);
   if (fresh && app.store.view === untouched) await open(app, requested.finding ?? -1);

@@ -1,0 +1,128 @@
+"""Routes of the first picture: the run, and the map of all its ranks.
+
+What it needs of the database and the reports is kept in the store: a run that was looked at before is drawn without.
+So this module imports neither, nor do those that it imports.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rankscope.analysis.core.intervals import share_of
+from rankscope.text.run_words import shell_word
+from rankscope.timeline.run import Run
+from rankscope.units import format_rounded
+from rankscope.viewer.answers import KINDS, TILE_WIDTH, Answer, columns_of, window_of
+from rankscope.viewer.session import ACTIVITIES, Session
+
+
+def run_info(session: Session, query: dict[str, str]) -> Answer:
+    """What the page loads first: ranks, steps, bounds, names of reports."""
+    begin, end = session.bounds
+    return {
+        "title": session.title,
+        "path": shell_word(str(session.path)),
+        "ranks": session.run.ranks,
+        "begin_ns": begin,
+        "end_ns": end,
+        "kinds": list(KINDS),
+        "tile_width": TILE_WIDTH,
+        **session.kept("run", lambda: _description(session)),
+    }
+
+
+def _description(session: Session) -> dict[str, Any]:
+    """What is asked of the database and of the reports."""
+    from rankscope.analysis import REPORTS
+    from rankscope.text.spelling import RENAMED_REPORTS
+
+    with session.database() as opened:
+        steps = _steps(opened)
+    return {
+        "steps": steps,
+        "reports": [
+            {"name": report.name, "question": report.question, "by": list(report.keys)}
+            for report in REPORTS.values()
+        ],
+        "renamed_reports": RENAMED_REPORTS,
+        "clocks": _clocks(session.run),
+        "device": _device(session.run),
+        "world": max((entry.world_size for entry in session.run.segments), default=0) or None,
+    }
+
+
+def _steps(run: Run) -> list[dict[str, Any]]:
+    """The steps of the first rank that has any. The first is asked alone: asking all opens every file of the store."""
+    steps = "SELECT step, min(end_ns - time_ns) AS start_ns, sum(time_ns)::BIGINT AS dur_ns FROM steps"
+    if run.ranks:
+        first = run.ranks[0]
+        alone = run.only([first])
+        later = run.origin_ns(first) - alone.origin_ns(first)
+        rows = alone.records(f"{steps} GROUP BY step ORDER BY 2")
+        if rows:
+            return [row | {"start_ns": row["start_ns"] + later} for row in rows]
+    return run.records(f"{steps} WHERE rank = (SELECT min(rank) FROM steps) GROUP BY step ORDER BY 2")
+
+
+def _device(run: Run) -> str:
+    """The model of the GPUs, without the vendor; of several, the first."""
+    for entry in run.segments:
+        devices = entry.manifest["header"].get("deviceProperties")
+        if isinstance(devices, list) and devices and isinstance(devices[0], dict):
+            return str(devices[0].get("name", "")).removeprefix("NVIDIA ")
+    return ""
+
+
+def _clocks(run: Run) -> dict[str, Any]:
+    """How well the clocks of the ranks are aligned, as a text for the page's header."""
+    if len(run.ranks) < 2:
+        return {"text": ""}
+    if run.clock_mode == "raw":
+        return {"text": "wall clocks"}
+    measured = [clock.error_ns for clock in run.clocks.ranks if clock.error_ns is not None]
+    not_aligned = sum(clock.method == "wall clock" for clock in run.clocks.ranks)
+    unknown = sum(clock.method == "collectives" and clock.error_ns is None for clock in run.clocks.ranks)
+    text = f"clocks ±{format_rounded('ns', max(measured))}" if measured else "clocks not measured"
+    if unknown:  # too few collectives for an error
+        text = f"{text}, error of {unknown} ranks unknown" if measured else "clocks aligned, error unknown"
+    return {"text": text + (f", {not_aligned} ranks not aligned" if not_aligned else "")}
+
+
+def overview(session: Session, query: dict[str, str]) -> Answer:
+    """For each rank and column of pixels, the share of time spent in each class, and not recorded, as 0 to 255.
+
+    `comm` is exposed communication without `wait`, in which the rank waits for another rank.
+
+    The rows of all ranks are concatenated. `first_ns` and `last_ns` are the bounds of each rank's own recording.
+    """
+    begin, end = window_of(query)
+    width = columns_of(query)
+    ranks = session.ranks(query)
+    edges = np.linspace(begin, end, width + 1).astype(np.int64)
+    activities = [session.activity(rank) for rank in ranks]
+    bounds = np.array([activity.bounds for activity in activities], dtype=np.float64)
+    blank = [np.floor((1 - share_of(activity.recorded, edges)) * 255) for activity in activities]
+    return (
+        {
+            "ranks": ranks,
+            "width": width,
+            "begin_ns": begin,
+            "end_ns": end,
+            "on_host": any(activity.on_host for activity in activities),
+        },
+        {
+            **{
+                # Rounded up: the shortest activity stays visible.
+                name: np.ceil(
+                    np.concatenate([share_of(getattr(activity, name), edges) for activity in activities])
+                    * 255
+                ).astype("u1")
+                for name in ACTIVITIES
+            },
+            "unrecorded": np.concatenate(blank).astype("u1"),
+            "first_ns": bounds[:, 0],
+            "last_ns": bounds[:, 1],
+        },
+    )
