@@ -139,12 +139,7 @@ class Events:
 
     def places(self, events: NDArray[Any]) -> Codes:
         """Where these events are in the sparse columns; the last place for those that are not."""
-        if native.functions is not None:
-            columns = (np.ascontiguousarray(column, np.int32) for column in (self.linked, events))
-            return np.frombuffer(native.functions.places(*columns), np.int32)
-        at = np.searchsorted(self.linked, events)
-        there = np.append(self.linked, NO_TEXT)[at] == events
-        return np.where(there, at, len(self.linked)).astype(np.int32)
+        return _places(self.linked, events)
 
     def number_at(self, column: str, places: Codes) -> Numbers:
         """The numbers at some places of a sparse column."""
@@ -160,10 +155,8 @@ class Events:
 
     def flow_of(self, events: NDArray[Any]) -> Numbers:
         """The ids of their flows, or NULL."""
-        if not len(self.flow_events):
-            return np.full(len(events), NULL)
-        at = np.minimum(np.searchsorted(self.flow_events, events), len(self.flow_events) - 1)
-        return np.where(self.flow_events[at] == events, self.flow[at], NULL)
+        flow: Numbers = np.append(self.flow, NULL)[_places(self.flow_events, events)]
+        return flow
 
     def has_text(self, codes: NDArray[Any] | GroupColumn, wanted: Collection[str]) -> Mask:
         """Which of these codes are of one of the wanted texts. As np.isin, without sorting."""
@@ -173,6 +166,16 @@ class Events:
         is_wanted[[self.codes[text] for text in wanted if text in self.codes]] = True
         mask: Mask = is_wanted[codes]
         return mask
+
+
+def _places(ascending: Codes, wanted: NDArray[Any]) -> Codes:
+    """Where these numbers are among others; after the last for those that are not."""
+    if native.functions is not None:
+        columns = (np.ascontiguousarray(column, np.int32) for column in (ascending, wanted))
+        return np.frombuffer(native.functions.places(*columns), np.int32)
+    at = np.searchsorted(ascending, wanted)
+    there = np.append(ascending, NO_TEXT)[at] == wanted
+    return np.where(there, at, len(ascending)).astype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -334,6 +337,7 @@ class EventLog:
         """What was collected; the log is empty afterwards. `side_by_side` is `map` of a pool of threads."""
         names = list(self._batches[0].pieces)
         columns = dict(zip(names, side_by_side(self._column, names), strict=True))
+        native.release_memory(self._count)
         groups = np.array(list(self._groups), dtype=np.int32).reshape(-1, len(_GROUPED))
         return Events(texts=list(self._pool), groups=groups, args=self._args, **columns)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope import native
 from rankscope.model import (
     ALLOCATING_OP_PATTERN,
     COMPILED_PATTERN,
@@ -25,7 +26,7 @@ from rankscope.model import (
     TRACKS,
 )
 from rankscope.readers.columns import NULL, Texts
-from rankscope.store.arrays import NONE, Ints, Mask, number_rows, starts_group
+from rankscope.store.arrays import NONE, Ints, Mask, starts_group
 from rankscope.store.event_log import Events, flow_texts
 from rankscope.store.parquet_writer import Chunk, Coded, Lists, Numbers
 from rankscope.store.table_files import TableFiles, coded
@@ -86,6 +87,7 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
     links = link_slices(recording, slices, nesting, kinds, pool)
     device = pool.submit(device_time, links.op, kinds.is_gpu, slices.duration)
     step, times = step_columns(slices, links, steps, kinds.is_gpu, step_at_start.result())
+    native.release_memory(len(slices))
     source = SliceTable(recording, slices, nesting, links, step, self_ns.result(), device.result())
     others = [
         pool.submit(_write_links, files, source),
@@ -258,13 +260,14 @@ def _write_links(files: TableFiles, source: SliceTable) -> None:
     index, track, time = _flow_ends(recording)
     bound = source.ids(source.lookup.at(track, time))
     flow = events.flow_of(index)
-    _, key = number_rows([events.category[index].astype(np.int64), flow])
-    key[flow == NULL] = NONE
+    category = np.where(flow == NULL, NONE, events.category[index])
     # At one time a flow starts, goes on and ends. Of an event that names two tracks, the one with a slice counts.
     phase = events.phase[index]
     part = np.select([phase == recording.code(name) for name in ("s", "t")], [0, 1], 2)
-    order = np.lexsort((bound != NONE, part, time, key))
-    first, then = _flow_steps(key[order], part[order])
+    order = np.lexsort((time << 3 | part << 1 | (bound != NONE), flow, category))
+    flows = [column[order] for column in (category, flow)]
+    key = np.where(flows[0] == NONE, NONE, np.cumsum(starts_group(flows)))
+    first, then = _flow_steps(key, part[order])
     first, then = follow(first, order), follow(then, order)
     either = np.where(first != NONE, first, then)
     files.write_rows(
