@@ -145,6 +145,11 @@ class Events:
         """The numbers at some places of a sparse column."""
         return _wide(self._at(column, places))
 
+    def stored_at(self, column: str, places: Codes) -> tuple[NDArray[Any], int]:
+        """The same in as few bytes as the column has, and what stands for null among them."""
+        values = self._at(column, places)
+        return values, _NARROW_NULL if values.dtype == np.int32 else NULL
+
     def _at(self, column: str, places: Codes) -> NDArray[Any]:
         values: NDArray[Any] = getattr(self, column)[places]
         return values

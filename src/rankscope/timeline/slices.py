@@ -254,7 +254,17 @@ class SliceTable:
         slices, links, events = self.slices, self.links, self.recording.events
         event, texts = slices.event[index], events.coded_texts
         places = events.places(event)
-        correlation = events.number_at("correlation", places)
+
+        def number(column: str, *none: int) -> Numbers:
+            """-1 stands for "none" in the files too: a synchronisation of no stream has stream -1."""
+            values, null = events.stored_at(column, places)
+            for each in (NONE, *none):
+                values[values == each] = null
+            return Numbers(values, null)
+
+        def id_of(other: NDArray[Any]) -> Numbers:
+            return Numbers(slices.event[other[index]], valid=other[index] != NONE)
+
         own_time, total = self.device.of_rows(
             np.arange(index.start, index.stop) if isinstance(index, slice) else index,
             slices.category[index] == self.recording.code("cpu_op"),
@@ -268,18 +278,16 @@ class SliceTable:
             "name": Coded(slices.name[index], texts),
             "category": Coded(slices.category[index], texts),
             "step": Numbers(self.step[index], NONE),
-            "parent": Numbers(self.ids(self.nesting.parent[index]), NONE),
+            "parent": id_of(self.nesting.parent),
             "self_ns": Numbers(self.self_ns[index]),
-            "launch": Numbers(self.ids(links.launch[index]), NONE),
-            "op": Numbers(self.ids(links.op[index]), NONE),
-            "python": Numbers(self.ids(links.python[index]), NONE),
-            "module": Numbers(self.ids(links.module[index]), NONE),
-            "correlation": Numbers(
-                np.where((correlation == NONE) | (correlation == 0), NULL, correlation), NULL
-            ),
-            "device": _number(events.number_at("device", places)),
-            "stream": _number(events.number_at("stream", places)),
-            "bytes": _number(events.number_at("bytes", places)),
+            "launch": id_of(links.launch),
+            "op": id_of(links.op),
+            "python": id_of(links.python),
+            "module": id_of(links.module),
+            "correlation": number("correlation", 0),
+            "device": number("device"),
+            "stream": number("stream"),
+            "bytes": number("bytes"),
             "collective": Coded(events.collective_at(places), texts),
             "device_ns": Numbers(own_time, NULL),
             "total_device_ns": Numbers(total, NULL),
@@ -293,11 +301,6 @@ class SliceTable:
     def ids(self, index: NDArray[Any]) -> Ints:
         """Ids of slices, from their indices in the arrays."""
         return follow(index, self.slices.event) if len(self.slices) else index
-
-
-def _number(values: Ints) -> Numbers:
-    """-1 stands for "none" in the files too: a synchronisation of no stream has stream -1."""
-    return Numbers(np.where(values == NONE, NULL, values), NULL)
 
 
 def write_slices(
