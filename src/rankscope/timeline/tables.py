@@ -60,6 +60,7 @@ from rankscope.timeline.step_times import StepTimes
 
 _GRAPH_LAUNCH = re.compile(GRAPH_LAUNCH_PATTERN)
 _COMPILED = re.compile(COMPILED_PATTERN)
+_MANY_THREADS = 4
 _MEMORY_COLUMNS = {
     "bytes": "Bytes",
     "allocated_bytes": "Total Allocated",
@@ -89,8 +90,12 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
     step, times = step_columns(slices, links, steps, kinds.is_gpu, step_at_start.result())
     native.release_memory(len(slices))
     source = SliceTable(recording, slices, nesting, links, step, self_ns.result(), device.result())
+    flow_links = pool.submit(_write_links, files, source)
+    if files.ahead < _MANY_THREADS:  # one large table at a time, to save memory
+        write_activity(files, source, np.flatnonzero(kinds.is_gpu))
+        flow_links.result()
+        native.release_memory(len(slices))
     others = [
-        pool.submit(_write_links, files, source),
         pool.submit(_write_instants, files, source, steps),
         pool.submit(write_collectives, files, source, recorded),
         pool.submit(_write_counters, files, recording),
@@ -98,8 +103,9 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
         pool.submit(_write_tracks, files, source),
     ]
     _write_steps(files, steps, times)
-    write_activity(files, source, np.flatnonzero(kinds.is_gpu))
-    for table in others:
+    if files.ahead >= _MANY_THREADS:
+        write_activity(files, source, np.flatnonzero(kinds.is_gpu))
+    for table in (flow_links, *others):
         table.result()
     launches = of_categories(recording, slices, LAUNCH_CATEGORIES)
     ranges = of_categories(recording, slices, ("cpu_op", "user_annotation"))
@@ -260,15 +266,7 @@ def _write_links(files: TableFiles, source: SliceTable) -> None:
     index, track, time = _flow_ends(recording)
     bound = source.ids(source.lookup.at(track, time))
     flow = events.flow_of(index)
-    category = np.where(flow == NULL, NONE, events.category[index])
-    # At one time a flow starts, goes on and ends. Of an event that names two tracks, the one with a slice counts.
-    phase = events.phase[index]
-    part = np.select([phase == recording.code(name) for name in ("s", "t")], [0, 1], 2)
-    order = np.lexsort((time << 3 | part << 1 | (bound != NONE), flow, category))
-    flows = [column[order] for column in (category, flow)]
-    key = np.where(flows[0] == NONE, NONE, np.cumsum(starts_group(flows)))
-    first, then = _flow_steps(key, part[order])
-    first, then = follow(first, order), follow(then, order)
+    first, then = _flow_links(recording, index, time, flow, bound)
     either = np.where(first != NONE, first, then)
     files.write_rows(
         LINKS,
@@ -281,6 +279,32 @@ def _write_links(files: TableFiles, source: SliceTable) -> None:
             "target_ns": Numbers(follow(then, time), valid=then != NONE),
         },
     )
+
+
+def _flow_links(
+    recording: Recording, index: Ints, time: Ints, flow: Ints, bound: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Which of these events of flows each link starts and ends with."""
+    events = recording.events
+    # At one time a flow starts, goes on and ends. Of an event that names two tracks, the one with a slice counts.
+    phase = events.phase[index]
+    part = np.full(len(index), 2, dtype=np.int8)
+    part[phase == recording.code("s")] = 0
+    part[phase == recording.code("t")] = 1
+    del phase
+    category = events.category[index]
+    category[flow == NULL] = NONE
+    place = time << 3
+    place |= part << 1
+    place |= bound != NONE
+    order = np.lexsort((place, flow, category)).astype(np.int32)
+    del place
+    flows: list[NDArray[Any]] = [category[order], flow[order]]
+    key = np.cumsum(starts_group(flows), dtype=np.int32)
+    key[flows[0] == NONE] = NONE
+    del flows, category
+    first, then = _flow_steps(key, part[order])
+    return follow(first, order), follow(then, order)
 
 
 def _flow_ends(recording: Recording) -> tuple[Ints, NDArray[Any], Ints]:
@@ -310,12 +334,12 @@ def _flow_ends(recording: Recording) -> tuple[Ints, NDArray[Any], Ints]:
     return flows.event[flow[order]], track[order], flows.time[flow[order]]
 
 
-def _flow_steps(key: Ints, part: Ints) -> tuple[Ints, Ints]:
+def _flow_steps(key: NDArray[Any], part: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Where each link starts and ends among the events of flows, which are sorted by key and time; events that are in
     no link stand beside NONE. `part` is 0 for a start, 1 for a step, 2 for an end; a key may be NONE."""
-    position = np.arange(len(key))
-    latest = np.maximum.accumulate(np.where(part < 2, position, NONE))
-    before = np.concatenate([np.full(min(len(key), 1), NONE), latest[:-1]])
+    position = np.arange(len(key), dtype=np.int32)
+    latest = np.maximum.accumulate(np.where(part < 2, position, np.int32(NONE)))
+    before = np.concatenate([np.full(min(len(key), 1), NONE, dtype=np.int32), latest[:-1]])
     linked = (part > 0) & (before != NONE) & (key != NONE)
     linked &= key[np.maximum(before, 0)] == key
     in_link = linked.copy()
