@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from conftest import DATA, SHARED, kineto_text
 from event_rows import event_rows
 from rankscope.readers import find_reader
+from rankscope.readers.kineto import reader
 
 COLUMNS = ("ph", "category", "name", "pid", "tid", "ts_ns", "dur_ns", "args")
 TRACES = sorted([*DATA.rglob("*.json.gz"), *SHARED.glob("public/**/*.json.gz")])
@@ -144,3 +146,37 @@ def _times(text: str) -> list[tuple[int, int]]:
         path = Path(folder) / "trace.json"
         path.write_text(text)
         return [row[5:7] for row in read_all(path)]
+
+
+def _one_line(number: int) -> str:
+    return f'{{"ph":"X","cat":"cpu_op","name":"op{number}","pid":1,"tid":2,"ts":{number},"dur":1,"args":{{"a":{{}}}}}}'
+
+
+def _pretty(number: int) -> str:
+    long_text = "x" * (5000 if number % 97 == 96 else number % 50)
+    return (
+        f'{{\n    "ph": "X", "cat": "cpu_op", "name": "op{number}", "pid": 1, "tid": 2,\n'
+        f'    "ts": {number}.5, "dur": 1,\n    "args": {{\n'
+        f'      "External id": {number}, "t": "{long_text}"\n    }}\n  }}'
+    )
+
+
+@pytest.mark.parametrize("write", [_one_line, _pretty])
+@pytest.mark.parametrize("block_bytes", [3000, 4096, 1 << 16])
+def test_threads_read_the_blocks_that_one_pass_finds(
+    write: Callable[[int], str], block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compressed file is read from its start to its end, of a plain one each thread reads its block; with events that
+    are longer than a block."""
+    monkeypatch.setattr(reader, "BLOCK_BYTES", block_bytes)
+    text = '{"traceEvents": [\n  ' + ",\n  ".join(map(write, range(400))) + "\n]}"
+    plain, packed = tmp_path / "a.json", tmp_path / "a.json.gz"
+    plain.write_text(text)
+    packed.write_bytes(gzip.compress(text.encode()))
+    events: list[list[bytes]] = []
+    for path in (plain, packed):
+        blocks = [batch._block for batch in reader.KinetoReading(path).batches()]
+        assert len(blocks) > 1 or block_bytes == 1 << 16
+        events.append([bytes(block.data[block.start : block.end]) for block in blocks])
+    assert b"".join(events[0]).count(b'"ph"') == 400
+    assert events[0] == events[1]

@@ -18,3 +18,10 @@ if os.environ.get("RANKSCOPE_NATIVE") != "0":
         functions = import_module("rankscope.native._native")
     except ImportError:
         functions = None
+
+
+def release_memory(events: int) -> None:
+    """Give memory that was freed back to the system. The C library keeps what was freed in small parts, which the large
+    arrays of many events do not fit into."""
+    if functions is not None and events > 1 << 20:
+        functions.release_memory()

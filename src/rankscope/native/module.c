@@ -3,6 +3,9 @@
 
 #include <math.h>
 #include <stdio.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -139,6 +142,23 @@ PyObject *arrays_to_python(Array *arrays, size_t count) {
     return made;
 }
 
+/* The C library keeps memory that was freed in small parts, which large arrays do not fit into. */
+static PyObject *release_memory(PyObject *self, PyObject *unused) {
+    (void)self;
+    (void)unused;
+#ifdef __GLIBC__
+    Py_BEGIN_ALLOW_THREADS;
+    malloc_trim(0);
+    Py_END_ALLOW_THREADS;
+#endif
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef memory_methods[] = {
+    {"release_memory", release_memory, METH_NOARGS, "Give memory that was freed back to the system, where that helps."},
+    {NULL, NULL, 0, NULL},
+};
+
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_native",
@@ -152,7 +172,8 @@ PyMODINIT_FUNC PyInit__native(void) {
     PyObject *module = PyModule_Create(&definition);
     if (!module) return NULL;
     buffer_type = PyType_FromSpec(&buffer_spec);
-    if (!buffer_type || PyModule_AddFunctions(module, scan_methods) < 0 ||
+    if (!buffer_type || PyModule_AddFunctions(module, memory_methods) < 0 ||
+        PyModule_AddFunctions(module, scan_methods) < 0 ||
         PyModule_AddFunctions(module, packing_methods) < 0 || PyModule_AddFunctions(module, nesting_methods) < 0 ||
         PyModule_AddFunctions(module, sqlite_methods) < 0 || PyModule_AddFunctions(module, repeated_methods) < 0 ||
         PyModule_AddFunctions(module, perfetto_methods) < 0 || PyModule_AddFunctions(module, xplane_methods) < 0 ||

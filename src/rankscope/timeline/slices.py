@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +18,16 @@ from rankscope.readers.pairing import pair_by_key, pair_nested
 from rankscope.store.arrays import NONE, Ints, Mask, number_rows
 from rankscope.store.parquet_writer import Chunk, Coded, Numbers
 from rankscope.store.table_files import TableFiles
-from rankscope.timeline.linking import Annotation, Links, SliceLookup, Steps, find_steps, follow, link
+from rankscope.timeline.linking import (
+    Annotation,
+    Links,
+    SliceKinds,
+    SliceLookup,
+    Steps,
+    find_steps,
+    follow,
+    link,
+)
 from rankscope.timeline.nesting import Nesting
 from rankscope.timeline.recording import Recording
 from rankscope.timeline.step_times import StepTimes, step_times, steps_of_gpu_events
@@ -52,7 +62,7 @@ class SliceColumns:
         return len(self.event)
 
 
-def find_slices(recording: Recording) -> tuple[SliceColumns, int]:
+def find_slices(recording: Recording, pool: Executor) -> tuple[SliceColumns, int]:
     """Complete events and pairs of begin and end events; and the number of begins and ends without a partner.
 
     Where all slices are complete events, their columns take the place of the events', to save memory.
@@ -96,8 +106,8 @@ def find_slices(recording: Recording) -> tuple[SliceColumns, int]:
         time, duration = events.time[index], np.concatenate(durations)
         track, name = recording.track[index], events.name[index]
     else:
-        time, duration = _moved_up(events.time, index), _moved_up(events.duration, index)
-        track, name = _moved_up(recording.track, index), _moved_up(events.name, index)
+        of_events: tuple[NDArray[Any], ...] = events.time, events.duration, recording.track, events.name
+        time, duration, track, name = pool.map(lambda column: _moved_up(column, index), of_events)
     return SliceColumns(index.astype(np.int32), track, time, duration, name, category), unpaired
 
 
@@ -126,24 +136,39 @@ def named(recording: Recording, names: NDArray[Any], matches: Callable[[str], ob
     return named_ones
 
 
-def link_slices(recording: Recording, slices: SliceColumns, nesting: Nesting) -> Links:
-    frames = np.flatnonzero(slices.category == recording.code("python_function"))
+def kinds_of(recording: Recording, slices: SliceColumns) -> SliceKinds:
+    is_frame = slices.category == recording.code("python_function")
+    texts = recording.events.texts
+    used = np.zeros(len(texts), dtype=bool)
+    used[slices.name[is_frame]] = True
+    frames = np.flatnonzero(used).tolist()
 
     def among_frames(matches: Callable[[str], object]) -> Mask:
-        matching = np.zeros(len(slices), dtype=bool)
-        matching[frames] = named(recording, slices.name[frames], matches)
-        return matching
+        matching = np.zeros(len(texts), dtype=bool)
+        matching[[code for code in frames if matches(texts[code])]] = True
+        among: Mask = matching[slices.name] if matching.any() else np.zeros(len(slices), dtype=bool)
+        among &= is_frame
+        return among
 
-    return link(
-        nesting,
-        lambda index: recording.events.ids("correlation", slices.event[index]),
-        lambda index: recording.events.ids("external_id", slices.event[index]),
+    return SliceKinds(
         is_gpu=gpu_slices(recording, slices),
         is_launch=of_categories(recording, slices, LAUNCH_CATEGORIES),
         is_op=slices.category == recording.code("cpu_op"),
         is_line=among_frames(_SOURCE_LINE.search),
         is_own_line=among_frames(lambda text: _SOURCE_LINE.search(text) and not _LIBRARY.search(text)),
         is_module=among_frames(lambda text: text.startswith("nn.Module: ")),
+    )
+
+
+def link_slices(
+    recording: Recording, slices: SliceColumns, nesting: Nesting, kinds: SliceKinds, pool: Executor
+) -> Links:
+    return link(
+        nesting,
+        lambda index: recording.events.ids("correlation", slices.event[index]),
+        lambda index: recording.events.ids("external_id", slices.event[index]),
+        kinds,
+        pool,
     )
 
 
@@ -229,7 +254,17 @@ class SliceTable:
         slices, links, events = self.slices, self.links, self.recording.events
         event, texts = slices.event[index], events.coded_texts
         places = events.places(event)
-        correlation = events.number_at("correlation", places)
+
+        def number(column: str, *none: int) -> Numbers:
+            """-1 stands for "none" in the files too: a synchronisation of no stream has stream -1."""
+            values, null = events.stored_at(column, places)
+            for each in (NONE, *none):
+                values[values == each] = null
+            return Numbers(values, null)
+
+        def id_of(other: NDArray[Any]) -> Numbers:
+            return Numbers(slices.event[other[index]], valid=other[index] != NONE)
+
         own_time, total = self.device.of_rows(
             np.arange(index.start, index.stop) if isinstance(index, slice) else index,
             slices.category[index] == self.recording.code("cpu_op"),
@@ -243,18 +278,16 @@ class SliceTable:
             "name": Coded(slices.name[index], texts),
             "category": Coded(slices.category[index], texts),
             "step": Numbers(self.step[index], NONE),
-            "parent": Numbers(self.ids(self.nesting.parent[index]), NONE),
+            "parent": id_of(self.nesting.parent),
             "self_ns": Numbers(self.self_ns[index]),
-            "launch": Numbers(self.ids(links.launch[index]), NONE),
-            "op": Numbers(self.ids(links.op[index]), NONE),
-            "python": Numbers(self.ids(links.python[index]), NONE),
-            "module": Numbers(self.ids(links.module[index]), NONE),
-            "correlation": Numbers(
-                np.where((correlation == NONE) | (correlation == 0), NULL, correlation), NULL
-            ),
-            "device": _number(events.number_at("device", places)),
-            "stream": _number(events.number_at("stream", places)),
-            "bytes": _number(events.number_at("bytes", places)),
+            "launch": id_of(links.launch),
+            "op": id_of(links.op),
+            "python": id_of(links.python),
+            "module": id_of(links.module),
+            "correlation": number("correlation", 0),
+            "device": number("device"),
+            "stream": number("stream"),
+            "bytes": number("bytes"),
             "collective": Coded(events.collective_at(places), texts),
             "device_ns": Numbers(own_time, NULL),
             "total_device_ns": Numbers(total, NULL),
@@ -268,11 +301,6 @@ class SliceTable:
     def ids(self, index: NDArray[Any]) -> Ints:
         """Ids of slices, from their indices in the arrays."""
         return follow(index, self.slices.event) if len(self.slices) else index
-
-
-def _number(values: Ints) -> Numbers:
-    """-1 stands for "none" in the files too: a synchronisation of no stream has stream -1."""
-    return Numbers(np.where(values == NONE, NULL, values), NULL)
 
 
 def write_slices(

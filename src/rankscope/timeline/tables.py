@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope import native
 from rankscope.model import (
     ALLOCATING_OP_PATTERN,
     COMPILED_PATTERN,
@@ -25,7 +26,7 @@ from rankscope.model import (
     TRACKS,
 )
 from rankscope.readers.columns import NULL, Texts
-from rankscope.store.arrays import NONE, Ints, Mask, number_rows, starts_group
+from rankscope.store.arrays import NONE, Ints, Mask, starts_group
 from rankscope.store.event_log import Events, flow_texts
 from rankscope.store.parquet_writer import Chunk, Coded, Lists, Numbers
 from rankscope.store.table_files import TableFiles, coded
@@ -47,7 +48,7 @@ from rankscope.timeline.slices import (
     DeviceTime,
     SliceTable,
     find_slices,
-    gpu_slices,
+    kinds_of,
     link_slices,
     named,
     of_categories,
@@ -59,6 +60,7 @@ from rankscope.timeline.step_times import StepTimes
 
 _GRAPH_LAUNCH = re.compile(GRAPH_LAUNCH_PATTERN)
 _COMPILED = re.compile(COMPILED_PATTERN)
+_MANY_THREADS = 4
 _MEMORY_COLUMNS = {
     "bytes": "Bytes",
     "allocated_bytes": "Total Allocated",
@@ -74,20 +76,37 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
 
     `recorded` are the collective calls that the capture noted.
     """
-    recording = arrange(events)
-    slices, unpaired = find_slices(recording)  # the events' own columns mean nothing from here on
+    pool = files.pool
+    recording = arrange(events, pool)
+    slices, unpaired = find_slices(recording, pool)  # the events' own columns mean nothing from here on
+    nested = pool.submit(nest, slices.track, slices.time, slices.end)
     steps = steps_of_host(recording, slices)
-    nesting = nest(slices.track, slices.time, slices.end)
-    step_at_start = files.pool.submit(steps.at, slices.time)
-    is_gpu = gpu_slices(recording, slices)
-    links = link_slices(recording, slices, nesting)
-    self_ns = files.pool.submit(self_time, nesting, slices.duration)
-    device = files.pool.submit(device_time, links.op, is_gpu, slices.duration)
-    step, times = step_columns(slices, links, steps, is_gpu, step_at_start.result())
+    step_at_start = pool.submit(steps.at, slices.time)
+    kinds = kinds_of(recording, slices)
+    nesting = nested.result()
+    self_ns = pool.submit(self_time, nesting, slices.duration)
+    links = link_slices(recording, slices, nesting, kinds, pool)
+    device = pool.submit(device_time, links.op, kinds.is_gpu, slices.duration)
+    step, times = step_columns(slices, links, steps, kinds.is_gpu, step_at_start.result())
+    native.release_memory(len(slices))
     source = SliceTable(recording, slices, nesting, links, step, self_ns.result(), device.result())
-    others = files.pool.submit(_write_others, files, source, steps, times, recorded)
-    write_activity(files, source, np.flatnonzero(is_gpu))
-    others.result()
+    flow_links = pool.submit(_write_links, files, source)
+    if files.ahead < _MANY_THREADS:  # one large table at a time, to save memory
+        write_activity(files, source, np.flatnonzero(kinds.is_gpu))
+        flow_links.result()
+        native.release_memory(len(slices))
+    others = [
+        pool.submit(_write_instants, files, source, steps),
+        pool.submit(write_collectives, files, source, recorded),
+        pool.submit(_write_counters, files, recording),
+        pool.submit(_write_computing, files, source),
+        pool.submit(_write_tracks, files, source),
+    ]
+    _write_steps(files, steps, times)
+    if files.ahead >= _MANY_THREADS:
+        write_activity(files, source, np.flatnonzero(kinds.is_gpu))
+    for table in (flow_links, *others):
+        table.result()
     launches = of_categories(recording, slices, LAUNCH_CATEGORIES)
     ranges = of_categories(recording, slices, ("cpu_op", "user_annotation"))
     return {
@@ -103,18 +122,6 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
         "replays": bool(named(recording, slices.name[launches], _GRAPH_LAUNCH.search).any()),
         "compiled": bool(named(recording, slices.name[ranges], _COMPILED.search).any()),
     }
-
-
-def _write_others(
-    files: TableFiles, source: SliceTable, steps: Steps, times: StepTimes, recorded: Sequence[RecordedCall]
-) -> None:
-    """The tables besides those of slices, in a thread of their own."""
-    write_collectives(files, source, recorded)
-    _write_tracks(files, source)
-    _write_steps(files, steps, times)
-    _write_instants(files, source, steps)
-    _write_counters(files, source.recording)
-    _write_links(files, source)
 
 
 def _write_tracks(files: TableFiles, source: SliceTable) -> None:
@@ -259,14 +266,7 @@ def _write_links(files: TableFiles, source: SliceTable) -> None:
     index, track, time = _flow_ends(recording)
     bound = source.ids(source.lookup.at(track, time))
     flow = events.flow_of(index)
-    _, key = number_rows([events.category[index].astype(np.int64), flow])
-    key[flow == NULL] = NONE
-    # At one time a flow starts, goes on and ends. Of an event that names two tracks, the one with a slice counts.
-    phase = events.phase[index]
-    part = np.select([phase == recording.code(name) for name in ("s", "t")], [0, 1], 2)
-    order = np.lexsort((bound != NONE, part, time, key))
-    first, then = _flow_steps(key[order], part[order])
-    first, then = follow(first, order), follow(then, order)
+    first, then = _flow_links(recording, index, time, flow, bound)
     either = np.where(first != NONE, first, then)
     files.write_rows(
         LINKS,
@@ -279,6 +279,32 @@ def _write_links(files: TableFiles, source: SliceTable) -> None:
             "target_ns": Numbers(follow(then, time), valid=then != NONE),
         },
     )
+
+
+def _flow_links(
+    recording: Recording, index: Ints, time: Ints, flow: Ints, bound: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Which of these events of flows each link starts and ends with."""
+    events = recording.events
+    # At one time a flow starts, goes on and ends. Of an event that names two tracks, the one with a slice counts.
+    phase = events.phase[index]
+    part = np.full(len(index), 2, dtype=np.int8)
+    part[phase == recording.code("s")] = 0
+    part[phase == recording.code("t")] = 1
+    del phase
+    category = events.category[index]
+    category[flow == NULL] = NONE
+    place = time << 3
+    place |= part << 1
+    place |= bound != NONE
+    order = np.lexsort((place, flow, category)).astype(np.int32)
+    del place
+    flows: list[NDArray[Any]] = [category[order], flow[order]]
+    key = np.cumsum(starts_group(flows), dtype=np.int32)
+    key[flows[0] == NONE] = NONE
+    del flows, category
+    first, then = _flow_steps(key, part[order])
+    return follow(first, order), follow(then, order)
 
 
 def _flow_ends(recording: Recording) -> tuple[Ints, NDArray[Any], Ints]:
@@ -308,12 +334,12 @@ def _flow_ends(recording: Recording) -> tuple[Ints, NDArray[Any], Ints]:
     return flows.event[flow[order]], track[order], flows.time[flow[order]]
 
 
-def _flow_steps(key: Ints, part: Ints) -> tuple[Ints, Ints]:
+def _flow_steps(key: NDArray[Any], part: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Where each link starts and ends among the events of flows, which are sorted by key and time; events that are in
     no link stand beside NONE. `part` is 0 for a start, 1 for a step, 2 for an end; a key may be NONE."""
-    position = np.arange(len(key))
-    latest = np.maximum.accumulate(np.where(part < 2, position, NONE))
-    before = np.concatenate([np.full(min(len(key), 1), NONE), latest[:-1]])
+    position = np.arange(len(key), dtype=np.int32)
+    latest = np.maximum.accumulate(np.where(part < 2, position, np.int32(NONE)))
+    before = np.concatenate([np.full(min(len(key), 1), NONE, dtype=np.int32), latest[:-1]])
     linked = (part > 0) & (before != NONE) & (key != NONE)
     linked &= key[np.maximum(before, 0)] == key
     in_link = linked.copy()
@@ -330,10 +356,9 @@ _ALLOCATING_OP = re.compile(ALLOCATING_OP_PATTERN)
 
 
 def write_activity(files: TableFiles, source: SliceTable, gpu: NDArray[Any]) -> None:
-    """Write SLICES, GPU and COMPUTING."""
+    """Write SLICES and GPU."""
     write_slices(files, SLICES, source)
     write_slices(files, GPU, source, gpu, lambda rows: _gpu_columns(source, rows))
-    _write_computing(files, source)
 
 
 def _gpu_columns(source: SliceTable, rows: NDArray[Any]) -> Mapping[str, Chunk]:
