@@ -10,7 +10,9 @@ import rankscope.analysis.across_ranks.heatmap
 import rankscope.analysis.summary  # noqa: F401 - all functions whose results are kept
 from rankscope.analysis.core.rollups import Records, are_made_when_read, chunks, make, rollups_of
 from rankscope.errors import RankscopeError
+from rankscope.host import usable_cores
 from rankscope.ranges import as_ranges
+from rankscope.store import database
 from rankscope.store.derived import ROLLUPS, path_of_part, write
 from rankscope.store.index import Index
 from rankscope.store.ingest import Ingested
@@ -33,7 +35,7 @@ def keep_rollups(
     calls = {
         tuple(chunk): Call(
             make_part,
-            {"store": str(run.store), "ranks": chunk},
+            {"store": str(run.store), "ranks": chunk, "threads": max(1, usable_cores() // jobs)},
             f"the rollups of ranks {as_ranges(chunk)}",
         )
         for chunk in chunks(run, ranks, jobs)
@@ -54,10 +56,16 @@ def keep_rollups(
     rollups.add(run.store, parts())
 
 
-def make_part(store: str, ranks: list[int]) -> dict[str, Any]:
-    """In a worker process: a part of the file with the rollups."""
+def make_part(store: str, ranks: list[int], threads: int) -> dict[str, Any]:
+    """In a worker process, with some cores: a part of the file with the rollups."""
+    database.most_threads = threads
     run = Run(Ingested(Path(store), Index.load(Path(store)), (), ()))
     rollups = rollups_of(run)
     path = path_of_part(run.store, ROLLUPS)
     write(path, rollups.encode(make(run, ranks, rollups)))
     return {"path": str(path)}
+
+
+def load_modules() -> None:
+    """In the process that workers are forked from: what this module imports late."""
+    import duckdb  # noqa: F401

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,7 @@ from rankscope.files import sync_folder
 from rankscope.model import EVENTS, FORMAT_VERSION
 from rankscope.readers import EventBatch, Reading, find_reader
 from rankscope.store.checksums import checksums, write_checked_json
-from rankscope.store.discover import sidecar_kind
+from rankscope.store.discover import sidecar_kind, text_bytes
 from rankscope.store.event_log import EventLog, ReadBatch, read_batch
 from rankscope.store.index import SEGMENT_FILE
 from rankscope.store.parquet_writer import ParquetFile
@@ -31,6 +30,8 @@ from rankscope.timeline.tables import write_tables
 from rankscope.version import __version__
 
 _LARGEST_HEADER_VALUE = 100_000
+_SMALL_BYTES = 16_000_000
+"""Text of one block, which one thread reads."""
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
@@ -50,8 +51,9 @@ def build_segment(
     before = path.stat()
     reader = find_reader(path)
     reading = reader.open(path, part)
-    with _storing(folder), ThreadPoolExecutor(threads) as pool:
-        count, facts = _write(path, before.st_size, reading, TableFiles(folder, pool, threads), progress)
+    files = TableFiles(folder, threads if text_bytes(path) > _SMALL_BYTES else 1)
+    with _storing(folder), files.pool:
+        count, facts = _write(path, before.st_size, reading, files, progress)
         facts["further"] = _write_further(reading, folder, facts["origin_ns"])
         if sidecar_files or facts["replays"] or facts["compiled"]:
             facts["companions"] = _add_sidecar_files(folder, facts, sidecar_files)
