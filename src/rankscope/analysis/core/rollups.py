@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import field, replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -256,6 +256,7 @@ def make(run: Run, ranks: Collection[int], rollups: Rollups) -> Records:
     results: Records = {}
     for name, spec in _specs.items():
         if not rollups.of(spec).keys() >= set(ranks):
-            records = spec.function(part, scope.only_ranks() if spec.any_window else scope)
+            asked = (scope.only_ranks() if spec.any_window else scope).about_ranks()
+            records = part.cache.get(spec.function, asked, partial(spec.function, part, asked))
             results[name] = {rank: records.get(rank) for rank in ranks}
     return results
