@@ -18,9 +18,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Optional, Protocol, TypeVar
 
-from rankscope.analysis import REPORTS, Report
+from rankscope.analysis import REPORTS
 from rankscope.analysis.compat import COMPAT
 from rankscope.analysis.core.machine import Machine, machine_from
+from rankscope.analysis.core.report import Report
 from rankscope.analysis.core.result import Column, Result, Row, query_result
 from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
 from rankscope.analysis.diff.two_runs import diff

@@ -16,9 +16,9 @@ import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.core.result import Finding
+from rankscope.analysis.core.result import NOTHING_FOUND, Finding
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.findings import NOTHING_FOUND, collect, findings
+from rankscope.analysis.findings import collect, findings
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.analysis.summary import summary
 from rankscope.bench.synthetic import Plan, Straggler, write

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,6 +25,7 @@ from rankscope.store.derived import (
     code_fingerprint,
     decode,
     encode,
+    keep_run_columns,
     key_of,
     path_of,
     write,
@@ -301,3 +303,45 @@ def test_what_is_not_used_any_more_is_removed(tmp_path: Path, monkeypatch: pytes
     write_kineto(folder / "rank-1.json", [slice_event("more", 1000.0, 5.0)])
     ingest([folder])
     assert not part.exists()
+
+
+def test_parts_are_joined_alike_however_the_ranks_are_divided(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    records = {rank: chance.choice([FULL, EMPTY, replace(FULL, text=f"t{rank}")]) for rank in range(12)}
+    keys = {rank: rank + 100 for rank in records}
+    written = []
+    for case, together in enumerate((1, 3, 12)):
+        store = tmp_path / str(case)
+        order = chance.sample(list(records), len(records))
+        chunks = [order[at : at + together] for at in range(0, len(order), together)]
+        old = {1: (keys[1], replace(EMPTY, text="before")), 99: (7, FULL)}
+        write(path_of(store, "rollups"), {"clocks": TABLE.encode(old), "other": TABLE.encode(old)})
+        parts = [{"clocks": TABLE.encode({rank: (0, records[rank]) for rank in chunk})} for chunk in chunks]
+        tables = keep_run_columns(store, keys, parts)
+        written.append(path_of(store, "rollups").read_bytes())
+        file = File(path_of(store, "rollups"))
+        assert {name: [*table.columns] for name, table in tables.items()} == {
+            name: [*table.columns] for name, table in file.tables.items()
+        }
+        assert file.tables["clocks"].columns["rank"].tolist() == [*range(12), 99]
+        rows = file.rows(TABLE, keys)
+        assert {rank: plain(row) for rank, row in rows.items()} == {
+            rank: plain(row) for rank, row in records.items()
+        }
+        assert plain(file.rows(TABLE, {99: 7})[99]) == plain(FULL)
+        assert file.tables["other"].columns["rank"].tolist() == [1, 99]
+    assert written[0] == written[1] == written[2]
+
+
+def test_parts_replace_what_other_code_made_and_are_written_when_interrupted(tmp_path: Path) -> None:
+    path = path_of(tmp_path, "rollups")
+    write(path, {"clocks": TABLE.encode({3: (7, FULL)})._replace(fingerprint="older")})
+
+    def parts() -> Iterator[dict[str, derived.RawTable]]:
+        yield {"clocks": TABLE.encode({0: (0, FULL)})}
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        keep_run_columns(tmp_path, {0: 5, 1: 6}, parts())
+    assert File(path).tables["clocks"].columns["rank"].tolist() == [0]
+    assert plain(File(path).rows(TABLE, {0: 5})[0]) == plain(FULL)

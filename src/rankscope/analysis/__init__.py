@@ -8,23 +8,18 @@ Result; it never draws, prints or writes.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.report import Report
-from rankscope.analysis.findings import findings, of_one_report
-from rankscope.analysis.questions import QUESTIONS
-from rankscope.analysis.summary import summary
+if TYPE_CHECKING:
+    from rankscope.analysis.reports import REPORTS
 
-__all__ = ["REPORTS", "Report"]
+__all__ = ["REPORTS"]
 
-_OVERVIEWS = (
-    Report("summary", "How long is a step, what is it made of, and what was found?", summary),
-    Report("findings", "What costs most, and what can be done about it?", findings),
-)
 
-REPORTS = {
-    **{report.name: replace(report, analyse=once_per_run(report.analyse)) for report in _OVERVIEWS},
-    **{name: of_one_report(report) if report.finds else report for name, report in QUESTIONS.items()},
-}
-"""Every report by its name, in the order in which they are listed."""
+def __getattr__(name: str) -> Any:
+    """The reports are imported when they are asked for: a kept answer needs none."""
+    if name == "REPORTS":
+        from rankscope.analysis.reports import REPORTS
+
+        return REPORTS
+    raise AttributeError(f"module 'rankscope.analysis' has no attribute '{name}'")

@@ -11,16 +11,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rankscope.analysis.core.report import Report
 from rankscope.analysis.core.result import Fact, Result
-from rankscope.analysis.core.scope import Scope
 from rankscope.errors import UsageError
 from rankscope.records import dataclass
 from rankscope.text.json_values import plain
 from rankscope.text.spelling import RENAMED_REPORTS
-from rankscope.timeline.run import Run
+
+if TYPE_CHECKING:
+    from rankscope.analysis.core.report import Report
+    from rankscope.analysis.core.scope import Scope
+    from rankscope.timeline.run import Run
 
 _ID = re.compile(r"([a-z_]+)(?::([a-z_+]+):([0-9a-f]{8}))?")
 

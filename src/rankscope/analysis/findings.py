@@ -6,14 +6,11 @@ from dataclasses import replace
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.report import Report
-from rankscope.analysis.core.result import Column, Finding, Note, NoteKind, Result, Unit
+from rankscope.analysis.core.result import Column, Finding, Result, Unit
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.costs import with_costs
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.timeline.run import Run
-
-NOTHING_FOUND = Note.of(NoteKind.NO_FINDINGS, "No findings (-r findings lists the reports that were checked)")
-
 
 _COLUMNS: tuple[tuple[str, Unit, str], ...] = (
     ("severity", "", "info, warning or critical"),

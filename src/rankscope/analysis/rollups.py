@@ -8,12 +8,12 @@ from typing import Any
 
 import rankscope.analysis.across_ranks.heatmap
 import rankscope.analysis.summary  # noqa: F401 - all functions whose results are kept
-from rankscope.analysis.core.rollups import Records, are_made_when_read, chunks, make, rollups_of
+from rankscope.analysis.core.rollups import are_made_when_read, chunks, encode, make, rollups_of
 from rankscope.errors import RankscopeError
 from rankscope.host import usable_cores
 from rankscope.ranges import as_ranges
 from rankscope.store import database
-from rankscope.store.derived import ROLLUPS, path_of_part, write
+from rankscope.store.derived import ROLLUPS, File, RawTable, path_of_part, write
 from rankscope.store.index import Index
 from rankscope.store.ingest import Ingested
 from rankscope.store.pool import run_calls
@@ -41,14 +41,14 @@ def keep_rollups(
         for chunk in chunks(run, ranks, jobs)
     }
 
-    def parts() -> Iterator[Records]:
+    def parts() -> Iterator[dict[str, RawTable]]:
         done = 0
         for chunk, outcome in run_calls(calls, jobs):
             if isinstance(outcome, RankscopeError):  # reports read the events of these ranks
                 say(f"rankscope: {outcome}")
             else:
                 path = Path(outcome["path"])
-                yield rollups.decode(path)
+                yield File(path).tables
                 path.unlink(missing_ok=True)
             done += len(chunk)
             advance(done, len(ranks))
@@ -60,9 +60,8 @@ def make_part(store: str, ranks: list[int], threads: int) -> dict[str, Any]:
     """In a worker process, with some cores: a part of the file with the rollups."""
     database.most_threads = threads
     run = Run(Ingested(Path(store), Index.load(Path(store)), (), ()))
-    rollups = rollups_of(run)
     path = path_of_part(run.store, ROLLUPS)
-    write(path, rollups.encode(make(run, ranks, rollups)))
+    write(path, encode(make(run, ranks, rollups_of(run))))
     return {"path": str(path)}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from rankscope.analysis.core.advice import how_to_record
 from rankscope.analysis.core.ceilings import ceilings, device_names
 from rankscope.analysis.core.device_events import has_gpu
-from rankscope.analysis.core.result import Column, NoteKind, Result, Row, note_kind
+from rankscope.analysis.core.result import NOTHING_FOUND, Column, NoteKind, Result, Row, note_kind
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.slice_counts import has_launches, runs_on_cpu
 from rankscope.analysis.core.step_times import (
@@ -19,7 +19,7 @@ from rankscope.analysis.core.step_times import (
     run_step,
     run_step_times,
 )
-from rankscope.analysis.findings import NOTHING_FOUND, collect
+from rankscope.analysis.findings import collect
 from rankscope.analysis.health.contents import contents
 from rankscope.analysis.health.doubts import doubts
 from rankscope.analysis.questions import QUESTIONS

@@ -189,16 +189,21 @@ def question_of(args: argparse.Namespace) -> Question:
 
 
 def open_run(
-    args: argparse.Namespace, path: Path | None = None, comm_patterns: tuple[str, ...] = (), prefer: str = ""
+    args: argparse.Namespace,
+    path: Path | None = None,
+    comm_patterns: tuple[str, ...] = (),
+    prefer: str = "",
+    with_numpy: bool = True,
 ) -> Run:
     """The run of a command line, or that at `path`; raw traces are read first, and problems are printed to stderr.
 
-    `prefer` is the format to use where several tools recorded a rank.
+    `prefer` is the format to use where several tools recorded a rank. Without numpy: answers may be kept.
     """
     use_tools(args)
-    _import_numpy_with_one_thread()
     from rankscope.timeline.run import open_run as open_traces
 
+    if with_numpy:
+        import_numpy_with_one_thread()
     started = time.monotonic()
     run = open_traces(
         [path] if path else run_paths(args),
@@ -276,7 +281,7 @@ def expect_reading(args: argparse.Namespace) -> None:
     starting a reading process."""
     from rankscope.store.database import connect_early
 
-    _import_numpy_with_one_thread()
+    import_numpy_with_one_thread()
     connect_early()
     from rankscope.store.index import INDEX_FILE, store_folder
 
@@ -313,7 +318,15 @@ def use_tools(args: argparse.Namespace) -> None:
         os.environ[tools.NCU_VARIABLE] = str(tools.find_tool("ncu", args.ncu).path)
 
 
-def _import_numpy_with_one_thread() -> None:
+def may_be_kept(args: argparse.Namespace) -> bool:
+    """Whether the store has answers: then nothing is begun that may not be needed."""
+    from rankscope.store.derived import ANSWERS, path_of
+    from rankscope.store.index import store_folder
+
+    return path_of(store_folder(run_paths(args), None, args.cache), ANSWERS).exists()
+
+
+def import_numpy_with_one_thread() -> None:
     """The matrices are small: on a busy login node BLAS threads spend seven times as long waiting as working. The
     variable is removed again, so that a job that is started later does not inherit it."""
     if os.environ.get(_BLAS_THREADS) is None:
@@ -345,7 +358,7 @@ def show_results(
 
 def read(paths: list[Path], options: Options, args: argparse.Namespace) -> Ingested:
     """Update a store, showing progress."""
-    _import_numpy_with_one_thread()
+    import_numpy_with_one_thread()
     from rankscope.timeline.reading import ingest
     from rankscope.timeline.run import Run
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankscope.cli import common
 from rankscope.cli.help_text import wrapped
@@ -15,8 +16,9 @@ from rankscope.errors import NotATraceError, UsageError
 from rankscope.text.spelling import did_you_mean
 
 if TYPE_CHECKING:
+    from rankscope.analysis.core.kept_answers import Answers
     from rankscope.analysis.core.report import Report
-    from rankscope.analysis.core.result import Result
+    from rankscope.analysis.core.result import Doubt, Finding, Result
     from rankscope.analysis.core.scope import Scope
     from rankscope.text.run_words import Runs
     from rankscope.timeline.run import Run
@@ -35,6 +37,12 @@ DEFAULT_ROWS = 20
 # Derived from the other reports, so not part of 'all'.
 GATHERED = ("summary", "findings")
 SUMMARY = (("summary", None), ("kernels", 10))
+_CHANGES = (
+    "by", "compat", "prefer", "comm_pattern", "baseline", "from_events", "verbose", "peak", "bandwidth", "steps", "mix",
+    "dask",
+)  # fmt: skip
+"""Options that ask for something else than what a run is by default."""
+_SCREEN = ("subject", "summary", "kernels", "findings", "doubts")
 _WHICH = """\
 -r, --report NAME,…  which reports: names, all, or list to print the names; or an evidence id of a JSON answer, for its
     rows (default: the summary)
@@ -74,13 +82,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    if args.report != "list":
+    answers = None
+    if _is_usual(args) and common.may_be_kept(args):
+        answers = _answers(args)
+        if (results := _shown_from(answers, args)) is not None:
+            return _exit_code(args, results)
+        common.import_numpy_with_one_thread()
+    elif args.report != "list":
         common.expect_reading(args)
-    from rankscope.analysis.core.scope import Scope
-    from rankscope.analysis.within_rank.event_tables import top_kernels
-    from rankscope.text.run_words import RunWords, shell_words
-    from rankscope.views.commands import result_with_paths
-    from rankscope.views.envelope import Question
+    from rankscope.analysis.core.kept_answers import Answers
 
     reports = _reports(args.compat)
     if args.report == "list":
@@ -92,31 +102,110 @@ def main(args: argparse.Namespace) -> int:
     scope = common.scope_of(args)
     prefer = {"torch": "kineto", "nsys": "nsys", None: "nsys" if args.compat == "nsys" else ""}[args.prefer]
     try:
-        run = common.open_run(args, None, tuple(map(_pattern, args.comm_pattern)), prefer)
+        run = (
+            answers.run
+            if answers
+            else common.open_run(args, None, tuple(map(_pattern, args.comm_pattern)), prefer)
+        )
     except NotATraceError:
         if not _is_watched(args.run):
             raise
         return _telemetry_alone(args, wanted, scope)
     scope.check(run)
-    named = {"RUN": RunWords(shell_words(args.run), common.window_words(args))}
-    if args.report is None and args.compat is None and args.format == "table":
-        shown = dict(wanted)
-        results = [reports["summary"].analyse(run, scope, None).head(shown["summary"])]
-        kernels = top_kernels(run, scope.in_run(run)).head(shown["kernels"])
-        common.show(_screen(named, run, scope, results[0], kernels))
+    if _is_screen(args):
+        screen = _screen_parts(run, scope)
+        answered = {f"screen {name}": part for name, part in screen.items()}
+        results = _show_screen(args, **screen)
     else:
-        results = [_answer(name, reports, run, scope, args.by).head(rows) for name, rows in wanted]
-        printed = results
-        if args.format != "json":
-            printed = [result_with_paths(result, named) for result in results]
-        question = Question(named, whole_run=scope == Scope(machine=scope.machine))
-        common.show_results(printed, args.format, question, quote_formulas=not args.compat)
+        whole = {name: _answer(name, reports, run, scope, args.by) for name, _ in wanted}
+        answered = {f"report {name}": result for name, result in whole.items()}
+        results = _show_tables(args, [whole[name].head(rows) for name, rows in wanted])
+    if _is_usual(args):
+        (answers or Answers(run)).keep(answered)
     if args.verbose:
         from rankscope.analysis.core.rollups import rollup_use
 
         common.say(f"rankscope: {rollup_use(run)}")
+    return _exit_code(args, results)
+
+
+def _exit_code(args: argparse.Namespace, results: list[Result]) -> int:
     asked_by_name = args.report not in (None, "all")
     return common.exit_code(args.fail_on, results, results if asked_by_name else results[:1])
+
+
+def _is_usual(args: argparse.Namespace) -> bool:
+    """Whether it asks about the whole run, as it is by default: such answers are kept."""
+    return (
+        not any(getattr(args, name) for name in _CHANGES)
+        and (args.ranks, args.window, args.clocks) == ("all", "steps", "aligned")
+        and args.report not in ("all", "list")
+        and ":" not in (args.report or "")
+        and not (args.top and _is_screen(args))
+    )
+
+
+def _is_screen(args: argparse.Namespace) -> bool:
+    return args.report is None and args.compat is None and args.format == "table"
+
+
+def _answers(args: argparse.Namespace) -> Answers:
+    from rankscope.analysis.core.kept_answers import Answers
+
+    return Answers(common.open_run(args, with_numpy=False))
+
+
+def _shown_from(answers: Answers, args: argparse.Namespace) -> list[Result] | None:
+    """Show what is kept; None if that does not answer the question."""
+    if _is_screen(args):
+        parts = answers.get(*(f"screen {name}" for name in _SCREEN))
+        return None if parts is None else _show_screen(args, **dict(zip(_SCREEN, parts, strict=True)))
+    if args.report is None:
+        wanted = _summary_rows(args)
+    else:
+        wanted = [(name, _rows_shown(args)) for name in common.current_reports(args.report)]
+    results = answers.get(*(f"report {name}" for name, _ in wanted))
+    if results is None:
+        return None
+    return _show_tables(args, [r.head(rows) for r, (_, rows) in zip(results, wanted, strict=True)])
+
+
+def _screen_parts(run: Run, scope: Scope) -> dict[str, Any]:
+    """What the screen shows, by the names above."""
+    from rankscope.analysis import REPORTS
+    from rankscope.analysis.findings import collect
+    from rankscope.analysis.health.doubts import doubts
+    from rankscope.analysis.summary import subject
+    from rankscope.analysis.within_rank.event_tables import top_kernels
+
+    summary = REPORTS["summary"].analyse(run, scope, None)
+    return {
+        "subject": subject(run, scope, summary),
+        "summary": summary,
+        "kernels": top_kernels(run, scope.in_run(run)).head(dict(SUMMARY)["kernels"]),
+        "findings": collect(run, scope),
+        "doubts": doubts(run, scope),
+    }
+
+
+def _named(args: argparse.Namespace) -> Runs:
+    from rankscope.text.run_words import RunWords, shell_words
+
+    return {"RUN": RunWords(shell_words(args.run), common.window_words(args))}
+
+
+def _show_tables(args: argparse.Namespace, results: list[Result]) -> list[Result]:
+    from rankscope.views.commands import result_with_paths
+    from rankscope.views.envelope import Question
+
+    named = _named(args)
+    printed = results
+    if args.format != "json":
+        printed = [result_with_paths(result, named) for result in results]
+    whole_run = args.ranks == "all" and not args.steps and args.window == "steps"
+    question = Question(named, whole_run=whole_run)
+    common.show_results(printed, args.format, question, quote_formulas=not args.compat)
+    return results
 
 
 def _answer(name: str, reports: dict[str, Report], run: Run, scope: Scope, by: str | None) -> Result:
@@ -165,18 +254,25 @@ def _telemetry_alone(args: argparse.Namespace, wanted: list[tuple[str, int | Non
     return common.exit_code(args.fail_on, results, results if asked_by_name else ())
 
 
-def _screen(named: Runs, run: Run, scope: Scope, summary: Result, kernels: Result) -> str:
-    from rankscope.analysis.findings import collect
-    from rankscope.analysis.health.doubts import doubts
-    from rankscope.analysis.summary import subject
+def _show_screen(
+    args: argparse.Namespace,
+    subject: str,
+    summary: Result,
+    kernels: Result,
+    findings: Sequence[Finding],
+    doubts: Sequence[Doubt],
+) -> list[Result]:
     from rankscope.views import terminal_width, use_color
     from rankscope.views.commands import finding_with_paths
     from rankscope.views.summary import Screen, screen
 
-    findings = [finding_with_paths(finding, named) for finding in collect(run, scope)]
-    about = subject(run, scope, summary)
-    content = Screen(named["RUN"].path, about, summary, kernels, findings, doubts(run, scope))
-    return screen(content, terminal_width(sys.stdout), use_color(sys.stdout))
+    named = _named(args)
+    shown = dict(_summary_rows(args))
+    summary = summary.head(shown["summary"])
+    findings = [finding_with_paths(finding, named) for finding in findings]
+    content = Screen(named["RUN"].path, subject, summary, kernels.head(shown["kernels"]), findings, doubts)
+    common.show(screen(content, terminal_width(sys.stdout), use_color(sys.stdout)))
+    return [summary]
 
 
 def _reports(peer: str | None) -> dict[str, Report]:
@@ -197,15 +293,11 @@ def _reports(peer: str | None) -> dict[str, Report]:
 
 def _wanted(args: argparse.Namespace, names: list[str]) -> list[tuple[str, int | None]]:
     """Reports with the number of rows to show of each (None for all)."""
-    shown: int | None = DEFAULT_ROWS if args.format in ("table", "markdown") else None
-    if args.top:
-        from rankscope.units import parse_count
-
-        shown = None if args.top == "all" else parse_count(args.top)
+    shown = _rows_shown(args)
     if args.report is None and args.compat:
         return [(name, shown) for name in names]
     if args.report is None:
-        return [(name, shown if args.top or shown is None else rows) for name, rows in SUMMARY]
+        return _summary_rows(args)
     every = [name for name in names if args.compat or name not in GATHERED]
     if args.report == "all":
         wanted = every
@@ -221,6 +313,20 @@ def _wanted(args: argparse.Namespace, names: list[str]) -> list[tuple[str, int |
                 hint=f"{did_you_mean(name, names)}All of them: rankscope stats RUN -r list",
             )
     return [(name, shown) for name in wanted]
+
+
+def _rows_shown(args: argparse.Namespace) -> int | None:
+    """Of each table; None for all rows."""
+    if args.top:
+        from rankscope.units import parse_count
+
+        return None if args.top == "all" else parse_count(args.top)
+    return DEFAULT_ROWS if args.format in ("table", "markdown") else None
+
+
+def _summary_rows(args: argparse.Namespace) -> list[tuple[str, int | None]]:
+    shown = _rows_shown(args)
+    return [(name, shown if args.top or shown is None else rows) for name, rows in SUMMARY]
 
 
 def _listed(reports: dict[str, Report]) -> list[str]:

@@ -71,3 +71,10 @@ def starts_group(sorted_keys: Sequence[Ints]) -> Mask:
     new = np.ones(len(sorted_keys[0]), dtype=bool)
     new[1:] = np.any([key[1:] != key[:-1] for key in sorted_keys], axis=0)
     return new
+
+
+def ranges(starts: Ints, counts: Ints) -> Ints:
+    """The numbers from each start on, so many, one range after the other."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.repeat(starts - ends + counts, counts) + np.arange(total)

@@ -5,6 +5,7 @@
 | rollups | results about single ranks, a table for each kind | ranks | analysis.core.rollups |
 | clocks | offset and drift of every rank's clock | one | timeline.clocks.alignment |
 | collectives | the matched collectives of a run with many | one | timeline.collectives.loading |
+| answers | answers about the whole run | one | analysis.core.kept_answers |
 | map-R | the activity over time of up to 32 ranks, from rank R on | ranks | viewer.session |
 | slices-R-S | the slices of a segment in drawing order | one | viewer.lanes |
 
@@ -24,12 +25,15 @@ of a field in all records are one column, `name.field`:
 | type | columns |
 |---|---|
 | int, float, bool | the values |
-| str | their numbers in the table of texts, which holds every text once |
+| str | `name$`: their numbers in the table of texts, which holds every text once |
 | array, tuple of any length, list, dict | `name#`: how many elements each record has; `name[]`: the elements of all |
 | X or None | `name?`: which records have a value; `name`: these values |
 | tuple of fixed length, record | the columns of its fields |
 
 Whole numbers are written in the type with the fewest bytes that has all of them. Reading numbers needs no numpy.
+
+Results about ranks come in parts: the tables of the ranks that one process has read. `keep_run_columns` joins the parts
+into the file of the run column by column; the names of the columns say how, so no record is made for it.
 """
 
 from __future__ import annotations
@@ -53,7 +57,7 @@ from rankscope.files import make_private_folder, temporary_path, write_bytes
 from rankscope.version import __version__
 
 FOLDER = "derived"
-ROLLUPS, CLOCKS, COLLECTIVES = "rollups", "clocks", "collectives"
+ROLLUPS, CLOCKS, COLLECTIVES, ANSWERS = "rollups", "clocks", "collectives", "answers"
 _ENDING = ".columns"
 _EARLIER = ("rollups", "clocks.json", "collectives.json", "rank=*/map.npy", "rank=*/segment=*/*/lod")
 """Where earlier versions kept them."""
@@ -73,6 +77,9 @@ T = TypeVar("T")
 Column = Any
 """An array, or a memoryview of its bytes."""
 _TEXTS = "texts"
+_TEXT = "$"
+_AFTER_FIELD = ("", ".", "#", "?", "[", _TEXT)
+"""What may follow the name of a field in that of a column."""
 
 
 def map_file(rank: int) -> str:
@@ -118,6 +125,17 @@ def _source(module: str) -> tuple[str, tuple[str, ...]]:
     with suppress(OSError):  # installed without sources
         source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_bytes()
     return _digest(source), tuple(map(bytes.decode, _IMPORT.findall(source)))
+
+
+@cache
+def tree_fingerprint(*packages: str) -> str:
+    """Of the version, and of the size and time of every source in some packages: they are not read."""
+    sources = [
+        [str(path), path.stat().st_size, path.stat().st_mtime_ns]
+        for package in packages
+        for path in sorted((_SOURCES / "rankscope" / package).rglob("*.py"))
+    ]
+    return _digest(json.dumps([__version__, sources]).encode())
 
 
 class RawTable(NamedTuple):
@@ -256,9 +274,66 @@ def pack(
     return [line, b" " * (-(len(line) + 1) % _ALIGNMENT), b"\n", *pieces]
 
 
+def keep_run_columns(
+    store: Path, keys: Mapping[int, int], parts: Iterable[Mapping[str, RawTable]]
+) -> dict[str, RawTable]:
+    """Add parts, each with the tables of some ranks, to the file with the results about ranks; the tables it has then.
+
+    They replace the rows of the same ranks, and tables that other code has made. `keys` are those of the rows, by rank:
+    a process that reads a file need not know them. What is there is written also if making the parts is interrupted.
+    """
+    by_name: dict[str, list[RawTable]] = {}
+    path = path_of(store, ROLLUPS)
+    for name, table in File(path).tables.items():
+        by_name[name] = [table]
+    joined: dict[str, RawTable] = {}
+    changed: set[str] = set()
+    try:
+        for part in parts:
+            for name, (fingerprint, columns) in part.items():
+                changed.add(name)
+                key = [keys[rank] for rank in columns["rank"].tolist()]
+                by_name.setdefault(name, []).append(RawTable(fingerprint, {**columns, "key": key}))
+    finally:
+        for name, tables in by_name.items():
+            joined[name] = _joined(tables) if name in changed else tables[0]
+        if changed:
+            write(path, joined)
+    return joined
+
+
+def _joined(tables: Sequence[RawTable]) -> RawTable:
+    """The rows of all tables that the same code as the last has made, by rank; of a rank that has several, the last.
+
+    The result does not depend on how the rows are divided among the tables.
+    """
+    import numpy as np
+
+    fingerprint = tables[-1].fingerprint
+    parts = [table.columns for table in tables if table.fingerprint == fingerprint]
+    columns = Columns()
+    texts = [Columns(part).texts for part in parts]
+    for text in sorted({*chain.from_iterable(texts)}):
+        columns.number(text)
+    numbers = [np.array([*map(columns.number, of_part)], np.int64) for of_part in texts]
+    for name, first in parts[0].items():
+        if name not in (_TEXTS, f"{_TEXTS}#"):
+            arrays = [np.asarray(part[name]) for part in parts]
+            if name.endswith(_TEXT):
+                arrays = [of[array] for of, array in zip(numbers, arrays, strict=True)]
+            kind = np.asarray(first).dtype
+            columns.add(name, np.concatenate(arrays), "int64" if kind.kind == "i" else kind.name)
+    backwards = columns["rank"][::-1]
+    rows = len(backwards) - 1 - np.unique(backwards, return_index=True)[1]
+    if not np.array_equal(rows, np.arange(len(backwards))):
+        columns.select(rows)
+    columns.add_texts()
+    return RawTable(fingerprint, columns)
+
+
 def unused(store: Path, segments: Collection[tuple[int, int]]) -> list[Path]:
     """Files of segments that are not in the store, foreign and unfinished ones, and those of earlier versions."""
-    names = [ROLLUPS, CLOCKS, COLLECTIVES]
+    names = [ROLLUPS, CLOCKS, COLLECTIVES, ANSWERS]
     for rank, segment in segments:
         names += [map_file(rank), slices_file(rank, segment)]
     used = {f"{name}{_ENDING}" for name in names}
@@ -295,6 +370,25 @@ class Columns(dict[str, Column]):
     def number(self, text: str) -> int:
         """Of a text."""
         return self._numbers.setdefault(text, len(self._numbers))
+
+    def select(self, rows: Any) -> None:
+        """Keep these rows, in this order: an array of their numbers."""
+        import numpy as np
+
+        from rankscope.store.arrays import ranges
+
+        selected: dict[str, Any] = {}
+        """By the beginning of names, the numbers of the values of such columns."""
+        for name, column in self.items():
+            ends = (at for at in range(len(name), 0, -1) if name[at : at + 1] in _AFTER_FIELD)
+            numbers = next((selected[name[:at]] for at in ends if name[:at] in selected), rows)
+            if name.endswith("#"):
+                counts = column.astype(np.int64)
+                starts = np.cumsum(counts) - counts
+                selected[f"{name[:-1]}[]"] = ranges(starts[numbers], counts[numbers])
+            elif name.endswith("?"):
+                selected[name[:-1]] = (np.cumsum(column) - 1)[numbers[column[numbers]]]
+            self[name] = column[numbers]
 
     def add_texts(self) -> None:
         """Those that have a number."""
@@ -337,7 +431,7 @@ def encode(columns: Columns, name: str, kind: Any, values: Sequence[Any]) -> Non
     if shape == "number":
         columns.add(name, values, of)
     elif shape == "text":
-        columns.add(name, [columns.number(text) for text in values], "int64")
+        columns.add(f"{name}{_TEXT}", [columns.number(text) for text in values], "int64")
     elif shape == "array":
         import numpy as np
 
@@ -362,7 +456,7 @@ def decode(columns: Columns, name: str, kind: Any) -> list[Any]:
     if shape == "number":
         return list(columns[name].tolist())
     if shape == "text":
-        return [columns.texts[number] for number in columns[name].tolist()]
+        return [columns.texts[number] for number in columns[f"{name}{_TEXT}"].tolist()]
     if shape == "optional":
         values = iter(decode(columns, name, of))
         return [next(values, None) if has_value else None for has_value in columns[f"{name}?"].tolist()]

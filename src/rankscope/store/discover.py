@@ -168,12 +168,12 @@ def _copies(files: Sequence[Path], unchanged: Collection[Path]) -> dict[Path, Pa
     unfinished.
     """
     best = _without_twins(files)
+    present = set(best)
     copies = {
         path: next((other for other in best if other.stem == path.stem), best[0])
         for path in files
-        if path not in best
+        if path not in present
     }
-    present = set(best)
     for packed in best:
         plain = packed.with_name(packed.name.removesuffix(".gz"))
         if plain != packed and plain in present and _begin_alike(plain, packed):

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rankscope.analysis.core.result import Column, Finding, NoteKind, Result, note_kind
-from rankscope.analysis.findings import NOTHING_FOUND
-from rankscope.analysis.health.doubts import Doubt
+from rankscope.analysis.core.result import NOTHING_FOUND, Column, Doubt, Finding, NoteKind, Result, note_kind
 from rankscope.records import dataclass
 from rankscope.units import format_ns
 from rankscope.views.columns import fields

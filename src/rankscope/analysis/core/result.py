@@ -165,6 +165,9 @@ class Note(str):
         return note
 
 
+NOTHING_FOUND = Note.of(NoteKind.NO_FINDINGS, "No findings (-r findings lists the reports that were checked)")
+
+
 def left_out_note(text: str) -> Note:
     return Note.of(NoteKind.LEFT_OUT, f"left out: {text}")
 
@@ -177,6 +180,19 @@ def reworded(note: str, text: str) -> str:
     """The note with another text."""
     kind = note_kind(note)
     return Note.of(kind, text) if kind else text
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """One reason to doubt the figures."""
+
+    text: str
+    """For the first line: '2 of 8 ranks'."""
+    reason: str
+    """A sentence: what it means, and what to do."""
+
+    def __str__(self) -> str:
+        return f"in doubt: {self.text}: {self.reason}"
 
 
 Row = Mapping[str, Any]

@@ -21,7 +21,7 @@ from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.selection import S, Selection
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
-from rankscope.store.derived import ROLLUPS, File, RawTable, Table, key_of, path_of, write
+from rankscope.store.derived import ROLLUPS, File, RawTable, Table, keep_run_columns, key_of, path_of
 from rankscope.timeline.run import Run
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ def _answer(run: Run, scope: Selection, spec: RollupSpec) -> dict[int, Any]:
     rollups = rollups_of(run)
     missing = [rank for rank in ranks if rank not in rollups.of(spec)]
     if missing and run.keeps_results:
-        rollups.add(run.store, (make(run, chunk, rollups) for chunk in chunks(run, missing)))
+        rollups.add(run.store, (encode(make(run, chunk, rollups)) for chunk in chunks(run, missing)))
         missing = []
     records = rollups.of(spec)
     answers = {rank: records[rank] for rank in ranks if rank in records}
@@ -182,32 +182,19 @@ class Rollups:
             self._records[name] = self._file.rows(spec.table, self._keys)
         return self._records[name]
 
-    def add(self, store: Path, parts: Iterable[Records]) -> None:
+    def add(self, store: Path, parts: Iterable[dict[str, RawTable]]) -> None:
         """Results about further ranks. They are written together, also when making them is interrupted."""
-        changed: Records = {}
-        try:
-            for part in parts:
-                for name, records in part.items():
-                    changed[name] = self.of(_specs[name])
-                    changed[name].update(records)
-        finally:
-            if changed:
-                self._file.tables |= self.encode(changed)
-                write(path_of(store, ROLLUPS), self._file.tables)
+        self._file.tables = keep_run_columns(store, self._keys, parts)
+        self._records = {}
 
-    def encode(self, records: Records) -> dict[str, RawTable]:
-        """Tables of a file."""
-        tables = {}
-        for name, rows in records.items():
-            with suppress(OverflowError):  # a number of more than 64 bits: not kept
-                by_rank = {rank: (self._keys[rank], row) for rank, row in rows.items()}
-                tables[name] = _specs[name].table.encode(by_rank)
-        return tables
 
-    def decode(self, path: Path) -> Records:
-        """The records that are in a part of the file."""
-        part = File(path)
-        return {name: part.rows(spec.table, self._keys) for name, spec in _specs.items()}
+def encode(records: Records) -> dict[str, RawTable]:
+    """A part of the file: the tables of some ranks, without keys."""
+    tables = {}
+    for name, rows in records.items():
+        with suppress(OverflowError):  # a number of more than 64 bits: not kept
+            tables[name] = _specs[name].table.encode({rank: (0, row) for rank, row in rows.items()})
+    return tables
 
 
 @once_per_run

@@ -9,6 +9,7 @@ from pathlib import Path
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.gpu_counts import gpu_counts, kernels_end_in
 from rankscope.analysis.core.notes import ranks_by_session
+from rankscope.analysis.core.result import Doubt
 from rankscope.analysis.core.run_steps import in_order_of_start
 from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.analysis.core.step_times import SLOW_FIRST_STEP, median_of, run_step, run_step_times
@@ -16,25 +17,11 @@ from rankscope.analysis.health.contents import MOSTLY_UNDERSTOOD_PCT, understood
 from rankscope.capture.run_folder import rank_manifests
 from rankscope.ranges import as_ranges, rank_words
 from rankscope.readers.base import usable_world
-from rankscope.records import dataclass
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 COMPLETE_STEP = 0.7
 """A step with a smaller share of the usual number of GPU events is incomplete. Chosen, not measured."""
-
-
-@dataclass(frozen=True)
-class Doubt:
-    """One reason to doubt the figures."""
-
-    text: str
-    """For the first line: '2 of 8 ranks'."""
-    reason: str
-    """A sentence: what it means, and what to do."""
-
-    def __str__(self) -> str:
-        return f"in doubt: {self.text}: {self.reason}"
 
 
 def doubts(run: Run, scope: Scope) -> tuple[Doubt, ...]:

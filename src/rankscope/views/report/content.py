@@ -9,14 +9,14 @@ from typing import TypeVar
 
 from rankscope.analysis.across_ranks.step_picture import step_picture
 from rankscope.analysis.core.ceilings import device_names
-from rankscope.analysis.core.result import SEVERITIES, Finding, Result, Severity
+from rankscope.analysis.core.result import SEVERITIES, Doubt, Finding, Result, Severity
 from rankscope.analysis.core.rollups import are_worth_it
 from rankscope.analysis.core.scope import Scope, step_numbers
 from rankscope.analysis.core.step_times import run_step_times
 from rankscope.analysis.diff.two_runs import by_unit
 from rankscope.analysis.findings import collect, with_listed_findings
 from rankscope.analysis.health.doctor import doctor, grade
-from rankscope.analysis.health.doubts import Doubt, doubts, world_size
+from rankscope.analysis.health.doubts import doubts, world_size
 from rankscope.analysis.questions import QUESTIONS, TOPICS
 from rankscope.analysis.run_info import facts
 from rankscope.analysis.summary import summary
