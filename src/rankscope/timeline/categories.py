@@ -102,18 +102,14 @@ def translated(events: Events, threads: Mapping[Thread, Names]) -> Events:
     A file that has only known categories, the usual case, is returned as it is.
     """
     texts = events.texts
+    kinds = {(texts[phase], texts[category]) for phase, category in events.groups[:, :2].tolist()}
+    begun = {category for phase, category in kinds if phase in _WITH_DURATION and phase != "E"}
+    unknown = sorted(begun - set(KNOWN_CATEGORIES))
+    misleading = _misleading_groups(events, threads)
+    if not unknown and not misleading and ("E", "") not in kinds:
+        return events
     timed = events.has_text(events.phase, _WITH_DURATION)
     is_end = events.phase.equals(events.code("E"))
-    begun = {
-        texts[category]
-        for phase, category in events.groups[:, :2].tolist()
-        if texts[phase] in _WITH_DURATION and texts[phase] != "E"
-    }
-    unknown = sorted(begun - set(KNOWN_CATEGORIES))
-    unnamed_ends = is_end & (events.category.equals(events.code("")))
-    misleading = _misleading_groups(events, threads)
-    if not unknown and not misleading and not unnamed_ends.any():
-        return events
     is_unknown = events.has_text(events.category, unknown) | np.isin(events.group, misleading)
     wanted = np.flatnonzero(timed & (is_unknown | is_end))
     meanings = _track_meanings(events, threads, timed & ~is_end & is_unknown)
@@ -192,15 +188,16 @@ def _with_places(events: Events, wanted: NDArray[Any], device: NDArray[Any], str
     """The events with the devices and streams of their tracks where they have none of their own."""
     placed = wanted[(device != NULL) | (stream != NULL)]
     linked = np.union1d(events.linked, placed).astype(np.int32)
+    places = np.append(events.places(linked), np.int32(len(events.linked)))
     columns: dict[str, Any] = {
-        name: events.number(name, linked)
+        name: events.number_at(name, places)
         for name in ("correlation", "external_id", "device", "stream", "bytes")
     }
     for name, told in (("device", device), ("stream", stream)):
         at = np.searchsorted(linked, wanted[told != NULL])
         column = columns[name]
         column[at] = np.where(column[at] == NULL, told[told != NULL], column[at])
-    return replace(events, linked=linked, collective=events.collective_of(linked), **columns)
+    return replace(events, linked=linked, collective=events.collective_at(places), **columns)
 
 
 def _track_meanings(

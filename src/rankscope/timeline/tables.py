@@ -47,7 +47,7 @@ from rankscope.timeline.slices import (
     DeviceTime,
     SliceTable,
     find_slices,
-    gpu_slices,
+    kinds_of,
     link_slices,
     named,
     of_categories,
@@ -74,20 +74,31 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
 
     `recorded` are the collective calls that the capture noted.
     """
-    recording = arrange(events)
-    slices, unpaired = find_slices(recording)  # the events' own columns mean nothing from here on
+    pool = files.pool
+    recording = arrange(events, pool)
+    slices, unpaired = find_slices(recording, pool)  # the events' own columns mean nothing from here on
+    nested = pool.submit(nest, slices.track, slices.time, slices.end)
     steps = steps_of_host(recording, slices)
-    nesting = nest(slices.track, slices.time, slices.end)
-    step_at_start = files.pool.submit(steps.at, slices.time)
-    is_gpu = gpu_slices(recording, slices)
-    links = link_slices(recording, slices, nesting)
-    self_ns = files.pool.submit(self_time, nesting, slices.duration)
-    device = files.pool.submit(device_time, links.op, is_gpu, slices.duration)
-    step, times = step_columns(slices, links, steps, is_gpu, step_at_start.result())
+    step_at_start = pool.submit(steps.at, slices.time)
+    kinds = kinds_of(recording, slices)
+    nesting = nested.result()
+    self_ns = pool.submit(self_time, nesting, slices.duration)
+    links = link_slices(recording, slices, nesting, kinds, pool)
+    device = pool.submit(device_time, links.op, kinds.is_gpu, slices.duration)
+    step, times = step_columns(slices, links, steps, kinds.is_gpu, step_at_start.result())
     source = SliceTable(recording, slices, nesting, links, step, self_ns.result(), device.result())
-    others = files.pool.submit(_write_others, files, source, steps, times, recorded)
-    write_activity(files, source, np.flatnonzero(is_gpu))
-    others.result()
+    others = [
+        pool.submit(_write_links, files, source),
+        pool.submit(_write_instants, files, source, steps),
+        pool.submit(write_collectives, files, source, recorded),
+        pool.submit(_write_counters, files, recording),
+        pool.submit(_write_computing, files, source),
+        pool.submit(_write_tracks, files, source),
+    ]
+    _write_steps(files, steps, times)
+    write_activity(files, source, np.flatnonzero(kinds.is_gpu))
+    for table in others:
+        table.result()
     launches = of_categories(recording, slices, LAUNCH_CATEGORIES)
     ranges = of_categories(recording, slices, ("cpu_op", "user_annotation"))
     return {
@@ -103,18 +114,6 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
         "replays": bool(named(recording, slices.name[launches], _GRAPH_LAUNCH.search).any()),
         "compiled": bool(named(recording, slices.name[ranges], _COMPILED.search).any()),
     }
-
-
-def _write_others(
-    files: TableFiles, source: SliceTable, steps: Steps, times: StepTimes, recorded: Sequence[RecordedCall]
-) -> None:
-    """The tables besides those of slices, in a thread of their own."""
-    write_collectives(files, source, recorded)
-    _write_tracks(files, source)
-    _write_steps(files, steps, times)
-    _write_instants(files, source, steps)
-    _write_counters(files, source.recording)
-    _write_links(files, source)
 
 
 def _write_tracks(files: TableFiles, source: SliceTable) -> None:
@@ -330,10 +329,9 @@ _ALLOCATING_OP = re.compile(ALLOCATING_OP_PATTERN)
 
 
 def write_activity(files: TableFiles, source: SliceTable, gpu: NDArray[Any]) -> None:
-    """Write SLICES, GPU and COMPUTING."""
+    """Write SLICES and GPU."""
     write_slices(files, SLICES, source)
     write_slices(files, GPU, source, gpu, lambda rows: _gpu_columns(source, rows))
-    _write_computing(files, source)
 
 
 def _gpu_columns(source: SliceTable, rows: NDArray[Any]) -> Mapping[str, Chunk]:
