@@ -24,7 +24,7 @@ from rankscope.analysis.rollups import keep_rollups, make_part
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.cli import main
 from rankscope.store import derived
-from rankscope.store.derived import ROLLUPS, File, path_of
+from rankscope.store.derived import ROLLUPS, File, RawTable, path_of
 from rankscope.store.ingest import Options
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
@@ -61,7 +61,7 @@ def rows(run: Run, name: str = "breakdown") -> dict[int, int]:
 
 def make_all(run: Run) -> None:
     kept = rollups.Rollups(run)
-    kept.add(run.store, [rollups.make(run, run.ranks, kept)])
+    kept.add(run.store, [rollups.encode(rollups.make(run, run.ranks, kept))])
 
 
 def opened(run: Run, *patterns: str, **options: Any) -> Run:
@@ -123,11 +123,11 @@ def mixed(dataset: Callable[[str], Path], tmp_path_factory: pytest.TempPathFacto
 def test_records_do_not_depend_on_how_ranks_are_grouped(mixed: Path, tmp_path: Path) -> None:
     run = Run(ingest([mixed], Options(cache=tmp_path)))
     kept = rollups.Rollups(run)
-    together = kept.encode(rollups.make(run, run.ranks, kept))
+    together = rollups.encode(rollups.make(run, run.ranks, kept))
     for groups in ([[0], [1], [2], [3]], [[0, 2], [1, 3]], [[0, 1], [2, 3]]):
         parts = [rollups.make(run, group, kept) for group in groups]
         of_rank = {rank: part for group, part in zip(groups, parts, strict=True) for rank in group}
-        apart = kept.encode(
+        apart = rollups.encode(
             {name: {rank: of_rank[rank][name][rank] for rank in run.ranks} for name in parts[0]}
         )
         assert apart.keys() == together.keys()
@@ -237,10 +237,11 @@ def test_a_rank_that_is_read_again_or_is_gone(run: Run, tmp_path: Path) -> None:
 def without_first_rank(run: Run) -> None:
     kept = rollups.Rollups(run)
     tables = {
-        name: kept.encode({name: {rank: row for rank, row in kept.of(spec).items() if rank}})[name]
+        name: rollups.encode({name: {rank: row for rank, row in kept.of(spec).items() if rank}})[name]
         for name, spec in rollups._specs.items()
     }
-    derived.write(path(run), tables)
+    path(run).unlink()
+    kept.add(run.store, [tables])
 
 
 def test_a_store_that_cannot_be_written_to(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,8 +256,8 @@ def test_what_is_made_is_written_when_the_rest_fails(run: Run) -> None:
     without_first_rank(run)
     kept = rollups.Rollups(run)
 
-    def parts() -> Iterator[rollups.Records]:
-        yield rollups.make(run, [0], kept)
+    def parts() -> Iterator[dict[str, RawTable]]:
+        yield rollups.encode(rollups.make(run, [0], kept))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

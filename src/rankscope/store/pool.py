@@ -229,8 +229,10 @@ class _Worker(Generic[Key]):
     def begin(self, key: Key, task: Task | Call) -> None:
         self.key, self._task = key, task
         self._pending = b""
+        content = memoryview(pickle.dumps(task))
         with contextlib.suppress(BrokenPipeError):  # the worker has died; reading its output reports it
-            os.write(self._input, pickle.dumps(task))
+            while content:
+                content = content[os.write(self._input, content) :]
 
     def receive(self, advance: Callable[[Key, int, str], None]) -> Outcome | None:
         """Read the reports that have arrived: pass on progress, return the outcome of the task if it is there."""

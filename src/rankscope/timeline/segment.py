@@ -31,7 +31,7 @@ from rankscope.version import __version__
 
 _LARGEST_HEADER_VALUE = 100_000
 _SMALL_BYTES = 16_000_000
-"""Text of one block, which one thread reads."""
+"""Text that one thread reads in a tenth of a second: starting others, or waiting for the disk, takes longer."""
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
@@ -51,7 +51,8 @@ def build_segment(
     before = path.stat()
     reader = find_reader(path)
     reading = reader.open(path, part)
-    files = TableFiles(folder, threads if text_bytes(path) > _SMALL_BYTES else 1)
+    is_small = text_bytes(path) <= _SMALL_BYTES
+    files = TableFiles(folder, 1 if is_small else threads)
     with _storing(folder), files.pool:
         count, facts = _write(path, before.st_size, reading, files, progress)
         facts["further"] = _write_further(reading, folder, facts["origin_ns"])
@@ -82,8 +83,9 @@ def build_segment(
         "header": _small_fields(reading.header),
         "files": checksums(folder),
     }
-    write_checked_json(folder / SEGMENT_FILE, manifest)
-    sync_folder(folder)
+    write_checked_json(folder / SEGMENT_FILE, manifest, on_disk=not is_small)
+    if not is_small:  # else what a crash of the machine takes is read again: checksums tell
+        sync_folder(folder)
     return manifest
 
 
