@@ -323,9 +323,11 @@ def use_tools(args: argparse.Namespace) -> None:
 def may_be_kept(args: argparse.Namespace) -> bool:
     """Whether the store has answers: then nothing is begun that may not be needed."""
     from rankscope.store.derived import ANSWERS, path_of
-    from rankscope.store.index import store_folder
+    from rankscope.store.index import INDEX_FILE, store_folder
 
-    return path_of(store_folder(run_paths(args), None, args.cache), ANSWERS).exists()
+    paths = run_paths(args)
+    is_store = len(paths) == 1 and (paths[0] / INDEX_FILE).is_file()
+    return path_of(paths[0] if is_store else store_folder(paths, None, args.cache), ANSWERS).exists()
 
 
 def import_numpy_with_one_thread() -> None:

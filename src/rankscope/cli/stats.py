@@ -163,7 +163,7 @@ def _shown_from(answers: Answers, args: argparse.Namespace) -> list[Result] | No
     if args.report is None:
         wanted = _summary_rows(args)
     else:
-        wanted = [(name, _rows_shown(args)) for name in common.current_reports(args.report)]
+        wanted = [(name.strip(), _rows_shown(args)) for name in args.report.split(",")]
     results = answers.get(*(f"report {name}" for name, _ in wanted))
     if results is None:
         return None

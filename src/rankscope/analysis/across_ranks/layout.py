@@ -196,12 +196,12 @@ def _by_shape(groups: list[ObservedGroup]) -> list[ObservedGroup]:
 
 def _without_model_groups(groups: list[ObservedGroup]) -> list[ObservedGroup]:
     """Beside TENSOR_MODEL_PARALLEL_GROUP, MODEL_PARALLEL_GROUP spans the tensor-parallel ranks of all stages."""
-    tensor = [group for group in groups if group.axis == "tp" and "tensor" in group.description.lower()]
-    if not tensor:
+    tensor = ["tensor" in group.description.lower() for group in groups]
+    if not any(is_tensor and group.axis == "tp" for is_tensor, group in zip(tensor, groups, strict=True)):
         return groups
     return [
-        replace(group, axis="other") if group.axis == "tp" and group not in tensor else group
-        for group in groups
+        replace(group, axis="other") if group.axis == "tp" and not is_tensor else group
+        for is_tensor, group in zip(tensor, groups, strict=True)
     ]
 
 

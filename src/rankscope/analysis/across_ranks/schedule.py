@@ -74,7 +74,10 @@ class Passes:
 
 
 def _sums(key: Ints, value: Floats) -> dict[int, float]:
-    return {int(each): float(value[key == each].sum()) for each in unique_values(key)}
+    order = np.argsort(key, kind="stable")
+    each = unique_values(key)
+    parts = np.split(value[order], np.searchsorted(key[order], each[1:]))
+    return {number: float(part.sum()) for number, part in zip(each.tolist(), parts, strict=False)}
 
 
 def passes_of(parts: Segments, waiting: Mapping[int, Intervals]) -> Passes | None:
@@ -92,8 +95,10 @@ def passes_of(parts: Segments, waiting: Mapping[int, Intervals]) -> Passes | Non
     np.maximum.at(end, number, parts.end)
     stage[number] = parts.stage
     took = end - start
-    for rank in unique_values(places[:, 0]).tolist():
-        mine = places[:, 0] == rank
+    ranks = unique_values(places[:, 0])
+    bounds = np.append(np.searchsorted(places[:, 0], ranks), len(places))
+    for rank, low, high in zip(ranks.tolist(), bounds[:-1], bounds[1:], strict=True):
+        mine = slice(low, high)
         took[mine] -= covered(waiting[rank], start[mine], end[mine])
     rank, step, phase, chunk, micro_batch = places.T
     order = np.lexsort((start, step, rank))
@@ -172,9 +177,19 @@ def schedule_of(passes: Passes, layout: Layout) -> Schedule:
         sequences.setdefault((rank, step), []).append((each[0], each[1], each[2]))
     orders: dict[Order, Counter[tuple[int, ...]]] = {}
     stages = layout.sizes.get("pp", 1)
+    pipelines = {
+        rank: tuple(sorted(layout.group_of(rank, "pp"), key=layout.stage))
+        for rank in dict.fromkeys(rank for rank, _ in sequences)
+        if layout.stage(rank) == min(map(layout.stage, layout.group_of(rank, "pp")))
+    }
     for rank, step in sequences:
-        pipeline = tuple(sorted(layout.group_of(rank, "pp"), key=layout.stage))
-        if rank == pipeline[0] and len(pipeline) == stages and all((r, step) in sequences for r in pipeline):
+        pipeline = pipelines.get(rank, ())
+        if (
+            pipeline
+            and rank == pipeline[0]
+            and len(pipeline) == stages
+            and all((r, step) in sequences for r in pipeline)
+        ):
             order = tuple(tuple(sequences[each, step]) for each in pipeline)
             orders.setdefault(order, Counter())[pipeline] += 1
     return Schedule(passes, orders)

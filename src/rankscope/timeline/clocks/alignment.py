@@ -179,7 +179,8 @@ def _apart(rows: Collectives, hosts: Mapping[int, str], fitted: Clocks) -> set[s
 
     names = sorted(set(hosts.values()) - {""})
     number = {rank: names.index(host) if host else NONE for rank, host in hosts.items()}
-    host = np.array([number.get(rank, NONE) for rank in rows.rank.tolist()], dtype=np.int64)
+    clock = np.searchsorted([clock.rank for clock in fitted.ranks], rows.rank)
+    host = np.array([number.get(clock.rank, NONE) for clock in fitted.ranks], dtype=np.int64)[clock]
     met = np.flatnonzero((rows.match != NONE) & rows.together & (host != NONE))
     cells, cell = number_rows([host[met], rows.match[met]])
     order = np.argsort(cell, kind="stable")
@@ -187,12 +188,13 @@ def _apart(rows: Collectives, hosts: Mapping[int, str], fitted: Clocks) -> set[s
     several = np.diff(first, append=len(order)) > 1
     inside = (host[rows.sends] == host[rows.recvs]) & (host[rows.sends] != NONE)
     sends, recvs = rows.sends[inside], rows.recvs[inside]
-    ahead = np.zeros(len(rows.rank))
-    for clock in fitted.ranks:
-        mine = rows.rank == clock.rank
-        if clock.aligned:
-            since = rows.end[mine] - clock.center_ns
-            ahead[mine] = clock.center_offset_ns + clock.applied_drift_ppm * 1e-6 * since
+    center, offset, drift = np.array(
+        [
+            (c.center_ns, c.center_offset_ns, c.applied_drift_ppm * 1e-6) if c.aligned else (0, 0, 0)
+            for c in fitted.ranks
+        ]
+    ).T[:, clock]
+    ahead = offset + drift * (rows.end - center)
 
     def impossible(by: Any) -> Any:
         """Of the collectives of each host, and of its messages: a receive does not end before its send begins."""

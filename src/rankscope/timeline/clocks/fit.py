@@ -28,6 +28,8 @@ _LEAST_WEIGHT = 1e-3
 """Weight of an outlier. Not zero, so that a clock with outliers only still has a solution."""
 _TUKEY = 4.685
 """Distance in spreads at which Tukey's weight reaches zero; 95 % efficient for normal noise."""
+_PER_MEDIAN = 1.4826
+"""The standard deviation of normal noise as a multiple of its median absolute value."""
 LEAST_MOMENTS = 4
 """Offset and drift pass through two moments exactly, and a robust fit nearly through three: residuals of fewer moments
 than this say nothing about the noise."""
@@ -76,27 +78,24 @@ def fit(seen: Sightings, clocks: int) -> Fit:
     """Fit all clocks at once. Every moment needs timestamps of at least two clocks."""
     part = connected_parts(seen, clocks)
     base = _first_times(seen)
-    blocks = _blocks(seen, base, part)
+    tables = _tables(seen, base, part)
     free = np.flatnonzero(part != np.arange(clocks))
-    still = [np.zeros(len(block.moments)) for block in blocks]
-    rough = _Solver(blocks, free, clocks, still, 1.0)
+    still = [np.zeros(table.moments.shape) for table in tables]
+    rough = _Solver(tables, free, clocks, still, 1.0)
     state = _iterate(rough, rough.start(), _least_absolute, rounds=4)
-    moments = np.concatenate(
-        [base[block.moments] + rough.moments(i, state) for i, block in enumerate(blocks)] or [np.zeros(0)]
-    )
+    times = [base[table.moments] + rough.moments(i, state) for i, table in enumerate(tables)]
+    moments = np.concatenate([each.reshape(-1) for each in times] or [np.zeros(0)])
     center = float(np.median(moments)) if len(moments) else 0.0
     half = max(float(np.ptp(moments)) / 2 if len(moments) else 0.0, 1.0)
-    ends = np.cumsum([len(block.moments) for block in blocks])[:-1]
-    when = np.split((moments - center) / half, ends) if blocks else []
-    solver = _Solver(blocks, free, clocks, when, half)
+    solver = _Solver(tables, free, clocks, [(each - center) / half for each in times], half)
     state = _iterate(solver, state, _least_absolute)
     state = _iterate(solver, state, _tukey)
     error = solver.errors(state)
     residual, tells = np.zeros(len(seen.time)), np.zeros(len(seen.time), dtype=bool)
-    for i, block in enumerate(blocks):
-        residual[block.entry[block.here]] = solver.residual(i, state)[block.here]
-        tells[block.entry[block.here]] = block.tells
-    pooled = _pooled(blocks, solver.residuals(state))
+    for i, table in enumerate(tables):
+        residual[table.entry[table.here]] = solver.residual(i, state)[table.here]
+        tells[table.entry[table.here]] = table.tells
+    pooled = _pooled(tables, _own_spreads(tables, solver.residuals(state)), clocks)
     return Fit(
         part=part,
         offset=state.answer[:clocks],
@@ -107,13 +106,13 @@ def fit(seen: Sightings, clocks: int) -> Fit:
         half_ns=half,
         residual=residual,
         tells=tells,
-        spread=np.array([pooled.get(int(number), np.nan) for number in part]),
+        spread=np.where(pooled > 0, pooled, np.nan)[part],
     )
 
 
 @dataclass(frozen=True)
 class _State:
-    """Current solution (offsets of all clocks, then drifts) and weights of all entries, block by block."""
+    """Current solution (offsets of all clocks, then drifts) and weights of all entries, as in the tables."""
 
     answer: Floats
     weights: list[Floats]
@@ -123,11 +122,10 @@ def _iterate(solver: _Solver, state: _State, weigh: Weighing, rounds: int = _ROU
     """Compute weights and solve, repeatedly, until the solution converges."""
     for _ in range(rounds):
         residuals = solver.residuals(state)
+        spreads = _spreads(solver.tables, residuals, solver.clocks)
         weights = [
-            np.where(block.here, weigh(residual, spread), 0.0)
-            for block, residual, spread in zip(
-                solver.blocks, residuals, _spreads(solver.blocks, residuals), strict=True
-            )
+            np.where(table.here, weigh(residual, spread[:, None, None]), 0.0)
+            for table, residual, spread in zip(solver.tables, residuals, spreads, strict=True)
         ]
         answer = solver.solve(weights)
         moved = np.abs(answer - state.answer).max(initial=0)
@@ -137,32 +135,46 @@ def _iterate(solver: _Solver, state: _State, weigh: Weighing, rounds: int = _ROU
     return state
 
 
-def _spreads(blocks: Sequence[_Block], residuals: Sequence[Floats]) -> list[float]:
-    """The spread of each block; a block with too few moments has the largest spread of its part."""
-    pooled = _pooled(blocks, residuals)
+def _spreads(tables: Sequence[_Tables], residuals: Sequence[Floats], clocks: int) -> list[Floats]:
+    """The spread of each noise class; one with too few moments has the largest spread of its part."""
+    spreads = _own_spreads(tables, residuals)
+    pooled = np.maximum(_pooled(tables, spreads, clocks), _SMALLEST_SPREAD_NS)
     return [
-        _spread(residual, block) if block.tells else pooled.get(block.part, _SMALLEST_SPREAD_NS)
-        for block, residual in zip(blocks, residuals, strict=True)
+        spread if table.tells else pooled[table.part] for table, spread in zip(tables, spreads, strict=True)
     ]
 
 
-def _pooled(blocks: Sequence[_Block], residuals: Sequence[Floats]) -> dict[int, float]:
-    """The largest spread of each part, among the blocks with enough moments."""
-    pooled: dict[int, float] = {}
-    for block, residual in zip(blocks, residuals, strict=True):
-        if block.tells:
-            pooled[block.part] = max(pooled.get(block.part, 0.0), _spread(residual, block))
+def _own_spreads(tables: Sequence[_Tables], residuals: Sequence[Floats]) -> list[Floats]:
+    """Robust standard deviation of the residuals of each noise class; 0 where it has too few moments."""
+    return [
+        _robust_spreads(residual, table) if table.tells else np.zeros(len(table.part))
+        for table, residual in zip(tables, residuals, strict=True)
+    ]
+
+
+def _pooled(tables: Sequence[_Tables], spreads: Sequence[Floats], clocks: int) -> Floats:
+    """By the first clock of a part, the largest spread of its noise classes with enough moments; 0: there is none."""
+    pooled = np.zeros(clocks)
+    for table, spread in zip(tables, spreads, strict=True):
+        np.maximum.at(pooled, table.part, spread)
     return pooled
 
 
-def _spread(residual: Floats, block: _Block) -> float:
-    """Robust standard deviation of the residuals of a block (scaled median)."""
-    return robust_spread(residual[block.here], len(block.moments))
+def _robust_spreads(residual: Floats, table: _Tables) -> Floats:
+    """`robust_spread` of each noise class; at once where no clock lacks a moment."""
+    moments = table.moments.shape[1]
+    if not table.here.all():
+        each = zip(residual, table.here, strict=True)
+        return np.array([robust_spread(values[here], moments) for values, here in each])
+    values = residual.reshape(len(residual), -1)
+    middle = [(values.shape[1] - 1) // 2, values.shape[1] // 2]
+    medians = np.partition(values, middle, axis=1)[:, middle].mean(axis=1)
+    return np.maximum(_PER_MEDIAN * few_moments(moments) * medians, _SMALLEST_SPREAD_NS)
 
 
 def robust_spread(residual: Floats, moments: int) -> float:
     """Standard deviation of absolute residuals of some moments, by their median."""
-    return max(1.4826 * few_moments(moments) * float(np.median(residual)), _SMALLEST_SPREAD_NS)
+    return max(_PER_MEDIAN * few_moments(moments) * float(np.median(residual)), _SMALLEST_SPREAD_NS)
 
 
 def few_moments(count: int) -> float:
@@ -173,13 +185,13 @@ def few_moments(count: int) -> float:
     return count / (count - 3)
 
 
-def _least_absolute(residual: Floats, spread: float) -> Floats:
+def _least_absolute(residual: Floats, spread: Floats) -> Floats:
     """Weights for least absolute deviations, which tolerate many outliers."""
     weight: Floats = 1 / (spread * np.maximum(residual, spread / 10))
     return weight
 
 
-def _tukey(residual: Floats, spread: float) -> Floats:
+def _tukey(residual: Floats, spread: Floats) -> Floats:
     """Tukey's weights: 1 / variance for small residuals, nearly none for outliers."""
     far = np.minimum(residual / (_TUKEY * spread), 1.0)
     weight: Floats = np.maximum((1 - far**2) ** 2, _LEAST_WEIGHT) / spread**2
@@ -208,10 +220,14 @@ def _first_times(seen: Sightings) -> Ints:
 
 
 @dataclass(frozen=True)
-class _Block:
-    """Moments of one noise class as a dense table, one row per moment and one column per clock."""
+class _Tables:
+    """Moments of noise classes with equally many moments and clocks, as dense tables one behind the other.
+
+    A table has one row per moment and one column per clock. Groups of a large run are alike, so there are few stacks.
+    """
 
     clocks: Ints
+    """Of each table, as the next."""
     moments: Ints
     entry: Ints
     """Index of the timestamp; -1 where the clock has none."""
@@ -220,69 +236,75 @@ class _Block:
     """ns after the first timestamp of the moment; 0 where the clock has none."""
     scale: Floats
     """For each moment: corrects for the degree of freedom that the moment itself uses."""
-    part: int
+    part: Ints
+    """Of each table."""
 
     @property
     def tells(self) -> bool:
         """Whether there are enough moments to estimate their spread."""
-        return len(self.moments) >= LEAST_MOMENTS
+        return self.moments.shape[1] >= LEAST_MOMENTS
 
 
-def _blocks(seen: Sightings, base: Ints, part: Ints) -> list[_Block]:
+def _tables(seen: Sightings, base: Ints, part: Ints) -> list[_Tables]:
     """One table per noise class, so that the tables have few gaps."""
     order = np.argsort(seen.noise_class, kind="stable")
     bounds = np.flatnonzero(np.diff(seen.noise_class[order])) + 1
-    return [_block(seen, base, part, entries) for entries in np.split(order, bounds) if len(entries)]
+    alike: dict[tuple[int, ...], list[tuple[Ints, Ints, Ints]]] = {}
+    for entries in np.split(order, bounds):
+        if len(entries):
+            clocks, column = np.unique(seen.clock[entries], return_inverse=True)
+            moments, row = np.unique(seen.moment[entries], return_inverse=True)
+            table = np.full((len(moments), len(clocks)), -1)
+            table[row.reshape(-1), column.reshape(-1)] = entries
+            alike.setdefault(table.shape, []).append((clocks, moments, table))
+    stacks = (map(np.stack, zip(*tables, strict=True)) for tables in alike.values())
+    return [_stacked(seen, base, part, *stack) for stack in stacks]
 
 
-def _block(seen: Sightings, base: Ints, part: Ints, entries: Ints) -> _Block:
-    clocks, column = np.unique(seen.clock[entries], return_inverse=True)
-    moments, row = np.unique(seen.moment[entries], return_inverse=True)
-    table = np.full((len(moments), len(clocks)), -1)
-    table[row.reshape(-1), column.reshape(-1)] = entries
-    here = table >= 0
-    late = np.where(here, seen.time[table] - base[moments][:, None], 0).astype(np.float64)
-    sizes = here.sum(axis=1, keepdims=True)
+def _stacked(seen: Sightings, base: Ints, part: Ints, clocks: Ints, moments: Ints, entry: Ints) -> _Tables:
+    here = entry >= 0
+    late = np.where(here, seen.time[entry] - base[moments][:, :, None], 0).astype(np.float64)
+    sizes = here.sum(axis=2, keepdims=True)
     scale = np.sqrt(sizes / np.maximum(sizes - 1, 1))
-    return _Block(clocks, moments, table, here, late, scale, int(part[clocks[0]]))
+    return _Tables(clocks, moments, entry, here, late, scale, part[clocks[:, 0]])
 
 
 class _Solver:
-    """Normal equations of the blocks, with their moments at given scaled times."""
+    """Normal equations of the tables, with their moments at given scaled times."""
 
     def __init__(
-        self, blocks: Sequence[_Block], free: Ints, clocks: int, when: Sequence[Floats], half_ns: float
+        self, tables: Sequence[_Tables], free: Ints, clocks: int, when: Sequence[Floats], half_ns: float
     ) -> None:
-        self.blocks, self.clocks = blocks, clocks
-        self.when = [times[:, None] for times in when]
+        self.tables, self.clocks = tables, clocks
+        self.when = [times[:, :, None] for times in when]
         with_drift = any(times.any() for times in when)
         self.unknown = np.concatenate([free, free + clocks]) if with_drift else free
         self.drift_prior = (_MOST_DRIFT_PPM * 1e-6 * half_ns) ** -2
 
     def start(self) -> _State:
         """Plain least squares."""
-        weights = [block.here.astype(np.float64) for block in self.blocks]
+        weights = [table.here.astype(np.float64) for table in self.tables]
         return _State(self.solve(weights), weights)
 
     def moments(self, i: int, state: _State) -> Floats:
         """The time of each moment, relative to its first timestamp."""
-        return self._common(i, state)[1][:, 0]
+        return self._common(i, state)[1][:, :, 0]
 
     def residual(self, i: int, state: _State) -> Floats:
         """Residuals, scaled to the contribution of one clock."""
         rest, common = self._common(i, state)
-        result: Floats = (rest - common) * self.blocks[i].scale
+        result: Floats = (rest - common) * self.tables[i].scale
         return result
 
     def residuals(self, state: _State) -> list[Floats]:
-        """The absolute residuals of every block."""
-        return [np.abs(self.residual(i, state)) for i in range(len(self.blocks))]
+        """The absolute residuals, as in the tables."""
+        return [np.abs(self.residual(i, state)) for i in range(len(self.tables))]
 
     def _common(self, i: int, state: _State) -> tuple[Floats, Floats]:
-        block, weight = self.blocks[i], state.weights[i]
-        drift = state.answer[block.clocks + self.clocks]
-        rest = block.late - (state.answer[block.clocks] + drift * self.when[i])
-        common = (weight * rest).sum(axis=1, keepdims=True) / weight.sum(axis=1, keepdims=True)
+        table, weight = self.tables[i], state.weights[i]
+        clocks = table.clocks[:, None]
+        rest = table.late - (state.answer[clocks] + state.answer[clocks + self.clocks] * self.when[i])
+        common = (weight * rest).sum(axis=2, keepdims=True) / weight.sum(axis=2, keepdims=True)
         return rest, common
 
     def solve(self, weights: Sequence[Floats]) -> Floats:
@@ -309,20 +331,26 @@ class _Solver:
         """Matrix and right side of the normal equations, with the moments eliminated."""
         count = 2 * self.clocks
         matrix, right = np.zeros((count, count)), np.zeros(count)
-        for block, w, when in zip(self.blocks, weights, self.when, strict=True):
-            share = w / w.sum(axis=1, keepdims=True)
-            a, b = block.clocks, block.clocks + self.clocks
-            matrix[np.ix_(a, a)] += np.diag(w.sum(axis=0)) - w.T @ share
-            rest = w * (block.late - (share * block.late).sum(axis=1, keepdims=True))
-            right[a] += rest.sum(axis=0)
+        for table, w, when in zip(self.tables, weights, self.when, strict=True):
+            share = w / w.sum(axis=2, keepdims=True)
+            a, b = table.clocks, table.clocks + self.clocks
+            rest = w * (table.late - (share * table.late).sum(axis=2, keepdims=True))
             later = share * when
-            matrix[np.ix_(a, b)] += np.diag((w * when).sum(axis=0)) - w.T @ later
-            matrix[np.ix_(b, b)] += np.diag((w * when**2).sum(axis=0)) - (w * when).T @ later
-            right[b] += (rest * when).sum(axis=0)
+            _add(matrix, a, a, w, w, share)
+            _add(matrix, a, b, w * when, w, later)
+            _add(matrix, b, b, w * when**2, w * when, later)
+            np.add.at(right, a, rest.sum(axis=1))
+            np.add.at(right, b, (rest * when).sum(axis=1))
         matrix[self.clocks :, : self.clocks] = matrix[: self.clocks, self.clocks :].T
         drifts = np.arange(self.clocks, count)
         matrix[drifts, drifts] += self.drift_prior
         return matrix[np.ix_(self.unknown, self.unknown)], right[self.unknown]
+
+
+def _add(matrix: Floats, rows: Ints, columns: Ints, diagonal: Floats, left: Floats, right: Floats) -> None:
+    """Add, for each table, a diagonal less a product: sums over its moments."""
+    np.add.at(matrix, (rows, columns), diagonal.sum(axis=1))
+    np.subtract.at(matrix, (rows[:, :, None], columns[:, None, :]), np.matmul(left.transpose(0, 2, 1), right))
 
 
 def _balance(matrix: Floats) -> Floats:
@@ -331,7 +359,7 @@ def _balance(matrix: Floats) -> Floats:
     return scale
 
 
-Weighing = Callable[[Floats, float], Floats]
+Weighing = Callable[[Floats, Floats], Floats]
 """A function from absolute residuals and their spread to weights."""
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -93,11 +94,11 @@ class Collectives:
         """[2, message]: the entries of its send and of its receive. A batched kernel has several messages."""
         return np.stack([self.sends, self.recvs])
 
-    @property
+    @cached_property
     def point_to_point(self) -> Mask:
         return np.isin(self.kind, [KINDS.index(kind) for kind in (*POINT_TO_POINT, BATCHED)])
 
-    @property
+    @cached_property
     def together(self) -> Mask:
         """True for kinds that all ranks leave at the same time."""
         return np.isin(self.kind, [KINDS.index(kind) for kind in TOGETHER])
@@ -108,9 +109,10 @@ class Collectives:
     def pick(self, mask: Mask) -> Collectives:
         """Some of the entries, and the messages between them. The numbers of matches are kept."""
         arrays: dict[str, Any] = {
-            name: value[mask]
-            for name, value in vars(self).items()
-            if isinstance(value, np.ndarray) and name not in ("sends", "recvs")
+            field.name: value[mask]
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), np.ndarray)
+            and field.name not in ("sends", "recvs")
         }
         number, both = np.cumsum(mask) - 1, mask[self.sends] & mask[self.recvs]
         sends, recvs = number[self.sends[both]], number[self.recvs[both]]

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -105,7 +105,7 @@ class ReducedGraph:
         matched, met = self.collectives, self.match != NONE
         kind, size = np.full(len(self.rank), NONE), np.full(len(self.rank), NONE)
         kind[met], size[met] = matched.kind[self.match[met]], matched.bytes[self.match[met]]
-        at = np.flatnonzero(self.anchor == np.arange(len(self.rank)))
+        at = self._anchors[0]
         columns = (self.is_collective.astype(np.int64), self.kind, kind, size)
         _, name = number_rows([column[at] for column in columns])
         return [self.step[at], name, count_before([self.rank[at], self.step[at], name], at)]
@@ -125,31 +125,79 @@ class ReducedGraph:
 
         Compared is the time between two anchors, by class; the ways between them become shorter by the same share.
         """
-        slow = {self.ranks.index(rank) for rank in ranks if rank in self.ranks}
-        spent, own_ns = [*work.spent], work.own_ns.copy()
-        anchors = np.flatnonzero(self.anchor == np.arange(len(self.rank)))
+        number = {rank: number for number, rank in enumerate(self.ranks)}
+        slow = {number[rank] for rank in ranks if rank in number}
+        changed = {PATH_CLASSES.index(name) for name in COMPARED}
+        spent = [time.copy() if kind in changed else time for kind, time in enumerate(work.spent)]
+        own_ns = work.own_ns.copy()
         for who in sorted(slow):
-            near = {self.ranks.index(peer) for peer in peers.get(self.ranks[who], ()) if peer in self.ranks}
+            near = {number[peer] for peer in peers.get(self.ranks[who], ()) if peer in number}
             others = sorted(near - slow) or sorted(set(range(len(self.ranks))) - slow)
-            if not others:
-                continue
-            others = others[:: -(-len(others) // _MOST_PEERS)]
-            used = np.flatnonzero(np.isin(self.rank[anchors], [who, *others]))
-            compared = _Compared(
-                self.rank[anchors[used]], [column[used] for column in self._place], who, others
-            )
-            mine = anchors[used[compared.mine]]
-            ways, points = np.flatnonzero(self.rank[self.to] == who), np.flatnonzero(self.rank == who)
-            for name in COMPARED:
-                kind = PATH_CLASSES.index(name)
-                took, usual = self.totals[name][mine], compared.median(self.totals[name][anchors[used]])
-                share = np.ones(len(self.rank))
-                share[mine] = np.where(took > usual, usual / np.maximum(took, 1), 1.0)
-                spent[kind] = spent[kind].copy()
-                spent[kind][ways] = np.rint(spent[kind][ways] * share[self._compared[name][ways]])
-                shorter = points[(self.kind[points] == kind) & ~self.on_host[points]]
-                own_ns[shorter] = np.rint(own_ns[shorter] * share[self.anchor[shorter]])
+            if others:
+                for kind, ways, of_ways, points, of_points in self._shares(
+                    who, tuple(others[:: -(-len(others) // _MOST_PEERS)])
+                ):
+                    spent[kind][ways] = np.rint(spent[kind][ways] * of_ways)
+                    own_ns[points] = np.rint(own_ns[points] * of_points)
         return replace(work, spent=tuple(spent), own_ns=own_ns)
+
+    @cached_property
+    def _kept_shares(self) -> dict[tuple[int, tuple[int, ...]], list[_Shares]]:
+        """The answers of `_shares`, which depend on the recording alone."""
+        return {}
+
+    def _shares(self, who: int, others: tuple[int, ...]) -> list[_Shares]:
+        """How a rank's ways and points on the device become shorter at the median of others."""
+        if (who, others) in self._kept_shares:
+            return self._kept_shares[who, others]
+        anchors, of_anchors = self._anchors
+        used = np.concatenate([np.arange(*of_anchors[each : each + 2]) for each in sorted((who, *others))])
+        compared = _Compared(self.rank[anchors[used]], [column[used] for column in self._place], who, others)
+        mine = anchors[used[compared.mine]]
+        by_rank, bounds = self._ways_of
+        ways, points = (
+            by_rank[slice(*bounds[who : who + 2])],
+            np.arange(*np.searchsorted(self.rank, (who, who + 1))),
+        )
+        share = self._unchanged
+        shares = self._kept_shares[who, others] = []
+        for name in COMPARED:
+            kind = PATH_CLASSES.index(name)
+            took, usual = self.totals[name][mine], compared.median(self.totals[name][anchors[used]])
+            share[mine] = np.where(took > usual, usual / np.maximum(took, 1), 1.0)
+            shorter = points[(self.kind[points] == kind) & ~self.on_host[points]]
+            of_ways = share[self._compared[name][ways]]
+            shares.append(_Shares(kind, ways, of_ways, shorter, share[self.anchor[shorter]]))
+        share[mine] = 1.0
+        return shares
+
+    @cached_property
+    def _unchanged(self) -> Floats:
+        """By point, the share of its time that is left: all. Whoever changes it restores it."""
+        return np.ones(len(self.rank))
+
+    @cached_property
+    def _anchors(self) -> tuple[Ints, Ints]:
+        """The anchors, by rank; and where those of each rank begin."""
+        anchors = np.flatnonzero(self.anchor == np.arange(len(self.rank)))
+        return anchors, np.searchsorted(self.rank[anchors], np.arange(len(self.ranks) + 1))
+
+    @cached_property
+    def _ways_of(self) -> tuple[Ints, Ints]:
+        """The ways, by rank; and where those of each rank begin."""
+        rank = self.rank[self.to]
+        order = np.argsort(rank, kind="stable")
+        return order, np.searchsorted(rank[order], np.arange(len(self.ranks) + 1))
+
+
+class _Shares(NamedTuple):
+    """What is left of the time of a class, by way and by point of a rank."""
+
+    kind: int
+    ways: Ints
+    of_ways: Floats
+    points: Ints
+    of_points: Floats
 
 
 class _Compared:
@@ -250,11 +298,10 @@ def _joined(parts: Sequence[RankGraph], name: str) -> Ints:
 
 def _by_class(classes: Ints, spent: Ints) -> Iterator[Ints]:
     """For each class the time of all ways, from the times that are not 0."""
-    at = np.zeros(len(classes), dtype=np.int64)
-    counts = sum((classes >> kind) & 1 for kind in range(len(PATH_CLASSES)))
-    at[1:] = np.cumsum(counts)[:-1]
-    for kind in range(len(PATH_CLASSES)):
-        has = ((classes >> kind) & 1).astype(bool)
+    having = [(classes >> kind) & 1 == 1 for kind in range(len(PATH_CLASSES))]
+    counts = np.sum(having, axis=0, dtype=np.int64)
+    at = np.cumsum(counts) - counts
+    for has in having:
         time = np.zeros(len(classes), dtype=np.int64)
         time[has] = spent[at[has]]
         at += has
