@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 class AtOnce(Executor):
-    """Calls what it is given at once. For one thread a pool would only wait: a sixth of the time of a small file."""
+    """Calls what it is given at once. For one thread a pool would only wait: an eighth of the time of a small file."""
 
     def submit(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
         future: Future[Result] = Future()
