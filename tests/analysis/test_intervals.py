@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankscope import native
 from rankscope.analysis.core.intervals import Axis, Intervals, intersect, join, length, subtract, union
 
 RAW = st.lists(st.tuples(st.integers(-20, 40), st.integers(-5, 15)), max_size=12)
@@ -31,6 +32,22 @@ def test_union_covers_exactly_and_is_disjoint_and_sorted(raw: list[tuple[int, in
     assert covered(a) == points(raw)
     assert length(a) == len(points(raw))
     assert all(a.end > a.start) and all(a.start[1:] > a.end[:-1])
+
+
+@given(RAW, RAW)
+def test_c_and_numpy_give_the_same_intervals(x: list[tuple[int, int]], y: list[tuple[int, int]]) -> None:
+    """Also of intervals that are empty or in no order, which some callers have in the first set."""
+    raw = np.array(x, dtype=np.int64).reshape(-1, 2)
+    a, b = Intervals(raw[:, 0], raw[:, 0] + np.abs(raw[:, 1])), make(y)
+
+    def answers() -> list[list[int]]:
+        sets = (union(raw[:, 0], raw[:, 0] + raw[:, 1]), intersect(a, b), subtract(b, make(x)))
+        return [column.tolist() for each in sets for column in each]
+
+    with_c = answers()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "functions", None)
+        assert with_c == answers()
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from rankscope.analysis.rollups import keep_rollups, make_part
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.cli import main
 from rankscope.store import derived
-from rankscope.store.derived import ROLLUPS, File, path_of
+from rankscope.store.derived import ROLLUPS, File, RawTable, path_of
 from rankscope.store.ingest import Options
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
@@ -237,12 +237,11 @@ def test_a_rank_that_is_read_again_or_is_gone(run: Run, tmp_path: Path) -> None:
 def without_first_rank(run: Run) -> None:
     kept = rollups.Rollups(run)
     tables = {
-        name: spec.table.encode(
-            {rank: (kept._keys[rank], row) for rank, row in kept.of(spec).items() if rank}
-        )
+        name: rollups.encode({name: {rank: row for rank, row in kept.of(spec).items() if rank}})[name]
         for name, spec in rollups._specs.items()
     }
-    derived.write(path(run), tables)
+    path(run).unlink()
+    kept.add(run.store, [tables])
 
 
 def test_a_store_that_cannot_be_written_to(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +256,7 @@ def test_what_is_made_is_written_when_the_rest_fails(run: Run) -> None:
     without_first_rank(run)
     kept = rollups.Rollups(run)
 
-    def parts() -> Iterator[dict[str, derived.RawTable]]:
+    def parts() -> Iterator[dict[str, RawTable]]:
         yield rollups.encode(rollups.make(run, [0], kept))
         raise KeyboardInterrupt
 

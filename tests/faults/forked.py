@@ -51,13 +51,15 @@ class Child:
         return Ended(os.waitstatus_to_exitcode(status), stdout, stderr)
 
     def workers(self) -> list[int]:
-        """The pids of its own children."""
-        try:
-            return [
-                int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-            ]
-        except OSError:
-            return []
+        """The pids of its children and of theirs: workers are forked from one process."""
+        return [pid for child in _children(self.pid) for pid in (child, *_children(child))]
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def _run(argv: list[str], outputs: list[Path], before: Callable[[], None]) -> None:

@@ -6,13 +6,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import rankscope.analysis.across_ranks.heatmap
-import rankscope.analysis.summary  # noqa: F401 - all functions whose results are kept
-from rankscope.analysis.core.rollups import are_made_when_read, chunks, encode, make, rollups_of
+from rankscope.analysis.core.rollups import (
+    are_made_when_read,
+    chunks,
+    default_window,
+    encode,
+    make,
+    rollups_of,
+)
 from rankscope.errors import RankscopeError
+from rankscope.host import usable_cores
 from rankscope.ranges import as_ranges
+from rankscope.store import database
 from rankscope.store.derived import ROLLUPS, File, RawTable, path_of_part, write
-from rankscope.store.index import Index
+from rankscope.store.index import Index, SegmentEntry
 from rankscope.store.ingest import Ingested
 from rankscope.store.pool import run_calls
 from rankscope.store.worker import Call
@@ -30,10 +37,15 @@ def keep_rollups(
     if not ranks or run.from_events or not run.keeps_results or not are_made_when_read(run):
         return
     rollups = rollups_of(run)  # measures the clocks where keys need them, once and not in every process
+    common = {
+        "store": str(run.store),
+        "window": default_window(run),
+        "threads": max(1, usable_cores() // jobs),
+    }
     calls = {
         tuple(chunk): Call(
             make_part,
-            {"store": str(run.store), "ranks": chunk},
+            {**common, "segments": _needed(run, chunk), "ranks": chunk},
             f"the rollups of ranks {as_ranges(chunk)}",
         )
         for chunk in chunks(run, ranks, jobs)
@@ -54,9 +66,29 @@ def keep_rollups(
     rollups.add(run.store, parts())
 
 
-def make_part(store: str, ranks: list[int]) -> dict[str, Any]:
-    """In a worker process: a part of the file with the rollups."""
-    run = Run(Ingested(Path(store), Index.load(Path(store)), (), ()))
+def _needed(run: Run, ranks: list[int]) -> list[SegmentEntry]:
+    """The files of ranks; of the whole run where what is read of a file depends on others: several of a rank, or of
+    several formats."""
+    if len(run.segments) > len(run.ranks) or len({entry.format for entry in run.segments}) > 1:
+        return run.segments
+    return [entry for entry in run.segments if entry.rank in ranks]
+
+
+def make_part(
+    store: str, segments: list[SegmentEntry], ranks: list[int], window: str, threads: int
+) -> dict[str, Any]:
+    """In a worker process, with some cores: a part of the file with the rollups."""
+    load_modules()
+    database.most_threads = threads
+    run = Run(Ingested(Path(store), Index(segments), (), ()))
     path = path_of_part(run.store, ROLLUPS)
-    write(path, encode(make(run, ranks, rollups_of(run))))
+    write(path, encode(make(run, ranks, rollups_of(run), window)))
     return {"path": str(path)}
+
+
+def load_modules() -> None:
+    """All functions whose results are kept. The process that workers are forked from imports them, no other."""
+    import duckdb  # noqa: F401
+
+    import rankscope.analysis.across_ranks.heatmap
+    import rankscope.analysis.summary  # noqa: F401

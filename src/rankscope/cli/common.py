@@ -299,7 +299,7 @@ def expect_reading(args: argparse.Namespace) -> None:
             return
         from rankscope.readers import looks_like_a_trace
         from rankscope.store.pool import need_no_worker, start_early
-        from rankscope.timeline.reading import load_modules
+        from rankscope.timeline.reading import read_trace
 
         files = [file for path in paths for file in (path.iterdir() if path.is_dir() else [path])]
         if need_no_worker([file for file in files if file.is_file() and looks_like_a_trace(file)]):
@@ -307,7 +307,7 @@ def expect_reading(args: argparse.Namespace) -> None:
     except OSError:  # what may not be looked at is explained when it is read
         return
     use_tools(args)
-    start_early(load_modules)
+    start_early(read_trace)
 
 
 def use_tools(args: argparse.Namespace) -> None:

@@ -61,6 +61,7 @@ PyObject *arrays_to_python(Array *arrays, size_t count);
 extern PyMethodDef scan_methods[];
 extern PyMethodDef packing_methods[];
 extern PyMethodDef nesting_methods[];
+extern PyMethodDef interval_methods[];
 extern PyMethodDef sqlite_methods[];
 extern PyMethodDef repeated_methods[];
 extern PyMethodDef perfetto_methods[];

@@ -14,7 +14,7 @@ from typing import Any
 
 from isal.isal_zlib import crc32
 
-from rankscope.files import write_json
+from rankscope.files import write_bytes, write_json
 
 _PIECE = 1 << 20
 _KEY = "checksum"
@@ -65,9 +65,13 @@ def _size_and_checksum(path: str, expected_size: int | None = None) -> list[int]
         os.close(file)
 
 
-def write_checked_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write or replace a small file that contains its own checksum."""
-    write_json(path, {_KEY: _text_checksum(content), **content}, indent=None)
+def write_checked_json(path: Path, content: Mapping[str, Any], *, on_disk: bool = True) -> None:
+    """Write or replace a small file that contains its own checksum, and wait until it is on the disk, or not."""
+    checked = {_KEY: _text_checksum(content), **content}
+    if on_disk:
+        write_json(path, checked, indent=None)
+    else:
+        write_bytes(path, [json.dumps(checked).encode(), b"\n"])
 
 
 def read_checked_json(path: Path) -> dict[str, Any]:

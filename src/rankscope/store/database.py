@@ -12,6 +12,8 @@ from rankscope.readers.database import new_database
 if TYPE_CHECKING:
     import duckdb
 
+most_threads: int | None = None
+"""In a process beside others, its part of the cores; None: all of them."""
 _early: list[Thread] = []
 _connections: list[duckdb.DuckDBPyConnection] = []
 
@@ -27,10 +29,10 @@ def connect_early() -> None:
 
 
 def connect(*, one_thread: bool) -> duckdb.DuckDBPyConnection:
-    """A new database in memory, with one thread or as many as there are cores."""
+    """A new database in memory, with one thread or as many as there are cores for this process."""
     if _early:
         _early.pop().join()
     connection = _connections.pop() if _connections else new_database(threads=1)
-    if not one_thread:
-        connection.execute("RESET threads")
+    if not one_thread and most_threads != 1:
+        connection.execute(f"SET threads = {most_threads}" if most_threads else "RESET threads")
     return connection

@@ -43,6 +43,8 @@ _EXPORTS = {
     ".ncu-rep": (".raw.csv", ".details.csv", ".csv"),
 }
 """Files that tools export from their reports; they hold the same recording."""
+_GZIP_RATIO = 12
+"""Typical compression ratio of a trace."""
 _MOST_RUNS = 20
 _CONVERTED = "converted"
 _HEAD_BYTES = 1 << 16
@@ -273,6 +275,11 @@ def _folders_below(path: Path) -> list[Path]:
     except OSError:
         return []
     return [folder for folder in folders if folder.name != _CAPTURES and any(readable_traces(folder))]
+
+
+def text_bytes(path: Path) -> int:
+    """The size of a trace when it is decompressed, about."""
+    return path.stat().st_size * (_GZIP_RATIO if path.suffix == ".gz" else 1)
 
 
 def readable_traces(folder: Path) -> Iterator[Path]:

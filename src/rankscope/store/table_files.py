@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,13 +18,22 @@ Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 
 
+class AtOnce(Executor):
+    """Calls what it is given at once. For one thread a pool would only wait: an eighth of the time of a small file."""
+
+    def submit(self, function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
+        future: Future[Result] = Future()
+        future.set_result(function(*args, **kwargs))
+        return future
+
+
 class TableFiles:
     """Writes tables into a folder. At most `ahead` pieces are encoded before the first of them is written."""
 
-    def __init__(self, folder: Path, pool: Executor, ahead: int) -> None:
+    def __init__(self, folder: Path, threads: int) -> None:
         self.folder = folder
-        self.pool = pool
-        self.ahead = ahead
+        self.pool: Executor = ThreadPoolExecutor(threads) if threads > 1 else AtOnce()
+        self.ahead = threads if threads > 1 else 0
         self.rows: dict[str, int] = {}
         """Of each table that was written."""
 

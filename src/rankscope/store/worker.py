@@ -1,20 +1,28 @@
-"""A process that reads files or computes: `python -m rankscope.store.worker`, tasks on stdin, reports on stdout.
+"""Processes that read files or compute, one task at a time: pickled tasks on stdin, reports on stdout.
 
-A process per file keeps their memory apart and uses every core; a crash or the out-of-memory killer costs one file
-and not the run. A task is pickled: a file to read, a function to call, or a function that loads modules; reports are
-lines of JSON, {"read", "doing"}, then {"done"} or {"error"}.
+Several processes keep the memory of files apart and use every core; a crash or the out-of-memory killer costs one file
+and not the run. A task is a file to read or a function to call; reports are lines of JSON, {"read", "doing"}, then
+{"done"} or {"error"}.
+
+Importing the modules takes longer than reading a small file. So `python -m rankscope.store.worker` imports them once,
+and forks the processes. It has no threads, and takes requests on stdin, a socket: `LOAD`, `FORK`, `WAIT`.
 """
 
 from __future__ import annotations
 
 import errno
+import gc
 import json
+import os
 import pickle
 import shutil
+import socket
 import sys
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rankscope import errors
 from rankscope.errors import RankscopeError
@@ -24,6 +32,16 @@ from rankscope.records import dataclass
 from rankscope.store.checksums import read_checked_json
 from rankscope.store.incoming import in_use
 from rankscope.store.index import SEGMENT_FILE
+
+LOAD = b"L"
+"""Import the module of a function, which follows (four bytes with the length, and its pickle), and call its
+`load_modules`, if it has one."""
+FORK = b"F"
+"""Start a process with the three descriptors that come along as stdin, stdout and stderr; answered by its pid."""
+WAIT = b"W"
+"""Wait for the end of a process, whose pid follows in four bytes; answered by its status."""
+_IDLE_S = 10.0
+"""Without requests, the process that forks others ends."""
 
 Progress = Callable[[int, str], None]
 """Called with the bytes of the file read so far and the current activity."""
@@ -119,19 +137,83 @@ def perform_tasks() -> None:
             return
         if isinstance(task, Call):
             outcome = call(task)
-        elif isinstance(task, Task):
-            outcome = perform(task, lambda read, doing: _report(read=read, doing=doing))
         else:
-            task()
-            continue
+            outcome = perform(task, lambda read, doing: _report(read=read, doing=doing))
         if isinstance(outcome, RankscopeError):
             _report(error=error_to_json(outcome))
         else:
             _report(done=outcome)
 
 
+def number_bytes(number: int) -> bytes:
+    """As numbers are in requests and their answers."""
+    return number.to_bytes(4, "little", signed=True)
+
+
+def receive(control: socket.socket, count: int = 4) -> bytes:
+    """So many bytes. Raises EOFError or ConnectionError if the other side is gone."""
+    received = b""
+    while len(received) < count:
+        piece = control.recv(count - len(received))
+        if not piece:
+            raise EOFError
+        received += piece
+    return received
+
+
+def serve() -> None:
+    """Answer requests, until the process that makes them has ended, or makes none and its processes have ended."""
+    control = socket.socket(fileno=0)
+    control.settimeout(_IDLE_S)
+    running: set[int] = set()
+    while True:
+        try:
+            request, descriptors, _, _ = socket.recv_fds(control, 1, 3)
+        except TimeoutError:
+            if running:
+                continue
+            return
+        if request == LOAD:
+            name = receive(control, int.from_bytes(receive(control), "little"))
+            with suppress(Exception):  # else the task that needs it reports the error
+                function = pickle.loads(name)
+                getattr(sys.modules[function.__module__], "load_modules", lambda: None)()
+        elif request == FORK:
+            gc.freeze()  # what is loaded stays shared
+            pid = os.fork()
+            if pid == 0:
+                control.close()
+                _begin(descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            running.add(pid)
+            control.sendall(number_bytes(pid))
+        elif request == WAIT:
+            pid = int.from_bytes(receive(control), "little")
+            running.discard(pid)
+            control.sendall(number_bytes(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+        else:
+            return
+
+
+def _begin(descriptors: list[int]) -> NoReturn:
+    """In a new process."""
+    code = 1
+    try:
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        perform_tasks()
+        code = 0
+    except BaseException:  # noqa: BLE001 - this process ends here, whatever it is
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
 if __name__ == "__main__":
     # Under its own name: what is unpickled is of that module, not of __main__.
-    from rankscope.store.worker import perform_tasks
+    from rankscope.store.worker import serve
 
-    perform_tasks()
+    serve()

@@ -30,5 +30,8 @@ def read_trace(task: Task, folder: Path, progress: Progress) -> dict[str, Any]:
 
 
 def load_modules() -> None:
-    """In a worker, before its first task arrives."""
+    """In the process that workers are forked from: what `read_trace` needs, and the readers that see every file."""
+    import rankscope.readers.ascend.reader
+    import rankscope.readers.kineto.reader
+    import rankscope.readers.xla.trace_json
     import rankscope.timeline.segment  # noqa: F401

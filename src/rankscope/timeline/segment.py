@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +19,7 @@ from rankscope.model import EVENTS, FORMAT_VERSION
 from rankscope.readers import EventBatch, Reading, find_reader
 from rankscope.readers.columns import EventColumns
 from rankscope.store.checksums import checksums, write_checked_json
-from rankscope.store.discover import sidecar_kind
+from rankscope.store.discover import sidecar_kind, text_bytes
 from rankscope.store.event_log import EventLog, ReadBatch, read_batch
 from rankscope.store.index import SEGMENT_FILE
 from rankscope.store.parquet_writer import ParquetFile
@@ -34,6 +33,8 @@ from rankscope.version import __version__
 watching: list[Callable[[EventColumns], None]] = []
 """Called with each batch of events that this process reads, in the thread that reads it. The viewer draws it."""
 _LARGEST_HEADER_VALUE = 100_000
+_SMALL_BYTES = 16_000_000
+"""Text that one thread reads in a tenth of a second: starting others, or waiting for the disk, takes longer."""
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
@@ -53,8 +54,10 @@ def build_segment(
     before = path.stat()
     reader = find_reader(path)
     reading = reader.open(path, part)
-    with _storing(folder), ThreadPoolExecutor(threads) as pool:
-        count, facts = _write(path, before.st_size, reading, TableFiles(folder, pool, threads), progress)
+    is_small = text_bytes(path) <= _SMALL_BYTES
+    files = TableFiles(folder, 1 if is_small else threads)
+    with _storing(folder), files.pool:
+        count, facts = _write(path, before.st_size, reading, files, progress)
         facts["further"] = _write_further(reading, folder, facts["origin_ns"])
         if sidecar_files or facts["replays"] or facts["compiled"]:
             facts["companions"] = _add_sidecar_files(folder, facts, sidecar_files)
@@ -83,8 +86,9 @@ def build_segment(
         "header": _small_fields(reading.header),
         "files": checksums(folder),
     }
-    write_checked_json(folder / SEGMENT_FILE, manifest)
-    sync_folder(folder)
+    write_checked_json(folder / SEGMENT_FILE, manifest, on_disk=not is_small)
+    if not is_small:  # else what a crash of the machine takes is read again: checksums tell
+        sync_folder(folder)
     return manifest
 
 

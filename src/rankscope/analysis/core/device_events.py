@@ -126,7 +126,8 @@ def device_events(run: Run, rank: int, scope: Scope) -> DeviceEvents:
     if scope.steps == read.steps:
         return events
     first, last = scope.steps or (0, 0)
-    return events.pick((events.step >= first) & (events.step <= last))
+    inside = (events.step >= first) & (events.step <= last)
+    return events if inside.all() else events.pick(inside)
 
 
 def ranks_read_together(run: Run, rank: int, others: Iterable[int]) -> frozenset[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -89,9 +89,18 @@ def _annotations(run: Run, rank: int, wanted: Callable[[str], object]) -> HostEv
     return events.pick((events.kind == _ANNOTATION) & np.isin(events.name, names))
 
 
+@once_per_run
+def _annotated(run: Run) -> dict[tuple[int, str], Intervals]:
+    """By rank and pattern; `annotated` fills it."""
+    return {}
+
+
 def annotated(run: Run, rank: int, pattern: str) -> Intervals:
     """When any thread was inside an annotation whose name matches."""
-    return _annotations(run, rank, re.compile(pattern, re.IGNORECASE).search).spans
+    spans = _annotated(run)
+    if (rank, pattern) not in spans:
+        spans[rank, pattern] = _annotations(run, rank, re.compile(pattern, re.IGNORECASE).search).spans
+    return spans[rank, pattern]
 
 
 def dataloader_spans(run: Run, rank: int) -> Intervals:
@@ -124,13 +133,23 @@ def engine_calls(run: Run, rank: int) -> HostEvents:
     return events.pick(events.kind == _ENGINE)
 
 
-@once_per_run
 def waiting_calls(run: Run, scope: Scope) -> dict[str, Any]:
     """Calls in which the host waits for its device, by rank and time, with the op and line of Python that made them.
 
     `name`, `op` and `line` are indices into names.all_names, or UNKNOWN. `waits` is 0 for copies of pageable memory,
     which wait although their name does not show it.
     """
+    if scope.ranks is not None and scope.ranks.issuperset(run.ranks):
+        scope = replace(scope, ranks=None)
+    if scope.steps is None or not scope.has_all_steps(run):
+        return _waiting_calls(run, scope)
+    calls = _waiting_calls(run, scope.only_ranks())
+    inside = (calls["step"] >= scope.steps[0]) & (calls["step"] <= scope.steps[1])
+    return calls if inside.all() else {name: values[inside] for name, values in calls.items()}
+
+
+@once_per_run
+def _waiting_calls(run: Run, scope: Scope) -> dict[str, Any]:
     waits = wanted = f"name IN ({sql_names(_sync_names(run))})"
     if pageable := [name for name in vocabulary(run, "gpu_memcpy") if "ageable" in name]:
         wanted = f"""({waits} OR (rank, segment, id) IN (

@@ -6,11 +6,13 @@ stretch of the axis of its own (`Axis`): sets never mix, and one pass serves all
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope import native
 from rankscope.records import dataclass
 from rankscope.store.arrays import Ints as Ints
 
@@ -25,8 +27,15 @@ class Intervals(NamedTuple):
 EMPTY = Intervals(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
+def _from_c(function: Callable[..., tuple[Any, Any]], *times: Ints) -> Intervals:
+    start, end = function(*(np.ascontiguousarray(column, np.int64) for column in times))
+    return Intervals(np.frombuffer(start, np.int64), np.frombuffer(end, np.int64))
+
+
 def union(start: Ints, end: Ints) -> Intervals:
     """The set covered by any of these intervals; empty and negative ones cover nothing."""
+    if native.functions is not None:
+        return _from_c(native.functions.union_of, start, end)
     real = end > start
     start, end = start[real], end[real]
     if len(start) == 0:
@@ -47,6 +56,8 @@ def join(*sets: Intervals) -> Intervals:
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
     """What lies in both. For each interval of `a`, those of `b` it can meet are neighbours in order."""
+    if native.functions is not None:
+        return _from_c(native.functions.intersection, *a, *b)
     first = np.searchsorted(b.end, a.start, side="right")
     last = np.searchsorted(b.start, a.end, side="left")
     counts = np.maximum(last - first, 0)

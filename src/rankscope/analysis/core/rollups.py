@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import field, replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -184,7 +184,7 @@ class Rollups:
     """What the store keeps about the ranks of a run, and what is added to it."""
 
     def __init__(self, run: Run) -> None:
-        window = _window(run)
+        window = default_window(run)
         self._keys = {rank: key_of(window, run.cache_key(rank)) for rank in run.ranks}
         self._file = File(path_of(run.store, ROLLUPS))
         self._records: Records = {}
@@ -218,7 +218,7 @@ def rollups_of(run: Run) -> Rollups:
 
 
 @once_per_run
-def _window(run: Run) -> str:
+def default_window(run: Run) -> str:
     """What the default window of the run is: its steps, or whole files."""
     return "steps" if any(entry.manifest["steps"] for entry in run.timelines) else "file"
 
@@ -248,15 +248,20 @@ def set_default_scope(scope: Selection) -> None:
     _default = scope
 
 
-def make(run: Run, ranks: Collection[int], rollups: Rollups) -> Records:
-    """The results about some ranks, computed from their events, unless all of a function are kept already."""
+def make(run: Run, ranks: Collection[int], rollups: Rollups, window: str = "") -> Records:
+    """The results about some ranks, computed from their events, unless all of a function are kept already.
+
+    `window`: that of the whole run, where this one is a part of it.
+    """
     part = run.only(ranks)
     part.from_events = True
     # The steps of other ranks may go further: the result is the same for every range that has all steps of a rank.
-    scope = _default.in_run(part) if _window(part) == _window(run) else replace(_default, steps=(0, 0))
+    is_default = default_window(part) == (window or default_window(run))
+    scope = _default.in_run(part) if is_default else replace(_default, steps=(0, 0))
     results: Records = {}
     for name, spec in _specs.items():
         if not rollups.of(spec).keys() >= set(ranks):
-            records = spec.function(part, scope.only_ranks() if spec.any_window else scope)
+            asked = (scope.only_ranks() if spec.any_window else scope).about_ranks()
+            records = part.cache.get(spec.function, asked, partial(spec.function, part, asked))
             results[name] = {rank: records.get(rank) for rank in ranks}
     return results

@@ -182,7 +182,7 @@ def _partitions(run: Run, steps: tuple[int, int] | None) -> dict[int, Partition]
 
 def partition_of(run: Run, rank: int, scope: Scope) -> Partition:
     """A rank's time on the host by phase; computed once."""
-    partitions = _partitions(run, scope.steps)
+    partitions = _partitions(run, None if scope.has_all_steps(run) else scope.steps)
     if rank not in partitions:
         partitions[rank] = _partition(run, rank, scope)
     return partitions[rank]
