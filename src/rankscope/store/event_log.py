@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,7 @@ from rankscope.store.arrays import Mask, number_rows
 from rankscope.store.packing import number_texts
 from rankscope.store.parquet_writer import Chunk, Coded, EncodedColumn, PlainTexts, encode
 from rankscope.store.parquet_writer import Numbers as NumberChunk
+from rankscope.store.scratch import Scratch
 
 _WITH_ARGS_PHASES = ("M", "C")
 _WITH_ARGS_NAMES = re.compile(rf"(?:{HOST_COLLECTIVE_PATTERN.removeprefix('(?i)')})|^c10d::", re.IGNORECASE)
@@ -32,6 +33,8 @@ _MOST_IN_TWO_BYTES = 1 << 15
 _NARROW_NULL = -(1 << 31)
 """Stands for null in a sparse column of four bytes each."""
 _EVENTS_AT_ONCE = 1 << 18
+_RELEASED_EVERY = 1 << 20
+"""Events, after which the memory of the columns is given back."""
 _CODES = (*_GROUPED, "name")
 _SPARSE = ("correlation", "external_id", "device", "stream", "bytes")
 _CHANGED_LATER = ("time", "duration")
@@ -145,7 +148,9 @@ class Events:
 
     def _places(self, events: NDArray[Any]) -> Codes:
         first, last = int(events.min()), int(events.max())
-        low, high = np.searchsorted(self.linked, (first, last + 1)).tolist()
+        # Bounds of another type would make numpy convert the whole column for every piece.
+        bounds = np.array((first, last + 1), dtype=self.linked.dtype)
+        low, high = np.searchsorted(self.linked, bounds).tolist()
         of_each = np.full(last - first + 1, len(self.linked), dtype=np.int32)
         of_each[self.linked[low:high] - first] = np.arange(low, high, dtype=np.int32)
         places: Codes = of_each[events - first]
@@ -256,8 +261,9 @@ class GrowingColumn:
     """A column that batches are added to. Numbers that are all equal take no memory, and those of a sparse column four
     bytes each where they fit. There is room for half as many again, so that memory is seldom copied."""
 
-    def __init__(self, is_changed_later: bool) -> None:
+    def __init__(self, is_changed_later: bool, empty: Callable[..., NDArray[Any]] = np.empty) -> None:
         self._may_be_constant = not is_changed_later
+        self._empty = empty
         self._values: NDArray[Any] = np.empty(0)
         self._count = 0
         self._is_constant = False
@@ -281,7 +287,7 @@ class GrowingColumn:
         if not self._is_constant and rows <= len(values) and np.can_cast(dtype, values.dtype):
             return
         kind = np.promote_types(dtype, values.dtype)
-        larger = np.empty((rows + rows // 2, *values.shape[1:]), dtype=kind)
+        larger = self._empty((rows + rows // 2, *values.shape[1:]), dtype=kind)
         present = values[:1] if self._is_constant else values[: self._count]
         larger[: self._count] = _wide(present) if kind == np.int64 else present
         self._values, self._is_constant = larger, False
@@ -312,7 +318,8 @@ def _wide(numbers: NDArray[Any]) -> NDArray[Any]:
 class EventLog:
     """Collects batches in file order."""
 
-    def __init__(self) -> None:
+    def __init__(self, scratch: Scratch | None = None) -> None:
+        self._scratch = scratch
         self._pool: dict[str, int] = {}
         self._columns: dict[str, GrowingColumn] = {}
         self._groups: dict[tuple[int, ...], int] = {}
@@ -341,9 +348,14 @@ class EventLog:
         pieces |= {name: getattr(columns, name) + np.int32(self._count) for name in _EVENTS_OF_SPARSE}
         pieces["flow_events"] = flow_events + np.int32(self._count)
         for name, piece in pieces.items():
-            self._columns.setdefault(name, GrowingColumn(name in _CHANGED_LATER)).add(piece)
+            if name not in self._columns:
+                empty = self._scratch.empty if self._scratch else np.empty
+                self._columns[name] = GrowingColumn(name in _CHANGED_LATER, empty)
+            self._columns[name].add(piece)
         for index, args in batch.args.items():
             self._args[self._count + index] = args
+        if self._scratch and self._count // _RELEASED_EVERY != (self._count + len(columns)) // _RELEASED_EVERY:
+            self._scratch.release()
         self._count += len(columns)
 
     @property

@@ -13,9 +13,12 @@ import numpy as np
 from rankscope.model import Field, Table
 from rankscope.readers.columns import NO_TEXT, NULL, Texts
 from rankscope.store.parquet_writer import Chunk, Coded, EncodedColumn, Numbers, ParquetFile, encode
+from rankscope.store.scratch import Scratch
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
+_RELEASED_EVERY = 16
+"""Pieces, after which the memory of the columns is given back."""
 
 
 class TableFiles:
@@ -25,6 +28,7 @@ class TableFiles:
         self.folder = folder
         self.pool = pool
         self.ahead = ahead
+        self.scratch = Scratch(folder)
         self.rows: dict[str, int] = {}
         """Of each table that was written."""
 
@@ -38,8 +42,10 @@ class TableFiles:
             return [encode(field, columns[field.name]) for field in table.fields]
 
         with ParquetFile(self.folder / f"{table.name}.parquet", table.fields) as file:
-            for columns in self.in_threads(encoded, pieces):
+            for number, columns in enumerate(self.in_threads(encoded, pieces), 1):
                 file.append(columns, columns[0].entries)  # no table begins with a column of lists
+                if number % _RELEASED_EVERY == 0:
+                    self.scratch.release()
         self.rows[table.name] = file.rows
 
     def in_threads(self, function: Callable[[Piece], Result], pieces: Iterable[Piece]) -> Iterator[Result]:

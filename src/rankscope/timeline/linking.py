@@ -38,8 +38,10 @@ def match_first(keys: NDArray[Any], wanted: NDArray[Any]) -> Indices:
         return first[np.where((wanted > 0) & (wanted <= largest), wanted, 0)]
     result = np.full(len(wanted), NONE, dtype=np.int32)
     usable = np.flatnonzero(keys > 0)
-    usable = usable[np.argsort(keys[usable], kind="stable")]
     ordered = keys[usable]
+    if (ordered[1:] < ordered[:-1]).any():  # else they are in order already
+        usable = usable[np.argsort(ordered, kind="stable")]
+        ordered = keys[usable]
     at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
     matched = (ordered[at] == wanted) & (wanted > 0)
     result[matched] = usable[at[matched]]

@@ -96,9 +96,9 @@ def arrange(events: Events) -> Recording:
     events = translated(events, threads)
     is_metadata = events.phase.equals(events.code("M"))
     has_time = ~is_metadata & (events.time != NULL)
-    low, high = _usable_range(events.time[has_time])
+    low, high = _usable_range(events.time if has_time.all() else events.time[has_time])
     placed = has_time & (events.time >= low) & (events.time <= high)
-    origin = int(events.time[placed].min()) if placed.any() else 0
+    origin = int(events.time.min(initial=high, where=placed)) if placed.any() else 0
     # Memory snapshots of older versions of torch have no times; their order is sufficient.
     counted = ~is_metadata & (has_time | ~events.category.equals(events.code(SNAPSHOT_CATEGORY)))
     timed = int(placed.sum())

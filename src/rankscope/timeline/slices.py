@@ -90,7 +90,7 @@ def find_slices(recording: Recording) -> tuple[SliceColumns, int]:
         events_of_slices.append(halves[begun])
         durations.append(ends - time[begun])
         last = max(last, int(ends.max(initial=0)))
-    index = np.concatenate(events_of_slices)
+    index = np.concatenate(events_of_slices) if len(events_of_slices) > 1 else complete
     category = events.category[index]
     if len(events_of_slices) > 1:
         time, duration = events.time[index], np.concatenate(durations)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from rankscope.readers.columns import NULL, Texts
 from rankscope.store.arrays import NONE, Ints, Mask, number_rows, starts_group
 from rankscope.store.event_log import Events, flow_texts
 from rankscope.store.parquet_writer import Chunk, Coded, Lists, Numbers
+from rankscope.store.scratch import Scratch
 from rankscope.store.table_files import TableFiles, coded
 from rankscope.timeline.categories import Names
 from rankscope.timeline.collectives.recorded_calls import RecordedCall
@@ -74,17 +75,26 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
 
     `recorded` are the collective calls that the capture noted.
     """
+    scratch = files.scratch
     recording = arrange(events)
+    scratch.release()
     slices, unpaired = find_slices(recording)  # the events' own columns mean nothing from here on
+    slices = _moved(slices, scratch)
     steps = steps_of_host(recording, slices)
-    nesting = nest(slices.track, slices.time, slices.end)
+    scratch.release()
+    nesting = _moved(nest(slices.track, slices.time, slices.end), scratch)
+    scratch.release()
     step_at_start = files.pool.submit(steps.at, slices.time)
     is_gpu = gpu_slices(recording, slices)
-    links = link_slices(recording, slices, nesting)
+    links = _moved(link_slices(recording, slices, nesting), scratch)
+    scratch.release()
     self_ns = files.pool.submit(self_time, nesting, slices.duration)
     device = files.pool.submit(device_time, links.op, is_gpu, slices.duration)
     step, times = step_columns(slices, links, steps, is_gpu, step_at_start.result())
-    source = SliceTable(recording, slices, nesting, links, step, self_ns.result(), device.result())
+    source = SliceTable(
+        recording, slices, nesting, links, scratch.moved(step), scratch.moved(self_ns.result()), device.result()
+    )
+    scratch.release()
     others = files.pool.submit(_write_others, files, source, steps, times, recorded)
     write_activity(files, source, np.flatnonzero(is_gpu))
     others.result()
@@ -103,6 +113,14 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
         "replays": bool(named(recording, slices.name[launches], _GRAPH_LAUNCH.search).any()),
         "compiled": bool(named(recording, slices.name[ranges], _COMPILED.search).any()),
     }
+
+
+Columns = TypeVar("Columns")
+
+
+def _moved(columns: Columns, scratch: Scratch) -> Columns:
+    """The same record of arrays in the scratch file."""
+    return type(columns)(**{name: scratch.moved(column) for name, column in vars(columns).items()})
 
 
 def _write_others(

@@ -1,0 +1,58 @@
+"""Large columns of one trace while its tables are made: in files without a name, so that memory can be given back."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_LEAST_BYTES = 24 << 20
+"""Smaller columns stay in memory."""
+
+
+class Scratch:
+    """Columns in the folder of a segment. Those that are not looked at for a while take no memory after `release`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """An array as np.empty makes it; one that the disk has no room for is in memory."""
+        count = int(np.prod(shape))
+        size = count * np.dtype(dtype).itemsize
+        if size < _LEAST_BYTES:
+            return np.empty(shape, dtype)
+        try:
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                # Without its blocks, a disk that is full would end the process when a page is written.
+                os.posix_fallocate(file.fileno(), 0, size)
+                pages = mmap.mmap(file.fileno(), size)
+        except (OSError, AttributeError):  # the latter: not on this system
+            return np.empty(shape, dtype)
+        self._maps.add(pages)
+        return np.frombuffer(pages, dtype, count).reshape(shape)
+
+    def moved(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The same values in the file, if there are many."""
+        if array.nbytes < _LEAST_BYTES or 0 in array.strides:  # the latter are equal, and take no memory
+            return array
+        memory = array.base
+        while isinstance(memory, np.ndarray):
+            memory = memory.base
+        if isinstance(memory, memoryview) and isinstance(memory.obj, mmap.mmap):
+            return array
+        target = self.empty(array.shape, array.dtype)
+        target[:] = array
+        return target
+
+    def release(self) -> None:
+        """Give back the memory of the columns. Their values stay in the page cache, and on the disk."""
+        for pages in list(self._maps):
+            pages.madvise(mmap.MADV_DONTNEED)
