@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rankscope import native
 from rankscope.readers.columns import NULL, Texts
 from rankscope.readers.sql_columns import columns_of
-from rankscope.store.event_log import EventLog, GrowingColumn, _narrow, _wide, flow_texts, read_batch
+from rankscope.store.event_log import EventLog, _narrow, _shortened, _wide, flow_texts, joined, read_batch
 
 NUMBERS = st.sampled_from([NULL, -(1 << 31), -1, 0, 7, 1 << 31, (1 << 62)])
 PIECES = st.lists(st.lists(NUMBERS, max_size=4), min_size=1, max_size=4)
@@ -17,10 +19,8 @@ PIECES = st.lists(st.lists(NUMBERS, max_size=4), min_size=1, max_size=4)
 @given(PIECES)
 @example([[NULL], [-(1 << 31)]])
 def test_numbers_are_the_same_in_fewer_bytes(pieces: list[list[int]]) -> None:
-    column = GrowingColumn(is_changed_later=False)
-    for piece in pieces:
-        column.add(_narrow(np.array(piece, dtype=np.int64)))
-    assert _wide(column.values()).tolist() == [number for piece in pieces for number in piece]
+    column = joined([_shortened(_narrow(np.array(piece, dtype=np.int64))) for piece in pieces])
+    assert _wide(column).tolist() == [number for piece in pieces for number in piece]
 
 
 def test_what_was_added_comes_out_in_the_order_of_the_batches() -> None:
@@ -43,8 +43,20 @@ def test_what_was_added_comes_out_in_the_order_of_the_batches() -> None:
     events = log.events()
     assert [events.texts[code] for code in events.name.tolist()] == ["b", "a", "b"]
     assert events.number("stream", np.arange(3)).tolist() == [NULL, 5, 5]
+    assert events.number("stream", np.array([2, 0, 1, 1, 0])).tolist() == [5, NULL, 5, 5, NULL]
     assert {events.texts[code] for code in events.category[:].tolist()} == {"kernel"}
     assert [events.texts[-1 - flow] for flow in events.flow.tolist()] == ["x"] * 3
+
+
+@given(st.sets(st.integers(0, 60)), st.lists(st.integers(0, 60)))
+def test_places_of_events(linked: set[int], wanted: list[int]) -> None:
+    """In any order; those that are not there are after the last."""
+    if native.functions is None:
+        pytest.skip("the C parts are not built")
+    ascending = sorted(linked)
+    columns = (np.array(column, dtype=np.int32) for column in (ascending, wanted))
+    places = np.frombuffer(native.functions.places(*columns), np.int32)
+    assert places.tolist() == [ascending.index(event) if event in linked else len(linked) for event in wanted]
 
 
 def test_ids_of_flows_are_spelt_as_they_were() -> None:

@@ -1,6 +1,10 @@
 /* The extension module rankscope.native._native: growing arrays that become Python buffers, and the list of functions. */
 #include "native.h"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <math.h>
 #include <stdio.h>
 
@@ -139,6 +143,22 @@ PyObject *arrays_to_python(Array *arrays, size_t count) {
     return made;
 }
 
+/* The C library keeps what is freed for the next allocation: after a phase that needs much for a moment, give it back. */
+static PyObject *trim_memory(PyObject *module, PyObject *none) {
+    (void)module, (void)none;
+#ifdef __GLIBC__
+    Py_BEGIN_ALLOW_THREADS
+    malloc_trim(0);
+    Py_END_ALLOW_THREADS
+#endif
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef memory_methods[] = {
+    {"trim_memory", trim_memory, METH_NOARGS, "Give memory that is free back to the system."},
+    {NULL, NULL, 0, NULL},
+};
+
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "_native",
@@ -156,7 +176,7 @@ PyMODINIT_FUNC PyInit__native(void) {
         PyModule_AddFunctions(module, packing_methods) < 0 || PyModule_AddFunctions(module, nesting_methods) < 0 ||
         PyModule_AddFunctions(module, sqlite_methods) < 0 || PyModule_AddFunctions(module, repeated_methods) < 0 ||
         PyModule_AddFunctions(module, perfetto_methods) < 0 || PyModule_AddFunctions(module, xplane_methods) < 0 ||
-        PyModule_AddFunctions(module, pickled_methods) < 0) {
+        PyModule_AddFunctions(module, pickled_methods) < 0 || PyModule_AddFunctions(module, memory_methods) < 0) {
         Py_DECREF(module);
         return NULL;
     }

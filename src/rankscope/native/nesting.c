@@ -379,7 +379,51 @@ static PyObject *open_slices(PyObject *self, PyObject *arguments) {
     return made;
 }
 
+/* Where each wanted number is among `count` ascending ones; `count` if it is not. The next is mostly a little larger. */
+static void find_places(const int32_t *sorted, size_t count, const int32_t *wanted, size_t questions, int32_t *out) {
+    size_t at = 0;
+    for (size_t i = 0; i < questions; i++) {
+        size_t low = 0, high = count, step = 1;
+        if (at < count && sorted[at] < wanted[i]) {
+            low = at + 1;
+            while (low + step < high && sorted[low + step] < wanted[i]) low += step + 1, step *= 2;
+            if (low + step < high) high = low + step;
+        } else if (at < count && (at == 0 || sorted[at - 1] < wanted[i])) {
+            low = high = at;
+        } else if (at < count) {
+            high = at;
+        }
+        while (low < high) {
+            size_t middle = low + (high - low) / 2;
+            if (sorted[middle] < wanted[i]) low = middle + 1;
+            else high = middle;
+        }
+        at = low;
+        out[i] = (int32_t)(at < count && sorted[at] == wanted[i] ? at : count);
+    }
+}
+
+static PyObject *places(PyObject *self, PyObject *arguments) {
+    (void)self;
+    Py_buffer sorted, wanted;
+    if (!PyArg_ParseTuple(arguments, "y*y*", &sorted, &wanted)) return NULL;
+    Array out = {0};
+    Py_BEGIN_ALLOW_THREADS;
+    if (array_reserve(&out, (size_t)wanted.len)) {
+        find_places(sorted.buf, (size_t)sorted.len / 4, wanted.buf, (size_t)wanted.len / 4, (int32_t *)out.data);
+        out.size = (size_t)wanted.len;
+    }
+    Py_END_ALLOW_THREADS;
+    PyBuffer_Release(&sorted);
+    PyBuffer_Release(&wanted);
+    PyObject *made = array_to_python(&out);
+    array_free(&out);
+    return made;
+}
+
 PyMethodDef nesting_methods[] = {
+    {"places", places, METH_VARARGS,
+     "(sorted, wanted): where each wanted number is among ascending ones, or after the last (4 bytes each)."},
     {"nest", nest, METH_VARARGS,
      "(track, start, end, tracks): the order of slices by track and time, their rows and parents (4 bytes each)."},
     {"nearest_ancestor", nearest_ancestor, METH_VARARGS,

@@ -76,10 +76,15 @@ class PlainStream(ByteStream):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def read_into(self, buffer: memoryview) -> int:
-        filled = 0
-        while filled < len(buffer) and (count := self._file.readinto(buffer[filled:])):
-            filled += count
-        return filled
+        return fill(buffer, self._file)
+
+    def seek(self, position: int) -> None:
+        self._file.seek(position)
+
+    def read_at(self, position: int, size: int) -> bytes:
+        """As `read_on`, from a place in the file on."""
+        self.seek(position)
+        return self.read_on(size)
 
 
 class GzipStream(ByteStream):
@@ -150,6 +155,14 @@ class GzipStream(ByteStream):
         self._ended = True
         self.damage = damage
         return b""
+
+
+def fill(buffer: memoryview, file: Any) -> int:
+    """Read from an unbuffered file; the number of bytes, fewer than the buffer has only at the end of the file."""
+    filled = 0
+    while filled < len(buffer) and (count := file.readinto(buffer[filled:])):
+        filled += count
+    return filled
 
 
 def open_stream(path: Path, lines: bool = False) -> ByteStream:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -32,12 +32,13 @@ _GROUPED = ("phase", "category", "pid", "tid")
 _MOST_IN_TWO_BYTES = 1 << 15
 _NARROW_NULL = -(1 << 31)
 """Stands for null in a sparse column of four bytes each."""
-_EVENTS_AT_ONCE = 1 << 18
-_RELEASED_EVERY = 1 << 20
-"""Events, after which the memory of the columns is given back."""
+_MOST_IN_MEMORY = 1 << 22
+"""Events; those that follow are in the scratch file until all have been read."""
 _CODES = (*_GROUPED, "name")
 _SPARSE = ("correlation", "external_id", "device", "stream", "bytes")
 _CHANGED_LATER = ("time", "duration")
+_PLAIN = (*_CHANGED_LATER, "memory")
+_TEXT_CODES = ("name", "collective", "shapes")
 _EVENTS_OF_SPARSE = ("linked", "memory_events", "computing")
 
 
@@ -82,6 +83,7 @@ class Events:
     duration: Numbers
     linked: Codes
     correlation: Numbers
+    """This and the next five columns have one entry more: null, for events that are not linked."""
     external_id: Numbers
     device: Numbers
     stream: Numbers
@@ -139,33 +141,25 @@ class Events:
         return self._at(column, self.places(events))
 
     def places(self, events: NDArray[Any]) -> Codes:
-        """Where these events are in the sparse columns; the place after the last for those that are not."""
-        places = np.empty(len(events), dtype=np.int32)
-        for begin in range(0, len(events), _EVENTS_AT_ONCE):
-            piece = slice(begin, begin + _EVENTS_AT_ONCE)
-            places[piece] = self._places(events[piece])
-        return places
-
-    def _places(self, events: NDArray[Any]) -> Codes:
-        first, last = int(events.min()), int(events.max())
-        # Bounds of another type would make numpy convert the whole column for every piece.
-        bounds = np.array((first, last + 1), dtype=self.linked.dtype)
-        low, high = np.searchsorted(self.linked, bounds).tolist()
-        of_each = np.full(last - first + 1, len(self.linked), dtype=np.int32)
-        of_each[self.linked[low:high] - first] = np.arange(low, high, dtype=np.int32)
-        places: Codes = of_each[events - first]
-        return places
+        """Where these events are in the sparse columns; the last place for those that are not."""
+        if native.functions is not None:
+            columns = (np.ascontiguousarray(column, np.int32) for column in (self.linked, events))
+            return np.frombuffer(native.functions.places(*columns), np.int32)
+        at = np.searchsorted(self.linked, events)
+        there = np.append(self.linked, NO_TEXT)[at] == events
+        return np.where(there, at, len(self.linked)).astype(np.int32)
 
     def number_at(self, column: str, places: Codes) -> Numbers:
         """The numbers at some places of a sparse column."""
         return _wide(self._at(column, places))
 
     def _at(self, column: str, places: Codes) -> NDArray[Any]:
-        values: NDArray[Any] = getattr(self, column)
-        return _or_missing(values, places, _NARROW_NULL if values.dtype == np.int32 else NULL)
+        values: NDArray[Any] = getattr(self, column)[places]
+        return values
 
     def collective_at(self, places: Codes) -> Codes:
-        return _or_missing(self.collective, places, NO_TEXT)
+        collective: Codes = self.collective[places]
+        return collective
 
     def flow_of(self, events: NDArray[Any]) -> Numbers:
         """The ids of their flows, or NULL."""
@@ -188,21 +182,30 @@ class Events:
 class ReadBatch:
     """A batch that a worker thread has read and encoded."""
 
-    columns: EventColumns
+    count: int
     texts: list[str]
     encoded: list[EncodedColumn]
     args: dict[int, str]
-    group: NDArray[Any]
-    """The group of each event."""
+    pieces: dict[str, NDArray[Any]]
+    """The columns of Events, with codes, groups and events of the batch."""
     groups: NDArray[Any]
     """A row for each group: its codes."""
+    read_by: str
 
 
 def read_batch(columns: EventColumns) -> ReadBatch:
-    """Encode a batch for events.parquet, and take out the arguments that are needed later."""
+    """Encode a batch for events.parquet, and take out what is needed later."""
     texts = list(columns.texts)
     encoded = [encode(field, _chunk(columns, field.name)) for field in EVENTS.fields]
-    return ReadBatch(columns, texts, encoded, _kept(columns, texts), *_grouped(columns))
+    group, groups = _grouped(columns)
+    flow_events = np.flatnonzero(columns.flow != NULL).astype(np.int32)
+    pieces = {"group": group.astype(_least_type(len(groups)), copy=False), "flow_events": flow_events}
+    pieces |= {name: getattr(columns, name) for name in (*_TEXT_CODES, *_EVENTS_OF_SPARSE, *_PLAIN)}
+    pieces |= {name: _narrow(getattr(columns, name)) for name in _SPARSE}
+    pieces["flow"] = columns.flow[flow_events]
+    pieces = {name: piece if name in _CHANGED_LATER else _shortened(piece) for name, piece in pieces.items()}
+    args = _kept(columns, texts)
+    return ReadBatch(len(columns), texts, encoded, args, pieces, groups, columns.read_by)
 
 
 def _grouped(columns: EventColumns) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -257,56 +260,44 @@ def _narrow(numbers: Numbers) -> NDArray[Any]:
     return np.where(null, np.int32(_NARROW_NULL), small.astype(np.int32))
 
 
-class GrowingColumn:
-    """A column that batches are added to. Numbers that are all equal take no memory, and those of a sparse column four
-    bytes each where they fit. There is room for half as many again, so that memory is seldom copied."""
+def _shortened(piece: NDArray[Any]) -> NDArray[Any]:
+    """The same; values that are all equal take the memory of one."""
+    if len(piece) and (piece[0] == piece[-1]).all() and (piece == piece[0]).all():
+        return np.broadcast_to(piece[0].copy(), piece.shape)
+    return piece
 
-    def __init__(self, is_changed_later: bool, empty: Callable[..., NDArray[Any]] = np.empty) -> None:
-        self._may_be_constant = not is_changed_later
-        self._empty = empty
-        self._values: NDArray[Any] = np.empty(0)
-        self._count = 0
-        self._is_constant = False
-        """All values are values[0], the only one that is kept."""
 
-    def add(self, piece: NDArray[Any]) -> None:
-        if not len(piece) and self._count:
-            return
-        is_constant = bool(self._may_be_constant and len(piece) and (piece == piece[0]).all())
-        begin, end = self._count, self._count + len(piece)
-        if begin == 0:
-            self._values = piece[:1].copy() if is_constant else piece
-            self._is_constant = is_constant
-        elif not (self._is_constant and is_constant and _are_same(self._values[:1], piece[:1])):
-            self._make_room(end, piece.dtype)
-            self._values[begin:end] = _wide(piece) if self._values.dtype == np.int64 else piece
-        self._count = end
+def _is_short(piece: NDArray[Any]) -> bool:
+    return len(piece) > 0 and piece.strides[0] == 0
 
-    def _make_room(self, rows: int, dtype: np.dtype[Any]) -> None:
-        values = self._values
-        if not self._is_constant and rows <= len(values) and np.can_cast(dtype, values.dtype):
-            return
-        kind = np.promote_types(dtype, values.dtype)
-        larger = self._empty((rows + rows // 2, *values.shape[1:]), dtype=kind)
-        present = values[:1] if self._is_constant else values[: self._count]
-        larger[: self._count] = _wide(present) if kind == np.int64 else present
-        self._values, self._is_constant = larger, False
 
-    def values(self) -> NDArray[Any]:
-        if self._is_constant:
-            return np.broadcast_to(self._values, (self._count, *self._values.shape[1:]))
-        return self._values[: self._count]
+def joined(
+    pieces: list[NDArray[Any]], empty: Callable[..., NDArray[Any]] = np.empty
+) -> NDArray[Any]:
+    """The pieces of a column behind each other; they are removed from their list. Numbers take four bytes each where all
+    of them fit."""
+    kind = np.result_type(*pieces)
+    pieces[:] = [piece for piece in pieces if len(piece)] or pieces[:1]
+    first, rows = pieces[0][:1], sum(map(len, pieces))
+    if all(_is_short(piece) and _are_same(piece[:1], first) for piece in pieces):
+        return np.broadcast_to(_as_type(first, kind)[0], (rows, *first.shape[1:]))
+    values = empty((rows, *first.shape[1:]), dtype=kind)
+    pieces.reverse()
+    end = 0
+    while pieces:
+        piece = pieces.pop()
+        begin, end = end, end + len(piece)
+        values[begin:end] = _as_type(piece, kind)
+        del piece
+    return values
 
 
 def _are_same(a: NDArray[Any], b: NDArray[Any]) -> bool:
     return a.dtype == b.dtype and bool((a == b).all())
 
 
-def _or_missing(values: NDArray[Any], places: Codes, missing: int) -> NDArray[Any]:
-    chosen = np.full(len(places), missing, dtype=values.dtype)
-    there = np.flatnonzero(places < len(values))
-    chosen[there] = values[places[there]]
-    return chosen
+def _as_type(numbers: NDArray[Any], kind: Any) -> NDArray[Any]:
+    return _wide(numbers) if kind == np.int64 else numbers
 
 
 def _wide(numbers: NDArray[Any]) -> NDArray[Any]:
@@ -319,9 +310,10 @@ class EventLog:
     """Collects batches in file order."""
 
     def __init__(self, scratch: Scratch | None = None) -> None:
+        """Columns of many events are put into the scratch file."""
         self._scratch = scratch
         self._pool: dict[str, int] = {}
-        self._columns: dict[str, GrowingColumn] = {}
+        self._batches: list[_Added] = []
         self._groups: dict[tuple[int, ...], int] = {}
         self._args: dict[int, str] = {}
         self._count = 0
@@ -329,42 +321,69 @@ class EventLog:
         """How many batches each reader read."""
 
     def add(self, batch: ReadBatch) -> None:
-        columns, pool = batch.columns, self._pool
-        self.read_by[columns.read_by] += 1
+        pool = self._pool
+        self.read_by[batch.read_by] += 1
         code_of = [pool.setdefault(text, len(pool)) for text in batch.texts]
         codes = np.array([*code_of, NO_TEXT], dtype=np.int32)  # NO_TEXT is the last place, and stays itself
         numbers = [
             self._groups.setdefault(tuple(row), len(self._groups)) for row in codes[batch.groups].tolist()
         ]
-        kind = np.int16 if len(self._groups) < _MOST_IN_TWO_BYTES else np.int32
-        flow_events = np.flatnonzero(columns.flow != NULL).astype(np.int32)
-        flow = columns.flow[flow_events]
-        is_text = flow < 0
-        flow[is_text] = -1 - codes[-1 - flow[is_text]].astype(np.int64)
-        pieces = {"group": np.array(numbers, dtype=kind)[batch.group], "flow": flow}
-        pieces |= {name: codes[getattr(columns, name)] for name in ("name", "collective", "shapes")}
-        pieces |= {name: getattr(columns, name) for name in ("time", "duration", "memory")}
-        pieces |= {name: _narrow(getattr(columns, name)) for name in _SPARSE}
-        pieces |= {name: getattr(columns, name) + np.int32(self._count) for name in _EVENTS_OF_SPARSE}
-        pieces["flow_events"] = flow_events + np.int32(self._count)
-        for name, piece in pieces.items():
-            if name not in self._columns:
-                empty = self._scratch.empty if self._scratch else np.empty
-                self._columns[name] = GrowingColumn(name in _CHANGED_LATER, empty)
-            self._columns[name].add(piece)
+        pieces = batch.pieces
+        if self._scratch and self._count >= _MOST_IN_MEMORY:
+            pieces = {name: self._scratch.packed(piece) for name, piece in pieces.items()}
+        self._batches.append(_Added(pieces, codes, numbers, self._count))
         for index, args in batch.args.items():
             self._args[self._count + index] = args
-        if self._scratch and self._count // _RELEASED_EVERY != (self._count + len(columns)) // _RELEASED_EVERY:
-            self._scratch.release()
-        self._count += len(columns)
+        self._count += batch.count
 
     @property
     def is_empty(self) -> bool:
         """True if no batch was added; one may have no events."""
-        return not self._columns
+        return not self._batches
 
-    def events(self) -> Events:
-        """What was collected."""
-        columns = {name: column.values() for name, column in self._columns.items()}
+    def events(self, side_by_side: Callable[..., Iterable[NDArray[Any]]] = map) -> Events:
+        """What was collected; the log is empty afterwards. `side_by_side` is `map` of a pool of threads."""
+        names = list(self._batches[0].pieces)
+        columns = dict(zip(names, side_by_side(self._column, names), strict=True))
         groups = np.array(list(self._groups), dtype=np.int32).reshape(-1, len(_GROUPED))
         return Events(texts=list(self._pool), groups=groups, args=self._args, **columns)
+
+    def _column(self, name: str) -> NDArray[Any]:
+        kind = _least_type(len(self._groups))
+        pieces = [batch.piece(name, kind) for batch in self._batches]
+        if name in (*_SPARSE, "collective"):
+            null = NO_TEXT if name == "collective" else _NARROW_NULL
+            pieces.append(np.broadcast_to(np.int32(null), 1))
+        return joined(pieces, self._scratch.empty if self._scratch else np.empty)
+
+
+@dataclass(frozen=True)
+class _Added:
+    """A batch in the log, and what its codes, groups and events are in the file."""
+
+    pieces: dict[str, NDArray[Any]]
+    codes: Codes
+    numbers: list[int]
+    begin: int
+
+    def piece(self, name: str, group_kind: Any) -> NDArray[Any]:
+        """A column with the codes of the file. It is not in the batch any more."""
+        piece = self.pieces.pop(name)
+        if _is_short(piece):
+            return np.broadcast_to(self._of_file(name, piece[:1], group_kind)[0], piece.shape)
+        return self._of_file(name, piece, group_kind)
+
+    def _of_file(self, name: str, piece: NDArray[Any], group_kind: Any) -> NDArray[Any]:
+        if name == "group":
+            piece = np.array(self.numbers, dtype=group_kind)[piece]
+        elif name in _TEXT_CODES:
+            piece = self.codes[piece]
+        elif name == "flow":
+            piece = np.where(piece < 0, -1 - self.codes[-1 - np.minimum(piece, -1)].astype(np.int64), piece)
+        elif name in (*_EVENTS_OF_SPARSE, "flow_events"):
+            piece = piece + np.int32(self.begin)
+        return piece
+
+
+def _least_type(groups: int) -> Any:
+    return np.int16 if groups < _MOST_IN_TWO_BYTES else np.int32

@@ -12,8 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope import native
+
 _LEAST_BYTES = 24 << 20
 """Smaller columns stay in memory."""
+_BLOCK_BYTES = 64 << 20
+_ALIGNED = 64
 
 
 class Scratch:
@@ -22,6 +26,8 @@ class Scratch:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+        self._block: NDArray[Any] = np.empty(0, np.uint8)
+        """What is left of the block that small arrays are put into."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """An array as np.empty makes it; one that the disk has no room for is in memory."""
@@ -52,7 +58,22 @@ class Scratch:
         target[:] = array
         return target
 
+    def packed(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The same values in the file, beside those of other small arrays."""
+        if not array.nbytes or 0 in array.strides:
+            return array
+        size = -(-array.nbytes // _ALIGNED) * _ALIGNED
+        if size > len(self._block):
+            self.release()
+            self._block = self.empty((max(size, _BLOCK_BYTES),), np.uint8)
+        target = self._block[: array.nbytes].view(array.dtype).reshape(array.shape)
+        self._block = self._block[size:]
+        target[:] = array
+        return target
+
     def release(self) -> None:
         """Give back the memory of the columns. Their values stay in the page cache, and on the disk."""
         for pages in list(self._maps):
             pages.madvise(mmap.MADV_DONTNEED)
+        if self._maps and native.functions is not None:
+            native.functions.trim_memory()

@@ -192,15 +192,16 @@ def _with_places(events: Events, wanted: NDArray[Any], device: NDArray[Any], str
     """The events with the devices and streams of their tracks where they have none of their own."""
     placed = wanted[(device != NULL) | (stream != NULL)]
     linked = np.union1d(events.linked, placed).astype(np.int32)
+    places = np.append(events.places(linked), np.int32(len(events.linked)))
     columns: dict[str, Any] = {
-        name: events.number(name, linked)
+        name: events.number_at(name, places)
         for name in ("correlation", "external_id", "device", "stream", "bytes")
     }
     for name, told in (("device", device), ("stream", stream)):
         at = np.searchsorted(linked, wanted[told != NULL])
         column = columns[name]
         column[at] = np.where(column[at] == NULL, told[told != NULL], column[at])
-    return replace(events, linked=linked, collective=events.collective_of(linked), **columns)
+    return replace(events, linked=linked, collective=events.collective_at(places), **columns)
 
 
 def _track_meanings(

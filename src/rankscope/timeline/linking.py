@@ -105,7 +105,7 @@ def link(
     Where the launch is not in the file, or not inside an op, the External id links to the op. `correlation` and
     `external_id` give the ids of slices.
     """
-    gpu, launches = np.flatnonzero(is_gpu), np.flatnonzero(is_launch)
+    gpu, launches = (np.flatnonzero(mask).astype(np.int32) for mask in (is_gpu, is_launch))
     launch = np.full(len(is_gpu), NONE, dtype=np.int32)
     launch[gpu] = follow(match_first(correlation(launches), correlation(gpu)), launches)
     op = nearest_ancestor(nesting, is_op)
@@ -116,8 +116,10 @@ def link(
         op = _with(op, without, follow(match_first(external_id(ops), external_id(without)), ops))
     frames = []
     for nearest in (_nearest_line(nesting, is_line, is_own_line), nearest_ancestor(nesting, is_module)):
-        of_launch, of_op = follow(launch[gpu], nearest), follow(op[gpu], nearest)
-        frames.append(_with(nearest, gpu, np.where(launch[gpu] != NONE, of_launch, of_op)))
+        if nearest.strides != (0,):  # else there are no such slices
+            of_launch, of_op = follow(launch[gpu], nearest), follow(op[gpu], nearest)
+            nearest = _with(nearest, gpu, np.where(launch[gpu] != NONE, of_launch, of_op))
+        frames.append(nearest)
     return Links(launch, op, *frames)
 
 

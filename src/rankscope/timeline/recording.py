@@ -30,6 +30,7 @@ _KIND_OF_CATEGORY = {
 }
 _KIND_OF_PHASE = {"b": "async", "e": "async", "n": "async", "C": "counter"}
 _ON_DEVICE = ("stream", "annotation")
+_EVENTS_AT_ONCE = 1 << 18
 FLOW_PHASES = ("s", "t", "f")
 INSTANT_PHASES = ("i", "I", "R")
 COUNTER_PHASES = ("C",)
@@ -96,7 +97,7 @@ def arrange(events: Events) -> Recording:
     events = translated(events, threads)
     is_metadata = events.phase.equals(events.code("M"))
     has_time = ~is_metadata & (events.time != NULL)
-    low, high = _usable_range(events.time if has_time.all() else events.time[has_time])
+    low, high = _usable_range(events.time, has_time)
     placed = has_time & (events.time >= low) & (events.time <= high)
     origin = int(events.time.min(initial=high, where=placed)) if placed.any() else 0
     # Memory snapshots of older versions of torch have no times; their order is sufficient.
@@ -124,12 +125,15 @@ def _with_phase(events: Events, placed: Mask, phases: tuple[str, ...]) -> Ints:
     return np.flatnonzero(events.has_text(events.phase, phases) & placed)
 
 
-def _usable_range(times: Numbers) -> tuple[int, int]:
-    if len(times) == 0:
+def _usable_range(time: Numbers, has_time: Mask) -> tuple[int, int]:
+    if not has_time.any():
         return 0, 0
-    low, high = int(times.min()), int(times.max())
+    limits = np.iinfo(np.int64)
+    low = int(time.min(initial=limits.max, where=has_time))
+    high = int(time.max(initial=limits.min, where=has_time))
     if high - low <= _LONGEST_FILE_NS:
         return low, high
+    times = time[has_time]
     middle = int(np.partition(times, (len(times) - 1) // 2)[(len(times) - 1) // 2])
     return middle - _LONGEST_FILE_NS, middle + _LONGEST_FILE_NS
 
@@ -157,11 +161,9 @@ def _tracks(events: Events, placed: Mask) -> tuple[Codes, list[Track]]:
         track[~placed] = NONE
     has_device = np.array([key[0] in _ON_DEVICE for key in names], dtype=bool)
     on_device = np.flatnonzero(np.append(has_device, False)[track])
-    device = _least(
-        events.number("device", on_device), track[on_device], [integer_of(key[1]) for key in names]
-    )
-    stream = _least(
-        events.number("stream", on_device), track[on_device], [integer_of(key[2]) for key in names]
+    device, stream = (
+        _least(events, column, on_device, track, [integer_of(key[part]) for key in names])
+        for part, column in ((1, "device"), (2, "stream"))
     )
     return track, [
         Track(*key, *((at, lane) if key[0] in _ON_DEVICE else (None, None)))
@@ -169,13 +171,17 @@ def _tracks(events: Events, placed: Mask) -> tuple[Codes, list[Track]]:
     ]
 
 
-def _least(values: Numbers, track: Codes, named: list[int | None]) -> list[int | None]:
+def _least(
+    events: Events, column: str, on_device: Ints, track: Codes, named: list[int | None]
+) -> list[int | None]:
     """For each track its least value. An event without one counts as the track's name, where that is a number."""
     of_names = np.array([NULL if number is None else number for number in named], dtype=np.int64)
-    values = np.where(values == NULL, of_names[track], values)
-    least = np.full(len(named), np.iinfo(np.int64).max)
-    there = values != NULL
-    np.minimum.at(least, track[there], values[there])
-    has = np.zeros(len(named), dtype=bool)
-    has[track[there]] = True
-    return [int(value) if is_told else None for value, is_told in zip(least, has, strict=True)]
+    missing = np.iinfo(np.int64).max
+    least = np.full(len(named), missing)
+    for begin in range(0, len(on_device), _EVENTS_AT_ONCE):
+        piece = on_device[begin : begin + _EVENTS_AT_ONCE]
+        values = events.number(column, piece)
+        values = np.where(values == NULL, of_names[track[piece]], values)
+        there = values != NULL
+        np.minimum.at(least, track[piece][there], values[there])
+    return [None if value == missing else value for value in least.tolist()]

@@ -112,7 +112,7 @@ def _write(
             why=f"{reading.report.damage or 'None of its tables has rows'}.",
             hint="Capture this rank again, or leave the file out.",
         )
-    events = log.events()
+    events = log.events(files.pool.map)
     progress(size, "links and nesting")
     facts = write_tables(events, files, recorded_calls(reading.header, reading.clock_base_ns()))
     return len(events), {**facts, "read_by": dict(log.read_by), "rows": dict(sorted(files.rows.items()))}
@@ -128,7 +128,7 @@ def _write_events(reading: Reading, log: EventLog, files: TableFiles, progress: 
 
     with ParquetFile(files.folder / f"{EVENTS.name}.parquet", EVENTS.fields) as file:
         for batch in files.in_threads(_read, batches()):
-            file.append(batch.encoded, len(batch.columns))
+            file.append(batch.encoded, batch.count)
             log.add(batch)
             del batch  # else it is held while the next one is waited for
 

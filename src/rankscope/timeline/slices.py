@@ -48,8 +48,20 @@ class SliceColumns:
     def end(self) -> Ints:
         return self.time + self.duration
 
+    def last_end(self) -> int:
+        """When the last slice is over."""
+        ends = (
+            int((self.time[piece] + np.maximum(self.duration[piece], 0)).max())
+            for piece in _pieces(len(self))
+        )
+        return max(ends, default=0)
+
     def __len__(self) -> int:
         return len(self.event)
+
+
+def _pieces(count: int) -> list[slice]:
+    return [slice(at, min(at + _ROWS_AT_A_TIME, count)) for at in range(0, count, _ROWS_AT_A_TIME)]
 
 
 def find_slices(recording: Recording) -> tuple[SliceColumns, int]:
@@ -284,7 +296,7 @@ def write_slices(
 ) -> None:
     """Write all slices, or a table of some slices with more columns."""
     count = len(source.slices) if rows is None else len(rows)
-    pieces = [slice(at, min(at + _ROWS_AT_A_TIME, count)) for at in range(0, count, _ROWS_AT_A_TIME)]
+    pieces = _pieces(count)
 
     def chunks(piece: slice) -> dict[str, Chunk]:
         if rows is None:

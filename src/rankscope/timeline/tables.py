@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -77,6 +78,7 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
     """
     scratch = files.scratch
     recording = arrange(events)
+    recording = replace(recording, track=scratch.moved(recording.track))
     scratch.release()
     slices, unpaired = find_slices(recording)  # the events' own columns mean nothing from here on
     slices = _moved(slices, scratch)
@@ -84,16 +86,14 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
     scratch.release()
     nesting = _moved(nest(slices.track, slices.time, slices.end), scratch)
     scratch.release()
-    step_at_start = files.pool.submit(steps.at, slices.time)
+    step_at_start = files.pool.submit(lambda: scratch.moved(steps.at(slices.time)))
     is_gpu = gpu_slices(recording, slices)
     links = _moved(link_slices(recording, slices, nesting), scratch)
     scratch.release()
-    self_ns = files.pool.submit(self_time, nesting, slices.duration)
+    self_ns = files.pool.submit(lambda: scratch.moved(self_time(nesting, slices.duration)))
     device = files.pool.submit(device_time, links.op, is_gpu, slices.duration)
     step, times = step_columns(slices, links, steps, is_gpu, step_at_start.result())
-    source = SliceTable(
-        recording, slices, nesting, links, scratch.moved(step), scratch.moved(self_ns.result()), device.result()
-    )
+    source = SliceTable(recording, slices, nesting, links, step, self_ns.result(), device.result())
     scratch.release()
     others = files.pool.submit(_write_others, files, source, steps, times, recorded)
     write_activity(files, source, np.flatnonzero(is_gpu))
@@ -102,7 +102,7 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
     ranges = of_categories(recording, slices, ("cpu_op", "user_annotation"))
     return {
         "origin_ns": recording.origin_ns,
-        "end_ns": int(np.maximum(slices.end, slices.time).max(initial=0)),
+        "end_ns": slices.last_end(),
         "slices": len(slices),
         "devices": sorted({track.device for track in recording.tracks if track.device is not None}),
         "steps": len(steps.number),

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from rankscope.readers.base import (
     usable_time,
     usable_world,
 )
-from rankscope.readers.byte_stream import GzipStream, is_gzip, open_stream, read_head
+from rankscope.readers.byte_stream import GzipStream, PlainStream, fill, is_gzip, open_stream, read_head
 from rankscope.readers.kineto import json_layout
 from rankscope.readers.memory_file import MemoryFile
 from rankscope.sql import sql_name, sql_text, sql_texts
@@ -116,16 +117,39 @@ class Block:
     offset: int
     separator: bytes | None
 
+    def read(self) -> Block:
+        return self
+
+
+@dataclass(frozen=True)
+class BlockInFile:
+    """A block that the thread which parses it reads."""
+
+    reading: KinetoReading
+    begin: int
+    """Where it begins and ends in the file."""
+    end: int
+    separator: bytes
+
+    def read(self) -> Block:
+        data, size = self.reading.buffer_with(self.begin, self.end)
+        start = json_layout.skip_between(data, 0, size)
+        return Block(data, start, size, self.begin, self.separator)
+
 
 class JsonBatch(EventBatch):
     """The events of one block."""
 
-    def __init__(self, block: Block, report: ReadReport, spare: list[bytearray]) -> None:
-        self._block = block
+    def __init__(self, block: Block | BlockInFile, report: ReadReport, spare: list[bytearray]) -> None:
+        self._unread = block
         self._report = report
         self._spare = spare
         self._file: MemoryFile | None = None
         """For DuckDB; the scanner needs none."""
+
+    @cached_property
+    def _block(self) -> Block:
+        return self._unread.read()
 
     def columns(self) -> EventColumns:
         from rankscope.readers.sql_columns import read_columns  # late: it imports numpy
@@ -169,8 +193,9 @@ class JsonBatch(EventBatch):
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-        if isinstance(self._block.data, bytearray):
-            self._spare.append(self._block.data)
+        block = self.__dict__.pop("_block", self._unread)
+        if isinstance(block, Block) and isinstance(block.data, bytearray):
+            self._spare.append(block.data)
 
 
 def batch_of(events: bytes, separator: bytes, report: ReadReport) -> JsonBatch:
@@ -191,6 +216,8 @@ class KinetoReading(Reading):
         )
         self._spare: list[bytearray] = []
         """Buffers to use again: allocating new ones costs more than reading into them."""
+        self._position = 0
+        """Where the blocks end that threads read from the file."""
 
     def batches(self) -> Iterator[JsonBatch]:
         try:
@@ -198,13 +225,29 @@ class KinetoReading(Reading):
                 yield JsonBatch(block, self.report, self._spare)
         finally:
             self._stream.close()
-            self._spare = []  # the buffers go with the last batches
 
     def position(self) -> int:
-        return self._stream.position()
+        return max(self._position, self._stream.position())
 
     def clock_base_ns(self) -> int:
         return usable_time(self.header.get("baseTimeNanoseconds"))
+
+    def buffer_with(self, begin: int, end: int) -> tuple[bytearray, int]:
+        """A buffer with these bytes of the file, and the number of bytes in it. Threads may call it side by side."""
+        size = end - begin
+        buffer = self._spare.pop() if self._spare else bytearray()
+        if len(buffer) < size:
+            buffer = bytearray(max(size, self._block_bytes + _ROOM_FOR_REST))
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                file.seek(begin)
+                count = fill(memoryview(buffer)[:size], file)
+        except OSError as error:
+            self.report.damage = f"reading stopped: {error.strerror}"
+            return buffer, 0
+        if count < size:
+            self.report.damage = "the file became shorter while it was read"
+        return buffer, count
 
     def _read_after(self, rest: bytes) -> tuple[bytearray, int]:
         """A buffer with these bytes followed by the next ones of the file, and the number of bytes in it."""
@@ -219,7 +262,7 @@ class KinetoReading(Reading):
             self._stream.damage = f"reading stopped: {error.strerror}"
             return buffer, len(rest)
 
-    def _blocks(self) -> Iterator[Block]:
+    def _blocks(self) -> Iterator[Block | BlockInFile]:
         data: bytes | bytearray = self._stream.read_on(
             self._block_bytes
         )  # a new bytearray would be filled with zeros
@@ -252,12 +295,46 @@ class KinetoReading(Reading):
                 # Copied before the block is yielded, which gives its buffer away.
                 rest = bytes(memoryview(data)[end:size])
                 yield Block(data, start, end, offset, separator)
-                offset, start = offset + end, json_layout.skip_between(rest, 0, len(rest))
+                offset, rest = yield from self._blocks_in_file(offset + end, rest, separator or b"")
+                start = json_layout.skip_between(rest, 0, len(rest))
             data, size = self._read_after(rest)
             last = size < len(rest) + self._block_bytes
         if isinstance(data, bytearray):
             del data[size:]
         yield self._last_block(data, start, offset, separator)
+
+    def _blocks_in_file(
+        self, offset: int, rest: bytes, separator: bytes
+    ) -> Generator[BlockInFile, None, tuple[int, bytes]]:
+        """The blocks that follow `rest` in a plain file, up to the last or one without an end of an event. Only their
+        ends are looked for here. Returns the offset of what follows them, and its bytes up to the stream's position."""
+        stream = self._stream
+        if not isinstance(stream, PlainStream):
+            return offset, rest
+        begin, boundary = offset, stream.position()
+        size = self._path.stat().st_size
+        while boundary + self._block_bytes <= size:
+            end = self._cut_before(stream, begin, boundary + self._block_bytes, separator)
+            if end is None:
+                break
+            boundary += self._block_bytes
+            self._position = end
+            yield BlockInFile(self, begin, end, separator)
+            begin = end
+        if begin > offset:
+            rest = stream.read_at(begin, boundary - begin)
+        stream.seek(boundary)
+        return begin, rest
+
+    def _cut_before(self, stream: PlainStream, begin: int, boundary: int, separator: bytes) -> int | None:
+        """Where the last event ends that is followed by another before a place of the file."""
+        for size in (_SHORT_HEAD_BYTES, boundary - begin):
+            low = max(begin, boundary - size)
+            text = stream.read_at(low, boundary - low)
+            end = json_layout.last_cut(text, 0, len(text), separator)
+            if end is not None:
+                return low + end
+        return None
 
     def _after_long_event(self, rest: bytes, separator: bytes | None, offset: int) -> tuple[bytes, int]:
         """What follows an event that is longer than any that is read, and how many bytes were left out."""

@@ -85,7 +85,7 @@ class PluginReading(KinetoReading):
         yield _Operations(self._rows, self._owner.communicator)
 
     def _blocks(self) -> Iterator[Block]:
-        for block in super()._blocks():
+        for block in (each.read() for each in super()._blocks()):
             inside = bytes(memoryview(block.data)[block.start : block.end])
             fixed = _UNQUOTED.sub(rb'\1"\2"', inside)
             yield block if fixed == inside else replace(block, data=fixed, start=0, end=len(fixed))
