@@ -32,7 +32,7 @@ _GROUPED = ("phase", "category", "pid", "tid")
 _MOST_IN_TWO_BYTES = 1 << 15
 _NARROW_NULL = -(1 << 31)
 """Stands for null in a sparse column of four bytes each."""
-_MOST_IN_MEMORY = 1 << 22
+_MOST_IN_MEMORY = 1 << 20
 """Events; those that follow are in the scratch file until all have been read."""
 _CODES = (*_GROUPED, "name")
 _SPARSE = ("correlation", "external_id", "device", "stream", "bytes")
@@ -271,9 +271,7 @@ def _is_short(piece: NDArray[Any]) -> bool:
     return len(piece) > 0 and piece.strides[0] == 0
 
 
-def joined(
-    pieces: list[NDArray[Any]], empty: Callable[..., NDArray[Any]] = np.empty
-) -> NDArray[Any]:
+def joined(pieces: list[NDArray[Any]], scratch: Scratch | None = None) -> NDArray[Any]:
     """The pieces of a column behind each other; they are removed from their list. Numbers take four bytes each where all
     of them fit."""
     kind = np.result_type(*pieces)
@@ -281,13 +279,15 @@ def joined(
     first, rows = pieces[0][:1], sum(map(len, pieces))
     if all(_is_short(piece) and _are_same(piece[:1], first) for piece in pieces):
         return np.broadcast_to(_as_type(first, kind)[0], (rows, *first.shape[1:]))
-    values = empty((rows, *first.shape[1:]), dtype=kind)
+    values = (scratch.empty if scratch else np.empty)((rows, *first.shape[1:]), dtype=kind)
     pieces.reverse()
     end = 0
     while pieces:
         piece = pieces.pop()
         begin, end = end, end + len(piece)
         values[begin:end] = _as_type(piece, kind)
+        if scratch:
+            scratch.touch(piece.nbytes)
         del piece
     return values
 
@@ -354,7 +354,7 @@ class EventLog:
         if name in (*_SPARSE, "collective"):
             null = NO_TEXT if name == "collective" else _NARROW_NULL
             pieces.append(np.broadcast_to(np.int32(null), 1))
-        return joined(pieces, self._scratch.empty if self._scratch else np.empty)
+        return joined(pieces, self._scratch)
 
 
 @dataclass(frozen=True)

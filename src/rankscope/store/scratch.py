@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from rankscope import native
 
-_LEAST_BYTES = 24 << 20
+_LEAST_BYTES = 16 << 20
 """Smaller columns stay in memory."""
 _BLOCK_BYTES = 64 << 20
 _ALIGNED = 64
+_MOST_TOUCHED = 64 << 20
 
 
 class Scratch:
@@ -28,6 +29,7 @@ class Scratch:
         self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
         self._block: NDArray[Any] = np.empty(0, np.uint8)
         """What is left of the block that small arrays are put into."""
+        self._touched = 0
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """An array as np.empty makes it; one that the disk has no room for is in memory."""
@@ -64,15 +66,22 @@ class Scratch:
             return array
         size = -(-array.nbytes // _ALIGNED) * _ALIGNED
         if size > len(self._block):
-            self.release()
             self._block = self.empty((max(size, _BLOCK_BYTES),), np.uint8)
         target = self._block[: array.nbytes].view(array.dtype).reshape(array.shape)
         self._block = self._block[size:]
         target[:] = array
+        self.touch(size)
         return target
+
+    def touch(self, size: int) -> None:
+        """So many bytes of columns have been read or written: give their memory back when there are many."""
+        self._touched += size
+        if self._touched > _MOST_TOUCHED:
+            self.release()
 
     def release(self) -> None:
         """Give back the memory of the columns. Their values stay in the page cache, and on the disk."""
+        self._touched = 0
         for pages in list(self._maps):
             pages.madvise(mmap.MADV_DONTNEED)
         if self._maps and native.functions is not None:

@@ -37,14 +37,16 @@ def match_first(keys: NDArray[Any], wanted: NDArray[Any]) -> Indices:
         first[0] = NONE
         return first[np.where((wanted > 0) & (wanted <= largest), wanted, 0)]
     result = np.full(len(wanted), NONE, dtype=np.int32)
-    usable = np.flatnonzero(keys > 0)
-    ordered = keys[usable]
+    usable = np.flatnonzero(keys > 0).astype(np.int32)
+    ordered = keys[usable].astype(wanted.dtype, copy=False)
     if (ordered[1:] < ordered[:-1]).any():  # else they are in order already
         usable = usable[np.argsort(ordered, kind="stable")]
-        ordered = keys[usable]
-    at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
-    matched = (ordered[at] == wanted) & (wanted > 0)
-    result[matched] = usable[at[matched]]
+        ordered = keys[usable].astype(wanted.dtype, copy=False)
+    for begin in range(0, len(wanted), _TIMES_AT_ONCE):
+        piece = wanted[begin : begin + _TIMES_AT_ONCE]
+        at = np.minimum(np.searchsorted(ordered, piece), len(ordered) - 1)
+        matched = (ordered[at] == piece) & (piece > 0)
+        result[begin : begin + len(piece)][matched] = usable[at[matched]]
     return result
 
 

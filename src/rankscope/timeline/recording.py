@@ -51,7 +51,7 @@ class Track:
 class Points:
     """Events at one moment: instants, counters, and both ends of flows."""
 
-    event: Ints
+    event: NDArray[Any]
     group: NDArray[Any]
     track: Codes
     time: Ints
@@ -88,6 +88,8 @@ class Recording:
         """The points of some phases, in file order."""
         points = self.points
         wanted = self.events.has_text(self.events.groups[:, 0], phases)[points.group]
+        if wanted.all():
+            return points
         return Points(*(column[wanted] for column in vars(points).values()))
 
 
@@ -107,7 +109,6 @@ def arrange(events: Events) -> Recording:
     np.clip(events.duration, -_LONGEST_FILE_NS, _LONGEST_FILE_NS, out=events.duration)
     np.subtract(events.time, origin, out=events.time)
     track, tracks = _tracks(events, placed)
-    points = _with_phase(events, placed, (*INSTANT_PHASES, *COUNTER_PHASES, *FLOW_PHASES))
     return Recording(
         events=events,
         threads=threads,
@@ -117,8 +118,16 @@ def arrange(events: Events) -> Recording:
         placed=placed,
         track=track,
         tracks=tracks,
-        points=Points(points, events.group[points], track[points], events.time[points], events.name[points]),
+        points=_points(events, placed, track),
     )
+
+
+def _points(events: Events, placed: Mask, track: Codes) -> Points:
+    points = _with_phase(events, placed, (*INSTANT_PHASES, *COUNTER_PHASES, *FLOW_PHASES))
+    columns = (events.group, track, events.time, events.name)
+    if len(points) == len(events):  # as in a memory snapshot: none is copied
+        return Points(points.astype(np.int32), *columns)
+    return Points(points, *(column[points] for column in columns))
 
 
 def _with_phase(events: Events, placed: Mask, phases: tuple[str, ...]) -> Ints:

@@ -52,7 +52,7 @@ class SliceColumns:
         """When the last slice is over."""
         ends = (
             int((self.time[piece] + np.maximum(self.duration[piece], 0)).max())
-            for piece in _pieces(len(self))
+            for piece in row_pieces(len(self))
         )
         return max(ends, default=0)
 
@@ -60,7 +60,8 @@ class SliceColumns:
         return len(self.event)
 
 
-def _pieces(count: int) -> list[slice]:
+def row_pieces(count: int) -> list[slice]:
+    """The rows of a table, some at a time."""
     return [slice(at, min(at + _ROWS_AT_A_TIME, count)) for at in range(0, count, _ROWS_AT_A_TIME)]
 
 
@@ -296,7 +297,7 @@ def write_slices(
 ) -> None:
     """Write all slices, or a table of some slices with more columns."""
     count = len(source.slices) if rows is None else len(rows)
-    pieces = _pieces(count)
+    pieces = row_pieces(count)
 
     def chunks(piece: slice) -> dict[str, Chunk]:
         if rows is None:

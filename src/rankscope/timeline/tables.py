@@ -53,6 +53,7 @@ from rankscope.timeline.slices import (
     link_slices,
     named,
     of_categories,
+    row_pieces,
     step_columns,
     steps_of_host,
     write_slices,
@@ -61,6 +62,7 @@ from rankscope.timeline.step_times import StepTimes
 
 _GRAPH_LAUNCH = re.compile(GRAPH_LAUNCH_PATTERN)
 _COMPILED = re.compile(COMPILED_PATTERN)
+_EXACT = 1 << 53
 _MEMORY_COLUMNS = {
     "bytes": "Bytes",
     "allocated_bytes": "Total Allocated",
@@ -78,7 +80,8 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
     """
     scratch = files.scratch
     recording = arrange(events)
-    recording = replace(recording, track=scratch.moved(recording.track))
+    track, points = scratch.moved(recording.track), _moved(recording.points, scratch)
+    recording = replace(recording, track=track, points=points)
     scratch.release()
     slices, unpaired = find_slices(recording)  # the events' own columns mean nothing from here on
     slices = _moved(slices, scratch)
@@ -220,23 +223,26 @@ def _write_instants(files: TableFiles, source: SliceTable, steps: Steps) -> None
         position, there = np.searchsorted(index, events.memory_events), np.isin(events.memory_events, index)
         memory[position[there]] = events.memory[there]
     column = {name: position for position, name in enumerate(MEMORY_ARGS)}
-    op = np.full(len(index), NONE)
-    allocations = np.flatnonzero(memory[:, column["Bytes"]] > 0)
-    op[allocations] = allocating_ops(source, points.track[allocations], points.time[allocations])
+    op: NDArray[Any] = np.broadcast_to(np.int32(NONE), len(index))
+    if len(source.slices):
+        op = op.copy()
+        allocations = np.flatnonzero(memory[:, column["Bytes"]] > 0)
+        op[allocations] = allocating_ops(source, points.track[allocations], points.time[allocations])
     texts = events.coded_texts
-    files.write_rows(
-        INSTANTS,
-        {
-            "id": Numbers(index),
-            "track": Numbers(points.track),
-            "ts_ns": Numbers(points.time),
-            "name": Coded(points.name, texts),
-            "category": Coded(events.category[index], texts),
-            "step": Numbers(steps.at(points.time), NONE),
-            **{name: Numbers(memory[:, column[key]], NULL) for name, key in _MEMORY_COLUMNS.items()},
-            "op": Numbers(op, NONE),
-        },
-    )
+
+    def chunks(piece: slice) -> dict[str, Chunk]:
+        return {
+            "id": Numbers(index[piece]),
+            "track": Numbers(points.track[piece]),
+            "ts_ns": Numbers(points.time[piece]),
+            "name": Coded(points.name[piece], texts),
+            "category": Coded(events.category[index[piece]], texts),
+            "step": Numbers(steps.at(points.time[piece]), NONE),
+            **{name: Numbers(memory[piece, column[key]], NULL) for name, key in _MEMORY_COLUMNS.items()},
+            "op": Numbers(op[piece], NONE),
+        }
+
+    files.write(INSTANTS, row_pieces(len(index)), chunks)
 
 
 def _write_counters(files: TableFiles, recording: Recording) -> None:
@@ -250,7 +256,8 @@ def _write_counters(files: TableFiles, recording: Recording) -> None:
         for key, value in pairs:
             rows.append(position)
             series.append(str(key))
-            values.append(number_of(text_of(value)))
+            is_plain = isinstance(value, (int, float)) and abs(value) < _EXACT
+            values.append(number_of(value if is_plain else text_of(value)))
     index = np.array(rows, dtype=np.int64)
     numbers = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
     files.write_rows(
