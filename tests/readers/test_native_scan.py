@@ -57,6 +57,30 @@ def test_synthetic_traces_with_every_defect(defect: str, tmp_path: Path) -> None
                 same_or_refused(block)
 
 
+ALIKE = [
+    b'{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 2, "ts": 10.5, "dur": 1, "args": {"External id": 1}}',
+    b'{"ph": "X", "cat": "cpu_op", "name": "b", "pid": 1, "tid": "2", "ts": 11, "dur": 1.25, "args": {"x": [1, 2]}}',
+    b'{"ph": "X", "cat": "cpu_op", "name": null, "pid": 1, "tid": 2, "ts": 12, "dur": null, "args": null}',
+    b'{"ph": "X", "cat": "cpu_op", "name": "\\u0061", "pid": 1, "tid": 2, "ts": 13, "dur": 1, "args": {}}',
+    b'{"ph": "X", "cat": "cpu_op", "name": 7, "pid": 12, "tid": 2, "ts": 1e1, "dur": 1, "args": {}}',
+    b'{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 2, "ts": 10, "dur": 1, "args": {} , "name": "b"}',
+    b'{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 14, "dur": 2, "args": {"stream": 7}}',
+    b'{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 14, "dur": 2}',
+    b'{"ph": "s", "id": 5, "pid": 1, "tid": 2, "ts": 10, "cat": "ac2g", "name": "ac2g", "bp": "e"}',
+    b'{"ph": "s", "id": "5", "pid": 1, "tid": 2, "ts": 10, "cat": "ac2g", "name": "ac2g", "bp": {"a": 1}}',
+    b'{"ph": "X"}',
+    b"{}",
+]
+"""Events that are written nearly alike: most of their text is compared with that of an earlier event."""
+
+
+@pytest.mark.slow
+@given(st.lists(st.sampled_from(ALIKE), min_size=1, max_size=12), st.sampled_from([b",", b" ,\n  "]))
+@settings(max_examples=40, deadline=None)
+def test_events_that_are_written_nearly_alike(events: list[bytes], between: bytes) -> None:
+    event("read" if same_or_refused(between.join(events)) else "refused")
+
+
 def values(name: str, *texts: str) -> list[bytes]:
     """Events of this one field."""
     return [f'{{"{name}":{text}}}'.encode() for text in texts]

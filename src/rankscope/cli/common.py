@@ -231,11 +231,13 @@ def open_part(
 
 def _keep_rollups(run: Run, args: argparse.Namespace) -> None:
     """Summarise the ranks that were read now, showing progress."""
-    if not run.newly_read:
-        return
+    from rankscope.store.derived import LEAST_RANKS_WITH_ROLLUPS
+
+    if not run.newly_read or len(run.ranks) < LEAST_RANKS_WITH_ROLLUPS:
+        return  # most runs: the analyses, which take 0.2 s to import, are not needed here
     from rankscope.analysis.core.rollups import are_made_when_read
 
-    if not are_made_when_read(run):  # most runs: the analyses need not be imported
+    if not are_made_when_read(run):
         return
     from rankscope.analysis.rollups import keep_rollups
     from rankscope.host import usable_cores

@@ -7,6 +7,7 @@
 #include "times.h"
 
 #define LONGEST_EVENT (8 << 20) /* DuckDB reads events of up to 16 MiB */
+#define EVENT_BYTES 256 /* about, so that columns seldom grow */
 #define SAMPLE (1 << 16) /* where the reader looks for times since 1970 (_LONG_TIME_SAMPLE) */
 
 /* A token and the code of its text. */
@@ -16,11 +17,39 @@ typedef struct {
     int32_t code;
 } Remembered;
 
+/* The fields of an event that are read: the text fields, and these. */
+enum { FIELD_TIME = FLOW + 1, FIELD_DURATION, FIELD_ARGS, FIELD_OTHER };
+
+/* The text before a value, and what the value is. */
+typedef struct {
+    Place text;
+    size_t length;
+    int field;
+    bool colon_follows; /* the key at once */
+} Part;
+
+#define MOST_PARTS FIELD_OTHER /* each field once */
+#define MOST_LAYOUTS 16
+
+/* The text of an event without the values that differ from event to event. Most events are written like one before
+ * them: comparing this text is quicker than reading it again. */
+typedef struct {
+    Part part[MOST_PARTS];
+    int parts;
+    Place tail; /* after the last value */
+    size_t tail_length;
+    EventRow row; /* what the text says */
+} Layout;
+
 typedef struct {
     Place begin, end;
     EventColumns columns;
     Remembered last[TEXT_FIELDS]; /* the text of the event before: mostly the same */
     TimeKinds times;
+    Layout layout[MOST_LAYOUTS];
+    uint8_t order[MOST_LAYOUTS]; /* those used most come first */
+    int layouts;
+    size_t like_others, unlike; /* events */
 } Scan;
 
 static inline bool goes_on_number(uint8_t byte) {
@@ -92,9 +121,6 @@ static inline Place read_duration(Scan *scan, Place p, int64_t *result) {
     return p && duration_ns(&number, result) ? p : NULL;
 }
 
-/* The fields of an event that are read: the text fields, and these. */
-enum { FIELD_TIME = FLOW + 1, FIELD_DURATION, FIELD_ARGS, FIELD_OTHER };
-
 /* A key as it is mostly written. */
 typedef struct {
     uint8_t text[8];
@@ -140,10 +166,68 @@ static inline Place read_key(Place p, Place end, int *field, bool *colon_follows
     return *p == ':' ? skip_space(p + 1, end) : NULL;
 }
 
+static const EventRow no_values = {.flow = NO_NUMBER, .time = NO_NUMBER, .duration = NO_NUMBER, .args = NO_OFFSET};
+
+/* Any field but FIELD_OTHER. */
+static inline Place read_field(Scan *scan, Place p, int field, bool colon_follows, EventRow *row) {
+    switch (field) {
+    case FLOW: return read_flow(scan, p, &row->flow);
+    case FIELD_TIME: return read_time(scan, p, colon_follows, &row->time);
+    case FIELD_DURATION: return read_duration(scan, p, &row->duration);
+    case FIELD_ARGS: return read_args(&scan->columns, p, scan->end, &row->args);
+    default: return read_text(scan, p, field, &row->codes[field]);
+    }
+}
+
+/* From the brace of an event to the place after it; NULL if it is not written like this. */
+static Place read_with_layout(Scan *scan, const Layout *layout, Place begin) {
+    Place p = begin, end = scan->end;
+    EventRow row = layout->row;
+    for (int at = 0; at < layout->parts; at++) {
+        const Part *part = &layout->part[at];
+        if ((size_t)(end - p) <= part->length || !same_bytes(p, part->text, part->length)) return NULL;
+        p = read_field(scan, p + part->length, part->field, part->colon_follows, &row);
+        if (!p) return NULL;
+    }
+    if ((size_t)(end - p) < layout->tail_length || !same_bytes(p, layout->tail, layout->tail_length)) return NULL;
+    p += layout->tail_length;
+    if (p - begin > LONGEST_EVENT) return NULL;
+    return add_event(&scan->columns, &row) ? p : NULL;
+}
+
+static inline Place read_like_others(Scan *scan, Place begin) {
+    for (int at = 0; at < scan->layouts; at++) {
+        Place p = read_with_layout(scan, &scan->layout[scan->order[at]], begin);
+        if (!p) continue;
+        if (at) {
+            uint8_t before = scan->order[at - 1];
+            scan->order[at - 1] = scan->order[at];
+            scan->order[at] = before;
+        }
+        scan->like_others++;
+        return p;
+    }
+    scan->unlike++;
+    return NULL;
+}
+
+/* Put a layout in the place of the one used least. */
+static void add_layout(Scan *scan, const Layout *layout) {
+    if (scan->layouts < MOST_LAYOUTS) {
+        scan->order[scan->layouts] = (uint8_t)scan->layouts;
+        scan->layouts++;
+    }
+    scan->layout[scan->order[scan->layouts - 1]] = *layout;
+}
+
 /* From the brace of an event to the place after it. */
 static Place read_event(Scan *scan, Place p) {
     Place begin = p, end = scan->end;
-    EventRow row = {.flow = NO_NUMBER, .time = NO_NUMBER, .duration = NO_NUMBER, .args = NO_OFFSET};
+    bool differ = scan->unlike > 64 && scan->unlike > scan->like_others / 4;
+    if (!differ && (p = read_like_others(scan, begin))) return p;
+    p = begin;
+    EventRow row = no_values;
+    Layout layout = {.tail = begin, .row = no_values};
     uint32_t fields = 0;
     p = skip_space(p + 1, end);
     bool more = *p != '}';
@@ -153,19 +237,19 @@ static Place read_event(Scan *scan, Place p) {
         p = read_key(p, end, &field, &colon_follows);
         if (!p || (field != FIELD_OTHER && fields >> field & 1)) return NULL;
         fields |= 1u << field;
-        switch (field) {
-        case FLOW: p = read_flow(scan, p, &row.flow); break;
-        case FIELD_TIME: p = read_time(scan, p, colon_follows, &row.time); break;
-        case FIELD_DURATION: p = read_duration(scan, p, &row.duration); break;
-        case FIELD_ARGS: p = read_args(&scan->columns, p, end, &row.args); break;
-        case FIELD_OTHER: {
+        if (field == FIELD_OTHER) {
             const Array *args = &scan->columns.column[ARGS];
             Copy dropped = {p, end, args->data + args->size};
             Spelling spelling = {0};
             p = copy_value(&dropped, p, &spelling);
-            break;
-        }
-        default: p = read_text(scan, p, field, &row.codes[field]);
+        } else if (field == PHASE || field == CATEGORY) {
+            p = read_field(scan, p, field, colon_follows, &row);
+            layout.row.codes[field] = row.codes[field];
+        } else {
+            Place value = p;
+            p = read_field(scan, p, field, colon_follows, &row);
+            layout.part[layout.parts++] = (Part){layout.tail, (size_t)(value - layout.tail), field, colon_follows};
+            layout.tail = p;
         }
         if (!p) return NULL;
         p = skip_space(p, end);
@@ -173,6 +257,8 @@ static Place read_event(Scan *scan, Place p) {
         if (more) p = skip_space(p + 1, end);
     }
     if (*p++ != '}' || p - begin > LONGEST_EVENT) return NULL;
+    layout.tail_length = (size_t)(p - layout.tail);
+    if (!differ) add_layout(scan, &layout);
     return add_event(&scan->columns, &row) ? p : NULL;
 }
 
@@ -209,6 +295,8 @@ static bool scan_block(Scan *scan) {
     size_t size = (size_t)(scan->end - scan->begin);
     if (size && scan->end[-1] != '}') return false; /* what json.h needs */
     if (!columns_start(&scan->columns)) return false;
+    for (int column = 0; column <= ARGS_OFFSET; column++)
+        if (column != ARGS && !array_reserve(&scan->columns.column[column], size / EVENT_BYTES * 8)) return false;
     /* Copied arguments are shorter than what they are copied from: "args": is longer than the length before them. */
     return array_reserve(&scan->columns.column[ARGS], size + CHUNK) && read_events(scan);
 }

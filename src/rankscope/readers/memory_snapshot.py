@@ -249,9 +249,9 @@ class _Snapshot:
         effects = np.array([_effect(action, actions) for action in actions], np.int8).reshape(-1, 2)
         totals = []
         for column, at_end in enumerate((live, held)):
-            signs = effects[:, column].tolist()
-            total = [sum(sign * added[value][part] for value, sign in zip(places, signs, strict=True)) for part in (0, 1)]
-            totals.append(_RunningTotal(at_end - int(total[0]), at_end - total[1]))
+            of_actions = [*zip(effects[:, column].tolist(), map(added.__getitem__, places), strict=True)]
+            exact, about = (sum(sign * total[part] for sign, total in of_actions) for part in (0, 1))
+            totals.append(_RunningTotal(at_end - int(exact), at_end - about))
         for piece in pieces:
             codes, values, sizes = self._actions(piece)
             codes = np.array([places[value] for value in values], np.int32)[codes]

@@ -1,6 +1,6 @@
 """A pickle as columns: the value of one key in many dictionaries, the members of many lists; no object for each.
 
-The part in C keeps a large pickle in files of the folder for temporary files, and reads it in pieces. Without it, Python's
+The part in C keeps a large pickle in files without a name, and reads it in pieces. Without it, Python's
 unpickler makes the objects, which answer the same questions. Neither can run anything in the file.
 """
 

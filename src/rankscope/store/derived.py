@@ -53,6 +53,8 @@ from rankscope.files import make_private_folder, temporary_path, write_bytes
 from rankscope.version import __version__
 
 FOLDER = "derived"
+LEAST_RANKS_WITH_ROLLUPS = 8
+"""Runs of fewer ranks get their rollups with the first report that needs them."""
 ROLLUPS, CLOCKS, COLLECTIVES = "rollups", "clocks", "collectives"
 _ENDING = ".columns"
 _EARLIER = ("rollups", "clocks.json", "collectives.json", "rank=*/map.npy", "rank=*/segment=*/*/lod")

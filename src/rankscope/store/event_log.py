@@ -272,8 +272,7 @@ def _is_short(piece: NDArray[Any]) -> bool:
 
 
 def joined(pieces: list[NDArray[Any]], scratch: Scratch | None = None) -> NDArray[Any]:
-    """The pieces of a column behind each other; they are removed from their list. Numbers take four bytes each where all
-    of them fit."""
+    """The pieces of a column behind each other; they are removed from their list."""
     kind = np.result_type(*pieces)
     pieces[:] = [piece for piece in pieces if len(piece)] or pieces[:1]
     first, rows = pieces[0][:1], sum(map(len, pieces))

@@ -60,8 +60,15 @@ class TableFiles:
 
     def write_rows(self, table: Table, columns: Mapping[str, Chunk]) -> None:
         """Write a small table at once."""
+        self.write_pieces(table, [columns])
+
+    def write_pieces(self, table: Table, pieces: Iterable[Mapping[str, Chunk]]) -> None:
+        """Write a table in this thread, one row group for each piece."""
         with ParquetFile(self.folder / f"{table.name}.parquet", table.fields) as file:
-            file.write(columns)
+            for number, columns in enumerate(pieces, 1):
+                file.write(columns)
+                if number % _RELEASED_EVERY == 0:
+                    self.scratch.release()
         self.rows[table.name] = file.rows
 
     def write_records(self, table: Table, records: list[dict[str, Any]]) -> None:

@@ -102,18 +102,14 @@ def translated(events: Events, threads: Mapping[Thread, Names]) -> Events:
     A file that has only known categories, the usual case, is returned as it is.
     """
     texts = events.texts
+    kinds = {(texts[phase], texts[category]) for phase, category in events.groups[:, :2].tolist()}
+    begun = {category for phase, category in kinds if phase in _WITH_DURATION and phase != "E"}
+    unknown = sorted(begun - set(KNOWN_CATEGORIES))
+    misleading = _misleading_groups(events, threads)
+    if not unknown and not misleading and ("E", "") not in kinds:
+        return events
     timed = events.has_text(events.phase, _WITH_DURATION)
     is_end = events.phase.equals(events.code("E"))
-    begun = {
-        texts[category]
-        for phase, category in events.groups[:, :2].tolist()
-        if texts[phase] in _WITH_DURATION and texts[phase] != "E"
-    }
-    unknown = sorted(begun - set(KNOWN_CATEGORIES))
-    unnamed_ends = is_end & (events.category.equals(events.code("")))
-    misleading = _misleading_groups(events, threads)
-    if not unknown and not misleading and not unnamed_ends.any():
-        return events
     is_unknown = events.has_text(events.category, unknown) | np.isin(events.group, misleading)
     wanted = np.flatnonzero(timed & (is_unknown | is_end))
     meanings = _track_meanings(events, threads, timed & ~is_end & is_unknown)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from concurrent.futures import Executor
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -91,33 +92,46 @@ class Links:
     module: Indices
 
 
+@dataclass(frozen=True)
+class SliceKinds:
+    """What each slice is."""
+
+    is_gpu: Mask
+    is_launch: Mask
+    is_op: Mask
+    is_line: Mask
+    is_own_line: Mask
+    is_module: Mask
+
+
 def link(
     nesting: Nesting,
     correlation: Callable[[Ints], NDArray[Any]],
     external_id: Callable[[Ints], NDArray[Any]],
-    is_gpu: Mask,
-    is_launch: Mask,
-    is_op: Mask,
-    is_line: Mask,
-    is_own_line: Mask,
-    is_module: Mask,
+    kinds: SliceKinds,
+    pool: Executor,
 ) -> Links:
     """Link device activity to its launch by correlation id, and launches and ops by nesting.
 
     Where the launch is not in the file, or not inside an op, the External id links to the op. `correlation` and
     `external_id` give the ids of slices.
     """
-    gpu, launches = (np.flatnonzero(mask).astype(np.int32) for mask in (is_gpu, is_launch))
-    launch = np.full(len(is_gpu), NONE, dtype=np.int32)
+    wanted = kinds.is_op, kinds.is_line, kinds.is_own_line, kinds.is_module
+    op_around, *lines_around, module = (pool.submit(nearest_ancestor, nesting, each) for each in wanted)
+    gpu, launches = (np.flatnonzero(mask).astype(np.int32) for mask in (kinds.is_gpu, kinds.is_launch))
+    launch = np.full(len(kinds.is_gpu), NONE, dtype=np.int32)
     launch[gpu] = follow(match_first(correlation(launches), correlation(gpu)), launches)
-    op = nearest_ancestor(nesting, is_op)
+    op = op_around.result()
     op = _with(op, gpu, follow(launch[gpu], op))
-    ops = np.flatnonzero(is_op)
+    ops = np.flatnonzero(kinds.is_op)
     if len(ops):
-        without = np.flatnonzero((is_gpu | is_launch) & (op == NONE))
+        without = np.flatnonzero((kinds.is_gpu | kinds.is_launch) & (op == NONE))
         op = _with(op, without, follow(match_first(external_id(ops), external_id(without)), ops))
+    any_line, own_line = (line.result() for line in lines_around)
+    # The innermost line of user code around each slice, else the innermost line.
+    line = np.where(own_line != NONE, own_line, any_line) if kinds.is_line.any() else own_line
     frames = []
-    for nearest in (_nearest_line(nesting, is_line, is_own_line), nearest_ancestor(nesting, is_module)):
+    for nearest in (line, module.result()):
         if nearest.strides != (0,):  # else there are no such slices
             of_launch, of_op = follow(launch[gpu], nearest), follow(op[gpu], nearest)
             nearest = _with(nearest, gpu, np.where(launch[gpu] != NONE, of_launch, of_op))
@@ -132,12 +146,6 @@ def _with(indices: Indices, slices: Ints, values: NDArray[Any]) -> Indices:
     changed = indices if indices.flags.writeable else indices.copy()
     changed[slices] = values
     return changed
-
-
-def _nearest_line(nesting: Nesting, is_line: Mask, is_own_line: Mask) -> Indices:
-    """The innermost line of user code around each slice, else the innermost line."""
-    own_line, any_line = nearest_ancestor(nesting, is_own_line), nearest_ancestor(nesting, is_line)
-    return np.where(own_line != NONE, own_line, any_line) if is_line.any() else own_line
 
 
 class SliceLookup:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ from rankscope.timeline.json_arguments import integer_of
 
 _LONGEST_FILE_NS = 1 << 46
 """About 20 hours. A timestamp farther from the median is treated as broken."""
+_EVENTS_AT_ONCE = 1 << 17
+"""By one thread, so that what it computes stays in its cache."""
 
 _KIND_OF_CATEGORY = {
     "kernel": "stream",
@@ -93,31 +96,55 @@ class Recording:
         return Points(*(column[wanted] for column in vars(points).values()))
 
 
-def arrange(events: Events) -> Recording:
+def arrange(events: Events, pool: Executor) -> Recording:
     """Put the events of a file on its timeline. Their times and durations are changed in place, to save memory."""
     threads = named_threads(events)
     events = translated(events, threads)
-    is_metadata = events.phase.equals(events.code("M"))
-    has_time = ~is_metadata & (events.time != NULL)
-    low, high = _usable_range(events.time, has_time)
-    placed = has_time & (events.time >= low) & (events.time <= high)
-    origin = int(events.time.min(initial=high, where=placed)) if placed.any() else 0
+    group, time, duration = events.group, events.time, events.duration
+    is_metadata = events.groups[:, 0] == events.code("M")
     # Memory snapshots of older versions of torch have no times; their order is sufficient.
-    counted = ~is_metadata & (has_time | ~events.category.equals(events.code(SNAPSHOT_CATEGORY)))
-    timed = int(placed.sum())
-    events.duration[events.duration == NULL] = 0
-    np.clip(events.duration, -_LONGEST_FILE_NS, _LONGEST_FILE_NS, out=events.duration)
-    np.subtract(events.time, origin, out=events.time)
-    track, tracks = _tracks(events, placed)
+    needs_time = ~is_metadata & (events.groups[:, 1] != events.code(SNAPSHOT_CATEGORY))
+    pieces = [slice(at, at + _EVENTS_AT_ONCE) for at in range(0, len(events), _EVENTS_AT_ONCE)]
+    placed = np.empty(len(events), dtype=bool)
+
+    def find_timed(piece: slice) -> tuple[Numbers, int]:
+        """The earliest and the latest time; how many events have none that should."""
+        has_time = (time[piece] != NULL) & ~is_metadata[group[piece]]
+        placed[piece] = has_time
+        times = time[piece][has_time]
+        untimed = needs_time[group[piece][~has_time]]
+        return (times if len(times) < 2 else np.array([times.min(), times.max()])), int(untimed.sum())
+
+    def place(piece: slice) -> None:
+        lasting = duration[piece]
+        lasting[lasting == NULL] = 0
+        np.clip(lasting, -_LONGEST_FILE_NS, _LONGEST_FILE_NS, out=lasting)
+        time[piece] -= origin
+        track[piece] = track_of_group[group[piece]]
+        track[piece][~placed[piece]] = NONE
+
+    ends, untimed = zip(*pool.map(find_timed, pieces), strict=True) if pieces else ((time[:0],), (0,))
+    limits = np.concatenate(ends)
+    misplaced = sum(untimed)
+    if len(limits) and int(limits.max()) - int(limits.min()) > _LONGEST_FILE_NS:
+        timed = int(placed.sum())
+        low, high = _usable_range(time[placed])
+        placed &= (time >= low) & (time <= high)
+        misplaced += timed - int(placed.sum())
+        limits = time[placed]
+    origin = int(limits.min()) if len(limits) else 0
+    track = np.empty(len(events), dtype=np.int32)
+    track_of_group, names = _tracks(events, placed)
+    list(pool.map(place, pieces))
     return Recording(
         events=events,
         threads=threads,
         origin_ns=origin,
-        timed=timed,
-        misplaced=int(counted.sum()) - timed,
+        timed=int(np.count_nonzero(placed)),
+        misplaced=misplaced,
         placed=placed,
         track=track,
-        tracks=tracks,
+        tracks=_with_devices(events, track, names),
         points=_points(events, placed, track),
     )
 
@@ -134,30 +161,26 @@ def _with_phase(events: Events, placed: Mask, phases: tuple[str, ...]) -> Ints:
     return np.flatnonzero(events.has_text(events.phase, phases) & placed)
 
 
-def _usable_range(time: Numbers, has_time: Mask) -> tuple[int, int]:
-    if not has_time.any():
-        return 0, 0
-    limits = np.iinfo(np.int64)
-    low = int(time.min(initial=limits.max, where=has_time))
-    high = int(time.max(initial=limits.min, where=has_time))
-    if high - low <= _LONGEST_FILE_NS:
-        return low, high
-    times = time[has_time]
+def _usable_range(times: Numbers) -> tuple[int, int]:
+    """Of a file with times that are too far apart."""
     middle = int(np.partition(times, (len(times) - 1) // 2)[(len(times) - 1) // 2])
     return middle - _LONGEST_FILE_NS, middle + _LONGEST_FILE_NS
 
 
-def _track_key(phase: str, category: str, pid: str, tid: str) -> tuple[str, str, str]:
+TrackKey = tuple[str, str, str]
+"""Kind, pid and tid."""
+
+
+def _track_key(phase: str, category: str, pid: str, tid: str) -> TrackKey:
     """Kind, pid and tid of a group's track: async events have one per category, counters one per process."""
     kind = _KIND_OF_CATEGORY.get(category) or _KIND_OF_PHASE.get(phase) or "thread"
     return kind, pid, {"async": category, "counter": ""}.get(kind, tid)
 
 
-def _tracks(events: Events, placed: Mask) -> tuple[Codes, list[Track]]:
-    """The track of each event, and the tracks in the order of their kinds, pids and tids."""
+def _tracks(events: Events, placed: Mask) -> tuple[Codes, list[TrackKey]]:
+    """The track of each group, and the tracks in the order of their kinds, pids and tids."""
     texts = events.texts
-    occurs = np.zeros(len(events.groups), dtype=bool)
-    occurs[events.group if placed.all() else events.group[placed]] = True
+    occurs = np.bincount(events.group[placed], minlength=len(events.groups)) > 0
     occurs &= ~events.has_text(events.groups[:, 0], FLOW_PHASES)
     keys = [_track_key(*(texts[code] for code in row)) for row in events.groups.tolist()]
     names = sorted({key for key, wanted in zip(keys, occurs, strict=True) if wanted})
@@ -165,16 +188,17 @@ def _tracks(events: Events, placed: Mask) -> tuple[Codes, list[Track]]:
     of_group = np.array(
         [number[key] if wanted else NONE for key, wanted in zip(keys, occurs, strict=True)], dtype=np.int32
     ).reshape(-1)
-    track: Codes = of_group[events.group]
-    if not placed.all():
-        track[~placed] = NONE
+    return of_group, names
+
+
+def _with_devices(events: Events, track: Codes, names: list[TrackKey]) -> list[Track]:
     has_device = np.array([key[0] in _ON_DEVICE for key in names], dtype=bool)
     on_device = np.flatnonzero(np.append(has_device, False)[track])
     device, stream = (
         _least(events, column, on_device, track, [integer_of(key[part]) for key in names])
         for part, column in ((1, "device"), (2, "stream"))
     )
-    return track, [
+    return [
         Track(*key, *((at, lane) if key[0] in _ON_DEVICE else (None, None)))
         for key, at, lane in zip(names, device, stream, strict=True)
     ]

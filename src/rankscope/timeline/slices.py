@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +18,16 @@ from rankscope.readers.pairing import pair_by_key, pair_nested
 from rankscope.store.arrays import NONE, Ints, Mask, number_rows
 from rankscope.store.parquet_writer import Chunk, Coded, Numbers
 from rankscope.store.table_files import TableFiles
-from rankscope.timeline.linking import Annotation, Links, SliceLookup, Steps, find_steps, follow, link
+from rankscope.timeline.linking import (
+    Annotation,
+    Links,
+    SliceKinds,
+    SliceLookup,
+    Steps,
+    find_steps,
+    follow,
+    link,
+)
 from rankscope.timeline.nesting import Nesting
 from rankscope.timeline.recording import Recording
 from rankscope.timeline.step_times import StepTimes, step_times, steps_of_gpu_events
@@ -65,7 +75,7 @@ def row_pieces(count: int) -> list[slice]:
     return [slice(at, min(at + _ROWS_AT_A_TIME, count)) for at in range(0, count, _ROWS_AT_A_TIME)]
 
 
-def find_slices(recording: Recording) -> tuple[SliceColumns, int]:
+def find_slices(recording: Recording, pool: Executor) -> tuple[SliceColumns, int]:
     """Complete events and pairs of begin and end events; and the number of begins and ends without a partner.
 
     Where all slices are complete events, their columns take the place of the events', to save memory.
@@ -109,8 +119,8 @@ def find_slices(recording: Recording) -> tuple[SliceColumns, int]:
         time, duration = events.time[index], np.concatenate(durations)
         track, name = recording.track[index], events.name[index]
     else:
-        time, duration = _moved_up(events.time, index), _moved_up(events.duration, index)
-        track, name = _moved_up(recording.track, index), _moved_up(events.name, index)
+        of_events: tuple[NDArray[Any], ...] = events.time, events.duration, recording.track, events.name
+        time, duration, track, name = pool.map(lambda column: _moved_up(column, index), of_events)
     return SliceColumns(index.astype(np.int32), track, time, duration, name, category), unpaired
 
 
@@ -139,24 +149,39 @@ def named(recording: Recording, names: NDArray[Any], matches: Callable[[str], ob
     return named_ones
 
 
-def link_slices(recording: Recording, slices: SliceColumns, nesting: Nesting) -> Links:
-    frames = np.flatnonzero(slices.category == recording.code("python_function"))
+def kinds_of(recording: Recording, slices: SliceColumns) -> SliceKinds:
+    is_frame = slices.category == recording.code("python_function")
+    texts = recording.events.texts
+    used = np.zeros(len(texts), dtype=bool)
+    used[slices.name[is_frame]] = True
+    frames = np.flatnonzero(used).tolist()
 
     def among_frames(matches: Callable[[str], object]) -> Mask:
-        matching = np.zeros(len(slices), dtype=bool)
-        matching[frames] = named(recording, slices.name[frames], matches)
-        return matching
+        matching = np.zeros(len(texts), dtype=bool)
+        matching[[code for code in frames if matches(texts[code])]] = True
+        among: Mask = matching[slices.name] if matching.any() else np.zeros(len(slices), dtype=bool)
+        among &= is_frame
+        return among
 
-    return link(
-        nesting,
-        lambda index: recording.events.ids("correlation", slices.event[index]),
-        lambda index: recording.events.ids("external_id", slices.event[index]),
+    return SliceKinds(
         is_gpu=gpu_slices(recording, slices),
         is_launch=of_categories(recording, slices, LAUNCH_CATEGORIES),
         is_op=slices.category == recording.code("cpu_op"),
         is_line=among_frames(_SOURCE_LINE.search),
         is_own_line=among_frames(lambda text: _SOURCE_LINE.search(text) and not _LIBRARY.search(text)),
         is_module=among_frames(lambda text: text.startswith("nn.Module: ")),
+    )
+
+
+def link_slices(
+    recording: Recording, slices: SliceColumns, nesting: Nesting, kinds: SliceKinds, pool: Executor
+) -> Links:
+    return link(
+        nesting,
+        lambda index: recording.events.ids("correlation", slices.event[index]),
+        lambda index: recording.events.ids("external_id", slices.event[index]),
+        kinds,
+        pool,
     )
 
 

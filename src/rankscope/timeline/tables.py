@@ -49,7 +49,7 @@ from rankscope.timeline.slices import (
     DeviceTime,
     SliceTable,
     find_slices,
-    gpu_slices,
+    kinds_of,
     link_slices,
     named,
     of_categories,
@@ -78,29 +78,39 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
 
     `recorded` are the collective calls that the capture noted.
     """
-    scratch = files.scratch
-    recording = arrange(events)
+    pool, scratch = files.pool, files.scratch
+    recording = arrange(events, pool)
     track, points = scratch.moved(recording.track), _moved(recording.points, scratch)
     recording = replace(recording, track=track, points=points)
     scratch.release()
-    slices, unpaired = find_slices(recording)  # the events' own columns mean nothing from here on
+    slices, unpaired = find_slices(recording, pool)  # the events' own columns mean nothing from here on
     slices = _moved(slices, scratch)
+    scratch.release()
+    nested = pool.submit(lambda: _moved(nest(slices.track, slices.time, slices.end), scratch))
     steps = steps_of_host(recording, slices)
+    step_at_start = pool.submit(lambda: scratch.moved(steps.at(slices.time)))
+    kinds = kinds_of(recording, slices)
+    nesting = nested.result()
     scratch.release()
-    nesting = _moved(nest(slices.track, slices.time, slices.end), scratch)
+    self_ns = pool.submit(lambda: scratch.moved(self_time(nesting, slices.duration)))
+    links = _moved(link_slices(recording, slices, nesting, kinds, pool), scratch)
     scratch.release()
-    step_at_start = files.pool.submit(lambda: scratch.moved(steps.at(slices.time)))
-    is_gpu = gpu_slices(recording, slices)
-    links = _moved(link_slices(recording, slices, nesting), scratch)
-    scratch.release()
-    self_ns = files.pool.submit(lambda: scratch.moved(self_time(nesting, slices.duration)))
-    device = files.pool.submit(device_time, links.op, is_gpu, slices.duration)
-    step, times = step_columns(slices, links, steps, is_gpu, step_at_start.result())
+    device = pool.submit(device_time, links.op, kinds.is_gpu, slices.duration)
+    step, times = step_columns(slices, links, steps, kinds.is_gpu, step_at_start.result())
     source = SliceTable(recording, slices, nesting, links, step, self_ns.result(), device.result())
     scratch.release()
-    others = files.pool.submit(_write_others, files, source, steps, times, recorded)
-    write_activity(files, source, np.flatnonzero(is_gpu))
-    others.result()
+    others = [
+        pool.submit(_write_links, files, source),
+        pool.submit(_write_instants, files, source, steps),
+        pool.submit(write_collectives, files, source, recorded),
+        pool.submit(_write_counters, files, recording),
+        pool.submit(_write_computing, files, source),
+        pool.submit(_write_tracks, files, source),
+    ]
+    _write_steps(files, steps, times)
+    write_activity(files, source, np.flatnonzero(kinds.is_gpu))
+    for table in others:
+        table.result()
     launches = of_categories(recording, slices, LAUNCH_CATEGORIES)
     ranges = of_categories(recording, slices, ("cpu_op", "user_annotation"))
     return {
@@ -124,18 +134,6 @@ Columns = TypeVar("Columns")
 def _moved(columns: Columns, scratch: Scratch) -> Columns:
     """The same record of arrays in the scratch file."""
     return type(columns)(**{name: scratch.moved(column) for name, column in vars(columns).items()})
-
-
-def _write_others(
-    files: TableFiles, source: SliceTable, steps: Steps, times: StepTimes, recorded: Sequence[RecordedCall]
-) -> None:
-    """The tables besides those of slices, in a thread of their own."""
-    write_collectives(files, source, recorded)
-    _write_tracks(files, source)
-    _write_steps(files, steps, times)
-    _write_instants(files, source, steps)
-    _write_counters(files, source.recording)
-    _write_links(files, source)
 
 
 def _write_tracks(files: TableFiles, source: SliceTable) -> None:
@@ -230,7 +228,7 @@ def _write_instants(files: TableFiles, source: SliceTable, steps: Steps) -> None
         op[allocations] = allocating_ops(source, points.track[allocations], points.time[allocations])
     texts = events.coded_texts
 
-    def chunks(piece: slice) -> dict[str, Chunk]:
+    def chunks(piece: slice) -> Mapping[str, Chunk]:
         return {
             "id": Numbers(index[piece]),
             "track": Numbers(points.track[piece]),
@@ -242,7 +240,7 @@ def _write_instants(files: TableFiles, source: SliceTable, steps: Steps) -> None
             "op": Numbers(op[piece], NONE),
         }
 
-    files.write(INSTANTS, row_pieces(len(index)), chunks)
+    files.write_pieces(INSTANTS, map(chunks, row_pieces(len(index)) or [slice(0)]))
 
 
 def _write_counters(files: TableFiles, recording: Recording) -> None:
@@ -355,10 +353,9 @@ _ALLOCATING_OP = re.compile(ALLOCATING_OP_PATTERN)
 
 
 def write_activity(files: TableFiles, source: SliceTable, gpu: NDArray[Any]) -> None:
-    """Write SLICES, GPU and COMPUTING."""
+    """Write SLICES and GPU."""
     write_slices(files, SLICES, source)
     write_slices(files, GPU, source, gpu, lambda rows: _gpu_columns(source, rows))
-    _write_computing(files, source)
 
 
 def _gpu_columns(source: SliceTable, rows: NDArray[Any]) -> Mapping[str, Chunk]:

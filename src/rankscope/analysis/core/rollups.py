@@ -21,7 +21,16 @@ from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.selection import S, Selection
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
-from rankscope.store.derived import ROLLUPS, File, RawTable, Table, key_of, path_of, write
+from rankscope.store.derived import (
+    LEAST_RANKS_WITH_ROLLUPS,
+    ROLLUPS,
+    File,
+    RawTable,
+    Table,
+    key_of,
+    path_of,
+    write,
+)
 from rankscope.timeline.run import Run
 
 T = TypeVar("T")
@@ -30,7 +39,7 @@ PerRank = Callable[[Run, S], dict[int, T]]
 Records = dict[str, dict[int, Any]]
 """By name and rank; None for a rank that has nothing to report."""
 
-_LEAST_RANKS, _LEAST_EVENTS = 8, 1_000_000
+_LEAST_RANKS, _LEAST_EVENTS = LEAST_RANKS_WITH_ROLLUPS, 1_000_000
 """The events of smaller runs are read as quickly as what would be kept of them."""
 _CHUNK_RANKS, _CHUNK_EVENTS = 32, 1_000_000
 
