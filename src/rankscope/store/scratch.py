@@ -58,6 +58,7 @@ class Scratch:
             return array
         target = self.empty(array.shape, array.dtype)
         target[:] = array
+        self.touch(array.nbytes)
         return target
 
     def packed(self, array: NDArray[Any]) -> NDArray[Any]:

@@ -38,16 +38,20 @@ def match_first(keys: NDArray[Any], wanted: NDArray[Any]) -> Indices:
         first[0] = NONE
         return first[np.where((wanted > 0) & (wanted <= largest), wanted, 0)]
     result = np.full(len(wanted), NONE, dtype=np.int32)
-    usable = np.flatnonzero(keys > 0).astype(np.int32)
-    ordered = keys[usable].astype(wanted.dtype, copy=False)
+    kind = np.promote_types(keys.dtype, wanted.dtype)  # searchsorted would convert all keys for every piece
+    ordered, order = keys.astype(kind, copy=False), np.arange(len(keys), dtype=np.int32)
+    wanted = wanted.astype(kind, copy=False)
+    if (keys < 1).any():
+        order = order[keys > 0]
+        ordered = ordered[order]
     if (ordered[1:] < ordered[:-1]).any():  # else they are in order already
-        usable = usable[np.argsort(ordered, kind="stable")]
-        ordered = keys[usable].astype(wanted.dtype, copy=False)
+        by_key = np.argsort(ordered, kind="stable")
+        ordered, order = ordered[by_key], order[by_key]
     for begin in range(0, len(wanted), _TIMES_AT_ONCE):
         piece = wanted[begin : begin + _TIMES_AT_ONCE]
         at = np.minimum(np.searchsorted(ordered, piece), len(ordered) - 1)
         matched = (ordered[at] == piece) & (piece > 0)
-        result[begin : begin + len(piece)][matched] = usable[at[matched]]
+        result[begin : begin + len(piece)][matched] = order[at[matched]]
     return result
 
 

@@ -157,6 +157,8 @@ def kinds_of(recording: Recording, slices: SliceColumns) -> SliceKinds:
     frames = np.flatnonzero(used).tolist()
 
     def among_frames(matches: Callable[[str], object]) -> Mask:
+        if not len(frames):
+            return np.broadcast_to(np.bool_(False), len(slices))  # takes no memory
         matching = np.zeros(len(texts), dtype=bool)
         matching[[code for code in frames if matches(texts[code])]] = True
         among: Mask = matching[slices.name] if matching.any() else np.zeros(len(slices), dtype=bool)
