@@ -145,9 +145,13 @@ class Events:
         if native.functions is not None:
             columns = (np.ascontiguousarray(column, np.int32) for column in (self.linked, events))
             return np.frombuffer(native.functions.places(*columns), np.int32)
-        at = np.searchsorted(self.linked, events)
-        there = np.append(self.linked, NO_TEXT)[at] == events
-        return np.where(there, at, len(self.linked)).astype(np.int32)
+        # Of another type, numpy would convert the whole column for every piece.
+        at = np.searchsorted(self.linked, np.asarray(events, self.linked.dtype))
+        places: Codes = np.full(len(events), len(self.linked), dtype=np.int32)
+        inside = np.flatnonzero(at < len(self.linked))
+        there = inside[self.linked[at[inside]] == np.asarray(events)[inside]]
+        places[there] = at[there]
+        return places
 
     def number_at(self, column: str, places: Codes) -> Numbers:
         """The numbers at some places of a sparse column."""

@@ -26,7 +26,7 @@ from rankscope.model import (
     TRACKS,
 )
 from rankscope.readers.columns import NULL, Texts
-from rankscope.store.arrays import NONE, Ints, Mask, number_rows, starts_group
+from rankscope.store.arrays import NONE, Ints, Mask, number_rows, starts_group, unique_values
 from rankscope.store.event_log import Events, flow_texts
 from rankscope.store.parquet_writer import Chunk, Coded, Lists, Numbers
 from rankscope.store.scratch import Scratch
@@ -36,7 +36,7 @@ from rankscope.timeline.collectives.recorded_calls import RecordedCall
 from rankscope.timeline.collectives.table import write_collectives
 from rankscope.timeline.json_arguments import arguments, number_of, text_of
 from rankscope.timeline.linking import Steps, follow, self_time
-from rankscope.timeline.nesting import nest
+from rankscope.timeline.nesting import ancestors, by_level, nest
 from rankscope.timeline.recording import (
     COUNTER_PHASES,
     FLOW_PHASES,
@@ -405,17 +405,24 @@ def _write_computing(files: TableFiles, source: SliceTable) -> None:
 def device_time(op: NDArray[Any], is_gpu: Mask, duration: Ints) -> DeviceTime:
     """The device time of the ops that launched some, from the innermost op of each slice."""
     launched = np.flatnonzero(is_gpu & (op != NONE))
-    at, time = _summed(op[launched], duration[launched])
-    ops, times = [at], [time]
-    while len(at):  # add the time of each op to the op around it
-        inside = op[at] != NONE
-        at, time = _summed(op[at[inside]], time[inside])
-        ops.append(at)
-        times.append(time)
-    all_ops, total = _summed(np.concatenate(ops), np.concatenate(times))
-    own_time = np.zeros(len(all_ops), dtype=np.int64)
-    own_time[np.searchsorted(all_ops, ops[0])] = times[0]
-    return DeviceTime(all_ops, own_time, total)
+    at, times = _summed(op[launched], duration[launched])
+    has_time = np.zeros(len(op), dtype=bool)
+    inside = at
+    while len(inside):  # and the ops around them, each once
+        has_time[inside] = True
+        around = op[inside]
+        around = unique_values(around[around != NONE])
+        inside = around[~has_time[around]]
+    ops = np.flatnonzero(has_time)
+    own_time = np.zeros(len(ops), dtype=np.int64)
+    own_time[np.searchsorted(ops, at)] = times
+    around = op[ops]
+    parent = np.full(len(ops), NONE)
+    parent[around != NONE] = np.searchsorted(ops, around[around != NONE])
+    total = own_time.copy()
+    for members in reversed(by_level(ancestors(parent))[1:]):  # the innermost first
+        np.add.at(total, parent[members], total[members])
+    return DeviceTime(ops, own_time, total)
 
 
 def _summed(keys: NDArray[Any], values: Ints) -> tuple[Ints, Ints]:
