@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ TRACE = Path(__file__).parents[1] / "data" / "gpt-h200-stack" / "gpt.pt.trace.js
 
 
 def in_file(array: np.ndarray) -> bool:
-    memory = array.base
+    memory: Any = array.base
     while isinstance(memory, np.ndarray):
         memory = memory.base
     return isinstance(memory, memoryview) and isinstance(memory.obj, mmap.mmap)

@@ -231,7 +231,7 @@ def test_places_of_linked_events(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def make(size: int) -> tuple[Any, ...]:
         columns = {field.name: np.empty(0, np.int32) for field in fields(Events)}
-        return Events(**{**columns, "linked": counted(np.arange(size, dtype=np.int32))}), size  # type: ignore[arg-type]
+        return Events(**{**columns, "linked": counted(np.arange(size, dtype=np.int32))}), size
 
     def look_up(events: Events, size: int) -> None:
         for begin in range(0, size, 10):

@@ -103,7 +103,8 @@ def test_device_time_is_that_of_the_ops_inside_too(rows: list[tuple[int, int, bo
     op = ints(*ops, *(around for around, _ in kernels))
     duration = ints(*(time for _, time, _ in rows), *(time for _, time in kernels))
     is_gpu = np.arange(len(op)) >= len(rows)
-    own_time, total = {}, dict.fromkeys(range(len(rows)), 0)
+    own_time: dict[int, int] = {}
+    total = dict.fromkeys(range(len(rows)), 0)
     for around, time in kernels:
         if around != NONE:
             own_time[around] = own_time.get(around, 0) + time

@@ -51,7 +51,7 @@ class Scratch:
         """The same values in the file, if there are many."""
         if array.nbytes < _LEAST_BYTES or 0 in array.strides:  # the latter are equal, and take no memory
             return array
-        memory = array.base
+        memory: Any = array.base
         while isinstance(memory, np.ndarray):
             memory = memory.base
         if isinstance(memory, memoryview) and isinstance(memory.obj, mmap.mmap):

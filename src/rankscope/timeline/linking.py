@@ -110,8 +110,8 @@ class SliceKinds:
 
 def link(
     nesting: Nesting,
-    correlation: Callable[[Ints], NDArray[Any]],
-    external_id: Callable[[Ints], NDArray[Any]],
+    correlation: Callable[[NDArray[Any]], NDArray[Any]],
+    external_id: Callable[[NDArray[Any]], NDArray[Any]],
     kinds: SliceKinds,
     pool: Executor,
 ) -> Links:
@@ -143,7 +143,7 @@ def link(
     return Links(launch, op, *frames)
 
 
-def _with(indices: Indices, slices: Ints, values: NDArray[Any]) -> Indices:
+def _with(indices: Indices, slices: NDArray[Any], values: NDArray[Any]) -> Indices:
     """The same with other values for some slices."""
     if (indices[slices] == values).all():
         return indices

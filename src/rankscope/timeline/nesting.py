@@ -40,7 +40,8 @@ class Nesting:
 
 def ancestors(parent: NDArray[Any]) -> Ints:
     """How many ancestors each has. Each round doubles how many are counted."""
-    level, above = (parent != NONE).astype(np.int64), parent
+    level: Ints = (parent != NONE).astype(np.int64)
+    above = parent
     while (inside := above != NONE).any():
         level = level + np.where(inside, level[above], 0)
         above = np.where(inside, above[above], NONE)

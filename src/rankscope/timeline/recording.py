@@ -151,7 +151,7 @@ def arrange(events: Events, pool: Executor) -> Recording:
 
 def _points(events: Events, placed: Mask, track: Codes) -> Points:
     points = _with_phase(events, placed, (*INSTANT_PHASES, *COUNTER_PHASES, *FLOW_PHASES))
-    columns = (events.group, track, events.time, events.name)
+    columns: tuple[NDArray[Any], ...] = (events.group, track, events.time, events.name)
     if len(points) == len(events):  # as in a memory snapshot: none is copied
         return Points(points.astype(np.int32), *columns)
     return Points(points, *(column[points] for column in columns))
