@@ -8,13 +8,13 @@
 #include <malloc.h>
 #endif
 
-#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #ifdef __linux__
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define LARGE (4 << 20)
 
@@ -24,9 +24,6 @@ static void want_large_pages(const Array *array) {
     begin = (begin + page - 1) / page * page;
     if (array->room >= LARGE) madvise((void *)begin, array->room - page, MADV_HUGEPAGE);
 }
-#else
-static void want_large_pages(const Array *array) { (void)array; }
-#endif
 
 #define IN_FILE (16 << 20)
 
@@ -67,6 +64,21 @@ static uint8_t *grown_in_file(Array *array, size_t room) {
     return data;
 }
 
+void array_release(const Array *array) {
+    if (array->file) madvise(array->data, array->room, MADV_DONTNEED);
+}
+#else
+#define IN_FILE SIZE_MAX
+
+static void want_large_pages(const Array *array) { (void)array; }
+static void leave_file(Array *array) { (void)array; }
+static uint8_t *grown_in_file(Array *array, size_t room) {
+    (void)array, (void)room;
+    return NULL;
+}
+void array_release(const Array *array) { (void)array; }
+#endif
+
 static uint8_t *grown_in_memory(Array *array, size_t room) {
     if (!array->file) return realloc(array->data, room);
     uint8_t *data = malloc(room);
@@ -101,10 +113,6 @@ void array_free(Array *array) {
     free(array->data);
     memset(array, 0, sizeof *array);
     array->folder = folder;
-}
-
-void array_release(const Array *array) {
-    if (array->file) madvise(array->data, array->room, MADV_DONTNEED);
 }
 
 void array_append_double(Array *array, double value) {
