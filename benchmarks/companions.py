@@ -62,7 +62,7 @@ def _node(number: int) -> dict[str, Any]:
 
 def _event(name: str, category: str, ts: float, dur: float, tid: int, args: dict[str, Any]) -> dict[str, Any]:
     return {
-        "ph": "X", "cat": category, "name": name, "pid": tid == 7, "tid": tid, "ts": ts, "dur": dur, "args": args
+        "ph": "X", "cat": category, "name": name, "pid": int(tid == 7), "tid": tid, "ts": ts, "dur": dur, "args": args
     }  # fmt: skip
 
 

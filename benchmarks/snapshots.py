@@ -5,6 +5,7 @@ request.
 
     python benchmarks/snapshots.py FILE 1GB              as torch writes them
     python benchmarks/snapshots.py FILE 1GB --one-list   one list for all entries with the same stack
+    python benchmarks/snapshots.py FILE 1GB --no-stacks  entries without stacks
 
 The instructions of the pickle are written one after the other: nothing of it is in memory as a whole. The history is
 that of a training loop: each step allocates activations and frees them in the opposite order.
@@ -129,7 +130,12 @@ class HistoryWriter:
     """The entries of one device."""
 
     def __init__(
-        self, out: PickleWriter, stacks: list[list[int]], first_frame: list[int], one_list: bool
+        self,
+        out: PickleWriter,
+        stacks: list[list[int]],
+        first_frame: list[int],
+        one_list: bool,
+        no_stacks: bool = False,
     ) -> None:
         self._out = out
         self._stacks = [
@@ -137,6 +143,7 @@ class HistoryWriter:
         ]
         self._known: dict[int, int] = {}
         self._one_list = one_list
+        self._no_stacks = no_stacks
         self.entries = 0
         self._keys = {key: out.text(key) for key in ("action", "addr", "size", "stream", "frames", "time_us")}
 
@@ -146,21 +153,26 @@ class HistoryWriter:
         out.write(
             b"".join(
                 (b"}\x94(", keys["action"], out.text(action), keys["addr"], number(address), keys["size"],
-                 number(size), keys["stream"], b"K\0", keys["time_us"], number(START_US + 3 * self.entries),
-                 keys["frames"])
+                 number(size), keys["stream"], b"K\0", keys["time_us"], number(START_US + 3 * self.entries))
             )
         )  # fmt: skip
         out.remembered += 1
-        if of_last or (self._one_list and stack in self._known):
-            out.write(recall(self._known[stack]))
-        else:
-            self._known[stack] = out.remembered
-            out.write(self._stacks[stack])
-            out.remembered += 1
+        if not self._no_stacks:
+            out.write(keys["frames"])
+            self._add_stack(stack, of_last)
         out.write(b"u")
         self.entries += 1
         if self.entries % 1000 == 0:
             out.write(b"e(")
+
+    def _add_stack(self, stack: int, of_last: bool) -> None:
+        out = self._out
+        if of_last or (self._one_list and stack in self._known):
+            out.write(recall(self._known[stack]))
+            return
+        self._known[stack] = out.remembered
+        out.write(self._stacks[stack])
+        out.remembered += 1
 
 
 def steps(history: HistoryWriter, sizes: list[int]) -> Iterator[None]:
@@ -175,7 +187,7 @@ def steps(history: HistoryWriter, sizes: list[int]) -> Iterator[None]:
         yield
 
 
-def write_snapshot(path: Path, size: int, one_list: bool = False) -> dict[str, int]:
+def write_snapshot(path: Path, size: int, one_list: bool = False, no_stacks: bool = False) -> dict[str, int]:
     """Write a file of at least this size; returns what is in it: entries, bytes at the peak, bytes reserved."""
     random = Random(1)
     sizes = [
@@ -214,7 +226,7 @@ def write_snapshot(path: Path, size: int, one_list: bool = False) -> dict[str, i
         out.remember(b"]")
         out.remember(b"]")
         out.write(b"(")
-        history = HistoryWriter(out, stacks(random), frames, one_list)
+        history = HistoryWriter(out, stacks(random), frames, one_list, no_stacks)
         for _ in steps(history, sizes):
             if out.size >= size:
                 break
@@ -229,8 +241,9 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("size")
     parser.add_argument("--one-list", action="store_true")
+    parser.add_argument("--no-stacks", action="store_true")
     options = parser.parse_args()
-    print(write_snapshot(options.file, parse_bytes(options.size), options.one_list))
+    print(write_snapshot(options.file, parse_bytes(options.size), options.one_list, options.no_stacks))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from rankscope.readers.pairing import pair_by_key, pair_nested
 from rankscope.store.arrays import NONE
 from rankscope.timeline.linking import Annotation, SliceLookup, find_steps, match_first, self_time, slice_at
 from rankscope.timeline.nesting import nest
+from rankscope.timeline.tables import device_time
 
 
 def ints(*values: int) -> np.ndarray:
@@ -92,3 +93,29 @@ def test_async_events_pair_by_key() -> None:
     begins = np.array([True, True, False, False])
     pairs = pair_by_key(ints(5, 6, 5, 6), ints(0, 1, 2, 3), begins)
     assert sorted(zip(pairs.begin.tolist(), pairs.end.tolist(), strict=True)) == [(0, 2), (1, 3)]
+
+
+@given(st.lists(st.tuples(st.integers(-1, 20), st.integers(0, 9), st.booleans()), max_size=20))
+def test_device_time_is_that_of_the_ops_inside_too(rows: list[tuple[int, int, bool]]) -> None:
+    """Ops are inside earlier ones; kernels come after them, each launched by an op or by none."""
+    ops = [around if around < place else NONE for place, (around, _, _) in enumerate(rows)]
+    kernels = [(min(place, around), time) for place, (around, time, launches) in enumerate(rows) if launches]
+    op = ints(*ops, *(around for around, _ in kernels))
+    duration = ints(*(time for _, time, _ in rows), *(time for _, time in kernels))
+    is_gpu = np.arange(len(op)) >= len(rows)
+    own_time: dict[int, int] = {}
+    total = dict.fromkeys(range(len(rows)), 0)
+    for around, time in kernels:
+        if around != NONE:
+            own_time[around] = own_time.get(around, 0) + time
+        while around != NONE:
+            total[around] += time
+            around = ops[around]
+    times = device_time(op, is_gpu, duration)
+    inside = set(own_time)
+    for around in own_time:
+        while (around := ops[around]) != NONE:
+            inside.add(around)
+    assert times.op.tolist() == sorted(inside)
+    assert times.own_time.tolist() == [own_time.get(place, 0) for place in sorted(inside)]
+    assert times.total.tolist() == [total[place] for place in sorted(inside)]

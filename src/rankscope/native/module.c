@@ -1,13 +1,18 @@
 /* The extension module rankscope.native._native: growing arrays that become Python buffers, and the list of functions. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* madvise, mkstemp, posix_fallocate */
+#endif
 #include "native.h"
 
-#include <math.h>
-#include <stdio.h>
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
 
+#include <math.h>
+#include <stdio.h>
+
 #ifdef __linux__
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -19,9 +24,69 @@ static void want_large_pages(const Array *array) {
     begin = (begin + page - 1) / page * page;
     if (array->room >= LARGE) madvise((void *)begin, array->room - page, MADV_HUGEPAGE);
 }
+
+#define IN_FILE (16 << 20)
+
+/* A file in a folder, without a name; -1 where none can be made. */
+static int unnamed_file(const char *folder) {
+    char path[4096];
+    if (snprintf(path, sizeof path, "%s/rankscope-XXXXXX", folder) >= (int)sizeof path) return -1;
+    int file = mkstemp(path);
+    if (file >= 0) unlink(path);
+    return file;
+}
+
+static void leave_file(Array *array) {
+    if (!array->file) return;
+    munmap(array->data, array->room);
+    close(array->file);
+    array->file = 0;
+    array->data = NULL;
+}
+
+/* The bytes of the array in its file, with more room; NULL where the disk has none. Its blocks are allocated first: a
+ * disk that is full would end the process when a page is written. */
+static uint8_t *grown_in_file(Array *array, size_t room) {
+    int file = array->file ? array->file : unnamed_file(array->folder);
+    if (file <= 0) return NULL;
+    uint8_t *data = MAP_FAILED;
+    if (posix_fallocate(file, 0, (off_t)room) == 0) data = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (data == MAP_FAILED) {
+        if (!array->file) close(file);
+        return NULL;
+    }
+    if (array->file) munmap(array->data, array->room);
+    else {
+        if (array->size) memcpy(data, array->data, array->size);
+        free(array->data);
+    }
+    array->file = file;
+    return data;
+}
+
+void array_release(const Array *array) {
+    if (array->file) madvise(array->data, array->room, MADV_DONTNEED);
+}
 #else
+#define IN_FILE SIZE_MAX
+
 static void want_large_pages(const Array *array) { (void)array; }
+static void leave_file(Array *array) { (void)array; }
+static uint8_t *grown_in_file(Array *array, size_t room) {
+    (void)array, (void)room;
+    return NULL;
+}
+void array_release(const Array *array) { (void)array; }
 #endif
+
+static uint8_t *grown_in_memory(Array *array, size_t room) {
+    if (!array->file) return realloc(array->data, room);
+    uint8_t *data = malloc(room);
+    if (!data) return NULL;
+    memcpy(data, array->data, array->size);
+    leave_file(array);
+    return data;
+}
 
 bool array_grow(Array *array, size_t more) {
     if (array->failed || more > SIZE_MAX / 4 || array->size > SIZE_MAX / 4) {
@@ -30,20 +95,24 @@ bool array_grow(Array *array, size_t more) {
     }
     size_t room = array->room + array->room / 2 + 64;
     if (room < array->size + more) room = array->size + more;
-    uint8_t *data = realloc(array->data, room);
+    uint8_t *data = array->folder && room >= IN_FILE ? grown_in_file(array, room) : NULL;
+    if (!data) data = grown_in_memory(array, room);
     if (!data) {
         array->failed = true;
         return false;
     }
     array->data = data;
     array->room = room;
-    want_large_pages(array);
+    if (!array->file) want_large_pages(array);
     return true;
 }
 
 void array_free(Array *array) {
+    const char *folder = array->folder;
+    leave_file(array);
     free(array->data);
     memset(array, 0, sizeof *array);
+    array->folder = folder;
 }
 
 void array_append_double(Array *array, double value) {

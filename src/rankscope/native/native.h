@@ -23,10 +23,13 @@ typedef struct {
     size_t size;
     size_t room;
     bool failed;
+    const char *folder; /* where its file is made once it is large; NULL: it stays in memory */
+    int file;           /* 0: in memory */
 } Array;
 
 bool array_grow(Array *array, size_t more); /* for array_reserve only */
 void array_free(Array *array);
+void array_release(const Array *array); /* give back the memory of an array in a file; the bytes stay there */
 
 /* Make room for `more` bytes after those there are; false if there is no memory. An array grows by half at least, and
  * only where there is no room yet: one that is filled step by step takes at most half more than it needs. */

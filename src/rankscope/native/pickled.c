@@ -20,6 +20,8 @@ enum { MORE, DONE, REFUSED, DAMAGED, NO_MEMORY }; /* states */
 #define TUPLE_ROOM UINT32_MAX      /* a tuple: its members never change */
 #define OWN_KEYS UINT32_MAX        /* a dictionary that was filled in several parts: pairs of its own */
 #define NULL_NUMBER INT64_MIN
+#define RELEASED_EVERY (32 << 20)
+#define LARGE_ARRAYS(tree) {&(tree)->cells, &(tree)->lists, &(tree)->dicts, &(tree)->numbers, &(tree)->reals}
 
 typedef struct {
     uint32_t begin, count; /* in cells */
@@ -47,8 +49,10 @@ typedef struct {
     Array cells, lists, dicts, shapes, numbers, reals, stack, marks, memo;
     Texts texts;
     Runs same_lists, same_keys;
+    size_t unreleased; /* bytes of the pickle since memory was given back */
     int state;
     char why[256];
+    char folder[4000]; /* of the files of the large arrays */
 } Tree;
 
 static inline size_t length(const Array *array, size_t item) { return array->size / item; }
@@ -450,13 +454,26 @@ static void tree_free(Tree *tree) {
 
 static void capsule_free(PyObject *capsule) { tree_free(PyCapsule_GetPointer(capsule, TREE)); }
 
-static PyObject *pickled_tree(PyObject *module, PyObject *none) {
-    (void)module, (void)none;
+static PyObject *pickled_tree(PyObject *module, PyObject *arguments) {
+    (void)module;
+    const char *folder;
+    if (!PyArg_ParseTuple(arguments, "s", &folder)) return NULL;
     Tree *tree = calloc(1, sizeof *tree);
     if (!tree) return PyErr_NoMemory();
+    if (strlen(folder) < sizeof tree->folder) {
+        strcpy(tree->folder, folder);
+        Array *large[] = LARGE_ARRAYS(tree);
+        for (size_t i = 0; i < sizeof large / sizeof *large; i++) large[i]->folder = tree->folder;
+    }
     PyObject *capsule = texts_init(&tree->texts) ? PyCapsule_New(tree, TREE, capsule_free) : PyErr_NoMemory();
     if (!capsule) tree_free(tree);
     return capsule;
+}
+
+static void release_memory(Tree *tree) {
+    Array *large[] = LARGE_ARRAYS(tree);
+    for (size_t i = 0; i < sizeof large / sizeof *large; i++) array_release(large[i]);
+    tree->unreleased = 0;
 }
 
 /* After the last instruction only the values are needed. */
@@ -487,6 +504,8 @@ static PyObject *pickled_feed(PyObject *module, PyObject *arguments) {
     }
     if (tree->state == DONE) drop_working_memory(tree);
     Py_ssize_t consumed = at - begin;
+    tree->unreleased += (size_t)consumed;
+    if (tree->unreleased > RELEASED_EVERY) release_memory(tree);
     PyBuffer_Release(&bytes);
     if (tree->state == NO_MEMORY) return PyErr_NoMemory();
     PyObject *why = PyUnicode_DecodeUTF8(tree->why, (Py_ssize_t)strlen(tree->why), "replace");
@@ -537,6 +556,8 @@ static bool begin_call(PyObject *arguments, Call *call, const char **text, Py_ss
 
 static PyObject *end_call(Call *call, Array *made) {
     PyBuffer_Release(&call->buffer);
+    call->tree->unreleased += call->count * sizeof(Dict);
+    if (call->tree->unreleased > RELEASED_EVERY) release_memory(call->tree);
     PyObject *result = array_to_python(made);
     array_free(made);
     return result;
@@ -690,7 +711,8 @@ static PyObject *pickled_values(PyObject *module, PyObject *arguments) {
 }
 
 PyMethodDef pickled_methods[] = {
-    {"pickled_tree", pickled_tree, METH_NOARGS, "An empty tree, which pickled_feed fills."},
+    {"pickled_tree", pickled_tree, METH_VARARGS,
+     "pickled_tree(folder) -> tree\n\nAn empty tree, which pickled_feed fills; what is large is in files of the folder."},
     {"pickled_feed", pickled_feed, METH_VARARGS,
      "pickled_feed(tree, bytes) -> (consumed, state, why)\n\n"
      "Run the instructions that are complete in these bytes. States: 0 more is needed, 1 done, 2 refused, 3 damaged."},

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -66,6 +67,17 @@ class Inputs(NamedTuple):
     values: list[Any]
 
 
+@lru_cache(4096)
+def _input_kind(kind: str) -> tuple[str, bool, bool]:
+    """Kineto's name of a type; whether it is of tensors; whether it is a list of other values."""
+    if tensor := _TENSOR.match(kind):
+        return tensor[1], True, False
+    if kind.startswith("GenericList[Tensor("):
+        return "TensorList", True, False
+    is_list = kind.startswith("GenericList[")
+    return _KINETO_TYPES.get(kind, "ScalarList" if is_list else ""), False, is_list
+
+
 @dataclass(frozen=True)
 class ExecutedOp:
     """One node that has a record function id."""
@@ -84,19 +96,11 @@ class ExecutedOp:
         names: list[str] = []
         concrete: list[str] = []
         for index, (kind, value) in enumerate(zip(map(str, types), values, strict=False)):
-            tensor = _TENSOR.match(kind)
-            is_list = kind.startswith("GenericList[")
-            of_tensors = kind.startswith("GenericList[Tensor(")
-            if is_list and not of_tensors and index < len(shapes):
+            name, has_tensors, is_plain_list = _input_kind(kind)
+            if is_plain_list and index < len(shapes):
                 shapes[index] = []  # Kineto counts a list of numbers as one value
-            names.append(
-                tensor[1]
-                if tensor
-                else "TensorList"
-                if of_tensors
-                else _KINETO_TYPES.get(kind, "ScalarList" if is_list else "")
-            )
-            concrete.append("" if tensor or of_tensors or isinstance(value, str) else str(value))
+            names.append(name)
+            concrete.append("" if has_tensors or isinstance(value, str) else str(value))
         return Inputs(shapes, names, concrete, values)
 
 

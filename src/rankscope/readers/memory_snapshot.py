@@ -225,33 +225,49 @@ class _Snapshot:
 
     def _entries(self, traces: Values, device: int) -> Values:
         entries = self._members(traces[device : device + 1])
-        return entries[self._tree.are_dicts(entries)]
+        are_dicts = self._tree.are_dicts(entries)
+        return entries if are_dicts.all() else entries[are_dicts]
 
     def _device_history(self, device: int, entries: Values, live: int, held: int) -> Iterator[EventBatch]:
-        """The totals at the start are computed backwards from the snapshot, since the history may be incomplete."""
+        """The totals at the start are computed backwards from the snapshot, since the history may be incomplete.
+
+        It is read twice, some entries at a time: first what it adds to the totals, then the events.
+        """
         tree = self._tree
-        codes, names = tree.coded(tree.fields(entries, "action"))
+        pieces = [entries[begin : begin + _BATCH_ROWS] for begin in range(0, len(entries), _BATCH_ROWS)]
+        added: dict[int, list[float]] = {}
+        for piece in pieces:
+            codes, values, sizes = self._actions(piece)
+            for code, value in enumerate(values):
+                of_value = sizes[codes == code]
+                total = added.setdefault(value, [0, 0.0])
+                total[0] += int(of_value.sum())
+                total[1] += float(of_value.sum(dtype=np.float64))
+        places = {value: place for place, value in enumerate(sorted(added))}
+        names = tree.plain(np.array([*places], np.uint32))
         actions = [name if isinstance(name, str) else "" for name in names]
         effects = np.array([_effect(action, actions) for action in actions], np.int8).reshape(-1, 2)
-        sizes = tree.numbers(tree.fields(entries, "size"))
-        sizes = np.where(sizes == NULL, 0, sizes)
-        allocated = _running_total(effects[codes, 0], sizes, live)
-        reserved = _running_total(effects[codes, 1], sizes, held)
-        for begin in range(0, len(entries), _BATCH_ROWS):
-            piece = slice(begin, begin + _BATCH_ROWS)
-            changes = np.where(effects[codes[piece], 0] == 0, NULL, effects[codes[piece], 0] * sizes[piece])
+        totals = []
+        for column, at_end in enumerate((live, held)):
+            of_actions = [*zip(effects[:, column].tolist(), map(added.__getitem__, places), strict=True)]
+            exact, about = (sum(sign * total[part] for sign, total in of_actions) for part in (0, 1))
+            totals.append(_RunningTotal(at_end - int(exact), at_end - about))
+        for piece in pieces:
+            codes, values, sizes = self._actions(piece)
+            codes = np.array([places[value] for value in values], np.int32)[codes]
+            effect = effects[codes]
+            allocated, reserved = (total.after(effect[:, at] * sizes) for at, total in enumerate(totals))
+            changes = np.where(effect[:, 0] == 0, NULL, effect[:, 0] * sizes)
             yield ReadyBatch(
-                self._columns(
-                    device,
-                    entries[piece],
-                    codes[piece],
-                    actions,
-                    sizes[piece],
-                    changes,
-                    allocated[piece],
-                    reserved[piece],
-                )
+                self._columns(device, piece, codes, actions, sizes, changes, allocated, reserved)
             )
+
+    def _actions(self, entries: Values) -> tuple[Codes, list[int], Numbers]:
+        """The action of each entry: its place in a list of values; and its size."""
+        tree = self._tree
+        values, codes = np.unique(tree.fields(entries, "action"), return_inverse=True)
+        sizes = tree.numbers(tree.fields(entries, "size"))
+        return codes.astype(np.int32), values.tolist(), np.where(sizes == NULL, 0, sizes)
 
     def _columns(
         self,
@@ -371,15 +387,22 @@ def _effect(action: str, actions: list[str]) -> tuple[int, int]:
     return _EFFECTS.get(action, (0, 0))
 
 
-def _running_total(effect: NDArray[Any], sizes: Numbers, at_end: int) -> Numbers:
-    """The total after each entry, from that at the end; NULL where it has more than 64 bits."""
-    changes = effect * sizes
-    total = np.cumsum(changes)
-    exact = np.cumsum(changes.astype(np.float64))
-    start = at_end - (int(total[-1]) if len(total) else 0)
-    about = exact - (exact[-1] if len(exact) else 0) + at_end
-    wrapped = np.int64((start + 2**63) % 2**64 - 2**63)
-    return np.where(np.abs(about) < _BEYOND, total + wrapped, NULL)
+class _RunningTotal:
+    """A total that entries add to."""
+
+    def __init__(self, start: int, about: float) -> None:
+        self._start = start
+        """Modulo 2**64."""
+        self._about = about
+
+    def after(self, changes: Numbers) -> Numbers:
+        """The total after each entry; NULL where it has more than 64 bits."""
+        total = np.cumsum(changes)
+        about = np.cumsum(changes.astype(np.float64)) + self._about
+        start = np.int64((self._start + 2**63) % 2**64 - 2**63)
+        self._start += int(total[-1])
+        self._about = float(about[-1])
+        return np.where(np.abs(about) < _BEYOND, total + start, NULL)
 
 
 def _or_none(numbers: NDArray[Any], missing: int) -> list[Any]:

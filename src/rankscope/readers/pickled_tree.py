@@ -1,11 +1,12 @@
 """A pickle as columns: the value of one key in many dictionaries, the members of many lists; no object for each.
 
-The part in C keeps a pickle in about as many bytes as the file has, and reads it in pieces. Without it, Python's
+The part in C keeps a large pickle in files without a name, and reads it in pieces. Without it, Python's
 unpickler makes the objects, which answer the same questions. Neither can run anything in the file.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from types import NoneType
@@ -42,7 +43,7 @@ class PickledTree:
     """As in EventColumns."""
 
     def __init__(self, path: Path) -> None:
-        self._tree = native.functions.pickled_tree()
+        self._tree = native.functions.pickled_tree(tempfile.gettempdir())
         self.size = _feed(self._tree, path)
         """Of the pickle in bytes, when unpacked."""
         self.root: Values = np.array([native.functions.pickled_root(self._tree)], dtype=np.uint32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -87,7 +87,7 @@ def columns_of(select: str) -> EventColumns:
     remembered = np.flatnonzero(np.ma.getdata(result["has_memory"]))
     computing = np.flatnonzero(np.ma.getdata(result["has_shapes"]))
     memory = [filled(result[f"memory_{index}"])[remembered] for index in range(len(MEMORY_ARGS))]
-    shapes = [_codes(pool, _objects(result[f"shape_{i}"])[computing]) for i in range(len(SHAPE_ARGS))]
+    shapes = [_codes(pool, _objects(result[f"shape_{i}"][computing])) for i in range(len(SHAPE_ARGS))]
     flows = _flows(pool, _objects(result["flow"]))
     args, offsets = joined_texts(None if text is None else text.encode() for text in _objects(result["args"]))
     return event_columns(
@@ -108,11 +108,13 @@ def columns_of(select: str) -> EventColumns:
     )
 
 
-def _objects(column: Any) -> Any:
+def _objects(column: Any) -> list[Any]:
     """Texts, with None for null."""
     texts = np.array(np.ma.getdata(column), dtype=object)
-    texts[np.ma.getmaskarray(column)] = None
-    return texts
+    if isinstance(column, np.ma.MaskedArray):
+        texts[np.ma.getmaskarray(column)] = None
+    texts_of_column: list[Any] = texts.tolist()
+    return texts_of_column
 
 
 def filled(column: Any) -> Numbers:
@@ -131,8 +133,9 @@ def _flows(pool: dict[str, int], texts: Iterable[str | None]) -> Numbers:
     return np.array([NULL if text is None else number(text) for text in texts], dtype=np.int64)
 
 
-def _codes(pool: dict[str, int], texts: Iterable[str | None], never_null: bool = False) -> Codes:
-    if never_null:
-        texts = (text or "" for text in texts)
-    codes = (NO_TEXT if text is None else pool.setdefault(text, len(pool)) for text in texts)
-    return np.fromiter(codes, dtype=np.int32)
+def _codes(pool: dict[str, int], texts: Sequence[str | None], never_null: bool = False) -> Codes:
+    distinct: dict[str | None, Any] = dict.fromkeys(texts)  # in order; without a step of Python for each text
+    for text in distinct:
+        shown = "" if never_null and text is None else text
+        distinct[text] = NO_TEXT if shown is None else pool.setdefault(shown, len(pool))
+    return np.fromiter(map(distinct.__getitem__, texts), np.int32, len(texts))

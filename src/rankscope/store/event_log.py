@@ -23,6 +23,7 @@ from rankscope.store.arrays import Mask, number_rows
 from rankscope.store.packing import number_texts
 from rankscope.store.parquet_writer import Chunk, Coded, EncodedColumn, PlainTexts, encode
 from rankscope.store.parquet_writer import Numbers as NumberChunk
+from rankscope.store.scratch import Scratch
 
 _WITH_ARGS_PHASES = ("M", "C")
 _WITH_ARGS_NAMES = re.compile(rf"(?:{HOST_COLLECTIVE_PATTERN.removeprefix('(?i)')})|^c10d::", re.IGNORECASE)
@@ -31,6 +32,8 @@ _GROUPED = ("phase", "category", "pid", "tid")
 _MOST_IN_TWO_BYTES = 1 << 15
 _NARROW_NULL = -(1 << 31)
 """Stands for null in a sparse column of four bytes each."""
+_MOST_IN_MEMORY = 1 << 20
+"""Events; those that follow are in the scratch file until all have been read."""
 _CODES = (*_GROUPED, "name")
 _SPARSE = ("correlation", "external_id", "device", "stream", "bytes")
 _CHANGED_LATER = ("time", "duration")
@@ -178,9 +181,13 @@ def _places(ascending: Codes, wanted: NDArray[Any]) -> Codes:
     if native.functions is not None:
         columns = (np.ascontiguousarray(column, np.int32) for column in (ascending, wanted))
         return np.frombuffer(native.functions.places(*columns), np.int32)
-    at = np.searchsorted(ascending, wanted)
-    there = np.append(ascending, NO_TEXT)[at] == wanted
-    return np.where(there, at, len(ascending)).astype(np.int32)
+    # Of another type, numpy would convert the whole column for every piece.
+    at = np.searchsorted(ascending, np.asarray(wanted, ascending.dtype))
+    places: Codes = np.full(len(wanted), len(ascending), dtype=np.int32)
+    inside = np.flatnonzero(at < len(ascending))
+    there = inside[ascending[at[inside]] == np.asarray(wanted)[inside]]
+    places[there] = at[there]
+    return places
 
 
 @dataclass(frozen=True)
@@ -276,20 +283,22 @@ def _is_short(piece: NDArray[Any]) -> bool:
     return len(piece) > 0 and piece.strides[0] == 0
 
 
-def joined(pieces: list[NDArray[Any]]) -> NDArray[Any]:
+def joined(pieces: list[NDArray[Any]], scratch: Scratch | None = None) -> NDArray[Any]:
     """The pieces of a column behind each other; they are removed from their list."""
     kind = np.result_type(*pieces)
     pieces[:] = [piece for piece in pieces if len(piece)] or pieces[:1]
     first, rows = pieces[0][:1], sum(map(len, pieces))
     if all(_is_short(piece) and _are_same(piece[:1], first) for piece in pieces):
         return np.broadcast_to(_as_type(first, kind)[0], (rows, *first.shape[1:]))
-    values = np.empty((rows, *first.shape[1:]), dtype=kind)
+    values = (scratch.empty if scratch else np.empty)((rows, *first.shape[1:]), dtype=kind)
     pieces.reverse()
     end = 0
     while pieces:
         piece = pieces.pop()
         begin, end = end, end + len(piece)
         values[begin:end] = _as_type(piece, kind)
+        if scratch:
+            scratch.touch(piece.nbytes)
         del piece
     return values
 
@@ -311,7 +320,9 @@ def _wide(numbers: NDArray[Any]) -> NDArray[Any]:
 class EventLog:
     """Collects batches in file order."""
 
-    def __init__(self) -> None:
+    def __init__(self, scratch: Scratch | None = None) -> None:
+        """Columns of many events are put into the scratch file."""
+        self._scratch = scratch
         self._pool: dict[str, int] = {}
         self._batches: list[_Added] = []
         self._groups: dict[tuple[int, ...], int] = {}
@@ -328,7 +339,10 @@ class EventLog:
         numbers = [
             self._groups.setdefault(tuple(row), len(self._groups)) for row in codes[batch.groups].tolist()
         ]
-        self._batches.append(_Added(batch.pieces, codes, numbers, self._count))
+        pieces = batch.pieces
+        if self._scratch and self._count >= _MOST_IN_MEMORY:
+            pieces = {name: self._scratch.packed(piece) for name, piece in pieces.items()}
+        self._batches.append(_Added(pieces, codes, numbers, self._count))
         for index, args in batch.args.items():
             self._args[self._count + index] = args
         self._count += batch.count
@@ -352,7 +366,7 @@ class EventLog:
         if name in (*_SPARSE, "collective"):
             null = NO_TEXT if name == "collective" else _NARROW_NULL
             pieces.append(np.broadcast_to(np.int32(null), 1))
-        return joined(pieces)
+        return joined(pieces, self._scratch)
 
 
 @dataclass(frozen=True)

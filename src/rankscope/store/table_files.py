@@ -13,9 +13,12 @@ import numpy as np
 from rankscope.model import Field, Table
 from rankscope.readers.columns import NO_TEXT, NULL, Texts
 from rankscope.store.parquet_writer import Chunk, Coded, EncodedColumn, Numbers, ParquetFile, encode
+from rankscope.store.scratch import Scratch
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
+_RELEASED_EVERY = 16
+"""Pieces, after which the memory of the columns is given back."""
 
 
 class AtOnce(Executor):
@@ -34,6 +37,7 @@ class TableFiles:
         self.folder = folder
         self.pool: Executor = ThreadPoolExecutor(threads) if threads > 1 else AtOnce()
         self.ahead = threads if threads > 1 else 0
+        self.scratch = Scratch(folder)
         self.rows: dict[str, int] = {}
         """Of each table that was written."""
 
@@ -47,8 +51,10 @@ class TableFiles:
             return [encode(field, columns[field.name]) for field in table.fields]
 
         with ParquetFile(self.folder / f"{table.name}.parquet", table.fields) as file:
-            for columns in self.in_threads(encoded, pieces):
+            for number, columns in enumerate(self.in_threads(encoded, pieces), 1):
                 file.append(columns, columns[0].entries)  # no table begins with a column of lists
+                if number % _RELEASED_EVERY == 0:
+                    self.scratch.release()
         self.rows[table.name] = file.rows
 
     def in_threads(self, function: Callable[[Piece], Result], pieces: Iterable[Piece]) -> Iterator[Result]:
@@ -63,8 +69,15 @@ class TableFiles:
 
     def write_rows(self, table: Table, columns: Mapping[str, Chunk]) -> None:
         """Write a small table at once."""
+        self.write_pieces(table, [columns])
+
+    def write_pieces(self, table: Table, pieces: Iterable[Mapping[str, Chunk]]) -> None:
+        """Write a table in this thread, one row group for each piece."""
         with ParquetFile(self.folder / f"{table.name}.parquet", table.fields) as file:
-            file.write(columns)
+            for number, columns in enumerate(pieces, 1):
+                file.write(columns)
+                if number % _RELEASED_EVERY == 0:
+                    self.scratch.release()
         self.rows[table.name] = file.rows
 
     def write_records(self, table: Table, records: list[dict[str, Any]]) -> None:

@@ -38,12 +38,20 @@ def match_first(keys: NDArray[Any], wanted: NDArray[Any]) -> Indices:
         first[0] = NONE
         return first[np.where((wanted > 0) & (wanted <= largest), wanted, 0)]
     result = np.full(len(wanted), NONE, dtype=np.int32)
-    usable = np.flatnonzero(keys > 0)
-    usable = usable[np.argsort(keys[usable], kind="stable")]
-    ordered = keys[usable]
-    at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
-    matched = (ordered[at] == wanted) & (wanted > 0)
-    result[matched] = usable[at[matched]]
+    kind = np.promote_types(keys.dtype, wanted.dtype)  # searchsorted would convert all keys for every piece
+    ordered, order = keys.astype(kind, copy=False), np.arange(len(keys), dtype=np.int32)
+    wanted = wanted.astype(kind, copy=False)
+    if (keys < 1).any():
+        order = order[keys > 0]
+        ordered = ordered[order]
+    if (ordered[1:] < ordered[:-1]).any():  # else they are in order already
+        by_key = np.argsort(ordered, kind="stable")
+        ordered, order = ordered[by_key], order[by_key]
+    for begin in range(0, len(wanted), _TIMES_AT_ONCE):
+        piece = wanted[begin : begin + _TIMES_AT_ONCE]
+        at = np.minimum(np.searchsorted(ordered, piece), len(ordered) - 1)
+        matched = (ordered[at] == piece) & (piece > 0)
+        result[begin : begin + len(piece)][matched] = order[at[matched]]
     return result
 
 
@@ -102,8 +110,8 @@ class SliceKinds:
 
 def link(
     nesting: Nesting,
-    correlation: Callable[[Ints], NDArray[Any]],
-    external_id: Callable[[Ints], NDArray[Any]],
+    correlation: Callable[[NDArray[Any]], NDArray[Any]],
+    external_id: Callable[[NDArray[Any]], NDArray[Any]],
     kinds: SliceKinds,
     pool: Executor,
 ) -> Links:
@@ -114,7 +122,7 @@ def link(
     """
     wanted = kinds.is_op, kinds.is_line, kinds.is_own_line, kinds.is_module
     op_around, *lines_around, module = (pool.submit(nearest_ancestor, nesting, each) for each in wanted)
-    gpu, launches = np.flatnonzero(kinds.is_gpu), np.flatnonzero(kinds.is_launch)
+    gpu, launches = (np.flatnonzero(mask).astype(np.int32) for mask in (kinds.is_gpu, kinds.is_launch))
     launch = np.full(len(kinds.is_gpu), NONE, dtype=np.int32)
     launch[gpu] = follow(match_first(correlation(launches), correlation(gpu)), launches)
     op = op_around.result()
@@ -128,12 +136,14 @@ def link(
     line = np.where(own_line != NONE, own_line, any_line) if kinds.is_line.any() else own_line
     frames = []
     for nearest in (line, module.result()):
-        of_launch, of_op = follow(launch[gpu], nearest), follow(op[gpu], nearest)
-        frames.append(_with(nearest, gpu, np.where(launch[gpu] != NONE, of_launch, of_op)))
+        if nearest.strides != (0,):  # else there are no such slices
+            of_launch, of_op = follow(launch[gpu], nearest), follow(op[gpu], nearest)
+            nearest = _with(nearest, gpu, np.where(launch[gpu] != NONE, of_launch, of_op))
+        frames.append(nearest)
     return Links(launch, op, *frames)
 
 
-def _with(indices: Indices, slices: Ints, values: NDArray[Any]) -> Indices:
+def _with(indices: Indices, slices: NDArray[Any], values: NDArray[Any]) -> Indices:
     """The same with other values for some slices."""
     if (indices[slices] == values).all():
         return indices

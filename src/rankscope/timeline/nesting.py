@@ -34,12 +34,18 @@ class Nesting:
     @cached_property
     def levels(self) -> list[Ints]:
         """Indices of the slices with 0, 1, 2, … ancestors, each in order: for walking down or up the tree."""
-        # Each round doubles how many ancestors a slice has counted.
-        level, above = (self.parent != NONE).astype(np.int64), self.parent
-        while (inside := above != NONE).any():
-            level = level + np.where(inside, level[above], 0)
-            above = np.where(inside, above[above], NONE)
-        return [self.order[members].astype(np.int64) for members in _group(level[self.order])]
+        level = ancestors(self.parent)
+        return [self.order[members].astype(np.int64) for members in by_level(level[self.order])]
+
+
+def ancestors(parent: NDArray[Any]) -> Ints:
+    """How many ancestors each has. Each round doubles how many are counted."""
+    level: Ints = (parent != NONE).astype(np.int64)
+    above = parent
+    while (inside := above != NONE).any():
+        level = level + np.where(inside, level[above], 0)
+        above = np.where(inside, above[above], NONE)
+    return level
 
 
 def track_time_key(track: NDArray[Any], time: Ints) -> Ints:
@@ -105,7 +111,7 @@ def nest_with_numpy(track: NDArray[Any], start: Ints, end: Ints) -> Nesting:
     return Nesting(row_out, parent_out, order.astype(np.int32))
 
 
-def _group(level: Ints) -> list[Ints]:
+def by_level(level: Ints) -> list[Ints]:
     """Positions by level, each in ascending order."""
     by_level = np.argsort(level.astype(np.int32), kind="stable")
     bounds = np.cumsum(np.bincount(level))[:-1]
@@ -115,7 +121,7 @@ def _group(level: Ints) -> list[Ints]:
 def _parents(depth: Ints) -> Ints:
     """The last slice before each that is one row up. Correct where slices nest properly."""
     parent = np.full(len(depth), NONE)
-    groups = _group(depth)
+    groups = by_level(depth)
     for upper, lower in pairwise(groups):
         before = np.searchsorted(upper, lower) - 1
         parent[lower] = upper[np.maximum(before, 0)]

@@ -33,6 +33,7 @@ _KIND_OF_CATEGORY = {
 }
 _KIND_OF_PHASE = {"b": "async", "e": "async", "n": "async", "C": "counter"}
 _ON_DEVICE = ("stream", "annotation")
+_EVENTS_AT_ONCE = 1 << 18
 FLOW_PHASES = ("s", "t", "f")
 INSTANT_PHASES = ("i", "I", "R")
 COUNTER_PHASES = ("C",)
@@ -53,7 +54,7 @@ class Track:
 class Points:
     """Events at one moment: instants, counters, and both ends of flows."""
 
-    event: Ints
+    event: NDArray[Any]
     group: NDArray[Any]
     track: Codes
     time: Ints
@@ -90,6 +91,8 @@ class Recording:
         """The points of some phases, in file order."""
         points = self.points
         wanted = self.events.has_text(self.events.groups[:, 0], phases)[points.group]
+        if wanted.all():
+            return points
         return Points(*(column[wanted] for column in vars(points).values()))
 
 
@@ -133,7 +136,6 @@ def arrange(events: Events, pool: Executor) -> Recording:
     track = np.empty(len(events), dtype=np.int32)
     track_of_group, names = _tracks(events, placed)
     list(pool.map(place, pieces))
-    points = _with_phase(events, placed, (*INSTANT_PHASES, *COUNTER_PHASES, *FLOW_PHASES))
     return Recording(
         events=events,
         threads=threads,
@@ -143,8 +145,16 @@ def arrange(events: Events, pool: Executor) -> Recording:
         placed=placed,
         track=track,
         tracks=_with_devices(events, track, names),
-        points=Points(points, events.group[points], track[points], time[points], events.name[points]),
+        points=_points(events, placed, track),
     )
+
+
+def _points(events: Events, placed: Mask, track: Codes) -> Points:
+    points = _with_phase(events, placed, (*INSTANT_PHASES, *COUNTER_PHASES, *FLOW_PHASES))
+    columns: tuple[NDArray[Any], ...] = (events.group, track, events.time, events.name)
+    if len(points) == len(events):  # as in a memory snapshot: none is copied
+        return Points(points.astype(np.int32), *columns)
+    return Points(points, *(column[points] for column in columns))
 
 
 def _with_phase(events: Events, placed: Mask, phases: tuple[str, ...]) -> Ints:
@@ -184,11 +194,9 @@ def _tracks(events: Events, placed: Mask) -> tuple[Codes, list[TrackKey]]:
 def _with_devices(events: Events, track: Codes, names: list[TrackKey]) -> list[Track]:
     has_device = np.array([key[0] in _ON_DEVICE for key in names], dtype=bool)
     on_device = np.flatnonzero(np.append(has_device, False)[track])
-    device = _least(
-        events.number("device", on_device), track[on_device], [integer_of(key[1]) for key in names]
-    )
-    stream = _least(
-        events.number("stream", on_device), track[on_device], [integer_of(key[2]) for key in names]
+    device, stream = (
+        _least(events, column, on_device, track, [integer_of(key[part]) for key in names])
+        for part, column in ((1, "device"), (2, "stream"))
     )
     return [
         Track(*key, *((at, lane) if key[0] in _ON_DEVICE else (None, None)))
@@ -196,13 +204,17 @@ def _with_devices(events: Events, track: Codes, names: list[TrackKey]) -> list[T
     ]
 
 
-def _least(values: Numbers, track: Codes, named: list[int | None]) -> list[int | None]:
+def _least(
+    events: Events, column: str, on_device: Ints, track: Codes, named: list[int | None]
+) -> list[int | None]:
     """For each track its least value. An event without one counts as the track's name, where that is a number."""
     of_names = np.array([NULL if number is None else number for number in named], dtype=np.int64)
-    values = np.where(values == NULL, of_names[track], values)
-    least = np.full(len(named), np.iinfo(np.int64).max)
-    there = values != NULL
-    np.minimum.at(least, track[there], values[there])
-    has = np.zeros(len(named), dtype=bool)
-    has[track[there]] = True
-    return [int(value) if is_told else None for value, is_told in zip(least, has, strict=True)]
+    missing = np.iinfo(np.int64).max
+    least = np.full(len(named), missing)
+    for begin in range(0, len(on_device), _EVENTS_AT_ONCE):
+        piece = on_device[begin : begin + _EVENTS_AT_ONCE]
+        values = events.number(column, piece)
+        values = np.where(values == NULL, of_names[track[piece]], values)
+        there = values != NULL
+        np.minimum.at(least, track[piece][there], values[there])
+    return [None if value == missing else value for value in least.tolist()]

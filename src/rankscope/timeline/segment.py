@@ -111,7 +111,7 @@ def _write(
     path: Path, size: int, reading: Reading, files: TableFiles, progress: Progress
 ) -> tuple[int, dict[str, Any]]:
     """Write every table of the model; returns the number of events, and facts for segment.json."""
-    log = EventLog()
+    log = EventLog(files.scratch)
     _write_events(reading, log, files, progress)
     if log.is_empty:
         raise ReadError(

@@ -58,8 +58,21 @@ class SliceColumns:
     def end(self) -> Ints:
         return self.time + self.duration
 
+    def last_end(self) -> int:
+        """When the last slice is over."""
+        ends = (
+            int((self.time[piece] + np.maximum(self.duration[piece], 0)).max())
+            for piece in row_pieces(len(self))
+        )
+        return max(ends, default=0)
+
     def __len__(self) -> int:
         return len(self.event)
+
+
+def row_pieces(count: int) -> list[slice]:
+    """The rows of a table, some at a time."""
+    return [slice(at, min(at + _ROWS_AT_A_TIME, count)) for at in range(0, count, _ROWS_AT_A_TIME)]
 
 
 def find_slices(recording: Recording, pool: Executor) -> tuple[SliceColumns, int]:
@@ -100,7 +113,7 @@ def find_slices(recording: Recording, pool: Executor) -> tuple[SliceColumns, int
         events_of_slices.append(halves[begun])
         durations.append(ends - time[begun])
         last = max(last, int(ends.max(initial=0)))
-    index = np.concatenate(events_of_slices)
+    index = np.concatenate(events_of_slices) if len(events_of_slices) > 1 else complete
     category = events.category[index]
     if len(events_of_slices) > 1:
         time, duration = events.time[index], np.concatenate(durations)
@@ -144,6 +157,8 @@ def kinds_of(recording: Recording, slices: SliceColumns) -> SliceKinds:
     frames = np.flatnonzero(used).tolist()
 
     def among_frames(matches: Callable[[str], object]) -> Mask:
+        if not len(frames):
+            return np.broadcast_to(np.bool_(False), len(slices))  # takes no memory
         matching = np.zeros(len(texts), dtype=bool)
         matching[[code for code in frames if matches(texts[code])]] = True
         among: Mask = matching[slices.name] if matching.any() else np.zeros(len(slices), dtype=bool)
@@ -312,7 +327,7 @@ def write_slices(
 ) -> None:
     """Write all slices, or a table of some slices with more columns."""
     count = len(source.slices) if rows is None else len(rows)
-    pieces = [slice(at, min(at + _ROWS_AT_A_TIME, count)) for at in range(0, count, _ROWS_AT_A_TIME)]
+    pieces = row_pieces(count)
 
     def chunks(piece: slice) -> dict[str, Chunk]:
         if rows is None:

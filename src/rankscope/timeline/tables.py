@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,16 +27,17 @@ from rankscope.model import (
     TRACKS,
 )
 from rankscope.readers.columns import NULL, Texts
-from rankscope.store.arrays import NONE, Ints, Mask, starts_group
+from rankscope.store.arrays import NONE, Ints, Mask, starts_group, unique_values
 from rankscope.store.event_log import Events, flow_texts
 from rankscope.store.parquet_writer import Chunk, Coded, Lists, Numbers
+from rankscope.store.scratch import Scratch
 from rankscope.store.table_files import TableFiles, coded
 from rankscope.timeline.categories import Names
 from rankscope.timeline.collectives.recorded_calls import RecordedCall
 from rankscope.timeline.collectives.table import write_collectives
 from rankscope.timeline.json_arguments import arguments, number_of, text_of
 from rankscope.timeline.linking import Steps, follow, self_time
-from rankscope.timeline.nesting import nest
+from rankscope.timeline.nesting import ancestors, by_level, nest
 from rankscope.timeline.recording import (
     COUNTER_PHASES,
     FLOW_PHASES,
@@ -52,6 +54,7 @@ from rankscope.timeline.slices import (
     link_slices,
     named,
     of_categories,
+    row_pieces,
     step_columns,
     steps_of_host,
     write_slices,
@@ -61,6 +64,7 @@ from rankscope.timeline.step_times import StepTimes
 _GRAPH_LAUNCH = re.compile(GRAPH_LAUNCH_PATTERN)
 _COMPILED = re.compile(COMPILED_PATTERN)
 _MANY_THREADS = 4
+_EXACT = 1 << 53
 _MEMORY_COLUMNS = {
     "bytes": "Bytes",
     "allocated_bytes": "Total Allocated",
@@ -76,16 +80,23 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
 
     `recorded` are the collective calls that the capture noted.
     """
-    pool = files.pool
+    pool, scratch = files.pool, files.scratch
     recording = arrange(events, pool)
+    track, points = scratch.moved(recording.track), _moved(recording.points, scratch)
+    recording = replace(recording, track=track, points=points)
+    scratch.release()
     slices, unpaired = find_slices(recording, pool)  # the events' own columns mean nothing from here on
-    nested = pool.submit(nest, slices.track, slices.time, slices.end)
+    slices = _moved(slices, scratch)
+    scratch.release()
+    nested = pool.submit(lambda: _moved(nest(slices.track, slices.time, slices.end), scratch))
     steps = steps_of_host(recording, slices)
-    step_at_start = pool.submit(steps.at, slices.time)
     kinds = kinds_of(recording, slices)
     nesting = nested.result()
-    self_ns = pool.submit(self_time, nesting, slices.duration)
-    links = link_slices(recording, slices, nesting, kinds, pool)
+    scratch.release()
+    step_at_start = pool.submit(lambda: scratch.moved(steps.at(slices.time)))
+    self_ns = pool.submit(lambda: scratch.moved(self_time(nesting, slices.duration)))
+    links = _moved(link_slices(recording, slices, nesting, kinds, pool), scratch)
+    scratch.release()
     device = pool.submit(device_time, links.op, kinds.is_gpu, slices.duration)
     step, times = step_columns(slices, links, steps, kinds.is_gpu, step_at_start.result())
     native.release_memory(len(slices))
@@ -94,7 +105,7 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
     if files.ahead < _MANY_THREADS:  # one large table at a time, to save memory
         write_activity(files, source, np.flatnonzero(kinds.is_gpu))
         flow_links.result()
-        native.release_memory(len(slices))
+    scratch.release()
     others = [
         pool.submit(_write_instants, files, source, steps),
         pool.submit(write_collectives, files, source, recorded),
@@ -111,7 +122,7 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
     ranges = of_categories(recording, slices, ("cpu_op", "user_annotation"))
     return {
         "origin_ns": recording.origin_ns,
-        "end_ns": int(np.maximum(slices.end, slices.time).max(initial=0)),
+        "end_ns": slices.last_end(),
         "slices": len(slices),
         "devices": sorted({track.device for track in recording.tracks if track.device is not None}),
         "steps": len(steps.number),
@@ -122,6 +133,14 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
         "replays": bool(named(recording, slices.name[launches], _GRAPH_LAUNCH.search).any()),
         "compiled": bool(named(recording, slices.name[ranges], _COMPILED.search).any()),
     }
+
+
+Columns = TypeVar("Columns")
+
+
+def _moved(columns: Columns, scratch: Scratch) -> Columns:
+    """The same record of arrays in the scratch file."""
+    return type(columns)(**{name: scratch.moved(column) for name, column in vars(columns).items()})
 
 
 def _write_tracks(files: TableFiles, source: SliceTable) -> None:
@@ -209,23 +228,26 @@ def _write_instants(files: TableFiles, source: SliceTable, steps: Steps) -> None
         position, there = np.searchsorted(index, events.memory_events), np.isin(events.memory_events, index)
         memory[position[there]] = events.memory[there]
     column = {name: position for position, name in enumerate(MEMORY_ARGS)}
-    op = np.full(len(index), NONE)
-    allocations = np.flatnonzero(memory[:, column["Bytes"]] > 0)
-    op[allocations] = allocating_ops(source, points.track[allocations], points.time[allocations])
+    op: NDArray[Any] = np.broadcast_to(np.int32(NONE), len(index))
+    if len(source.slices):
+        op = op.copy()
+        allocations = np.flatnonzero(memory[:, column["Bytes"]] > 0)
+        op[allocations] = allocating_ops(source, points.track[allocations], points.time[allocations])
     texts = events.coded_texts
-    files.write_rows(
-        INSTANTS,
-        {
-            "id": Numbers(index),
-            "track": Numbers(points.track),
-            "ts_ns": Numbers(points.time),
-            "name": Coded(points.name, texts),
-            "category": Coded(events.category[index], texts),
-            "step": Numbers(steps.at(points.time), NONE),
-            **{name: Numbers(memory[:, column[key]], NULL) for name, key in _MEMORY_COLUMNS.items()},
-            "op": Numbers(op, NONE),
-        },
-    )
+
+    def chunks(piece: slice) -> Mapping[str, Chunk]:
+        return {
+            "id": Numbers(index[piece]),
+            "track": Numbers(points.track[piece]),
+            "ts_ns": Numbers(points.time[piece]),
+            "name": Coded(points.name[piece], texts),
+            "category": Coded(events.category[index[piece]], texts),
+            "step": Numbers(steps.at(points.time[piece]), NONE),
+            **{name: Numbers(memory[piece, column[key]], NULL) for name, key in _MEMORY_COLUMNS.items()},
+            "op": Numbers(op[piece], NONE),
+        }
+
+    files.write_pieces(INSTANTS, map(chunks, row_pieces(len(index)) or [slice(0)]))
 
 
 def _write_counters(files: TableFiles, recording: Recording) -> None:
@@ -239,7 +261,8 @@ def _write_counters(files: TableFiles, recording: Recording) -> None:
         for key, value in pairs:
             rows.append(position)
             series.append(str(key))
-            values.append(number_of(text_of(value)))
+            is_plain = isinstance(value, (int, float)) and abs(value) < _EXACT
+            values.append(number_of(value if is_plain else text_of(value)))
     index = np.array(rows, dtype=np.int64)
     numbers = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
     files.write_rows(
@@ -408,17 +431,24 @@ def _write_computing(files: TableFiles, source: SliceTable) -> None:
 def device_time(op: NDArray[Any], is_gpu: Mask, duration: Ints) -> DeviceTime:
     """The device time of the ops that launched some, from the innermost op of each slice."""
     launched = np.flatnonzero(is_gpu & (op != NONE))
-    at, time = _summed(op[launched], duration[launched])
-    ops, times = [at], [time]
-    while len(at):  # add the time of each op to the op around it
-        inside = op[at] != NONE
-        at, time = _summed(op[at[inside]], time[inside])
-        ops.append(at)
-        times.append(time)
-    all_ops, total = _summed(np.concatenate(ops), np.concatenate(times))
-    own_time = np.zeros(len(all_ops), dtype=np.int64)
-    own_time[np.searchsorted(all_ops, ops[0])] = times[0]
-    return DeviceTime(all_ops, own_time, total)
+    at, times = _summed(op[launched], duration[launched])
+    has_time = np.zeros(len(op), dtype=bool)
+    inside = at
+    while len(inside):  # and the ops around them, each once
+        has_time[inside] = True
+        around = op[inside]
+        around = unique_values(around[around != NONE])
+        inside = around[~has_time[around]]
+    ops = np.flatnonzero(has_time)
+    own_time = np.zeros(len(ops), dtype=np.int64)
+    own_time[np.searchsorted(ops, at)] = times
+    around = op[ops]
+    parent = np.full(len(ops), NONE)
+    parent[around != NONE] = np.searchsorted(ops, around[around != NONE])
+    total = own_time.copy()
+    for members in reversed(by_level(ancestors(parent))[1:]):  # the innermost first
+        np.add.at(total, parent[members], total[members])
+    return DeviceTime(ops, own_time, total)
 
 
 def _summed(keys: NDArray[Any], values: Ints) -> tuple[Ints, Ints]:

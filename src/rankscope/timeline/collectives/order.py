@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rankscope.collective_kinds import KINDS
-from rankscope.store.arrays import NONE, Ints, Mask, count_before, number_rows, unique_values
+from rankscope.store.arrays import NONE, Ints, Mask, count_before, number_rows, starts_group
 from rankscope.timeline.collectives.entries import Collectives
 
 _MAX_SHIFT = 256
@@ -60,9 +60,8 @@ def order_keys(entries: Collectives, rows: Ints) -> list[Ints]:
 
 def _before_anchor(token: Ints, rank: Ints, start: Ints, end: Ints) -> Mask:
     """True for entries before the first collective that all ranks recorded."""
-    ranks = unique_values(rank)
-    places = [np.flatnonzero(rank == number) for number in ranks]
-    places = [rows[np.argsort(start[rows], kind="stable")] for rows in places]
+    order = np.lexsort((start, rank))
+    places = np.split(order, np.flatnonzero(starts_group([rank[order]]))[1:])
     reference = max(places, key=len)
     moved = [_shift(token[reference], token[rows], end[reference], end[rows]) for rows in places]
     first = max(max(shift, 0) for shift in moved)

@@ -17,12 +17,11 @@ from rankscope.analysis.across_ranks.heatmap import (
     buckets,
     late_by_rank,
     rank_times,
-    share_of,
     time_maps,
 )
 from rankscope.analysis.across_ranks.step_picture import RankStep, StepPicture
 from rankscope.analysis.core.device_events import CLASSES
-from rankscope.analysis.core.intervals import EMPTY, Intervals, intersect, length, subtract
+from rankscope.analysis.core.intervals import EMPTY, Intervals, intersect, length, share_of, subtract
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.analysis.core.step_times import recordings
