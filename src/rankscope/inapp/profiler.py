@@ -107,7 +107,7 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
         selector = ranks if isinstance(ranks, str) else ",".join(map(str, ranks))
         parse_selector(selector)
         label = name or script_name(sys.argv or ["trace"])
-        self._handlers = [*_handlers(handlers, on_trace_ready, label), self._remember]
+        self._handlers = _handlers(handlers, on_trace_ready, label)
         for handler in self._handlers:
             if debug and isinstance(handler, Summary):
                 handler.prints = True
@@ -225,7 +225,9 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
     def _start_engine(self, identity: Identity) -> Engine:
         log = JobLog(identity.rank, reports=identity.rank == 0, verbose=self._debug)
         files = RankFiles(self._plan, identity, os.environ)
-        engine = Engine(self._plan, files, log, self._handlers)
+        # Without handlers the engine writes the window itself.
+        handlers = [*self._handlers, self._remember] if self._handlers else []
+        engine = Engine(self._plan, files, log, handlers)
         engine.use_torch_options(self._torch_options)
         if self._region is not None:
             engine.mark_region(TrainStepRegion(self._region))

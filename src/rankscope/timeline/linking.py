@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from concurrent.futures import Executor
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,9 @@ from rankscope.capture.schedule import unfinished_step
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, Ints, Mask
 from rankscope.timeline.nesting import Indices, Nesting, track_time_key
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 _TIMES_AT_ONCE = 1 << 18
 """So that arrays that are needed only for a moment are small."""

@@ -132,7 +132,8 @@ def _judged(run: Run, scope: Scope) -> tuple[Any, Lateness | None, Culprits, _Ca
     if late is not None and _is_stage_with_more_layers(run, late, who.ranks):
         who = Culprits()  # the report `bubbles` has it
     caused = _caused(run, all_waits, why, used, late, who)
-    if late is None or who.ranks or caused is None:
+    # Work that moves between GPUs is more ops on one of them in each step.
+    if late is None or who.ranks or caused is None or (who.moves and not late.on_host):
         return used, late, who, caused
     # Where times tell nobody, what only one rank runs may.
     extra = _with_extra_ops(run, scope, late)
