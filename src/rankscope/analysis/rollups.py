@@ -42,7 +42,9 @@ def keep_rollups(
         "window": default_window(run),
         "threads": max(1, usable_cores() // jobs),
     }
-    calls = {
+    whole = Call(match_ranks, {"store": str(run.store), "segments": run.segments}, "matching the collectives")
+    calls: dict[tuple[int, ...], Call] = {(): whole} if run.clock_mode == "aligned" else {}
+    calls |= {
         tuple(chunk): Call(
             make_part,
             {**common, "segments": _needed(run, chunk), "ranks": chunk},
@@ -56,7 +58,7 @@ def keep_rollups(
         for chunk, outcome in run_calls(calls, jobs):
             if isinstance(outcome, RankscopeError):  # reports read the events of these ranks
                 say(f"rankscope: {outcome}")
-            else:
+            elif chunk:
                 path = Path(outcome["path"])
                 yield File(path).tables
                 path.unlink(missing_ok=True)
@@ -84,6 +86,12 @@ def make_part(
     path = path_of_part(run.store, ROLLUPS)
     write(path, encode(make(run, ranks, rollups_of(run), window)))
     return {"path": str(path)}
+
+
+def match_ranks(store: str, segments: list[SegmentEntry]) -> dict[str, Any]:
+    """In a worker process, beside those that look at single ranks: the store keeps clocks and matched collectives."""
+    Run(Ingested(Path(store), Index(segments), (), ())).collectives  # noqa: B018  (kept when they are asked for)
+    return {}
 
 
 def load_modules() -> None:
