@@ -14,6 +14,7 @@ from rankscope.analysis.core.device_events import gpu_ranks
 from rankscope.analysis.core.grouping import group_medians
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.critical_path.compute_clock import ComputeClock
 from rankscope.analysis.critical_path.graph.nodes import (
     DEVICE_CLASSES,
     HOST_CLASSES,
@@ -428,14 +429,18 @@ def balanced(
         time = np.where(device.launch != NONE, launched, device.start)[computing]
         took, on_host = durations.device.astype(float), durations.host.copy()
         moments = np.flatnonzero((host.kind == HOST_CLASSES.index("host")) & (host.match == NONE))
+        clock = ComputeClock.of(segments, graph.ranks)
         for number, rank in enumerate(graph.ranks):
             mine = np.flatnonzero(segments.rank == rank)
             nodes = device.rank[computing] == number
             if not nodes.any():  # the host computes
-                clock = _ComputeClock(segments, target, mine)
                 at = moments[(host.rank[moments] == number) & (host.before[moments] != NONE)]
-                more = clock.more_ns(host.time[host.before[at]], host.time[at])
-                on_host[at] = np.maximum(on_host[at] + more, 0)
+                begin, end = (
+                    clock.moments(host.rank[at], times)
+                    for times in (host.time[host.before[at]], host.time[at])
+                )
+                now, then = (clock.between(begin, end, took_ns) for took_ns in (segments.duration_ns, target))
+                on_host[at] = np.maximum(on_host[at] + np.rint(then - now).astype(np.int64), 0)
                 continue
             at = np.searchsorted(segments.launched[mine], time[nodes], side="right") - 1
             inside = at >= 0
@@ -449,18 +454,12 @@ def balanced(
 
     def reduced(graph: ReducedGraph, work: Work) -> Work:
         segments, target = _targets(graph.segments(), what, chosen)
-        begins, ends = graph.end[graph.origin], graph.start[graph.to]
-        way, point = np.ones(len(graph.to)), np.ones(len(graph.rank))
-        by_rank, of_ways = graph.ways_of
-        of_points = np.searchsorted(graph.rank, np.arange(len(graph.ranks) + 1))
-        order = np.argsort(segments.rank, kind="stable")
-        first, last = (np.searchsorted(segments.rank[order], graph.ranks, side) for side in ("left", "right"))
-        for number in range(len(graph.ranks)):
-            ways = by_rank[of_ways[number] : of_ways[number + 1]]
-            points = slice(of_points[number], of_points[number + 1])
-            clock = _ComputeClock(segments, target, order[first[number] : last[number]])
-            way[ways] = clock.factors(begins[ways], ends[ways])
-            point[points] = clock.factors(graph.start[points], graph.end[points])
+        way, point = (
+            _changed_by(
+                *(graph.compute_clock.between(begin, end, took) for took in (segments.duration_ns, target))
+            )
+            for begin, end in (graph.moments_of_ways, graph.moments_of_points)
+        )
         compute = np.rint(work.spent[_COMPUTE] * way).astype(np.int64)
         spent = (compute if kind == _COMPUTE else time for kind, time in enumerate(work.spent))
         own_ns = np.rint(work.own_ns * np.where(graph.kind == _COMPUTE, point, 1)).astype(np.int64)
@@ -497,37 +496,9 @@ def _median_transfers(matched: MatchedCollectives, transfer: Ints) -> Ints:
     return np.rint(group_medians(alike, transfer)[alike]).astype(np.int64)
 
 
-class _ComputeClock:
-    """How much a rank has computed by a time, as recorded and with other durations of its segments."""
-
-    def __init__(self, segments: Segments, target: Floats, mine: Ints) -> None:
-        start, end = segments.start[mine], segments.end[mine]
-        order = np.lexsort((end, start))
-        self._time = np.maximum.accumulate(np.stack([start[order], end[order]], axis=1).reshape(-1))
-        self._sums = [
-            np.cumsum(np.stack([np.zeros(len(order)), took[mine[order]]], axis=1).reshape(-1))
-            for took in (segments.duration_ns, target)
-        ]
-
-    def _between(self, begin: Ints, end: Ints) -> tuple[Floats, Floats]:
-        """The compute between two times: as recorded, and with the other durations."""
-        if not len(self._time):
-            return np.zeros(len(begin)), np.zeros(len(begin))
-        sides = [
-            np.array([np.interp(time, self._time, sums) for time in (begin, end)]) for sums in self._sums
-        ]
-        recorded, target = (side[1] - side[0] for side in sides)
-        return recorded, target
-
-    def factors(self, begin: Ints, end: Ints) -> Floats:
-        """By how much the compute between two times changes."""
-        recorded, target = self._between(begin, end)
-        return np.where(recorded > 0, target / np.where(recorded > 0, recorded, 1), 1.0)
-
-    def more_ns(self, begin: Ints, end: Ints) -> Ints:
-        """How much more is computed between two times."""
-        recorded, target = self._between(begin, end)
-        return np.rint(target - recorded).astype(np.int64)
+def _changed_by(recorded: Floats, target: Floats) -> Floats:
+    """The factor from one to the other; 1 where nothing is recorded."""
+    return np.where(recorded > 0, target / np.where(recorded > 0, recorded, 1), 1.0)
 
 
 def _steps(graph: Graph, rank: Ints, time: Ints) -> Ints:

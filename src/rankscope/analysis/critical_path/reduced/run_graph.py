@@ -20,6 +20,7 @@ from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope, step_numbers
+from rankscope.analysis.critical_path.compute_clock import ComputeClock, Moments
 from rankscope.analysis.critical_path.graph.build import graph_notes, window_of
 from rankscope.analysis.critical_path.graph.nodes import (
     DEVICE_CLASSES,
@@ -181,6 +182,21 @@ class ReducedGraph:
         """The anchors, by rank; and where those of each rank begin."""
         anchors = np.flatnonzero(self.anchor == np.arange(len(self.rank)))
         return anchors, np.searchsorted(self.rank[anchors], np.arange(len(self.ranks) + 1))
+
+    @cached_property
+    def compute_clock(self) -> ComputeClock:
+        return ComputeClock.of(self.segments(), self.ranks)
+
+    @cached_property
+    def moments_of_ways(self) -> tuple[Moments, Moments]:
+        """Where each way begins and ends."""
+        rank, clock = self.rank[self.to], self.compute_clock
+        return clock.moments(rank, self.end[self.origin]), clock.moments(rank, self.start[self.to])
+
+    @cached_property
+    def moments_of_points(self) -> tuple[Moments, Moments]:
+        clock = self.compute_clock
+        return clock.moments(self.rank, self.start), clock.moments(self.rank, self.end)
 
     @cached_property
     def ways_of(self) -> tuple[Ints, Ints]:
