@@ -20,7 +20,7 @@ from rankscope.analysis.core.rollups import rollup_use
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path import scenarios
 from rankscope.analysis.critical_path.whatif import whatif
-from rankscope.analysis.rollups import keep_rollups, make_part
+from rankscope.analysis.rollups import keep_rollups
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.cli import main
 from rankscope.store import derived
@@ -269,13 +269,14 @@ def test_made_when_ranks_are_read(traces: Path, tmp_path: Path, monkeypatch: pyt
     calls: list[Any] = []
     monkeypatch.setattr(
         "rankscope.analysis.rollups.run_calls",
-        lambda tasks, jobs: [(key, make_part(**task.arguments)) for key, task in tasks.items()],
+        lambda tasks, jobs: [(key, task.function(**task.arguments)) for key, task in tasks.items()],
     )
     run = open_trace(shutil.copytree(traces, tmp_path / "run", ignore=WITHOUT_STORE))
     keep_rollups(run, 2, lambda done, ranks: calls.append((done, ranks)), calls.append)
     assert calls == [(1, 3), (2, 3), (3, 3)]
     assert {*rows(run)} == {0, 1, 2}
-    assert [each.name for each in path(run).parent.iterdir() if "rollups" in each.name] == [path(run).name]
+    names = {each.name.partition(".")[0] for each in path(run).parent.iterdir()}
+    assert names == {"rollups", "clocks"}, "nothing is left of the parts; few collectives are not kept"
     steps_of(run)
     assert str(rollup_use(run)) == "from rollups: 3 of 3 ranks"
 

@@ -62,8 +62,9 @@ def keep_rollups(
                 path = Path(outcome["path"])
                 yield File(path).tables
                 path.unlink(missing_ok=True)
-            done += len(chunk)
-            advance(done, len(ranks))
+            if chunk:
+                done += len(chunk)
+                advance(done, len(ranks))
 
     rollups.add(run.store, parts())
 
