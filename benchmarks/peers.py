@@ -28,7 +28,8 @@ analysis.get_df_kernels()
 ORJSON_CODE = "import sys, orjson; orjson.loads(open(sys.argv[1], 'rb').read())"
 JSON_CODE = "import sys, json; json.load(open(sys.argv[1], encoding='utf-8'))"
 SCANNER_CODE = """
-import sys
+import os, sys
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 from pathlib import Path
 from rankscope.readers.kineto.reader import KINETO
 for batch in KINETO.open(Path(sys.argv[1])).batches():
