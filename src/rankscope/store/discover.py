@@ -52,6 +52,7 @@ _SIDECAR_FOLDERS = ("chakra", "et", "execution_trace", "execution_traces", "torc
 """Folders in or beside that of the traces in which frameworks write what adds to them (Megatron: chakra)."""
 _CAPTURES = "capture_traces"
 """Traces of the captures of CUDA graphs, in the folder of the traces that replay them (vLLM, SGLang)."""
+_ITERATION = re.compile(r"iteration_(\d+)")
 _SIDECAR_NAMES = re.compile(r"\.(?:json|et|log)(?:\.gz)?$")
 _SIDECAR_NAMES_BESIDE = re.compile(r"\.et(?:\.gz)?$|torch_trace.*\.log$")
 
@@ -229,7 +230,7 @@ def sidecar_kind(path: Path) -> str:
 def _traces_below(folder: Path) -> tuple[list[Path], list[RankscopeError]]:
     """The traces in folders that profilers make below this one; of several recordings those of the last."""
     ranks, recordings = folders_below(folder)
-    ranks += _folders_of_one_job(folder)
+    ranks += [*_folders_of_one_job(folder), *_iterations(folder)]
     traces = [trace for below in (*ranks, *recordings[-1:]) for trace in _traces_in(below)]
     if len(recordings) < 2:
         return traces, []
@@ -244,6 +245,14 @@ def _traces_below(folder: Path) -> tuple[list[Path], list[RankscopeError]]:
     ]
 
 
+def _iterations(folder: Path) -> list[Path]:
+    """The folders of windows that torchtitan records one after another, each with all ranks: iteration_5, …"""
+    with suppress(OSError):
+        named = [(match, path) for path in folder.iterdir() if (match := _ITERATION.fullmatch(path.name))]
+        return [path for _, path in sorted((int(match[1]), path) for match, path in named if path.is_dir())]
+    return []
+
+
 def _folders_of_one_job(folder: Path) -> list[Path]:
     """The folders that the ranks of one job wrote below this one, as with -o RUN/%q{PMI_RANK}; [] for other folders."""
     below = sorted(path.parent for path in folder.glob(f"*/{RUN_MANIFEST}"))
@@ -256,12 +265,15 @@ def _folders_of_one_job(folder: Path) -> list[Path]:
 def folder_with_traces(path: Path) -> Path:
     """The folder that is meant: this one, or the only one in it that has traces, where it has neither any nor a store.
 
-    Megatron writes pytorch_profile beside chakra, checkpoints and logs.
+    Megatron writes pytorch_profile beside chakra, checkpoints and logs, torchtitan profiling/traces.
     """
     if not path.is_dir() or (path / STORE_NAME).exists() or (path / INDEX_FILE).exists():
         return path
     if _traces_in(path) or traces_elsewhere(path).files:
         return path
+    for folder in (path, path / "traces", path / "profiling" / "traces"):
+        if _iterations(folder):
+            return folder
     below = _folders_below(path)
     return below[0] if len(below) == 1 else path
 
