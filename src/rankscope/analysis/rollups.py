@@ -43,14 +43,16 @@ def keep_rollups(
         "threads": max(1, usable_cores() // jobs),
     }
     whole = Call(match_ranks, {"store": str(run.store), "segments": run.segments}, "matching the collectives")
-    calls: dict[tuple[int, ...], Call] = {(): whole} if run.clock_mode == "aligned" else {}
+    parts_of_ranks = [*chunks(run, ranks, jobs)]
+    in_workers = len(parts_of_ranks) > 1
+    calls: dict[tuple[int, ...], Call] = {(): whole} if in_workers and run.clock_mode == "aligned" else {}
     calls |= {
         tuple(chunk): Call(
             make_part,
             {**common, "segments": _needed(run, chunk), "ranks": chunk},
             f"the rollups of ranks {as_ranges(chunk)}",
         )
-        for chunk in chunks(run, ranks, jobs)
+        for chunk in parts_of_ranks
     }
 
     def parts() -> Iterator[dict[str, RawTable]]:
@@ -82,10 +84,13 @@ def make_part(
 ) -> dict[str, Any]:
     """In a worker process, with some cores: a part of the file with the rollups."""
     load_modules()
-    database.most_threads = threads
     run = Run(Ingested(Path(store), Index(segments), (), ()))
     path = path_of_part(run.store, ROLLUPS)
-    write(path, encode(make(run, ranks, rollups_of(run), window)))
+    before, database.most_threads = database.most_threads, threads
+    try:
+        write(path, encode(make(run, ranks, rollups_of(run), window)))
+    finally:  # a single part is made in the process that goes on
+        database.most_threads = before
     return {"path": str(path)}
 
 
