@@ -215,23 +215,17 @@ def _compare_names(rows: Totals, late: LateRank) -> _Compared:
     return _Compared(names, mine, median)
 
 
-def _most_extra(rows: Totals, late: LateRank) -> _Extra | None:
+def _most_extra(compared: _Compared, late: LateRank) -> _Extra | None:
     """The name whose time exceeds the median of the other ranks most."""
-    if not rows:
-        return None
-    compared = _compare_names(rows, late)
     names, mine, median = compared.names, compared.mine, compared.median
-    best = int((mine - median).argmax())
-    if mine[best] <= median[best]:
+    best = int((mine - median).argmax()) if names else 0
+    if not names or mine[best] <= median[best]:
         return None
     return _Extra(names[best], mine[best] / late.steps, median[best] / late.steps)
 
 
-def _slow_core(totals: Totals, top: _Extra, late: LateRank) -> StragglerCause | None:
+def _slow_core(slowdown: float, top: _Extra, late: LateRank) -> StragglerCause:
     """Ops on a host that take longer whatever they do."""
-    slowdown = _compare_names(totals, late).slowdown
-    if slowdown is None:
-        return None
     return StragglerCause(
         f"nearly all its ops take {slowdown:.1f}x the median: a slow core, or more data",
         top.evidence,
@@ -253,7 +247,8 @@ def _compute(run: Run, window: Scope, late: LateRank) -> StragglerCause:
         totals = _kernel_totals(run, window)
     else:
         totals = _totals(run, "slices", "self_ns", "category = 'cpu_op' AND self_ns > 0", window)
-    top = _most_extra(totals, late)
+    compared = _compare_names(totals, late)
+    top = _most_extra(compared, late)
     annotation = _annotation_around(run, window, late, top) if on_gpu and top else None
     clock = slow_clock(run, window, rank, late.together, late.extra_ns, late.steps) if on_gpu else None
     if clock is not None and top is not None:
@@ -262,8 +257,8 @@ def _compute(run: Run, window: Scope, late: LateRank) -> StragglerCause:
         return work
     if top is None:
         return StragglerCause(f"it computes {format_rounded('ns', late.extra_ns)} longer", hint=_COMPARE)
-    if not on_gpu and (slow := _slow_core(totals, top, late)):
-        return slow
+    if not on_gpu and (slowdown := compared.slowdown) is not None:
+        return _slow_core(slowdown, top, late)
     named, report = annotation or top, "kernels" if on_gpu else "ops"
     title = (
         named.title
@@ -424,7 +419,7 @@ def _annotation_around(run: Run, window: Scope, late: LateRank, top: _Extra) -> 
         return None
     name, inside_ns = rows[0]
     same = f"category = 'gpu_user_annotation' AND name = {sql_text(name)}"
-    spans = _most_extra(_totals(run, "slices", "dur_ns", same, window), late)
+    spans = _most_extra(_compare_names(_totals(run, "slices", "dur_ns", same, window), late), late)
     if spans is None or not spans.median_ns:  # no other rank has this annotation
         return _Extra(name, inside_ns / steps, 0.0)
     return spans
@@ -447,7 +442,7 @@ def _source(run: Run, window: Scope, rank: int, name: str, table: str) -> tuple[
 
 
 def _copy(run: Run, window: Scope, late: LateRank) -> StragglerCause:
-    top = _most_extra(_totals(run, "gpu", "dur_ns", "class = 'COPY'", window), late)
+    top = _most_extra(_compare_names(_totals(run, "gpu", "dur_ns", "class = 'COPY'", window), late), late)
     hint = f"List its copies: rankscope stats RUN -r memcpy --by rank --ranks {late.rank}"
     if top is None:
         return StragglerCause(f"its copies take {format_rounded('ns', late.extra_ns)} longer", hint=hint)
@@ -458,7 +453,7 @@ def _copy(run: Run, window: Scope, late: LateRank) -> StragglerCause:
 
 
 def _dataloader(run: Run, window: Scope, late: LateRank) -> StragglerCause:
-    top = _most_extra(_totals(run, "slices", "dur_ns", _IS_DATALOADER, window), late)
+    top = _most_extra(_compare_names(_totals(run, "slices", "dur_ns", _IS_DATALOADER, window), late), late)
     return StragglerCause(
         f"it waits {format_rounded('ns', late.extra_ns)} longer for data",
         top.evidence if top else "",
