@@ -25,7 +25,8 @@ from rankscope.version import __version__
 # Module -> its public names. It is imported when one of them is first used: `import rankscope` takes almost no time.
 _NAMES = {
     "notebook": ("open", "OpenRun", "Answer"),
-    "inapp.profiler": ("profile", "schedule", "trainer_callback", "lightning_callback"),
+    "inapp.profiler": ("profile", "schedule"),
+    "inapp.trainers": ("trainer_callback", "lightning_callback"),
     "inapp.engine": ("mark_step",),
     "inapp.watch": ("watch",),
     "inapp.annotate": ("trace",),
@@ -66,8 +67,9 @@ if TYPE_CHECKING:
     from rankscope.inapp.flags import add_profile_arguments, profiler_from_args
     from rankscope.inapp.memory import memory_history, memory_line, memory_now
     from rankscope.inapp.operator_table import Summary
-    from rankscope.inapp.profiler import lightning_callback, profile, schedule, trainer_callback
+    from rankscope.inapp.profiler import profile, schedule
     from rankscope.inapp.timers import Timers
+    from rankscope.inapp.trainers import lightning_callback, trainer_callback
     from rankscope.inapp.watch import watch
     from rankscope.inapp.window_handlers import ChromeTrace, Recorded, TensorBoard
     from rankscope.notebook import Answer, OpenRun, open

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rankscope import environment
-from rankscope.inapp.profiler import framework_class
+from rankscope.inapp.trainers import framework_class
 
 
 class Tracker(framework_class(("accelerate.tracking",), "GeneralTracker")):  # type: ignore[misc]

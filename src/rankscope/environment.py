@@ -22,9 +22,9 @@ VARIABLE = "RANKSCOPE"
 _EXAMPLES = "Write watch, or profile and its options: profile --steps 20:24"
 
 
-def is_asked_for() -> bool:
-    """Whether the variable asks for a capture. `rankscope profile` in front of the job goes before it."""
-    return bool(os.environ.get(VARIABLE)) and PLAN_VARIABLE not in os.environ
+def asked_words(words: str = "") -> str:
+    """What the variable asks for, else these words; nothing with `rankscope profile` in front of the job."""
+    return "" if PLAN_VARIABLE in os.environ else os.environ.get(VARIABLE) or words
 
 
 def start(words: str = "") -> None:
@@ -33,8 +33,8 @@ def start(words: str = "") -> None:
 
     It never fails: the job goes on, and one line gives the reason.
     """
-    asked = os.environ.get(VARIABLE) or words
-    if not asked or PLAN_VARIABLE in os.environ:
+    asked = asked_words(words)
+    if not asked:
         return
     from rankscope.inapp.engine import current_engine
     from rankscope.inapp.job_log import JobLog, current_identity

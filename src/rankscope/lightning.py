@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 from rankscope import environment
-from rankscope.inapp.profiler import LIGHTNING, framework_class
+from rankscope.inapp.trainers import LIGHTNING, framework_class
 
 
 def callbacks() -> list[Any]:
     """For every Trainer that is made: nothing, unless RANKSCOPE asks for a capture."""
-    return [_Starter()] if environment.is_asked_for() else []
+    return [_Starter()] if environment.asked_words() else []
 
 
 def fabric_callbacks() -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import shlex
 import shutil
@@ -46,6 +45,26 @@ if __name__ == "__main__":
     torch.multiprocessing.spawn(main, nprocs=2)
 """
 
+STARTS = """
+import os, subprocess, sys
+import torch
+
+rank = int(os.environ.setdefault("LOCAL_RANK", "0"))
+if rank == 0:
+    second = subprocess.Popen([sys.executable, __file__], env={**os.environ, "LOCAL_RANK": "1", "NODE_RANK": "0"})
+    subprocess.run([sys.executable, "-c", "import os; assert 'RANKSCOPE_PLAN' not in os.environ"], check=True)
+os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=os.environ["PET_MASTER_PORT"])
+torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+model = torch.nn.Linear(16, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(8):
+    model(torch.randn(4, 16)).sum().backward()
+    optimizer.step()
+torch.distributed.destroy_process_group()
+if rank == 0:
+    assert second.wait() == 0
+"""
+
 
 @pytest.fixture
 def autoloading(tmp_path: Path) -> dict[str, str]:
@@ -83,6 +102,13 @@ def test_ranks_that_the_program_spawns(tmp_path: Path, autoloading: dict[str, st
     script = tmp_path / "train.py"
     script.write_text(NOT_COMPILED + SPAWNS)
     run([PYTHON, str(script)], tmp_path, env={**autoloading, "RANKSCOPE": "profile --steps 4:6 -o a"})
+    assert steps(tmp_path / "a") == BOTH
+
+
+def test_ranks_that_the_program_starts_as_lightning_does(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(NOT_COMPILED + STARTS)
+    run([*PROFILE, "--steps", "4:6", "-o", "a", PYTHON, str(script)], tmp_path)
     assert steps(tmp_path / "a") == BOTH
 
 
@@ -139,16 +165,55 @@ def test_page(tmp_path: Path, page: str) -> None:
         words = shlex.split(line)
         variables = dict(word.split("=", 1) for word in words if re.match("[A-Z]+=", word))
         run(words[len(variables) :], tmp_path, env=environment(**variables))
-    assert steps(tmp_path / "runs" / "a") == BOTH
-    names = {event["name"] for event in trace(tmp_path / "runs" / "a")}
-    assert ("evaluation" in names) == (page == "huggingface")
+    words = shlex.split(lines[0].rpartition('"')[2])  # without the variable
+    runs = tmp_path / "runs"
+    run([*PROFILE, "--steps", "4:6", "-o", "runs/b", *words], tmp_path)
+    run(words, tmp_path, env=environment(RANKSCOPE="watch -o runs/c"))
+    assert steps(runs / "a") == steps(runs / "b") == BOTH
+    assert ops(runs / "a") == ops(runs / "b")
+    assert sorted(path.name for path in runs.glob("c/telemetry/*.ring")) == RINGS
+    assert ("evaluation" in ranges(runs / "a")) == (page == "huggingface")
 
 
-def trace(folder: Path) -> list[dict[str, str]]:
-    import gzip
+RINGS = ["rank-00000.ring", "rank-00001.ring"]
 
-    content = json.loads(gzip.decompress((folder / "rank-00000.pt.trace.json.gz").read_bytes()))
-    return [event for event in content["traceEvents"] if "name" in event]
+
+def ops(folder: Path) -> dict[tuple[int, int, str], int]:
+    """How often each op ran, by rank and step."""
+    rows = Run(ingest([folder])).rows(
+        "SELECT rank, step, name, count(*) FROM slices WHERE name LIKE 'aten::%' GROUP BY ALL"
+    )
+    return {tuple(key): count for *key, count in rows}
+
+
+def ranges(folder: Path) -> set[str]:
+    """The names of the ranges on rank 0."""
+    rows = Run(ingest([folder])).rows("SELECT DISTINCT name FROM slices WHERE rank = 0")
+    return {name for (name,) in rows}
+
+
+FABRIC = """
+import lightning
+import torch
+
+fabric = lightning.Fabric(accelerator="cpu", devices=2, strategy="ddp")
+fabric.launch()
+model, optimizer = fabric.setup(layer := torch.nn.Linear(32, 2), torch.optim.SGD(layer.parameters(), lr=0.1))
+for _ in range(8):
+    fabric.backward(model(torch.randn(4, 32)).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.thorough
+def test_fabric(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    (tmp_path / "train.py").write_text(FABRIC)
+    run([PYTHON, "train.py"], tmp_path, env=environment(RANKSCOPE="profile --steps 4:6 -o a"))
+    run([*PROFILE, "--steps", "4:6", "-o", "b", PYTHON, "train.py"], tmp_path)
+    assert steps(tmp_path / "a") == steps(tmp_path / "b") == BOTH
+    assert ops(tmp_path / "a") == ops(tmp_path / "b")
 
 
 @pytest.mark.thorough
@@ -163,4 +228,4 @@ def test_profiler_of_lightning(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("from rankscope.lightning import Profiler\n" + code)
     run([PYTHON, "train.py"], tmp_path)
     assert steps(tmp_path / "runs" / "a") == BOTH
-    assert "run_training_batch" in {event["name"] for event in trace(tmp_path / "runs" / "a")}
+    assert "run_training_batch" in ranges(tmp_path / "runs" / "a")

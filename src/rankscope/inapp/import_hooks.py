@@ -1,7 +1,7 @@
 """Call back once a module has been imported, or once torch.distributed has given this process a rank.
 
-The module's spec and loader stay the ones that Python finds. Ranks that a script starts itself with multiprocessing's
-spawn (torch.multiprocessing.spawn) get the plan here too.
+The module's spec and loader stay the ones that Python finds. Ranks that a script starts itself get the plan here too:
+with multiprocessing's spawn (torch.multiprocessing.spawn), or with subprocess and a rank of their own (Lightning).
 """
 
 from __future__ import annotations
@@ -119,3 +119,26 @@ def pass_to_spawned(variables: Mapping[str, str]) -> None:
         popen._launch = launch
 
     after_import(_SPAWN, watch)
+
+
+def pass_to_started_ranks(variables: Mapping[str, str]) -> None:
+    """Start those programs with these variables that the script gives a rank of their own."""
+
+    def watch() -> None:
+        popen: Any = sys.modules["subprocess"].Popen
+        original = popen.__init__
+
+        @functools.wraps(original)
+        def start(child: Any, *args: Any, **options: Any) -> None:
+            env = options.get("env")
+            if env and any(env.get(name, own) != own for name, own in _own_rank()):
+                options["env"] = {**env, **variables}
+            original(child, *args, **options)
+
+        popen.__init__ = start
+
+    after_import("subprocess", watch)
+
+
+def _own_rank() -> list[tuple[str, str | None]]:
+    return [(name, os.environ.get(name)) for name in ("RANK", "LOCAL_RANK")]

@@ -18,7 +18,13 @@ from rankscope.capture.rank import SINGLE, Identity, detect, disagreements
 from rankscope.capture.schedule import EveryStep, OnRequest, OnSignal
 from rankscope.capture.selector import parse_selector
 from rankscope.errors import CaptureError, RankscopeError
-from rankscope.inapp.import_hooks import SPAWNED_CHILD, after_import, pass_to_spawned, when_joined
+from rankscope.inapp.import_hooks import (
+    SPAWNED_CHILD,
+    after_import,
+    pass_to_spawned,
+    pass_to_started_ranks,
+    when_joined,
+)
 from rankscope.inapp.job_log import JobLog, current_identity
 
 OLDEST_TORCH = (2, 0)
@@ -44,7 +50,9 @@ def start_capture(plan_json: str, bootstrap: str) -> None:
     identity = detect(os.environ, plan.identity)
     log = _log(plan, identity)
     if identity.source == SINGLE:
-        pass_to_spawned({PLAN_VARIABLE: plan_json, "PYTHONPATH": os.environ.get("PYTHONPATH", bootstrap)})
+        variables = {PLAN_VARIABLE: plan_json, "PYTHONPATH": os.environ.get("PYTHONPATH", bootstrap)}
+        pass_to_spawned(variables)
+        pass_to_started_ranks(variables)
     else:
         clean_environment(bootstrap)
     rank_plan = _plan_of_rank(plan, identity, log)
@@ -66,9 +74,11 @@ def capture_this_process(plan: Plan) -> None:
 
 
 def _is_child(plan: Plan) -> bool:
-    """Whether this is a process that a rank has started, or one of multiprocessing's, which may become a rank later."""
+    """Whether this is a process that a rank has started. One of multiprocessing's, or one with nothing but a local rank
+    (Lightning's), may become a rank later."""
     words = sys.orig_argv
-    if SPAWNED_CHILD in words:
+    has_local_rank = os.environ.get("LOCAL_RANK", "0") != "0" and detect(os.environ).source == SINGLE
+    if SPAWNED_CHILD in words or has_local_rank:
         _capture_when_joined(plan)
         return True
     return any(helper in word for word in words for helper in _HELPERS)
