@@ -1,4 +1,4 @@
-"""Does a training script run under rankscope's profiler as under torch's? python benchmarks/drop_in.py SCRIPT [ARGUMENT …]
+"""Does a script run under rankscope's profiler as under torch's? python benchmarks/drop_in.py SCRIPT [ARGUMENT …]
 
 The script runs unchanged, in the current folder: alone, inside `with torch.profiler.profile():` and inside
 `with rankscope.profile():`. Compared are the exit status, what it prints (without times) and how often each op ran.
@@ -40,7 +40,9 @@ def _run(way: str, command: list[str]) -> tuple[int, str, dict[str, int], float]
         counts = Path(folder) / "counts.json"
         env = {**os.environ, "RANKSCOPE_DROP_IN": f"{way} {counts}"}
         start = time.perf_counter()
-        done = subprocess.run([sys.executable, __file__, *command], env=env, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [sys.executable, __file__, *command], env=env, stdout=subprocess.PIPE, text=True
+        )
         wall_s = time.perf_counter() - start
         ops = json.loads(counts.read_text()) if counts.exists() else {}
     return done.returncode, _TIMES.sub("", done.stdout), ops, wall_s
