@@ -34,6 +34,6 @@ def as_ranges(numbers: list[int]) -> str:
     return ",".join(f"{first}-{last}" if first != last else str(first) for first, last in parts)
 
 
-def rank_words(ranks: list[int] | tuple[int, ...] | set[int]) -> str:
+def rank_words(ranks: list[int] | tuple[int, ...] | set[int] | frozenset[int]) -> str:
     """'rank 3', 'ranks 0-2,5'."""
     return f"rank{'s' * (len(ranks) > 1)} {as_ranges(sorted(ranks))}"

@@ -101,7 +101,7 @@ def test_outcomes(tools: Tools) -> None:
         ("report", {"name": "kernels", "by": "shape"}, "kernels cannot be split by 'shape'"),
         ("report", {"name": "kernels:name:00000000"}, "kernels:name:00000000 is not in this run"),
         ("report", {"name": "../../etc/passwd"}, "is not an evidence id"),
-        ("summary", {"ranks": "9"}, "none of the ranks 9 is in this run"),
+        ("summary", {"ranks": "9"}, "this run has no rank 9"),
         ("summary", {"steps": "5:3"}, "ends before it begins"),
         ("summary", {"steps": "90:99"}, "in this run"),
         ("summary", {"page": 10**6}, "there is no page"),

@@ -144,6 +144,15 @@ def test_stats_of_ranks_and_steps(ddp: Path, capsys: pytest.CaptureFixture[str])
     assert {(row["rank"], row["step"]) for row in rows} == {("1", "2"), ("1", "3"), ("3", "2"), ("3", "3")}
 
 
+def test_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for words in (["help", "stats"], ["stats", "--help"]):
+        with pytest.raises(SystemExit):
+            main(words)
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] and "usage: rankscope stats" in texts[0]
+
+
 def test_list_of_reports(ddp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "stats", ddp, "-r", "list")
     assert code == 0 and "breakdown" in out and "--by module: kernels, ops, allocators" in out
@@ -155,15 +164,16 @@ WRONG = {
     "unknown report": (["stats", "RUN", "-r", "nonsense"], 2, "there is no report 'nonsense'"),
     "bad key": (["stats", "RUN", "-r", "steps", "--by", "shape"], 2, "cannot be split by shape"),
     "bad ranks": (["stats", "RUN", "--ranks", "1-"], 2, "does not name ranks"),
-    "ranks not there": (["stats", "RUN", "--ranks", "9"], 2, "none of the ranks 9 is in this run"),
+    "ranks not there": (["stats", "RUN", "--ranks", "9"], 2, "this run has no rank 9"),
     "bad steps": (["stats", "RUN", "--steps", "x"], 2, "does not name steps"),
     "steps backwards": (["stats", "RUN", "--steps", "9:3"], 2, "ends before it begins"),
-    "steps not there": (["stats", "RUN", "--steps", "77"], 2, "no step 77 in this run"),
+    "steps not there": (["stats", "RUN", "--steps", "77"], 2, "this run has no step 77"),
     "bad top": (["stats", "RUN", "--top", "many"], 2, "not a whole number"),
     "bad pattern": (["stats", "RUN", "--comm-pattern", "("], 2, "not a regular expression"),
     "bad jobs": (["stats", "RUN", "--jobs", "0"], 2, "not a positive number"),
     "bad rank option": (["ingest", "RUN", "--rank", "x"], 2, "is not N=FILE"),
     "rank of no file": (["ingest", "RUN", "--rank", "1=/nowhere"], 2, "is not a file"),
+    "folder not there": (["report", "RUN", "-o", "/nowhere/a.html"], 2, "there is no folder /nowhere"),
     "run not there": (["stats", "/nowhere"], 1, "there is no /nowhere"),
     "bad SQL": (["query", "RUN", "SELEC 1"], 1, "cannot be answered"),
     "no such table": (["query", "RUN", "SELECT * FROM nothing"], 1, "Tables: collectives, "),

@@ -228,6 +228,8 @@ def _visible_output() -> Iterator[None]:
 
 
 def _main(argv: Sequence[str]) -> int:
+    if argv[:1] == ["help"] and len(argv) > 1:
+        argv = [*argv[1:], "--help"]
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(top_level_help(), end="")
         return 0 if argv else 2

@@ -12,7 +12,7 @@ from rankscope.analysis.core.rollups import set_default_scope
 from rankscope.analysis.core.run_steps import Columns, all_steps
 from rankscope.analysis.core.selection import Selection
 from rankscope.errors import UsageError
-from rankscope.ranges import as_ranges, numbers_in, parse_ranges
+from rankscope.ranges import as_ranges, numbers_in, parse_ranges, rank_words
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
 
@@ -47,16 +47,16 @@ class Scope(Selection):
         """Raise UsageError where the run has none of the ranks or steps."""
         if self.ranks is not None and not self.ranks & set(run.ranks):
             raise UsageError(
-                f"none of the ranks {as_ranges(sorted(self.ranks))} is in this run",
-                why=f"It has {as_ranges(run.ranks)}.",
-                hint="Choose among these: --ranks 0,8-15",
+                f"this run has no {rank_words(self.ranks)}",
+                why=f"It has {rank_words(run.ranks)}.",
+                hint=f"Choose among these: --ranks {run.ranks[0]}",
             )
         if self.steps is not None:
             numbers = step_numbers(run, Scope())
             if not any(self.steps[0] <= step <= self.steps[1] for step in numbers):
                 has = f"It has the steps {as_ranges(numbers)}." if numbers else "It has no steps."
                 raise UsageError(
-                    f"no {self.window} in this run", why=has, hint="Choose among these: --steps A:B"
+                    f"this run has no {self.window}", why=has, hint="Choose among these: --steps A:B"
                 )
 
 
