@@ -144,7 +144,7 @@ def test_groups_fold_and_the_filter_finds_tracks(slow2: Viewer, screen: Screen) 
     rows = (
         "window.rankscope.timeline.layout().rows.filter((r) => r.type === 'track').map((r) => r.track.short)"
     )
-    assert page.evaluate(rows) == ["stream 7", "annotations", "communication"]
+    assert page.evaluate(rows) == ["communication", "stream 7", "annotations"]
     page.fill("#filter", "stream 7")
     screen.until(f"{rows}.length === 2")
     assert "filter=stream" in wait_for_link(screen)

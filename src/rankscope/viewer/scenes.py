@@ -15,6 +15,7 @@ from rankscope.analysis.core.result import Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.findings import collect
 from rankscope.analysis.within_rank.breakdown import breakdown
+from rankscope.analysis.within_rank.idle_gaps import gap_words
 from rankscope.sql import sql_texts
 from rankscope.store.arrays import NONE, number_rows
 from rankscope.timeline.run import Run
@@ -89,10 +90,17 @@ def _scene(session: Session, finding: Finding) -> dict[str, Any]:
         "end_ns": end,
         "groups": ("streams", "communication", *(["host"] if on_host else [])),  # of tracks, unfolded
         "slices": slices,  # that the finding is about, longest first
+        "gap": _gap(run, finding, culprits[0]),  # in which the GPU is idle
         "collective": collective,  # in which ranks wait: as the route `collective` describes it
         "headline": finding.headline,
         "why": finding.why,  # the cause, at the end of the finding's title
     }
+
+
+def _gap(run: Run, finding: Finding, rank: int) -> dict[str, Any] | None:
+    """The idle time that a finding shows, with its cause."""
+    text = gap_words(run, rank, finding.span) if finding.report == "idle" and finding.span else None
+    return {"rank": rank, "span": finding.span, "text": text} if text else None
 
 
 def _step(

@@ -14,6 +14,8 @@ from rankscope.viewer.session import Session
 
 _LEAST_SHARE = 0.02
 """Of the busiest stream's time: streams with less fold into one row. torch makes dozens for copies."""
+_BUSY = 0.05
+"""Of the run's time: streams with less fold too, but for the busiest, and the busiest with kernels."""
 _HOST_KINDS = ("thread", "async", "annotation", "span")
 
 
@@ -54,8 +56,8 @@ def rank_tracks(session: Session, rank: int) -> list[dict[str, Any]]:
     order = {kind: at for at, kind in enumerate(_HOST_KINDS)}
     host.sort(key=lambda row: (order.get(row["kind"], len(order)), row["device"] or 0, row["segment"]))
     return [
-        *(row for row in streams if (row["device"], row["stream"]) not in folded),
         *_communication(session, rank),
+        *(row for row in streams if (row["device"], row["stream"]) not in folded),
         *(row | {"group": "more"} for row in streams if (row["device"], row["stream"]) in folded),
         *host,
     ]
@@ -84,9 +86,13 @@ def _with_annotations(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _little_used(rows: list[dict[str, Any]]) -> set[tuple[int, int]]:
     """The streams that are busy for a small part of the busiest one's time; one alone is not folded."""
-    shares = {(row["device"], row["stream"]): row["share"] for row in rows if row["kind"] == "stream"}
-    most = max(shares.values(), default=0.0)
-    little = {key for key, share in shares.items() if share < _LEAST_SHARE * most}
+    streams = [row for row in rows if row["kind"] == "stream"]
+    most = max((row["share"] for row in streams), default=0.0)
+    least = max(_LEAST_SHARE * most, _BUSY)
+    little = {(row["device"], row["stream"]) for row in streams if row["share"] < least}
+    for some in (streams, [row for row in streams if "kernel" in row["categories"]]):
+        busiest = max(some, key=lambda row: row["share"], default={})
+        little.discard((busiest.get("device"), busiest.get("stream")))
     return little if len(little) > 1 else set()
 
 

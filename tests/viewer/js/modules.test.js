@@ -78,15 +78,15 @@ const labels = (rows) => rows.map((row) => row.label ?? row.track?.short ?? row.
 
 test("rows of open ranks in groups, and those in view", () => {
   const { rows, height } = rowsOf(shown());
-  assert.deepEqual(labels(rows), ["rank 0", "stream 7", "communication", "2 more streams", "thread 9", "rank 1"]);
+  assert.deepEqual(labels(rows), ["rank 0", "communication", "stream 7", "2 more streams", "thread 9", "rank 1"]);
   assert.equal(rows[3].text, "0.3 % of the time");
   assert.ok(height > rows[5].y);
-  assert.deepEqual(labels(visible(rows, rows[1].y + 1, rows[1].y + 2)), ["stream 7"]);
+  assert.deepEqual(labels(visible(rows, rows[2].y + 1, rows[2].y + 2)), ["stream 7"]);
   assert.deepEqual(visible(rows, 1e6, 2e6), []);
 });
 
 test("groups fold on one rank and on all", () => {
-  assert.deepEqual(labels(rowsOf(shown({ folds: ["host", "streams", "0:more"] })).rows), ["rank 0", "streams", "communication", "2 more streams", "host", "rank 1"]);
+  assert.deepEqual(labels(rowsOf(shown({ folds: ["host", "streams", "0:more"] })).rows), ["rank 0", "communication", "streams", "2 more streams", "host", "rank 1"]);
   const one = toggleFold([], "host", 2);
   assert.deepEqual([isFolded(one, 2, "host"), isFolded(one, 3, "host")], [true, false]);
   assert.deepEqual(toggleFold(one, "host", 2), []);

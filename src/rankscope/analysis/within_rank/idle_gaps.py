@@ -27,6 +27,7 @@ from rankscope.analysis.within_rank.phases import PHASES, partition_of
 from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows
 from rankscope.timeline.run import Run
+from rankscope.units import format_rounded
 
 CAUSES = ("host_bound", "launch_latency", "sync", "dataloader", "other")
 """Names as in the output; docs/reports/idle.md defines them."""
@@ -225,6 +226,21 @@ def gap_groups(run: Run, scope: Scope, device: DeviceIdle, keys: tuple[str, ...]
     for numbers, count, longest_ns, start, end, *causes in rows:
         key = tuple(codes[name][1][code] for name, code in zip(keys, numbers, strict=True))
         yield GapGroup(key, count, longest_ns, (start, end), dict(zip(CAUSES, causes, strict=True)))
+
+
+def gap_words(run: Run, rank: int, span: tuple[int, int]) -> str | None:
+    """'2.09 ms idle: host bound before aten::gather', of the gap with this span; None where there is none."""
+    for device in idle_by_device(run, Scope(ranks=frozenset([rank]))):
+        at = np.flatnonzero((device.gaps.start == span[0]) & (device.gaps.end == span[1]))
+        if not len(at):
+            continue
+        parts = {cause: int(getattr(device.gaps, cause)[at[0]]) for cause in CAUSES}
+        cause = max(parts, key=parts.__getitem__).replace("_", " ")
+        before = int(device.gaps.before[at[0]])
+        op = UNKNOWN if before == UNKNOWN else int(device.events.op[before])
+        where = "" if op == UNKNOWN else f" before {all_names(run)[op]}"
+        return f"{format_rounded('ns', span[1] - span[0])} idle: {cause}{where}"
+    return None
 
 
 def _launch_context(run: Run, scope: Scope, device: DeviceIdle) -> tuple[Ints, list[Any]]:

@@ -17,7 +17,8 @@ import { drawTwin } from "./twin.js";
  *   titles?: string[], steps: import("./layout.js").Step[], second_steps?: import("./layout.js").Step[], clocks?: any, device?: string, world?: number,
  *   reports: { name: string, question: string, by: string[] }[], renamed_reports: Record<string, string> }} Run
  * @typedef {{ ranks: number[], peers: number[], step: number | null, begin_ns: number, end_ns: number, groups: string[],
- *   slices: { rank: number, segment: number, id: number }[], collective: import("./timeline.js").Collective | null, headline: string, why: string }} Scene viewer/scenes.py */
+ *   slices: { rank: number, segment: number, id: number, track: number, depth: number }[], collective: import("./timeline.js").Collective | null,
+ *   gap: { rank: number, span: [number, number], text: string } | null, headline: string, why: string }} Scene viewer/scenes.py */
 
 export class App {
   /** @param {Run} run @param {import("./state.js").Store} store */
@@ -117,6 +118,9 @@ export class App {
     }, how);
     this.timeline.box.scrollTop = 0;
     await this.timeline.loadTracks();
+    const evidence = scene.slices.find((slice) => scene.ranks.includes(slice.rank));
+    if (evidence) this.unfold(evidence.rank, evidence);
+    if (evidence) this.timeline.scrollTo(evidence.rank, evidence);
     this.timeline.redraw();
     return announce(`finding ${at + 1} of ${this.findings.length}: ${finding.title}`);
   }

@@ -2,7 +2,7 @@
 
 import { time } from "./format.js";
 import { COMMUNICATION, GUTTER, HEADER, LANE, rankName, trackKey } from "./layout.js";
-import { MONO } from "./palette.js";
+import { MONO, SANS } from "./palette.js";
 
 const DOT = 4; // radius, px
 
@@ -84,12 +84,15 @@ export function drawCollective(g, timeline, rows, shown) {
     g.strokeRect(x + 1, from.top + 1, Math.max(last.dur_ns / timeline.nsPerPixel - 2, 2), LANE - 3);
   }
   const bottom = Math.max(...places.map((place) => place.bottom), 0);
-  if (places.length) drawArrival(g, timeline, `${rankName(last.rank)} arrives ${time(last.arrives_ns)} after the first`, x, bottom);
+  const header = rows.find((row) => row.type === "rank" && row.rank === last.rank && row.open);
+  if (places.length) drawArrival(g, timeline, `${rankName(last.rank)} arrives ${time(last.arrives_ns)} after the first`, x, bottom, header);
   g.restore();
 }
 
-/** @param {CanvasRenderingContext2D} g @param {import("./timeline.js").Timeline} timeline @param {string} label @param {number} x @param {number} bottom */
-function drawArrival(g, timeline, label, x, bottom) {
+/** The line at the arrival, and its words: beside the shares of the late rank where its tracks are shown, else below the collective.
+ * @param {CanvasRenderingContext2D} g @param {import("./timeline.js").Timeline} timeline @param {string} label @param {number} x @param {number} bottom
+ * @param {import("./layout.js").Row} [header] */
+function drawArrival(g, timeline, label, x, bottom, header) {
   const { text } = timeline.app.palette;
   g.strokeStyle = text.bad;
   g.setLineDash([4, 3]);
@@ -98,16 +101,33 @@ function drawArrival(g, timeline, label, x, bottom) {
   g.lineTo(x, bottom + 4);
   g.stroke();
   g.setLineDash([]);
+  const free = header ? timeline.labels.rightOf(g, header.y + HEADER / 2) : 0;
   g.font = `600 ${MONO}`;
-  const late = x - GUTTER > timeline.width * 0.55;
   const wide = g.measureText(label).width;
-  const left = late ? x - 8 - wide : x + 8;
-  g.fillStyle = text.bg;
-  g.globalAlpha = 0.85;
-  g.fillRect(left - 4, bottom + 3, wide + 8, 16);
-  g.globalAlpha = 1;
-  g.fillStyle = text.bad;
-  g.textAlign = "left";
-  g.textBaseline = "middle";
-  g.fillText(label, left, bottom + 11);
+  const late = x - 8 - wide > free && x + 8 + wide > GUTTER + timeline.width;
+  timeline.labels.plate(g, label, late ? x - 8 - wide : Math.max(x + 8, free + 16), header ? header.y + HEADER / 2 : bottom + 11, text.bad, header ? text.hot : text.bg);
+}
+
+/** A bracket over the time in which the GPU is idle, with the reason.
+ * @param {CanvasRenderingContext2D} g @param {import("./timeline.js").Timeline} timeline @param {import("./layout.js").Row[]} rows */
+export function drawGap(g, timeline, rows) {
+  const gap = timeline.app.scene?.gap;
+  const row = gap && rows.find((one) => one.rank === gap.rank && one.type === "track" && one.group === "streams");
+  if (!gap || !row) return;
+  const { text } = timeline.app.palette;
+  const [left, right] = gap.span.map((ns) => Math.min(Math.max(timeline.x(ns, gap.rank), GUTTER), GUTTER + timeline.width));
+  const y = row.y + LANE / 2;
+  g.strokeStyle = text.bad;
+  g.lineWidth = 1.5;
+  g.beginPath();
+  g.moveTo(left, y - 6);
+  g.lineTo(left, y + 6);
+  g.moveTo(left, y);
+  g.lineTo(right, y);
+  g.moveTo(right, y - 6);
+  g.lineTo(right, y + 6);
+  g.stroke();
+  g.font = SANS;
+  const words = timeline.labels.fit(g, gap.text, right - left - 24);
+  if (words) timeline.labels.plate(g, words, (left + right - g.measureText(words).width) / 2, y, text.bad, text.bg);
 }

@@ -15,7 +15,7 @@ export const COMMUNICATION = { segment: 0, track: -1 }; // the track of a rank's
 export const SECOND = 1e6; // added to rank numbers of the second run
 
 /** Groups of tracks in drawing order. `more`: streams with next to nothing in them. */
-export const GROUPS = ["streams", "communication", "more", "host", "counters"];
+export const GROUPS = ["communication", "streams", "more", "host", "counters"];
 
 /** @param {number} rank */
 export function rankName(rank) {

@@ -38,6 +38,11 @@ function ownName(text) {
   return start < end ? [start, end] : [0, text.length];
 }
 
+/** A name without `aten::`, `void at::native::` and parameters. @param {string} text */
+export function ownWords(text) {
+  return text.slice(...ownName(text));
+}
+
 /** The part of a name to work on, and the room for it besides the ellipses.
  * @param {string} text @param {number} room @param {number} [place] a character that must be in it
  * @returns {[number, number, number]} */

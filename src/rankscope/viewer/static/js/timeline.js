@@ -1,12 +1,13 @@
 // The tracks: each rank as a strip of its activity, expanded ranks with their streams and threads.
 
 import { columns, json, show } from "./api.js";
-import { drawArrows, drawCollective } from "./arrows.js";
+import { drawArrows, drawCollective, drawGap } from "./arrows.js";
 import { Counters } from "./counters.js";
 import { byId } from "./dom.js";
 import { moment, percent, ticks, time } from "./format.js";
+import { Labels } from "./labels.js";
 import { AXIS, COMMUNICATION, GAP, GUTTER, HEADER, LABEL_CHARACTERS, LANE, RIGHT, SECOND, rankName, rowsOf, stepShift, trackKey, visible } from "./layout.js";
-import { shortenName } from "./names.js";
+import { ownWords, shortenName } from "./names.js";
 import { MONO, SANS, paintShares } from "./palette.js";
 import { paint, repeat } from "./raster.js";
 import { Tiles } from "./tiles.js";
@@ -14,7 +15,7 @@ import { Tiles } from "./tiles.js";
 const STRIP_COLUMNS = 1200;
 const STRIP = HEADER - 6; // height
 const NAME_PIXELS = 34; // narrower slices have no name
-const CHARACTER = 6.8; // px, on average
+const WAIT_PIXELS = 95; // nor shorter waits
 
 /** @typedef {{ rank: number, segment: number, track: number, id: number, name: string, start: number, duration: number,
  *   count: number, kind: number, row: number, x: number, y: number, width: number }} Hit
@@ -50,6 +51,7 @@ export class Timeline {
     /** @type {ImageData | null} */
     this.image = null;
     this.lanes = new Uint32Array(0);
+    this.labels = new Labels();
     this.box.addEventListener("scroll", () => this.redraw());
   }
 
@@ -120,12 +122,14 @@ export class Timeline {
     const top = box.scrollTop;
     const shown = visible(rows, top, top + box.clientHeight - AXIS - pinsHeight);
     this.tiles.begin();
+    this.labels.boxes = [];
     this.drawGrid(g, box.clientHeight);
     this.drawSlices(g, shown, pinsHeight - top, pins, pinsHeight);
     this.within(g, AXIS, AXIS + pinsHeight, 0, () => pins.forEach((row) => this.drawTrack(g, row)));
     this.within(g, AXIS + pinsHeight, box.clientHeight, pinsHeight - top, () => {
       for (const row of shown) this.drawRow(g, row);
       drawArrows(g, this, rows);
+      drawGap(g, this, rows);
       drawCollective(g, this, rows, shown);
     });
     if (pins.length) {
@@ -281,7 +285,7 @@ export class Timeline {
     g.font = SANS;
     g.textAlign = "left";
     g.fillStyle = this.app.palette.text["ink-2"];
-    g.fillText(parts.filter(([, share]) => Number(share) >= 0.005).map(([name, share]) => `${name} ${percent(Number(share))}`).join(" · "), GUTTER + 8, row.y + HEADER / 2);
+    this.labels.write(g, parts.filter(([, share]) => Number(share) >= 0.005).map(([name, share]) => `${name} ${percent(Number(share))}`).join(" · "), GUTTER + 8, row.y + HEADER / 2);
   }
 
   /** A folded group. @param {CanvasRenderingContext2D} g @param {import("./layout.js").GroupRow} row */
@@ -291,8 +295,7 @@ export class Timeline {
     g.textBaseline = "middle";
     g.fillStyle = this.app.palette.text["ink-2"];
     g.fillText(`▸ ${row.label}`, GUTTER - 10, row.y + row.height / 2);
-    g.textAlign = "left";
-    g.fillText(row.text, GUTTER + 8, row.y + row.height / 2);
+    this.labels.write(g, row.text, GUTTER + 8, row.y + row.height / 2);
   }
 
   /** The handle that folds the group, at its first row.
@@ -314,7 +317,7 @@ export class Timeline {
     g.textAlign = "right";
     g.textBaseline = "middle";
     g.fillStyle = text["ink-2"];
-    g.fillText(shorter(label, LABEL_CHARACTERS), GUTTER - 10, row.y + LANE / 2);
+    g.fillText(shortenName(label, LABEL_CHARACTERS), GUTTER - 10, row.y + LANE / 2);
     this.drawHandle(g, row);
     this.drawNames(g, row, this.tilesOf(row.rank, row.track));
   }
@@ -352,7 +355,8 @@ export class Timeline {
         else if (to - from >= NAME_PIXELS) {
           g.fillStyle = palette.text[tile.kind[at] === 0 ? "on-compute" : tile.kind[at] <= 2 ? "on-comm" : "on-light"];
           const duration = to - from > 120 ? `  ${time(tile.duration[at])}` : "";
-          g.fillText(shorter(nameIn(tile, at), Math.floor((to - from - 8) / CHARACTER) - duration.length) + duration, GUTTER + from + 5, y + LANE / 2);
+          const room = to - from - 8 - (duration ? g.measureText(duration).width : 0);
+          this.labels.write(g, this.labels.fit(g, labelIn(tile, at), room) + duration, GUTTER + from + 5, y + LANE / 2);
         }
       }
     }
@@ -364,15 +368,15 @@ export class Timeline {
   drawWait(g, tile, at, from, to, until, y) {
     const { text } = this.app.palette;
     const end = Math.min(Math.max(until, from), to);
-    const name = nameIn(tile, at);
+    const name = labelIn(tile, at);
     const long = `${name} waits ${time(tile.wait?.[at])} for rank ${(tile.last?.[at] ?? 0) % SECOND}`;
-    const room = Math.floor((end - from - 12) / CHARACTER);
-    if (room >= 14) {
+    const room = end - from - 12;
+    if (room >= WAIT_PIXELS) {
       g.fillStyle = text["on-light"];
-      g.fillText(room >= long.length ? long : shorter(name, room), GUTTER + from + 8, y + LANE / 2);
+      this.labels.write(g, room >= g.measureText(long).width ? long : this.labels.fit(g, name, room), GUTTER + from + 8, y + LANE / 2);
     } else if (to - end >= NAME_PIXELS) {
       g.fillStyle = text["on-comm"];
-      g.fillText(shorter(name, Math.floor((to - end - 8) / CHARACTER)), GUTTER + end + 5, y + LANE / 2);
+      this.labels.write(g, this.labels.fit(g, name, to - end - 8), GUTTER + end + 5, y + LANE / 2);
     }
   }
 
@@ -526,17 +530,7 @@ function nameIn(tile, at) {
   return `${kind} #${tile.match[at]}${DEFAULT_GROUPS.has(group.join(" ")) ? "" : ` ${group.join(" ")}`}`;
 }
 
-/** @type {Map<string, string>} */
-const shortNames = new Map();
-
-/** `shortenName`, which is asked the same in every frame. @param {string} name @param {number} room */
-function shorter(name, room) {
-  const key = `${room} ${name}`;
-  let short = shortNames.get(key);
-  if (short === undefined) {
-    short = shortenName(name, room);
-    if (shortNames.size > 20_000) shortNames.clear();
-    shortNames.set(key, short);
-  }
-  return short;
+/** The same for a label: without namespaces and parameters. @param {import("./tiles.js").Tile} tile @param {number} at */
+function labelIn(tile, at) {
+  return ownWords(nameIn(tile, at));
 }
