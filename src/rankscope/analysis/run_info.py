@@ -44,6 +44,12 @@ def _run(
 ) -> list[tuple[str, str]]:
     numbers = sorted({entry.rank for entry in entries})
     rows = [("Ranks", f"{len(numbers):,} ({as_ranges(numbers)})")]
+    of_role: dict[str, list[int]] = {}
+    for rank, role in run.roles.items():
+        of_role.setdefault(role, []).append(rank)
+    if of_role:
+        told = (f"{role or 'none'} {as_ranges(sorted(mine))}" for role, mine in of_role.items())
+        rows.append(("Roles", ", ".join(told)))
     worlds = {int(size) for rank in ranks if isinstance(size := rank.get("world_size"), int)}
     if worlds and max(worlds) > len(numbers):
         rows.append(("World size", f"{max(worlds):,}; not all ranks were recorded"))

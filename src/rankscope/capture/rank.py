@@ -47,6 +47,8 @@ class Family(NamedTuple):
 
 SINGLE = "single process"
 OPTION = "--rank"
+UNNUMBERED = "first free rank"
+"""Of an actor that has joined no process group: it takes its number with its first step."""
 
 # In order of precedence, with the fields of Family.
 # RANK: deepspeed, and scripts that set the three by hand. RANK alone is a pod's number in a PyTorchJob, not a rank.

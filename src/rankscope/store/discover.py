@@ -34,6 +34,7 @@ from rankscope.readers.byte_stream import read_head
 from rankscope.readers.xla.recordings import JSON_NAME, PERFETTO_NAME, XPLANE_NAME
 from rankscope.records import dataclass
 from rankscope.store.index import INDEX_FILE, STORE_NAME, can_write
+from rankscope.store.roles import folders_of_worlds
 from rankscope.text.spelling import did_you_mean
 from rankscope.text.visible_text import visible
 
@@ -230,7 +231,7 @@ def sidecar_kind(path: Path) -> str:
 def _traces_below(folder: Path) -> tuple[list[Path], list[RankscopeError]]:
     """The traces in folders that profilers make below this one; of several recordings those of the last."""
     ranks, recordings = folders_below(folder)
-    ranks += [*_folders_of_one_job(folder), *_iterations(folder)]
+    ranks += [*_folders_of_one_job(folder), *_iterations(folder), *folders_of_worlds(folder)]
     traces = [trace for below in (*ranks, *recordings[-1:]) for trace in _traces_in(below)]
     if len(recordings) < 2:
         return traces, []
@@ -254,9 +255,12 @@ def _iterations(folder: Path) -> list[Path]:
 
 
 def _folders_of_one_job(folder: Path) -> list[Path]:
-    """The folders that the ranks of one job wrote below this one, as with -o RUN/%q{PMI_RANK}; [] for other folders."""
+    """The folders that the ranks of one job, or its roles, wrote below this one, as with -o RUN/%q{PMI_RANK}; [] for
+    other folders."""
     below = sorted(path.parent for path in folder.glob(f"*/{RUN_MANIFEST}"))
-    ranks = [manifest.get("rank") for path in below for manifest in rank_manifests(path)]
+    ranks = [
+        (manifest.get("role"), manifest.get("rank")) for path in below for manifest in rank_manifests(path)
+    ]
     jobs = {str((read_json(path / RUN_MANIFEST) or {}).get("job") or path) for path in below}
     distinct = len(set(ranks)) == len(ranks)
     return below if len(below) > 1 and len(jobs) == 1 and distinct and not _traces_in(folder) else []
@@ -272,7 +276,7 @@ def folder_with_traces(path: Path) -> Path:
     if _traces_in(path) or traces_elsewhere(path).files:
         return path
     for folder in (path, path / "traces", path / "profiling" / "traces"):
-        if _iterations(folder):
+        if _iterations(folder) or folders_of_worlds(folder):
             return folder
     below = _folders_below(path)
     return below[0] if len(below) == 1 else path
