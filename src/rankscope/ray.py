@@ -19,7 +19,7 @@ from typing import Any
 from rankscope import environment
 from rankscope.capture.job_name import default_folder, name_run
 from rankscope.capture.plan import Plan
-from rankscope.capture.rank import UNNUMBERED, Identity, detect
+from rankscope.capture.rank import RAY_TRAIN, UNNUMBERED, Identity, detect
 from rankscope.capture.rank_files import ROLE_VARIABLE, run_manifest
 from rankscope.capture.run_folder import folder_of, open_run, rank_stem, remove_if_empty
 from rankscope.inapp.import_hooks import after_import, when_joined
@@ -104,7 +104,7 @@ def on_worker_start() -> None:
 
 
 def start(words: str = "watch") -> None:
-    """Capture this actor as RANKSCOPE asks, else as the words do; its role is its class, unless RANKSCOPE_ROLE names it.
+    """Capture this actor as RANKSCOPE asks, else as the words do. Its role is RANKSCOPE_ROLE, else its class.
 
     Each role has a folder in that of the run. Without a process group, the rank is the first free one of the role.
     """
@@ -118,8 +118,8 @@ def _start(plan: Plan) -> None:
 
     context = ray.get_runtime_context()
     job = plan.job or f"{context.get_session_name()}-{context.get_job_id()}"
-    *_, owner, function = ["", *(context.get_task_function_name() or "task").split(".")]
-    role = os.environ.setdefault(ROLE_VARIABLE, owner if context.get_actor_id() else function)
+    names: list[str] = ["", *(context.get_task_function_name() or "task").split(".")]
+    role = os.environ.setdefault(ROLE_VARIABLE, names[-2] if context.get_actor_id() else names[-1])
     output = plan.output or default_folder(("ray",), job)
     environment.capture(
         plan._replace(output=f"{output}/{role}", job=job), Identity(0, None, None, None, None, UNNUMBERED)
@@ -135,7 +135,9 @@ def _begin_in_worker(plan: Plan, identity: Identity, role: str, restart: int) ->
     if role:
         os.environ.setdefault(ROLE_VARIABLE, role)
     if not _shares_folder(plan):
-        plan = plan._replace(output=f"{tempfile.gettempdir()}/rankscope/{Path(str(plan.output)).name}")
+        plan = plan._replace(
+            output=f"{tempfile.gettempdir()}/rankscope-{plan.job}/{Path(str(plan.output)).name}"
+        )
     environment.capture(plan, identity)
     engine = current_engine()
     if engine is not None:
@@ -175,7 +177,7 @@ def _shares_folder(plan: Plan) -> bool:
 def _identity(worker: Any) -> Identity:
     told = worker.distributed_context
     return Identity(
-        told.world_rank, told.local_rank, told.world_size, told.local_world_size, told.node_rank, "Ray Train"
+        told.world_rank, told.local_rank, told.world_size, told.local_world_size, told.node_rank, RAY_TRAIN
     )
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conftest import slice_event, write_kineto
+from conftest import DATA, slice_event, write_kineto
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.run_info import facts
+from rankscope.analysis.summary import subject, summary
 from rankscope.store.arrays import NONE
 from rankscope.store.discover import folder_with_traces
 from rankscope.store.roles import world_of
@@ -21,6 +23,7 @@ from rankscope.timeline.run import Run
 
 pytestmark = pytest.mark.usefixtures("without_workers")
 
+SNAPSHOT = DATA / "memory" / "gpt-h200.pickle.gz"
 WALL_NS = 1_700_000_000_000_000_000
 
 
@@ -39,7 +42,13 @@ def trace(path: Path, rank: int, world: int, at: float = 0.0, **fields: Any) -> 
     first = {"stream": 7, "Collective name": "allreduce", "Seq": 1, **about}
     kind = "send" if rank % 2 == 0 else "recv"
     peer = {"send": "Dst Rank", "recv": "Src Rank"}[kind]
-    second = {"stream": 7, "Collective name": kind, "Seq": 2, **about, peer: rank + 1 if kind == "send" else rank - 1}
+    second = {
+        "stream": 7,
+        "Collective name": kind,
+        "Seq": 2,
+        **about,
+        peer: rank + 1 if kind == "send" else rank - 1,
+    }
     events = [
         slice_event("ProfilerStep#3", at + 1.0, 100.0, cat="user_annotation"),
         slice_event("ncclDevKernel_AllReduce_Sum", at + 10.0, 5.0, **here, args=first),
@@ -75,7 +84,9 @@ def write_verl(folder: Path) -> None:
     """As verl's docs/perf/torch_profiling.md describes it: two files of each actor, and two engines of two GPUs."""
     for rank in range(2):
         for number, scope in enumerate(("actor-update", "ref-compute-log-prob")):
-            name = f"actor-rollout-ref_{scope}_step2_rank{rank}-of-2_tp0-pp0_pid1{rank}_2026012310{number}.json"
+            name = (
+                f"actor-rollout-ref_{scope}_step2_rank{rank}-of-2_tp0-pp0_pid1{rank}_2026012310{number}.json"
+            )
             trace(folder / name, rank, 2, at=1000.0 * number)
         trace(folder / f"value-model_step2_rank{rank}-of-2_pid2{rank}_20260123100.json", rank, 2)
         for replica in range(2):
@@ -91,8 +102,13 @@ def test_verl(tmp_path: Path) -> None:
     run = opened(tmp_path)
     assert roles(run) == VERL
     assert dict(facts(run, Scope())["Run"])["Roles"] == "actor-rollout-ref 0-1, rollout 2-5, value-model 6-7"
+    assert subject(run, Scope(), summary(run, Scope())).startswith(
+        "8 ranks (actor-rollout-ref 0-1, rollout 2-5, value-model 6-7), 2 steps"
+    )
     layout = layout_of(run, Scope())
-    assert [layout.work(rank)[0] for rank in run.ranks] == [role for role, ranks in VERL.items() for _ in ranks]
+    assert [layout.work(rank)[0] for rank in run.ranks] == [
+        role for role, ranks in VERL.items() for _ in ranks
+    ]
 
 
 def test_collectives_are_those_of_one_world(tmp_path: Path) -> None:
@@ -127,7 +143,13 @@ def roles_of(paths: list[Path]) -> list[tuple[Any, str]]:
 
 
 def test_stages_of_earlier_verl(tmp_path: Path) -> None:
-    stages = ("actor_compute_log_prob", "actor_update", "compute_rm_score", "ref_compute_log_prob", "rollout_generate")
+    stages = (
+        "actor_compute_log_prob",
+        "actor_update",
+        "compute_rm_score",
+        "ref_compute_log_prob",
+        "rollout_generate",
+    )
     for number, (stage, rank) in enumerate(product(stages, range(2))):
         trace(tmp_path / stage / f"prof_rank-{rank}.json", rank, 2, at=1000.0 * number)
     run = opened(tmp_path)
@@ -141,20 +163,30 @@ def test_captures_of_several_roles(tmp_path: Path) -> None:
         (folder / "rankscope.json").write_text(json.dumps({"format": 1, "job": "j"}))
         about = {"format": 1, "job": "j", "rank": rank, "role": role, "windows": []}
         (folder / f"rank-{rank:05d}.rankscope.json").write_text(json.dumps(about))
-        trace(folder / f"rank-{rank:05d}.pt.trace.json", rank, 2, rankscope={"job": "j", "rank": rank, "role": role})
+        trace(
+            folder / f"rank-{rank:05d}.pt.trace.json",
+            rank,
+            2,
+            rankscope={"job": "j", "rank": rank, "role": role},
+        )
     assert roles(opened(tmp_path)) == {"Rollout": [0, 1], "Trainer": [2, 3]}
     assert {entry.rank_source for entry in opened(tmp_path / "Trainer").segments} == {"distributedInfo"}
 
 
-@pytest.mark.parametrize("snapshots", ["pytorch_profile", "."])
-def test_megatron(tmp_path: Path, snapshots: str) -> None:
-    """--profile-ranks 1 3, with --tensorboard-dir RUN/tensorboard and its own memory snapshots."""
+@pytest.mark.parametrize("snapshots", [None, "pytorch_profile", "."])
+def test_megatron(tmp_path: Path, snapshots: str | None) -> None:
+    """--profile-ranks 1 3 --tensorboard-dir RUN/tensorboard; NeMo's memory snapshots are in one of two folders."""
     (tmp_path / "tensorboard").mkdir()
     (tmp_path / "tensorboard" / "events.out.tfevents.17").write_bytes(b"\0\1\2")
     for rank in (1, 3):
         trace(tmp_path / "torch_profile" / f"rank-{rank}.json", rank, 4)
+        if snapshots is not None:
+            (tmp_path / snapshots).mkdir(exist_ok=True)
+            shutil.copy(SNAPSHOT, tmp_path / snapshots / f"snapshot_{rank}.pickle.gz")
     run = opened(tmp_path)
-    assert run.ranks == [1, 3] and run.roles == {}
+    formats = {"kineto"} if snapshots is None else {"kineto", "memory"}
+    assert {(entry.rank, entry.format) for entry in run.segments} == {*product((1, 3), formats)}
+    assert run.roles == {}
 
 
 FIELDS = {
@@ -176,7 +208,8 @@ def test_names_of_verl() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["rank-00003.pt.trace.json.gz", "rank3_trace.json", "vm_123.17.pt.trace.json", "trace_rank0_pid.json"]
+    "name",
+    ["rank-00003.pt.trace.json.gz", "rank3_trace.json", "vm_123.17.pt.trace.json", "trace_rank0_pid.json"],
 )
 def test_other_names(name: str) -> None:
     assert world_of(Path("run") / name) is None

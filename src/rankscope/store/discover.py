@@ -31,6 +31,7 @@ from rankscope.readers import (
 )
 from rankscope.readers.base import is_usable_rank, rank_from_name
 from rankscope.readers.byte_stream import read_head
+from rankscope.readers.safe_pickle import PICKLE_NAMES
 from rankscope.readers.xla.recordings import JSON_NAME, PERFETTO_NAME, XPLANE_NAME
 from rankscope.records import dataclass
 from rankscope.store.index import INDEX_FILE, STORE_NAME, can_write
@@ -53,6 +54,8 @@ _SIDECAR_FOLDERS = ("chakra", "et", "execution_trace", "execution_traces", "torc
 """Folders in or beside that of the traces in which frameworks write what adds to them (Megatron: chakra)."""
 _CAPTURES = "capture_traces"
 """Traces of the captures of CUDA graphs, in the folder of the traces that replay them (vLLM, SGLang)."""
+_MEGATRON = ("torch_profile", "pytorch_profile")
+"""Beside its TensorBoard folder. NeMo writes memory snapshots to the latter, or beside them."""
 _ITERATION = re.compile(r"iteration_(\d+)")
 _SIDECAR_NAMES = re.compile(r"\.(?:json|et|log)(?:\.gz)?$")
 _SIDECAR_NAMES_BESIDE = re.compile(r"\.et(?:\.gz)?$|torch_trace.*\.log$")
@@ -231,7 +234,12 @@ def sidecar_kind(path: Path) -> str:
 def _traces_below(folder: Path) -> tuple[list[Path], list[RankscopeError]]:
     """The traces in folders that profilers make below this one; of several recordings those of the last."""
     ranks, recordings = folders_below(folder)
-    ranks += [*_folders_of_one_job(folder), *_iterations(folder), *folders_of_worlds(folder)]
+    ranks += [
+        *_folders_of_one_job(folder),
+        *_iterations(folder),
+        *folders_of_worlds(folder),
+        *_beside_snapshots(folder),
+    ]
     traces = [trace for below in (*ranks, *recordings[-1:]) for trace in _traces_in(below)]
     if len(recordings) < 2:
         return traces, []
@@ -252,6 +260,16 @@ def _iterations(folder: Path) -> list[Path]:
         named = [(match, path) for path in folder.iterdir() if (match := _ITERATION.fullmatch(path.name))]
         return [path for _, path in sorted((int(match[1]), path) for match, path in named if path.is_dir())]
     return []
+
+
+def _beside_snapshots(folder: Path) -> list[Path]:
+    """Megatron's folder of traces, and the other one, where memory snapshots are in that or in this one alone."""
+    near = [path for name in _MEGATRON if (path := folder / name).is_dir()]
+    if not near:
+        return []
+    beside = _traces_in(folder)
+    snapshots = all(path.name.endswith(PICKLE_NAMES) for path in beside)
+    return near if snapshots and (beside or len(near) > 1) else []
 
 
 def _folders_of_one_job(folder: Path) -> list[Path]:

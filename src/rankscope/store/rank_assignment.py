@@ -124,9 +124,7 @@ def _after_other_worlds(
     needs no rank; a rank that the user gave is that of the run.
     """
     files = Counter(worlds[path] for path, _, _ in ranks)
-    in_world = [
-        told or ((0, ALONE) if files[worlds[path]] == 1 else None) for path, _, told in ranks
-    ]
+    in_world = [told or ((0, ALONE) if files[worlds[path]] == 1 else None) for path, _, told in ranks]
     sizes = dict.fromkeys(sorted(files), 0)
     for (path, identity, _), told in zip(ranks, in_world, strict=True):
         if told is not None and told[1] != _OPTION:

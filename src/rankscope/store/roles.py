@@ -7,7 +7,6 @@ after another (`rank_assignment`).
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
@@ -71,5 +70,5 @@ def folders_of_worlds(folder: Path) -> list[Path]:
 
 def _is_stage(folder: Path) -> bool:
     with suppress(OSError):
-        return any(map(_STAGE_FILE.fullmatch, os.listdir(folder)))
+        return any(_STAGE_FILE.fullmatch(path.name) for path in folder.iterdir())
     return False

@@ -286,8 +286,8 @@ def syncs_gone(names: Sequence[str] = ()) -> Scenario:
 
 
 def peers_of(run: Run, ranks: Sequence[int]) -> dict[int, list[int]]:
-    """The ranks that do the same work as each of these: roles and pipeline stages do different work, and the work of ranks
-    without GPU events is on the host."""
+    """The ranks that do the same work as each of these: roles and pipeline stages do different work, and the
+    work of ranks without GPU events is on the host."""
     layout, on_gpu = layout_of(run, Scope()), gpu_ranks(run)
     work = {rank: (layout.work(rank), rank in on_gpu) for rank in run.ranks}
     alike: dict[tuple[tuple[str, int], bool], list[int]] = {}

@@ -176,7 +176,9 @@ def _batches(
 ) -> tuple[tuple[tuple[Message, ...], ...], list[int]]:
     """The distinct lists of messages, and the index of each label's list; NONE without any."""
     keys = [(row["members"], row["first_rank"]) for row in labels]
-    number = {key: index for index, key in enumerate(dict.fromkeys(key for key in keys if key[0] is not None))}
+    number = {
+        key: index for index, key in enumerate(dict.fromkeys(key for key in keys if key[0] is not None))
+    }
 
     def message(direction: str, peer: int | None, name: str | None, first_rank: int) -> Message:
         group = Group(name or UNKNOWN)
