@@ -147,7 +147,7 @@ class SegmentEntry:
 
     @cached_property
     def role(self) -> str:
-        """What its process does in a job with several kinds (actor, rollout, …); '' in most jobs."""
+        """What its process does in a job with several kinds (actor, rollout, …); else '' or 'default'."""
         world = world_of(self.source)
         return str(self.captured.get("role", "")) or (world[0] if world else "")
 
