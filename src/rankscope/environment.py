@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 from rankscope.capture.plan import PLAN_VARIABLE, Plan
+from rankscope.capture.rank import Identity
 from rankscope.errors import RankscopeError, UsageError
 
 VARIABLE = "RANKSCOPE"
@@ -28,25 +29,37 @@ def asked_words(words: str = "") -> str:
 
 
 def start(words: str = "") -> None:
-    """Capture this process as the variable asks, else as these words do, if it is a selected rank. Where it is captured
-    already, also by `rankscope profile` in front of the job, nothing happens.
+    """Capture this process as the variable asks, else as these words do, if it is a selected rank."""
+    plan = asked_plan(words)
+    if plan is not None:
+        capture(plan)
+
+
+def asked_plan(words: str) -> Plan | None:
+    """What the variable asks for, else these words; None for neither, and with `rankscope profile` in front of the job.
 
     It never fails: the job goes on, and one line gives the reason.
     """
     asked = asked_words(words)
     if not asked:
-        return
-    from rankscope.inapp.engine import current_engine
-    from rankscope.inapp.job_log import JobLog, current_identity
-    from rankscope.inapp.start_capture import capture_this_process
-
-    if current_engine() is not None:
-        return
+        return None
     try:
-        capture_this_process(plan_of(asked))
+        return plan_of(asked)
     except RankscopeError as error:
+        from rankscope.inapp.job_log import JobLog, current_identity
+
         if current_identity().rank == 0:
             JobLog(0).warning(f"not captured, the job goes on: {error.message}. {error.hint}")
+        return None
+
+
+def capture(plan: Plan, identity: Identity | None = None) -> None:
+    """Capture this process so, if it is a selected rank; nothing happens where it is captured already."""
+    from rankscope.inapp.engine import current_engine
+    from rankscope.inapp.start_capture import capture_this_process
+
+    if current_engine() is None:
+        capture_this_process(plan, identity)
 
 
 def open_range(name: str) -> Any:

@@ -37,3 +37,11 @@ def as_ranges(numbers: list[int]) -> str:
 def rank_words(ranks: list[int] | tuple[int, ...] | set[int] | frozenset[int]) -> str:
     """'rank 3', 'ranks 0-2,5'."""
     return f"rank{'s' * (len(ranks) > 1)} {as_ranges(sorted(ranks))}"
+
+
+def role_words(roles: dict[int, str]) -> str:
+    """The ranks of each role: 'actor 0-3, rollout 4-7'."""
+    of_role: dict[str, list[int]] = {}
+    for rank, role in sorted(roles.items()):
+        of_role.setdefault(role or "other", []).append(rank)
+    return ", ".join(f"{role} {as_ranges(ranks)}" for role, ranks in of_role.items())

@@ -55,7 +55,13 @@ def _free_port() -> int:
 
 
 def run(
-    words: Sequence[str], cwd: Path, *, check: bool = True, stdin: str = "", env: dict[str, str] | None = None
+    words: Sequence[str],
+    cwd: Path,
+    *,
+    check: bool = True,
+    stdin: str = "",
+    env: dict[str, str] | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [str(word) for word in words],
@@ -64,7 +70,7 @@ def run(
         env=env or environment(),
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=timeout_s,
         check=False,
     )
     if check:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rankscope.analysis.core.scope import Scope, step_numbers
 from rankscope.capture.run_folder import rank_manifests, read_json
-from rankscope.ranges import as_ranges
+from rankscope.ranges import as_ranges, role_words
 from rankscope.store.index import SegmentEntry
 from rankscope.text.redaction import redacted_command
 from rankscope.timeline.run import Run
@@ -44,6 +44,8 @@ def _run(
 ) -> list[tuple[str, str]]:
     numbers = sorted({entry.rank for entry in entries})
     rows = [("Ranks", f"{len(numbers):,} ({as_ranges(numbers)})")]
+    if run.roles:
+        rows.append(("Roles", role_words(run.roles)))
     worlds = {int(size) for rank in ranks if isinstance(size := rank.get("world_size"), int)}
     if worlds and max(worlds) > len(numbers):
         rows.append(("World size", f"{max(worlds):,}; not all ranks were recorded"))

@@ -23,6 +23,7 @@ from rankscope.analysis.findings import collect
 from rankscope.analysis.health.contents import contents
 from rankscope.analysis.health.doubts import doubts
 from rankscope.analysis.questions import QUESTIONS
+from rankscope.ranges import role_words
 from rankscope.timeline.run import Run
 from rankscope.units import format_ns
 
@@ -171,7 +172,7 @@ def subject(run: Run, scope: Scope, result: Result) -> str:
     ranks = len(result.rows) or sum(scope.ranks is None or rank in scope.ranks for rank in run.ranks)
     steps = max((row["steps"] for row in result.rows), default=0)
     words = [
-        f"{ranks} rank{'s' * (ranks != 1)}",
+        f"{ranks} rank{'s' * (ranks != 1)}" + f" ({role_words(run.roles)})" * bool(run.roles),
         f"{steps} step{'s' * (steps != 1)}" if steps else "no steps",
     ]
     if has_gpu(run, scope):

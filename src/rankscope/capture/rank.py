@@ -47,6 +47,9 @@ class Family(NamedTuple):
 
 SINGLE = "single process"
 OPTION = "--rank"
+RAY_TRAIN = "Ray Train"
+UNNUMBERED = "first free rank"
+"""Of an actor that has joined no process group: it takes its number with its first step."""
 
 # In order of precedence, with the fields of Family.
 # RANK: deepspeed, and scripts that set the three by hand. RANK alone is a pod's number in a PyTorchJob, not a rank.
@@ -103,9 +106,9 @@ def detect(env: Mapping[str, str], explicit: Mapping[str, int] | None = None) ->
 def disagreements(env: Mapping[str, str], chosen: Identity) -> list[str]:
     """A message for each other family that gives a different rank.
 
-    Below torchrun this is normal (the outer launcher's variables describe the agent), so there is no message.
+    Below torchrun or Ray this is normal (the outer launcher's variables describe the agent), so there is no message.
     """
-    if chosen.source in (FAMILIES[0].name, SINGLE):
+    if chosen.source in (FAMILIES[0].name, SINGLE, UNNUMBERED, RAY_TRAIN):
         return []
     others = filter(None, (_from_family(family, env) for family in FAMILIES))
     return [

@@ -12,7 +12,7 @@ from typing import Any
 
 from rankscope.capture.job_name import name_run, trainer_of
 from rankscope.capture.plan import Plan, recorded_command
-from rankscope.capture.rank import Identity
+from rankscope.capture.rank import UNNUMBERED, Identity
 from rankscope.capture.run_folder import (
     FORMAT,
     claim_rank,
@@ -22,10 +22,13 @@ from rankscope.capture.run_folder import (
     take_for_trainer,
     write_rank,
 )
+from rankscope.errors import CaptureError
 from rankscope.version import __version__
 
 # What torchrun calls the ranks of a job without --role.
 DEFAULT_ROLE = "default"
+ROLE_VARIABLE = "RANKSCOPE_ROLE"
+"""Names the role of a process, where a job has several."""
 
 
 def run_manifest(plan: Plan, job: str) -> dict[str, Any]:
@@ -66,7 +69,7 @@ class RankFiles:
             "format": FORMAT,
             "job": self.job,
             **_rank_fields(identity),
-            "role": env.get("ROLE_NAME", DEFAULT_ROLE),
+            "role": env.get(ROLE_VARIABLE) or env.get("ROLE_NAME", DEFAULT_ROLE),
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "restart": int(env.get("TORCHELASTIC_RESTART_COUNT", "0") or 0),
@@ -95,8 +98,18 @@ class RankFiles:
                 # Another trainer of the job has the same ranks: this one gets a run of its own.
                 self.job = self.manifest["job"] = f"{self.job}-{trainer}"
                 self.folder, self.first = open_run(self.folder, {**manifest, "job": self.job}, force=False)
-            claim_rank(self.folder, self.manifest, force=force)
+            self._claim_rank(force)
             self.claimed = True
+
+    def _claim_rank(self, force: bool) -> None:
+        while True:
+            try:
+                claim_rank(self.folder, self.manifest, force=force)
+                return
+            except CaptureError:
+                if self.identity.source != UNNUMBERED:
+                    raise
+                self.identify(self.identity._replace(rank=self.identity.rank + 1))
 
     @property
     def taken(self) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 
 from rankscope.capture.capture_request import CaptureRequest
 from rankscope.capture.plan import FALLBACK_FOR_S, Plan
-from rankscope.capture.rank import SINGLE, Identity
+from rankscope.capture.rank import SINGLE, UNNUMBERED, Identity
 from rankscope.capture.rank_files import RankFiles, clock_anchor
 from rankscope.capture.schedule import (
     NONE,
@@ -305,7 +305,7 @@ class Engine:
             self._telemetry.begin()
 
     def _join(self, identity: Identity) -> None:
-        if self.files.identity.source == SINGLE and not self.files.claimed:
+        if self.files.identity.source in (SINGLE, UNNUMBERED) and not self.files.claimed:
             self.files.identify(identity)
             self.log.rank = identity.rank
             self.log.reports = self.log.reports and identity.rank == 0

@@ -25,7 +25,7 @@ from rankscope.inapp.import_hooks import (
     pass_to_started_ranks,
     when_joined,
 )
-from rankscope.inapp.job_log import JobLog, current_identity
+from rankscope.inapp.job_log import JobLog, current_identity, joined_distributed
 
 OLDEST_TORCH = (2, 0)
 
@@ -62,11 +62,15 @@ def start_capture(plan_json: str, bootstrap: str) -> None:
         after_import("torch", lambda: clean_environment(bootstrap))
 
 
-def capture_this_process(plan: Plan) -> None:
-    """The same without a bootstrap, in a process that has imported torch, or is at the end of importing it."""
+def capture_this_process(plan: Plan, identity: Identity | None = None) -> None:
+    """The same without a bootstrap, in a process that has imported torch, or is at the end of importing it.
+
+    ``identity`` is given by a framework that starts the ranks itself, before torch.distributed knows them.
+    """
     if is_launcher(sys.orig_argv) or _is_child(plan):
         return
-    identity = current_identity()
+    if identity is None or joined_distributed() is not None:
+        identity = current_identity()
     log = _log(plan, identity)
     rank_plan = _plan_of_rank(plan, identity, log)
     if rank_plan is not None:

@@ -105,7 +105,7 @@ class Windows:
 
     def _write_header(self, fields: dict[str, Any]) -> None:
         """Into the trace, so that a file without its manifest has it. The last call before the stop counts."""
-        identity = {key: self._files.manifest[key] for key in ("job", "rank", "rank_source", "host")}
+        identity = {key: self._files.manifest[key] for key in ("job", "rank", "rank_source", "role", "host")}
         self.recorder.add_metadata("rankscope", header_text(identity, fields))
 
     def _added_fields(self, why: str | None) -> dict[str, Any]:

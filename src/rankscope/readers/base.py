@@ -21,9 +21,10 @@ PACKETS_NOT_READ = "packetsNotRead"
 _MAX_EXAMPLES = 5
 _MOST_RANKS = 1 << 20
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])rank[-_]?(\d{1,6})(?!\d)|-(\d{1,6})-of-\d", re.IGNORECASE)
-# nsys and ncu reports are commonly written with `-o name_%q{RANK}`; flight-recorder dumps are named _dump_3.
+# nsys and ncu reports are commonly written with `-o name_%q{RANK}`; flight-recorder dumps are named _dump_3,
+# Megatron's memory snapshots snapshot_3.pickle.
 _RANK_AT_END = re.compile(
-    r"_(\d{1,5})\.(?:nsys-rep|sqlite|ncu-rep)$|_dump_(\d{1,6})(?:\.[a-z.]+)?$", re.IGNORECASE
+    r"_(\d{1,5})\.(?:nsys-rep|sqlite|ncu-rep)$|(?:_dump_|snapshot_)(\d{1,6})(?:\.[a-z.]+)?$", re.IGNORECASE
 )
 
 NCCL_PLUGIN_EVENT = re.compile(
@@ -245,7 +246,7 @@ def usable_time(value: object) -> int:
 
 
 def rank_from_name(path: Path) -> int | None:
-    """The rank in a file's name: rank-3, rank3, rank_3 or -3-of-8; at its end _dump_3, and _3 for nsys and ncu.
+    """The rank in a file's name: rank-3, rank3, rank_3 or -3-of-8; at its end _dump_3, snapshot_3, and _3 (nsys, ncu).
 
     None without a rank, or with two different ones.
     """

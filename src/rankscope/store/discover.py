@@ -31,9 +31,11 @@ from rankscope.readers import (
 )
 from rankscope.readers.base import is_usable_rank, rank_from_name
 from rankscope.readers.byte_stream import read_head
+from rankscope.readers.safe_pickle import PICKLE_NAMES
 from rankscope.readers.xla.recordings import JSON_NAME, PERFETTO_NAME, XPLANE_NAME
 from rankscope.records import dataclass
 from rankscope.store.index import INDEX_FILE, STORE_NAME, can_write
+from rankscope.store.roles import folders_of_worlds
 from rankscope.text.spelling import did_you_mean
 from rankscope.text.visible_text import visible
 
@@ -52,6 +54,8 @@ _SIDECAR_FOLDERS = ("chakra", "et", "execution_trace", "execution_traces", "torc
 """Folders in or beside that of the traces in which frameworks write what adds to them (Megatron: chakra)."""
 _CAPTURES = "capture_traces"
 """Traces of the captures of CUDA graphs, in the folder of the traces that replay them (vLLM, SGLang)."""
+_MEGATRON = ("torch_profile", "pytorch_profile")
+"""Beside its TensorBoard folder. NeMo writes memory snapshots to the latter, or beside them."""
 _ITERATION = re.compile(r"iteration_(\d+)")
 _SIDECAR_NAMES = re.compile(r"\.(?:json|et|log)(?:\.gz)?$")
 _SIDECAR_NAMES_BESIDE = re.compile(r"\.et(?:\.gz)?$|torch_trace.*\.log$")
@@ -230,7 +234,12 @@ def sidecar_kind(path: Path) -> str:
 def _traces_below(folder: Path) -> tuple[list[Path], list[RankscopeError]]:
     """The traces in folders that profilers make below this one; of several recordings those of the last."""
     ranks, recordings = folders_below(folder)
-    ranks += [*_folders_of_one_job(folder), *_iterations(folder)]
+    ranks += [
+        *_folders_of_one_job(folder),
+        *_iterations(folder),
+        *folders_of_worlds(folder),
+        *_beside_snapshots(folder),
+    ]
     traces = [trace for below in (*ranks, *recordings[-1:]) for trace in _traces_in(below)]
     if len(recordings) < 2:
         return traces, []
@@ -253,10 +262,23 @@ def _iterations(folder: Path) -> list[Path]:
     return []
 
 
+def _beside_snapshots(folder: Path) -> list[Path]:
+    """Megatron's folder of traces, and the other one, where memory snapshots are in that or in this one alone."""
+    near = [path for name in _MEGATRON if (path := folder / name).is_dir()]
+    if not near:
+        return []
+    beside = _traces_in(folder)
+    snapshots = all(path.name.endswith(PICKLE_NAMES) for path in beside)
+    return near if snapshots and (beside or len(near) > 1) else []
+
+
 def _folders_of_one_job(folder: Path) -> list[Path]:
-    """The folders that the ranks of one job wrote below this one, as with -o RUN/%q{PMI_RANK}; [] for other folders."""
+    """The folders that the ranks of one job, or its roles, wrote below this one, as with -o RUN/%q{PMI_RANK}; [] for
+    other folders."""
     below = sorted(path.parent for path in folder.glob(f"*/{RUN_MANIFEST}"))
-    ranks = [manifest.get("rank") for path in below for manifest in rank_manifests(path)]
+    ranks = [
+        (manifest.get("role"), manifest.get("rank")) for path in below for manifest in rank_manifests(path)
+    ]
     jobs = {str((read_json(path / RUN_MANIFEST) or {}).get("job") or path) for path in below}
     distinct = len(set(ranks)) == len(ranks)
     return below if len(below) > 1 and len(jobs) == 1 and distinct and not _traces_in(folder) else []
@@ -272,7 +294,7 @@ def folder_with_traces(path: Path) -> Path:
     if _traces_in(path) or traces_elsewhere(path).files:
         return path
     for folder in (path, path / "traces", path / "profiling" / "traces"):
-        if _iterations(folder):
+        if _iterations(folder) or folders_of_worlds(folder):
             return folder
     below = _folders_below(path)
     return below[0] if len(below) == 1 else path

@@ -15,14 +15,17 @@ from typing import Any
 
 from rankscope.errors import StoreError
 from rankscope.model import FORMAT_VERSION, Table
-from rankscope.readers.base import usable_world
+from rankscope.readers.base import is_usable_rank, rank_from_name, usable_world
 from rankscope.records import dataclass
 from rankscope.store.checksums import DamagedFileError, FileSums, read_checked_json, write_checked_json
 from rankscope.store.incoming import INCOMING
+from rankscope.store.roles import world_of
 
 INDEX_FILE = "store.json"
 SEGMENT_FILE = "segment.json"
 STORE_NAME = ".rankscope"
+BY_ROLE = "role"
+"""The source of a rank that is not the one in its file, since several roles have the same ranks."""
 CREDIBLE_UNIX_NS = 10**18
 """The year 2001. An earlier time is not wall-clock time; it counts from the boot of the machine."""
 _SIDECAR = {"path": str, "bytes": int, "mtime_ns": int, "unused": list}
@@ -133,10 +136,28 @@ class SegmentEntry:
         return str(self.captured.get("job", ""))
 
     @cached_property
-    def world_size(self) -> int:
-        """The number of ranks of its job; 0 if the file does not say."""
+    def _distributed(self) -> Mapping[str, Any]:
         info = self.header.get("distributedInfo")
-        return usable_world(info.get("world_size") if isinstance(info, dict) else None) or 0
+        return info if isinstance(info, dict) else {}
+
+    @cached_property
+    def world_size(self) -> int:
+        """The number of ranks of its job; 0 if the file does not say, or knows those of its own role only."""
+        return 0 if self.rank_source == BY_ROLE else usable_world(self._distributed.get("world_size")) or 0
+
+    @cached_property
+    def role(self) -> str:
+        """What its process does in a job with several kinds (actor, rollout, …); else '' or 'default'."""
+        world = world_of(self.source)
+        return str(self.captured.get("role", "")) or (world[0] if world else "")
+
+    @cached_property
+    def first_rank(self) -> int:
+        """The rank of the run that its file calls 0: the ranks of a role come after those of others."""
+        if self.rank_source != BY_ROLE:
+            return 0
+        rank = self._distributed.get("rank", rank_from_name(self.source))
+        return self.rank - int(rank) if is_usable_rank(rank) else self.rank
 
     @cached_property
     def devices(self) -> list[Mapping[str, Any]]:

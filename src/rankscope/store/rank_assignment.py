@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from rankscope.errors import RankError, RankscopeError
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.readers import NodeLog, NodeReader, TraceIdentity, find_reader, identities, one_file
 from rankscope.records import dataclass
-from rankscope.store.index import SegmentEntry
+from rankscope.store.index import BY_ROLE, SegmentEntry
 from rankscope.store.node_logs import place_logs
+from rankscope.store.roles import World, worlds_of
 from rankscope.store.side_by_side import side_by_side
 
 ALONE = "alone"
@@ -62,10 +63,12 @@ def assign(
     sources = {entry.source for entry in (*current, *outdated)}
     is_complete = sources >= set(files)
     is_unchanged = sources == set(files) and not outdated
+    worlds = worlds_of(files)
     stored: dict[Path, list[SegmentEntry]] = {}
     for entry in current:
-        is_assumed = entry.rank_source in _ASSUMED
-        if not ((is_assumed and not is_complete) or (entry.rank_source == BY_GPU and not is_unchanged)):
+        is_assumed = entry.rank_source in _ASSUMED and not is_complete
+        depends = (entry.rank_source == BY_GPU or bool(worlds)) and not is_unchanged
+        if not (is_assumed or depends or (entry.rank_source == BY_ROLE) > bool(worlds)):
             stored.setdefault(entry.source, []).append(entry)
     # A file that was replaced may be of another rank, unless the user gave it.
     named = {entry.source: entry.rank for entry in outdated if entry.rank_source == _OPTION} | {**named}
@@ -79,7 +82,7 @@ def assign(
         raise problems[0] if problems else _no_trace_beside(next(iter(logs)))
     assigned = [assigned_before(e) for path in files if path not in identified for e in stored[path]]
     if identified:
-        assigned += _assign_new(_with_job_ranks(identified), assigned, given, named, stored)
+        assigned += _assign_new(_with_job_ranks(identified), assigned, given, named, stored, worlds)
     return sorted(assigned, key=lambda each: (each.rank, each.segment)), logs, problems
 
 
@@ -89,6 +92,7 @@ def _assign_new(
     given: Mapping[Path, int],
     named: Mapping[Path, int],
     stored: Mapping[Path, Sequence[SegmentEntry]],
+    worlds: Mapping[Path, World],
 ) -> Iterator[Assignment]:
     """The same for files that are not in the store."""
     _refuse_copies({path: parts[0] for path, (_, parts) in identified.items()})
@@ -97,6 +101,8 @@ def _assign_new(
         if path in given:  # the rank is for the file as a whole
             parts = parts[:1] if not parts[0].part else [TraceIdentity(None, "")]
         ranks += [(path, identity, _rank(path, identity, given, named)) for identity in parts]
+    if worlds:
+        ranks = _after_other_worlds(ranks, worlds)
     assumed = _assumed(
         {path: identified[path][0] for path, _, rank in ranks if rank is None},
         {each.rank for each in assigned} | {rank[0] for _, _, rank in ranks if rank is not None},
@@ -109,6 +115,25 @@ def _assign_new(
     for path, identity, told in ranks:
         rank, source = told or assumed[path]
         yield Assignment(path, rank, _free_segment(rank, taken), source, identity.part)
+
+
+def _after_other_worlds(
+    ranks: Sequence[tuple[Path, TraceIdentity, tuple[int, str] | None]], worlds: Mapping[Path, World]
+) -> list[tuple[Path, TraceIdentity, tuple[int, str] | None]]:
+    """The same, with the ranks of each world after those of the worlds before it. A file that is alone in its world
+    needs no rank; a rank that the user gave is that of the run.
+    """
+    files = Counter(worlds[path] for path, _, _ in ranks)
+    in_world = [told or ((0, ALONE) if files[worlds[path]] == 1 else None) for path, _, told in ranks]
+    sizes = dict.fromkeys(sorted(files), 0)
+    for (path, identity, _), told in zip(ranks, in_world, strict=True):
+        if told is not None and told[1] != _OPTION:
+            sizes[worlds[path]] = max(sizes[worlds[path]], identity.world_size or 0, told[0] + 1)
+    first = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+    return [
+        (path, identity, told and (told if told[1] == _OPTION else (first[worlds[path]] + told[0], BY_ROLE)))
+        for (path, identity, _), told in zip(ranks, in_world, strict=True)
+    ]
 
 
 def _free_segment(rank: int, taken: set[tuple[int, int]]) -> int:

@@ -22,11 +22,12 @@ from rankscope.model import (
 from rankscope.records import dataclass
 from rankscope.sql import sql_text
 from rankscope.store.checksums import damage
-from rankscope.store.index import SegmentEntry, can_write
+from rankscope.store.index import BY_ROLE, SegmentEntry, can_write
 from rankscope.store.ingest import Ingested, IngestProgress, Options, ingest
 from rankscope.store.on_dask.option import DaskCluster
 from rankscope.store.plain_folder import PlainFolder
 from rankscope.store.separate_runs import RunFiles, mixed_runs, runs_among
+from rankscope.text.visible_text import visible
 from rankscope.timeline.clocks.alignment import Clocks, load, measure, save, wall_clocks
 from rankscope.timeline.confined_sql import ConfinedSql, Rows
 from rankscope.timeline.reading import read_trace
@@ -214,6 +215,11 @@ class Run:
     @cached_property
     def ranks(self) -> list[int]:
         return sorted({entry.rank for entry in self.segments})
+
+    @cached_property
+    def roles(self) -> dict[int, str]:
+        """By rank, where several roles have ranks of their own."""
+        return {entry.rank: visible(entry.role) for entry in self.segments if entry.rank_source == BY_ROLE}
 
     def has(self, table: Table) -> bool:
         """Whether any file of the run has rows of this table: some belong to one format only."""

@@ -160,7 +160,7 @@ def lateness(run: Run, scope: Scope) -> Lateness | None:
     steps = tuple(step for step, is_common in zip(all_steps, common.tolist(), strict=True) if is_common)
     split = split[:, :, common]
     layout = layout_of(run, Scope())
-    roles = [layout.stage(rank) for rank in ranks]
+    roles = [layout.work(rank) for rank in ranks]
     excess = _over_peers(np.stack([split[PARTS.index(name)] for name in OWN]), roles)
     # A rank that is ahead has no compute left to hide its transfers behind: only longer transfers are a slow link.
     longer = link_excess(run, ranks, steps)
@@ -244,7 +244,7 @@ def _shape(group: Group) -> tuple[int, int]:
     return len(ranks), apart.pop() if len(apart) == 1 else 0
 
 
-def _over_peers(parts: Floats, roles: list[int]) -> Floats:
+def _over_peers(parts: Floats, roles: list[tuple[str, int]]) -> Floats:
     """Times minus the median of the other ranks of the same role; of all other ranks where it has none."""
     usual = np.full_like(parts, np.nan)
     for role, count in Counter(roles).items():

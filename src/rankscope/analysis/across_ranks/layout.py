@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import pairwise, product
 from math import prod
@@ -22,7 +22,7 @@ from rankscope.collective_kinds import KINDS
 from rankscope.ranges import as_ranges, rank_words
 from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows
-from rankscope.timeline.collectives.groups import header_groups
+from rankscope.timeline.collectives.groups import listed_groups
 from rankscope.timeline.run import Run
 
 Axis = Literal["world", "pp", "dp", "cp", "ep", "tp", "other"]
@@ -110,6 +110,12 @@ class Layout:
     """For each rank, its index along each axis."""
     groups: tuple[ObservedGroup, ...]
     notes: tuple[str, ...]
+    roles: Mapping[int, str] = field(default_factory=dict)
+    """Where a job has several."""
+
+    def work(self, rank: int) -> tuple[str, int]:
+        """Ranks that have the same do the same work: they have one role and one pipeline stage."""
+        return self.roles.get(rank, ""), self.stage(rank)
 
     def stage(self, rank: int) -> int:
         """The pipeline stage of a rank; 0 without stages."""
@@ -329,7 +335,7 @@ def layout_of(run: Run, scope: Scope) -> Layout:
     rows = run.collectives
     kinds: dict[tuple[str, tuple[int, ...]], Counter[str]] = {}
     described: dict[tuple[str, tuple[int, ...]], str] = {}
-    listed = [group for entry in run.timelines for group in header_groups(entry.manifest.get("header", {}))]
+    listed = [group for entry in run.timelines for group in listed_groups(entry)]
     for group in (*listed, *rows.groups):
         if group.ranks:
             key = (group.name, tuple(group.ranks))
@@ -351,7 +357,7 @@ def layout_of(run: Run, scope: Scope) -> Layout:
         observed += [
             ObservedGroup("messages", "", chain, {}, "pp", "traffic") for chain in stage_chains(rows)
         ]
-    return infer_layout(observed, world)
+    return replace(infer_layout(observed, world), roles=run.roles)
 
 
 def layout(run: Run, scope: Scope, by: str | None = None) -> Result:

@@ -106,11 +106,11 @@ class OpCalls:
 
 
 def op_calls(run: Run, scope: Scope) -> list[OpCalls]:
-    """By pipeline stage with several ranks, of the ranks and steps in scope."""
+    """By role and pipeline stage with several ranks, of the ranks and steps in scope."""
     layout = layout_of(run, Scope())
-    stages: dict[int, dict[int, RankOps]] = {}
+    stages: dict[tuple[str, int], dict[int, RankOps]] = {}
     for rank, record in rank_ops(run, Scope(ranks=scope.ranks)).items():
-        stages.setdefault(layout.stage(rank), {})[rank] = record
+        stages.setdefault(layout.work(rank), {})[rank] = record
     tables = [_side_by_side(stages[stage], scope.steps) for stage in sorted(stages)]
     return [table for table in tables if len(table.ranks) > 1]
 

@@ -349,7 +349,7 @@ def _long_micro_batch(run: Run, window: Scope, late: LateRank) -> tuple[LongMicr
     others = sorted(
         (batch.extra_ns, batch.ratio) if batch is not None and batch.number == mine.number else (0.0, 1.0)
         for rank in window.ranks_in(run)
-        if rank not in late.together and layout.stage(rank) == layout.stage(late.rank)
+        if rank not in late.together and layout.work(rank) == layout.work(late.rank)
         for batch in [of_rank.get(rank)]
     )
     usual, ratio = others[(len(others) - 1) // 2] if others else (0.0, 1.0)
@@ -596,7 +596,7 @@ def _some_peers(run: Run, window: Scope, late: LateRank) -> list[int]:
     alike = [
         rank
         for rank in window.ranks_in(run)
-        if rank not in late.together and layout.stage(rank) == layout.stage(late.rank)
+        if rank not in late.together and layout.work(rank) == layout.work(late.rank)
     ]
     return alike[:: -(-len(alike) // _GAP_PEERS)] if alike else []
 

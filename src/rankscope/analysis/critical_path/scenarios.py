@@ -286,11 +286,11 @@ def syncs_gone(names: Sequence[str] = ()) -> Scenario:
 
 
 def peers_of(run: Run, ranks: Sequence[int]) -> dict[int, list[int]]:
-    """The ranks that do the same work as each of these: pipeline stages do different work, and the work of ranks
-    without GPU events is on the host."""
+    """The ranks that do the same work as each of these: roles and pipeline stages do different work, and the
+    work of ranks without GPU events is on the host."""
     layout, on_gpu = layout_of(run, Scope()), gpu_ranks(run)
-    work = {rank: (layout.stage(rank), rank in on_gpu) for rank in run.ranks}
-    alike: dict[tuple[int, bool], list[int]] = {}
+    work = {rank: (layout.work(rank), rank in on_gpu) for rank in run.ranks}
+    alike: dict[tuple[tuple[str, int], bool], list[int]] = {}
     for rank, what in work.items():
         alike.setdefault(what, []).append(rank)
     return {rank: [other for other in alike[work[rank]] if other != rank] for rank in ranks if rank in work}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rankscope.records import dataclass
+from rankscope.store.index import BY_ROLE, SegmentEntry
 
 UNKNOWN = "?"
 """The name of a group without a recorded name."""
@@ -61,8 +63,23 @@ def header_groups(header: Mapping[str, Any]) -> list[Group]:
     return groups
 
 
+def listed_groups(entry: SegmentEntry) -> list[Group]:
+    """The groups of a file's header, with the ranks of the run."""
+    groups = header_groups(entry.header)
+    if entry.rank_source != BY_ROLE:
+        return groups
+    return [in_role(group, entry.role, entry.first_rank) for group in groups]
+
+
+def in_role(group: Group, role: str, first_rank: int) -> Group:
+    """A group with the ranks of the run, where the ranks of its role begin with this one. Other roles have groups of
+    the same name."""
+    ranks = None if group.ranks is None else tuple(rank + first_rank for rank in group.ranks)
+    return replace(group, name=f"{group.name} of {role} from rank {first_rank}", ranks=ranks)
+
+
 def recorded_group(
-    name: str | None, description: str | None, ranks: str | None, size: int | None, listed: Sequence[Group]
+    name: str | None, description: str | None, ranks: str | None, size: int | None, listed: Iterable[Group]
 ) -> Group:
     """The group of a collective with metadata. Where the metadata truncates the ranks, the header has them."""
     members = parse_ranks(ranks)

@@ -13,13 +13,15 @@ import numpy as np
 from rankscope.collective_kinds import BATCHED, KINDS, POINT_TO_POINT, element_bytes
 from rankscope.store.arrays import NONE, Ints, number_rows, unique_values
 from rankscope.store.derived import COLLECTIVES, Table
-from rankscope.store.index import SegmentEntry
+from rankscope.store.index import BY_ROLE, SegmentEntry
 from rankscope.store.separate_runs import SESSION_GAP_NS, runs_among
 from rankscope.timeline.collectives.entries import Collectives, Message
 from rankscope.timeline.collectives.groups import (
     UNKNOWN,
     Group,
     header_groups,
+    in_role,
+    listed_groups,
     recorded_group,
     unknown_group,
 )
@@ -64,15 +66,19 @@ def _of_file(rows: Collectives, values: Mapping[tuple[int, int], int]) -> Ints:
 
 def load_collectives(connection: duckdb.DuckDBPyConnection, segments: Sequence[SegmentEntry]) -> Collectives:
     """Every entry of the view `collectives`, sorted by rank and start, before matching. `connection` has the views."""
-    labels, columns = _columns(connection)
-    groups, group_of_label = _groups(segments, labels)
-    batches, batch_of_label = _batches(labels)
+    roles = {entry.first_rank: entry.role for entry in segments if entry.rank_source == BY_ROLE}
+    labels, columns = _columns(connection, sorted(roles))
+    groups, group_of_label = _groups(segments, labels, roles)
+    batches, batch_of_label = _batches(labels, roles)
     dtypes = sorted({row["dtype"] for row in labels if row["dtype"] is not None})
     code = columns["label"]
 
     def of_label(values: list[int]) -> Ints:
         return np.array(values, dtype=np.int64)[code] if len(code) else code
 
+    if roles:
+        first = of_label([row["first_rank"] for row in labels])
+        columns["peer"] = np.where(columns["peer"] == NONE, NONE, columns["peer"] + first)
     kind = of_label([KINDS.index(row["kind"]) if row["kind"] in KINDS else len(KINDS) - 1 for row in labels])
     group = of_label(group_of_label)
     rows = Collectives(
@@ -162,23 +168,29 @@ def _with_inferred_groups(
 
 def _listed_groups(segments: Sequence[SegmentEntry]) -> dict[tuple[int, int], list[Group]]:
     """By rank and segment the groups of the file's header."""
-    return {
-        (entry.rank, entry.segment): header_groups(entry.manifest.get("header", {})) for entry in segments
+    return {(entry.rank, entry.segment): listed_groups(entry) for entry in segments}
+
+
+def _batches(
+    labels: list[dict[str, Any]], roles: Mapping[int, str]
+) -> tuple[tuple[tuple[Message, ...], ...], list[int]]:
+    """The distinct lists of messages, and the index of each label's list; NONE without any."""
+    keys = [(row["members"], row["first_rank"]) for row in labels]
+    number = {
+        key: index for index, key in enumerate(dict.fromkeys(key for key in keys if key[0] is not None))
     }
 
+    def message(direction: str, peer: int | None, name: str | None, first_rank: int) -> Message:
+        group = Group(name or UNKNOWN)
+        if roles:
+            group = in_role(group, roles[first_rank], first_rank)
+        return Message(direction == "send", NONE if peer is None else peer + first_rank, group.name)
 
-def _batches(labels: list[dict[str, Any]]) -> tuple[tuple[tuple[Message, ...], ...], list[int]]:
-    """The distinct lists of messages, and the index of each label's list; NONE without any."""
-    texts = {row["members"]: None for row in labels if row["members"] is not None}
-    number = {text: index for index, text in enumerate(texts)}
     batches = (
-        tuple(
-            Message(direction == "send", NONE if peer is None else peer, group or UNKNOWN)
-            for direction, peer, group, _ in json.loads(text)
-        )
-        for text in texts
+        tuple(message(direction, peer, group, first) for direction, peer, group, _ in json.loads(text))
+        for text, first in number
     )
-    return tuple(batches), [number.get(row["members"], NONE) for row in labels]
+    return tuple(batches), [number.get(key, NONE) for key in keys]
 
 
 _LABELS = (
@@ -186,11 +198,13 @@ _LABELS = (
 )  # fmt: skip
 
 
-def _columns(connection: duckdb.DuckDBPyConnection) -> tuple[list[dict[str, Any]], dict[str, Ints]]:
+def _columns(
+    connection: duckdb.DuckDBPyConnection, first_ranks: Sequence[int]
+) -> tuple[list[dict[str, Any]], dict[str, Ints]]:
     """The distinct combinations of text columns, and the numeric columns; `label` indexes the former.
 
     A collective without a group name keeps its rank, segment and track in the label: the group is inferred from
-    the thread or stream it runs on.
+    the thread or stream it runs on. Where several roles have ranks of their own, so does the first rank of the role.
     """
     optional = ("step", "call", "call_ns", "seq", "in_elements", "out_elements", "peer")
     if not connection.execute("SELECT 1 FROM collectives LIMIT 1").fetchall():
@@ -202,16 +216,18 @@ def _columns(connection: duckdb.DuckDBPyConnection) -> tuple[list[dict[str, Any]
         f"CASE WHEN c.group_name IS NULL THEN c.{name} END AS of_{name}"
         for name in ("rank", "segment", "track")
     )
+    of_role = f"list_max([first FOR first IN {list(first_ranks)} IF first <= c.rank])" if first_ranks else "0"
     cursor.execute(f"""
         CREATE TEMP TABLE collective_labels AS
         SELECT row_number() OVER () - 1 AS label, *
-        FROM (SELECT DISTINCT {texts}, {where} FROM collectives c ORDER BY ALL)
+        FROM (SELECT DISTINCT {texts}, {where}, {of_role} AS first_rank FROM collectives c ORDER BY ALL)
     """)
     same = " AND ".join(f"l.{name} IS NOT DISTINCT FROM c.{name}" for name in _LABELS)
     same += "".join(
         f" AND l.of_{name} IS NOT DISTINCT FROM CASE WHEN c.group_name IS NULL THEN c.{name} END"
         for name in ("rank", "segment", "track")
     )
+    same += f" AND l.first_rank = {of_role}" if first_ranks else ""
     numbers = ", ".join(f"coalesce(c.{name}, {NONE})::BIGINT AS {name}" for name in optional)
     columns: dict[str, Any] = cursor.execute(f"""
         SELECT l.label, c.rank::BIGINT AS rank, c.segment::BIGINT AS segment, c.id, c.track::BIGINT AS track,
@@ -230,20 +246,26 @@ def _columns(connection: duckdb.DuckDBPyConnection) -> tuple[list[dict[str, Any]
     return labels, columns
 
 
-def _groups(segments: Sequence[SegmentEntry], labels: list[dict[str, Any]]) -> tuple[list[Group], list[int]]:
+def _groups(
+    segments: Sequence[SegmentEntry], labels: list[dict[str, Any]], roles: Mapping[int, str]
+) -> tuple[list[Group], list[int]]:
     """The process groups, and the index of each label's group."""
     listed = _listed_groups(segments)
-    everywhere = list({group: None for groups in listed.values() for group in groups})
+    everywhere: dict[int, dict[Group, None]] = {}
+    for entry in segments:
+        everywhere.setdefault(entry.first_rank, {}).update(dict.fromkeys(header_groups(entry.header)))
     unnamed = _unnamed_groups(labels, listed)
     groups: dict[Group, int] = {}
     places = []
     for number, row in enumerate(labels):
+        first = row["first_rank"]
         if row["group_name"] is None:
             group = unnamed[number]
         else:
-            group = recorded_group(
-                row["group_name"], row["group_description"], row["group_ranks"], row["group_size"], everywhere
-            )
+            told = (row["group_name"], row["group_description"], row["group_ranks"], row["group_size"])
+            group = recorded_group(*told, everywhere.get(first, ()))
+        if roles and (row["group_name"] is not None or not group.is_named):
+            group = in_role(group, roles[first], first)
         places.append(groups.setdefault(group, len(groups)))
     return list(groups), places
 
