@@ -23,7 +23,7 @@ from rankscope.capture.rank import RAY_TRAIN, UNNUMBERED, Identity, detect
 from rankscope.capture.rank_files import ROLE_VARIABLE, run_manifest
 from rankscope.capture.run_folder import folder_of, open_run, rank_stem, remove_if_empty
 from rankscope.inapp.import_hooks import after_import, when_joined
-from rankscope.inapp.profiler import framework_class
+from rankscope.inapp.trainers import framework_class
 
 _PART_BYTES = 64 << 20
 """What one message between machines carries of a file."""
@@ -99,7 +99,7 @@ class Callback(framework_class((_CALLBACKS,), "WorkerGroupCallback")):  # type: 
 
 def on_worker_start() -> None:
     """For worker_process_setup_hook: an actor is captured once it joins a process group, as RANKSCOPE asks."""
-    if environment.is_asked_for():
+    if environment.asked_words():
         after_import("torch", lambda: when_joined(start))
 
 
