@@ -40,7 +40,7 @@ _ONLY_TORCH = (
         "activities",
         "max_size",
     ),
-    *("tensorboard_dir", "watch", "hang_after"),
+    *("tensorboard_dir", "watch", "hang_after", "watch_budget"),
 )
 _SCHEDULES = ("skip_first", "wait", "warmup", "active", "repeat", "steps", "after", "for_", "on_signal")
 # How many launches ncu profiles without -c: all of them would take hundreds of times the job's walltime.

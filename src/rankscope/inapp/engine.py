@@ -13,6 +13,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Sequence
+from time import perf_counter_ns
 from types import FrameType
 from typing import Any
 
@@ -115,11 +116,16 @@ class Engine:
     def watch_optimizers(self) -> None:
         """Count steps with torch's global optimizer hook, and start the timers that open windows."""
         if self.plan.watch:
-            self.keep_telemetry(self.plan.hang_after_s)  # first: its hooks then run before the step ends
+            self.keep_telemetry(
+                self.plan.hang_after_s, self.plan.watch_budget_pct
+            )  # first: its hooks then run before the step ends
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            began = perf_counter_ns()
             self.optimizer_stepped(optimizer, sys._getframe(1))
+            if self._telemetry is not None and self._telemetry.clock.measures:
+                self._telemetry.clock.spent(began)
 
         # As torch.compiler.disable, which would import dynamo: torch.compile must call the hook, not trace it.
         after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
@@ -135,10 +141,10 @@ class Engine:
         if self.plan.fallback_after_s > 0 and isinstance(when, Schedule):
             self._timer = Timer(self.plan.fallback_after_s, lambda: self._safely(self._fall_back))
 
-    def keep_telemetry(self, hang_after_s: float) -> None:
+    def keep_telemetry(self, hang_after_s: float, budget_pct: float) -> None:
         """From now on, note the times of every step, and record what is requested while the job runs."""
         if self._telemetry is None:
-            self._telemetry = Telemetry(self.files, self.log, hang_after_s, self._requests.append)
+            self._telemetry = Telemetry(self.files, self.log, hang_after_s, self._requests.append, budget_pct)
             if self.files.claimed:
                 self._telemetry.begin()
 
@@ -174,6 +180,8 @@ class Engine:
     def step(self) -> None:
         """A training step has ended; the next one begins."""
         self.step_number += 1
+        if self._is_too_dear:
+            self._switch_off_telemetry()
         if self.step_number == 1:
             if self._timer is not None and not isinstance(self.plan.when, TimeWindow):
                 self._timer.cancel()
@@ -196,6 +204,8 @@ class Engine:
             self._safely(self.step)
         elif self._telemetry is not None:
             self.step_number += 1
+            if self._is_too_dear:
+                self._switch_off_telemetry()
 
     def request(self) -> None:
         """Record the next steps, after a signal. Ignored while an earlier request is being served."""
@@ -287,9 +297,11 @@ class Engine:
                 return
             exporting = self._windows.exporting
             self._note_step(exporting)
-            quick = 0 < self.step_number < self._idle_until - 1 and not exporting
+            quick = 0 < self.step_number < self._idle_until - 1 and not exporting and not self._is_too_dear
             if quick or self.stopped:
                 self.step_number += 1
+                if self._is_too_dear:
+                    when_returning(frame, self._switch_off_telemetry)
             else:
                 # torch calls this inside the optimizer's profiled range; a window must not begin or end there
                 when_returning(frame, lambda: self._safely(self.step))
@@ -468,8 +480,24 @@ class Engine:
         telemetry, self._telemetry = self._telemetry, None
         if telemetry is not None:
             telemetry.end()
+            if telemetry.off_because is None and (cost := str(telemetry.cost)):
+                self.log.progress(cost)
             for request in self._requests:
                 self._refuse(request, "the job's own schedule, or its end, came first")
+
+    @property
+    def _is_too_dear(self) -> bool:
+        return self._telemetry is not None and self._telemetry.off_because is not None
+
+    def _switch_off_telemetry(self) -> None:
+        """Its cost exceeds its budget: remove every hook that nothing else needs. The job goes on."""
+        assert self._telemetry is not None
+        self._note(
+            f"telemetry is off from step {self.step_number} on, the job goes on: {self._telemetry.off_because}"
+        )
+        self._end_telemetry()
+        if self._schedule is None and not self._windows.is_open:
+            self._nothing_scheduled()
 
     def _yield_to_script(self) -> None:
         """The script is about to start its own profiler: close our window first, as a partial one."""
