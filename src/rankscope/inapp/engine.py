@@ -92,24 +92,25 @@ class Engine:
         self._finished = False
         self._pid = os.getpid()
         self._sigterm = SigtermGuard(self._terminated)
+        self._pause = self._pause_warning()
+        self._announces = recorder is None and not handlers
         self._windows = Windows(
             files,
             log,
-            recorder or self._torch_recorder(),
+            recorder or TorchRecorder(plan, ScriptProfiler(self._yield_to_script), self._pause),
             self._sigterm,
             plan.max_size,
             handlers,
         )
 
-    def _torch_recorder(self) -> TorchRecorder:
+    def _pause_warning(self) -> PauseWarning:
         def warn(text: str) -> None:
             self.files.manifest["notes"].append(text)
             self.log.progress(text)  # every rank has the same window: one reports
 
         plan = self.plan
         detailed = plan.record_shapes or plan.profile_memory
-        pause = PauseWarning(warn, with_stack=plan.with_stack, detailed=detailed)
-        return TorchRecorder(plan, ScriptProfiler(self._yield_to_script), pause)
+        return PauseWarning(warn, with_stack=plan.with_stack, detailed=detailed)
 
     # -- how steps are counted and windows are triggered
 
@@ -182,6 +183,8 @@ class Engine:
         self.step_number += 1
         if self._is_too_dear:
             self._switch_off_telemetry()
+        if not self._windows.is_open:
+            self._pause.trained(self.step_number)
         if self.step_number == 1:
             if self._timer is not None and not isinstance(self.plan.when, TimeWindow):
                 self._timer.cancel()
@@ -375,7 +378,17 @@ class Engine:
         if action == WARMUP and before != WARMUP:
             self._windows.open(BY_STEPS)
         if action in _RECORDING:
+            if before not in _RECORDING:
+                self._announce()
             self._windows.record_step(self.step_number)
+
+    def _announce(self) -> None:
+        """Before a window: what it will cost. Of several, the first is announced."""
+        if self._announces and isinstance(self._schedule, Schedule):
+            with contextlib.suppress(Exception):
+                cost = self._pause.expect(self.step_number, self._schedule.active)
+                if cost and not self.files.manifest["windows"]:
+                    self.log.progress(cost)
 
     def _postpone(self) -> None:
         """Only one profiler can run: while the script's own does, our window is put off step by step.
