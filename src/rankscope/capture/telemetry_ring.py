@@ -72,8 +72,8 @@ class Ring(NamedTuple):
 
     header: Header
     about: dict[str, Any]
-    """rank, local_rank, world_size, node, host, pid, role, started_unix_ns, hang_after_s; at the end also cost (sums
-    over its steps: watch_cost.Sums) and off: why the rank switched its telemetry off, or None."""
+    """rank, local_rank, world_size, node, host, pid, role, started_unix_ns, hang_after_s; at the end also cost
+    (hook_ns, step_ns, thread_pct, or None) and off: why the rank switched its telemetry off, or None."""
 
 
 def ring_path(run: Path, rank: int) -> Path:

@@ -121,7 +121,9 @@ class Telemetry:
                     return True
             self._write((PHASES.index("ended"), time.perf_counter_ns()), last=True)
             assert self._ring is not None
-            self._ring.describe(self._about() | {"cost": self.cost.sums._asdict(), "off": self.off_because})
+            share = self.cost.share()
+            cost = {"cost": share and share._asdict(), "off": self.off_because}
+            self._ring.describe(self._about() | cost)
         except Exception as error:  # noqa: BLE001  (the job must go on)
             self.clock.off()
             reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else repr(error)
