@@ -25,6 +25,7 @@ from rankscope.version import __version__
 # In the order of a first session: capture, read, analyse, view, export.
 COMMANDS = {
     "profile": "capture a training command with no code change",
+    "import-wrapper": "a bash wrapper around nsys or ncu, as a profile command",
     "job": "the same as a batch job: the script for PBS, Slurm or Kubernetes",
     "watch": "a running job: step time, the slowest ranks and why, alarms",
     "capture": "record the next steps of a running job, on all its ranks",
@@ -159,7 +160,7 @@ def _terminal_width() -> int:
 
 def command_parser(name: str) -> tuple[Parser, Command]:
     """The parser of one command, with its module."""
-    module: Command = importlib.import_module(f"rankscope.cli.{name}")
+    module: Command = importlib.import_module(f"rankscope.cli.{name.replace('-', '_')}")
     parser = Parser(prog=f"rankscope {name}", formatter_class=HelpFormatter, allow_abbrev=False)
     parser.main_options = getattr(module, "MAIN_OPTIONS", frozenset())
     module.configure(parser)

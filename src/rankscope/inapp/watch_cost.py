@@ -94,8 +94,8 @@ class WatchCost:
         if (share := self.share()) is None:
             return ""
         return (
-            f"the telemetry cost {_percent(share.hook_pct)} of the step time: {share.hooks}, by {len(self._all.hook_ns)} "
-            f"steps; its thread used {_percent(share.thread_pct)} of a core"
+            f"the telemetry cost {_percent(share.hook_pct)} of the step time: {share.hooks}, "
+            f"by {len(self._all.hook_ns)} steps; its thread used {_percent(share.thread_pct)} of a core"
         )
 
 
