@@ -105,7 +105,7 @@ def take(tool: str, words: Sequence[str]) -> Taken:
     taken = Taken([], [], None, [])
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
-        name, value, rest = _first_option(tool, rest)
+        name, value, rest = first_option(tool, rest)
         if name in ("output", "export") and (tool == "ncu" or name == "output"):
             taken = taken._replace(output=value)
         elif name in ("capture-range", "capture-range-end", "nvtx-capture") and tool == "nsys":
@@ -116,7 +116,7 @@ def take(tool: str, words: Sequence[str]) -> Taken:
     return taken._replace(application=rest[1:] if rest[:1] == ["--"] else rest)
 
 
-def _first_option(tool: str, words: list[str]) -> tuple[str, str, list[str]]:
+def first_option(tool: str, words: list[str]) -> tuple[str, str, list[str]]:
     """Its long name without the dashes, its value, and the words after it."""
     word, rest = words[0], words[1:]
     if word.startswith("--"):
@@ -132,7 +132,7 @@ def _first_option(tool: str, words: list[str]) -> tuple[str, str, list[str]]:
 
 def is_option_of(tool: str, word: str) -> bool:
     """Whether the tool has this option, as far as this module knows."""
-    name = _first_option(tool, [word])[0]
+    name = first_option(tool, [word])[0]
     return _listed(name, " ".join((_SAME[tool], _PASSED[tool], _SPECIAL[tool], *_REFUSED[tool])))
 
 

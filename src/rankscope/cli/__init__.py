@@ -87,6 +87,8 @@ class Parser(argparse.ArgumentParser):
     subcommands: tuple[argparse.ArgumentParser, ...] = ()
     main_options: frozenset[str] = frozenset()
     """The options that --help shows, by dest, where --help-all shows the others; empty: it shows all."""
+    rewritten: Callable[[Sequence[str], argparse.ArgumentParser], list[str]] | None = None
+    """What puts options of another program into ours, before the words are parsed."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
         what, _, _ = message.partition(": ")
@@ -127,6 +129,8 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         words = sys.argv[1:] if args is None else args
+        if self.rewritten is not None:
+            words = self.rewritten(words, self)
         return super().parse_known_args(written_out(words, self), namespace)
 
     def add_subcommands(self, dest: str, commands: Mapping[str, Subcommand]) -> None:

@@ -17,7 +17,13 @@ from rankscope.capture.schedule import OnRequest, Schedule, TimeWindow, When, ch
 from rankscope.capture.selector import AUTO, AUTO_ALL, FORMS, parse_selector
 from rankscope.capture.wrapper import Output, check_program, is_in_front, is_selected, requested_signal
 from rankscope.cli.options import Group, Settings, ValueWithEquals, add_groups, group, option, option_table
-from rankscope.cli.tool_options import TOOL_GROUPS, check_tool_options, nvtx_ranges, tool_request
+from rankscope.cli.tool_options import (
+    TOOL_GROUPS,
+    check_tool_options,
+    nvtx_ranges,
+    tool_request,
+    with_tool_options,
+)
 from rankscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -145,6 +151,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "rankscope profile [options] [--] COMMAND..."
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
+    parser.rewritten = with_tool_options  # type: ignore[attr-defined]
     # All options are in groups: argparse makes a help formatter for each option outside one, which takes time.
     add_groups(parser, (*_GROUPS, _MORE))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-MOST_RANKS = 100_000
+MOST_RANKS = 20_000
 
 
 class Guard(NamedTuple):
