@@ -38,6 +38,7 @@ def options_of(tool: str) -> set[str]:
     return set(re.findall(line, text, re.MULTILINE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tool", "least", "newer"), [("nsys", 55, NEWER_NSYS), ("ncu", 75, NEWER_NCU)])
 def test_every_option_of_the_help_is_known(tool: str, least: int, newer: str) -> None:
     if not (TOOLS / tool).exists():

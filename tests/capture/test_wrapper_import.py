@@ -119,11 +119,12 @@ def test_the_file_is_not_run(tmp_path: Path) -> None:
 # -- against bash: random wrappers, run with a function in place of nsys
 
 
+@pytest.mark.slow
 def test_the_selected_ranks_are_those_that_bash_profiles(tmp_path: Path) -> None:
     """Wrappers whose conditions one selector can express: each rank of a job of 4 nodes with 4 ranks."""
     source = random.Random(36)
     compared = 0
-    for number in range(60):
+    for number in range(40):
         (path := tmp_path / f"{number}.sh").write_text(text := wrapper(source))
         try:
             lines = import_wrapper(path)
@@ -136,7 +137,7 @@ def test_the_selected_ranks_are_those_that_bash_profiles(tmp_path: Path) -> None
         ranks = [Identity(rank, rank % 4, 16, 4, rank // 4, "a test") for rank in range(16)]
         selected = [rank.rank for rank in ranks for selector in selectors if selector.selects(rank)]
         assert sorted(selected) == profiled_by_bash(path), text
-    assert compared > 30
+    assert compared > 20
 
 
 def profiled_by_bash(path: Path) -> list[int]:
