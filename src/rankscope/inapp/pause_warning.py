@@ -94,9 +94,9 @@ class PauseWarning:
             return ""
         since, operations_then, step = self._trained
         share = steps / (first - step)
-        operations = self._operations()
-        if operations is not None and operations_then is not None:
-            operations = round((operations - operations_then) * share)
+        count, operations = self._operations(), None
+        if count is not None and operations_then is not None:
+            operations = round((count - operations_then) * share)
             operations = operations if operations >= _LEAST_OPERATIONS * steps else None
         expected = self._expected_s((self._clock() - since) * share, operations, steps)
         self._warned_ahead = self._warn_of(expected)
@@ -124,9 +124,8 @@ class PauseWarning:
         recorded = self._clock() - self._began
         if self._warned or recorded < SHORT_WINDOW_S:
             return
-        count = self._operations()
-        if count is not None and self._first_operation is not None:
-            count = max(count - self._first_operation, 0) or None
+        count, first = self._operations(), self._first_operation
+        count = count - first if count is not None and first is not None and count > first else None
         self._warned = self._warn_of(self._expected_s(recorded, count, self._steps))
 
     def _warn_of(self, expected: _Expected) -> bool:
