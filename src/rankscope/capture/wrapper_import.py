@@ -84,7 +84,7 @@ def _line(tool: str, command: Command, program: int, first: int) -> Line:
     if before[:1] == ["sudo"]:
         notes.append("sudo is left out; --run-as USER runs nsys as root and the job as USER")
         before = []
-    taken = take(tool, [word for item in command.words[first:] for word in _known(item, notes)])
+    taken = take(tool, [word for item in command.words[first:] for word in _with_defaults(item, notes)])
     notes += [f"{source_of(option)} is left out. {reason}." for option, reason in taken.refused]
     words = [
         *map(_quoted, before),
@@ -116,7 +116,7 @@ def _line(tool: str, command: Command, program: int, first: int) -> Line:
     return Line(words, list(dict.fromkeys(notes)))
 
 
-def _known(word: str, notes: list[str]) -> list[str]:
+def _with_defaults(word: str, notes: list[str]) -> list[str]:
     """A word with the defaults of variables in it; nothing, where it is options that only the environment has."""
 
     def default(match: re.Match[str]) -> str:
