@@ -103,7 +103,8 @@ def with_tool_options(words: Sequence[str], parser: argparse.ArgumentParser) -> 
     from rankscope.nsight_options import first_option, is_option_of, take
 
     actions = {name: action for action in parser._actions for name in action.option_strings}
-    done, rest = [], list(words)
+    done: list[str] = []
+    rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "--":
         action = actions.get(rest[0].partition("=")[0])
         if (action is None and is_option_of(tool, rest[0])) or _has_another_form(tool, *rest[:2]):
