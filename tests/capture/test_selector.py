@@ -22,6 +22,7 @@ def identity(rank: int, per_node: int = 4, world: int = 16) -> Identity:
         ("node:0-1", list(range(8))),
         ("nodes:3", [12, 13, 14, 15]),
         ("local:0@nodes:0-1", [0, 4]),
+        ("local:0@ranks:0-7", [0, 4]),
         ("0-15@node:1", [4, 5, 6, 7]),
         ("all", list(range(16))),
     ],

@@ -106,3 +106,57 @@ def test_it_warns_once_while_the_window_is_open(monkeypatch: pytest.MonkeyPatch)
     pause.step()
     pause.step()
     assert len(said) == 1
+
+
+def test_a_window_is_announced_by_the_steps_before_it() -> None:
+    job = Job(operations=400)
+    job.pause.trained(1)
+    for step in range(2, 12):
+        job.now += 0.5
+        job.count = (job.count or 0) + 400
+        job.pause.trained(step)
+    assert job.pause.expect(11, 5) == (
+        "steps 11-15 will be recorded: about 1.4 MB for each rank, and training pauses for up to 2.00 s when they end "
+        "(2000 operations are recorded, and torch needs up to 1.00 ms for each)"
+    )
+    assert not job.said
+
+
+@pytest.mark.parametrize(("steps", "warns"), [(90, False), (110, True)])
+def test_the_watchdog_is_compared_with_what_is_expected(steps: int, warns: bool) -> None:
+    """Steps of 1 s, whose operations are not counted: 3 s each, and half of 600 s is the limit."""
+    job = Job(operations=None)
+    job.pause.trained(1)
+    job.now += 4
+    line = job.pause.expect(5, steps)
+    assert f"training pauses for up to {steps * 3} s when they end" in line
+    assert "about" not in line  # the size is not known
+    assert len(job.said) == warns
+    job.window(steps, 1)
+    assert len(job.said) == warns  # not a second time for the same window
+
+
+def test_graphs_that_are_replayed_have_no_operations_to_count() -> None:
+    job = Job(operations=1)
+    job.pause.trained(1)
+    job.now, job.count = 8.0, 10
+    assert "will be recorded: training pauses for up to 6.00 s when they end (2.00 s" in job.pause.expect(
+        9, 2
+    )
+
+
+def test_a_later_window_is_expected_to_be_as_the_one_before() -> None:
+    job = Job(operations=400)
+    job.window(10, 1, pause_s=5)
+    job.pause.trained(20)
+    job.now, job.count = job.now + 5, (job.count or 0) + 2000
+    assert "for about 10.0 s when they end (the last one took 5.00 s for 10 steps)" in job.pause.expect(
+        25, 20
+    )
+
+
+def test_nothing_is_said_without_a_step_before() -> None:
+    job = Job(operations=400)
+    assert job.pause.expect(0, 5) == ""
+    job.pause.trained(1)
+    assert job.pause.expect(1, 5) == ""

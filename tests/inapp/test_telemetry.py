@@ -30,6 +30,7 @@ from rankscope.inapp.engine import Engine
 from rankscope.inapp.job_log import JobLog
 from rankscope.inapp.step_figures import Backward, StepClock, StepFigures
 from rankscope.inapp.telemetry import Collective, CollectiveLog, Telemetry, ring_record
+from rankscope.inapp.watch_cost import PERIODS, WatchCost
 
 torch: Any = pytest.importorskip("torch")
 
@@ -49,6 +50,7 @@ def step(**changes: Any) -> StepFigures:
         forward_ns=30 * MS,
         cpu_ns=80 * MS,
         gc_ns=0,
+        hook_ns=NONE,
         memory_bytes=1,
         backwards=(),
         marks=(None,) * 4,
@@ -337,13 +339,108 @@ def test_collectives_are_read_once_in_order_and_losses_are_known(monkeypatch: py
     assert abs(log.lost_until - 90 * MS) < MS
 
 
+# -- what it costs
+
+
+def test_hooks_measure_themselves_in_some_steps(clock: StepClock, train: Callable[[], None]) -> None:
+    for number in range(16):
+        train()
+        clock.step_ended(number, profiled=False)
+    measured = [one for one in clock.done if one.hook_ns != NONE]
+    assert [one.number for one in measured] == [5, 13]
+    assert all(0 < one.hook_ns < one.ended - one.began for one in measured)
+
+
+def costly_steps(
+    cost: WatchCost, seconds: float, hook_us: int, first: int = 5, profiled: bool = False
+) -> None:
+    """Steps of 100 ms."""
+    for number in range(first, first + int(seconds * 10)):
+        hook_ns = hook_us * 1000 if number % 8 == 5 else NONE
+        cost.add_step(step(number=number, hook_ns=hook_ns, profiled=profiled))
+
+
+@pytest.mark.parametrize(
+    ("hook_us", "thread_us", "over"),
+    [(490, 0, False), (510, 0, True), (300, 150, False), (300, 250, True), (0, 510, True)],
+)
+def test_the_budget_is_of_hooks_and_thread_together(hook_us: int, thread_us: int, over: bool) -> None:
+    cost = WatchCost(0.5)
+    for period in range(PERIODS):
+        assert cost.excess() is None, period
+        costly_steps(cost, 10.4, hook_us)
+        cost.add_thread_ns(thread_us * 1000 * 104)
+        excess = cost.excess()
+    assert (excess is not None) == over
+    if over:
+        assert f"it costs {(hook_us + thread_us) / 1000:.2g} % of the step time" in str(excess)
+        assert "its budget is 0.5 %" in str(excess)
+
+
+def test_only_an_excess_that_lasts_counts() -> None:
+    """The first steps, those under a profiler, and two periods of three may cost anything."""
+    cost = WatchCost(0.5)
+    costly_steps(cost, 0.5, 50_000, first=0)
+    costly_steps(cost, 60, 50_000, profiled=True)
+    assert (str(cost), cost.excess()) == ("", None)
+    for hook_us in (9_000, 9_000, 10, 9_000, 9_000):
+        costly_steps(cost, 10.4, hook_us)
+        assert cost.excess() is None
+    costly_steps(cost, 9, 9_000)
+    assert cost.excess() is None  # the period is not over
+    costly_steps(cost, 1.6, 9_000)
+    assert cost.excess() is not None
+
+
+def test_the_line_at_the_end() -> None:
+    cost = WatchCost(0.5)
+    costly_steps(cost, 16, 20)
+    cost.add_thread_ns(16 * MS)
+    assert str(cost) == (
+        "the telemetry cost 0.02 % of the step time: 20.0 µs of 100 ms in its hooks, by 20 steps; its thread used "
+        "0.1 % of a core"
+    )
+
+
+def test_above_its_budget_the_telemetry_ends_and_the_job_goes_on(
+    tmp_path: Path,
+    train: Callable[[], None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
+
+    before = len(hooks)
+    made = engine(tmp_path, JobLog(0))
+    telemetry = made._telemetry
+    assert telemetry is not None
+    train()
+    train()
+    monkeypatch.setattr(telemetry.cost, "excess", lambda: "it costs 9 % of the step time")
+    telemetry.end = lambda: telemetry.clock.off()  # type: ignore[method-assign]
+    assert telemetry._run(False) is False  # what its thread does once a second
+    assert made._telemetry is telemetry
+    train()  # the training thread removes the hooks when it has stepped
+    assert vars(made)["_telemetry"] is None
+    assert len(hooks) == before
+    train()
+    made.finish()
+    ring = read_header(ring_path(tmp_path / "run", 0).read_bytes())
+    assert ring is not None
+    assert (PHASES[ring.header.phase], ring.about["off"]) == ("ended", "it costs 9 % of the step time")
+    assert ring.about["cost"] is None  # too few steps
+    line = "telemetry is off from step 3 on, the job goes on: it costs 9 % of the step time"
+    assert capsys.readouterr().err == f"rankscope: rank 0: {line}\n"
+    assert json.loads((tmp_path / "run/rank-00000.rankscope.json").read_text())["notes"] == [line]
+
+
 # -- requested windows
 
 
-def engine(tmp_path: Path) -> Engine:
+def engine(tmp_path: Path, log: JobLog | None = None) -> Engine:
     plan = Plan(when=OnRequest(), output=str(tmp_path / "run"), watch=True)
     files = RankFiles(plan, Identity(0, 0, 1, 1, 0, "a test"), {})
-    made = Engine(plan, files, JobLog(0, quiet=True))
+    made = Engine(plan, files, log or JobLog(0, quiet=True))
     made.watch_optimizers()
     return made
 

@@ -252,7 +252,10 @@ torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
 with rankscope.profile("prof", schedule=rankscope.schedule(wait=0, warmup=0, active=6), with_stack=True) as prof:
     for _ in range(7):
-        model(torch.ones(2, 8)).sum().backward()
+        out = model(torch.ones(2, 8))
+        for _ in range(800):  # operations, by which the pause is estimated
+            out = out + 1
+        out.sum().backward()
         time.sleep(0.4)
         prof.step()
 torch.distributed.destroy_process_group()

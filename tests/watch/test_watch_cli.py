@@ -12,7 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankscope.capture.telemetry_ring import FIELDS, PHASES, RingWriter, ring_path
+from rankscope.capture.telemetry_ring import (
+    FIELDS,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    PHASES,
+    RECORD,
+    RingWriter,
+    read_header,
+    ring_path,
+)
 from rankscope.cli import main
 from rankscope.watch.alarms import HOST, SLOW_RANK
 from rankscope.watch.live import WIDTH, LiveView, lines, sparkline
@@ -253,3 +263,27 @@ def test_a_machine_that_cannot_be_reached(
         monkeypatch.setenv("FAKE_SSH_CODE", number)
         code, _, err = run_main(capfd, "watch", f"ssh://there{slow3}", "--ssh", fake_ssh)
         assert code == 1 and what in err
+
+
+def test_ranks_that_switched_their_telemetry_off(slow3: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    why = "it costs 2 % of the step time, and its budget is 0.5 %"
+    for rank in range(8):
+        path = ring_path(slow3, rank)
+        ring = read_header(path.read_bytes())
+        assert ring is not None
+        writer = RingWriter(tmp := path.with_name("new"), {**ring.about, "off": why})
+        writer.write([], ring.header.alive_unix_ns, PHASES.index("ended"), ring.header.phase_since_unix_ns)
+        header, records = tmp.read_bytes()[:HEADER_BYTES], path.read_bytes()[HEADER_BYTES:]
+        counts = HEADER.pack(MAGIC, RECORD.size, *ring.header._replace(phase=PHASES.index("ended")))
+        path.write_bytes(counts + header[len(counts) :] + records)
+        tmp.unlink()
+    code, out, _ = run_main(capsys, "watch", slow3)  # it ends, as nothing more will come
+    assert code == 0
+    assert out.startswith("run · off · 0 of 8 ranks alive")
+    code, out, _ = run_main(capsys, "watch", slow3, "--once")
+    assert f"telemetry off on ranks 0-7: {why}" in out.replace("\n ", "")
+    assert "hang" not in out
+    code, _, err = run_main(capsys, "capture", slow3)
+    assert (code, "is off" in err, why in err) == (1, True, True)
+    code, out, _ = run_main(capsys, "stats", slow3, "-r", "telemetry")
+    assert f"telemetry switched off on ranks 0-7: {why}" in " ".join(out.split())

@@ -21,6 +21,8 @@ FALLBACK_FOR_S = 5.0
 
 # With --watch, a rank that has made no step for this long writes its stacks.
 HANG_AFTER_S = 600.0
+# With --watch, a rank whose telemetry takes a larger share of the step time switches it off.
+WATCH_BUDGET_PCT = 0.5
 
 # The kernel takes at most 128 kB for one variable; a list of thousands of files is of no use in a record.
 _RECORDED_CHARACTERS = 4000
@@ -103,6 +105,7 @@ class Plan(NamedTuple):
     # Telemetry of every step, of all ranks; and requested captures.
     watch: bool = False
     hang_after_s: float = HANG_AFTER_S
+    watch_budget_pct: float = WATCH_BUDGET_PCT
 
     def to_json(self) -> str:
         import json  # an unselected rank never needs it

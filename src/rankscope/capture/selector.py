@@ -1,4 +1,5 @@
-"""Which ranks: ``0,8-15``, ``local:0``, ``node:0-1``, ``local:0@nodes:0-1``, ``all``; ``auto`` by the job's size."""
+"""Which ranks: ``0,8-15``, ``local:0``, ``node:0-1``, ``local:0@nodes:0-1``, ``local:0@ranks:0-7``, ``all``; ``auto``
+by the job's size."""
 
 from __future__ import annotations
 
@@ -8,19 +9,20 @@ from rankscope.capture.rank import Identity
 from rankscope.errors import CaptureError, UsageError
 from rankscope.ranges import Ranges, parse_ranges
 
-FORMS = "0,8-15 | local:0 | node:0-1 | local:0@nodes:0-1 | all"
+FORMS = "0,8-15 | local:0 | node:0-1 | local:0@nodes:0-1 | local:0@ranks:0-7 | all"
 AUTO = "auto"
 """Every rank of a job of at most AUTO_ALL ranks, else the first rank of each node."""
 AUTO_ALL = 16
 
 
 class RankSelector(NamedTuple):
-    """A parsed selector. ``field`` is the field of an Identity that ``ranges`` apply to."""
+    """A parsed selector. ``field`` is the field of an Identity that ``ranges`` apply to; ``also`` is another with its
+    own, after an @."""
 
     text: str
     field: str
     ranges: Ranges = ()
-    nodes: Ranges | None = None
+    also: tuple[str, Ranges] | None = None
 
     def selects(self, identity: Identity) -> bool:
         """Whether this rank is selected; raises CaptureError when its launcher does not set the field."""
@@ -30,7 +32,7 @@ class RankSelector(NamedTuple):
             return _automatic(identity)
         if not _within(self.ranges, _fact(identity, self.field, self.text)):
             return False
-        return self.nodes is None or _within(self.nodes, _fact(identity, "node", self.text))
+        return self.also is None or _within(self.also[1], _fact(identity, self.also[0], self.text))
 
     def matching(self, identity: Identity) -> int | None:
         """How many ranks of the job match, as far as one rank knows; ranks are taken to fill node after node."""
@@ -46,8 +48,7 @@ class RankSelector(NamedTuple):
         world, local = identity.world_size, identity.local_size
         sizes = {"rank": world, "local_rank": local, "node": -(-world // local) if world and local else None}
         wanted = [(self.field, self.ranges)] if self.field not in ("all", AUTO) else []
-        if self.nodes is not None:
-            wanted.append(("node", self.nodes))
+        wanted += [self.also] if self.also is not None else []
         for field, ranges in wanted:
             size = sizes[field]
             if size is not None and all(low >= size for low, _ in ranges):
@@ -60,14 +61,14 @@ def parse_selector(text: str) -> RankSelector:
     body = text.strip()
     if body in ("all", AUTO):
         return RankSelector(body, body)
-    head, _, nodes_text = body.partition("@")
-    nodes = _node_part(nodes_text, text) if "@" in body else None
+    head, _, rest = body.partition("@")
+    also = _second_part(rest, text) if "@" in body else None
     kind, colon, values = head.partition(":")
     if not colon:
-        return RankSelector(body, "rank", _ranges(head, text), nodes)
+        return RankSelector(body, "rank", _ranges(head, text), also)
     if kind == "local":
-        return RankSelector(body, "local_rank", _ranges(values, text), nodes)
-    if kind in ("node", "nodes") and nodes is None:
+        return RankSelector(body, "local_rank", _ranges(values, text), also)
+    if kind in ("node", "nodes") and also is None:
         return RankSelector(body, "node", _ranges(values, text))
     raise _bad(text, f"'{head}' is not a form of selection.")
 
@@ -80,11 +81,11 @@ def _automatic(identity: Identity) -> bool:
     return identity.rank == 0 if local_rank is None else local_rank == 0
 
 
-def _node_part(part: str, text: str) -> Ranges:
+def _second_part(part: str, text: str) -> tuple[str, Ranges]:
     kind, colon, values = part.partition(":")
-    if not colon or kind not in ("node", "nodes"):
-        raise _bad(text, "After @ come the nodes, as in local:0@nodes:0-1.")
-    return _ranges(values, text)
+    if not colon or kind not in ("node", "nodes", "rank", "ranks"):
+        raise _bad(text, "After @ come nodes or ranks, as in local:0@nodes:0-1.")
+    return kind.removesuffix("s"), _ranges(values, text)
 
 
 def _ranges(values: str, text: str) -> Ranges:

@@ -72,7 +72,8 @@ class Ring(NamedTuple):
 
     header: Header
     about: dict[str, Any]
-    """rank, local_rank, world_size, node, host, pid, role, started_unix_ns, hang_after_s."""
+    """rank, local_rank, world_size, node, host, pid, role, started_unix_ns, hang_after_s; at the end also cost
+    (hook_ns, step_ns, thread_pct, or None) and off: why the rank switched its telemetry off, or None."""
 
 
 def ring_path(run: Path, rank: int) -> Path:
@@ -83,20 +84,33 @@ def _packed(header: Header) -> bytes:
     return HEADER.pack(MAGIC, RECORD.size, *header)
 
 
+def _description(about: Mapping[str, Any]) -> bytes:
+    text = json.dumps(about).encode()
+    if len(text) > HEADER_BYTES - _JSON_AT:
+        raise ValueError("the description of the rank is too long")
+    return text.ljust(HEADER_BYTES - _JSON_AT, b"\0")
+
+
 class RingWriter:
     """Writes one rank's file. Every method may raise OSError; nothing is kept open that could hold up an unmount."""
 
     def __init__(self, path: Path, about: Mapping[str, Any], capacity: int = DEFAULT_RECORDS) -> None:
-        text = json.dumps(about).encode()
-        if len(text) > HEADER_BYTES - _JSON_AT:
-            raise ValueError("the description of the rank is too long")
+        text = _description(about)
         self.path = path
         self.capacity = capacity
         self.records = 0
         header = _packed(Header(capacity, 0, int(about["started_unix_ns"]), 0, int(about["started_unix_ns"])))
         with open_private(path, "wb") as file:
-            file.write(header.ljust(_JSON_AT, b"\0") + text.ljust(HEADER_BYTES - _JSON_AT, b"\0"))
+            file.write(header.ljust(_JSON_AT, b"\0") + text)
             file.write(bytes(capacity * RECORD.size))
+
+    def describe(self, about: Mapping[str, Any]) -> None:
+        """Replace the description of the rank."""
+        file = os.open(self.path, os.O_WRONLY)
+        try:
+            os.pwrite(file, _description(about), _JSON_AT)
+        finally:
+            os.close(file)
 
     def write(
         self, records: Sequence[Sequence[int]], alive_unix_ns: int, phase: int, phase_since_unix_ns: int

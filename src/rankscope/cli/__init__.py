@@ -25,19 +25,20 @@ from rankscope.version import __version__
 # In the order of a first session: capture, read, analyse, view, export.
 COMMANDS = {
     "profile": "capture a training command with no code change",
-    "job": "the same as a batch job: the script for PBS, Slurm or Kubernetes",
+    "import-wrapper": "a bash wrapper around nsys or ncu, as a profile command",
+    "job": "the same as a batch job: a script for PBS, Slurm, Kubernetes",
     "watch": "a running job: step time, the slowest ranks and why, alarms",
     "capture": "record the next steps of a running job, on all its ranks",
     "ncu": "profile the costliest kernels of a run with Nsight Compute",
     "ingest": "read raw traces into a store (the other commands do it too)",
-    "stats": "the summary and tables: where the time goes, kernels, ops, steps",
+    "stats": "summary and tables: where the time goes, kernels, ops, steps",
     "whatif": "estimate the gain of a change: no straggler, faster kernels, …",
     "diff": "compare two runs, with a test against noise; a gate for CI",
     "doctor": "check whether a trace can be trusted: a grade, and its defects",
     "view": "the timeline of all ranks in a browser",
     "fetch": "copy a run from another machine, without its raw traces",
     "report": "one HTML file to mail: findings, charts, tables, definitions",
-    "chart": "one chart as SVG, PNG or HTML: rank by time, roofline, memory, …",
+    "chart": "a chart as SVG, PNG or HTML: rank by time, roofline, memory, …",
     "query": "SQL over the run: slices, steps, links, arguments of events",
     "mcp": "the same answers as tools for an assistant",
     "skill": "a guide for assistants: which report answers which question",
@@ -86,6 +87,8 @@ class Parser(argparse.ArgumentParser):
     subcommands: tuple[argparse.ArgumentParser, ...] = ()
     main_options: frozenset[str] = frozenset()
     """The options that --help shows, by dest, where --help-all shows the others; empty: it shows all."""
+    rewritten: Callable[[Sequence[str], argparse.ArgumentParser], list[str]] | None = None
+    """What puts options of another program into ours, before the words are parsed."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
         what, _, _ = message.partition(": ")
@@ -126,6 +129,8 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         words = sys.argv[1:] if args is None else args
+        if self.rewritten is not None:
+            words = self.rewritten(words, self)
         return super().parse_known_args(written_out(words, self), namespace)
 
     def add_subcommands(self, dest: str, commands: Mapping[str, Subcommand]) -> None:
@@ -159,7 +164,7 @@ def _terminal_width() -> int:
 
 def command_parser(name: str) -> tuple[Parser, Command]:
     """The parser of one command, with its module."""
-    module: Command = importlib.import_module(f"rankscope.cli.{name}")
+    module: Command = importlib.import_module(f"rankscope.cli.{name.replace('-', '_')}")
     parser = Parser(prog=f"rankscope {name}", formatter_class=HelpFormatter, allow_abbrev=False)
     parser.main_options = getattr(module, "MAIN_OPTIONS", frozenset())
     module.configure(parser)

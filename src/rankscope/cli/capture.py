@@ -19,7 +19,8 @@ names the steps, and every rank looks for such files once a second. Afterwards: 
 """
 _OPTIONS = """\
 --steps N  how many (default: 3)
---ranks SEL  which ranks: 0,8-15 | local:0 | node:0-1 | local:0@nodes:0-1 | all (default: all)
+--ranks SEL  which ranks: 0,8-15 | local:0 | node:0-1 | local:0@nodes:0-1 | local:0@ranks:0-7 | all
+    (default: all)
 """
 
 

@@ -11,13 +11,19 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rankscope.capture.plan import FALLBACK_AFTER_S, HANG_AFTER_S, Front, Plan
+from rankscope.capture.plan import FALLBACK_AFTER_S, HANG_AFTER_S, WATCH_BUDGET_PCT, Front, Plan
 from rankscope.capture.rank import detect, parse_identity
 from rankscope.capture.schedule import OnRequest, Schedule, TimeWindow, When, choose_when
 from rankscope.capture.selector import AUTO, AUTO_ALL, FORMS, parse_selector
 from rankscope.capture.wrapper import Output, check_program, is_in_front, is_selected, requested_signal
 from rankscope.cli.options import Group, Settings, ValueWithEquals, add_groups, group, option, option_table
-from rankscope.cli.tool_options import TOOL_GROUPS, check_tool_options, nvtx_ranges, tool_request
+from rankscope.cli.tool_options import (
+    TOOL_GROUPS,
+    check_tool_options,
+    nvtx_ranges,
+    tool_request,
+    with_tool_options,
+)
 from rankscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,6 +82,8 @@ _TELEMETRY = f"""\
     `rankscope capture` requests
 --hang-after TIME  with --watch: a rank that makes no step for this long writes the stacks of its threads
     (default: {HANG_AFTER_S:.0f}s)
+--watch-budget PCT  with --watch: a rank whose telemetry takes more than this share of the step time for half a minute
+    switches it off; 100 is never (default: {WATCH_BUDGET_PCT:g})
 """
 _TORCH = """\
 --record-shapes  the shapes of every operator's inputs
@@ -107,7 +115,7 @@ _GROUPS = (
         _WHEN.format(Schedule(), FALLBACK_AFTER_S),
         **{"for": {"dest": "for_"}, **_NUMBERS},
     ),
-    group("telemetry while the job runs", _TELEMETRY),
+    group("telemetry while the job runs", _TELEMETRY, watch_budget=float),
     group("what torch's profiler records", _TORCH),
     *TOOL_GROUPS,
     Group(
@@ -143,6 +151,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "rankscope profile [options] [--] COMMAND..."
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
+    parser.rewritten = with_tool_options  # type: ignore[attr-defined]
     # All options are in groups: argparse makes a help formatter for each option outside one, which takes time.
     add_groups(parser, (*_GROUPS, _MORE))
 
@@ -215,11 +224,15 @@ def plan_of(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
     ranks = args.ranks or ("local:0" if args.tool == "ncu" else AUTO)
     parse_selector(ranks)
     check_tool_options(args)
-    if args.hang_after and not args.watch:
+    for name, value in (("--hang-after", args.hang_after), ("--watch-budget", args.watch_budget)):
+        if value is not None and not args.watch:
+            raise UsageError(
+                f"{name} needs --watch", why="It is about the telemetry.", hint="Give --watch too."
+            )
+    if args.watch_budget is not None and not 0 < args.watch_budget <= 100:
         raise UsageError(
-            "--hang-after needs --watch",
-            why="A rank notices that it makes no step by its telemetry.",
-            hint="Give --watch too.",
+            f"--watch-budget {args.watch_budget:g} is not a share of the step time",
+            hint="Give a percentage, such as 0.5; 100 never switches it off.",
         )
     same = ("tool", "output", "job", "step_on", "force", "quiet", "verbose", "group_readable", "watch")
     recording = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
@@ -238,6 +251,7 @@ def plan_of(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
         front=Front.from_text(args.front) if args.front else None,
         nvtx=nvtx_ranges(args),
         hang_after_s=_seconds(args.hang_after) if args.hang_after else HANG_AFTER_S,
+        watch_budget_pct=WATCH_BUDGET_PCT if args.watch_budget is None else args.watch_budget,
         **{name: getattr(args, name) for name in (*same, *recording)},
     )
 

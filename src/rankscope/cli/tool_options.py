@@ -4,6 +4,7 @@ starts."""
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rankscope.capture.schedule import OnSignal, Schedule, TimeWindow, When
@@ -40,7 +41,7 @@ _ONLY_TORCH = (
         "activities",
         "max_size",
     ),
-    *("tensorboard_dir", "watch", "hang_after"),
+    *("tensorboard_dir", "watch", "hang_after", "watch_budget"),
 )
 _SCHEDULES = ("skip_first", "wait", "warmup", "active", "repeat", "steps", "after", "for_", "on_signal")
 # How many launches ncu profiles without -c: all of them would take hundreds of times the job's walltime.
@@ -88,6 +89,41 @@ TOOL_GROUPS = (
     ),
     group("--tool ncu, with ncu's option names", _NCU, launch_count=int, launch_skip=int),
 )
+
+
+def with_tool_options(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """The words with each option of nsys or ncu that is not ours, or not in our form, as one of ours."""
+    pairs = zip(words, [*words[1:], ""], strict=True)
+    tools = (
+        value if word == "--tool" else word[7:] for word, value in pairs if word.split("=")[0] == "--tool"
+    )
+    tool = next(tools, "torch")
+    if tool not in ("nsys", "ncu"):
+        return list(words)
+    from rankscope.nsight_options import first_option, is_option_of, take
+
+    actions = {name: action for action in parser._actions for name in action.option_strings}
+    done: list[str] = []
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        action = actions.get(rest[0].partition("=")[0])
+        if (action is None and is_option_of(tool, rest[0])) or _has_another_form(tool, *rest[:2]):
+            following = first_option(tool, rest)[2]
+            taken = take(tool, rest[: len(rest) - len(following)])
+            for name, reason in taken.refused:
+                raise UsageError(f"{name} of {tool} is not possible", why=f"{reason}.", hint="Leave it out.")
+            done, rest = [*done, *taken.words], following
+        else:
+            count = 2 if action is not None and action.nargs is None and "=" not in rest[0] else 1
+            done, rest = [*done, *rest[:count]], rest[count:]
+    return [*done, *rest]
+
+
+def _has_another_form(tool: str, word: str, value: str = "") -> bool:
+    """Whether this is an option of ours as only the tool writes it: -f true, a bare --nvtx, -s N of ncu."""
+    if tool == "nsys":
+        return word == "-f" and value in ("true", "false")
+    return word == "-s" or (word == "--nvtx" and not set(value.split(",")) <= {"ops", "modules"})
 
 
 def is_ranged(args: argparse.Namespace) -> bool:

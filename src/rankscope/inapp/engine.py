@@ -13,6 +13,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Sequence
+from time import perf_counter_ns
 from types import FrameType
 from typing import Any
 
@@ -91,35 +92,41 @@ class Engine:
         self._finished = False
         self._pid = os.getpid()
         self._sigterm = SigtermGuard(self._terminated)
+        self._pause = self._pause_warning()
+        self._announces = recorder is None and not handlers
         self._windows = Windows(
             files,
             log,
-            recorder or self._torch_recorder(),
+            recorder or TorchRecorder(plan, ScriptProfiler(self._yield_to_script), self._pause),
             self._sigterm,
             plan.max_size,
             handlers,
         )
 
-    def _torch_recorder(self) -> TorchRecorder:
+    def _pause_warning(self) -> PauseWarning:
         def warn(text: str) -> None:
             self.files.manifest["notes"].append(text)
             self.log.progress(text)  # every rank has the same window: one reports
 
         plan = self.plan
         detailed = plan.record_shapes or plan.profile_memory
-        pause = PauseWarning(warn, with_stack=plan.with_stack, detailed=detailed)
-        return TorchRecorder(plan, ScriptProfiler(self._yield_to_script), pause)
+        return PauseWarning(warn, with_stack=plan.with_stack, detailed=detailed)
 
     # -- how steps are counted and windows are triggered
 
     def watch_optimizers(self) -> None:
         """Count steps with torch's global optimizer hook, and start the timers that open windows."""
         if self.plan.watch:
-            self.keep_telemetry(self.plan.hang_after_s)  # first: its hooks then run before the step ends
+            self.keep_telemetry(
+                self.plan.hang_after_s, self.plan.watch_budget_pct
+            )  # first: its hooks then run before the step ends
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            began = perf_counter_ns()
             self.optimizer_stepped(optimizer, sys._getframe(1))
+            if self._telemetry is not None and self._telemetry.clock.measures:
+                self._telemetry.clock.spent(began)
 
         # As torch.compiler.disable, which would import dynamo: torch.compile must call the hook, not trace it.
         after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
@@ -135,10 +142,10 @@ class Engine:
         if self.plan.fallback_after_s > 0 and isinstance(when, Schedule):
             self._timer = Timer(self.plan.fallback_after_s, lambda: self._safely(self._fall_back))
 
-    def keep_telemetry(self, hang_after_s: float) -> None:
+    def keep_telemetry(self, hang_after_s: float, budget_pct: float) -> None:
         """From now on, note the times of every step, and record what is requested while the job runs."""
         if self._telemetry is None:
-            self._telemetry = Telemetry(self.files, self.log, hang_after_s, self._requests.append)
+            self._telemetry = Telemetry(self.files, self.log, hang_after_s, self._requests.append, budget_pct)
             if self.files.claimed:
                 self._telemetry.begin()
 
@@ -174,6 +181,10 @@ class Engine:
     def step(self) -> None:
         """A training step has ended; the next one begins."""
         self.step_number += 1
+        if self._is_too_dear:
+            self._switch_off_telemetry()
+        if not self._windows.is_open:
+            self._pause.trained(self.step_number)
         if self.step_number == 1:
             if self._timer is not None and not isinstance(self.plan.when, TimeWindow):
                 self._timer.cancel()
@@ -196,6 +207,8 @@ class Engine:
             self._safely(self.step)
         elif self._telemetry is not None:
             self.step_number += 1
+            if self._is_too_dear:
+                self._switch_off_telemetry()
 
     def request(self) -> None:
         """Record the next steps, after a signal. Ignored while an earlier request is being served."""
@@ -287,9 +300,11 @@ class Engine:
                 return
             exporting = self._windows.exporting
             self._note_step(exporting)
-            quick = 0 < self.step_number < self._idle_until - 1 and not exporting
+            quick = 0 < self.step_number < self._idle_until - 1 and not exporting and not self._is_too_dear
             if quick or self.stopped:
                 self.step_number += 1
+                if self._is_too_dear:
+                    when_returning(frame, self._switch_off_telemetry)
             else:
                 # torch calls this inside the optimizer's profiled range; a window must not begin or end there
                 when_returning(frame, lambda: self._safely(self.step))
@@ -363,7 +378,17 @@ class Engine:
         if action == WARMUP and before != WARMUP:
             self._windows.open(BY_STEPS)
         if action in _RECORDING:
+            if before not in _RECORDING:
+                self._announce()
             self._windows.record_step(self.step_number)
+
+    def _announce(self) -> None:
+        """Before a window: what it will cost. Of several, the first is announced."""
+        if self._announces and isinstance(self._schedule, Schedule):
+            with contextlib.suppress(Exception):
+                cost = self._pause.expect(self.step_number, self._schedule.active)
+                if cost and not self.files.manifest["windows"]:
+                    self.log.progress(cost)
 
     def _postpone(self) -> None:
         """Only one profiler can run: while the script's own does, our window is put off step by step.
@@ -468,8 +493,24 @@ class Engine:
         telemetry, self._telemetry = self._telemetry, None
         if telemetry is not None:
             telemetry.end()
+            if telemetry.off_because is None and (cost := str(telemetry.cost)):
+                self.log.progress(cost)
             for request in self._requests:
                 self._refuse(request, "the job's own schedule, or its end, came first")
+
+    @property
+    def _is_too_dear(self) -> bool:
+        return self._telemetry is not None and self._telemetry.off_because is not None
+
+    def _switch_off_telemetry(self) -> None:
+        """Its cost exceeds its budget: remove every hook that nothing else needs. The job goes on."""
+        assert self._telemetry is not None
+        self._note(
+            f"telemetry is off from step {self.step_number} on, the job goes on: {self._telemetry.off_because}"
+        )
+        self._end_telemetry()
+        if self._schedule is None and not self._windows.is_open:
+            self._nothing_scheduled()
 
     def _yield_to_script(self) -> None:
         """The script is about to start its own profiler: close our window first, as a partial one."""

@@ -24,6 +24,8 @@ TRAINING, DATA, BACKWARD, OPTIMIZER, COLLECTIVE = map(
 )
 # Steps that wait to be written; more are forgotten, the oldest first.
 MOST_STEPS = 4096
+# Steps in which the hooks measure themselves. The first ones import, compile and allocate.
+FIRST_MEASURED, MEASURED_EVERY = 5, 8
 # The places of a step's CUDA events.
 BEGIN, FORWARD_END, OPTIMIZER_BEGIN, OPTIMIZER_END = range(4)
 _TRACE_RULES, _LOADER = "torch._dynamo.trace_rules", "torch.utils.data.dataloader"
@@ -56,6 +58,8 @@ class StepFigures(NamedTuple):
     forward_ns: int
     cpu_ns: int
     gc_ns: int
+    hook_ns: int
+    """What the hooks of the telemetry took; NONE in steps in which they do not measure themselves."""
     memory_bytes: int
     backwards: Sequence[Backward]
     marks: Sequence[Any]
@@ -77,6 +81,10 @@ class StepClock:
         """Set by another thread: read the memory in use at the end of the next step, which takes longer."""
         self.free_marks: deque[Any] = deque()
         """CUDA events that have been read."""
+        self.measures = False
+        """Whether the hooks of this step measure themselves: one in MEASURED_EVERY steps, as that costs as well."""
+        self._hook_ns = 0
+        self._entry_ns = _entry_ns()
         self._thread = get_ident()
         self._memory = NONE
         self._in_backward = False
@@ -110,6 +118,7 @@ class StepClock:
                 self._forward_ns,
                 cpu - self._cpu,
                 self._gc_ns,
+                self._hook_ns if self.measures else NONE,
                 self._memory,
                 self._backwards,
                 self._marks,
@@ -119,6 +128,7 @@ class StepClock:
         self._thread = get_ident()
         self._began, self._cpu = now, cpu
         self.phase = (TRAINING, now)
+        self.measures = (number + 1) % MEASURED_EVERY == FIRST_MEASURED
         self._reset()
 
     def off(self) -> None:
@@ -128,7 +138,9 @@ class StepClock:
         self._undo.clear()
 
     def _reset(self) -> None:
-        self._wait_ns = self._first_wait = self._data_ns = self._optimizer_ns = self._gc_ns = 0
+        self._wait_ns = self._first_wait = self._data_ns = self._optimizer_ns = self._gc_ns = (
+            self._hook_ns
+        ) = 0
         self._forward_ns = NONE
         self._backwards: list[Backward] = []
         if self._cuda is None and self._may_use_cuda:
@@ -136,6 +148,10 @@ class StepClock:
         if self._cuda is not None:
             self._marks = [None] * 4
             self._mark(BEGIN)
+
+    def spent(self, began: int) -> None:
+        """A hook that began then ends now. What it takes to enter it is added."""
+        self._hook_ns += perf_counter_ns() - began + self._entry_ns
 
     # -- the GPU
 
@@ -182,6 +198,8 @@ class StepClock:
                 self.phase = (OPTIMIZER, now)
                 if self._cuda is not None and self._marks[OPTIMIZER_BEGIN] is None:
                     self._mark(OPTIMIZER_BEGIN)
+                if self.measures:
+                    self.spent(now)
 
         def after(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
             if self._optimizer_began and get_ident() == self._thread:
@@ -191,6 +209,8 @@ class StepClock:
                 self.phase = (TRAINING, now)
                 if self._cuda is not None:
                     self._mark(OPTIMIZER_END)
+                if self.measures:
+                    self.spent(now)
 
         return _not_traced(before), _not_traced(after)
 
@@ -201,6 +221,8 @@ class StepClock:
             self._collecting = now
         else:
             self._gc_ns += now - self._collecting
+        if self.measures:
+            self.spent(now)
 
     def _timed_backward(self, backward: Any) -> Any:
         def timed_backward(*args: Any, **kwargs: Any) -> Any:
@@ -214,6 +236,8 @@ class StepClock:
                     self._mark(FORWARD_END)
             self.phase = (BACKWARD, began)
             self._in_backward, self._waited = True, False
+            if self.measures:
+                self.spent(began)
             try:
                 return backward(*args, **kwargs)
             finally:
@@ -222,6 +246,8 @@ class StepClock:
                 if len(self._backwards) < MOST_BACKWARDS:
                     self._backwards.append(Backward(began, now, self._waited))
                 self.phase = (TRAINING, now)
+                if self.measures:
+                    self.spent(now)
 
         return timed_backward
 
@@ -234,11 +260,16 @@ class StepClock:
             before, self.phase = self.phase, (COLLECTIVE, began)
             self._first_wait = self._first_wait or began
             self._waited = True
+            if self.measures:
+                self.spent(began)
             try:
                 return wait(work, *args, **kwargs)
             finally:
-                self._wait_ns += perf_counter_ns() - began
+                now = perf_counter_ns()
+                self._wait_ns += now - began
                 self.phase = before
+                if self.measures:
+                    self.spent(now)
 
         return timed_wait
 
@@ -248,12 +279,16 @@ class StepClock:
                 return following(loader)
             began = perf_counter_ns()
             self.phase = (DATA, began)
+            if self.measures:
+                self.spent(began)
             try:
                 return following(loader)
             finally:
                 now = perf_counter_ns()
                 self._data_ns += now - began
                 self.phase = (TRAINING, now)
+                if self.measures:
+                    self.spent(now)
 
         return timed_next
 
@@ -270,6 +305,21 @@ def replace_function(owner: Any, name: str, around: Callable[[Any], Any]) -> Cal
             setattr(owner, name, attribute)
 
     return undo
+
+
+def _entry_ns() -> int:
+    """What a hook takes outside the times that it reads itself: the call, and the clock."""
+
+    def hook(*_args: Any, **_kwargs: Any) -> int:
+        return perf_counter_ns()
+
+    rounds = []
+    for _ in range(20):
+        began = perf_counter_ns()
+        for _ in range(20):
+            hook(None)
+        rounds.append((perf_counter_ns() - began) // 20)
+    return min(rounds)
 
 
 def _not_traced(function: Any) -> Any:

@@ -21,6 +21,7 @@ from time import perf_counter_ns, time_ns
 from typing import Any, NamedTuple
 
 from rankscope.capture.capture_request import CaptureRequest, read_request
+from rankscope.capture.plan import WATCH_BUDGET_PCT
 from rankscope.capture.rank_files import RankFiles
 from rankscope.capture.run_folder import rank_stem
 from rankscope.capture.selector import parse_selector
@@ -38,6 +39,7 @@ from rankscope.inapp.step_figures import (
     StepClock,
     StepFigures,
 )
+from rankscope.inapp.watch_cost import WatchCost
 
 PERIOD_S = 1.0
 # How long the process waits at its end for the last records.
@@ -57,9 +59,17 @@ class Telemetry:
     """Figures of every step, from ``begin`` to ``end``."""
 
     def __init__(
-        self, files: RankFiles, log: JobLog, hang_after_s: float, requested: Callable[[CaptureRequest], None]
+        self,
+        files: RankFiles,
+        log: JobLog,
+        hang_after_s: float,
+        requested: Callable[[CaptureRequest], None],
+        budget_pct: float = WATCH_BUDGET_PCT,
     ) -> None:
         """``requested`` is called, on the telemetry's thread, with each request that selects this rank."""
+        self.cost = WatchCost(budget_pct)
+        self.off_because: str | None = None
+        """Set by its thread, which then has ended: the cost exceeds the budget, and the hooks are to be removed."""
         self.clock = StepClock()
         self._files = files
         self._log = log
@@ -103,9 +113,17 @@ class Telemetry:
             if self._ring is None:
                 self.make_ring()
             if not self._over:
+                began = time.thread_time_ns()
                 self.look()
-                return True
+                self.cost.add_thread_ns(time.thread_time_ns() - began)
+                self.off_because = self.cost.excess()
+                if self.off_because is None:
+                    return True
             self._write((PHASES.index("ended"), time.perf_counter_ns()), last=True)
+            assert self._ring is not None
+            share = self.cost.share()
+            cost = {"cost": share and share._asdict(), "off": self.off_because}
+            self._ring.describe(self._about() | cost)
         except Exception as error:  # noqa: BLE001  (the job must go on)
             self.clock.off()
             reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else repr(error)
@@ -122,16 +140,18 @@ class Telemetry:
     def make_ring(self) -> None:
         """Make this rank's file, with its whole size."""
         manifest = self._files.manifest
-        fields = ("rank", "local_rank", "world_size", "node", "host", "pid", "role")
-        about = {key: manifest[key] for key in fields}
-        about |= {"started_unix_ns": self._started_unix_ns, "hang_after_s": self._hang_after_s}
         make_private_folder(self._files.folder / FOLDER)
         path = ring_path(self._files.folder, manifest["rank"])
         try:
-            self._ring = RingWriter(path, about)
+            self._ring = RingWriter(path, self._about())
         except OSError:
             path.unlink(missing_ok=True)
             raise
+
+    def _about(self) -> dict[str, Any]:
+        fields = ("rank", "local_rank", "world_size", "node", "host", "pid", "role")
+        about = {key: self._files.manifest[key] for key in fields}
+        return about | {"started_unix_ns": self._started_unix_ns, "hang_after_s": self._hang_after_s}
 
     # -- records
 
@@ -140,7 +160,9 @@ class Telemetry:
         assert self._ring is not None
         clock = self.clock
         while clock.done:
-            self._pending.append(clock.done.popleft())
+            step = clock.done.popleft()
+            self.cost.add_step(step)
+            self._pending.append(step)
         clock.wants_memory = True
         self._distributed = self._distributed or joined_distributed() is not None
         if self._pending and self._distributed:

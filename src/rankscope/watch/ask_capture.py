@@ -56,6 +56,12 @@ def ask_capture(run: Path, *, steps: int | None = None, ranks: str = "all", reas
             why="The steps to record are counted from the present one.",
             hint=f"Ask again when it trains: rankscope watch {run} shows it.",
         )
+    if is_over(running, now) and (off := next((ring.off for ring in running if ring.off), "")):
+        raise CaptureError(
+            f"the telemetry of {run} is off",
+            why=f"A rank switched it off: {off}.",
+            hint="Its ranks no longer look for requests. Start the next job with a larger --watch-budget.",
+        )
     if is_over(running, now):
         raise CaptureError(
             f"the job in {run} has ended",

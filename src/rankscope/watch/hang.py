@@ -49,6 +49,8 @@ def without_step_s(ring: RankRing, at_unix_ns: int) -> float:
 
 
 def phase_of(ring: RankRing) -> str:
+    if ring.off:
+        return "off"
     return PHASES[ring.header.phase] if 0 <= ring.header.phase < len(PHASES) else "unknown"
 
 

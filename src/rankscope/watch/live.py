@@ -13,6 +13,7 @@ from typing import Any
 
 from rankscope.errors import StoreError
 from rankscope.files import write_text
+from rankscope.ranges import rank_words
 from rankscope.text.json_values import plain
 from rankscope.text.plain_table import plain_table
 from rankscope.text.visible_text import visible
@@ -46,7 +47,7 @@ def follow(
         state, alarms = read_state(run, hang_after_s, judged_step)
         judged_step = state["last_step"]
         yield state, book.new(alarms)
-        if once or state["state"] in ("ended", "silent"):
+        if once or state["state"] in ("ended", "silent", "off"):
             return
         time.sleep(max(every_s - (time.monotonic() - started), _SHORTEST_PAUSE_S))
 
@@ -129,6 +130,9 @@ def lines(state: State, width: int = WIDTH) -> list[str]:
     if memory := state["memory_bytes"]:
         usual, most = (format_rounded("bytes", memory[key]) for key in ("median", "max"))
         shown.append(f"memory {usual} (most: {most}, rank {memory['rank']})")
+    if off := [rank for rank in state["ranks"] if rank["off"]]:
+        which = rank_words([rank["rank"] for rank in off])
+        shown += textwrap.wrap(f"telemetry off on {which}: {off[0]['off']}", width, subsequent_indent="  ")
     shown += ["", *([] if state["alarms"] else ["no alarm"])]
     for alarm in state["alarms"]:
         shown += textwrap.wrap(f"{alarm['severity']}: {alarm['text']}", width, subsequent_indent="  ")

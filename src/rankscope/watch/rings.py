@@ -50,6 +50,11 @@ class RankRing:
         return str(self.about.get("host") or self.about.get("node") or "")
 
     @property
+    def off(self) -> str:
+        """Why the rank has switched its telemetry off, while the job goes on; else empty."""
+        return str(self.about.get("off") or "")
+
+    @property
     def last_step(self) -> int:
         return int(self.records[-1, _STEP]) if len(self.records) else 0
 

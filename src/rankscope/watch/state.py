@@ -53,6 +53,7 @@ def _state(
     word = "starting" if not rings else "running"
     if rings and is_over(rings, now):
         word = "ended" if all(ring.header.phase == ENDED for ring in rings) else "silent"
+        word = "off" if any(ring.off for ring in rings) else word
     return {
         "run": str(run),
         "unix_ns": now,
@@ -90,6 +91,7 @@ def _rank(ring: RankRing, at: int) -> dict[str, Any]:
         "memory_bytes": None,
         "alarms": [],
         "cause": None,
+        "off": ring.off or None,
     }
 
 

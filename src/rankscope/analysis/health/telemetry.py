@@ -144,5 +144,7 @@ def _notes(rings: Sequence[RankRing], step_tables: Sequence[StepTable]) -> Itera
     overwritten = max((ring.header.records - len(ring.records) for ring in rings), default=0)
     if overwritten:
         yield f"{overwritten:,} earlier steps are overwritten, or left out because there are many ranks"
+    if off := [ring for ring in rings if ring.off]:
+        yield f"telemetry switched off on {rank_words([ring.rank for ring in off])}: {off[0].off}"
     if step_tables and all(np.isnan(table["own_ns"]).all() for table in step_tables):
         yield "own work is not known: ranks cannot be compared"
