@@ -103,6 +103,8 @@ class Plan(NamedTuple):
     # Telemetry of every step, of all ranks; and requested captures.
     watch: bool = False
     hang_after_s: float = HANG_AFTER_S
+    # The options of `rankscope watch`, which rank 0 starts beside itself.
+    watcher: str | None = None
 
     def to_json(self) -> str:
         import json  # an unselected rank never needs it

@@ -76,6 +76,7 @@ _TELEMETRY = f"""\
     `rankscope capture` requests
 --hang-after TIME  with --watch: a rank that makes no step for this long writes the stacks of its threads
     (default: {HANG_AFTER_S:.0f}s)
+--watcher OPTIONS  with --watch: rank 0 starts `rankscope watch RUN OPTIONS` beside the job: --watcher='--on-alarm URL'
 """
 _TORCH = """\
 --record-shapes  the shapes of every operator's inputs
@@ -215,13 +216,19 @@ def plan_of(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
     ranks = args.ranks or ("local:0" if args.tool == "ncu" else AUTO)
     parse_selector(ranks)
     check_tool_options(args)
-    if args.hang_after and not args.watch:
-        raise UsageError(
-            "--hang-after needs --watch",
-            why="A rank notices that it makes no step by its telemetry.",
-            hint="Give --watch too.",
-        )
-    same = ("tool", "output", "job", "step_on", "force", "quiet", "verbose", "group_readable", "watch")
+    _check_telemetry(args)
+    same = (
+        "tool",
+        "output",
+        "job",
+        "step_on",
+        "force",
+        "quiet",
+        "verbose",
+        "group_readable",
+        "watch",
+        "watcher",
+    )
     recording = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
     ranks_given = {"rank": args.rank, "local_rank": args.local_rank, "node": args.node_rank}
     return Plan(
@@ -240,6 +247,27 @@ def plan_of(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
         hang_after_s=_seconds(args.hang_after) if args.hang_after else HANG_AFTER_S,
         **{name: getattr(args, name) for name in (*same, *recording)},
     )
+
+
+def _check_telemetry(args: argparse.Namespace) -> None:
+    for name in ("hang_after", "watcher"):
+        if getattr(args, name) is not None and not args.watch:
+            raise UsageError(
+                f"--{name.replace('_', '-')} needs --watch",
+                why="It is about the telemetry, which --watch turns on.",
+                hint="Give --watch too.",
+            )
+    if args.watcher is not None:
+        from shlex import split
+
+        try:
+            split(args.watcher)
+        except ValueError as error:
+            raise UsageError(
+                f"--watcher={args.watcher} cannot be divided into words",
+                why=f"{error}.",
+                hint="Quote it as a shell does: --watcher=\"--on-alarm 'mail me'\"",
+            ) from error
 
 
 def _when(args: argparse.Namespace) -> When:
@@ -273,6 +301,8 @@ def option_words(args: argparse.Namespace) -> list[str]:
         name = action.option_strings[-1]
         if isinstance(value, list):
             words += [f"{name}={item}" for item in value]
+        elif isinstance(value, str) and value.startswith("-"):
+            words.append(f"{name}={value}")
         elif isinstance(action, ValueWithEquals):
             words.append(f"{name}={str(value).lower() if isinstance(value, bool) else value}")
         else:
