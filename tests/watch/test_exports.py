@@ -37,10 +37,11 @@ METRIC = {
 }
 STATUS = {
     "type": "object",
+    "required": ["lastUpdatedTime"],
     "additionalProperties": False,
     "properties": {
         "progressPercentage": {"type": "integer", "minimum": 0, "maximum": 100},
-        "estimatedRemainingSeconds": {"type": "integer", "minimum": 0},
+        "estimatedRemainingSeconds": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
         "metrics": {"type": "array", "maxItems": 256, "items": METRIC},
         "lastUpdatedTime": {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"},
     },
@@ -136,7 +137,7 @@ def test_progress_and_alarms_reach_the_trainjob(
 def test_a_status_stays_within_kubeflows_limits(tmp_path: Path) -> None:
     state, _ = read_state(simulated(tmp_path))
     state["alarms"] = [{**state["alarms"][0], "text": f"{number} é " + "x" * number} for number in range(300)]
-    for total in (None, 1, 50, 10**6):
+    for total in (None, 1, 50, 10**6, 10**18):
         jsonschema.validate(trainer_status(state, total), STATUS)
     assert trainer_status(state, 50)["progressPercentage"] == 100
     assert "progressPercentage" not in trainer_status(state, None)

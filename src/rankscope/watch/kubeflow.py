@@ -85,5 +85,5 @@ def trainer_status(state: State, total_steps: int | None) -> dict[str, Any]:
         done = min(step + 1 if step else 0, total_steps)  # steps are counted from 0
         status["progressPercentage"] = 100 * done // total_steps
         if step_s and state["state"] == "running":
-            status["estimatedRemainingSeconds"] = round((total_steps - done) * step_s)
+            status["estimatedRemainingSeconds"] = min(round((total_steps - done) * step_s), 2**31 - 1)
     return status
