@@ -103,10 +103,10 @@ def test_metrics_for_prometheus(slow3: Path, tmp_path: Path, capsys: pytest.Capt
     assert run_main(capsys, "watch", slow3, "--once", "--prometheus", file)[0] == 0
     samples = [line for line in file.read_text().splitlines() if not line.startswith("#")]
     values = {name: float(value) for name, _, value in (line.rpartition(" ") for line in samples)}
-    assert values['rankscope_alarms{kind="slow-rank"}'] == 1
-    assert values['rankscope_rank_last_step{rank="7",node="node1"}'] == 100
-    assert values["rankscope_running"] == 1
-    assert 0.2 < values['rankscope_step_seconds{quantile="0.5"}'] < 0.6
+    assert values['rankscope_alarms{run="run",kind="slow-rank"}'] == 1
+    assert values['rankscope_rank_last_step{run="run",rank="7",node="node1"}'] == 100
+    assert values['rankscope_running{run="run"}'] == 1
+    assert 0.2 < values['rankscope_step_seconds{run="run",quantile="0.5"}'] < 0.6
     nowhere = tmp_path / "no" / "where"
     assert "cannot write" in run_main(capsys, "watch", slow3, "--once", "--prometheus", nowhere)[2]
 

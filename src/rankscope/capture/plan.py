@@ -106,6 +106,8 @@ class Plan(NamedTuple):
     watch: bool = False
     hang_after_s: float = HANG_AFTER_S
     watch_budget_pct: float = WATCH_BUDGET_PCT
+    # The options of `rankscope watch`, which rank 0 starts beside itself.
+    watcher: str | None = None
 
     def to_json(self) -> str:
         import json  # an unselected rank never needs it

@@ -84,6 +84,7 @@ _TELEMETRY = f"""\
     (default: {HANG_AFTER_S:.0f}s)
 --watch-budget PCT  with --watch: a rank whose telemetry takes more than this share of the step time for half a minute
     switches it off; 100 is never (default: {WATCH_BUDGET_PCT:g})
+--watcher OPTIONS  with --watch: rank 0 starts `rankscope watch RUN OPTIONS` beside the job: --watcher='--on-alarm URL'
 """
 _TORCH = """\
 --record-shapes  the shapes of every operator's inputs
@@ -224,17 +225,19 @@ def plan_of(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
     ranks = args.ranks or ("local:0" if args.tool == "ncu" else AUTO)
     parse_selector(ranks)
     check_tool_options(args)
-    for name, value in (("--hang-after", args.hang_after), ("--watch-budget", args.watch_budget)):
-        if value is not None and not args.watch:
-            raise UsageError(
-                f"{name} needs --watch", why="It is about the telemetry.", hint="Give --watch too."
-            )
-    if args.watch_budget is not None and not 0 < args.watch_budget <= 100:
-        raise UsageError(
-            f"--watch-budget {args.watch_budget:g} is not a share of the step time",
-            hint="Give a percentage, such as 0.5; 100 never switches it off.",
-        )
-    same = ("tool", "output", "job", "step_on", "force", "quiet", "verbose", "group_readable", "watch")
+    _check_telemetry(args)
+    same = (
+        "tool",
+        "output",
+        "job",
+        "step_on",
+        "force",
+        "quiet",
+        "verbose",
+        "group_readable",
+        "watch",
+        "watcher",
+    )
     recording = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
     ranks_given = {"rank": args.rank, "local_rank": args.local_rank, "node": args.node_rank}
     return Plan(
@@ -254,6 +257,32 @@ def plan_of(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
         watch_budget_pct=WATCH_BUDGET_PCT if args.watch_budget is None else args.watch_budget,
         **{name: getattr(args, name) for name in (*same, *recording)},
     )
+
+
+def _check_telemetry(args: argparse.Namespace) -> None:
+    for name in ("hang_after", "watch_budget", "watcher"):
+        if getattr(args, name) is not None and not args.watch:
+            raise UsageError(
+                f"--{name.replace('_', '-')} needs --watch",
+                why="It is about the telemetry, which --watch turns on.",
+                hint="Give --watch too.",
+            )
+    if args.watch_budget is not None and not 0 < args.watch_budget <= 100:
+        raise UsageError(
+            f"--watch-budget {args.watch_budget:g} is not a share of the step time",
+            hint="Give a percentage, such as 0.5; 100 never switches it off.",
+        )
+    if args.watcher is not None:
+        from shlex import split
+
+        try:
+            split(args.watcher)
+        except ValueError as error:
+            raise UsageError(
+                f"--watcher={args.watcher} cannot be divided into words",
+                why=f"{error}.",
+                hint="Quote it as a shell does: --watcher=\"--on-alarm 'mail me'\"",
+            ) from error
 
 
 def _when(args: argparse.Namespace) -> When:
@@ -287,6 +316,8 @@ def option_words(args: argparse.Namespace) -> list[str]:
         name = action.option_strings[-1]
         if isinstance(value, list):
             words += [f"{name}={item}" for item in value]
+        elif isinstance(value, str) and value.startswith("-"):
+            words.append(f"{name}={value}")
         elif isinstance(action, ValueWithEquals):
             words.append(f"{name}={str(value).lower() if isinstance(value, bool) else value}")
         else:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ examples:
   rankscope watch RUN --on-alarm 'mail -s alarm me@lab'    the alarm is JSON on its stdin; or https://… to POST it to
   rankscope watch RUN --auto-capture 3             alarms make the job record its next steps, at most 3 times
   rankscope watch RUN --prometheus /var/lib/node_exporter/rankscope.prom
+  rankscope watch RUN --kubeflow --total-steps 5000        in a pod of a TrainJob: its status shows progress and alarms
   rankscope watch ssh://login/~/runs/a             rankscope runs there; its view is shown here
 
 Alarms: slow-rank, slow-node, slowdown, spike, memory, data, hang. The job must have been started with --watch.
@@ -38,6 +40,9 @@ _OPTIONS = """\
 --every TIME  how often (default: 1s)
 --format {text,json}  json: one line each time (default: text)
 --prometheus FILE  also write metrics to FILE each time, for node_exporter's textfile collector
+--otlp  also send the metrics to an OpenTelemetry collector: OTEL_EXPORTER_OTLP_ENDPOINT (default: localhost)
+--kubeflow  also report progress and alarms in the status of the TrainJob in whose pod this runs, every 5 s
+--total-steps N  with --kubeflow: the steps of the whole job, for its progress in percent
 --fail-on LIST  end with 3 at the first alarm of these kinds: hang,slow-rank or any
 --on-alarm CMD  run this shell command for each new alarm, JSON on its stdin; a URL (http, https) is POSTed to
 --auto-capture N  let alarms record the next steps of all ranks, at most N times in this run
@@ -55,7 +60,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add_options(parser, WATCHED_RUN, run=path_or_remote)
     defaults = {"every": "1s", "format": "text", "auto_capture_every": "1h"}
-    add_options(parser, _OPTIONS, prometheus=Path, auto_capture=positive, **defaults)
+    add_options(parser, _OPTIONS, prometheus=Path, auto_capture=positive, total_steps=positive, **defaults)
+    # Set where a rank has started this: it ends with the rank, and leaves it the CPU.
+    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     add_remote_options(parser, "ssh://host/path")
 
 
@@ -69,15 +76,18 @@ def main(args: argparse.Namespace) -> int:
         options = {option.names[0]: getattr(args, option.dest) or None for option in option_table(_OPTIONS)}
         return run_there(args, "watch", options)
     from rankscope.watch.ask_capture import capture_on_alarm
-    from rankscope.watch.live import follow, tell, write_metrics
+    from rankscope.watch.live import follow, tell
 
     fail_on = _kinds(args.fail_on)
     show = _shown(args)
-    with contextlib.suppress(KeyboardInterrupt), stopped_by_signals():
+    if args.parent:
+        os.nice(10)
+    parent_ended = False
+    with contextlib.suppress(KeyboardInterrupt), stopped_by_signals(), contextlib.ExitStack() as at_end:
+        export = _exports(args, at_end)
         for state, new in follow(args.run, every_s, hang_after_s, once=args.once):
             show(state, new)
-            if args.prometheus:
-                write_metrics(args.prometheus, state)
+            export(state)
             for alarm in new if args.on_alarm else ():
                 if failure := tell(args.on_alarm, alarm, args.run):
                     print(f"rankscope: --on-alarm failed: {failure}", file=sys.stderr)
@@ -87,7 +97,44 @@ def main(args: argparse.Namespace) -> int:
                 print(f"rankscope: {note}", file=sys.stderr)
             if any(alarm.kind in fail_on for alarm in new):
                 return 3
+            if parent_ended:  # this was its last state
+                break
+            parent_ended = bool(args.parent) and os.getppid() != args.parent
     return 0
+
+
+def _exports(args: argparse.Namespace, at_end: contextlib.ExitStack) -> Callable[[State], None]:
+    """What sends the state elsewhere, each time. A report that fails is named once."""
+    if args.total_steps and not args.kubeflow:
+        raise UsageError(
+            "--total-steps needs --kubeflow",
+            why="The progress in percent goes to the TrainJob.",
+            hint="Give --kubeflow too.",
+        )
+    exports: list[Callable[[State], str | None]] = []
+    if args.prometheus:
+        from rankscope.watch.metrics import write_metrics
+
+        exports.append(partial(write_metrics, args.prometheus))
+    if args.otlp:
+        from rankscope.watch.metrics import OtlpExport
+
+        otlp = OtlpExport()
+        at_end.callback(otlp.close)
+        exports.append(otlp.update)
+    if args.kubeflow:
+        from rankscope.watch.kubeflow import TrainJobStatus
+
+        exports.append(TrainJobStatus(args.total_steps).report)
+    told: set[str] = set()
+
+    def export(state: State) -> None:
+        for send in exports:
+            if (failure := send(state)) and failure not in told:
+                told.add(failure)
+                print(f"rankscope: --kubeflow failed: {failure}", file=sys.stderr)
+
+    return export
 
 
 def _kinds(text: str | None) -> set[str]:

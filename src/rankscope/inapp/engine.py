@@ -145,7 +145,9 @@ class Engine:
     def keep_telemetry(self, hang_after_s: float, budget_pct: float) -> None:
         """From now on, note the times of every step, and record what is requested while the job runs."""
         if self._telemetry is None:
-            self._telemetry = Telemetry(self.files, self.log, hang_after_s, self._requests.append, budget_pct)
+            self._telemetry = Telemetry(
+                self.files, self.log, hang_after_s, self._requests.append, budget_pct, self.plan.watcher
+            )
             if self.files.claimed:
                 self._telemetry.begin()
 

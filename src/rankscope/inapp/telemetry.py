@@ -65,8 +65,10 @@ class Telemetry:
         hang_after_s: float,
         requested: Callable[[CaptureRequest], None],
         budget_pct: float = WATCH_BUDGET_PCT,
+        watcher: str | None = None,
     ) -> None:
-        """``requested`` is called, on the telemetry's thread, with each request that selects this rank."""
+        """``requested`` is called, on the telemetry's thread, with each request that selects this rank. ``watcher``:
+        the options of `rankscope watch`, which rank 0 starts."""
         self.cost = WatchCost(budget_pct)
         self.off_because: str | None = None
         """Set by its thread, which then has ended: the cost exceeds the budget, and the hooks are to be removed."""
@@ -75,6 +77,8 @@ class Telemetry:
         self._log = log
         self._hang_after_s = hang_after_s
         self._requested = requested
+        self._watcher_options = watcher
+        self._watcher: Any = None
         self._requests = 0
         self._started_unix_ns = time.time_ns()
         self._collectives = CollectiveLog()
@@ -112,6 +116,8 @@ class Telemetry:
         try:
             if self._ring is None:
                 self.make_ring()
+                if self._watcher_options is not None and self._files.manifest["rank"] == 0:
+                    self._watcher = start_watcher(self._files.folder, self._watcher_options)
             if not self._over:
                 began = time.thread_time_ns()
                 self.look()
@@ -370,6 +376,16 @@ def flight_dump(name: str) -> bytes | None:
         return None
     dump = getattr(torch._C._distributed_c10d, name, None)
     return None if dump is None else dump(True, False)  # collectives too, and also those that have ended
+
+
+def start_watcher(folder: Path, options: str) -> Any:
+    """Start `rankscope watch` for this run. It ends with this process, and what it prints goes to stderr."""
+    import shlex
+    import subprocess
+    import sys
+
+    words = ["watch", str(folder), *shlex.split(options), "--parent", f"{os.getpid()}"]
+    return subprocess.Popen([sys.executable, "-m", "rankscope", *words], stdin=subprocess.DEVNULL, stdout=2)
 
 
 def fullest_dump() -> bytes | None:

@@ -1,4 +1,4 @@
-"""A job while it runs: follow it, show it as text (a live view, lines for a log, JSON, metrics), act on its alarms."""
+"""A job while it runs: follow it, show it as text (a live view, lines for a log, JSON), act on its alarms."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rankscope.errors import StoreError
-from rankscope.files import write_text
 from rankscope.ranges import rank_words
 from rankscope.text.json_values import plain
 from rankscope.text.plain_table import plain_table
 from rankscope.text.visible_text import visible
 from rankscope.units import format_rounded, shorten_middle
-from rankscope.watch.alarms import KINDS, Alarm, AlarmBook
+from rankscope.watch.alarms import Alarm, AlarmBook
 from rankscope.watch.state import State, like_the_median, read_state, worst_ranks
 
 WIDTH = 80
@@ -28,12 +26,6 @@ _SHORTEST_PAUSE_S = 0.05
 _STATUS_SECONDS = 10.0
 """Between two lines about the state in a log."""
 _HOOK_SECONDS = 10.0
-_RANK_METRICS = (
-    ("last_step", "last_step", 1, "Number of the last step of the rank."),
-    ("seconds_without_step", "without_step_s", 1, "Time since the last step of the rank."),
-    ("own_work_excess_seconds", "excess_ns", 1e9, "Own work beyond that of the median rank, per step."),
-    ("memory_bytes", "memory_bytes", 1, "Memory of the GPU; without one, resident memory of the process."),
-)
 
 
 def follow(
@@ -169,47 +161,3 @@ def _row(rank: dict[str, Any]) -> tuple[str, ...]:
         str(rank["last_step"]),
         f"{rank['without_step_s']:.0f} s",
     )
-
-
-def write_metrics(path: Path, state: State) -> None:
-    """The state in Prometheus's text format, for node_exporter's textfile collector."""
-    try:
-        write_text(path, "\n".join(_metrics(state)) + "\n")
-        path.chmod(0o644)  # node_exporter is another user
-    except OSError as error:
-        raise StoreError(
-            f"cannot write {path}", why=f"{error.strerror or error}.", hint="Name another: --prometheus FILE"
-        ) from error
-
-
-def _metrics(state: State) -> Iterator[str]:
-    if step := state["step_ns"]:
-        quantiles = (("p5", "0.05"), ("median", "0.5"), ("p95", "0.95"))
-        samples = [({"quantile": name}, step[key] / 1e9) for key, name in quantiles]
-        yield from _metric("step_seconds", "Step time over the last steps.", samples)
-    yield from _metric("running", "1 while the job runs.", [({}, int(state["state"] == "running"))])
-    yield from _metric("ranks", "Ranks that write telemetry.", [({}, state["alive_ranks"])])
-    kinds = [alarm["kind"] for alarm in state["alarms"]]
-    counts = [({"kind": kind}, kinds.count(kind)) for kind in KINDS]
-    yield from _metric("alarms", "Alarms at present, by kind.", counts)
-    for name, key, divisor, text in _RANK_METRICS:
-        of_ranks = [
-            ({"rank": str(rank["rank"]), "node": rank["node"]}, rank[key] / divisor)
-            for rank in state["ranks"]
-            if rank[key] is not None
-        ]
-        yield from _metric(f"rank_{name}", text, of_ranks)
-
-
-def _metric(name: str, text: str, samples: Sequence[tuple[dict[str, str], Any]]) -> Iterator[str]:
-    if not samples:
-        return
-    yield f"# HELP rankscope_{name} {text}"
-    yield f"# TYPE rankscope_{name} gauge"
-    for labels, value in samples:
-        inside = ",".join(f'{key}="{_escaped(label)}"' for key, label in labels.items())
-        yield f"rankscope_{name}{'{' + inside + '}' if inside else ''} {value:.10g}"
-
-
-def _escaped(label: str) -> str:
-    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
