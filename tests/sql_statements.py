@@ -105,7 +105,7 @@ SELECT * FROM duckdb_settings()
 SELECT * FROM duckdb_secrets()
 SELECT * FROM which_secret('s3://x', 's3')
 SELECT * FROM pragma_database_size()
-SELECT * FROM internal.classes_of_names
+SELECT * FROM internal.communicating_names
 SELECT * FROM information_schema.tables
 SELECT * FROM python_map_function()
 SELECT * FROM pandas_scan(1)

@@ -8,6 +8,7 @@ replace and asdict of the standard library take it. Making an instance takes 1 Â
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -71,8 +72,13 @@ def _repr(self: Any) -> str:
     return f"{type(self).__qualname__}({', '.join(values)})"
 
 
-def _compared(self: Any) -> tuple[Any, ...]:
-    return tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.compare)
+@cache
+def _compared_names(cls: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(cls) if f.compare)
+
+
+def _compared(self: Any) -> list[Any]:
+    return [getattr(self, name) for name in _compared_names(self.__class__)]
 
 
 def _eq(self: Any, other: object) -> bool:

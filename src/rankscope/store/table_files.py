@@ -80,12 +80,14 @@ class TableFiles:
                     self.scratch.release()
         self.rows[table.name] = file.rows
 
-    def write_records(self, table: Table, records: list[dict[str, Any]]) -> None:
-        """Write a small table that was made row by row; None is null."""
-        columns = {
-            field.name: _column(field, [record[field.name] for record in records]) for field in table.fields
-        }
-        self.write_rows(table, columns)
+    def write_columns(self, table: Table, columns: Mapping[str, list[Any]]) -> None:
+        """Write a small table whose columns are lists; None is null."""
+        self.write_rows(table, {field.name: _column(field, columns[field.name]) for field in table.fields})
+
+
+def columns_of(table: Table, records: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """The columns of a table that was made row by row."""
+    return {field.name: [record[field.name] for record in records] for field in table.fields}
 
 
 def _column(field: Field, values: list[Any]) -> Chunk:

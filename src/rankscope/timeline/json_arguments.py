@@ -34,8 +34,8 @@ def text_at(args: Any, key: str) -> str | None:
 
 def integer_of(value: Any) -> int | None:
     """A value as a 64-bit integer, rounded; None if it is none."""
-    if value is None:
-        return None
+    if value is None or (type(value) is int and -_LARGEST <= value <= _LARGEST):
+        return value
     if isinstance(value, str):
         value = int(value) if _INTEGER.fullmatch(value) else number_of(value)
     if isinstance(value, float):

@@ -75,6 +75,8 @@ NUMBERED_NAMES = Table(
 )
 _INTERNAL = "CREATE SCHEMA IF NOT EXISTS internal"
 """Of tables that SHOW TABLES does not list."""
+_MOST_LISTED = 1 << 14
+"""Ranks between the first and the last, whose shifts are written into a statement."""
 _SMALL_BYTES = 16 << 20
 """Tables of this size together are read by one thread: starting and waiting for others takes longer."""
 
@@ -189,8 +191,7 @@ class SqlViews:
         else:
             keys = "p.rank, p.segment"
             hive = "true, hive_types={'rank': INTEGER, 'segment': INTEGER}"
-            joined = "JOIN segments s ON s.rank = p.rank AND s.segment = p.segment"
-            shift = "s.shift_ns"
+            shift, joined = self._shifts_of(owners)
             cases = " ".join(
                 f"WHEN p.rank = {rank} AND p.segment = {segment} THEN {first}"
                 for (rank, segment), first in self.first_steps.items()
@@ -211,6 +212,17 @@ class SqlViews:
             columns = f"p.file_row_number AS id, {columns}"
         return f"SELECT {keys}, {columns} FROM read_parquet({source}) p {joined}"
 
+    def _shifts_of(self, owners: Sequence[SegmentEntry]) -> tuple[str, str]:
+        """SQL of the shift of each file, and the join that it needs. One file a rank is looked up in a list: in half of
+        the time of a join."""
+        ranks = [entry.rank for entry in owners]
+        first, last = min(ranks), max(ranks)
+        if len({*ranks}) < len(ranks) or last - first > _MOST_LISTED:
+            return "s.shift_ns", "JOIN segments s ON s.rank = p.rank AND s.segment = p.segment"
+        segment_of = {entry.rank: entry.segment for entry in owners}
+        shifts = (self.axis.shifts.get((rank, segment_of.get(rank, 0)), 0) for rank in range(first, last + 1))
+        return f"([{', '.join(map(str, shifts))}]::BIGINT[])[p.rank - {first - 1}]", ""
+
     def _classed(self, rows: str) -> Iterator[str]:
         """Device activity with its class. Names are classified once per connection, not once per query."""
         communicates = " OR ".join(
@@ -219,13 +231,13 @@ class SqlViews:
         copies = sql_texts(COPY_CATEGORIES)
         yield _INTERNAL
         yield (
-            f"CREATE TABLE internal.classes_of_names AS SELECT name, {communicates} AS communicates "
-            f"FROM (SELECT DISTINCT name FROM ({rows}))"
+            "CREATE TABLE internal.communicating_names AS "
+            f"SELECT name FROM (SELECT DISTINCT name FROM ({rows})) WHERE {communicates}"
         )
         yield (
             f"CREATE VIEW gpu AS SELECT g.*, CASE WHEN g.category IN ({copies}) THEN 'COPY' "
-            "WHEN g.collective IS NOT NULL OR n.communicates THEN 'COMM' ELSE 'COMPUTE' END AS class "
-            f"FROM ({rows}) g JOIN internal.classes_of_names n ON n.name = g.name"
+            "WHEN g.collective IS NOT NULL OR g.name IN (FROM internal.communicating_names) THEN 'COMM' "
+            f"ELSE 'COMPUTE' END AS class FROM ({rows}) g"
         )
 
 

@@ -31,7 +31,7 @@ from rankscope.store.arrays import NONE, Ints, Mask, starts_group, unique_values
 from rankscope.store.event_log import Events, flow_texts
 from rankscope.store.parquet_writer import Chunk, Coded, Lists, Numbers
 from rankscope.store.scratch import Scratch
-from rankscope.store.table_files import TableFiles, coded
+from rankscope.store.table_files import TableFiles, coded, columns_of
 from rankscope.timeline.categories import Names
 from rankscope.timeline.collectives.recorded_calls import RecordedCall
 from rankscope.timeline.collectives.table import write_collectives
@@ -178,7 +178,7 @@ def _write_tracks(files: TableFiles, source: SliceTable) -> None:
                 "rows": int(rows[number]),
             }
         )
-    files.write_records(TRACKS, records)
+    files.write_columns(TRACKS, columns_of(TRACKS, records))
 
 
 def _larger(a: Names, b: Names) -> Names:

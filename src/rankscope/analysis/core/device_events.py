@@ -73,13 +73,12 @@ class DeviceEvents:
         return len(self.start)
 
     def pick(self, mask: NDArray[np.bool_]) -> DeviceEvents:
-        return DeviceEvents(*(getattr(self, f.name)[mask] for f in fields(self)))
+        return self if mask.all() else DeviceEvents(*(getattr(self, f.name)[mask] for f in fields(self)))
 
     def devices(self) -> Iterator[tuple[int, DeviceEvents]]:
         """Device by device."""
         for device in unique_values(self.device).tolist():
-            mine = self.device == device
-            yield device, self if mine.all() else self.pick(mine)
+            yield device, self.pick(self.device == device)
 
 
 @once_per_run
@@ -126,8 +125,7 @@ def device_events(run: Run, rank: int, scope: Scope) -> DeviceEvents:
     if scope.steps == read.steps:
         return events
     first, last = scope.steps or (0, 0)
-    inside = (events.step >= first) & (events.step <= last)
-    return events if inside.all() else events.pick(inside)
+    return events.pick((events.step >= first) & (events.step <= last))
 
 
 def ranks_read_together(run: Run, rank: int, others: Iterable[int]) -> frozenset[int]:

@@ -83,24 +83,35 @@ def _sync_names(run: Run) -> list[str]:
     return [name for name in vocabulary(run, *LAUNCH_CATEGORIES) if re.search(SYNC_CALL_PATTERN, name)]
 
 
-def _annotations(run: Run, rank: int, wanted: Callable[[str], object]) -> HostEvents:
-    events, texts = _host_events(run)[rank], all_names(run)
-    names = [code for code in name_codes(run, "user_annotation").tolist() if wanted(texts[code])]
-    return events.pick((events.kind == _ANNOTATION) & np.isin(events.name, names))
+@once_per_run
+def _annotations(run: Run) -> dict[int, HostEvents]:
+    """Those of each rank's host events: few of many."""
+    return {rank: events.pick(events.kind == _ANNOTATION) for rank, events in _host_events(run).items()}
+
+
+def _is_wanted(run: Run, wanted: Callable[[str], object]) -> NDArray[np.bool_]:
+    """By number of a name: whether it is that of a wanted annotation."""
+    texts = all_names(run)
+    is_wanted = np.zeros(len(texts), dtype=bool)
+    is_wanted[[code for code in name_codes(run, "user_annotation").tolist() if wanted(texts[code])]] = True
+    return is_wanted
 
 
 @once_per_run
-def _annotated(run: Run) -> dict[tuple[int, str], Intervals]:
-    """By rank and pattern; `annotated` fills it."""
+def _annotated(run: Run) -> dict[str, dict[int, Intervals]]:
+    """By pattern and rank; `annotated` fills it."""
     return {}
 
 
 def annotated(run: Run, rank: int, pattern: str) -> Intervals:
     """When any thread was inside an annotation whose name matches."""
     spans = _annotated(run)
-    if (rank, pattern) not in spans:
-        spans[rank, pattern] = _annotations(run, rank, re.compile(pattern, re.IGNORECASE).search).spans
-    return spans[rank, pattern]
+    if pattern not in spans:
+        is_wanted = _is_wanted(run, re.compile(pattern, re.IGNORECASE).search)
+        spans[pattern] = {
+            other: events.pick(is_wanted[events.name]).spans for other, events in _annotations(run).items()
+        }
+    return spans[pattern][rank]
 
 
 def dataloader_spans(run: Run, rank: int) -> Intervals:
@@ -110,9 +121,15 @@ def dataloader_spans(run: Run, rank: int) -> Intervals:
 
 def rank_annotations(run: Run, rank: int) -> HostEvents:
     """The annotations of a rank's program, without steps, waits for data and collectives."""
+    events = _annotations(run)[rank]
+    return events.pick(_is_of_program(run)[events.name])
+
+
+@once_per_run
+def _is_of_program(run: Run) -> NDArray[np.bool_]:
     others = [re.compile(pattern) for pattern in (DATALOADER_PATTERN, HOST_COLLECTIVE_PATTERN, "^nccl:")]
     skipped = [PROFILER_STEP, NUMBERED_STEP, *others]
-    return _annotations(run, rank, lambda name: not any(pattern.search(name) for pattern in skipped))
+    return _is_wanted(run, lambda name: not any(pattern.search(name) for pattern in skipped))
 
 
 def sync_spans(run: Run, rank: int) -> Intervals:

@@ -14,7 +14,7 @@ from rankscope.analysis.core.result import Column, Result, left_out_note
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.records import dataclass
-from rankscope.store.arrays import unique_values
+from rankscope.store.arrays import number_rows, unique_values
 from rankscope.timeline.run import Run
 
 QUEUE_SLOTS = 1024
@@ -94,9 +94,9 @@ def launches(run: Run, scope: Scope, by: str | None = None) -> Result:
 
 
 def _streams(events: DeviceEvents) -> Iterator[StreamQueue]:
-    streams = sorted(set(zip(events.device.tolist(), events.stream.tolist(), strict=True)))
-    for device, stream in streams:
-        mine = (events.device == device) & (events.stream == stream)
+    streams, number = number_rows([events.device, events.stream])
+    for at, (device, stream) in enumerate(streams.tolist()):
+        mine = number == at
         launch, start = events.launch_start[mine], events.start[mine]
         delay = start - launch
         # From the first launch to the last start, cycle by cycle: between two cycles nothing was recorded.

@@ -114,13 +114,13 @@ def _rows(run: Run, rank: int, window: Intervals, each: bool) -> Iterator[Overla
     names = all_names(run)
     sets: list[tuple[str | None, Intervals]] = [(None, activity.communication)]
     if each:
-        comm = events.pick(events.kind == COMM)
-        kinds: dict[str, list[int]] = {}
-        for code in unique_values(comm.work).tolist():
+        comm = np.flatnonzero(events.kind == COMM)
+        work, kinds = events.work[comm], dict[str, list[int]]()
+        for code in unique_values(work).tolist():
             kinds.setdefault(kernel_name(names[code]), []).append(code)
         for kind, codes in sorted(kinds.items()):
-            mine = np.isin(comm.work, codes)
-            sets.append((kind, union(comm.start[mine], comm.end[mine])))
+            mine = comm[np.isin(work, codes)]
+            sets.append((kind, union(events.start[mine], events.end[mine])))
         sets.append((ON_HOST, host_collectives(run)[rank]))
     compute = events.pick(events.kind == COMPUTE)
     for name, everywhere in sets:

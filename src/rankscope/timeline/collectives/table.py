@@ -27,7 +27,7 @@ from rankscope.model import (
 )
 from rankscope.readers.columns import NO_TEXT
 from rankscope.store.arrays import NONE, Ints
-from rankscope.store.table_files import TableFiles
+from rankscope.store.table_files import TableFiles, columns_of
 from rankscope.text.json_values import listed
 from rankscope.timeline.collectives.recorded_calls import RecordedCall, calls_of, complete_groups
 from rankscope.timeline.json_arguments import arguments, integer_at, integer_of, text_at, text_of
@@ -59,6 +59,8 @@ _NUMBERS = {
 _PEERS = {"send": "Dst Rank", "recv": "Src Rank"}
 _OF_MEMBERS = ("group_name", "group_description", "group_ranks", "group_size", "dtype")
 """What a batched kernel has from its sends and receives, where they all have the same."""
+Columns = dict[str, list[Any]]
+"""By field, an entry for each collective; None is null."""
 _NOTHING: dict[str, Any] = dict.fromkeys((*_TEXTS, *_NUMBERS))
 
 _DEVICE_NAME = re.compile(COLLECTIVE_NAME_PATTERN, re.ASCII)
@@ -73,13 +75,15 @@ _OP, _RECORD = "c10d::", "record_param_comms"
 
 def write_collectives(files: TableFiles, source: SliceTable, recorded: Sequence[RecordedCall] = ()) -> None:
     """Write the table. `recorded` are the calls that the capture noted."""
+    columns: Columns = {}
     records: list[dict[str, Any]] = []
     on_device, on_host = _communication(source)
     if len(on_device) or len(on_host):
         calls = _calls(source)
-        records += _device_records(source, on_device, calls)
-        records += _host_records(source, on_host, calls, recorded)
-    files.write_records(COLLECTIVES, records)
+        columns = _device_columns(source, on_device, calls)
+        records = _host_records(source, on_host, calls, recorded)
+    of_host = columns_of(COLLECTIVES, records)
+    files.write_columns(COLLECTIVES, {name: columns.get(name, []) + of_host[name] for name in of_host})
 
 
 def _communication(source: SliceTable) -> tuple[Ints, Ints]:
@@ -118,66 +122,77 @@ def _calls(source: SliceTable) -> dict[int, Call]:
     return {index: Call(index, name, op) for index, name, op in rows}
 
 
-def _device_records(source: SliceTable, kernels: Ints, calls: dict[int, Call]) -> list[dict[str, Any]]:
+def _device_columns(source: SliceTable, kernels: Ints, calls: dict[int, Call]) -> Columns:
     """Kernels, with their own metadata, else that of the record_param_comms op that launched them."""
     slices, texts = source.slices, source.recording.events.texts
     ops = source.links.op[kernels]
+    told = [arguments(text) for text in _metadata(source, kernels)]
+    recorded = _metadata(source, ops)
+    columns = _completed(_fields(told), recorded)
+    names = [texts[code] for code in slices.name[kernels].tolist()]
+    inner = [calls.get(op) for op in ops.tolist()]
+    outer = [calls.get(call.op) if call else None for call in inner]
+    outer = [call if call and call.is_op else None for call in outer]
     ranges = _range_names(source, kernels)
-    records = []
-    rows = zip(
-        kernels.tolist(), ops.tolist(), _metadata(source, kernels), _metadata(source, ops), strict=True
-    )
-    for number, (at, op, of_kernel, recorded) in enumerate(rows):
-        told = arguments(of_kernel)
-        args = _fields(told)
-        if None in args.values():  # those of a kernel are mostly sufficient
-            more = _fields(arguments(recorded))
-            args = {key: more[key] if value is None else value for key, value in args.items()}
-        name = texts[slices.name[at]]
-        inner = calls.get(op)
-        outer = calls.get(inner.op) if inner else None
-        if outer is not None and not outer.is_op:
-            outer = None
-        around_op, around_nccl = ranges.get(number, (None, None))
-        kind = (
-            (outer and kind_of(outer.name))
-            or (inner and inner.is_op and kind_of(inner.name))
-            or _kind(around_op)
-            or _kind(args["collective"])
-            or _kind(around_nccl)
-            or kind_of(name)
-            or OTHER
-        )
-        call = outer or inner
-        dtype = args["dtype"]
-        if dtype is None:
-            dtype = match[1] if (match := _DTYPE_IN_NAME.search(name)) else ""
-        records.append(
-            {
-                **args,
-                "id": int(slices.event[at]),
-                "track": int(slices.track[at]),
-                "place": "device",
-                "kind": kind,
-                "start_ns": int(slices.time[at]),
-                "dur_ns": max(int(slices.duration[at]), 0),
-                "step": _or_none(source.step[at]),
-                "call": int(slices.event[call.slice]) if call else None,
-                "call_ns": int(slices.time[call.slice]) if call else None,
-                "dtype": _dtype(dtype),
-                "in_splits": None if args["in_splits"] == "[]" else args["in_splits"],
-                "out_splits": None if args["out_splits"] == "[]" else args["out_splits"],
-                "peer": _peer(kind, told, recorded) if kind in _PEERS else None,
-                "members": None,
-            }
-        )
-    _add_members(source, kernels, records, calls)
-    return records
+    kinds = []
+    for number, (by, op) in enumerate(zip(outer, inner, strict=True)):
+        of_op, of_nccl = ranges.get(number, (None, None))
+        called = by.name if by else None, op.name if op and op.is_op else None
+        kinds.append(_first_kind(*called, of_op, columns["collective"][number], of_nccl, names[number]))
+    call = [by or op for by, op in zip(outer, inner, strict=True)]
+    columns |= {
+        "id": slices.event[kernels].tolist(),
+        "track": slices.track[kernels].tolist(),
+        "place": ["device"] * len(kernels),
+        "kind": kinds,
+        "start_ns": slices.time[kernels].tolist(),
+        "dur_ns": np.maximum(slices.duration[kernels], 0).tolist(),
+        "step": [_or_none(step) for step in source.step[kernels].tolist()],
+        "call": [int(slices.event[op.slice]) if op else None for op in call],
+        "call_ns": [int(slices.time[op.slice]) if op else None for op in call],
+        "dtype": [
+            _dtype(_dtype_in_name(name) if dtype is None else dtype)
+            for name, dtype in zip(names, columns["dtype"], strict=True)
+        ],
+        "in_splits": [None if splits == "[]" else splits for splits in columns["in_splits"]],
+        "out_splits": [None if splits == "[]" else splits for splits in columns["out_splits"]],
+        "peer": [
+            _peer(kind, args, text) if kind in _PEERS else None
+            for kind, args, text in zip(kinds, told, recorded, strict=True)
+        ],
+        "members": [None] * len(kernels),
+    }
+    _add_members(source, kernels, columns, calls)
+    return columns
 
 
-def _add_members(
-    source: SliceTable, kernels: Ints, records: list[dict[str, Any]], calls: dict[int, Call]
-) -> None:
+def _completed(columns: Columns, recorded: list[str | None]) -> Columns:
+    """The fields that a kernel lacks are those of its op, where that has them: to parse its arguments takes longer than
+    to look for their keys."""
+    told_by_op: dict[int, Any] = {}
+    for name, key in (*_TEXTS.items(), *_NUMBERS.items()):
+        quoted, column, convert = f'"{key}"', columns[name], text_of if name in _TEXTS else integer_of
+        for number, text in enumerate(recorded):
+            if text is not None and column[number] is None and quoted in text:
+                if number not in told_by_op:
+                    told_by_op[number] = arguments(text)
+                if isinstance(told_by_op[number], dict):
+                    column[number] = convert(told_by_op[number].get(key))
+    return columns
+
+
+@cache
+def _first_kind(*names: str | None) -> str:
+    """The kind that the first of these names tells."""
+    return next((kind for name in names if name is not None and (kind := kind_of(name))), OTHER)
+
+
+@cache
+def _dtype_in_name(name: str) -> str:
+    return match[1] if (match := _DTYPE_IN_NAME.search(name)) else ""
+
+
+def _add_members(source: SliceTable, kernels: Ints, columns: Columns, calls: dict[int, Call]) -> None:
     """Name the sends and receives of batched kernels, which have no arguments.
 
     They are the calls on the launching thread since the last such launch, without those that launched a kernel.
@@ -185,8 +200,8 @@ def _add_members(
     slices, launch = source.slices, source.links.launch[kernels]
     batched = [
         number
-        for number, record in enumerate(records)
-        if record["kind"] == BATCHED and record["collective"] is None and launch[number] != NONE
+        for number, (kind, name) in enumerate(zip(columns["kind"], columns["collective"], strict=True))
+        if kind == BATCHED and name is None and launch[number] != NONE
     ]
     if not batched:
         return
@@ -206,27 +221,28 @@ def _add_members(
         while posts and posts[-1][0] <= slices.time[at]:
             members.append(posts.pop())
         if members:
-            records[number] |= _of_members([args for _, _, args in members])
             _, op, _ = members[0]
-            records[number] |= {"call": int(slices.event[op]), "call_ns": int(slices.time[op])}
+            posted_by = {"call": int(slices.event[op]), "call_ns": int(slices.time[op])}
+            for name, value in (_of_members([args for _, _, args in members]) | posted_by).items():
+                columns[name][number] = value
 
 
-def _of_members(members: Sequence[Any]) -> dict[str, Any]:
+def _of_members(members: list[Any]) -> dict[str, Any]:
     """The columns of a batched kernel, from the arguments of its sends and receives."""
-    rows = [_fields(args) for args in members]
+    fields = _fields(members)
     columns: dict[str, Any] = {}
     for name in _OF_MEMBERS:
-        values = {row[name] for row in rows}
+        values = {*fields[name]}
         columns[name] = values.pop() if len(values) == 1 else None
     columns["dtype"] = _dtype(columns["dtype"] or "")
     elements: dict[str, list[int]] = {"send": [], "recv": []}
     listed_members = []
-    for args, row in zip(members, rows, strict=True):
-        direction = row["collective"]
-        count = row["in_elements"] if direction == "send" else row["out_elements"]
-        size = None if count is None else count * element_bytes(_dtype(row["dtype"] or ""))
+    for number, (args, direction) in enumerate(zip(members, fields["collective"], strict=True)):
+        count = fields["in_elements" if direction == "send" else "out_elements"][number]
+        size = None if count is None else count * element_bytes(_dtype(fields["dtype"][number] or ""))
         elements[direction].append(count or 0)
-        listed_members.append([direction, integer_at(args, _PEERS[direction]), row["group_name"], size])
+        group = fields["group_name"][number]
+        listed_members.append([direction, integer_at(args, _PEERS[direction]), group, size])
     peers = {peer for _, peer, _, _ in listed_members}
     return columns | {
         "in_elements": _total(elements["send"]),
@@ -246,10 +262,6 @@ def _peer(kind: str, told: Any, recorded: str | None) -> int | None:
     return integer_at(arguments(recorded), _PEERS[kind]) if peer is None else peer
 
 
-def _kind(name: str | None) -> str | None:
-    return None if name is None else kind_of(name)
-
-
 def _metadata(source: SliceTable, index: NDArray[Any]) -> list[str | None]:
     """The arguments of these slices; None for those that are NONE or no collectives."""
     events = source.recording.events
@@ -261,13 +273,13 @@ def _metadata(source: SliceTable, index: NDArray[Any]) -> list[str | None]:
     ]
 
 
-def _fields(args: Any) -> dict[str, Any]:
-    if not isinstance(args, dict):
-        return _NOTHING
-    fields: dict[str, Any] = {name: text_of(args.get(key)) for name, key in _TEXTS.items()}
+def _fields(arguments_of: list[Any]) -> Columns:
+    """The columns that arguments tell."""
+    given = [args if isinstance(args, dict) else {} for args in arguments_of]
+    columns: Columns = {name: [text_of(args.get(key)) for args in given] for name, key in _TEXTS.items()}
     for name, key in _NUMBERS.items():
-        fields[name] = integer_of(args.get(key))
-    return fields
+        columns[name] = [integer_of(args.get(key)) for args in given]
+    return columns
 
 
 def _range_names(source: SliceTable, kernels: Ints) -> dict[int, tuple[str | None, str | None]]:
