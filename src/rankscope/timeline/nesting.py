@@ -135,7 +135,8 @@ def nest_with_numpy(track: NDArray[Any], start: Ints, end: Ints) -> Nesting:
 
 def by_level(level: Ints) -> list[Ints]:
     """Positions by level, each in ascending order."""
-    by_level = np.argsort(level.astype(np.int32), kind="stable")
+    kind = np.int16 if level.max(initial=0) < 1 << 15 else np.int32  # two bytes are sorted by counting
+    by_level = np.argsort(level.astype(kind), kind="stable")
     bounds = np.cumsum(np.bincount(level))[:-1]
     return np.split(by_level, bounds)
 
