@@ -113,11 +113,9 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
     ]
     write_activity(files, source, np.flatnonzero(is_gpu))
     _write_steps(files, steps, times)
-    for table in tables:
-        table.result()
     launches = of_categories(recording, slices, LAUNCH_CATEGORIES)
     ranges = of_categories(recording, slices, ("cpu_op", "user_annotation"))
-    return {
+    facts = {
         "origin_ns": recording.origin_ns,
         "end_ns": slices.last_end(),
         "slices": len(slices),
@@ -130,6 +128,9 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
         "replays": bool(named(recording, slices.name[launches], _GRAPH_LAUNCH.search).any()),
         "compiled": bool(named(recording, slices.name[ranges], _COMPILED.search).any()),
     }
+    for table in tables:
+        table.result()
+    return facts
 
 
 Columns = TypeVar("Columns")
