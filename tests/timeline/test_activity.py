@@ -25,9 +25,8 @@ def test_device_time_is_handed_to_every_op_around(rows: list[tuple[int, bool, in
             while at != NONE:
                 total[at] += time[i]
                 at = op[at]
-    found = device_time(
-        np.array(op, dtype=np.int64), np.array(gpu, dtype=bool), np.array(time, dtype=np.int64)
-    )
+    columns = np.array(op, dtype=np.int64), np.array(gpu, dtype=bool), np.array(time, dtype=np.int64)
+    found = device_time(*columns, np.arange(len(rows)))
     is_op = np.array([i in op for i in range(len(rows))], dtype=bool)
     of_rows = found.of_rows(np.arange(len(rows)), is_op)
     assert [values[is_op].tolist() for values in of_rows] == [

@@ -111,7 +111,7 @@ def test_device_time_is_that_of_the_ops_inside_too(rows: list[tuple[int, int, bo
         while around != NONE:
             total[around] += time
             around = ops[around]
-    times = device_time(op, is_gpu, duration)
+    times = device_time(op, is_gpu, duration, np.arange(len(op)))
     inside = set(own_time)
     for around in own_time:
         while (around := ops[around]) != NONE:

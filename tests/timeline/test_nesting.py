@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from rankscope import native
 from rankscope.store.arrays import NONE
+from rankscope.timeline import nesting
 from rankscope.timeline.nesting import Nesting, nest, nest_with_numpy
 
 SLICES = st.lists(
@@ -133,3 +135,18 @@ def test_c_and_numpy_agree(slices: list[tuple[int, int, int]]) -> None:
     assert native_one.row.tolist() == numpy_one.row.tolist()
     assert native_one.parent.tolist() == numpy_one.parent.tolist()
     assert native_one.order.tolist() == numpy_one.order.tolist()
+
+
+@pytest.mark.skipif(native.functions is None, reason="numpy nests all tracks at once")
+def test_tracks_nested_by_several_threads_are_nested_as_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(5)
+    track = random.integers(0, 40, 3_000)
+    start = random.integers(0, 2_000, 3_000)
+    end = start + random.integers(0, 60, 3_000)
+    expected = nest_with_numpy(track, start, end)
+    for at_once in (1, 100, 5_000):
+        monkeypatch.setattr(nesting, "_SLICES_AT_ONCE", at_once)
+        with ThreadPoolExecutor(4) as pool:
+            nested = nest(track, start, end, pool.map)
+        for name, column in vars(expected).items():
+            assert getattr(nested, name).tolist() == column.tolist()

@@ -1,58 +1,28 @@
 /* Sets of time: what rankscope.analysis.core.intervals does with numpy, for which most sets are too small. */
+#include "merge_sort.h"
 #include "native.h"
 
-typedef struct {
-    int64_t start, end;
-} Span;
-
-/* Where the spans from `begin` on stop being in the order of their starts, at most `count`. */
-static size_t run_end(const Span *spans, size_t begin, size_t count) {
-    size_t end = begin + 1;
-    while (end < count && spans[end - 1].start <= spans[end].start) end++;
-    return end;
-}
-
-/* Merge sort by start: what is joined is mostly some sets that are in order. False if there is no memory for it. */
-static bool sort_spans(Span *spans, size_t count) {
-    if (run_end(spans, 0, count) >= count) return true;
-    Span *spare = malloc(count * sizeof *spare), *from = spans, *to = spare;
-    if (!spare) return false;
-    while (run_end(from, 0, count) < count) {
-        for (size_t begin = 0; begin < count;) {
-            size_t middle = run_end(from, begin, count);
-            size_t end = middle < count ? run_end(from, middle, count) : count;
-            size_t a = begin, b = middle, out = begin;
-            while (a < middle && b < end) to[out++] = from[b].start < from[a].start ? from[b++] : from[a++];
-            memcpy(to + out, from + a, (middle - a) * sizeof *to);
-            out += middle - a;
-            memcpy(to + out, from + b, (end - b) * sizeof *to);
-            begin = end;
-        }
-        Span *other = from;
-        from = to;
-        to = other;
-    }
-    if (from != spans) memcpy(spans, from, count * sizeof *spans);
-    free(spare);
-    return true;
+static inline bool starts_first(const void *items, int32_t a, int32_t b) {
+    const int64_t *start = items;
+    return start[a] < start[b];
 }
 
 /* `out`: the starts, and the ends. */
 static void unite(const int64_t *start, const int64_t *end, size_t count, Array *out) {
     Array real = {0}; /* the spans that are not empty */
-    bool fits = array_reserve(&real, count * sizeof(Span) + 1);
-    Span *spans = (Span *)real.data;
+    bool fits = array_reserve(&real, count * sizeof(int32_t) + 1);
+    int32_t *order = (int32_t *)(void *)real.data;
     size_t used = 0;
     for (size_t i = 0; fits && i < count; i++)
-        if (end[i] > start[i]) spans[used++] = (Span){start[i], end[i]};
-    if (!fits || !sort_spans(spans, used)) out[0].failed = true;
+        if (end[i] > start[i]) order[used++] = (int32_t)i;
+    if (!fits || !merge_sort(start, starts_first, order, used)) out[0].failed = true;
     else {
         for (size_t i = 0; i < used;) {
-            Span span = spans[i++];
-            for (; i < used && spans[i].start <= span.end; i++)
-                if (spans[i].end > span.end) span.end = spans[i].end;
-            array_append_i64(&out[0], span.start);
-            array_append_i64(&out[1], span.end);
+            int64_t span_start = start[order[i]], span_end = end[order[i]];
+            for (i++; i < used && start[order[i]] <= span_end; i++)
+                if (end[order[i]] > span_end) span_end = end[order[i]];
+            array_append_i64(&out[0], span_start);
+            array_append_i64(&out[1], span_end);
         }
     }
     array_free(&real);
@@ -96,7 +66,7 @@ static PyObject *union_of(PyObject *self, PyObject *arguments) {
     (void)self;
     Py_buffer start, end;
     if (!PyArg_ParseTuple(arguments, "y*y*", &start, &end)) return NULL;
-    bool valid = start.len == end.len && start.len % 8 == 0;
+    bool valid = start.len == end.len && start.len % 8 == 0 && start.len / 8 < INT32_MAX;
     Array out[2] = {{0}, {0}};
     Py_BEGIN_ALLOW_THREADS;
     if (valid) unite(start.buf, end.buf, (size_t)start.len / 8, out);

@@ -1,4 +1,5 @@
 /* Rows and parents of slices on their tracks: what rankscope.timeline.nesting does with numpy, in one pass. */
+#include "merge_sort.h"
 #include "native.h"
 
 #define NONE (-1)
@@ -15,43 +16,11 @@ static inline int64_t end_of(const Times *times, int32_t slice) {
 }
 
 /* Parents before children: by start, then the longer one, then in the order of the input. */
-static inline bool comes_first(const Times *times, int32_t a, int32_t b) {
+static inline bool comes_first(const void *items, int32_t a, int32_t b) {
+    const Times *times = items;
     if (times->start[a] != times->start[b]) return times->start[a] < times->start[b];
     int64_t end_a = end_of(times, a), end_b = end_of(times, b);
     return end_a != end_b ? end_a > end_b : a < b;
-}
-
-/* Where the slices from `begin` on stop being in order, at most `count`. */
-static size_t run_end(const Times *times, const int32_t *order, size_t begin, size_t count) {
-    size_t end = begin + 1;
-    while (end < count && comes_first(times, order[end - 1], order[end])) end++;
-    return end;
-}
-
-/* Merge sort of what is in order already: a track is mostly written in order, or as a few parts that are. False if
- * there is no memory for it. */
-static bool sort_slices(const Times *times, int32_t *order, size_t count) {
-    if (run_end(times, order, 0, count) >= count) return true;
-    int32_t *spare = malloc(count * sizeof *spare), *from = order, *to = spare;
-    if (!spare) return false;
-    while (run_end(times, from, 0, count) < count) {
-        for (size_t begin = 0; begin < count;) {
-            size_t middle = run_end(times, from, begin, count);
-            size_t end = middle < count ? run_end(times, from, middle, count) : count;
-            size_t a = begin, b = middle, out = begin;
-            while (a < middle && b < end) to[out++] = comes_first(times, from[b], from[a]) ? from[b++] : from[a++];
-            memcpy(to + out, from + a, (middle - a) * sizeof *to);
-            out += middle - a;
-            memcpy(to + out, from + b, (end - b) * sizeof *to);
-            begin = end;
-        }
-        int32_t *other = from;
-        from = to;
-        to = other;
-    }
-    if (from != order) memcpy(order, from, count * sizeof *order);
-    free(spare);
-    return true;
 }
 
 /* The latest slice of a row. */
@@ -166,56 +135,82 @@ static bool nest_track(const Times *times, const int32_t *order, size_t count, R
     return !rows->failed;
 }
 
-static bool nest_all(
-    const int32_t *track, const int64_t *start, const int64_t *end, size_t count, size_t tracks, Array *out
-) {
-    for (int i = 0; i < 3; i++)
-        if (!array_reserve(&out[i], count * 4)) return true;
-    int32_t *order = (int32_t *)out[0].data, *row = (int32_t *)out[1].data, *parent = (int32_t *)out[2].data;
-    size_t *begins = calloc(tracks + 1, sizeof *begins);
-    bool valid = true;
-    for (size_t i = 0; begins && i < count && valid; i++) {
-        valid = track[i] >= 0 && (size_t)track[i] < tracks;
-        if (valid) begins[track[i] + 1]++;
+/* The slices by track, and where those of each track begin. */
+static bool sort_by_track(const int32_t *track, size_t count, size_t tracks, Array *out) {
+    if (!array_reserve(&out[0], count * 4) || !array_reserve(&out[1], (tracks + 1) * 8)) return true;
+    int32_t *order = (int32_t *)out[0].data;
+    int64_t *begins = (int64_t *)(void *)out[1].data;
+    memset(begins, 0, (tracks + 1) * 8);
+    for (size_t i = 0; i < count; i++) {
+        if (track[i] < 0 || (size_t)track[i] >= tracks) return false;
+        begins[track[i]]++;
     }
-    if (!begins) out[0].failed = true;
-    else if (valid) {
-        for (size_t t = 0; t < tracks; t++) begins[t + 1] += begins[t];
-        /* `order` first holds the slices by track, then by track and time. */
-        for (size_t i = 0; i < count; i++) order[begins[track[i]]++] = (int32_t)i;
-        Times times = {start, end};
-        Rows rows = {0};
-        size_t begin = 0;
-        for (size_t t = 0; t < tracks && !out[0].failed; begin = begins[t], t++) {
-            size_t size = begins[t] - begin;
-            out[0].failed = !sort_slices(&times, order + begin, size) ||
-                            !nest_track(&times, order + begin, size, &rows, row, parent);
-        }
-        array_free(&rows.open);
-        array_free(&rows.tree);
+    int64_t begin = 0;
+    for (size_t t = 0; t <= tracks; t++) {
+        int64_t size = begins[t];
+        begins[t] = begin;
+        begin += size;
     }
-    free(begins);
-    for (int i = 0; i < 3; i++) out[i].size = count * 4;
-    return valid;
+    for (size_t i = 0; i < count; i++) order[begins[track[i]]++] = (int32_t)i;
+    for (size_t t = tracks; t > 0; t--) begins[t] = begins[t - 1]; /* they are where the tracks end now */
+    begins[0] = 0;
+    out[0].size = count * 4;
+    out[1].size = (tracks + 1) * 8;
+    return true;
+}
+
+static PyObject *by_track(PyObject *self, PyObject *arguments) {
+    (void)self;
+    Py_buffer track;
+    Py_ssize_t tracks;
+    if (!PyArg_ParseTuple(arguments, "y*n", &track, &tracks)) return NULL;
+    size_t count = (size_t)track.len / 4;
+    bool valid = tracks >= 0 && tracks < INT32_MAX && count < INT32_MAX;
+    Array out[2] = {{0}, {0}};
+    Py_BEGIN_ALLOW_THREADS;
+    if (valid) valid = sort_by_track(track.buf, count, (size_t)tracks, out);
+    Py_END_ALLOW_THREADS;
+    PyBuffer_Release(&track);
+    if (valid) return arrays_to_python(out, 2);
+    for (int i = 0; i < 2; i++) array_free(&out[i]);
+    PyErr_SetString(PyExc_ValueError, "expected the tracks of slices (4 bytes), and their number");
+    return NULL;
 }
 
 static PyObject *nest(PyObject *self, PyObject *arguments) {
     (void)self;
-    Py_buffer track, start, end;
-    Py_ssize_t tracks;
-    if (!PyArg_ParseTuple(arguments, "y*y*y*n", &track, &start, &end, &tracks)) return NULL;
-    size_t count = (size_t)track.len / 4;
-    bool valid = tracks >= 0 && count < INT32_MAX && (size_t)start.len == count * 8 && (size_t)end.len == count * 8;
-    Array out[3] = {{0}, {0}, {0}}; /* order, row, parent */
+    enum { ORDER, BEGINS, START, END, ROW, PARENT, COUNT };
+    static const size_t width[COUNT] = {4, 8, 8, 8, 4, 4};
+    Py_buffer column[COUNT];
+    if (!PyArg_ParseTuple(
+            arguments, "w*y*y*y*w*w*", &column[ORDER], &column[BEGINS], &column[START], &column[END], &column[ROW],
+            &column[PARENT]
+        ))
+        return NULL;
+    size_t count = (size_t)column[ROW].len / 4, tracks = (size_t)column[BEGINS].len / 8;
+    bool valid = count < INT32_MAX && column[ORDER].len <= column[ROW].len, fits = true;
+    for (int i = START; i < COUNT; i++) valid &= (size_t)column[i].len == count * width[i];
     Py_BEGIN_ALLOW_THREADS;
-    if (valid) valid = nest_all(track.buf, start.buf, end.buf, count, (size_t)tracks, out);
+    Times times = {column[START].buf, column[END].buf};
+    Rows rows = {0};
+    int32_t *order = column[ORDER].buf;
+    const int64_t *begins = column[BEGINS].buf;
+    int64_t size = (int64_t)(column[ORDER].len / 4);
+    for (int64_t i = 0; i < size && valid; i++) valid = order[i] >= 0 && (size_t)order[i] < count;
+    for (size_t t = 0; t + 1 < tracks && valid && fits; t++) {
+        int64_t begin = begins[t] - begins[0], end = begins[t + 1] - begins[0];
+        valid = 0 <= begin && begin <= end && end <= size;
+        if (!valid) break;
+        fits = merge_sort(&times, comes_first, order + begin, (size_t)(end - begin)) &&
+               nest_track(&times, order + begin, (size_t)(end - begin), &rows, column[ROW].buf, column[PARENT].buf);
+    }
+    array_free(&rows.open);
+    array_free(&rows.tree);
     Py_END_ALLOW_THREADS;
-    PyBuffer_Release(&track);
-    PyBuffer_Release(&start);
-    PyBuffer_Release(&end);
-    if (valid) return arrays_to_python(out, 3);
-    for (int i = 0; i < 3; i++) array_free(&out[i]);
-    PyErr_SetString(PyExc_ValueError, "expected tracks (4 bytes), starts and ends (8 bytes) of as many slices");
+    for (int i = 0; i < COUNT; i++) PyBuffer_Release(&column[i]);
+    if (!fits) return PyErr_NoMemory();
+    if (valid) Py_RETURN_NONE;
+    PyErr_SetString(PyExc_ValueError, "expected the slices of some tracks, and columns of as many slices");
     return NULL;
 }
 
@@ -424,8 +419,11 @@ static PyObject *places(PyObject *self, PyObject *arguments) {
 PyMethodDef nesting_methods[] = {
     {"places", places, METH_VARARGS,
      "(sorted, wanted): where each wanted number is among ascending ones, or after the last (4 bytes each)."},
+    {"by_track", by_track, METH_VARARGS,
+     "(track, tracks): the slices by track (4 bytes each), and where those of each track begin (8 bytes)."},
     {"nest", nest, METH_VARARGS,
-     "(track, start, end, tracks): the order of slices by track and time, their rows and parents (4 bytes each)."},
+     "(order, begins, start, end, row, parent): sort the slices of some tracks by time, and fill in their rows and "
+     "parents. Threads may do that with different tracks."},
     {"nearest_ancestor", nearest_ancestor, METH_VARARGS,
      "(order, parent, wanted): for each slice the innermost one around it that is wanted, or -1 (4 bytes)."},
     {"self_time", self_time, METH_VARARGS,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -62,16 +64,32 @@ class ReadReport:
     examples: list[str] = field(default_factory=list)
 
     def lose(self, why: str, count: int = 1) -> None:
-        self.events_lost += count
-        self._example(f"lost: {why}")
+        self.add(ReadReport(events_lost=count, examples=[f"lost: {why}"]))
 
     def repaired(self, why: str, count: int = 1) -> None:
-        self.events_repaired += count
-        self._example(f"repaired: {why}")
+        self.add(ReadReport(events_repaired=count, examples=[f"repaired: {why}"]))
 
-    def _example(self, text: str) -> None:
-        if len(self.examples) < _MAX_EXAMPLES:
-            self.examples.append(text)
+    def add(self, other: ReadReport) -> None:
+        """Count what another report has; of examples, the first are kept."""
+        report: ReadReport = getattr(_thread, "report", self)
+        report.events_lost += other.events_lost
+        report.events_repaired += other.events_repaired
+        report.examples += other.examples
+        del report.examples[_MAX_EXAMPLES:]
+
+
+_thread = threading.local()
+
+
+@contextmanager
+def reported_apart() -> Iterator[ReadReport]:
+    """What this thread reports meanwhile is put into a report of its own. Batches are read side by side: theirs are
+    added up in file order, so that the sum does not depend on the threads."""
+    _thread.report = ReadReport()
+    try:
+        yield _thread.report
+    finally:
+        del _thread.report
 
 
 class EventBatch:

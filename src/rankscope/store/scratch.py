@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ class Scratch:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+        self._changing_maps = threading.Lock()
         self._block: NDArray[Any] = np.empty(0, np.uint8)
         """What is left of the block that small arrays are put into."""
         self._touched = 0
@@ -44,7 +46,8 @@ class Scratch:
                 pages = mmap.mmap(file.fileno(), size)
         except (OSError, AttributeError):  # the latter: not on this system
             return np.empty(shape, dtype)
-        self._maps.add(pages)
+        with self._changing_maps:
+            self._maps.add(pages)
         return np.frombuffer(pages, dtype, count).reshape(shape)
 
     def moved(self, array: NDArray[Any]) -> NDArray[Any]:
@@ -83,7 +86,9 @@ class Scratch:
     def release(self) -> None:
         """Give back the memory of the columns. Their values stay in the page cache, and on the disk."""
         self._touched = 0
-        for pages in list(self._maps):
+        with self._changing_maps:
+            maps = list(self._maps)
+        for pages in maps:
             pages.madvise(mmap.MADV_DONTNEED)
-        if self._maps and native.functions is not None:
+        if maps and native.functions is not None:
             native.functions.release_memory()

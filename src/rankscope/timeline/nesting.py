@@ -6,6 +6,7 @@ cross, one starting inside another and ending after it, a loop runs over that cl
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -18,6 +19,8 @@ from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, Ints, Mask
 
 Indices = NDArray[np.int32]
+_SLICES_AT_ONCE = 1 << 16
+"""At least, for a thread to take them."""
 
 
 @dataclass(frozen=True)
@@ -71,18 +74,37 @@ def order_outer_first(track: Ints, start: Ints, end: Ints) -> Ints:
     return order
 
 
-def nest(track: NDArray[Any], start: Ints, end: Ints) -> Nesting:
-    """Rows and parents of slices [start, end) on their tracks. An empty slice is treated as 1 ns long."""
+def nest(
+    track: NDArray[Any], start: Ints, end: Ints, side_by_side: Callable[..., Iterable[None]] = map
+) -> Nesting:
+    """Rows and parents of slices [start, end) on their tracks. An empty slice is treated as 1 ns long.
+
+    `side_by_side` is `map` of a pool of threads.
+    """
     if native.functions is None:
         return nest_with_numpy(track, start, end)
-    columns = track.astype(np.int32, copy=False), start, end
     tracks = int(track.max(initial=-1)) + 1
-    order, row, parent = native.functions.nest(*map(np.ascontiguousarray, columns), tracks)
-    return Nesting(
-        np.frombuffer(row, dtype=np.int32),
-        np.frombuffer(parent, dtype=np.int32),
-        np.frombuffer(order, dtype=np.int32),
-    )
+    columns = native.functions.by_track(np.ascontiguousarray(track, np.int32), tracks)
+    order, begins = np.frombuffer(columns[0], np.int32), np.frombuffer(columns[1], np.int64)
+    row, parent = np.empty(len(track), np.int32), np.empty(len(track), np.int32)
+    times = np.ascontiguousarray(start), np.ascontiguousarray(end)
+
+    def nest_tracks(first: int, stop: int) -> None:
+        slices = order[begins[first] : begins[stop]]
+        native.functions.nest(slices, begins[first : stop + 1], *times, row, parent)
+
+    bounds = _track_bounds(begins)
+    list(side_by_side(nest_tracks, bounds, bounds[1:]))
+    return Nesting(row, parent, order)
+
+
+def _track_bounds(begins: Ints) -> list[int]:
+    """Tracks at which a thread begins, so that small ones are taken together; and the number of tracks."""
+    bounds, last = [0], len(begins) - 1
+    while bounds[-1] < last:
+        after = int(np.searchsorted(begins, begins[bounds[-1]] + _SLICES_AT_ONCE))
+        bounds.append(min(max(after, bounds[-1] + 1), last))
+    return bounds
 
 
 def nest_with_numpy(track: NDArray[Any], start: Ints, end: Ints) -> Nesting:
@@ -113,7 +135,8 @@ def nest_with_numpy(track: NDArray[Any], start: Ints, end: Ints) -> Nesting:
 
 def by_level(level: Ints) -> list[Ints]:
     """Positions by level, each in ascending order."""
-    by_level = np.argsort(level.astype(np.int32), kind="stable")
+    kind = np.int16 if level.max(initial=0) < 1 << 15 else np.int32  # two bytes are sorted by counting
+    by_level = np.argsort(level.astype(kind), kind="stable")
     bounds = np.cumsum(np.bincount(level))[:-1]
     return np.split(by_level, bounds)
 

@@ -33,7 +33,6 @@ _KIND_OF_CATEGORY = {
 }
 _KIND_OF_PHASE = {"b": "async", "e": "async", "n": "async", "C": "counter"}
 _ON_DEVICE = ("stream", "annotation")
-_EVENTS_AT_ONCE = 1 << 18
 FLOW_PHASES = ("s", "t", "f")
 INSTANT_PHASES = ("i", "I", "R")
 COUNTER_PHASES = ("C",)
@@ -83,9 +82,9 @@ class Recording:
         """The code of a text, or one that no event has."""
         return self.events.code(text)
 
-    def with_phase(self, *phases: str) -> Ints:
+    def with_phase(self, pool: Executor, *phases: str) -> Ints:
         """The placed events of some phases, in file order."""
-        return _with_phase(self.events, self.placed, phases)
+        return _with_phase(self.events, self.placed, phases, pool)
 
     def points_with_phase(self, phases: tuple[str, ...]) -> Points:
         """The points of some phases, in file order."""
@@ -104,16 +103,18 @@ def arrange(events: Events, pool: Executor) -> Recording:
     is_metadata = events.groups[:, 0] == events.code("M")
     # Memory snapshots of older versions of torch have no times; their order is sufficient.
     needs_time = ~is_metadata & (events.groups[:, 1] != events.code(SNAPSHOT_CATEGORY))
-    pieces = [slice(at, at + _EVENTS_AT_ONCE) for at in range(0, len(events), _EVENTS_AT_ONCE)]
+    pieces = _pieces(len(events))
     placed = np.empty(len(events), dtype=bool)
 
-    def find_timed(piece: slice) -> tuple[Numbers, int]:
-        """The earliest and the latest time; how many events have none that should."""
+    def find_timed(piece: slice) -> tuple[Numbers, Ints, int]:
+        """The earliest and the latest time; how many events of each group have one, and how many have none that
+        should."""
         has_time = (time[piece] != NULL) & ~is_metadata[group[piece]]
         placed[piece] = has_time
         times = time[piece][has_time]
+        ends = times if len(times) < 2 else np.array([times.min(), times.max()])
         untimed = needs_time[group[piece][~has_time]]
-        return (times if len(times) < 2 else np.array([times.min(), times.max()])), int(untimed.sum())
+        return ends, np.bincount(group[piece][has_time], minlength=len(events.groups)), int(untimed.sum())
 
     def place(piece: slice) -> None:
         lasting = duration[piece]
@@ -123,8 +124,8 @@ def arrange(events: Events, pool: Executor) -> Recording:
         track[piece] = track_of_group[group[piece]]
         track[piece][~placed[piece]] = NONE
 
-    ends, untimed = zip(*pool.map(find_timed, pieces), strict=True) if pieces else ((time[:0],), (0,))
-    limits = np.concatenate(ends)
+    ends, of_groups, untimed = zip(*pool.map(find_timed, pieces or [slice(0)]), strict=True)
+    limits, in_group = np.concatenate(ends), np.sum(of_groups, axis=0)
     misplaced = sum(untimed)
     if len(limits) and int(limits.max()) - int(limits.min()) > _LONGEST_FILE_NS:
         timed = int(placed.sum())
@@ -132,33 +133,49 @@ def arrange(events: Events, pool: Executor) -> Recording:
         placed &= (time >= low) & (time <= high)
         misplaced += timed - int(placed.sum())
         limits = time[placed]
+        in_group = np.bincount(group[placed], minlength=len(events.groups))
     origin = int(limits.min()) if len(limits) else 0
     track = np.empty(len(events), dtype=np.int32)
-    track_of_group, names = _tracks(events, placed)
+    track_of_group, names = _tracks(events, in_group > 0)
     list(pool.map(place, pieces))
+    tracks = pool.submit(_with_devices, events, track, names)
+    points = _points(events, placed, track, pool)
     return Recording(
         events=events,
         threads=threads,
         origin_ns=origin,
-        timed=int(np.count_nonzero(placed)),
+        timed=int(in_group.sum()),
         misplaced=misplaced,
         placed=placed,
         track=track,
-        tracks=_with_devices(events, track, names),
-        points=_points(events, placed, track),
+        tracks=tracks.result(),
+        points=points,
     )
 
 
-def _points(events: Events, placed: Mask, track: Codes) -> Points:
-    points = _with_phase(events, placed, (*INSTANT_PHASES, *COUNTER_PHASES, *FLOW_PHASES))
+def _pieces(count: int) -> list[slice]:
+    return [slice(at, at + _EVENTS_AT_ONCE) for at in range(0, count, _EVENTS_AT_ONCE)]
+
+
+def _points(events: Events, placed: Mask, track: Codes, pool: Executor) -> Points:
+    points = _with_phase(events, placed, (*INSTANT_PHASES, *COUNTER_PHASES, *FLOW_PHASES), pool)
     columns: tuple[NDArray[Any], ...] = (events.group, track, events.time, events.name)
     if len(points) == len(events):  # as in a memory snapshot: none is copied
         return Points(points.astype(np.int32), *columns)
-    return Points(points, *(column[points] for column in columns))
+    return Points(points, *pool.map(lambda column: column[points], columns))
 
 
-def _with_phase(events: Events, placed: Mask, phases: tuple[str, ...]) -> Ints:
-    return np.flatnonzero(events.has_text(events.phase, phases) & placed)
+def _with_phase(events: Events, placed: Mask, phases: tuple[str, ...], pool: Executor) -> Ints:
+    wanted = events.has_text(events.groups[:, 0], phases)
+    if not wanted.any():
+        return np.empty(0, dtype=np.int64)
+
+    def indices(piece: slice) -> Ints:
+        members: Ints = np.flatnonzero(wanted[events.group[piece]] & placed[piece])
+        members += piece.start
+        return members
+
+    return np.concatenate([*pool.map(indices, _pieces(len(events)))])
 
 
 def _usable_range(times: Numbers) -> tuple[int, int]:
@@ -177,11 +194,11 @@ def _track_key(phase: str, category: str, pid: str, tid: str) -> TrackKey:
     return kind, pid, {"async": category, "counter": ""}.get(kind, tid)
 
 
-def _tracks(events: Events, placed: Mask) -> tuple[Codes, list[TrackKey]]:
-    """The track of each group, and the tracks in the order of their kinds, pids and tids."""
+def _tracks(events: Events, occurs: Mask) -> tuple[Codes, list[TrackKey]]:
+    """The track of each group, and the tracks in the order of their kinds, pids and tids. `occurs`: which groups have
+    events that are placed."""
     texts = events.texts
-    occurs = np.bincount(events.group[placed], minlength=len(events.groups)) > 0
-    occurs &= ~events.has_text(events.groups[:, 0], FLOW_PHASES)
+    occurs = occurs & ~events.has_text(events.groups[:, 0], FLOW_PHASES)
     keys = [_track_key(*(texts[code] for code in row)) for row in events.groups.tolist()]
     names = sorted({key for key, wanted in zip(keys, occurs, strict=True) if wanted})
     number = {key: index for index, key in enumerate(names)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rankscope.errors import RankscopeError, ReadError, StoreError
 from rankscope.files import sync_folder
 from rankscope.model import EVENTS, FORMAT_VERSION
 from rankscope.readers import EventBatch, Reading, find_reader
+from rankscope.readers.base import ReadReport, reported_apart
 from rankscope.readers.columns import EventColumns
 from rankscope.store.checksums import checksums, write_checked_json
 from rankscope.store.discover import sidecar_kind, text_bytes
@@ -134,20 +135,19 @@ def _write_events(reading: Reading, log: EventLog, files: TableFiles, progress: 
             yield batch
 
     with ParquetFile(files.folder / f"{EVENTS.name}.parquet", EVENTS.fields) as file:
-        for batch in files.in_threads(_read, batches()):
+        for batch, report in files.in_threads(_read, batches()):
+            reading.report.add(report)
             file.append(batch.encoded, batch.count)
             log.add(batch)
             del batch  # else it is held while the next one is waited for
 
 
-def _read(batch: EventBatch) -> ReadBatch:
-    try:
+def _read(batch: EventBatch) -> tuple[ReadBatch, ReadReport]:
+    with closing(batch), reported_apart() as report:
         columns = batch.columns()
         for look in watching:
             look(columns)
-        return read_batch(columns)
-    finally:
-        batch.close()
+        return read_batch(columns), report
 
 
 def _write_further(reading: Reading, folder: Path, origin_ns: int) -> dict[str, int]:

@@ -81,12 +81,12 @@ def find_slices(recording: Recording, pool: Executor) -> tuple[SliceColumns, int
     Where all slices are complete events, their columns take the place of the events', to save memory.
     """
     events = recording.events
-    complete = recording.with_phase("X")
+    complete = recording.with_phase(pool, "X")
     events_of_slices = [complete]
     durations: list[Ints] = []
     unpaired = 0
     for begin, end in (("B", "E"), ("b", "e")):
-        halves = recording.with_phase(begin, end)
+        halves = recording.with_phase(pool, begin, end)
         if len(halves) == 0:
             continue
         if not durations:
@@ -114,14 +114,14 @@ def find_slices(recording: Recording, pool: Executor) -> tuple[SliceColumns, int
         durations.append(ends - time[begun])
         last = max(last, int(ends.max(initial=0)))
     index = np.concatenate(events_of_slices) if len(events_of_slices) > 1 else complete
-    category = events.category[index]
+    category = pool.submit(lambda: events.category[index])
     if len(events_of_slices) > 1:
         time, duration = events.time[index], np.concatenate(durations)
         track, name = recording.track[index], events.name[index]
     else:
         of_events: tuple[NDArray[Any], ...] = events.time, events.duration, recording.track, events.name
         time, duration, track, name = pool.map(lambda column: _moved_up(column, index), of_events)
-    return SliceColumns(index.astype(np.int32), track, time, duration, name, category), unpaired
+    return SliceColumns(index.astype(np.int32), track, time, duration, name, category.result()), unpaired
 
 
 def _moved_up(column: NDArray[Any], index: Ints) -> NDArray[Any]:
@@ -254,12 +254,27 @@ Rows = NDArray[Any] | slice
 
 
 @dataclass(frozen=True)
-class SliceTable:
-    """All columns of SLICES, for any of its rows."""
+class NestedSlices:
+    """The slices of a recording, and what lies inside what."""
 
     recording: Recording
     slices: SliceColumns
     nesting: Nesting
+
+    @cached_property
+    def lookup(self) -> SliceLookup:
+        slices = self.slices
+        return SliceLookup(self.nesting, slices.track, slices.time, slices.duration)
+
+    def ids(self, index: NDArray[Any]) -> Ints:
+        """Ids of slices, from their indices in the arrays."""
+        return follow(index, self.slices.event) if len(self.slices) else index
+
+
+@dataclass(frozen=True)
+class SliceTable(NestedSlices):
+    """All columns of SLICES, for any of its rows."""
+
     links: Links
     step: NDArray[Any]
     self_ns: Ints
@@ -307,15 +322,6 @@ class SliceTable:
             "device_ns": Numbers(own_time, NULL),
             "total_device_ns": Numbers(total, NULL),
         }
-
-    @cached_property
-    def lookup(self) -> SliceLookup:
-        slices = self.slices
-        return SliceLookup(self.nesting, slices.track, slices.time, slices.duration)
-
-    def ids(self, index: NDArray[Any]) -> Ints:
-        """Ids of slices, from their indices in the arrays."""
-        return follow(index, self.slices.event) if len(self.slices) else index
 
 
 def write_slices(

@@ -36,8 +36,8 @@ from rankscope.timeline.categories import Names
 from rankscope.timeline.collectives.recorded_calls import RecordedCall
 from rankscope.timeline.collectives.table import write_collectives
 from rankscope.timeline.json_arguments import arguments, number_of, text_of
-from rankscope.timeline.linking import Steps, follow, self_time
-from rankscope.timeline.nesting import ancestors, by_level, nest
+from rankscope.timeline.linking import Links, Steps, follow, self_time
+from rankscope.timeline.nesting import by_level, nest
 from rankscope.timeline.recording import (
     COUNTER_PHASES,
     FLOW_PHASES,
@@ -48,6 +48,7 @@ from rankscope.timeline.recording import (
 )
 from rankscope.timeline.slices import (
     DeviceTime,
+    NestedSlices,
     SliceTable,
     find_slices,
     kinds_of,
@@ -63,7 +64,6 @@ from rankscope.timeline.step_times import StepTimes
 
 _GRAPH_LAUNCH = re.compile(GRAPH_LAUNCH_PATTERN)
 _COMPILED = re.compile(COMPILED_PATTERN)
-_MANY_THREADS = 4
 _EXACT = 1 << 53
 _MEMORY_COLUMNS = {
     "bytes": "Bytes",
@@ -88,39 +88,34 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
     slices, unpaired = find_slices(recording, pool)  # the events' own columns mean nothing from here on
     slices = _moved(slices, scratch)
     scratch.release()
-    nested = pool.submit(lambda: _moved(nest(slices.track, slices.time, slices.end), scratch))
-    steps = steps_of_host(recording, slices)
-    kinds = kinds_of(recording, slices)
-    nesting = nested.result()
+    kinds_of_slices = pool.submit(kinds_of, recording, slices)
+    steps_found = pool.submit(steps_of_host, recording, slices)
+    nesting = _moved(nest(slices.track, slices.time, slices.end, pool.map), scratch)
     scratch.release()
+    nested = NestedSlices(recording, slices, nesting)
+    tables = [pool.submit(_write_links, files, nested), pool.submit(_write_counters, files, recording)]
+    steps, kinds = steps_found.result(), kinds_of_slices.result()
     step_at_start = pool.submit(lambda: scratch.moved(steps.at(slices.time)))
     self_ns = pool.submit(lambda: scratch.moved(self_time(nesting, slices.duration)))
     links = _moved(link_slices(recording, slices, nesting, kinds, pool), scratch)
+    is_gpu = kinds.is_gpu
+    del kinds, kinds_of_slices  # the other masks are not needed any more
     scratch.release()
-    device = pool.submit(device_time, links.op, kinds.is_gpu, slices.duration)
-    step, times = step_columns(slices, links, steps, kinds.is_gpu, step_at_start.result())
+    device = pool.submit(device_time, links.op, is_gpu, slices.duration, nesting.row)
+    tables.append(pool.submit(_write_instants, files, nested, links, steps))
+    step, times = step_columns(slices, links, steps, is_gpu, step_at_start.result())
     native.release_memory(len(slices))
     source = SliceTable(recording, slices, nesting, links, step, self_ns.result(), device.result())
-    flow_links = pool.submit(_write_links, files, source)
-    if files.ahead < _MANY_THREADS:  # one large table at a time, to save memory
-        write_activity(files, source, np.flatnonzero(kinds.is_gpu))
-        flow_links.result()
-    scratch.release()
-    others = [
-        pool.submit(_write_instants, files, source, steps),
+    tables += [
         pool.submit(write_collectives, files, source, recorded),
-        pool.submit(_write_counters, files, recording),
         pool.submit(_write_computing, files, source),
         pool.submit(_write_tracks, files, source),
     ]
+    write_activity(files, source, np.flatnonzero(is_gpu))
     _write_steps(files, steps, times)
-    if files.ahead >= _MANY_THREADS:
-        write_activity(files, source, np.flatnonzero(kinds.is_gpu))
-    for table in (flow_links, *others):
-        table.result()
     launches = of_categories(recording, slices, LAUNCH_CATEGORIES)
     ranges = of_categories(recording, slices, ("cpu_op", "user_annotation"))
-    return {
+    facts = {
         "origin_ns": recording.origin_ns,
         "end_ns": slices.last_end(),
         "slices": len(slices),
@@ -133,6 +128,9 @@ def write_tables(events: Events, files: TableFiles, recorded: Sequence[RecordedC
         "replays": bool(named(recording, slices.name[launches], _GRAPH_LAUNCH.search).any()),
         "compiled": bool(named(recording, slices.name[ranges], _COMPILED.search).any()),
     }
+    for table in tables:
+        table.result()
+    return facts
 
 
 Columns = TypeVar("Columns")
@@ -218,8 +216,8 @@ def _write_steps(files: TableFiles, steps: Steps, times: StepTimes) -> None:
     )
 
 
-def _write_instants(files: TableFiles, source: SliceTable, steps: Steps) -> None:
-    recording = source.recording
+def _write_instants(files: TableFiles, nested: NestedSlices, links: Links, steps: Steps) -> None:
+    recording = nested.recording
     events, points = recording.events, recording.points_with_phase(INSTANT_PHASES)
     index = points.event
     memory = events.memory
@@ -229,10 +227,10 @@ def _write_instants(files: TableFiles, source: SliceTable, steps: Steps) -> None
         memory[position[there]] = events.memory[there]
     column = {name: position for position, name in enumerate(MEMORY_ARGS)}
     op: NDArray[Any] = np.broadcast_to(np.int32(NONE), len(index))
-    if len(source.slices):
+    if len(nested.slices):
         op = op.copy()
         allocations = np.flatnonzero(memory[:, column["Bytes"]] > 0)
-        op[allocations] = allocating_ops(source, points.track[allocations], points.time[allocations])
+        op[allocations] = allocating_ops(nested, links, points.track[allocations], points.time[allocations])
     texts = events.coded_texts
 
     def chunks(piece: slice) -> Mapping[str, Chunk]:
@@ -278,16 +276,16 @@ def _write_counters(files: TableFiles, recording: Recording) -> None:
     )
 
 
-def _write_links(files: TableFiles, source: SliceTable) -> None:
+def _write_links(files: TableFiles, nested: NestedSlices) -> None:
     """A flow event names a track and a time; it is linked to the slice that is open there.
 
     A step or an end of a flow is linked with the start or step before it in time: an id that is used again is another
     flow, and no link ends before it starts.
     """
-    recording = source.recording
+    recording = nested.recording
     events = recording.events
     index, track, time = _flow_ends(recording)
-    bound = source.ids(source.lookup.at(track, time))
+    bound = nested.ids(nested.lookup.at(track, time))
     flow = events.flow_of(index)
     first, then = _flow_links(recording, index, time, flow, bound)
     either = np.where(first != NONE, first, then)
@@ -428,8 +426,8 @@ def _write_computing(files: TableFiles, source: SliceTable) -> None:
     )
 
 
-def device_time(op: NDArray[Any], is_gpu: Mask, duration: Ints) -> DeviceTime:
-    """The device time of the ops that launched some, from the innermost op of each slice."""
+def device_time(op: NDArray[Any], is_gpu: Mask, duration: Ints, row: NDArray[Any]) -> DeviceTime:
+    """The device time of the ops that launched some, from the innermost op of each slice, and its row in its track."""
     launched = np.flatnonzero(is_gpu & (op != NONE))
     at, times = _summed(op[launched], duration[launched])
     has_time = np.zeros(len(op), dtype=bool)
@@ -437,16 +435,15 @@ def device_time(op: NDArray[Any], is_gpu: Mask, duration: Ints) -> DeviceTime:
     while len(inside):  # and the ops around them, each once
         has_time[inside] = True
         around = op[inside]
-        around = unique_values(around[around != NONE])
-        inside = around[~has_time[around]]
+        inside = unique_values(around[(around != NONE) & ~has_time[around]])
     ops = np.flatnonzero(has_time)
+    place = np.cumsum(has_time, dtype=np.int32) - 1
     own_time = np.zeros(len(ops), dtype=np.int64)
-    own_time[np.searchsorted(ops, at)] = times
-    around = op[ops]
-    parent = np.full(len(ops), NONE)
-    parent[around != NONE] = np.searchsorted(ops, around[around != NONE])
+    own_time[place[at]] = times
+    parent = follow(op[ops], place)
     total = own_time.copy()
-    for members in reversed(by_level(ancestors(parent))[1:]):  # the innermost first
+    for members in reversed(by_level(row[ops])):  # the innermost first: an op is below those around it
+        members = members[parent[members] != NONE]
         np.add.at(total, parent[members], total[members])
     return DeviceTime(ops, own_time, total)
 
@@ -461,21 +458,21 @@ def _summed(keys: NDArray[Any], values: Ints) -> tuple[Ints, Ints]:
     return ordered[begins], np.add.reduceat(values[order], begins)
 
 
-def allocating_ops(source: SliceTable, track: NDArray[Any], time: Ints) -> Ints:
+def allocating_ops(nested: NestedSlices, links: Links, track: NDArray[Any], time: Ints) -> Ints:
     """Ids of the ops responsible for allocations at given tracks and times.
 
     It is the innermost open op that does more than allocate, or the innermost if all of them only allocate.
     """
-    slices, links = source.slices, source.links
-    innermost = source.lookup.at(track, time)
+    slices, recording = nested.slices, nested.recording
+    innermost = nested.lookup.at(track, time)
     if len(slices) == 0:
         return innermost
-    is_op = slices.category == source.recording.code("cpu_op")
+    is_op = slices.category == recording.code("cpu_op")
     ops = np.flatnonzero(is_op)
     allocates = np.zeros(len(slices), dtype=bool)
-    allocates[ops] = named(source.recording, slices.name[ops], _ALLOCATING_OP.search)
+    allocates[ops] = named(recording, slices.name[ops], _ALLOCATING_OP.search)
     innermost = np.where((innermost != NONE) & ~is_op[innermost], follow(innermost, links.op), innermost)
     op = innermost
     while (only_allocates := (op != NONE) & allocates[op]).any():
         op = np.where(only_allocates, links.op[op], op)
-    return source.ids(np.where(op != NONE, op, innermost))
+    return nested.ids(np.where(op != NONE, op, innermost))
