@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -301,8 +302,16 @@ class Segments:
         ranks: the mean over the ranks of a stage. stages: also, the total of a stage in each pass of a micro-batch is
         the mean over stages. all: also the mean over micro-batches and steps.
         """
-        if not len(self.rank):
-            return np.zeros(0)
+        if what not in self._balanced:
+            self._balanced[what] = self._balance(what) if len(self.rank) else np.zeros(0)
+        return self._balanced[what]
+
+    @cached_property
+    def _balanced(self) -> dict[Balance, Floats]:
+        """The answers of `balanced_ns`."""
+        return {}
+
+    def _balance(self, what: Balance) -> Floats:
         keys = (self.stage, self.step, self.micro_batch, self.phase, self.chunk, self.position)
         rows, number = number_rows(keys)
         stage, step, micro_batch, phase, _, position = rows.T
@@ -363,6 +372,7 @@ def _evened(passes: Sequence[Ints], alike: Sequence[Ints], time: Floats) -> Floa
     return (_means(group, total)[group] / np.maximum(total, 1))[number]
 
 
+@once_per_run
 def segments(run: Run, scope: Scope) -> Segments:
     """Of the ranks and steps in scope; without steps, all that was recorded is one step."""
     every = _all_segments(run, Scope(ranks=scope.ranks))
