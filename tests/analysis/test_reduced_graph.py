@@ -29,6 +29,7 @@ from rankscope.bench.synthetic.cluster import Fault, Job, simulate
 from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.collective_kinds import KINDS
 from rankscope.errors import UsageError
+from rankscope.store.arrays import grouped
 from rankscope.store.ingest import Options
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
@@ -98,9 +99,21 @@ def test_the_level_of_a_unit_is_its_longest_chain_of_causes(ways: list[tuple[int
     assert levels.tolist() == [length if length < units else -1 for length in longest]
 
 
+@given(st.lists(st.integers(0, 9)))
+def test_entries_of_a_group_stay_in_their_order(groups: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for functions in {native.functions, None}:
+            patch.setattr(native, "functions", functions)
+            order, first = grouped(np.array(groups, dtype=np.int64), 10)
+            assert order.tolist() == sorted(range(len(groups)), key=lambda entry: groups[entry])
+            assert first.tolist() == [sum(group < limit for group in groups) for limit in range(11)]
+
+
 @needs_c
 def test_arrays_that_do_not_belong_together_are_refused() -> None:
     some, none = np.array([0, 1]), np.empty(0, dtype=np.int64)
+    with pytest.raises(ValueError, match="groups"):
+        native.functions.grouped(some, 1)
     with pytest.raises(ValueError, match="bounds"):
         native.functions.levels(some, np.array([7]))
     with pytest.raises(ValueError, match="belong"):

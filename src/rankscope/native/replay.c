@@ -28,6 +28,32 @@ static PyObject *refused(const char *what) {
     return NULL;
 }
 
+/* The entries by group, in their order, and where each group begins: a sort that compares nothing. */
+static PyObject *grouped(PyObject *self, PyObject *arguments) {
+    (void)self;
+    Py_buffer buffer;
+    Py_ssize_t groups;
+    if (!PyArg_ParseTuple(arguments, "y*n", &buffer, &groups)) return NULL;
+    Numbers group = numbers(&buffer);
+    bool valid = groups >= 0 && are_indices(group, (size_t)groups);
+    Array out[2] = {{0}, {0}};
+    Py_BEGIN_ALLOW_THREADS;
+    if (valid && array_reserve(&out[0], group.count * 8 + 1) && array_reserve(&out[1], ((size_t)groups + 1) * 8)) {
+        int64_t *order = (int64_t *)out[0].data, *next = (int64_t *)out[1].data;
+        memset(next, 0, ((size_t)groups + 1) * 8);
+        for (size_t i = 0; i < group.count; i++) next[group.data[i] + 1]++;
+        for (Py_ssize_t i = 0; i < groups; i++) next[i + 1] += next[i];
+        for (size_t i = 0; i < group.count; i++) order[next[group.data[i]]++] = (int64_t)i;
+        memmove(next + 1, next, (size_t)groups * 8); /* each is where the next one begins by now */
+        next[0] = 0;
+        out[0].size = group.count * 8;
+        out[1].size = ((size_t)groups + 1) * 8;
+    }
+    Py_END_ALLOW_THREADS;
+    PyBuffer_Release(&buffer);
+    return valid ? arrays_to_python(out, 2) : refused("expected the numbers of groups, from 0");
+}
+
 /* By unit, the length of the longest chain of causes before it; -1 in a cycle and behind one. */
 static PyObject *levels(PyObject *self, PyObject *arguments) {
     (void)self;
@@ -106,6 +132,7 @@ static PyObject *replay(PyObject *self, PyObject *arguments) {
 }
 
 PyMethodDef replay_methods[] = {
+    {"grouped", grouped, METH_VARARGS, "grouped(groups, count) -> the entries by group, and where each group begins."},
     {"levels", levels, METH_VARARGS, "levels(first, effects) -> the level of each unit; -1 where they wait in a cycle."},
     {"replay", replay, METH_VARARGS, "replay(ends, origins, weights, ways, shifts, points, took) fills in the ends."},
     {NULL, NULL, 0, NULL},

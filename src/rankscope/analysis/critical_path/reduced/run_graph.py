@@ -38,6 +38,7 @@ from rankscope.records import dataclass
 from rankscope.store.arrays import (
     Floats,
     count_before,
+    grouped,
     number_rows,
     ranges,
     starts_group,
@@ -210,9 +211,7 @@ class ReducedGraph:
     @cached_property
     def ways_of(self) -> tuple[Ints, Ints]:
         """The ways, by rank; and where those of each rank begin."""
-        rank = self.rank[self.to]
-        order = np.argsort(rank, kind="stable")
-        return order, np.searchsorted(rank[order], np.arange(len(self.ranks) + 1))
+        return grouped(self.rank[self.to], len(self.ranks))
 
 
 class _Shares(NamedTuple):
@@ -533,10 +532,8 @@ class ReducedReplay:
         level = np.full(len(graph.collectives.transfer) + len(graph.rank), NONE)
         inner = origin < len(graph.rank)
         inner[inner] = graph.inside[origin[inner]]
-        cause, effect = unit[origin[inner]], unit[to[inner]]
-        order = np.argsort(cause, kind="stable")
-        cause, effect = cause[order], effect[order]
-        first = np.searchsorted(cause, np.arange(len(level) + 1))
+        order, first = grouped(unit[origin[inner]], len(level))
+        effect = unit[to[inner]][order]
         is_unit = np.zeros(len(level), dtype=bool)
         is_unit[unit[graph.inside]] = True
         if native.functions is not None:
@@ -557,14 +554,16 @@ class ReducedReplay:
     def _prepare(self, level: Ints, to: Ints, origin: Ints, moves: Ints, stays: Ints) -> None:
         graph, unit = self.graph, self._unit
         points = np.flatnonzero(graph.inside)
-        points = points[np.lexsort((unit[points], level[unit[points]]))]
+        points = points[grouped(unit[points], len(level))[0]]
+        points = points[grouped(level[unit[points]], int(level.max(initial=NONE)) + 1)[0]]
         outside = np.flatnonzero(~graph.inside)
         position = np.empty(len(graph.rank) + 1, dtype=np.int64)
         position[np.concatenate([points, outside, [len(graph.rank)]])] = np.arange(len(position))
         self._points, self._moves = points, moves
         self._rest = np.concatenate([graph.end[outside], [0]])
-        order = np.argsort(position[to], kind="stable")
-        self._order, self._origin = order, position[origin[order]]
+        # Every point has a way.
+        order, first = grouped(position[to], len(points))
+        self._order, self._origin, self._first_way = order, position[origin[order]], first
         self._stays = graph.start[stays]
         done = (
             graph.end[graph.collectives.last] if len(graph.collectives.last) else np.zeros(1, dtype=np.int64)
@@ -575,13 +574,12 @@ class ReducedReplay:
         self._shift = np.where(together, graph.end[points] - done[np.maximum(match, 0)], 0)
         heads = np.flatnonzero(starts_group([unit[points]])) if len(points) else points
         self._heads = points[heads]
-        of_way = position[to[order]]
-        ways = np.flatnonzero(starts_group([of_way])) if len(of_way) else of_way
-        self._first_way, self._first_point = np.append(ways, len(of_way)), np.append(heads, len(points))
+        self._first_point = np.append(heads, len(points))
         self._level = level[unit[points]]
-        key = graph.rank[points] * (int(graph.cycle.max(initial=0)) + 1) + graph.cycle[points]
-        self._by_cycle = np.argsort(key, kind="stable")
-        self._cycles = np.flatnonzero(starts_group([key[self._by_cycle]])) if len(key) else key
+        cycles = int(graph.cycle.max(initial=0)) + 1
+        key = graph.rank[points] * cycles + graph.cycle[points]
+        self._by_cycle, first = grouped(key, len(graph.ranks) * cycles)
+        self._cycles = first[:-1][np.diff(first) > 0]
 
     def ends(self, work: Work) -> Ints:
         """The end of each point in the window, in the order of `_points`."""
