@@ -9,7 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from rankscope import native
 from rankscope.analysis.across_ranks.segments import BALANCES
 from rankscope.analysis.core import rollups
 from rankscope.analysis.core.result import Finding, Remedy
@@ -26,6 +29,7 @@ from rankscope.bench.synthetic.cluster import Fault, Job, simulate
 from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.collective_kinds import KINDS
 from rankscope.errors import UsageError
+from rankscope.store.arrays import grouped
 from rankscope.store.ingest import Options
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
@@ -62,6 +66,62 @@ def check_as_recorded(run: Run, scope: Scope) -> None:
 def test_a_replay_without_changes_gives_the_recorded_times(run: Run) -> None:
     check_as_recorded(run, Scope().in_run(run))
     check_as_recorded(run, Scope(steps=(1, 2)))
+
+
+needs_c = pytest.mark.skipif(native.functions is None, reason="the C parts were not built")
+
+
+@needs_c
+def test_the_part_in_c_replays_as_numpy_does(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = reduced_graph(run, Scope(steps=(1, 2)))
+    changes = [scenarios.hide_comm(), scenarios.no_gaps(), scenarios.syncs_gone(), scenarios.balanced("all")]
+    works = [change.change_reduced(graph, graph.work) for change in changes]
+    in_c = [ReducedReplay(graph).ends(work) for work in works]
+    monkeypatch.setattr(native, "functions", None)
+    for work, ends in zip(works, in_c, strict=True):
+        assert (ReducedReplay(graph).ends(work) == ends).all()
+    assert len({tuple(ends.tolist()) for ends in in_c}) == len(works)
+
+
+@needs_c
+@given(st.integers(1, 12).flatmap(lambda units: st.lists(st.tuples(*[st.integers(0, units - 1)] * 2))))
+def test_the_level_of_a_unit_is_its_longest_chain_of_causes(ways: list[tuple[int, int]]) -> None:
+    """Brute force: a unit in a cycle, or behind one, has chains that are longer than there are units."""
+    units = 1 + max((max(way) for way in ways), default=0)
+    causes = {unit: [cause for cause, effect in ways if effect == unit] for unit in range(units)}
+    longest = [0] * units
+    for _ in range(units + 1):
+        longest = [max((1 + longest[cause] for cause in causes[unit]), default=0) for unit in range(units)]
+    ordered = sorted(ways)
+    first = np.searchsorted([cause for cause, _ in ordered], np.arange(units + 1))
+    effects = np.array([effect for _, effect in ordered], dtype=np.int64)
+    levels = np.frombuffer(native.functions.levels(first, effects), np.int64)
+    assert levels.tolist() == [length if length < units else -1 for length in longest]
+
+
+@given(st.lists(st.integers(0, 9)))
+def test_entries_of_a_group_stay_in_their_order(groups: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for functions in {native.functions, None}:
+            patch.setattr(native, "functions", functions)
+            order, first = grouped(np.array(groups, dtype=np.int64), 10)
+            assert order.tolist() == sorted(range(len(groups)), key=lambda entry: groups[entry])
+            assert first.tolist() == [sum(group < limit for group in groups) for limit in range(11)]
+
+
+@needs_c
+def test_arrays_that_do_not_belong_together_are_refused() -> None:
+    some, none = np.array([0, 1]), np.empty(0, dtype=np.int64)
+    with pytest.raises(ValueError, match="groups"):
+        native.functions.grouped(some, 1)
+    with pytest.raises(ValueError, match="bounds"):
+        native.functions.levels(some, np.array([7]))
+    with pytest.raises(ValueError, match="belong"):
+        native.functions.replay(
+            np.zeros(1, dtype=np.int64), np.array([4]), np.array([0]), some, some[:1], some, some[:1]
+        )
+    with pytest.raises(ValueError, match="belong"):
+        native.functions.replay(none.copy(), none, none, none, none, none, none)
 
 
 @pytest.mark.slow

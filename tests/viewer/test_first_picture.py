@@ -11,7 +11,12 @@ from typing import Any
 
 import pytest
 
+from rankscope.analysis.core import rollups
+from rankscope.analysis.core.run_steps import rank_steps
+from rankscope.analysis.core.selection import Selection
 from rankscope.bench.synthetic import Plan, write
+from rankscope.timeline.run import open_run
+from rankscope.viewer import run_map
 
 ASK = """
 import json, sys
@@ -45,3 +50,18 @@ def test_it_needs_neither_the_database_nor_the_reports(tmp_path: Path) -> None:
     assert ask(tmp_path) == [run, picture, []]
     os.utime(next(tmp_path.glob("rank-00001*")), (1, 1))  # read again: made again
     assert ask(tmp_path) == [run, picture, loaded]
+
+
+@pytest.mark.slow
+def test_the_steps_of_a_large_run_are_those_of_its_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(Plan(ranks=2, events_per_rank=1_300, steps=3, max_offset_ns=2_000_000), tmp_path)
+    run = open_run([tmp_path])
+    from_tables = run_map._steps(run)
+    monkeypatch.setattr(rollups, "_LEAST_EVENTS", 1)
+    large = open_run([tmp_path])
+    assert [*run_map._kept_steps(large)] == []
+    rank_steps(large, Selection())  # keeps them
+    kept = [*run_map._kept_steps(open_run([tmp_path]))]
+    assert len(kept) == 2 and kept[0] == from_tables and len(from_tables) == 3

@@ -204,7 +204,7 @@ def open_run(
     from rankscope.timeline.run import open_run as open_traces
 
     if not for_kept:
-        _import_numpy_with_one_thread()
+        import_numpy_with_one_thread()
     started = time.monotonic()
     run = open_traces(
         [path] if path else run_paths(args),
@@ -285,7 +285,7 @@ def expect_reading(args: argparse.Namespace) -> None:
     starting a reading process."""
     from rankscope.store.database import connect_early
 
-    _import_numpy_with_one_thread()
+    import_numpy_with_one_thread()
     connect_early()
     from rankscope.store.index import INDEX_FILE, store_folder
 
@@ -332,7 +332,7 @@ def may_be_kept(args: argparse.Namespace) -> bool:
     return path_of(paths[0] if is_store else store_folder(paths, None, args.cache), ANSWERS).exists()
 
 
-def _import_numpy_with_one_thread() -> None:
+def import_numpy_with_one_thread() -> None:
     """The matrices are small: on a busy login node BLAS threads spend seven times as long waiting as working. The
     variable is removed again, so that a job that is started later does not inherit it."""
     if os.environ.get(_BLAS_THREADS) is None:
@@ -364,7 +364,7 @@ def show_results(
 
 def read(paths: list[Path], options: Options, args: argparse.Namespace) -> Ingested:
     """Update a store, showing progress."""
-    _import_numpy_with_one_thread()
+    import_numpy_with_one_thread()
     from rankscope.timeline.reading import ingest
     from rankscope.timeline.run import Run
 

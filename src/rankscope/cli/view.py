@@ -121,6 +121,7 @@ def _view(args: argparse.Namespace) -> int:
     if args.tunnel is None:
         _print_how_to_reach(address.port, args.host)
     # What follows imports a second's worth of packages; a browser waits for the answer meanwhile.
+    common.import_numpy_with_one_thread()
     from rankscope.store.ingest import Options
     from rankscope.viewer.server import Server
     from rankscope.viewer.startup import Opening

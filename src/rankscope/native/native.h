@@ -65,6 +65,7 @@ extern PyMethodDef scan_methods[];
 extern PyMethodDef packing_methods[];
 extern PyMethodDef nesting_methods[];
 extern PyMethodDef interval_methods[];
+extern PyMethodDef replay_methods[];
 extern PyMethodDef sqlite_methods[];
 extern PyMethodDef repeated_methods[];
 extern PyMethodDef perfetto_methods[];

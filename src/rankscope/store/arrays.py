@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope import native
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -64,6 +66,15 @@ def count_before(keys: Sequence[Ints], time: Ints) -> Ints:
     count = np.empty(len(order), dtype=np.int64)
     count[order] = np.arange(len(order)) - first
     return count
+
+
+def grouped(group: Ints, count: int) -> tuple[Ints, Ints]:
+    """The entries by group, in their order; and where each of `count` groups begins, and the last one ends."""
+    if native.functions is not None:
+        order, first = native.functions.grouped(np.ascontiguousarray(group, np.int64), count)
+        return np.frombuffer(order, np.int64), np.frombuffer(first, np.int64)
+    by_group: Ints = np.argsort(group, kind="stable")
+    return by_group, np.searchsorted(group[by_group], np.arange(count + 1))
 
 
 def starts_group(sorted_keys: Sequence[Ints]) -> Mask:

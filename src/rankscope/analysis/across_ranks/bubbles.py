@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.analysis.across_ranks.lateness import middle_of_others
 from rankscope.analysis.across_ranks.layout import Layout, layout_of
 from rankscope.analysis.across_ranks.nodes import node_of
 from rankscope.analysis.across_ranks.schedule import (
@@ -22,17 +23,23 @@ from rankscope.analysis.across_ranks.schedule import (
     passes_of,
     schedule_of,
 )
-from rankscope.analysis.across_ranks.segments import FORWARD, rank_segments, runs_more_kernels, segments
+from rankscope.analysis.across_ranks.segments import (
+    FORWARD,
+    joined,
+    rank_segments,
+    runs_more_kernels,
+    segments,
+)
 from rankscope.analysis.core.collective_waits import waits
-from rankscope.analysis.core.grouping import split_by_rank
-from rankscope.analysis.core.intervals import Intervals, Ints, covered, intersect, join, subtract, union
+from rankscope.analysis.core.intervals import Axis, Intervals, Ints, covered, join, subtract, union
 from rankscope.analysis.core.notes import left_out, no_gpu
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded
-from rankscope.analysis.core.step_times import mean_step_ns, median_of, windows
+from rankscope.analysis.core.step_times import all_windows, mean_step_ns
 from rankscope.ranges import rank_words
 from rankscope.records import dataclass
+from rankscope.store.arrays import Mask
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
@@ -61,10 +68,9 @@ def bubbles(run: Run, scope: Scope, by: str | None = None) -> Result:
         return Result("bubbles", title, scope.window, columns, [], notes=tuple(notes))
     if scope.steps is None:
         notes.append("no steps: the whole window counts as one step (call profiler.step() in the loop)")
-    activity = _activities(run, scope)
+    activity = _Activity.of(run, scope)
     measured = _measure(run, scope, layout, activity)
-    exposed = {rank: subtract(each.waiting, each.compute) for rank, each in activity.items()}
-    passes = passes_of(segments(run, scope), exposed)
+    passes = passes_of(segments(run, scope), activity.exposed_waits)
     schedule = schedule_of(passes, layout) if passes else None
     models = schedule.bubbles() if schedule else {}
     if not models:
@@ -72,7 +78,7 @@ def bubbles(run: Run, scope: Scope, by: str | None = None) -> Result:
             "the parts of the bubbles are not known: forward and backward passes are not recorded on all stages "
             "(ProfilerActivity.CPU records autograd, which tells them apart)"
         )
-    rows = _rows(measured, models, {rank: layout.stage(rank) for rank in measured}, by)
+    rows = _rows(measured, models, layout, by)
     findings: tuple[Finding, ...] = ()
     if schedule and models:
         calls = {rank: record.forward_calls for rank, record in records.items()}
@@ -98,8 +104,12 @@ def _columns(by: str | None) -> tuple[Column, ...]:
 
 @dataclass(frozen=True)
 class _Activity:
-    """When a rank does what, over all that was recorded of it."""
+    """When the ranks do what, over all that was recorded of them: side by side on one axis."""
 
+    ranks: Ints
+    windows: dict[str, Ints]
+    """Of their time, in order: rank (its number among `ranks`), start, end."""
+    axis: Axis
     compute: Intervals
     busy: Intervals
     """Compute, copies, collectives other than send and recv."""
@@ -108,71 +118,123 @@ class _Activity:
     waiting: Intervals
     """For another rank, in any collective, send or recv."""
 
-
-def _activities(run: Run, scope: Scope) -> dict[int, _Activity]:
-    every = waits(run)
-    rows = every.rows
-    wait = rows.duration - np.where(every.entry_transfer > 0, every.entry_transfer, rows.duration)
-    columns = {"rank": rows.rank, "start": rows.start, "ready": rows.start + wait, "end": rows.end}
-    records = rank_segments(run, scope)
-    activity = {}
-    by_rank = split_by_rank({**columns, "is_message": rows.point_to_point}, records)
-    for rank, record in records.items():
-        mine, origin = by_rank[rank], run.origin_ns(rank)
-        compute = Intervals(record.compute_start + origin, record.compute_end + origin)
-        other = Intervals(record.other_start + origin, record.other_end + origin)
-        message = mine["is_message"]
-        activity[rank] = _Activity(
+    @classmethod
+    def of(cls, run: Run, scope: Scope) -> _Activity:
+        every, records = waits(run), rank_segments(run, scope)
+        ranks = np.array([*records], dtype=np.int64)
+        columns = all_windows(run, scope)
+        used, number = _among(ranks, columns["rank"])
+        windows = {"rank": number, **{name: columns[name][used] for name in ("start", "end")}}
+        rows, transfer = every.rows, every.entry_transfer
+        used, number = _among(ranks, rows.rank)
+        start, end, message = rows.start[used], rows.end[used], rows.point_to_point[used]
+        ready = np.where(transfer > 0, rows.end - transfer, rows.start)[used]
+        origins = np.array([run.origin_ns(rank) for rank in ranks.tolist()], dtype=np.int64)
+        parts = [*records.values()]
+        sets = []
+        for name in ("compute", "other"):
+            sides = [joined(parts, f"{name}_{side}") for side in ("start", "end")]
+            of_rank = np.repeat(
+                np.arange(len(ranks)), [len(getattr(part, f"{name}_start")) for part in parts]
+            )
+            sets.append((of_rank, *(side + origins[of_rank] for side in sides)))
+        times = [*sets[0][1:], *sets[1][1:], start, end, windows["start"], windows["end"]]
+        axis = Axis.over(np.concatenate(times), np.concatenate(times), len(ranks))
+        compute, other = (
+            Intervals(axis.place(low, of_rank), axis.place(high, of_rank)) for of_rank, low, high in sets
+        )
+        start, ready, end = (axis.place(time, number) for time in (start, ready, end))
+        return cls(
+            ranks,
+            windows,
+            axis,
             compute,
             join(compute, other),
-            union(mine["ready"][message], mine["end"][message]),
-            union(mine["start"], mine["ready"]),
+            union(ready[message], end[message]),
+            union(start, ready),
         )
-    return activity
+
+    def exposed_waits(self, rank: Ints, start: Ints, end: Ints) -> Ints:
+        """How long a rank waits for another and does not compute, in each interval."""
+        number = np.searchsorted(self.ranks, rank)
+        exposed = subtract(self.waiting, self.compute)
+        return covered(exposed, self.axis.place(start, number), self.axis.place(end, number))
 
 
-def _measure(
-    run: Run, scope: Scope, layout: Layout, activity: Mapping[int, _Activity]
-) -> dict[int, dict[str, Ints]]:
-    """By rank, for each step: its length, its busy time, and its bubble."""
+def _among(ranks: Ints, rank: Ints) -> tuple[Mask, Ints]:
+    """Which of the entries are of these ranks, and the number of the rank of each of these."""
+    used = np.isin(rank, ranks)
+    return used, np.searchsorted(ranks, rank[used])
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """By window of a rank, in order of the ranks: its length, its busy time, and its bubble."""
+
+    rank: Ints
+    window: Ints
+    busy: Ints
+    bubble: Ints
+
+
+def _measure(run: Run, scope: Scope, layout: Layout, activity: _Activity) -> _Measured:
+    axis, windows = activity.axis, activity.windows
+    start, end = (axis.place(windows[name], windows["rank"]) for name in ("start", "end"))
+    idle = subtract(union(start, end), join(activity.busy, activity.messages))
     # When a rank is idle it does not compute: the compute of its pipeline is that of other stages.
-    computing: dict[tuple[int, ...], Intervals] = {}
-    measured = {}
-    for rank, mine in activity.items():
-        pipeline = layout.group_of(rank, "pp")
-        if pipeline not in computing:
-            computing[pipeline] = join(*(activity[peer].compute for peer in pipeline if peer in activity))
-        steps = windows(run, rank, scope)
-        idle = subtract(union(steps.start, steps.end), join(mine.busy, mine.messages))
-        bubble = intersect(idle, computing[pipeline])
-        if len(steps.start):
-            measured[rank] = {
-                "window": steps.end - steps.start,
-                "busy": covered(mine.busy, steps.start, steps.end),
-                "bubble": covered(bubble, steps.start, steps.end),
-            }
-    return measured
+    pipelines: dict[tuple[int, ...], int] = {}
+    of_rank = np.array(
+        [
+            pipelines.setdefault(layout.group_of(rank, "pp"), len(pipelines))
+            for rank in activity.ranks.tolist()
+        ],
+        dtype=np.int64,
+    )
+
+    def moved(time: Ints) -> Ints:
+        """From the stretch of a rank to that of its pipeline."""
+        rank = time // axis.width
+        return time + (of_rank[rank] - rank) * axis.width
+
+    computing = union(moved(activity.compute.start), moved(activity.compute.end))
+    bubble = covered(computing, moved(idle.start), moved(idle.end))
+    before = np.concatenate([[0], np.cumsum(bubble)])
+
+    def bubble_before(time: Ints) -> Ints:
+        index = np.searchsorted(idle.start, time, side="right")
+        until = np.append(idle.end, 0)[index - 1]
+        rest = np.where((index > 0) & (until > time), covered(computing, moved(time), moved(until)), 0)
+        result: Ints = before[index] - rest
+        return result
+
+    return _Measured(
+        activity.ranks[windows["rank"]],
+        windows["end"] - windows["start"],
+        covered(activity.busy, start, end),
+        bubble_before(end) - bubble_before(start),
+    )
 
 
 def _rows(
-    measured: Mapping[int, Mapping[str, Ints]],
-    models: Mapping[int, Mapping[str, float]],
-    stage_of: Mapping[int, int],
-    by: str | None,
+    measured: _Measured, models: Mapping[int, Mapping[str, float]], layout: Layout, by: str | None
 ) -> list[dict[str, Any]]:
     groups: dict[tuple[int, int], list[int]] = {}
-    for rank in sorted(measured):
-        groups.setdefault((stage_of[rank], rank if by == "rank" else 0), []).append(rank)
+    ranks, first = np.unique(measured.rank, return_index=True)
+    bounds = np.append(first, len(measured.rank))
+    for number, rank in enumerate(ranks.tolist()):
+        groups.setdefault((layout.stage(rank), rank if by == "rank" else 0), []).append(number)
+    sums = {
+        name: np.add.reduceat(getattr(measured, name), first) if len(first) else first
+        for name in ("window", "busy", "bubble")
+    }
     rows = []
-    for (stage, _), ranks in sorted(groups.items()):
-        mean = {
-            name: float(np.concatenate([measured[rank][name] for rank in ranks]).mean())
-            for name in ("window", "busy", "bubble")
-        }
+    for (stage, _), numbers in sorted(groups.items()):
+        count = int(np.diff(bounds)[numbers].sum())
+        mean = {name: float(of_ranks[numbers].sum()) / count for name, of_ranks in sums.items()}
         bubble = round(mean["bubble"])
-        replayed = [models[rank] for rank in ranks if rank in models]
+        replayed = [models[rank] for rank in ranks[numbers].tolist() if rank in models]
         row: dict[str, Any] = {"stage": stage}
-        row |= {"rank": ranks[0]} if by == "rank" else {"ranks": len(ranks)}
+        row |= {"rank": int(ranks[numbers[0]])} if by == "rank" else {"ranks": len(numbers)}
         row |= {"bubble_ns": bubble, **_split(bubble, replayed)}
         row |= {f"{name}_ns": round(mean[name]) for name in ("window", "busy")}
         row["bubble_pct"] = 100 * bubble / mean["window"] if mean["window"] else None
@@ -309,10 +371,12 @@ def _slow_rank(passes: Passes, mean: Mapping[str, float], severity: Any) -> Iter
     times = passes.by_rank()
     stage_of = dict(zip(passes.rank.tolist(), passes.stage.tolist(), strict=True))
     ratios = {}
-    for rank, time in times.items():
-        others = [times[peer] for peer in times if peer != rank and stage_of[peer] == stage_of[rank]]
-        if others:
-            ratios[rank] = (time / max(median_of(others), 1.0), time - median_of(others))
+    for stage in set(stage_of.values()):
+        ranks = [rank for rank in times if stage_of[rank] == stage]
+        low, high = middle_of_others(np.array([times[rank] for rank in ranks]))
+        for rank, others in zip(ranks, ((low + high) / 2).tolist(), strict=True):
+            if len(ranks) > 1:
+                ratios[rank] = (times[rank] / max(others, 1.0), times[rank] - others)
     worst = max(ratios, key=lambda rank: ratios[rank], default=None)
     if worst is None or ratios[worst][0] < _UNEQUAL:
         return

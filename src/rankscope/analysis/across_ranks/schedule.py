@@ -7,7 +7,7 @@ no time. It gives the bubbles that follow from these times alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from rankscope.analysis.across_ranks.layout import Layout
 from rankscope.analysis.across_ranks.segments import FORWARD, Segments, tells_phases
 from rankscope.analysis.core.grouping import group_medians
-from rankscope.analysis.core.intervals import Intervals, Ints, covered
+from rankscope.analysis.core.intervals import Ints
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, Floats, number_rows, unique_values
 
@@ -80,10 +80,10 @@ def _sums(key: Ints, value: Floats) -> dict[int, float]:
     return {number: float(part.sum()) for number, part in zip(each.tolist(), parts, strict=False)}
 
 
-def passes_of(parts: Segments, waiting: Mapping[int, Intervals]) -> Passes | None:
+def passes_of(parts: Segments, waits: Callable[[Ints, Ints, Ints], Ints]) -> Passes | None:
     """None where there are none, or where the trace does not tell forward from backward on all stages.
 
-    `waiting`: by rank, when it does not compute and waits for another rank.
+    `waits`: how long ranks do not compute and wait for another one, from a time to another.
     """
     parts = parts.pick(parts.micro_batch != NONE)
     if not len(parts.rank) or not tells_phases(parts.stage, parts.step, parts.micro_batch, parts.phase):
@@ -94,13 +94,8 @@ def passes_of(parts: Segments, waiting: Mapping[int, Intervals]) -> Passes | Non
     np.minimum.at(start, number, parts.start)
     np.maximum.at(end, number, parts.end)
     stage[number] = parts.stage
-    took = end - start
-    ranks = unique_values(places[:, 0])
-    bounds = np.append(np.searchsorted(places[:, 0], ranks), len(places))
-    for rank, low, high in zip(ranks.tolist(), bounds[:-1], bounds[1:], strict=True):
-        mine = slice(low, high)
-        took[mine] -= covered(waiting[rank], start[mine], end[mine])
     rank, step, phase, chunk, micro_batch = places.T
+    took = end - start - waits(rank, start, end)
     order = np.lexsort((start, step, rank))
     compute = np.zeros(len(places), dtype=np.int64)
     np.add.at(compute, number, parts.duration_ns)

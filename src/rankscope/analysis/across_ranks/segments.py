@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -301,8 +302,16 @@ class Segments:
         ranks: the mean over the ranks of a stage. stages: also, the total of a stage in each pass of a micro-batch is
         the mean over stages. all: also the mean over micro-batches and steps.
         """
-        if not len(self.rank):
-            return np.zeros(0)
+        if what not in self._balanced:
+            self._balanced[what] = self._balance(what) if len(self.rank) else np.zeros(0)
+        return self._balanced[what]
+
+    @cached_property
+    def _balanced(self) -> dict[Balance, Floats]:
+        """The answers of `balanced_ns`."""
+        return {}
+
+    def _balance(self, what: Balance) -> Floats:
         keys = (self.stage, self.step, self.micro_batch, self.phase, self.chunk, self.position)
         rows, number = number_rows(keys)
         stage, step, micro_batch, phase, _, position = rows.T
@@ -363,6 +372,7 @@ def _evened(passes: Sequence[Ints], alike: Sequence[Ints], time: Floats) -> Floa
     return (_means(group, total)[group] / np.maximum(total, 1))[number]
 
 
+@once_per_run
 def segments(run: Run, scope: Scope) -> Segments:
     """Of the ranks and steps in scope; without steps, all that was recorded is one step."""
     every = _all_segments(run, Scope(ranks=scope.ranks))
@@ -374,23 +384,37 @@ def segments(run: Run, scope: Scope) -> Segments:
 
 @once_per_run
 def _all_segments(run: Run, scope: Scope) -> Segments:
-    layout = layout_of(run, Scope())
-    messages = _messages(waits(run).rows, layout)
-    blocks = {}
-    for rank, record in rank_segments(run, scope).items():
-        placed = {name: getattr(record, name) + run.origin_ns(rank) for name in ("launched", "start", "end")}
-        columns = {name: getattr(record, name) for name in ("step", "cut", "duration_ns", "autograd")}
-        blocks[rank] = _blocks(columns | placed, messages.get(rank, _NO_MESSAGES))
-    chunks = _chunks([part for rank, part in blocks.items() if layout.stage(rank) == 0])
-    parts = [_numbered(rank, part, layout, chunks) for rank, part in blocks.items()]
-    names = [f.name for f in fields(Segments)]
-    return Segments(*(np.concatenate([_NO_INTS, *(part[name] for part in parts)]) for name in names))
+    """The ranks lie one after the other in all arrays."""
+    layout, records = layout_of(run, Scope()), rank_segments(run, scope)
+    ranks = np.array([*records], dtype=np.int64)
+    parts = [*records.values()]
+    columns = {name: joined(parts, name) for name in ("step", "cut", "duration_ns", "autograd")}
+    number = np.repeat(np.arange(len(ranks)), [len(part.step) for part in parts])
+    origins = np.array([run.origin_ns(rank) for rank in ranks.tolist()], dtype=np.int64)
+    columns |= {name: joined(parts, name) + origins[number] for name in ("launched", "start", "end")}
+    messages = _messages(waits(run).rows, layout, ranks)
+    blocks = _blocks(number, columns, messages, len(ranks))
+    stage_of = np.array([layout.stage(rank) for rank in ranks.tolist()], dtype=np.int64)
+    chunks = _chunks(number, columns["step"], blocks, stage_of == 0)
+    return Segments(
+        rank=ranks[number] if len(ranks) else number,
+        stage=stage_of[number] if len(ranks) else number,
+        **_numbered(number, columns, blocks, layout.sizes.get("pp", 1), chunks),
+        **{name: columns[name] for name in ("step", "duration_ns", "start", "end", "launched")},
+    )
+
+
+def joined(parts: Sequence[Any], name: str) -> Ints:
+    """An array that some records have, of one after the other."""
+    return np.concatenate([_NO_INTS, *(getattr(part, name) for part in parts)])
 
 
 @dataclass(frozen=True)
 class _Messages:
-    """What a rank sends to other stages and receives from them, in launch order."""
+    """What ranks send to other stages and receive from them."""
 
+    rank: Ints
+    """Its number among the ranks."""
     launched: Ints
     """When it was launched on the host; NONE where that is not known."""
     start: Ints
@@ -400,14 +424,12 @@ class _Messages:
     """The message goes from a stage to the next one."""
 
 
-_NO_MESSAGES = _Messages(_NO_INTS, _NO_INTS, _NO_INTS.astype(bool), _NO_INTS.astype(bool))
-
-
-def _messages(rows: Collectives, layout: Layout) -> dict[int, _Messages]:
-    """By rank, where there are stages."""
+def _messages(rows: Collectives, layout: Layout, ranks: Ints) -> _Messages:
+    """Of these ranks, where there are stages."""
     stages = layout.sizes.get("pp", 1)
-    if stages < 2 or not len(rows.rank):
-        return {}
+    if stages < 2 or not len(rows.rank) or not len(ranks):
+        nothing = _NO_INTS.astype(bool)
+        return _Messages(_NO_INTS, _NO_INTS, _NO_INTS, nothing, nothing)
     entry, is_recv, peer = _sides(rows)
     highest = int(max(rows.rank.max(), peer.max(initial=0), max(layout.places, default=0))) + 1
     stage_of = np.array([layout.stage(rank) for rank in range(highest)])
@@ -416,15 +438,15 @@ def _messages(rows: Collectives, layout: Layout) -> dict[int, _Messages]:
     # With two stages the next one is also the one before.
     to_next = (distance == 1) if stages > 2 else stage_of[peer] > stage_of[rank]
     to_previous = (distance == stages - 1) if stages > 2 else stage_of[peer] < stage_of[rank]
-    used = to_next | to_previous
-    columns = {
-        "rank": rank[used],
-        "launched": rows.call_start[entry[used]],
-        "start": rows.start[entry[used]],
-        "is_recv": is_recv[used],
-        "forward": (is_recv ^ to_next)[used],
-    }
-    return {number: _Messages(**part) for number, part in split_by_rank(columns, layout.places).items()}
+    number = np.minimum(np.searchsorted(ranks, rank), len(ranks) - 1)
+    used = (to_next | to_previous) & (ranks[number] == rank)
+    return _Messages(
+        rank=number[used],
+        launched=rows.call_start[entry[used]],
+        start=rows.start[entry[used]],
+        is_recv=is_recv[used],
+        forward=(is_recv ^ to_next)[used],
+    )
 
 
 def _sides(rows: Collectives) -> tuple[Ints, Mask, Ints]:
@@ -444,17 +466,16 @@ def _sides(rows: Collectives) -> tuple[Ints, Mask, Ints]:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """The segments of a rank, grouped into passes of a micro-batch through its stage."""
+    """The segments of all ranks, grouped into passes of a micro-batch through a stage."""
 
-    columns: dict[str, Ints]
     phase: Ints
     """By segment."""
     first: Ints
     """By block: its first segment."""
     anchor: Ints
     """By block: the segment from which positions count."""
-    received: int
-    """Messages that were received in steps."""
+    received: Ints
+    """By rank: messages that were received in steps."""
 
     @property
     def block(self) -> Ints:
@@ -462,89 +483,101 @@ class _Blocks:
         return np.repeat(np.arange(len(self.first)), np.diff(self.first, append=len(self.phase)))
 
 
-def _blocks(columns: dict[str, Ints], messages: _Messages) -> _Blocks:
+def _blocks(rank: Ints, columns: dict[str, Ints], messages: _Messages, ranks: int) -> _Blocks:
     step, autograd = columns["step"], columns["autograd"]
     count = len(step)
-    at = np.searchsorted(columns["launched"], messages.launched)
-    unplaced = messages.launched == NONE
-    at[unplaced] = np.searchsorted(columns["start"], messages.start[unplaced])
     if not count:
-        return _Blocks(columns, autograd, _NO_INTS, _NO_INTS, 0)
-    has_message = np.bincount(at, minlength=count + 1)[:count] > 0
-    between = np.flatnonzero(starts_group([step]) | has_message)
-    told = _by_messages(between, at, messages, count)
+        return _Blocks(autograd, _NO_INTS, _NO_INTS, np.zeros(ranks, dtype=np.int64))
+    at = _following(rank, columns, messages)
+    # A rank has a place for each of its segments, and one behind them.
+    sides = np.zeros((2, 2, count + ranks), dtype=bool)
+    sides[messages.is_recv.astype(int), messages.forward.astype(int), at + messages.rank] = True
+    has_message = sides[:, :, np.arange(count) + rank].any(axis=(0, 1))
+    between = np.flatnonzero(starts_group([rank, step]) | has_message)
+    got, sent = _next_to_messages(between, rank, sides)
+    told = _by_messages(got, sent)
     phase = np.where(autograd == NONE, np.repeat(told, np.diff(between, append=count)), autograd)
-    first = np.flatnonzero(starts_group([step, np.cumsum(has_message), phase]))
-    into = at[messages.is_recv]
-    received = int((step[into[into < count]] != NO_STEP).sum())
+    first = np.flatnonzero(starts_group([rank, step, np.cumsum(has_message), phase]))
+    last = np.searchsorted(rank, np.arange(ranks), side="right")
+    inside = messages.is_recv & (at < last[messages.rank])
+    inside[inside] = step[at[inside]] != NO_STEP
+    received = np.bincount(messages.rank[inside], minlength=ranks)
     of_block, number = phase[first], np.arange(len(first))
     # Work between two messages that takes part in no pass (an extra kernel) counts to the pass that follows.
-    is_pass = np.ones(len(first), dtype=bool)
-    if received:
-        got, sent = _next_to_messages(between, at, messages, count)
-        group = np.searchsorted(between, first, side="right") - 1
-        side = np.where(of_block == FORWARD, 1, 0)
-        is_pass = (of_block == OTHER) | got[side, group] | sent[side, group]
+    group, side = np.searchsorted(between, first, side="right") - 1, np.where(of_block == FORWARD, 1, 0)
+    is_pass = (received[rank[first]] == 0) | (of_block == OTHER) | got[side, group] | sent[side, group]
     following = np.minimum.accumulate(np.where(is_pass, number, len(first))[::-1])[::-1]
     target = np.minimum(following, len(first) - 1)
-    target = np.where((following < len(first)) & (step[first[target]] == step[first]), target, number)
+    alike = (rank[first[target]] == rank[first]) & (step[first[target]] == step[first])
+    target = np.where((following < len(first)) & alike, target, number)
     of_block = np.where(is_pass[target], of_block[target], OTHER)
     begins = starts_group([target])
     sizes = np.diff(first, append=count)
-    return _Blocks(columns, np.repeat(of_block, sizes), first[begins], first[target[begins]], received)
+    return _Blocks(np.repeat(of_block, sizes), first[begins], first[target[begins]], received)
 
 
-def _next_to_messages(first: Ints, at: Ints, messages: _Messages, count: int) -> tuple[Mask, Mask]:
+def _following(rank: Ints, columns: dict[str, Ints], messages: _Messages) -> Ints:
+    """By message: the first segment of its rank that was launched after it, or one past the last of that rank. Where
+    its launch is not known, the kernels tell."""
+    is_known = messages.launched != NONE
+    times = [columns["launched"], columns["start"], messages.launched[is_known], messages.start]
+    axis = Axis.over(np.concatenate(times), np.concatenate(times), int(rank[-1]) + 1)
+    at = np.searchsorted(axis.place(columns["launched"], rank), axis.place(messages.launched, messages.rank))
+    starts = np.maximum.accumulate(axis.place(columns["start"], rank))
+    at[~is_known] = np.searchsorted(starts, axis.place(messages.start, messages.rank)[~is_known])
+    return at
+
+
+def _next_to_messages(first: Ints, rank: Ints, sides: Mask) -> tuple[Mask, Mask]:
     """[backward or forward, group]: whether a message was received just before a group of segments; whether one is sent
-    just after it. `first` has the first segment of each group, `at` that after each message."""
-    sides = np.zeros((2, 2, count + 1), dtype=bool)
-    sides[messages.is_recv.astype(int), messages.forward.astype(int), at] = True
-    return sides[1][:, first], sides[0][:, np.append(first[1:], count)]
+    just after it. `first` has the first segment of each group."""
+    of_rank = rank[first]
+    return sides[1][:, first + of_rank], sides[0][:, np.append(first[1:], len(rank)) + of_rank]
 
 
-def _by_messages(first: Ints, at: Ints, messages: _Messages, count: int) -> Ints:
+def _by_messages(received: Mask, sent: Mask) -> Ints:
     """The phase of the segments between two messages.
 
     What a stage has received says it; where it has received nothing, what it sends afterwards. A stage that sends back
     what it received last has run forward and backward: that counts as backward.
     """
-    (recv_back, recv_on), (sent_back, sent_on) = _next_to_messages(first, at, messages, count)
+    (recv_back, recv_on), (sent_back, sent_on) = received, sent
     conditions = [recv_back | (recv_on & sent_back), recv_on | sent_on, sent_back]
     return np.select(conditions, [BACKWARD, FORWARD, BACKWARD], OTHER)
 
 
-def _chunks(first_stage: Sequence[_Blocks]) -> int:
+def _chunks(rank: Ints, step: Ints, blocks: _Blocks, is_first_stage: Mask) -> int:
     """How many virtual stages a rank has: with v of them and m micro-batches, the first stage runs m * v forward passes
     and receives m * (2 * v - 1) messages."""
-    chunks = set()
-    for blocks in first_stage:
-        in_step = blocks.columns["step"][blocks.first] != NO_STEP
-        passes = int((in_step & (blocks.phase[blocks.first] == FORWARD)).sum())
-        micro_batches = 2 * passes - blocks.received
-        chunks.add(passes // micro_batches if micro_batches > 0 and passes % micro_batches == 0 else 1)
-    return chunks.pop() if len(chunks) == 1 else 1
+    first = blocks.first
+    is_pass = (step[first] != NO_STEP) & (blocks.phase[first] == FORWARD)
+    passes = np.bincount(rank[first[is_pass]], minlength=len(is_first_stage))
+    micro_batches = 2 * passes - blocks.received
+    divided = np.maximum(micro_batches, 1)
+    chunks = np.where((micro_batches > 0) & (passes % divided == 0), passes // divided, 1)
+    of_ranks = unique_values(chunks[is_first_stage])
+    return int(of_ranks[0]) if len(of_ranks) == 1 else 1
 
 
-def _numbered(rank: int, blocks: _Blocks, layout: Layout, chunks: int) -> dict[str, Ints]:
-    columns, first, block = blocks.columns, blocks.first, blocks.block
-    step, phase = columns["step"][first], blocks.phase[first]
-    order = count_before([step, phase], first)
+def _numbered(
+    rank: Ints, columns: dict[str, Ints], blocks: _Blocks, stages: int, chunks: int
+) -> dict[str, Ints]:
+    first, block = blocks.first, blocks.block
+    of_rank, step, phase = rank[first], columns["step"][first], blocks.phase[first]
+    order = count_before([of_rank, step, phase], first) if len(first) else first
     chunk = np.zeros(len(first), dtype=np.int64)
     micro_batch = np.where(phase == OTHER, NONE, order)
     position = columns["cut"] - columns["cut"][blocks.anchor[block]]
     # Work in no micro-batch is compared by its order in the step.
-    alone = micro_batch[block] == NONE
-    position[alone] = count_before([columns["step"][alone]], np.flatnonzero(alone))
+    alone = np.flatnonzero(micro_batch[block] == NONE)
+    if len(alone):
+        position[alone] = count_before([rank[alone], columns["step"][alone]], alone)
     if chunks > 1:
-        for number in np.unique(step).tolist():
-            for kind in (FORWARD, BACKWARD):
-                mine = (step == number) & (phase == kind)
-                of_chunk, micro_batch[mine] = _interleaved(order[mine], layout.sizes["pp"], chunks)
-                chunk[mine] = of_chunk if kind == FORWARD else chunks - 1 - of_chunk
+        _, alike = number_rows([of_rank, step, phase])
+        of_chunk, of_batch = _interleaved(order, np.bincount(alike)[alike], stages, chunks)
+        micro_batch = np.where(phase == OTHER, NONE, of_batch)
+        chunk = np.select([phase == FORWARD, phase == BACKWARD], [of_chunk, chunks - 1 - of_chunk], 0)
     return {
-        **{name: columns[name] for name in ("step", "duration_ns", "start", "end", "launched")},
-        "rank": np.full(len(block), rank),
-        "stage": np.full(len(block), layout.stage(rank)),
         "chunk": chunk[block],
         "micro_batch": micro_batch[block],
         "phase": blocks.phase,
@@ -552,10 +585,10 @@ def _numbered(rank: int, blocks: _Blocks, layout: Layout, chunks: int) -> dict[s
     }
 
 
-def _interleaved(order: Ints, stages: int, chunks: int) -> tuple[Ints, Ints]:
-    """Chunk and micro-batch of the n-th pass of a rank, in the order that Megatron and torch use: as many micro-batches
-    as there are stages go through the first chunk, then through the next."""
-    micro_batches = len(order) // chunks
+def _interleaved(order: Ints, passes: Ints, stages: int, chunks: int) -> tuple[Ints, Ints]:
+    """Chunk and micro-batch of the n-th of so many passes of a rank, in the order that Megatron and torch use: as many
+    micro-batches as there are stages go through the first chunk, then through the next."""
+    micro_batches = passes // chunks
     round_ = order // (stages * chunks)
     size = np.minimum(stages, np.maximum(micro_batches - round_ * stages, 1))
     within = order - round_ * stages * chunks

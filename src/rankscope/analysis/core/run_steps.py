@@ -35,7 +35,10 @@ class RankSteps:
     """What the steps of its files were told by."""
 
 
-@kept_per_rank("steps", RankSteps, any_window=True)
+KEPT = "steps"
+
+
+@kept_per_rank(KEPT, RankSteps, any_window=True)
 def rank_steps(run: Run, scope: Selection) -> dict[int, RankSteps]:
     """Of the ranks that have steps."""
     columns = run.arrays(

@@ -233,6 +233,20 @@ def windows(run: Run, rank: int, scope: Scope) -> StepWindows:
     return _windows_by_rank(run, scope)[rank]
 
 
+def all_windows(run: Run, scope: Scope) -> dict[str, Ints]:
+    """The same of all ranks in scope, one after the other: rank, start, end."""
+    if scope.steps is not None:
+        steps = steps_in_scope(run, scope)
+        return {"rank": steps["rank"], "start": steps["begin"], "end": steps["end"]}
+    cycles = _cycles_by_rank(run, scope)
+    sizes = [len(window.start) for window in cycles.values()]
+    return {
+        "rank": np.repeat(np.array([*cycles], dtype=np.int64), sizes),
+        "start": np.concatenate([EMPTY.start, *(window.start for window in cycles.values())]),
+        "end": np.concatenate([EMPTY.end, *(window.end for window in cycles.values())]),
+    }
+
+
 @once_per_run
 def _windows_of_ranks(run: Run) -> dict[int, StepWindows]:
     steps = split_by_rank(in_order_of_start(all_steps(run)), run.ranks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -53,6 +54,12 @@ class ComputeClock:
         key[ends] = times.reshape(-1)
         return cls(segments, order, np.maximum.accumulate(key), first, origin, width)
 
+    @cached_property
+    def _ends(self) -> Ints:
+        """Where the end of each segment is in `key`, in their order."""
+        ends: Ints = np.delete(np.arange(len(self.key)), self.first[:-1])[1::2]
+        return ends
+
     def moments(self, number: Ints, time: Ints) -> Moments:
         """Of times of ranks, which are given by their places among all."""
         key = np.clip(time - self.origin_ns, 0, self.width_ns - 1) + number * self.width_ns
@@ -64,8 +71,7 @@ class ComputeClock:
     def between(self, begin: Moments, end: Moments, took: Floats | Ints) -> Floats:
         """The compute from one time to another of the same rank, where the segments last so long."""
         step = np.zeros(len(self.key) + 1)
-        ends = np.delete(np.arange(len(self.key)), self.first[:-1])[1::2]
-        step[ends] = took[self.order]
+        step[self._ends] = took[self.order]
         sums = np.cumsum(step)
 
         def by(moments: Moments) -> Floats:
@@ -73,3 +79,30 @@ class ComputeClock:
             return value
 
         return by(end) - by(begin)
+
+
+@dataclass(frozen=True)
+class Computing:
+    """Parts of a graph that have compute of a rank."""
+
+    at: Ints
+    """Their numbers in the graph."""
+    clock: ComputeClock
+    begin: Moments
+    end: Moments
+    recorded: Floats
+    """The compute in each."""
+
+    @classmethod
+    def of(cls, clock: ComputeClock, at: Ints, rank: Ints, start: Ints, end: Ints) -> Computing:
+        times = clock.moments(rank, start), clock.moments(rank, end)
+        return cls(at, clock, *times, clock.between(*times, clock.segments.duration_ns))
+
+    def scaled(self, times: Ints, took: Floats) -> Ints:
+        """Times of all parts of the graph, in which these are longer or shorter as segments that last so long are."""
+        target = self.clock.between(self.begin, self.end, took)
+        some = self.recorded > 0
+        factor = np.where(some, target / np.where(some, self.recorded, 1), 1.0)
+        times = times.copy()
+        times[self.at] = np.rint(times[self.at] * factor)
+        return times

@@ -69,10 +69,10 @@ def _rows(savings: Savings, parts: Segments) -> list[dict[str, Any]]:
     cases += [("op", PHASES[phase], balanced("all", _of_phase(phase))) for phase in present]
     cases.append(("op", "transfer", balanced("all", _nothing, transfers=True)))
     step = savings.step_ns
-    whole = savings.saved_ns([balanced("all")])
+    savings_of_cases = [savings.saved_ns([scenario]) for _, _, scenario in cases]
+    whole = savings_of_cases[BALANCES.index("all")]
     rows = []
-    for kind, key, scenario in cases:
-        saved = savings.saved_ns([scenario])
+    for (kind, key, _), saved in zip(cases, savings_of_cases, strict=True):
         rest = step - saved
         rows.append(
             {

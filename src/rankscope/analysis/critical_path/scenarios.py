@@ -453,16 +453,11 @@ def balanced(
         return replace(durations, device=np.rint(took).astype(np.int64), host=on_host, transfer=transfer)
 
     def reduced(graph: ReducedGraph, work: Work) -> Work:
-        segments, target = _targets(graph.segments(), what, chosen)
-        way, point = (
-            _changed_by(
-                *(graph.compute_clock.between(begin, end, took) for took in (segments.duration_ns, target))
-            )
-            for begin, end in (graph.moments_of_ways, graph.moments_of_points)
-        )
-        compute = np.rint(work.spent[_COMPUTE] * way).astype(np.int64)
+        _, target = _targets(graph.segments(), what, chosen)
+        ways, points = graph.computing
+        compute = ways.scaled(work.spent[_COMPUTE], target)
         spent = (compute if kind == _COMPUTE else time for kind, time in enumerate(work.spent))
-        own_ns = np.rint(work.own_ns * np.where(graph.kind == _COMPUTE, point, 1)).astype(np.int64)
+        own_ns = points.scaled(work.own_ns, target)
         transfer = _median_transfers(graph.collectives, work.transfer) if at_median else work.transfer
         return replace(work, spent=tuple(spent), own_ns=own_ns, transfer=transfer)
 
@@ -494,11 +489,6 @@ def _median_transfers(matched: MatchedCollectives, transfer: Ints) -> Ints:
     """Each as long as the median of those of its kind and size between as many ranks."""
     _, alike = number_rows([matched.kind, matched.bytes, matched.members])
     return np.rint(group_medians(alike, transfer)[alike]).astype(np.int64)
-
-
-def _changed_by(recorded: Floats, target: Floats) -> Floats:
-    """The factor from one to the other; 1 where nothing is recorded."""
-    return np.where(recorded > 0, target / np.where(recorded > 0, recorded, 1), 1.0)
 
 
 def _steps(graph: Graph, rank: Ints, time: Ints) -> Ints:

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rankscope import native
 from rankscope.analysis.across_ranks.segments import Segments, segments
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope, step_numbers
-from rankscope.analysis.critical_path.compute_clock import ComputeClock, Moments
+from rankscope.analysis.critical_path.compute_clock import ComputeClock, Computing
 from rankscope.analysis.critical_path.graph.build import graph_notes, window_of
 from rankscope.analysis.critical_path.graph.nodes import (
     DEVICE_CLASSES,
@@ -34,7 +35,15 @@ from rankscope.analysis.critical_path.reduced.rank_graph import COMPARED, RankGr
 from rankscope.analysis.within_rank.event_tables import compute_time
 from rankscope.collective_kinds import KINDS
 from rankscope.records import dataclass
-from rankscope.store.arrays import Floats, count_before, number_rows, starts_group, unique_values
+from rankscope.store.arrays import (
+    Floats,
+    count_before,
+    grouped,
+    number_rows,
+    ranges,
+    starts_group,
+    unique_values,
+)
 from rankscope.store.separate_runs import SESSION_GAP_NS
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
@@ -188,22 +197,21 @@ class ReducedGraph:
         return ComputeClock.of(self.segments(), self.ranks)
 
     @cached_property
-    def moments_of_ways(self) -> tuple[Moments, Moments]:
-        """Where each way begins and ends."""
-        rank, clock = self.rank[self.to], self.compute_clock
-        return clock.moments(rank, self.end[self.origin]), clock.moments(rank, self.start[self.to])
-
-    @cached_property
-    def moments_of_points(self) -> tuple[Moments, Moments]:
-        clock = self.compute_clock
-        return clock.moments(self.rank, self.start), clock.moments(self.rank, self.end)
+    def computing(self) -> tuple[Computing, Computing]:
+        """The ways that have compute, and the points that are compute."""
+        clock, compute = self.compute_clock, PATH_CLASSES.index("compute")
+        ways = np.flatnonzero(self.work.spent[compute])
+        points = np.flatnonzero(self.kind == compute)
+        to, origin = self.to[ways], self.origin[ways]
+        return (
+            Computing.of(clock, ways, self.rank[to], self.end[origin], self.start[to]),
+            Computing.of(clock, points, self.rank[points], self.start[points], self.end[points]),
+        )
 
     @cached_property
     def ways_of(self) -> tuple[Ints, Ints]:
         """The ways, by rank; and where those of each rank begin."""
-        rank = self.rank[self.to]
-        order = np.argsort(rank, kind="stable")
-        return order, np.searchsorted(rank[order], np.arange(len(self.ranks) + 1))
+        return grouped(self.rank[self.to], len(self.ranks))
 
 
 class _Shares(NamedTuple):
@@ -524,37 +532,38 @@ class ReducedReplay:
         level = np.full(len(graph.collectives.transfer) + len(graph.rank), NONE)
         inner = origin < len(graph.rank)
         inner[inner] = graph.inside[origin[inner]]
-        cause, effect = unit[origin[inner]], unit[to[inner]]
-        order = np.argsort(cause, kind="stable")
-        cause, effect = cause[order], effect[order]
-        missing = np.bincount(effect, minlength=len(level))
-        first = np.searchsorted(cause, np.arange(len(level) + 1))
+        order, first = grouped(unit[origin[inner]], len(level))
+        effect = unit[to[inner]][order]
         is_unit = np.zeros(len(level), dtype=bool)
         is_unit[unit[graph.inside]] = True
-        units = int(is_unit.sum())
+        if native.functions is not None:
+            level = np.frombuffer(native.functions.levels(first, effect), np.int64)
+            return level if (level[is_unit] != NONE).all() else None
+        missing = np.bincount(effect, minlength=len(level))
         ready = np.flatnonzero(is_unit & (missing == 0))
-        reached, depth = 0, 0
+        depth = 0
         while len(ready):
             level[ready] = depth
-            reached, depth = reached + len(ready), depth + 1
+            depth += 1
             sizes = first[ready + 1] - first[ready]
-            at = np.repeat(first[ready] - np.cumsum(sizes) + sizes, sizes) + np.arange(int(sizes.sum()))
-            following = effect[at]
+            following = effect[ranges(first[ready], sizes)]
             np.subtract.at(missing, following, 1)
             ready = unique_values(following[missing[following] == 0])
-        return level if reached == units else None
+        return level if (level[is_unit] != NONE).all() else None
 
     def _prepare(self, level: Ints, to: Ints, origin: Ints, moves: Ints, stays: Ints) -> None:
         graph, unit = self.graph, self._unit
         points = np.flatnonzero(graph.inside)
-        points = points[np.lexsort((unit[points], level[unit[points]]))]
+        points = points[grouped(unit[points], len(level))[0]]
+        points = points[grouped(level[unit[points]], int(level.max(initial=NONE)) + 1)[0]]
         outside = np.flatnonzero(~graph.inside)
         position = np.empty(len(graph.rank) + 1, dtype=np.int64)
         position[np.concatenate([points, outside, [len(graph.rank)]])] = np.arange(len(position))
         self._points, self._moves = points, moves
         self._rest = np.concatenate([graph.end[outside], [0]])
-        order = np.argsort(position[to], kind="stable")
-        self._order, self._origin = order, position[origin[order]]
+        # Every point has a way.
+        order, first = grouped(position[to], len(points))
+        self._order, self._origin, self._first_way = order, position[origin[order]], first
         self._stays = graph.start[stays]
         done = (
             graph.end[graph.collectives.last] if len(graph.collectives.last) else np.zeros(1, dtype=np.int64)
@@ -565,32 +574,12 @@ class ReducedReplay:
         self._shift = np.where(together, graph.end[points] - done[np.maximum(match, 0)], 0)
         heads = np.flatnonzero(starts_group([unit[points]])) if len(points) else points
         self._heads = points[heads]
-        of_way, of_point = position[to[order]], level[unit[points]]
-        ways = np.flatnonzero(starts_group([of_way])) if len(of_way) else of_way
-        depth = np.arange(int(level.max(initial=NONE)) + 2)
-        bounds = np.searchsorted(of_point, depth)
-        unit_bounds = np.searchsorted(heads, bounds)
-        way_bounds = np.append(ways, len(of_way))[bounds]
-        self._rounds = []
-        for low, high, first, last, begin, stop in zip(
-            bounds[:-1].tolist(), bounds[1:].tolist(), unit_bounds[:-1].tolist(), unit_bounds[1:].tolist(),
-            way_bounds[:-1].tolist(), way_bounds[1:].tolist(), strict=True,
-        ):  # fmt: skip
-            starts = heads[first:last] - low
-            sizes = np.diff(starts, append=high - low)
-            self._rounds.append(
-                (
-                    slice(low, high),
-                    slice(first, last),
-                    slice(begin, stop),
-                    ways[low:high] - begin,
-                    starts,
-                    sizes,
-                )
-            )
-        key = graph.rank[points] * (int(graph.cycle.max(initial=0)) + 1) + graph.cycle[points]
-        self._by_cycle = np.argsort(key, kind="stable")
-        self._cycles = np.flatnonzero(starts_group([key[self._by_cycle]])) if len(key) else key
+        self._first_point = np.append(heads, len(points))
+        self._level = level[unit[points]]
+        cycles = int(graph.cycle.max(initial=0)) + 1
+        key = graph.rank[points] * cycles + graph.cycle[points]
+        self._by_cycle, first = grouped(key, len(graph.ranks) * cycles)
+        self._cycles = first[:-1][np.diff(first) > 0]
 
     def ends(self, work: Work) -> Ints:
         """The end of each point in the window, in the order of `_points`."""
@@ -603,12 +592,28 @@ class ReducedReplay:
         transfer = np.append(work.transfer, 0)[match]  # of NONE the last, which is not used
         took = np.where(match != NONE, transfer, work.own_ns[self._heads])
         end = np.concatenate([np.zeros(len(self._points), dtype=np.int64), self._rest])
-        for points, units, ways, of_points, of_units, sizes in self._rounds:
-            arrival = np.maximum.reduceat(end[self._origin[ways]] + weight[ways], of_points)
-            arrival -= self._shift[points]
-            done = np.maximum.reduceat(arrival, of_units) + took[units]
-            end[points] = np.repeat(done, sizes) + self._shift[points]
+        if native.functions is not None:
+            columns = (self._origin, weight, self._first_way, self._shift, self._first_point, took)
+            native.functions.replay(end, *columns)
+            return end[: len(self._points)]
+        for low, high, first, last in self._rounds:
+            begin, heads = self._first_way[low], self._first_point[first:last]
+            ways = slice(begin, self._first_way[high])
+            arrival = np.maximum.reduceat(
+                end[self._origin[ways]] + weight[ways], self._first_way[low:high] - begin
+            )
+            arrival -= self._shift[low:high]
+            done = np.maximum.reduceat(arrival, heads - low) + took[first:last]
+            end[low:high] = np.repeat(done, np.diff(heads, append=high)) + self._shift[low:high]
         return end[: len(self._points)]
+
+    @cached_property
+    def _rounds(self) -> list[tuple[int, int, int, int]]:
+        """By level, the bounds of its points and of its units."""
+        bounds = np.searchsorted(self._level, np.arange(int(self._level.max(initial=NONE)) + 2))
+        units = np.searchsorted(self._first_point[:-1], bounds)
+        columns = (bounds[:-1], bounds[1:], units[:-1], units[1:])
+        return [*zip(*(column.tolist() for column in columns), strict=True)]
 
     def last_ns(self, work: Work) -> float:
         """When the last event of a rank ends, cycle by cycle; the mean over ranks."""
