@@ -160,6 +160,18 @@ class EventColumns:
         length = int.from_bytes(view[offset : offset + 4], "little")
         return bytes(view[offset + 4 : offset + 4 + length]).decode()
 
+    def args_of_events(self, events: NDArray[np.int64]) -> dict[int, str]:
+        """The arguments of those of some events that have any."""
+        if self.shared_args is not None:
+            texts = ((event, self.args_of(event)) for event in events.tolist())
+            return {event: text for event, text in texts if text is not None}
+        events = events[self.args_offset[events] != NO_ARGS]
+        begin = self.args_offset[events].astype(np.int64) + 4
+        data = np.frombuffer(self.args, dtype=np.uint8)
+        length = sum(data[begin - 4 + byte].astype(np.int64) << 8 * byte for byte in range(4))
+        view, spans = memoryview(self.args), zip(begin.tolist(), (begin + length).tolist(), strict=True)
+        return {event: str(view[a:b], "utf-8") for event, (a, b) in zip(events.tolist(), spans, strict=True)}
+
 
 LINKS = ("correlation", "external_id", "device", "stream", "bytes")
 """The numbers among the sparse columns."""

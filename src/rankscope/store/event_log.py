@@ -259,8 +259,7 @@ def _kept(columns: EventColumns, texts: list[str]) -> dict[int, str]:
     named = np.fromiter((_WITH_ARGS_NAMES.search(text) is not None for text in texts), bool, len(texts))
     wanted = np.isin(columns.phase, phases) | named[columns.name]
     wanted[columns.linked[columns.collective != NO_TEXT]] = True
-    indices = np.flatnonzero(wanted).tolist()
-    return {index: args for index in indices if (args := columns.args_of(index)) is not None}
+    return columns.args_of_events(np.flatnonzero(wanted))
 
 
 def _narrow(numbers: Numbers) -> NDArray[Any]:
