@@ -43,7 +43,9 @@ WRITERS: dict[str, Callable[[list[Node]], bytes]] = {
 
 def read(path: Path) -> tuple[ExecutionTrace, list[tuple[int, str]]]:
     trace = ExecutionTrace(path)
-    return trace, [(op.record, op.name.partition("(")[0]) for op in trace.ops()]
+    batches = [*trace.batches()]
+    names = [ops.names[code].partition("(")[0] for ops in batches for code in ops.name.tolist()]
+    return trace, [*zip((record for ops in batches for record in ops.record.tolist()), names, strict=True)]
 
 
 def companions(run: Run) -> list[dict[str, Any]]:

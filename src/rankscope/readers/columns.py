@@ -82,6 +82,18 @@ def joined_texts(texts: Iterable[bytes | None]) -> tuple[bytes, NDArray[np.uint3
     return b"".join(pieces), np.array(offsets, dtype=np.uint32)
 
 
+def texts_at(data: Any, offsets: NDArray[np.uint32]) -> Iterator[memoryview]:
+    """The texts of such a buffer that begin at these places."""
+    begin = offsets.astype(np.int64) + 4
+    view = memoryview(data)
+    numbers = np.frombuffer(view, dtype=np.uint8)
+    length = np.zeros(len(begin), dtype=np.int64)
+    for byte in range(4):
+        length |= numbers[begin - 4 + byte].astype(np.int64) << 8 * byte
+    for first, end in zip(begin.tolist(), (begin + length).tolist(), strict=True):
+        yield view[first:end]
+
+
 def distinct_rows(columns: Sequence[Numbers]) -> tuple[Codes, Codes]:
     """For each row which of the distinct rows it is, and where each distinct row occurs first."""
     if native.functions is not None:
@@ -166,11 +178,8 @@ class EventColumns:
             texts = ((event, self.args_of(event)) for event in events.tolist())
             return {event: text for event, text in texts if text is not None}
         events = events[self.args_offset[events] != NO_ARGS]
-        begin = self.args_offset[events].astype(np.int64) + 4
-        data = np.frombuffer(self.args, dtype=np.uint8)
-        length = sum(data[begin - 4 + byte].astype(np.int64) << 8 * byte for byte in range(4))
-        view, spans = memoryview(self.args), zip(begin.tolist(), (begin + length).tolist(), strict=True)
-        return {event: str(view[a:b], "utf-8") for event, (a, b) in zip(events.tolist(), spans, strict=True)}
+        texts = texts_at(self.args, self.args_offset[events])
+        return {event: str(text, "utf-8") for event, text in zip(events.tolist(), texts, strict=True)}
 
 
 LINKS = ("correlation", "external_id", "device", "stream", "bytes")
