@@ -82,16 +82,14 @@ def joined_texts(texts: Iterable[bytes | None]) -> tuple[bytes, NDArray[np.uint3
     return b"".join(pieces), np.array(offsets, dtype=np.uint32)
 
 
-def texts_at(data: Any, offsets: NDArray[np.uint32]) -> Iterator[memoryview]:
-    """The texts of such a buffer that begin at these places."""
+def text_spans(data: Any, offsets: NDArray[np.uint32]) -> tuple[Numbers, Numbers]:
+    """Where the texts of such a buffer that begin at these places have their first byte, and their last one ends."""
     begin = offsets.astype(np.int64) + 4
-    view = memoryview(data)
-    numbers = np.frombuffer(view, dtype=np.uint8)
+    numbers = np.frombuffer(data, dtype=np.uint8)
     length = np.zeros(len(begin), dtype=np.int64)
     for byte in range(4):
         length |= numbers[begin - 4 + byte].astype(np.int64) << 8 * byte
-    for first, end in zip(begin.tolist(), (begin + length).tolist(), strict=True):
-        yield view[first:end]
+    return begin, begin + length
 
 
 def distinct_rows(columns: Sequence[Numbers]) -> tuple[Codes, Codes]:
@@ -178,8 +176,9 @@ class EventColumns:
             texts = ((event, self.args_of(event)) for event in events.tolist())
             return {event: text for event, text in texts if text is not None}
         events = events[self.args_offset[events] != NO_ARGS]
-        texts = texts_at(self.args, self.args_offset[events])
-        return {event: str(text, "utf-8") for event, text in zip(events.tolist(), texts, strict=True)}
+        begin, end = text_spans(self.args, self.args_offset[events])
+        view, rows = memoryview(self.args), zip(events.tolist(), begin.tolist(), end.tolist(), strict=True)
+        return {event: str(view[first:last], "utf-8") for event, first, last in rows}
 
 
 LINKS = ("correlation", "external_id", "device", "stream", "bytes")

@@ -189,12 +189,16 @@ class ExecutionTrace:
         while True:
             is_closed = data.rstrip().endswith(b"}") if data.strip() else is_closed
             cut = data.rfind(b"}") + 1
-            whole, rest = _plain(data[:cut]), data[cut:]
-            if native.functions is not None:
-                columns, nodes, end = native.functions.scan_nodes(whole)
-                self.nodes += nodes
-                whole = whole[end:]
-                yield _scanned(columns)
+            whole, rest = data[:cut], data[cut:]
+            for _ in range(2):
+                if native.functions is not None:
+                    columns, nodes, end = native.functions.scan_nodes(whole)
+                    self.nodes += nodes
+                    whole = whole[end:]
+                    yield _scanned(columns)
+                before, whole = whole, _plain(whole)
+                if whole == before:
+                    break
             decoded, left = self._decode(whole.decode("utf-8", "replace"), is_last)
             if decoded:
                 yield self._ops(decoded)

@@ -14,7 +14,7 @@ from rankscope.errors import RankscopeError
 from rankscope.files import close_to_others
 from rankscope.model import COMPUTING, EXECUTED_OPS
 from rankscope.readers import one_file
-from rankscope.readers.columns import joined_texts, texts_at
+from rankscope.readers.columns import joined_texts, text_spans
 from rankscope.readers.execution_trace import ExecutedOps, ExecutionTrace, InputTexts
 from rankscope.readers.sql_columns import connection
 from rankscope.sql import sql_text
@@ -82,11 +82,9 @@ class _RecordedOps:
         # Of several ops with the same id the last one counts.
         self.record, last = np.unique(columns["record"][::-1], return_index=True)
         self._slice = columns["id"][::-1][last]
-        self._codes: dict[str, int] = {}
         names = columns["name"][::-1][last].tolist()
-        self._name = np.array(
-            [self._codes.setdefault(name, len(self._codes)) for name in names], dtype=np.int64
-        )
+        self._codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
+        self._name = np.fromiter(map(self._codes.__getitem__, names), np.int64, len(names))
         self.is_linked = np.zeros(int(self._slice.max(initial=-1)) + 1, dtype=bool)
         """By slice."""
 
@@ -95,15 +93,15 @@ class _RecordedOps:
         linked yet, in the order of their slices, and the slices."""
         at = np.minimum(np.searchsorted(self.record, ops.record), max(len(self.record) - 1, 0))
         common = np.flatnonzero(self.record[at] == ops.record) if len(self.record) else at[:0]
-        codes = np.array(
-            [
-                [self._codes.get(name, -1), self._codes.get(_CHAKRA_NUMBER.sub("", name), -1)]
-                for name in ops.names
-            ],
-            dtype=np.int64,
-        ).reshape(-1, 2)
+        used, name_of = np.unique(ops.name[common], return_inverse=True)
+        names = [ops.names[code] for code in used.tolist()]
+        codes = [
+            [self._codes.get(text, -1) for text in (name, _CHAKRA_NUMBER.sub("", name))] for name in names
+        ]
         at = at[common]
-        is_same = (codes[ops.name[common]] == self._name[at][:, None]).any(axis=1)
+        is_same = (np.array(codes, dtype=np.int64).reshape(-1, 2)[name_of] == self._name[at][:, None]).any(
+            axis=1
+        )
         slices, first = np.unique(self._slice[at[is_same]], return_index=True)
         is_new = ~is_linked[slices]
         is_linked[slices] = True
@@ -160,14 +158,19 @@ def _columns(ops: ExecutedOps, chosen: NDArray[Any], slices: NDArray[Any]) -> di
     """The rows of some ops."""
     input_codes = ops.inputs[chosen]
     sizes = np.array([_size(texts) for texts in ops.input_texts], dtype=np.int64)[input_codes]
-    pairs = zip(texts_at(ops.values, ops.values_offset[chosen]), sizes.tolist(), strict=True)
-    values = [bytes(text) if len(text) + size <= _LONGEST_INPUTS else None for text, size in pairs]
-    input_codes[[text is None for text in values]] = len(ops.input_texts)
+    begin, end = text_spans(ops.values, ops.values_offset[chosen])
+    too_long = end - begin + sizes > _LONGEST_INPUTS
+    input_codes[too_long] = len(ops.input_texts)
+    values = PlainTexts(ops.values, ops.values_offset)
+    if too_long.any() or not np.array_equal(chosen, np.arange(len(ops))):
+        view = memoryview(ops.values)
+        rows = zip(begin.tolist(), end.tolist(), too_long.tolist(), strict=True)
+        values = PlainTexts(*joined_texts(None if long else bytes(view[a:b]) for a, b, long in rows))
     columns: dict[str, Chunk] = {
         "id": Numbers(slices),
         "record": Numbers(ops.record[chosen]),
         "node": Numbers(ops.node[chosen]),
-        "tensors": PlainTexts(*joined_texts(values)),
+        "tensors": values,
     }
     for name, texts in zip(("shapes", "types", "concrete"), zip(*ops.input_texts, strict=True), strict=True):
         different = coded([*texts, None])
