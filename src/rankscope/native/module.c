@@ -116,6 +116,10 @@ void array_free(Array *array) {
 }
 
 void array_append_double(Array *array, double value) {
+    if (fabs(value) < 1e15 && value == (double)(int64_t)value && (value || !signbit(value))) { /* fewer than 16 digits */
+        array_append_signed(array, (int64_t)value);
+        return;
+    }
     char text[40];
     for (int digits = 15; digits <= 17; digits++) {
         snprintf(text, sizeof text, "%.*g", digits, value);

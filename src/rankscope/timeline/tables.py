@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -254,9 +254,12 @@ def _write_instants(files: TableFiles, source: SliceTable, steps: Steps) -> None
 
 def _write_counters(files: TableFiles, recording: Recording) -> None:
     events, points = recording.events, recording.points_with_phase(COUNTER_PHASES)
-    pairs = [*map(_pairs, all_arguments([*map(events.args.get, points.event.tolist())]))]
+    pairs = all_arguments([*map(events.args.get, points.event.tolist())])
+    series: Iterable[str] = chain.from_iterable(pairs)
+    if {*map(type, pairs)} - {dict}:
+        pairs = [*map(_pairs, pairs)]
+        series = map(str, chain.from_iterable(pairs))
     index = np.repeat(np.arange(len(pairs)), [*map(len, pairs)])
-    series = map(str, chain.from_iterable(pairs))
     numbers, valid = _numbers([*chain.from_iterable(map(dict.values, pairs))])
     files.write_rows(
         COUNTERS,
