@@ -69,17 +69,17 @@ def whole_number(text: str) -> int | None:
 
 def joined_texts(texts: Iterable[bytes | None]) -> tuple[bytes, NDArray[np.uint32]]:
     """A buffer like that of the arguments, and where each text begins."""
-    pieces: list[bytes] = []
-    offsets: list[int] = []
-    size = 0
-    for text in texts:
-        if text is None:
-            offsets.append(NO_ARGS)
-            continue
-        offsets.append(size)
-        pieces += (len(text).to_bytes(4, "little"), text)
-        size += 4 + len(text)
-    return b"".join(pieces), np.array(offsets, dtype=np.uint32)
+    listed = [*texts]
+    pieces = [text for text in listed if text is not None]
+    sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))
+    begins = np.cumsum(sizes + 4) - sizes - 4
+    data = bytearray(bytes(4).join((b"", *pieces)))  # with room for the lengths
+    numbers = np.frombuffer(data, dtype=np.uint8)
+    for byte in range(4):
+        numbers[begins + byte] = sizes >> 8 * byte & 0xFF
+    offsets = np.full(len(listed), NO_ARGS, dtype=np.uint32)
+    offsets[[text is not None for text in listed] if listed else slice(0)] = begins
+    return bytes(data), offsets
 
 
 def text_spans(data: Any, offsets: NDArray[np.uint32]) -> tuple[Numbers, Numbers]:
