@@ -17,11 +17,13 @@ import pytest
 
 from conftest import open_trace, slice_event, write_kineto
 from execution_traces import Node, chakra_bytes, json_text, old_json_text, write_both
+from rankscope import native
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.health.doctor import doctor
 from rankscope.analysis.within_rank.ops import ops
 from rankscope.cli import main
 from rankscope.errors import NotATraceError
+from rankscope.readers.columns import text_spans
 from rankscope.readers.execution_trace import ExecutionTrace, is_execution_trace
 from rankscope.store.ingest import IngestProgress
 from rankscope.timeline.reading import ingest
@@ -43,7 +45,9 @@ WRITERS: dict[str, Callable[[list[Node]], bytes]] = {
 
 def read(path: Path) -> tuple[ExecutionTrace, list[tuple[int, str]]]:
     trace = ExecutionTrace(path)
-    return trace, [(op.record, op.name.partition("(")[0]) for op in trace.ops()]
+    batches = [*trace.batches()]
+    names = [ops.names[code].partition("(")[0] for ops in batches for code in ops.name.tolist()]
+    return trace, [*zip((record for ops in batches for record in ops.record.tolist()), names, strict=True)]
 
 
 def companions(run: Run) -> list[dict[str, Any]]:
@@ -230,6 +234,80 @@ def test_garbage_costs_some_nodes_at_most(tmp_path: Path, writer: Callable[[list
         content[at : at + 3] = chance.randbytes(3)
         (tmp_path / "damaged").write_bytes(content)
         assert len(read(tmp_path / "damaged")[1]) >= len(NODES) - 2 or writer is chakra_bytes
+
+
+_VALUES = (
+    (7, "Int"), (-3, "Int"), (2.5e-7, "Double"), (True, "Bool"), (None, "None"), ("text", "String"),
+    ([1, 2], "GenericList[Int,Int]"), ([7, 8, 0, 64, 4, "cuda:0"], "Tensor(float)"), (5, "Tensor("),
+    ([[7, 8, 0, 1, 4, "cpu"]], "GenericList[Tensor(int)]"), ({"a": [1]}, "Other"),
+)  # fmt: skip
+
+
+def _random_node(chance: random.Random, number: int) -> dict[str, Any]:
+    """A node of either layout: fields in any order, some missing, repeated or of other types."""
+    chosen = chance.choices(_VALUES, k=chance.randrange(5))
+    values = [value for value, _ in chosen]
+    types = [kind for _, kind in chosen][: chance.randrange(1, 6)]
+    shapes = [[chance.randrange(9)] for _ in chosen][: chance.randrange(1, 6)]
+
+    def mostly(usual: Any, *others: Any) -> Any:
+        return usual if chance.random() < 0.97 else chance.choice(others)
+
+    record = mostly(number, 0, -1, "5", 1.5, True, 1 << 63, 10**17)
+    name = mostly("aten::mm", "é", '"\n', "", 7, "## process_group:init ##")
+    node: dict[str, Any] = {"id": mostly(number, "x", 10**30), "name": name}
+    attribute = {"name": "rf_id", "type": "uint64", "value": record}
+    if chance.random() < 0.5:
+        node |= {
+            "inputs": {"values": values, "shapes": shapes, "types": types},
+            "attrs": [{"name": "x"}, attribute],
+        }
+    else:
+        node |= {"rf_id": record, "inputs": values, "input_shapes": shapes, "input_types": types}
+    if chance.random() < 0.05:
+        node |= {"attrs": chance.choice(([attribute], [attribute, attribute], 3, [1], {}))}
+    if chance.random() < 0.1:
+        node |= {
+            "inputs": chance.choice(({}, None, [], {"values": 3}, {"shapes": [[1]], "input_types": ["Int"]}))
+        }
+    rest = list(node.items())[1:]
+    chance.shuffle(rest)
+    return dict([("id", node["id"]), *rest])
+
+
+def test_the_part_in_c_reads_as_python_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(5)
+    path = tmp_path / "et.json"
+    read_in_c = 0
+    for _ in range(60):
+        space = chance.choice(((",", ":"), (", ", ": "), (" ,\n", " :\t")))
+        nodes = [
+            json.dumps(_random_node(chance, n), separators=space, ensure_ascii=False) for n in range(1, 30)
+        ]
+        content = bytearray(('{"schema": "1.1.1", "nodes": [' + ",\n ".join(nodes) + "]}").encode())
+        for at in chance.sample(range(40, len(content)), chance.randrange(3)):
+            content[at] = chance.randrange(256)
+        path.write_bytes(content)
+        with monkeypatch.context() as patch:
+            patch.setattr("rankscope.native.functions", None)
+            expected = _all_ops(path)
+        assert _all_ops(path) == expected
+        read_in_c += native.functions.scan_nodes(bytes(content[content.index(b"[") + 1 :]))[1]
+    assert read_in_c > 200
+
+
+def _all_ops(path: Path) -> tuple[list[Any], int, str, int]:
+    trace = ExecutionTrace(path)
+    rows: list[Any] = []
+    for batch in trace.batches():
+        spans = zip(
+            *(column.tolist() for column in text_spans(batch.values, batch.values_offset)), strict=True
+        )
+        values = [json.loads(bytes(batch.values[begin:end]) or "null") for begin, end in spans]
+        names = [batch.names[code] for code in batch.name.tolist()]
+        inputs = [batch.input_texts[code] for code in batch.inputs.tolist()]
+        rows += zip(batch.record.tolist(), batch.node.tolist(), names, inputs, values, strict=True)
+    return rows, trace.nodes, trace.report.damage, trace.report.events_lost
 
 
 HOSTILE = {

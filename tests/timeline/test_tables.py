@@ -10,6 +10,8 @@ import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.model import COLLECTIVES, COUNTERS
+from rankscope.readers.columns import NO_ARGS, joined_texts, text_spans
+from rankscope.timeline.json_arguments import all_arguments, arguments
 from rankscope.timeline.run import Run
 from rankscope.timeline.sql_views import VIEWS, describe
 
@@ -221,3 +223,23 @@ def test_a_table_without_rows_is_not_opened(run: Run) -> None:
     assert (run.has(COLLECTIVES), run.has(COUNTERS)) == (False, True)
     assert run.rows("SELECT count(*), sum(dur_ns) FROM collectives") == [(0, None)]
     assert not len(run.collectives.rank)
+
+
+@pytest.mark.parametrize(
+    "odd", ['{"a":1', '"b":2}', "7", "[1,2]", "NaN", '{"a":' + "9" * 5000 + "}", '{"a":1,"a":2}']
+)
+def test_arguments_parsed_together_are_those_parsed_alone(odd: str) -> None:
+    texts = ['{"watts":300}', None, odd, '{"watts":1.5}', odd]
+    assert repr(all_arguments(texts)) == repr([arguments(text) for text in texts])
+
+
+def test_joined_texts_are_found_again() -> None:
+    texts = [b"a", None, b"", "é".encode() * 200, b"x" * 70_000, None, b"end"]
+    data, offsets = joined_texts(texts)
+    present = offsets != NO_ARGS
+    assert present.tolist() == [text is not None for text in texts]
+    begins, ends = (column.tolist() for column in text_spans(data, offsets[present]))
+    read = [data[begin:end] for begin, end in zip(begins, ends, strict=True)]
+    assert read == [text for text in texts if text is not None]
+    assert begins == [4, *(end + 4 for end in ends[:-1])] and ends[-1] == len(data)
+    assert joined_texts([])[0] == b"" and joined_texts([None])[1].tolist() == [NO_ARGS]

@@ -116,6 +116,10 @@ void array_free(Array *array) {
 }
 
 void array_append_double(Array *array, double value) {
+    if (fabs(value) < 1e15 && value == (double)(int64_t)value && (value || !signbit(value))) { /* fewer than 16 digits */
+        array_append_signed(array, (int64_t)value);
+        return;
+    }
     char text[40];
     for (int digits = 15; digits <= 17; digits++) {
         snprintf(text, sizeof text, "%.*g", digits, value);
@@ -247,7 +251,8 @@ PyMODINIT_FUNC PyInit__native(void) {
         PyModule_AddFunctions(module, sqlite_methods) < 0 || PyModule_AddFunctions(module, repeated_methods) < 0 ||
         PyModule_AddFunctions(module, perfetto_methods) < 0 || PyModule_AddFunctions(module, xplane_methods) < 0 ||
         PyModule_AddFunctions(module, pickled_methods) < 0 || PyModule_AddFunctions(module, interval_methods) < 0 ||
-        PyModule_AddFunctions(module, replay_methods) < 0) {
+        PyModule_AddFunctions(module, replay_methods) < 0 ||
+        PyModule_AddFunctions(module, node_methods) < 0) {
         Py_DECREF(module);
         return NULL;
     }

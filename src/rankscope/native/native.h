@@ -71,5 +71,6 @@ extern PyMethodDef repeated_methods[];
 extern PyMethodDef perfetto_methods[];
 extern PyMethodDef xplane_methods[];
 extern PyMethodDef pickled_methods[];
+extern PyMethodDef node_methods[];
 
 #endif

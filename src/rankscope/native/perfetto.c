@@ -124,6 +124,13 @@ typedef struct {
     size_t begin, length;
 } Text;
 
+/* Its code among the texts of the columns, if it was looked up in this round. */
+typedef struct {
+    Text text;
+    int32_t code;
+    uint32_t round;
+} Interned;
+
 typedef struct {
     Text tid, category;
 } Lane;
@@ -135,7 +142,7 @@ typedef struct {
     uint64_t track;
     Array counters, doubles; /* uint64: tracks of values that events do not name */
     Map interned, lanes;
-    Array interned_texts; /* Text, by number; names of arguments and strings in quotes */
+    Array interned_texts; /* Interned, by number; names of arguments and strings in quotes */
     Array lane_texts;     /* Lane, by number */
     Array texts;
 } Sequence;
@@ -176,6 +183,8 @@ typedef struct {
     int64_t multiplier;
     bool differences;
     double sum;
+    int32_t pid_code, tid_code;
+    uint32_t round; /* of the codes */
 } Track;
 
 typedef struct {
@@ -219,6 +228,8 @@ typedef struct {
     EventColumns columns;
     Array out;  /* arguments as JSON */
     Array text; /* a name or a category */
+    uint32_t round; /* of columns: codes are looked up once in each */
+    int32_t phase_codes[128]; /* NO_TEXT: not looked up */
 } Decoder;
 
 typedef struct {
@@ -337,9 +348,10 @@ static Text add_stage_category(Decoder *decoder, Array *texts, Bytes name, uint6
 
 static void set_interned(Decoder *decoder, Sequence *sequence, uint32_t table, uint64_t iid, Text text) {
     uint32_t number = map_number(&sequence->interned, iid, table);
+    Interned interned = {.text = text};
     if (number == UINT32_MAX) decoder->failed = true;
-    else if (number == COUNT_OF(sequence->interned_texts, Text)) array_append(&sequence->interned_texts, &text, sizeof text);
-    else AT(sequence->interned_texts, Text, number) = text;
+    else if (number == COUNT_OF(sequence->interned_texts, Interned)) array_append(&sequence->interned_texts, &interned, sizeof interned);
+    else AT(sequence->interned_texts, Interned, number) = interned;
 }
 
 static bool intern(Decoder *decoder, Sequence *sequence, Bytes data) {
@@ -704,7 +716,7 @@ static void index_stage(Decoder *decoder, int64_t time, Bytes data) {
 /* An interned text; nothing if it is missing, which is counted. */
 static Bytes interned_text(Decoder *decoder, const Sequence *sequence, uint32_t table, uint64_t iid) {
     uint32_t number = map_find(&sequence->interned, iid, table);
-    if (number != UINT32_MAX) return view_of(&sequence->texts, AT(sequence->interned_texts, Text, number));
+    if (number != UINT32_MAX) return view_of(&sequence->texts, AT(sequence->interned_texts, Interned, number).text);
     decoder->counts[NO_NAME]++;
     return bytes_of("", 0);
 }
@@ -731,9 +743,23 @@ static int32_t code_of_text(Decoder *decoder) {
     return code_of_view(decoder, text);
 }
 
+static int32_t code_of_interned(Decoder *decoder, const Sequence *sequence, uint32_t table, uint64_t iid) {
+    uint32_t number = map_find(&sequence->interned, iid, table);
+    if (number == UINT32_MAX) {
+        decoder->counts[NO_NAME]++;
+        return EMPTY_TEXT;
+    }
+    Interned *interned = &AT(sequence->interned_texts, Interned, number);
+    if (interned->round != decoder->round) {
+        interned->code = code_of_view(decoder, view_of(&sequence->texts, interned->text));
+        interned->round = decoder->round;
+    }
+    return interned->code;
+}
+
 static int32_t code_of_name(Decoder *decoder, const Sequence *sequence, const Event *event) {
     if (event->has_name) put_text(decoder, &decoder->text, event->name);
-    else if (event->name_iid) put_interned(decoder, &decoder->text, sequence, NAMES, event->name_iid);
+    else if (event->name_iid) return code_of_interned(decoder, sequence, NAMES, event->name_iid);
     return code_of_text(decoder);
 }
 
@@ -745,17 +771,22 @@ static int64_t flow_of(Decoder *decoder, uint64_t id) {
 }
 
 static EventRow row_of(Decoder *decoder, uint8_t phase, int32_t pid, int32_t tid, int64_t time) {
-    int32_t code = code_of_view(decoder, bytes_of(&phase, 1));
-    return (EventRow){.codes = {[PHASE] = code, [PID] = pid, [TID] = tid},
+    int32_t *code = &decoder->phase_codes[phase & 127]; /* phases are letters */
+    if (*code == NO_TEXT) *code = code_of_view(decoder, bytes_of(&phase, 1));
+    return (EventRow){.codes = {[PHASE] = *code, [PID] = pid, [TID] = tid},
                       .flow = NO_NUMBER,
                       .time = time - decoder->base_ns,
                       .duration = NO_NUMBER,
                       .args = NO_OFFSET};
 }
 
-static EventRow row_on(Decoder *decoder, const Track *track, uint8_t phase, int64_t time) {
-    int32_t pid = code_of_view(decoder, view_of(&decoder->plan_texts, track->pid));
-    return row_of(decoder, phase, pid, code_of_view(decoder, view_of(&decoder->plan_texts, track->tid)), time);
+static EventRow row_on(Decoder *decoder, Track *track, uint8_t phase, int64_t time) {
+    if (track->round != decoder->round) {
+        track->pid_code = code_of_view(decoder, view_of(&decoder->plan_texts, track->pid));
+        track->tid_code = code_of_view(decoder, view_of(&decoder->plan_texts, track->tid));
+        track->round = decoder->round;
+    }
+    return row_of(decoder, phase, track->pid_code, track->tid_code, time);
 }
 
 static void add_row(Decoder *decoder, const EventRow *row) {
@@ -952,7 +983,7 @@ static bool is_exported(const Sequence *sequence, Bytes data, Bytes *args) {
     if (name.number == ANNOTATION_NAME) return equals(name.bytes, "args");
     uint32_t number = name.number == ANNOTATION_NAME_IID ? map_find(&sequence->interned, number_in(&name), ARG_NAMES) : UINT32_MAX;
     if (number == UINT32_MAX) return false;
-    return equals(view_of(&sequence->texts, AT(sequence->interned_texts, Text, number)), "\"args\"");
+    return equals(view_of(&sequence->texts, AT(sequence->interned_texts, Interned, number).text), "\"args\"");
 }
 
 static uint32_t args_of(Decoder *decoder, const Sequence *sequence) {
@@ -977,7 +1008,7 @@ static uint32_t args_of(Decoder *decoder, const Sequence *sequence) {
     return offset;
 }
 
-static void add_flow(Decoder *decoder, uint64_t flow, const Track *track, int64_t time) {
+static void add_flow(Decoder *decoder, uint64_t flow, Track *track, int64_t time) {
     size_t number = decoder->flows_done++;
     uint8_t phase = number < (size_t)decoder->phases.len ? ((const uint8_t *)decoder->phases.buf)[number] : 0;
     if (!phase) return;
@@ -997,6 +1028,9 @@ static void add_flow(Decoder *decoder, uint64_t flow, const Track *track, int64_
 
 static int32_t code_of_categories(Decoder *decoder, const Sequence *sequence) {
     Array *text = &decoder->text;
+    const Field *first = (const Field *)decoder->categories.data;
+    if (decoder->categories.size == sizeof *first && first->number == EVENT_CATEGORY_IID)
+        return code_of_interned(decoder, sequence, CATEGORIES, number_in(first));
     for (size_t i = 0; i < COUNT_OF(decoder->categories, Field) && text->size < LONGEST_ARGS; i++) {
         const Field *category = &AT(decoder->categories, Field, i);
         if (i) PUT(text, ",");
@@ -1010,7 +1044,7 @@ static int32_t code_of_categories(Decoder *decoder, const Sequence *sequence) {
 static void add_track_event(Decoder *decoder, const Sequence *sequence, int64_t time, const Event *event) {
     uint32_t number = map_find(&decoder->track_numbers, event->track, 0);
     if (number == UINT32_MAX) return;
-    const Track *track = &AT(decoder->planned, Track, number);
+    Track *track = &AT(decoder->planned, Track, number);
     if (event->kind == 'C') {
         add_count(decoder, sequence, event, number, time, event->real_value, event->value, event->real);
     } else if (event->kind != 'E') {
@@ -1138,7 +1172,7 @@ static void add_stage(Decoder *decoder, const Sequence *sequence, int64_t time, 
     row.codes[CATEGORY] = code_of_text(decoder);
     uint32_t number = map_find(&sequence->interned, stage, SPECS);
     if (!bytes_left(&name) && number != UINT32_MAX)
-        name = view_of(&sequence->texts, AT(sequence->interned_texts, Text, number));
+        name = view_of(&sequence->texts, AT(sequence->interned_texts, Interned, number).text);
     put_text(decoder, &decoder->text, name);
     row.codes[NAME] = code_of_text(decoder);
     row.duration = (int64_t)duration;
@@ -1313,7 +1347,7 @@ static bool read_plan(Decoder *decoder, PyObject *plan) {
             return false;
         Track track = {add_plan_text(decoder, pid, false), add_plan_text(decoder, tid, false),
                        add_plan_text(decoder, name, false), add_plan_text(decoder, series, true),
-                       multiplier, differences, 0};
+                       multiplier, differences, 0, 0, 0, 0};
         array_append(&decoder->planned, &track, sizeof track);
         if (map_number(&decoder->track_numbers, uuid, 0) == UINT32_MAX) decoder->planned.failed = true;
     }
@@ -1364,6 +1398,8 @@ static PyObject *perfetto_add(PyObject *module, PyObject *arguments) {
     }
     const uint8_t *data = block.buf, *next = data;
     Py_BEGIN_ALLOW_THREADS
+    decoder->round++;
+    memset(decoder->phase_codes, 0xFF, sizeof decoder->phase_codes); /* NO_TEXT */
     if (decoder->rewriting && !columns_start(&decoder->columns)) decoder->failed = true;
     else next = read_packets(decoder, bytes_of(data + begin, (size_t)(block.len - begin)));
     Py_END_ALLOW_THREADS

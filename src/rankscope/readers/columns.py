@@ -69,17 +69,27 @@ def whole_number(text: str) -> int | None:
 
 def joined_texts(texts: Iterable[bytes | None]) -> tuple[bytes, NDArray[np.uint32]]:
     """A buffer like that of the arguments, and where each text begins."""
-    pieces: list[bytes] = []
-    offsets: list[int] = []
-    size = 0
-    for text in texts:
-        if text is None:
-            offsets.append(NO_ARGS)
-            continue
-        offsets.append(size)
-        pieces += (len(text).to_bytes(4, "little"), text)
-        size += 4 + len(text)
-    return b"".join(pieces), np.array(offsets, dtype=np.uint32)
+    listed = [*texts]
+    pieces = [text for text in listed if text is not None]
+    sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))
+    begins = np.cumsum(sizes + 4) - sizes - 4
+    data = bytearray(bytes(4).join((b"", *pieces)))  # with room for the lengths
+    numbers = np.frombuffer(data, dtype=np.uint8)
+    for byte in range(4):
+        numbers[begins + byte] = sizes >> 8 * byte & 0xFF
+    offsets = np.full(len(listed), NO_ARGS, dtype=np.uint32)
+    offsets[[text is not None for text in listed] if listed else slice(0)] = begins
+    return bytes(data), offsets
+
+
+def text_spans(data: Any, offsets: NDArray[np.uint32]) -> tuple[Numbers, Numbers]:
+    """Where the texts of such a buffer that begin at these places have their first byte, and their last one ends."""
+    begin = offsets.astype(np.int64) + 4
+    numbers = np.frombuffer(data, dtype=np.uint8)
+    length = np.zeros(len(begin), dtype=np.int64)
+    for byte in range(4):
+        length |= numbers[begin - 4 + byte].astype(np.int64) << 8 * byte
+    return begin, begin + length
 
 
 def distinct_rows(columns: Sequence[Numbers]) -> tuple[Codes, Codes]:
@@ -159,6 +169,16 @@ class EventColumns:
         view = memoryview(self.args)
         length = int.from_bytes(view[offset : offset + 4], "little")
         return bytes(view[offset + 4 : offset + 4 + length]).decode()
+
+    def args_of_events(self, events: NDArray[np.int64]) -> dict[int, str]:
+        """The arguments of those of some events that have any."""
+        if self.shared_args is not None:
+            texts = ((event, self.args_of(event)) for event in events.tolist())
+            return {event: text for event, text in texts if text is not None}
+        events = events[self.args_offset[events] != NO_ARGS]
+        begin, end = text_spans(self.args, self.args_offset[events])
+        view, rows = memoryview(self.args), zip(events.tolist(), begin.tolist(), end.tolist(), strict=True)
+        return {event: str(view[first:last], "utf-8") for event, first, last in rows}
 
 
 LINKS = ("correlation", "external_id", "device", "stream", "bytes")

@@ -7,16 +7,17 @@ record function ids (timeline/sidecar_files.py).
 from __future__ import annotations
 
 import ast
-import codecs
 import json
 import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
+from rankscope import native
 from rankscope.readers.base import ReadReport
 from rankscope.readers.byte_stream import ByteStream, open_stream
 from rankscope.readers.protobuf import (
@@ -30,12 +31,19 @@ from rankscope.readers.protobuf import (
     text_in,
 )
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from rankscope.readers.columns import Codes, Numbers
+
 _SCHEMA = re.compile(rb'"schema"\s*:\s*"(\d+\.\d+[^"]{0,40})"')
 _NODES = re.compile(rb'"nodes"\s*:\s*\[')
 _NODE_BEGINS = re.compile(r'\{\s*(?:"name"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*)?"id"\s*:')
-_NO_NUMBER = re.compile(r"(?<=[\[, :])-?(?:inf|nan)(?=[\],}])")
+_NO_NUMBER = re.compile(rb"(?<=[\[, :])-?(?:inf|nan)(?=[\],}])")
 """Infinite values as C++ prints them, which is not JSON. torch 2.13 writes them as text."""
-_PIECE = 1 << 20
+_PIECE = 4 << 20
+_NODES_AT_ONCE = 10_000
 _LARGEST_NODE = 16 << 20
 """Bytes. The largest nodes of real files list the parameters of a model: some 100 kB."""
 _LARGEST_METADATA = 1 << 16
@@ -43,6 +51,7 @@ _GROUPS_NODE = "## process_group:init ##"
 _TENSOR = re.compile(r"^Tensor\((.*)\)$")
 _KINETO_TYPES = {"Int": "Scalar", "Double": "Scalar", "Bool": "Scalar"}
 """What Kineto calls inputs that are no tensors; the others have no name there."""
+_ENCODE = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":")).encode
 
 
 _INPUTS = {1: "values", 2: "shapes", 3: "types"}
@@ -58,13 +67,28 @@ class _Chakra:
     """A value has one of the fields from ATTRIBUTE_VALUE on, by its type."""
 
 
-class Inputs(NamedTuple):
-    """The inputs of an op: Kineto's Input Dims, Input type and Concrete Inputs, and the execution trace's values."""
+InputTexts = tuple[str | None, str | None, str | None]
+"""The inputs of an op as JSON: Kineto's Input Dims, Input type and Concrete Inputs."""
 
-    shapes: list[Any]
-    types: list[str]
-    concrete: list[str]
-    values: list[Any]
+
+@dataclass(frozen=True)
+class ExecutedOps:
+    """Some ops: nodes that have a record function id."""
+
+    record: Numbers
+    node: Numbers
+    name: Codes
+    names: list[str]
+    """By code."""
+    inputs: Codes
+    input_texts: list[InputTexts]
+    """By code."""
+    values: Any
+    """The values of their inputs as JSON, in the form of EventColumns.args."""
+    values_offset: NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        return len(self.record)
 
 
 @lru_cache(4096)
@@ -78,30 +102,26 @@ def _input_kind(kind: str) -> tuple[str, bool, bool]:
     return _KINETO_TYPES.get(kind, "ScalarList" if is_list else ""), False, is_list
 
 
-@dataclass(frozen=True)
-class ExecutedOp:
-    """One node that has a record function id."""
+def _encoded(value: list[Any]) -> str | None:
+    """As JSON; None for what has none, such as infinite numbers."""
+    try:
+        return _ENCODE(value)
+    except (ValueError, RecursionError):
+        return None
 
-    record: int
-    node: int
-    name: str
-    shapes: Any
-    types: Any
-    values: Any
-    """Of the inputs: lists, or the text of Python lists (Chakra)."""
 
-    def inputs(self) -> Inputs:
-        """Its inputs as Kineto records them with record_shapes=True."""
-        shapes, types, values = map(_listed, (self.shapes, self.types, self.values))
-        names: list[str] = []
-        concrete: list[str] = []
-        for index, (kind, value) in enumerate(zip(map(str, types), values, strict=False)):
-            name, has_tensors, is_plain_list = _input_kind(kind)
-            if is_plain_list and index < len(shapes):
-                shapes[index] = []  # Kineto counts a list of numbers as one value
-            names.append(name)
-            concrete.append("" if has_tensors or isinstance(value, str) else str(value))
-        return Inputs(shapes, names, concrete, values)
+def _input_texts(shapes: list[Any], types: list[Any], values: list[Any]) -> InputTexts:
+    """The inputs of an op as Kineto records them with record_shapes=True."""
+    shapes = list(shapes)
+    names: list[str] = []
+    concrete: list[str] = []
+    for index, (kind, value) in enumerate(zip(map(str, types), values, strict=False)):
+        name, has_tensors, is_plain_list = _input_kind(kind)
+        if is_plain_list and index < len(shapes):
+            shapes[index] = []  # Kineto counts a list of numbers as one value
+        names.append(name)
+        concrete.append("" if has_tensors or isinstance(value, str) else str(value))
+    return _encoded(shapes), _encoded(names), _encoded(concrete)
 
 
 class ExecutionTrace:
@@ -115,83 +135,105 @@ class ExecutionTrace:
         """Process groups that it lists."""
         self._path = path
 
-    def ops(self) -> Iterator[ExecutedOp]:
+    def batches(self) -> Iterator[ExecutedOps]:
         with closing(open_stream(self._path)) as stream:
             head = stream.read(_PIECE)
-            nodes = (
-                self._json_nodes(head, stream)
-                if head.lstrip()[:1] == b"{"
-                else self._chakra_nodes(head, stream)
-            )
-            for node in nodes:
-                self.nodes += 1
-                op = self._op(node)
-                if op is not None:
-                    yield op
+            if head.lstrip()[:1] == b"{":
+                yield from self._json_batches(head, stream)
+            else:
+                nodes = self._chakra_nodes(head, stream)
+                while some := list(islice(nodes, _NODES_AT_ONCE)):
+                    yield self._ops(some)
             self.report.damage = self.report.damage or stream.damage
 
-    def _op(self, node: dict[str, Any]) -> ExecutedOp | None:
-        """None for nodes without a record id: threads, tensors of other frameworks, kernels."""
-        record = node.get("rf_id")
-        name = node.get("name")
-        if name == _GROUPS_NODE:
-            self.groups += _groups_in(node)
-        if not _is_id(record) or not record or not isinstance(name, str):
-            return None
-        number = node.get("id")
-        inputs = node.get("inputs")
-        if not isinstance(inputs, dict):  # schema 1.0.1
-            inputs = {
-                "values": inputs,
-                "shapes": node.get("input_shapes"),
-                "types": node.get("input_types"),
-            }
-        return ExecutedOp(
-            record,
-            number if _is_id(number) else -1,
-            name,
-            *(inputs.get(key) for key in ("shapes", "types", "values")),
-        )
+    def _ops(self, nodes: list[dict[str, Any]]) -> ExecutedOps:
+        """The ops among nodes that were decoded in Python. Threads, tensors and kernels have no record id."""
+        # Late: numpy is not needed to find and identify files.
+        import numpy as np
 
-    def _json_nodes(self, head: bytes, stream: ByteStream) -> Iterator[dict[str, Any]]:
-        """The nodes of torch's JSON, decoded one by one: the file is never in memory as a whole."""
+        from rankscope.readers.columns import joined_texts
+
+        self.nodes += len(nodes)
+        numbers: list[tuple[int, int]] = []
+        names: list[str] = []
+        inputs: list[InputTexts] = []
+        values: list[bytes] = []
+        for node in nodes:
+            record, number, name = node.get("rf_id"), node.get("id"), node.get("name")
+            if name == _GROUPS_NODE:
+                self.groups += _groups_in(node)
+            if not _is_id(record) or not record or not isinstance(name, str):
+                continue
+            numbers.append((record, number if _is_id(number) else -1))
+            names.append(name)
+            shapes, types, listed = map(_listed, _inputs_of(node))
+            text = _encoded(listed)
+            inputs.append((None, None, None) if text is None else _input_texts(shapes, types, listed))
+            values.append((text or "").encode())
+        record_ids, node_ids = np.array(numbers, dtype=np.int64).reshape(-1, 2).T
+        codes = np.arange(len(names), dtype=np.int32)
+        return ExecutedOps(record_ids, node_ids, codes, names, codes, inputs, *joined_texts(values))
+
+    def _json_batches(self, head: bytes, stream: ByteStream) -> Iterator[ExecutedOps]:
+        """The nodes of torch's JSON, piece by piece: the file is never in memory as a whole.
+
+        The part in C reads as far as it is sure to read as Python does.
+        """
         schema, begin = _SCHEMA.search(head), _NODES.search(head)
         if schema:
             self.schema = schema[1].decode("ascii", "replace")
         if not begin:
             self.report.damage = "the list of nodes is missing"
             return
-        decoder = json.JSONDecoder()
-        characters = codecs.getincrementaldecoder("utf-8")("replace")
-        text, at = _plain(characters.decode(head[begin.end() :])), 0
+        data, is_last, is_closed = head[begin.end() :], False, False
         while True:
-            match = _NODE_BEGINS.search(text, at)
-            node: Any = None
-            is_too_deep = False
-            if match:
-                try:
-                    node, at = decoder.raw_decode(text, match.start())
-                except RecursionError:
-                    is_too_deep = True
-                except ValueError:
-                    pass
-            if node is not None:
-                yield _flat(node)
-                continue
-            rest = match.start() if match else max(at, text.rfind("{"))
-            more = b"" if is_too_deep or len(text) - rest > _LARGEST_NODE else stream.read(_PIECE)
-            if more:
-                text, at = text[rest:] + _plain(characters.decode(more)), 0
-            elif match:  # damaged: the next node may be whole
-                self.report.lose(f"a node that is not JSON: {text[rest : rest + 60]!r}")
-                at = rest + 1
-            elif len(text) - rest > _LARGEST_NODE:
-                self.report.damage = f"no node begins within {_LARGEST_NODE >> 20} MB"
-                return
-            else:
-                if not text.rstrip().endswith("}"):
+            is_closed = data.rstrip().endswith(b"}") if data.strip() else is_closed
+            cut = data.rfind(b"}") + 1
+            whole, rest = data[:cut], data[cut:]
+            for _ in range(2):
+                if native.functions is not None:
+                    columns, nodes, end = native.functions.scan_nodes(whole)
+                    self.nodes += nodes
+                    whole = whole[end:]
+                    yield _scanned(columns)
+                before, whole = whole, _plain(whole)
+                if whole == before:
+                    break
+            decoded, left = self._decode(whole.decode("utf-8", "replace"), is_last)
+            if decoded:
+                yield self._ops(decoded)
+            data = left.encode() + rest
+            if is_last:
+                if not is_closed:
                     self.report.damage = "the file ends in the middle of its nodes"
                 return
+            if len(data) > _LARGEST_NODE + _PIECE:
+                self.report.damage = f"no node begins within {_LARGEST_NODE >> 20} MB"
+                return
+            more = stream.read(_PIECE)
+            is_last = not more
+            data += more
+
+    def _decode(self, text: str, is_last: bool) -> tuple[list[dict[str, Any]], str]:
+        """The nodes of a text, and what is left: a node that is not complete, unless it is the last text."""
+        decoder = json.JSONDecoder()
+        nodes: list[dict[str, Any]] = []
+        at = 0
+        while match := _NODE_BEGINS.search(text, at):
+            begin = match.start()
+            try:
+                node, at = decoder.raw_decode(text, begin)
+                nodes.append(_flat(node))
+                continue
+            except RecursionError:
+                pass
+            except ValueError:
+                if not is_last and len(text) - begin <= _LARGEST_NODE:
+                    return nodes, text[begin:]
+            # Damaged: the next node may be whole.
+            self.report.lose(f"a node that is not JSON: {text[begin : begin + 60]!r}")
+            at = begin + 1
+        return nodes, "" if is_last else text[max(at, text.rfind("{")) :]
 
     def _chakra_nodes(self, head: bytes, stream: ByteStream) -> Iterator[dict[str, Any]]:
         """The messages of a Chakra file, each after its length: first the metadata, then the nodes."""
@@ -249,8 +291,40 @@ def _is_id(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
-def _plain(text: str) -> str:
-    return _NO_NUMBER.sub("null", text) if "inf" in text or "nan" in text else text
+def _plain(text: bytes) -> bytes:
+    return _NO_NUMBER.sub(b"null", text) if b"inf" in text or b"nan" in text else text
+
+
+def _scanned(columns: tuple[Any, ...]) -> ExecutedOps:
+    """The ops that native/nodes.c has read. The same inputs mostly occur often."""
+    import numpy as np
+
+    from rankscope.readers.columns import Texts, distinct_rows
+
+    kinds = ("int64", "int64", "int32", "int32", "int32", "int32", "uint8", "uint32", "int64")
+    *numbers, values, values_offset, offsets = map(np.frombuffer, columns[:-1], kinds)
+    record, node, name, *inputs = numbers
+    texts = list(Texts(offsets, columns[-1]))
+    codes, firsts = distinct_rows([column.astype(np.int64) for column in inputs])
+    different = zip(*(column[firsts].tolist() for column in inputs), strict=True)
+    input_texts = [_input_texts(*(_json_list(texts[code]) for code in row)) for row in different]
+    return ExecutedOps(record, node, name, texts, codes, input_texts, values, values_offset)
+
+
+def _json_list(text: str) -> list[Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:  # a number with thousands of digits
+        return []
+    return list(value)
+
+
+def _inputs_of(node: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Shapes, types and values: lists, or the text of Python lists (Chakra)."""
+    inputs = node.get("inputs")
+    if isinstance(inputs, dict):
+        return inputs.get("shapes"), inputs.get("types"), inputs.get("values")
+    return node.get("input_shapes"), node.get("input_types"), inputs  # schema 1.0.1
 
 
 def _flat(node: Any) -> dict[str, Any]:

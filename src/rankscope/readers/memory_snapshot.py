@@ -40,7 +40,7 @@ from rankscope.readers.safe_pickle import Budget, is_pickle
 from rankscope.readers.stack_frames import Frame, frame_of, op_name, own_line, python_lines
 
 _KEYS = (b"device_traces", b"segment_type", b"allocator_settings", b"segments")
-_BATCH_ROWS = 100_000
+_BATCH_ROWS = 50_000
 _CUDA = 1
 """torch's number for this type of device."""
 # The sign with which each action changes the totals: bytes allocated, bytes reserved.

@@ -33,19 +33,16 @@ _MEMORY_LIMIT = "1GB"
 
 _NEVER_NULL = ("ph", "category", "name", "pid", "tid")
 _TEXTS = (*_NEVER_NULL, "collective")
-_NUMBERS = ("ts_ns", "dur_ns", *LINKS)
-_SELECT = ", ".join(
-    (
-        *_TEXTS,
-        "flow",
-        *_NUMBERS,
-        "args",
+_SPARSE = {
+    "memory": (
         "memory IS NOT NULL AS has_memory",
         *(f"memory.{sql_name(name)} AS memory_{index}" for index, name in enumerate(MEMORY_ARGS)),
+    ),
+    "shapes": (
         "shapes IS NOT NULL AS has_shapes",
         *(f"shapes[{index + 1}] AS shape_{index}" for index in range(len(SHAPE_ARGS))),
-    )
-)
+    ),
+}
 
 _of_thread = threading.local()
 T = TypeVar("T")
@@ -79,32 +76,40 @@ def or_repaired(read: Callable[[], T], repair: Callable[[], T]) -> T:
 
 
 def columns_of(select: str) -> EventColumns:
-    """The events of a SELECT with the columns of model.READ_EVENTS."""
-    result: dict[str, Any] = connection().execute(f"SELECT {_SELECT} FROM ({select})").fetchnumpy()
+    """The events of a SELECT with the columns of model.READ_EVENTS. Those that it lacks are null."""
+    database = connection()
+    present = database.sql(select).columns
+    wanted = [part for name in present for part in _SPARSE.get(name, (name,))]
+    result: dict[str, Any] = database.execute(f"SELECT {', '.join(wanted)} FROM ({select})").fetchnumpy()
     pool: dict[str, int] = {}
-    codes = {name: _codes(pool, _objects(result[name]), name in _NEVER_NULL) for name in _TEXTS}
-    numbers = {name: filled(result[name]) for name in _NUMBERS}
-    remembered = np.flatnonzero(np.ma.getdata(result["has_memory"]))
-    computing = np.flatnonzero(np.ma.getdata(result["has_shapes"]))
-    memory = [filled(result[f"memory_{index}"])[remembered] for index in range(len(MEMORY_ARGS))]
-    shapes = [_codes(pool, _objects(result[f"shape_{i}"][computing])) for i in range(len(SHAPE_ARGS))]
-    flows = _flows(pool, _objects(result["flow"]))
-    args, offsets = joined_texts(None if text is None else text.encode() for text in _objects(result["args"]))
+    codes = {
+        name: _codes(pool, _objects(result[name]), name in _NEVER_NULL) for name in _TEXTS if name in result
+    }
+    links = {name: filled(result[name]) for name in LINKS if name in result}
+    sparse: dict[str, Any] = {}
+    if "flow" in result:
+        sparse["flow"] = _flows(pool, _objects(result["flow"]))
+    if "has_memory" in result:
+        remembered = np.flatnonzero(np.ma.getdata(result["has_memory"]))
+        memory = [filled(result[f"memory_{index}"])[remembered] for index in range(len(MEMORY_ARGS))]
+        sparse |= {"memory_events": remembered.astype(np.int32), "memory": np.stack(memory, axis=1)}
+    if "has_shapes" in result:
+        computing = np.flatnonzero(np.ma.getdata(result["has_shapes"]))
+        shapes = [_codes(pool, _objects(result[f"shape_{i}"][computing])) for i in range(len(SHAPE_ARGS))]
+        sparse |= {"computing": computing.astype(np.int32), "shapes": np.stack(shapes, axis=1)}
+    texts = [None if text is None else text.encode() for text in _objects(result["args"])]
+    args, offsets = joined_texts(texts)
     return event_columns(
         Texts.of(pool),
-        numbers["ts_ns"],
-        numbers["dur_ns"],
-        {name: numbers[name] for name in LINKS},
-        codes["collective"],
+        filled(result["ts_ns"]),
+        filled(result["dur_ns"]),
+        links,
+        codes.get("collective"),
         phase=codes["ph"],
         **{name: codes[name] for name in ("category", "name", "pid", "tid")},
-        flow=flows,
         args=args,
         args_offset=offsets,
-        memory_events=remembered.astype(np.int32),
-        memory=np.stack(memory, axis=1),
-        computing=computing.astype(np.int32),
-        shapes=np.stack(shapes, axis=1),
+        **sparse,
     )
 
 

@@ -32,8 +32,8 @@ _GROUPED = ("phase", "category", "pid", "tid")
 _MOST_IN_TWO_BYTES = 1 << 15
 _NARROW_NULL = -(1 << 31)
 """Stands for null in a sparse column of four bytes each."""
-_MOST_IN_MEMORY = 1 << 20
-"""Events; those that follow are in the scratch file until all have been read."""
+_MOST_IN_MEMORY = 48 << 20
+"""Bytes, of a million events of Kineto; those that follow are in the scratch file until all have been read."""
 _CODES = (*_GROUPED, "name")
 _SPARSE = ("correlation", "external_id", "device", "stream", "bytes")
 _CHANGED_LATER = ("time", "duration")
@@ -259,8 +259,7 @@ def _kept(columns: EventColumns, texts: list[str]) -> dict[int, str]:
     named = np.fromiter((_WITH_ARGS_NAMES.search(text) is not None for text in texts), bool, len(texts))
     wanted = np.isin(columns.phase, phases) | named[columns.name]
     wanted[columns.linked[columns.collective != NO_TEXT]] = True
-    indices = np.flatnonzero(wanted).tolist()
-    return {index: args for index in indices if (args := columns.args_of(index)) is not None}
+    return columns.args_of_events(np.flatnonzero(wanted))
 
 
 def _narrow(numbers: Numbers) -> NDArray[Any]:
@@ -298,7 +297,7 @@ def joined(pieces: list[NDArray[Any]], scratch: Scratch | None = None) -> NDArra
         begin, end = end, end + len(piece)
         values[begin:end] = _as_type(piece, kind)
         if scratch:
-            scratch.touch(piece.nbytes)
+            scratch.touch(piece.nbytes + values[begin:end].nbytes)  # both are in its file
         del piece
     return values
 
@@ -327,7 +326,7 @@ class EventLog:
         self._batches: list[_Added] = []
         self._groups: dict[tuple[int, ...], int] = {}
         self._args: dict[int, str] = {}
-        self._count = 0
+        self._count = self._in_memory = 0
         self.read_by: Counter[str] = Counter()
         """How many batches each reader read."""
 
@@ -340,8 +339,10 @@ class EventLog:
             self._groups.setdefault(tuple(row), len(self._groups)) for row in codes[batch.groups].tolist()
         ]
         pieces = batch.pieces
-        if self._scratch and self._count >= _MOST_IN_MEMORY:
+        if self._scratch and self._in_memory >= _MOST_IN_MEMORY:
             pieces = {name: self._scratch.packed(piece) for name, piece in pieces.items()}
+        else:
+            self._in_memory += sum(piece.nbytes for piece in pieces.values() if not _is_short(piece))
         self._batches.append(_Added(pieces, codes, numbers, self._count))
         for index, args in batch.args.items():
             self._args[self._count + index] = args

@@ -98,6 +98,7 @@ def _column(field: Field, values: list[Any]) -> Chunk:
 
 def coded(texts: Iterable[str | None]) -> Coded:
     """A column of texts, by code."""
-    pool: dict[str, int] = {}
-    codes = [NO_TEXT if text is None else pool.setdefault(text, len(pool)) for text in texts]
-    return Coded(np.array(codes, dtype=np.int32), Texts.of(pool))
+    listed = [*texts]
+    pool = [text for text in dict.fromkeys(listed) if text is not None]
+    codes: dict[str | None, int] = {None: NO_TEXT, **{text: code for code, text in enumerate(pool)}}
+    return Coded(np.fromiter(map(codes.__getitem__, listed), np.int32, len(listed)), Texts.of(pool))

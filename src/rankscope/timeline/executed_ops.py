@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.errors import RankscopeError
 from rankscope.files import close_to_others
 from rankscope.model import COMPUTING, EXECUTED_OPS
 from rankscope.readers import one_file
-from rankscope.readers.execution_trace import ExecutedOp, ExecutionTrace
+from rankscope.readers.columns import joined_texts, text_spans
+from rankscope.readers.execution_trace import ExecutedOps, ExecutionTrace, InputTexts
 from rankscope.readers.sql_columns import connection
 from rankscope.sql import sql_text
+from rankscope.store.arrays import Mask
+from rankscope.store.parquet_writer import (
+    Chunk,
+    Coded,
+    EncodedColumn,
+    Numbers,
+    ParquetFile,
+    PlainTexts,
+    encode,
+)
 from rankscope.store.plain_folder import PlainFolder
-from rankscope.store.selected_tables import write_selected
+from rankscope.store.table_files import coded
 
 _LEAST_AGREEING = 0.5
 """Share of the common ids whose ops must have the same name. Ids count from 1 in every process: those of another run
 agree by chance only."""
 _CHAKRA_NUMBER = re.compile(r"\(\d+\)$")
 """Chakra's converter numbers ops of the same name."""
-_LONGEST_LINE = 1 << 16
-"""Characters. Ops with longer inputs, such as lists of all parameters, have none in the table."""
-_ENCODE = json.JSONEncoder(allow_nan=False, check_circular=False).encode
+_LONGEST_INPUTS = 1 << 16
+"""Bytes. Ops with longer inputs, such as lists of all parameters, have none in the table."""
 _WITH_SHAPES = "shapes_added"
-_ROWS = "executed_ops.jsonl"
 
 
 def add_executed_ops(folder: Path, traces: Iterable[dict[str, Any]]) -> dict[str, int]:
@@ -36,73 +47,83 @@ def add_executed_ops(folder: Path, traces: Iterable[dict[str, Any]]) -> dict[str
     `traces` are the records of the execution traces; what was taken from each is noted in it.
     """
     plain = PlainFolder(folder)
-    rows = plain.path / _ROWS
+    target = folder / f"{EXECUTED_OPS.name}.parquet"
     try:
-        recorded = _recorded_ops(plain.path)
-        with rows.open("wb") as file:
+        recorded = _RecordedOps(plain.path)
+        with ParquetFile(target, EXECUTED_OPS.fields) as file:
             for record in traces:
                 path = Path(record["path"])
                 try:
                     with one_file(path):
-                        _link(path, recorded, file, record)
+                        for columns, count in _linked_ops(path, recorded, record):
+                            file.append(columns, count)
                 except RankscopeError as error:
                     record["unused"] = [error.message, error.why, error.hint]
-        if not rows.stat().st_size:
+        if not file.rows:
+            target.unlink()
             return {}
-        count = write_selected(_Lines(rows), EXECUTED_OPS, folder, 0)
         _add_shapes(plain.path)
-        return {EXECUTED_OPS.name: count}
+        return {EXECUTED_OPS.name: file.rows}
     finally:
-        rows.unlink(missing_ok=True)
         plain.close()
 
 
-class _Lines:
-    """The rows of EXECUTED_OPS, one line of JSON each: a file, since there may be millions."""
+class _RecordedOps:
+    """The ops of the trace that have a record function id, in the order of these ids."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, folder: Path) -> None:
+        result = connection().execute(f"""
+            SELECT TRY_CAST(e.args->>'Record function id' AS BIGINT) AS record, s.id AS id, s.name AS name
+            FROM read_parquet({sql_text(folder / "slices.parquet")}) s
+            JOIN read_parquet({sql_text(folder / "events.parquet")}, file_row_number=true) e ON e.file_row_number = s.id
+            WHERE s.category IN ('cpu_op', 'user_annotation') AND record > 0
+        """)
+        columns = {name: np.ma.getdata(column) for name, column in result.fetchnumpy().items()}
+        # Of several ops with the same id the last one counts.
+        self.record, last = np.unique(columns["record"][::-1], return_index=True)
+        self._slice = columns["id"][::-1][last]
+        names = columns["name"][::-1][last].tolist()
+        self._codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
+        self._name = np.fromiter(map(self._codes.__getitem__, names), np.int64, len(names))
+        self.is_linked = np.zeros(int(self._slice.max(initial=-1)) + 1, dtype=bool)
+        """By slice."""
 
-    def select(self) -> str:
-        columns = ", ".join(
-            f"{field.name}: '{'JSON' if field.type == 'VARCHAR' else field.type}'"
-            for field in EXECUTED_OPS.fields
+    def link(self, ops: ExecutedOps, is_linked: Mask) -> tuple[int, int, NDArray[Any], NDArray[Any]]:
+        """How many of these ops are in the trace, and how many of them have the same name; which of those are not
+        linked yet, in the order of their slices, and the slices."""
+        at = np.minimum(np.searchsorted(self.record, ops.record), max(len(self.record) - 1, 0))
+        common = np.flatnonzero(self.record[at] == ops.record) if len(self.record) else at[:0]
+        used, name_of = np.unique(ops.name[common], return_inverse=True)
+        names = [ops.names[code] for code in used.tolist()]
+        codes = [
+            [self._codes.get(text, -1) for text in (name, _CHAKRA_NUMBER.sub("", name))] for name in names
+        ]
+        at = at[common]
+        is_same = (np.array(codes, dtype=np.int64).reshape(-1, 2)[name_of] == self._name[at][:, None]).any(
+            axis=1
         )
-        lines = f"read_json({sql_text(self._path)}, format='newline_delimited', columns={{{columns}}})"
-        return f"SELECT * FROM {lines} QUALIFY row_number() OVER (PARTITION BY id) = 1 ORDER BY id"
-
-    def select_repaired(self) -> str:
-        """Without the lines that DuckDB cannot parse, such as those with half a character."""
-        return self.select().replace("format=", "ignore_errors=true, format=", 1)
-
-    def close(self) -> None:
-        pass
+        slices, first = np.unique(self._slice[at[is_same]], return_index=True)
+        is_new = ~is_linked[slices]
+        is_linked[slices] = True
+        return len(common), int(is_same.sum()), common[is_same][first[is_new]], slices[is_new]
 
 
-def _recorded_ops(folder: Path) -> dict[int, tuple[int, str]]:
-    """By record function id: the id and name of the op's slice."""
-    result = connection().execute(f"""
-        SELECT TRY_CAST(e.args->>'Record function id' AS BIGINT) AS record, s.id, s.name
-        FROM read_parquet({sql_text(folder / "slices.parquet")}) s
-        JOIN read_parquet({sql_text(folder / "events.parquet")}, file_row_number=true) e ON e.file_row_number = s.id
-        WHERE s.category IN ('cpu_op', 'user_annotation') AND record > 0
-    """)
-    return {record: (id, name) for record, id, name in result.fetchall()}
-
-
-def _link(path: Path, recorded: dict[int, tuple[int, str]], rows: BinaryIO, record: dict[str, Any]) -> None:
-    """Add a row for each op that both traces have; `record` says how many, or why none."""
+def _linked_ops(
+    path: Path, recorded: _RecordedOps, record: dict[str, Any]
+) -> list[tuple[list[EncodedColumn], int]]:
+    """Row groups of the ops that both traces have; `record` says how many, or why none."""
     trace = ExecutionTrace(path)
-    begin = rows.tell()
+    groups = []
     linked = common = 0
-    for op in trace.ops():
-        slice_id, name = recorded.get(op.record, (-1, ""))
-        if slice_id < 0:
-            continue
-        common += 1
-        if name in (op.name, _CHAKRA_NUMBER.sub("", op.name)):
-            linked += 1
-            rows.write(_line(slice_id, op))
+    is_linked = recorded.is_linked.copy()
+    for ops in trace.batches():
+        both, same, chosen, slices = recorded.link(ops, is_linked)
+        common, linked = common + both, linked + same
+        if len(chosen):
+            columns = _columns(ops, chosen, slices)
+            groups.append(
+                ([encode(field, columns[field.name]) for field in EXECUTED_OPS.fields], len(chosen))
+            )
     report = trace.report
     damage = "; ".join(
         text
@@ -116,37 +137,50 @@ def _link(path: Path, recorded: dict[int, tuple[int, str]], rows: BinaryIO, reco
             else f"Of {common:,} record function ids that both have, {linked:,} are of the same op: "
             "it is of another recording"
         )
-        if not recorded:
+        if not len(recorded.record):
             why = "The trace has no record function ids"
         record["unused"] = [
             f"{path} is not linked to the trace of its rank",
             f"{why}.{' Also, ' + damage + '.' if damage else ''}",
             "Record both together: profile(execution_trace_observer=ExecutionTraceObserver().register_callback(FILE))",
         ]
-        rows.truncate(begin)
-        rows.seek(begin)
-        return
+        return []
+    recorded.is_linked = is_linked
     record["used"] = (
-        f"{linked:,} of {len(recorded):,} ops linked by record function id, schema {trace.schema}"
+        f"{linked:,} of {len(recorded.record):,} ops linked by record function id, schema {trace.schema}"
         + (f", {trace.groups} process groups" if trace.groups else "")
         + (f"; {damage}" if damage else "")
     )
+    return groups
 
 
-def _line(slice_id: int, op: ExecutedOp) -> bytes:
-    row = {"id": slice_id, "record": op.record, "node": op.node}
-    inputs = op.inputs()
-    recorded_inputs = {
-        "shapes": inputs.shapes,
-        "types": inputs.types,
-        "concrete": inputs.concrete,
-        "tensors": inputs.values,
+def _columns(ops: ExecutedOps, chosen: NDArray[Any], slices: NDArray[Any]) -> dict[str, Chunk]:
+    """The rows of some ops."""
+    input_codes = ops.inputs[chosen]
+    sizes = np.array([_size(texts) for texts in ops.input_texts], dtype=np.int64)[input_codes]
+    begin, end = text_spans(ops.values, ops.values_offset[chosen])
+    too_long = end - begin + sizes > _LONGEST_INPUTS
+    input_codes[too_long] = len(ops.input_texts)
+    values = PlainTexts(ops.values, ops.values_offset)
+    if too_long.any() or not np.array_equal(chosen, np.arange(len(ops))):
+        view = memoryview(ops.values)
+        rows = zip(begin.tolist(), end.tolist(), too_long.tolist(), strict=True)
+        values = PlainTexts(*joined_texts(None if long else bytes(view[a:b]) for a, b, long in rows))
+    columns: dict[str, Chunk] = {
+        "id": Numbers(slices),
+        "record": Numbers(ops.record[chosen]),
+        "node": Numbers(ops.node[chosen]),
+        "tensors": values,
     }
-    try:
-        line = _ENCODE(row | recorded_inputs)
-    except (ValueError, RecursionError):
-        line = ""
-    return (line if 0 < len(line) <= _LONGEST_LINE else json.dumps(row)).encode() + b"\n"
+    for name, texts in zip(("shapes", "types", "concrete"), zip(*ops.input_texts, strict=True), strict=True):
+        different = coded([*texts, None])
+        columns[name] = Coded(different.codes[input_codes], different.texts)
+    return columns
+
+
+def _size(texts: InputTexts) -> int:
+    """Bytes; of inputs that have no JSON, more than those of any other."""
+    return sum(_LONGEST_INPUTS + 1 if text is None else len(text) for text in texts)
 
 
 def _add_shapes(folder: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,7 +37,7 @@ from rankscope.store.table_files import TableFiles, coded, columns_of
 from rankscope.timeline.categories import Names
 from rankscope.timeline.collectives.recorded_calls import RecordedCall
 from rankscope.timeline.collectives.table import write_collectives
-from rankscope.timeline.json_arguments import arguments, number_of, text_of
+from rankscope.timeline.json_arguments import all_arguments, number_of, text_of
 from rankscope.timeline.linking import Links, Steps, follow, self_time
 from rankscope.timeline.nesting import by_level, nest
 from rankscope.timeline.recording import (
@@ -250,19 +252,13 @@ def _write_instants(files: TableFiles, nested: NestedSlices, links: Links, steps
 
 def _write_counters(files: TableFiles, recording: Recording) -> None:
     events, points = recording.events, recording.points_with_phase(COUNTER_PHASES)
-    rows: list[int] = []
-    series: list[str] = []
-    values: list[float | None] = []
-    for position, event in enumerate(points.event.tolist()):
-        args = arguments(events.args.get(event))
-        pairs = args.items() if isinstance(args, dict) else enumerate(args) if isinstance(args, list) else ()
-        for key, value in pairs:
-            rows.append(position)
-            series.append(str(key))
-            is_plain = isinstance(value, (int, float)) and abs(value) < _EXACT
-            values.append(number_of(value if is_plain else text_of(value)))
-    index = np.array(rows, dtype=np.int64)
-    numbers = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    pairs = all_arguments([*map(events.args.get, points.event.tolist())])
+    series: Iterable[str] = chain.from_iterable(pairs)
+    if {*map(type, pairs)} - {dict}:
+        pairs = [*map(_pairs, pairs)]
+        series = map(str, chain.from_iterable(pairs))
+    index = np.repeat(np.arange(len(pairs)), [*map(len, pairs)])
+    numbers, valid = _numbers([*chain.from_iterable(map(dict.values, pairs))])
     files.write_rows(
         COUNTERS,
         {
@@ -271,9 +267,26 @@ def _write_counters(files: TableFiles, recording: Recording) -> None:
             "ts_ns": Numbers(points.time[index]),
             "name": Coded(points.name[index], events.coded_texts),
             "series": coded(series),
-            "value": Numbers(numbers, valid=np.array([value is not None for value in values], dtype=bool)),
+            "value": Numbers(numbers, valid=valid),
         },
     )
+
+
+def _pairs(args: Any) -> dict[Any, Any]:
+    return args if isinstance(args, dict) else dict(enumerate(args)) if isinstance(args, list) else {}
+
+
+def _numbers(values: list[Any]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """The values of counters, and which of them are numbers."""
+    if not {*map(type, values)} - {int, float}:
+        with suppress(OverflowError):
+            return np.array(values, dtype=np.float64), np.ones(len(values), dtype=bool)
+    plain = [
+        number_of(value if isinstance(value, (int, float)) and abs(value) < _EXACT else text_of(value))
+        for value in values
+    ]
+    valid = np.array([number is not None for number in plain], dtype=bool)
+    return np.array([np.nan if number is None else number for number in plain], dtype=np.float64), valid
 
 
 def _write_links(files: TableFiles, nested: NestedSlices) -> None:

@@ -11,6 +11,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,7 +169,7 @@ class InspectorReading(Reading):
     def __init__(self, path: Path, part: str) -> None:
         super().__init__(path)
         self._stream = open_stream(path, lines=True)
-        self._ranks = _ranks(path)
+        self._ranks = _ranks(path, path.stat().st_mtime_ns)
         self._part = part
         self._folder = tempfile.TemporaryDirectory(prefix="rankscope-")
         self._parts: list[Path] = []
@@ -213,7 +214,7 @@ class InspectorReading(Reading):
                 self.report.lose(why, count)
         rows = table_rows(f"SELECT * EXCLUDE (version, host) FROM nccl_lines WHERE {of_rank}")
         path = Path(self._folder.name) / f"{number}.parquet"
-        database.execute(f"COPY ({rows}) TO {sql_text(path)} (FORMAT parquet)")
+        database.execute(f"COPY ({rows}) TO {sql_text(path)} (FORMAT parquet, COMPRESSION uncompressed)")
         self._parts.append(path)
         versions = "SELECT version, min(host) FROM nccl_lines WHERE version IS NOT NULL GROUP BY version"
         for version, host in database.execute(versions).fetchall():
@@ -273,7 +274,9 @@ class _Ranks:
         self.ranks = sorted(members.get(self.world, ()))
 
 
-def _ranks(path: Path) -> _Ranks:
+@lru_cache(maxsize=1)
+def _ranks(path: Path, mtime_ns: int) -> _Ranks:
+    """Of a file that is identified and then mostly opened; `mtime_ns` tells whether it has changed."""
     headers: set[bytes] = set()
     read, rest = 0, b""
     with closing(open_stream(path, lines=True)) as stream:
@@ -293,7 +296,7 @@ class InspectorReader(Reader):
         return head.lstrip()[:1] == b"{" and _MARK in head
 
     def identify_parts(self, path: Path) -> list[TraceIdentity]:
-        ranks = _ranks(path)
+        ranks = _ranks(path, path.stat().st_mtime_ns)
         if not ranks.ranks:
             return [TraceIdentity(None, "")]
         several = len(ranks.ranks) > 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.model import MEMORY_TYPE, NCCL, NCCL_CATEGORY
+from rankscope.model import NCCL, NCCL_CATEGORY
 from rankscope.readers.row_batch import RowBatch
 from rankscope.sql import sql_text, sql_texts
 
@@ -33,7 +33,7 @@ def table_rows(raw: str) -> str:
 
 
 def events_of(rows: str, track: str, world: str) -> str:
-    """A SELECT of model.READ_EVENTS: a slice with metadata as Kineto's collectives have it.
+    """A SELECT of columns of model.READ_EVENTS: a slice with metadata as Kineto's collectives have it.
 
     An operation without a start is an instant, without arguments, at the time at which it was written or called.
     `world` is the communicator whose ranks are those of the job: in others, the rank of the other side of a send or
@@ -58,17 +58,13 @@ def events_of(rows: str, track: str, world: str) -> str:
         },
     }
     pairs = ", ".join(f"{sql_text(name)}, {value}" for name, value in args.items())
-    numbers = ", ".join(
-        f"NULL::BIGINT AS {name}" for name in ("correlation", "external_id", "device", "stream", "bytes")
-    )
     return (
         f"SELECT CASE WHEN {timed} THEN 'X' ELSE 'i' END AS ph, {sql_text(NCCL_CATEGORY)} AS category, "
         f"function AS name, {sql_text(track)} AS pid, communicator AS tid, "
         f"CASE WHEN {timed} THEN started_ns ELSE coalesce(written_ns, created_ns) END AS ts_ns, "
-        f"CASE WHEN {timed} THEN greatest(completed_ns - started_ns, 0) END AS dur_ns, NULL::VARCHAR AS flow, "
-        f"CASE WHEN {timed} THEN json_object({pairs}) END AS args, {numbers}, "
-        f"CASE WHEN {timed} THEN kind END AS collective, "
-        f"NULL::{MEMORY_TYPE} AS memory, NULL::VARCHAR[] AS shapes FROM ({rows})"
+        f"CASE WHEN {timed} THEN greatest(completed_ns - started_ns, 0) END AS dur_ns, "
+        f"CASE WHEN {timed} THEN json_object({pairs}) END AS args, "
+        f"CASE WHEN {timed} THEN kind END AS collective FROM ({rows})"
     )
 
 
