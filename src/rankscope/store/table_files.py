@@ -17,7 +17,7 @@ from rankscope.store.scratch import Scratch
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
-_RELEASED_EVERY = 8
+_RELEASED_EVERY = 4
 """Pieces, after which the memory of the columns is given back."""
 
 
