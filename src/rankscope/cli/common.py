@@ -458,13 +458,7 @@ def run_name(path: Path) -> str:
 
 
 def check_target(path: Path, force: bool) -> None:
-    """Refuse to overwrite without -f, and to make folders."""
-    if not path.parent.exists():
-        raise UsageError(
-            f"there is no folder {path.parent}",
-            why=f"{path.name} would be written into it.",
-            hint=f"Make it, or name another place: mkdir -p {path.parent}",
-        )
+    """Refuse to overwrite without -f."""
     if path.exists() and not force and (path.is_file() or any(path.iterdir())):
         raise UsageError(
             f"{path} exists already",
@@ -480,6 +474,7 @@ def replacing(target: Path) -> Iterator[Path]:
 
     temporary = target.with_name(f".{target.name}.{unique_name()}")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         temporary.replace(target)
     except OSError as error:

@@ -60,6 +60,7 @@ def main(args: argparse.Namespace) -> int:
     target = args.output or Path(f"{common.run_name(subject)}-report{ENDINGS[format]}")
     if not printed:
         common.check_target(target, args.force)
+        _check_folder(target)
     run, scope = common.open_part(args, path=subject)
     request = Request(
         run,
@@ -85,3 +86,13 @@ def main(args: argparse.Namespace) -> int:
     if args.open:
         webbrowser.open(target.resolve().as_uri())
     return 0
+
+
+def _check_folder(target: Path) -> None:
+    """A mistyped folder is not made."""
+    if not target.parent.exists():
+        raise UsageError(
+            f"there is no folder {target.parent}",
+            why=f"{target.name} would be written into it.",
+            hint=f"Make it, or name another place: mkdir -p {target.parent}",
+        )

@@ -93,7 +93,7 @@ TOOL_GROUPS = (
 
 def with_tool_options(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
     """The words with each option of nsys or ncu that is not ours, or not in our form, as one of ours."""
-    pairs = zip(words, [*words[1:], ""], strict=True)
+    pairs = zip(words, [*words[1:], ""], strict=False)
     tools = (
         value if word == "--tool" else word[7:] for word, value in pairs if word.split("=")[0] == "--tool"
     )
