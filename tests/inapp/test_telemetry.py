@@ -171,11 +171,13 @@ class FakeEvent:
 
     now_ms = 0.0
     ready = True
+    stream = 7
 
     def __init__(self, enable_timing: bool) -> None:
         self.at_ms = 0.0
 
-    def record(self) -> None:
+    def record(self, stream: str) -> None:
+        assert stream == f"stream {FakeEvent.stream}"
         FakeEvent.now_ms += 2
         self.at_ms = FakeEvent.now_ms
 
@@ -218,12 +220,16 @@ def test_events_of_the_gpu_are_read_later(
         "is_current_stream_capturing": lambda: False,
         "memory_allocated": lambda: 12_345,
         "Event": FakeEvent,
+        "current_stream": lambda: f"stream {FakeEvent.stream}",
     }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: FakeEvent.stream, raising=False)
     telemetry.clock._may_use_cuda = True
     telemetry.clock.step_ended(0, profiled=False)
     FakeEvent.ready = False
     for number in (1, 2):
+        FakeEvent.stream += 1  # an object of the stream is kept, but not that of another one
         train()
         telemetry.clock.step_ended(number, profiled=False)
     telemetry.look()

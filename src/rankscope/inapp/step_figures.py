@@ -92,6 +92,8 @@ class StepClock:
         self._collecting = perf_counter_ns()
         self._optimizer_began = 0
         self._cuda: Any = None
+        self._c: Any = torch._C
+        self._stream: tuple[Any, Any] = None, None
         self._may_use_cuda = bool(torch.backends.cuda.is_built())
         self._marks: list[Any] = [None] * 4
         self._began = perf_counter_ns()
@@ -163,8 +165,16 @@ class StepClock:
         mark = self._marks[moment] or (
             self.free_marks.popleft() if self.free_marks else cuda.Event(enable_timing=True)
         )
-        mark.record()
+        mark.record(self._current_stream())
         self._marks[moment] = mark
+
+    def _current_stream(self) -> Any:
+        """torch.cuda.current_stream(), which makes an object each time: 26 µs in a step of an H200, 8 to record."""
+        device = self._c._cuda_getDevice()
+        current = device, self._c._cuda_getCurrentRawStream(device)
+        if current != self._stream[0]:
+            self._stream = current, self._cuda.current_stream()
+        return self._stream[1]
 
     # -- hooks
 

@@ -76,7 +76,7 @@ class WatchCost:
         if len(self._period.hook_ns) < PERIOD_STEPS or self._period.step_ns < PERIOD_NS:
             return None
         share, self._period = self._period.share(), _Sums()
-        share_pct = share.hook_pct + share.thread_pct
+        share_pct = max(share.hook_pct, share.thread_pct)  # the thread runs beside the steps
         self._periods_over = self._periods_over + 1 if share_pct > self._budget_pct else 0
         if self._periods_over < PERIODS:
             return None
