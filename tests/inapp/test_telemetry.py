@@ -368,9 +368,9 @@ def costly_steps(
 
 @pytest.mark.parametrize(
     ("hook_us", "thread_us", "over"),
-    [(490, 0, False), (510, 0, True), (300, 150, False), (300, 250, True), (0, 510, True)],
+    [(490, 0, False), (510, 0, True), (300, 490, False), (0, 510, True)],
 )
-def test_the_budget_is_of_hooks_and_thread_together(hook_us: int, thread_us: int, over: bool) -> None:
+def test_the_budget_is_of_the_hooks_and_of_the_thread(hook_us: int, thread_us: int, over: bool) -> None:
     cost = WatchCost(0.5)
     for period in range(PERIODS):
         assert cost.excess() is None, period
@@ -379,7 +379,7 @@ def test_the_budget_is_of_hooks_and_thread_together(hook_us: int, thread_us: int
         excess = cost.excess()
     assert (excess is not None) == over
     if over:
-        assert f"it costs {(hook_us + thread_us) / 1000:.2g} % of the step time" in str(excess)
+        assert f"it costs {max(hook_us, thread_us) / 1000:.2g} % of the step time" in str(excess)
         assert "its budget is 0.5 %" in str(excess)
 
 

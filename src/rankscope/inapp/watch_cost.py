@@ -81,8 +81,8 @@ class WatchCost:
         if self._periods_over < PERIODS:
             return None
         return (
-            f"it costs {_percent(share_pct)} of the step time ({share.hooks}), and its budget is "
-            f"{self._budget_pct:g} %; --watch-budget PCT allows more"
+            f"it costs {_percent(share_pct)} of the step time ({share.hooks}; its thread used "
+            f"{_percent(share.thread_pct)} of a core), and its budget is {self._budget_pct:g} %; --watch-budget PCT allows more"
         )
 
     def share(self) -> Share | None:
