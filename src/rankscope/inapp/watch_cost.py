@@ -82,7 +82,8 @@ class WatchCost:
             return None
         return (
             f"it costs {_percent(share_pct)} of the step time ({share.hooks}; its thread used "
-            f"{_percent(share.thread_pct)} of a core), and its budget is {self._budget_pct:g} %; --watch-budget PCT allows more"
+            f"{_percent(share.thread_pct)} of a core), and its budget is {self._budget_pct:g} %; "
+            "--watch-budget PCT allows more"
         )
 
     def share(self) -> Share | None:
