@@ -112,7 +112,7 @@ def _text_pages(valid: Mask, data: memoryview, offsets: Integers) -> Pages:
         return data[int(offsets[begin]) : int(offsets[end]) if end < len(offsets) else end_of_data]
 
     targets = np.arange(int(offsets[0]) + PAGE_BYTES, begin_of_last, PAGE_BYTES)
-    page_ends = np.unique(np.searchsorted(offsets, targets)).tolist() if len(targets) else ()
+    page_ends = sorted({*np.searchsorted(offsets, targets).tolist()})  # np.unique imports numpy.ma, 20 ms
     return _pages(valid, len(offsets), PLAIN, page, page_ends)
 
 
