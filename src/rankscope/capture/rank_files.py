@@ -81,9 +81,15 @@ class RankFiles:
         }
 
     def identify(self, identity: Identity) -> None:
-        """The process has got its rank only now, from torch.distributed."""
+        """The process has got its rank only now, from torch.distributed; it names the job as those do that had theirs
+        at the start."""
         self.identity = identity
         self.manifest.update(_rank_fields(identity))
+        if not self.claimed and self._plan.job is None:
+            folder, self.job = name_run(self._env, identity, self._plan.command, self._plan.output, None)
+            self.manifest["job"] = self.job
+            if self._plan.output is None:
+                self.folder = self.folder.parent / folder.name
 
     def claim(self) -> None:
         """Open the run folder and take this rank in it; does nothing the second time."""
