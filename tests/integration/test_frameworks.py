@@ -27,8 +27,8 @@ from rankscope.timeline.run import Run
 pytestmark = [pytest.mark.slow, needs_torch]
 
 ROOT = Path(__file__).parents[2]
-SPAWNS = """
-import os
+TRAINS = """
+import os, subprocess, sys
 import torch
 
 def main(rank):
@@ -41,26 +41,18 @@ def main(rank):
         optimizer.step()
     torch.distributed.destroy_process_group()
 
+"""
+SPAWNS = f"""{TRAINS}
 if __name__ == "__main__":
     torch.multiprocessing.spawn(main, nprocs=2)
 """
-
-STARTS = """
-import os, subprocess, sys
-import torch
-
+STARTS = f"""{TRAINS}
 rank = int(os.environ.setdefault("LOCAL_RANK", "0"))
 if rank == 0:
-    second = subprocess.Popen([sys.executable, __file__], env={**os.environ, "LOCAL_RANK": "1", "NODE_RANK": "0"})
+    env = dict(os.environ, LOCAL_RANK="1", NODE_RANK="0")
+    second = subprocess.Popen([sys.executable, __file__], env=env)
     subprocess.run([sys.executable, "-c", "import os; assert 'RANKSCOPE_PLAN' not in os.environ"], check=True)
-os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=os.environ["PET_MASTER_PORT"])
-torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-model = torch.nn.Linear(16, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for _ in range(8):
-    model(torch.randn(4, 16)).sum().backward()
-    optimizer.step()
-torch.distributed.destroy_process_group()
+main(rank)
 if rank == 0:
     assert second.wait() == 0
 """

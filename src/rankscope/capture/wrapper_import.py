@@ -120,13 +120,13 @@ def _with_defaults(word: str, notes: list[str]) -> list[str]:
     """A word with the defaults of variables in it; nothing, where it is options that only the environment has."""
 
     def default(match: re.Match[str]) -> str:
-        found_default = WITH_DEFAULT.fullmatch(match[1])
-        if found_default is None:
+        with_default = WITH_DEFAULT.fullmatch(match[1])
+        if with_default is None:
             return match[0]
         notes.append(
-            f"${found_default[1]} may be set in the environment; its default is taken: {found_default[2]}"
+            f"${with_default[1]} may be set in the environment; its default is taken: {with_default[2]}"
         )
-        return found_default[2]
+        return with_default[2]
 
     text = MARK.sub(default, word)
     whole = MARK.fullmatch(text)

@@ -117,9 +117,8 @@ class Engine:
     def watch_optimizers(self) -> None:
         """Count steps with torch's global optimizer hook, and start the timers that open windows."""
         if self.plan.watch:
-            self.keep_telemetry(
-                self.plan.hang_after_s, self.plan.watch_budget_pct
-            )  # first: its hooks then run before the step ends
+            # First: its hooks then run before the step ends.
+            self.keep_telemetry(self.plan.hang_after_s, self.plan.watch_budget_pct)
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:

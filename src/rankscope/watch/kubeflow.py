@@ -17,7 +17,7 @@ from typing import Any
 
 from rankscope.errors import UsageError
 from rankscope.units import shorten_middle
-from rankscope.watch.state import State
+from rankscope.watch.state import FINAL_STATES, State
 
 ADDRESS = "KUBEFLOW_TRAINER_SERVER_URL"
 CERTIFICATE = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
@@ -48,7 +48,7 @@ class TrainJobStatus:
         """Send the state, unless the last report was just now; returns why that failed, or "". The last state of a
         job is sent in any case."""
         wait_s = PERIOD_S - (monotonic() - self._sent)
-        if wait_s > 0 and state["state"] not in ("ended", "silent"):
+        if wait_s > 0 and state["state"] not in FINAL_STATES:
             return ""
         sleep(max(wait_s, 0))
         self._sent = monotonic()

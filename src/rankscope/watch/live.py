@@ -17,7 +17,7 @@ from rankscope.text.plain_table import plain_table
 from rankscope.text.visible_text import visible
 from rankscope.units import format_rounded, shorten_middle
 from rankscope.watch.alarms import Alarm, AlarmBook
-from rankscope.watch.state import State, like_the_median, read_state, worst_ranks
+from rankscope.watch.state import FINAL_STATES, State, like_the_median, read_state, worst_ranks
 
 WIDTH = 80
 _BARS = "▁▂▃▄▅▆▇█"
@@ -39,7 +39,7 @@ def follow(
         state, alarms = read_state(run, hang_after_s, judged_step)
         judged_step = state["last_step"]
         yield state, book.new(alarms)
-        if once or state["state"] in ("ended", "silent", "off"):
+        if once or state["state"] in FINAL_STATES:
             return
         time.sleep(max(every_s - (time.monotonic() - started), _SHORTEST_PAUSE_S))
 

@@ -38,6 +38,10 @@ def read_state(
     return _state(run, rings, step_tables, alarms, now), alarms
 
 
+FINAL_STATES = ("ended", "silent", "off")
+"""After these, no rank writes telemetry any more."""
+
+
 def _state(
     run: Path, rings: Sequence[RankRing], step_tables: Sequence[StepTable], alarms: Sequence[Alarm], now: int
 ) -> State:
