@@ -2,6 +2,7 @@
 
 Run: python benchmarks/telemetry.py            (exits 1 when the promise is broken)
      python benchmarks/telemetry.py --gpt 30   (examples/gpt_train.py, with and without in alternating blocks, 30 pairs)
+     python benchmarks/telemetry.py --trainer 30    (the same in a Trainer of transformers)
 
 Measured is a step of hooks alone: the DataLoader, backward, a wait for a collective and the optimizer do nothing, so
 that the difference between with and without is the telemetry's. CPU time, the fastest of many short rounds. With a GPU
@@ -12,11 +13,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import os
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,8 @@ from rankscope.inapp.engine import Engine
 from rankscope.inapp.job_log import JobLog
 from rankscope.inapp.telemetry import Telemetry
 
-# Steps of a block of --gpt.
+ROOT = Path(__file__).parents[1]
+# Steps of a block of --gpt and --trainer.
 BLOCK = 25
 STEPS = 100
 ROUNDS = 200
@@ -97,8 +101,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--gpt", type=int, metavar="PAIRS", help="pairs of blocks of a real training")
-    pairs = parser.parse_args().gpt
-    return hooks_alone() if pairs is None else gpt(pairs)
+    parser.add_argument("--trainer", type=int, metavar="PAIRS", help="the same in a Trainer of transformers")
+    args = parser.parse_args()
+    if args.gpt is not None:
+        return alternating("GPT", args.gpt, train_gpt)
+    return hooks_alone() if args.trainer is None else alternating("Trainer", args.trainer, train_with_trainer)
 
 
 def hooks_alone() -> int:
@@ -136,11 +143,11 @@ def flush_microseconds(files: RankFiles) -> float:
     return min(rounds) / 1e3
 
 
-def gpt(pairs: int) -> int:
-    """The mean difference of the pairs, with the interval in which it lies with 95 % probability."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-    gpt_train = importlib.import_module("gpt_train")
+def alternating(name: str, pairs: int, train: Callable[[int, Callable[[int], None]], Sequence[float]]) -> int:
+    """The mean difference of the pairs, with the interval in which it lies with 95 % probability.
 
+    `train` takes the number of steps and what to call after each, and gives the seconds of each.
+    """
     with tempfile.TemporaryDirectory() as folder:
         engines: list[Engine] = []
 
@@ -155,18 +162,38 @@ def gpt(pairs: int) -> int:
                 engine.finish(process_ends=False)
                 engine.release()
 
-        args = gpt_train.parse_args(["--steps", str(2 * pairs * BLOCK)])
-        seconds: list[float] = gpt_train.train(args, after_step)
+        seconds = train(2 * pairs * BLOCK, after_step)
     # The first step of a block has the cost of the change.
     means = [statistics.median(seconds[place + 1 : place + BLOCK]) for place in range(0, len(seconds), BLOCK)]
     changes = [100 * (on - off) / off for off, on in zip(means[::2], means[1::2], strict=True)][1:]
     mean, error = statistics.fmean(changes), 2.1 * statistics.stdev(changes) / len(changes) ** 0.5
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    print(f"GPT step on {device}: {statistics.median(means[::2]) * 1e3:.2f} ms without --watch")
+    print(f"{name} step on {device}: {statistics.median(means[::2]) * 1e3:.2f} ms without --watch")
     print(
         f"with --watch {mean:+.2f} % (95 %: {mean - error:+.2f} to {mean + error:+.2f} %), {len(changes)} pairs"
     )
     return 0
+
+
+def train_gpt(steps: int, after_step: Callable[[int], None]) -> Sequence[float]:
+    sys.path.insert(0, str(ROOT / "examples"))
+    gpt_train = importlib.import_module("gpt_train")
+    return gpt_train.train(gpt_train.parse_args(["--steps", str(steps)]), after_step)
+
+
+def train_with_trainer(steps: int, after_step: Callable[[int], None]) -> Sequence[float]:
+    sys.path.insert(0, str(ROOT / "tests" / "gpu"))
+    ends: list[float] = []
+
+    def ended(step: int) -> None:
+        """When the device has done the step's work, too."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        ends.append(time.perf_counter())
+        after_step(step)
+
+    importlib.import_module("train_frameworks").train_hf(steps, ended)
+    return [end - begin for begin, end in itertools.pairwise([ends[0], *ends])]
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,14 +33,21 @@ class Tokens(torch.utils.data.Dataset[Any]):  # type: ignore[misc]
         return {"input_ids": words, "labels": words}
 
 
-def train_hf() -> None:
-    from transformers import Trainer, TrainingArguments
+def train_hf(steps: int = STEPS, after_step: Callable[[int], None] | None = None) -> None:
+    """`after_step` is called with the number of each step."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class AfterStep(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            if after_step is not None:
+                after_step(state.global_step - 1)
 
     arguments = TrainingArguments(
-        output_dir="/tmp/hf", max_steps=STEPS, per_device_train_batch_size=BATCH, bf16=True, report_to=[],
+        output_dir="/tmp/hf", max_steps=steps, per_device_train_batch_size=BATCH, bf16=torch.cuda.is_available(), report_to=[],
         save_strategy="no", logging_steps=1000,
     )  # fmt: skip
-    Trainer(model=language_model(), args=arguments, train_dataset=Tokens()).train()
+    trainer = Trainer(model=language_model(), args=arguments, train_dataset=Tokens(), callbacks=[AfterStep()])
+    trainer.train()
 
 
 def train_lightning() -> None:
