@@ -175,9 +175,10 @@ def test_a_schedule_is_its_longest_path(stages: int, batches: int, seed: int) ->
 
     replayed_ = replay(order, lambda stage, phase, chunk: times[stage, phase : phase + 1])
     assert replayed_ is not None
-    length, busy = replayed_
-    assert length[0] == max(ends(stage, 2 * batches - 1) for stage in range(stages))
-    assert [each[0] for each in busy] == (batches * times.sum(axis=1)).tolist()
+    assert replayed_.length[0] == max(ends(stage, 2 * batches - 1) for stage in range(stages))
+    assert [each[0] for each in replayed_.busy] == (batches * times.sum(axis=1)).tolist()
+    expected = [[ends(stage, at) for at in range(2 * batches)] for stage in range(stages)]
+    assert [[end[0] for end in of_stage] for of_stage in replayed_.ends] == expected
 
 
 def test_a_balanced_schedule_has_the_bubble_of_the_text_books() -> None:
@@ -185,7 +186,7 @@ def test_a_balanced_schedule_has_the_bubble_of_the_text_books() -> None:
         return np.array([1.0 if phase == FORWARD else 2.0])
 
     replayed_ = replay(one_forward_one_backward(4, 8), same)
-    assert replayed_ is not None and replayed_[0][0] == 3 * (8 + 4 - 1)
+    assert replayed_ is not None and replayed_.length[0] == 3 * (8 + 4 - 1)
     # Each waits for what the other runs later.
     assert replay((((BACKWARD, 0, 0), (FORWARD, 0, 0)), ((FORWARD, 0, 0), (BACKWARD, 0, 0))), same) is None
 
