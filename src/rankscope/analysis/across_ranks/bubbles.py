@@ -56,6 +56,11 @@ from rankscope.store.arrays import Mask
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
+NO_STAGES = "no pipeline-parallel process group was recognised, so there are no stages to compare"
+NO_PASSES = (
+    "the parts of the bubbles are not known: forward and backward passes are not recorded on all stages "
+    "(ProfilerActivity.CPU records autograd, which tells them apart)"
+)
 _PARTS = (*(f"{name}_ns" for name in MODELS), "rest_ns")
 _LEAST = 0.01
 """A part of the bubble under this share of a step is not reported."""
@@ -73,11 +78,7 @@ def bubbles(run: Run, scope: Scope, by: str | None = None) -> Result:
     title = "Pipeline bubbles, per step"
     records = rank_segments(run, scope) if "pp" in layout.axes else {}
     if not records:
-        notes.append(
-            no_gpu(run)
-            if "pp" in layout.axes
-            else "no pipeline-parallel process group was recognised, so there are no stages to compare"
-        )
+        notes.append(no_gpu(run) if "pp" in layout.axes else NO_STAGES)
         return Result("bubbles", title, scope.window, columns, [], notes=tuple(notes))
     if scope.steps is None:
         notes.append("no steps: the whole window counts as one step (call profiler.step() in the loop)")
@@ -87,10 +88,7 @@ def bubbles(run: Run, scope: Scope, by: str | None = None) -> Result:
     schedule = schedule_of(passes, layout) if passes else None
     models = schedule.bubbles() if schedule else {}
     if not models:
-        notes.append(
-            "the parts of the bubbles are not known: forward and backward passes are not recorded on all stages "
-            "(ProfilerActivity.CPU records autograd, which tells them apart)"
-        )
+        notes.append(NO_PASSES)
     rows = _rows(measured, models, layout, by)
     findings: tuple[Finding, ...] = ()
     if schedule and models:
