@@ -111,7 +111,7 @@ SCHEDULE = replace(
         "schedule_picture", "Pipeline schedule",
         ("schedule", "stage", "rank", "kind", "micro_batch", "chunk", "start_ns", "dur_ns"), *_PASSES,
     ),
-    facts={"step": 3, "pipelines": 2, "window_ns": {4: 11_000_000, 6: 11_000_000}},
+    facts={"step": 3, "pipelines": 2, "is_slowest": True, "window_ns": {4: 11_000_000, 6: 11_000_000}},
 )  # fmt: skip
 
 

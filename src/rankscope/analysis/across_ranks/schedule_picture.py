@@ -67,6 +67,7 @@ def schedule_picture(run: Run, scope: Scope, about: int | None = None) -> Result
         "step": step,
         "begin_ns": begin,
         "end_ns": int(windows.end.max()),
+        "is_slowest": every is not None and about is None,
         "pipelines": len(unique_values(activity.pipeline)),
         "window_ns": dict(zip(ranks, (windows.end - windows.start).tolist(), strict=True)),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -66,8 +66,8 @@ def bubble_parts(result: Result) -> Chart:
     return bars(result.name, title, f"{result.window}; mean over ranks and steps", keys, rows, "ns", "Time")
 
 
-def schedule(picture: Result, width: float = WIDTH) -> Chart:
-    """Recorded and ideal, one below the other, on one axis."""
+def schedule(picture: Result, width: float = WIDTH, alarming: Collection[int] = ()) -> Chart:
+    """Recorded and ideal, one below the other, on one axis; labels of `alarming` ranks are bold."""
     by_schedule = {name: _rows(picture, name) for name in (RECORDED, IDEAL)}
     if not by_schedule[RECORDED]:
         raise nothing_to_draw(picture)
@@ -98,6 +98,8 @@ def schedule(picture: Result, width: float = WIDTH) -> Chart:
         top += _HEADING
         for label, parts in zip(labels[name], rows.values(), strict=True):
             window = picture.facts["window_ns"][parts[0]["rank"]] if name == RECORDED else length
+            is_alarming = name == RECORDED and parts[0]["rank"] in alarming
+            row_label(drawing, scale.start, top + pitch / 2 - 2, label, is_alarming)
             _draw_row(drawing, scale, parts, label, (top, pitch), (length, window))
             top += pitch
     numbers = "; numbers are micro-batches" if "forward" in used else ""
@@ -122,7 +124,8 @@ def _heading(name: str, picture: Result, length: int) -> str:
         return f"Ideal: the same order, equal stages, no transfer: {format_ns(length, 1)}"
     step, pipelines = picture.facts["step"], picture.facts["pipelines"]
     when = "" if step is None else f"step {step}, "
-    which = f" on the slowest of {pipelines} pipelines" if pipelines > 1 else ""
+    chosen = "the slowest" if picture.facts["is_slowest"] else "one"
+    which = f" on {chosen} of {pipelines} pipelines" if pipelines > 1 else ""
     return f"Recorded: {when}{format_ns(length, 1)}{which}"
 
 
@@ -137,7 +140,6 @@ def _draw_row(
     """`at`: top and pitch; `lengths`: of the schedule, and of this rank's step."""
     (y, pitch), (length, window) = at, lengths
     thick = pitch - (4 if pitch > 12 else 1)
-    row_label(drawing, scale.start, y + thick / 2, label, False)
     drawing.rect(scale.start, y, scale(length) - scale.start, thick, "idle")
     bubble = sum(row["dur_ns"] for row in parts if row["kind"] == "bubble")
     bubble_share = f"{100 * bubble / max(window, 1):.1f} %"
