@@ -32,6 +32,7 @@ from rankscope.analysis.across_ranks.segments import (
     runs_more_kernels,
     segments,
 )
+from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.intervals import (
     EMPTY,
@@ -210,6 +211,7 @@ class Activity:
         }
 
 
+@once_per_run
 def bubble_times(run: Run) -> dict[int, Intervals]:
     """By rank of a pipeline, its bubbles in all that was recorded; empty in a run without stages."""
     layout = layout_of(run, Scope())

@@ -15,6 +15,7 @@ import { drawTwin } from "./twin.js";
 
 /** @typedef {{ title: string, path: string, ranks: number[], begin_ns: number, end_ns: number, kinds: string[], tile_width: number,
  *   titles?: string[], steps: import("./layout.js").Step[], second_steps?: import("./layout.js").Step[], clocks?: any, device?: string, world?: number,
+ *   grid?: { title: string, ranks: number[], levels: { label: string, from: number, to: number }[][], stages: Record<string, number> } | null,
  *   reports: { name: string, question: string, by: string[] }[], renamed_reports: Record<string, string> }} Run
  * @typedef {{ ranks: number[], peers: number[], step: number | null, begin_ns: number, end_ns: number, groups: string[],
  *   slices: { rank: number, segment: number, id: number, track: number, depth: number }[], collective: import("./timeline.js").Collective | null,
@@ -64,9 +65,11 @@ export class App {
     return this.orderedBy(this.scene ? [...this.scene.ranks, ...this.scene.peers] : []);
   }
 
-  /** Ranks in the order of the map. */
+  /** Ranks in the order of the map: those of a stage or group side by side. */
   get mapRanks() {
-    return this.orderedBy([]);
+    const { grid, ranks } = this.run;
+    const { sort, pinned } = this.store.view;
+    return grid && sort === "rank" && !pinned.length && grid.ranks.length === ranks.length ? grid.ranks : this.orderedBy([]);
   }
 
   /** @param {number[]} leading */

@@ -8,7 +8,7 @@ import { moment, percent, ticks, time } from "./format.js";
 import { Labels } from "./labels.js";
 import { AXIS, COMMUNICATION, GAP, GUTTER, HEADER, LABEL_CHARACTERS, LANE, RIGHT, SECOND, rankName, rowsOf, stepShift, trackKey, visible } from "./layout.js";
 import { ownWords, shortenName } from "./names.js";
-import { MONO, SANS, paintShares } from "./palette.js";
+import { MONO, SANS, hatch, paintShares, stretches } from "./palette.js";
 import { paint, repeat } from "./raster.js";
 import { Tiles } from "./tiles.js";
 
@@ -249,8 +249,21 @@ export class Timeline {
     g.textBaseline = "middle";
     g.fillStyle = hot ? text.bad : text.ink;
     g.fillText(`${row.pinned ? "• " : ""}${row.open ? "▾" : "▸"} ${rankName(row.rank)}`, GUTTER - 10, row.y + HEADER / 2);
-    if (row.open) this.drawShares(g, row);
-    else this.drawWaits(g, row);
+    if (row.open) return this.drawShares(g, row);
+    this.drawBubbles(g, row.rank, row.y + 3, STRIP - 1);
+    return this.drawWaits(g, row);
+  }
+
+  /** Hatch the time in which a rank has a bubble. @param {CanvasRenderingContext2D} g @param {number} rank @param {number} y @param {number} height */
+  drawBubbles(g, rank, y, height) {
+    const strip = this.strips.get(rank);
+    if (!strip?.shares.bubbles.length) return;
+    const column = (strip.end - strip.begin) / strip.shares.bubble.length;
+    g.fillStyle = hatch(g, this.app.palette);
+    for (const ends of strip.shares.bubbles) {
+      const [left, right] = ends.map((at) => Math.min(Math.max(this.x(strip.begin + at * column, rank), GUTTER), GUTTER + this.width));
+      if (right > left) g.fillRect(left, y, right - left, height);
+    }
   }
 
   /** On the strip of a collapsed rank, what it waits for, where the waiting is exposed.
@@ -269,8 +282,8 @@ export class Timeline {
         const from = Math.max((tile.start[at] - begin) / this.nsPerPixel, 0);
         const until = Math.min((tile.start[at] + tile.wait[at] - begin) / this.nsPerPixel, this.width);
         const middle = begin + ((from + until) / 2) * this.nsPerPixel;
-        const share = strip.shares.wait[Math.floor(((middle - strip.begin) / (strip.end - strip.begin)) * strip.shares.wait.length)];
-        if (until > from && share > 127) this.drawWait(g, tile, at, from, until, until, row.y + 3);
+        const column = Math.floor(((middle - strip.begin) / (strip.end - strip.begin)) * strip.shares.wait.length);
+        if (until > from && strip.shares.wait[column] + strip.shares.bubble[column] > 127) this.drawWait(g, tile, at, from, until, until, row.y + 3);
       }
     }
   }
@@ -280,8 +293,10 @@ export class Timeline {
     const strip = this.strips.get(row.rank);
     if (!strip) return;
     const of = (/** @type {Uint8Array} */ values) => values.reduce((sum, value) => sum + value, 0) / (255 * values.length);
-    const [compute, comm, wait, copy, unrecorded] = [strip.shares.compute, strip.shares.comm, strip.shares.wait, strip.shares.copy, strip.shares.unrecorded].map(of);
-    const parts = [["compute", compute], ["communication", comm], ["waiting", wait], ["copies", copy], ["idle", Math.max(0, 1 - compute - comm - wait - copy - unrecorded)], ["not recorded", unrecorded]];
+    const { shares } = strip;
+    const [compute, comm, wait, copy, bubble, unrecorded] = [shares.compute, shares.comm, shares.wait, shares.copy, shares.bubble, shares.unrecorded].map(of);
+    const parts = [["compute", compute], ["communication", comm], ["bubble", bubble], ["waiting", wait], ["copies", copy],
+      ["idle", Math.max(0, 1 - compute - comm - wait - copy - bubble - unrecorded)], ["not recorded", unrecorded]];
     g.font = SANS;
     g.textAlign = "left";
     g.fillStyle = this.app.palette.text["ink-2"];
@@ -319,6 +334,7 @@ export class Timeline {
     g.fillStyle = text["ink-2"];
     g.fillText(shortenName(label, LABEL_CHARACTERS), GUTTER - 10, row.y + LANE / 2);
     this.drawHandle(g, row);
+    if (row.track.track === COMMUNICATION.track) this.drawBubbles(g, row.rank, row.y, LANE - 1);
     this.drawNames(g, row, this.tilesOf(row.rank, row.track));
   }
 
@@ -517,7 +533,8 @@ export function sliceNumber(segment, id) {
  * @param {import("./api.js").Columns} answer @param {number} place @returns {import("./palette.js").Shares} */
 export function sharesOf(answer, place) {
   const part = (/** @type {string} */ name) => answer.column[name].subarray(place * answer.width, (place + 1) * answer.width);
-  return { compute: part("compute"), comm: part("comm"), wait: part("wait"), copy: part("copy"), unrecorded: part("unrecorded") };
+  const bubble = part("bubble");
+  return { compute: part("compute"), comm: part("comm"), wait: part("wait"), copy: part("copy"), bubble, unrecorded: part("unrecorded"), bubbles: stretches(bubble) };
 }
 
 const DEFAULT_GROUPS = new Set(["", "default_pg", "world"]);
