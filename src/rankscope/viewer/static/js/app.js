@@ -19,6 +19,7 @@ import { drawTwin } from "./twin.js";
  *   reports: { name: string, question: string, by: string[] }[], renamed_reports: Record<string, string> }} Run
  * @typedef {{ ranks: number[], peers: number[], step: number | null, begin_ns: number, end_ns: number, groups: string[],
  *   slices: { rank: number, segment: number, id: number, track: number, depth: number }[], collective: import("./timeline.js").Collective | null,
+ *   hot?: number[], passes?: { rank: number, start_ns: number, dur_ns: number, label: string }[], messages?: import("./timeline.js").Message[], bubbles?: any[],
  *   gap: { rank: number, span: [number, number], text: string } | null, headline: string, why: string }} Scene viewer/scenes.py */
 
 export class App {
@@ -80,7 +81,7 @@ export class App {
 
   /** Whether the shown finding is about a rank. @param {number} rank */
   isHot(rank) {
-    return this.scene?.ranks.includes(rank) ?? false;
+    return (this.scene?.hot ?? this.scene?.ranks)?.includes(rank) ?? false;
   }
 
   /** The findings, requested once. @returns {Promise<any[]>} */

@@ -89,6 +89,43 @@ export function drawCollective(g, timeline, rows, shown) {
   g.restore();
 }
 
+/** An arrow for each message, from the rank that sends it to the one that receives it: of the selected send or recv, else of the shown schedule.
+ * @param {CanvasRenderingContext2D} g @param {import("./timeline.js").Timeline} timeline
+ * @param {import("./layout.js").Row[]} rows @param {import("./layout.js").Row[]} shown the visible ones */
+export function drawMessages(g, timeline, rows, shown) {
+  const { peers, app } = timeline;
+  const messages = (peers ? peers.messages : app.scene?.messages) ?? [];
+  const inView = new Set(shown.map((row) => row.rank));
+  g.save();
+  g.beginPath();
+  g.rect(GUTTER, 0, timeline.width, 1e6);
+  g.clip();
+  g.strokeStyle = g.fillStyle = peers ? app.palette.text.accent : app.palette.text.ink;
+  g.lineWidth = peers ? 2 : 1;
+  for (const message of messages) {
+    if (!inView.has(message.from) && !inView.has(message.to)) continue;
+    const [from, to] = [message.from, message.to].map((rank) => rowOf(rows, rank, COMMUNICATION));
+    if (!from || !to) continue;
+    const down = to.y > from.y;
+    const [start, end] = [from, to].map((row, at) => row.y + (row.type === "rank" ? HEADER : LANE) * (down === (at === 0) ? 0.7 : 0.3));
+    arrow(g, timeline.x(message.start_ns, message.from), start, timeline.x(message.end_ns, message.to), end);
+  }
+  g.restore();
+}
+
+/** @param {CanvasRenderingContext2D} g @param {number} x @param {number} y @param {number} toX @param {number} toY */
+function arrow(g, x, y, toX, toY) {
+  const angle = Math.atan2(toY - y, toX - x);
+  g.beginPath();
+  g.moveTo(x, y);
+  g.lineTo(toX - 4 * Math.cos(angle), toY - 4 * Math.sin(angle));
+  g.stroke();
+  g.beginPath();
+  g.moveTo(toX, toY);
+  for (const side of [-0.45, 0.45]) g.lineTo(toX - 7 * Math.cos(angle + side), toY - 7 * Math.sin(angle + side));
+  g.fill();
+}
+
 /** The line at the arrival, and its words: beside the shares of the late rank where its tracks are shown, else below the collective.
  * @param {CanvasRenderingContext2D} g @param {import("./timeline.js").Timeline} timeline @param {string} label @param {number} x @param {number} bottom
  * @param {import("./layout.js").Row} [header] */

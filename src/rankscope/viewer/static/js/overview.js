@@ -71,8 +71,8 @@ export class Overview {
     const gap = row > 10 ? 2 : 1;
     if (row > 3) ranks.forEach((_, place) => g.fillRect(GUTTER, TOP + (place + 1) * row - gap, width, gap));
     this.drawGroups(g, ranks, row);
-    if (row < LABELLED) {
-      this.markHot(g, ranks, row);
+    if (row < LABELLED) this.markHot(g, ranks, row);
+    if (row < LABELLED && ranks !== app.run.grid?.ranks) {
       g.fillStyle = app.palette.text["ink-2"];
       g.textAlign = "right";
       g.fillText(`${ranks.length} ranks`, GUTTER - 10, TOP + 12);
@@ -102,7 +102,8 @@ export class Overview {
     g.fillText(grid.title, 8, 11);
     g.textAlign = "right";
     grid.levels.slice(0, BRACKETS.length).forEach((groups, depth) => {
-      const x = BRACKETS[depth];
+      const named = !depth || groups.every(({ from, to }) => (to - from) * row - 2 >= LETTERS);
+      const x = BRACKETS[named ? depth : depth - 1] + (named ? 0 : 9);
       let free = 0;
       for (const { label, from, to } of groups) {
         const [top, bottom] = [TOP + from * row, TOP + to * row - 2];
@@ -110,7 +111,7 @@ export class Overview {
         g.fillStyle = text["ink-3"];
         for (const [left, y, wide, tall] of [[x, top, 1, bottom - top], [x, top, 4, 1], [x, bottom - 1, 4, 1]]) g.fillRect(left, y, wide, tall);
         const middle = (top + bottom) / 2 + 4;
-        if (middle - LETTERS < free || (depth && bottom - top < LETTERS)) continue;
+        if (!named || middle - LETTERS < free) continue;
         g.fillStyle = text["ink-2"];
         g.fillText(label, x - 4, middle);
         free = middle + 1;
@@ -136,7 +137,7 @@ export class Overview {
       if (!this.app.isHot(rank)) return;
       const y = TOP + place * row;
       g.fillRect(GUTTER - 8, y, 6, Math.max(row - 1, 2));
-      if (y > TOP + 18) g.fillText(rankName(rank), GUTTER - 12, y + 4);
+      if (y > TOP + 18 || this.app.run.grid) g.fillText(rankName(rank), GUTTER - 12, y + 4);
     });
   }
 

@@ -1,7 +1,7 @@
 // The tracks: each rank as a strip of its activity, expanded ranks with their streams and threads.
 
 import { columns, json, show } from "./api.js";
-import { drawArrows, drawCollective, drawGap } from "./arrows.js";
+import { drawArrows, drawCollective, drawGap, drawMessages } from "./arrows.js";
 import { Counters } from "./counters.js";
 import { byId } from "./dom.js";
 import { moment, percent, ticks, time } from "./format.js";
@@ -20,7 +20,8 @@ const WAIT_PIXELS = 95; // nor shorter waits
 /** @typedef {{ rank: number, segment: number, track: number, id: number, name: string, start: number, duration: number,
  *   count: number, kind: number, row: number, x: number, y: number, width: number }} Hit
  * @typedef {{ rank: number, segment: number, track: number, row: number, start: number }} Point
- * @typedef {{ title: string, last: number | null, rows: { rank: number, start_ns: number, dur_ns: number, arrives_ns: number, wait_ns: number | null }[] }} Collective
+ * @typedef {{ title: string, last: number | null, rows: { rank: number, start_ns: number, dur_ns: number, arrives_ns: number, wait_ns: number | null }[], messages: Message[] }} Collective
+ * @typedef {{ from: number, to: number, start_ns: number, end_ns: number }} Message ranks, and when it is transferred
  * @typedef {{ begin: number, end: number, shares: import("./palette.js").Shares }} Strip */
 
 export class Timeline {
@@ -131,6 +132,7 @@ export class Timeline {
       drawArrows(g, this, rows);
       drawGap(g, this, rows);
       drawCollective(g, this, rows, shown);
+      drawMessages(g, this, rows, shown);
     });
     if (pins.length) {
       g.fillStyle = app.palette.text["ink-3"];
@@ -251,7 +253,20 @@ export class Timeline {
     g.fillText(`${row.pinned ? "• " : ""}${row.open ? "▾" : "▸"} ${rankName(row.rank)}`, GUTTER - 10, row.y + HEADER / 2);
     if (row.open) return this.drawShares(g, row);
     this.drawBubbles(g, row.rank, row.y + 3, STRIP - 1);
+    this.drawPasses(g, row);
     return this.drawWaits(g, row);
+  }
+
+  /** The micro-batches that pass through a stage, where the scene is a schedule. @param {CanvasRenderingContext2D} g @param {import("./layout.js").RankRow} row */
+  drawPasses(g, row) {
+    const { scene, palette } = this.app;
+    g.font = `600 ${SANS}`;
+    g.fillStyle = palette.text["on-compute"];
+    for (const pass of scene?.passes ?? []) {
+      const left = this.x(pass.start_ns, pass.rank);
+      const room = pass.dur_ns / this.nsPerPixel - g.measureText(pass.label).width;
+      if (pass.rank === row.rank && room > 2 && left >= GUTTER && left + room < GUTTER + this.width) this.labels.write(g, pass.label, left + room / 2, row.y + HEADER / 2);
+    }
   }
 
   /** Hatch the time in which a rank has a bubble. @param {CanvasRenderingContext2D} g @param {number} rank @param {number} y @param {number} height */

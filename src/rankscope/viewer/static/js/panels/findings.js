@@ -4,14 +4,18 @@ import { h } from "../dom.js";
 import { percent, time } from "../format.js";
 import { copyText, table } from "../table.js";
 
+const BUBBLES = [{ name: "stage" }, { name: "bubble_ns", title: "bubble", unit: "ns" }, { name: "bubble_pct", title: "of a step", unit: "percent" }, { name: "schedule_ns", title: "by design", unit: "ns" },
+  { name: "stages_ns", title: "unequal stages", unit: "ns" }, { name: "rank_ns", title: "slow ranks", unit: "ns" }, { name: "rest_ns", title: "transfer, jitter", unit: "ns" }];
+
 /** @param {import("../app.js").App} app */
 export async function findingsPanel(app) {
   const [findings, step] = await Promise.all([app.loadFindings(), app.panels.stepTime()]);
   if (!findings.length) return h("p", { class: "quiet" }, "No findings.");
   const at = Math.min(Math.max(app.store.view.finding, 0), findings.length - 1);
-  const { collective } = findings[at].scene;
+  const { collective, bubbles } = findings[at].scene;
   return h("div", { class: "columns three findings" }, h("div", {}, list(app, findings, at, step)), h("div", {}, details(app, findings[at])),
-    collective ? h("div", {}, h("h2", {}, `${collective.title} on every rank`), peersTable(app, collective), h("p", { class: "quiet" }, collective.text)) : "");
+    collective ? h("div", {}, h("h2", {}, `${collective.title} on every rank`), peersTable(app, collective), h("p", { class: "quiet" }, collective.text)) : "",
+    bubbles ? h("div", {}, h("h2", {}, "Bubbles per step, and what they come from"), table(BUBBLES, bubbles, { caption: "Bubbles", tools: false })) : "");
 }
 
 /** @param {import("../app.js").App} app @param {any[]} findings @param {number} at @param {number | null} step ns */
