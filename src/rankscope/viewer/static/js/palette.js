@@ -54,12 +54,14 @@ export function paintShares(pixels, { compute, comm, wait, copy, unrecorded }, p
   }
 }
 
-/** Neighbouring columns that are more than half in a class. @param {Uint8Array} share of 255 @returns {[number, number][]} from and to */
+const HATCHED = 63; // of 255: where a rank waits for stages that compute with short pauses, it is a bubble half of the time
+
+/** Neighbouring columns that have enough of a class. @param {Uint8Array} share of 255 @returns {[number, number][]} from and to */
 export function stretches(share) {
   /** @type {[number, number][]} */
   const found = [];
   for (let at = 0; at < share.length; at++) {
-    if (share[at] <= 127) continue;
+    if (share[at] <= HATCHED) continue;
     const last = found[found.length - 1];
     if (last && last[1] === at) last[1] = at + 1;
     else found.push([at, at + 1]);

@@ -17,6 +17,7 @@ async function slicePanel(app, key) {
   const slice = await json("slice", key);
   app.panels.slice = slice;
   const peers = slice.is_collective ? await json("collective", key) : null;
+  if (peers?.messages.length) peers.beside = peers.rows.map((/** @type {any} */ row) => row.rank).filter((/** @type {number} */ rank) => rank !== slice.rank && !app.timeline.inView.has(rank));
   app.timeline.peers = peers;
   app.timeline.arrows = arrowsOf(slice);
   app.timeline.redraw();
