@@ -61,11 +61,11 @@ export class App {
     new ResizeObserver(() => this.redraw()).observe(this.timeline.box);
   }
 
-  /** Ranks in the order of the tracks: those of the shown finding are above the others, the other end of a message below the selected one. */
+  /** Ranks in the order of the tracks: those of the shown finding are above the others, the other end of a message above the selected one. */
   get ranks() {
     const ranks = this.orderedBy(this.scene ? [...this.scene.ranks, ...this.scene.peers] : []);
     const beside = this.timeline?.peers?.beside ?? [];
-    return ranks.flatMap((rank) => (rank === this.store.view.slice?.rank ? [rank, ...beside] : beside.includes(rank) ? [] : [rank]));
+    return ranks.flatMap((rank) => (rank === this.store.view.slice?.rank ? [...beside, rank] : beside.includes(rank) ? [] : [rank]));
   }
 
   /** Ranks in the order of the map: those of a stage or group side by side. */

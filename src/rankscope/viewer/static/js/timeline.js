@@ -21,7 +21,7 @@ const WAIT_PIXELS = 95; // nor shorter waits
  *   count: number, kind: number, row: number, x: number, y: number, width: number }} Hit
  * @typedef {{ rank: number, segment: number, track: number, row: number, start: number }} Point
  * @typedef {{ title: string, last: number | null, rows: { rank: number, start_ns: number, dur_ns: number, arrives_ns: number, wait_ns: number | null }[], messages: Message[],
- *   beside?: number[] }} Collective beside: its ranks that are shown below the selected one
+ *   beside?: number[] }} Collective beside: its ranks that are shown above the selected one
  * @typedef {{ from: number, to: number, start_ns: number, end_ns: number }} Message ranks, and when it is transferred
  * @typedef {{ begin: number, end: number, shares: import("./palette.js").Shares }} Strip */
 

@@ -19,6 +19,7 @@ async function slicePanel(app, key) {
   const peers = slice.is_collective ? await json("collective", key) : null;
   if (peers?.messages.length) peers.beside = peers.rows.map((/** @type {any} */ row) => row.rank).filter((/** @type {number} */ rank) => rank !== slice.rank && !app.timeline.inView.has(rank));
   app.timeline.peers = peers;
+  if (peers?.beside?.length) app.timeline.scrollTo(peers.beside[0]);
   app.timeline.arrows = arrowsOf(slice);
   app.timeline.redraw();
   const { compared } = slice;
