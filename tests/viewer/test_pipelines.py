@@ -116,7 +116,7 @@ def test_a_pipeline_on_the_screen(folder: Path, session: Session, screen: Screen
     rows = session.run.collectives
     first = int((rows.rank[rows.recvs] == 0).argmax())
     sender, entry = int(rows.rank[rows.sends[first]]), int(rows.recvs[first])
-    assert not page.evaluate(f"window.rankscope.timeline.inView.has({sender})")
+    screen.until(f"!window.rankscope.timeline.inView.has({sender})")
     key = {"rank": 0, "segment": int(rows.segment[entry]), "id": int(rows.slice[entry]), "track": -1}
     times = {"start_ns": int(rows.start[entry]), "dur_ns": int(rows.duration[entry])}
     page.evaluate("(slice) => window.rankscope.goTo(slice)", key | times)
