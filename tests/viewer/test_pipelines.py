@@ -58,15 +58,14 @@ def test_a_bubble_is_neither_waiting_nor_idle(session: Session) -> None:
 
 
 def test_ranks_stand_by_stage_and_group(session: Session, ask: dict[str, Route]) -> None:
-    run: Any = ask["run"]({})
-    grid = run["grid"]
+    grid: Any = ask["grid"]({})
     assert grid["title"] == "pp 4 · dp 2" and sorted(grid["ranks"]) == session.run.ranks
     (stages,) = grid["levels"]  # a data group of one rank has no bracket
     for number, bracket in enumerate(stages):
         ranks = grid["ranks"][bracket["from"] : bracket["to"]]
         assert bracket["label"] == f"stage {number}"
         assert [JOB.place(rank) for rank in ranks] == [(number, data, 0) for data in range(JOB.data)]
-        assert {grid["stages"][rank] for rank in ranks} == {number}
+        assert {grid["stages"][str(rank)] for rank in ranks} == {number}
 
 
 def test_the_scene_of_a_bubble_is_the_planted_schedule(session: Session, ask: dict[str, Route]) -> None:

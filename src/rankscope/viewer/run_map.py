@@ -40,7 +40,7 @@ def _description(session: Session) -> dict[str, Any]:
     from rankscope.text.spelling import RENAMED_REPORTS
 
     with session.database() as opened:
-        steps, grid = _steps(opened), _grid(opened)
+        steps = _steps(opened)
     return {
         "steps": steps,
         "reports": [
@@ -51,38 +51,7 @@ def _description(session: Session) -> dict[str, Any]:
         "clocks": _clocks(session.run),
         "device": _device(session.run),
         "world": max((entry.world_size for entry in session.run.segments), default=0) or None,
-        "grid": grid,
     }
-
-
-def _grid(run: Run) -> dict[str, Any] | None:
-    """The ranks in the order of their groups, and these as brackets: by stage, then by data group, and so on.
-
-    None where the ranks are in one group only.
-    """
-    from rankscope.analysis.across_ranks.layout import layout_of
-    from rankscope.analysis.core.scope import Scope
-
-    layout = layout_of(run, Scope())
-    axes = layout.axes
-    if (len(axes) < 2 and "pp" not in axes) or not all(rank in layout.places for rank in run.ranks):
-        return None
-    places = {rank: tuple(layout.places[rank].get(axis, 0) for axis in axes) for rank in run.ranks}
-    ranks = sorted(run.ranks, key=lambda rank: (places[rank], rank))
-    levels = []
-    for depth, axis in enumerate(axes[: max(len(axes) - 1, 1)]):
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for at, rank in enumerate(ranks):
-            groups.setdefault(places[rank][: depth + 1], []).append(at)
-        levels.append(
-            [
-                {"label": f"{'stage' if axis == 'pp' else axis} {group[-1]}", "from": at[0], "to": at[-1] + 1}
-                for group, at in groups.items()
-            ]
-        )
-    stages = {rank: layout.stage(rank) for rank in ranks} if "pp" in axes else {}
-    title = " · ".join(f"{axis} {layout.sizes[axis]}" for axis in axes)
-    return {"title": title, "ranks": ranks, "levels": levels, "stages": stages}
 
 
 def _steps(run: Run) -> list[dict[str, Any]]:
@@ -181,3 +150,41 @@ def overview(session: Session, query: dict[str, str]) -> Answer:
             "last_ns": bounds[:, 1],
         },
     )
+
+
+def grid(session: Session, query: dict[str, str]) -> Answer:
+    """The ranks in the order of their groups, and these as brackets: by stage, then by data group, and so on.
+
+    Without ranks where all are in one group. Not a part of `run`: it needs the collectives of all ranks.
+    """
+    return session.kept("grid", lambda: _grid(session))
+
+
+def _grid(session: Session) -> dict[str, Any]:
+    from rankscope.analysis.across_ranks.layout import layout_of
+    from rankscope.analysis.core.scope import Scope
+
+    with session.database() as run:
+        layout = layout_of(run, Scope())
+    axes = layout.axes
+    is_grid = (len(axes) > 1 or "pp" in axes) and all(rank in layout.places for rank in run.ranks)
+    places = {rank: tuple(layout.places[rank].get(axis, 0) for axis in axes) for rank in run.ranks if is_grid}
+    ranks = sorted(places, key=lambda rank: (places[rank], rank))
+    levels = []
+    for depth, axis in enumerate(axes[: max(len(axes) - 1, 1)]):  # one rank is no group, but a stage may be
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for at, rank in enumerate(ranks):
+            groups.setdefault(places[rank][: depth + 1], []).append(at)
+        name = "stage" if axis == "pp" else axis
+        levels.append(
+            [
+                {"label": f"{name} {group[-1]}", "from": at[0], "to": at[-1] + 1}
+                for group, at in groups.items()
+            ]
+        )
+    return {
+        "title": " · ".join(f"{axis} {layout.sizes[axis]}" for axis in axes),
+        "ranks": ranks,
+        "levels": levels,
+        "stages": {str(rank): layout.stage(rank) for rank in ranks if "pp" in axes},
+    }

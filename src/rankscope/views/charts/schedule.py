@@ -102,11 +102,9 @@ def schedule(picture: Result, width: float = WIDTH, alarming: Collection[int] = 
             row_label(drawing, scale.start, top + pitch / 2 - 2, label, is_alarming)
             _draw_row(drawing, scale, parts, label, (top, pitch), (length, window))
             top += pitch
-    numbers = "; numbers are micro-batches" if "forward" in used else ""
-    numbers += (
-        "; paler: every other chunk of a stage" if any((row["chunk"] or 0) > 1 for row in every) else ""
-    )
-    subtitle = f"{picture.window}{numbers}"
+    subtitle = f"{picture.window}, the step of median length"
+    subtitle += "; numbers are micro-batches" * ("forward" in used)
+    subtitle += "; paler: every other chunk of a stage" * any((row["chunk"] or 0) > 1 for row in every)
     return Chart(picture.name, picture.title, subtitle, width, bottom + AXIS_HEIGHT, drawing.body())
 
 

@@ -1,7 +1,7 @@
 // The overview of all ranks over the whole run. Its brush is the visible window: an element above the canvas, so that panning
 // does not draw the map again.
 
-import { columns, show } from "./api.js";
+import { columns, json, show } from "./api.js";
 import { byId } from "./dom.js";
 import { GUTTER, RIGHT, rankName } from "./layout.js";
 import { MONO, hatch, paintShares } from "./palette.js";
@@ -34,6 +34,7 @@ export class Overview {
       try {
         const answer = await columns("overview", { begin: run.begin_ns, end: run.end_ns, width: this.columns, ranks: ranks.join(",") });
         ranks.forEach((rank, place) => this.rows.set(rank, sharesOf(answer, place)));
+        run.grid ??= await json("grid");
         if (ranks.some((rank) => this.rows.get(rank)?.bubbles.length)) byId("bubble-key").hidden = false;
         this.draw();
       } catch (error) {
