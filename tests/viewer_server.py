@@ -82,6 +82,15 @@ def stop(viewer: Viewer) -> None:
     viewer.opening.close()
 
 
+# Pairs of labels whose boxes meet; a pixel is rounding.
+OVERLAPS = """() => {
+  const { boxes } = window.rankscope.timeline.labels;
+  const before = (a, b) => a.x + a.width <= b.x + 1 || a.y + a.height <= b.y + 1;
+  const apart = (a, b) => before(a, b) || before(b, a);
+  return boxes.flatMap((a, at) => boxes.slice(at + 1).filter((b) => !apart(a, b)).map((b) => [a.text, b.text]));
+}"""
+
+
 @dataclass
 class Screen:
     """One page, and what went wrong on it."""

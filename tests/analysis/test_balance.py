@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 from conftest import DATA
 from rankscope.analysis import REPORTS
+from rankscope.analysis.across_ranks.bubbles import bubble_times
 from rankscope.analysis.across_ranks.data_imbalance import data_correlation, expert_load
 from rankscope.analysis.across_ranks.schedule import Order, layers_of, replay
+from rankscope.analysis.across_ranks.schedule_picture import schedule_picture
 from rankscope.analysis.across_ranks.segments import (
     BACKWARD,
     BALANCES,
@@ -29,6 +31,7 @@ from rankscope.analysis.across_ranks.segments import (
     segments,
 )
 from rankscope.analysis.core.device_events import COMM, COMPUTE, UNKNOWN, DeviceEvents
+from rankscope.analysis.core.intervals import covered
 from rankscope.analysis.core.result import NoteKind, Result, note_kind
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.savings import reduced_replay, replayed
@@ -36,6 +39,7 @@ from rankscope.analysis.critical_path.scenarios import balanced
 from rankscope.analysis.critical_path.whatif import whatif
 from rankscope.bench.synthetic.cluster_trace import write_job
 from rankscope.bench.synthetic.job import Fault, Job
+from rankscope.bench.synthetic.pipeline import blocks
 from rankscope.cli import main
 from rankscope.errors import UsageError
 from rankscope.store.arrays import Floats
@@ -175,9 +179,10 @@ def test_a_schedule_is_its_longest_path(stages: int, batches: int, seed: int) ->
 
     replayed_ = replay(order, lambda stage, phase, chunk: times[stage, phase : phase + 1])
     assert replayed_ is not None
-    length, busy = replayed_
-    assert length[0] == max(ends(stage, 2 * batches - 1) for stage in range(stages))
-    assert [each[0] for each in busy] == (batches * times.sum(axis=1)).tolist()
+    assert replayed_.length[0] == max(ends(stage, 2 * batches - 1) for stage in range(stages))
+    assert [each[0] for each in replayed_.busy] == (batches * times.sum(axis=1)).tolist()
+    expected = [[ends(stage, at) for at in range(2 * batches)] for stage in range(stages)]
+    assert [[end[0] for end in of_stage] for of_stage in replayed_.ends] == expected
 
 
 def test_a_balanced_schedule_has_the_bubble_of_the_text_books() -> None:
@@ -185,7 +190,7 @@ def test_a_balanced_schedule_has_the_bubble_of_the_text_books() -> None:
         return np.array([1.0 if phase == FORWARD else 2.0])
 
     replayed_ = replay(one_forward_one_backward(4, 8), same)
-    assert replayed_ is not None and replayed_[0][0] == 3 * (8 + 4 - 1)
+    assert replayed_ is not None and replayed_.length[0] == 3 * (8 + 4 - 1)
     # Each waits for what the other runs later.
     assert replay((((BACKWARD, 0, 0), (FORWARD, 0, 0)), ((FORWARD, 0, 0), (BACKWARD, 0, 0))), same) is None
 
@@ -262,6 +267,56 @@ def test_an_uneven_pipeline(simulated: Simulated) -> None:
     assert shares["op", "transfer"] == pytest.approx(0, abs=0.02) and {"op", "rank"} <= {
         scope for scope, _ in shares
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", [INTERLEAVED, UNEVEN], ids=["interleaved", "uneven"])
+def test_the_picture_of_a_schedule_is_the_planted_one(simulated: Simulated, job: dict[str, Any]) -> None:
+    run, _ = simulated(**job)
+    planted = Job(**{"data": 2, "layers": 2, "steps": 4, **job})
+    picture = schedule_picture(run, Scope().in_run(run))
+    step = picture.facts["step"]
+    for stage in range(planted.stages):
+        expected = [
+            (each.phase, each.batch + 1, each.chunk + 1)
+            for block in blocks(planted, stage)
+            for each in block.passes
+        ]
+        for name in ("recorded", "ideal"):
+            rows = [
+                row
+                for row in picture.rows
+                if (row["schedule"], row["stage"]) == (name, stage) and row["micro_batch"]
+            ]
+            rows.sort(key=lambda row: row["start_ns"])
+            assert [(row["kind"], row["micro_batch"], row["chunk"]) for row in rows] == expected
+            ends = [row["start_ns"] + row["dur_ns"] for row in rows]
+            assert all(end <= after["start_ns"] + 1 for end, after in zip(ends, rows[1:], strict=False)), (
+                "in turn"
+            )
+    # The textbook's bubble, of the same length on all stages.
+    chunks = max(row["chunk"] or 0 for row in picture.rows)
+    ideal = [row for row in picture.rows if row["schedule"] == "ideal"]
+    length = max(row["start_ns"] + row["dur_ns"] for row in ideal)
+    for stage in range(planted.stages):
+        idle = sum(row["dur_ns"] for row in ideal if (row["stage"], row["kind"]) == (stage, "bubble"))
+        usual = (planted.stages - 1) / (chunks * planted.micro_batches + planted.stages - 1)
+        assert idle / length == pytest.approx(usual, rel=0.01)
+    # The bubbles are those of the report, here and in all that was recorded.
+    by_rank = REPORTS["bubbles"].analyse(run, Scope(steps=(step, step)), "rank").rows
+    times = bubble_times(run)
+    for rank in {row["rank"] for row in picture.rows}:
+        (expected_ns,) = (row["bubble_ns"] for row in by_rank if row["rank"] == rank)
+        mine = [
+            row
+            for row in picture.rows
+            if (row["schedule"], row["rank"], row["kind"]) == ("recorded", rank, "bubble")
+        ]
+        begin, end = picture.facts["begin_ns"], picture.facts["end_ns"]
+        assert sum(row["dur_ns"] for row in mine) == pytest.approx(expected_ns, rel=0.02)
+        assert (
+            sum(row["dur_ns"] for row in mine) <= covered(times[rank], np.array([begin]), np.array([end]))[0]
+        )
 
 
 @pytest.mark.slow

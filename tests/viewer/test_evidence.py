@@ -8,17 +8,10 @@ from pathlib import Path
 import pytest
 
 from conftest import DATA
-from viewer_server import Screen, Viewer, serve, stop
+from viewer_server import OVERLAPS, Screen, Viewer, serve, stop
 
 pytestmark = pytest.mark.slow
 
-# Pairs of labels whose boxes meet; a pixel is rounding.
-OVERLAPS = """() => {
-  const { boxes } = window.rankscope.timeline.labels;
-  const before = (a, b) => a.x + a.width <= b.x + 1 || a.y + a.height <= b.y + 1;
-  const apart = (a, b) => before(a, b) || before(b, a);
-  return boxes.flatMap((a, at) => boxes.slice(at + 1).filter((b) => !apart(a, b)).map((b) => [a.text, b.text]));
-}"""
 # Of the scene's slices on expanded ranks, the first: whether its row is between the axis and the lower edge.
 EVIDENCE = """async () => {
   const { AXIS, trackKey } = await import('/js/layout.js');

@@ -83,7 +83,8 @@ def test_every_route_is_listed_and_answers(slow2: Viewer) -> None:
     window = {"begin": run["begin_ns"], "end": run["end_ns"]}
     asked: dict[str, dict[str, Any]] = {
         "run": {}, "state": {}, "index": {}, "schema": {}, "findings": {}, "overview": {**window, "width": 8},
-        "tracks": {"rank": 0}, "counters": {"rank": 2}, "counter": {"rank": 2, "name": "queue", "width": 5, **window},
+        "grid": {}, "tracks": {"rank": 0}, "counters": {"rank": 2},
+        "counter": {"rank": 2, "name": "queue", "width": 5, **window},
         "tile": {"rank": 0, "segment": 0, "track": slice["track"], "level": 20, "index": 0}, "slice": key,
         "collective": key, "area": window, "search": {"q": "gloo"}, "find": {"name": "x", "at": 0},
         "neighbour": {**key, "by": 1}, "flows": {**window, "rank": 0, "name": "aten::mm"},

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.collective_kinds import KINDS as COLLECTIVE_KINDS
-from rankscope.store.arrays import NONE, Ints, unique_values
+from rankscope.store.arrays import NONE, Ints, Mask, unique_values
 from rankscope.timeline.collectives.groups import Group
 from rankscope.timeline.run import Run
 from rankscope.units import format_bytes, format_ns
@@ -167,7 +167,21 @@ def describe(waited: Waits, at: int) -> dict[str, Any]:
         "text": _describe(waited, shown, match, len(members)),
         "last": None if last == NONE else int(rows.rank[last]),
         "rows": peers,
+        "messages": messages(waited, np.isin(rows.sends, members) & np.isin(rows.recvs, members)),
     }
+
+
+def messages(waited: Waits, chosen: Mask) -> list[dict[str, Any]]:
+    """Of the matched sends and receives, those chosen: the ranks at both ends, and when the transfer takes place."""
+    rows = waited.rows
+    sends, recvs = rows.sends[chosen], rows.recvs[chosen]
+    ready = np.where(waited.entry_transfer > 0, rows.end - waited.entry_transfer, rows.start)
+    columns = (rows.rank[sends], rows.rank[recvs], ready[sends], rows.end[recvs])
+    names = ("from", "to", "start_ns", "end_ns")
+    return [
+        dict(zip(names, each, strict=True))
+        for each in zip(*(column.tolist() for column in columns), strict=True)
+    ]
 
 
 def _describe(waited: Waits, at: int, match: int, ranks: int) -> str:

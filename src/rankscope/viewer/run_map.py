@@ -116,7 +116,8 @@ def _clocks(run: Run) -> dict[str, Any]:
 def overview(session: Session, query: dict[str, str]) -> Answer:
     """For each rank and column of pixels, the share of time spent in each class, and not recorded, as 0 to 255.
 
-    `comm` is exposed communication without `wait`, in which the rank waits for another rank.
+    `comm` is exposed communication without `wait`, in which the rank waits for another rank. What it waits in send and
+    recv, or is idle, while another stage of its pipeline computes is `bubble`.
 
     The rows of all ranks are concatenated. `first_ns` and `last_ns` are the bounds of each rank's own recording.
     """
@@ -149,3 +150,41 @@ def overview(session: Session, query: dict[str, str]) -> Answer:
             "last_ns": bounds[:, 1],
         },
     )
+
+
+def grid(session: Session, query: dict[str, str]) -> Answer:
+    """The ranks in the order of their groups, and these as brackets: by stage, then by data group, and so on.
+
+    Without ranks where all are in one group. Not a part of `run`: it needs the collectives of all ranks.
+    """
+    return session.kept("grid", lambda: _grid(session))
+
+
+def _grid(session: Session) -> dict[str, Any]:
+    from rankscope.analysis.across_ranks.layout import layout_of
+    from rankscope.analysis.core.scope import Scope
+
+    with session.database() as run:
+        layout = layout_of(run, Scope())
+    axes = layout.axes
+    is_grid = (len(axes) > 1 or "pp" in axes) and all(rank in layout.places for rank in run.ranks)
+    places = {rank: tuple(layout.places[rank].get(axis, 0) for axis in axes) for rank in run.ranks if is_grid}
+    ranks = sorted(places, key=lambda rank: (places[rank], rank))
+    levels = []
+    for depth, axis in enumerate(axes[: max(len(axes) - 1, 1)]):  # one rank is no group, but a stage may be
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for at, rank in enumerate(ranks):
+            groups.setdefault(places[rank][: depth + 1], []).append(at)
+        name = "stage" if axis == "pp" else axis
+        levels.append(
+            [
+                {"label": f"{name} {group[-1]}", "from": at[0], "to": at[-1] + 1}
+                for group, at in groups.items()
+            ]
+        )
+    return {
+        "title": " · ".join(f"{axis} {layout.sizes[axis]}" for axis in axes),
+        "ranks": ranks,
+        "levels": levels,
+        "stages": {str(rank): layout.stage(rank) for rank in ranks if "pp" in axes},
+    }

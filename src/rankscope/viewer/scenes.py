@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis import REPORTS
+from rankscope.analysis.across_ranks.schedule_picture import RECORDED, schedule_picture
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.result import Finding
 from rankscope.analysis.core.scope import Scope
@@ -20,7 +21,7 @@ from rankscope.sql import sql_texts
 from rankscope.store.arrays import NONE, number_rows
 from rankscope.timeline.run import Run
 from rankscope.viewer.answers import Answer
-from rankscope.viewer.collectives import describe
+from rankscope.viewer.collectives import describe, messages
 from rankscope.viewer.session import Session
 from rankscope.views.envelope import Question, envelope
 
@@ -82,7 +83,7 @@ def _scene(session: Session, finding: Finding) -> dict[str, Any]:
         )
     cause = finding.fact("cause")
     on_host = finding.report in _ON_HOST or (cause is not None and cause.value not in _DEVICE_CAUSES)
-    return {
+    scene = {
         "ranks": expanded,
         "peers": peers,  # one row each, below them: the ranks that wait for them, or the other ranks of the finding
         "step": step,
@@ -94,6 +95,44 @@ def _scene(session: Session, finding: Finding) -> dict[str, Any]:
         "collective": collective,  # in which ranks wait: as the route `collective` describes it
         "headline": finding.headline,
         "why": finding.why,  # the cause, at the end of the finding's title
+    }
+    return scene | _schedule(session, finding) if finding.report == "bubbles" else scene
+
+
+def _schedule(session: Session, finding: Finding) -> dict[str, Any]:
+    """Of a scene, what a finding about a pipeline has: a step with one row for each stage."""
+    run = session.run
+    picture = schedule_picture(run, Scope().in_run(run), finding.ranks[0] if finding.ranks else None)
+    rows = [row for row in picture.rows if row["schedule"] == RECORDED]
+    if not rows:
+        return {}
+    ranks = tuple(dict.fromkeys(row["rank"] for row in rows))
+    begin, end = picture.facts["begin_ns"], picture.facts["end_ns"]
+    margin, (first, last) = (end - begin) // 100, session.bounds
+    waited = waits(run)
+    entries, sends, recvs = waited.rows, waited.rows.sends, waited.rows.recvs
+    inside = np.isin(entries.rank[sends], ranks) & np.isin(entries.rank[recvs], ranks)
+    inside &= (entries.end[recvs] > begin) & (entries.end[sends] < end)
+    passes = [
+        {
+            "rank": row["rank"],
+            "start_ns": begin + row["start_ns"],
+            "dur_ns": row["dur_ns"],
+            "label": f"{row['kind'][0].upper()}{row['micro_batch']}",
+        }
+        for row in rows
+        if row["micro_batch"] is not None
+    ]
+    return {
+        "ranks": (),
+        "peers": ranks,
+        "hot": finding.ranks,
+        "step": picture.facts["step"],
+        "begin_ns": max(first, begin - margin),
+        "end_ns": min(last, end + margin),
+        "passes": passes,  # of micro-batches through the stages: F1 is the first one forward
+        "messages": messages(waited, inside),  # between the stages
+        "bubbles": [dict(row) for row in REPORTS["bubbles"].analyse(run, Scope(), None).rows],
     }
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rankscope.analysis.core.intervals import Intervals, intersect, join, subtract
+from rankscope.analysis.core.intervals import EMPTY, Intervals, intersect, join, subtract
 from rankscope.analysis.core.kept_answers import Answers
 from rankscope.store.derived import File, Table, key_of, map_file, path_of, write
 from rankscope.store.index import SegmentEntry, can_write
@@ -29,7 +29,7 @@ _RANKS_OF_A_FILE = 32
 
 T = TypeVar("T")
 
-ACTIVITIES = ("compute", "comm", "wait", "copy")
+ACTIVITIES = ("compute", "comm", "wait", "copy", "bubble")
 """The sets of `Activity`."""
 
 
@@ -41,8 +41,10 @@ class Activity:
     comm: Intervals
     """Exposed communication, without the waiting."""
     wait: Intervals
-    """Exposed communication in which the rank waits for another rank."""
+    """Exposed communication in which the rank waits for another rank, without the bubbles."""
     copy: Intervals
+    bubble: Intervals
+    """Idle, or waiting in send and recv, while another stage of the rank's pipeline computes."""
     on_host: bool
     """The rank has no GPU events, so compute is that of the host."""
     recorded: Intervals
@@ -55,7 +57,13 @@ class Activity:
         return (int(everything.start[0]), int(everything.end[-1])) if len(everything.start) else (0, 0)
 
 
-_MAP = Table[Activity]("map", Activity, "rankscope.analysis.across_ranks.heatmap", __name__)
+_MAP = Table[Activity](
+    "map",
+    Activity,
+    "rankscope.analysis.across_ranks.heatmap",
+    "rankscope.analysis.across_ranks.bubbles",
+    __name__,
+)
 
 
 class Session:
@@ -165,6 +173,7 @@ class Session:
             self._activities |= File(path).rows(_MAP, dict.fromkeys(together, self._key))
         if rank in self._activities:
             return
+        from rankscope.analysis.across_ranks.bubbles import bubble_times
         from rankscope.analysis.across_ranks.heatmap import rank_times, rank_times_in_store
         from rankscope.analysis.core.rank_activity import waiting_times
         from rankscope.analysis.core.scope import Scope
@@ -176,8 +185,10 @@ class Session:
                 missing = [each for each in together if each >= rank and each not in self._activities]
                 batch = missing[:_RANKS_AT_A_TIME]
                 times = {time.rank: time for time in rank_times(self.run, Scope(frozenset(batch)), batch)}
-            waits = waiting_times(self.run)
-        self._activities |= {each: _without_waits(time, waits[each]) for each, time in times.items()}
+            waits, bubbles = waiting_times(self.run), bubble_times(self.run)
+        self._activities |= {
+            each: _split(time, waits[each], bubbles.get(each, EMPTY)) for each, time in times.items()
+        }
         if is_new and can_write(self.run.store):
             rows = {
                 each: (self._key, self._activities[each]) for each in together if each in self._activities
@@ -208,6 +219,10 @@ class Session:
         return self.once((name, self._key), answer)
 
 
-def _without_waits(time: RankTime, waiting: Intervals) -> Activity:
+def _split(time: RankTime, waiting: Intervals, bubbles: Intervals) -> Activity:
+    """With waiting apart from the transfer, and bubbles apart from waiting and from idle time."""
     wait = intersect(time.comm, waiting)
-    return Activity(time.compute, subtract(time.comm, wait), wait, time.copy, time.on_host, time.recorded)
+    transfer = subtract(time.comm, wait)
+    bubble = subtract(bubbles, join(time.compute, transfer, time.copy)) if len(bubbles.start) else EMPTY
+    wait = subtract(wait, bubble)
+    return Activity(time.compute, transfer, wait, time.copy, bubble, time.on_host, time.recorded)

@@ -126,6 +126,7 @@ def _recorded(session: Session, routes: Mapping[str, Route], window: Window) -> 
     findings: Any = routes["findings"]({})
     shown = [{**finding, "scene": _scene(finding["scene"], window)} for finding in findings["findings"]]
     answers: dict[str, Any] = {"run": run, "findings": {"findings": shown}, "roofs": routes["roofs"]({})}
+    answers["grid"] = routes["grid"]({})
     for report in reports:
         name = report["name"]
         answers[f"report/{name}"] = routes["report"]({"name": name, "top": _REPORT_ROWS})

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _ROUTES = {
     "run": ("run_map", "run_info"),
     "overview": ("run_map", "overview"),
+    "grid": ("run_map", "grid"),
     "tracks": ("timeline", "tracks"),
     "tile": ("timeline", "tile"),
     "slice": ("slices", "slice_details"),

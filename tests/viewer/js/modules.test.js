@@ -12,7 +12,7 @@ const { unpack } = await import(new URL("api.js", js));
 const { compare, tsv } = await import(new URL("table.js", js));
 const { shortenName, shortenNames } = await import(new URL("names.js", js));
 const { paint, repeat } = await import(new URL("raster.js", js));
-const { number, paintShares } = await import(new URL("palette.js", js));
+const { number, paintShares, stretches } = await import(new URL("palette.js", js));
 const { bars } = await import(new URL("watch.js", js));
 
 test("one long step does not flatten the others", () => {
@@ -192,6 +192,11 @@ test("idle is the colour of nothing, waiting is not communication", () => {
   const pixels = new Uint32Array(4);
   paintShares(pixels, shares(["", "compute", "wait", "unrecorded"]), palette);
   assert.deepEqual([pixels[0], pixels[1] & 0xffffff, pixels[2], pixels[3]], [number("#eceff3"), 1, number("#f7dfaf"), number("#ffffff")]);
+});
+
+test("what is hatched are neighbouring columns with a quarter of a bubble", () => {
+  assert.deepEqual(stretches(Uint8Array.of(0, 255, 64, 63, 200)), [[1, 3], [4, 5]]);
+  assert.deepEqual(stretches(new Uint8Array(3)), []);
 });
 
 // The same cases as in tests/views/test_text.py.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rankscope.analysis.core.result import Column, Finding, Result
 from views.samples import BREAKDOWN, KERNELS
 
@@ -86,6 +88,33 @@ SWEEP = result(
     ("bfloat16, H 9216, 1 rank", 2304, 6.1e14), ("bfloat16, H 9216, 1 rank", 4608, 7.2e14),
 )  # fmt: skip
 
+BUBBLES = result(
+    "bubbles", "Bubbles", ("stage", "bubble_ns", "schedule_ns", "stages_ns", "rank_ns", "rest_ns", "bubble_pct"),
+    (0, 9_000_000, 5_000_000, 3_000_000, 800_000, 200_000, 45.0), (1, 4_000_000, 4_000_000, 0, 0, 0, 20.0),
+)  # fmt: skip
+_PASSES = (  # two stages, two micro-batches, 1F1B: recorded, the second stage takes twice as long
+    ("recorded", 0, 4, "forward", 1, 1, 0, 1_000_000), ("recorded", 0, 4, "forward", 2, 1, 1_000_000, 1_000_000),
+    ("recorded", 0, 4, "bubble", None, None, 2_000_000, 4_900_000),
+    ("recorded", 0, 4, "transfer", None, None, 6_900_000, 100_000),
+    ("recorded", 0, 4, "backward", 1, 1, 7_000_000, 2_000_000),
+    ("recorded", 0, 4, "wait", None, None, 9_000_000, 2_000_000),
+    ("recorded", 1, 6, "bubble", None, None, 0, 1_000_000), ("recorded", 1, 6, "forward", 1, 1, 1_000_000, 2_000_000),
+    ("recorded", 1, 6, "backward", 1, 1, 3_000_000, 4_000_000),
+    ("recorded", 1, 6, "forward", 2, 2, 7_000_000, 2_000_000),
+    ("recorded", 1, 6, "other", None, None, 9_000_000, 2_000_000),
+    ("ideal", 0, 4, "forward", 1, 1, 0, 1_500_000), ("ideal", 0, 4, "bubble", None, None, 1_500_000, 1_500_000),
+    ("ideal", 0, 4, "backward", 1, 1, 3_000_000, 3_000_000), ("ideal", 1, 6, "bubble", None, None, 0, 1_500_000),
+    ("ideal", 1, 6, "backward", 1, 1, 3_000_000, 3_000_000),
+)  # fmt: skip
+SCHEDULE = replace(
+    result(
+        "schedule_picture", "Pipeline schedule",
+        ("schedule", "stage", "rank", "kind", "micro_batch", "chunk", "start_ns", "dur_ns"), *_PASSES,
+    ),
+    facts={"step": 3, "pipelines": 2, "is_slowest": True, "window_ns": {4: 11_000_000, 6: 11_000_000}},
+)  # fmt: skip
+
+
 RESULTS = {
     "breakdown": BREAKDOWN,
     "kernels": KERNELS,
@@ -101,4 +130,6 @@ RESULTS = {
     "ncu": NCU,
     "critical": CRITICAL,
     "sweep": SWEEP,
+    "bubbles": BUBBLES,
+    "schedule": SCHEDULE,
 }

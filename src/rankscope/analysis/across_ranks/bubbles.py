@@ -8,6 +8,8 @@ rank (a slow rank). The rest is transfer and jitter.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,8 +32,20 @@ from rankscope.analysis.across_ranks.segments import (
     runs_more_kernels,
     segments,
 )
+from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
-from rankscope.analysis.core.intervals import Axis, Intervals, Ints, covered, join, subtract, union
+from rankscope.analysis.core.intervals import (
+    EMPTY,
+    Axis,
+    Intervals,
+    Ints,
+    covered,
+    intersect,
+    join,
+    shifted,
+    subtract,
+    union,
+)
 from rankscope.analysis.core.notes import left_out, no_gpu
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.scope import Scope
@@ -43,6 +57,11 @@ from rankscope.store.arrays import Mask
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
+NO_STAGES = "no pipeline-parallel process group was recognised, so there are no stages to compare"
+NO_PASSES = (
+    "the parts of the bubbles are not known: forward and backward passes are not recorded on all stages "
+    "(ProfilerActivity.CPU records autograd, which tells them apart)"
+)
 _PARTS = (*(f"{name}_ns" for name in MODELS), "rest_ns")
 _LEAST = 0.01
 """A part of the bubble under this share of a step is not reported."""
@@ -60,24 +79,17 @@ def bubbles(run: Run, scope: Scope, by: str | None = None) -> Result:
     title = "Pipeline bubbles, per step"
     records = rank_segments(run, scope) if "pp" in layout.axes else {}
     if not records:
-        notes.append(
-            no_gpu(run)
-            if "pp" in layout.axes
-            else "no pipeline-parallel process group was recognised, so there are no stages to compare"
-        )
+        notes.append(no_gpu(run) if "pp" in layout.axes else NO_STAGES)
         return Result("bubbles", title, scope.window, columns, [], notes=tuple(notes))
     if scope.steps is None:
         notes.append("no steps: the whole window counts as one step (call profiler.step() in the loop)")
-    activity = _Activity.of(run, scope)
-    measured = _measure(run, scope, layout, activity)
+    activity = Activity.of(run, scope, layout)
+    measured = _Measured.of(activity)
     passes = passes_of(segments(run, scope), activity.exposed_waits)
     schedule = schedule_of(passes, layout) if passes else None
     models = schedule.bubbles() if schedule else {}
     if not models:
-        notes.append(
-            "the parts of the bubbles are not known: forward and backward passes are not recorded on all stages "
-            "(ProfilerActivity.CPU records autograd, which tells them apart)"
-        )
+        notes.append(NO_PASSES)
     rows = _rows(measured, models, layout, by)
     findings: tuple[Finding, ...] = ()
     if schedule and models:
@@ -103,10 +115,12 @@ def _columns(by: str | None) -> tuple[Column, ...]:
 
 
 @dataclass(frozen=True)
-class _Activity:
+class Activity:
     """When the ranks do what, over all that was recorded of them: side by side on one axis."""
 
     ranks: Ints
+    pipeline: Ints
+    """By rank, the number of its pipeline."""
     windows: dict[str, Ints]
     """Of their time, in order: rank (its number among `ranks`), start, end."""
     axis: Axis
@@ -119,9 +133,11 @@ class _Activity:
     """For another rank, in any collective, send or recv."""
 
     @classmethod
-    def of(cls, run: Run, scope: Scope) -> _Activity:
+    def of(cls, run: Run, scope: Scope, layout: Layout) -> Activity:
         every, records = waits(run), rank_segments(run, scope)
         ranks = np.array([*records], dtype=np.int64)
+        pipelines: dict[tuple[int, ...], int] = {}
+        pipeline = [pipelines.setdefault(layout.group_of(rank, "pp"), len(pipelines)) for rank in records]
         columns = all_windows(run, scope)
         used, number = _among(ranks, columns["rank"])
         windows = {"rank": number, **{name: columns[name][used] for name in ("start", "end")}}
@@ -146,6 +162,7 @@ class _Activity:
         start, ready, end = (axis.place(time, number) for time in (start, ready, end))
         return cls(
             ranks,
+            np.array(pipeline, dtype=np.int64),
             windows,
             axis,
             compute,
@@ -154,11 +171,54 @@ class _Activity:
             union(start, ready),
         )
 
+    def window_edges(self) -> tuple[Ints, Ints]:
+        """Of the windows, on the axis."""
+        rank, start, end = (self.windows[name] for name in ("rank", "start", "end"))
+        return self.axis.place(start, rank), self.axis.place(end, rank)
+
     def exposed_waits(self, rank: Ints, start: Ints, end: Ints) -> Ints:
         """How long a rank waits for another and does not compute, in each interval."""
         number = np.searchsorted(self.ranks, rank)
         exposed = subtract(self.waiting, self.compute)
         return covered(exposed, self.axis.place(start, number), self.axis.place(end, number))
+
+    @cached_property
+    def bubbles(self) -> Intervals:
+        """When a rank is idle or waits in send and recv, and another stage of its pipeline computes."""
+        idle = subtract(union(*self.window_edges()), join(self.busy, self.messages))
+        # When a rank is idle it does not compute: the compute of its pipeline is that of other stages. It is put
+        # together on the stretch of the first rank of the pipeline.
+        first = np.unique(self.pipeline, return_index=True)[1][self.pipeline]
+        moved = (first - np.arange(len(first))) * self.axis.width
+        rank = self.compute.start // self.axis.width
+        computing = self._by_rank(union(self.compute.start + moved[rank], self.compute.end + moved[rank]))
+        parts = [EMPTY]
+        for mine, leader, by in zip(self._by_rank(idle), first.tolist(), moved.tolist(), strict=True):
+            parts.append(shifted(intersect(shifted(mine, by), computing[leader]), -by))
+        return Intervals(*(np.concatenate(sides) for sides in zip(*parts, strict=True)))
+
+    def _by_rank(self, times: Intervals) -> list[Intervals]:
+        """The part of each rank, where it is on the axis."""
+        bounds = np.searchsorted(times.start, np.arange(len(self.ranks) + 1) * self.axis.width).tolist()
+        return [Intervals(times.start[low:high], times.end[low:high]) for low, high in pairwise(bounds)]
+
+    def by_rank(self, times: Intervals) -> dict[int, Intervals]:
+        """Times on the axis as times of the run."""
+        later = self.axis.origin - np.arange(len(self.ranks)) * self.axis.width
+        return {
+            rank: shifted(part, by)
+            for rank, part, by in zip(self.ranks.tolist(), self._by_rank(times), later.tolist(), strict=True)
+        }
+
+
+@once_per_run
+def bubble_times(run: Run) -> dict[int, Intervals]:
+    """By rank of a pipeline, its bubbles in all that was recorded; empty in a run without stages."""
+    layout = layout_of(run, Scope())
+    if "pp" not in layout.axes:
+        return {}
+    activity = Activity.of(run, Scope(), layout)
+    return activity.by_rank(activity.bubbles)
 
 
 def _among(ranks: Ints, rank: Ints) -> tuple[Mask, Ints]:
@@ -176,43 +236,15 @@ class _Measured:
     busy: Ints
     bubble: Ints
 
-
-def _measure(run: Run, scope: Scope, layout: Layout, activity: _Activity) -> _Measured:
-    axis, windows = activity.axis, activity.windows
-    start, end = (axis.place(windows[name], windows["rank"]) for name in ("start", "end"))
-    idle = subtract(union(start, end), join(activity.busy, activity.messages))
-    # When a rank is idle it does not compute: the compute of its pipeline is that of other stages.
-    pipelines: dict[tuple[int, ...], int] = {}
-    of_rank = np.array(
-        [
-            pipelines.setdefault(layout.group_of(rank, "pp"), len(pipelines))
-            for rank in activity.ranks.tolist()
-        ],
-        dtype=np.int64,
-    )
-
-    def moved(time: Ints) -> Ints:
-        """From the stretch of a rank to that of its pipeline."""
-        rank = time // axis.width
-        return time + (of_rank[rank] - rank) * axis.width
-
-    computing = union(moved(activity.compute.start), moved(activity.compute.end))
-    bubble = covered(computing, moved(idle.start), moved(idle.end))
-    before = np.concatenate([[0], np.cumsum(bubble)])
-
-    def bubble_before(time: Ints) -> Ints:
-        index = np.searchsorted(idle.start, time, side="right")
-        until = np.append(idle.end, 0)[index - 1]
-        rest = np.where((index > 0) & (until > time), covered(computing, moved(time), moved(until)), 0)
-        result: Ints = before[index] - rest
-        return result
-
-    return _Measured(
-        activity.ranks[windows["rank"]],
-        windows["end"] - windows["start"],
-        covered(activity.busy, start, end),
-        bubble_before(end) - bubble_before(start),
-    )
+    @classmethod
+    def of(cls, activity: Activity) -> _Measured:
+        start, end = activity.window_edges()
+        return cls(
+            activity.ranks[activity.windows["rank"]],
+            activity.windows["end"] - activity.windows["start"],
+            covered(activity.busy, start, end),
+            covered(activity.bubbles, start, end),
+        )
 
 
 def _rows(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,6 +41,7 @@ class Passes:
     micro_batch: Ints
     phase: Ints
     start: Ints
+    end: Ints
     took_ns: Ints
     """From its first kernel to the end of its last, without waiting for other ranks."""
     compute_ns: Ints
@@ -99,7 +101,7 @@ def passes_of(parts: Segments, waits: Callable[[Ints, Ints, Ints], Ints]) -> Pas
     order = np.lexsort((start, step, rank))
     compute = np.zeros(len(places), dtype=np.int64)
     np.add.at(compute, number, parts.duration_ns)
-    columns = (rank, stage, step, chunk, micro_batch, phase, start, took, compute)
+    columns = (rank, stage, step, chunk, micro_batch, phase, start, end, took, compute)
     return Passes(*(column[order] for column in columns))
 
 
@@ -133,18 +135,18 @@ class Schedule:
         for order, pipelines in self.orders.items():
             ranks = list(pipelines)
             for name in MODELS:
-                replayed = replay(order, self._times(name, ranks))
+                replayed = replay(order, self.times(name, ranks))
                 if replayed is None:
                     return {}
-                length, busy = replayed
-                for stage, its_busy in enumerate(busy):
-                    for pipeline, idle in zip(ranks, (length - its_busy).tolist(), strict=True):
+                for stage, busy in enumerate(replayed.busy):
+                    for pipeline, idle in zip(ranks, (replayed.length - busy).tolist(), strict=True):
                         sums.setdefault(pipeline[stage], Counter())[name] += idle * pipelines[pipeline]
             for pipeline in ranks:
                 steps.update(dict.fromkeys(pipeline, pipelines[pipeline]))
         return {rank: {name: idle[name] / steps[rank] for name in MODELS} for rank, idle in sums.items()}
 
-    def _times(self, name: str, pipelines: list[tuple[int, ...]]) -> Times:
+    def times(self, name: str, pipelines: list[tuple[int, ...]]) -> Times:
+        """Of the passes of these pipelines by a model."""
         passes = self.passes
         keys, first = np.unique(
             np.stack([passes.rank, passes.phase, passes.chunk], axis=1), axis=0, return_index=True
@@ -154,7 +156,7 @@ class Schedule:
 
     def saved_by_moving(self, part: float, source: int, target: int) -> float:
         """What a step saves when a part of the work of a stage moves to another one."""
-        times = self._times("stages", [next(iter(self.orders[self.usual]))])
+        times = self.times("stages", [next(iter(self.orders[self.usual]))])
         by_stage = self.passes.by_stage()
         factors = {source: 1 - part, target: 1 + part * by_stage[source] / max(by_stage[target], 1.0)}
 
@@ -162,7 +164,7 @@ class Schedule:
             return times(stage, phase, chunk) * factors.get(stage, 1.0)
 
         before, after = replay(self.usual, times), replay(self.usual, moved)
-        return float(before[0][0] - after[0][0]) if before and after else 0.0
+        return float(before.length[0] - after.length[0]) if before and after else 0.0
 
 
 def schedule_of(passes: Passes, layout: Layout) -> Schedule:
@@ -190,8 +192,18 @@ def schedule_of(passes: Passes, layout: Layout) -> Schedule:
     return Schedule(passes, orders)
 
 
-def replay(order: Order, times: Times) -> tuple[Floats, list[Floats]] | None:
-    """How long the passes take in this order, and how long each stage computes; None where they wait in a cycle.
+class Replay(NamedTuple):
+    """Passes in some order; an entry for each pipeline in all arrays."""
+
+    length: Floats
+    busy: list[Floats]
+    """How long each stage computes."""
+    ends: list[list[Floats]]
+    """By stage, when each of its passes ends."""
+
+
+def replay(order: Order, times: Times) -> Replay | None:
+    """The passes in this order; None where they wait in a cycle.
 
     A stage runs its passes one after the other. A forward pass follows that of the stage before, a backward pass that
     of the stage after.
@@ -204,13 +216,14 @@ def replay(order: Order, times: Times) -> tuple[Floats, list[Floats]] | None:
     }
     ended: dict[tuple[int, int, int], Floats] = {}
     nothing = np.zeros_like(times(0, order[0][0][0], order[0][0][1]))
-    free, busy, reached = [nothing] * stages, [nothing] * stages, [0] * stages
+    free, busy = [nothing] * stages, [nothing] * stages
+    ends: list[list[Floats]] = [[] for _ in order]
     moved = True
     while moved:
         moved = False
         for stage, passes in enumerate(order):
-            while reached[stage] < len(passes):
-                phase, chunk, batch = passes[reached[stage]]
+            while len(ends[stage]) < len(passes):
+                phase, chunk, batch = passes[len(ends[stage])]
                 virtual = chunk * stages + stage
                 before = (phase, virtual - 1 if phase == FORWARD else virtual + 1, batch)
                 needed = before in every and 0 <= before[1] <= last
@@ -220,11 +233,11 @@ def replay(order: Order, times: Times) -> tuple[Floats, list[Floats]] | None:
                 begin = np.maximum(free[stage], ended[before]) if needed else free[stage]
                 free[stage] = ended[phase, virtual, batch] = begin + took
                 busy[stage] = busy[stage] + took
-                reached[stage] += 1
+                ends[stage].append(free[stage])
                 moved = True
-    if any(count < len(passes) for count, passes in zip(reached, order, strict=True)):
+    if any(len(run) < len(passes) for run, passes in zip(ends, order, strict=True)):
         return None
-    return np.max(free, axis=0), busy
+    return Replay(np.max(free, axis=0), busy, ends)
 
 
 def layers_of(forward_calls: Ints, passes: int) -> int | None:

@@ -21,6 +21,7 @@ from rankscope.views.charts import report_charts
 from rankscope.views.charts.block_map import blocks_of_run
 from rankscope.views.charts.chart import Chart, NothingToDrawError
 from rankscope.views.charts.heatmap import rank_heatmap
+from rankscope.views.charts.schedule import bubble_parts, bubbles_in_run, schedule
 
 __all__ = [
     "CHARTS",
@@ -53,6 +54,8 @@ _OF_RESULTS: dict[str, Callable[[Result], Chart]] = {
     "collectives": report_charts.collectives,
     "stragglers": report_charts.stragglers,
     "critical": report_charts.critical,
+    "bubbles": bubble_parts,
+    "schedule_picture": schedule,
     "roofline": report_charts.roofline,
     "ncu": report_charts.speed_of_light,
     "sweep": report_charts.sweep,
@@ -68,13 +71,15 @@ def chart_of(result: Result) -> Chart:
 
 
 def chart_in_run(result: Result, run: Run, scope: Scope) -> Chart:
-    """The chart of a result, with what only the run has: the device's peaks, memory over time."""
+    """The chart of a result, with what only the run has: the device's peaks, memory over time, a schedule."""
     if result.name == "memory":
         return _memory(run, scope)
     if result.name == "allocators":
         return _allocators(run, scope)
     if result.name == "roofline":
         return report_charts.roofline(result, report_charts.known_roofs(run, scope))
+    if result.name == "bubbles" and result.rows:
+        return bubbles_in_run(result, run, scope)
     return chart_of(result)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.views.charts.theme import var
+from rankscope.views.charts.theme import HATCH, fill, var
 from rankscope.views.html import attributes, escape
 
 Floats = NDArray[np.float64]
@@ -42,14 +42,14 @@ class Drawing:
         tip: str | None = None,
         **more: object,
     ) -> None:
-        self._add("rect", tip, x=x, y=y, width=max(width, 0.0), height=height, fill=var(colour), **more)
+        self._add("rect", tip, x=x, y=y, width=max(width, 0.0), height=height, fill=fill(colour), **more)
 
     def line(self, x1: float, y1: float, x2: float, y2: float, colour: str, **more: object) -> None:
         self._add("line", None, x1=x1, y1=y1, x2=x2, y2=y2, stroke=var(colour), **more)
 
     def path(self, d: str, colour: str, tip: str | None = None, **more: object) -> None:
         """A filled shape."""
-        self._add("path", tip, d=d, fill=var(colour), **more)
+        self._add("path", tip, d=d, fill=fill(colour), **more)
 
     def polyline(
         self, points: list[tuple[float, float]], colour: str, tip: str | None = None, **more: object
@@ -82,7 +82,8 @@ class Drawing:
         self.parts.append(f"<text{attributes(values | more)}>{escape(text)}</text>")
 
     def body(self) -> str:
-        return "".join(self.parts)
+        shapes = "".join(self.parts)
+        return f"{HATCH}{shapes}" if "url(#hatch)" in shapes else shapes
 
 
 def _n(value: float) -> str:

@@ -24,6 +24,8 @@ _COLOURS = {
     "wait": ("#f7dfaf", "#66521f"),
     "copy": ("#56b4e9", "#7cc7f2"),
     "idle": ("#eaeef2", "#1d242d"),
+    "bubble": ("#98a2ad", "#59636e"),
+    "backward": ("#00785a", "#2fc79c"),
     "on-compute": ("#ffffff", "#06121b"),
     "bad": ("#c2410c", "#ff8a5c"),
     "warn": ("#96600f", "#e3b341"),
@@ -43,8 +45,20 @@ SERIES = tuple(f"s{number}" for number in range(1, 8))
 FONT = "system-ui, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif"
 
 
+HATCH = (
+    '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<rect width="6" height="6" fill="var(--idle)"/><rect width="2" height="6" fill="var(--bubble)"/></pattern></defs>'
+)
+"""What a bubble is filled with: it is told from idle time and from waiting without colour too."""
+
+
 def var(name: str) -> str:
     return f"var(--{name})"
+
+
+def fill(name: str) -> str:
+    """As a colour of a surface."""
+    return "url(#hatch)" if name == "bubble" else var(name)
 
 
 def resolve(svg: str, theme: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from rankscope.analysis.across_ranks.schedule_picture import schedule_picture
 from rankscope.analysis.across_ranks.step_picture import step_picture
 from rankscope.analysis.core.ceilings import device_names
 from rankscope.analysis.core.result import SEVERITIES, Doubt, Finding, Result, Severity
@@ -29,6 +30,7 @@ from rankscope.units import format_bytes, format_ns
 from rankscope.views.charts import CHARTS, Chart, NothingToDrawError, chart_in_run, rank_heatmap
 from rankscope.views.charts.heatmap import NARROW, WIDE, step_picture_chart
 from rankscope.views.charts.report_charts import two_breakdowns
+from rankscope.views.charts.schedule import schedule
 from rankscope.views.commands import advice_and_commands, finding_with_paths, result_with_paths
 from rankscope.views.envelope import whatif_options
 from rankscope.views.report.one_line import one_line
@@ -265,9 +267,16 @@ def _headline(request: Request, findings: list[Finding], overview: Result) -> He
 
 
 def _picture(request: Request, finding: Finding | None) -> Picture | None:
-    """The step in which a finding shows best; of memory snapshots alone, the memory over time."""
+    """The step in which a finding shows best, or the schedule of a pipeline; of memory snapshots alone, the memory over
+    time."""
     if not _is_traced(request.run):
         return _drawn(lambda: Picture(*[CHARTS["memory"].make(request.run, request.scope)] * 2))
+    if finding is None or finding.report == "bubbles":
+        ranks = finding.ranks if finding else ()
+        passes = schedule_picture(request.run, request.scope.in_run(request.run), ranks[0] if ranks else None)
+        drawn = _drawn(lambda: Picture(*(schedule(passes, width, ranks) for width in (WIDE, NARROW))))
+        if drawn:
+            return drawn
     step = step_picture(request.run, request.scope, finding)
     if step is None or not any(row.end_ns - row.start_ns > row.idle_ns for row in step.rows):
         return None

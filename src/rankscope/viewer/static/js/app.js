@@ -15,9 +15,11 @@ import { drawTwin } from "./twin.js";
 
 /** @typedef {{ title: string, path: string, ranks: number[], begin_ns: number, end_ns: number, kinds: string[], tile_width: number,
  *   titles?: string[], steps: import("./layout.js").Step[], second_steps?: import("./layout.js").Step[], clocks?: any, device?: string, world?: number,
+ *   grid?: { title: string, ranks: number[], levels: { label: string, from: number, to: number }[][], stages: Record<string, number> },
  *   reports: { name: string, question: string, by: string[] }[], renamed_reports: Record<string, string> }} Run
  * @typedef {{ ranks: number[], peers: number[], step: number | null, begin_ns: number, end_ns: number, groups: string[],
  *   slices: { rank: number, segment: number, id: number, track: number, depth: number }[], collective: import("./timeline.js").Collective | null,
+ *   hot?: number[], passes?: { rank: number, start_ns: number, dur_ns: number, label: string }[], messages?: import("./timeline.js").Message[], bubbles?: any[],
  *   gap: { rank: number, span: [number, number], text: string } | null, headline: string, why: string }} Scene viewer/scenes.py */
 
 export class App {
@@ -59,14 +61,18 @@ export class App {
     new ResizeObserver(() => this.redraw()).observe(this.timeline.box);
   }
 
-  /** Ranks in the order of the tracks: those of the shown finding are above the others. */
+  /** Ranks in the order of the tracks: those of the shown finding are above the others, the other end of a message above the selected one. */
   get ranks() {
-    return this.orderedBy(this.scene ? [...this.scene.ranks, ...this.scene.peers] : []);
+    const ranks = this.orderedBy(this.scene ? [...this.scene.ranks, ...this.scene.peers] : []);
+    const beside = this.timeline?.peers?.beside ?? [];
+    return ranks.flatMap((rank) => (rank === this.store.view.slice?.rank ? [...beside, rank] : beside.includes(rank) ? [] : [rank]));
   }
 
-  /** Ranks in the order of the map. */
+  /** Ranks in the order of the map: those of a stage or group side by side. */
   get mapRanks() {
-    return this.orderedBy([]);
+    const { grid, ranks } = this.run;
+    const { sort, pinned } = this.store.view;
+    return grid && sort === "rank" && !pinned.length && grid.ranks.length === ranks.length ? grid.ranks : this.orderedBy([]);
   }
 
   /** @param {number[]} leading */
@@ -77,7 +83,7 @@ export class App {
 
   /** Whether the shown finding is about a rank. @param {number} rank */
   isHot(rank) {
-    return this.scene?.ranks.includes(rank) ?? false;
+    return (this.scene?.hot ?? this.scene?.ranks)?.includes(rank) ?? false;
   }
 
   /** The findings, requested once. @returns {Promise<any[]>} */

@@ -46,14 +46,13 @@ function curve(g, x, y, toX, toY, bend) {
 
 /** A dot where each rank arrives, arrows from the last to those that wait for it, and a line at its arrival.
  * @param {CanvasRenderingContext2D} g @param {import("./timeline.js").Timeline} timeline
- * @param {import("./layout.js").Row[]} rows @param {import("./layout.js").Row[]} shown the visible ones */
-export function drawCollective(g, timeline, rows, shown) {
+ * @param {import("./layout.js").Row[]} rows */
+export function drawCollective(g, timeline, rows) {
   const collective = timeline.peers ?? timeline.app.scene?.collective;
   const last = collective?.rows.find((row) => row.rank === collective.last);
   if (!collective || !last) return;
   const { text } = timeline.app.palette;
-  const inView = new Set(shown.map((row) => row.rank));
-  const places = collective.rows.filter((row) => inView.has(row.rank)).flatMap((row) => {
+  const places = collective.rows.filter((row) => timeline.inView.has(row.rank)).flatMap((row) => {
     const place = rowOf(rows, row.rank, COMMUNICATION);
     return place ? [{ ...row, x: timeline.x(row.start_ns, row.rank), top: place.y, middle: place.y + (place.type === "rank" ? HEADER : LANE) / 2, bottom: place.y + (place.type === "rank" ? HEADER : LANE) }] : [];
   });
@@ -67,7 +66,7 @@ export function drawCollective(g, timeline, rows, shown) {
   for (const place of places) {
     if (place.rank === last.rank) continue;
     g.strokeStyle = g.fillStyle = text.accent;
-    if (from) {
+    if (from && !timeline.peers?.messages.length) { // a message has its own arrow
       const [start, end] = place.top > from.top ? [from.bottom, place.top + 3] : [from.top, place.bottom - 3];
       g.beginPath();
       g.moveTo(x, start);
@@ -87,6 +86,46 @@ export function drawCollective(g, timeline, rows, shown) {
   const header = rows.find((row) => row.type === "rank" && row.rank === last.rank && row.open);
   if (places.length) drawArrival(g, timeline, `${rankName(last.rank)} arrives ${time(last.arrives_ns)} after the first`, x, bottom, header);
   g.restore();
+}
+
+/** An arrow for each message, from the rank that sends it to the one that receives it: of the selected send or recv, else of the shown schedule.
+ * @param {CanvasRenderingContext2D} g @param {import("./timeline.js").Timeline} timeline
+ * @param {import("./layout.js").Row[]} rows */
+export function drawMessages(g, timeline, rows) {
+  const { peers, app, inView } = timeline;
+  const messages = (peers ? peers.messages : app.scene?.messages) ?? [];
+  g.save();
+  g.beginPath();
+  g.rect(GUTTER, 0, timeline.width, 1e6);
+  g.clip();
+  g.strokeStyle = g.fillStyle = peers ? app.palette.text.accent : app.palette.text.ink;
+  g.lineWidth = peers ? 2 : 1;
+  for (const end of messages.length ? peers?.rows ?? [] : []) {
+    const row = rowOf(rows, end.rank, COMMUNICATION);
+    if (row) g.strokeRect(timeline.x(end.start_ns, end.rank), row.y + (row.type === "rank" ? 3 : 1), Math.max(end.dur_ns / timeline.nsPerPixel, 2), LANE - 3);
+  }
+  for (const message of messages) {
+    if (!inView.has(message.from) && !inView.has(message.to)) continue;
+    const [from, to] = [message.from, message.to].map((rank) => rowOf(rows, rank, COMMUNICATION));
+    if (!from || !to) continue;
+    const down = to.y > from.y;
+    const [start, end] = [from, to].map((row, at) => row.y + (row.type === "rank" ? HEADER : LANE) * (down === (at === 0) ? 0.7 : 0.3));
+    arrow(g, timeline.x(message.start_ns, message.from), start, timeline.x(message.end_ns, message.to), end);
+  }
+  g.restore();
+}
+
+/** @param {CanvasRenderingContext2D} g @param {number} x @param {number} y @param {number} toX @param {number} toY */
+function arrow(g, x, y, toX, toY) {
+  const angle = Math.atan2(toY - y, toX - x);
+  g.beginPath();
+  g.moveTo(x, y);
+  g.lineTo(toX - 4 * Math.cos(angle), toY - 4 * Math.sin(angle));
+  g.stroke();
+  g.beginPath();
+  g.moveTo(toX, toY);
+  for (const side of [-0.45, 0.45]) g.lineTo(toX - 7 * Math.cos(angle + side), toY - 7 * Math.sin(angle + side));
+  g.fill();
 }
 
 /** The line at the arrival, and its words: beside the shares of the late rank where its tracks are shown, else below the collective.

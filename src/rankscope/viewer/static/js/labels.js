@@ -46,10 +46,10 @@ export class Labels {
   }
 
   /** The same on a plate of its own. @param {CanvasRenderingContext2D} g @param {string} text @param {number} x @param {number} y
-   * @param {string} ink @param {string} plate */
-  plate(g, text, x, y, ink, plate) {
+   * @param {string} ink @param {string} plate @param {number} [height] */
+  plate(g, text, x, y, ink, plate, height = 16) {
     g.fillStyle = plate;
-    g.fillRect(x - 4, y - 8, g.measureText(text).width + 8, 16);
+    g.fillRect(x - 4, y - height / 2, g.measureText(text).width + 8, height);
     g.fillStyle = ink;
     this.write(g, text, x, y);
   }

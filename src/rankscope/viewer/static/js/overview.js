@@ -1,16 +1,18 @@
 // The overview of all ranks over the whole run. Its brush is the visible window: an element above the canvas, so that panning
 // does not draw the map again.
 
-import { columns, show } from "./api.js";
+import { columns, json, show } from "./api.js";
 import { byId } from "./dom.js";
 import { GUTTER, RIGHT, rankName } from "./layout.js";
-import { MONO, paintShares } from "./palette.js";
+import { MONO, hatch, paintShares } from "./palette.js";
 import { sharesOf } from "./timeline.js";
 
 const TOP = 16;
 const HEIGHT = 150; // of the rows of many ranks together, up to one pixel a rank
 const LABELLED = 12; // height of rows with a name
 const RANKS_AT_A_TIME = 32;
+const BRACKETS = [62, 100]; // where those of a stage begin, and those of groups in it
+const LETTERS = 9; // height of a label
 
 export class Overview {
   /** @param {import("./app.js").App} app */
@@ -32,6 +34,8 @@ export class Overview {
       try {
         const answer = await columns("overview", { begin: run.begin_ns, end: run.end_ns, width: this.columns, ranks: ranks.join(",") });
         ranks.forEach((rank, place) => this.rows.set(rank, sharesOf(answer, place)));
+        run.grid ??= await json("grid");
+        if (ranks.some((rank) => this.rows.get(rank)?.bubbles.length)) byId("bubble-key").hidden = false;
         this.draw();
       } catch (error) {
         show(error);
@@ -63,16 +67,57 @@ export class Overview {
       if (shares) paintShares(pixels.subarray(place * this.columns, (place + 1) * this.columns), shares, app.palette);
     });
     g.drawImage(app.picture(image), 0, 0, this.columns, ranks.length, GUTTER, TOP, width, ranks.length * row);
+    this.drawBubbles(g, ranks, row, width);
     g.fillStyle = app.palette.text.bg;
     const gap = row > 10 ? 2 : 1;
     if (row > 3) ranks.forEach((_, place) => g.fillRect(GUTTER, TOP + (place + 1) * row - gap, width, gap));
-    if (row < LABELLED) {
-      this.markHot(g, ranks, row);
+    this.drawGroups(g, ranks, row);
+    if (row < LABELLED) this.markHot(g, ranks, row);
+    if (row < LABELLED && ranks !== app.run.grid?.ranks) {
       g.fillStyle = app.palette.text["ink-2"];
       g.textAlign = "right";
       g.fillText(`${ranks.length} ranks`, GUTTER - 10, TOP + 12);
     }
     this.drawBrush();
+  }
+
+  /** @param {CanvasRenderingContext2D} g @param {number[]} ranks @param {number} row @param {number} width */
+  drawBubbles(g, ranks, row, width) {
+    g.fillStyle = hatch(g, this.app.palette);
+    ranks.forEach((rank, place) => {
+      for (const [from, to] of this.rows.get(rank)?.bubbles ?? []) {
+        g.fillRect(GUTTER + (from / this.columns) * width, TOP + place * row, ((to - from) / this.columns) * width, row);
+      }
+    });
+  }
+
+  /** Brackets around the ranks of a stage, and of a group inside it; where they stand side by side.
+   * @param {CanvasRenderingContext2D} g @param {number[]} ranks @param {number} row */
+  drawGroups(g, ranks, row) {
+    const { grid } = this.app.run;
+    if (!grid || ranks !== grid.ranks) return;
+    const { text } = this.app.palette;
+    g.font = MONO;
+    g.textAlign = "left";
+    g.fillStyle = text["ink-3"];
+    g.fillText(grid.title, 8, 11);
+    g.textAlign = "right";
+    grid.levels.slice(0, BRACKETS.length).forEach((groups, depth) => {
+      const named = !depth || groups.every(({ from, to }) => (to - from) * row - 2 >= LETTERS);
+      const x = BRACKETS[named ? depth : depth - 1] + (named ? 0 : 9);
+      let free = 0;
+      for (const { label, from, to } of groups) {
+        const [top, bottom] = [TOP + from * row, TOP + to * row - 2];
+        if (bottom - top < 3) continue;
+        g.fillStyle = text["ink-3"];
+        for (const [left, y, wide, tall] of [[x, top, 1, bottom - top], [x, top, 4, 1], [x, bottom - 1, 4, 1]]) g.fillRect(left, y, wide, tall);
+        const middle = (top + bottom) / 2 + 4;
+        if (!named || middle - LETTERS < free) continue;
+        g.fillStyle = text["ink-2"];
+        g.fillText(label, x - 4, middle);
+        free = middle + 1;
+      }
+    });
   }
 
   /** @param {CanvasRenderingContext2D} g @param {number} rank @param {number} y */
@@ -93,7 +138,7 @@ export class Overview {
       if (!this.app.isHot(rank)) return;
       const y = TOP + place * row;
       g.fillRect(GUTTER - 8, y, 6, Math.max(row - 1, 2));
-      if (y > TOP + 18) g.fillText(rankName(rank), GUTTER - 12, y + 4);
+      if (y > TOP + 18 || this.app.run.grid) g.fillText(rankName(rank), GUTTER - 12, y + 4);
     });
   }
 

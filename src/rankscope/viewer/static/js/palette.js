@@ -4,7 +4,7 @@ export const MONO = "11px ui-monospace, 'DejaVu Sans Mono', monospace";
 export const SANS = "11px system-ui, 'DejaVu Sans', sans-serif";
 
 const NAMES = ["compute", "comm", "copy", "op", "annotation", "runtime", "sync", "python", "other"];
-const OTHERS = ["bg", "panel", "line", "ink", "ink-2", "ink-3", "accent", "idle", "wait", "bad", "hot", "on-compute", "on-light", "on-comm"];
+const OTHERS = ["bg", "panel", "line", "ink", "ink-2", "ink-3", "accent", "idle", "bubble", "wait", "bad", "hot", "on-compute", "on-light", "on-comm"];
 
 /** @typedef {{ text: Record<string, string>, pixel: Uint32Array, shade: Uint32Array, idle: number, wait: number, blank: number }} Palette */
 
@@ -33,9 +33,10 @@ function dim(pixel) {
   return (0xff000000 | (part(16) & 0xff0000) | (part(8) & 0xff00) | (part(0) & 0xff)) >>> 0;
 }
 
-/** @typedef {{ compute: Uint8Array, comm: Uint8Array, wait: Uint8Array, copy: Uint8Array, unrecorded: Uint8Array }} Shares of 255 */
+/** @typedef {{ compute: Uint8Array, comm: Uint8Array, wait: Uint8Array, copy: Uint8Array, bubble: Uint8Array, unrecorded: Uint8Array,
+ *   bubbles: [number, number][] }} Shares of 255; bubbles: columns that are mostly a bubble, from and to */
 
-/** The colours of a rank over time: mixed by shares; the rest is idle, what was not recorded is blank.
+/** The colours of a rank over time: mixed by shares; the rest is idle, what was not recorded is blank. Bubbles are hatched over it.
  * @param {Uint32Array} pixels @param {Shares} shares @param {Palette} palette */
 export function paintShares(pixels, { compute, comm, wait, copy, unrecorded }, palette) {
   const [blue, orange, pale] = palette.pixel;
@@ -51,4 +52,42 @@ export function paintShares(pixels, { compute, comm, wait, copy, unrecorded }, p
     }
     pixels[at] = (0xff000000 | mixed) >>> 0;
   }
+}
+
+const HATCHED = 63; // of 255: where a rank waits for stages that compute with short pauses, it is a bubble half of the time
+
+/** Neighbouring columns that have enough of a class. @param {Uint8Array} share of 255 @returns {[number, number][]} from and to */
+export function stretches(share) {
+  /** @type {[number, number][]} */
+  const found = [];
+  for (let at = 0; at < share.length; at++) {
+    if (share[at] <= HATCHED) continue;
+    const last = found[found.length - 1];
+    if (last && last[1] === at) last[1] = at + 1;
+    else found.push([at, at + 1]);
+  }
+  return found;
+}
+
+/** @type {{ color: string, pattern: CanvasPattern | null }} */
+let hatched = { color: "", pattern: null };
+
+/** Diagonal lines, to fill with: what is below is seen between them. @param {CanvasRenderingContext2D} g @param {Palette} palette */
+export function hatch(g, palette) {
+  const color = palette.text.bubble;
+  if (hatched.color !== color) {
+    const tile = document.createElement("canvas");
+    tile.width = tile.height = 6;
+    const pen = /** @type {CanvasRenderingContext2D} */ (tile.getContext("2d"));
+    pen.strokeStyle = color;
+    pen.lineWidth = 1.5;
+    pen.beginPath();
+    for (const by of [-6, 0, 6]) {
+      pen.moveTo(by - 1, 7);
+      pen.lineTo(by + 7, -1);
+    }
+    pen.stroke();
+    hatched = { color, pattern: g.createPattern(tile, "repeat") };
+  }
+  return hatched.pattern ?? color;
 }

@@ -5,7 +5,7 @@ import { ServerError } from "./api.js";
 
 /** @typedef {Record<string, any>} Row */
 
-const CLASSES = ["compute", "comm", "wait", "copy"];
+const CLASSES = ["compute", "comm", "wait", "copy", "bubble"];
 const REFERENCES = ["launch", "op", "python", "module", "parent"];
 const BRIEF = ["rank", "segment", "id", "track", "depth", "name", "category", "start_ns", "dur_ns"];
 const MOST = 100;

@@ -1,14 +1,14 @@
 // The tracks: each rank as a strip of its activity, expanded ranks with their streams and threads.
 
 import { columns, json, show } from "./api.js";
-import { drawArrows, drawCollective, drawGap } from "./arrows.js";
+import { drawArrows, drawCollective, drawGap, drawMessages } from "./arrows.js";
 import { Counters } from "./counters.js";
 import { byId } from "./dom.js";
 import { moment, percent, ticks, time } from "./format.js";
 import { Labels } from "./labels.js";
 import { AXIS, COMMUNICATION, GAP, GUTTER, HEADER, LABEL_CHARACTERS, LANE, RIGHT, SECOND, rankName, rowsOf, stepShift, trackKey, visible } from "./layout.js";
 import { ownWords, shortenName } from "./names.js";
-import { MONO, SANS, paintShares } from "./palette.js";
+import { MONO, SANS, hatch, paintShares, stretches } from "./palette.js";
 import { paint, repeat } from "./raster.js";
 import { Tiles } from "./tiles.js";
 
@@ -20,7 +20,9 @@ const WAIT_PIXELS = 95; // nor shorter waits
 /** @typedef {{ rank: number, segment: number, track: number, id: number, name: string, start: number, duration: number,
  *   count: number, kind: number, row: number, x: number, y: number, width: number }} Hit
  * @typedef {{ rank: number, segment: number, track: number, row: number, start: number }} Point
- * @typedef {{ title: string, last: number | null, rows: { rank: number, start_ns: number, dur_ns: number, arrives_ns: number, wait_ns: number | null }[] }} Collective
+ * @typedef {{ title: string, last: number | null, rows: { rank: number, start_ns: number, dur_ns: number, arrives_ns: number, wait_ns: number | null }[], messages: Message[],
+ *   beside?: number[] }} Collective beside: its ranks that are shown above the selected one
+ * @typedef {{ from: number, to: number, start_ns: number, end_ns: number }} Message ranks, and when it is transferred
  * @typedef {{ begin: number, end: number, shares: import("./palette.js").Shares }} Strip */
 
 export class Timeline {
@@ -46,6 +48,8 @@ export class Timeline {
     this.flows = [];
     /** @type {Collective | null} the selected one, on all its ranks */
     this.peers = null;
+    /** @type {Set<number>} ranks */
+    this.inView = new Set();
     this.marks = /** @type {{ at: number, text: string }[]} */ ([]);
     this.frames = /** @type {number[]} */ ([]);
     /** @type {ImageData | null} */
@@ -121,6 +125,7 @@ export class Timeline {
     const g = app.prepare(canvas, box.clientHeight);
     const top = box.scrollTop;
     const shown = visible(rows, top, top + box.clientHeight - AXIS - pinsHeight);
+    this.inView = new Set(shown.map((row) => row.rank));
     this.tiles.begin();
     this.labels.boxes = [];
     this.drawGrid(g, box.clientHeight);
@@ -130,7 +135,8 @@ export class Timeline {
       for (const row of shown) this.drawRow(g, row);
       drawArrows(g, this, rows);
       drawGap(g, this, rows);
-      drawCollective(g, this, rows, shown);
+      drawCollective(g, this, rows);
+      drawMessages(g, this, rows);
     });
     if (pins.length) {
       g.fillStyle = app.palette.text["ink-3"];
@@ -249,8 +255,49 @@ export class Timeline {
     g.textBaseline = "middle";
     g.fillStyle = hot ? text.bad : text.ink;
     g.fillText(`${row.pinned ? "• " : ""}${row.open ? "▾" : "▸"} ${rankName(row.rank)}`, GUTTER - 10, row.y + HEADER / 2);
-    if (row.open) this.drawShares(g, row);
-    else this.drawWaits(g, row);
+    const stage = this.app.run.grid?.stages[row.rank];
+    if (stage !== undefined) {
+      g.font = MONO;
+      g.textAlign = "left";
+      g.fillStyle = text["ink-3"];
+      g.fillText(`stage ${stage}`, 8, row.y + HEADER / 2);
+    }
+    if (row.open) return this.drawShares(g, row);
+    this.drawBubbles(g, row.rank, row.y + 3, STRIP - 1);
+    this.drawPasses(g, row);
+    return this.drawWaits(g, row);
+  }
+
+  /** Whether something is hatched between two times. @param {number} rank @param {number} begin @param {number} end */
+  hasBubble(rank, begin, end) {
+    const strip = this.strips.get(rank);
+    if (!strip) return false;
+    const [from, to] = [begin, end].map((ns) => ((ns - strip.begin) / (strip.end - strip.begin)) * strip.shares.bubble.length);
+    return strip.shares.bubbles.some(([first, last]) => first < to && last > from);
+  }
+
+  /** The micro-batches that pass through a stage, where the scene is a schedule. @param {CanvasRenderingContext2D} g @param {import("./layout.js").RankRow} row */
+  drawPasses(g, row) {
+    const { scene, palette } = this.app;
+    g.font = `600 ${SANS}`;
+    g.fillStyle = palette.text["on-compute"];
+    for (const pass of scene?.passes ?? []) {
+      const left = this.x(pass.start_ns, pass.rank);
+      const room = pass.dur_ns / this.nsPerPixel - g.measureText(pass.label).width;
+      if (pass.rank === row.rank && room > 2 && left >= GUTTER && left + room < GUTTER + this.width) this.labels.write(g, pass.label, left + room / 2, row.y + HEADER / 2);
+    }
+  }
+
+  /** Hatch the time in which a rank has a bubble. @param {CanvasRenderingContext2D} g @param {number} rank @param {number} y @param {number} height */
+  drawBubbles(g, rank, y, height) {
+    const strip = this.strips.get(rank);
+    if (!strip?.shares.bubbles.length) return;
+    const column = (strip.end - strip.begin) / strip.shares.bubble.length;
+    g.fillStyle = hatch(g, this.app.palette);
+    for (const ends of strip.shares.bubbles) {
+      const [left, right] = ends.map((at) => Math.min(Math.max(this.x(strip.begin + at * column, rank), GUTTER), GUTTER + this.width));
+      if (right > left) g.fillRect(left, y, right - left, height);
+    }
   }
 
   /** On the strip of a collapsed rank, what it waits for, where the waiting is exposed.
@@ -269,8 +316,8 @@ export class Timeline {
         const from = Math.max((tile.start[at] - begin) / this.nsPerPixel, 0);
         const until = Math.min((tile.start[at] + tile.wait[at] - begin) / this.nsPerPixel, this.width);
         const middle = begin + ((from + until) / 2) * this.nsPerPixel;
-        const share = strip.shares.wait[Math.floor(((middle - strip.begin) / (strip.end - strip.begin)) * strip.shares.wait.length)];
-        if (until > from && share > 127) this.drawWait(g, tile, at, from, until, until, row.y + 3);
+        const column = Math.floor(((middle - strip.begin) / (strip.end - strip.begin)) * strip.shares.wait.length);
+        if (until > from && strip.shares.wait[column] + strip.shares.bubble[column] > 127) this.drawWait(g, row.rank, tile, at, from, until, until, row.y + 3);
       }
     }
   }
@@ -280,8 +327,10 @@ export class Timeline {
     const strip = this.strips.get(row.rank);
     if (!strip) return;
     const of = (/** @type {Uint8Array} */ values) => values.reduce((sum, value) => sum + value, 0) / (255 * values.length);
-    const [compute, comm, wait, copy, unrecorded] = [strip.shares.compute, strip.shares.comm, strip.shares.wait, strip.shares.copy, strip.shares.unrecorded].map(of);
-    const parts = [["compute", compute], ["communication", comm], ["waiting", wait], ["copies", copy], ["idle", Math.max(0, 1 - compute - comm - wait - copy - unrecorded)], ["not recorded", unrecorded]];
+    const { shares } = strip;
+    const [compute, comm, wait, copy, bubble, unrecorded] = [shares.compute, shares.comm, shares.wait, shares.copy, shares.bubble, shares.unrecorded].map(of);
+    const parts = [["compute", compute], ["communication", comm], ["bubble", bubble], ["waiting", wait], ["copies", copy],
+      ["idle", Math.max(0, 1 - compute - comm - wait - copy - bubble - unrecorded)], ["not recorded", unrecorded]];
     g.font = SANS;
     g.textAlign = "left";
     g.fillStyle = this.app.palette.text["ink-2"];
@@ -319,6 +368,7 @@ export class Timeline {
     g.fillStyle = text["ink-2"];
     g.fillText(shortenName(label, LABEL_CHARACTERS), GUTTER - 10, row.y + LANE / 2);
     this.drawHandle(g, row);
+    if (row.track.track === COMMUNICATION.track) this.drawBubbles(g, row.rank, row.y, LANE - 1);
     this.drawNames(g, row, this.tilesOf(row.rank, row.track));
   }
 
@@ -351,7 +401,7 @@ export class Timeline {
           g.strokeRect(GUTTER + from + 0.75, y + 0.75, Math.max(to - from - 1.5, 1), LANE - 2.5);
         }
         const wait = tile.wait ? tile.wait[at] : 0;
-        if (wait > 0) this.drawWait(g, tile, at, from, to, left + wait / nsPerPixel, y);
+        if (wait > 0) this.drawWait(g, row.rank, tile, at, from, to, left + wait / nsPerPixel, y);
         else if (to - from >= NAME_PIXELS) {
           g.fillStyle = palette.text[tile.kind[at] === 0 ? "on-compute" : tile.kind[at] <= 2 ? "on-comm" : "on-light"];
           const duration = to - from > 120 ? `  ${time(tile.duration[at])}` : "";
@@ -363,17 +413,20 @@ export class Timeline {
   }
 
   /** A collective that waits: who it waits for where there is room, its name in the transfer otherwise.
-   * @param {CanvasRenderingContext2D} g @param {import("./tiles.js").Tile} tile @param {number} at @param {number} from @param {number} to
+   * @param {CanvasRenderingContext2D} g @param {number} rank @param {import("./tiles.js").Tile} tile @param {number} at @param {number} from @param {number} to
    * @param {number} until end of the waiting @param {number} y */
-  drawWait(g, tile, at, from, to, until, y) {
+  drawWait(g, rank, tile, at, from, to, until, y) {
     const { text } = this.app.palette;
     const end = Math.min(Math.max(until, from), to);
     const name = labelIn(tile, at);
     const long = `${name} waits ${time(tile.wait?.[at])} for rank ${(tile.last?.[at] ?? 0) % SECOND}`;
     const room = end - from - 12;
     if (room >= WAIT_PIXELS) {
+      const words = room >= g.measureText(long).width ? long : this.labels.fit(g, name, room);
       g.fillStyle = text["on-light"];
-      this.labels.write(g, room >= g.measureText(long).width ? long : this.labels.fit(g, name, room), GUTTER + from + 8, y + LANE / 2);
+      const [begin, last] = [from, end].map((x) => this.beginOf(rank) + x * this.nsPerPixel);
+      if (tile.track === COMMUNICATION.track && this.hasBubble(rank, begin, last)) this.labels.plate(g, words, GUTTER + from + 8, y + LANE / 2, text.ink, this.app.store.view.open.includes(rank) ? text.wait : text.idle, LANE);
+      else this.labels.write(g, words, GUTTER + from + 8, y + LANE / 2);
     } else if (to - end >= NAME_PIXELS) {
       g.fillStyle = text["on-comm"];
       this.labels.write(g, this.labels.fit(g, name, to - end - 8), GUTTER + end + 5, y + LANE / 2);
@@ -517,7 +570,8 @@ export function sliceNumber(segment, id) {
  * @param {import("./api.js").Columns} answer @param {number} place @returns {import("./palette.js").Shares} */
 export function sharesOf(answer, place) {
   const part = (/** @type {string} */ name) => answer.column[name].subarray(place * answer.width, (place + 1) * answer.width);
-  return { compute: part("compute"), comm: part("comm"), wait: part("wait"), copy: part("copy"), unrecorded: part("unrecorded") };
+  const bubble = part("bubble");
+  return { compute: part("compute"), comm: part("comm"), wait: part("wait"), copy: part("copy"), bubble, unrecorded: part("unrecorded"), bubbles: stretches(bubble) };
 }
 
 const DEFAULT_GROUPS = new Set(["", "default_pg", "world"]);

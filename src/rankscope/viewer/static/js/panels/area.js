@@ -10,7 +10,7 @@ import { rangeOf, rangeText } from "./range.js";
 const choice = { by: "name" };
 const BAR = 160;
 const CHARACTERS = 26; // of a name, beside four columns of numbers
-const CLASSES = /** @type {const} */ ([["compute", "compute"], ["comm", "exposed transfer"], ["wait", "waiting for another rank"], ["copy", "copies"], ["idle", "idle"]]);
+const CLASSES = /** @type {const} */ ([["compute", "compute"], ["comm", "exposed transfer"], ["wait", "waiting for another rank"], ["bubble", "bubble"], ["copy", "copies"], ["idle", "idle"]]);
 
 /** @param {import("../app.js").App} app */
 export async function areaPanel(app) {

@@ -4,14 +4,20 @@ import { h } from "../dom.js";
 import { percent, time } from "../format.js";
 import { copyText, table } from "../table.js";
 
+const LEAST = 0.001; // of a bubble: a part that is smaller on all stages has no column
+const BUBBLES = [{ name: "stage" }, { name: "bubble_ns", title: "total", unit: "ns", help: "idle and waiting in send and recv while another stage computes" },
+  { name: "schedule_ns", title: "design", unit: "ns", help: "what the schedule has by design" }, { name: "stages_ns", title: "stages", unit: "ns", help: "what unequal stages add" },
+  { name: "rank_ns", title: "ranks", unit: "ns", help: "what slow ranks add" }, { name: "rest_ns", title: "rest", unit: "ns", help: "transfer and jitter" }];
+
 /** @param {import("../app.js").App} app */
 export async function findingsPanel(app) {
   const [findings, step] = await Promise.all([app.loadFindings(), app.panels.stepTime()]);
   if (!findings.length) return h("p", { class: "quiet" }, "No findings.");
   const at = Math.min(Math.max(app.store.view.finding, 0), findings.length - 1);
-  const { collective } = findings[at].scene;
+  const { collective, bubbles } = findings[at].scene;
   return h("div", { class: "columns three findings" }, h("div", {}, list(app, findings, at, step)), h("div", {}, details(app, findings[at])),
-    collective ? h("div", {}, h("h2", {}, `${collective.title} on every rank`), peersTable(app, collective), h("p", { class: "quiet" }, collective.text)) : "");
+    collective ? h("div", {}, h("h2", {}, `${collective.title} on every rank`), peersTable(app, collective), h("p", { class: "quiet" }, collective.text)) : "",
+    bubbles ? h("div", {}, h("h2", {}, "Bubbles per step, and what they come from"), table(BUBBLES.filter(({ name }) => bubbles.some((/** @type {any} */ row) => name === "stage" || row[name] > LEAST * row.bubble_ns)), bubbles, { caption: "Bubbles", tools: false })) : "");
 }
 
 /** @param {import("../app.js").App} app @param {any[]} findings @param {number} at @param {number | null} step ns */

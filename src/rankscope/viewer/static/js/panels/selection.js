@@ -3,6 +3,7 @@
 import { json } from "../api.js";
 import { h, s } from "../dom.js";
 import { quantity, time } from "../format.js";
+import { COMMUNICATION } from "../layout.js";
 import { peersTable } from "./findings.js";
 
 /** @param {import("../app.js").App} app */
@@ -17,7 +18,12 @@ async function slicePanel(app, key) {
   const slice = await json("slice", key);
   app.panels.slice = slice;
   const peers = slice.is_collective ? await json("collective", key) : null;
+  if (peers?.messages.length) peers.beside = peers.rows.map((/** @type {any} */ row) => row.rank).filter((/** @type {number} */ rank) => rank !== slice.rank && !app.timeline.inView.has(rank));
   app.timeline.peers = peers;
+  if (peers?.beside?.length) {
+    app.timeline.scrollTo(peers.beside[0]);
+    app.timeline.scrollTo(slice.rank, COMMUNICATION);
+  }
   app.timeline.arrows = arrowsOf(slice);
   app.timeline.redraw();
   const { compared } = slice;
