@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rankscope.analysis import REPORTS
+from rankscope.analysis.across_ranks.rank_matrices import arrival_skew, lateness_by_step, traffic, who_waited
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.block_map import held_by_line
@@ -17,7 +18,7 @@ from rankscope.analysis.memory.usage import memory_curve
 from rankscope.errors import UsageError
 from rankscope.text.spelling import did_you_mean
 from rankscope.timeline.run import Run
-from rankscope.views.charts import report_charts
+from rankscope.views.charts import matrices, report_charts
 from rankscope.views.charts.block_map import blocks_of_run
 from rankscope.views.charts.chart import Chart, NothingToDrawError
 from rankscope.views.charts.heatmap import rank_heatmap
@@ -56,6 +57,10 @@ _OF_RESULTS: dict[str, Callable[[Result], Chart]] = {
     "roofline": report_charts.roofline,
     "ncu": report_charts.speed_of_light,
     "sweep": report_charts.sweep,
+    "lateness": matrices.lateness,
+    "waits": matrices.waits,
+    "traffic": matrices.traffic,
+    "arrivals": matrices.arrivals,
 }
 _AS_BARS = (
     "kernels", "families", "ops", "gaps", "short_kernels", "syncs", "runtime_api", "annotations", "phases", "memcpy",
@@ -95,6 +100,10 @@ def _of_report(name: str, question: str = "") -> ChartKind:
     return ChartKind(name, question or report.question, make)
 
 
+def _of_table(name: str, question: str, table: Callable[[Run, Scope], Result]) -> ChartKind:
+    return ChartKind(name, question, lambda run, scope: chart_of(table(run, scope.in_run(run))))
+
+
 def find_chart(name: str) -> ChartKind:
     if name not in CHARTS:
         raise UsageError(
@@ -113,6 +122,10 @@ CHARTS: dict[str, ChartKind] = {
         ),
         *(_of_report(name) for name in (*_OF_RESULTS, *_AS_BARS) if name in REPORTS and name != "roofline"),
         _of_report("roofline", "How near is each op to what the device can do?"),
+        _of_table("lateness", "Which rank is late in which step?", lateness_by_step),
+        _of_table("waits", "Which rank waits for which?", who_waited),
+        _of_table("traffic", "How many bytes go from which rank to which?", traffic),
+        _of_table("arrivals", "How far apart do ranks arrive at collectives?", arrival_skew),
         ChartKind("memory", "How much memory is used when?", _memory),
         ChartKind("allocators", "Which lines hold the memory when?", _allocators),
         ChartKind("blocks", "Which address was allocated when, and by which line?", blocks_of_run),

@@ -34,7 +34,7 @@ from rankscope.views.charts.plots import (
     WIDTH,
     Axis,
     Key,
-    labelled_every,
+    labelled_rows,
     legend,
     row_label,
     x_axis,
@@ -121,10 +121,10 @@ def heatmap(
     bottom = top + pitch * len(rows)
     x_axis(drawing, Axis(scale, "Time from the start of the run", "ns"), top, bottom)
     x = [scale(edge) for edge in edges]
-    every = labelled_every(pitch)
+    labelled = labelled_rows(pitch, [row.alarming for row in rows])
     for index, row in enumerate(rows):
         y = top + index * pitch
-        if index % every == 0 or row.alarming:
+        if index in labelled:
             row_label(drawing, left, y + thick / 2, row.label, row.alarming)
         sides = [left, *(scale(time) for gap in row.unrecorded for time in gap), WIDTH - 12]
         for begin, end in zip(sides[::2], sides[1::2], strict=True):

@@ -115,9 +115,16 @@ def row_label(
     drawing.text(left - 8, y + 4, label, "end", "bad" if alarming else "ink-2", **bold)
 
 
-def labelled_every(pitch: float) -> int:
-    """Every how many rows have room for a label, if they are `pitch` apart."""
-    return max(1, round(12 / pitch + 0.49))
+def labelled_rows(pitch: float, alarming: Sequence[bool]) -> list[int]:
+    """The rows that have room for a label, if they are `pitch` apart: alarming ones, and others not beside them."""
+    every = max(1, round(12 / pitch + 0.49))
+    marked = [number for number, is_alarming in enumerate(alarming) if is_alarming]
+    others = [
+        number
+        for number in range(0, len(alarming), every)
+        if all(abs(number - other) >= every for other in marked)
+    ]
+    return sorted({*marked, *others})
 
 
 @dataclass(frozen=True)
@@ -147,10 +154,10 @@ def bars(
     longest = max((sum(row.values) for row in rows), default=0) or 1
     scale = Linear(0, longest, left, right)
     x_axis(drawing, Axis(scale, axis_title, unit), top, bottom)
-    every = labelled_every(pitch)
+    labelled = labelled_rows(pitch, [row.alarming for row in rows])
     for index, (row, label) in enumerate(zip(rows, labels, strict=True)):
         y = top + index * pitch
-        if index % every == 0 or row.alarming:
+        if index in labelled:
             row_label(drawing, left, y + thick / 2, label, row.alarming)
         done = 0.0
         for part, value in zip(parts, row.values, strict=True):
