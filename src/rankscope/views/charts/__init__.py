@@ -18,12 +18,14 @@ from rankscope.analysis.memory.usage import memory_curve
 from rankscope.errors import UsageError
 from rankscope.text.spelling import did_you_mean
 from rankscope.timeline.run import Run
-from rankscope.views.charts import matrices, report_charts
+from rankscope.views.charts import matrices, report_charts, roofline
 from rankscope.views.charts.block_map import blocks_of_run
 from rankscope.views.charts.chart import Chart, NothingToDrawError
 from rankscope.views.charts.heatmap import rank_heatmap
+from rankscope.views.charts.plots import WIDTH
 
 __all__ = [
+    "BESIDE",
     "CHARTS",
     "Chart",
     "ChartKind",
@@ -31,6 +33,7 @@ __all__ = [
     "chart_in_run",
     "chart_of",
     "find_chart",
+    "memory_chart",
     "rank_heatmap",
 ]
 
@@ -54,7 +57,7 @@ _OF_RESULTS: dict[str, Callable[[Result], Chart]] = {
     "collectives": report_charts.collectives,
     "stragglers": report_charts.stragglers,
     "critical": report_charts.critical,
-    "roofline": report_charts.roofline,
+    "roofline": roofline.roofline,
     "ncu": report_charts.speed_of_light,
     "sweep": report_charts.sweep,
     "lateness": matrices.lateness,
@@ -67,6 +70,14 @@ _AS_BARS = (
 )  # fmt: skip
 
 
+BESIDE = {
+    "stragglers": ("lateness", "waits"),
+    "collectives": ("traffic", "arrivals"),
+    "memory": ("blocks",),
+}
+"""Charts that stand beside that of a report."""
+
+
 def chart_of(result: Result) -> Chart:
     """The chart of a result; results without a chart of their own are drawn as bars of their largest rows."""
     return _OF_RESULTS.get(result.name, report_charts.longest)(result)
@@ -75,16 +86,16 @@ def chart_of(result: Result) -> Chart:
 def chart_in_run(result: Result, run: Run, scope: Scope) -> Chart:
     """The chart of a result, with what only the run has: the device's peaks, memory over time."""
     if result.name == "memory":
-        return _memory(run, scope)
+        return memory_chart(run, scope)
     if result.name == "allocators":
         return _allocators(run, scope)
     if result.name == "roofline":
-        return report_charts.roofline(result, report_charts.known_roofs(run, scope))
+        return roofline.roofline(result, roofline.known_roofs(run, scope))
     return chart_of(result)
 
 
-def _memory(run: Run, scope: Scope) -> Chart:
-    return report_charts.memory(memory_curve(run, scope.in_run(run)))
+def memory_chart(run: Run, scope: Scope, width: float = WIDTH) -> Chart:
+    return report_charts.memory(memory_curve(run, scope.in_run(run)), width)
 
 
 def _allocators(run: Run, scope: Scope) -> Chart:
@@ -126,7 +137,7 @@ CHARTS: dict[str, ChartKind] = {
         _of_table("waits", "Which rank waits for which?", who_waited),
         _of_table("traffic", "How many bytes go from which rank to which?", traffic),
         _of_table("arrivals", "How far apart do ranks arrive at collectives?", arrival_skew),
-        ChartKind("memory", "How much memory is used when?", _memory),
+        ChartKind("memory", "How much memory is used when?", memory_chart),
         ChartKind("allocators", "Which lines hold the memory when?", _allocators),
         ChartKind("blocks", "Which address was allocated when, and by which line?", blocks_of_run),
     )

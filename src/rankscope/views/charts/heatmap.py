@@ -56,8 +56,8 @@ _TALLEST = 1100.0
 _THICKEST, _THINNEST = 17.0, 2.0
 _LEAST_HEIGHT = 100.0
 """Height of all rows together, in pixels, up to a limit per row: few ranks are drawn thicker."""
-WIDE, NARROW = 1000.0, 380.0
-"""For a screen and for a phone."""
+NARROW, USUAL, WIDE = 380.0, 1000.0, 1400.0
+"""For a phone, a screen and a wide screen."""
 _STEP_PIXELS = 1.5
 """Of an interval that is filled by its shares."""
 _STEP_PITCH, _STEP_GAP = 34.0, 8.0
@@ -291,7 +291,7 @@ def _from_maps(run: Run, scope: Scope, ranks: Sequence[int], alarming: Collectio
     return heatmap(_TITLE, f"{scope.window}; {what}{row_note}{step_note}", rows, edges.tolist(), steps)
 
 
-def step_picture_chart(picture: StepPicture, width: float = WIDE) -> Chart:
+def step_picture_chart(picture: StepPicture, width: float = USUAL) -> Chart:
     """Time counts from the start of the step on the first rank that begins it."""
     drawing = Drawing()
     origin = min(row.start_ns for row in picture.rows)
