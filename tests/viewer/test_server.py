@@ -208,6 +208,11 @@ def test_counters_of_a_gpu_log_have_labels_and_units(tmp_path: Path) -> None:
     found = {one["label"]: one for one in viewer.ask("counters", rank=0)[1]["counters"]}
     assert (found["GPU 0 SM clock"]["unit"], found["GPU 0 power"]["unit"]) == ("MHz", "W")
     assert found["GPU 0 utilization"]["unit"] == "percent"
+    groups = {label: one["group"] for label, one in found.items()}
+    assert {label for label, group in groups.items() if group == "clocks"} == {
+        "GPU 0 SM clock", "GPU 0 power", "GPU 0 SW thermal slowdown",
+    }  # fmt: skip
+    assert found["GPU 0 SM clock"]["most"] == 1755 and found["GPU 0 utilization"]["most"] == 0
     assert [label for label in found if "slowdown" in label or "cap" in label] == [
         "GPU 0 SW thermal slowdown"
     ]
