@@ -87,8 +87,8 @@ def test_every_route_is_listed_and_answers(slow2: Viewer) -> None:
         "tile": {"rank": 0, "segment": 0, "track": slice["track"], "level": 20, "index": 0}, "slice": key,
         "collective": key, "area": window, "search": {"q": "gloo"}, "find": {"name": "x", "at": 0},
         "neighbour": {**key, "by": 1}, "flows": {**window, "rank": 0, "name": "aten::mm"},
-        "events": window, "roofs": {}, "marks": {}, "share": {**window, "ranks": "2"}, "flame": {"ranks": 0},
-        "memory": {"rank": 0}, "blocks": {"rank": 0}, "place": {}, "growing": {},
+        "events": window, "charts": {"name": "stragglers"}, "roofline": {}, "marks": {}, "flame": {"ranks": 0},
+        "share": {**window, "ranks": "2"}, "memory": {"rank": 0}, "blocks": {"rank": 0}, "place": {}, "growing": {},
         "query": {"sql": "SELECT count(*) FROM slices"}, "report": {"name": "breakdown"},
     }  # fmt: skip
     assert set(asked) | {"diff", "keep-marks", "watch", "move"} == set(slow2.ask("index")[1]["routes"])

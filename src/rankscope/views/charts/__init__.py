@@ -7,7 +7,9 @@ A new chart is one function from a Result to a Chart in report_charts.py, or a m
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.rank_matrices import arrival_skew, lateness_by_step, traffic, who_waited
@@ -25,13 +27,13 @@ from rankscope.views.charts.heatmap import rank_heatmap
 from rankscope.views.charts.plots import WIDTH
 
 __all__ = [
-    "BESIDE",
     "CHARTS",
     "Chart",
     "ChartKind",
     "NothingToDrawError",
     "chart_in_run",
     "chart_of",
+    "charts_beside",
     "find_chart",
     "memory_chart",
     "rank_heatmap",
@@ -70,7 +72,7 @@ _AS_BARS = (
 )  # fmt: skip
 
 
-BESIDE = {
+_BESIDE = {
     "stragglers": ("lateness", "waits"),
     "collectives": ("traffic", "arrivals"),
     "memory": ("blocks",),
@@ -92,6 +94,17 @@ def chart_in_run(result: Result, run: Run, scope: Scope) -> Chart:
     if result.name == "roofline":
         return roofline.roofline(result, roofline.known_roofs(run, scope))
     return chart_of(result)
+
+
+def charts_beside(result: Result, run: Run, scope: Scope, all_ranks: Scope) -> list[Chart]:
+    """The chart of a report and those beside it, of what there is to draw; those beside it are of all ranks."""
+    drawings = [partial(chart_in_run, result, run, scope)] if result.name in CHARTS else []
+    drawings += [partial(CHARTS[name].make, run, all_ranks) for name in _BESIDE.get(result.name, ())]
+    charts = []
+    for draw in drawings:
+        with suppress(NothingToDrawError):
+            charts.append(draw())
+    return charts
 
 
 def memory_chart(run: Run, scope: Scope, width: float = WIDTH) -> Chart:

@@ -24,7 +24,7 @@ _LINES_HEIGHT, _LINES_LEFT = 190.0, 64.0
 MOST_LINES = 7
 _SPREAD_WIDTH = 16.0
 _MOST_MARKS = 60
-_SCATTER_HEIGHT, _SCATTER_LEFT = 340.0, 72.0
+SCATTER_HEIGHT, _SCATTER_LEFT = 340.0, 72.0
 _LABELLED = 6
 
 AxisTitle = tuple[str, str]
@@ -367,19 +367,19 @@ class Curve:
 
 def scatter(
     name: str, title: str, subtitle: str, series: Sequence[str], points: Sequence[Point], curves: Sequence[Curve],
-    x: AxisTitle, y: AxisTitle, least_decades: int = 1,
+    x: AxisTitle, y: AxisTitle, least_decades: int = 1, width: float = WIDTH, height: float = SCATTER_HEIGHT,
 ) -> Chart:  # fmt: skip
     """Marks in the colours of their series, and curves such as roofs and fits, on two logarithmic axes. All values must
     be positive."""
     drawing = Drawing()
     keys = [Key(label, SERIES[n % len(SERIES)], "mark", n) for n, label in enumerate(series)]
-    top = legend(drawing, keys, _SCATTER_LEFT, 0) + 22
-    bottom = top + _SCATTER_HEIGHT
+    top = legend(drawing, keys, _SCATTER_LEFT, 0, width) + 22
+    bottom = top + height
     every_x = [point.x for point in points] + [px for curve in curves for px, _ in curve.points]
     every_y = [point.y for point in points] + [py for curve in curves for _, py in curve.points]
-    x_scale = Log(*decades(every_x, least_decades), _SCATTER_LEFT, WIDTH - 16)
+    x_scale = Log(*decades(every_x, least_decades), _SCATTER_LEFT, width - 16)
     y_scale = Log(*decades(every_y, least_decades), bottom, top)
-    y_axis(drawing, Axis(y_scale, *y), _SCATTER_LEFT, WIDTH - 16)
+    y_axis(drawing, Axis(y_scale, *y), _SCATTER_LEFT, width - 16)
     x_axis(drawing, Axis(x_scale, *x), top, bottom)
     taken: list[float] = []
     for curve in curves:
@@ -396,7 +396,7 @@ def scatter(
         while any(abs(at - other) < 12 for other in taken):
             at += 13
         taken.append(at)
-        drawing.text(min(end_x, WIDTH - 20), at, curve.label, "end", curve.colour)
+        drawing.text(min(end_x, width - 20), at, curve.label, "end", curve.colour)
     by_size = sorted(points, key=lambda p: -p.weight)
     for point in by_size:  # small ones on top
         radius = 3.5 + 10 * point.weight**0.5
@@ -411,7 +411,7 @@ def scatter(
             continue
         labelled.append((left, middle))
         gap = 8 + 10 * point.weight**0.5
-        fits = left + gap + text_width(point.label) < WIDTH - 16
+        fits = left + gap + text_width(point.label) < width - 16
         anchor = "start" if fits else "end"
         drawing.text(left + gap if fits else left - gap, middle + 4, point.label, anchor, "ink")
-    return Chart(name, title, subtitle, WIDTH, bottom + AXIS_HEIGHT, drawing.body())
+    return Chart(name, title, subtitle, width, bottom + AXIS_HEIGHT, drawing.body())

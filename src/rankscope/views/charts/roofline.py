@@ -11,7 +11,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.timeline.run import Run
 from rankscope.units import format_ns, format_plain, format_value
 from rankscope.views.charts.chart import Chart, nothing_to_draw
-from rankscope.views.charts.plots import Curve, Point, scatter
+from rankscope.views.charts.plots import SCATTER_HEIGHT, WIDTH, Curve, Point, scatter
 from rankscope.views.text import shorten_names
 
 _MOST_POINTS = 200
@@ -28,7 +28,9 @@ class Roofs:
     bandwidth: float | None = None
 
 
-def roofline(result: Result, roofs: Roofs | None = None) -> Chart:
+def roofline(
+    result: Result, roofs: Roofs | None = None, width: float = WIDTH, height: float = SCATTER_HEIGHT
+) -> Chart:
     """FLOP/s against FLOP/byte: ops or kernels as marks below their roofs; the area of a mark is its device time."""
     rows = [row for row in result.rows if row.get("intensity") and row.get("flop_s")][:_MOST_POINTS]
     if not rows:
@@ -55,8 +57,9 @@ def roofline(result: Result, roofs: Roofs | None = None) -> Chart:
     curves = _roof_lines(roofs or roofs_in(rows), {dtype for dtype, _ in series}, points)
     subtitle = f"{result.window}; the area of a mark is its device time"
     subtitle += "" if curves else "; the peaks of the device are unknown: set --peak and --bandwidth"
-    axes = ("Intensity (FLOP/byte)", ""), ("Rate", "flop/s")
-    return scatter(result.name, "Roofline", subtitle, keys, points, curves, *axes, least_decades=_DECADES)
+    x, y = ("Intensity (FLOP/byte)", ""), ("Rate", "flop/s")
+    title = "Roofline"
+    return scatter(result.name, title, subtitle, keys, points, curves, x, y, _DECADES, width, height)
 
 
 def known_roofs(run: Run, scope: Scope) -> Roofs | None:

@@ -27,15 +27,7 @@ from rankscope.ranges import as_ranges
 from rankscope.text.run_words import Runs, RunWords
 from rankscope.timeline.run import Run
 from rankscope.units import format_bytes, format_ns
-from rankscope.views.charts import (
-    BESIDE,
-    CHARTS,
-    Chart,
-    NothingToDrawError,
-    chart_in_run,
-    memory_chart,
-    rank_heatmap,
-)
+from rankscope.views.charts import Chart, NothingToDrawError, charts_beside, memory_chart, rank_heatmap
 from rankscope.views.charts.heatmap import NARROW, USUAL, WIDE, step_picture_chart
 from rankscope.views.charts.report_charts import two_breakdowns
 from rankscope.views.commands import advice_and_commands, finding_with_paths, result_with_paths
@@ -364,15 +356,12 @@ def _section(request: Request, name: str, topic: str, few: list[int] | None, sco
     except RankscopeError as error:
         # One failed report must not prevent the others.
         result = Result(name, name, request.scope.window, (), [], notes=(" ".join(str(error).split()),))
-    run = request.run
-    drawn = [_drawn(lambda: chart_in_run(result, run, request.scope))] if result.name in CHARTS else []
-    drawn += [_drawn(partial(CHARTS[beside].make, run, scope)) for beside in BESIDE.get(name, ())]
+    charts = tuple(charts_beside(result, request.run, request.scope, scope))
     line = one_line(result)
     if few:
         note = f"of {len(few)} ranks, {as_ranges(few)}; the command without --ranks covers all"
         result = replace(result, notes=(note, *result.notes))
     shown = result_with_paths(result.head(max(_LEAST_ROWS, len(request.run.ranks))), request.runs)
-    charts = tuple(chart for chart in drawn if chart)
     return Section(name, report.question, shown, charts, command, topic, line)
 
 
