@@ -60,6 +60,23 @@ def slow2(open_real: Callable[[Path], Run], tmp_path_factory: pytest.TempPathFac
     )
 
 
+def test_a_wide_screen_is_used(chromium: Any, slow2: Path) -> None:
+    opened = Opened(chromium, slow2, viewport={"width": 2000, "height": 1000})
+    opened.check()
+    page = opened.page
+    shown = [page.locator(f"#answer .on-{name}").is_visible() for name in ("phone", "screen", "wide")]
+    assert shown == [False, False, True]
+    assert page.locator("#answer figure").bounding_box()["width"] > 1700
+    page.evaluate("document.getElementById('kernels').open = true")
+    chart, table = (page.locator(f"#kernels {part}").bounding_box() for part in (".charts", ".rows"))
+    assert table["x"] >= chart["x"] + chart["width"], "the table stands beside its chart"
+    colours = [
+        page.evaluate(f"getComputedStyle(document.querySelector('{part}')).color")
+        for part in (".change b", ".change")
+    ]
+    assert colours[0] == colours[1], "a saving is not an alarm"
+
+
 def test_light_dark_phone_and_paper(chromium: Any, slow2: Path) -> None:
     light = Opened(chromium, slow2)
     dark = Opened(chromium, slow2, color_scheme="dark")
@@ -109,7 +126,10 @@ def test_parts_open_by_click_link_and_key(chromium: Any, slow2: Path) -> None:
 def test_paper_has_everything_and_no_dead_controls(chromium: Any, slow2: Path) -> None:
     page = Opened(chromium, slow2).page
     page.emulate_media(media="print")
-    assert page.locator("#table-kernels").is_visible() and page.locator("#stragglers svg.chart").is_visible()
+    assert (
+        page.locator("#table-kernels").is_visible()
+        and page.locator("#stragglers svg.chart").last.is_visible()
+    )
     assert page.locator("#run-info dl").first.is_visible()
     assert page.locator(":not(th) > button").locator("visible=true").count() == 0
     assert (

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -16,8 +16,11 @@ import pytest
 
 from conftest import DATA, kernel_event, slice_event, write_kineto
 from rankscope.analysis.core.result import Finding, Remedy
+from rankscope.analysis.core.scope import Scope
 from rankscope.readers import looks_like_a_trace
 from rankscope.text.run_words import RunWords, shell_word
+from rankscope.timeline.run import Run
+from rankscope.views.charts import CHARTS
 from rankscope.views.envelope import finding_commands
 from viewer_server import Viewer, serve, stop
 
@@ -204,8 +207,13 @@ def test_two_runs_answer_events_and_refuse_to_share(planted: Viewer, tmp_path: P
 
 
 @pytest.mark.slow
-def test_the_roofs_of_the_device() -> None:
-    viewer = serve(DATA / "gpt-h200")
-    roofs = viewer.ask("roofs")[1]
-    assert roofs["peaks"]["bfloat16"] > 5e14 and roofs["bandwidth"] > 4e12
+def test_the_charts_of_a_report_are_those_of_the_command(open_real: Callable[[Path], Run]) -> None:
+    viewer = serve(DATA / "seqpar-gloo4-slow2")
+    run = open_real(DATA / "seqpar-gloo4-slow2")
+    charts = viewer.ask("charts", name="stragglers")[1]["charts"]
+    for answer, name in zip(charts, ("stragglers", "lateness", "waits"), strict=True):
+        drawn = CHARTS[name].make(run, Scope())
+        assert (answer["title"], answer["svg"]) == (drawn.title, drawn.inline("drawn"))
+    assert viewer.ask("charts", name="clocks")[1]["charts"] == []
+    assert viewer.ask("charts", name="nonsense")[0] == 400
     stop(viewer)

@@ -88,8 +88,8 @@ def test_every_route_is_listed_and_answers(slow2: Viewer) -> None:
         "tile": {"rank": 0, "segment": 0, "track": slice["track"], "level": 20, "index": 0}, "slice": key,
         "collective": key, "area": window, "search": {"q": "gloo"}, "find": {"name": "x", "at": 0},
         "neighbour": {**key, "by": 1}, "flows": {**window, "rank": 0, "name": "aten::mm"},
-        "events": window, "roofs": {}, "marks": {}, "share": {**window, "ranks": "2"}, "flame": {"ranks": 0},
-        "memory": {"rank": 0}, "blocks": {"rank": 0}, "place": {}, "growing": {},
+        "events": window, "charts": {"name": "stragglers"}, "roofline": {}, "marks": {}, "flame": {"ranks": 0},
+        "share": {**window, "ranks": "2"}, "memory": {"rank": 0}, "blocks": {"rank": 0}, "place": {}, "growing": {},
         "query": {"sql": "SELECT count(*) FROM slices"}, "report": {"name": "breakdown"},
     }  # fmt: skip
     assert set(asked) | {"diff", "keep-marks", "watch", "move"} == set(slow2.ask("index")[1]["routes"])
@@ -209,6 +209,11 @@ def test_counters_of_a_gpu_log_have_labels_and_units(tmp_path: Path) -> None:
     found = {one["label"]: one for one in viewer.ask("counters", rank=0)[1]["counters"]}
     assert (found["GPU 0 SM clock"]["unit"], found["GPU 0 power"]["unit"]) == ("MHz", "W")
     assert found["GPU 0 utilization"]["unit"] == "percent"
+    groups = {label: one["group"] for label, one in found.items()}
+    assert {label for label, group in groups.items() if group == "clocks"} == {
+        "GPU 0 SM clock", "GPU 0 power", "GPU 0 SW thermal slowdown",
+    }  # fmt: skip
+    assert found["GPU 0 SM clock"]["most"] == 1755 and found["GPU 0 utilization"]["most"] == 0
     assert [label for label in found if "slowdown" in label or "cap" in label] == [
         "GPU 0 SW thermal slowdown"
     ]

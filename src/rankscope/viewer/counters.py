@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.model import POWER, POWER_LIMIT, SM_CLOCK, SM_CLOCK_LIMIT
 from rankscope.timeline.run import Run
 from rankscope.viewer.answers import Answer, columns_of, integer, window_of
 from rankscope.viewer.session import Session
@@ -21,7 +22,8 @@ _UNITS = {"%": "percent"}
 
 
 def counters(session: Session, query: dict[str, str]) -> Answer:
-    """The counters of a rank. Their names are the `name` parameter of `counter`."""
+    """The counters of a rank: their names are the `name` parameter of `counter`. How fast its GPU could run, the clock,
+    power and reasons for throttling, is a group of tracks of its own."""
     rank = integer(query["rank"])
     with session.database() as run:
         devices = _memory_devices(run, rank)
@@ -31,22 +33,40 @@ def counters(session: Session, query: dict[str, str]) -> Answer:
             "HAVING NOT starts_with(series, 'throttle: ') OR max(value) > 0 ORDER BY ALL",
             [rank],
         )
+        limits = _limits(run, rank)
         launched = run.rows("SELECT 1 FROM gpu WHERE rank = ? AND launch IS NOT NULL LIMIT 1", [rank])
     listed = [
-        (f"memory/{kind}/{device}", f"{_device_label(kind, device)} memory", "bytes")
+        (f"memory/{kind}/{device}", f"{_device_label(kind, device)} memory", "bytes", "counters", 0.0)
         for kind, device in devices
     ]
     if launched:
-        listed.append((_QUEUE, "queued on the GPU", "count"))
+        listed.append((_QUEUE, "queued on the GPU", "count", "counters", 0.0))
     for name, part in series:  # the unit of 'SM clock (MHz)' is shown beside its values
         label, unit = part.removeprefix("throttle: "), ""
         if with_unit := _UNIT.fullmatch(label):
             label, unit = with_unit.groups()
-        listed.append((f"counter/{name}/{part}", f"{name} {label}", _UNITS.get(unit, unit)))
-    return {
-        "rank": rank,
-        "counters": [dict(zip(("name", "label", "unit"), row, strict=True)) for row in listed],
+        is_state = part in (SM_CLOCK, POWER) or part.startswith("throttle: ")
+        group = "clocks" if is_state else "counters"
+        most = limits.get((name, part), 0.0)
+        listed.append((f"counter/{name}/{part}", f"{name} {label}", _UNITS.get(unit, unit), group, most))
+    columns = ("name", "label", "unit", "group", "most")
+    return {"rank": rank, "counters": [dict(zip(columns, row, strict=True)) for row in listed]}
+
+
+def _limits(run: Run, rank: int) -> dict[tuple[str, str], float]:
+    """By GPU and series: the highest clock and power that are allowed, or else the highest clock in the log."""
+    limited = {SM_CLOCK_LIMIT: SM_CLOCK, POWER_LIMIT: POWER}
+    limits = {
+        (f"GPU {gpu}", SM_CLOCK): mhz
+        for entry in run.segments
+        if entry.rank == rank
+        for gpu, mhz in entry.header.get("gpuCounters", {}).get("highest_mhz", {}).items()
     }
+    rows = run.rows(
+        "SELECT name, series, max(value) FROM counters WHERE rank = ? AND series IN (?, ?) GROUP BY ALL",
+        [rank, *limited],
+    )
+    return limits | {(gpu, limited[series]): value for gpu, series, value in rows if value}
 
 
 def _memory_devices(run: Run, rank: int) -> list[tuple[int, int]]:

@@ -1,12 +1,13 @@
-"""Routes for the panel: reports, the roofs of the roofline, and SQL queries."""
+"""Routes for the panel: reports and SQL queries."""
 
 from __future__ import annotations
 
 from rankscope.analysis import REPORTS
-from rankscope.analysis.core.ceilings import ceilings
+from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
 from rankscope.errors import UsageError
 from rankscope.text.spelling import RENAMED_REPORTS
+from rankscope.timeline.run import Run
 from rankscope.timeline.sql_views import VIEWS, describe
 from rankscope.viewer.answers import Answer, client_left, integer
 from rankscope.viewer.session import Session
@@ -15,11 +16,16 @@ from rankscope.views.envelope import Question, envelope
 _MOST_ROWS = 1000
 
 
-def report(session: Session, query: dict[str, str]) -> Answer:
-    """Any report of `rankscope stats`, with the same options."""
-    name = RENAMED_REPORTS.get(query["name"], query["name"])
+def analysed(run: Run, asked: str, scope: Scope, by: str | None = None) -> Result:
+    """A report by its name, or by one that it had before."""
+    name = RENAMED_REPORTS.get(asked, asked)
     if name not in REPORTS:
         raise UsageError(f"there is no report '{name}'", hint=f"There are: {', '.join(REPORTS)}.")
+    return REPORTS[name].analyse(run, scope, by)
+
+
+def report(session: Session, query: dict[str, str]) -> Answer:
+    """Any report of `rankscope stats`, with the same options."""
     scope = Scope(
         parse_ranks(query.get("ranks") or "all"),
         parse_steps(query["steps"]) if query.get("steps") else None,
@@ -27,22 +33,13 @@ def report(session: Session, query: dict[str, str]) -> Answer:
     )
     with session.database() as run:
         scope.check(run)
-        result = REPORTS[name].analyse(run, scope, query.get("by") or None)
+        result = analysed(run, query["name"], scope, query.get("by") or None)
     question = Question({"RUN": session.words}, whole_run=scope == Scope())
     answer = envelope(result.head(integer(query.get("top", str(_MOST_ROWS)))), question)
     titles = [column.title or column.name.replace("_", " ") for column in result.columns]
     for column, title in zip(answer["columns"], titles, strict=True):
         column["title"] = title
     return answer
-
-
-def roofs(session: Session, query: dict[str, str]) -> Answer:
-    """The limits of the roofline: FLOP/s by data type, and bytes/s, of the first rank whose device is known."""
-    with session.database() as run:
-        for ceiling in ceilings(run, Scope()).values():
-            if ceiling.peaks or ceiling.bandwidth:
-                return {"peaks": dict(ceiling.peaks), "bandwidth": ceiling.bandwidth}
-    return {"peaks": {}, "bandwidth": None}
 
 
 def sql(session: Session, query: dict[str, str]) -> Answer:

@@ -89,7 +89,12 @@ def _scene(session: Session, finding: Finding) -> dict[str, Any]:
         "step": step,
         "begin_ns": begin,
         "end_ns": end,
-        "groups": ("streams", "communication", *(["host"] if on_host else [])),  # of tracks, unfolded
+        "groups": (
+            "streams",
+            "communication",
+            "clocks",
+            *(["host"] if on_host else []),
+        ),  # of tracks, unfolded
         "slices": slices,  # that the finding is about, longest first
         "gap": _gap(run, finding, culprits[0]),  # in which the GPU is idle
         "collective": collective,  # in which ranks wait: as the route `collective` describes it

@@ -125,11 +125,16 @@ def _recorded(session: Session, routes: Mapping[str, Route], window: Window) -> 
     part = {"begin": str(begin), "end": str(end), "ranks": ",".join(map(str, window.ranks))}
     findings: Any = routes["findings"]({})
     shown = [{**finding, "scene": _scene(finding["scene"], window)} for finding in findings["findings"]]
-    answers: dict[str, Any] = {"run": run, "findings": {"findings": shown}, "roofs": routes["roofs"]({})}
+    answers: dict[str, Any] = {
+        "run": run,
+        "findings": {"findings": shown},
+        "roofline": routes["roofline"]({}),
+    }
     answers["grid"] = routes["grid"]({})
     for report in reports:
         name = report["name"]
         answers[f"report/{name}"] = routes["report"]({"name": name, "top": _REPORT_ROWS})
+        answers[f"charts/{name}"] = routes["charts"]({"name": name})
     for rank in window.ranks:
         for name in ("tracks", "counters", "memory"):
             answers[f"{name}/{rank}"] = routes[name]({"rank": str(rank)})

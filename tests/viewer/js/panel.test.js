@@ -9,7 +9,6 @@ const { headingOf } = await import(new URL("table.js", js));
 const { compared, inverted, matched } = await import(new URL("panels/flame.js", js));
 const { cellPath } = await import(new URL("panels/block_map.js", js));
 const { stepPath } = await import(new URL("panels/memory.js", js));
-const { labelPlace } = await import(new URL("panels/roofline.js", js));
 const { marksFrom, marksText } = await import(new URL("marks.js", js));
 const { longest, shares, SharedFile } = await import(new URL("shared.js", js));
 
@@ -47,13 +46,6 @@ test("a flame graph with a baseline knows what each node took before", () => {
 
 test("memory is drawn as steps", () => {
   assert.equal(stepPath([0, 10, 20], [5, 3, 8], 30), "M0.0,5.0H10.0V3.0H20.0V8.0H30.0");
-});
-
-test("labels of the roofline stay inside the picture and apart", () => {
-  const first = labelPlace(395, 50, 100, [], { left: 80, right: 400, bottom: 200 });
-  assert.ok(first.x + first.width <= 400 && first.x >= 80);
-  const second = labelPlace(395, 52, 100, [first], { left: 80, right: 400, bottom: 200 });
-  assert.ok(second === null || second.y + second.height <= first.y || second.y >= first.y + first.height);
 });
 
 test("marks survive the address, whatever their names are", () => {

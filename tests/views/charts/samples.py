@@ -87,6 +87,32 @@ SWEEP = result(
     ("float32, H 9216, 1 rank", 2304, 4.9e13), ("float32, H 9216, 1 rank", 4608, 5.1e13),
     ("bfloat16, H 9216, 1 rank", 2304, 6.1e14), ("bfloat16, H 9216, 1 rank", 4608, 7.2e14),
 )  # fmt: skip
+LATENESS = replace(
+    result(
+        "lateness", "How late each rank is, step by step", ("rank", "step", "excess_ns"),
+        *((str(rank), step, 5_100_000 if rank == 2 else 40_000 * step) for rank in range(4) for step in (0, 1)),
+    ),
+    facts={"mean_step_ns": 25_000_000.0, "late": ["2"]},
+)  # fmt: skip
+WAITS = replace(
+    result(
+        "waits", "Who waited for whom", ("rank", "waited_for", "wait_ns"),
+        ("0", "2", 30_000_000), ("1", "2", 29_000_000), ("3", "2", 14_000_000), ("3", "0", 120_000),
+    ),
+    notes=("chains of waits are followed",), facts={"labels": ["0", "1", "2", "3"]},
+)  # fmt: skip
+TRAFFIC = replace(
+    result(
+        "traffic", "Bytes between ranks", ("sender", "receiver", "bytes"),
+        *((str(a), str(b), 3 * 10**9 if a // 2 == b // 2 else 10**8) for a in range(4) for b in range(4) if a != b),
+    ),
+    notes=("collectives: bus bytes",), facts={"labels": ["0", "1", "2", "3"]},
+)  # fmt: skip
+ARRIVALS = result(
+    "arrivals", "How far apart ranks arrive", ("low_ns", "high_ns", "last_rank", "count", "skew_ns"),
+    (0, 1_000, None, 4, 1_200), (0, 1_000, 1, 2, 600), (10_000, 17_783, 0, 30, 400_000),
+    (10_000, 17_783, 3, 12, 150_000), (3_162_278, 5_623_413, 2, 18, 90_000_000),
+)  # fmt: skip
 
 BUBBLES = result(
     "bubbles", "Bubbles", ("stage", "bubble_ns", "schedule_ns", "stages_ns", "rank_ns", "rest_ns", "bubble_pct"),
@@ -116,6 +142,10 @@ SCHEDULE = replace(
 
 
 RESULTS = {
+    "lateness": LATENESS,
+    "waits": WAITS,
+    "traffic": TRAFFIC,
+    "arrivals": ARRIVALS,
     "breakdown": BREAKDOWN,
     "kernels": KERNELS,
     "steps": STEPS,

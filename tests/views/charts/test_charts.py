@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import DATA
-from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.cli import main
 from rankscope.errors import RankscopeError, UsageError
@@ -31,6 +31,7 @@ from rankscope.timeline.run import Run
 from rankscope.views.charts import CHARTS, Chart, NothingToDrawError, chart_of, rank_heatmap
 from rankscope.views.charts import chart as chart_module
 from rankscope.views.charts.heatmap import Row, Step, heatmap
+from rankscope.views.charts.plots import Bar, joined
 from rankscope.views.charts.scales import LEAST_TICKS, Linear, Log, decades, tick_labels
 from rankscope.views.charts.svg import step_path, text_width
 from rankscope.views.charts.theme import DARK, LIGHT, THEMES, resolve
@@ -90,6 +91,10 @@ def test_roofline_draws_the_roofs_that_its_rows_tell() -> None:
     text = text_of(chart_of(RESULTS["roofline"]))
     assert re.search(r"bfloat16 988\.\d TFLOP/s", text) and re.search(r"memory 4,79\d\.?\d* GB/s", text), text
     assert "bfloat16, measured by ncu" in text and "bfloat16, from shapes" in text
+    ridge = re.search(r"ridge ([\d.]+) FLOP/byte", text)
+    assert ridge and math.isclose(float(ridge[1]), 988.6e12 / 4.8e12, rel_tol=0.01), text
+    ticks = {label for _, _, anchor, label in labels_of(chart_of(RESULTS["roofline"])) if anchor == "middle"}
+    assert {"10", "100", "1,000"} <= ticks, "three decades"
 
 
 def test_step_times_show_the_spread_of_the_ranks() -> None:
@@ -102,6 +107,51 @@ def test_step_times_show_the_spread_of_the_ranks() -> None:
         many.body,
     )
     assert len(boxes) == 3 and all(float(height) > 150 for height in boxes), "a spread that can be seen"
+
+
+TIMES = st.lists(st.sampled_from([0, 1, 2, 100, 101, 104, 900, 1000]), min_size=17, max_size=60)
+
+
+@given(TIMES, st.sets(st.integers(0, 16), max_size=3))
+def test_joined_bars_keep_every_rank_and_its_time(times: list[int], alarming: set[int]) -> None:
+    bars = [Bar(f"rank {r}", [ns, 10], alarming=r in alarming, rank=r) for r, ns in enumerate(times)]
+    shown = joined(bars)
+    assert len(shown) <= 16
+    ranks: list[int] = []
+    for bar in shown:
+        first, _, listed = bar.label.partition(": ")
+        members = parse_ranges(listed) if listed else [int(bar.label.removeprefix("rank "))]
+        assert not listed or first == f"{len(members)} ranks"
+        sums = [times[rank] + 10 for rank in members]
+        assert {rank in alarming for rank in members} == {bar.alarming}
+        assert math.isclose(sum(bar.values), sum(sums) / len(sums))
+        assert bar.spread == ((min(sums), max(sums)) if listed else None)
+        ranks += members
+    assert sorted(ranks) == list(range(len(times)))
+
+
+def parse_ranges(text: str) -> list[int]:
+    pairs = [part.split("-") for part in text.split(",")]
+    return [rank for pair in pairs for rank in range(int(pair[0]), int(pair[-1]) + 1)]
+
+
+def test_few_bars_stay_as_they_are() -> None:
+    bars = [Bar(f"rank {r}", [5], rank=r) for r in range(16)]
+    assert joined(bars) == bars
+
+
+def test_of_64_ranks_the_late_one_and_a_band_are_drawn() -> None:
+    columns = (Column("rank"), Column("caused_wait_ns", "ns"), Column("cause"))
+    rows = [
+        {"rank": r, "caused_wait_ns": 1_890_000_000 if r == 37 else 220_000 + 60_000 * r, "cause": "compute"}
+        for r in range(64)
+    ]
+    late = Finding("critical", "rank 37 made the others wait", "", ranks=(37,))
+    chart = chart_of(Result("stragglers", "Stragglers", "steps 0:5", columns, rows, findings=(late,)))
+    beside = [text for _, _, anchor, text in labels_of(chart) if anchor == "end"]
+    assert beside == ["rank 37", "63 ranks: 0-36,38-63"]
+    assert "compute, 220 µs to 4.00 ms" in text_of(chart) and "share a bar" in chart.subtitle
+    assert chart.height < 150
 
 
 def test_annotations_are_drawn_without_the_profilers_own() -> None:
@@ -223,10 +273,10 @@ def test_linear_ticks(low: float, span: float) -> None:
     assert all(low - span * 1e-6 <= tick <= low + span * (1 + 1e-6) for tick in ticks)
 
 
-@given(st.lists(NUMBERS, min_size=1, max_size=5))
-def test_log_axis(values: list[float]) -> None:
-    low, high = decades(values)
-    assert low < min(values) and high > max(values) and high / low >= 9.99
+@given(st.lists(NUMBERS, min_size=1, max_size=5), st.integers(1, 3))
+def test_log_axis(values: list[float], least: int) -> None:
+    low, high = decades(values, least)
+    assert low < min(values) and high > max(values) and high / low >= 0.999 * 10**least
     scale = Log(low, high, 0, 500)
     assert len(scale.ticks()) >= LEAST_TICKS
     assert all(

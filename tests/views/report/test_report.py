@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import lzma
 import re
 import sys
 from collections.abc import Callable
@@ -124,13 +125,14 @@ def test_the_first_screen_is_the_answer(slow2: tuple[Content, str, Run]) -> None
     ):
         assert command in answer
     assert not re.search(r"\bRUN\b", answer + Page(html).sections["finding-3"])
+    assert '<b class="">-62 %</b>' in html, "a saving is neither better nor worse"
 
 
 @pytest.mark.slow
 def test_the_picture_marks_the_culprit_and_those_who_wait(slow2: tuple[Content, str, Run]) -> None:
     picture = slow2[0].headline.picture
     assert picture is not None
-    for chart in (picture.wide, picture.narrow):
+    for chart in (picture.narrow, picture.usual, picture.wide):
         text = re.findall(r">([^<>]+)</text>", chart.body)
         assert "slow_extra, 13.1 ms" in text and sum(label.startswith("waits 10.") for label in text) == 3
         assert re.search(r'font-weight="700">rank 2<', chart.body)
@@ -319,7 +321,7 @@ def test_a_faster_run_is_the_headline(tmp_path: Path) -> None:
     request = Request(runs["new"], Scope(), "new", "new", base="base", base_run=runs["base"])
     content = build(request, diff(runs["base"], runs["new"], Scope()))
     assert "2.0x faster" in content.headline.title and content.headline.change == "-50.0 %"
-    assert not content.headline.is_worse and 'class="better"' in html_page(content)
+    assert content.headline.judged == "better" and 'class="better"' in html_page(content)
 
 
 def test_markdown_is_short(slow2: tuple[Content, str, Run]) -> None:
@@ -403,8 +405,55 @@ def test_a_column_with_its_own_units_sorts_by_value() -> None:
 
     columns = (Column("rank"), Column("bytes", "bytes", per_row_unit=True))
     rows: list[dict[str, Any]] = [{"rank": 0, "bytes": 2_000_000}, {"rank": 1, "bytes": None}]
-    html = _table(Section("m", "?", Result("m", "M", "w", columns, rows), None, "c"))
+    html = _table(Section("m", "?", Result("m", "M", "w", columns, rows), (), "c"))
     assert 'data-v="2000000">2.00 MB' in html and "<td>-</td>" in html
+
+
+@pytest.mark.slow
+def test_charts_stand_beside_a_table(slow2: tuple[Content, str, Run]) -> None:
+    names = {section.name: [chart.name for chart in section.charts] for section in slow2[0].sections}
+    assert names["stragglers"] == ["stragglers", "lateness", "waits"]
+    assert names["collectives"] == ["collectives", "traffic", "arrivals"]
+    assert names["clocks"] == []
+    assert "Who waited for whom" in Page(slow2[1]).sections["stragglers"]
+
+
+@pytest.mark.slow
+def test_a_snapshot_has_its_curve_and_its_blocks(tmp_path: Path) -> None:
+    packed = DATA / "leak-h200" / "snapshot_rank0.pickle.xz"
+    (tmp_path / "snapshot_rank0.pickle").write_bytes(lzma.decompress(packed.read_bytes()))
+    content, _ = report(open_trace(tmp_path / "snapshot_rank0.pickle"))
+    sections = {section.name: section for section in content.sections}
+    assert [chart.name for chart in sections["memory"].charts] == ["memory", "blocks"]
+    assert content.headline.picture and content.headline.picture.wide.name == "memory"
+
+
+def test_tables_that_add_up_have_bars_and_a_total() -> None:
+    from rankscope.views.report.content import Section
+    from rankscope.views.report.html_report import _table
+
+    columns = (
+        Column("name"),
+        Column("class"),
+        Column("total_ns", "ns"),
+        Column("instances", "count"),
+        Column("avg_ns", "ns"),
+    )
+    rows: list[dict[str, Any]] = [
+        {"name": name, "class": kind, "total_ns": total, "instances": 4, "avg_ns": total // 4}
+        for name, kind, total in (("a", "COMM", 900_000), ("b", "COMPUTE", 300_000), ("c", "COMPUTE", 90_000))
+    ]
+    result = Result("kernels", "Kernels", "w", columns, rows)
+    html = _table(Section("kernels", "?", result, (), "c"))
+    assert re.findall(r'class="bar (\w+)".*?width="([\d.]+)"', html) == [
+        ("comm", "100.0"), ("compute", "33.3"), ("compute", "10.0"),
+    ]  # fmt: skip
+    total = re.findall(r"<td[^>]*>(.*?)</td>", html.partition("<tfoot>")[2])
+    assert total == ["Total", "", "1.290 ms", "12", ""], "means do not add up"
+    cut = _table(Section("kernels", "?", replace(result, hidden=5), (), "c"))
+    assert "Total of these 3" in cut
+    other = _table(Section("steps", "?", replace(result, name="steps"), (), "c"))
+    assert "<tfoot" not in other and "bar" not in other
 
 
 @pytest.mark.thorough
@@ -434,7 +483,7 @@ def test_long_names_show_where_they_differ_and_stay_whole() -> None:
 
     names = ["gemm_" * 10 + f"{size}_" + "tail_" * 10 for size in ("128x256", "256x128")]
     result = Result("k", "K", "w", (Column("name"),), [{"name": name} for name in names])
-    html = _table(Section("k", "?", result, None, "c"))
+    html = _table(Section("k", "?", result, (), "c"))
     cells = re.findall(r'<td class="t">(.*?)</td>', html)
     assert [re.sub(r"<[^>]+>", "", cell) for cell in cells] == names, "copied and searched whole"
     shown = [re.sub(r'<span class="cut">.*?</span>', "…", cell) for cell in cells]

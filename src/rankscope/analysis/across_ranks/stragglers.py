@@ -142,6 +142,14 @@ def _judged(run: Run, scope: Scope) -> tuple[Any, Lateness | None, Culprits, _Ca
     return (used, late, extra, by_ops) if is_waited_for else (used, late, who, caused)
 
 
+def caused_waits(run: Run, scope: Scope) -> tuple[Ints, Ints, Ints]:
+    """The rank that caused a wait, the rank that waited, and how long; empty where waits are not known."""
+    caused = _judged(run, scope)[3]
+    if caused is None:
+        return (np.zeros(0, dtype=np.int64),) * 3
+    return caused.groups[:, 1], caused.groups[:, 2], caused.waited
+
+
 _LEAST_EXTRA = 0.05
 """Of the mean step that a rank spends with what its peers do not run, and that others wait for it. A rank that prints
 or saves does a little more in any job. Jobs svd and evaluation of benchmarks/exam/ordinary_job.py."""

@@ -50,10 +50,10 @@ class Chart:
     body: str
     """SVG shapes; colours are CSS variables."""
 
-    def inline(self) -> str:
-        """For a page that defines the CSS variables and has its own heading."""
+    def inline(self, style: str = "chart") -> str:
+        """For a page that defines the CSS variables and has its own heading; `style` is a class of its style sheet."""
         return (
-            f'<svg class="chart" viewBox="0 0 {self.width:.0f} {self.height:.0f}" role="img" '
+            f'<svg class="{style}" viewBox="0 0 {self.width:.0f} {self.height:.0f}" role="img" '
             f'aria-label="{escape(f"{self.title}. {self.subtitle}")}" font-size="11">'
             f"{self.body}</svg>"
         )

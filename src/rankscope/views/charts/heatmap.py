@@ -34,7 +34,7 @@ from rankscope.views.charts.plots import (
     WIDTH,
     Axis,
     Key,
-    labelled_every,
+    labelled_rows,
     legend,
     row_label,
     x_axis,
@@ -56,8 +56,8 @@ _TALLEST = 1100.0
 _THICKEST, _THINNEST = 17.0, 2.0
 _LEAST_HEIGHT = 100.0
 """Height of all rows together, in pixels, up to a limit per row: few ranks are drawn thicker."""
-WIDE, NARROW = 1000.0, 380.0
-"""For a screen and for a phone."""
+NARROW, USUAL, WIDE = 380.0, 1000.0, 1400.0
+"""For a phone, a screen and a wide screen."""
 _STEP_PIXELS = 1.5
 """Of an interval that is filled by its shares."""
 _STEP_PITCH, _STEP_GAP = 34.0, 8.0
@@ -121,10 +121,10 @@ def heatmap(
     bottom = top + pitch * len(rows)
     x_axis(drawing, Axis(scale, "Time from the start of the run", "ns"), top, bottom)
     x = [scale(edge) for edge in edges]
-    every = labelled_every(pitch)
+    labelled = labelled_rows(pitch, [row.alarming for row in rows])
     for index, row in enumerate(rows):
         y = top + index * pitch
-        if index % every == 0 or row.alarming:
+        if index in labelled:
             row_label(drawing, left, y + thick / 2, row.label, row.alarming)
         sides = [left, *(scale(time) for gap in row.unrecorded for time in gap), WIDTH - 12]
         for begin, end in zip(sides[::2], sides[1::2], strict=True):
@@ -291,7 +291,7 @@ def _from_maps(run: Run, scope: Scope, ranks: Sequence[int], alarming: Collectio
     return heatmap(_TITLE, f"{scope.window}; {what}{row_note}{step_note}", rows, edges.tolist(), steps)
 
 
-def step_picture_chart(picture: StepPicture, width: float = WIDE) -> Chart:
+def step_picture_chart(picture: StepPicture, width: float = USUAL) -> Chart:
     """Time counts from the start of the step on the first rank that begins it."""
     drawing = Drawing()
     origin = min(row.start_ns for row in picture.rows)

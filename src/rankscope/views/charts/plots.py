@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rankscope.ranges import as_ranges
 from rankscope.units import format_value
 from rankscope.views.charts.chart import Chart
 from rankscope.views.charts.scales import LEAST_TICKS, Linear, Log, Scale, decades, tick_labels
 from rankscope.views.charts.svg import Drawing, text_width
-from rankscope.views.charts.theme import SERIES
+from rankscope.views.charts.theme import SERIES, var
 from rankscope.views.text import shorten_names
 
 WIDTH = 760.0
@@ -23,7 +24,7 @@ _LINES_HEIGHT, _LINES_LEFT = 190.0, 64.0
 MOST_LINES = 7
 _SPREAD_WIDTH = 16.0
 _MOST_MARKS = 60
-_SCATTER_HEIGHT, _SCATTER_LEFT = 340.0, 72.0
+SCATTER_HEIGHT, _SCATTER_LEFT = 340.0, 72.0
 _LABELLED = 6
 
 AxisTitle = tuple[str, str]
@@ -115,9 +116,16 @@ def row_label(
     drawing.text(left - 8, y + 4, label, "end", "bad" if alarming else "ink-2", **bold)
 
 
-def labelled_every(pitch: float) -> int:
-    """Every how many rows have room for a label, if they are `pitch` apart."""
-    return max(1, round(12 / pitch + 0.49))
+def labelled_rows(pitch: float, alarming: Sequence[bool]) -> list[int]:
+    """The rows that have room for a label, if they are `pitch` apart: alarming ones, and others not beside them."""
+    every = max(1, round(12 / pitch + 0.49))
+    marked = [number for number, is_alarming in enumerate(alarming) if is_alarming]
+    others = [
+        number
+        for number in range(0, len(alarming), every)
+        if all(abs(number - other) >= every for other in marked)
+    ]
+    return sorted({*marked, *others})
 
 
 @dataclass(frozen=True)
@@ -129,6 +137,52 @@ class Bar:
     note: str = ""
     """Text at the end of the bar."""
     alarming: bool = False
+    rank: int | None = None
+    """Bars of ranks may be joined."""
+    spread: tuple[float, float] | None = None
+    """Of joined bars: the shortest and the longest. Their values are means."""
+
+
+_MOST_BARS = 16
+_ALIKE = 0.02
+"""Bars whose parts differ by less than this share of the longest bar are alike."""
+
+
+def joined(rows: Sequence[Bar]) -> list[Bar]:
+    """At most _MOST_BARS: of more ranks, those that are alike become one bar, and outliers keep theirs, above."""
+    if len(rows) <= _MOST_BARS:
+        return list(rows)
+    alike = _ALIKE * max(sum(row.values) for row in rows)
+    groups: list[list[Bar]] = []
+    while not groups or len(groups) > _MOST_BARS:
+        groups, alike = _groups(rows, alike), 1.5 * alike
+    return [_band(group) for group in sorted(groups, key=lambda group: (not group[0].alarming, len(group)))]
+
+
+def _groups(rows: Sequence[Bar], alike: float) -> list[list[Bar]]:
+    """Each bar with the first one that it is like; alarming ones with each other."""
+    groups: list[list[Bar]] = []
+    for row in rows:
+        for group in groups:
+            pairs = zip(row.values, group[0].values, strict=True)
+            if row.alarming == group[0].alarming and all(abs(a - b) <= alike for a, b in pairs):
+                group.append(row)
+                break
+        else:
+            groups.append([row])
+    return groups
+
+
+def _band(group: Sequence[Bar]) -> Bar:
+    if len(group) == 1:
+        return group[0]
+    ranks = sorted({row.rank for row in group if row.rank is not None})
+    sums = [sum(row.values) for row in group]
+    values = [sum(column) / len(group) for column in zip(*(row.values for row in group), strict=True)]
+    notes = {row.note for row in group}
+    note = notes.pop() if len(notes) == 1 else ""
+    label = f"{len(ranks)} ranks: {as_ranges(ranks)}"
+    return Bar(label, values, note, group[0].alarming, spread=(min(sums), max(sums)))
 
 
 def bars(
@@ -144,24 +198,35 @@ def bars(
     right = width - 14 - (notes + 6 if notes else 0)
     top = legend(drawing, parts, left, 0, width) if len(parts) > 1 else 6.0
     bottom = top + pitch * len(rows)
-    longest = max((sum(row.values) for row in rows), default=0) or 1
+    longest = max((row.spread[1] if row.spread else sum(row.values) for row in rows), default=0) or 1
     scale = Linear(0, longest, left, right)
     x_axis(drawing, Axis(scale, axis_title, unit), top, bottom)
-    every = labelled_every(pitch)
+    labelled = labelled_rows(pitch, [row.alarming for row in rows])
     for index, (row, label) in enumerate(zip(rows, labels, strict=True)):
         y = top + index * pitch
-        if index % every == 0 or row.alarming:
+        if index in labelled:
             row_label(drawing, left, y + thick / 2, label, row.alarming)
         done = 0.0
         for part, value in zip(parts, row.values, strict=True):
             if value > 0:
                 share = f" ({100 * value / sum(row.values):.1f} %)" if len(parts) > 1 else ""
                 what = f"{part.label}: " if part.label else ""
-                tip = f"{row.label}\n{what}{format_value(unit, value)}{share}"
+                mean = "mean of these ranks: " if row.spread else ""
+                tip = f"{row.label}\n{mean}{what}{format_value(unit, value)}{share}"
                 outline = {"stroke": "var(--ink-3)", "stroke_width": "0.4"} if part.colour == "idle" else {}
                 long = scale(done + value) - scale(done)
                 drawing.rect(scale(done), y, long, thick, part.colour, tip, **outline)
             done += value
+        if row.spread:
+            low, high = map(scale, row.spread)
+            middle = y + thick / 2
+            drawing.path(
+                f"M{low:.1f} {middle - 4:.1f}v8m0-4H{high:.1f}m0-4v8",
+                "bg",
+                stroke=var("ink"),
+                fill_opacity="0",
+            )
+            done = row.spread[1]
         if row.note:
             drawing.text(scale(done) + 6, y + thick / 2 + 4, row.note)
     return Chart(name, title, subtitle, width, bottom + AXIS_HEIGHT, drawing.body())
@@ -228,6 +293,7 @@ class Spreads:
 def lines(
     name: str, title: str, subtitle: str, drawn: Sequence[Line], x: AxisTitle, y: AxisTitle,
     spreads: Spreads | None = None, whole_x: bool = False, staircase: bool = False, from_zero: bool = True,
+    width: float = WIDTH,
 ) -> Chart:  # fmt: skip
     """Each line has its own colour and mark."""
     drawing = Drawing()
@@ -238,7 +304,7 @@ def lines(
     ]
     if spreads:
         keys.append(Key(spreads.label, "idle"))
-    top = legend(drawing, keys, _LINES_LEFT, 0) + 22
+    top = legend(drawing, keys, _LINES_LEFT, 0, width) + 22
     bottom = top + _LINES_HEIGHT
     each = spreads.each if spreads else ()
     xs = [point[0] for line in drawn for point in line.points]
@@ -248,18 +314,18 @@ def lines(
     if low == high:
         low, high = low - 1, high + 1
     aside = _SPREAD_WIDTH if spreads else 8
-    x_scale = Linear(low, high, _LINES_LEFT + aside, WIDTH - 12 - aside)
+    x_scale = Linear(low, high, _LINES_LEFT + aside, width - 12 - aside)
     lowest, highest = (0.0, max(ys, default=1.0)) if from_zero else (min(ys), max(ys))
     margin = 0.06 * (highest - lowest) or 1
     y_scale = Linear(lowest - (0 if from_zero else margin), highest + margin, bottom, top)
-    y_axis(drawing, Axis(y_scale, *y), _LINES_LEFT, WIDTH - 12)
+    y_axis(drawing, Axis(y_scale, *y), _LINES_LEFT, width - 12)
     x_axis(drawing, Axis(x_scale, *x, whole=whole_x), top, bottom)
-    width = min(_SPREAD_WIDTH, 0.6 * (x_scale.end - x_scale.start) / max(len(each), 1))
+    wide = min(_SPREAD_WIDTH, 0.6 * (x_scale.end - x_scale.start) / max(len(each), 1))
     for spread in each:
         ceiling, floor = y_scale(spread.high), y_scale(spread.low)
         tall = max(floor - ceiling, 1.5)
         outline = {"stroke": "var(--ink-3)", "stroke_width": "0.6"}
-        drawing.rect(x_scale(spread.x) - width / 2, ceiling, width, tall, "idle", spread.tip, **outline)
+        drawing.rect(x_scale(spread.x) - wide / 2, ceiling, wide, tall, "idle", spread.tip, **outline)
     for number, (line, colour) in enumerate(zip(drawn, colours, strict=True)):
         placed = [(x_scale(px), y_scale(py)) for px, py in line.points]
         corners = placed
@@ -273,7 +339,7 @@ def lines(
             for (px, py), (vx, vy) in zip(placed, line.points, strict=True):
                 tip = f"{line.label}\n{x[0]} {format_value(x[1], vx)}: {format_value(y[1], vy)}"
                 drawing.mark(number, px, py, 3.5, colour, tip)
-    return Chart(name, title, subtitle, WIDTH, bottom + AXIS_HEIGHT, drawing.body())
+    return Chart(name, title, subtitle, width, bottom + AXIS_HEIGHT, drawing.body())
 
 
 @dataclass(frozen=True)
@@ -301,19 +367,19 @@ class Curve:
 
 def scatter(
     name: str, title: str, subtitle: str, series: Sequence[str], points: Sequence[Point], curves: Sequence[Curve],
-    x: AxisTitle, y: AxisTitle,
+    x: AxisTitle, y: AxisTitle, least_decades: int = 1, width: float = WIDTH, height: float = SCATTER_HEIGHT,
 ) -> Chart:  # fmt: skip
     """Marks in the colours of their series, and curves such as roofs and fits, on two logarithmic axes. All values must
     be positive."""
     drawing = Drawing()
     keys = [Key(label, SERIES[n % len(SERIES)], "mark", n) for n, label in enumerate(series)]
-    top = legend(drawing, keys, _SCATTER_LEFT, 0) + 22
-    bottom = top + _SCATTER_HEIGHT
+    top = legend(drawing, keys, _SCATTER_LEFT, 0, width) + 22
+    bottom = top + height
     every_x = [point.x for point in points] + [px for curve in curves for px, _ in curve.points]
     every_y = [point.y for point in points] + [py for curve in curves for _, py in curve.points]
-    x_scale = Log(*decades(every_x), _SCATTER_LEFT, WIDTH - 16)
-    y_scale = Log(*decades(every_y), bottom, top)
-    y_axis(drawing, Axis(y_scale, *y), _SCATTER_LEFT, WIDTH - 16)
+    x_scale = Log(*decades(every_x, least_decades), _SCATTER_LEFT, width - 16)
+    y_scale = Log(*decades(every_y, least_decades), bottom, top)
+    y_axis(drawing, Axis(y_scale, *y), _SCATTER_LEFT, width - 16)
     x_axis(drawing, Axis(x_scale, *x), top, bottom)
     taken: list[float] = []
     for curve in curves:
@@ -330,7 +396,7 @@ def scatter(
         while any(abs(at - other) < 12 for other in taken):
             at += 13
         taken.append(at)
-        drawing.text(min(end_x, WIDTH - 20), at, curve.label, "end", curve.colour)
+        drawing.text(min(end_x, width - 20), at, curve.label, "end", curve.colour)
     by_size = sorted(points, key=lambda p: -p.weight)
     for point in by_size:  # small ones on top
         radius = 3.5 + 10 * point.weight**0.5
@@ -345,7 +411,7 @@ def scatter(
             continue
         labelled.append((left, middle))
         gap = 8 + 10 * point.weight**0.5
-        fits = left + gap + text_width(point.label) < WIDTH - 16
+        fits = left + gap + text_width(point.label) < width - 16
         anchor = "start" if fits else "end"
         drawing.text(left + gap if fits else left - gap, middle + 4, point.label, anchor, "ink")
-    return Chart(name, title, subtitle, WIDTH, bottom + AXIS_HEIGHT, drawing.body())
+    return Chart(name, title, subtitle, width, bottom + AXIS_HEIGHT, drawing.body())

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from rankscope.analysis.core.ceilings import ceilings
 from rankscope.analysis.core.result import Column, Result, Row
-from rankscope.analysis.core.scope import Scope
 from rankscope.errors import NotATraceError
-from rankscope.timeline.run import Run
-from rankscope.units import format_bytes, format_ns, format_plain, format_value
+from rankscope.units import format_bytes, format_ns, format_rounded, format_value
 from rankscope.views.charts.chart import Chart, nothing_to_draw
 from rankscope.views.charts.heatmap import KEYS, WAIT, keys_of
 from rankscope.views.charts.plots import (
     MOST_LINES,
+    WIDTH,
     Bar,
     Curve,
     Key,
@@ -26,20 +24,18 @@ from rankscope.views.charts.plots import (
     Spread,
     Spreads,
     bars,
+    joined,
     lines,
     paired_bars,
     scatter,
 )
 from rankscope.views.charts.theme import SERIES
 from rankscope.views.columns import fields
-from rankscope.views.text import shorten_names
 
 SWEEP = "sweep"
 TOP = 15
-_MOST_ROWS = 512
 _MOST_POINTS = 200
 _MOST_FITS = 4
-_ROOFLINE_LABEL = 32
 _VISIBLE = 0.005
 """Curves below this share of the highest are left out: they would lie on the axis."""
 _NAMES = ("name", "kind", "family", "phase", "key", "what", "op")
@@ -88,11 +84,23 @@ def breakdown(result: Result) -> Chart:
         {**row, "transfer_ns": row["exposed_comm_ns"] - row["exposed_wait_ns"]}
         for row in whole_window(result)
     ]
-    drawn = [Bar(f"rank {row['rank']}", [row[name] for name in names]) for row in rows[:_MOST_ROWS]]
-    if not drawn:
+    if not rows:
         raise nothing_to_draw(result)
-    subtitle = _counted(f"{result.window}; one bar per rank", len(drawn), len(rows))
+    drawn = joined([_of_rank(row["rank"], [row[name] for name in names]) for row in rows])
+    subtitle = _of_ranks(f"{result.window}; one bar per rank", drawn)
     return bars(result.name, result.title, subtitle, *_known_parts(drawn), "ns", "Time")
+
+
+def _of_rank(rank: int, values: Sequence[float], note: str = "", alarming: bool = False) -> Bar:
+    return Bar(f"rank {rank}", values, note, alarming, rank)
+
+
+def _of_ranks(text: str, drawn: Sequence[Bar]) -> str:
+    """The subtitle; where ranks were joined it says so."""
+    is_joined = any(bar.spread for bar in drawn)
+    return (
+        f"{text}; ranks that are alike share a bar: their mean, shortest and longest" if is_joined else text
+    )
 
 
 def _known_parts(rows: list[Bar]) -> tuple[list[Key], list[Bar]]:
@@ -120,30 +128,26 @@ def overlap(result: Result) -> Chart:
     rows = [row for row in whole_window(result) if row.get("collective") is None and row.get("comm_ns")]
     if not rows:
         raise nothing_to_draw(result, "has no communication")
-    drawn = [
-        Bar(
-            f"rank {row['rank']}",
-            [row["hidden_ns"], row["exposed_ns"]],
-            "" if row["overlap_pct"] is None else f"{row['overlap_pct']:.1f} % hidden",
-        )
-        for row in rows[:_MOST_ROWS]
-    ]
+    drawn = joined([_of_rank(row["rank"], [row["hidden_ns"], row["exposed_ns"]]) for row in rows])
+    drawn = [replace(bar, note=f"{100 * bar.values[0] / sum(bar.values):.1f} % hidden") for bar in drawn]
     parts = (Key("hidden behind compute", "s3"), Key("exposed", "comm"))
-    subtitle = _counted(f"{result.window}; communication of each rank", len(drawn), len(rows))
+    subtitle = _of_ranks(f"{result.window}; communication of each rank", drawn)
     return bars(result.name, "Overlap of communication with compute", subtitle, parts, drawn, "ns", "Time")
 
 
 def idle(result: Result) -> Chart:
     rows = []
-    for row in whole_window(result)[:_MOST_ROWS]:
+    for row in whole_window(result):
         device = row.get("device")
         label = device if isinstance(device, str) else f"GPU {device}"
-        rows.append(Bar(f"rank {row['rank']} · {label}", [row[name] or 0 for name in _IDLE_CAUSES]))
+        values = [row[name] or 0 for name in _IDLE_CAUSES]
+        rows.append(Bar(f"rank {row['rank']} · {label}", values, rank=row["rank"]))
     if not rows:
         raise nothing_to_draw(result)
-    subtitle = f"{result.window}; idle time per device"
+    drawn = joined(rows)
+    subtitle = _of_ranks(f"{result.window}; idle time per device", drawn)
     parts = [*_IDLE_CAUSES.values()]
-    return bars(result.name, "Causes of GPU idle time", subtitle, parts, rows, "ns", "Time")
+    return bars(result.name, "Causes of GPU idle time", subtitle, parts, drawn, "ns", "Time")
 
 
 def longest(result: Result) -> Chart:
@@ -185,13 +189,13 @@ def critical(result: Result) -> Chart:
     if not sums:
         raise nothing_to_draw(result)
     there = [kind for kind in _PATH_CLASSES if any(of_rank.get(kind) for of_rank in sums.values())]
-    rows = [
-        Bar(f"rank {rank}" if rank >= 0 else "no rank", [of_rank.get(kind, 0) for kind in there])
-        for rank, of_rank in sorted(sums.items())[:_MOST_ROWS]
-    ]
-    subtitle = f"{result.window}; time of the path on each rank, by class"
+    values = {rank: [of_rank.get(kind, 0) for kind in there] for rank, of_rank in sorted(sums.items())}
+    drawn = joined(
+        [_of_rank(rank, values[rank]) if rank >= 0 else Bar("no rank", values[rank]) for rank in values]
+    )
+    subtitle = _of_ranks(f"{result.window}; time of the path on each rank, by class", drawn)
     parts = [_PATH_CLASSES[kind] for kind in there]
-    return bars(result.name, "Critical path", subtitle, parts, rows, "ns", "Time on the path")
+    return bars(result.name, "Critical path", subtitle, parts, drawn, "ns", "Time on the path")
 
 
 def name_columns(result: Result) -> tuple[str, ...]:
@@ -243,7 +247,7 @@ def steps(result: Result) -> Chart:
     )  # fmt: skip
 
 
-def memory(result: Result) -> Chart:
+def memory(result: Result, width: float = WIDTH) -> Chart:
     """Memory over time, for the ranks and devices with the highest peaks."""
     series: dict[tuple[int, str], list[Row]] = {}
     for row in result.rows:
@@ -267,7 +271,7 @@ def memory(result: Result) -> Chart:
     subtitle = _counted(f"{result.window}; as reported by the allocator", min(len(ordered), 3), len(ordered))
     return lines(
         "memory", "Memory over time", subtitle, drawn, ("Time from the start of the run", "ns"), ("Memory", "bytes"),
-        staircase=True,
+        staircase=True, width=width,
     )  # fmt: skip
 
 
@@ -293,19 +297,31 @@ def stragglers(result: Result) -> Chart:
         raise nothing_to_draw(result, "has no rank that other ranks waited for")
     worst = max(row["caused_wait_ns"] for row in rows)
     blamed = {rank for finding in result.findings if finding.severity != "info" for rank in finding.ranks}
-    drawn = [
-        Bar(
-            f"rank {row['rank']}",
-            [row["caused_wait_ns"]],
-            f"{row['cause']}, {format_ns(row['caused_wait_ns'])}" if row.get("cause") else "",
-            alarming=row["rank"] in blamed and row["caused_wait_ns"] == worst,
-        )
-        for row in sorted(rows, key=lambda row: row["rank"])[:_MOST_ROWS]
-    ]
+    drawn = joined(
+        [
+            _of_rank(
+                row["rank"],
+                [row["caused_wait_ns"]],
+                row.get("cause") or "",
+                row["rank"] in blamed and row["caused_wait_ns"] == worst,
+            )
+            for row in sorted(rows, key=lambda row: row["rank"])
+        ]
+    )
+    drawn = [replace(bar, note=", ".join(filter(None, (bar.note, _time_of(bar))))) for bar in drawn]
     what = f"{result.window}; summed over the waiting ranks; the label is the cause"
-    subtitle = _counted(what, len(drawn), len(rows))
     title = "Waiting time caused by each rank"
-    return bars(result.name, title, subtitle, [Key("", "wait")], drawn, "ns", "Time other ranks waited")
+    return bars(
+        result.name, title, _of_ranks(what, drawn), [Key("", "wait")], drawn, "ns", "Time other ranks waited"
+    )
+
+
+def _time_of(bar: Bar) -> str:
+    """'1.89 s', or '0.22 to 4.6 ms' of joined bars."""
+    if bar.spread is None:
+        return format_ns(bar.values[0]) if bar.note else ""
+    low, high = (format_rounded("ns", value) for value in bar.spread)
+    return low if low == high else f"{low} to {high}"
 
 
 def speed_of_light(result: Result) -> Chart:
@@ -403,86 +419,6 @@ def _fits(rows: list[Row], colours: dict[str, str]) -> list[Curve]:
         line = [(size, factor * size / (latency + size / bandwidth)) for size in sizes]
         label = f"fit: {format_ns(latency, 1)} + S / {format_value('GB/s', bandwidth)}"
         curves.append(Curve(label, line, colours[kind], True))
-    return curves
-
-
-@dataclass(frozen=True)
-class Roofs:
-    """The peaks of the device: FLOP/s by data type, bytes/s of its memory."""
-
-    peaks: Mapping[str, float] = field(default_factory=dict)
-    bandwidth: float | None = None
-
-
-def roofline(result: Result, roofs: Roofs | None = None) -> Chart:
-    """FLOP/s against FLOP/byte: ops or kernels as marks below their roofs; the area of a mark is its device time."""
-    rows = [row for row in result.rows if row.get("intensity") and row.get("flop_s")][:_MOST_POINTS]
-    if not rows:
-        raise nothing_to_draw(result, "has no rows with known FLOPs and bytes")
-    kinds = [(row.get("dtype") or "", row.get("source") or "shapes") for row in rows]
-    series = sorted(set(kinds))
-    keys = [
-        f"{dtype or 'unknown type'}{', measured by ncu' if source == 'ncu' else ', from shapes'}"
-        for dtype, source in series
-    ]
-    longest = max(row.get("device_ns") or 0 for row in rows) or 1
-    labels = shorten_names([str(row["name"]) for row in rows], _ROOFLINE_LABEL)
-    points = []
-    for row, kind, label in zip(rows, kinds, labels, strict=True):
-        share = f", {row['pct_of_roof']:.1f} % of its roof" if row.get("pct_of_roof") else ""
-        bound = f", bound by {row['bound']}" if row.get("bound") else ""
-        time = f"\n{format_ns(row['device_ns'])} in {row['calls']:,} calls" if row.get("device_ns") else ""
-        tip = (
-            f"{row['name']}\n{format_value('flop/s', row['flop_s'])}{share}{bound}\n"
-            f"{format_plain(row['intensity'])} FLOP/byte{time}"
-        )
-        weight = (row.get("device_ns") or 0) / longest
-        points.append(Point(row["intensity"], row["flop_s"], series.index(kind), tip, weight, label))
-    left = min(point.x for point in points) / 2
-    right = max(point.x for point in points) * 2
-    curves = _roof_lines(roofs or roofs_in(rows), {dtype for dtype, _ in series}, left, right)
-    subtitle = f"{result.window}; the area of a mark is its device time"
-    subtitle += "" if curves else "; the peaks of the device are unknown: set --peak and --bandwidth"
-    axes = ("Intensity (FLOP/byte)", ""), ("Rate", "flop/s")
-    return scatter(result.name, "Roofline", subtitle, keys, points, curves, *axes)
-
-
-def known_roofs(run: Run, scope: Scope) -> Roofs | None:
-    """The peaks of the first rank whose device is known."""
-    for ceiling in ceilings(run, scope).values():
-        if ceiling.peaks or ceiling.bandwidth:
-            return Roofs(ceiling.peaks, ceiling.bandwidth)
-    return None
-
-
-def roofs_in(rows: list[Row]) -> Roofs:
-    """The roofs derived from the rows: rate divided by share of the roof."""
-    peaks: dict[str, float] = {}
-    bandwidth = None
-    for row in rows:
-        if row.get("pct_of_roof") and row.get("bound"):
-            top = 100 * row["flop_s"] / row["pct_of_roof"]
-            if row["bound"] == "compute":
-                peaks[row["dtype"]] = top
-            else:
-                bandwidth = top / row["intensity"]
-    return Roofs(peaks, bandwidth)
-
-
-def _roof_lines(roofs: Roofs, dtypes: set[str], left: float, right: float) -> list[Curve]:
-    curves: list[Curve] = []
-    peaks = {dtype: peak for dtype, peak in roofs.peaks.items() if dtype in dtypes}
-    for dtype, peak in sorted(peaks.items(), key=lambda item: -item[1]):
-        knee = peak / roofs.bandwidth if roofs.bandwidth else left
-        label = f"{dtype} {format_value('flop/s', peak)}"
-        line = [(knee, peak), (max(right, knee * 3), peak)]
-        curves.append(Curve(label, line, dashed=bool(len(curves) % 2)))
-    if roofs.bandwidth:
-        end = max(peaks.values()) / roofs.bandwidth if peaks else right
-        begin = min(left, end / 10)
-        line = [(begin, begin * roofs.bandwidth), (end, end * roofs.bandwidth)]
-        label = f"memory {format_value('GB/s', roofs.bandwidth / 1e9)}"
-        curves.append(Curve(label, line, label_beside=True))
     return curves
 
 

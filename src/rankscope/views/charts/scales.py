@@ -72,13 +72,11 @@ class Log:
 Scale = Linear | Log
 
 
-def decades(values: Sequence[float], room: float = 1.6) -> tuple[float, float]:
-    """Bounds of a logarithmic axis for these values, with a margin, at least one decade apart."""
+def decades(values: Sequence[float], least: int = 1, room: float = 1.6) -> tuple[float, float]:
+    """Bounds of a logarithmic axis for these values, with a margin, at least so many decades apart."""
     low, high = min(values) / room, max(values) * room
-    if high / low < 10:
-        middle = math.sqrt(low * high)
-        low, high = middle / math.sqrt(10), middle * math.sqrt(10)
-    return low, high
+    aside = max(1.0, math.sqrt(10**least / (high / low)))
+    return low / aside, high * aside
 
 
 def tick_labels(unit: str, ticks: Sequence[float]) -> tuple[list[str], str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from rankscope.analysis.across_ranks.schedule_picture import schedule_picture
@@ -27,8 +28,8 @@ from rankscope.ranges import as_ranges
 from rankscope.text.run_words import Runs, RunWords
 from rankscope.timeline.run import Run
 from rankscope.units import format_bytes, format_ns
-from rankscope.views.charts import CHARTS, Chart, NothingToDrawError, chart_in_run, rank_heatmap
-from rankscope.views.charts.heatmap import NARROW, WIDE, step_picture_chart
+from rankscope.views.charts import Chart, NothingToDrawError, charts_beside, memory_chart, rank_heatmap
+from rankscope.views.charts.heatmap import NARROW, USUAL, WIDE, step_picture_chart
 from rankscope.views.charts.report_charts import two_breakdowns
 from rankscope.views.charts.schedule import schedule
 from rankscope.views.commands import advice_and_commands, finding_with_paths, result_with_paths
@@ -64,10 +65,16 @@ class Figure:
 
 @dataclass(frozen=True)
 class Picture:
-    """A chart for a screen, and one for a phone."""
+    """A chart for a phone, a screen and a wide screen."""
 
-    wide: Chart
     narrow: Chart
+    usual: Chart
+    wide: Chart
+
+    @staticmethod
+    def of(draw: Callable[[float], Chart]) -> Picture:
+        """`draw` takes the width."""
+        return Picture(*map(draw, (NARROW, USUAL, WIDE)))
 
 
 @dataclass(frozen=True)
@@ -79,8 +86,8 @@ class Headline:
     change: str = ""
     """'-62 %': what a step could save, or what changed between two runs."""
     change_note: str = ""
-    is_worse: bool = False
-    """The change is one for the worse."""
+    judged: str = ""
+    """'worse' or 'better' for a change between two runs; a possible saving is neither."""
     picture: Picture | None = None
     advice: str = ""
     commands: tuple[tuple[str, str], ...] = ()
@@ -89,12 +96,12 @@ class Headline:
 
 @dataclass(frozen=True)
 class Section:
-    """One report as chart and table, with the command that computes it."""
+    """One report as charts and table, with the command that computes it."""
 
     name: str
     question: str
     result: Result
-    chart: Chart | None
+    charts: tuple[Chart, ...]
     command: str
     topic: str = ""
     line: str = ""
@@ -102,7 +109,7 @@ class Section:
 
     @property
     def empty(self) -> bool:
-        return not self.result.rows and self.chart is None
+        return not self.result.rows and not self.charts
 
     @property
     def severity(self) -> Severity | None:
@@ -259,7 +266,6 @@ def _headline(request: Request, findings: list[Finding], overview: Result) -> He
         " ".join(map(sentence, filter(None, (why, worst.evidence)))),
         f"-{100 * share:.0f} %" if share is not None and share <= 1 else "",
         _saving_on_average(worst, overview),
-        is_worse=True,
         picture=_picture(request, worst),
         advice=advice,
         commands=(look, *estimate, *commands),
@@ -270,17 +276,17 @@ def _picture(request: Request, finding: Finding | None) -> Picture | None:
     """The step in which a finding shows best, or the schedule of a pipeline; of memory snapshots alone, the memory over
     time."""
     if not _is_traced(request.run):
-        return _drawn(lambda: Picture(*[CHARTS["memory"].make(request.run, request.scope)] * 2))
+        return _drawn(lambda: Picture.of(partial(memory_chart, request.run, request.scope)))
     if finding is None or finding.report == "bubbles":
         ranks = finding.ranks if finding else ()
         passes = schedule_picture(request.run, request.scope.in_run(request.run), ranks[0] if ranks else None)
-        drawn = _drawn(lambda: Picture(*(schedule(passes, width, ranks) for width in (WIDE, NARROW))))
+        drawn = _drawn(lambda: Picture.of(lambda width: schedule(passes, width, ranks)))
         if drawn:
             return drawn
     step = step_picture(request.run, request.scope, finding)
     if step is None or not any(row.end_ns - row.start_ns > row.idle_ns for row in step.rows):
         return None
-    return Picture(step_picture_chart(step), step_picture_chart(step, NARROW))
+    return Picture.of(lambda width: step_picture_chart(step, width))
 
 
 def _drawn(make: Callable[[], Drawn]) -> Drawn | None:
@@ -309,15 +315,13 @@ def _change_headline(request: Request, compared: Result, overview: Result) -> He
     picture = None
     if request.base_run is not None:
         base = summary(request.base_run, request.scope)
-        picture = _drawn(
-            lambda: Picture(*(two_breakdowns(base, overview, width) for width in (WIDE, NARROW)))
-        )
+        picture = _drawn(lambda: Picture.of(lambda width: two_breakdowns(base, overview, width)))
     return Headline(
         first.title,
         sentence(first.evidence),
         number,
         note,
-        is_worse=number.startswith("+") and first.severity != "ok",
+        judged="worse" if number.startswith("+") and first.severity != "ok" else "better",
         picture=picture,
         advice=advice,
         commands=(*commands, *more),
@@ -331,7 +335,7 @@ def _change_sections(request: Request, compared: Result) -> list[Section]:
     for name, part in zip(("diff", "diff-memory"), by_unit(compared), strict=False):
         counts = Counter(row["verdict"] for row in part.rows)
         line = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in _VERDICTS if counts[verdict])
-        sections.append(Section(name, question, part.head(_LEAST_ROWS), None, command, CHANGES, line))
+        sections.append(Section(name, question, part.head(_LEAST_ROWS), (), command, CHANGES, line))
     return sections
 
 
@@ -361,15 +365,13 @@ def _section(request: Request, name: str, topic: str, few: list[int] | None, sco
     except RankscopeError as error:
         # One failed report must not prevent the others.
         result = Result(name, name, request.scope.window, (), [], notes=(" ".join(str(error).split()),))
-    chart = None
-    if result.name in CHARTS:
-        chart = _drawn(lambda: chart_in_run(result, request.run, request.scope))
+    charts = tuple(charts_beside(result, request.run, request.scope, scope))
     line = one_line(result)
     if few:
         note = f"of {len(few)} ranks, {as_ranges(few)}; the command without --ranks covers all"
         result = replace(result, notes=(note, *result.notes))
     shown = result_with_paths(result.head(max(_LEAST_ROWS, len(request.run.ranks))), request.runs)
-    return Section(name, report.question, shown, chart, command, topic, line)
+    return Section(name, report.question, shown, charts, command, topic, line)
 
 
 def _subtitle(run: Run, scope: Scope) -> str:

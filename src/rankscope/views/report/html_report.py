@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+from rankscope.analysis.core.result import Result
+from rankscope.units import format_value
 from rankscope.version import __version__
 from rankscope.views.charts import Chart
 from rankscope.views.charts.theme import style_variables
@@ -19,8 +21,6 @@ from rankscope.views.report.definitions import definition
 from rankscope.views.text import Parts, sentence, shown_parts
 
 _HERE = Path(__file__).parent
-_OPEN_ROWS = 12
-"""Tables with up to this many rows are open; longer ones open with a click."""
 _NAME_CELLS = 42
 """Longer names in tables are shortened to this width."""
 _FONTS = (
@@ -106,8 +106,7 @@ def _first_screen(content: Content) -> str:
     )
     change = ""
     if headline.change or headline.change_note:
-        worse = "worse" if headline.is_worse else "better"
-        number = f'<b class="{worse}">{escape(headline.change)}</b>' if headline.change else ""
+        number = f'<b class="{headline.judged}">{escape(headline.change)}</b>' if headline.change else ""
         change = f'<div class="change">{number}<span>{escape(headline.change_note)}</span></div>'
     figures = ""
     for figure in content.figures:
@@ -121,8 +120,9 @@ def _first_screen(content: Content) -> str:
     shown = _chart(content.heatmap, "figure") if content.heatmap else ""
     if picture := headline.picture:
         shown = (
-            f'<figure><div class="on-screen">{picture.wide.inline()}</div>'
+            f'<figure><div class="on-screen">{picture.usual.inline()}</div>'
             f'<div class="on-phone">{picture.narrow.inline()}</div>'
+            f'<div class="on-wide">{picture.wide.inline()}</div>'
             f"<figcaption>{escape(picture.wide.subtitle)}</figcaption></figure>"
         )
     to_do = [("Do this", escape(headline.advice))] if headline.advice else []
@@ -200,9 +200,12 @@ def _topics(content: Content) -> Iterator[str]:
         yield f'<section id="{escape(_anchor(topic))}"><h2>{escape(topic)}</h2>{rows}</section>'
 
 
-def _chart(chart: Chart, tag: str = "div") -> str:
+def _chart(chart: Chart, tag: str = "div", titled: bool = False) -> str:
+    """`titled`: not the first of a part, which has a heading."""
+    title = f"<h4>{escape(chart.title)}</h4>" if titled else ""
     return (
-        f'<{tag}><div class="wide" tabindex="0" role="group" aria-label="{escape(chart.title)}">{chart.inline()}</div>'
+        f'<{tag}>{title}<div class="wide" tabindex="0" role="group" aria-label="{escape(chart.title)}">'
+        f"{chart.inline()}</div>"
         '<p class="scroll-hint">The chart goes on: scroll it sideways.</p>'
         f'<p class="of-chart">{escape(chart.subtitle)}</p></{tag}>'
     )
@@ -210,11 +213,12 @@ def _chart(chart: Chart, tag: str = "div") -> str:
 
 def _section(section: Section) -> str:
     result = section.result
-    chart = _chart(section.chart) if section.chart else ""
+    charts = "".join(_chart(chart, titled=number > 0) for number, chart in enumerate(section.charts))
+    charts = f'<div class="charts">{charts}</div>' if charts else ""
     table = _table(section) if result.rows else ""
-    remarks = result.notes if section.chart else (f"window: {result.window}", *result.notes)
+    remarks = result.notes if section.charts else (f"window: {result.window}", *result.notes)
     notes = "".join(f"<li>{escape(note)}</li>" for note in remarks)
-    holds = ", ".join(what for what, part in (("chart", chart), ("table", table)) if part)
+    holds = ", ".join(what for what, part in (("chart", charts), ("table", table)) if part)
     columns = _described((column.name, escape(column.help)) for column in result.columns if column.help)
     columns = f"<h4>Columns</h4><dl>{columns}</dl>" if columns else ""
     return _folded(
@@ -223,7 +227,8 @@ def _section(section: Section) -> str:
         section.name,
         section.line or section.question,
         holds,
-        f"<h3>{escape(result.title or section.name)}</h3><p>{escape(section.question)}</p>{chart}{table}"
+        f"<h3>{escape(result.title or section.name)}</h3><p>{escape(section.question)}</p>"
+        f'<div class="beside">{charts}{table}</div>'
         + (f'<ul class="notes">{notes}</ul>' if notes else "")
         + f"{_definition(definition(result.name) + columns)}<p>{_command(section.command)}</p>",
     )
@@ -239,32 +244,89 @@ def _table(section: Section) -> str:
     result = section.result
     columns = {column.name: column for column in result.columns}
     heads, cells = [], []
-    for shown in fields(result):
+    with_bars, drawn_bars = _bars(result)
+    shown_fields = fields(result)
+    for shown in shown_fields:
         source = columns.get(shown.name)
         kind = "t" if shown.kind == "text" else None
         words = {"class": kind, "scope": "col", "title": source.help or None if source else None}
         heads.append(f'<th{attributes(words)}><button type="button">{escape(shown.heading)}</button></th>')
         # Cells with their own units are sorted by the raw value.
         by_row = source is not None and source.per_row_unit
+        blank = [""] * len(result.rows)
         raw = values_of(result, source) if source and by_row else [None] * len(result.rows)
         cells.append(
             [
                 f"<td{attributes({'class': kind})}"
                 + (f' data-v="{value}"' if isinstance(value, (int, float)) else "")
-                + f">{text}</td>"
-                for text, value in zip(_cells(shown), raw, strict=True)
+                + f">{bar}{text}</td>"
+                for text, value, bar in zip(
+                    _cells(shown), raw, drawn_bars if shown.name == with_bars else blank, strict=True
+                )
             ]
         )
     lines = [f"<tr>{''.join(row)}</tr>" for row in zip(*cells, strict=True)]
+    total = _total(result, shown_fields)
     anchor = f"table-{escape(section.name)}"
-    opened = " open" if len(lines) <= _OPEN_ROWS else ""
     count = f"{len(lines):,} row{'s' * (len(lines) != 1)}"
     return (
-        f'<details{opened}><summary>Table, {count}</summary><div class="tools">'
+        f'<details open><summary>Table, {count}</summary><div class="tools">'
         f'<button type="button" data-copy="table" data-of="{anchor}">Copy as TSV</button></div>'
-        f'<div class="wide"><table class="data" id="{anchor}"><thead><tr>{"".join(heads)}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div></details>"
+        f'<div class="wide rows"><table class="data" id="{anchor}"><thead><tr>{"".join(heads)}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody>{total}</table></div></details>"
     )
+
+
+_ADDED_UP = {
+    "kernels": ("total_ns", "time_pct", "instances"),
+    "families": ("total_ns", "time_pct", "instances"),
+    "ops": ("self_device_ns", "self_host_ns", "calls"),
+    "gaps": ("idle_ns", "idle_pct", "gaps"),
+    "short_kernels": ("total_ns", "count", "count_pct", "launch_ns"),
+    "syncs": ("total_ns", "calls"),
+    "runtime_api": ("total_ns", "calls"),
+    "memcpy": ("total_ns", "count", "bytes"),
+    "critical": ("ns", "pct"),
+    "stragglers": ("caused_wait_ns", "own_wait_ns", "last_count"),
+    "allocators": ("bytes", "count"),
+}
+"""Columns whose rows have nothing in common, so that they add up. The first has bars."""
+_LEAST_ADDED = 3
+
+
+def _bars(result: Result) -> tuple[str, list[str]]:
+    """The column with bars, and the bar of each row; no column where there is none to compare."""
+    name = next(iter(_ADDED_UP.get(result.name, ())), "")
+    values = [row.get(name) or 0 for row in result.rows]
+    if len(values) < _LEAST_ADDED or not any(values):
+        return "", []
+    longest = max(values)
+    kinds = [f" {str(row.get('class')).lower()}" if "class" in row else "" for row in result.rows]
+    return name, [
+        f'<svg class="bar{escape(kind)}" viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect width="{100 * value / longest:.1f}" height="1"/></svg>'
+        for kind, value in zip(kinds, values, strict=True)
+    ]
+
+
+def _total(result: Result, shown: list[Field]) -> str:
+    """The last row of a table whose rows add up, each sum with its own unit."""
+    added = _ADDED_UP.get(result.name, ())
+    if len(result.rows) < _LEAST_ADDED or not added:
+        return ""
+    units = {column.name: column.unit for column in result.columns}
+    cells = {
+        field.name: format_value(units[field.name], sum(row.get(field.name) or 0 for row in result.rows))
+        for field in shown
+        if field.name in added
+    }
+    named = min(shown, key=lambda field: (field.name in cells, field.kind != "text"))
+    cells[named.name] = f"Total of these {len(result.rows):,}" if result.hidden else "Total"
+    listed = (
+        f"<td{attributes({'class': 't' if field.kind == 'text' else None})}>{escape(cells.get(field.name, ''))}</td>"
+        for field in shown
+    )
+    return f"<tfoot><tr>{''.join(listed)}</tr></tfoot>"
 
 
 def _cells(column: Field) -> list[str]:

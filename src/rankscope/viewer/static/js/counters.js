@@ -12,7 +12,7 @@ export class Counters {
   constructor(app, arrived) {
     this.app = app;
     this.arrived = arrived;
-    /** @type {Map<number, { name: string, label: string, unit: string }[]>} */
+    /** @type {Map<number, import("./layout.js").Counter[]>} */
     this.known = new Map();
     /** @type {Map<string, { begin: number, end: number, max: number, value: Float64Array }>} */
     this.kept = new Map();
@@ -41,8 +41,12 @@ export class Counters {
     this.ask(key, row, begin, end, Math.ceil(width));
     const kept = this.kept.get(key);
     if (!kept || !kept.max) return;
-    g.fillText(quantity(kept.max, row.counter.unit), GUTTER - 10, row.y + 23);
+    const here = kept.value.reduce((high, value) => Math.max(high, value), 0);
+    const most = quantity(kept.max, row.counter.unit);
+    g.fillText(here < kept.max && row.counter.group === "clocks" ? `${quantity(here, row.counter.unit)} of ${most}` : most, GUTTER - 10, row.y + 23);
     const scale = (kept.end - kept.begin) / kept.value.length;
+    g.fillStyle = text.line;
+    g.fillRect(GUTTER, row.y + 3, width, 1); // the highest value, or the limit where it is known
     g.fillStyle = text.copy;
     for (let at = 0; at < kept.value.length; at++) {
       const x = ((kept.begin + at * scale - begin) / (end - begin)) * width;
@@ -63,7 +67,7 @@ export class Counters {
       try {
         const [from, to] = [Math.round(begin), Math.max(Math.round(end), Math.round(begin) + 1)];
         const answer = await columns("counter", { rank: row.rank, name: row.counter.name, begin: from, end: to, width });
-        this.kept.set(key, { begin: from, end: to, max: answer.max, value: answer.column.value });
+        this.kept.set(key, { begin: from, end: to, max: Math.max(answer.max, row.counter.most), value: answer.column.value });
         this.arrived();
       } catch (error) {
         show(error);

@@ -15,7 +15,7 @@ export const COMMUNICATION = { segment: 0, track: -1 }; // the track of a rank's
 export const SECOND = 1e6; // added to rank numbers of the second run
 
 /** Groups of tracks in drawing order. `more`: streams with next to nothing in them. */
-export const GROUPS = ["communication", "streams", "more", "host", "counters"];
+export const GROUPS = ["communication", "streams", "more", "clocks", "host", "counters"];
 
 /** @param {number} rank */
 export function rankName(rank) {
@@ -24,7 +24,7 @@ export function rankName(rank) {
 
 /** @typedef {{ segment: number, track: number, kind: string, label: string, short: string, slices: number, rows: number,
  *   group: string, share: number, categories: string[] }} Track
- * @typedef {{ name: string, label: string, unit: string }} Counter
+ * @typedef {{ name: string, label: string, unit: string, group: string, most: number }} Counter
  * @typedef {{ type: "rank", rank: number, y: number, height: number, open: boolean, pinned: boolean }} RankRow
  * @typedef {{ type: "group", rank: number, group: string, label: string, text: string, y: number, height: number }} GroupRow a folded group
  * @typedef {{ type: "counter", rank: number, counter: Counter, group: string, first: boolean, y: number, height: number }} CounterRow
@@ -95,7 +95,8 @@ export function rowsOf(shown) {
     if (!open.has(rank)) continue;
     const all = tracks.get(rank) ?? [];
     for (const group of GROUPS) {
-      const mine = group === "counters" ? counterRows(rank, counters.get(rank) ?? [], filter)
+      const ofValues = (counters.get(rank) ?? []).filter((counter) => counter.group === group);
+      const mine = ofValues.length ? counterRows(rank, ofValues, filter)
         : all.filter((track) => track.group === group && named(filter, [track.short, track.label, track.kind, group, ...track.categories]))
           .map((track) => trackRow(rank, track, shown.pins.includes(trackKey(rank, track))));
       if (!mine.length) continue;
@@ -129,13 +130,13 @@ function trackRow(rank, track, pinned) {
 
 /** @param {number} rank @param {Counter[]} counters @param {string} filter @returns {CounterRow[]} */
 function counterRows(rank, counters, filter) {
-  return counters.filter((counter) => named(filter, [counter.label, "counters"]))
-    .map((counter) => ({ type: "counter", rank, counter, group: "counters", first: false, y: 0, height: COUNTER }));
+  return counters.filter((counter) => named(filter, [counter.label, counter.group]))
+    .map((counter) => ({ type: "counter", rank, counter, group: counter.group, first: false, y: 0, height: COUNTER }));
 }
 
 /** What stands for a folded group. @param {string} group @param {any[]} rows */
 function summary(group, rows) {
-  if (group === "counters") return { label: "counters", text: rows.map((row) => row.counter.label).join(", ") };
+  if (rows[0].type === "counter") return { label: group, text: rows.map((row) => row.counter.label).join(", ") };
   const own = rows.filter((row) => row.track.short !== "annotations");
   const share = Math.min(own.reduce((/** @type {number} */ sum, row) => (group === "host" ? Math.max(sum, row.track.share) : sum + row.track.share), 0), 1);
   const text = `${(100 * share).toFixed(1)} % of the time`;

@@ -49,7 +49,7 @@ export class SharedFile {
     })[name];
     if (own) return own(query);
     const { recorded } = this.content;
-    const key = { report: `report/${query.name}`, flame: `flame/${query.by ?? "op"}/${query.time ?? "host"}` }[name]
+    const key = { report: `report/${query.name}`, charts: `charts/${query.name}`, flame: `flame/${query.by ?? "op"}/${query.time ?? "host"}` }[name]
       ?? (query.rank === undefined ? name : `${name}/${query.rank}`);
     if (!(key in recorded)) {
       throw new ServerError("This file does not contain that.", "It holds one window of the run, and no database.", `Open the run itself: rankscope view ${recorded.run.path}`);

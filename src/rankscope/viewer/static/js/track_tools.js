@@ -4,7 +4,7 @@ import { byId, fill, h } from "./dom.js";
 import { GROUPS } from "./layout.js";
 
 const NAMES = /** @type {Record<string, string>} */ ({
-  streams: "streams", communication: "communication", more: "streams with little in them", host: "host threads", counters: "counters",
+  streams: "streams", communication: "communication", more: "streams with little in them", clocks: "GPU clock and power", host: "host threads", counters: "counters",
 });
 const MOST_EXPANDED = 32;
 const PAUSE = 120;

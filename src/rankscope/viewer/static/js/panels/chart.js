@@ -1,5 +1,7 @@
-// What the charts of the panel share: a picture that is drawn again when its box changes size, and its axes.
+// What the charts of the panel share: those that the server draws, a picture that is drawn again when its box changes
+// size, and its axes.
 
+import { json } from "../api.js";
 import { byId, fill, h, s } from "../dom.js";
 
 const [LOWEST, HIGHEST, AROUND] = [170, 420, 96]; // px; AROUND: what stands above and below a chart
@@ -41,15 +43,13 @@ export function grid(picture, box, across, up) {
   }
 }
 
-/** Ticks of a logarithmic axis: powers of ten, with 2 and 5 times these where there are few.
- * @param {number} low @param {number} high @returns {number[]} */
-export function logTicks(low, high) {
-  const powers = Array.from({ length: Math.ceil(Math.log10(high)) - Math.floor(Math.log10(low)) + 1 }, (_, at) => 10 ** (Math.floor(Math.log10(low)) + at));
-  const inside = (/** @type {number[]} */ found) => found.filter((at) => at >= low && at <= high);
-  return inside(powers).length >= 3 ? inside(powers) : inside(powers.flatMap((at) => [at, 2 * at, 5 * at]));
-}
-
-/** How wide a text of the charts is, about: they use 11 px. @param {string} text */
-export function textWidth(text) {
-  return text.length * 6.2;
+/** Charts that the server draws, those of `rankscope chart`: text of the run is escaped in them.
+ * @param {"charts" | "roofline"} route @param {Record<string, any>} query @returns {Promise<HTMLElement[]>} */
+export async function drawn(route, query) {
+  const parser = new DOMParser();
+  return (await json(route, query)).charts.map((/** @type {{ title: string, subtitle: string, svg: string }} */ { title, subtitle, svg }) => {
+    const xml = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ');
+    const picture = document.importNode(parser.parseFromString(xml, "image/svg+xml").documentElement, true);
+    return h("div", { class: "drawn-chart" }, h("h2", {}, title), picture, h("p", { class: "quiet" }, subtitle));
+  });
 }

@@ -3,8 +3,10 @@
 import { json } from "../api.js";
 import { announce, h } from "../dom.js";
 import { table } from "../table.js";
+import { drawn } from "./chart.js";
 
 const ON_THE_TIMELINE = ["kernels", "ops"]; // the names in their rows are names of slices
+const WITH_CHARTS = ["breakdown", "collectives", "idle", "kernels", "overlap", "steps", "stragglers"]; // beside the table
 
 /** @param {string} name @returns {(app: import("../app.js").App) => Promise<Node>} */
 export function reportPanel(name) {
@@ -28,9 +30,11 @@ async function reportTable(app, name) {
   const known = app.run.reports.find((report) => report.name === name);
   const result = await json("report", { name });
   const go = ON_THE_TIMELINE.includes(name) ? (/** @type {any} */ row) => toNext(app, row.name) : undefined;
-  return h("div", {}, h("h2", {}, result.title, " ", h("span", { class: "quiet" }, `${known?.question ?? ""} ${result.window} · rankscope stats ${app.run.path} -r ${name}`)),
+  const pictures = WITH_CHARTS.includes(name) ? await drawn("charts", { name }) : [];
+  const answer = h("div", {}, h("h2", {}, result.title, " ", h("span", { class: "quiet" }, `${known?.question ?? ""} ${result.window} · rankscope stats ${app.run.path} -r ${name}`)),
     result.rows.length ? table(result.columns, result.rows, { caption: result.title, filter: true, go }) : "",
     result.notes.map((/** @type {string} */ note) => h("p", { class: "quiet" }, note)));
+  return pictures.length ? h("div", { class: "columns wide-first" }, answer, h("div", {}, pictures)) : answer;
 }
 
 /** The next slice of a name, after the selected one or from the left edge on.
