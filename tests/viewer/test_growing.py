@@ -98,7 +98,7 @@ def test_the_picture_grows_while_a_file_is_read(tmp_path: Path, monkeypatch: pyt
         states.append((opening.state(), opening.routes()["growing"]({})))
 
     monkeypatch.setattr(growing.GrowingPicture, "add", asked_meanwhile)
-    opening = Opening([tmp_path], Options(), lambda text: None)
+    opening = Opening([tmp_path], Options, lambda text: None)
     opening.start()
     assert opening.wait(60)
     (state, (header, columns)), *_ = states
@@ -107,7 +107,7 @@ def test_the_picture_grows_while_a_file_is_read(tmp_path: Path, monkeypatch: pyt
     assert len(columns["busy"]) == len(header["labels"]) * header["bins"] and columns["busy"].any()
     assert opening.state()["state"] == "open"
     opening.close()
-    again = Opening([tmp_path], Options(), lambda text: None)
+    again = Opening([tmp_path], Options, lambda text: None)
     again.start()
     assert again.wait(60)
     assert len(states) == 1 and again.routes()["growing"]({}) == {}, "nothing is read"

@@ -23,7 +23,7 @@ def alone(tmp_path: Path) -> Iterator[Viewer]:
     run = tmp_path / "alone"
     job = Job(30, steps=60)
     write_rings(run, job, telemetry(job, Fault(SLOW_RANK, HOST, (3,), 30, 0.3)), ended_unix_ns=time.time_ns())
-    opening = Opening([run], Options(), lambda text: None)
+    opening = Opening([run], Options, lambda text: None)
     viewer = watched(Server(Address("127.0.0.1", 0), opening.routes()), run, opening)
     yield viewer
     stop(viewer)
@@ -40,7 +40,7 @@ def test_the_route_has_the_ranks_to_look_at_first(alone: Viewer) -> None:
 
 
 def test_without_telemetry_the_error_says_how_to_get_it(tmp_path: Path) -> None:
-    opening = Opening([tmp_path], Options(), lambda text: None)
+    opening = Opening([tmp_path], Options, lambda text: None)
     viewer = watched(Server(Address("127.0.0.1", 0), opening.routes()), tmp_path, opening)
     status, answer = viewer.ask("watch")
     assert status == 400 and "--watch" in answer["hint"]

@@ -264,12 +264,6 @@ export class App {
   }
 }
 
-/** @param {string} requested */
-export function startTheme(requested) {
-  const dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
-  document.documentElement.dataset.theme = requested || (dark ? "dark" : "light");
-}
-
 /** @param {Run} run */
 export function describe(run) {
   if (run.titles) {

@@ -24,8 +24,8 @@ export class Overview {
     this.listen();
   }
 
-  /** Load the overview, some ranks at a time, and draw what has arrived. */
-  async load() {
+  /** Load the overview, some ranks at a time, and draw what has arrived. @param {() => void} begun called after the first part */
+  async load(begun) {
     const { run } = this.app;
     for (let at = 0; at < run.ranks.length; at += RANKS_AT_A_TIME) {
       const ranks = run.ranks.slice(at, at + RANKS_AT_A_TIME);
@@ -36,6 +36,8 @@ export class Overview {
       } catch (error) {
         show(error);
         return;
+      } finally {
+        begun();
       }
     }
     this.canvas.dataset.ready = "true";

@@ -90,6 +90,11 @@ export class Timeline {
     });
   }
 
+  /** When everything that is visible is drawn. */
+  async settled() {
+    do await new Promise((done) => { this.redraw(); requestAnimationFrame(done); }); while (this.tiles.busy);
+  }
+
   async loadTracks() {
     const { open, pins } = this.app.store.view;
     await Promise.all([...new Set([...open, ...pins.map((key) => Number(key.split(".")[0]))])].map(async (rank) => {

@@ -99,16 +99,26 @@ export class Panels {
     this.timer = setTimeout(() => this.draw(), pause);
   }
 
-  async draw() {
-    clearTimeout(this.timer);
+  /** The tab's head is selected at once. Nothing of another tab is shown below it. */
+  prepare() {
     const { tab } = this;
     this.tabs.forEach((button, at) => {
       button.setAttribute("aria-selected", String(NAMES[at] === tab));
       button.tabIndex = NAMES[at] === tab ? 0 : -1;
     });
     this.box.setAttribute("aria-labelledby", `tab-${tab}`);
-    const turn = ++this.turn;
     this.box.setAttribute("aria-busy", "true");
+    if (this.shown === tab) return;
+    fill(this.box, h("p", { class: "quiet" }, `${PANELS[tab].title}…`));
+    this.box.scrollTop = 0;
+    this.shown = "";
+  }
+
+  async draw() {
+    clearTimeout(this.timer);
+    const { tab } = this;
+    const turn = ++this.turn;
+    this.prepare();
     try {
       const content = await PANELS[tab].draw(this.app);
       if (turn === this.turn && this.box.firstChild !== content) { // the old content stays until the new one is complete
