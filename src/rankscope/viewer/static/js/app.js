@@ -15,7 +15,8 @@ import { drawTwin } from "./twin.js";
 
 /** @typedef {{ title: string, path: string, ranks: number[], begin_ns: number, end_ns: number, kinds: string[], tile_width: number,
  *   titles?: string[], steps: import("./layout.js").Step[], second_steps?: import("./layout.js").Step[], clocks?: any, device?: string, world?: number,
- *   reports: { name: string, question: string, by: string[] }[], renamed_reports: Record<string, string> }} Run
+ *   opens_on: Partial<import("./state.js").View> | null,
+ *   reports: { name: string, question: string, by: string[] }[], renamed_reports: Record<string, string> }} Run opens_on: the tab of a run without a timeline
  * @typedef {{ ranks: number[], peers: number[], step: number | null, begin_ns: number, end_ns: number, groups: string[],
  *   slices: { rank: number, segment: number, id: number, track: number, depth: number }[], collective: import("./timeline.js").Collective | null,
  *   gap: { rank: number, span: [number, number], text: string } | null, headline: string, why: string }} Scene viewer/scenes.py */
@@ -35,6 +36,8 @@ export class App {
     this.pointer = undefined;
     /** @type {any[]} in the order of `stats`, each with its scene; empty until they are known */
     this.findings = [];
+    /** @type {string[]} the reports that could be answered, and so were looked through */
+    this.checked = [];
     /** @type {Promise<any[]> | undefined} */
     this.asked = undefined;
     /** @type {Scene | null} of the finding that is shown */
@@ -64,6 +67,11 @@ export class App {
     return this.orderedBy(this.scene ? [...this.scene.ranks, ...this.scene.peers] : []);
   }
 
+  /** A single rank: it is always expanded, with its host. */
+  get isAlone() {
+    return this.run.ranks.length === 1;
+  }
+
   /** Ranks in the order of the map. */
   get mapRanks() {
     return this.orderedBy([]);
@@ -75,15 +83,21 @@ export class App {
     return ordered(this.run.ranks, pinned, sort === "rank" ? null : this.orders.get(sort) ?? null, leading);
   }
 
-  /** Whether the shown finding is about a rank. @param {number} rank */
+  /** Whether the shown finding is a problem; information is not coloured as one. */
+  get isAlarming() {
+    return this.findings[this.store.view.finding]?.severity !== "info";
+  }
+
+  /** Whether the shown finding is a problem of a rank. @param {number} rank */
   isHot(rank) {
-    return this.scene?.ranks.includes(rank) ?? false;
+    return this.isAlarming && (this.scene?.ranks.includes(rank) ?? false);
   }
 
   /** The findings, requested once. @returns {Promise<any[]>} */
   loadFindings() {
     this.asked ??= json("findings").then((answer) => {
       this.findings = answer.findings;
+      this.checked = answer.facts.checked;
       this.setScene();
       this.panels.countFindings();
       this.redraw();
@@ -114,7 +128,7 @@ export class App {
     this.timeline.flows = [];
     this.store.set({
       finding: at, begin: scene.begin_ns, end: scene.end_ns, open: scene.ranks, slice: null, area: null, tab: "findings", filter: "",
-      folds: GROUPS.filter((group) => !scene.groups.includes(group)),
+      folds: GROUPS.filter((group) => !scene.groups.includes(group) && !(group === "host" && this.isAlone)),
     }, how);
     this.timeline.box.scrollTop = 0;
     await this.timeline.loadTracks();
@@ -138,7 +152,7 @@ export class App {
     this.timeline.peers = null;
     this.timeline.arrows = [];
     this.timeline.flows = [];
-    this.store.set({ begin, end, open: [], finding: -1, slice: null, area: null, filter: "", folds: EMPTY.folds }, { history: true });
+    this.store.set({ begin, end, open: this.isAlone ? this.run.ranks : [], finding: -1, slice: null, area: null, filter: "", folds: EMPTY.folds }, { history: true });
     announce(`all ranks, whole run, ${time(end - begin)}`);
   }
 

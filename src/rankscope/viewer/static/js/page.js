@@ -2,6 +2,7 @@
 
 import { App, describe } from "./app.js";
 import { always, json, show } from "./api.js";
+import { byId } from "./dom.js";
 import { lastPlace, listenToFrame } from "./frame.js";
 import { listenToKeys } from "./keys.js";
 import { listenToMarks } from "./marks.js";
@@ -14,7 +15,7 @@ import { listenToTrackTools } from "./track_tools.js";
 import { loadVerdict } from "./verdict.js";
 
 /** A page without a state in its address opens on the first finding, or on the one that its address names; without one, on
- * the whole run. Two runs open on a step of both.
+ * the whole run. What has no timeline is open already. Two runs open on a step of both.
  * @param {App} app @param {number} finding -1: none is named */
 async function open(app, finding) {
   const { run } = app;
@@ -23,7 +24,8 @@ async function open(app, finding) {
     const step = shared[shared.length >> 1];
     if (step) app.show(step.start_ns - step.dur_ns * 0.01, step.start_ns + step.dur_ns * 1.01);
     app.store.set({ tab: "diff" });
-  } else if (app.findings.length) await app.showFinding(Math.max(finding, 0), {});
+  } else if (run.opens_on && finding < 0) return;
+  else if (app.findings.length) await app.showFinding(Math.max(finding, 0), {});
   else app.store.set({ open: app.ranks.slice(0, 1) });
 }
 
@@ -42,6 +44,8 @@ export async function startPage(phases) {
   const fresh = !location.hash || namesFinding(requested);
   const view = { ...EMPTY, ...requested, ...place, begin: requested.begin ?? run.begin_ns, end: requested.end ?? run.end_ns };
   if (fresh && run.ranks.length === 1) view.open = run.ranks; // whatever is found is there: its tracks come first
+  if (fresh) Object.assign(view, run.opens_on);
+  if (run.opens_on) byId("main").dataset.only = "panel";
   const app = new App(run, new Store(view));
   describe(run);
   listenToFrame(app);

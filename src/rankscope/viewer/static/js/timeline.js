@@ -351,7 +351,7 @@ export class Timeline {
         const to = Math.min(left + wide, width);
         const y = row.y + tile.row[at] * LANE;
         if (mine || blamed) {
-          g.strokeStyle = mine ? palette.text.ink : palette.text.bad;
+          g.strokeStyle = mine ? palette.text.ink : palette.text[this.app.isAlarming ? "bad" : "accent"];
           g.lineWidth = mine ? 2 : 1.5;
           g.strokeRect(GUTTER + from + 0.75, y + 0.75, Math.max(to - from - 1.5, 1), LANE - 2.5);
         }

@@ -7,7 +7,7 @@ import { copyText, table } from "../table.js";
 /** @param {import("../app.js").App} app */
 export async function findingsPanel(app) {
   const [findings, step] = await Promise.all([app.loadFindings(), app.panels.stepTime()]);
-  if (!findings.length) return h("p", { class: "quiet" }, "No findings.");
+  if (!findings.length) return h("p", { class: "quiet" }, `No findings. ${app.checked.length ? `Checked: ${app.checked.join(", ")}.` : "No report can be answered from this recording."}`);
   const at = Math.min(Math.max(app.store.view.finding, 0), findings.length - 1);
   const { collective } = findings[at].scene;
   return h("div", { class: "columns three findings" }, h("div", {}, list(app, findings, at, step)), h("div", {}, details(app, findings[at])),
