@@ -251,7 +251,10 @@ export class App {
     this.panels.slice = slice; // keys that are pressed before its details arrive apply to it
     await this.timeline.loadTracks();
     this.unfold(slice.rank, slice);
-    this.timeline.scrollTo(slice.rank, slice);
+    if (!this.timeline.scrollTo(slice.rank, slice) && this.store.view.filter) { // which leaves the slice's track out
+      this.store.set({ filter: "" });
+      this.timeline.scrollTo(slice.rank, slice);
+    }
   }
 
   /** Unfold the group of a track. @param {number} rank @param {{ segment: number, track: number }} track */

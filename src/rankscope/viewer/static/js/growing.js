@@ -8,7 +8,7 @@ import { shortenNames } from "./names.js";
 import { MONO, readPalette } from "./palette.js";
 
 const DOING = /** @type {Record<string, string>} */ ({
-  read: "Reading the traces", link: "Linking launches, kernels and steps", "align clocks": "Aligning the clocks of the ranks", draw: "Drawing",
+  read: "Reading the traces", link: "Linking launches, kernels and steps", "align clocks": "Aligning clocks and steps", draw: "Drawing",
   findings: "Looking for problems",
 });
 const EVERY = 200; // ms

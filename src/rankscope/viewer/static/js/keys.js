@@ -7,7 +7,7 @@ import { AXIS, GUTTER, trackKey, zoomed } from "./layout.js";
 
 const HELP = [
   ["W / S", "zoom in / out (also + / -, Ctrl + wheel, pinch)"],
-  ["A / D", "pan left / right (also arrow keys, Shift + wheel)"],
+  ["A / D", "pan left / right (also arrow keys, Shift + wheel, Shift + drag)"],
   ["Up / Down", "scroll the tracks"],
   ["Home", "show everything: all ranks over the whole run"],
   ["F", "the whole time; the ranks stay as they are"],
@@ -24,6 +24,7 @@ const HELP = [
   ["M, Shift + M", "make a mark under the pointer; list the marks"],
   ["/", "search; Enter goes to the first hit, ] and [ to the next and previous"],
   ["1 – 9, 0", "tabs of the panel"],
+  ["R", "times from the start of the run, or of the step"],
   ["C", "clocks: aligned by collectives, or the wall clock of each rank"],
   ["T", "light or dark theme"],
   ["Esc", "close, or clear the selection"],
@@ -35,12 +36,13 @@ export function listenToKeys(app) {
   byId("theme-button").addEventListener("click", () => app.toggleTheme());
   document.addEventListener("keydown", (event) => {
     const target = /** @type {HTMLElement} */ (event.target);
-    const typing = target.matches("input, textarea, select");
+    const { value } = /** @type {HTMLInputElement} */ (target);
+    const typing = target.matches("input, textarea, select") && (event.key !== "Home" || (value !== "" && target.matches("[type=search], [type=text], textarea")));
     if (event.key === "Escape") return escape(app, target);
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return undefined;
     const action = ACTIONS[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     const inPanel = target.closest("aside") !== null;
-    if (!action || (inPanel && /^(Arrow|Home)/.test(event.key))) return undefined;
+    if (!action || (inPanel && event.key.startsWith("Arrow"))) return undefined;
     event.preventDefault();
     return action(app, event);
   });
@@ -59,6 +61,7 @@ const ACTIONS = {
   "/": () => byId("search").focus(),
   "?": () => help(),
   c: (app) => app.store.set({ clocks: app.store.view.clocks === "raw" ? "" : "raw" }, { history: true }),
+  r: (app) => fromStep(app),
   t: (app) => app.toggleTheme(),
   Home: (app) => app.home(),
   o: (app) => app.toggle(currentRank(app)),
@@ -72,6 +75,12 @@ const ACTIONS = {
   ".": (app) => neighbour(app, 1), ",": (app) => neighbour(app, -1),
   ...Object.fromEntries(Array.from({ length: 10 }, (_, at) => [String((at + 1) % 10), (/** @type {any} */ app) => app.panels.choose(at)])),
 };
+
+/** @param {import("./app.js").App} app */
+function fromStep(app) {
+  app.store.set({ axis: app.store.view.axis === "step" ? "" : "step" });
+  announce(`times from the start of the ${app.store.view.axis || "run"}`);
+}
 
 /** @param {import("./app.js").App} app @param {number} factor */
 function zoom(app, factor) {

@@ -6,7 +6,7 @@ import { Counters } from "./counters.js";
 import { byId } from "./dom.js";
 import { moment, percent, ticks, time } from "./format.js";
 import { Labels } from "./labels.js";
-import { AXIS, COMMUNICATION, GAP, GUTTER, HEADER, LABEL_CHARACTERS, LANE, RIGHT, SECOND, rankName, rowsOf, stepShift, trackKey, visible } from "./layout.js";
+import { AXIS, COMMUNICATION, GAP, GUTTER, HEADER, LABEL_CHARACTERS, LANE, RIGHT, SECOND, rankName, rowsOf, stepAt, stepShift, trackKey, visible } from "./layout.js";
 import { ownWords, shortenName } from "./names.js";
 import { MONO, SANS, paintShares } from "./palette.js";
 import { paint, repeat } from "./raster.js";
@@ -33,6 +33,8 @@ export class Timeline {
     this.tiles = new Tiles(app.run.tile_width, () => this.redraw());
     /** @type {Map<number, import("./layout.js").Track[]>} */
     this.tracks = new Map();
+    /** @type {Map<number, Promise<void>>} */
+    this.loading = new Map();
     this.counters = new Counters(app, () => this.redraw());
     /** @type {Map<number, Strip>} the activity of ranks in the window */
     this.strips = new Map();
@@ -52,6 +54,7 @@ export class Timeline {
     this.image = null;
     this.lanes = new Uint32Array(0);
     this.labels = new Labels();
+    this.drawn = () => {}; // called after each picture: what is under the pointer may be another slice
     this.box.addEventListener("scroll", () => this.redraw());
   }
 
@@ -95,20 +98,33 @@ export class Timeline {
     do await new Promise((done) => { this.redraw(); requestAnimationFrame(done); }); while (this.tiles.busy);
   }
 
+  /** The tracks of the expanded and pinned ranks; each is asked for once, and who asks again waits for the same answer. */
   async loadTracks() {
     const { open, pins } = this.app.store.view;
-    await Promise.all([...new Set([...open, ...pins.map((key) => Number(key.split(".")[0]))])].map(async (rank) => {
-      if (this.tracks.has(rank)) return;
-      this.tracks.set(rank, []);
-      try {
-        const [{ tracks }] = await Promise.all([json("tracks", { rank }), this.counters.load(rank)]);
-        this.tracks.set(rank, tracks);
-        this.redraw();
-      } catch (error) {
-        this.tracks.delete(rank);
-        show(error);
-      }
-    }));
+    for (const rank of [...open, ...pins.map((key) => Number(key.split(".")[0]))]) {
+      if (!this.loading.has(rank)) this.loading.set(rank, this.loadRank(rank));
+    }
+    await Promise.all(this.loading.values());
+  }
+
+  /** @param {number} rank */
+  async loadRank(rank) {
+    try {
+      const [{ tracks }] = await Promise.all([json("tracks", { rank }), this.counters.load(rank)]);
+      this.tracks.set(rank, tracks);
+      this.redraw();
+    } catch (error) {
+      this.loading.delete(rank);
+      show(error);
+    }
+  }
+
+  /** When a time is, also from the start of its step. @param {number} ns @param {number} rank */
+  momentOf(ns, rank) {
+    const { run, store: { view } } = this.app;
+    const step = stepAt(rank >= SECOND ? run.second_steps ?? [] : run.steps, ns);
+    const span = view.end - view.begin;
+    return `${moment(ns, span)}${step && ns < step.start_ns + step.dur_ns ? `, ${moment(ns - step.start_ns, span)} into step ${step.step}` : ""}`;
   }
 
   layout() {
@@ -119,10 +135,16 @@ export class Timeline {
     });
   }
 
+  /** The rows, with as much room to scroll as they need. */
+  sized() {
+    const layout = this.layout();
+    this.spacer.style.height = `${Math.max(layout.height + AXIS + layout.pinsHeight + 40, this.box.clientHeight)}px`;
+    return layout;
+  }
+
   draw() {
     const { app, canvas, box } = this;
-    const { rows, height, pins, pinsHeight } = this.layout();
-    this.spacer.style.height = `${Math.max(height + AXIS + pinsHeight + 40, box.clientHeight)}px`;
+    const { rows, pins, pinsHeight } = this.sized();
     const g = app.prepare(canvas, box.clientHeight);
     const top = box.scrollTop;
     const shown = visible(rows, top, top + box.clientHeight - AXIS - pinsHeight);
@@ -146,6 +168,7 @@ export class Timeline {
     this.tiles.fetch();
     this.loadStrips(shown.flatMap((row) => (row.type === "rank" ? [row.rank] : [])));
     canvas.dataset.busy = String(this.tiles.busy);
+    this.drawn();
   }
 
   /** Draw between two heights of the canvas, with the origin moved down by `by` from the axis.
@@ -178,12 +201,16 @@ export class Timeline {
     g.font = MONO;
     g.textBaseline = "middle";
     g.textAlign = "left";
-    for (const at of ticks(view.begin, view.end, this.width / 110)) {
-      const x = Math.round(GUTTER + (at - view.begin) / this.nsPerPixel);
+    const step = view.axis === "step" ? stepAt(this.app.run.steps, (view.begin + view.end) / 2) : undefined;
+    const zero = step?.start_ns ?? 0;
+    let before = step ? `step ${step.step} ` : ""; // of the first tick
+    for (const at of ticks(view.begin - zero, view.end - zero, this.width / 110)) {
+      const x = Math.round(GUTTER + (at + zero - view.begin) / this.nsPerPixel);
       g.fillStyle = text.line;
       g.fillRect(x, 0, 1, height);
       g.fillStyle = text["ink-3"];
-      if (x < GUTTER + this.width - 40) g.fillText(moment(at, view.end - view.begin), x + 4, AXIS / 2);
+      if (x < GUTTER + this.width - 40) g.fillText(`${before}${step && at > 0 ? "+" : ""}${moment(at, view.end - view.begin)}`, x + 4, AXIS / 2);
+      before = "";
     }
     g.fillStyle = text.line;
     g.fillRect(GUTTER - 1, 0, 1, height);
@@ -273,9 +300,14 @@ export class Timeline {
         done.add(tile.id[at]);
         const from = Math.max((tile.start[at] - begin) / this.nsPerPixel, 0);
         const until = Math.min((tile.start[at] + tile.wait[at] - begin) / this.nsPerPixel, this.width);
-        const middle = begin + ((from + until) / 2) * this.nsPerPixel;
-        const share = strip.shares.wait[Math.floor(((middle - strip.begin) / (strip.end - strip.begin)) * strip.shares.wait.length)];
-        if (until > from && share > 127) this.drawWait(g, tile, at, from, until, until, row.y + 3);
+        if (until <= from) continue;
+        const { wait } = strip.shares;
+        const scale = wait.length * this.nsPerPixel / (strip.end - strip.begin); // columns of the strip per pixel
+        const column = (/** @type {number} */ x) => Math.floor((begin - strip.begin) / this.nsPerPixel * scale + x * scale);
+        let first = column((from + until) / 2);
+        if (!(wait[first] > 127)) continue; // the rest is hidden behind compute
+        while (first > column(from) && wait[first - 1] > 127) first--;
+        this.drawWait(g, tile, at, first > column(from) ? from + (first - column(from)) / scale : from, until, until, row.y + 3);
       }
     }
   }
@@ -501,15 +533,16 @@ export class Timeline {
       .flatMap((row) => (row.type === "track" && row.track.track >= 0 ? [trackKey(row.rank, row.track)] : []));
   }
 
-  /** Scroll to a rank or one of its tracks.
+  /** Scroll to a rank or one of its tracks; false where it is not in the list.
    * @param {number} rank @param {{ segment: number, track: number, depth?: number }} [track] */
   scrollTo(rank, track) {
-    const { rows, pinsHeight } = this.layout();
+    const { rows, pinsHeight } = this.sized();
     const row = rows.find((r) => r.rank === rank && (track ? r.type === "track" && trackKey(rank, r.track) === trackKey(rank, track) : r.type === "rank"));
-    if (!row) return;
+    if (!row) return false;
     const y = row.y + (track?.depth ?? 0) * LANE;
     const { scrollTop, clientHeight } = this.box;
     if (y < scrollTop || y + LANE + GAP > scrollTop + clientHeight - AXIS - pinsHeight) this.box.scrollTop = Math.max(0, y - clientHeight / 3);
+    return true;
   }
 }
 

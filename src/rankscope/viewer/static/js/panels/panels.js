@@ -105,6 +105,7 @@ export class Panels {
     this.tabs.forEach((button, at) => {
       button.setAttribute("aria-selected", String(NAMES[at] === tab));
       button.tabIndex = NAMES[at] === tab ? 0 : -1;
+      if (NAMES[at] === tab) button.scrollIntoView({ block: "nearest", inline: "nearest" }); // of a strip that is wider than its place
     });
     this.box.setAttribute("aria-labelledby", `tab-${tab}`);
     this.box.setAttribute("aria-busy", "true");

@@ -1,10 +1,15 @@
 // Reports of `rankscope stats` as tables: kernels, ops and collectives have tabs of their own, the others share one.
 
-import { json } from "../api.js";
-import { announce, h } from "../dom.js";
+import { isFile, json } from "../api.js";
+import { h } from "../dom.js";
 import { table } from "../table.js";
 
-const ON_THE_TIMELINE = ["kernels", "ops"]; // the names in their rows are names of slices
+/** By report, the question of `find` for the slices of a row. @type {Record<string, (row: any) => Record<string, any>>} */
+const INSTANCES = {
+  kernels: ({ name }) => ({ name }),
+  ops: ({ name }) => ({ name }),
+  collectives: ({ kind, group, bytes }) => ({ kind, group, bytes }),
+};
 
 /** @param {string} name @returns {(app: import("../app.js").App) => Promise<Node>} */
 export function reportPanel(name) {
@@ -27,19 +32,8 @@ export async function reportsPanel(app) {
 async function reportTable(app, name) {
   const known = app.run.reports.find((report) => report.name === name);
   const result = await json("report", { name });
-  const go = ON_THE_TIMELINE.includes(name) ? (/** @type {any} */ row) => toNext(app, row.name) : undefined;
+  const go = INSTANCES[name] && !(isFile() && name === "collectives") ? (/** @type {any} */ row) => app.search.walk(INSTANCES[name](row), { stay: true }) : undefined;
   return h("div", {}, h("h2", {}, result.title, " ", h("span", { class: "quiet" }, `${known?.question ?? ""} ${result.window} · rankscope stats ${app.run.path} -r ${name}`)),
     result.rows.length ? table(result.columns, result.rows, { caption: result.title, filter: true, go }) : "",
     result.notes.map((/** @type {string} */ note) => h("p", { class: "quiet" }, note)));
-}
-
-/** The next slice of a name, after the selected one or from the left edge on.
- * @param {import("../app.js").App} app @param {string} name */
-async function toNext(app, name) {
-  const chosen = app.panels.slice;
-  const at = chosen?.name === name ? chosen.start_ns : app.store.view.begin - 1;
-  const { found } = await json("find", { name, at: Math.round(at) });
-  const first = found ?? (await json("find", { name, at: Math.round(app.run.begin_ns) - 1 })).found;
-  if (first) await app.goTo(first, { stay: true });
-  else announce(`no slice has the name ${name}`);
 }
