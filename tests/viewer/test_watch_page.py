@@ -55,3 +55,12 @@ def test_the_page_in_a_browser(alone: Viewer, screen: Screen) -> None:
     assert screen.page.locator("#ranks tr").count() == 21
     assert screen.page.locator("#trend rect").count() == 55
     assert "token" not in screen.page.url
+
+
+@pytest.mark.slow
+def test_a_job_without_a_trace_opens_on_its_telemetry(alone: Viewer, screen: Screen) -> None:
+    alone.opening.start()
+    screen.page.goto(alone.url)
+    screen.page.wait_for_url("**/watch", timeout=60_000)
+    screen.page.wait_for_selector("body[data-ready=true]", timeout=60_000)
+    assert "rank 3 is slow" in screen.page.inner_text("#alarms")

@@ -57,6 +57,8 @@ def find(session: Session, query: dict[str, str]) -> Answer:
     keys = _Tuples(hits)
     # A slice at the position itself is left out.
     at = bisect_left(keys, position) - 1 if back else bisect_right(keys, position)
+    if after and len(same := np.flatnonzero((hits[:, 1:] == after).all(axis=1))):
+        at = int(same[0]) + (-1 if back else 1)  # a collective begins at another time than its slice
     if not 0 <= at < len(hits):
         return {"found": None, "count": len(hits)}
     _, rank, segment, id = hits[at].tolist()

@@ -62,6 +62,7 @@ export class Panels {
     }, PANELS[name].title));
     fill(byId("tabs"), ...this.tabs);
     byId("tabs").addEventListener("keydown", (event) => this.arrows(event));
+    byId("tabs").addEventListener("wheel", (event) => { byId("tabs").scrollLeft += event.deltaY; }, { passive: true });
   }
 
   get tab() {
