@@ -66,9 +66,10 @@ def test_a_single_rank_opens_with_its_host_and_information_is_not_an_alarm(scree
     figures = page.locator("#verdict .kpi span").all_inner_texts()
     assert "idle" in figures and "waiting" not in figures and "transfer" not in figures
     severity = "window.rankscope.findings[window.rankscope.store.view.finding].severity"
-    assert page.evaluate(severity) == "warning" and page.evaluate("window.rankscope.isHot(0)")
+    alarm = "window.rankscope.blame === window.rankscope.palette.text.bad"
+    assert page.evaluate(severity) == "warning" and page.evaluate(alarm)
     screen.press("p")
-    assert page.evaluate(severity) == "info" and not page.evaluate("window.rankscope.isHot(0)")
+    assert page.evaluate(severity) == "info" and not page.evaluate(alarm)
     assert "host" in page.evaluate(groups)
     screen.press("Home")
     assert screen.view()["open"] == [0]

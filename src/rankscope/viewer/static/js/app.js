@@ -88,9 +88,14 @@ export class App {
     return this.findings[this.store.view.finding]?.severity !== "info";
   }
 
-  /** Whether the shown finding is a problem of a rank. @param {number} rank */
+  /** The colour of what the shown finding points at. */
+  get blame() {
+    return this.palette.text[this.isAlarming ? "bad" : "accent"];
+  }
+
+  /** Whether the shown finding is about a rank. @param {number} rank */
   isHot(rank) {
-    return this.isAlarming && (this.scene?.ranks.includes(rank) ?? false);
+    return this.scene?.ranks.includes(rank) ?? false;
   }
 
   /** The findings, requested once. @returns {Promise<any[]>} */

@@ -49,8 +49,8 @@ export class Phases {
   draw(open) {
     const names = Object.keys(DOING).filter((name) => !open || this.times.has(name) || name !== "read" && name !== "link");
     const doing = names.find((name) => !this.times.get(name)?.done);
-    if (!doing) return;
-    fill(byId("verdict"), h("div", {}, h("h1", {}, this.times.has(doing) ? DOING[doing] : "Opening the run"), h("ol", { class: "phases" }, names.map((name) => {
+    const title = !doing ? "Summing up" : this.times.has(doing) ? DOING[doing] : "Opening the run";
+    fill(byId("verdict"), h("div", {}, h("h1", {}, title), h("ol", { class: "phases" }, names.map((name) => {
       const known = this.times.get(name);
       return h("li", { class: known?.done ? "done" : known ? "doing" : "" }, name, known && !known.done && name === "read" ? this.note : "",
         known ? ` ${known.seconds.toFixed(1)} s` : "");

@@ -81,7 +81,7 @@ export class Overview {
   drawLabel(g, rank, y) {
     const hot = this.app.isHot(rank);
     g.font = hot ? `600 ${MONO}` : MONO;
-    g.fillStyle = hot ? this.app.palette.text.bad : this.app.palette.text["ink-2"];
+    g.fillStyle = hot ? this.app.blame : this.app.palette.text["ink-2"];
     g.textAlign = "right";
     g.fillText(rankName(rank), GUTTER - 10, y);
   }
@@ -89,7 +89,7 @@ export class Overview {
   /** Of many ranks, those of the shown finding have a mark and a name.
    * @param {CanvasRenderingContext2D} g @param {number[]} ranks @param {number} row */
   markHot(g, ranks, row) {
-    g.fillStyle = this.app.palette.text.bad;
+    g.fillStyle = this.app.blame;
     g.textAlign = "right";
     ranks.forEach((rank, place) => {
       if (!this.app.isHot(rank)) return;

@@ -273,13 +273,13 @@ export class Timeline {
     const { text } = this.app.palette;
     const hot = this.app.isHot(row.rank);
     if (row.open) {
-      g.fillStyle = hot ? text.hot : text.panel;
+      g.fillStyle = hot && this.app.isAlarming ? text.hot : text.panel;
       g.fillRect(GUTTER, row.y + 2, this.width, HEADER - 4);
     }
     g.font = `600 ${MONO}`;
     g.textAlign = "right";
     g.textBaseline = "middle";
-    g.fillStyle = hot ? text.bad : text.ink;
+    g.fillStyle = hot ? this.app.blame : text.ink;
     g.fillText(`${row.pinned ? "• " : ""}${row.open ? "▾" : "▸"} ${rankName(row.rank)}`, GUTTER - 10, row.y + HEADER / 2);
     if (row.open) this.drawShares(g, row);
     else this.drawWaits(g, row);
@@ -383,7 +383,7 @@ export class Timeline {
         const to = Math.min(left + wide, width);
         const y = row.y + tile.row[at] * LANE;
         if (mine || blamed) {
-          g.strokeStyle = mine ? palette.text.ink : palette.text[this.app.isAlarming ? "bad" : "accent"];
+          g.strokeStyle = mine ? palette.text.ink : this.app.blame;
           g.lineWidth = mine ? 2 : 1.5;
           g.strokeRect(GUTTER + from + 0.75, y + 0.75, Math.max(to - from - 1.5, 1), LANE - 2.5);
         }

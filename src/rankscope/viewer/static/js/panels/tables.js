@@ -31,9 +31,26 @@ export async function reportsPanel(app) {
 /** @param {import("../app.js").App} app @param {string} name */
 async function reportTable(app, name) {
   const known = app.run.reports.find((report) => report.name === name);
-  const result = await json("report", { name });
-  const go = INSTANCES[name] && !(isFile() && name === "collectives") ? (/** @type {any} */ row) => app.search.walk(INSTANCES[name](row), { stay: true }) : undefined;
-  return h("div", {}, h("h2", {}, result.title, " ", h("span", { class: "quiet" }, `${known?.question ?? ""} ${result.window} · rankscope stats ${app.run.path} -r ${name}`)),
-    result.rows.length ? table(result.columns, result.rows, { caption: result.title, filter: true, go }) : "",
+  const keys = isFile() ? [] : known?.by ?? [];
+  const by = keys.includes(app.store.view.by) ? app.store.view.by : "";
+  const result = await json("report", { name, by });
+  const choice = h("select", { "aria-label": "Rows", onchange: (/** @type {any} */ event) => app.store.set({ by: event.target.value }, { history: true }) },
+    ["", ...keys].map((key) => h("option", { value: key, selected: key === by }, key ? `by ${key}` : "as it is")));
+  return h("div", {}, h("h2", {}, result.title, " ", keys.length ? choice : "",
+    h("span", { class: "quiet" }, ` ${known?.question ?? ""} ${result.window} · rankscope stats ${app.run.path} -r ${name}${by && ` --by ${by}`}`)),
+    result.rows.length ? table(result.columns, result.rows, { caption: result.title, filter: true, go: leading(app, name, result.rows) }) : "",
     result.notes.map((/** @type {string} */ note) => h("p", { class: "quiet" }, note)));
+}
+
+/** What a row leads to: its slices, or its step and rank. @param {import("../app.js").App} app @param {string} name @param {any[]} rows */
+function leading(app, name, rows) {
+  if (INSTANCES[name] && !(isFile() && name === "collectives")) return (/** @type {any} */ row) => app.search.walk(INSTANCES[name](row), { stay: true });
+  const [first] = rows;
+  if (!Number.isInteger(first.rank) && !rows.some((row) => Number.isInteger(row.step))) return undefined;
+  return (/** @type {any} */ row) => {
+    const step = app.run.steps.find((each) => each.step === row.step);
+    if (step) app.show(step.start_ns - step.dur_ns * 0.01, step.start_ns + step.dur_ns * 1.01, { history: true });
+    const rank = row.rank ?? row.last_rank;
+    if (app.run.ranks.includes(rank)) app.reveal(rank);
+  };
 }
