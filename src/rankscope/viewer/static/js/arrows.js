@@ -55,7 +55,10 @@ export function drawCollective(g, timeline, rows, shown) {
   const inView = new Set(shown.map((row) => row.rank));
   const places = collective.rows.filter((row) => inView.has(row.rank)).flatMap((row) => {
     const place = rowOf(rows, row.rank, COMMUNICATION);
-    return place ? [{ ...row, x: timeline.x(row.start_ns, row.rank), top: place.y, middle: place.y + (place.type === "rank" ? HEADER : LANE) / 2, bottom: place.y + (place.type === "rank" ? HEADER : LANE) }] : [];
+    if (!place) return [];
+    const high = place.type === "rank" ? HEADER : LANE;
+    const top = place.y + (place.type === "track" ? timeline.laneOf(row) * LANE : 0);
+    return [{ ...row, x: timeline.x(row.start_ns, row.rank), top, middle: top + high / 2, bottom: top + high }];
   });
   const x = timeline.x(last.start_ns, last.rank);
   const from = places.find((place) => place.rank === last.rank);

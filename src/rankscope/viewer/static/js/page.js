@@ -69,7 +69,8 @@ export async function startPage(phases) {
   const begun = new Promise((done) => { map = app.overview.load(() => done(true)); });
   await phases.during("draw", Promise.all([begun, app.timeline.loadTracks().then(() => app.timeline.settled())])); // the findings need the database for long
   document.body.dataset.drawn = "true";
-  app.panels.changed(new Set(["tab"]));
+  if (run.opens_on) await app.panels.draw(); // the page is about it
+  else app.panels.changed(new Set(["tab"]));
   await Promise.all([map, phases.during("findings", app.loadFindings())]);
   if (fresh && app.store.view === untouched) await open(app, requested.finding ?? -1);
   await loadVerdict(app);

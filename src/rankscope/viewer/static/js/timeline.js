@@ -20,7 +20,7 @@ const WAIT_PIXELS = 95; // nor shorter waits
 /** @typedef {{ rank: number, segment: number, track: number, id: number, name: string, start: number, duration: number,
  *   count: number, kind: number, row: number, x: number, y: number, width: number }} Hit
  * @typedef {{ rank: number, segment: number, track: number, row: number, start: number }} Point
- * @typedef {{ title: string, last: number | null, rows: { rank: number, start_ns: number, dur_ns: number, arrives_ns: number, wait_ns: number | null }[] }} Collective
+ * @typedef {{ title: string, last: number | null, rows: { rank: number, segment: number, id: number, start_ns: number, dur_ns: number, arrives_ns: number, wait_ns: number | null }[] }} Collective
  * @typedef {{ begin: number, end: number, shares: import("./palette.js").Shares }} Strip */
 
 export class Timeline {
@@ -266,6 +266,15 @@ export class Timeline {
     const begin = this.beginOf(rank);
     const { view } = this.app.store;
     return this.tiles.of({ rank, segment, track }, begin, begin + view.end - view.begin, this.nsPerPixel);
+  }
+
+  /** The lane of a collective in the track of its rank. @param {{ rank: number, segment: number, id: number }} slice */
+  laneOf({ rank, segment, id }) {
+    for (const tile of this.tilesOf(rank, COMMUNICATION)) {
+      const at = tile.id.findIndex((each, place) => each === id && tile.segment[place] === segment);
+      if (at >= 0) return tile.row[at];
+    }
+    return 0;
   }
 
   /** @param {CanvasRenderingContext2D} g @param {import("./layout.js").RankRow} row */

@@ -25,7 +25,7 @@ export async function reportsPanel(app) {
     app.run.reports.map((report) => h("option", { value: report.name, selected: report.name === known.name }, report.name)));
   const sorts = h("select", { "aria-label": "Order of ranks", onchange: (/** @type {any} */ event) => app.store.set({ sort: event.target.value }) },
     ["rank", ...app.orders.keys()].map((name) => h("option", { value: name, selected: name === view.sort }, name === "rank" ? "ranks by number" : `ranks by ${name.replace(/_ns$/, "").replaceAll("_", " ")}`)));
-  return h("div", {}, h("div", { class: "row" }, choice, sorts), await reportTable(app, known.name));
+  return h("div", {}, h("div", { class: "row" }, choice, app.run.opens_on ? "" : sorts), await reportTable(app, known.name));
 }
 
 /** @param {import("../app.js").App} app @param {string} name */
