@@ -83,6 +83,11 @@ export class App {
     return ordered(this.run.ranks, pinned, sort === "rank" ? null : this.orders.get(sort) ?? null, leading);
   }
 
+  /** What stands where there is no finding. */
+  get checkedText() {
+    return this.checked.length ? `No finding in: ${this.checked.join(", ")}.` : "No report can be answered from this recording.";
+  }
+
   /** Whether the shown finding is a problem; information is not coloured as one. */
   get isAlarming() {
     return this.findings[this.store.view.finding]?.severity !== "info";

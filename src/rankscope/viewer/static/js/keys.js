@@ -71,7 +71,7 @@ const ACTIONS = {
   "{": (app) => move(app, -1), "}": (app) => move(app, 1),
   n: (app) => app.walk(1),
   p: (app) => app.walk(-1),
-  "]": (app) => sameName(app, "next"), "[": (app) => sameName(app, "previous"),
+  "]": (app) => app.search.step(1), "[": (app) => app.search.step(-1),
   ".": (app) => neighbour(app, 1), ",": (app) => neighbour(app, -1),
   ...Object.fromEntries(Array.from({ length: 10 }, (_, at) => [String((at + 1) % 10), (/** @type {any} */ app) => app.panels.choose(at)])),
 };
@@ -163,20 +163,6 @@ function toSelection(app) {
   else if (slice) app.goTo(slice, { zoom: true });
 }
 
-/** @param {import("./app.js").App} app @param {"next" | "previous"} direction */
-async function sameName(app, direction) {
-  if (app.search.walked) return app.search.step(direction === "next" ? 1 : -1);
-  const { slice } = app.panels;
-  if (!slice) return announce("select a slice first");
-  const { name, rank } = slice;
-  try {
-    const { found } = await json("find", { name, at: Math.round(slice.start_ns), after: `${rank}.${slice.segment}.${slice.id}`, direction, rank });
-    return found ? app.goTo(found) : announce(`no ${direction} ${name}`);
-  } catch (error) {
-    return show(error);
-  }
-}
-
 /** @param {import("./app.js").App} app @param {number} by */
 async function neighbour(app, by) {
   const slice = app.panels.slice;
@@ -196,7 +182,6 @@ function escape(app, target) {
   app.search.walked = null;
   target.blur();
   if (!app.store.view.slice && !app.store.view.area) return;
-  app.timeline.marks = [];
   app.timeline.arrows = [];
   app.timeline.flows = [];
   app.timeline.peers = null;

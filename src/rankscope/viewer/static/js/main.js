@@ -56,6 +56,7 @@ async function start() {
   await readFile();
   startTheme(location.hash);
   const page = import("./page.js");
+  page.catch(() => {}); // whoever waits for it says so
   const phases = new Phases();
   if (await opened(phases)) await (await page).startPage(phases);
 }

@@ -44,8 +44,12 @@ export class Search {
       input.focus();
       this.look();
     });
-    byId("search-next").addEventListener("click", () => this.step(1));
-    byId("search-previous").addEventListener("click", () => this.step(-1));
+    for (const [id, by] of /** @type {[string, number][]} */ ([["search-next", 1], ["search-previous", -1]])) {
+      byId(id).addEventListener("click", () => {
+        if (this.question.q) this.walked ??= this.question;
+        this.step(by);
+      });
+    }
     document.addEventListener("pointerdown", (event) => {
       if (!(/** @type {HTMLElement} */ (event.target).closest(".search"))) this.close();
     });
@@ -133,24 +137,23 @@ export class Search {
     return this.step(1, { ...how, at: this.app.run.begin_ns - 1 });
   }
 
-  /** The next or previous hit after the selected slice; where none is selected, after `at`: the left edge of the window.
+  /** The next or previous hit after the selected slice; where none is selected, after `at`: the left edge of the window. Where nothing is
+   * searched for, the hits are the slices of its name on its rank.
    * @param {number} by @param {{ stay?: boolean, at?: number }} [how] */
   async step(by, how = {}) {
     const { app } = this;
-    if (!this.walked) {
-      if (!this.question.q) return announce("nothing is searched for");
-      this.walked = this.question;
-    }
     const { slice } = app.panels;
+    const question = this.walked ?? (slice && { name: slice.name, rank: slice.rank });
+    if (!question) return announce("select a slice or search first");
     const from = slice ? { at: Math.round(slice.start_ns), after: `${slice.rank}.${slice.segment}.${slice.id}` } : { at: how.at ?? Math.round(app.store.view.begin) - 1 };
-    const ask = (/** @type {any} */ where) => json("find", { ...this.walked, ...where, direction: by < 0 ? "previous" : "next" });
+    const ask = (/** @type {any} */ where) => json("find", { ...question, ...where, direction: by < 0 ? "previous" : "next" });
     try {
       let answer = await ask(from);
       if (!answer.found) answer = await ask({ at: by < 0 ? app.run.end_ns + 1 : app.run.begin_ns - 1 }); // from the other end
       if (!answer.found) return announce("nothing found");
       this.count(`${answer.place.toLocaleString("en")} of ${answer.count.toLocaleString("en")}`);
       announce(`${answer.place} of ${answer.count}: ${answer.found.name} on rank ${answer.found.rank}`);
-      return await app.goTo(this.walked.kind ? { ...answer.found, track: COMMUNICATION.track, depth: 0 } : answer.found, how);
+      return await app.goTo(question.kind ? { ...answer.found, track: COMMUNICATION.track, depth: 0 } : answer.found, how);
     } catch (error) {
       return show(error);
     }

@@ -48,7 +48,6 @@ export class Timeline {
     this.flows = [];
     /** @type {Collective | null} the selected one, on all its ranks */
     this.peers = null;
-    this.marks = /** @type {{ at: number, text: string }[]} */ ([]);
     this.frames = /** @type {number[]} */ ([]);
     /** @type {ImageData | null} */
     this.image = null;
@@ -438,21 +437,6 @@ export class Timeline {
       for (const [top, bottom] of right > left ? this.areaRows(height) : []) g.fillRect(left, top, right - left, bottom - top);
       g.globalAlpha = 1;
     }
-    g.setLineDash([4, 3]);
-    g.font = SANS;
-    this.marks.forEach((mark, place) => {
-      const x = GUTTER + (mark.at - view.begin) / this.nsPerPixel;
-      if (x < GUTTER || x > GUTTER + this.width) return;
-      g.strokeStyle = g.fillStyle = text.bad;
-      g.beginPath();
-      g.moveTo(x, AXIS);
-      g.lineTo(x, height);
-      g.stroke();
-      const late = x - GUTTER > this.width * 0.6;
-      g.textAlign = late ? "right" : "left";
-      g.fillText(mark.text, late ? x - 4 : x + 4, height - 12 - 13 * (place % 4));
-    });
-    g.setLineDash([]);
   }
 
   /** Request the activity of the visible ranks in the window; the previous one is shown until it arrives.

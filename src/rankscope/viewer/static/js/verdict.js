@@ -31,9 +31,9 @@ function drawVerdict(app, { title: summary, facts }) {
   const at = Math.max(app.store.view.finding, 0);
   const finding = app.findings[at];
   if (!finding) {
-    const checked = app.checked.length ? `No problems found. Checked: ${app.checked.join(", ")}.` : "No report can be answered from this recording.";
-    const [first, rest] = app.run.opens_on || !app.checked.length ? [summary.replace(/ \(-r [^)]*\)/g, ""), checked] : ["No problems found.", checked.slice(19)];
-    fill(byId("verdict"), headline(app.checked.length ? "ok" : "info", first, rest), h("span", { class: "space" }), ...figures(app, facts));
+    const isTimeline = app.checked.length > 0 && !app.run.opens_on;
+    fill(byId("verdict"), headline(app.checked.length ? "ok" : "info", isTimeline ? "No problems found." : summary.replace(/ \(-r [^)]*\)/g, ""), app.checkedText),
+      h("span", { class: "space" }), ...figures(app, facts));
     return;
   }
   const { headline: title, why } = finding.scene;

@@ -9,7 +9,7 @@ const BESIDES = ["op_differences", "gpu"]; // what else a rank does differently:
 /** @param {import("../app.js").App} app */
 export async function findingsPanel(app) {
   const [findings, step] = await Promise.all([app.loadFindings(), app.panels.stepTime()]);
-  if (!findings.length) return h("p", { class: "quiet" }, `No findings. ${app.checked.length ? `Checked: ${app.checked.join(", ")}.` : "No report can be answered from this recording."}`);
+  if (!findings.length) return h("p", { class: "quiet" }, app.checkedText);
   const at = Math.min(Math.max(app.store.view.finding, 0), findings.length - 1);
   const { collective } = findings[at].scene;
   return h("div", { class: `columns three findings ${findings[at].severity}` }, h("div", {}, list(app, findings, at, step)), h("div", {}, details(app, findings[at])),

@@ -6,8 +6,8 @@ import { table } from "../table.js";
 
 /** By report, the question of `find` for the slices of a row. @type {Record<string, (row: any) => Record<string, any>>} */
 const INSTANCES = {
-  kernels: ({ name }) => ({ name }),
-  ops: ({ name }) => ({ name }),
+  kernels: ({ name, rank }) => ({ name, rank }),
+  ops: ({ name, rank }) => ({ name, rank }),
   collectives: ({ kind, group, bytes }) => ({ kind, group, bytes }),
 };
 
@@ -44,8 +44,8 @@ async function reportTable(app, name) {
 
 /** What a row leads to: its slices, or its step and rank. @param {import("../app.js").App} app @param {string} name @param {any[]} rows */
 function leading(app, name, rows) {
-  if (INSTANCES[name] && !(isFile() && name === "collectives")) return (/** @type {any} */ row) => app.search.walk(INSTANCES[name](row), { stay: true });
   const [first] = rows;
+  if (name === "collectives" ? first.kind && !isFile() : INSTANCES[name] && first.name) return (/** @type {any} */ row) => app.search.walk(INSTANCES[name](row), { stay: true });
   if (!Number.isInteger(first.rank) && !rows.some((row) => Number.isInteger(row.step))) return undefined;
   return (/** @type {any} */ row) => {
     const step = app.run.steps.find((each) => each.step === row.step);
