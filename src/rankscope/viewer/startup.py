@@ -129,6 +129,7 @@ class Opening:
                     files = f"{self._files} file{'s' * (self._files > 1)} ({units.format_bytes(self._total)})"
                     self._say(f"Read {files} in {self._times[-1] - self._started:.1f} s; analysing")
             self._done.set()
+        import_module("rankscope.viewer.scenes")  # the page asks for the findings next, and draws meanwhile
 
     @property
     def _has_telemetry(self) -> bool:

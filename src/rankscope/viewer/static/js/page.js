@@ -67,11 +67,12 @@ export async function startPage(phases) {
   /** @type {Promise<void>} */
   let map = Promise.resolve();
   const begun = new Promise((done) => { map = app.overview.load(() => done(true)); });
-  await phases.during("draw", Promise.all([begun, app.timeline.loadTracks().then(() => app.timeline.settled())])); // the findings need the database for long
-  document.body.dataset.drawn = "true";
+  const tracks = Promise.all([begun, app.timeline.loadTracks()]); // before the findings, which need the database for long
+  const drawn = phases.during("draw", tracks.then(() => app.timeline.begun())).then(() => { document.body.dataset.drawn = "true"; });
+  await tracks;
   if (run.opens_on) await app.panels.draw(); // the page is about it
   else app.panels.changed(new Set(["tab"]));
-  await Promise.all([map, phases.during("findings", app.loadFindings())]);
+  await Promise.all([map, drawn, phases.during("findings", app.loadFindings())]);
   if (fresh && app.store.view === untouched) await open(app, requested.finding ?? -1);
   await loadVerdict(app);
   document.body.dataset.ready = "true";

@@ -92,9 +92,9 @@ export class Timeline {
     });
   }
 
-  /** When everything that is visible is drawn. */
-  async settled() {
-    do await new Promise((done) => { this.redraw(); requestAnimationFrame(done); }); while (this.tiles.busy);
+  /** When the first tiles have arrived. */
+  async begun() {
+    do await new Promise((done) => { this.redraw(); requestAnimationFrame(done); }); while (this.tiles.busy && !this.tiles.kept.size);
   }
 
   /** The tracks of the expanded and pinned ranks; each is asked for once, and who asks again waits for the same answer. */
