@@ -44,8 +44,12 @@ def test_plain_data_comes_back(tmp_path: Path, protocol: int) -> None:
         value["more"] = [b"x", {3}, frozenset({4})]
     path = write(tmp_path / "a.pickle", pickle.dumps(value, protocol))
     assert load_plain(path)[0] == value
-    for ending, compress in {"gz": gzip.compress, "xz": lzma.compress}.items():
-        packed = write(tmp_path / f"a.pickle.{ending}", compress(pickle.dumps(value, protocol)))
+    compressed = {
+        "gz": gzip.compress(pickle.dumps(value, protocol)),
+        "xz": lzma.compress(pickle.dumps(value, protocol)),
+    }
+    for ending, content in compressed.items():
+        packed = write(tmp_path / f"a.pickle.{ending}", content)
         assert load_plain(packed)[0] == value
 
 

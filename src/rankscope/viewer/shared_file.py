@@ -125,7 +125,8 @@ def _recorded(session: Session, routes: Mapping[str, Route], window: Window) -> 
     part = {"begin": str(begin), "end": str(end), "ranks": ",".join(map(str, window.ranks))}
     findings: Any = routes["findings"]({})
     shown = [{**finding, "scene": _scene(finding["scene"], window)} for finding in findings["findings"]]
-    answers: dict[str, Any] = {"run": run, "findings": {"findings": shown}, "roofs": routes["roofs"]({})}
+    told = {"findings": shown, "facts": findings["facts"]}
+    answers: dict[str, Any] = {"run": run, "findings": told, "roofs": routes["roofs"]({})}
     for report in reports:
         name = report["name"]
         answers[f"report/{name}"] = routes["report"]({"name": name, "top": _REPORT_ROWS})
