@@ -62,7 +62,7 @@ _STORES = tempfile.TemporaryDirectory(prefix="rankscope-viewer-")  # nothing is 
 
 
 def serve(*runs: Path) -> Viewer:
-    opening = Opening(list(runs), Options(cache=Path(_STORES.name)), lambda text: None)
+    opening = Opening(list(runs), lambda: Options(cache=Path(_STORES.name)), lambda text: None)
     viewer = watched(Server(Address("127.0.0.1", 0), opening.routes()), runs[0], opening)
     opening.start()
     assert opening.wait(60)

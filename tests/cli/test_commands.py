@@ -6,6 +6,7 @@ import csv
 import importlib.util
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -253,6 +254,17 @@ def test_ingest_says_what_it_read_and_what_was_lost(
 
 
 @pytest.mark.slow
+def test_a_long_reading_is_followed_by_the_analysis(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_kineto(tmp_path / "rank-0.json", [slice_event("op", 0, 5)])
+    for quiet_seconds, then in ((1e9, ""), (0.0, r"\nAnalysing")):
+        monkeypatch.setattr("rankscope.cli.common._QUIET_SECONDS", quiet_seconds)
+        err = run(capsys, "stats", tmp_path)[2]
+        assert re.fullmatch(rf"Read 1 file [^\n]*{then}\n", err)
+        shutil.rmtree(tmp_path / ".rankscope")
+
+
 def test_hostile_names_stay_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_kineto(tmp_path / "t.json", [slice_event("\x1b[31mred\x07 <script>|x|`y`", 0, 1)])
     for form in ("table", "markdown", "csv"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 import os
 import pickle
 import struct
@@ -43,8 +44,13 @@ def test_plain_data_comes_back(tmp_path: Path, protocol: int) -> None:
         value["more"] = [b"x", {3}, frozenset({4})]
     path = write(tmp_path / "a.pickle", pickle.dumps(value, protocol))
     assert load_plain(path)[0] == value
-    packed = write(tmp_path / "a.pickle.gz", gzip.compress(pickle.dumps(value, protocol)))
-    assert load_plain(packed)[0] == value
+    compressed = {
+        "gz": gzip.compress(pickle.dumps(value, protocol)),
+        "xz": lzma.compress(pickle.dumps(value, protocol)),
+    }
+    for ending, content in compressed.items():
+        packed = write(tmp_path / f"a.pickle.{ending}", content)
+        assert load_plain(packed)[0] == value
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
@@ -116,7 +122,10 @@ def test_truncated(tmp_path: Path, cut: float) -> None:
     whole = pickle.dumps(
         {**SNAPSHOT, "device_traces": [[{"action": "alloc", "size": n} for n in range(500)]]}
     )
-    for name, content in {"a.pickle": whole, "a.pickle.gz": gzip.compress(whole)}.items():
+    packed = {"a.pickle.gz": gzip.compress(whole)}
+    if cut < 0.98:  # the rest is the index of xz: all data are there
+        packed["a.pickle.xz"] = lzma.compress(whole)
+    for name, content in {"a.pickle": whole, **packed}.items():
         path = write(tmp_path / name, content[: int(len(content) * cut)])
         for load in (load_plain, read_tree):
             with pytest.raises(ReadError, match=r"cannot read|is not read"):

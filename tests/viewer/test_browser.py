@@ -510,7 +510,7 @@ def test_nothing_overflows(width: int, slow2: Viewer, screen: Screen) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         for wanted, wrong in (
             (
-                "header *, .verdict *, .legend *, .track-tools *, .bar *",
+                "header *, .verdict *, .legend *, .track-tools *, .bar > *",
                 f"e.getBoundingClientRect().right > {width} + 0.5",
             ),
             (

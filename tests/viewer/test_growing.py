@@ -98,17 +98,22 @@ def test_the_picture_grows_while_a_file_is_read(tmp_path: Path, monkeypatch: pyt
         states.append((opening.state(), opening.routes()["growing"]({})))
 
     monkeypatch.setattr(growing.GrowingPicture, "add", asked_meanwhile)
-    opening = Opening([tmp_path], Options(), lambda text: None)
+    opening = Opening([tmp_path], Options, lambda text: None)
     opening.start()
     assert opening.wait(60)
     (state, (header, columns)), *_ = states
     assert (state["state"], state["batches"]) == ("reading", 1)
+    assert state["phases"][0]["name"] == "read" and state["phases"][-1]["done"] is False
+    ((name, share),) = state["files"]
+    assert state["count"] == 1 and name.startswith("rank-") and 0 <= share <= 1
     assert any(label.startswith("stream") for label in header["labels"])
     assert len(columns["busy"]) == len(header["labels"]) * header["bins"] and columns["busy"].any()
-    assert opening.state()["state"] == "open"
+    phases = opening.state()["phases"]
+    assert opening.state()["state"] == "open" and [phase["done"] for phase in phases] == [True, True]
     opening.close()
-    again = Opening([tmp_path], Options(), lambda text: None)
+    again = Opening([tmp_path], Options, lambda text: None)
     again.start()
     assert again.wait(60)
     assert len(states) == 1 and again.routes()["growing"]({}) == {}, "nothing is read"
+    assert again.state()["phases"] == []
     again.close()

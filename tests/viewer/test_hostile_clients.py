@@ -37,7 +37,7 @@ def viewer() -> Iterator[Viewer]:
         "large": lambda query: {"text": "x" * 40_000_000},
         "broken": lambda query: {"": 1 // 0},
     }
-    opening = Opening([], Options(), lambda text: None)
+    opening = Opening([], Options, lambda text: None)
     started = watched(Server(Address("127.0.0.1", 0), routes), Path(), opening)  # type: ignore[arg-type]
     yield started
     stop(started)
@@ -198,9 +198,9 @@ def test_a_failure_of_any_kind_while_opening_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not only the errors that were foreseen: the page would wait for ever."""
-    monkeypatch.setattr("rankscope.viewer.startup.open_run", lambda *_, **__: dict[str, int]()["no such key"])
+    monkeypatch.setattr("rankscope.timeline.run.open_run", lambda *_, **__: dict[str, int]()["no such key"])
     said: list[str] = []
-    opening = Opening([tmp_path], Options(), said.append)
+    opening = Opening([tmp_path], Options, said.append)
     opening.start()
     assert opening.wait(20)
     state = opening.state()

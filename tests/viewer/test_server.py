@@ -260,12 +260,15 @@ def test_a_run_that_cannot_be_opened_is_said(tmp_path: Path) -> None:
     from rankscope.store.ingest import Options
 
     said: list[str] = []
-    opening = Opening([tmp_path / "nothing"], Options(), said.append)
+    opening = Opening([tmp_path / "nothing"], Options, said.append)
     assert opening.routes()["state"]({}) == {
         "state": "reading",
         "read_bytes": 0,
         "total_bytes": 0,
-        "doing": "",
+        "count": 0,
+        "files": [],
+        "title": "nothing",
+        "phases": [],
         "batches": 0,
         "telemetry": False,
     }
@@ -375,7 +378,7 @@ def test_queries_that_wait_keep_nobody_else_waiting() -> None:
         return words
 
     server = Server(Address("127.0.0.1", 0), {"query": query, "run": lambda words: {"told": 1}})
-    viewer = watched(server, Path(), Opening([Path()], Options(), lambda text: None))
+    viewer = watched(server, Path(), Opening([Path()], Options, lambda text: None))
     waiting = [HTTPConnection("127.0.0.1", server.address.port, timeout=60) for _ in range(20)]
     try:
         for one in waiting:

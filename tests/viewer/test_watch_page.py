@@ -23,7 +23,7 @@ def alone(tmp_path: Path) -> Iterator[Viewer]:
     run = tmp_path / "alone"
     job = Job(30, steps=60)
     write_rings(run, job, telemetry(job, Fault(SLOW_RANK, HOST, (3,), 30, 0.3)), ended_unix_ns=time.time_ns())
-    opening = Opening([run], Options(), lambda text: None)
+    opening = Opening([run], Options, lambda text: None)
     viewer = watched(Server(Address("127.0.0.1", 0), opening.routes()), run, opening)
     yield viewer
     stop(viewer)
@@ -40,7 +40,7 @@ def test_the_route_has_the_ranks_to_look_at_first(alone: Viewer) -> None:
 
 
 def test_without_telemetry_the_error_says_how_to_get_it(tmp_path: Path) -> None:
-    opening = Opening([tmp_path], Options(), lambda text: None)
+    opening = Opening([tmp_path], Options, lambda text: None)
     viewer = watched(Server(Address("127.0.0.1", 0), opening.routes()), tmp_path, opening)
     status, answer = viewer.ask("watch")
     assert status == 400 and "--watch" in answer["hint"]
@@ -55,3 +55,12 @@ def test_the_page_in_a_browser(alone: Viewer, screen: Screen) -> None:
     assert screen.page.locator("#ranks tr").count() == 21
     assert screen.page.locator("#trend rect").count() == 55
     assert "token" not in screen.page.url
+
+
+@pytest.mark.slow
+def test_a_job_without_a_trace_opens_on_its_telemetry(alone: Viewer, screen: Screen) -> None:
+    alone.opening.start()
+    screen.page.goto(alone.url)
+    screen.page.wait_for_url("**/watch", timeout=60_000)
+    screen.page.wait_for_selector("body[data-ready=true]", timeout=60_000)
+    assert "rank 3 is slow" in screen.page.inner_text("#alarms")

@@ -172,7 +172,7 @@ class _Started:
         from rankscope.viewer.server import Server
         from rankscope.viewer.startup import Opening
 
-        self._opening = Opening([run], Options(cache=cache), lambda text: None)
+        self._opening = Opening([run], lambda: Options(cache=cache), lambda text: None)
         address = Address("127.0.0.1", 0)
         self._server = Server(address, self._opening.routes())
         self._serving = threading.Thread(target=self._server.serve, daemon=True)

@@ -107,6 +107,6 @@ def findings(run: Run, scope: Scope, by: str | None = None) -> Result:
         rows,
         collected,
         notes,
-        facts={"unanswered": unanswered},
+        facts={"unanswered": unanswered, "checked": [name for name in asked() if name not in unanswered]},
         unknown=nothing,
     )

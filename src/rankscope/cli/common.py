@@ -218,7 +218,7 @@ def open_run(
         from_events=getattr(args, "from_events", False),
         by_size=for_kept,
         progress=_ingest_progress(args.quiet),
-        on_read=lambda ingested: _say_what_was_read(ingested, started, args.quiet),
+        on_read=lambda ingested: _say_what_was_read(ingested, started, args.quiet, is_asked=True),
     )
     _keep_rollups(run, args)
     return run
@@ -375,7 +375,8 @@ def read(paths: list[Path], options: Options, args: argparse.Namespace) -> Inges
     return ingested
 
 
-def _say_what_was_read(ingested: Ingested, started: float, quiet: bool) -> None:
+def _say_what_was_read(ingested: Ingested, started: float, quiet: bool, is_asked: bool = False) -> None:
+    """`is_asked`: an answer follows, which takes its time where reading did."""
     for problem in ingested.problems:
         say(f"rankscope: {problem}")
     if ingested.read and not quiet:
@@ -383,10 +384,12 @@ def _say_what_was_read(ingested: Ingested, started: float, quiet: bool) -> None:
 
         size = sum(entry.manifest["source"]["bytes"] for entry in ingested.read)
         count = len(ingested.read)
+        seconds = time.monotonic() - started
         say(
-            f"Read {count} file{'s' * (count > 1)} ({format_bytes(size)}) in "
-            f"{time.monotonic() - started:.1f} s into {ingested.store}"
+            f"Read {count} file{'s' * (count > 1)} ({format_bytes(size)}) in {seconds:.1f} s into {ingested.store}"
         )
+        if is_asked and seconds > _QUIET_SECONDS:
+            say("Analysing")
 
 
 def _ingest_progress(quiet: bool) -> IngestProgress:

@@ -24,6 +24,8 @@ from rankscope.errors import MissingPackageError, RankscopeError, StoreError, Us
 from rankscope.host import user_name
 
 if TYPE_CHECKING:
+    from rankscope.store.ingest import Options
+    from rankscope.store.on_dask.option import DaskCluster
     from rankscope.viewer.listener import Listener
 
 EXAMPLES = """\
@@ -120,18 +122,12 @@ def _view(args: argparse.Namespace) -> int:
     print(address.url + at, flush=True)
     if args.tunnel is None:
         _print_how_to_reach(address.port, args.host)
-    # What follows imports a second's worth of packages; a browser waits for the answer meanwhile.
-    common.import_numpy_with_one_thread()
-    from rankscope.store.ingest import Options
+    # The rest takes half a second to import, most of it in the thread that opens the run.
     from rankscope.viewer.server import Server
     from rankscope.viewer.startup import Opening
 
-    opening = Opening(
-        runs,
-        Options(cache=args.cache, jobs=args.jobs, dask=common.dask_cluster(args)),
-        common.say,
-        mix=args.mix,
-    )
+    dask = common.dask_cluster(args)
+    opening = Opening(runs, lambda: _options(args, dask), common.say, mix=args.mix, quiet=args.quiet)
     server = Server(address, opening.routes(), args.tunnel)
     opening.start()
     if args.tunnel is not None:
@@ -143,6 +139,13 @@ def _view(args: argparse.Namespace) -> int:
         # end when their pipes close; unfinished files are removed by the next ingest.
         os._exit(0)
     return 0
+
+
+def _options(args: argparse.Namespace, dask: DaskCluster | None) -> Options:
+    common.import_numpy_with_one_thread()
+    from rankscope.store.ingest import Options
+
+    return Options(cache=args.cache, jobs=args.jobs, dask=dask)
 
 
 def _require_server() -> None:

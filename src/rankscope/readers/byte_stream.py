@@ -1,9 +1,10 @@
-"""Reads the bytes of a plain or gzip file in order. A damaged file yields the bytes before the damage."""
+"""Reads the bytes of a plain, gzip or xz file in order. A damaged file yields the bytes before the damage."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
@@ -11,6 +12,9 @@ from typing import IO, Any
 from rankscope.errors import ReadError, system_hint
 
 GZIP_MAGIC = b"\x1f\x8b"
+_XZ_MAGIC = b"\xfd7zXZ"
+_XZ_MEMORY = 256 << 20
+"""For its window; 65 MiB are usual at the highest level."""
 _PLAIN_PIECE = 1 << 20
 """Read at once where the size of the file is not known."""
 _COMPRESSED_PIECE = 1 << 20
@@ -90,12 +94,11 @@ class PlainStream(ByteStream):
 class GzipStream(ByteStream):
     """A gzip file of one or more members. A truncated or corrupt file yields the bytes before the damage."""
 
-    def __init__(self, path: Path, lines: bool = False) -> None:
-        from isal import igzip_lib
+    _name, _magic = "gzip", GZIP_MAGIC
 
+    def __init__(self, path: Path, lines: bool = False) -> None:
         super().__init__(path.open("rb"))
-        self._library = igzip_lib
-        self._corrupt: Any = igzip_lib.error
+        self._new_member, self._corrupt = self._library()
         self._inflate = self._new_member()
         self._pending = b""
         self._inflated = 0
@@ -126,35 +129,49 @@ class GzipStream(ByteStream):
         if self._inflate.needs_input and not self._pending:
             self._pending = self._file.read(_COMPRESSED_PIECE)
             if not self._pending:
-                return self._stop("the gzip file ends in the middle of its data")
+                return self._stop(f"the {self._name} file ends in the middle of its data")
         try:
             piece: bytes = self._inflate.decompress(self._pending, min(limit, _INFLATED_PIECE))
         except self._corrupt as error:
-            return self._stop(f"the gzip data is corrupt ({error})")
+            return self._stop(f"the {self._name} data is corrupt ({error})")
         self._pending = b""
         self._inflated += len(piece)
         if self._inflated > max(self._always_allowed, self._most_expansion * self._file.tell()):
             return self._stop(
-                f"the gzip data expands more than {self._most_expansion}-fold, as no trace does"
+                f"the {self._name} data expands more than {self._most_expansion}-fold, as no trace does"
             )
         return piece
 
     def _next_member(self) -> bytes:
         rest = self._inflate.unused_data or self._file.read(_COMPRESSED_PIECE)
-        if rest[:2] != GZIP_MAGIC:
+        if not rest.startswith(self._magic):
             # The end, or padding after the last member, which gzip tools also ignore.
             return self._stop("")
         self._inflate = self._new_member()
         self._pending = rest
         return b""
 
-    def _new_member(self) -> Any:
-        return self._library.IgzipDecompressor(flag=self._library.DECOMP_GZIP)
+    def _library(self) -> tuple[Callable[[], Any], Any]:
+        """What makes the decompressor of a member, and the error that it raises."""
+        from isal import igzip_lib
+
+        return lambda: igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP), igzip_lib.error
 
     def _stop(self, damage: str) -> bytes:
         self._ended = True
         self.damage = damage
         return b""
+
+
+class XzStream(GzipStream):
+    """The same of an xz file."""
+
+    _name, _magic = "xz", _XZ_MAGIC
+
+    def _library(self) -> tuple[Callable[[], Any], Any]:
+        import lzma
+
+        return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY), lzma.LZMAError
 
 
 def fill(buffer: memoryview, file: Any) -> int:
@@ -166,7 +183,7 @@ def fill(buffer: memoryview, file: Any) -> int:
 
 
 def open_stream(path: Path, lines: bool = False) -> ByteStream:
-    """Open as plain or gzip, depending on the first bytes and not on the name. `lines`: Python reads it by lines."""
+    """Open as plain, gzip or xz, by the first bytes and not by the name. `lines`: Python reads it by lines."""
     try:
         if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
             raise ReadError(
@@ -174,7 +191,10 @@ def open_stream(path: Path, lines: bool = False) -> ByteStream:
                 why="It is a pipe or a device, and a trace is read more than once.",
                 hint="Write it to a file, and give that.",
             )
-        return GzipStream(path, lines) if is_gzip(path) else PlainStream(path)
+        magic = _magic(path)
+        if magic.startswith(GZIP_MAGIC):
+            return GzipStream(path, lines)
+        return XzStream(path, lines) if magic == _XZ_MAGIC else PlainStream(path)
     except OSError as error:
         raise cannot_read(path, error) from error
 
@@ -189,8 +209,12 @@ def read_head(path: Path, size: int, lines: bool = False) -> tuple[bytes, str]:
 
 
 def is_gzip(path: Path) -> bool:
+    return _magic(path).startswith(GZIP_MAGIC)
+
+
+def _magic(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(2) == GZIP_MAGIC
+        return file.read(len(_XZ_MAGIC))
 
 
 def cannot_read(path: Path, error: OSError) -> ReadError:

@@ -19,7 +19,7 @@ from rankscope.errors import ReadError
 from rankscope.host import address_space_bytes, physical_memory_bytes
 from rankscope.readers.byte_stream import ByteStream, open_stream
 
-PICKLE_NAMES = (".pickle", ".pickle.gz", ".pkl", ".pkl.gz")
+PICKLE_NAMES = tuple(name + packed for name in (".pickle", ".pkl") for packed in ("", ".gz", ".xz"))
 _PROTOCOL_MARK = b"\x80"
 LARGEST_CONTENT = 16 << 30
 _PIECE = 1 << 16

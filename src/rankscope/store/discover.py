@@ -180,7 +180,7 @@ def _copies(files: Sequence[Path], unchanged: Collection[Path]) -> dict[Path, Pa
         if path not in present
     }
     for packed in best:
-        plain = packed.with_name(packed.name.removesuffix(".gz"))
+        plain = packed.with_name(packed.name.removesuffix(".gz").removesuffix(".xz"))
         if plain != packed and plain in present and _begin_alike(plain, packed):
             original, copy = sorted(
                 (plain, packed), key=lambda path: (path not in unchanged, _changed_ns(path), path == packed)

@@ -10,13 +10,12 @@ import json
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rankscope.store import derived
 from rankscope.text.json_values import plain
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Answer = dict[str, Any] | list[Any] | tuple[dict[str, Any], dict[str, Any]] | str
 """A JSON document, or a header (JSON) with columns (arrays), or an HTML page."""
@@ -67,6 +66,10 @@ def columns_of(query: dict[str, str]) -> int:
 
 def pack(header: dict[str, Any], columns: dict[str, NDArray[Any]]) -> bytes:
     """The header and the layout of the columns as one JSON line, then the columns, in the format of store.derived."""
+    import numpy as np  # late, as in `startup`
+
+    from rankscope.store import derived
+
     arrays = {name: np.ascontiguousarray(array) for name, array in columns.items()}
     return b"".join(derived.pack(header, arrays, json_bytes))
 

@@ -18,6 +18,13 @@ from rankscope.units import format_rounded
 from rankscope.viewer.answers import KINDS, TILE_WIDTH, Answer, columns_of, window_of
 from rankscope.viewer.session import ACTIVITIES, Session
 
+_TABS = {
+    "flight": {"tab": "reports", "report": "flight_recorder"},
+    "memory": {"tab": "memory"},
+    "ncu": {"tab": "roofline"},
+}
+"""By format without a timeline, the tab that shows it. Of several, the first."""
+
 
 def run_info(session: Session, query: dict[str, str]) -> Answer:
     """What the page loads first: ranks, steps, bounds, names of reports."""
@@ -30,8 +37,17 @@ def run_info(session: Session, query: dict[str, str]) -> Answer:
         "end_ns": end,
         "kinds": list(KINDS),
         "tile_width": TILE_WIDTH,
+        "opens_on": _opens_on(session.run),
         **session.kept("run", lambda: _description(session)),
     }
+
+
+def _opens_on(run: Run) -> dict[str, str] | None:
+    """What the page shows of a run that has no timeline: a tab of the panel; None where there is one."""
+    formats = {entry.format for entry in run.segments}
+    if not formats or formats - _TABS.keys():
+        return None
+    return next(tab for name, tab in _TABS.items() if name in formats)
 
 
 def _description(session: Session) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.collective_kinds import KINDS
 from rankscope.errors import UsageError
 from rankscope.ranges import as_ranges
 from rankscope.sql import sql_texts
@@ -45,7 +46,8 @@ def search(session: Session, query: dict[str, str]) -> Answer:
 
 
 def find(session: Session, query: dict[str, str]) -> Answer:
-    """The next or previous slice of a name, or of all names that match `q`, on one rank or all; and its place."""
+    """The next or previous slice of a name, of all names that match `q`, or of a kind of collective, on one rank or
+    all; and its place."""
     hits = _hits(session, query)
     back = query.get("direction") == "previous"
     after = [integer(part) for part in query["after"].split(".")] if query.get("after") else []
@@ -55,6 +57,8 @@ def find(session: Session, query: dict[str, str]) -> Answer:
     keys = _Tuples(hits)
     # A slice at the position itself is left out.
     at = bisect_left(keys, position) - 1 if back else bisect_right(keys, position)
+    if after and len(same := np.flatnonzero((hits[:, 1:] == after).all(axis=1))):
+        at = int(same[0]) + (-1 if back else 1)  # a collective begins at another time than its slice
     if not 0 <= at < len(hits):
         return {"found": None, "count": len(hits)}
     _, rank, segment, id = hits[at].tolist()
@@ -83,10 +87,14 @@ def _all_names(session: Session) -> list[dict[str, Any]]:
 
 def _hits(session: Session, query: dict[str, str]) -> Ints:
     """Start, rank, segment and id of slices, in this order; those of the last search are kept: a user walks through."""
-    wanted = tuple(query.get(word, "") for word in ("name", "q", "regex", "rank"))
+    wanted = tuple(query.get(word, "") for word in ("name", "q", "regex", "rank", "kind", "group", "bytes"))
     last: dict[object, Ints] = session.once("hits", dict)
     if (hits := last.get(wanted)) is not None:
         return hits
+    if query.get("kind"):
+        last.clear()
+        last[wanted] = _collectives(session, query)
+        return last[wanted]
     if query.get("name"):
         names = [query["name"]]
     else:
@@ -104,6 +112,23 @@ def _hits(session: Session, query: dict[str, str]) -> Ints:
     last.clear()
     last[wanted] = hits
     return hits
+
+
+def _collectives(session: Session, query: dict[str, str]) -> Ints:
+    """The same of the collectives of a row of the report."""
+    with session.database() as run:
+        entries = run.collectives
+    names = [group.name for group in entries.groups]
+    mine = entries.kind == KINDS.index(query["kind"])
+    if query.get("group"):
+        mine &= np.isin(entries.group, [at for at, name in enumerate(names) if name == query["group"]])
+    if query.get("bytes"):
+        mine &= entries.bytes == integer(query["bytes"])
+    if query.get("rank"):
+        mine &= entries.rank == integer(query["rank"])
+    hits: Ints = np.column_stack([entries.start, entries.rank, entries.segment, entries.slice])[mine]
+    order = np.lexsort(hits.T[::-1])
+    return hits[order]
 
 
 def _matches(query: dict[str, str]) -> Any:

@@ -127,10 +127,10 @@ def _recorded(session: Session, routes: Mapping[str, Route], window: Window) -> 
     shown = [{**finding, "scene": _scene(finding["scene"], window)} for finding in findings["findings"]]
     answers: dict[str, Any] = {
         "run": run,
-        "findings": {"findings": shown},
+        "findings": {"findings": shown, "facts": findings["facts"]},
         "roofline": routes["roofline"]({}),
+        "grid": routes["grid"]({}),
     }
-    answers["grid"] = routes["grid"]({})
     for report in reports:
         name = report["name"]
         answers[f"report/{name}"] = routes["report"]({"name": name, "top": _REPORT_ROWS})

@@ -1,23 +1,28 @@
-"""Opens the run in the background, so that the page loads at once and shows progress while raw traces are read."""
+"""Opens the run in the background, so that the page loads at once and shows progress while raw traces are read.
+
+What reads and draws is imported there, too: a page is answered before.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.errors import RankscopeError, UsageError
-from rankscope.store.ingest import IngestProgress, Options
+from rankscope import units
+from rankscope.errors import NotATraceError, RankscopeError, UsageError
 from rankscope.text.json_values import plain
-from rankscope.timeline.run import ALL_TOOLS, Run, open_run
 from rankscope.viewer.address import ViewLink
 from rankscope.viewer.answers import Answer, Route
-from rankscope.viewer.session import Session
 
 if TYPE_CHECKING:
+    from rankscope.store.ingest import Options
+    from rankscope.timeline.run import Run
     from rankscope.viewer.growing import GrowingPicture
+    from rankscope.viewer.session import Session
 
 _ROUTES = {
     "run": ("run_map", "run_info"),
@@ -50,18 +55,31 @@ _ROUTES = {
 """The questions of the page about one run: the module of this package and its function. A module is imported when it is
 asked: the first picture needs few of them."""
 _WATCHED_RANKS = 20
+_PHASES = ("read", "link")
+"""What is done with traces that are not in the store, before the run is open."""
+_MOST_FILES = 64
+"""Whose progress the page shows."""
 
 
 class Opening:
     """Reads one run, or two, in a thread. `routes` can be served from the start."""
 
     def __init__(
-        self, runs: list[Path], options: Options, say: Callable[[str], None], *, mix: bool = False
+        self,
+        runs: list[Path],
+        options: Callable[[], Options],
+        say: Callable[[str], None],
+        *,
+        mix: bool = False,
+        quiet: bool = False,
     ) -> None:
         self._runs, self._options, self._say, self._mix = runs, options, say, mix
+        self._quiet = quiet
         self._read: dict[Path, int] = {}
-        self._total = 0
-        self._doing = ""
+        self._total = self._files = 0
+        self._times: list[float] = []
+        """When reading began, when all files were read, and when their events were linked: ends of phases."""
+        self._started = 0.0
         self._growing: GrowingPicture | None = None
         """Of a trace that is being read."""
         self._error: RankscopeError | None = None
@@ -74,6 +92,7 @@ class Opening:
         self._link = ViewLink()
 
     def start(self) -> None:
+        self._started = time.monotonic()
         self._thread.start()
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -86,7 +105,8 @@ class Opening:
 
     def _open(self) -> None:
         try:
-            runs = [self._open_run(path) for path in self._runs]
+            options = self._options()
+            runs = [self._open_run(path, options) for path in self._runs]
             self._make_raw = lambda: self._routes_with([run.with_options(clocks="raw") for run in runs])
             self._routes["aligned"] = self._routes_with(runs)
         except RankscopeError as error:
@@ -101,11 +121,37 @@ class Opening:
                 from rankscope.timeline import segment
 
                 segment.watching.clear()
-            if self._error:
+            if self._is_telemetry_alone:
+                self._say("There is no trace yet: the page shows the telemetry")
+            elif self._error:
                 self._say(f"rankscope: {self._error}")
+            elif self._times:
+                self._end_phase(len(_PHASES))
+                if not self._quiet:
+                    files = f"{self._files} file{'s' * (self._files > 1)} ({units.format_bytes(self._total)})"
+                    self._say(f"Read {files} in {self._times[-1] - self._started:.1f} s; analysing")
             self._done.set()
+        import_module("rankscope.viewer.scenes")  # the page asks for the findings next, and draws meanwhile
+
+    @property
+    def _has_telemetry(self) -> bool:
+        from rankscope.watch.rings import has_telemetry
+
+        return has_telemetry(self._runs[-1])
+
+    @property
+    def _is_telemetry_alone(self) -> bool:
+        """The folder of a job that is watched, and has no trace."""
+        return isinstance(self._error, NotATraceError) and self._has_telemetry
+
+    def _end_phase(self, number: int) -> None:
+        """Phases before it that were not seen to end have ended too."""
+        self._times += [time.monotonic()] * (number + 1 - len(self._times))
 
     def _routes_with(self, runs: list[Run]) -> dict[str, Route]:
+        from rankscope.timeline.run import ALL_TOOLS
+        from rankscope.viewer.session import Session
+
         sessions = []
         for run, path in zip(runs, self._runs, strict=True):
             drawn = run.with_options(prefer=ALL_TOOLS) if run.unused_segments else run
@@ -128,16 +174,22 @@ class Opening:
                 self._routes["raw"] = self._make_raw()
             return self._routes["raw"]
 
-    def _open_run(self, path: Path) -> Run:
+    def _open_run(self, path: Path, options: Options) -> Run:
+        from rankscope.store.ingest import IngestProgress
+        from rankscope.timeline.run import open_run
+
         def begin(files: int, total_bytes: int) -> None:
             self._total += total_bytes
+            self._files += files
+            self._end_phase(0)
             self._growing = self._watch_reading()
 
         def advance(path: Path, read: int, doing: str) -> None:
-            self._read[path], self._doing = read, "" if doing == "reading" else doing
+            self._read[path] = read
+            if sum(self._read.values()) >= self._total:
+                self._end_phase(1)
 
         progress = IngestProgress(begin, advance, say=self._say)
-        options = self._options
         run = open_run(
             [path],
             cache=options.cache,
@@ -194,17 +246,44 @@ class Opening:
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any]
-        if error := self._error:
+        if self._is_telemetry_alone:
+            state = {"state": "telemetry"}
+        elif error := self._error:
             state = {"state": "failed", "error": error.message, "why": error.why, "hint": error.hint}
         elif self._done.is_set():
             state = {"state": "open"}
         else:
-            read = sum(self._read.values())
-            state = {"state": "reading", "read_bytes": read, "total_bytes": self._total, "doing": self._doing}
-            state["batches"] = self._growing.batches if self._growing else 0
-        from rankscope.watch.rings import has_telemetry
+            state = {
+                "state": "reading",
+                "read_bytes": sum(self._read.values()),
+                "total_bytes": self._total,
+                "batches": self._growing.batches if self._growing else 0,
+                "count": self._files,
+                "files": [_share_of(*item) for item in [*self._read.items()][:_MOST_FILES]],
+            }
+        title = " and ".join(path.resolve().name for path in self._runs)
+        return {**state, "title": title, "phases": self._phases(), "telemetry": self._has_telemetry}
 
-        return {**state, "telemetry": has_telemetry(self._runs[-1])}
+    def _phases(self) -> list[dict[str, Any]]:
+        """Those that have begun, with the seconds that they have taken; none where the store had everything.
+
+        Looking for the files is part of reading them."""
+        times = [*self._times]
+        if times or (self._started and not self._done.is_set()):
+            times[:1] = [self._started]
+        ends = [*times[1:], time.monotonic()]
+        return [
+            {"name": name, "seconds": end - begin, "done": at + 1 < len(times)}
+            for at, (name, begin, end) in enumerate(zip(_PHASES, times, ends, strict=False))
+        ]
+
+
+def _share_of(path: Path, read: int) -> tuple[str, float]:
+    """The name of a file, and how much of it has been read."""
+    try:
+        return path.name, min(read / max(path.stat().st_size, 1), 1.0)
+    except OSError:  # it has just been deleted: reading it tells
+        return path.name, 0.0
 
 
 def routes_of(session: Session) -> dict[str, Route]:

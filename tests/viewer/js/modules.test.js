@@ -5,7 +5,7 @@ import test from "node:test";
 
 const js = new URL("../../../src/rankscope/viewer/static/js/", import.meta.url);
 const { moment, quantity, ticks, time } = await import(new URL("format.js", js));
-const { clamp, isFolded, named, ordered, rankName, rowsOf, stepShift, toggleFold, visible, zoomed } = await import(new URL("layout.js", js));
+const { clamp, isFolded, named, ordered, rankName, rowsOf, stepAt, stepShift, toggleFold, visible, zoomed } = await import(new URL("layout.js", js));
 const { indicesOf, levelOf, Tiles } = await import(new URL("tiles.js", js));
 const { decode, encode, EMPTY } = await import(new URL("state.js", js));
 const { unpack } = await import(new URL("api.js", js));
@@ -225,4 +225,9 @@ test("names that differ look different", () => {
     [[`void f<${LONG}>(int)`, `void f<${LONG}>(float)`], 24, ["void f<implici…mm_>(int)", "void f<implici…_>(float)"]],
     [["same".repeat(20), "same".repeat(20)], 10, ["samesa…ame", "samesa…ame"]],
   ]) assert.deepEqual(shortenNames(names, room), shown);
+});
+
+test("a time is in the last step that begins before it", () => {
+  const steps = [{ start_ns: 10 }, { start_ns: 20 }, { start_ns: 40 }];
+  for (let ns = 0; ns < 50; ns++) assert.equal(stepAt(steps, ns), ns < 10 ? undefined : ns < 20 ? steps[0] : ns < 40 ? steps[1] : steps[2]);
 });

@@ -16,7 +16,8 @@ import { drawTwin } from "./twin.js";
 /** @typedef {{ title: string, path: string, ranks: number[], begin_ns: number, end_ns: number, kinds: string[], tile_width: number,
  *   titles?: string[], steps: import("./layout.js").Step[], second_steps?: import("./layout.js").Step[], clocks?: any, device?: string, world?: number,
  *   grid?: { title: string, ranks: number[], levels: { label: string, from: number, to: number }[][], stages: Record<string, number> },
- *   reports: { name: string, question: string, by: string[] }[], renamed_reports: Record<string, string> }} Run
+ *   opens_on: Partial<import("./state.js").View> | null,
+ *   reports: { name: string, question: string, by: string[] }[], renamed_reports: Record<string, string> }} Run opens_on: the tab of a run without a timeline
  * @typedef {{ ranks: number[], peers: number[], step: number | null, begin_ns: number, end_ns: number, groups: string[],
  *   slices: { rank: number, segment: number, id: number, track: number, depth: number }[], collective: import("./timeline.js").Collective | null,
  *   hot?: number[], passes?: { rank: number, start_ns: number, dur_ns: number, label: string }[], messages?: import("./timeline.js").Message[], bubbles?: any[],
@@ -37,6 +38,8 @@ export class App {
     this.pointer = undefined;
     /** @type {any[]} in the order of `stats`, each with its scene; empty until they are known */
     this.findings = [];
+    /** @type {string[]} the reports that could be answered, and so were looked through */
+    this.checked = [];
     /** @type {Promise<any[]> | undefined} */
     this.asked = undefined;
     /** @type {Scene | null} of the finding that is shown */
@@ -68,6 +71,11 @@ export class App {
     return ranks.flatMap((rank) => (rank === this.store.view.slice?.rank ? [...beside, rank] : beside.includes(rank) ? [] : [rank]));
   }
 
+  /** A single rank: it is always expanded, with its host. */
+  get isAlone() {
+    return this.run.ranks.length === 1;
+  }
+
   /** Ranks in the order of the map: those of a stage or group side by side. */
   get mapRanks() {
     const { grid, ranks } = this.run;
@@ -81,6 +89,21 @@ export class App {
     return ordered(this.run.ranks, pinned, sort === "rank" ? null : this.orders.get(sort) ?? null, leading);
   }
 
+  /** What stands where there is no finding. */
+  get checkedText() {
+    return this.checked.length ? `No finding in: ${this.checked.join(", ")}.` : "No report can be answered from this recording.";
+  }
+
+  /** Whether the shown finding is a problem; information is not coloured as one. */
+  get isAlarming() {
+    return this.findings[this.store.view.finding]?.severity !== "info";
+  }
+
+  /** The colour of what the shown finding points at. */
+  get blame() {
+    return this.palette.text[this.isAlarming ? "bad" : "accent"];
+  }
+
   /** Whether the shown finding is about a rank. @param {number} rank */
   isHot(rank) {
     return (this.scene?.hot ?? this.scene?.ranks)?.includes(rank) ?? false;
@@ -90,6 +113,7 @@ export class App {
   loadFindings() {
     this.asked ??= json("findings").then((answer) => {
       this.findings = answer.findings;
+      this.checked = answer.facts.checked;
       this.setScene();
       this.panels.countFindings();
       this.redraw();
@@ -120,7 +144,7 @@ export class App {
     this.timeline.flows = [];
     this.store.set({
       finding: at, begin: scene.begin_ns, end: scene.end_ns, open: scene.ranks, slice: null, area: null, tab: "findings", filter: "",
-      folds: GROUPS.filter((group) => !scene.groups.includes(group)),
+      folds: GROUPS.filter((group) => !scene.groups.includes(group) && !(group === "host" && this.isAlone)),
     }, how);
     this.timeline.box.scrollTop = 0;
     await this.timeline.loadTracks();
@@ -144,7 +168,7 @@ export class App {
     this.timeline.peers = null;
     this.timeline.arrows = [];
     this.timeline.flows = [];
-    this.store.set({ begin, end, open: [], finding: -1, slice: null, area: null, filter: "", folds: EMPTY.folds }, { history: true });
+    this.store.set({ begin, end, open: this.isAlone ? this.run.ranks : [], finding: -1, slice: null, area: null, filter: "", folds: EMPTY.folds }, { history: true });
     announce(`all ranks, whole run, ${time(end - begin)}`);
   }
 
@@ -243,7 +267,10 @@ export class App {
     this.panels.slice = slice; // keys that are pressed before its details arrive apply to it
     await this.timeline.loadTracks();
     this.unfold(slice.rank, slice);
-    this.timeline.scrollTo(slice.rank, slice);
+    if (!this.timeline.scrollTo(slice.rank, slice) && this.store.view.filter) { // which leaves the slice's track out
+      this.store.set({ filter: "" });
+      this.timeline.scrollTo(slice.rank, slice);
+    }
   }
 
   /** Unfold the group of a track. @param {number} rank @param {{ segment: number, track: number }} track */
@@ -268,12 +295,6 @@ export class App {
     this.setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
     announce(`${document.documentElement.dataset.theme} theme`);
   }
-}
-
-/** @param {string} requested */
-export function startTheme(requested) {
-  const dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
-  document.documentElement.dataset.theme = requested || (dark ? "dark" : "light");
 }
 
 /** @param {Run} run */

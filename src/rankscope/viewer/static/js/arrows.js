@@ -54,7 +54,10 @@ export function drawCollective(g, timeline, rows) {
   const { text } = timeline.app.palette;
   const places = collective.rows.filter((row) => timeline.inView.has(row.rank)).flatMap((row) => {
     const place = rowOf(rows, row.rank, COMMUNICATION);
-    return place ? [{ ...row, x: timeline.x(row.start_ns, row.rank), top: place.y, middle: place.y + (place.type === "rank" ? HEADER : LANE) / 2, bottom: place.y + (place.type === "rank" ? HEADER : LANE) }] : [];
+    if (!place) return [];
+    const high = place.type === "rank" ? HEADER : LANE;
+    const top = place.y + (place.type === "track" ? timeline.laneOf(row) * LANE : 0);
+    return [{ ...row, x: timeline.x(row.start_ns, row.rank), top, middle: top + high / 2, bottom: top + high }];
   });
   const x = timeline.x(last.start_ns, last.rank);
   const from = places.find((place) => place.rank === last.rank);
@@ -133,7 +136,7 @@ function arrow(g, x, y, toX, toY) {
  * @param {import("./layout.js").Row} [header] */
 function drawArrival(g, timeline, label, x, bottom, header) {
   const { text } = timeline.app.palette;
-  g.strokeStyle = text.bad;
+  g.strokeStyle = timeline.app.blame;
   g.setLineDash([4, 3]);
   g.beginPath();
   g.moveTo(x, timeline.box.scrollTop);
@@ -144,7 +147,7 @@ function drawArrival(g, timeline, label, x, bottom, header) {
   g.font = `600 ${MONO}`;
   const wide = g.measureText(label).width;
   const late = x - 8 - wide > free && x + 8 + wide > GUTTER + timeline.width;
-  timeline.labels.plate(g, label, late ? x - 8 - wide : Math.max(x + 8, free + 16), header ? header.y + HEADER / 2 : bottom + 11, text.bad, header ? text.hot : text.bg);
+  timeline.labels.plate(g, label, late ? x - 8 - wide : Math.max(x + 8, free + 16), header ? header.y + HEADER / 2 : bottom + 11, timeline.app.blame, header ? text[timeline.app.isAlarming ? "hot" : "panel"] : text.bg);
 }
 
 /** A bracket over the time in which the GPU is idle, with the reason.
@@ -156,7 +159,7 @@ export function drawGap(g, timeline, rows) {
   const { text } = timeline.app.palette;
   const [left, right] = gap.span.map((ns) => Math.min(Math.max(timeline.x(ns, gap.rank), GUTTER), GUTTER + timeline.width));
   const y = row.y + LANE / 2;
-  g.strokeStyle = text.bad;
+  g.strokeStyle = timeline.app.blame;
   g.lineWidth = 1.5;
   g.beginPath();
   g.moveTo(left, y - 6);
@@ -168,5 +171,5 @@ export function drawGap(g, timeline, rows) {
   g.stroke();
   g.font = SANS;
   const words = timeline.labels.fit(g, gap.text, right - left - 24);
-  if (words) timeline.labels.plate(g, words, (left + right - g.measureText(words).width) / 2, y, text.bad, text.bg);
+  if (words) timeline.labels.plate(g, words, (left + right - g.measureText(words).width) / 2, y, timeline.app.blame, text.bg);
 }

@@ -43,7 +43,7 @@ export function listenToFrame(app) {
     main.dataset.dock = atRight() ? "right" : "bottom";
     aside.style.height = atRight() ? "" : `${size}px`;
     aside.style.width = atRight() ? `${size}px` : "";
-    button.textContent = atRight() ? "⇱ dock at the bottom" : "⇲ dock right";
+    button.textContent = atRight() ? "⇱ bottom" : "⇲ dock right";
     splitter.setAttribute("aria-orientation", atRight() ? "vertical" : "horizontal");
     splitter.setAttribute("aria-valuenow", String(size));
     splitter.setAttribute("aria-valuemin", String(SMALLEST));

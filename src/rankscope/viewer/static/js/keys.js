@@ -7,7 +7,7 @@ import { AXIS, GUTTER, trackKey, zoomed } from "./layout.js";
 
 const HELP = [
   ["W / S", "zoom in / out (also + / -, Ctrl + wheel, pinch)"],
-  ["A / D", "pan left / right (also arrow keys, Shift + wheel)"],
+  ["A / D", "pan left / right (also arrow keys, Shift + wheel, Shift + drag)"],
   ["Up / Down", "scroll the tracks"],
   ["Home", "show everything: all ranks over the whole run"],
   ["F", "the whole time; the ranks stay as they are"],
@@ -24,6 +24,7 @@ const HELP = [
   ["M, Shift + M", "make a mark under the pointer; list the marks"],
   ["/", "search; Enter goes to the first hit, ] and [ to the next and previous"],
   ["1 – 9, 0", "tabs of the panel"],
+  ["R", "times from the start of the run, or of the step"],
   ["C", "clocks: aligned by collectives, or the wall clock of each rank"],
   ["T", "light or dark theme"],
   ["Esc", "close, or clear the selection"],
@@ -35,12 +36,13 @@ export function listenToKeys(app) {
   byId("theme-button").addEventListener("click", () => app.toggleTheme());
   document.addEventListener("keydown", (event) => {
     const target = /** @type {HTMLElement} */ (event.target);
-    const typing = target.matches("input, textarea, select");
+    const { value } = /** @type {HTMLInputElement} */ (target);
+    const typing = target.matches("input, textarea, select") && (event.key !== "Home" || (value !== "" && target.matches("[type=search], [type=text], textarea")));
     if (event.key === "Escape") return escape(app, target);
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return undefined;
     const action = ACTIONS[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     const inPanel = target.closest("aside") !== null;
-    if (!action || (inPanel && /^(Arrow|Home)/.test(event.key))) return undefined;
+    if (!action || (inPanel && event.key.startsWith("Arrow"))) return undefined;
     event.preventDefault();
     return action(app, event);
   });
@@ -59,6 +61,7 @@ const ACTIONS = {
   "/": () => byId("search").focus(),
   "?": () => help(),
   c: (app) => app.store.set({ clocks: app.store.view.clocks === "raw" ? "" : "raw" }, { history: true }),
+  r: (app) => fromStep(app),
   t: (app) => app.toggleTheme(),
   Home: (app) => app.home(),
   o: (app) => app.toggle(currentRank(app)),
@@ -68,10 +71,16 @@ const ACTIONS = {
   "{": (app) => move(app, -1), "}": (app) => move(app, 1),
   n: (app) => app.walk(1),
   p: (app) => app.walk(-1),
-  "]": (app) => sameName(app, "next"), "[": (app) => sameName(app, "previous"),
+  "]": (app) => app.search.step(1), "[": (app) => app.search.step(-1),
   ".": (app) => neighbour(app, 1), ",": (app) => neighbour(app, -1),
   ...Object.fromEntries(Array.from({ length: 10 }, (_, at) => [String((at + 1) % 10), (/** @type {any} */ app) => app.panels.choose(at)])),
 };
+
+/** @param {import("./app.js").App} app */
+function fromStep(app) {
+  app.store.set({ axis: app.store.view.axis === "step" ? "" : "step" });
+  announce(`times from the start of the ${app.store.view.axis || "run"}`);
+}
 
 /** @param {import("./app.js").App} app @param {number} factor */
 function zoom(app, factor) {
@@ -154,20 +163,6 @@ function toSelection(app) {
   else if (slice) app.goTo(slice, { zoom: true });
 }
 
-/** @param {import("./app.js").App} app @param {"next" | "previous"} direction */
-async function sameName(app, direction) {
-  if (app.search.walked) return app.search.step(direction === "next" ? 1 : -1);
-  const { slice } = app.panels;
-  if (!slice) return announce("select a slice first");
-  const { name, rank } = slice;
-  try {
-    const { found } = await json("find", { name, at: Math.round(slice.start_ns), after: `${rank}.${slice.segment}.${slice.id}`, direction, rank });
-    return found ? app.goTo(found) : announce(`no ${direction} ${name}`);
-  } catch (error) {
-    return show(error);
-  }
-}
-
 /** @param {import("./app.js").App} app @param {number} by */
 async function neighbour(app, by) {
   const slice = app.panels.slice;
@@ -187,7 +182,6 @@ function escape(app, target) {
   app.search.walked = null;
   target.blur();
   if (!app.store.view.slice && !app.store.view.area) return;
-  app.timeline.marks = [];
   app.timeline.arrows = [];
   app.timeline.flows = [];
   app.timeline.peers = null;

@@ -176,6 +176,12 @@ export function zoomed(begin, end, at, factor) {
 
 /** @typedef {{ step: number, start_ns: number, dur_ns: number }} Step */
 
+/** The step that a time is in, or the last one before it; undefined before the first. @template {{ start_ns: number }} S
+ * @param {S[]} steps @param {number} ns @returns {S | undefined} */
+export function stepAt(steps, ns) {
+  return steps.findLast((step) => step.start_ns <= ns);
+}
+
 /** The steps that both runs have: where they begin, and the time of the longer one.
  * @param {Step[]} first @param {Step[]} second */
 export function sharedSteps(first, second) {

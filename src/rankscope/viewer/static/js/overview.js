@@ -26,8 +26,8 @@ export class Overview {
     this.listen();
   }
 
-  /** Load the overview, some ranks at a time, and draw what has arrived. */
-  async load() {
+  /** Load the overview, some ranks at a time, and draw what has arrived. @param {() => void} begun called after the first part */
+  async load(begun) {
     const { run } = this.app;
     for (let at = 0; at < run.ranks.length; at += RANKS_AT_A_TIME) {
       const ranks = run.ranks.slice(at, at + RANKS_AT_A_TIME);
@@ -40,6 +40,8 @@ export class Overview {
       } catch (error) {
         show(error);
         return;
+      } finally {
+        begun();
       }
     }
     this.canvas.dataset.ready = "true";
@@ -124,7 +126,7 @@ export class Overview {
   drawLabel(g, rank, y) {
     const hot = this.app.isHot(rank);
     g.font = hot ? `600 ${MONO}` : MONO;
-    g.fillStyle = hot ? this.app.palette.text.bad : this.app.palette.text["ink-2"];
+    g.fillStyle = hot ? this.app.blame : this.app.palette.text["ink-2"];
     g.textAlign = "right";
     g.fillText(rankName(rank), GUTTER - 10, y);
   }
@@ -132,7 +134,7 @@ export class Overview {
   /** Of many ranks, those of the shown finding have a mark and a name.
    * @param {CanvasRenderingContext2D} g @param {number[]} ranks @param {number} row */
   markHot(g, ranks, row) {
-    g.fillStyle = this.app.palette.text.bad;
+    g.fillStyle = this.app.blame;
     g.textAlign = "right";
     ranks.forEach((rank, place) => {
       if (!this.app.isHot(rank)) return;

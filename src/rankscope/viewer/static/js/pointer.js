@@ -1,7 +1,7 @@
 // Mouse, wheel and touch on the tracks.
 
 import { byId, fill, h } from "./dom.js";
-import { moment, time } from "./format.js";
+import { time } from "./format.js";
 import { GUTTER, rankName, trackKey, zoomed } from "./layout.js";
 
 const DRAG_PIXELS = 4;
@@ -12,38 +12,54 @@ const HANDLE = 22; // width of the handle that folds a group, at the left of the
 export function listenToPointer(app) {
   const { canvas, box } = app.timeline;
   const toTime = (/** @type {number} */ x) => app.store.view.begin + (x - GUTTER) * app.timeline.nsPerPixel;
-  /** @type {{ x: number, y: number } | null} */
+  /** @type {{ x: number, y: number, begin: number, end: number, scrollTop: number, pans: boolean } | null} */
   let down = null;
   let dragging = false;
+  /** @type {PointerEvent | undefined} */
+  let last;
+  app.timeline.drawn = () => { if (last && !byId("tooltip").hidden) tooltip(app, last); };
+  const hide = () => {
+    last = undefined;
+    byId("tooltip").hidden = true;
+  };
 
   canvas.addEventListener("pointerdown", (event) => {
     if (event.button !== 0) return;
-    down = { x: event.offsetX, y: event.offsetY };
+    const { begin, end } = app.store.view;
+    down = { x: event.offsetX, y: event.offsetY, begin, end, scrollTop: box.scrollTop, pans: event.shiftKey };
     dragging = false;
+    hide();
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", (event) => {
     app.pointerTime = event.offsetX > GUTTER ? toTime(event.offsetX) : undefined;
     app.pointer = [event.offsetX, event.offsetY];
-    if (down && down.x > GUTTER && Math.abs(event.offsetX - down.x) > DRAG_PIXELS) {
+    const moved = down ? Math.abs(event.offsetX - down.x) > DRAG_PIXELS || (down.pans && Math.abs(event.offsetY - down.y) > DRAG_PIXELS) : false;
+    if (down?.pans && (moved || dragging)) {
+      dragging = true;
+      const by = (down.x - event.offsetX) * app.timeline.nsPerPixel;
+      app.show(down.begin + by, down.end + by);
+      box.scrollTop = down.scrollTop + down.y - event.offsetY;
+    } else if (down && down.x > GUTTER && moved) {
       dragging = true;
       const [from, to] = [toTime(Math.min(down.x, event.offsetX)), toTime(Math.max(down.x, event.offsetX))];
       const box = Math.abs(event.offsetY - down.y) > BOX_PIXELS ? app.timeline.tracksBetween(down.y, event.offsetY) : [];
       app.store.set({ area: [Math.round(from), Math.round(to)], box });
     }
-    if (!down) tooltip(app, event);
+    if (!down) tooltip(app, last = event);
   });
   canvas.addEventListener("pointerup", (event) => {
-    const moved = dragging;
+    const [moved, panned] = [dragging, down?.pans];
     down = null;
     dragging = false;
-    if (moved) return app.choose(app.store.view.area);
+    if (moved) return panned ? undefined : app.choose(app.store.view.area);
     return click(app, event);
   });
   canvas.addEventListener("pointerleave", () => {
     app.pointerTime = app.pointer = undefined;
-    byId("tooltip").hidden = true;
+    hide();
   });
+  window.addEventListener("blur", hide);
   canvas.addEventListener("dblclick", (event) => {
     const { hit } = app.timeline.at(event.offsetX, event.offsetY);
     if (hit) app.show(hit.start - hit.duration * 0.1, hit.start + hit.duration * 1.1, { history: true });
@@ -97,9 +113,8 @@ function tooltip(app, event) {
   app.timeline.canvas.style.cursor = hit || action ? "pointer" : "default";
   box.hidden = !hit && !(action && event.offsetX < GUTTER);
   if (box.hidden) return;
-  const { begin, end } = app.store.view;
   if (!hit) fill(box, h("span", {}, action?.text));
-  else fill(box, h("b", {}, hit.name), h("span", {}, `${time(hit.duration)} at ${moment(hit.start, end - begin)}${hit.count > 1 ? ` · longest of ${hit.count} slices in this pixel` : ""}`));
+  else fill(box, h("b", {}, hit.name), h("span", {}, `${time(hit.duration)} at ${app.timeline.momentOf(hit.start, hit.rank)}${hit.count > 1 ? ` · longest of ${hit.count} slices in this pixel` : ""}`));
   const left = Math.min(event.clientX + 14, window.innerWidth - box.offsetWidth - 8);
   const top = event.clientY + 18 + box.offsetHeight > window.innerHeight ? event.clientY - box.offsetHeight - 10 : event.clientY + 18;
   box.style.left = `${left}px`;

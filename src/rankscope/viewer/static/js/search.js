@@ -1,8 +1,9 @@
 // Search: names with category, ranks, count and total time. Enter goes to the first hit; ] and [ or the arrows to the others.
 
-import { json, show } from "./api.js";
+import { ServerError, json, show } from "./api.js";
 import { byId, fill, h, announce } from "./dom.js";
 import { time } from "./format.js";
+import { COMMUNICATION } from "./layout.js";
 import { shortenNames } from "./names.js";
 
 const PAUSE = 180;
@@ -43,8 +44,12 @@ export class Search {
       input.focus();
       this.look();
     });
-    byId("search-next").addEventListener("click", () => this.step(1));
-    byId("search-previous").addEventListener("click", () => this.step(-1));
+    for (const [id, by] of /** @type {[string, number][]} */ ([["search-next", 1], ["search-previous", -1]])) {
+      byId(id).addEventListener("click", () => {
+        if (this.question.q) this.walked ??= this.question;
+        this.step(by);
+      });
+    }
     document.addEventListener("pointerdown", (event) => {
       if (!(/** @type {HTMLElement} */ (event.target).closest(".search"))) this.close();
     });
@@ -73,13 +78,14 @@ export class Search {
     byId("search-count").textContent = text;
   }
 
-  draw() {
+  /** @param {string} [nothing] said where no name is found */
+  draw(nothing = "No name matches.") {
     const { names, list, input } = this;
     const short = shortenNames(names.map((entry) => entry.name), NAME_CHARACTERS);
     fill(list, ...names.map((entry, at) => h("li", { title: entry.name, role: "option", "aria-selected": at === this.chosen, id: `found-${at}`, onclick: () => this.go(entry) },
       h("span", { class: "name" }, short[at]), h("span", { class: "note" }, entry.category ?? ""),
       h("span", { class: "note" }, `${entry.count.toLocaleString("en")} on rank${/^\d+$/.test(entry.ranks) ? "" : "s"} ${entry.ranks}`), h("span", { class: "note" }, time(entry.total_ns)))));
-    if (!names.length) fill(list, h("li", {}, h("span", { class: "quiet" }, "No name matches.")));
+    if (!names.length) fill(list, h("li", {}, h("span", { class: "quiet" }, nothing)));
     list.hidden = !input.value;
     input.setAttribute("aria-expanded", String(!list.hidden));
     if (this.chosen >= 0) input.setAttribute("aria-activedescendant", `found-${this.chosen}`);
@@ -104,8 +110,9 @@ export class Search {
       this.draw();
       announce(`${answer.count} slices of ${answer.names.length + answer.more_names} names found`);
     } catch (error) {
+      if (asked !== this.asked) return;
       this.names = [];
-      show(error);
+      this.draw(error instanceof ServerError ? `${error.message}: ${error.why}` : String(error)); // until the text is corrected
     }
   }
 
@@ -113,29 +120,40 @@ export class Search {
   go(entry) {
     this.close();
     this.input.blur();
-    this.walked = entry ? { name: entry.name } : this.question;
-    this.app.panels.slice = null;
-    return this.step(1);
+    return this.walk(entry ? { name: entry.name } : this.question);
   }
 
-  /** The next or previous hit after the selected slice; the first in the window where none is selected.
-   * @param {number} by */
-  async step(by) {
-    const { app } = this;
-    if (!this.walked) {
-      if (!this.question.q) return announce("nothing is searched for");
-      this.walked = this.question;
+  /** Go to the first hit of a question; to the next one, where it is the question of before.
+   * @param {Record<string, any>} question parameters of `find` @param {{ stay?: boolean }} [how] of App.goTo */
+  walk(question, how = {}) {
+    const again = how.stay && JSON.stringify(question) === JSON.stringify(this.walked);
+    this.walked = question;
+    if (how.stay) { // the box names what is walked through
+      this.input.value = question.name ?? question.kind;
+      this.regex.setAttribute("aria-pressed", "false");
+      this.asked = JSON.stringify(this.question);
     }
+    if (!again) this.app.panels.slice = null;
+    return this.step(1, { ...how, at: this.app.run.begin_ns - 1 });
+  }
+
+  /** The next or previous hit after the selected slice; where none is selected, after `at`: the left edge of the window. Where nothing is
+   * searched for, the hits are the slices of its name on its rank.
+   * @param {number} by @param {{ stay?: boolean, at?: number }} [how] */
+  async step(by, how = {}) {
+    const { app } = this;
     const { slice } = app.panels;
-    const from = slice ? { at: Math.round(slice.start_ns), after: `${slice.rank}.${slice.segment}.${slice.id}` } : { at: Math.round(app.store.view.begin) - 1 };
-    const ask = (/** @type {any} */ where) => json("find", { ...this.walked, ...where, direction: by < 0 ? "previous" : "next" });
+    const question = this.walked ?? (slice && { name: slice.name, rank: slice.rank });
+    if (!question) return announce("select a slice or search first");
+    const from = slice ? { at: Math.round(slice.start_ns), after: `${slice.rank}.${slice.segment}.${slice.id}` } : { at: how.at ?? Math.round(app.store.view.begin) - 1 };
+    const ask = (/** @type {any} */ where) => json("find", { ...question, ...where, direction: by < 0 ? "previous" : "next" });
     try {
       let answer = await ask(from);
       if (!answer.found) answer = await ask({ at: by < 0 ? app.run.end_ns + 1 : app.run.begin_ns - 1 }); // from the other end
       if (!answer.found) return announce("nothing found");
       this.count(`${answer.place.toLocaleString("en")} of ${answer.count.toLocaleString("en")}`);
       announce(`${answer.place} of ${answer.count}: ${answer.found.name} on rank ${answer.found.rank}`);
-      return await app.goTo(answer.found);
+      return await app.goTo(question.kind ? { ...answer.found, track: COMMUNICATION.track, depth: 0 } : answer.found, how);
     } catch (error) {
       return show(error);
     }

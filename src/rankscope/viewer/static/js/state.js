@@ -4,18 +4,18 @@ import { marksFrom, marksText } from "./marks.js";
 
 /** @typedef {{ rank: number, segment: number, id: number }} SliceKey
  * @typedef {{ begin: number, end: number, open: number[], pinned: number[], slice: SliceKey | null,
- *   area: [number, number] | null, tab: string, report: string, sort: string, sql: string, theme: string, filter: string, clocks: string,
+ *   area: [number, number] | null, tab: string, report: string, by: string, sort: string, sql: string, theme: string, filter: string, clocks: string, axis: string,
  *   dock: string, size: number, finding: number, folds: string[], pins: string[], box: string[],
  *   marks: import("./marks.js").Mark[] }} View
- *   size: of the panel, in px; 0: the default. finding: the one that is shown, from 0; -1: none. folds, pins: layout.js.
+ *   axis: "step": times count from the start of the step. size: of the panel, in px; 0: the default. finding: the one that is shown, from 0; -1: none. folds, pins: layout.js.
  *   box: the tracks that `area` is restricted to (layout.trackKey); none: all */
 
-const WORDS = /** @type {const} */ (["tab", "report", "sort", "sql", "theme", "filter", "clocks", "dock"]);
+const WORDS = /** @type {const} */ (["tab", "report", "by", "sort", "sql", "theme", "filter", "clocks", "axis", "dock"]);
 
 /** @type {View} */
 export const EMPTY = {
-  begin: 0, end: 0, open: [], pinned: [], slice: null, area: null, tab: "findings", report: "breakdown", sort: "rank", sql: "",
-  theme: "", filter: "", clocks: "", dock: "bottom", size: 0, finding: -1, folds: ["more", "counters"], pins: [], box: [], marks: [],
+  begin: 0, end: 0, open: [], pinned: [], slice: null, area: null, tab: "findings", report: "breakdown", by: "", sort: "rank", sql: "",
+  theme: "", filter: "", clocks: "", axis: "", dock: "bottom", size: 0, finding: -1, folds: ["more", "counters"], pins: [], box: [], marks: [],
 };
 
 /** @param {View} view @returns {string} */

@@ -6,7 +6,7 @@ import { Counters } from "./counters.js";
 import { byId } from "./dom.js";
 import { moment, percent, ticks, time } from "./format.js";
 import { Labels } from "./labels.js";
-import { AXIS, COMMUNICATION, GAP, GUTTER, HEADER, LABEL_CHARACTERS, LANE, RIGHT, SECOND, rankName, rowsOf, stepShift, trackKey, visible } from "./layout.js";
+import { AXIS, COMMUNICATION, GAP, GUTTER, HEADER, LABEL_CHARACTERS, LANE, RIGHT, SECOND, rankName, rowsOf, stepAt, stepShift, trackKey, visible } from "./layout.js";
 import { ownWords, shortenName } from "./names.js";
 import { MONO, SANS, hatch, paintShares, stretches } from "./palette.js";
 import { paint, repeat } from "./raster.js";
@@ -20,7 +20,7 @@ const WAIT_PIXELS = 95; // nor shorter waits
 /** @typedef {{ rank: number, segment: number, track: number, id: number, name: string, start: number, duration: number,
  *   count: number, kind: number, row: number, x: number, y: number, width: number }} Hit
  * @typedef {{ rank: number, segment: number, track: number, row: number, start: number }} Point
- * @typedef {{ title: string, last: number | null, rows: { rank: number, start_ns: number, dur_ns: number, arrives_ns: number, wait_ns: number | null }[], messages: Message[],
+ * @typedef {{ title: string, last: number | null, rows: { rank: number, segment: number, id: number, start_ns: number, dur_ns: number, arrives_ns: number, wait_ns: number | null }[], messages: Message[],
  *   beside?: number[] }} Collective beside: its ranks that are shown above the selected one
  * @typedef {{ from: number, to: number, start_ns: number, end_ns: number }} Message ranks, and when it is transferred
  * @typedef {{ begin: number, end: number, shares: import("./palette.js").Shares }} Strip */
@@ -35,6 +35,8 @@ export class Timeline {
     this.tiles = new Tiles(app.run.tile_width, () => this.redraw());
     /** @type {Map<number, import("./layout.js").Track[]>} */
     this.tracks = new Map();
+    /** @type {Map<number, Promise<void>>} */
+    this.loading = new Map();
     this.counters = new Counters(app, () => this.redraw());
     /** @type {Map<number, Strip>} the activity of ranks in the window */
     this.strips = new Map();
@@ -50,12 +52,12 @@ export class Timeline {
     this.peers = null;
     /** @type {Set<number>} ranks */
     this.inView = new Set();
-    this.marks = /** @type {{ at: number, text: string }[]} */ ([]);
     this.frames = /** @type {number[]} */ ([]);
     /** @type {ImageData | null} */
     this.image = null;
     this.lanes = new Uint32Array(0);
     this.labels = new Labels();
+    this.drawn = () => {}; // called after each picture: what is under the pointer may be another slice
     this.box.addEventListener("scroll", () => this.redraw());
   }
 
@@ -94,20 +96,38 @@ export class Timeline {
     });
   }
 
+  /** When the first tiles have arrived. */
+  async begun() {
+    do await new Promise((done) => { this.redraw(); requestAnimationFrame(done); }); while (this.tiles.busy && !this.tiles.kept.size);
+  }
+
+  /** The tracks of the expanded and pinned ranks; each is asked for once, and who asks again waits for the same answer. */
   async loadTracks() {
     const { open, pins } = this.app.store.view;
-    await Promise.all([...new Set([...open, ...pins.map((key) => Number(key.split(".")[0]))])].map(async (rank) => {
-      if (this.tracks.has(rank)) return;
-      this.tracks.set(rank, []);
-      try {
-        const [{ tracks }] = await Promise.all([json("tracks", { rank }), this.counters.load(rank)]);
-        this.tracks.set(rank, tracks);
-        this.redraw();
-      } catch (error) {
-        this.tracks.delete(rank);
-        show(error);
-      }
-    }));
+    for (const rank of [...open, ...pins.map((key) => Number(key.split(".")[0]))]) {
+      if (!this.loading.has(rank)) this.loading.set(rank, this.loadRank(rank));
+    }
+    await Promise.all(this.loading.values());
+  }
+
+  /** @param {number} rank */
+  async loadRank(rank) {
+    try {
+      const [{ tracks }] = await Promise.all([json("tracks", { rank }), this.counters.load(rank)]);
+      this.tracks.set(rank, tracks);
+      this.redraw();
+    } catch (error) {
+      this.loading.delete(rank);
+      show(error);
+    }
+  }
+
+  /** When a time is, also from the start of its step. @param {number} ns @param {number} rank */
+  momentOf(ns, rank) {
+    const { run, store: { view } } = this.app;
+    const step = stepAt(rank >= SECOND ? run.second_steps ?? [] : run.steps, ns);
+    const span = view.end - view.begin;
+    return `${moment(ns, span)}${step && ns < step.start_ns + step.dur_ns ? `, ${moment(ns - step.start_ns, span)} into step ${step.step}` : ""}`;
   }
 
   layout() {
@@ -118,10 +138,16 @@ export class Timeline {
     });
   }
 
+  /** The rows, with as much room to scroll as they need. */
+  sized() {
+    const layout = this.layout();
+    this.spacer.style.height = `${Math.max(layout.height + AXIS + layout.pinsHeight + 40, this.box.clientHeight)}px`;
+    return layout;
+  }
+
   draw() {
     const { app, canvas, box } = this;
-    const { rows, height, pins, pinsHeight } = this.layout();
-    this.spacer.style.height = `${Math.max(height + AXIS + pinsHeight + 40, box.clientHeight)}px`;
+    const { rows, pins, pinsHeight } = this.sized();
     const g = app.prepare(canvas, box.clientHeight);
     const top = box.scrollTop;
     const shown = visible(rows, top, top + box.clientHeight - AXIS - pinsHeight);
@@ -147,6 +173,7 @@ export class Timeline {
     this.tiles.fetch();
     this.loadStrips(shown.flatMap((row) => (row.type === "rank" ? [row.rank] : [])));
     canvas.dataset.busy = String(this.tiles.busy);
+    this.drawn();
   }
 
   /** Draw between two heights of the canvas, with the origin moved down by `by` from the axis.
@@ -179,12 +206,16 @@ export class Timeline {
     g.font = MONO;
     g.textBaseline = "middle";
     g.textAlign = "left";
-    for (const at of ticks(view.begin, view.end, this.width / 110)) {
-      const x = Math.round(GUTTER + (at - view.begin) / this.nsPerPixel);
+    const step = view.axis === "step" ? stepAt(this.app.run.steps, (view.begin + view.end) / 2) : undefined;
+    const zero = step?.start_ns ?? 0;
+    let before = step ? `step ${step.step} ` : ""; // of the first tick
+    for (const at of ticks(view.begin - zero, view.end - zero, this.width / 110)) {
+      const x = Math.round(GUTTER + (at + zero - view.begin) / this.nsPerPixel);
       g.fillStyle = text.line;
       g.fillRect(x, 0, 1, height);
       g.fillStyle = text["ink-3"];
-      if (x < GUTTER + this.width - 40) g.fillText(moment(at, view.end - view.begin), x + 4, AXIS / 2);
+      if (x < GUTTER + this.width - 40) g.fillText(`${before}${step && at > 0 ? "+" : ""}${moment(at, view.end - view.begin)}`, x + 4, AXIS / 2);
+      before = "";
     }
     g.fillStyle = text.line;
     g.fillRect(GUTTER - 1, 0, 1, height);
@@ -242,18 +273,27 @@ export class Timeline {
     return this.tiles.of({ rank, segment, track }, begin, begin + view.end - view.begin, this.nsPerPixel);
   }
 
+  /** The lane of a collective in the track of its rank. @param {{ rank: number, segment: number, id: number }} slice */
+  laneOf({ rank, segment, id }) {
+    for (const tile of this.tilesOf(rank, COMMUNICATION)) {
+      const at = tile.id.findIndex((each, place) => each === id && tile.segment[place] === segment);
+      if (at >= 0) return tile.row[at];
+    }
+    return 0;
+  }
+
   /** @param {CanvasRenderingContext2D} g @param {import("./layout.js").RankRow} row */
   drawRank(g, row) {
     const { text } = this.app.palette;
     const hot = this.app.isHot(row.rank);
     if (row.open) {
-      g.fillStyle = hot ? text.hot : text.panel;
+      g.fillStyle = hot && this.app.isAlarming ? text.hot : text.panel;
       g.fillRect(GUTTER, row.y + 2, this.width, HEADER - 4);
     }
     g.font = `600 ${MONO}`;
     g.textAlign = "right";
     g.textBaseline = "middle";
-    g.fillStyle = hot ? text.bad : text.ink;
+    g.fillStyle = hot ? this.app.blame : text.ink;
     g.fillText(`${row.pinned ? "• " : ""}${row.open ? "▾" : "▸"} ${rankName(row.rank)}`, GUTTER - 10, row.y + HEADER / 2);
     const stage = this.app.run.grid?.stages[row.rank];
     if (stage !== undefined) {
@@ -315,9 +355,15 @@ export class Timeline {
         done.add(tile.id[at]);
         const from = Math.max((tile.start[at] - begin) / this.nsPerPixel, 0);
         const until = Math.min((tile.start[at] + tile.wait[at] - begin) / this.nsPerPixel, this.width);
-        const middle = begin + ((from + until) / 2) * this.nsPerPixel;
-        const column = Math.floor(((middle - strip.begin) / (strip.end - strip.begin)) * strip.shares.wait.length);
-        if (until > from && strip.shares.wait[column] + strip.shares.bubble[column] > 127) this.drawWait(g, row.rank, tile, at, from, until, until, row.y + 3);
+        if (until <= from) continue;
+        const { wait, bubble } = strip.shares;
+        const scale = wait.length * this.nsPerPixel / (strip.end - strip.begin); // columns of the strip per pixel
+        const column = (/** @type {number} */ x) => Math.floor((begin - strip.begin) / this.nsPerPixel * scale + x * scale);
+        const waits = (/** @type {number} */ place) => wait[place] + bubble[place] > 127; // the rest is hidden behind compute
+        let first = column((from + until) / 2);
+        if (!waits(first)) continue;
+        while (first > column(from) && waits(first - 1)) first--;
+        this.drawWait(g, row.rank, tile, at, first > column(from) ? from + (first - column(from)) / scale : from, until, until, row.y + 3);
       }
     }
   }
@@ -396,7 +442,7 @@ export class Timeline {
         const to = Math.min(left + wide, width);
         const y = row.y + tile.row[at] * LANE;
         if (mine || blamed) {
-          g.strokeStyle = mine ? palette.text.ink : palette.text.bad;
+          g.strokeStyle = mine ? palette.text.ink : this.app.blame;
           g.lineWidth = mine ? 2 : 1.5;
           g.strokeRect(GUTTER + from + 0.75, y + 0.75, Math.max(to - from - 1.5, 1), LANE - 2.5);
         }
@@ -445,21 +491,6 @@ export class Timeline {
       for (const [top, bottom] of right > left ? this.areaRows(height) : []) g.fillRect(left, top, right - left, bottom - top);
       g.globalAlpha = 1;
     }
-    g.setLineDash([4, 3]);
-    g.font = SANS;
-    this.marks.forEach((mark, place) => {
-      const x = GUTTER + (mark.at - view.begin) / this.nsPerPixel;
-      if (x < GUTTER || x > GUTTER + this.width) return;
-      g.strokeStyle = g.fillStyle = text.bad;
-      g.beginPath();
-      g.moveTo(x, AXIS);
-      g.lineTo(x, height);
-      g.stroke();
-      const late = x - GUTTER > this.width * 0.6;
-      g.textAlign = late ? "right" : "left";
-      g.fillText(mark.text, late ? x - 4 : x + 4, height - 12 - 13 * (place % 4));
-    });
-    g.setLineDash([]);
   }
 
   /** Request the activity of the visible ranks in the window; the previous one is shown until it arrives.
@@ -549,15 +580,16 @@ export class Timeline {
       .flatMap((row) => (row.type === "track" && row.track.track >= 0 ? [trackKey(row.rank, row.track)] : []));
   }
 
-  /** Scroll to a rank or one of its tracks.
+  /** Scroll to a rank or one of its tracks; false where it is not in the list.
    * @param {number} rank @param {{ segment: number, track: number, depth?: number }} [track] */
   scrollTo(rank, track) {
-    const { rows, pinsHeight } = this.layout();
+    const { rows, pinsHeight } = this.sized();
     const row = rows.find((r) => r.rank === rank && (track ? r.type === "track" && trackKey(rank, r.track) === trackKey(rank, track) : r.type === "rank"));
-    if (!row) return;
+    if (!row) return false;
     const y = row.y + (track?.depth ?? 0) * LANE;
     const { scrollTop, clientHeight } = this.box;
     if (y < scrollTop || y + LANE + GAP > scrollTop + clientHeight - AXIS - pinsHeight) this.box.scrollTop = Math.max(0, y - clientHeight / 3);
+    return true;
   }
 }
 

@@ -16,7 +16,7 @@ export async function loadVerdict(app) {
     for (const name of ["compute_ns", "exposed_comm_ns", "idle_ns", "span_ns"]) {
       app.orders.set(name, new Map(whole.map((/** @type {any} */ row) => [row.rank, row[name]])));
     }
-    const draw = () => (changes ? drawChange(changes) : drawVerdict(app, summary.facts));
+    const draw = () => (changes ? drawChange(changes) : drawVerdict(app, summary));
     app.store.listen((view, changed) => { if (changed.has("finding")) draw(); });
     draw();
     app.redraw();
@@ -26,12 +26,14 @@ export async function loadVerdict(app) {
   }
 }
 
-/** @param {import("./app.js").App} app @param {Facts} facts */
-function drawVerdict(app, facts) {
+/** @param {import("./app.js").App} app @param {{ title: string, facts: Facts }} summary the report */
+function drawVerdict(app, { title: summary, facts }) {
   const at = Math.max(app.store.view.finding, 0);
   const finding = app.findings[at];
   if (!finding) {
-    fill(byId("verdict"), headline("ok", "No problems found.", "No report has a finding."), h("span", { class: "space" }), ...figures(facts));
+    const isTimeline = app.checked.length > 0 && !app.run.opens_on;
+    fill(byId("verdict"), headline(app.checked.length ? "ok" : "info", isTimeline ? "No problems found." : summary.replace(/ \(-r [^)]*\)/g, ""), app.checkedText),
+      h("span", { class: "space" }), ...figures(app, facts));
     return;
   }
   const { headline: title, why } = finding.scene;
@@ -40,7 +42,7 @@ function drawVerdict(app, facts) {
       h("button", { class: "plain", title: "previous finding (P)", onclick: () => app.walk(-1) }, "‹ P"),
       h("span", { class: "quiet" }, `finding ${at + 1} of ${app.findings.length}`),
       h("button", { class: "plain", title: "next finding (N)", onclick: () => app.walk(1) }, "N ›")),
-    h("span", { class: "space" }), ...figures(facts));
+    h("span", { class: "space" }), ...figures(app, facts));
 }
 
 /** @param {any} changes the report of the command `diff` */
@@ -59,7 +61,7 @@ function headline(severity, title, why) {
 function saving(finding, facts) {
   if (!finding.cost_ns) return "";
   const share = facts.mean_step_ns ? ` a step (${wholePercent(finding.cost_ns / facts.mean_step_ns)})` : "";
-  return h("span", { class: "pill" }, `fix saves ${finding.reachable ? "" : "up to "}${time(finding.cost_ns)}${share}`);
+  return h("span", { class: `pill ${finding.severity}` }, `fix saves ${finding.reachable ? "" : "up to "}${time(finding.cost_ns)}${share}`);
 }
 
 /** @param {number} share */
@@ -67,10 +69,10 @@ function wholePercent(share) {
   return share < 0.01 ? "<1 %" : `${Math.round(100 * share)} %`;
 }
 
-/** @param {Facts} facts */
-function figures(facts) {
+/** @param {import("./app.js").App} app @param {Facts} facts a single rank waits for nobody */
+function figures(app, facts) {
   const share = (/** @type {string} */ name, /** @type {string} */ label, /** @type {string} */ swatch) =>
-    (facts[name] === null || facts[name] === undefined ? "" : kpi(percent(Number(facts[name]) / 100), label, swatch));
+    (facts[name] === null || facts[name] === undefined || (app.isAlone && !facts[name] && swatch !== "compute" && swatch !== "idle") ? "" : kpi(percent(Number(facts[name]) / 100), label, swatch));
   return [
     facts.step_ns === null ? "" : kpi(time(facts.step_ns), "step"),
     share("compute_pct", "compute", "compute"),

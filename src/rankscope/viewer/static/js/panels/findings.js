@@ -8,14 +8,15 @@ const LEAST = 0.001; // of a bubble: a part that is smaller on all stages has no
 const BUBBLES = [{ name: "stage" }, { name: "bubble_ns", title: "total", unit: "ns", help: "idle and waiting in send and recv while another stage computes" },
   { name: "schedule_ns", title: "design", unit: "ns", help: "what the schedule has by design" }, { name: "stages_ns", title: "stages", unit: "ns", help: "what unequal stages add" },
   { name: "rank_ns", title: "ranks", unit: "ns", help: "what slow ranks add" }, { name: "rest_ns", title: "rest", unit: "ns", help: "transfer and jitter" }];
+const BESIDES = ["op_differences", "gpu"]; // what else a rank does differently: its ops, its clocks
 
 /** @param {import("../app.js").App} app */
 export async function findingsPanel(app) {
   const [findings, step] = await Promise.all([app.loadFindings(), app.panels.stepTime()]);
-  if (!findings.length) return h("p", { class: "quiet" }, "No findings.");
+  if (!findings.length) return h("p", { class: "quiet" }, app.checkedText);
   const at = Math.min(Math.max(app.store.view.finding, 0), findings.length - 1);
   const { collective, bubbles } = findings[at].scene;
-  return h("div", { class: "columns three findings" }, h("div", {}, list(app, findings, at, step)), h("div", {}, details(app, findings[at])),
+  return h("div", { class: `columns three findings ${findings[at].severity}` }, h("div", {}, list(app, findings, at, step)), h("div", {}, details(app, findings[at])),
     collective ? h("div", {}, h("h2", {}, `${collective.title} on every rank`), peersTable(app, collective), h("p", { class: "quiet" }, collective.text)) : "",
     bubbles ? h("div", {}, h("h2", {}, "Bubbles per step, and what they come from"), table(BUBBLES.filter(({ name }) => bubbles.some((/** @type {any} */ row) => name === "stage" || row[name] > LEAST * row.bubble_ns)), bubbles, { caption: "Bubbles", tools: false })) : "");
 }
@@ -40,8 +41,20 @@ function details(app, finding) {
   return h("article", { class: "finding" }, h("h2", {}, finding.title), h("p", {}, finding.evidence),
     slices.length ? h("p", { class: "quiet" }, `In this window: ${slices.length} slice${slices.length === 1 ? "" : "s"}, the longest `,
       h("button", { class: "link", onclick: () => app.goTo(slices[0], { stay: true }) }, `${slices[0].name}, ${time(slices[0].dur_ns)}`), ".") : "",
+    h("p", { class: "quiet" }, "Tables: ", tablesOf(app, finding.report).map(([report, by], place) => [place ? ", " : "",
+      h("button", { class: "link", onclick: () => app.store.set({ tab: "reports", report, by }, { history: true }) }, by ? `${report} by ${by}` : report)]).flat()),
     finding.hint ? h("p", { class: "quiet" }, finding.hint.replace(/ *\(?rankscope \w+ .*$/, "")) : "", // its command follows
     finding.commands.map(command));
+}
+
+/** The tables behind a finding: its report, also by step, and what ranks may differ in besides. @param {import("../app.js").App} app
+ * @param {string} name @returns {[string, string][]} report and `by` */
+function tablesOf(app, name) {
+  const report = app.run.reports.find((each) => each.name === name);
+  /** @type {[string, string][]} */
+  const tables = report ? [[name, ""]] : [];
+  if (report?.by.includes("step")) tables.push([name, "step"]);
+  return app.isAlone ? tables : [...tables, ...BESIDES.filter((each) => each !== name).map((each) => /** @type {[string, string]} */ ([each, ""]))];
 }
 
 /** @param {string} text */

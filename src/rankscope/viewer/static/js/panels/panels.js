@@ -24,12 +24,12 @@ const PANELS = {
   events: { title: "Events", draw: drawEvents, redrawOn: [...RANGE, "slice"] },
   area: { title: "Area", draw: areaPanel, redrawOn: RANGE },
   flame: { title: "Flame", draw: flamePanel, redrawOn: ["area"] },
-  kernels: { title: "Kernels", draw: reportPanel("kernels"), redrawOn: [] },
-  ops: { title: "Ops", draw: reportPanel("ops"), redrawOn: [] },
-  collectives: { title: "Collectives", draw: reportPanel("collectives"), redrawOn: [] },
+  kernels: { title: "Kernels", draw: reportPanel("kernels"), redrawOn: ["by"] },
+  ops: { title: "Ops", draw: reportPanel("ops"), redrawOn: ["by"] },
+  collectives: { title: "Collectives", draw: reportPanel("collectives"), redrawOn: ["by"] },
   memory: { title: "Memory", draw: memoryPanel, redrawOn: [] },
   roofline: { title: "Roofline", draw: rooflinePanel, redrawOn: [] },
-  reports: { title: "Reports", draw: reportsPanel, redrawOn: ["report"] },
+  reports: { title: "Reports", draw: reportsPanel, redrawOn: ["report", "by"] },
   diff: { title: "Diff", draw: diffPanel, redrawOn: [] },
   sql: { title: "SQL", draw: sqlPanel, redrawOn: [] },
 };
@@ -62,6 +62,7 @@ export class Panels {
     }, PANELS[name].title));
     fill(byId("tabs"), ...this.tabs);
     byId("tabs").addEventListener("keydown", (event) => this.arrows(event));
+    byId("tabs").addEventListener("wheel", (event) => { byId("tabs").scrollLeft += event.deltaY; }, { passive: true });
   }
 
   get tab() {
@@ -99,16 +100,27 @@ export class Panels {
     this.timer = setTimeout(() => this.draw(), pause);
   }
 
-  async draw() {
-    clearTimeout(this.timer);
+  /** The tab's head is selected at once. Nothing of another tab is shown below it. */
+  prepare() {
     const { tab } = this;
     this.tabs.forEach((button, at) => {
       button.setAttribute("aria-selected", String(NAMES[at] === tab));
       button.tabIndex = NAMES[at] === tab ? 0 : -1;
+      if (NAMES[at] === tab) button.scrollIntoView({ block: "nearest", inline: "nearest" }); // of a strip that is wider than its place
     });
     this.box.setAttribute("aria-labelledby", `tab-${tab}`);
-    const turn = ++this.turn;
     this.box.setAttribute("aria-busy", "true");
+    if (this.shown === tab) return;
+    fill(this.box, h("p", { class: "quiet" }, `${PANELS[tab].title}…`));
+    this.box.scrollTop = 0;
+    this.shown = "";
+  }
+
+  async draw() {
+    clearTimeout(this.timer);
+    const { tab } = this;
+    const turn = ++this.turn;
+    this.prepare();
     try {
       const content = await PANELS[tab].draw(this.app);
       if (turn === this.turn && this.box.firstChild !== content) { // the old content stays until the new one is complete

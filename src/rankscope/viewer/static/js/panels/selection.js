@@ -28,7 +28,7 @@ async function slicePanel(app, key) {
   app.timeline.redraw();
   const { compared } = slice;
   return h("div", { class: "columns three" },
-    h("div", {}, h("h2", { class: "name" }, slice.name), h("dl", {}, facts(slice).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+    h("div", {}, h("h2", { class: "name" }, slice.name), h("dl", {}, facts(app, slice).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
       Object.keys(slice.args).length ? h("div", {}, h("h2", {}, "Arguments"),
         h("dl", {}, Object.entries(slice.args).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, text(value))]))) : ""),
     h("div", {}, h("h2", {}, `Compared with ${compared.count.toLocaleString("en")} slices of this name`),
@@ -38,10 +38,10 @@ async function slicePanel(app, key) {
       h("h2", {}, "Called from"), origin(slice.origin), related(app, slice), slice.launched.length ? h("div", {}, h("h2", {}, "Launched"), links(app, slice, slice.launched)) : ""));
 }
 
-/** @param {any} slice */
-function facts(slice) {
+/** @param {import("../app.js").App} app @param {any} slice */
+function facts(app, slice) {
   const rows = [["rank", `${slice.rank}, ${slice.where}`], ["category", slice.category], ["duration", time(slice.dur_ns)],
-    ["self", time(slice.self_ns)], ["starts", time(slice.start_ns)], ["step", slice.step ?? "–"]];
+    ["self", time(slice.self_ns)], ["starts", app.timeline.momentOf(slice.start_ns, slice.rank)], ["step", slice.step ?? "–"]];
   if (slice.bytes) rows.push(["bytes", quantity(slice.bytes, "bytes")]);
   return rows;
 }

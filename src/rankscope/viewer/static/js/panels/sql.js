@@ -27,7 +27,7 @@ export async function sqlPanel(app) {
     } catch (error) {
       if (error instanceof DOMException && error.name === "AbortError") return;
       if (!(error instanceof ServerError)) throw error;
-      fill(out, h("p", {}, error.message), h("p", { class: "quiet" }, error.why), h("p", { class: "quiet" }, error.hint));
+      fill(out, h("p", {}, error.message), h("pre", { class: "quiet" }, error.why), h("p", { class: "quiet" }, error.hint));
     }
   }
 

@@ -1,12 +1,17 @@
 // Reports of `rankscope stats` as tables: kernels, ops and collectives have tabs of their own, the others share one.
 
-import { json } from "../api.js";
-import { announce, h } from "../dom.js";
+import { isFile, json } from "../api.js";
+import { h } from "../dom.js";
 import { table } from "../table.js";
 import { drawn } from "./chart.js";
 
-const ON_THE_TIMELINE = ["kernels", "ops"]; // the names in their rows are names of slices
 const WITH_CHARTS = ["breakdown", "collectives", "idle", "kernels", "overlap", "steps", "stragglers"]; // beside the table
+/** By report, the question of `find` for the slices of a row. @type {Record<string, (row: any) => Record<string, any>>} */
+const INSTANCES = {
+  kernels: ({ name, rank }) => ({ name, rank }),
+  ops: ({ name, rank }) => ({ name, rank }),
+  collectives: ({ kind, group, bytes }) => ({ kind, group, bytes }),
+};
 
 /** @param {string} name @returns {(app: import("../app.js").App) => Promise<Node>} */
 export function reportPanel(name) {
@@ -22,28 +27,34 @@ export async function reportsPanel(app) {
     app.run.reports.map((report) => h("option", { value: report.name, selected: report.name === known.name }, report.name)));
   const sorts = h("select", { "aria-label": "Order of ranks", onchange: (/** @type {any} */ event) => app.store.set({ sort: event.target.value }) },
     ["rank", ...app.orders.keys()].map((name) => h("option", { value: name, selected: name === view.sort }, name === "rank" ? "ranks by number" : `ranks by ${name.replace(/_ns$/, "").replaceAll("_", " ")}`)));
-  return h("div", {}, h("div", { class: "row" }, choice, sorts), await reportTable(app, known.name));
+  return h("div", {}, h("div", { class: "row" }, choice, app.run.opens_on ? "" : sorts), await reportTable(app, known.name));
 }
 
 /** @param {import("../app.js").App} app @param {string} name */
 async function reportTable(app, name) {
   const known = app.run.reports.find((report) => report.name === name);
-  const result = await json("report", { name });
-  const go = ON_THE_TIMELINE.includes(name) ? (/** @type {any} */ row) => toNext(app, row.name) : undefined;
+  const keys = isFile() ? [] : known?.by ?? [];
+  const by = keys.includes(app.store.view.by) ? app.store.view.by : "";
+  const result = await json("report", { name, by });
+  const choice = h("select", { "aria-label": "Rows", onchange: (/** @type {any} */ event) => app.store.set({ by: event.target.value }, { history: true }) },
+    ["", ...keys].map((key) => h("option", { value: key, selected: key === by }, key ? `by ${key}` : "as it is")));
   const pictures = WITH_CHARTS.includes(name) ? await drawn("charts", { name }) : [];
-  const answer = h("div", {}, h("h2", {}, result.title, " ", h("span", { class: "quiet" }, `${known?.question ?? ""} ${result.window} · rankscope stats ${app.run.path} -r ${name}`)),
-    result.rows.length ? table(result.columns, result.rows, { caption: result.title, filter: true, go }) : "",
+  const answer = h("div", {}, h("h2", {}, result.title, " ", keys.length ? choice : "",
+    h("span", { class: "quiet" }, ` ${known?.question ?? ""} ${result.window} · rankscope stats ${app.run.path} -r ${name}${by && ` --by ${by}`}`)),
+    result.rows.length ? table(result.columns, result.rows, { caption: result.title, filter: true, go: leading(app, name, result.rows) }) : "",
     result.notes.map((/** @type {string} */ note) => h("p", { class: "quiet" }, note)));
   return pictures.length ? h("div", { class: "columns wide-first" }, answer, h("div", {}, pictures)) : answer;
 }
 
-/** The next slice of a name, after the selected one or from the left edge on.
- * @param {import("../app.js").App} app @param {string} name */
-async function toNext(app, name) {
-  const chosen = app.panels.slice;
-  const at = chosen?.name === name ? chosen.start_ns : app.store.view.begin - 1;
-  const { found } = await json("find", { name, at: Math.round(at) });
-  const first = found ?? (await json("find", { name, at: Math.round(app.run.begin_ns) - 1 })).found;
-  if (first) await app.goTo(first, { stay: true });
-  else announce(`no slice has the name ${name}`);
+/** What a row leads to: its slices, or its step and rank. @param {import("../app.js").App} app @param {string} name @param {any[]} rows */
+function leading(app, name, rows) {
+  const [first] = rows;
+  if (name === "collectives" ? first.kind && !isFile() : INSTANCES[name] && first.name) return (/** @type {any} */ row) => app.search.walk(INSTANCES[name](row), { stay: true });
+  if (!Number.isInteger(first.rank) && !rows.some((row) => Number.isInteger(row.step))) return undefined;
+  return (/** @type {any} */ row) => {
+    const step = app.run.steps.find((each) => each.step === row.step);
+    if (step) app.show(step.start_ns - step.dur_ns * 0.01, step.start_ns + step.dur_ns * 1.01, { history: true });
+    const rank = row.rank ?? row.last_rank;
+    if (app.run.ranks.includes(rank)) app.reveal(rank);
+  };
 }
