@@ -5,7 +5,6 @@ The step is the sampling unit: ranks wait for each other within a step, so their
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from statistics import median
@@ -233,9 +232,3 @@ _COLLECTORS: dict[str, Collector] = {
 }
 REPORTS = tuple(_COLLECTORS)
 """The reports that `diff` compares, in the order of its rows."""
-
-
-def short_name(kernel: str) -> str:
-    """A kernel's name without its template and call arguments."""
-    text = re.sub(r"\(anonymous namespace\)::|<unnamed>::|^void ", "", kernel)
-    return re.split(r"[<(]", text)[0] or kernel

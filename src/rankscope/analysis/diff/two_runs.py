@@ -12,7 +12,8 @@ from rankscope.analysis.core.result import Column, Fact, Finding, Result, Row, S
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.clock import ClockChange, clock_change
 from rankscope.analysis.diff.compare import FEW_CHANGE_PCT, Comparison, Rules, compare, steps_to_be_sure
-from rankscope.analysis.diff.samples import SPAN, Measure, collect, short_name, unit_of
+from rankscope.analysis.diff.samples import SPAN, Measure, collect, unit_of
+from rankscope.text.names import bare_name
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded, shorten_middle
 
@@ -218,7 +219,7 @@ def _kernels(comparison: Comparison, op: str) -> str:
 
 
 def _listed(kernels: set[str]) -> str:
-    names = sorted({shorten_middle(short_name(kernel), _NAME_CELLS) for kernel in kernels})
+    names = sorted({shorten_middle(bare_name(kernel), _NAME_CELLS) for kernel in kernels})
     return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 

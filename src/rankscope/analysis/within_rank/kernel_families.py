@@ -10,6 +10,7 @@ from rankscope.analysis.core.notes import gpu_outside_steps, left_out, no_gpu
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.event_tables import kernel_totals
+from rankscope.text.names import applied_function, bare_name
 from rankscope.timeline.run import Run
 
 FAMILIES = (
@@ -50,10 +51,6 @@ def _compiled() -> tuple[tuple[str, re.Pattern[str]], ...]:
 # Parts in which the names of similar kernels differ: tile sizes and what follows them, and numbers at the end.
 _TILE = re.compile(r"_?\d+x\d+(?:x\d+)?.*$")
 _NUMBERED = re.compile(r"(?:_\d+)+$|_\d+d?e?\d*c?$")
-_WRAPPERS = frozenset(
-    {"Kernel", "Kernel2", "device_kernel"}
-)  # CUTLASS: the name is the first template argument
-_CALLABLE = re.compile(r"[A-Za-z_~][\w:~]*(?:[Kk]ernel|_cuda|Functor|Impl)\w*")
 
 
 @lru_cache(maxsize=16384)
@@ -62,34 +59,9 @@ def kernel_name(kernel: str) -> str:
 
     A kernel that applies a function has its name appended: 'vectorized_elementwise_kernel: GeluCUDAKernelImpl'.
     """
-    plain = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
-    bare, arguments = _without_arguments(plain)
-    bare = bare.split("::")[-1].strip() or bare.strip()
-    if bare in _WRAPPERS and arguments:
-        bare = _without_arguments(arguments.lstrip("<").split(",")[0])[0].split("::")[-1].strip() or bare
+    bare, function = bare_name(kernel), applied_function(kernel)
     short = _NUMBERED.sub("", _TILE.sub("", bare)).rstrip("_") or bare
-    if re.search(r"elementwise|multi_tensor_apply|reduce_kernel|index_kernel", short):
-        inner = next((m[0].split("::")[-1] for m in _CALLABLE.finditer(arguments)), None)
-        if inner and inner != short:
-            return f"{short}: {inner}"
-    return short
-
-
-def _without_arguments(name: str) -> tuple[str, str]:
-    """The text outside <…> and (…), and the template arguments."""
-    outside, depth, arguments = [], 0, ""
-    for character in name.replace("operator()", "operator"):
-        if character in "<(":
-            if character == "(" and depth == 0:
-                break
-            depth += 1
-        elif character in ">)":
-            depth = max(depth - 1, 0)
-        elif depth == 0:
-            outside.append(character)
-        if depth > 0:
-            arguments += character
-    return "".join(outside), arguments
+    return f"{short}: {function}" if function else short
 
 
 _NOTHING = {"total_ns": 0, "instances": 0, "variants": 0}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rankscope.text.names import shorten_names
 from rankscope.units import format_value
 from rankscope.views.charts.chart import Chart
 from rankscope.views.charts.scales import LEAST_TICKS, Linear, Log, Scale, decades, tick_labels
 from rankscope.views.charts.svg import Drawing, text_width
 from rankscope.views.charts.theme import SERIES
-from rankscope.views.text import shorten_names
 
 WIDTH = 760.0
 AXIS_HEIGHT = 38.0

@@ -12,6 +12,7 @@ from rankscope.analysis.core.ceilings import ceilings
 from rankscope.analysis.core.result import Column, Result, Row
 from rankscope.analysis.core.scope import Scope
 from rankscope.errors import NotATraceError
+from rankscope.text.names import shorten_names
 from rankscope.timeline.run import Run
 from rankscope.units import format_bytes, format_ns, format_plain, format_value
 from rankscope.views.charts.chart import Chart, nothing_to_draw
@@ -32,7 +33,6 @@ from rankscope.views.charts.plots import (
 )
 from rankscope.views.charts.theme import SERIES
 from rankscope.views.columns import fields
-from rankscope.views.text import shorten_names
 
 SWEEP = "sweep"
 TOP = 15

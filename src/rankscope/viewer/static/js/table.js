@@ -7,7 +7,7 @@ import { shortenNames } from "./names.js";
 const NAME_CHARACTERS = 64;
 const UNIT_WORDS = / (ns|bytes|pct|flops|flop s|gb s)$/;
 
-/** @typedef {{ name: string, title?: string, unit?: string, help?: string, verbatim?: boolean }} Column verbatim: its name is its heading */
+/** @typedef {{ name: string, title?: string, unit?: string, help?: string, verbatim?: boolean }} Column verbatim: its name is its heading, and its texts are shown as they are */
 
 /** @param {Column[]} columns @param {Record<string, any>[]} rows
  * @param {{ go?: (row: any) => void, hot?: (row: any) => boolean, caption?: string, filter?: boolean, tools?: boolean, characters?: number }} [how]
@@ -84,7 +84,7 @@ function textOf(column, row) {
  * @param {Column} column @param {Record<string, any>[]} rows @param {number} characters */
 function shortTexts(column, rows, characters) {
   const all = rows.map((row) => textOf(column, row));
-  const short = shortenNames(all, characters);
+  const short = shortenNames(all, characters, column.verbatim);
   return new Map(all.map((text, at) => [text, short[at]]));
 }
 

@@ -7,7 +7,7 @@ import { byId } from "./dom.js";
 import { moment, percent, ticks, time } from "./format.js";
 import { Labels } from "./labels.js";
 import { AXIS, COMMUNICATION, GAP, GUTTER, HEADER, LABEL_CHARACTERS, LANE, RIGHT, SECOND, rankName, rowsOf, stepShift, trackKey, visible } from "./layout.js";
-import { ownWords, shortenName } from "./names.js";
+import { shortenName } from "./names.js";
 import { MONO, SANS, paintShares } from "./palette.js";
 import { paint, repeat } from "./raster.js";
 import { Tiles } from "./tiles.js";
@@ -356,7 +356,7 @@ export class Timeline {
           g.fillStyle = palette.text[tile.kind[at] === 0 ? "on-compute" : tile.kind[at] <= 2 ? "on-comm" : "on-light"];
           const duration = to - from > 120 ? `  ${time(tile.duration[at])}` : "";
           const room = to - from - 8 - (duration ? g.measureText(duration).width : 0);
-          this.labels.write(g, this.labels.fit(g, labelIn(tile, at), room) + duration, GUTTER + from + 5, y + LANE / 2);
+          this.labels.write(g, this.labels.fit(g, nameIn(tile, at), room) + duration, GUTTER + from + 5, y + LANE / 2);
         }
       }
     }
@@ -368,7 +368,7 @@ export class Timeline {
   drawWait(g, tile, at, from, to, until, y) {
     const { text } = this.app.palette;
     const end = Math.min(Math.max(until, from), to);
-    const name = labelIn(tile, at);
+    const name = shortenName(nameIn(tile, at));
     const long = `${name} waits ${time(tile.wait?.[at])} for rank ${(tile.last?.[at] ?? 0) % SECOND}`;
     const room = end - from - 12;
     if (room >= WAIT_PIXELS) {
@@ -528,9 +528,4 @@ function nameIn(tile, at) {
   if (tile.track !== COMMUNICATION.track || !tile.match || tile.match[at] < 0) return name;
   const [kind, ...group] = name.split(" ");
   return `${kind} #${tile.match[at]}${DEFAULT_GROUPS.has(group.join(" ")) ? "" : ` ${group.join(" ")}`}`;
-}
-
-/** The same for a label: without namespaces and parameters. @param {import("./tiles.js").Tile} tile @param {number} at */
-function labelIn(tile, at) {
-  return ownWords(nameIn(tile, at));
 }
