@@ -13,7 +13,7 @@ const { unpack } = await import(new URL("api.js", js));
 const { compare, tsv } = await import(new URL("table.js", js));
 const { shortenName, shortenNames } = await import(new URL("names.js", js));
 const { paint, repeat } = await import(new URL("raster.js", js));
-const { number, paintShares } = await import(new URL("palette.js", js));
+const { inkOn, mixed, number, paintShares } = await import(new URL("palette.js", js));
 const { bars } = await import(new URL("watch.js", js));
 
 test("one long step does not flatten the others", () => {
@@ -193,6 +193,12 @@ test("idle is the colour of nothing, waiting is not communication", () => {
   const pixels = new Uint32Array(4);
   paintShares(pixels, shares(["", "compute", "wait", "unrecorded"]), palette);
   assert.deepEqual([pixels[0], pixels[1] & 0xffffff, pixels[2], pixels[3]], [number("#eceff3"), 1, number("#f7dfaf"), number("#ffffff")]);
+});
+
+test("words stand out from their ground", () => {
+  const inks = [["white", number("#ffffff")], ["black", number("#1b1f24")]];
+  assert.deepEqual(["#0072b2", "#e69f00", "#b9c46a", "#8c564b"].map((ground) => inkOn(number(ground), inks)), ["white", "black", "black", "white"]);
+  assert.equal(mixed(number("#ff0000"), number("#0000ff"), 0.25), number("#4000bf"));
 });
 
 test("names are as short as in the tables of the command line", () => {

@@ -13,6 +13,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from hypothesis import strategies as st
 from conftest import DATA
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.within_rank.kernel_families import COLOURED
 from rankscope.cli import main
 from rankscope.errors import RankscopeError, UsageError
 from rankscope.timeline.run import Run
@@ -203,6 +205,28 @@ def test_text_can_be_read(theme: str) -> None:
     for name in ("ink", "ink-2", "ink-3", "accent", "bad", "warn", "ok"):
         for ground in ("bg", "panel"):
             assert contrast(colours[name], colours[ground]) >= 4.5, (name, ground)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_names_on_kernels_can_be_read(theme: str) -> None:
+    colours = THEMES[theme]
+    for family in COLOURED:
+        assert max(contrast(colours[family], colours[ink]) for ink in ("on-compute", "on-light")) >= 4.5, (
+            family
+        )
+
+
+@pytest.mark.parametrize(
+    ("theme", "selector"), [("light", ":root {"), ("dark", ':root[data-theme="dark"] {')]
+)
+def test_the_page_has_the_same_colours(theme: str, selector: str) -> None:
+    style = (files("rankscope.viewer") / "static" / "style.css").read_text(encoding="utf-8")
+    rules = style.split(selector)[1].split("}")[0]
+    page = dict(re.findall(r"--([\w-]+): (#\w+);", rules))
+    assert set(COLOURED) <= page.keys()
+    assert {name: page[name] for name in page.keys() & THEMES[theme].keys()} == {
+        name: colour for name, colour in THEMES[theme].items() if name in page
+    }
 
 
 def test_themes_have_the_same_names() -> None:

@@ -1,4 +1,4 @@
-"""Kernels grouped by kind of work and base name; both follow from the kernel name."""
+"""Kernels and ops grouped by kind of work, kernels also by base name; both follow from the name."""
 
 from __future__ import annotations
 
@@ -14,20 +14,25 @@ from rankscope.text.names import applied_function, bare_name
 from rankscope.timeline.run import Run
 
 FAMILIES = (
-    ("collective", r"nccl|rccl|oneccl|msccl|nvshmem|deep_?ep|cross_device_reduce"),
-    ("attention", r"flash|fmha|attention|sdpa|compute_dot_do_o"),
+    (
+        "collective",
+        r"nccl|rccl|oneccl|msccl|nvshmem|deep_?ep|cross_device_reduce|^c10d::|^_?c10d_functional::|^gloo:|^record_param_comms",
+    ),
+    ("attention", r"flash|fmha|attention|sdpa|compute_dot_do_o|scaled_dot_product"),
     (
         "matrix product",
-        r"gemm|nvjet|cutlass|cublas|gemv|splitk|^ampere_|^sm\d+_|^volta_|wgmma|Cijk_|matmul|s16816|h16816",
+        r"gemm|nvjet|cutlass|cublas|gemv|splitk|^ampere_|^sm\d+_|^volta_|wgmma|Cijk_|matmul|s16816|h16816"
+        r"|^aten::(?:\w*mm|linear|einsum|mv|dot)\b|(?:mm|Linear)Backward",
     ),
     ("convolution", r"conv|wgrad|dgrad|winograd|implicit|fprop|nchw|nhwc"),
     ("normalisation", r"norm|rms|::bn_|\bbn_|GammaBeta"),
     ("softmax", r"softmax"),
-    ("optimizer", r"multi_tensor_apply|adam(?!ax)|\blamb\b|lamb_|sgd"),
+    ("optimizer", r"multi_tensor_apply|adam(?!ax)|\blamb\b|lamb_|sgd|^aten::_foreach_"),
     ("reduction", r"reduce"),
     (
         "elementwise",
-        r"elementwise|vectorized|unrolled|pointwise|triton_poi|distribution|copy|fill|dropout|gelu|silu",
+        r"elementwise|vectorized|unrolled|pointwise|triton_poi|distribution|copy|fill|dropout|gelu|silu"
+        r"|^aten::(?:add|sub|mul|div|neg|exp|pow|relu|sigmoid|tanh|where|clamp\w*|zero|threshold_backward|addcdiv|addcmul|rsqrt|sqrt)_?$",
     ),
     (
         "indexing",
@@ -35,11 +40,23 @@ FAMILIES = (
     ),
     ("fused", r"triton|fused|jit"),
 )
+"""Also of ops, by the parts that begin with ^."""
+COLOURED = ("gemm", "attention", "normalisation", "elementwise", "optimizer", "comm", "kernel")
+"""The groups that have a hue of their own on the timeline; the last one is that of all other kernels."""
+_COLOUR_OF = {"matrix product": "gemm", "convolution": "gemm", "softmax": "attention", "collective": "comm"}
 
 
-def family(kernel: str) -> str:
-    """The first family whose pattern matches the name, or 'unknown'."""
-    return next((name for name, pattern in _compiled() if pattern.search(kernel)), "unknown")
+@lru_cache(maxsize=16384)
+def family(name: str) -> str:
+    """The first family whose pattern matches the name of a kernel or op, or 'unknown'."""
+    return next((family for family, pattern in _compiled() if pattern.search(name)), "unknown")
+
+
+def coloured_family(name: str) -> int:
+    """The index in COLOURED of the group that a kernel or op belongs to."""
+    group = family(name)
+    group = _COLOUR_OF.get(group, group)
+    return COLOURED.index(group if group in COLOURED else "kernel")
 
 
 @lru_cache
@@ -59,7 +76,7 @@ def kernel_name(kernel: str) -> str:
 
     A kernel that applies a function has its name appended: 'vectorized_elementwise_kernel: GeluCUDAKernelImpl'.
     """
-    bare, function = bare_name(kernel), applied_function(kernel)
+    bare, function = bare_name(kernel).partition(" (")[0], applied_function(kernel)
     short = _NUMBERED.sub("", _TILE.sub("", bare)).rstrip("_") or bare
     return f"{short}: {function}" if function else short
 

@@ -353,7 +353,7 @@ export class Timeline {
         const wait = tile.wait ? tile.wait[at] : 0;
         if (wait > 0) this.drawWait(g, tile, at, from, to, left + wait / nsPerPixel, y);
         else if (to - from >= NAME_PIXELS) {
-          g.fillStyle = palette.text[tile.kind[at] === 0 ? "on-compute" : tile.kind[at] <= 2 ? "on-comm" : "on-light"];
+          g.fillStyle = palette.ink[tile.kind[at]];
           const duration = to - from > 120 ? `  ${time(tile.duration[at])}` : "";
           const room = to - from - 8 - (duration ? g.measureText(duration).width : 0);
           this.labels.write(g, this.labels.fit(g, nameIn(tile, at), room) + duration, GUTTER + from + 5, y + LANE / 2);
