@@ -137,8 +137,8 @@ def _cell(value: Any, unit: str, scale: Scale | None) -> str:
 def _scales(columns: Sequence[Column], values: Sequence[list[Any]]) -> list[Scale | None]:
     """One scale per column; None where each cell has its own or there is nothing to scale.
 
-    Columns that are compared share the unit of their largest value: the parts of a breakdown must visibly add up. One
-    that would show only zeros has the unit of its own largest value.
+    Columns that are compared share a unit: the parts of a breakdown must visibly add up. One that would show only
+    zeros has its own.
     """
     numbers = [
         [value for value in column if isinstance(value, (int, float)) and not isinstance(value, bool)]
