@@ -30,7 +30,7 @@ help:
 	@echo "make bench      rankscope against its peers, as ratios of one run"
 	@echo "make bench-check  the small ones: a warning where reading needs 10 % more CPU than in benchmarks/last.json"
 	@echo "make exam       plant faults in jobs and score the findings (docs/accuracy.md), and the assistant; under 25 minutes"
-	@echo "make docs       regenerate docs/commands.md, docs/store.md, the import graph and the notebook; build site/"
+	@echo "make docs       regenerate commands, tables, import graph, notebook and printed outputs in docs; build site/"
 
 # Only what the demo needs. What the tests need as well comes with make test.
 $(DEMO): pyproject.toml

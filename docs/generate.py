@@ -1,4 +1,5 @@
-"""Writes commands.md, store.md and the graph in architecture.md from the code, and runs notebook.ipynb.
+"""Writes commands.md, store.md and the graph in architecture.md from the code, runs notebook.ipynb, and prints again
+what the pages show of the runs in tests/data (outputs.py).
 
 `make docs` runs it; a test compares what it would write with what is there.
 """
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+import outputs
 from import_graph import architecture_page
 
 from rankscope import cli
@@ -69,3 +71,4 @@ if __name__ == "__main__":
     for file, page in PAGES.items():
         (HERE / file).write_text(page(), encoding="utf-8")
         print(f"Wrote docs/{file}")
+    outputs.main()

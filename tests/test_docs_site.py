@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -18,6 +19,25 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     assert (tmp_path / "site" / "reports" / "breakdown.html").is_file()
+
+
+@pytest.mark.slow
+def test_pages_show_what_commands_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of some pages; `make docs` writes all of them."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    outputs = importlib.import_module("outputs")
+    pages = [
+        ROOT / "README.md",
+        *(ROOT / "docs" / page for page in ("diff.md", "reports/stragglers.md", "reports/ops.md")),
+    ]
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert outputs.BLOCK.search(text), page
+        assert outputs.with_outputs(text, tmp_path) == text, f"make docs writes {page.name} anew"
+    stale = re.sub(
+        r"(\$ rankscope stats seqpar-gloo4-slow2\n).*?```", r"\1old\n…\n```", pages[0].read_text(), flags=re.S
+    )
+    assert "\nold\n" in stale and "\nold\n" not in outputs.with_outputs(stale, tmp_path)
 
 
 def test_every_decision_is_in_the_index_with_its_status() -> None:

@@ -137,11 +137,13 @@ def test_a_scale_keeps_the_order(unit: str, values: list[float]) -> None:
 
 
 @given(st.lists(st.integers(1, 10**15), min_size=1))
-def test_a_scale_shows_the_largest_value_well(values: list[int]) -> None:
+def test_a_scale_shows_the_median_and_the_largest_value_well(values: list[int]) -> None:
     scale = choose_scale("ns", values)
-    digits = scale.format(max(values)).replace(",", "").replace(".", "").lstrip("0")
-    assert len(digits) >= min(4, len(str(max(values))))
-    assert max(values) < 1000 * scale.factor or scale.label == "s"
+    median = sorted(values)[len(values) // 2]
+    for value in (median, max(values)):
+        assert scale.format(value).strip("0.,"), "it reads as zero"
+    # In no larger unit: that would be the unit of no value, or leave the median fewer digits.
+    assert scale.label == "s" or max(values) < 1000 * scale.factor or median < 100 * scale.factor
 
 
 @pytest.mark.parametrize(
@@ -153,6 +155,9 @@ def test_a_scale_shows_the_largest_value_well(values: list[int]) -> None:
         ("ns", [5_000_000, 0], "ms", ["5.000", "0"]),
         ("ns", [150_000_000, 120_000_000], "ms", ["150.0", "120.0"]),
         ("ns", [202_685_856, 1_109_991, 1_121, 352], "ms", ["202.686", "1.110", "0.001", "0.000"]),
+        ("ns", [60_000_000_000, *[2_500] * 3], "µs", ["60,000,000.0", *["2.5"] * 3]),
+        ("ns", [2_000_000_000, *[150_000_000] * 3], "s", ["2.000", *["0.150"] * 3]),
+        ("bytes", [80_000_000_000, 4_096, 512, 512], "kB", ["80,000,000.0", "4.1", "0.5", "0.5"]),
         ("bytes", [2_000_000_000], "GB", ["2.000"]),
         ("count", [1000, 2], "", ["1,000", "2"]),
         ("count", [12.5, 100], "", ["12.50", "100.00"]),

@@ -88,11 +88,13 @@ def _sizes(values: Iterable[float]) -> list[float]:
 
 
 def choose_scale(unit: str, values: Iterable[float]) -> Scale:
-    """One unit for many values: that of the largest."""
+    """One unit for many values: the largest in which their median has three digits, so that one long span does not
+    turn a million short ones into 0.000 s."""
     steps = _STEPS[unit]
     sizes = _sizes(values)
-    largest = sizes[-1] if sizes else 0
-    factor, label = next((step for step in steps if largest >= step[0]), steps[-1])
+    median, largest = (sizes[len(sizes) // 2], sizes[-1]) if sizes else (0, 0)
+    fitting_steps = (step for step in steps if largest >= step[0] and median >= READABLE * step[0])
+    factor, label = next(fitting_steps, steps[-1])
     return Scale(factor, label, decimals_for(unit, factor, sizes))
 
 

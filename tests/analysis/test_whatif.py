@@ -176,7 +176,7 @@ def test_bad_input(tmp_path: Path, make: Make, capsys: pytest.CaptureFixture[str
     assert whatif(lone, Scope()).rows[0]["what"] == "host gaps gone"
     with pytest.raises(UsageError, match="no kernel has 'softmaxx'"):
         predicted(make(), scenarios.kernel("softmaxx", 2.0))
-    with pytest.raises(UsageError, match="rank 9 is not in this run"):
+    with pytest.raises(UsageError, match="this run has no rank 9"):
         predicted(make(), scenarios.rank_at_median(9, {}))
     with pytest.raises(UsageError, match="one rank alone has no median"):
         predicted(lone, scenarios.rank_at_median(0, {}))

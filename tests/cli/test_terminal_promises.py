@@ -15,6 +15,7 @@ from conftest import DATA, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.questions import QUESTIONS, TOPICS
 from rankscope.cli import COMMANDS, command_parser, help_texts, main, top_level_help
+from rankscope.cli.bench.synthetic import Progress
 from rankscope.cli.help_text import fitted
 from rankscope.views.commands import advice_and_commands, advice_lines, command_lines, pieces
 
@@ -223,3 +224,27 @@ def test_missing_and_mixed_ranks_are_in_the_first_line(
 def test_an_error_names_the_run_in_its_command(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["whatif", str(run_folder), "--kernel", "nosuchkernel=2x"]) == 2
     assert f"rankscope stats '{run_folder}' -r kernels" in capsys.readouterr().err
+
+
+def test_view_of_a_folder_without_traces_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["view", str(tmp_path), "--no-open"]) == 1
+    assert "no trace in" in capsys.readouterr().err
+    assert main(["view", str(tmp_path / "nowhere"), "--no-open"]) == 1
+    assert "there is no" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_progress_redraws_its_line_only_on_a_terminal(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter(range(0, 1000, 5))
+    monkeypatch.setattr("rankscope.cli.bench.synthetic.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    progress = Progress()
+    for _ in range(9):
+        progress.add(10**6)
+    progress.close()
+    text = capsys.readouterr().err
+    assert ("\r" in text) == is_terminal
+    # Without a terminal a line every ten seconds.
+    assert len(text.splitlines()) == (10 if is_terminal else 5) and "9.00 MB written" in text

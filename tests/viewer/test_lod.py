@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.viewer.lanes import BLOCK, buckets, build_pyramid
+from rankscope.viewer.answers import KINDS
+from rankscope.viewer.lanes import BLOCK, buckets, build_pyramid, with_families
 
 lane = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12)), min_size=1, max_size=300)
 
@@ -65,3 +66,30 @@ def test_lanes_together_are_what_they_are_alone() -> None:
         mine = together.lane == place
         assert together.longest[mine].tolist() == alone.longest.tolist()
         assert together.count[mine].tolist() == alone.count.tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "coloured"),
+    [
+        ("compute", "nvjet_sm90_tst_128x128_64x6_2x1_v_bz_NNT", "gemm"),
+        ("compute", "void pytorch_flash::flash_fwd_kernel<x>(T)", "attention"),
+        ("compute", "void at::native::vectorized_layer_norm_kernel<float>(int)", "normalisation"),
+        ("compute", "void at::native::vectorized_elementwise_kernel<4, F>(int)", "elementwise"),
+        ("compute", "void at::native::multi_tensor_apply_kernel<M, F>(M)", "optimizer"),
+        ("compute", "my_kernel", "kernel"),
+        ("op", "aten::addmm", "gemm-host"),
+        ("op", "autograd::engine::evaluate_function: MmBackward0", "gemm-host"),
+        ("op", "aten::scaled_dot_product_attention", "attention-host"),
+        ("op", "aten::native_layer_norm", "normalisation-host"),
+        ("op", "aten::mul_", "elementwise-host"),
+        ("op", "aten::_fused_adamw_", "optimizer-host"),
+        ("op", "c10d::allreduce_", "comm-host"),
+        ("op", "aten::view", "op"),
+        ("comm", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(Args)", "comm"),
+        ("python", "matmul", "python"),
+    ],
+)
+def test_kernels_and_ops_have_the_hue_of_their_family(kind: str, name: str, coloured: str) -> None:
+    kinds = np.array([KINDS.index("copy"), KINDS.index(kind)], dtype=np.uint8)
+    shown = with_families(kinds, np.array([0, 1], dtype=np.int32), ["Memcpy", name])
+    assert [KINDS[number] for number in shown.tolist()] == ["copy", coloured]

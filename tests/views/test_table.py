@@ -34,8 +34,8 @@ def without_color(text: str) -> str:
         ([2_000_000_000, 1_500_000_000], ["Total (s)", "2.000", "1.500"]),
         ([1234, 3], ["Total (µs)", "1.234", "0.003"]),
         ([234, 3], ["Total (ns)", "234", "3"]),
-        # The unit of the largest, also among many that are small.
-        ([12_000_000, 3_100, 2_900, 1_050], ["Total (ms)", "12.000", "0.003", "0.003", "0.001"]),
+        # The unit of the median, also where one is large.
+        ([12_000_000, 3_100, 2_900, 1_050], ["Total (µs)", "12,000.00", "3.10", "2.90", "1.05"]),
         ([5_000, None, 0], ["Total (µs)", "5.000", "-", "0"]),
         ([float("nan"), float("inf")], ["Total (ns)", "-", "-"]),
         ([], ["nothing to show"]),

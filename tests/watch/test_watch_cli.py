@@ -162,7 +162,7 @@ def test_capture_names_steps_that_lie_ahead(slow3: Path, capsys: pytest.CaptureF
     run_main(capsys, "capture", slow3)
     assert (slow3 / "telemetry" / "capture-0002.json").exists()
     code, _, err = run_main(capsys, "capture", slow3, "--ranks", "8-9")
-    assert code == 2 and "selects no rank" in err and "It has 0-7." in err
+    assert code == 2 and "selects no rank" in err and "It has ranks 0-7." in err
 
 
 def test_capture_of_a_job_that_has_ended_or_not_begun(

@@ -312,7 +312,7 @@ def _wanted(args: argparse.Namespace, names: list[str]) -> list[tuple[str, int |
         if name not in names:
             raise UsageError(
                 f"there is no report '{name}'",
-                why=f"There are {len(names)} others.",
+                why=f"rankscope has {len(names)} reports, and none of this name.",
                 hint=f"{did_you_mean(name, names)}All of them: rankscope stats RUN -r list",
             )
     return [(name, shown) for name in wanted]

@@ -10,6 +10,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import webbrowser
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from rankscope.store.ingest import Options
     from rankscope.store.on_dask.option import DaskCluster
     from rankscope.viewer.listener import Listener
+    from rankscope.viewer.startup import Opening
 
 EXAMPLES = """\
 examples:
@@ -42,6 +44,7 @@ Keys: W S zoom, A D pan, F fit, / search, ? all of them.
 S = TypeVar("S")
 _SERVER_PACKAGES = ("starlette", "uvicorn")
 _LAST_PORT = 65535
+_LAST_ANSWER_SECONDS = 1.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _WHERE = """\
 RUN  a folder with one trace per rank, or a trace file; ssh://host/path for one on another machine
@@ -132,8 +135,11 @@ def _view(args: argparse.Namespace) -> int:
     opening.start()
     if args.tunnel is not None:
         threading.Thread(target=_end_with_stdin, args=(server,), daemon=True).start()
+    threading.Thread(target=_end_without_run, args=(server, opening), daemon=True).start()
     _serve(server.serve, address.url + at, args.no_open)
     opening.close()
+    if opening.has_failed:
+        return 1
     if not opening.wait(0) or server.busy:
         # Threads are in DuckDB, which crashes if the interpreter shuts down meanwhile. The reading processes
         # end when their pipes close; unfinished files are removed by the next ingest.
@@ -247,6 +253,14 @@ def _serve(serve: Callable[[], None], url: str, no_open: bool) -> None:
         webbrowser.open(url)
     with contextlib.suppress(KeyboardInterrupt):
         serve()
+
+
+def _end_without_run(server: Listener, opening: Opening) -> None:
+    """Where there is nothing to show; a page that is open asks once more, and shows the error."""
+    opening.wait()
+    if opening.has_failed:
+        time.sleep(_LAST_ANSWER_SECONDS)
+        server.stop()
 
 
 def _end_with_stdin(server: Listener) -> None:

@@ -116,7 +116,7 @@ def _owners(
         if not told or len(log.devices) != 1:
             raise RankError(
                 f"{path} is not of rank {given[path]}",
-                why=f"It has {len(log.devices)} GPUs."
+                why=f"It is a log of {len(log.devices)} GPUs."
                 if told
                 else "There is no trace with GPU work of this rank.",
                 hint="Give the rank of a log of one GPU: nvidia-smi -i N",

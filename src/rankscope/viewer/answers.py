@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from rankscope.text.json_values import plain
+from rankscope.text.names import COLOURED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,8 +26,9 @@ Route = Callable[[dict[str, str]], Answer]
 client_left: ContextVar[threading.Event] = ContextVar("client_left")
 """Set when the client of the request that is being answered has gone."""
 
-KINDS = ("compute", "comm", "copy", "op", "annotation", "runtime", "sync", "python", "other")
-"""Colour classes of slices; columns hold the index."""
+_CLASSES = ("compute", "comm", "copy", "op", "annotation", "runtime", "sync", "python", "other")
+KINDS = (*_CLASSES, *COLOURED, *(f"{family}-host" for family in COLOURED))
+"""Colour classes of slices; columns hold the index. The classes, then the families of kernels, then those of ops."""
 TILE_WIDTH = 1024
 """Pixels of a tile. Tile (level, index) has pixels of 2**level ns and starts at pixel index * TILE_WIDTH."""
 

@@ -19,11 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.core.device_events import CLASS_NUMBER
+from rankscope.analysis.within_rank.kernel_families import coloured_family
 from rankscope.model import HOST_COLLECTIVE_PATTERN, LAUNCH_CATEGORIES, SYNC_CALL_PATTERN
 from rankscope.sql import sql_texts
 from rankscope.store.arrays import Ints
 from rankscope.store.derived import Table, slices_file
 from rankscope.store.index import SegmentEntry, can_write
+from rankscope.text.names import COLOURED
 from rankscope.timeline.run import Run
 from rankscope.viewer.answers import KINDS
 
@@ -132,6 +134,18 @@ def _host_kind(alias: str) -> str:
         WHEN {alias}.category IN ({launches}) THEN {number["runtime"]}
         WHEN {alias}.category = 'python_function' THEN {number["python"]}
         ELSE {number["other"]} END::UTINYINT"""
+
+
+def with_families(kind: NDArray[np.uint8], name: Indices, names: Sequence[str]) -> NDArray[np.uint8]:
+    """The colour classes of slices, of kernels and ops those of their family; an op of no family stays one."""
+    numbers, of_slice = np.unique(name, return_inverse=True)
+    family = np.array([coloured_family(names[number]) for number in numbers.tolist()], dtype=np.int64)[
+        of_slice
+    ]
+    compute, op, first = KINDS.index("compute"), KINDS.index("op"), KINDS.index(COLOURED[0])
+    is_op = (kind == op) & (family != len(COLOURED) - 1)
+    by_family = np.where(is_op, first + len(COLOURED) + family, first + family)
+    return np.where(is_op | (kind == compute), by_family, kind).astype(np.uint8)
 
 
 @dataclass(frozen=True)

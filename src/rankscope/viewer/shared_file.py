@@ -23,6 +23,7 @@ from rankscope.errors import UsageError
 from rankscope.viewer import counters
 from rankscope.viewer.answers import Route, json_bytes, window_of
 from rankscope.viewer.collectives import COMMUNICATION, communication
+from rankscope.viewer.lanes import with_families
 from rankscope.viewer.session import ACTIVITIES, Session
 from rankscope.viewer.static_files import static_files
 
@@ -192,7 +193,8 @@ def _slices(session: Session, window: Window) -> dict[str, Any]:
     kinds: dict[tuple[int, int], dict[int, int]] = {}
     for rank, segment in {(row["rank"], row["segment"]) for row in rows}:
         lanes = session.lanes(rank, segment)
-        kinds[rank, segment] = dict(zip(lanes.id.tolist(), lanes.kind.tolist(), strict=True))
+        coloured = with_families(lanes.kind, lanes.name, lanes.names)
+        kinds[rank, segment] = dict(zip(lanes.id.tolist(), coloured.tolist(), strict=True))
     columns: dict[str, list[Any]] = {
         name: [row[name] for row in rows]
         for name in ("rank", "segment", "track", "depth", "dur_ns", "self_ns", "step", "bytes")

@@ -99,6 +99,10 @@ class Opening:
         """Whether opening has ended, successfully or not."""
         return self._done.wait(seconds)
 
+    @property
+    def has_failed(self) -> bool:
+        return self._error is not None
+
     def close(self) -> None:
         for session in self._sessions:
             session.sql.close()

@@ -9,7 +9,7 @@ import numpy as np
 
 from rankscope.viewer.answers import KINDS, TILE_WIDTH, Answer, integer, integers
 from rankscope.viewer.collectives import COMMUNICATION, collective_slices, communication
-from rankscope.viewer.lanes import Lanes
+from rankscope.viewer.lanes import Lanes, with_families
 from rankscope.viewer.session import Session
 
 _LEAST_SHARE = 0.02
@@ -147,6 +147,6 @@ def tile(session: Session, query: dict[str, str]) -> Answer:
             "count": count.astype(np.uint32),
             "segment": segments.astype(np.uint16),
             "row": row.astype(np.uint16),
-            "kind": kind,
+            "kind": with_families(kind, name, lanes.names),
         },
     )

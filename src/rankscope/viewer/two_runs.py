@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.diff.two_runs import diff
+from rankscope.analysis.diff.two_runs import diff, shown_rows
 from rankscope.errors import UsageError
 from rankscope.viewer.answers import Answer, Route, integer
 from rankscope.viewer.session import Session
@@ -160,4 +160,5 @@ def _share() -> Answer:
 def _diff(sessions: tuple[Session, Session]) -> Answer:
     with sessions[0].database() as base, sessions[1].database() as new:
         result = diff(base, new, Scope())
-    return envelope(result, Question({"BASE": sessions[0].words, "NEW": sessions[1].words}))
+    answer = envelope(result, Question({"BASE": sessions[0].words, "NEW": sessions[1].words}))
+    return {**answer, "rows": shown_rows(result)}

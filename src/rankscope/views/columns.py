@@ -10,6 +10,7 @@ from typing import Any, Literal
 from rankscope.analysis.core.result import Column, Result
 from rankscope.records import dataclass
 from rankscope.text.json_values import plain
+from rankscope.text.names import Parts, shorten_names, shown_parts
 from rankscope.units import READABLE, SCALABLE, Scale, choose_scale, decimals_for, format_plain, format_value
 from rankscope.views.text import clean
 
@@ -50,6 +51,15 @@ class Field:
     cells: list[str]
     minor: bool = False
     """Omitted first when the table is too wide."""
+    verbatim: bool = False
+
+    def shown(self, width: int | None = None) -> list[str]:
+        """The cells with short names, each in at most `width` cells of a terminal."""
+        return shorten_names(self.cells, width, self.verbatim or self.kind != "text")
+
+    def shown_parts(self, width: int) -> list[Parts]:
+        """The ranges of characters that `shown` keeps of each cell."""
+        return shown_parts(self.cells, width, self.verbatim)
 
     @property
     def label(self) -> str:
@@ -79,7 +89,7 @@ def fields(result: Result) -> list[Field]:
         title, unit = _heading(column, scale)
         cells = [_cell(value, column.unit, scale) for value in column_values]
         kind = _kind(column, column_values)
-        formatted.append(Field(clean(column.name), title, unit, kind, cells, column.minor))
+        formatted.append(Field(clean(column.name), title, unit, kind, cells, column.minor, column.verbatim))
     return formatted
 
 
@@ -127,8 +137,8 @@ def _cell(value: Any, unit: str, scale: Scale | None) -> str:
 def _scales(columns: Sequence[Column], values: Sequence[list[Any]]) -> list[Scale | None]:
     """One scale per column; None where each cell has its own or there is nothing to scale.
 
-    Columns that are compared share the unit of their largest value: the parts of a breakdown must visibly add up. One
-    that would show only zeros has the unit of its own largest value.
+    Columns that are compared share a unit: the parts of a breakdown must visibly add up. One that would show only
+    zeros has its own.
     """
     numbers = [
         [value for value in column if isinstance(value, (int, float)) and not isinstance(value, bool)]

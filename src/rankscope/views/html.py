@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from rankscope.analysis.core.result import Finding, Result
 from rankscope.views.columns import NOTHING, Field, fields
-from rankscope.views.text import clean, shorten_names
+from rankscope.views.text import clean
 
 _LONGEST_CELL = 80
 
@@ -61,7 +61,7 @@ def _table(columns: list[Field]) -> str:
             f'<td style="{_align(column)}"'
             + (f' title="{escape(text)}"' if short != text else "")
             + f">{escape(short)}</td>"
-            for text, short in zip(column.cells, shorten_names(column.cells, _LONGEST_CELL), strict=True)
+            for text, short in zip(column.cells, column.shown(_LONGEST_CELL), strict=True)
         ]
         for column in columns
     ]

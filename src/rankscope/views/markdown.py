@@ -7,7 +7,7 @@ import re
 from rankscope.analysis.core.result import Finding, Result
 from rankscope.units import display_width
 from rankscope.views.columns import NOTHING, Field, fields
-from rankscope.views.text import clean, pad, shorten_names
+from rankscope.views.text import clean, pad
 
 _LONGEST_CELL = 120
 """Kernel names can have thousands of characters; one such cell would make the whole table scroll."""
@@ -63,7 +63,7 @@ def _grid(columns: list[Field]) -> str:
 
 def _cells(column: Field) -> list[str]:
     """If any name has punctuation, the whole column is set as code: escaped C++ names are unreadable in the source."""
-    texts = shorten_names(column.cells, _LONGEST_CELL)
+    texts = column.shown(_LONGEST_CELL)
     if not any(map(_SPECIAL.search, texts)):
         return texts
     return [_code(text) if text.strip() else text for text in texts]

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.records import dataclass
 from rankscope.text.json_values import plain
+from rankscope.text.names import shorten_name
 from rankscope.units import display_width
 from rankscope.views.columns import NOTHING, Field, Kind, fields
 from rankscope.views.commands import advice_lines
 from rankscope.views.terminal import BOLD, DIM, SEVERITY_STYLES, paint
-from rankscope.views.text import clean, hang, pad, shorten_name, shorten_names, wrap
+from rankscope.views.text import clean, hang, pad, wrap
 
 _LEAST_WIDTH = 20  # narrower tables are not useful; the terminal may wrap
 _PROSE_WIDTH = 100  # longer lines of text are hard to read, whatever the width of the table
@@ -82,7 +83,7 @@ def grid(columns: Sequence[Field], width: int, color: bool) -> tuple[list[str], 
     for column in columns:
         cells, stacked = (
             max(map(display_width, texts), default=0)
-            for texts in (column.cells, (*column.label.split(), *_unit_line(column)))
+            for texts in (column.shown(), (*column.label.split(), *_unit_line(column)))
         )
         shapes.append(_Shape(column.kind, cells, display_width(column.heading), stacked, column.minor))
     widths, stacked_headings = _fit(shapes, width)
@@ -105,8 +106,7 @@ def grid(columns: Sequence[Field], width: int, color: bool) -> tuple[list[str], 
     heading = [_GAP.join(cells).rstrip() for cells in zip(*blocks, strict=True)]
     rule = _GAP.join("─" * size for _, size in sized)
     aligned = [
-        [pad(cell, size, column.kind != "text") for cell in shorten_names(column.cells, size)]
-        for column, size in sized
+        [pad(cell, size, column.kind != "text") for cell in column.shown(size)] for column, size in sized
     ]
     rows = [_GAP.join(row).rstrip() for row in zip(*aligned, strict=True)]
     left_out = [column.label for index, column in enumerate(columns) if index not in widths]

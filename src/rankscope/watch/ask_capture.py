@@ -12,7 +12,7 @@ from rankscope.capture.rank import Identity
 from rankscope.capture.selector import parse_selector
 from rankscope.capture.telemetry_ring import FOLDER
 from rankscope.errors import CaptureError, RankscopeError, StoreError, UsageError
-from rankscope.ranges import as_ranges
+from rankscope.ranges import as_ranges, rank_words
 from rankscope.records import dataclass
 from rankscope.watch.alarms import HANG, Alarm
 from rankscope.watch.hang import is_over
@@ -98,7 +98,7 @@ def _chosen(rings: Sequence[RankRing], text: str) -> list[int]:
     if not chosen:
         raise UsageError(
             f"--ranks {text} selects no rank of this job",
-            why=f"It has {as_ranges([ring.rank for ring in rings])}.",
+            why=f"It has {rank_words([ring.rank for ring in rings])}.",
             hint="Choose among these, or leave --ranks out.",
         )
     return chosen

@@ -1,6 +1,7 @@
 // The page's pure parts, by node's own test runner: no browser, no packages.
 
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import test from "node:test";
 
 const js = new URL("../../../src/rankscope/viewer/static/js/", import.meta.url);
@@ -12,7 +13,7 @@ const { unpack } = await import(new URL("api.js", js));
 const { compare, tsv } = await import(new URL("table.js", js));
 const { shortenName, shortenNames } = await import(new URL("names.js", js));
 const { paint, repeat } = await import(new URL("raster.js", js));
-const { number, paintShares, stretches } = await import(new URL("palette.js", js));
+const { inkOn, mixed, number, paintShares, stretches } = await import(new URL("palette.js", js));
 const { bars } = await import(new URL("watch.js", js));
 
 test("one long step does not flatten the others", () => {
@@ -199,32 +200,17 @@ test("what is hatched are neighbouring columns with a quarter of a bubble", () =
   assert.deepEqual(stretches(new Uint8Array(3)), []);
 });
 
-// The same cases as in tests/views/test_text.py.
-const GEMM = (tile) => `void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_${tile}_tn_align8>(typename T1::Params)`;
-const LONG = "implicit_convolve_sgemm_".repeat(4);
-
-test("short names lose qualifiers and parameters first, then the middle", () => {
-  for (const [name, room, shown] of [
-    ["short", 10, "short"],
-    ["void at::native::fill<float>(int, T2)", 20, "…fill<float>…"],
-    ["void at::native::(anonymous namespace)::gather<int, long>(int)", 24, "…gather<int, long>…"],
-    ["Memcpy HtoD (Pageable -> Device)", 20, "Memcpy HtoD …Device)"],
-    ["some/long/path/train.py(1234)", 20, "some/long/pa…y(1234)"],
-    ["abcdefghij", 3, "ab…"],
-    ["abcdefghij", 0, ""],
-    ["abcdefghij", -3, ""],
-  ]) assert.equal(shortenName(name, room), shown);
+test("words stand out from their ground", () => {
+  const inks = [["white", number("#ffffff")], ["black", number("#1b1f24")]];
+  assert.deepEqual(["#0072b2", "#e69f00", "#b9c46a", "#8c564b"].map((ground) => inkOn(number(ground), inks)), ["white", "black", "black", "white"]);
+  assert.equal(mixed(number("#ff0000"), number("#0000ff"), 0.25), number("#4000bf"));
 });
 
-test("names that differ look different", () => {
-  for (const [names, room, shown] of [
-    [[GEMM("256x128_64x3"), GEMM("128x256_64x3")], 44, ["…Kernel2<cu…lu_bf16_256x128_64x3_tn_align8>…", "…Kernel2<cu…lu_bf16_128x256_64x3_tn_align8>…"]],
-    [[`${LONG}tn`, `${LONG}nt`], 24, ["implicit_convo…_sgemm_tn", "implicit_convo…_sgemm_nt"]],
-    [[`a_${LONG}`, `b_${LONG}`], 24, ["a_implicit_con…ve_sgemm_", "b_implicit_con…ve_sgemm_"]],
-    [[`one::f<${LONG}>(int)`, `two::f<${LONG}>(int)`], 24, ["one::f<implici…mm_>(int)", "two::f<implici…mm_>(int)"]],
-    [[`void f<${LONG}>(int)`, `void f<${LONG}>(float)`], 24, ["void f<implici…mm_>(int)", "void f<implici…_>(float)"]],
-    [["same".repeat(20), "same".repeat(20)], 10, ["samesa…ame", "samesa…ame"]],
-  ]) assert.deepEqual(shortenNames(names, room), shown);
+test("names are as short as in the tables of the command line", () => {
+  const { names, shown } = JSON.parse(readFileSync(new URL("../../text/short_names.json", import.meta.url), "utf8"));
+  for (const width of Object.keys(shown)) assert.deepEqual(shortenNames(names, Number(width)), shown[width]);
+  assert.deepEqual(shortenNames(["aten::mm", "mm"], undefined, true), ["aten::mm", "mm"]);
+  assert.equal(shortenName("abcdefghij", -3), "");
 });
 
 test("a time is in the last step that begins before it", () => {

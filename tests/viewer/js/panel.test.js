@@ -19,6 +19,8 @@ test("a column has one unit, and its heading names it", () => {
   assert.equal(headingOf({ name: "pct", title: "% of roof", unit: "percent" }, "%"), "% of roof");
   assert.equal(headingOf({ name: "calls", unit: "count" }), "Calls");
   assert.equal(columnScale("count", [3]), null);
+  assert.equal(columnScale("ns", [60e9, 2500, 2500, 2500]).label, "µs"); // one long span does not choose
+  assert.equal(columnScale("ns", [2e9, 150e6, 150e6, 150e6]).label, "s");
 });
 
 const tree = {

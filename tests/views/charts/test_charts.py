@@ -13,6 +13,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.cli import main
 from rankscope.errors import RankscopeError, UsageError
+from rankscope.text.names import COLOURED
 from rankscope.timeline.run import Run
 from rankscope.views.charts import CHARTS, Chart, NothingToDrawError, chart_of, rank_heatmap
 from rankscope.views.charts import chart as chart_module
@@ -253,6 +255,28 @@ def test_text_can_be_read(theme: str) -> None:
     for name in ("ink", "ink-2", "ink-3", "accent", "bad", "warn", "ok"):
         for ground in ("bg", "panel"):
             assert contrast(colours[name], colours[ground]) >= 4.5, (name, ground)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_names_on_kernels_can_be_read(theme: str) -> None:
+    colours = THEMES[theme]
+    for family in COLOURED:
+        assert max(contrast(colours[family], colours[ink]) for ink in ("on-compute", "on-light")) >= 4.5, (
+            family
+        )
+
+
+@pytest.mark.parametrize(
+    ("theme", "selector"), [("light", ":root {"), ("dark", ':root[data-theme="dark"] {')]
+)
+def test_the_page_has_the_same_colours(theme: str, selector: str) -> None:
+    style = (files("rankscope.viewer") / "static" / "style.css").read_text(encoding="utf-8")
+    rules = style.split(selector)[1].split("}")[0]
+    page = dict(re.findall(r"--([\w-]+): (#\w+);", rules))
+    assert set(COLOURED) <= page.keys()
+    assert {name: page[name] for name in page.keys() & THEMES[theme].keys()} == {
+        name: colour for name, colour in THEMES[theme].items() if name in page
+    }
 
 
 def test_themes_have_the_same_names() -> None:

@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.straggler_cause import bare_name
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.host_spans import dataloader_spans
 from rankscope.analysis.core.intervals import Intervals, intersect, join, length, subtract, union
@@ -20,6 +19,7 @@ from rankscope.analysis.core.step_times import Period, periods, run_step, run_st
 from rankscope.collective_kinds import KINDS
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE
+from rankscope.text.names import bare_name
 from rankscope.timeline.run import Run
 
 Kind = Literal["compute", "comm", "wait", "copy", "idle"]

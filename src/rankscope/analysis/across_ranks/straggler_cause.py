@@ -3,7 +3,6 @@ data loading, link or host gap that takes longer."""
 
 from __future__ import annotations
 
-import re
 from fractions import Fraction
 
 import numpy as np
@@ -32,6 +31,7 @@ from rankscope.ranges import rank_words
 from rankscope.records import dataclass
 from rankscope.sql import sql_text
 from rankscope.store.arrays import NONE, Floats, unique_values
+from rankscope.text.names import bare_name
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded, shorten_middle
 
@@ -152,12 +152,6 @@ class _Extra:
         if self.median_ns * 1.05 < self.mine_ns and self.median_ns > 0:
             return f"its {name} takes {self.mine_ns / self.median_ns:.1f}x the median"
         return f"{name} runs {format_rounded('ns', self.mine_ns)} on its GPU"
-
-
-def bare_name(kernel: str) -> str:
-    """A C++ name without its return type, namespaces, template arguments and parameters."""
-    plain = re.split(r"[<(]", kernel.removeprefix("void "), maxsplit=1)[0]
-    return plain.rpartition("::")[2].strip() or kernel
 
 
 _IS_DATALOADER = f"category = 'user_annotation' AND regexp_matches(name, {sql_text(DATALOADER_PATTERN)})"

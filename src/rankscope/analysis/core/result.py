@@ -37,6 +37,8 @@ class Column:
     """True for columns that a narrow table leaves out first."""
     for_machines: bool = False
     """True for columns that only CSV and JSON contain."""
+    verbatim: bool = False
+    """True where a table shows texts as they are, not as short names: the answers to the user's own SQL."""
 
 
 @dataclass(frozen=True)
@@ -307,6 +309,6 @@ def query_result(
 ) -> Result:
     """What an SQL query gave; `more`: it has further rows. Names that `SELECT a.*, b.*` repeats get a number."""
     distinct = [name if name not in names[:at] else f"{name}_{at}" for at, name in enumerate(names)]
-    columns = tuple(Column(name, title=name) for name in distinct)
+    columns = tuple(Column(name, title=name, verbatim=True) for name in distinct)
     records = [dict(zip(distinct, row, strict=True)) for row in rows]
     return Result("query", "Query", "whole file", columns, records, notes=notes, unknown="", hidden=int(more))

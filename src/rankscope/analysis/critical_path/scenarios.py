@@ -29,7 +29,7 @@ from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, Wor
 from rankscope.analysis.critical_path.replay import Durations, begins_recording
 from rankscope.collective_kinds import KINDS
 from rankscope.errors import UsageError
-from rankscope.ranges import as_ranges, rank_words
+from rankscope.ranges import rank_words
 from rankscope.records import dataclass
 from rankscope.store.arrays import Floats, count_before, number_rows, unique_values
 from rankscope.timeline.run import Run
@@ -308,8 +308,8 @@ def rank_at_median(rank: int, peers: Mapping[int, Sequence[int]]) -> Scenario:
     def check(ranks: Sequence[int]) -> None:
         if rank not in ranks:
             raise UsageError(
-                f"rank {rank} is not in this run",
-                why=f"It has {as_ranges(list(ranks))}.",
+                f"this run has no rank {rank}",
+                why=f"It has {rank_words(list(ranks))}.",
                 hint="Choose one of them.",
             )
         if len(ranks) < 2:

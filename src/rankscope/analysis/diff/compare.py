@@ -125,6 +125,8 @@ class Comparison:
 def compare(base: Samples, new: Samples, rules: Rules) -> Comparison:
     """Compare the collected samples."""
     notes = list(_comparability_notes(base, new))
+    if {base.has_shapes, new.has_shapes} == {True, False}:
+        base, new = base.without_shapes(), new.without_shapes()
     base, new = _without_slow_first(base, "base", notes), _without_slow_first(new, "new", notes)
     measures = _measures(base, new, rules, notes)
     headline = STEP if base.has_steps and new.has_steps else SPAN
@@ -152,8 +154,8 @@ def compare(base: Samples, new: Samples, rules: Rules) -> Comparison:
     if not _likely(comparison, rules):
         return comparison
     change = rows[0]["change_pct"]
-    why = "too few steps" if few else "steps that vary too much"
-    note = f"likely, not sure: the step time changed by {change:+.1f} %; its verdict is same because of {why}"
+    why = "the steps are too few" if few else "the steps vary too much"
+    note = f"the step time likely changed, by {change:+.1f} %: {why} to be sure"
     return replace(comparison, likely=True, notes=(note, *notes))
 
 
@@ -268,6 +270,9 @@ def _comparability_notes(base: Samples, new: Samples) -> Iterable[str]:
             )
         if not samples.on_device:
             yield f"{name} has no GPU events: ops are compared by host time"
+    if {base.has_shapes, new.has_shapes} == {True, False}:
+        name = "new" if base.has_shapes else "base"
+        yield f"{name} was recorded without shapes: ops are compared by name (--record-shapes records them)"
 
 
 def _few_note(base: Samples, new: Samples) -> str:

@@ -5,9 +5,8 @@ The step is the sampling unit: ranks wait for each other within a step, so their
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal, NamedTuple
 
@@ -23,6 +22,8 @@ from rankscope.store.arrays import number_rows
 from rankscope.timeline.run import Run
 
 Unit = Literal["ns", "bytes"]
+SHAPES = " [["
+"""Begins the shapes in the key of an op."""
 NO_STEP = -1
 """Stands for the whole window where a run has no steps."""
 
@@ -69,6 +70,25 @@ class Samples:
         if not values:
             return None
         return median(values) if measure == STEP else sum(values) / len(values)
+
+    @property
+    def has_shapes(self) -> bool | None:
+        """None without ops."""
+        ops = [measure.key for measure in self.values if measure.report == "ops"]
+        return any(SHAPES in key for key in ops) if ops else None
+
+    def without_shapes(self) -> Samples:
+        """The same with one measure an op, whatever its shapes."""
+        values: dict[Measure, list[float]] = {}
+        for measure, of_steps in self.values.items():
+            name = Measure(measure.report, measure.key.partition(SHAPES)[0])
+            values[name] = (
+                [a + b for a, b in zip(values[name], of_steps, strict=True)] if name in values else of_steps
+            )
+        kernels: dict[str, set[str]] = {}
+        for op, names in self.kernels_of.items():
+            kernels.setdefault(op.partition(SHAPES)[0], set()).update(names)
+        return replace(self, values=values, kernels_of=kernels)
 
     @property
     def step_ns(self) -> float:
@@ -233,9 +253,3 @@ _COLLECTORS: dict[str, Collector] = {
 }
 REPORTS = tuple(_COLLECTORS)
 """The reports that `diff` compares, in the order of its rows."""
-
-
-def short_name(kernel: str) -> str:
-    """A kernel's name without its template and call arguments."""
-    text = re.sub(r"\(anonymous namespace\)::|<unnamed>::|^void ", "", kernel)
-    return re.split(r"[<(]", text)[0] or kernel

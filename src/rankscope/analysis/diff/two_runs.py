@@ -10,9 +10,12 @@ import numpy as np
 
 from rankscope.analysis.core.result import Column, Fact, Finding, Result, Row, Severity
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.diff.cause import Cause, largest_part, late_rank, short_keys
 from rankscope.analysis.diff.clock import ClockChange, clock_change
 from rankscope.analysis.diff.compare import FEW_CHANGE_PCT, Comparison, Rules, compare, steps_to_be_sure
-from rankscope.analysis.diff.samples import SPAN, Measure, collect, short_name, unit_of
+from rankscope.analysis.diff.conditions import different_conditions
+from rankscope.analysis.diff.samples import SPAN, Measure, collect, unit_of
+from rankscope.text.names import bare_name
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded, shorten_middle
 
@@ -21,7 +24,7 @@ _NAMED = ("ops", "host", "collectives", "memory")
 _MOST = 8
 _AS_RATIO = 2.0
 """Changes from this factor on are written as a factor instead of a percentage."""
-_NAME_CELLS = 48
+_NAME_CELLS, _KEY_CELLS = 48, 80
 _WORTH_A_WARNING, _CRITICAL = 0.01, 0.25
 """Of a step, by which it is longer. Chosen, not measured."""
 _BY_CLOCK = "The lower clock explains it."
@@ -33,13 +36,20 @@ _HINTS = {
 }
 
 
-def findings(comparison: Comparison, clock: ClockChange | None = None) -> Iterator[Finding]:
-    """The step time, then the rows that changed, costliest first. A clock that differs comes before all rows: what it
-    explains is no change of the program."""
+def findings(
+    comparison: Comparison, clock: ClockChange | None = None, late: Cause | None = None
+) -> Iterator[Finding]:
+    """The step time with its cause: a clock, a late rank, or the part that changed most. Then the rows that changed,
+    costliest first. A clock that differs comes before all rows: what it explains is no change of the program."""
     headline = comparison.headline_row or {}
     by_clock = clock if clock and clock.explains(headline.get("base"), headline.get("new")) else None
     for finding in _step(comparison):
-        yield _with_clock(finding, by_clock) if by_clock else finding
+        if finding.severity == "ok" or (headline["verdict"] == "same" and not by_clock):
+            yield finding
+        elif by_clock:
+            yield _with_clock(finding, by_clock)
+        else:
+            yield _with_cause(finding, late or largest_part(comparison))
     if clock and not by_clock:
         yield clock.finding()
     changed = [
@@ -57,8 +67,6 @@ def findings(comparison: Comparison, clock: ClockChange | None = None) -> Iterat
 
 def _with_clock(finding: Finding, clock: ClockChange) -> Finding:
     """The step time, with the clock that explains it."""
-    if finding.severity == "ok":
-        return finding
     return replace(
         finding,
         title=f"{finding.title}: {clock.words}",
@@ -66,6 +74,19 @@ def _with_clock(finding: Finding, clock: ClockChange) -> Finding:
         ranks=clock.ranks,
         hint=clock.hint,
         facts=(*finding.facts, *clock.low.facts()),
+    )
+
+
+def _with_cause(finding: Finding, cause: Cause | None) -> Finding:
+    """The step time, with what changed it."""
+    if cause is None:
+        return finding
+    return replace(
+        finding,
+        title=f"{finding.title}: {cause.words}",
+        evidence=f"{finding.evidence}. {cause.evidence}" if cause.evidence else finding.evidence,
+        ranks=cause.ranks,
+        hint=cause.hint or finding.hint,
     )
 
 
@@ -99,7 +120,7 @@ def _step(comparison: Comparison) -> Iterator[Finding]:
         severity,
         f"{what} {_comparison_words(row)}",
         f"{took}{_effect(comparison, row)}",
-        hint="The table shows which rows changed." if slower else "",
+        hint="Many rows changed a little: rankscope diff BASE NEW --top all lists them." if slower else "",
         cost_ns=max(row["new"] - row["base"], 0),
         facts=facts,
     )
@@ -147,7 +168,7 @@ def _changed(comparison: Comparison, row: dict[str, Any]) -> Finding:
     kernels = _kernels(comparison, row["key"]) if row["report"] == "ops" else ""
     return Finding(
         "warning" if worth else "info",
-        f"{row['report']}: {row['key']} {_comparison_words(row)}",
+        f"{row['report']}: {shorten_middle(row['key'], _KEY_CELLS)} {_comparison_words(row)}",
         f"{base} -> {new}{'' if in_bytes else _per(comparison)}{_p_value(row)}{_effect(comparison, row)}{kernels}",
         hint=_HINTS[row["report"]] if row["verdict"] == "slower" else "",
         cost_ns=cost,
@@ -165,7 +186,7 @@ def _in_one_run(comparison: Comparison) -> Iterator[Finding]:
         if takes >= least:
             yield Finding(
                 "warning" if is_new else "info",
-                f"ops: {row['key']} is {row['verdict']}",
+                f"ops: {shorten_middle(row['key'], _KEY_CELLS)} is {row['verdict']}",
                 f"it {'takes' if is_new else 'took'} {format_rounded('ns', takes)}{_per(comparison)}",
                 hint=_HINTS["ops"] if is_new else "",
                 cost_ns=takes if is_new else 0,
@@ -179,10 +200,10 @@ def _per(comparison: Comparison) -> str:
 
 
 def _comparison_words(row: dict[str, Any]) -> str:
-    """'is 3.4 % slower', 'is 4.7x slower', 'takes 20.0 % less time' or, for memory, 'is 12.0 % larger'."""
+    """'is 3.4 % slower', 'is 4.7x slower', 'takes 20.0 % less time' or, for memory, 'is 12.0 % more'."""
     base, new, slower = row["base"], row["new"], row["verdict"] == "slower"
     in_bytes = unit_of(row["report"]) == "bytes"
-    word = ("larger" if slower else "smaller") if in_bytes else row["verdict"]
+    word = ("more" if slower else "less") if in_bytes else row["verdict"]
     if not base or not new:
         return f"is {word}"
     ratio, percent = max(base, new) / min(base, new), f"{abs(row['change_pct']):.1f} %"
@@ -218,7 +239,7 @@ def _kernels(comparison: Comparison, op: str) -> str:
 
 
 def _listed(kernels: set[str]) -> str:
-    names = sorted({shorten_middle(short_name(kernel), _NAME_CELLS) for kernel in kernels})
+    names = sorted({shorten_middle(bare_name(kernel), _NAME_CELLS) for kernel in kernels})
     return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
@@ -285,7 +306,12 @@ def diff(base: Run, new: Run, scope: Scope, rules: Rules | None = None) -> Resul
                     replace(fact, report=fact.report or "diff", window=window) for fact in finding.facts
                 ),
             )
-            for finding in findings(comparison, clock_change(base, new, scope))
+            for finding in (
+                *findings(
+                    comparison, clock_change(base, new, scope), late_rank(base, new, scope, comparison)
+                ),
+                *different_conditions(base, new, scope, comparison),
+            )
         ),
         notes=comparison.notes,
         facts={"likely": comparison.likely},
@@ -296,11 +322,7 @@ def by_unit(result: Result) -> list[Result]:
     """For display: times and sizes in separate tables with one unit each; report and key in one column."""
     parts = []
     for unit in ("ns", "bytes"):
-        rows = [
-            {**row, "what": f"{row['report']}: {row['key']}", "verdict": _shown_verdict(result, row)}
-            for row in result.rows
-            if unit_of(row["report"]) == unit
-        ]
+        rows = [row for row in shown_rows(result) if unit_of(row["report"]) == unit]
         if rows or (unit == "ns" and not result.rows):
             columns = tuple(
                 replace(column, unit=unit) if column.name in ("base", "new") else column
@@ -313,16 +335,29 @@ def by_unit(result: Result) -> list[Result]:
     return parts
 
 
+def shown_rows(result: Result) -> list[dict[str, Any]]:
+    """The rows for people: with short names as `what`, and verdicts that fit what they are about."""
+    shown = short_keys([row["key"] for row in result.rows])
+    return [
+        {**row, "what": f"{row['report']}: {key}", "verdict": _shown_verdict(result, row)}
+        for row, key in zip(result.rows, shown, strict=True)
+    ]
+
+
 def _shown_verdict(result: Result, row: Row) -> str:
-    """'same' beside -52.6 % would contradict itself: the change is large, but the steps do not make it sure."""
+    """Memory is more or less, not slower or faster. 'same' beside -52.6 % would contradict itself: the change is large,
+    but the steps do not make it sure."""
+    verdict = str(row["verdict"])
     large = row["change_pct"] is not None and abs(row["change_pct"]) >= FEW_CHANGE_PCT
-    if not large or row["verdict"] != "same":
-        return str(row["verdict"])
-    return "likely" if result.facts.get("likely") and row == result.rows[0] else "unclear"
+    if large and verdict == "same":
+        return "likely" if result.facts.get("likely") and row == result.rows[0] else "unclear"
+    if unit_of(row["report"]) == "bytes":
+        return {"slower": "more", "faster": "less"}.get(verdict, verdict)
+    return verdict
 
 
 def slower_rows(result: Result, over_pct: float, likely: bool = False) -> list[Row]:
-    """Rows with the verdict slower (for memory: larger) by more than `over_pct`; with `likely` also the step time where
+    """Rows with the verdict slower (for memory: more) by more than `over_pct`; with `likely` also the step time where
     it is likely slower."""
     return [
         row

@@ -1,4 +1,4 @@
-"""Kernels grouped by kind of work and base name; both follow from the kernel name."""
+"""Kernels and ops grouped by kind of work, kernels also by base name; both follow from the name."""
 
 from __future__ import annotations
 
@@ -10,23 +10,29 @@ from rankscope.analysis.core.notes import gpu_outside_steps, left_out, no_gpu
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.event_tables import kernel_totals
+from rankscope.text.names import COLOURED, applied_function, bare_name
 from rankscope.timeline.run import Run
 
 FAMILIES = (
-    ("collective", r"nccl|rccl|oneccl|msccl|nvshmem|deep_?ep|cross_device_reduce"),
-    ("attention", r"flash|fmha|attention|sdpa|compute_dot_do_o"),
+    (
+        "collective",
+        r"nccl|rccl|oneccl|msccl|nvshmem|deep_?ep|cross_device_reduce|^c10d::|^_?c10d_functional::|^gloo:|^record_param_comms",
+    ),
+    ("attention", r"flash|fmha|attention|sdpa|compute_dot_do_o|scaled_dot_product"),
     (
         "matrix product",
-        r"gemm|nvjet|cutlass|cublas|gemv|splitk|^ampere_|^sm\d+_|^volta_|wgmma|Cijk_|matmul|s16816|h16816",
+        r"gemm|nvjet|cutlass|cublas|gemv|splitk|^ampere_|^sm\d+_|^volta_|wgmma|Cijk_|matmul|s16816|h16816"
+        r"|^aten::(?:\w*mm|linear|einsum|mv|dot)\b|(?:mm|Linear)Backward",
     ),
     ("convolution", r"conv|wgrad|dgrad|winograd|implicit|fprop|nchw|nhwc"),
     ("normalisation", r"norm|rms|::bn_|\bbn_|GammaBeta"),
     ("softmax", r"softmax"),
-    ("optimizer", r"multi_tensor_apply|adam(?!ax)|\blamb\b|lamb_|sgd"),
+    ("optimizer", r"multi_tensor_apply|adam(?!ax)|\blamb\b|lamb_|sgd|^aten::_foreach_"),
     ("reduction", r"reduce"),
     (
         "elementwise",
-        r"elementwise|vectorized|unrolled|pointwise|triton_poi|distribution|copy|fill|dropout|gelu|silu",
+        r"elementwise|vectorized|unrolled|pointwise|triton_poi|distribution|copy|fill|dropout|gelu|silu"
+        r"|^aten::(?:add|sub|mul|div|neg|exp|pow|relu|sigmoid|tanh|where|clamp\w*|zero|threshold_backward|addcdiv|addcmul|rsqrt|sqrt)_?$",
     ),
     (
         "indexing",
@@ -34,11 +40,21 @@ FAMILIES = (
     ),
     ("fused", r"triton|fused|jit"),
 )
+"""Also of ops, by the parts that begin with ^."""
+_COLOUR_OF = {"matrix product": "gemm", "convolution": "gemm", "softmax": "attention", "collective": "comm"}
 
 
-def family(kernel: str) -> str:
-    """The first family whose pattern matches the name, or 'unknown'."""
-    return next((name for name, pattern in _compiled() if pattern.search(kernel)), "unknown")
+@lru_cache(maxsize=16384)
+def family(name: str) -> str:
+    """The first family whose pattern matches the name of a kernel or op, or 'unknown'."""
+    return next((family for family, pattern in _compiled() if pattern.search(name)), "unknown")
+
+
+def coloured_family(name: str) -> int:
+    """The index in COLOURED of the group that a kernel or op belongs to."""
+    group = family(name)
+    group = _COLOUR_OF.get(group, group)
+    return COLOURED.index(group if group in COLOURED else "kernel")
 
 
 @lru_cache
@@ -50,10 +66,6 @@ def _compiled() -> tuple[tuple[str, re.Pattern[str]], ...]:
 # Parts in which the names of similar kernels differ: tile sizes and what follows them, and numbers at the end.
 _TILE = re.compile(r"_?\d+x\d+(?:x\d+)?.*$")
 _NUMBERED = re.compile(r"(?:_\d+)+$|_\d+d?e?\d*c?$")
-_WRAPPERS = frozenset(
-    {"Kernel", "Kernel2", "device_kernel"}
-)  # CUTLASS: the name is the first template argument
-_CALLABLE = re.compile(r"[A-Za-z_~][\w:~]*(?:[Kk]ernel|_cuda|Functor|Impl)\w*")
 
 
 @lru_cache(maxsize=16384)
@@ -62,34 +74,9 @@ def kernel_name(kernel: str) -> str:
 
     A kernel that applies a function has its name appended: 'vectorized_elementwise_kernel: GeluCUDAKernelImpl'.
     """
-    plain = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
-    bare, arguments = _without_arguments(plain)
-    bare = bare.split("::")[-1].strip() or bare.strip()
-    if bare in _WRAPPERS and arguments:
-        bare = _without_arguments(arguments.lstrip("<").split(",")[0])[0].split("::")[-1].strip() or bare
+    bare, function = bare_name(kernel).partition(" (")[0], applied_function(kernel)
     short = _NUMBERED.sub("", _TILE.sub("", bare)).rstrip("_") or bare
-    if re.search(r"elementwise|multi_tensor_apply|reduce_kernel|index_kernel", short):
-        inner = next((m[0].split("::")[-1] for m in _CALLABLE.finditer(arguments)), None)
-        if inner and inner != short:
-            return f"{short}: {inner}"
-    return short
-
-
-def _without_arguments(name: str) -> tuple[str, str]:
-    """The text outside <…> and (…), and the template arguments."""
-    outside, depth, arguments = [], 0, ""
-    for character in name.replace("operator()", "operator"):
-        if character in "<(":
-            if character == "(" and depth == 0:
-                break
-            depth += 1
-        elif character in ">)":
-            depth = max(depth - 1, 0)
-        elif depth == 0:
-            outside.append(character)
-        if depth > 0:
-            arguments += character
-    return "".join(outside), arguments
+    return f"{short}: {function}" if function else short
 
 
 _NOTHING = {"total_ns": 0, "instances": 0, "variants": 0}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # numpy is not needed for --help
     from rankscope.bench.synthetic.plan import Plan, Straggler
 
 _SILENT_SECONDS = 2.0
-_SECONDS_BETWEEN_LINES = 1.0
+_SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_PLAIN_LINES = 1.0, 10.0
 
 EPILOG = """\
 examples:
@@ -195,23 +195,26 @@ def _tensor_parallel(text: str) -> int:
 
 
 class Progress:
-    """A progress line on stderr once writing takes longer than two seconds."""
+    """A progress line on stderr once writing takes longer than two seconds: redrawn on a terminal, else every ten s."""
 
     def __init__(self) -> None:
         self.written = 0
         self._started = self._printed = time.monotonic()
         self._shown = False
+        self._redraws = sys.stderr.isatty()
 
     def add(self, nbytes: int) -> None:
         self.written += nbytes
         now = time.monotonic()
-        wait = _SECONDS_BETWEEN_LINES if self._shown else _SILENT_SECONDS
+        between = _SECONDS_BETWEEN_LINES if self._redraws else _SECONDS_BETWEEN_PLAIN_LINES
+        wait = between if self._shown else _SILENT_SECONDS
         if now - self._printed >= wait:
             self._printed, self._shown = now, True
             rate = self.written / (now - self._started)
             line = f"rankscope: {format_bytes(self.written)} written, {format_bytes(rate)}/s"
-            print(f"\r{line:<60}", end="", file=unchecked(sys.stderr), flush=True)
+            text = f"\r{line:<60}" if self._redraws else f"{line}\n"
+            print(text, end="", file=unchecked(sys.stderr), flush=True)
 
     def close(self) -> None:
-        if self._shown:
+        if self._shown and self._redraws:
             print(file=sys.stderr)

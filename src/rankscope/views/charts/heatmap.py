@@ -26,6 +26,7 @@ from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope, steps_in_scope
 from rankscope.analysis.core.step_times import recordings
 from rankscope.analysis.within_rank.breakdown import exposed_wait_times
+from rankscope.text.names import shorten_name
 from rankscope.timeline.run import Run
 from rankscope.units import format_ns, format_rounded
 from rankscope.views.charts.chart import Chart, NothingToDrawError, nothing_to_draw
@@ -41,7 +42,6 @@ from rankscope.views.charts.plots import (
 )
 from rankscope.views.charts.scales import Linear
 from rankscope.views.charts.svg import Drawing, step_path, text_width
-from rankscope.views.text import shorten_name
 
 _MOST_ROWS = 128
 """Of more ranks, those of a node share a row; the late ones have their own, above."""

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rankscope.ranges import as_ranges
+from rankscope.text.names import shorten_names
 from rankscope.units import format_value
 from rankscope.views.charts.chart import Chart
 from rankscope.views.charts.scales import LEAST_TICKS, Linear, Log, Scale, decades, tick_labels
 from rankscope.views.charts.svg import Drawing, text_width
 from rankscope.views.charts.theme import SERIES, var
-from rankscope.views.text import shorten_names
 
 WIDTH = 760.0
 AXIS_HEIGHT = 38.0

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from rankscope.analysis.core.ceilings import ceilings
 from rankscope.analysis.core.result import Result, Row
 from rankscope.analysis.core.scope import Scope
+from rankscope.text.names import shorten_names
 from rankscope.timeline.run import Run
 from rankscope.units import format_ns, format_plain, format_value
 from rankscope.views.charts.chart import Chart, nothing_to_draw
 from rankscope.views.charts.plots import SCATTER_HEIGHT, WIDTH, Curve, Point, scatter
-from rankscope.views.text import shorten_names
 
 _MOST_POINTS = 200
 _LABEL_CHARACTERS = 24

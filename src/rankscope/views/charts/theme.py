@@ -1,7 +1,7 @@
 """Colours as CSS variables, light and dark. The palette is that of Okabe and Ito, which is safe for colour blindness.
 
 The viewer uses the same colours for the same things: compute blue, transfer orange, waiting for another rank a pale
-orange, idle grey. Their lightness differs too.
+orange, idle grey, kernels by their family. Their lightness differs too. static/style.css repeats them (tested).
 
 Charts use `var(--compute)`. In the report the style sheet defines the variables. In SVG files `resolve` replaces them,
 because image viewers do not support CSS variables.
@@ -26,7 +26,14 @@ _COLOURS = {
     "idle": ("#eaeef2", "#1d242d"),
     "bubble": ("#98a2ad", "#59636e"),
     "backward": ("#00785a", "#2fc79c"),
+    "gemm": ("#0072b2", "#3aa0e0"),
+    "attention": ("#009e73", "#2fc79c"),
+    "normalisation": ("#cc79a7", "#e39bc4"),
+    "elementwise": ("#b9c46a", "#c9d17a"),
+    "optimizer": ("#8c564b", "#c08a78"),
+    "kernel": ("#8a97a6", "#93a1b1"),
     "on-compute": ("#ffffff", "#06121b"),
+    "on-light": ("#1b1f24", "#e6edf3"),
     "bad": ("#c2410c", "#ff8a5c"),
     "warn": ("#96600f", "#e3b341"),
     "ok": ("#15803d", "#56d364"),

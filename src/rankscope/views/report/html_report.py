@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from rankscope.analysis.core.result import Result
+from rankscope.text.names import Parts, is_inside_word
 from rankscope.units import format_value
 from rankscope.version import __version__
 from rankscope.views.charts import Chart
@@ -18,7 +19,7 @@ from rankscope.views.commands import advice_and_commands
 from rankscope.views.html import attributes, escape
 from rankscope.views.report.content import Content, Section, saving
 from rankscope.views.report.definitions import definition
-from rankscope.views.text import Parts, sentence, shown_parts
+from rankscope.views.text import sentence
 
 _HERE = Path(__file__).parent
 _NAME_CELLS = 42
@@ -339,16 +340,18 @@ def _cells(column: Field) -> list[str]:
         ]
     return [
         _shortened(text, parts)
-        for text, parts in zip(column.cells, shown_parts(column.cells, _NAME_CELLS), strict=True)
+        for text, parts in zip(column.cells, column.shown_parts(_NAME_CELLS), strict=True)
     ]
 
 
 def _shortened(text: str, parts: Parts) -> str:
-    """The whole text, so that it can be copied and searched; the style sheet shows '…' for what is cut."""
+    """The whole text, so that it can be copied and searched; the style sheet shows '…' for what is cut out of it."""
     pieces, done = [], 0
     for begin, end in (*parts, (len(text), len(text))):
         if begin > done:
-            pieces.append(f'<span class="cut">{escape(text[done:begin])}</span>')
+            inside = done > 0 and begin < len(text)
+            kind = "cut" if inside or is_inside_word(text, begin if done == 0 else done) else "gone"
+            pieces.append(f'<span class="{kind}">{escape(text[done:begin])}</span>')
         pieces.append(escape(text[begin:end]))
         done = end
     return "".join(pieces)

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from rankscope.analysis.core.result import Result
+from rankscope.text.names import shorten_name
 from rankscope.units import format_bytes, format_ns, format_rounded, format_value
 from rankscope.views.charts.chart import NothingToDrawError
 from rankscope.views.charts.report_charts import measure_column, name_columns, whole_window
-from rankscope.views.text import shorten_name
 
 _NAME_CELLS = 40
 _NAMED = 2

@@ -5,6 +5,8 @@ const TIME = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
 /** @type {[number, string][]} */
 const COUNT = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
 
+const READABLE = 0.1; // of a unit: with three decimals, less than that has fewer than three digits
+
 /** @param {number} value @param {number} digits */
 function short(value, digits = 3) {
   if (value === 0) return "0";
@@ -69,15 +71,16 @@ function prefixed(unit) {
   return [...COUNT, /** @type {[number, string]} */ ([1, ""])].map(([size, prefix]) => [size, prefix + unit]);
 }
 
-/** One unit for all values of a column, which its heading names; null for plain numbers.
+/** One unit for all values of a column, which its heading names: the largest in which their median has three digits, as in units.py.
+ * Null for plain numbers.
  * @param {string} unit @param {(number | null)[]} values @returns {{ label: string, text: (value: number) => string } | null} */
 export function columnScale(unit, values) {
   const steps = UNITS[unit];
   if (!steps) return null;
   const sizes = values.map((value) => Math.abs(value ?? 0)).filter((value) => value > 0);
-  const largest = sizes.reduce((most, value) => Math.max(most, value), 0);
-  const least = sizes.reduce((most, value) => Math.min(most, value), largest);
-  const [size, label] = steps.find(([size]) => largest >= size) ?? steps[steps.length - 1];
+  sizes.sort((a, b) => a - b);
+  const [least, median, largest] = [0, Math.floor(sizes.length / 2), sizes.length - 1].map((at) => sizes[at] ?? 0);
+  const [size, label] = steps.find(([size]) => largest >= size && median >= READABLE * size) ?? steps[steps.length - 1];
   // Two digits of the least value, three of the largest, and at most three after the point.
   const needed = Math.max(1 - Math.floor(Math.log10(least / size || 1)), 2 - Math.floor(Math.log10(largest / size || 1)));
   const digits = unit === "percent" ? 1 : size === 1 && sizes.every(Number.isInteger) ? 0 : Math.min(Math.max(needed, 0), 3);

@@ -3,20 +3,25 @@
 export const MONO = "11px ui-monospace, 'DejaVu Sans Mono', monospace";
 export const SANS = "11px system-ui, 'DejaVu Sans', sans-serif";
 
-const NAMES = ["compute", "comm", "copy", "op", "annotation", "runtime", "sync", "python", "other"];
 const OTHERS = ["bg", "panel", "line", "ink", "ink-2", "ink-3", "accent", "idle", "bubble", "wait", "bad", "hot", "on-compute", "on-light", "on-comm"];
+const INKS = ["on-compute", "on-light", "on-comm"];
+const HOST = "-host"; // ends the kinds of ops: the family's hue, pale
+const PALE = 0.3; // of the hue, the rest is the colour of ops
 
-/** @typedef {{ text: Record<string, string>, pixel: Uint32Array, shade: Uint32Array, idle: number, wait: number, blank: number }} Palette */
+/** @typedef {{ text: Record<string, string>, pixel: Uint32Array, shade: Uint32Array, ink: string[], idle: number, wait: number, blank: number }} Palette
+ *   pixel, shade, ink: of each kind; ink is that of words on it */
 
 /** @param {string[]} kinds in the order of the server @returns {Palette} */
 export function readPalette(kinds) {
   const style = getComputedStyle(document.documentElement);
   /** @type {Record<string, string>} */
   const text = {};
-  for (const name of [...NAMES, ...OTHERS]) text[name] = style.getPropertyValue(`--${name}`).trim();
-  const pixel = new Uint32Array(kinds.map((kind) => number(text[kind] ?? text.other)));
+  for (const name of [...kinds, ...OTHERS]) text[name] = style.getPropertyValue(`--${name}`).trim();
+  const pixel = new Uint32Array(kinds.map((kind) => (kind.endsWith(HOST)
+    ? mixed(number(text[kind.slice(0, -HOST.length)]), number(text.op), PALE) : number(text[kind] || text.other))));
   const shade = new Uint32Array(pixel.map((value) => dim(value)));
-  return { text, pixel, shade, idle: number(text.idle), wait: number(text.wait), blank: number(text.panel) };
+  const ink = [...pixel].map((ground) => text[inkOn(ground, INKS.map((name) => [name, number(text[name])]))]);
+  return { text, pixel, shade, ink, idle: number(text.idle), wait: number(text.wait), blank: number(text.panel) };
 }
 
 /** Little-endian RGBA of #rrggbb.
@@ -24,6 +29,27 @@ export function readPalette(kinds) {
 export function number(color) {
   const value = parseInt(color.slice(1), 16);
   return (0xff000000 | ((value & 0xff) << 16) | (value & 0xff00) | (value >> 16)) >>> 0;
+}
+
+/** @param {number} a @param {number} b @param {number} share of a */
+export function mixed(a, b, share) {
+  const part = (/** @type {number} */ shift) => Math.round(((a >>> shift) & 0xff) * share + ((b >>> shift) & 0xff) * (1 - share)) << shift;
+  return (0xff000000 | part(16) | part(8) | part(0)) >>> 0;
+}
+
+/** Of some inks, the one that stands out most. @param {number} ground @param {[string, number][]} inks */
+export function inkOn(ground, inks) {
+  const contrast = (/** @type {number} */ ink) => Math.abs(Math.log((luminance(ink) + 0.05) / (luminance(ground) + 0.05)));
+  return inks.reduce((best, ink) => (contrast(ink[1]) > contrast(best[1]) ? ink : best))[0];
+}
+
+/** As WCAG defines it. @param {number} pixel */
+function luminance(pixel) {
+  const linear = (/** @type {number} */ shift) => {
+    const value = ((pixel >>> shift) & 0xff) / 255;
+    return value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+  };
+  return 0.2126 * linear(0) + 0.7152 * linear(8) + 0.0722 * linear(16);
 }
 
 /** A slightly greyer colour, to distinguish neighbours with different names.

@@ -7,7 +7,7 @@ import { shortenNames } from "./names.js";
 const NAME_CHARACTERS = 64;
 const UNIT_WORDS = / (ns|bytes|pct|flops|flop s|gb s)$/;
 
-/** @typedef {{ name: string, title?: string, unit?: string, help?: string, verbatim?: boolean }} Column verbatim: its name is its heading */
+/** @typedef {{ name: string, title?: string, unit?: string, help?: string, verbatim?: boolean, full?: string }} Column full: the field with the whole text; verbatim: its name is its heading, and its texts are shown as they are */
 
 /** @param {Column[]} columns @param {Record<string, any>[]} rows
  * @param {{ go?: (row: any) => void, hot?: (row: any) => boolean, caption?: string, filter?: boolean, tools?: boolean, characters?: number }} [how]
@@ -42,7 +42,8 @@ export function table(columns, rows, how = {}) {
       const short = texts.get(column.name);
       const text = cell(column, row);
       const shown = short?.get(text) ?? text;
-      return h("td", { class: short ? "text" : "", title: shown === text ? null : text }, shown);
+      const full = column.full ? String(row[column.full]) : text;
+      return h("td", { class: short ? "text" : "", title: shown === full ? null : full }, shown);
     }))));
   }
 
@@ -84,7 +85,7 @@ function textOf(column, row) {
  * @param {Column} column @param {Record<string, any>[]} rows @param {number} characters */
 function shortTexts(column, rows, characters) {
   const all = rows.map((row) => textOf(column, row));
-  const short = shortenNames(all, characters);
+  const short = shortenNames(all, characters, column.verbatim);
   return new Map(all.map((text, at) => [text, short[at]]));
 }
 
@@ -105,7 +106,7 @@ export function compare(a, b) {
 /** @param {Column[]} columns @param {Record<string, any>[]} rows */
 export function tsv(columns, rows) {
   const clean = (/** @type {any} */ value) => String(value ?? "").replace(/[\t\n\r]+/g, " ");
-  return [columns.map((column) => column.name), ...rows.map((row) => columns.map((column) => clean(row[column.name])))]
+  return [columns.map((column) => column.name), ...rows.map((row) => columns.map((column) => clean(row[column.full ?? column.name])))]
     .map((cells) => cells.join("\t")).join("\n");
 }
 

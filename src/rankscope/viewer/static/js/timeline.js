@@ -7,7 +7,7 @@ import { byId } from "./dom.js";
 import { moment, percent, ticks, time } from "./format.js";
 import { Labels } from "./labels.js";
 import { AXIS, COMMUNICATION, GAP, GUTTER, HEADER, LABEL_CHARACTERS, LANE, RIGHT, SECOND, rankName, rowsOf, stepAt, stepShift, trackKey, visible } from "./layout.js";
-import { ownWords, shortenName } from "./names.js";
+import { shortenName } from "./names.js";
 import { MONO, SANS, hatch, paintShares, stretches } from "./palette.js";
 import { paint, repeat } from "./raster.js";
 import { Tiles } from "./tiles.js";
@@ -449,10 +449,10 @@ export class Timeline {
         const wait = tile.wait ? tile.wait[at] : 0;
         if (wait > 0) this.drawWait(g, row.rank, tile, at, from, to, left + wait / nsPerPixel, y);
         else if (to - from >= NAME_PIXELS) {
-          g.fillStyle = palette.text[tile.kind[at] === 0 ? "on-compute" : tile.kind[at] <= 2 ? "on-comm" : "on-light"];
+          g.fillStyle = palette.ink[tile.kind[at]];
           const duration = to - from > 120 ? `  ${time(tile.duration[at])}` : "";
           const room = to - from - 8 - (duration ? g.measureText(duration).width : 0);
-          this.labels.write(g, this.labels.fit(g, labelIn(tile, at), room) + duration, GUTTER + from + 5, y + LANE / 2);
+          this.labels.write(g, this.labels.fit(g, nameIn(tile, at), room) + duration, GUTTER + from + 5, y + LANE / 2);
         }
       }
     }
@@ -464,7 +464,7 @@ export class Timeline {
   drawWait(g, rank, tile, at, from, to, until, y) {
     const { text } = this.app.palette;
     const end = Math.min(Math.max(until, from), to);
-    const name = labelIn(tile, at);
+    const name = shortenName(nameIn(tile, at));
     const long = `${name} waits ${time(tile.wait?.[at])} for rank ${(tile.last?.[at] ?? 0) % SECOND}`;
     const room = end - from - 12;
     if (room >= WAIT_PIXELS) {
@@ -614,9 +614,4 @@ function nameIn(tile, at) {
   if (tile.track !== COMMUNICATION.track || !tile.match || tile.match[at] < 0) return name;
   const [kind, ...group] = name.split(" ");
   return `${kind} #${tile.match[at]}${DEFAULT_GROUPS.has(group.join(" ")) ? "" : ` ${group.join(" ")}`}`;
-}
-
-/** The same for a label: without namespaces and parameters. @param {import("./tiles.js").Tile} tile @param {number} at */
-function labelIn(tile, at) {
-  return ownWords(nameIn(tile, at));
 }

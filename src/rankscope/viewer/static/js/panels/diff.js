@@ -11,12 +11,12 @@ export async function diffPanel(app) {
   const result = await json("diff");
   const rows = result.rows.map((/** @type {any} */ row) => {
     const show = (/** @type {number | null} */ value) => (row.report === "memory" ? quantity(value, "bytes") : time(value));
-    return { ...row, what: `${row.report}: ${row.key}`, before: show(row.base), after: show(row.new) };
+    return { ...row, before: show(row.base), after: show(row.new) };
   });
-  const columns = [{ name: "verdict" }, { name: "change_pct", title: "change", unit: "percent" }, { name: "before" }, { name: "after" }, { name: "p_value", title: "p" }, { name: "what" }];
+  const columns = [{ name: "verdict" }, { name: "change_pct", title: "change", unit: "percent" }, { name: "before" }, { name: "after" }, { name: "p_value", title: "p" }, { name: "what", full: "key" }];
   return h("div", { class: "columns diff" },
     h("div", {}, h("h2", {}, result.title, " ", h("span", { class: "quiet" }, result.window)),
-      result.findings.map((/** @type {any} */ finding) => h("article", { class: `card ${finding.severity}` }, h("h3", {}, finding.title), h("p", {}, finding.evidence))),
+      result.findings.map((/** @type {any} */ finding) => h("article", { class: `card ${finding.severity}` }, h("h3", {}, finding.title), h("p", {}, finding.evidence), finding.hint ? h("p", { class: "quiet" }, finding.hint) : "")),
       result.notes.map((/** @type {string} */ note) => h("p", { class: "quiet" }, note))),
-    h("div", {}, table(columns, rows, { filter: true, caption: result.title, hot: (row) => row.verdict === "slower" })));
+    h("div", {}, table(columns, rows, { filter: true, caption: result.title, hot: (row) => row.verdict === "slower" || row.verdict === "more" })));
 }
