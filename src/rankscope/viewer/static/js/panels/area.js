@@ -22,7 +22,7 @@ export async function areaPanel(app) {
   const zoom = area ? h("button", { onclick: () => app.show(area[0], area[1], { history: true }) }, "Zoom to it") : h("span", { class: "quiet" }, "Drag over the tracks to choose a time range, or a box of tracks.");
   return h("div", {}, h("div", { class: "row" }, h("b", {}, `${rangeText(app).replace(/^./, (first) => first.toUpperCase())}`), pick, zoom),
     h("div", { class: "columns area" },
-      h("div", {}, h("h2", {}, "Where the time goes"), h("div", { class: "shares" }, answer.shares.map(share), legend())),
+      h("div", {}, h("h2", {}, "Where the time goes"), h("div", { class: "shares" }, answer.shares.map(share), legend(answer.shares))),
       ["device", "host"].map((side) => h("div", {}, h("h2", {}, side === "device" ? "On the device" : "On the host"), groups(app, answer[side], answer.more[side], range.end - range.begin)))));
 }
 
@@ -48,6 +48,8 @@ function share(share) {
     h("span", {}, CLASSES.filter(([name]) => share[name] >= 0.0005).map(([name, label]) => `${label} ${percent(share[name])}`).join(", ") + (share.unrecorded > 0 ? `, not recorded ${percent(share.unrecorded)}` : "")));
 }
 
-function legend() {
-  return h("p", { class: "quiet" }, CLASSES.map(([name, label]) => [h("i", { class: `swatch ${name}` }), `${label} `]).flat());
+/** Only pipelines have bubbles. @param {any[]} shares */
+function legend(shares) {
+  const shown = CLASSES.filter(([name]) => name !== "bubble" || shares.some((/** @type {any} */ of) => of.bubble > 0));
+  return h("p", { class: "quiet" }, shown.map(([name, label]) => [h("i", { class: `swatch ${name}` }), `${label} `]).flat());
 }
