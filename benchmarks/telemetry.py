@@ -178,7 +178,8 @@ def alternating(name: str, pairs: int, train: Callable[[int, Callable[[int], Non
 def train_gpt(steps: int, after_step: Callable[[int], None]) -> Sequence[float]:
     sys.path.insert(0, str(ROOT / "examples"))
     gpt_train = importlib.import_module("gpt_train")
-    return gpt_train.train(gpt_train.parse_args(["--steps", str(steps)]), after_step)
+    seconds: list[float] = gpt_train.train(gpt_train.parse_args(["--steps", str(steps)]), after_step)
+    return seconds
 
 
 def train_with_trainer(steps: int, after_step: Callable[[int], None]) -> Sequence[float]:

@@ -43,8 +43,8 @@ def train_hf(steps: int = STEPS, after_step: Callable[[int], None] | None = None
                 after_step(state.global_step - 1)
 
     arguments = TrainingArguments(
-        output_dir="/tmp/hf", max_steps=steps, per_device_train_batch_size=BATCH, bf16=torch.cuda.is_available(), report_to=[],
-        save_strategy="no", logging_steps=1000,
+        output_dir="/tmp/hf", max_steps=steps, per_device_train_batch_size=BATCH, bf16=torch.cuda.is_available(),
+        report_to=[], save_strategy="no", logging_steps=1000,
     )  # fmt: skip
     trainer = Trainer(model=language_model(), args=arguments, train_dataset=Tokens(), callbacks=[AfterStep()])
     trainer.train()
