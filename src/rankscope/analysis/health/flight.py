@@ -388,7 +388,8 @@ def suspect_ranks(problems: list[Problem]) -> tuple[list[int], list[Problem], bo
     """The suspect ranks, the problems that they are missing in, and whether they wait for each other in a cycle.
 
     Ranks with a mismatch, or that did not finish what others finished, come first. Otherwise it is the ranks that did
-    not join or wrote no dump, except those that wait for another missing rank themselves.
+    not join or wrote no dump, except those that wait for another missing rank themselves. Where all of them do, it is
+    the minority, if there is one.
     """
     strong = [t for t in problems if t.state in (MISMATCH, NOT_FINISHED) and t.missing]
     if strong:
@@ -398,6 +399,8 @@ def suspect_ranks(problems: list[Problem]) -> tuple[list[int], list[Problem], bo
         if evidence:
             missing = {rank for t in evidence for rank in t.missing}
             roots = missing - {rank for t in evidence for rank in t.waiting}
+            if not roots and len(alone := min((t.missing for t in evidence), key=len)) * 2 < len(missing):
+                return sorted(alone), evidence, False  # most ranks agree on where they are
             return sorted(roots or missing), evidence, not roots
     return [], [], False
 
