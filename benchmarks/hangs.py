@@ -242,9 +242,10 @@ class Verdict(NamedTuple):
     kind: str
     alarm: dict[str, Any]
     finding: dict[str, Any]
-    seconds: float
-    """From the first moment at which a rank was without a step for too long to the verdict; of a failure, from the
-    alarm."""
+    alarm_s: float
+    """From the moment at which a rank had been without a step for too long, or failed, to the alarm."""
+    report_s: float
+    """To the answer of `stats`, which is asked then."""
 
     @property
     def is_right(self) -> bool:
@@ -262,6 +263,7 @@ class Watched:
         self.verdict: Verdict | None = None
         self._alarm: dict[str, Any] = {}
         self._began = time.monotonic()
+        self._since_s = self._alarm_s = 0.0
         self._command: subprocess.Popen[str] | None = None
 
     def advance(self) -> bool:
@@ -282,19 +284,19 @@ class Watched:
         output, errors = command.communicate()
         if not self._alarm:
             states = [json.loads(line) for line in output.splitlines()]
-            alarms = [
-                each for state in states for each in state["new_alarms"] if each["kind"] in ("hang", "ended")
-            ]
+            wanted = ("hang", "ended")
+            alarms = [each for state in states for each in state["new_alarms"] if each["kind"] in wanted]
             if not alarms:
                 raise SystemExit(f"{self.kind}: no alarm. {states[-1:]} {errors}")
             self._alarm = alarms[0]
+            waited_s = HANG_AFTER_S * (self._alarm["kind"] == "hang")
+            self._since_s = self._alarm["since_unix_ns"] / 1e9 + waited_s
+            self._alarm_s = time.time() - self._since_s
             self._command = _rankscope("stats", str(self.run), "-q", "-r", "hang", "--format", "json")
             return True
         result = json.loads(output)
-        since = self._alarm["since_unix_ns"] / 1e9 + HANG_AFTER_S * (self._alarm["kind"] == "hang")
-        self.verdict = Verdict(
-            self.kind, self._alarm, next(iter(result["findings"]), {}), time.time() - since
-        )
+        finding = next(iter(result["findings"]), {})
+        self.verdict = Verdict(self.kind, self._alarm, finding, self._alarm_s, time.time() - self._since_s)
         return False
 
     def end(self) -> None:
@@ -346,19 +348,20 @@ def main() -> int:
         parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(KINDS)}")
     with tempfile.TemporaryDirectory() as temporary:
         judged = verdicts(args.kinds or [*KINDS], args.folder or Path(temporary), args.at_once)
-    headings = ("kind", "right", "ranks", "planted at", "seconds", "verdict")
+    headings = ("kind", "right", "ranks", "planted at", "alarm after (s)", "report after (s)", "verdict")
     rows = [
         (
             each.kind,
             "yes" if each.is_right else "NO",
             ",".join(map(str, each.finding.get("ranks", []))),
             planted_line(each.kind),
-            f"{each.seconds:.1f}",
+            f"{each.alarm_s:.1f}",
+            f"{each.report_s:.1f}",
             str(each.finding.get("title")),
         )
         for each in judged
     ]
-    print(plain_table(headings, rows, left=4))
+    print(plain_table(headings, rows, left=7))
     for each in judged:
         if not each.is_right:
             print(f"\n{each.kind}: alarm: {each.alarm['text']} {each.alarm['ranks']}\n  {each.finding}")

@@ -12,7 +12,8 @@ from flight_dumps import dump, op
 from rankscope.analysis.health.hang import hang_in
 from rankscope.capture.telemetry_ring import PHASES
 from rankscope.cli import main
-from rankscope.watch.hang import hangs, own_frame, parse_stacks, read_stacks
+from rankscope.inapp.hang_evidence import own_frame
+from rankscope.watch.hang import hangs, parse_stacks, read_stacks
 from rankscope.watch.rings import read_rings
 from simulated_telemetry import Job, telemetry, write_rings
 
@@ -140,7 +141,7 @@ def test_without_a_phase_that_tells_the_smallest_group_does(tmp_path: Path) -> N
         text = STACK.format(pid=rank, frames=READING if rank == 1 else WAITING)
         (tmp_path / "telemetry" / f"stacks-rank-{rank:05d}.txt").write_text(text)
     (finding,) = hang_in(tmp_path).findings
-    assert finding.ranks == (1,) and "alone at data.py:7 read_lock" in finding.title
+    assert finding.ranks == (1,) and "it is alone there, at data.py:7 read_lock" in finding.title
 
 
 def test_a_job_that_went_on(tmp_path: Path) -> None:

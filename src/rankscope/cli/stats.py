@@ -252,7 +252,7 @@ def _telemetry_alone(args: argparse.Namespace, wanted: list[tuple[str, int | Non
                 hint="While the job runs, a trace can be recorded: rankscope capture RUN",
             )
     results = [able[name](args.run[0], scope.ranks).head(rows) for name, rows in wanted]
-    shown = [result for result in results if result.rows] or results
+    shown = [result for result in results if result.rows or result.findings] or results
     common.show_results(shown, args.format, Question({"RUN": RunWords(shell_words(args.run))}))
     return common.exit_code(args.fail_on, results, results if asked_by_name else ())
 

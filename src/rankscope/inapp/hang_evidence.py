@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import os
 import re
 import signal
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple
 from rankscope.capture.rank_files import RankFiles
 from rankscope.capture.run_folder import rank_stem
 from rankscope.capture.telemetry_ring import FOLDER, HEADER_BYTES, NONE, Ring, read_header, ring_path
-from rankscope.files import open_private, write_json, write_text
+from rankscope.files import open_private, write_json
 from rankscope.host import PROC, high_descriptor, kernel_messages
 from rankscope.inapp.job_log import JobLog, joined_distributed
 
@@ -87,7 +88,7 @@ class HangWatch:
             file.write("\n")
         dump = self._flight_dump()
         if dump is not None:
-            write_text(folder / f"flight-{rank_stem(rank)}.json", dump.decode())
+            write_json(folder / f"flight-{rank_stem(rank)}.json", _with_groups(json.loads(dump)), indent=None)
         evidence = {
             "unix_ns": time.time_ns(),
             "children": [process | _stack_in(process) for process in _children()],
@@ -142,6 +143,24 @@ def _ring(path: Path) -> Ring | None:
             return read_header(file.read(HEADER_BYTES))
     except OSError:
         return None
+
+
+def _with_groups(dump: dict[str, Any]) -> dict[str, Any]:
+    """The flight recorder of other backends than NCCL does not list the members of groups."""
+    distributed = joined_distributed()
+    config = dump.get("pg_config") or {"": {}}
+    if distributed is not None and all(str(group.get("ranks", "[]")) == "[]" for group in config.values()):
+        with contextlib.suppress(Exception):  # private names of torch
+            world = distributed.distributed_c10d._world
+            dump["pg_config"] = {
+                world.pg_names[group]: {
+                    "name": world.pg_names[group],
+                    "desc": group.group_desc,
+                    "ranks": [*ranks],
+                }
+                for group, ranks in world.pg_group_ranks.items()
+            }
+    return dump
 
 
 def collective_timeout_s() -> float:

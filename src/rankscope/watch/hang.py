@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from rankscope.capture.telemetry_ring import FOLDER, PHASES
 from rankscope.inapp.hang_evidence import Frame
 from rankscope.records import dataclass
+from rankscope.units import shorten_middle
 from rankscope.watch.alarms import DATA_LOADING, HANG, HOST, RANK_ENDED, UNKNOWN, Alarm, who
 from rankscope.watch.rings import RankRing
 
@@ -23,6 +24,7 @@ LOST_AFTER_S = 60.0
 """A rank that has not written for so long has ended without saying so, or its node has. Ranks write every second, and
 the clocks of nodes may differ by seconds."""
 _DEFAULT_HANG_S = 600.0
+_LONGEST_MESSAGE = 160
 _KILLED_AFTER_S = 5.0
 """Once a rank has failed: those that do not write for so long have been killed. Launchers do that."""
 ENDED = PHASES.index("ended")
@@ -37,7 +39,6 @@ _CONSEQUENCE = re.compile(
 """In the message of an exception that a rank raises because another one has gone."""
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x")
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<function>.+)')
-SHOWN_FRAMES = 5
 
 
 def judged_at(rings: Sequence[RankRing], clock_unix_ns: int) -> int:
@@ -122,20 +123,21 @@ def failures(rings: Sequence[RankRing], at_unix_ns: int) -> list[Alarm]:
     culprits = causes or silent or failed
     first = culprits[0]
     failure = failure_of(culprits[0]) or failure_of(failed[0])
-    what = f"{failure['type']}: {failure['message']}"
+    what = f"{failure['type']}: {shorten_middle(failure['message'], _LONGEST_MESSAGE)}"
     ranks = tuple(sorted(ring.rank for ring in culprits))
     others = len(failed) - len({*ranks} & {ring.rank for ring in failed})
+    # A rank that was killed has not written its last steps.
+    step = first.last_step if failure_of(first) else min(ring.last_step for ring in failed)
     if failure_of(first):
-        text = f"{who(ranks)} failed after step {first.last_step} with {what}"
+        text = f"{who(ranks)} failed after step {step} with {what}"
         text += f", at {failure['where']}" * bool(failure["where"]) + f"; {others} more after it" * bool(
             others
         )
         hint = "Its traceback is in the job's log."
     else:
-        text = f"{who(ranks)} ended without a word after step {first.last_step}; {others} others then failed: {what}"
+        text = f"{who(ranks)} ended without a word after step {step}; {others} others then failed: {what}"
         hint = "It was killed, or crashed in C: look for its exit code in the launcher's log, for OOM and Xid in dmesg."
     moment = failure["unix_ns"]
-    step = first.last_step
     return [Alarm(RANK_ENDED, UNKNOWN, ranks, "", step, step, moment, 0.0, "ns", 1.0, text, hint)]
 
 
@@ -179,7 +181,9 @@ class StackDump:
 
     @property
     def main(self) -> tuple[Frame, ...]:
-        return self.threads[-1] if self.threads else ()
+        """Without our own hooks."""
+        frames = self.threads[-1] if self.threads else ()
+        return tuple(frame for frame in frames if "rankscope/inapp/" not in frame.file)
 
 
 def read_stacks(run: Path) -> dict[int, StackDump]:
@@ -223,10 +227,10 @@ def parse_stacks(text: str) -> list[StackDump]:
 
 
 def group_by_stack(dumps: dict[int, StackDump]) -> list[tuple[list[int], tuple[Frame, ...]]]:
-    """Ranks whose main threads have the same innermost frames, the largest group first."""
+    """Ranks whose main threads have the same frames, the largest group first."""
     groups: dict[tuple[Frame, ...], list[int]] = {}
     for rank, dump in dumps.items():
-        groups.setdefault(dump.main[:SHOWN_FRAMES], []).append(rank)
+        groups.setdefault(dump.main, []).append(rank)
     return sorted(
         ((ranks, frames) for frames, ranks in groups.items()), key=lambda group: (-len(group[0]), group[0])
     )

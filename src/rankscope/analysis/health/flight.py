@@ -21,6 +21,8 @@ SAME_SIZE_KINDS = (
 )  # fmt: skip
 """Kinds for which all ranks have inputs of equal size."""
 
+WAIT_FOR_EACH_OTHER = "wait for each other"
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -444,7 +446,7 @@ def _findings(problems: list[Problem], run: Run, where: str) -> tuple[Finding, .
     return (
         Finding(
             "critical",
-            f"{who} {'wait for each other' if cycle else 'stopped the job'}: {why}",
+            f"{who} {WAIT_FOR_EACH_OTHER if cycle else 'stopped the job'}: {why}",
             " ".join(sentences),
             ranks=tuple(suspects),
             span=(began, ended) if began is not None and ended is not None else None,

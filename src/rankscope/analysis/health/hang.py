@@ -13,7 +13,7 @@ from typing import Any
 from rankscope.analysis.across_ranks.recurrence import telemetry_folder
 from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.health.flight import flight_recorder
+from rankscope.analysis.health.flight import WAIT_FOR_EACH_OTHER, flight_recorder
 from rankscope.capture.telemetry_ring import FOLDER
 from rankscope.inapp.hang_evidence import STALE_S, Frame, own_frame, processes_path, stacks_path
 from rankscope.ranges import rank_words
@@ -47,6 +47,7 @@ COLUMNS = (
     Column("stack", help="the innermost frames of the main thread, innermost first", at_end=True),
 )
 _NO_STACKS = "no stacks were written"
+_SHOWN_FRAMES = 5
 _WRITING_S = 15.0
 """How long an alarm waits for what the ranks write, after the time of a hang."""
 
@@ -57,7 +58,7 @@ def hang(run: Run, scope: Scope, by: str | None = None) -> Result:
     if folder is None:
         note = "no telemetry: start the job with rankscope profile --watch"
         return Result("hang", "Where the ranks stand", "no steps", COLUMNS, [], notes=(note,))
-    return hang_in(folder, scope.ranks)
+    return hang_in(folder, scope.ranks, run if run.store.parent == folder / FOLDER else None)
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Evidence:
         return self.dumps[rank].main if rank in self.dumps else ()
 
 
-def read_evidence(folder: Path, ranks: Collection[int] | None = None) -> Evidence:
+def read_evidence(folder: Path, ranks: Collection[int] | None, opened: Run | None) -> Evidence:
     def chosen(contents: dict[int, Any]) -> dict[int, Any]:
         return {rank: content for rank, content in contents.items() if ranks is None or rank in ranks}
 
@@ -95,7 +96,7 @@ def read_evidence(folder: Path, ranks: Collection[int] | None = None) -> Evidenc
     stuck = stuck_ranks([*rings.values()], at)
     if not stuck:  # the job was ended before its time was over, or the ranks wrote before torch's timeout
         stuck = [rings[rank] for rank in dumps if rank in rings and rank not in gone_on]
-    recorder = _flight(folder, ranks) if dumps else None
+    recorder = _flight(opened or folder / FOLDER, ranks)
     return Evidence(rings, dumps, chosen(read_processes(folder)), at, stuck, recorder, gone_on)
 
 
@@ -103,9 +104,9 @@ def _went_on(folder: Path, ring: RankRing) -> bool:
     return ring.last_end_unix_ns > stacks_path(folder / FOLDER, ring.rank).stat().st_mtime_ns
 
 
-def hang_in(folder: Path, ranks: Collection[int] | None = None) -> Result:
-    """The same of a run folder, which need not hold a trace."""
-    evidence = read_evidence(folder, ranks)
+def hang_in(folder: Path, ranks: Collection[int] | None = None, opened: Run | None = None) -> Result:
+    """The same of a run folder, which need not hold a trace; `opened`: its flight recorder's dumps."""
+    evidence = read_evidence(folder, ranks, opened)
     rings, at = evidence.rings, evidence.at_unix_ns
     ended = failures([*rings.values()], at) if rings else []
     if not evidence.dumps and not evidence.stuck:
@@ -167,17 +168,18 @@ def _row(
         "phase": ", ".join(phases) or None,
         "where": str(own_frame(frames) or _NO_STACKS),
         "waiting_ns": round(max((without_step_s(ring, at) for ring in own_rings), default=0) * 1e9),
-        "stack": " < ".join(map(str, frames)) or None,
+        "stack": " < ".join(map(str, frames[:_SHOWN_FRAMES])) or None,
     }
 
 
-def _flight(folder: Path, ranks: Collection[int] | None) -> Result | None:
+def _flight(dumps: Run | Path, ranks: Collection[int] | None) -> Result | None:
     """What the flight recorder's dumps of this hang say. They are read as any dumps, into a store beside them."""
-    files = sorted((folder / FOLDER).glob("flight-rank-*.json"))
-    if not files:
-        return None
+    if isinstance(dumps, Path):
+        if not any(dumps.glob("flight-rank-*.json")):
+            return None
+        dumps = open_run([dumps])
     chosen = None if ranks is None else frozenset(ranks)
-    return flight_recorder(open_run(files), Scope(chosen, whole_file=True))
+    return flight_recorder(dumps, Scope(chosen, whole_file=True))
 
 
 Groups = Sequence[tuple[list[int], tuple[Frame, ...]]]
@@ -200,7 +202,7 @@ def _verdict(evidence: Evidence, groups: Groups) -> Finding:
     if odd is not None:
         sentences.append(f"Telemetry: {who(odd.ranks)} {odd.why}." if odd.ranks else f"Telemetry: {odd.why}.")
     if recorded is not None:
-        sentences.append(f"Flight recorder: {recorded.title}.")
+        sentences.append(f"Flight recorder: {recorded.title}. {recorded.evidence}")
     sentences += _logged(evidence, ranks)
     return Finding(
         "info" if evidence.gone_on and not evidence.stuck else "critical",
@@ -219,7 +221,8 @@ def _title(evidence: Evidence, groups: Groups, ranks: Sequence[int], why: str) -
     after = f" after step {min(steps)}" if steps else ""
     lines = dict.fromkeys(str(own_frame(evidence.frames(rank))) for rank in ranks if evidence.frames(rank))
     at = f", at {' and '.join([*lines][:2])}" * bool(lines)
-    title = f"{who(ranks)} hold{'s' * (len(ranks) == 1)} up the job{after}: {why}{at}"
+    does = "wait for each other" if why == _CYCLE else f"hold{'s' * (len(ranks) == 1)} up the job"
+    title = f"{who(ranks)} {does}{after}: {why}{at}"
     waiting = [(members, frames) for members, frames in groups if not {*members} & {*ranks}]
     if waiting:
         members, frames = waiting[0]
@@ -227,6 +230,7 @@ def _title(evidence: Evidence, groups: Groups, ranks: Sequence[int], why: str) -
     return title[0].upper() + title[1:]
 
 
+_CYCLE = "each group has called another collective first"
 _LOOK = "Look at what its main thread does (column stack), and at its log."
 _STATES = {
     "gone": "its process has ended",
@@ -257,6 +261,8 @@ def _named(
     ranks, why = [], ""
     if recorded is not None and recorded.ranks:
         ranks, why = list(recorded.ranks), recorded.why or recorded.title
+        if WAIT_FOR_EACH_OTHER in recorded.title:
+            return ranks, _CYCLE, "Call the collectives of all groups in the same order on every rank."
     elif odd is not None and odd.ranks:
         ranks, why = odd.ranks, odd.why
     elif len(groups) > 1 and len(groups[-1][0]) < len(groups[-2][0]):
