@@ -202,24 +202,32 @@ def _children() -> list[dict[str, Any]]:
 def install_stack_signal() -> None:
     """Let a signal that the job does not use write all stacks to a file in memory, which bears its number."""
     with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
+        if _stack_signal(os.getpid()) is not None:
+            return
         caught = _caught_signals(os.getpid())
-        numbers = range(signal.SIGRTMAX - 3, signal.SIGRTMIN, -1)
-        number = next(number for number in numbers if not caught >> (number - 1) & 1)
-        descriptor = high_descriptor(os.memfd_create(f"{_STACK_FILE}{number}"))
-        faulthandler.register(number, file=descriptor, all_threads=True)
+        for number in range(signal.SIGRTMAX - 3, signal.SIGRTMIN, -1):
+            if not caught >> (number - 1) & 1:
+                descriptor = high_descriptor(os.memfd_create(f"{_STACK_FILE}{number}"))
+                faulthandler.register(number, file=descriptor, all_threads=True)
+                return
 
 
-def _stack_in(process: dict[str, Any]) -> dict[str, str]:
-    """The stacks of another process with a stack signal, its own or its parent's; {} without one."""
-    pid = process["pid"]
-    if process["state"] not in ("R", "S", "D"):
-        return {}
-    with contextlib.suppress(OSError):
-        for path in (PROC / f"{pid}/fd").iterdir():
+def _stack_signal(pid: int) -> tuple[int, Path] | None:
+    """The signal of a process that it has installed, or its parent before it was forked, and the file."""
+    for path in (PROC / f"{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile, as that of the list itself
             match = _STACK_LINK.match(str(path.readlink()))
             # Without a handler the signal would end the process.
             if match and _caught_signals(pid) >> (int(match[1]) - 1) & 1:
-                return {"stack": _written_after(pid, int(match[1]), path)}
+                return int(match[1]), path
+    return None
+
+
+def _stack_in(process: dict[str, Any]) -> dict[str, str]:
+    """The stacks of another process that runs and has a stack signal; {} of others."""
+    with contextlib.suppress(OSError):
+        if process["state"] in ("R", "S", "D") and (channel := _stack_signal(process["pid"])) is not None:
+            return {"stack": _written_after(process["pid"], *channel)}
     return {}
 
 

@@ -3,6 +3,7 @@ there is (stacks, torch's flight recorder, telemetry, states of processes, logs)
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -147,7 +148,14 @@ def explain_hang(run: Path, alarm: Alarm) -> Sequence[Alarm]:
     if finding is None or not finding.ranks:
         return [alarm]
     text = f"{alarm.text.partition(';')[0]}; {finding.title[0].lower()}{finding.title[1:]}"
-    return [replace(alarm, ranks=finding.ranks, text=text, hint=f"{finding.hint} {alarm.hint}")]
+    return [
+        replace(
+            alarm,
+            ranks=finding.ranks,
+            text=text,
+            hint=f"{finding.hint} Details: rankscope stats {shlex.quote(str(run))} -r hang",
+        )
+    ]
 
 
 @lru_cache(maxsize=4)
