@@ -236,6 +236,7 @@ def _telemetry_alone(args: argparse.Namespace, wanted: list[tuple[str, int | Non
     """The reports of a run folder that holds telemetry and no trace."""
     from rankscope.analysis.health.hang import hang_in
     from rankscope.analysis.health.telemetry import telemetry_in
+    from rankscope.capture.run_folder import rank_manifests
     from rankscope.text.run_words import RunWords, shell_words
     from rankscope.views.envelope import Question
 
@@ -243,6 +244,9 @@ def _telemetry_alone(args: argparse.Namespace, wanted: list[tuple[str, int | Non
     asked_by_name = args.report not in (None, "all")
     if not asked_by_name:
         common.say(f"rankscope: {args.run[0]} holds telemetry and no trace")
+        notes = dict.fromkeys(note for manifest in rank_manifests(args.run[0]) for note in manifest.get("notes", ()))
+        for note in notes:  # a requested capture that came too late, for one
+            common.say(f"rankscope: {note}")
         wanted = [(name, wanted[0][1] if args.top else DEFAULT_ROWS) for name in able]
     for name, _ in wanted:
         if name not in able:
