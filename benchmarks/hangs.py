@@ -39,7 +39,7 @@ from rankscope.text.plain_table import plain_table
 RANKS = 4
 CULPRIT = 1
 AT_STEP = 8
-HANG_AFTER_S = 4.0
+HANG_AFTER_S = 6.0
 """How long a rank must be without a step."""
 WAIT_S = 120.0
 FOREVER_S = 3600.0

@@ -2,7 +2,7 @@
 
     RUN/telemetry/stacks-rank-00003.txt       the Python stacks of all its threads, as faulthandler writes them
     RUN/telemetry/flight-rank-00003.json      torch's flight recorder
-    RUN/telemetry/rank-00003.hang            its child processes, the ranks of its host, lines of logs
+    RUN/telemetry/rank-00003.hang             its child processes, the ranks of its host, lines of logs
 
 The telemetry's thread writes them, also while the training thread is blocked. It cannot run while C code keeps
 Python's lock, nor in a worker process. There faulthandler has a real-time signal, whose handler writes the stacks to a
@@ -21,13 +21,13 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankscope.capture.rank_files import RankFiles
 from rankscope.capture.run_folder import rank_stem
-from rankscope.capture.telemetry_ring import FOLDER, HEADER_BYTES, NONE, Ring, read_header, ring_path
+from rankscope.capture.telemetry_ring import FOLDER, HEADER_BYTES, NONE, Header, Ring, read_header, ring_path
 from rankscope.files import open_private, write_json
 from rankscope.host import PROC, high_descriptor, kernel_messages
 from rankscope.inapp.job_log import JobLog, joined_distributed
@@ -36,10 +36,11 @@ from rankscope.inapp.job_log import JobLog, joined_distributed
 _AGAIN = 10
 # Of the timeout of collectives, after which torch ends the job.
 _BEFORE_TIMEOUT = 0.9
-# A rank of this host that has not written for so long cannot write its stacks itself.
-STALE_S = 3.0
-# How long a process may take to write its stacks.
+# A rank of this host that has not written for so long, or half the time of a hang, cannot write its stacks itself.
+_STALE_S = 30.0
+# How long a process may take to write its stacks, and all children of a rank together.
 _ANSWER_S = 1.0
+_ANSWERS_S = 2.0
 _STACK_FILE = "rankscope-stacks-"
 _STACK_LINK = re.compile(rf"/memfd:{_STACK_FILE}(\d+)")
 _LOG_BYTES = 1 << 16
@@ -91,7 +92,7 @@ class HangWatch:
             write_json(folder / f"flight-{rank_stem(rank)}.json", _with_groups(json.loads(dump)), indent=None)
         evidence = {
             "unix_ns": time.time_ns(),
-            "children": [process | _stack_in(process) for process in _children()],
+            "children": [*_children()],
             "ranks": {str(other): process for other, process in self._peers(rank, seconds)},
             "log": _log_lines(),
             "kernel": kernel_messages(_KERNEL, self._started_unix_ns)[-_MOST_LINES:],
@@ -105,7 +106,7 @@ class HangWatch:
         """
         peers = dict(_rings_beside(self._files.folder, rank, self._files.manifest["host"]))
         now = time.time_ns()
-        stale = {other for other, ring in peers.items() if now - ring.header.alive_unix_ns > STALE_S * 1e9}
+        stale = {other for other, ring in peers.items() if is_stale(ring.header, ring.about, now)}
         for other, ring in peers.items():
             process = _process(ring.about["pid"])
             if other in stale and rank < min(peers.keys() - stale, default=rank + 1):
@@ -114,6 +115,12 @@ class HangWatch:
                     with open_private(stacks_path(self._files.folder / FOLDER, other), "a") as file:
                         file.write(_heading(process["pid"], seconds) + text + "\n")
             yield other, process | {"stale": other in stale}
+
+
+def is_stale(header: Header, about: Mapping[str, Any], now_unix_ns: int) -> bool:
+    """Whether the threads of a rank do not run, by the time at which it wrote last."""
+    stale_s = min(_STALE_S, float(about.get("hang_after_s") or 0) / 2 or _STALE_S)
+    return now_unix_ns - header.alive_unix_ns > stale_s * 1e9
 
 
 def stacks_path(folder: Path, rank: int) -> Path:
@@ -190,13 +197,16 @@ def _process(pid: int) -> dict[str, Any]:
     return {"pid": pid, "state": rest[:1], "name": name, "waits_in": waits_in}
 
 
-def _children() -> list[dict[str, Any]]:
-    """Of this process: workers of data loaders, above all."""
+def _children() -> Iterator[dict[str, Any]]:
+    """Those of this process, workers of data loaders above all, with their stacks."""
     pids: list[str] = []
     for path in (PROC / "self/task").glob("*/children"):
         with contextlib.suppress(OSError):
             pids += path.read_text().split()
-    return [_process(int(pid)) for pid in sorted(pids, key=int)]
+    deadline = time.monotonic() + _ANSWERS_S
+    for pid in sorted(map(int, pids)):
+        process = _process(pid)
+        yield process | (_stack_in(process) if time.monotonic() < deadline else {})
 
 
 def install_stack_signal() -> None:

@@ -22,6 +22,7 @@ SAME_SIZE_KINDS = (
 """Kinds for which all ranks have inputs of equal size."""
 
 WAIT_FOR_EACH_OTHER = "wait for each other"
+_UNFINISHED = "NOT is_p2p AND state <> 'completed'"
 
 
 @dataclass(frozen=True)
@@ -288,7 +289,8 @@ def find_problems(
     groups: list[Group], mismatches: list[Mismatch], unpaired: list[Unpaired], run: Run, where: str
 ) -> list[Problem]:
     """For each group the first unfinished number, the first number not joined by all, and the first mismatch."""
-    states = _states(run, where)
+    rows = run.rows(f"SELECT group_name, seq, rank, state FROM flight WHERE {_UNFINISHED} AND {where}")
+    states = {(group, seq, rank): state for group, seq, rank, state in rows}
     by_name = {group.name: group for group in groups}
     problems = []
     for mismatch in mismatches:
@@ -298,7 +300,7 @@ def find_problems(
             problems.append(
                 _problem(MISMATCH, group, mismatch.seq, mismatch.kinds, mismatch.minority, mismatch.detail)
             )
-    kinds = _by_call(run, where, "seq", "mode(kind)", "NOT is_p2p AND state <> 'completed'")
+    kinds = _by_call(run, where, "seq", "mode(kind)", _UNFINISHED)
     for group in groups:
         seq = group.first_unfinished
         if seq is None:
@@ -314,8 +316,7 @@ def find_problems(
             kind = kinds.get((group.name, later), "?")
             problems.append(_problem(NOT_JOINED, group, later, kind, group.absent(later), first=False))
     for end in unpaired:
-        arrow = f"{end.rank}->{end.peer}" if end.kind == "send" else f"{end.rank}<-{end.peer}"
-        kind = f"{end.kind} {arrow}"
+        kind = f"{end.kind} {end.rank}{'->' if end.kind == 'send' else '<-'}{end.peer}"
         problems.append(
             Problem(NO_PARTNER, end.group, end.description, end.seq, kind, [end.peer], [], [end.rank])
         )
@@ -340,14 +341,6 @@ def _problem(
     waiting = [rank for rank in group.waiting(seq) if rank not in missing]
     finished, missing = group.finished(seq), sorted(missing)
     return Problem(state, group.name, group.description, seq, kind, missing, finished, waiting, first, detail)
-
-
-def _states(run: Run, where: str) -> dict[tuple[str, int, int], str]:
-    """The state of each unfinished collective."""
-    rows = run.rows(
-        f"SELECT group_name, seq, rank, state FROM flight WHERE NOT is_p2p AND state <> 'completed' AND {where}"
-    )
-    return {(group, seq, rank): state for group, seq, rank, state in rows}
 
 
 def _by_call(run: Run, where: str, number: str, value: str, condition: str) -> dict[tuple[str, int], Any]:

@@ -16,7 +16,7 @@ from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.health.flight import WAIT_FOR_EACH_OTHER, flight_recorder
 from rankscope.capture.telemetry_ring import FOLDER
-from rankscope.inapp.hang_evidence import STALE_S, Frame, own_frame, processes_path, stacks_path
+from rankscope.inapp.hang_evidence import Frame, is_stale, own_frame, processes_path, stacks_path
 from rankscope.ranges import rank_words
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run, open_run
@@ -137,7 +137,7 @@ def explain_hang(run: Path, alarm: Alarm) -> Sequence[Alarm]:
     writing = [
         ring
         for ring in rings
-        if at - ring.header.alive_unix_ns < STALE_S * 1e9
+        if not is_stale(ring.header, ring.about, at)
         and ring.header.phase != ENDED
         and written_ns.get(processes_path(run, ring.rank).name, 0) < ring.last_end_unix_ns
     ]
