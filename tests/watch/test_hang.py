@@ -210,6 +210,18 @@ def test_a_rank_that_no_longer_writes(tmp_path: Path, process: dict[str, str], n
     assert finding.ranks == (2,) and f"Rank 2 holds up the job after step 20: {named}" in finding.title
 
 
+def test_a_rank_that_has_no_more_data(tmp_path: Path) -> None:
+    hung(tmp_path, ("backward", "ended", "backward"))
+    (finding,) = hang_in(tmp_path).findings
+    assert finding.ranks == (1,) and "has ended its training, and the others have not" in finding.title
+    assert "same number of steps" in finding.hint
+    for rank in range(3):  # it was part of the hang, and Ctrl-C ended it
+        text = STACK.format(pid=rank, frames=READING if rank == 2 else WAITING)
+        (tmp_path / "telemetry" / f"stacks-rank-{rank:05d}.txt").write_text(text)
+    (finding,) = hang_in(tmp_path).findings
+    assert finding.ranks == (2,)
+
+
 WORKER = """\
 Current thread 0x00007f0000000002 (most recent call first):
   File "/home/me/data.py", line 31 in __getitem__

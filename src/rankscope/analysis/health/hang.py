@@ -14,7 +14,7 @@ from typing import Any
 from rankscope.analysis.across_ranks.recurrence import telemetry_folder
 from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.health.flight import WAIT_FOR_EACH_OTHER, flight_recorder
+from rankscope.analysis.health.flight import NO_DUMP, NOT_JOINED, WAIT_FOR_EACH_OTHER, flight_recorder
 from rankscope.capture.telemetry_ring import FOLDER
 from rankscope.inapp.hang_evidence import Frame, is_stale, own_frame, processes_path, stacks_path
 from rankscope.ranges import rank_words
@@ -25,6 +25,7 @@ from rankscope.watch.hang import (
     ENDED,
     Odd,
     StackDump,
+    failure_of,
     failures,
     group_by_stack,
     judged_at,
@@ -240,6 +241,9 @@ def _title(evidence: Evidence, groups: Groups, ranks: Sequence[int], why: str) -
 
 _CYCLE = "each group has called another collective first"
 _LOOK = "Look at what its main thread does (column stack), and at its log."
+_UNEVEN = (
+    "All ranks must make the same number of steps: look at the lengths of their data, and at early stops."
+)
 _STATES = {
     "gone": "its process has ended",
     "Z": "its process has ended",
@@ -266,11 +270,14 @@ def _named(
     if broken:
         state = states[broken[0]].replace("Z", "gone")
         return broken, _STATES[state], _STATE_HINTS.get(state, _LOOK)
-    ranks, why = [], ""
+    if early := [rank for rank, ring in evidence.rings.items() if _finished_early(evidence, ring)]:
+        return early, "has ended its training, and the others have not", _UNEVEN
+    ranks, why, hint = [], "", _LOOK
     if recorded is not None and recorded.ranks:
         ranks, why = list(recorded.ranks), recorded.why or recorded.title
         if WAIT_FOR_EACH_OTHER in recorded.title:
             return ranks, _CYCLE, "Call the collectives of all groups in the same order on every rank."
+        hint = _LOOK if why.startswith((NOT_JOINED, NO_DUMP)) else recorded.hint
     elif odd is not None and odd.ranks:
         ranks, why = odd.ranks, odd.why
     elif len(groups) > 1 and len(groups[-1][0]) < len(groups[-2][0]):
@@ -281,7 +288,14 @@ def _named(
         for rank in ranks if len(ranks) == 1 else ():
             if explained := explain(evidence, rank):
                 return ranks, *explained
-    return ranks, why, _LOOK
+    return ranks, why, hint
+
+
+def _finished_early(evidence: Evidence, ring: RankRing) -> bool:
+    """Whether a rank ended while ranks of its role go on. One that was part of the hang, and was ended, has stacks."""
+    is_peer = ring.role in {other.role for other in evidence.stuck}
+    as_usual = ring.header.phase == ENDED and not ring.off and not failure_of(ring)
+    return is_peer and as_usual and ring.rank not in evidence.dumps
 
 
 Explanation = tuple[str, str] | None
