@@ -40,7 +40,7 @@ RANKS = 4
 CULPRIT = 1
 AT_STEP = 8
 HANG_AFTER_S = 6.0
-"""How long a rank must be without a step."""
+"""How long a rank must be without a step. A job that fails has ten times as long."""
 WAIT_S = 120.0
 FOREVER_S = 3600.0
 
@@ -197,7 +197,7 @@ def train(kind: str, rank: int, run: Path, port: int) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
     groups = distributed.new_group(range(RANKS)), distributed.new_group(range(RANKS))
-    rankscope.watch(run, hang_after_s=HANG_AFTER_S, budget_pct=100)
+    rankscope.watch(run, hang_after_s=HANG_AFTER_S * (10 if kind in FAILURES else 1), budget_pct=100)
     job = Job(rank, run, groups)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 16))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

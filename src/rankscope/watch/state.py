@@ -53,8 +53,9 @@ def read_state(
         alarms += judge(table, fresh)
     if rings:
         at = judged_at(rings, now)
-        alarms += [part for alarm in hangs(rings, at, hang_after_s) for part in explain(run, alarm)]
-        alarms += failures(rings, at)
+        ended = failures(rings, at)  # the others wait for a rank that has gone
+        hung = [] if ended else hangs(rings, at, hang_after_s)
+        alarms += [*ended, *(part for alarm in hung for part in explain(run, alarm))]
     return _state(run, rings, step_tables, alarms, now), alarms
 
 

@@ -50,6 +50,8 @@ COLUMNS = (
 )
 _NO_STACKS = "no stacks were written"
 _SHOWN_FRAMES = 5
+_FEW_DUMPS = 32
+"""So many are read before worker processes have begun."""
 _WRITING_S = 15.0
 """How long an alarm waits for what the ranks write, after the time of a hang."""
 
@@ -127,6 +129,8 @@ def hang_in(folder: Path, ranks: Collection[int] | None = None, opened: Run | No
     notes += [f"{rank_words(evidence.gone_on)} went on afterwards"] if evidence.gone_on else []
     notes += [f"flight recorder: {note}" for note in (evidence.recorder.notes if evidence.recorder else ())]
     findings = (_verdict(evidence, groups), *map(_failed, ended))
+    if any(failure_of(rings[rank]) for alarm in ended for rank in alarm.ranks):
+        findings = findings[::-1]  # the others wait for a rank that has gone
     return Result("hang", "Where the ranks stand", "last step", COLUMNS, rows, findings, tuple(notes))
 
 
@@ -184,9 +188,10 @@ def _row(
 def _flight(dumps: Run | Path, ranks: Collection[int] | None) -> Result | None:
     """What the flight recorder's dumps of this hang say. They are read as any dumps, into a store beside them."""
     if isinstance(dumps, Path):
-        if not any(dumps.glob("flight-rank-*.json")):
+        count = len([*dumps.glob("flight-rank-*.json")])
+        if not count:
             return None
-        dumps = open_run([dumps])
+        dumps = open_run([dumps], jobs=1 if count <= _FEW_DUMPS else None)
     chosen = None if ranks is None else frozenset(ranks)
     return flight_recorder(dumps, Scope(chosen, whole_file=True))
 
