@@ -254,6 +254,25 @@ def test_lines_of_logs_are_evidence(tmp_path: Path) -> None:
     assert "Last error in slurm-7.out of rank 1: OSError: stale file handle" in finding.evidence
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[1]",
+        '{"children": 7}',
+        '{"ranks": [1]}',
+        '{"log": "x"}',
+        '{"ranks": {"x": {}}}',
+        '{"children": [{}]}',
+    ],
+)
+def test_a_damaged_file(tmp_path: Path, content: str) -> None:
+    hung(tmp_path, ("backward", "data loading", "backward"))
+    (tmp_path / "telemetry" / "rank-00001.hang").write_text(content)
+    (finding,) = hang_in(tmp_path).findings
+    assert finding.ranks == (1,)
+
+
 def test_the_alarm_waits_for_what_ranks_write_and_has_the_verdict(tmp_path: Path) -> None:
     hung(tmp_path, ("backward", "training"), ago_s=601)
     assert read_state(tmp_path, explain=explain_hang)[1] == []

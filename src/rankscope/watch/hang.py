@@ -105,8 +105,11 @@ def hangs(rings: Sequence[RankRing], at_unix_ns: int, hang_after_s: float | None
 
 def failure_of(ring: RankRing) -> dict[str, Any]:
     """The exception that ended a rank: type, message, where, unix_ns; {} without one."""
-    failure = ring.about.get("failure") or {}
-    return {} if failure.get("type") == "KeyboardInterrupt" else failure
+    failure = ring.about.get("failure")
+    if not isinstance(failure, dict) or not isinstance(failure.get("unix_ns"), int):
+        return {}
+    texts = {key: str(failure.get(key) or "") for key in ("type", "message", "where")}
+    return {} if texts["type"] == "KeyboardInterrupt" else {**texts, "unix_ns": failure["unix_ns"]}
 
 
 def failures(rings: Sequence[RankRing], at_unix_ns: int) -> list[Alarm]:
@@ -196,12 +199,19 @@ def read_stacks(run: Path) -> dict[int, StackDump]:
 
 
 def read_processes(run: Path) -> dict[int, dict[str, Any]]:
-    """What each rank wrote last about processes and logs (inapp.hang_evidence)."""
+    """What each rank wrote last about processes and logs (inapp.hang_evidence); a damaged file counts as none."""
     contents = {}
     for rank, text in _texts(run, "rank-*.hang").items():
-        with suppress(ValueError):
-            contents[rank] = json.loads(text)
-    return {rank: content for rank, content in contents.items() if isinstance(content, dict)}
+        with suppress(ValueError, AttributeError, TypeError):
+            content = json.loads(text)
+            log = content.get("log") or {}
+            contents[rank] = {
+                "children": [dict(child) for child in content.get("children", ())],
+                "ranks": {int(other): dict(process) for other, process in content.get("ranks", {}).items()},
+                "log": (str(log.get("path")), [*map(str, log.get("lines", ()))]),
+                "kernel": [*map(str, content.get("kernel", ()))],
+            }
+    return contents
 
 
 def _texts(run: Path, pattern: str) -> dict[int, str]:

@@ -82,7 +82,7 @@ class Evidence:
 
     def process_of(self, rank: int) -> dict[str, Any]:
         """The process of a rank that no longer writes, as another rank of its host saw it; {} of other ranks."""
-        seen = [content.get("ranks", {}).get(str(rank)) for content in self.processes.values()]
+        seen = [content["ranks"].get(rank) for content in self.processes.values()]
         return next((process for process in seen if process and process.get("stale")), {})
 
     def frames(self, rank: int) -> tuple[Frame, ...]:
@@ -311,12 +311,11 @@ def _stuck_worker(evidence: Evidence, rank: int) -> Explanation:
     ring = evidence.rings.get(rank)
     if ring is None or phase_of(ring) != "data loading":
         return None
-    workers = evidence.processes.get(rank, {}).get("children", [])
-    for worker in workers:
-        who_waits = f"waits for its data loader, whose worker (process {worker['pid']})"
-        if worker["state"] in _STATES:
-            return f"{who_waits} {_STATES[worker['state']].removeprefix('its process ')}", _LOOK
-        line = own_frame(stack[0].main) if (stack := parse_stacks(worker.get("stack", ""))) else None
+    for worker in evidence.processes[rank]["children"] if rank in evidence.processes else ():
+        who_waits = f"waits for its data loader, whose worker (process {worker.get('pid')})"
+        if state := _STATES.get(str(worker.get("state"))):
+            return f"{who_waits} {state.removeprefix('its process ')}", _LOOK
+        line = own_frame(stack[0].main) if (stack := parse_stacks(str(worker.get("stack", "")))) else None
         if line is not None and "torch/utils/data" not in line.file:
             return f"{who_waits} is at {line}", "Look at what the dataset does there: files, locks, network."
     return (
@@ -341,12 +340,10 @@ def _keeps_lock(evidence: Evidence, rank: int) -> Explanation:
 
 def _logged(evidence: Evidence, ranks: Sequence[int]) -> Iterator[str]:
     """Lines of the kernel's and of the job's log."""
-    kernel = dict.fromkeys(
-        line for content in evidence.processes.values() for line in content.get("kernel", ())
-    )
-    if kernel:
+    contents = evidence.processes
+    if kernel := dict.fromkeys(line for content in contents.values() for line in content["kernel"]):
         yield f"Kernel log: {'; '.join([*kernel][-3:])}."
-    for rank in ranks[:1]:
-        log = evidence.processes.get(rank, {}).get("log") or {}
-        if log.get("lines"):
-            yield f"Last error in {Path(log['path']).name} of rank {rank}: {log['lines'][-1]}"
+    for rank in (rank for rank in ranks[:1] if rank in contents):
+        path, lines = contents[rank]["log"]
+        if lines:
+            yield f"Last error in {Path(path).name} of rank {rank}: {lines[-1]}"
