@@ -12,6 +12,7 @@ The ranks are forked from this process, which has imported torch once: a job tak
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import inspect
 import json
@@ -186,8 +187,8 @@ FAILURES: dict[str, Callable[[Job], None]] = {
     "worker-killed": worker_killed,
 }
 KINDS = HANGS | FAILURES
-_NO_LINE = ("frozen", "dead", "killed")
-"""Kinds in which the process cannot tell its line."""
+_NO_LINE = ("frozen", "dead", "killed", "worker-killed")
+"""Kinds in which the process cannot tell its line, or in which a signal ends it at any line."""
 
 
 def train(kind: str, rank: int, run: Path, port: int) -> None:
@@ -219,6 +220,7 @@ def fork_ranks(kind: str, run: Path, port: int) -> list[int]:
     for rank in range(RANKS):
         child = os.fork()
         if child == 0:
+            os.setpgid(0, 0)  # with its workers
             train(kind, rank, run, port)
             sys.exit(0)
         children.append(child)
@@ -302,7 +304,8 @@ class Watched:
 
     def end(self) -> None:
         for child in self.ranks:
-            os.kill(child, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
 
 
