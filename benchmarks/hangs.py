@@ -298,7 +298,7 @@ class Watched:
             self._command = _rankscope("stats", str(self.run), "-q", "-r", "hang", "--format", "json")
             return True
         result = json.loads(output)
-        finding = next(iter(result["findings"]), {})
+        finding: dict[str, Any] = next(iter(result["findings"]), {})
         self.verdict = Verdict(self.kind, self._alarm, finding, self._alarm_s, time.time() - self._since_s)
         return False
 
@@ -324,7 +324,9 @@ def _free_port() -> int:
 
 def verdicts(kinds: Sequence[str], folder: Path, at_once: int) -> list[Verdict]:
     """Run the jobs, some at a time."""
-    waiting, running, judged = [*kinds], [], []
+    waiting = [*kinds]
+    running: list[Watched] = []
+    judged: list[Verdict | None] = []
     pid = os.getpid()
     try:
         while waiting or running:
