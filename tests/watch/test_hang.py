@@ -190,7 +190,9 @@ def test_phases_of_the_contract() -> None:
 
 def evidence(run: Path, rank: int, **content: Any) -> None:
     """What a rank wrote about processes."""
-    (run / "telemetry" / f"rank-{rank:05d}.hang").write_text(json.dumps({"unix_ns": 1, **content}))
+    (run / "telemetry" / f"rank-{rank:05d}.hang").write_text(
+        json.dumps({"unix_ns": time.time_ns(), **content})
+    )
 
 
 @pytest.mark.parametrize(
@@ -243,6 +245,21 @@ def test_a_worker_of_a_data_loader(tmp_path: Path, worker: dict[str, str], named
     evidence(tmp_path, 1, children=[{"pid": 9, **worker}])
     (finding,) = hang_in(tmp_path).findings
     assert finding.ranks == (1,) and named in finding.title
+
+
+def test_what_was_written_in_an_earlier_hang_does_not_count(tmp_path: Path) -> None:
+    hung(tmp_path, ("backward", "training", "backward"))
+    evidence(tmp_path, 2, unix_ns=time.time_ns() - 900 * 10**9, ranks={"0": {"state": "T", "stale": True}})
+    (finding,) = hang_in(tmp_path).findings
+    assert finding.ranks == (1,)
+
+
+def test_a_dump_that_cannot_be_read(tmp_path: Path) -> None:
+    hung(tmp_path, ("backward", "training", "backward"))
+    (tmp_path / "telemetry" / "flight-rank-00000.json").write_text('{"entries": 7, "pg_status": {}')
+    result = hang_in(tmp_path)
+    assert result.findings[0].ranks == (1,)
+    assert [note for note in result.notes if note.startswith("flight recorder: not read: ")]
 
 
 def test_lines_of_logs_are_evidence(tmp_path: Path) -> None:

@@ -202,10 +202,11 @@ def read_processes(run: Path) -> dict[int, dict[str, Any]]:
     """What each rank wrote last about processes and logs (inapp.hang_evidence); a damaged file counts as none."""
     contents = {}
     for rank, text in _texts(run, "rank-*.hang").items():
-        with suppress(ValueError, AttributeError, TypeError):
+        with suppress(ValueError, AttributeError, KeyError, TypeError):
             content = json.loads(text)
             log = content.get("log") or {}
             contents[rank] = {
+                "unix_ns": int(content["unix_ns"]),
                 "children": [dict(child) for child in content.get("children", ())],
                 "ranks": {int(other): dict(process) for other, process in content.get("ranks", {}).items()},
                 "log": (str(log.get("path")), [*map(str, log.get("lines", ()))]),

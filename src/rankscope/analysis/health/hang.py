@@ -16,6 +16,7 @@ from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.health.flight import NO_DUMP, NOT_JOINED, WAIT_FOR_EACH_OTHER, flight_recorder
 from rankscope.capture.telemetry_ring import FOLDER
+from rankscope.errors import RankscopeError
 from rankscope.inapp.hang_evidence import Frame, is_stale, own_frame, processes_path, stacks_path
 from rankscope.ranges import rank_words
 from rankscope.records import dataclass
@@ -101,7 +102,12 @@ def read_evidence(folder: Path, ranks: Collection[int] | None, opened: Run | Non
     if not stuck:  # the job was ended before its time was over, or the ranks wrote before torch's timeout
         stuck = [rings[rank] for rank in dumps if rank in rings and rank not in gone_on]
     recorder = _flight(opened or folder / FOLDER, ranks)
-    return Evidence(rings, dumps, chosen(read_processes(folder)), at, stuck, recorder, gone_on)
+    processes = {  # not those of an earlier hang
+        rank: content
+        for rank, content in chosen(read_processes(folder)).items()
+        if rank not in rings or content["unix_ns"] > rings[rank].last_end_unix_ns
+    }
+    return Evidence(rings, dumps, processes, at, stuck, recorder, gone_on)
 
 
 def _went_on(folder: Path, ring: RankRing) -> bool:
@@ -191,7 +197,11 @@ def _flight(dumps: Run | Path, ranks: Collection[int] | None) -> Result | None:
         count = len([*dumps.glob("flight-rank-*.json")])
         if not count:
             return None
-        dumps = open_run([dumps], jobs=1 if count <= _FEW_DUMPS else None)
+        try:
+            dumps = open_run([dumps], jobs=1 if count <= _FEW_DUMPS else None)
+        except RankscopeError as error:  # damaged, or no place for a store: the rest is judged without them
+            note = f"not read: {error.message}"
+            return Result("flight_recorder", "", "", (), [], notes=(note,))
     chosen = None if ranks is None else frozenset(ranks)
     return flight_recorder(dumps, Scope(chosen, whole_file=True))
 
