@@ -244,9 +244,10 @@ def _telemetry_alone(args: argparse.Namespace, wanted: list[tuple[str, int | Non
     asked_by_name = args.report not in (None, "all")
     if not asked_by_name:
         common.say(f"rankscope: {args.run[0]} holds telemetry and no trace")
-        notes = dict.fromkeys(note for manifest in rank_manifests(args.run[0]) for note in manifest.get("notes", ()))
-        for note in notes:  # a requested capture that came too late, for one
-            common.say(f"rankscope: {note}")
+        notes = [manifest.get("notes") for manifest in rank_manifests(args.run[0])]
+        texts = [text for listed in notes if isinstance(listed, list) for text in listed]
+        for text in dict.fromkeys(map(str, texts)):  # a requested capture that came too late, for one
+            common.say(f"rankscope: {text}")
         wanted = [(name, wanted[0][1] if args.top else DEFAULT_ROWS) for name in able]
     for name, _ in wanted:
         if name not in able:
