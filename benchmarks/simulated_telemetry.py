@@ -5,8 +5,9 @@ A step of a synchronous job takes as long as the own work of its slowest rank an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,6 +184,7 @@ def write_rings(
     ended_unix_ns: int | None = None,
     alive_unix_ns: int | None = None,
     capacity: int = 256,
+    failures: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> None:
     """Ring files as the job itself would have written them up to its last step, whose end can be given."""
     (run / FOLDER).mkdir(parents=True, exist_ok=True)
@@ -200,6 +202,7 @@ def write_rings(
             "role": "",
             "started_unix_ns": BEGAN_UNIX_NS,
             "hang_after_s": 600,
+            "failure": (failures or {}).get(rank),
         }
         writer = RingWriter(ring_path(run, rank), about, capacity)
         phase = PHASES.index(phases[rank] if phases else "training")

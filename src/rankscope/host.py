@@ -7,9 +7,17 @@ fallback. Standard library only.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import re
 
 PROC = Path("/proc")
+_KERNEL_LOG = Path("/dev/kmsg")
+_LONGEST_MESSAGE = 8192
+_ROOM, _HIGHEST = 8, 1024
 
 
 def user_name() -> str:
@@ -82,3 +90,42 @@ def core_limit() -> float | None:
         return int(quota) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
         return None
+
+
+def high_descriptor(descriptor: int) -> int:
+    """Give an open file one of the highest numbers that the process may have, but below 1024, for select(2).
+
+    A script may close descriptors that are not its own. Numbers are given out from the lowest, so such a number is not
+    taken by a file of the script's.
+    """
+    import fcntl
+    import resource
+
+    least = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _HIGHEST) - _ROOM
+    try:
+        number = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, least)
+    except OSError:  # none is free there
+        return descriptor
+    os.close(descriptor)
+    return number
+
+
+def kernel_messages(wanted: re.Pattern[str], since_unix_ns: int) -> list[str]:
+    """The kernel's messages since then that match, the oldest first; none where this user may not read them."""
+    messages = []
+    try:
+        log = os.open(_KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return []
+    try:
+        booted_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        # Each read returns one record: "6,1234,98765432,-;NVRM: Xid (PCI:0000:17:00): 79, …", the time in microseconds.
+        while record := os.read(log, _LONGEST_MESSAGE).decode(errors="replace"):
+            header, _, text = record.partition(";")
+            if wanted.search(text) and booted_ns + int(header.split(",")[2]) * 1000 >= since_unix_ns:
+                messages.append(text.splitlines()[0])
+    except (OSError, ValueError, IndexError):  # no more records, or the oldest one was overwritten meanwhile
+        pass
+    finally:
+        os.close(log)
+    return messages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -125,6 +126,34 @@ def clock() -> Iterator[StepClock]:
     made = StepClock()
     yield made
     made.off()
+
+
+@pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="Python 3.10 keeps the traceback apart from the exception"
+)
+def test_the_jobs_traceback_is_as_without_the_hooks(clock: StepClock) -> None:
+    """Of an exception that passes backward, the data loader and a wait."""
+
+    class Samples(torch.utils.data.Dataset[int]):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> int:
+            raise KeyError(index)
+
+    value = torch.ones(1, requires_grad=True)
+    value.register_hook(lambda _: 1 / 0)
+    passes: list[Callable[[], object]] = [
+        lambda: (2 * value).backward(),
+        lambda: next(iter(torch.utils.data.DataLoader(Samples()))),
+        lambda: torch._C._distributed_c10d.Work.wait(None),
+    ]
+    for action in passes:
+        with pytest.raises((ZeroDivisionError, KeyError, TypeError)) as caught:
+            action()
+        files = [str(entry.path) for entry in caught.traceback]
+        assert not [file for file in files if "rankscope/inapp" in file], files
+    assert PHASES[clock.phase[0]] == "training"
 
 
 def test_what_the_hooks_see(clock: StepClock, train: Callable[[], None]) -> None:
@@ -467,3 +496,14 @@ def test_requested_windows_are_cycles_of_one_run(tmp_path: Path, train: Callable
     assert found == [(0, 3, 4), (1, 8, 8)]
     [note] = manifest["notes"]
     assert note.startswith("the requested steps 5-5 were not recorded: the rank was in step ")
+
+
+def test_a_request_beyond_the_end(tmp_path: Path, train: Callable[[], None]) -> None:
+    made = engine(tmp_path)
+    train()
+    made._requests.append(CaptureRequest(9, 2))
+    train()
+    made.finish()
+    manifest = json.loads((tmp_path / "run/rank-00000.rankscope.json").read_text())
+    assert manifest["notes"] == ["the requested steps 9-10 were not recorded: the job ended after 2 steps"]
+    assert manifest["windows"] == []

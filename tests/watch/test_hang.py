@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flight_dumps import dump, op
-from rankscope.analysis.health.hang import hang_in
+from rankscope.analysis.health.hang import explain_hang, hang_in
 from rankscope.capture.telemetry_ring import PHASES
 from rankscope.cli import main
-from rankscope.watch.hang import hangs, own_frame, parse_stacks, read_stacks
+from rankscope.inapp.hang_evidence import own_frame
+from rankscope.watch.alarms import AlarmBook
+from rankscope.watch.hang import failures, hangs, is_over, parse_stacks, read_stacks
 from rankscope.watch.rings import read_rings
+from rankscope.watch.state import read_state
 from simulated_telemetry import Job, telemetry, write_rings
 
 STACK = """\
@@ -140,7 +144,7 @@ def test_without_a_phase_that_tells_the_smallest_group_does(tmp_path: Path) -> N
         text = STACK.format(pid=rank, frames=READING if rank == 1 else WAITING)
         (tmp_path / "telemetry" / f"stacks-rank-{rank:05d}.txt").write_text(text)
     (finding,) = hang_in(tmp_path).findings
-    assert finding.ranks == (1,) and "alone at data.py:7 read_lock" in finding.title
+    assert finding.ranks == (1,) and "it is alone there, at data.py:7 read_lock" in finding.title
 
 
 def test_a_job_that_went_on(tmp_path: Path) -> None:
@@ -157,7 +161,7 @@ def test_nothing_to_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_flight_recorder_is_asked_first(tmp_path: Path) -> None:
+def test_the_flight_recorder_is_asked_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hung(tmp_path, ("backward",) * 3)
     for rank in range(3):
         entries = [op("0", seq, state="completed") for seq in (1, 2)]
@@ -168,7 +172,212 @@ def test_the_flight_recorder_is_asked_first(tmp_path: Path) -> None:
     (finding,) = hang_in(tmp_path).findings
     assert finding.ranks == (1,) and "not joined at all_reduce 3" in finding.title
     assert "Flight recorder: " in finding.evidence
+    # `stats` reads the dumps, the only traces there are, and finds the telemetry around them.
+    for report in ("hang", "telemetry", "flight_recorder"):
+        assert main(["stats", str(tmp_path), "-q", "-r", report]) == 0
+        assert "not joined at all_reduce 3" in capsys.readouterr().out or report == "telemetry"
+    assert main(["stats", str(tmp_path), "-q"]) == 0
+    assert capsys.readouterr().out.count("not joined at all_reduce 3") == 1  # one hang, one finding
+    assert [path.name for path in (tmp_path / "telemetry").iterdir() if path.is_dir()] == [".rankscope"]
 
 
 def test_phases_of_the_contract() -> None:
     assert {"collective", "backward", "data loading", "training", "optimizer", "ended"} <= {*PHASES}
+
+
+# -- the verdict from processes and logs
+
+
+def evidence(run: Path, rank: int, **content: Any) -> None:
+    """What a rank wrote about processes."""
+    (run / "telemetry" / f"rank-{rank:05d}.hang").write_text(
+        json.dumps({"unix_ns": time.time_ns(), **content})
+    )
+
+
+@pytest.mark.parametrize(
+    ("process", "named"),
+    [
+        ({"state": "gone"}, "its process has ended"),
+        ({"state": "Z"}, "its process has ended"),
+        ({"state": "T"}, "its process is stopped"),
+        ({"state": "D", "waits_in": "nfs_wait"}, "its process waits in the kernel (nfs_wait)"),
+        ({"state": "R"}, "in C code that keeps Python's lock"),
+    ],
+)
+def test_a_rank_that_no_longer_writes(tmp_path: Path, process: dict[str, str], named: str) -> None:
+    hung(tmp_path, ("backward", "backward", "training", "backward"))
+    evidence(tmp_path, 0, ranks={"2": {"pid": 7, "stale": True, **process}, "1": {"pid": 8, "state": "S"}})
+    (finding,) = hang_in(tmp_path).findings
+    assert finding.ranks == (2,) and f"Rank 2 holds up the job after step 20: {named}" in finding.title
+
+
+def test_a_rank_that_has_no_more_data(tmp_path: Path) -> None:
+    hung(tmp_path, ("backward", "ended", "backward"))
+    (finding,) = hang_in(tmp_path).findings
+    assert finding.ranks == (1,) and "has ended its training, and the others have not" in finding.title
+    assert "same number of steps" in finding.hint
+    for rank in range(3):  # it was part of the hang, and Ctrl-C ended it
+        text = STACK.format(pid=rank, frames=READING if rank == 2 else WAITING)
+        (tmp_path / "telemetry" / f"stacks-rank-{rank:05d}.txt").write_text(text)
+    (finding,) = hang_in(tmp_path).findings
+    assert finding.ranks == (2,)
+
+
+WORKER = """\
+Current thread 0x00007f0000000002 (most recent call first):
+  File "/home/me/data.py", line 31 in __getitem__
+  File "/x/site-packages/torch/utils/data/_utils/worker.py", line 50 in _worker_loop
+"""
+
+
+@pytest.mark.parametrize(
+    ("worker", "named"),
+    [
+        ({"state": "S", "stack": WORKER}, "whose worker (process 9) is at data.py:31 __getitem__"),
+        ({"state": "T"}, "whose worker (process 9) is stopped"),
+        ({"state": "gone"}, "whose worker (process 9) has ended"),
+        ({"state": "S"}, "waits for its data loader"),
+    ],
+)
+def test_a_worker_of_a_data_loader(tmp_path: Path, worker: dict[str, str], named: str) -> None:
+    hung(tmp_path, ("backward", "data loading", "backward"))
+    evidence(tmp_path, 1, children=[{"pid": 9, **worker}])
+    (finding,) = hang_in(tmp_path).findings
+    assert finding.ranks == (1,) and named in finding.title
+
+
+def test_what_was_written_in_an_earlier_hang_does_not_count(tmp_path: Path) -> None:
+    hung(tmp_path, ("backward", "training", "backward"))
+    evidence(tmp_path, 2, unix_ns=time.time_ns() - 900 * 10**9, ranks={"0": {"state": "T", "stale": True}})
+    (finding,) = hang_in(tmp_path).findings
+    assert finding.ranks == (1,)
+
+
+def test_a_dump_that_cannot_be_read(tmp_path: Path) -> None:
+    hung(tmp_path, ("backward", "training", "backward"))
+    (tmp_path / "telemetry" / "flight-rank-00000.json").write_text('{"entries": 7, "pg_status": {}')
+    result = hang_in(tmp_path)
+    assert result.findings[0].ranks == (1,)
+    assert [note for note in result.notes if note.startswith("flight recorder: not read: ")]
+
+
+def test_lines_of_logs_are_evidence(tmp_path: Path) -> None:
+    hung(tmp_path, ("backward", "training", "backward"))
+    evidence(tmp_path, 0, kernel=["NVRM: Xid (PCI:0000:17:00): 79"])
+    evidence(tmp_path, 1, log={"path": "/x/slurm-7.out", "lines": ["OSError: stale file handle"]})
+    (finding,) = hang_in(tmp_path).findings
+    assert "Kernel log: NVRM: Xid (PCI:0000:17:00): 79." in finding.evidence
+    assert "Last error in slurm-7.out of rank 1: OSError: stale file handle" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[1]",
+        '{"children": 7}',
+        '{"ranks": [1]}',
+        '{"log": "x"}',
+        '{"ranks": {"x": {}}}',
+        '{"children": [{}]}',
+    ],
+)
+def test_a_damaged_file(tmp_path: Path, content: str) -> None:
+    hung(tmp_path, ("backward", "data loading", "backward"))
+    (tmp_path / "telemetry" / "rank-00001.hang").write_text(content)
+    (finding,) = hang_in(tmp_path).findings
+    assert finding.ranks == (1,)
+
+
+def test_the_alarm_waits_for_what_ranks_write_and_has_the_verdict(tmp_path: Path) -> None:
+    hung(tmp_path, ("backward", "training"), ago_s=601)
+    assert read_state(tmp_path, explain=explain_hang)[1] == []
+    for rank in range(2):
+        text = STACK.format(pid=rank, frames=READING if rank == 1 else WAITING)
+        (tmp_path / "telemetry" / f"stacks-rank-{rank:05d}.txt").write_text(text)
+        evidence(tmp_path, rank)
+    book = AlarmBook()
+    (alarm,) = book.new(read_state(tmp_path, explain=explain_hang)[1])
+    assert alarm.ranks == (1,) and "at data.py:7 read_lock; rank 0 waits at train.py:41" in alarm.text
+    assert f"rankscope stats {tmp_path} -r hang" in alarm.hint
+    assert book.new(read_state(tmp_path)[1]) == []  # the same hang
+
+
+def test_an_alarm_does_not_wait_for_ever(tmp_path: Path) -> None:
+    hung(tmp_path, ("backward", "training"), ago_s=620)
+    (alarm,) = read_state(tmp_path, explain=explain_hang)[1]
+    assert alarm.ranks == (1,)
+
+
+# -- ranks that fail
+
+
+def failed(message: str, second: int, kind: str = "RuntimeError") -> dict[str, Any]:
+    moment = time.time_ns() - (20 - second) * 10**9
+    return {"type": kind, "message": message, "where": "train.py:7 f", "unix_ns": moment}
+
+
+CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:34513"
+
+
+@pytest.mark.parametrize(
+    ("errors", "phases", "ranks", "named"),
+    [
+        (
+            {0: failed(CLOSED, 1), 1: failed("bad label", 2, "ValueError")},
+            "ee",
+            (1,),
+            "with ValueError: bad label",
+        ),
+        (
+            {0: failed(CLOSED, 1), 2: failed("Timed out", 2)},
+            "ete",
+            (1,),
+            "ended without a word after step 20; 2",
+        ),
+        (
+            {0: failed(CLOSED, 1), 1: failed(CLOSED, 2)},
+            "ee",
+            (0, 1),
+            "RuntimeError: [pair.cc:553] Connection",
+        ),
+        (
+            {1: failed("no GPU", 1), 0: failed("no GPU", 2)},
+            "eet",
+            (0, 1),
+            "failed after step 20 with RuntimeError",
+        ),
+    ],
+)
+def test_the_rank_that_failed_first(
+    tmp_path: Path, errors: dict[int, dict[str, Any]], phases: str, ranks: tuple[int, ...], named: str
+) -> None:
+    """Phases: ended or training. Ranks that only lost their connection are not the cause."""
+    job, ended = Job(len(phases), steps=20), time.time_ns() - 15 * 10**9
+    names = ["ended" if letter == "e" else "training" for letter in phases]
+    write_rings(tmp_path, job, telemetry(job), phases=names, ended_unix_ns=ended, failures=errors)
+    rings = read_rings(tmp_path)
+    (alarm,) = failures(rings, time.time_ns())
+    assert (alarm.kind, alarm.ranks, alarm.severity) == ("ended", ranks, "critical") and named in alarm.text
+    assert is_over(rings, time.time_ns()) and read_state(tmp_path)[0]["state"] == "failed"
+    (finding,) = hang_in(tmp_path).findings
+    assert finding.ranks == ranks
+
+
+def test_no_failure(tmp_path: Path) -> None:
+    job, now = Job(2, steps=20), time.time_ns()
+    write_rings(tmp_path, job, telemetry(job), phases=("ended", "training"), ended_unix_ns=now)
+    assert failures(read_rings(tmp_path), now) == []
+    # Ctrl-C is none; and the other ranks may still tell more.
+    for error in (failed("", 20, "KeyboardInterrupt"), failed(CLOSED, 20)):
+        write_rings(
+            tmp_path,
+            job,
+            telemetry(job),
+            phases=("ended", "training"),
+            ended_unix_ns=now,
+            failures={0: error},
+        )
+        assert failures(read_rings(tmp_path), now) == []
+        assert not is_over(read_rings(tmp_path), now)

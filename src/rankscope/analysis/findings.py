@@ -32,6 +32,9 @@ _COLUMNS: tuple[tuple[str, Unit, str], ...] = (
 )
 COLUMNS = tuple(Column(name, unit, text, for_machines=True) for name, unit, text in _COLUMNS)
 
+_EVIDENCE_OF = {"flight_recorder": "hang"}
+"""Reports of which the findings are part of another's."""
+
 
 def collect(run: Run, scope: Scope) -> tuple[Finding, ...]:
     """The findings of all reports, with their costs, in the order in which they are listed; 'ok' is left out."""
@@ -47,6 +50,8 @@ def _collect(run: Run, scope: Scope) -> tuple[Finding, ...]:
         for finding in report.analyse(run, scope, None).findings
         if finding.severity != "ok"
     ]
+    critical = {finding.report for finding in findings if finding.severity == "critical"}
+    findings = [finding for finding in findings if _EVIDENCE_OF.get(finding.report) not in critical]
     return tuple(with_costs(run, scope, findings))
 
 

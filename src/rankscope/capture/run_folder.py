@@ -194,10 +194,7 @@ def _remove_other_jobs(folder: Path, job: str) -> None:
         removed.append(path)
         if not telemetry.is_symlink():
             rank = path.name.partition(".")[0]
-            removed += [
-                telemetry / f"{rank}.ring",
-                telemetry / f"stacks-{rank}.txt",
-                telemetry / f"flight-{rank}.json",
-            ]
+            names = [f"{rank}.ring", f"{rank}.hang", f"stacks-{rank}.txt", f"flight-{rank}.json"]
+            removed += [telemetry / name for name in names]
     for path in removed:
         path.unlink(missing_ok=True)

@@ -236,6 +236,7 @@ def _telemetry_alone(args: argparse.Namespace, wanted: list[tuple[str, int | Non
     """The reports of a run folder that holds telemetry and no trace."""
     from rankscope.analysis.health.hang import hang_in
     from rankscope.analysis.health.telemetry import telemetry_in
+    from rankscope.capture.run_folder import rank_manifests
     from rankscope.text.run_words import RunWords, shell_words
     from rankscope.views.envelope import Question
 
@@ -243,6 +244,10 @@ def _telemetry_alone(args: argparse.Namespace, wanted: list[tuple[str, int | Non
     asked_by_name = args.report not in (None, "all")
     if not asked_by_name:
         common.say(f"rankscope: {args.run[0]} holds telemetry and no trace")
+        notes = [manifest.get("notes") for manifest in rank_manifests(args.run[0])]
+        texts = [text for listed in notes if isinstance(listed, list) for text in listed]
+        for text in dict.fromkeys(map(str, texts)):  # a requested capture that came too late, for one
+            common.say(f"rankscope: {text}")
         wanted = [(name, wanted[0][1] if args.top else DEFAULT_ROWS) for name in able]
     for name, _ in wanted:
         if name not in able:
@@ -252,7 +257,7 @@ def _telemetry_alone(args: argparse.Namespace, wanted: list[tuple[str, int | Non
                 hint="While the job runs, a trace can be recorded: rankscope capture RUN",
             )
     results = [able[name](args.run[0], scope.ranks).head(rows) for name, rows in wanted]
-    shown = [result for result in results if result.rows] or results
+    shown = [result for result in results if result.rows or result.findings] or results
     common.show_results(shown, args.format, Question({"RUN": RunWords(shell_words(args.run))}))
     return common.exit_code(args.fail_on, results, results if asked_by_name else ())
 

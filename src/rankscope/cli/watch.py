@@ -33,7 +33,7 @@ examples:
   rankscope watch RUN --kubeflow --total-steps 5000        in a pod of a TrainJob: its status shows progress and alarms
   rankscope watch ssh://login/~/runs/a             rankscope runs there; its view is shown here
 
-Alarms: slow-rank, slow-node, slowdown, spike, memory, data, hang. The job must have been started with --watch.
+Alarms: slow-rank, slow-node, slowdown, spike, memory, data, hang, ended. The job must have been started with --watch.
 """
 _OPTIONS = """\
 --once  show the present state and end
@@ -85,7 +85,7 @@ def main(args: argparse.Namespace) -> int:
     parent_ended = False
     with contextlib.suppress(KeyboardInterrupt), stopped_by_signals(), contextlib.ExitStack() as at_end:
         export = _exports(args, at_end)
-        for state, new in follow(args.run, every_s, hang_after_s, once=args.once):
+        for state, new in follow(args.run, every_s, hang_after_s, once=args.once, explain=_explained):
             show(state, new)
             export(state)
             for alarm in new if args.on_alarm else ():
@@ -101,6 +101,12 @@ def main(args: argparse.Namespace) -> int:
                 break
             parent_ended = bool(args.parent) and os.getppid() != args.parent
     return 0
+
+
+def _explained(run: Path, alarm: Alarm) -> Sequence[Alarm]:
+    from rankscope.analysis.health.hang import explain_hang  # late: it imports DuckDB
+
+    return explain_hang(run, alarm)
 
 
 def _exports(args: argparse.Namespace, at_end: contextlib.ExitStack) -> Callable[[State], None]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from rankscope.inapp.step_figures import replace_function
+from rankscope.inapp.step_figures import leave_out_this_frame, replace_function
 from rankscope.inapp.telemetry import OTHER_BACKENDS, flight_entries
 
 # More are forgotten, the oldest first: about 20 characters each, and a field of the header has at most 45,000.
@@ -83,7 +83,11 @@ class CollectiveCalls:
                 now = time.time_ns()
                 with contextlib.suppress(Exception):  # the job must go on
                     self._note(now, kind, group, tensors[0], args[0] if has_peer and args else None)
-                return function(group, tensors, *args, **kwargs)
+                try:
+                    return function(group, tensors, *args, **kwargs)
+                except BaseException as error:
+                    leave_out_this_frame(error)
+                    raise
 
             return noted
 

@@ -496,6 +496,8 @@ class Engine:
             telemetry.end()
             if telemetry.off_because is None and (cost := str(telemetry.cost)):
                 self.log.progress(cost)
+            if self._request is not None and not (self._windows.is_open or self._windows.exporting):
+                self._refuse(self._request, f"the job ended after {self.step_number} steps")
             for request in self._requests:
                 self._refuse(request, "the job's own schedule, or its end, came first")
 

@@ -7,9 +7,7 @@ SIGTERM would end the Python process at once.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import resource
 import signal
 import struct
 import threading
@@ -19,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from rankscope.files import file_identity
+from rankscope.host import high_descriptor
 from rankscope.inapp.main_thread import start_waiting_thread
 
 # Python runs a signal handler once the main thread is back in Python code. If a collective holds it longer than
@@ -26,8 +25,6 @@ from rankscope.inapp.main_thread import start_waiting_thread
 STUCK_S = 5.0
 # struct ucred: process, user, group.
 _CREDENTIALS = struct.Struct("3i")
-# The wakeup sockets' numbers: this many below the process's limit, or below 1024, which every select(2) can take.
-_ROOM, _HIGHEST = 8, 1024
 
 
 class SigtermGuard:
@@ -144,8 +141,7 @@ class _Handler:
 class _Wakeup:
     """A pair of sockets for signal.set_wakeup_fd. A forked worker has the writer too, so the kernel names the sender.
 
-    Their numbers are the highest that the process may have: a script may close descriptors that are not its own, and
-    numbers are given out from the lowest, so these are not taken by a file into which a signal would then be written.
+    Their numbers are high: a signal must not be written into a file of the script's.
     """
 
     def __init__(self) -> None:
@@ -154,8 +150,7 @@ class _Wakeup:
         ends = socket.socketpair()
         ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         ends[1].setblocking(False)
-        highest = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _HIGHEST)
-        self.reader, self.writer = (_moved(end.detach(), highest - _ROOM) for end in ends)
+        self.reader, self.writer = (high_descriptor(end.detach()) for end in ends)
         self._files = {end: file_identity(end) for end in (self.reader, self.writer)}
         self._pid = os.getpid()
 
@@ -219,12 +214,3 @@ class _Wakeup:
                 sender = _CREDENTIALS.unpack(credentials[0][2])[0] if credentials else 0
                 return bool(sender == self._pid and numbers[0] == signal.SIGTERM)
         return None
-
-
-def _moved(descriptor: int, least: int) -> int:
-    try:
-        number = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, least)
-    except OSError:  # none is free there
-        return descriptor
-    os.close(descriptor)
-    return number

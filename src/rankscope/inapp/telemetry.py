@@ -7,7 +7,6 @@ never waits for it. A write that fails ends the telemetry with one line; one tha
 from __future__ import annotations
 
 import _thread
-import faulthandler
 import functools
 import json
 import os
@@ -23,11 +22,11 @@ from typing import Any, NamedTuple
 from rankscope.capture.capture_request import CaptureRequest, read_request
 from rankscope.capture.plan import WATCH_BUDGET_PCT
 from rankscope.capture.rank_files import RankFiles
-from rankscope.capture.run_folder import rank_stem
 from rankscope.capture.selector import parse_selector
 from rankscope.capture.telemetry_ring import FOLDER, NONE, PHASES, RingWriter, ring_path
 from rankscope.errors import RankscopeError
-from rankscope.files import make_private_folder, open_private, write_text
+from rankscope.files import make_private_folder
+from rankscope.inapp.hang_evidence import HangWatch, failure, install_stack_signal
 from rankscope.inapp.job_log import JobLog, joined_distributed
 from rankscope.inapp.main_thread import start_waiting_thread
 from rankscope.inapp.step_figures import (
@@ -46,8 +45,6 @@ PERIOD_S = 1.0
 EXIT_WAIT_S = 2.0
 # A request that is older than the rank by more than this, the clocks' difference, was for an earlier attempt or job.
 _EARLIER_NS = 60 * 10**9
-# The stacks of a hang are written again when it has lasted so many times as long.
-_AGAIN = 10
 # The share of the time that may be spent reading torch's flight recorder.
 SHARE = 0.002
 # torch's functions for it, NCCL's and then that of all other backends; older versions have none or one of them.
@@ -84,8 +81,7 @@ class Telemetry:
         self._collectives = CollectiveLog()
         self._distributed = False
         self._pending: deque[StepFigures] = deque()
-        self._progress = (NONE, time.monotonic())
-        self._next_hang_s = hang_after_s
+        self._hang = HangWatch(files, log, hang_after_s, fullest_dump)
         self._ring: RingWriter | None = None
         self._pause = _thread.allocate_lock()
         self._over = False
@@ -128,8 +124,8 @@ class Telemetry:
             self._write((PHASES.index("ended"), time.perf_counter_ns()), last=True)
             assert self._ring is not None
             share = self.cost.share()
-            cost = {"cost": share and share._asdict(), "off": self.off_because}
-            self._ring.describe(self._about() | cost)
+            ending = {"cost": share and share._asdict(), "off": self.off_because, "failure": failure()}
+            self._ring.describe(self._about() | ending)
         except Exception as error:  # noqa: BLE001  (the job must go on)
             self.clock.off()
             reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else repr(error)
@@ -141,13 +137,15 @@ class Telemetry:
         """What is done once a second."""
         self._write(self.clock.phase)
         self._look_for_requests()
-        self._look_for_hang()
+        assert self._ring is not None
+        self._hang.look(self._ring.records + len(self._pending) + len(self.clock.done))
 
     def make_ring(self) -> None:
         """Make this rank's file, with its whole size."""
         manifest = self._files.manifest
         make_private_folder(self._files.folder / FOLDER)
         path = ring_path(self._files.folder, manifest["rank"])
+        install_stack_signal()
         try:
             self._ring = RingWriter(path, self._about())
         except OSError:
@@ -197,7 +195,7 @@ class Telemetry:
         self.clock.free_marks.extend(mark for mark in step.marks if mark is not None)
         return record
 
-    # -- captures and hangs
+    # -- captures
 
     def _look_for_requests(self) -> None:
         while (request := read_request(self._files.folder, self._requests + 1)) is not None:
@@ -208,26 +206,6 @@ class Telemetry:
                     self._requested(request)
             except RankscopeError as error:
                 self._log.warning(f"capture request {self._requests} is not obeyed: {error.message}")
-
-    def _look_for_hang(self) -> None:
-        """No step has ended for long. Before the first one nothing is known about how long a step takes."""
-        ended = self._ring.records if self._ring is not None else 0
-        ended += len(self._pending) + len(self.clock.done)
-        now = time.monotonic()
-        if ended != self._progress[0]:
-            self._progress, self._next_hang_s = (ended, now), self._hang_after_s
-        elif ended and now - self._progress[1] >= self._next_hang_s:
-            self._next_hang_s *= _AGAIN
-            self._write_hang(now - self._progress[1])
-
-    def _write_hang(self, seconds: float) -> None:
-        stem = rank_stem(self._files.manifest["rank"])
-        folder = self._files.folder / FOLDER
-        self._log.warning(f"no step for {seconds:.0f} s: the stacks of all threads go to {folder}")
-        write_stacks(folder / f"stacks-{stem}.txt", seconds)
-        dump = fullest_dump()
-        if dump is not None:
-            write_text(folder / f"flight-{stem}.json", dump.decode())
 
 
 def ring_record(
@@ -286,16 +264,6 @@ def _device_ns(marks: Sequence[Any]) -> int:
         return NONE
     spans = ((BEGIN, FORWARD_END), (OPTIMIZER_BEGIN, OPTIMIZER_END))
     return int(sum(marks[begin].elapsed_time(marks[end]) for begin, end in spans) * 1e6)
-
-
-def write_stacks(path: Path, seconds: float) -> None:
-    """Add the Python stacks of all threads to a file, also while a thread is blocked in C."""
-    with open_private(path, "a", encoding="utf-8") as file:
-        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        file.write(f"# {moment} process {os.getpid()}: no step for {seconds:.0f} s\n")
-        file.flush()
-        faulthandler.dump_traceback(file=file, all_threads=True)
-        file.write("\n")
 
 
 class Collective(NamedTuple):

@@ -311,9 +311,10 @@ def routes_of(session: Session) -> dict[str, Route]:
 
 def _watch(run: Path) -> Answer:
     """The state of `rankscope watch`, with the ranks to look at first instead of all of them."""
+    from rankscope.analysis.health.hang import explain_hang
     from rankscope.watch.state import like_the_median, read_state, worst_ranks
 
-    state, _ = read_state(run)
+    state, _ = read_state(run, explain=explain_hang)
     shown = {
         "ranks": worst_ranks(state, _WATCHED_RANKS),
         "count": len(state["ranks"]),

@@ -12,7 +12,7 @@ from rankscope.records import dataclass
 from rankscope.units import format_rounded
 
 SLOW_RANK, SLOW_NODE, SLOWDOWN, SPIKE = "slow-rank", "slow-node", "slowdown", "spike"
-MEMORY, DATA, HANG = "memory", "data", "hang"
+MEMORY, DATA, HANG, RANK_ENDED = "memory", "data", "hang", "ended"
 KINDS = {
     SLOW_RANK: "warning",
     SLOW_NODE: "warning",
@@ -21,6 +21,7 @@ KINDS = {
     MEMORY: "warning",
     DATA: "warning",
     HANG: "critical",
+    RANK_ENDED: "critical",
 }
 """With their severity."""
 
@@ -69,8 +70,10 @@ class Alarm:
     @property
     def key(self) -> tuple[Any, ...]:
         """Equal for the same alarm, judged later."""
-        if self.kind == SPIKE:
+        if self.kind in (SPIKE, HANG):
             return self.kind, self.since_step
+        if self.kind == RANK_ENDED:
+            return (self.kind,)
         if self.kind == MEMORY and len(self.ranks) > 1:  # of most ranks; their number may change
             return (self.kind,)
         return (self.kind, self.node) if self.node else (self.kind, self.ranks)

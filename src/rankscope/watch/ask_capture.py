@@ -14,7 +14,7 @@ from rankscope.capture.telemetry_ring import FOLDER
 from rankscope.errors import CaptureError, RankscopeError, StoreError, UsageError
 from rankscope.ranges import as_ranges, rank_words
 from rankscope.records import dataclass
-from rankscope.watch.alarms import HANG, Alarm
+from rankscope.watch.alarms import HANG, RANK_ENDED, Alarm
 from rankscope.watch.hang import is_over
 from rankscope.watch.judge import usual_step
 from rankscope.watch.rings import RankRing, read_rings, tables
@@ -107,9 +107,9 @@ def _chosen(rings: Sequence[RankRing], text: str) -> list[int]:
 def capture_on_alarm(run: Path, alarms: Sequence[Alarm], most: int, between_s: float) -> str:
     """Let the job record its next steps, unless that has been done often or lately; what was done, or why not.
 
-    A job that hangs makes no step.
+    A job that hangs or has failed makes no step.
     """
-    causes = [alarm for alarm in alarms if alarm.kind != HANG]
+    causes = [alarm for alarm in alarms if alarm.kind not in (HANG, RANK_ENDED)]
     earlier_unix_ns, number = [], 1
     while (request := read_request(run, number)) is not None:
         earlier_unix_ns += [request.made_unix_ns] if request.reason.startswith(AUTOMATIC) else []

@@ -1,29 +1,44 @@
-"""A job that makes no step: which rank is the odd one out, from the ring files and from the stacks that ranks wrote."""
+"""A job that makes no step, or has failed: which rank is the cause, from the ring files; and what the ranks wrote.
+
+The evidence of a hang (inapp.hang_evidence) is read here and judged in analysis.health.hang.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rankscope.capture.telemetry_ring import FOLDER, PHASES
+from rankscope.inapp.hang_evidence import Frame
 from rankscope.records import dataclass
-from rankscope.watch.alarms import DATA_LOADING, HANG, HOST, UNKNOWN, Alarm, who
+from rankscope.units import shorten_middle
+from rankscope.watch.alarms import DATA_LOADING, HANG, HOST, RANK_ENDED, UNKNOWN, Alarm, who
 from rankscope.watch.rings import RankRing
 
 LOST_AFTER_S = 60.0
 """A rank that has not written for so long has ended without saying so, or its node has. Ranks write every second, and
 the clocks of nodes may differ by seconds."""
 _DEFAULT_HANG_S = 600.0
+_LONGEST_MESSAGE = 160
+_KILLED_AFTER_S = 5.0
+"""Once a rank has failed: those that do not write for so long have been killed. Launchers do that."""
 ENDED = PHASES.index("ended")
 _WAITS = ("collective", "backward")
 """What ranks do that wait for others: with gloo, DDP waits inside backward."""
-_STACKS = re.compile(r"stacks-rank-(\d+)\.txt")
+_RANK = re.compile(r"rank-(\d+)\.(?:txt|hang)$")
+_CONSEQUENCE = re.compile(
+    r"connection (?:closed|reset|was|lost)|connection.*refused|timed? ?out|broken pipe|nccl|recv|socket|tcpstore"
+    r"|(?:remote|peer) .*(?:closed|exit)",
+    re.IGNORECASE,
+)
+"""In the message of an exception that a rank raises because another one has gone."""
 _THREAD = re.compile(r"(?:Current thread|Thread) 0x")
 _FRAME = re.compile(r'\s+File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<function>.+)')
-SHOWN_FRAMES = 5
 
 
 def judged_at(rings: Sequence[RankRing], clock_unix_ns: int) -> int:
@@ -35,7 +50,8 @@ def judged_at(rings: Sequence[RankRing], clock_unix_ns: int) -> int:
 def is_over(rings: Sequence[RankRing], clock_unix_ns: int) -> bool:
     """Whether all ranks have ended, or none writes any more."""
     last = max(ring.header.alive_unix_ns for ring in rings)
-    return all(ring.header.phase == ENDED for ring in rings) or clock_unix_ns - last > LOST_AFTER_S * 1e9
+    silent_after_s = _KILLED_AFTER_S if any(map(failure_of, rings)) else LOST_AFTER_S
+    return all(ring.header.phase == ENDED for ring in rings) or clock_unix_ns - last > silent_after_s * 1e9
 
 
 def is_lost(ring: RankRing, at_unix_ns: int) -> bool:
@@ -87,6 +103,47 @@ def hangs(rings: Sequence[RankRing], at_unix_ns: int, hang_after_s: float | None
     ]
 
 
+def failure_of(ring: RankRing) -> dict[str, Any]:
+    """The exception that ended a rank: type, message, where, unix_ns; {} without one."""
+    failure = ring.about.get("failure")
+    if not isinstance(failure, dict) or not isinstance(failure.get("unix_ns"), int):
+        return {}
+    texts = {key: str(failure.get(key) or "") for key in ("type", "message", "where")}
+    return {} if texts["type"] == "KeyboardInterrupt" else {**texts, "unix_ns": failure["unix_ns"]}
+
+
+def failures(rings: Sequence[RankRing], at_unix_ns: int) -> list[Alarm]:
+    """One alarm when ranks have failed; it names those that the others lost their connection to."""
+    failed = sorted(
+        (ring for ring in rings if failure_of(ring)), key=lambda ring: failure_of(ring)["unix_ns"]
+    )
+    if not failed:
+        return []
+    silent = [ring for ring in rings if ring.header.phase != ENDED and not ring.off]
+    if silent and at_unix_ns - failure_of(failed[0])["unix_ns"] < _KILLED_AFTER_S * 1e9:
+        return []  # others may follow
+    causes = [ring for ring in failed if not _CONSEQUENCE.search(failure_of(ring)["message"])]
+    culprits = causes or silent or failed
+    first = culprits[0]
+    failure = failure_of(culprits[0]) or failure_of(failed[0])
+    what = f"{failure['type']}: {shorten_middle(failure['message'], _LONGEST_MESSAGE)}"
+    ranks = tuple(sorted(ring.rank for ring in culprits))
+    others = len(failed) - len({*ranks} & {ring.rank for ring in failed})
+    # A rank that was killed has not written its last steps.
+    step = first.last_step if failure_of(first) else min(ring.last_step for ring in failed)
+    if failure_of(first):
+        text = f"{who(ranks)} failed after step {step} with {what}"
+        text += f", at {failure['where']}" * bool(failure["where"]) + f"; {others} more after it" * bool(
+            others
+        )
+        hint = "Its traceback is in the job's log."
+    else:
+        text = f"{who(ranks)} ended without a word after step {step}; {others} others then failed: {what}"
+        hint = "It was killed, or crashed in C: look for its exit code in the launcher's log, for OOM and Xid in dmesg."
+    moment = failure["unix_ns"]
+    return [Alarm(RANK_ENDED, UNKNOWN, ranks, "", step, step, moment, 0.0, "ns", 1.0, text, hint)]
+
+
 class Odd(NamedTuple):
     """The ranks that the others wait for."""
 
@@ -116,15 +173,6 @@ def odd_ranks(stuck: Sequence[RankRing], at_unix_ns: int) -> Odd:
     return Odd(sorted(ring.rank for ring in odd), why, causes.get(phase, UNKNOWN))
 
 
-class Frame(NamedTuple):
-    file: str
-    line: str
-    function: str
-
-    def __str__(self) -> str:
-        return f"{Path(self.file).name}:{self.line} {self.function}"
-
-
 @dataclass(frozen=True)
 class StackDump:
     """What a rank wrote about its threads when it had made no step for too long."""
@@ -136,18 +184,41 @@ class StackDump:
 
     @property
     def main(self) -> tuple[Frame, ...]:
-        return self.threads[-1] if self.threads else ()
+        """Without our own hooks."""
+        frames = self.threads[-1] if self.threads else ()
+        return tuple(frame for frame in frames if "rankscope/inapp/" not in frame.file)
 
 
 def read_stacks(run: Path) -> dict[int, StackDump]:
     """The last dump of each rank that wrote one."""
     last_dumps = {}
-    for path in sorted((run / FOLDER).glob("stacks-rank-*.txt")):
-        match = _STACKS.fullmatch(path.name) if path.is_file() else None
-        dumps = parse_stacks(path.read_text(encoding="utf-8", errors="replace")) if match else []
-        if match and dumps:
-            last_dumps[int(match[1])] = dumps[-1]
+    for rank, text in _texts(run, "stacks-rank-*.txt").items():
+        if dumps := parse_stacks(text):
+            last_dumps[rank] = dumps[-1]
     return last_dumps
+
+
+def read_processes(run: Path) -> dict[int, dict[str, Any]]:
+    """What each rank wrote last about processes and logs (inapp.hang_evidence); a damaged file counts as none."""
+    contents = {}
+    for rank, text in _texts(run, "rank-*.hang").items():
+        with suppress(ValueError, AttributeError, KeyError, TypeError):
+            content = json.loads(text)
+            log = content.get("log") or {}
+            contents[rank] = {
+                "unix_ns": int(content["unix_ns"]),
+                "children": [dict(child) for child in content.get("children", ())],
+                "ranks": {int(other): dict(process) for other, process in content.get("ranks", {}).items()},
+                "log": (str(log.get("path")), [*map(str, log.get("lines", ()))]),
+                "kernel": [*map(str, content.get("kernel", ()))],
+            }
+    return contents
+
+
+def _texts(run: Path, pattern: str) -> dict[int, str]:
+    files = [path for path in sorted((run / FOLDER).glob(pattern)) if path.is_file()]
+    named = [(match, path) for path in files if (match := _RANK.search(path.name))]
+    return {int(match[1]): path.read_text(encoding="utf-8", errors="replace") for match, path in named}
 
 
 def parse_stacks(text: str) -> list[StackDump]:
@@ -167,18 +238,10 @@ def parse_stacks(text: str) -> list[StackDump]:
 
 
 def group_by_stack(dumps: dict[int, StackDump]) -> list[tuple[list[int], tuple[Frame, ...]]]:
-    """Ranks whose main threads have the same innermost frames, the largest group first."""
+    """Ranks whose main threads have the same frames, the largest group first."""
     groups: dict[tuple[Frame, ...], list[int]] = {}
     for rank, dump in dumps.items():
-        groups.setdefault(dump.main[:SHOWN_FRAMES], []).append(rank)
+        groups.setdefault(dump.main, []).append(rank)
     return sorted(
         ((ranks, frames) for frames, ranks in groups.items()), key=lambda group: (-len(group[0]), group[0])
     )
-
-
-def own_frame(frames: Iterable[Frame]) -> Frame | None:
-    """The innermost frame outside installed packages, the standard library and our hooks."""
-    installed = ("site-packages", "dist-packages", "/lib/python", "<frozen", "rankscope/inapp/")
-    listed = list(frames)
-    of_script = (frame for frame in listed if not any(word in frame.file for word in installed))
-    return next(of_script, listed[0] if listed else None)

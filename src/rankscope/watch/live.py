@@ -17,7 +17,15 @@ from rankscope.text.plain_table import plain_table
 from rankscope.text.visible_text import visible
 from rankscope.units import format_rounded, shorten_middle
 from rankscope.watch.alarms import Alarm, AlarmBook
-from rankscope.watch.state import FINAL_STATES, State, like_the_median, read_state, worst_ranks
+from rankscope.watch.state import (
+    FINAL_STATES,
+    Explain,
+    State,
+    as_it_is,
+    like_the_median,
+    read_state,
+    worst_ranks,
+)
 
 WIDTH = 80
 _BARS = "▁▂▃▄▅▆▇█"
@@ -29,14 +37,19 @@ _HOOK_SECONDS = 10.0
 
 
 def follow(
-    run: Path, every_s: float, hang_after_s: float | None = None, *, once: bool = False
+    run: Path,
+    every_s: float,
+    hang_after_s: float | None = None,
+    *,
+    once: bool = False,
+    explain: Explain = as_it_is,
 ) -> Iterator[tuple[State, list[Alarm]]]:
     """The state of a job and its new alarms, again and again until the job has ended."""
     book = AlarmBook()
     judged_step = 0
     while True:
         started = time.monotonic()
-        state, alarms = read_state(run, hang_after_s, judged_step)
+        state, alarms = read_state(run, hang_after_s, judged_step, explain)
         judged_step = state["last_step"]
         yield state, book.new(alarms)
         if once or state["state"] in FINAL_STATES:

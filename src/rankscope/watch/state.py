@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rankscope.watch.alarms import Alarm
-from rankscope.watch.hang import ENDED, hangs, is_lost, is_over, judged_at, phase_of, without_step_s
+from rankscope.watch.hang import (
+    ENDED,
+    failure_of,
+    failures,
+    hangs,
+    is_lost,
+    is_over,
+    judged_at,
+    phase_of,
+    without_step_s,
+)
 from rankscope.watch.judge import STEPS, excesses, judge, slow_limit, usual_step
 from rankscope.watch.rings import RankRing, read_rings, tables
 from rankscope.watch.step_table import StepTable, low_median, middle
@@ -20,12 +30,20 @@ WORST = 10
 TREND = 60
 """Step times of the sparkline."""
 State = dict[str, Any]
+Explain = Callable[[Path, Alarm], Sequence[Alarm]]
+
+
+def as_it_is(_run: Path, alarm: Alarm) -> Sequence[Alarm]:
+    return [alarm]
 
 
 def read_state(
-    run: Path, hang_after_s: float | None = None, judged_step: int = 0
+    run: Path, hang_after_s: float | None = None, judged_step: int = 0, explain: Explain = as_it_is
 ) -> tuple[State, list[Alarm]]:
-    """The state of a run, and its alarms as they are now; long steps are looked for after `judged_step`."""
+    """The state of a run, and its alarms as they are now; long steps are looked for after `judged_step`.
+
+    `explain` adds to the alarm of a hang what the ranks wrote about it.
+    """
     rings = read_rings(run)
     now = time.time_ns()
     step_tables = tables(rings)
@@ -34,11 +52,14 @@ def read_state(
         fresh = max(STEPS, int((table.steps > judged_step).sum())) if judged_step else STEPS
         alarms += judge(table, fresh)
     if rings:
-        alarms += hangs(rings, judged_at(rings, now), hang_after_s)
+        at = judged_at(rings, now)
+        ended = failures(rings, at)  # the others wait for a rank that has gone
+        hung = [] if ended else hangs(rings, at, hang_after_s)
+        alarms += [*ended, *(part for alarm in hung for part in explain(run, alarm))]
     return _state(run, rings, step_tables, alarms, now), alarms
 
 
-FINAL_STATES = ("ended", "silent", "off")
+FINAL_STATES = ("ended", "failed", "silent", "off")
 """After these, no rank writes telemetry any more."""
 
 
@@ -57,6 +78,7 @@ def _state(
     word = "starting" if not rings else "running"
     if rings and is_over(rings, now):
         word = "ended" if all(ring.header.phase == ENDED for ring in rings) else "silent"
+        word = "failed" if any(map(failure_of, rings)) else word
         word = "off" if any(ring.off for ring in rings) else word
     return {
         "run": str(run),

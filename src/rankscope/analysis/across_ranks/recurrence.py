@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rankscope.capture.telemetry_ring import FOLDER
 from rankscope.timeline.run import Run
 from rankscope.watch.rings import has_telemetry, read_whole, tables
 from rankscope.watch.step_table import low_median
@@ -72,7 +73,9 @@ def least_period(late: Collection[int], steps: Collection[int]) -> int:
 
 def telemetry_folder(run: Run) -> Path | None:
     """The run folder that holds the telemetry of these traces."""
-    folders = dict.fromkeys(entry.source.parent for entry in run.segments)
+    # Dumps of the flight recorder that ranks wrote in a hang are among the telemetry.
+    sources = (entry.source.parent for entry in run.segments)
+    folders = dict.fromkeys(folder.parent if folder.name == FOLDER else folder for folder in sources)
     return next((folder for folder in folders if has_telemetry(folder)), None)
 
 

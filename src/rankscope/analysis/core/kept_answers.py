@@ -89,7 +89,7 @@ def _key(run: Run) -> int | None:
     for folder in sorted({*(entry.source.parent for entry in run.segments), run.store.parent}):
         with suppress(OSError), os.scandir(folder) as files:
             for file in files:
-                if file.name == TELEMETRY:
+                if TELEMETRY in (file.name, folder.name):
                     return None
                 if file.name.endswith("rankscope.json"):
                     stat = file.stat()

@@ -21,6 +21,9 @@ SAME_SIZE_KINDS = (
 )  # fmt: skip
 """Kinds for which all ranks have inputs of equal size."""
 
+WAIT_FOR_EACH_OTHER = "wait for each other"
+_UNFINISHED = "NOT is_p2p AND state <> 'completed'"
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -286,7 +289,8 @@ def find_problems(
     groups: list[Group], mismatches: list[Mismatch], unpaired: list[Unpaired], run: Run, where: str
 ) -> list[Problem]:
     """For each group the first unfinished number, the first number not joined by all, and the first mismatch."""
-    states = _states(run, where)
+    rows = run.rows(f"SELECT group_name, seq, rank, state FROM flight WHERE {_UNFINISHED} AND {where}")
+    states = {(group, seq, rank): state for group, seq, rank, state in rows}
     by_name = {group.name: group for group in groups}
     problems = []
     for mismatch in mismatches:
@@ -296,7 +300,7 @@ def find_problems(
             problems.append(
                 _problem(MISMATCH, group, mismatch.seq, mismatch.kinds, mismatch.minority, mismatch.detail)
             )
-    kinds = _by_call(run, where, "seq", "mode(kind)", "NOT is_p2p AND state <> 'completed'")
+    kinds = _by_call(run, where, "seq", "mode(kind)", _UNFINISHED)
     for group in groups:
         seq = group.first_unfinished
         if seq is None:
@@ -312,8 +316,7 @@ def find_problems(
             kind = kinds.get((group.name, later), "?")
             problems.append(_problem(NOT_JOINED, group, later, kind, group.absent(later), first=False))
     for end in unpaired:
-        arrow = f"{end.rank}->{end.peer}" if end.kind == "send" else f"{end.rank}<-{end.peer}"
-        kind = f"{end.kind} {arrow}"
+        kind = f"{end.kind} {end.rank}{'->' if end.kind == 'send' else '<-'}{end.peer}"
         problems.append(
             Problem(NO_PARTNER, end.group, end.description, end.seq, kind, [end.peer], [], [end.rank])
         )
@@ -338,14 +341,6 @@ def _problem(
     waiting = [rank for rank in group.waiting(seq) if rank not in missing]
     finished, missing = group.finished(seq), sorted(missing)
     return Problem(state, group.name, group.description, seq, kind, missing, finished, waiting, first, detail)
-
-
-def _states(run: Run, where: str) -> dict[tuple[str, int, int], str]:
-    """The state of each unfinished collective."""
-    rows = run.rows(
-        f"SELECT group_name, seq, rank, state FROM flight WHERE NOT is_p2p AND state <> 'completed' AND {where}"
-    )
-    return {(group, seq, rank): state for group, seq, rank, state in rows}
 
 
 def _by_call(run: Run, where: str, number: str, value: str, condition: str) -> dict[tuple[str, int], Any]:
@@ -388,7 +383,8 @@ def suspect_ranks(problems: list[Problem]) -> tuple[list[int], list[Problem], bo
     """The suspect ranks, the problems that they are missing in, and whether they wait for each other in a cycle.
 
     Ranks with a mismatch, or that did not finish what others finished, come first. Otherwise it is the ranks that did
-    not join or wrote no dump, except those that wait for another missing rank themselves.
+    not join or wrote no dump, except those that wait for another missing rank themselves. Where all of them do, it is
+    the minority, if there is one.
     """
     strong = [t for t in problems if t.state in (MISMATCH, NOT_FINISHED) and t.missing]
     if strong:
@@ -398,6 +394,8 @@ def suspect_ranks(problems: list[Problem]) -> tuple[list[int], list[Problem], bo
         if evidence:
             missing = {rank for t in evidence for rank in t.missing}
             roots = missing - {rank for t in evidence for rank in t.waiting}
+            if not roots and len(alone := min((t.missing for t in evidence), key=len)) * 2 < len(missing):
+                return sorted(alone), evidence, False  # most ranks agree on where they are
             return sorted(roots or missing), evidence, not roots
     return [], [], False
 
@@ -441,7 +439,7 @@ def _findings(problems: list[Problem], run: Run, where: str) -> tuple[Finding, .
     return (
         Finding(
             "critical",
-            f"{who} {'wait for each other' if cycle else 'stopped the job'}: {why}",
+            f"{who} {WAIT_FOR_EACH_OTHER if cycle else 'stopped the job'}: {why}",
             " ".join(sentences),
             ranks=tuple(suspects),
             span=(began, ended) if began is not None and ended is not None else None,

@@ -15,7 +15,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run
 from rankscope.watch.alarms import Alarm, utc
-from rankscope.watch.hang import hangs, judged_at, phase_of
+from rankscope.watch.hang import failures, hangs, judged_at, phase_of
 from rankscope.watch.judge import PastAlarm, alarms_over
 from rankscope.watch.rings import RankRing, read_whole, tables
 from rankscope.watch.step_table import StepTable, low_median, middle
@@ -64,8 +64,6 @@ def telemetry_in(folder: Path, ranks: Collection[int] | None = None) -> Result:
     first = min((int(table.steps[0]) for table in step_tables), default=0)
     last = max((int(table.steps[-1]) for table in step_tables), default=0)
     findings = [_past(past) for table in step_tables for past in alarms_over(table)]
-    if rings:
-        findings += [_finding(alarm, "") for alarm in hangs(rings, judged_at(rings, time.time_ns()))]
     return Result(
         "telemetry",
         "Telemetry",
@@ -146,5 +144,8 @@ def _notes(rings: Sequence[RankRing], step_tables: Sequence[StepTable]) -> Itera
         yield f"{overwritten:,} earlier steps are overwritten, or left out because there are many ranks"
     if off := [ring for ring in rings if ring.off]:
         yield f"telemetry switched off on {rank_words([ring.rank for ring in off])}: {off[0].off}"
+    at = judged_at(rings, time.time_ns()) if rings else 0
+    for alarm in (*hangs(rings, at), *failures(rings, at)):
+        yield f"{alarm.text} (rankscope stats RUN -r hang)"
     if step_tables and all(np.isnan(table["own_ns"]).all() for table in step_tables):
         yield "own work is not known: ranks cannot be compared"

@@ -69,7 +69,7 @@ async function refresh() {
     const state = await json("watch");
     byId("message").hidden = true;
     draw(state);
-    if (["ended", "silent", "off"].includes(state.state)) return;
+    if (["ended", "failed", "silent", "off"].includes(state.state)) return;
   } catch (error) {
     if (!(error instanceof ServerError)) throw error;
     showProblem(error.message, error.why, error.hint);
