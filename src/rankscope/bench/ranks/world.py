@@ -6,6 +6,7 @@ The rendezvous address is derived on every rank from the launcher's variables al
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import socket
@@ -72,6 +73,15 @@ class World(NamedTuple):
         parts = [torch.empty_like(mine) for _ in range(self.size)]
         torch.distributed.all_gather(parts, mine)
         return [part.cpu() for part in parts]
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank. torch's own all_gather_object needs numpy."""
+        import torch
+
+        text = json.dumps(value).encode()
+        sizes = [int(size) for size in self.gather(torch.tensor([len(text)]))]
+        padded = torch.tensor(list(text.ljust(max(sizes))), dtype=torch.uint8)
+        return [json.loads(bytes(part.tolist())) for part in self.gather(padded)]
 
 
 def join(backend: str | None, device_type: str | None) -> World:
