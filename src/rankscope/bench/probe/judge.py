@@ -34,6 +34,8 @@ _HARDWARE_XIDS = frozenset({48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120})
 """Memory, NVLink, bus and firmware errors in NVIDIA's table of Xid. Others are mostly errors of programs."""
 
 Devices = Sequence[DeviceResult]
+Ranked = dict[tuple[str, str], list[float]]
+"""The rates by model and test, the fastest first."""
 
 
 class Verdict(NamedTuple):
@@ -78,40 +80,41 @@ class Remark(NamedTuple):
 
 def judge(results: Results, baseline: Results | None = None) -> list[Verdict]:
     """The worst first. Where no device is slow, one verdict says so."""
-    devices, before = results.devices, baseline.devices if baseline else []
-    slow = {device.rank: tuple(_shortfalls(device, devices, before)) for device in devices}
+    devices = results.devices
+    ranked, before = _ranked(devices), _ranked(baseline.devices if baseline else ())
+    slow = {device.rank: tuple(_shortfalls(device, ranked, before)) for device in devices}
     remarks: list[Remark] = []
     for device in devices:
-        healthy = [other for other in _peers(device, devices) if not slow[other.rank]]
-        remarks += _remarks(device, devices, slow[device.rank], healthy)
+        peers = [other for other in devices if other is not device and other.model == device.model]
+        remarks += _remarks(device, peers, slow[device.rank], [peer for peer in peers if not slow[peer.rank]])
     verdicts = [*_grouped(remarks), *_slow_pairs(results, {rank for rank, tests in slow.items() if tests})]
     if not any(verdict.tests for verdict in verdicts):
         compared = any(
-            _references(device, test, devices, before) for device in devices for test in device.rates
+            _references(device, test, ranked, before) for device in devices for test in device.rates
         )
         verdicts.append(_all_clear(devices, compared))
     return sorted(verdicts, key=lambda verdict: SEVERITIES.index(verdict.severity))
 
 
-def _peers(device: DeviceResult, devices: Devices) -> list[DeviceResult]:
-    """The other devices of its model."""
-    return [other for other in devices if other.rank != device.rank and other.model == device.model]
+def _ranked(devices: Devices) -> Ranked:
+    ranked: Ranked = {}
+    for device in devices:
+        for test in device.rates:
+            ranked.setdefault((device.model, test), []).append(device.rate(test))
+    return {key: sorted(rates, reverse=True) for key, rates in ranked.items()}
 
 
-def _rates(devices: Devices, test: str) -> list[float]:
-    """The fastest first."""
-    return sorted((rate for device in devices if (rate := device.rate(test)) is not None), reverse=True)
-
-
-def _references(device: DeviceResult, test: str, devices: Devices, baseline: Devices) -> list[Reference]:
-    limit = TESTS[test].limit
+def _references(device: DeviceResult, test: str, ranked: Ranked, before: Ranked) -> list[Reference]:
+    key, limit = (device.model, test), TESTS[test].limit
+    others = ranked[key].copy()
+    others.remove(device.rate(test))
     references = []
-    if others := _rates(_peers(device, devices), test):
+    if others:
         count = "" if len(others) == 1 else f" {len(others)}"
         at = min(max(1, len(others) // 4), len(others) - 1)
         references.append(Reference(others[at], limit, f"the other{count}"))
-    if before := _rates([other for other in baseline if other.model == device.model], test):
-        references.append(Reference(statistics.median(before), limit, "in the baseline"))
+    if key in before:
+        references.append(Reference(statistics.median(before[key]), limit, "in the baseline"))
     sheet = find_device(device.model)
     if sheet is not None and device.sharing == 1 and test in _OF_DATA_SHEET:
         peak = {"matmul": sheet.tflops["bfloat16"], "memory": 1e3 * (sheet.bandwidth_tb_s or 0)}[test]
@@ -123,18 +126,16 @@ def _references(device: DeviceResult, test: str, devices: Devices, baseline: Dev
     return references
 
 
-def _shortfalls(device: DeviceResult, devices: Devices, baseline: Devices) -> Iterator[Shortfall]:
+def _shortfalls(device: DeviceResult, ranked: Ranked, before: Ranked) -> Iterator[Shortfall]:
     for test in TESTS:
-        rate = device.rate(test)
-        if rate is None:
-            continue
-        for reference in _references(device, test, devices, baseline):
-            least = (1 - reference.limit) * reference.rate
-            if rate < least:
-                yield Shortfall(
-                    test, rate / reference.rate, reference.words, _mostly_below(least, device.rates[test])
-                )
-                break
+        if test in device.rates:
+            rate = device.rate(test)
+            for reference in _references(device, test, ranked, before):
+                least = (1 - reference.limit) * reference.rate
+                if rate < least:
+                    steady = _mostly_below(least, device.rates[test])
+                    yield Shortfall(test, rate / reference.rate, reference.words, steady)
+                    break
 
 
 def _mostly_below(least: float, rates: Sequence[float]) -> bool:
@@ -142,7 +143,7 @@ def _mostly_below(least: float, rates: Sequence[float]) -> bool:
 
 
 def _remarks(
-    device: DeviceResult, devices: Devices, slow: tuple[Shortfall, ...], healthy: Devices
+    device: DeviceResult, peers: Devices, slow: tuple[Shortfall, ...], healthy: Devices
 ) -> Iterator[Remark]:
     """What slows a device down, and what is wrong with it although it is not slow."""
     if device.busy:
@@ -150,7 +151,7 @@ def _remarks(
         hint = "Repeat the probe when its job has ended, or between two jobs."
         yield Remark(device, "info", Cause("in use", use, hint))
         return
-    if wrong := _wrong_result(device, _peers(device, devices)):
+    if wrong := _wrong_result(device, peers):
         yield Remark(device, "critical", wrong)
     named = ""
     if slow:
@@ -169,8 +170,11 @@ def _grouped(remarks: Sequence[Remark]) -> Iterator[Verdict]:
     """One verdict for devices of a host that are slow in the same test for the same reason."""
     groups: dict[tuple[str, ...], list[Remark]] = {}
     for remark in remarks:
-        first = (remark.slow[0].test, remark.slow[0].than) if remark.slow else ()
-        groups.setdefault((remark.device.host, remark.severity, remark.cause.name, *first), []).append(remark)
+        if remark.slow:
+            same: tuple[str, ...] = remark.slow[0].test, remark.slow[0].than
+        else:
+            same = () if remark.severity == "info" else (remark.cause.evidence,)
+        groups.setdefault((remark.device.host, remark.severity, remark.cause.name, *same), []).append(remark)
     for members in groups.values():
         named = [remark.device for remark in members]
         worst = min(members, key=lambda remark: remark.slow[0].ratio if remark.slow else 1.0)
@@ -201,7 +205,7 @@ def _cause(device: DeviceResult, healthy: Devices, slow: Shortfall) -> Cause:
         return cause
     if slow.test in ("to_gpu", "from_gpu") and (cause := _link_cause(device, healthy)):
         return cause
-    if slow.test == "all_reduce":
+    if slow.test in ("in_node", "between_nodes"):
         hint = f"Check links and network cards of {device.host}: nvidia-smi nvlink --status, ibstat, ethtool"
         return _contention(device) or Cause("link", "own link or network card", hint)
     if slow.test.startswith("disk"):
@@ -301,26 +305,24 @@ def _errors(state: Mapping[str, Any]) -> str:
 
 def _slow_pairs(results: Results, slow_ranks: set[int]) -> Iterator[Verdict]:
     """Links between two ranks that are both fast with others, where that is rare."""
-    devices = {device.rank: device for device in results.devices}
-    classes: dict[bool, list[PairResult]] = {}
+    by_test: dict[str, list[PairResult]] = {}
     for pair in results.pairs:
         if not slow_ranks & set(pair.ranks):
-            first, second = (devices[rank].host for rank in pair.ranks)
-            classes.setdefault(first == second, []).append(pair)
-    for pairs in classes.values():
+            by_test.setdefault(results.pair_test(pair), []).append(pair)
+    for test, pairs in by_test.items():
         usual = statistics.median(statistics.median(pair.rates) for pair in pairs)
-        least = (1 - TESTS["all_reduce"].limit) * usual
+        least = (1 - TESTS[test].limit) * usual
         slow = [pair for pair in pairs if _mostly_below(least, pair.rates)]
         for pair in slow if len(slow) <= _FEW_PAIRS * len(pairs) else ():
             rate = statistics.median(pair.rates)
-            text = f"all_reduce between {' and '.join(devices[rank].name for rank in pair.ranks)} is "
+            text = f"all_reduce between {' and '.join(results.by_rank[rank].name for rank in pair.ranks)} is "
             text += (
                 f"{slower(rate / usual)} than between other pairs ({rate:.3g} GB/s instead of {usual:.3g})"
             )
             hint = (
                 "Both are fast with other partners: check the link between them (cable, switch port, NVLink)."
             )
-            yield Verdict("warning", text, hint, tuple(pair.ranks), ("all_reduce",), "link")
+            yield Verdict("warning", text, hint, tuple(pair.ranks), (test,), "link")
 
 
 def _all_clear(devices: Devices, compared: bool) -> Verdict:
@@ -331,7 +333,7 @@ def _all_clear(devices: Devices, compared: bool) -> Verdict:
         text = "nothing to compare with: no other device of the model, no data sheet, no baseline"
         hint = "Probe several devices together, or compare with a kept result: rankscope probe --json > base.json"
         return Verdict("info", text if tested else "no device was tested", hint, ranks)
-    matmuls = _rates(tested, "matmul")
-    spread = f", matmuls within {100 * (1 - matmuls[-1] / matmuls[0]):.0f} %" if len(matmuls) > 1 else ""
+    matmuls = [device.rate("matmul") for device in tested if "matmul" in device.rates]
+    spread = f", matmuls within {100 * (1 - min(matmuls) / max(matmuls)):.0f} %" if len(matmuls) > 1 else ""
     hint = "If a rank of your job is slow, its work or its host is: rankscope stats RUN -r stragglers"
     return Verdict(OK, f"no device is slow ({len(tested)} compared{spread})", hint, ranks)

@@ -10,7 +10,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ _BLOCK_S = 0.05
 _COPY_S = 0.5
 """Copies need no time to get warm."""
 _MOST_ROUNDS = 15
-"""Up to 16 ranks every pair is measured; of more ranks, 15 partners of each."""
+"""Up to 16 ranks of a node, and 16 nodes, every pair is measured; of more, 15 partners of each."""
 _PAIR_BLOCKS, _PAIR_CALLS = 7, 2
 _DISK_ROUNDS, _DISK_CHUNKS, _CHUNK_BYTES = 3, 8, 8 * 2**20
 
@@ -57,11 +57,12 @@ def measure(world: World, seconds: float, folder: Path | None) -> Results:
     result.busy = idle.get("busy_pct", 0.0) >= _BUSY_PCT
     # Also a barrier: nobody works until all have looked.
     everybody = world.gather_json([host, number, result.busy])
+    hosts = [other for other, _, _ in everybody]
     result.sharing = everybody.count([host, number, result.busy]) if number is not None else 1
     _measure_device(world, seconds, query, result)
     result.state["xids"] = xids(result.state.get("bus"))
-    pairs = list(_measured_pairs(world, [busy for _, _, busy in everybody]))
-    if folder is not None and [other for other, _, _ in everybody].index(host) == world.rank:
+    pairs = list(_measured_pairs(world, hosts, [busy for _, _, busy in everybody]))
+    if folder is not None and hosts.index(host) == world.rank:
         try:
             result.rates |= _disk_rates(folder)
         except OSError as error:
@@ -206,28 +207,44 @@ def _rounded(rate: float) -> float:
     return float(f"{rate:.5g}")
 
 
-def rounds(ranks: int) -> Iterator[dict[int, int]]:
-    """The partner of each rank, round by round: each pair meets once. The circle method of tournaments.
+def rounds(hosts: Sequence[str]) -> Iterator[dict[int, int]]:
+    """The partner of each rank, round by round: first within the nodes, then between the ranks of equal place on them.
 
-    With an odd number one rank pauses in each round. Of many rounds, some at equal distances.
+    ``hosts`` are those of the ranks.
     """
-    seats = ranks + ranks % 2
+    nodes: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        nodes.setdefault(host, []).append(rank)
+    rails = [
+        [ranks[at] for ranks in nodes.values() if at < len(ranks)]
+        for at in range(max(map(len, nodes.values())))
+    ]
+    for groups in (list(nodes.values()), rails):
+        for turn in range(_MOST_ROUNDS):
+            meetings = [_meetings(ranks, turn) for ranks in groups]
+            if partners := {rank: partner for pairs in meetings for rank, partner in pairs.items()}:
+                yield partners
+
+
+def _meetings(ranks: Sequence[int], turn: int) -> dict[int, int]:
+    """Each pair meets once: the circle method of tournaments. With an odd number one rank pauses."""
+    seats = len(ranks) + len(ranks) % 2
     count = seats - 1
-    for turn in (
-        range(count) if count <= _MOST_ROUNDS else (at * count // _MOST_ROUNDS for at in range(_MOST_ROUNDS))
-    ):
-        circle = [seats - 1, *((turn + at) % count for at in range(count))]
-        both = zip(circle, reversed(circle), strict=True)
-        yield {rank: partner for rank, partner in both if max(rank, partner) < ranks}
+    if turn >= count:
+        return {}
+    shift = turn * max(1, count // _MOST_ROUNDS)
+    circle = [seats - 1, *((shift + at) % count for at in range(count))]
+    both = zip(circle, reversed(circle), strict=True)
+    return {ranks[seat]: ranks[other] for seat, other in both if max(seat, other) < len(ranks)}
 
 
-def _measured_pairs(world: World, busy: list[bool]) -> Iterator[PairResult]:
+def _measured_pairs(world: World, hosts: list[str], busy: list[bool]) -> Iterator[PairResult]:
     """all_reduce with one partner after the other; the lower rank of a pair reports it."""
     import torch
     from torch import distributed
 
     payload = torch.zeros(_SIZES[world.device.type == "cpu"].pair_bytes // 4, device=world.device)
-    for partners in rounds(world.size) if world.size > 1 else ():
+    for partners in rounds(hosts):
         partner = partners.get(world.rank)
         idle = partner is not None and not busy[world.rank] and not busy[partner]
         group = None

@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,8 @@ TESTS = {
     "memory": Test("memory", "GB/s", "memory copies", 0.1),
     "to_gpu": Test("to GPU", "GB/s", "copies from the host to the GPU", 0.2),
     "from_gpu": Test("from GPU", "GB/s", "copies from the GPU to the host", 0.2),
-    "all_reduce": Test("all_reduce", "GB/s", "all_reduces, even with the best partner,", 0.3),
+    "in_node": Test("all_reduce in node", "GB/s", "all_reduces with its best partner in the node", 0.3),
+    "between_nodes": Test("between nodes", "GB/s", "all_reduces with its best partner in another node", 0.3),
     "disk_write": Test("disk write", "GB/s", "disk writes", 0.5),
     "disk_read": Test("disk read", "GB/s", "disk reads", 0.5),
 }
@@ -60,8 +62,8 @@ class DeviceResult:
     def name(self) -> str:
         return device_names([self])
 
-    def rate(self, test: str) -> float | None:
-        return statistics.median(self.rates[test]) if self.rates.get(test) else None
+    def rate(self, test: str) -> float:
+        return statistics.median(self.rates[test])
 
 
 def device_names(devices: Sequence[DeviceResult]) -> str:
@@ -88,9 +90,22 @@ class Results:
 
     def __post_init__(self) -> None:
         """A rank's all_reduce is that with its best partner: a slow partner is not its fault."""
+        rates: dict[tuple[int, str], list[list[float]]] = {}
+        for pair in self.pairs:
+            for rank in pair.ranks:
+                rates.setdefault((rank, self.pair_test(pair)), []).append(pair.rates)
         for device in self.devices:
-            if rates := [pair.rates for pair in self.pairs if device.rank in pair.ranks]:
-                device.rates["all_reduce"] = max(rates, key=statistics.median)
+            for test in ("in_node", "between_nodes"):
+                if of_partners := rates.get((device.rank, test)):
+                    device.rates[test] = max(of_partners, key=statistics.median)
+
+    @cached_property
+    def by_rank(self) -> dict[int, DeviceResult]:
+        return {device.rank: device for device in self.devices}
+
+    def pair_test(self, pair: PairResult) -> str:
+        first, second = (self.by_rank[rank].host for rank in pair.ranks)
+        return "in_node" if first == second else "between_nodes"
 
     def to_json(self) -> dict[str, Any]:
         return {"probe": _FORMAT, **asdict(self)}
