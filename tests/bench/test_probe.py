@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import DATA
+from conftest import DATA, ROOT
 from integration.jobs import PYTHON, needs_torch, run
 from rankscope.bench.probe import gpu_state
 from rankscope.bench.probe.gpu_state import GpuQuery, Sampling, summarised, xids
@@ -92,7 +92,7 @@ def clock_at(device: DeviceResult, clock: float, jitter: float, *reasons: str) -
 
 
 def power_cap(device: DeviceResult) -> None:
-    device.state["power_limit_w"] = 400.0
+    device.state |= {"power_limit_w": 400.0, "power_w": 398.0}
     clock_at(device, 1218, 30, SW_POWER_CAP)
 
 
@@ -320,11 +320,19 @@ def test_the_table_marks_what_is_slow_and_leaves_out_what_nobody_has() -> None:
     text = report_text(results, judge(results))
     (row,) = (line for line in text.splitlines() if line.startswith("3 "))
     assert "*" in row and "400" in row and "SW power cap" in row
-    assert text.count("* slow") == 1 and "CPU share" not in text
+    assert text.count("; * slow") == 1 and "CPU share" not in text
     many = fleet(64)
     power_cap(many.devices[40])
     lines = report_text(many, judge(many)).splitlines()
     assert [line.split()[0] for line in lines[4:6]] == ["40", "median"] and "median of 63 others" in lines[5]
+
+
+def test_the_page_shows_what_is_printed() -> None:
+    results = fleet(8)
+    for device in results.devices:
+        device.host = "node7"
+    power_cap(results.devices[3])
+    assert report_text(results, judge(results)) in (ROOT / "docs" / "probe.md").read_text(encoding="utf-8")
 
 
 @settings(max_examples=30)
@@ -475,6 +483,9 @@ def test_results_of_several_nodes_are_judged_together(
     assert main([*words, "--fail-on", "critical"]) == 0
     assert "the other 11: power cap (400 W" in " ".join(capsys.readouterr().out.split())
     assert main(["probe", str(files[0]), "--baseline", str(files[2]), "--fail-on", "info"]) == 0
+    results.torch, results.devices[0].digest = "2.12", 18
+    files[2].write_text(json.dumps(results.to_json()), encoding="utf-8")
+    assert main([*words, "--fail-on", "critical"]) == 0  # another torch may sum in another order
 
 
 @pytest.mark.parametrize(
@@ -516,7 +527,7 @@ def test_a_device_in_use_is_left_alone(alone: Any, path: Path, monkeypatch: pyte
     results = measure.measure(alone, 0.01, path)
     assert set(results.devices[0].rates) == {"matmul", "memory", "disk_write", "disk_read"}
     assert all(rate > 0 for rates in results.devices[0].rates.values() for rate in rates)
-    assert results.devices[0].repeatable and list(path.iterdir()) == []
+    assert list(path.iterdir()) == []
     nvidia_smi(path, VALUES)
     monkeypatch.setattr(measure, "_selector", lambda device: "GPU-7")
     monkeypatch.setattr(gpu_state, "_LEAST_SAMPLES", 1)

@@ -93,7 +93,7 @@ def judge(results: Results, baseline: Results | None = None) -> list[Verdict]:
             _references(device, test, ranked, before) for device in devices for test in device.rates
         )
         verdicts.append(_all_clear(devices, compared))
-    return sorted(verdicts, key=lambda verdict: SEVERITIES.index(verdict.severity))
+    return sorted(verdicts, key=lambda verdict: (SEVERITIES.index(verdict.severity), not verdict.tests))
 
 
 def _ranked(devices: Devices) -> Ranked:
@@ -186,7 +186,9 @@ def _grouped(remarks: Sequence[Remark]) -> Iterator[Verdict]:
             who = named[0].host if tests[0].startswith("disk") else device_names(named)
             runs = f"run{'s' * (len(named) == 1)} {TESTS[tests[0]].action}"
             text = f"{who} {runs} {slower(worst.slow[0].ratio)} than {worst.slow[0].than}: {worst.cause.evidence}"
-            also = ", ".join(f"{TESTS[short.test].title} ({slower(short.ratio)})" for short in worst.slow[1:])
+            also = ", ".join(
+                f"{TESTS[short.test].action} ({slower(short.ratio)})" for short in worst.slow[1:]
+            )
             text += f". Also slow: {also}" if also else ""
         ranks = tuple(sorted(device.rank for device in named))
         yield Verdict(worst.severity, text, worst.cause.hint, ranks, tests, worst.cause.name)
@@ -284,10 +286,9 @@ def _link_cause(device: DeviceResult, healthy: Devices) -> Cause | None:
 
 
 def _wrong_result(device: DeviceResult, peers: Devices) -> Cause | None:
-    """A CPU's order of summation depends on its threads, so CPUs are not compared with each other."""
     digests = [other.digest for other in peers if other.digest is not None]
     differs = len(digests) > 1 and len(set(digests)) == 1 and device.digest not in (None, digests[0])
-    if device.repeatable and not (differs and device.gpu is not None):
+    if device.repeatable and not differs:
         return None
     than = f"than the other {len(digests)}" if device.repeatable else "each time"
     hint = "Take it out of the job: it may compute wrong results silently. Run dcgmi diag -r 3 on it."

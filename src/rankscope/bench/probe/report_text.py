@@ -12,6 +12,7 @@ from rankscope.bench.probe.results import TESTS, DeviceResult, Results
 from rankscope.text.plain_table import plain_table
 
 _WIDTH = 100
+_UNITS = "matmul in TFLOP/s, the other tests in GB/s; in node, between: all_reduce with the best partner"
 _SHOWN = 16
 """Of more devices only those with a verdict are shown, and the median of the others."""
 
@@ -46,10 +47,10 @@ def _table(devices: Sequence[DeviceResult], verdicts: Sequence[Verdict]) -> str:
     if others:
         medians = [_figure(others, test) for test in TESTS]
         rows.append(["", f"median of {len(others)} others", *medians, *("" for _ in _STATES)])
-    headings = ["rank", "device", *(f"{test.title} {test.unit}" for test in TESTS.values()), *_STATES]
+    headings = ["rank", "device", *(test.title for test in TESTS.values()), *_STATES]
     used = [at for at in range(len(headings)) if any(row[at] for row in rows)]
     table = plain_table([headings[at] for at in used], [[row[at] for at in used] for row in rows], left=2)
-    return table + ("\n* slow" if slow else "")
+    return table + f"\n{_UNITS}{'; * slow' if slow else ''}"
 
 
 def _figure(devices: Sequence[DeviceResult], test: str) -> str:
@@ -65,24 +66,36 @@ def _number(key: str) -> Callable[[dict[str, Any]], str]:
     return lambda state: f"{state[key]:,.0f}" if key in state else ""
 
 
+def _power(state: dict[str, Any]) -> str:
+    limit = f"/{state['power_limit_w']:,.0f}" if "power_limit_w" in state else ""
+    return f"{state['power_w']:,.0f}{limit}" if "power_w" in state else ""
+
+
 def _limits(state: dict[str, Any]) -> str:
     reasons = (reason.removeprefix("throttle: ") for reason in state.get("reasons", {}))
     return ", ".join(reason for reason in reasons if reason != "GPU idle")
 
 
+def _link(state: dict[str, Any]) -> str:
+    return (
+        f"{state['pcie_gen']:.0f} x{state['pcie_width']:.0f}"
+        if "pcie_gen" in state and "pcie_width" in state
+        else ""
+    )
+
+
 def _errors(state: dict[str, Any]) -> str:
-    ecc = [f"ECC {state['ecc_uncorrected']:.0f}"] if "ecc_uncorrected" in state else []
-    return ", ".join([*ecc, *(f"Xid {number}" for number in state["xids"])])
+    ecc = [f"ECC {state['ecc_uncorrected']:.0f}"] if state.get("ecc_uncorrected") else []
+    errors = ", ".join([*ecc, *(f"Xid {number}" for number in state["xids"])])
+    return errors or ("none" if "ecc_uncorrected" in state else "")
 
 
 _STATES: dict[str, Callable[[dict[str, Any]], str]] = {
     "CPU share": lambda state: f"{100 * state['cpu_share']:.0f} %" if "cpu_share" in state else "",
     "SM MHz": _number("sm_clock_mhz"),
-    "power W": _number("power_w"),
-    "limit W": _number("power_limit_w"),
+    "W/limit": _power,
     "°C": _number("temperature_c"),
-    "limited by": _limits,
-    "PCIe gen": _number("pcie_gen"),
-    "PCIe lanes": _number("pcie_width"),
+    "PCIe": _link,
     "errors": _errors,
+    "limited by": _limits,
 }

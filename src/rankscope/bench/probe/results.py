@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,8 +29,8 @@ TESTS = {
     "memory": Test("memory", "GB/s", "memory copies", 0.1),
     "to_gpu": Test("to GPU", "GB/s", "copies from the host to the GPU", 0.2),
     "from_gpu": Test("from GPU", "GB/s", "copies from the GPU to the host", 0.2),
-    "in_node": Test("all_reduce in node", "GB/s", "all_reduces with its best partner in the node", 0.3),
-    "between_nodes": Test("between nodes", "GB/s", "all_reduces with its best partner in another node", 0.3),
+    "in_node": Test("in node", "GB/s", "all_reduces with its best partner in the node", 0.3),
+    "between_nodes": Test("between", "GB/s", "all_reduces with its best partner in another node", 0.3),
     "disk_write": Test("disk write", "GB/s", "disk writes", 0.5),
     "disk_read": Test("disk read", "GB/s", "disk reads", 0.5),
 }
@@ -53,7 +53,7 @@ class DeviceResult:
     sharing: int = 1
     """How many ranks use it."""
     digest: int | None = None
-    """Of the product that all ranks compute."""
+    """Of the product that all GPUs compute; None where it cannot be compared."""
     repeatable: bool = True
     """The product has the same bits each time."""
     notes: list[str] = field(default_factory=list)
@@ -135,4 +135,6 @@ def read_results(paths: Iterable[str]) -> Results:
                 why=f"{type(error).__name__}: {error}",
                 hint="Make one: rankscope probe --json > FILE",
             ) from error
+    if len(software["torch"]) > 1:  # their matmuls may sum in another order
+        devices = [replace(device, digest=None) for device in devices]
     return Results(devices, pairs, ", ".join(software["backend"]), ", ".join(software["torch"]))
