@@ -308,10 +308,15 @@ def test_on_cpus_slow_cores_and_taken_cores_are_two_things() -> None:
     slow_down(results.devices[2], 0.7, "matmul")
     verdicts = {verdict.cause: verdict for verdict in judge(results)}
     assert (verdicts["unknown"].ranks, verdicts["unknown"].severity) == ((2,), "warning")
-    assert (verdicts["contention"].ranks, verdicts["contention"].severity) == ((1,), "info")
+    assert (verdicts["contention"].ranks, verdicts["contention"].severity) == ((1,), "warning")
     assert "rank 2 of node0 runs matmuls 3" in verdicts["unknown"].text
+    for device in results.devices:
+        device.state["cpu_share"] = 0.3
+    (taken, others) = judge(results)
+    assert (taken.severity, taken.ranks, taken.tests) == ("info", (2,), ("matmul",))
+    assert (others.severity, others.ranks, others.cause) == ("info", (0, 1, 3), "contention")
     alone = Results(results.devices[:1], [], "gloo", "2.13")
-    assert judge(alone)[0].text.startswith("nothing to compare with")
+    assert judge(alone)[-1].text.startswith("nothing to compare with")
 
 
 def test_the_table_marks_what_is_slow_and_leaves_out_what_nobody_has() -> None:
@@ -524,17 +529,17 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_a_device_in_use_is_left_alone(alone: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rankscope.bench.probe import measure
 
-    results = measure.measure(alone, 0.01, path)
+    results = measure.measure(alone, alone, 0.01, path)
     assert set(results.devices[0].rates) == {"matmul", "memory", "disk_write", "disk_read"}
     assert all(rate > 0 for rates in results.devices[0].rates.values() for rate in rates)
     assert list(path.iterdir()) == []
     nvidia_smi(path, VALUES)
     monkeypatch.setattr(measure, "_selector", lambda device: "GPU-7")
     monkeypatch.setattr(gpu_state, "_LEAST_SAMPLES", 1)
-    results = measure.measure(alone, 0.01, None)
+    results = measure.measure(alone, alone, 0.01, None)
     assert results.devices[0].rates == {} and judge(results)[-1].cause in ("in use", "")
     nvidia_smi(path, {**VALUES, "utilization.gpu": "0"})
-    (device,) = measure.measure(alone, 0.01, None).devices
+    (device,) = measure.measure(alone, alone, 0.01, None).devices
     assert set(device.rates) == {"matmul", "memory"} and device.state["sm_clock_mhz"] == 900
 
 

@@ -100,20 +100,17 @@ def _rank_words(args: argparse.Namespace) -> list[str]:
 
 
 def _run_rank(args: argparse.Namespace, baseline: Results | None) -> int:
-    """One rank. Only rank 0 prints, also the usage errors that all ranks find."""
+    """One rank. Only rank 0 prints. The ranks meet over their CPUs: a GPU in use is not touched."""
     from rankscope.bench.probe.measure import measure
-    from rankscope.bench.ranks.world import join, leave
+    from rankscope.bench.ranks.world import World, choose_device, run_as_rank
 
-    try:
-        world = join(args.backend, args.device)
-        results = measure(world, args.seconds, None if args.no_disk else Path(args.disk))
-    except UsageError as error:
-        if detect(os.environ).rank == 0:
-            raise
-        return error.exit_code
-    finally:
-        leave()
-    return _show(args, results, baseline) if world.rank == 0 else 0
+    def test(world: World) -> int:
+        device, backend, _ = choose_device(args.backend, args.device, world.identity)
+        folder = None if args.no_disk else Path(args.disk)
+        results = measure(world, world._replace(device=device, backend=backend), args.seconds, folder)
+        return _show(args, results, baseline) if world.rank == 0 else 0
+
+    return run_as_rank("gloo", "cpu", test)
 
 
 def _show(args: argparse.Namespace, results: Results, baseline: Results | None) -> int:

@@ -17,8 +17,8 @@ from rankscope.model import HW_POWER_BRAKE, HW_SLOWDOWN, HW_THERMAL, SW_POWER_CA
 
 OK = "ok"
 SEVERITIES = ("critical", "warning", OK, "info")
-UNSTEADY, UNKNOWN = "unsteady", "unknown"
-"""Causes that name nothing."""
+UNSTEADY, UNKNOWN, CONTENTION = "unsteady", "unknown", "contention"
+"""Causes."""
 
 _OF_DATA_SHEET = {"matmul": 0.7, "memory": 0.85}
 """What devices reach of the data sheet's peak: an H200 0.71 at its power limit (bfloat16, 8192 cubed) and 0.85."""
@@ -157,13 +157,15 @@ def _remarks(
     if slow:
         cause = _cause(device, healthy, slow[0])
         named = cause.name
-        yield Remark(device, "info" if named == UNSTEADY else "warning", cause, slow)
+        yield Remark(device, "info" if named in (UNSTEADY, CONTENTION) else "warning", cause, slow)
     if errors := _errors(device.state):
         hint = f"Reset or exchange it: nvidia-smi -i {device.gpu} -q -d ECC,ROW_REMAPPER"
         yield Remark(device, "warning", Cause("errors", errors, hint))
     for condition in (_clock_cause(device, ()), _link_cause(device, ()), _contention(device)):
         if condition is not None and condition.name not in (named, UNKNOWN):
-            yield Remark(device, "info", condition)
+            # Cores that are taken on all ranks are no difference between them.
+            alone = (_usual(peers, "cpu_share") or 0) > device.state.get("cpu_share", 1) + 1 - _CPU_SHARE
+            yield Remark(device, "warning" if alone else "info", condition)
 
 
 def _grouped(remarks: Sequence[Remark]) -> Iterator[Verdict]:
@@ -200,6 +202,8 @@ def slower(ratio: float) -> str:
 
 
 def _cause(device: DeviceResult, healthy: Devices, slow: Shortfall) -> Cause:
+    if taken := _contention(device):  # others use the caches and the memory too
+        return taken
     if not slow.steady:
         evidence = "the rate varies, which is not enough evidence"
         return Cause(UNSTEADY, evidence, "Repeat the probe for longer: rankscope probe --seconds 20")
@@ -209,12 +213,12 @@ def _cause(device: DeviceResult, healthy: Devices, slow: Shortfall) -> Cause:
         return cause
     if slow.test in ("in_node", "between_nodes"):
         hint = f"Check links and network cards of {device.host}: nvidia-smi nvlink --status, ibstat, ethtool"
-        return _contention(device) or Cause("link", "own link or network card", hint)
+        return Cause("link", "own link or network card", hint)
     if slow.test.startswith("disk"):
         hint = "Check what else uses it, and the mount: mount, iostat -x 1"
         return Cause("disk", f"the disk or file system as {device.host} sees it", hint)
     hint = f"Compare {device.host} with another node: lscpu, cpupower frequency-info, dmidecode -t memory"
-    return Cause(UNKNOWN, "slower cores, or another use of their caches and memory", hint)
+    return Cause(UNKNOWN, "slower cores", hint)
 
 
 def _contention(device: DeviceResult) -> Cause | None:
@@ -222,7 +226,7 @@ def _contention(device: DeviceResult) -> Cause | None:
     if share >= _CPU_SHARE:
         return None
     evidence = f"other processes take the cores (the probe got {100 * share:.0f} % of their time)"
-    return Cause("contention", evidence, f"Look at what else runs on {device.host}: top")
+    return Cause(CONTENTION, evidence, f"Look at what else runs on {device.host}: top")
 
 
 def _usual(devices: Devices, key: str) -> float | None:

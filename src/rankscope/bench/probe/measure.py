@@ -45,23 +45,29 @@ Work = tuple[Callable[[], object], float]
 """One call of a test, and what it does: GB, or 1e12 floating-point operations."""
 
 
-def measure(world: World, seconds: float, folder: Path | None) -> Results:
-    """Run all tests, with the other ranks; ``folder``: where the disk is tested. All ranks get the results of all."""
+def measure(world: World, tested: World, seconds: float, folder: Path | None) -> Results:
+    """Run all tests, with the other ranks. All ranks get the results of all.
+
+    ``world`` is how the ranks meet, over their CPUs. ``tested`` is not joined: it has the device, and the backend for
+    the pairs. ``folder`` is where the disk is tested.
+    """
     import torch
 
-    host = platform.node()
-    query = GpuQuery(_selector(world.device))
+    host, device = platform.node(), tested.device
+    query = GpuQuery(_selector(device))
     idle = summarised([query.sample() for _ in range(3)])
-    number = None if world.device.type == "cpu" else int(idle.get("gpu", world.device.index))
-    result = DeviceResult(world.rank, host, number, world.device_name, state=idle)
+    number = None if device.type == "cpu" else int(idle.get("gpu", device.index))
+    result = DeviceResult(world.rank, host, number, tested.device_name, state=idle)
     result.busy = idle.get("busy_pct", 0.0) >= _BUSY_PCT
     # Also a barrier: nobody works until all have looked.
     everybody = world.gather_json([host, number, result.busy])
     hosts = [other for other, _, _ in everybody]
     result.sharing = everybody.count([host, number, result.busy]) if number is not None else 1
-    _measure_device(world, seconds, query, result)
+    if device.type != "cpu" and not result.busy:
+        getattr(torch, device.type).set_device(device)
+    _measure_device(world, tested, seconds, query, result)
     result.state["xids"] = xids(result.state.get("bus"))
-    pairs = list(_measured_pairs(world, hosts, [busy for _, _, busy in everybody]))
+    pairs = list(_measured_pairs(world, tested, hosts, [busy for _, _, busy in everybody]))
     if folder is not None and hosts.index(host) == world.rank:
         try:
             result.rates |= _disk_rates(folder)
@@ -71,7 +77,7 @@ def measure(world: World, seconds: float, folder: Path | None) -> Results:
     return Results(
         [DeviceResult(**device) for device, _ in gathered],
         [PairResult(**pair) for _, of_rank in gathered for pair in of_rank],
-        world.backend,
+        tested.backend,
         str(torch.__version__),
     )
 
@@ -86,21 +92,23 @@ def _selector(device: Any) -> str | None:
     return f"GPU-{uuid}" if uuid is not None else str(device.index)
 
 
-def _measure_device(world: World, seconds: float, query: GpuQuery, result: DeviceResult) -> None:
+def _measure_device(
+    world: World, tested: World, seconds: float, query: GpuQuery, result: DeviceResult
+) -> None:
     """Fill in the rates and the state under load."""
     for name, prepare in _TESTS.items():
-        if world.device.type == "cpu" and name in ("to_gpu", "from_gpu"):
+        if tested.device.type == "cpu" and name in ("to_gpu", "from_gpu"):
             continue
         work = None
         try:
-            work = None if result.busy else prepare(world.device)
+            work = None if result.busy else prepare(tested.device)
         except RuntimeError as error:  # too little memory is free
             result.notes.append(f"{name} was not measured: {str(error).splitlines()[0]}")
         world.barrier()
         if work is None:
             continue
         try:
-            timing = _timed(work, seconds if name == "matmul" else min(seconds, _COPY_S), world, query)
+            timing = _timed(work, seconds if name == "matmul" else min(seconds, _COPY_S), tested, query)
         except RuntimeError as error:
             raise RankscopeError(
                 f"{name} failed on {result.name}",
@@ -110,8 +118,8 @@ def _measure_device(world: World, seconds: float, query: GpuQuery, result: Devic
         result.rates[name] = timing.rates
         if name == "matmul":
             result.state |= {**summarised(timing.samples), **timing.cpu}
-            if world.device.type != "cpu":  # a CPU's order of summation depends on its threads
-                result.digest, result.repeatable = _checked(world.device)
+            if tested.device.type != "cpu":  # a CPU's order of summation depends on its threads
+                result.digest, result.repeatable = _checked(tested.device)
         elif name == "to_gpu":  # an idle link is slower to save power
             state = summarised(timing.samples)
             result.state |= {key: state[key] for key in ("pcie_gen", "pcie_width") if key in state}
@@ -173,18 +181,18 @@ class Timing(NamedTuple):
     """On a CPU: the share of its cores that this process got."""
 
 
-def _timed(work: Work, seconds: float, world: World, query: GpuQuery) -> Timing:
+def _timed(work: Work, seconds: float, tested: World, query: GpuQuery) -> Timing:
     """Call again and again. On a CPU the rates are by CPU time: how fast the cores are, whoever else uses them."""
     import torch
 
     call, amount = work
-    is_cpu, threads = world.device.type == "cpu", torch.get_num_threads()
+    is_cpu, threads = tested.device.type == "cpu", torch.get_num_threads()
 
     def block(calls: int) -> tuple[float, float]:
         began, cpu_began = time.perf_counter(), time.process_time()
         for _ in range(calls):
             call()
-        world.synchronize()
+        tested.synchronize()
         return time.perf_counter() - began, (time.process_time() - cpu_began) / threads
 
     block(1)
@@ -238,32 +246,33 @@ def _meetings(ranks: Sequence[int], turn: int) -> dict[int, int]:
     return {ranks[seat]: ranks[other] for seat, other in both if max(seat, other) < len(ranks)}
 
 
-def _measured_pairs(world: World, hosts: list[str], busy: list[bool]) -> Iterator[PairResult]:
+def _measured_pairs(world: World, tested: World, hosts: list[str], busy: list[bool]) -> Iterator[PairResult]:
     """all_reduce with one partner after the other; the lower rank of a pair reports it."""
     import torch
     from torch import distributed
 
-    payload = torch.zeros(_SIZES[world.device.type == "cpu"].pair_bytes // 4, device=world.device)
+    values = _SIZES[tested.device.type == "cpu"].pair_bytes // 4
+    payload = None if busy[world.rank] else torch.zeros(values, device=tested.device)
     for partners in rounds(hosts):
         partner = partners.get(world.rank)
-        idle = partner is not None and not busy[world.rank] and not busy[partner]
         group = None
-        if partner is not None and idle:
-            group = distributed.new_group(sorted((world.rank, partner)), use_local_synchronization=True)
+        if payload is not None and partner is not None and not busy[partner]:
+            pair = sorted((world.rank, partner))
+            group = distributed.new_group(pair, backend=tested.backend, use_local_synchronization=True)
             distributed.all_reduce(payload, group=group)
         world.barrier()
-        if group is None:
+        if group is None or payload is None:
             continue
         rates = []
         for _ in range(_PAIR_BLOCKS):
             began = time.perf_counter()
             for _ in range(_PAIR_CALLS):
                 distributed.all_reduce(payload, group=group)
-            world.synchronize()
+            tested.synchronize()
             rates.append(_rounded(_PAIR_CALLS * payload.nbytes / 1e9 / (time.perf_counter() - began)))
         distributed.destroy_process_group(group)
-        if partner is not None and world.rank < partner:
-            yield PairResult([world.rank, partner], rates)
+        if world.rank == pair[0]:
+            yield PairResult(pair, rates)
 
 
 def _disk_rates(folder: Path) -> dict[str, list[float]]:
