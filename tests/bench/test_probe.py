@@ -210,8 +210,9 @@ def test_alone_it_is_compared_with_the_data_sheet_and_the_baseline() -> None:
     )
     assert "slower than in the baseline: SM clock locked" in _with_model(alone, earlier, "NVIDIA Z1")
     assert judge(alone)[0].hint == "Unlock it: nvidia-smi -i 0 -rgc"
-    alone.devices[0].sharing = 2  # then half the rate is what it should have
-    assert slow(judge(alone)) == []
+    for model, sharing in (("NVIDIA H200", 2), ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 1), ("NVIDIA H200", 1)):
+        alone.devices[0].model, alone.devices[0].sharing = model, sharing
+        assert bool(slow(judge(alone))) == (model == "NVIDIA H200" and sharing == 1)
 
 
 def _with_model(alone: Results, earlier: Results, model: str) -> str:

@@ -7,6 +7,7 @@ fastest of the others, of many the upper quartile. That also names the slow half
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ _OF_DATA_SHEET = {"matmul": 0.7, "memory": 0.85}
 """What devices reach of the data sheet's peak: an H200 0.71 at its power limit (bfloat16, 8192 cubed) and 0.85."""
 _DATA_SHEET_LIMIT = 0.2
 """Models differ in what they reach."""
+_OTHER_FORMS = re.compile(r"\bMIG\b|\bNVL\b|AMD")
+"""Parts of a GPU, cards with a lower limit of power than the data sheet is for, and GPUs that reach less of it."""
 _STEADY = 0.75
 """A device is slow if this share of its blocks is slow."""
 _CPU_SHARE = 0.9
@@ -116,13 +119,12 @@ def _references(device: DeviceResult, test: str, ranked: Ranked, before: Ranked)
     if key in before:
         references.append(Reference(statistics.median(before[key]), limit, "in the baseline"))
     sheet = find_device(device.model)
-    if sheet is not None and device.sharing == 1 and test in _OF_DATA_SHEET:
+    usual_form = device.sharing == 1 and not _OTHER_FORMS.search(device.model)
+    if sheet is not None and usual_form and test in _OF_DATA_SHEET:
         peak = {"matmul": sheet.tflops["bfloat16"], "memory": 1e3 * (sheet.bandwidth_tb_s or 0)}[test]
         share = _OF_DATA_SHEET[test]
-        words = (
-            f"usual for {sheet.name} ({100 * share:.0f} % of the data sheet's {peak:,.0f} {TESTS[test].unit})"
-        )
-        references.append(Reference(share * peak, _DATA_SHEET_LIMIT, words))
+        of_sheet = f"{100 * share:.0f} % of the data sheet's {peak:,.0f} {TESTS[test].unit}"
+        references.append(Reference(share * peak, _DATA_SHEET_LIMIT, f"usual for {sheet.name} ({of_sheet})"))
     return references
 
 
@@ -180,19 +182,19 @@ def _grouped(remarks: Sequence[Remark]) -> Iterator[Verdict]:
     for members in groups.values():
         named = [remark.device for remark in members]
         worst = min(members, key=lambda remark: remark.slow[0].ratio if remark.slow else 1.0)
-        text, tests = (
-            f"{device_names(named)}: {worst.cause.evidence}",
+        text = device_names(named)
+        if worst.slow:
+            test, ratio, than, _ = worst.slow[0]
+            text = named[0].host if test.startswith("disk") else text
+            text += f" run{'s' * (len(named) == 1)} {TESTS[test].action} {slower(ratio)} than {than}"
+        text += f": {worst.cause.evidence}"
+        if worst.slow[1:]:
+            also = (f"{TESTS[short.test].action} ({slower(short.ratio)})" for short in worst.slow[1:])
+            text += f". Also slow: {', '.join(also)}"
+        ranks, tests = (
+            tuple(sorted(device.rank for device in named)),
             tuple(short.test for short in worst.slow),
         )
-        if tests:
-            who = named[0].host if tests[0].startswith("disk") else device_names(named)
-            runs = f"run{'s' * (len(named) == 1)} {TESTS[tests[0]].action}"
-            text = f"{who} {runs} {slower(worst.slow[0].ratio)} than {worst.slow[0].than}: {worst.cause.evidence}"
-            also = ", ".join(
-                f"{TESTS[short.test].action} ({slower(short.ratio)})" for short in worst.slow[1:]
-            )
-            text += f". Also slow: {also}" if also else ""
-        ranks = tuple(sorted(device.rank for device in named))
         yield Verdict(worst.severity, text, worst.cause.hint, ranks, tests, worst.cause.name)
 
 
@@ -250,17 +252,15 @@ def _clock_cause(device: DeviceResult, healthy: Devices) -> Cause | None:
     usual_limit = _usual(healthy, "power_limit_w") or state.get("default_power_limit_w", 0)
     if _limited(state, SW_THERMAL, HW_THERMAL):
         evidence = f"thermal slowdown ({state.get('temperature_c', 0):.0f} °C; {clocks})"
-        return Cause(
-            "thermal", evidence, f"Check the cooling of {name}: nvidia-smi -q -d TEMPERATURE,PERFORMANCE"
-        )
+        hint = f"Check the cooling of {name}: nvidia-smi -q -d TEMPERATURE,PERFORMANCE"
+        return Cause("thermal", evidence, hint)
     if _limited(state, HW_SLOWDOWN, HW_POWER_BRAKE):
         hint = f"Check the power supply of {device.host}: nvidia-smi -q -d PERFORMANCE,POWER"
         return Cause("hardware slowdown", f"hardware slowdown or power brake ({clocks})", hint)
-    if limit < 0.97 * usual_limit:
+    if 0 < limit < 0.97 * usual_limit:
         evidence = f"power cap ({limit:,.0f} W instead of {usual_limit:,.0f} W; {clocks})"
-        return Cause(
-            "power cap", evidence, f"Raise the limit: nvidia-smi -i {device.gpu} -pl {usual_limit:.0f}"
-        )
+        hint = f"Raise the limit: nvidia-smi -i {device.gpu} -pl {usual_limit:.0f}"
+        return Cause("power cap", evidence, hint)
     lowest, highest = state.get("sm_clock_range_mhz", (0, 0))
     possible = state.get("highest_sm_clock_mhz", 0)
     if 0 < lowest == highest < (1 - _LOWER_CLOCK) * possible and not _limited(state, SW_POWER_CAP):
@@ -282,9 +282,8 @@ def _link_cause(device: DeviceResult, healthy: Devices) -> Cause | None:
         highest = _usual(healthy, key) or device.state.get(f"highest_{key}")
         if present and highest and present < highest:
             evidence = f"PCIe link {letter}{present:.0f} instead of {letter}{highest:.0f}"
-            return Cause(
-                "PCIe", evidence, f"Check slot, riser and BIOS of {device.name}: nvidia-smi -q -d PCIE"
-            )
+            hint = f"Check slot, riser and BIOS of {device.name}: nvidia-smi -q -d PCIE"
+            return Cause("PCIe", evidence, hint)
     hint = "Bind the rank to the cores next to its GPU (nvidia-smi topo -m), and look for other load on the host."
     return Cause(UNKNOWN, "the PCIe link has its full width and speed", hint)
 
@@ -322,11 +321,9 @@ def _slow_pairs(results: Results, slow_ranks: set[int]) -> Iterator[Verdict]:
             rate = statistics.median(pair.rates)
             text = f"all_reduce between {' and '.join(results.by_rank[rank].name for rank in pair.ranks)} is "
             text += (
-                f"{slower(rate / usual)} than between other pairs ({rate:.3g} GB/s instead of {usual:.3g})"
+                f"{slower(rate / usual)} than between other pairs ({rate:.3g} instead of {usual:.3g} GB/s)"
             )
-            hint = (
-                "Both are fast with other partners: check the link between them (cable, switch port, NVLink)."
-            )
+            hint = "Both are fast with other partners: check cable, switch port or NVLink between them."
             yield Verdict("warning", text, hint, tuple(pair.ranks), (test,), "link")
 
 
