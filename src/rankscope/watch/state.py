@@ -13,6 +13,7 @@ from rankscope.watch.alarms import Alarm
 from rankscope.watch.hang import ENDED, hangs, is_lost, is_over, judged_at, phase_of, without_step_s
 from rankscope.watch.judge import STEPS, excesses, judge, slow_limit, usual_step
 from rankscope.watch.rings import RankRing, read_rings, tables
+from rankscope.watch.roles import role_states
 from rankscope.watch.step_table import StepTable, low_median, middle
 
 WORST = 10
@@ -71,6 +72,7 @@ def _state(
         "memory_bytes": _memory(ranks),
         "alarms": [alarm.to_dict() for alarm in alarms],
         "ranks": ranks,
+        "roles": role_states(rings),
     }
 
 
