@@ -130,7 +130,7 @@ def lines(state: State, width: int = WIDTH) -> list[str]:
     for alarm in state["alarms"]:
         shown += textwrap.wrap(f"{alarm['severity']}: {alarm['text']}", width, subsequent_indent="  ")
         shown += textwrap.wrap(alarm["hint"], width, initial_indent="  → ", subsequent_indent="    ")
-    shown += role_lines(state["roles"], width)
+    shown += [*role_lines(state["roles"]), *textwrap.wrap(state["bottleneck"], width, subsequent_indent="  ")]
     if count := len(state["ranks"]):
         rows = [_row(rank) for rank in worst_ranks(state)]
         headings = ("rank", "node", "phase", "cause", "own work", "step", "ago")

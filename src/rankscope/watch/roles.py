@@ -8,7 +8,6 @@ nothing is evident, and nothing is said.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -138,7 +137,7 @@ def bottleneck(roles: Sequence[dict[str, Any]]) -> str:
     return f"{name} is the bottleneck: {shares}"
 
 
-def role_lines(roles: Sequence[dict[str, Any]], width: int) -> list[str]:
+def role_lines(roles: Sequence[dict[str, Any]]) -> list[str]:
     """For the live view; nothing where a job has one role."""
     if not roles:
         return []
@@ -154,4 +153,4 @@ def role_lines(roles: Sequence[dict[str, Any]], width: int) -> list[str]:
         for role in roles
     ]
     table = plain_table(("role", "ranks", "waits for", "waits", "step time", "step"), rows, left=3)
-    return ["", *table.splitlines(), *textwrap.wrap(bottleneck(roles), width, subsequent_indent="  ")]
+    return ["", *table.splitlines()]

@@ -13,7 +13,7 @@ from rankscope.watch.alarms import Alarm
 from rankscope.watch.hang import ENDED, hangs, is_lost, is_over, judged_at, phase_of, without_step_s
 from rankscope.watch.judge import STEPS, excesses, judge, slow_limit, usual_step
 from rankscope.watch.rings import RankRing, read_rings, tables
-from rankscope.watch.roles import role_states
+from rankscope.watch.roles import bottleneck, role_states
 from rankscope.watch.step_table import StepTable, low_median, middle
 
 WORST = 10
@@ -55,6 +55,7 @@ def _state(
         for number in alarm.ranks:
             by_rank[number]["alarms"].append(alarm.kind)
             by_rank[number]["cause"] = alarm.cause
+    roles = role_states(rings)
     word = "starting" if not rings else "running"
     if rings and is_over(rings, now):
         word = "ended" if all(ring.header.phase == ENDED for ring in rings) else "silent"
@@ -72,7 +73,8 @@ def _state(
         "memory_bytes": _memory(ranks),
         "alarms": [alarm.to_dict() for alarm in alarms],
         "ranks": ranks,
-        "roles": role_states(rings),
+        "roles": roles,
+        "bottleneck": bottleneck(roles),
     }
 
 
