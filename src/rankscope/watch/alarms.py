@@ -31,7 +31,7 @@ COMMUNICATION, OF_MEMORY, UNKNOWN = "communication", "memory", "unknown"
 NEXT_STEP = {
     DATA_LOADING: "Compare the storage and the data loader's workers there: num_workers, prefetch_factor, file sizes.",
     GARBAGE: "Collect at fixed steps on all ranks: gc.disable(), then gc.collect() every N steps; or gc.freeze().",
-    COMPUTE: "Compare clocks and temperature there (nvidia-smi -q -d PERFORMANCE,CLOCK), and the work it is given.",
+    COMPUTE: "Compare the work it is given. With equal work it is the device: rankscope probe, between jobs, tells.",
     HOST: "The host neither computes nor loads data: sleeping, I/O, locks, or its CPU taken by another process.",
     COMMUNICATION: "Check the network: links, other jobs, NCCL_DEBUG=INFO; rankscope bench collectives measures it.",
     OF_MEMORY: "Look for tensors that are kept in lists or logged with their graph; a memory snapshot names them.",

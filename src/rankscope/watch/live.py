@@ -17,6 +17,7 @@ from rankscope.text.plain_table import plain_table
 from rankscope.text.visible_text import visible
 from rankscope.units import format_rounded, shorten_middle
 from rankscope.watch.alarms import Alarm, AlarmBook
+from rankscope.watch.roles import role_lines
 from rankscope.watch.state import (
     FINAL_STATES,
     Explain,
@@ -142,6 +143,7 @@ def lines(state: State, width: int = WIDTH) -> list[str]:
     for alarm in state["alarms"]:
         shown += textwrap.wrap(f"{alarm['severity']}: {alarm['text']}", width, subsequent_indent="  ")
         shown += textwrap.wrap(alarm["hint"], width, initial_indent="  → ", subsequent_indent="    ")
+    shown += [*role_lines(state["roles"]), *textwrap.wrap(state["bottleneck"], width, subsequent_indent="  ")]
     if count := len(state["ranks"]):
         rows = [_row(rank) for rank in worst_ranks(state)]
         headings = ("rank", "node", "phase", "cause", "own work", "step", "ago")

@@ -23,6 +23,7 @@ from rankscope.watch.hang import (
 )
 from rankscope.watch.judge import STEPS, excesses, judge, slow_limit, usual_step
 from rankscope.watch.rings import RankRing, read_rings, tables
+from rankscope.watch.roles import bottleneck, role_states
 from rankscope.watch.step_table import StepTable, low_median, middle
 
 WORST = 10
@@ -75,6 +76,7 @@ def _state(
         for number in alarm.ranks:
             by_rank[number]["alarms"].append(alarm.kind)
             by_rank[number]["cause"] = alarm.cause
+    roles = role_states(rings)
     word = "starting" if not rings else "running"
     if rings and is_over(rings, now):
         word = "ended" if all(ring.header.phase == ENDED for ring in rings) else "silent"
@@ -93,6 +95,8 @@ def _state(
         "memory_bytes": _memory(ranks),
         "alarms": [alarm.to_dict() for alarm in alarms],
         "ranks": ranks,
+        "roles": roles,
+        "bottleneck": bottleneck(roles),
     }
 
 

@@ -6,13 +6,14 @@ The rendezvous address is derived on every rank from the launcher's variables al
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import socket
 import tempfile
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,6 +74,15 @@ class World(NamedTuple):
         torch.distributed.all_gather(parts, mine)
         return [part.cpu() for part in parts]
 
+    def gather_json(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank. torch's own all_gather_object needs numpy."""
+        import torch
+
+        text = json.dumps(value).encode()
+        sizes = [int(size) for size in self.gather(torch.tensor([len(text)]))]
+        padded = torch.tensor(list(text.ljust(max(sizes))), dtype=torch.uint8)
+        return [json.loads(bytes(part.tolist())) for part in self.gather(padded)]
+
 
 def join(backend: str | None, device_type: str | None) -> World:
     """Join the process group of the job, as the launcher's variables describe it."""
@@ -85,13 +95,9 @@ def join(backend: str | None, device_type: str | None) -> World:
             why=f"{identity.source} does not set it.",
             hint="Export RANK, LOCAL_RANK and WORLD_SIZE, or start it with torchrun, mpiexec or srun.",
         )
-    kind = _device_type(device_type)
-    count = 1 if kind == "cpu" else int(getattr(torch, kind).device_count())
-    index = (identity.local_rank or 0) % count
-    device = torch.device(kind) if kind == "cpu" else torch.device(kind, index)
-    if kind != "cpu":
-        getattr(torch, kind).set_device(device)
-    chosen, notes = _backend(backend, kind, shared_device=(identity.local_size or 1) > count)
+    device, chosen, notes = choose_device(backend, device_type, identity)
+    if device.type != "cpu":
+        getattr(torch, device.type).set_device(device)
     arguments: dict[str, Any] = {"rank": identity.rank, "world_size": identity.world_size}
     if identity.world_size == 1:
         arguments["store"] = torch.distributed.HashStore()
@@ -106,6 +112,31 @@ def join(backend: str | None, device_type: str | None) -> World:
             hint="Check that all ranks were started and that MASTER_ADDR can be reached from each.",
         ) from error
     return World(identity.rank, identity.world_size, chosen, device, identity, notes)
+
+
+def choose_device(
+    backend: str | None, device_type: str | None, identity: Identity
+) -> tuple[Any, str, tuple[str, ...]]:
+    """The device of this rank, which is not touched yet, the backend to use with it, and notes for the report."""
+    import torch
+
+    kind = _device_type(device_type)
+    count = 1 if kind == "cpu" else int(getattr(torch, kind).device_count())
+    index = (identity.local_rank or 0) % count
+    device = torch.device(kind) if kind == "cpu" else torch.device(kind, index)
+    return device, *_backend(backend, kind, shared_device=(identity.local_size or 1) > count)
+
+
+def run_as_rank(backend: str | None, device_type: str | None, work: Callable[[World], int]) -> int:
+    """Join, work, leave. Of a usage error that all ranks find, only rank 0 tells."""
+    try:
+        return work(join(backend, device_type))
+    except UsageError as error:
+        if detect(os.environ).rank == 0:
+            raise
+        return error.exit_code
+    finally:
+        leave()
 
 
 def meeting_point(env: Mapping[str, str], identity: Identity) -> str:
@@ -191,7 +222,7 @@ def _device_type(requested: str | None) -> str:
 
 
 def _backend(requested: str | None, kind: str, *, shared_device: bool) -> tuple[str, tuple[str, ...]]:
-    """The backend to use, and notes for the report."""
+    """The backend, and notes."""
     import torch
 
     available = [name for name in BACKENDS if _available(name)]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 
 from rankscope.bench.collectives import DTYPES, KINDS, parse_kinds
 from rankscope.bench.ranks.world import require_torch
-from rankscope.capture.rank import detect
 from rankscope.cli.bench.seqpar import NPROC, WHERE, words_of
 from rankscope.cli.common import positive
 from rankscope.cli.options import add_options
@@ -85,13 +83,13 @@ def _rank_words(args: argparse.Namespace) -> list[str]:
 
 
 def _run_rank(args: argparse.Namespace) -> int:
-    """One rank. Only rank 0 prints, also the usage errors that all ranks find."""
+    """One rank. Only rank 0 prints."""
     from rankscope.bench.collectives import Config, check_results, is_right, report_text, sizes_for, sweep
-    from rankscope.bench.ranks.world import join, leave
+    from rankscope.bench.ranks.world import World, run_as_rank
 
     end = parse_power_bytes(args.end) if args.end is not None else None
-    try:
-        world = join(args.backend, args.device)
+
+    def measure(world: World) -> int:
         config = Config(
             kinds=parse_kinds(args.kinds),
             sizes=sizes_for(world.device.type, parse_power_bytes(args.begin), end, args.factor),
@@ -100,14 +98,11 @@ def _run_rank(args: argparse.Namespace) -> int:
             warmup=args.warmup,
         )
         rows = list(sweep(config, world))
-    except UsageError as error:
-        if detect(os.environ).rank == 0:
-            raise
-        return error.exit_code
-    finally:
-        leave()
-    if world.rank == 0:
-        sys.stdout.write(json.dumps(rows, indent=1) + "\n" if args.json else report_text(rows, config, world))
-        sys.stdout.flush()
-        check_results(rows, world.backend)
-    return 0 if is_right(rows) else 1
+        if world.rank == 0:
+            text = json.dumps(rows, indent=1) + "\n" if args.json else report_text(rows, config, world)
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            check_results(rows, world.backend)
+        return 0 if is_right(rows) else 1
+
+    return run_as_rank(args.backend, args.device, measure)

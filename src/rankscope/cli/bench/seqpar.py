@@ -12,7 +12,6 @@ from pathlib import Path
 from rankscope.bench.ranks.world import BACKENDS, DEVICES, require_torch
 from rankscope.bench.seqpar.config import CPU_SIZES, DEFAULT_CHUNKS, GPU_SIZES, PARTS, PRECISIONS, Config
 from rankscope.bench.seqpar.report_text import report_text
-from rankscope.capture.rank import detect
 from rankscope.cli.common import positive
 from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
@@ -144,14 +143,13 @@ def _config(args: argparse.Namespace, sizes: tuple[int, int]) -> Config:
 
 
 def _run_rank(args: argparse.Namespace) -> int:
-    """One rank. Only rank 0 prints, also the usage errors that all ranks find."""
+    """One rank. Only rank 0 prints."""
     # Keep Kineto's start and stop messages out of the report.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    from rankscope.bench.ranks.world import join, leave
+    from rankscope.bench.ranks.world import World, run_as_rank
     from rankscope.bench.seqpar.measure import default_sizes, measure, profile_iterations, ranged_iteration
 
-    try:
-        world = join(args.backend, args.device)
+    def run_loop(world: World) -> int:
         sizes, notes = default_sizes(world, args.precision)
         if sizes != GPU_SIZES and not (args.sequence and args.hidden):
             on_gpu = f"(on a GPU -s {GPU_SIZES[0]} -d {GPU_SIZES[1]})"
@@ -167,10 +165,6 @@ def _run_rank(args: argparse.Namespace) -> int:
             profile_iterations(config, world, args.output)
         if args.range is not None:
             ranged_iteration(config, world, args.range)
-    except UsageError as error:
-        if detect(os.environ).rank == 0:
-            raise
-        return error.exit_code
-    finally:
-        leave()
-    return 0
+        return 0
+
+    return run_as_rank(args.backend, args.device, run_loop)

@@ -51,10 +51,22 @@ function rankTable(ranks) {
     h("td", {}, `${rank.without_step_s.toFixed(0)} s`))));
 }
 
+/** Nothing where a job has one role. @param {any[]} roles @param {string} bottleneck */
+function roleTable(roles, bottleneck) {
+  if (!roles.length) return [];
+  const heading = h("tr", {}, ...["role", "waits for"].map((name) => h("th", { class: "text" }, name)),
+    ...["waits", "step time", "step"].map((name) => h("th", {}, name)));
+  return [h("table", {}, heading, ...roles.map((role) => h("tr", {},
+    ...[role.role, role.waits_for ?? ""].map((text) => h("td", { class: "text" }, text)),
+    h("td", {}, role.wait_pct === null ? "–" : `${role.wait_pct.toFixed(0)} %`),
+    h("td", {}, role.step_ns === null ? "–" : time(role.step_ns)), h("td", {}, role.last_step)))), h("p", {}, bottleneck)];
+}
+
 /** @param {any} state */
 function draw(state) {
   fill(byId("title"), `${state.run} · ${state.state}`);
   fill(byId("figures"), ...figures(state));
+  fill(byId("roles"), ...roleTable(state.roles, state.bottleneck));
   const times = state.trend_ns;
   fill(byId("trend"), s("svg", { viewBox: `0 0 ${Math.max(times.length, 1) * BAR} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" },
     ...bars(times).map((bar) => s("rect", { x: bar.x, y: HEIGHT - bar.height, width: BAR - 1, height: bar.height, class: bar.long ? "long" : "" },
