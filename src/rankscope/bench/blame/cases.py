@@ -108,7 +108,7 @@ def _of_kind(kind: str, counts: tuple[int, int], size: str, chance: random.Rando
     for number in range(counts[size == "full"]):
         # Each layout in turn, but a large one only now and then: they take most of the time.
         layout = fitting[number % len(fitting)]
-        if Job(**LAYOUTS[layout]).ranks > 32 and chance.random() < 0.5:
+        if Job(**LAYOUTS[layout]).ranks > 32 and chance.random() < 0.8:
             layout = chance.choice([name for name in fitting if Job(**LAYOUTS[name]).ranks <= 32])
         effect = 0.0 if kind in _UNSIZED else effects[number % len(effects)]
         share = effect if kind == "stages" else 100 * effect / (100 + effect)

@@ -25,6 +25,8 @@ from rankscope.errors import StoreError
 BENCHMARK, VERSION = "rankscope-blame", 1
 """The version changes with the bytes of the cases."""
 CASES_FILE, TRUTH_FILE = "cases.json", "truth.json"
+_RESERVED_BYTES = 4 << 30
+"""By the allocator of a rank; its job allocates 3 to 3.5 GiB."""
 _HANDED_OUT = ("task.md", "submission.schema.json")
 
 Entry = dict[str, Any]
@@ -121,7 +123,7 @@ def _files(case: Case, planted: Planted) -> Iterator[tuple[str, Iterable[bytes]]
         return
     for rank, run in enumerate(planted.runs):
         name = f"{file_name(job, rank)}.gz"
-        yield name, RankTrace(job, rank).file(run, name)
+        yield name, RankTrace(job, rank, reserved_bytes=_RESERVED_BYTES).file(run, name)
 
 
 def truth_of(case: Case, planted: Planted) -> Entry:

@@ -73,7 +73,7 @@ def _configure_make(parser: argparse.ArgumentParser) -> None:
 
 
 def _configure_score(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, _SCORE, DIR=Path, FILE=Path, truth=Path, format="table")
+    add_options(parser, _SCORE, dir=Path, file=Path, truth=Path, format="table")
 
 
 def _make(args: argparse.Namespace) -> int:
@@ -108,15 +108,15 @@ def truth_file(folder: Path) -> Path:
 def _score(args: argparse.Namespace) -> int:
     from rankscope.bench.blame.score import marked, parts, read_json, scores
 
-    cases = read_json(args.DIR / "cases.json")
-    truth = read_json(args.truth or truth_file(args.DIR))
+    cases = read_json(args.dir / "cases.json")
+    truth = read_json(args.truth or truth_file(args.dir))
     if cases.get("sha256") != truth.get("sha256"):
         raise UsageError(
-            f"the truth is not that of {args.DIR}",
+            f"the truth is not that of {args.dir}",
             why="Its checksum is another one: another seed, size or version.",
             hint="Give the right one with --truth FILE",
         )
-    tools = dict(marked(path, truth["cases"]) for path in args.FILE)
+    tools = dict(marked(path, truth["cases"]) for path in args.file)
     results = {tool: scores(answers) for tool, answers in tools.items()}
     tables = {
         tool: {
