@@ -1,8 +1,8 @@
-"""TraceLens's answer to a case, in the environment of TraceLens: its multi-rank collective report, sheet straggler_summary.
+"""TraceLens's answer to a case, in its environment: the sheet straggler_summary of its multi-rank collective report.
 
-"The rank with the lowest total_wait_time (and highest times_arrived_last) is the straggler" (build_df_straggler_summary):
-the first row. It names a rank in every run. The share of collectives to which that rank came last is its confidence; the
-cost is what the median of the others waited. Causes are not part of the report.
+"The rank with the lowest total_wait_time (and highest times_arrived_last) is the straggler", says TraceLens
+(build_df_straggler_summary): the first row. It names a rank in every run. The share of collectives to which that rank
+came last is its confidence; the cost is what the median of the others waited. The report has no causes.
 """
 
 from __future__ import annotations

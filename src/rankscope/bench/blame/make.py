@@ -37,15 +37,7 @@ def make(
 ) -> dict[str, Any]:
     """Write the cases below `folder` (None: nowhere), and their truth; returns what cases.json has."""
     if folder is not None:
-        if folder.is_dir() and any(folder.iterdir()):
-            raise StoreError(
-                f"{folder} is not empty",
-                why="The cases of two sets are not mixed.",
-                hint="Choose another folder with -o",
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in _HANDED_OUT:
-            shutil.copyfile(Path(__file__).with_name(name), folder / name)
+        prepare(folder)
     tasks = [(case, folder / case.name if folder else None) for case in cases(seed, size)]
     # The largest first: at the end, no process waits for a run of 256 ranks.
     tasks.sort(key=lambda task: -task[0].job.ranks * task[0].job.batches)
@@ -56,15 +48,39 @@ def make(
             truths.append(truth)
             if number % 20 == 0:
                 say(f"{number} of {len(tasks)} cases")
-    entries.sort(key=lambda entry: str(entry["case"]))
-    truths.sort(key=lambda truth: str(truth["case"]))
-    head = {"benchmark": BENCHMARK, "version": VERSION, "size": size}
-    checksum = _digest(str(entry["sha256"]).encode() for entry in entries)
-    listed = {**head, "sha256": checksum, "cases": entries}
+    return write_lists(folder, truth_file, {"size": size}, {"seed": seed}, entries, truths)
+
+
+def prepare(folder: Path) -> None:
+    """A new folder with the description of the task."""
+    if folder.is_dir() and any(folder.iterdir()):
+        raise StoreError(
+            f"{folder} is not empty",
+            why="The cases of two sets are not mixed.",
+            hint="Choose another folder with -o",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in _HANDED_OUT:
+        shutil.copyfile(Path(__file__).with_name(name), folder / name)
+
+
+def write_lists(
+    folder: Path | None,
+    truth_file: Path,
+    about: Entry,
+    secret: Entry,
+    entries: list[Entry],
+    truths: list[Entry],
+) -> Entry:
+    """Write cases.json, and the truth with what else only it may say; returns what cases.json has."""
+    entries, truths = (sorted(listed, key=lambda entry: str(entry["case"])) for listed in (entries, truths))
+    checksum = hashlib.sha256("".join(str(entry["sha256"]) for entry in entries).encode()).hexdigest()
+    head = {"benchmark": BENCHMARK, "version": VERSION, **about, "sha256": checksum}
+    listed = {**head, "cases": entries}
     if folder is not None:
         _write_json(folder / CASES_FILE, listed)
     truth_file.parent.mkdir(parents=True, exist_ok=True)
-    _write_json(truth_file, {**head, "seed": seed, "sha256": checksum, "cases": truths})
+    _write_json(truth_file, {**head, **secret, "cases": truths})
     return listed
 
 
@@ -75,13 +91,6 @@ def _write_json(path: Path, content: Entry) -> None:
         f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in content.items() if key != "cases"
     )
     path.write_text(f'{{\n{head} "cases": [\n{cases_text}\n ]\n}}\n')
-
-
-def _digest(pieces: Iterable[bytes]) -> str:
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.hexdigest()
 
 
 def _make_case(task: tuple[Case, Path | None]) -> tuple[Entry, Entry]:
