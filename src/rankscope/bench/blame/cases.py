@@ -155,5 +155,5 @@ def _job(kind: str, job: Job, chance: random.Random) -> Job:
     host_bound = chance.random() < 0.1
     if kind != "contention" and not (host_bound and kind not in ("lengths", "stages")):
         return job
-    small = {"forward_ns": 48_000, "bucket_ns": 60_000, "sum_ns": 20_000, "send_ns": 20_000}
+    small: dict[str, Any] = {"forward_ns": 48_000, "bucket_ns": 60_000, "sum_ns": 20_000, "send_ns": 20_000}
     return replace(job, **small, kernels=16 if job.stages == 1 else 8)

@@ -42,13 +42,20 @@ def make(
     # The largest first: at the end, no process waits for a run of 256 ranks.
     tasks.sort(key=lambda task: -task[0].job.ranks * task[0].job.batches)
     entries, truths = [], []
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for number, (entry, truth) in enumerate(pool.map(_make_case, tasks), 1):
-            entries.append(entry)
-            truths.append(truth)
-            if number % 20 == 0:
-                say(f"{number} of {len(tasks)} cases")
+    for number, (entry, truth) in enumerate(_made(tasks, jobs), 1):
+        entries.append(entry)
+        truths.append(truth)
+        if number % 20 == 0:
+            say(f"{number} of {len(tasks)} cases")
     return write_lists(folder, truth_file, {"size": size}, {"seed": seed}, entries, truths)
+
+
+def _made(tasks: list[tuple[Case, Path | None]], jobs: int) -> Iterator[tuple[Entry, Entry]]:
+    if jobs == 1:
+        yield from map(_make_case, tasks)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(_make_case, tasks)
 
 
 def prepare(folder: Path) -> None:

@@ -28,12 +28,12 @@ _BANDS = ((0.0, 2.5), (2.5, 6.0), (6.0, 12.0), (12.0, 25.0), (25.0, math.inf))
 
 
 class Share(NamedTuple):
-    """A figure with its interval; `count` is what it is a share of. None: there was nothing to count."""
+    """A figure with its interval; `of` is how many it is a share of. None: there was nothing to count."""
 
     value: float | None
     low: float = 0.0
     high: float = 0.0
-    count: int = 0
+    of: int = 0
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def wilson(right: int, count: int) -> Share:
     share, square = right / count, _Z * _Z
     middle = (share + square / (2 * count)) / (1 + square / count)
     half = _Z * math.sqrt(share * (1 - share) / count + square / (4 * count * count)) / (1 + square / count)
-    return Share(share, max(0.0, middle - half), min(1.0, middle + half), count)
+    return Share(share, min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half)), count)
 
 
 def f1(answers: Sequence[Marked]) -> float | None:

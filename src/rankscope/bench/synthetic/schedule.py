@@ -57,7 +57,7 @@ def _hiccup_ns(host: Host) -> int:
     job, chance = host.job, random.Random(f"{host.job.seed}/hiccup/{host.rank}/{host.step}")
     if job.measured:
         table = measured_noise()
-        happens = chance.random() < table["hiccup_chance_per_10000"] / 10_000
+        happens = bool(10_000 * chance.random() < table["hiccup_chance_per_10000"])
         return round(1_000 * drawn(table["hiccup_us"], chance.random())) * happens
     return _HICCUP_NS * (chance.random() < job.hiccup_chance)
 

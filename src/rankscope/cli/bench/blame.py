@@ -140,7 +140,7 @@ def _score(args: argparse.Namespace) -> int:
         for table, groups in by.items():
             headings = (f"{tool}: {table}", "cases", *(_COLUMNS[name] for name in _OF_PARTS))
             rows = [
-                (name, str(part["answered"].count), *(_text(part[column], False) for column in _OF_PARTS))
+                (name, str(part["answered"].of), *(_text(part[column], False) for column in _OF_PARTS))
                 for name, part in groups.items()
             ]
             print()
@@ -161,7 +161,7 @@ def _print_table(headings: tuple[str, ...], rows: list[tuple[str, ...]], markdow
 def _text(share: Share, with_interval: bool = True) -> str:
     if share.value is None:
         return "-"
-    interval = f" ({share.low:.2f}-{share.high:.2f})" if with_interval and share.count else ""
+    interval = f" ({share.low:.2f}-{share.high:.2f})" if with_interval and share.of else ""
     return f"{share.value:.2f}{interval}"
 
 
