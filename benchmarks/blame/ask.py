@@ -194,9 +194,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     ask, name = adapter(args.tool, args.python), args.name or args.tool
-    earlier = (
-        json.loads(args.output.read_text()) if args.output.exists() else {"cpu_seconds": 0, "answers": []}
-    )
+    earlier: dict[str, Any] = {"cpu_seconds": 0, "answers": []}
+    if args.output.exists():
+        earlier = json.loads(args.output.read_text())
     answers, asked = earlier["answers"], {answer["case"] for answer in earlier["answers"]}
     for case in sorted(path for path in args.folder.iterdir() if path.is_dir() and args.only in path.name):
         if case.name not in asked:

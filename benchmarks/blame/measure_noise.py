@@ -57,7 +57,9 @@ def launched(path: Path) -> list[list[tuple[float, Event]]]:
         if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
     }
     kernels = [event for event in events if event.get("cat") == "kernel"]
-    timed = [(calls.get(kernel["args"].get("correlation"), kernel["ts"]), kernel) for kernel in kernels]
+    timed = [
+        (float(calls.get(kernel["args"].get("correlation")) or kernel["ts"]), kernel) for kernel in kernels
+    ]
     timed.sort(key=lambda pair: (pair[0], pair[1]["ts"]))
     steps = [[pair for pair in timed if begin <= pair[0] < end] for begin, end in steps_of(events)]
     names = [tuple(kernel["name"] for _, kernel in step) for step in steps]

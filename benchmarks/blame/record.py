@@ -28,8 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "exam"))
 
 from exam_gloo import STEPS, RealCase, record
-from rankscope.bench.blame.make import prepare, write_lists
-from rankscope.bench.blame.planting import CAUSES, LEAST_PCT
+from rankscope.bench.blame.case_set import CAUSES, LEAST_PCT, prepare, write_lists
 
 RANKS = 4
 TWINS = 2

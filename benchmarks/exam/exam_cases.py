@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rankscope.bench.blame import planting
-from rankscope.bench.blame.planting import CAUSES, Planted
+from rankscope.bench.blame.case_set import CAUSES
+from rankscope.bench.blame.planting import Planted
 from rankscope.bench.synthetic.balance import balance
 from rankscope.bench.synthetic.cluster import Job
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from exam_cases import REPORTS
-from rankscope.bench.blame.planting import CAUSES, LEAST_PCT, MOVING
+from rankscope.bench.blame.case_set import CAUSES, LEAST_PCT, MOVING
 
 FLOOR = {
     "precision": 0.98,

@@ -7,29 +7,21 @@ depend on the machine; compressed bytes depend on the library.
 from __future__ import annotations
 
 import hashlib
-import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from rankscope.bench.blame.case_set import CAUSES, LEAST_PCT, MOVING, Entry, prepare, write_lists
 from rankscope.bench.blame.cases import Case, cases
 from rankscope.bench.blame.hang_dumps import dumps
-from rankscope.bench.blame.planting import CAUSES, LEAST_PCT, MOVING, Planted, plant
+from rankscope.bench.blame.planting import Planted, plant
 from rankscope.bench.synthetic.cluster_trace import RankTrace, file_name
 from rankscope.bench.synthetic.trace_files import write_pieces
-from rankscope.errors import StoreError
 
-BENCHMARK, VERSION = "rankscope-blame", 1
-"""The version changes with the bytes of the cases."""
-CASES_FILE, TRUTH_FILE = "cases.json", "truth.json"
 _RESERVED_BYTES = 4 << 30
 """By the allocator of a rank; its job allocates 3 to 3.5 GiB."""
-_HANDED_OUT = ("task.md", "submission.schema.json")
-
-Entry = dict[str, Any]
 
 
 def make(
@@ -56,48 +48,6 @@ def _made(tasks: list[tuple[Case, Path | None]], jobs: int) -> Iterator[tuple[En
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         yield from pool.map(_make_case, tasks)
-
-
-def prepare(folder: Path) -> None:
-    """A new folder with the description of the task."""
-    if folder.is_dir() and any(folder.iterdir()):
-        raise StoreError(
-            f"{folder} is not empty",
-            why="The cases of two sets are not mixed.",
-            hint="Choose another folder with -o",
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in _HANDED_OUT:
-        shutil.copyfile(Path(__file__).with_name(name), folder / name)
-
-
-def write_lists(
-    folder: Path | None,
-    truth_file: Path,
-    about: Entry,
-    secret: Entry,
-    entries: list[Entry],
-    truths: list[Entry],
-) -> Entry:
-    """Write cases.json, and the truth with what else only it may say; returns what cases.json has."""
-    entries, truths = (sorted(listed, key=lambda entry: str(entry["case"])) for listed in (entries, truths))
-    checksum = hashlib.sha256("".join(str(entry["sha256"]) for entry in entries).encode()).hexdigest()
-    head = {"benchmark": BENCHMARK, "version": VERSION, **about, "sha256": checksum}
-    listed = {**head, "cases": entries}
-    if folder is not None:
-        _write_json(folder / CASES_FILE, listed)
-    truth_file.parent.mkdir(parents=True, exist_ok=True)
-    _write_json(truth_file, {**head, **secret, "cases": truths})
-    return listed
-
-
-def _write_json(path: Path, content: Entry) -> None:
-    """One case a line."""
-    cases_text = ",\n".join("  " + json.dumps(case) for case in content["cases"])
-    head = "".join(
-        f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in content.items() if key != "cases"
-    )
-    path.write_text(f'{{\n{head} "cases": [\n{cases_text}\n ]\n}}\n')
 
 
 def _make_case(task: tuple[Case, Path | None]) -> tuple[Entry, Entry]:

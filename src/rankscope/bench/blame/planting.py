@@ -9,32 +9,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
+from rankscope.bench.blame.case_set import MOVING
 from rankscope.bench.synthetic.balance import balance
 from rankscope.bench.synthetic.cluster import Fault, Job, RankRun, simulate, step_ns
 
-CAUSES = {
-    "compute": "compute",
-    "throttle": "compute",
-    "host": "host",
-    "gc": "host",
-    "contention": "host",
-    "checkpoint": "host",
-    "copy": "copy",
-    "dataloader": "dataloader",
-    "link": "link",
-    "node": "compute",
-    "node-host": "host",
-    "expert": "compute",
-    "stages": "stages",
-}
-"""Cause class of each fault that has a culprit and a cost."""
-MOVING = {"moving": "ranks", "lengths": "ranks", "experts": "ranks"}
-"""Imbalance without a culprit, and what has to be balanced."""
 OF_THE_PROGRAM = ("overlap", "fusion", "leak", "hang")
 """Faults that make no rank late."""
 _SIMULATED_AS = {"node": "throttle", "node-host": "host", "expert": "experts"}
-LEAST_PCT = 0.5
-"""A fault that costs less than this share of the step is hidden: naming its rank is neither right nor wrong."""
 
 
 @dataclass(frozen=True)
