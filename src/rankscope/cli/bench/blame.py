@@ -36,7 +36,8 @@ _MAKE = """\
 """
 _SCORE = """\
 DIR  the cases, as `make` wrote them
-FILE ...  answers of tools, as DIR/submission.schema.json says
+FILE ...  answers of tools, as DIR/submission.schema.json says; the parts by effect, layout, fault and ranks are
+    those of the first (json: of all)
 --truth FILE  the truth (default: DIR-truth/truth.json)
 --format {table,json,markdown}  default: table
 """
@@ -136,15 +137,15 @@ def _score(args: argparse.Namespace) -> int:
     )
     rows = [(tool, *(_text(result[name]) for name in _COLUMNS)) for tool, result in results.items()]
     _print_table(("tool", *_COLUMNS.values()), rows, markdown)
-    for tool, by in tables.items():
-        for table, groups in by.items():
-            headings = (f"{tool}: {table}", "cases", *(_COLUMNS[name] for name in _OF_PARTS))
-            rows = [
-                (name, str(part["answered"].of), *(_text(part[column], False) for column in _OF_PARTS))
-                for name, part in groups.items()
-            ]
-            print()
-            _print_table(headings, rows, markdown)
+    tool, by = next(iter(tables.items()))
+    for table, groups in by.items():
+        headings = (f"{tool}: {table}", "cases", *(_COLUMNS[name] for name in _OF_PARTS))
+        rows = [
+            (name, str(part["answered"].of), *(_text(part[column], False) for column in _OF_PARTS))
+            for name, part in groups.items()
+        ]
+        print()
+        _print_table(headings, rows, markdown)
     return 0
 
 
