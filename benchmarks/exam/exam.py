@@ -26,12 +26,12 @@ from exam_cases import LAYOUTS, Case, all_cases, plant
 from exam_gloo import real_cases, record
 from exam_report import write_accuracy
 from exam_score import FROM_PCT, Answer, below_floor, line_of, total
-from hang_dumps import write_dumps
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.analysis.findings import collect
+from rankscope.bench.blame.hang_dumps import write_dumps
 from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.host import usable_cores
 from rankscope.store.ingest import Options

@@ -22,10 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exam_cases import CAUSES, REPORTS, Planted, all_cases, plant
-from hang_dumps import write_dumps
+from exam_cases import REPORTS, all_cases, plant
 from rankscope.agents.small_answers import size_of
 from rankscope.agents.tools import Tools
+from rankscope.bench.blame.case_set import CAUSES
+from rankscope.bench.blame.hang_dumps import write_dumps
+from rankscope.bench.blame.planting import Planted
 from rankscope.bench.synthetic.cluster_trace import write_traces
 from scripted_client import Reply, ask
 

@@ -1,9 +1,7 @@
 """The cases of the exam: simulated jobs with a fault each, of a known cost, and healthy jobs.
 
 A case is described by its name alone ("throttle-10%-dp4tp2-1"): layout, seed, culprit and noise follow from it. The
-size of a fault is found by simulation: the job is run with and without it, and the fault is scaled until the difference
-is the wanted share of the step. That difference is the truth. Of uneven work, the truth is the difference to the
-balanced job (bench/synthetic/balance.py).
+package bench/blame plants its fault.
 
 A third of the cases are held out: their names decide, and their seeds were not looked at while rules were tuned.
 """
@@ -13,28 +11,15 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from rankscope.bench.blame import planting
+from rankscope.bench.blame.case_set import CAUSES
+from rankscope.bench.blame.planting import Planted
 from rankscope.bench.synthetic.balance import balance
-from rankscope.bench.synthetic.cluster import Fault, Job, RankRun, simulate, step_ns
+from rankscope.bench.synthetic.cluster import Job
 
-CAUSES = {
-    "compute": "compute",
-    "throttle": "compute",
-    "host": "host",
-    "gc": "host",
-    "contention": "host",
-    "checkpoint": "host",
-    "copy": "copy",
-    "dataloader": "dataloader",
-    "link": "link",
-    "node": "compute",
-    "node-host": "host",
-    "expert": "compute",
-    "stages": "stages",
-}
-"""Cause class of each fault that has a culprit."""
 REPORTS = {
     "overlap": ("overlap", "collectives"),
     "fusion": ("short_kernels", "idle", "critical"),
@@ -42,8 +27,6 @@ REPORTS = {
     "hang": ("flight_recorder",),
 }
 """Faults that are no straggler: the reports whose finding must come first."""
-MOVING = {"moving": "ranks", "lengths": "ranks", "experts": "ranks"}
-"""Imbalance without a culprit, and what has to be balanced."""
 EFFECTS = (1, 2, 3, 5, 7, 10, 15, 20, 30)
 """Percent of the step."""
 
@@ -113,25 +96,6 @@ class Case:
     @property
     def held_out(self) -> bool:
         return zlib.crc32(self.name.encode()) % 3 == 0
-
-
-@dataclass(frozen=True)
-class Planted:
-    """A case after simulation."""
-
-    job: Job
-    runs: list[RankRun]
-    culprits: tuple[int, ...]
-    """Empty: nobody is to blame."""
-    cost_ns: float
-    """What the fault adds to a step."""
-    step_ns: float
-    balance: dict[str, float] = field(default_factory=dict)
-    """Of uneven work, and of healthy pipelines: the times of a balanced step."""
-
-    @property
-    def effect_pct(self) -> float:
-        return 100 * self.cost_ns / self.step_ns if self.step_ns else 0.0
 
 
 def all_cases(seed: int = 0) -> list[Case]:
@@ -244,56 +208,10 @@ def _periodic() -> Iterator[Case]:
 def plant(case: Case) -> Planted:
     """Simulate a case, with its fault scaled to the wanted effect."""
     job = _job(case)
-    chance = random.Random(case.seed)
-    if case.kind == "healthy":
-        runs = simulate(job)
-        balanced = balance(job) if case.layout in PIPELINES and job.ranks <= 16 else {}
-        return Planted(job, runs, (), 0.0, step_ns(runs), balanced)
-    if case.kind == "stages":
-        return _plant_stages(case, job, chance)
-    healthy_ns = step_ns(simulate(job))
-    if case.kind in REPORTS:
-        return _plant_report(case, job, healthy_ns, chance)
-    kind = {"node": "throttle", "node-host": "host", "expert": "experts"}.get(case.kind, case.kind)
-    planted = []
-    for _ in range(3):  # a bubble of the pipeline can hide what one rank does, not what another does
-        ranks = _culprits(case, job, chance)
-        fault = Fault(kind, ranks, 0, annotated=chance.random() < 0.5, every=case.every)
-        planted.append(_scaled(case, job, fault, healthy_ns))
-        if case.kind in MOVING or planted[-1].effect_pct > 0.8 * case.effect_pct:
-            break
-    return max(planted, key=lambda one: one.effect_pct)
-
-
-def _scaled(case: Case, job: Job, fault: Fault, healthy_ns: float) -> Planted:
-    """The job with this fault, as large as makes the wanted share of the step."""
-    share = case.effect_pct / 100
-    wanted = ns = share / (1 - share) * healthy_ns
-    for _ in range(6):
-        faulty = replace(job, faults=(replace(fault, ns=round(ns)),))
-        runs = simulate(faulty)
-        cost = step_ns(runs) - healthy_ns
-        if abs(cost - wanted) < 0.1 * wanted:
-            break
-        ns = ns + 1.2 * (wanted - cost) if cost < wanted else ns * wanted / cost
-    if case.kind not in MOVING:
-        return Planted(faulty, runs, fault.ranks, cost, step_ns(runs))
-    balanced = balance(faulty)
-    cost = balanced["t_ns"] - balanced[f"{MOVING[case.kind]}_ns"]
-    return Planted(faulty, runs, (), cost, step_ns(runs), balanced)
-
-
-def _plant_stages(case: Case, job: Job, chance: random.Random) -> Planted:
-    """One stage has more layers than the others."""
-    layers, more = {10: (3, 1), 20: (2, 1), 30: (2, 2)}[round(case.effect_pct)]
-    stage = chance.randrange(job.stages)
-    ranks = tuple(rank for rank in range(job.ranks) if job.place(rank)[0] == stage)
-    job = replace(job, layers=layers)
-    fault = Fault("stages", ranks, more * 3 * job.forward_ns * job.batches)
-    faulty = replace(job, faults=(fault,))
-    balanced = balance(faulty)
-    cost = balanced["t_ns"] - balanced["stages_ns"]
-    return Planted(faulty, simulate(faulty), ranks, cost, balanced["t_ns"], balanced)
+    planted = planting.plant(job, case.kind, case.effect_pct, random.Random(case.seed), every=case.every)
+    if case.kind == "healthy" and case.layout in PIPELINES and job.ranks <= 16:
+        return replace(planted, balance=balance(job))
+    return planted
 
 
 def _job(case: Case) -> Job:
@@ -323,31 +241,3 @@ def _job(case: Case) -> Job:
     if case.kind.startswith("node"):
         job = replace(job, ranks_per_node=max(job.ranks // 4, 2))
     return job
-
-
-def _culprits(case: Case, job: Job, chance: random.Random) -> tuple[int, ...]:
-    if case.kind in MOVING:
-        return tuple(range(job.ranks))
-    at_the_start = case.kind not in ("compute", "throttle", "link", "contention")
-    rank = chance.randrange(job.data * job.tensor if at_the_start else job.ranks)  # there, of the first stage
-    if not case.kind.startswith("node"):
-        return (rank,)
-    node = rank // job.ranks_per_node
-    return tuple(range(node * job.ranks_per_node, (node + 1) * job.ranks_per_node))
-
-
-def _plant_report(case: Case, job: Job, healthy_ns: float, chance: random.Random) -> Planted:
-    rank = chance.randrange(job.ranks)
-    if case.kind == "hang":
-        return Planted(job, [], (rank,), 0.0, healthy_ns)
-    faults = {
-        "overlap": Fault("overlap", (), 0),
-        "fusion": Fault("fusion", (), round(1.5 * healthy_ns)),
-        "leak": Fault("leak", (rank,), 64 << 20),
-    }
-    faulty = replace(job, faults=(faults[case.kind],))
-    if case.kind == "overlap":
-        faulty = replace(faulty, bucket_ns=900_000)
-        healthy_ns = step_ns(simulate(faulty.healthy()))
-    runs = simulate(faulty)
-    return Planted(faulty, runs, (), step_ns(runs) - healthy_ns, step_ns(runs))

@@ -4,27 +4,32 @@
 
 All cases of one world size run in the same processes, one after the other: importing torch takes longer than a case.
 Every case is recorded by torch.profiler, eight steps on every rank, in a folder of its own with truth.json: the
-culprit, and how long the planted work took, measured where it ran. There is no GPU, so a large copy counts as compute.
+culprit, and how long the planted work took, measured where it ran. Without a GPU a large copy counts as compute. With
+`device="cuda"` the processes share the first GPU, still over gloo (benchmarks/blame/record.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 STEPS, WARM_UP = 8, 2
-HIDDEN, BATCH, LAYERS = 64, 64, 2
+SIZES = {"cpu": (64, 64, 2), "cuda": (1024, 512, 4)}
+"""Width, batch and layers of the model."""
 EVERY_STEP_S = 0.012
 """Every rank sleeps so long in a step. More ranks than cores would otherwise slow each other down, which is another
 fault than the planted one."""
-LIMIT_S = 240
+LIMIT_S = 440
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,9 @@ class RealCase:
     ranks: int
     culprit: int
     ms: float
+    device: str = "cpu"
+    memory: bool = False
+    """Allocations are recorded."""
 
 
 def real_cases() -> list[RealCase]:
@@ -63,28 +71,27 @@ def real_cases() -> list[RealCase]:
     return found
 
 
-def record(folder: Path, say: Callable[[str], None], wanted: Sequence[str] = ()) -> list[Path]:
-    """Run all cases below a folder; the folders of the cases."""
+def record(
+    folder: Path, say: Callable[[str], None], wanted: Sequence[str] = (), listed: Sequence[RealCase] = ()
+) -> list[Path]:
+    """Run the cases (default: those of the exam) below a folder; the folders of the cases."""
     done = []
-    for ranks in sorted({case.ranks for case in real_cases()}):
-        cases = [
-            case
-            for case in real_cases()
-            if case.ranks == ranks and (not wanted or any(part in case.name for part in wanted))
-        ]
-        if not cases:
-            continue
+    chosen = [
+        case for case in listed or real_cases() if not wanted or any(part in case.name for part in wanted)
+    ]
+    for ranks in sorted({case.ranks for case in chosen}):
+        cases = [case for case in chosen if case.ranks == ranks]
         say(f"{len(cases)} cases with {ranks} gloo processes")
         store = folder / f"rendezvous-{ranks}"
         folder.mkdir(parents=True, exist_ok=True)
         store.unlink(missing_ok=True)
-        names = ",".join(case.name for case in cases)
+        described = json.dumps([asdict(case) for case in cases])
         words = [
             sys.executable,
             str(Path(__file__).resolve()),
             str(folder),
             "--cases",
-            names,
+            described,
             "--store",
             str(store),
         ]
@@ -110,8 +117,8 @@ def record(folder: Path, say: Callable[[str], None], wanted: Sequence[str] = ())
 class _Samples:
     """A data set whose culprit needs longer for a batch."""
 
-    def __init__(self, delay_s: float) -> None:
-        self.delay_s = delay_s
+    def __init__(self, delay_s: float, shape: tuple[int, int]) -> None:
+        self.delay_s, self.shape = delay_s, shape
         self.spent: list[float] = []
 
     def __len__(self) -> int:
@@ -124,7 +131,7 @@ class _Samples:
         if self.delay_s:
             time.sleep(self.delay_s)
         self.spent.append(time.perf_counter() - started)
-        return torch.ones(BATCH, HIDDEN)
+        return torch.ones(self.shape)
 
 
 def _busy(seconds: float) -> None:
@@ -133,22 +140,71 @@ def _busy(seconds: float) -> None:
         pass
 
 
-def _matmuls(seconds: float) -> None:
+def _matmuls(seconds: float, device: str) -> None:
     import torch
 
     end = time.perf_counter() + seconds
-    a = torch.ones(256, 256)
+    size = 256 if device == "cpu" else 2048
+    a = torch.ones(size, size, device=device)
     while time.perf_counter() < end:
         a = torch.mm(a, a) * 0
+        _wait(device)
 
 
-def _copies(seconds: float) -> None:
+def _singular_values(seconds: float, device: str) -> None:
     import torch
 
     end = time.perf_counter() + seconds
-    a, b = torch.ones(1 << 19), torch.empty(1 << 19)
+    while time.perf_counter() < end:
+        torch.linalg.svdvals(torch.ones(96, 96, device=device))
+        _wait(device)
+
+
+def _copies(seconds: float, device: str) -> None:
+    import torch
+
+    end = time.perf_counter() + seconds
+    a, b = torch.ones(1 << 19), torch.empty(1 << 19, device=device)
     while time.perf_counter() < end:
         b.copy_(a)
+        _wait(device)
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+_objects: list[Any] = []
+"""What the garbage collector has to look at."""
+
+
+def _garbage(seconds: float) -> None:
+    if not _objects:
+        gc.freeze()  # torch has so many that they alone take longer
+        _objects.extend({"id": number, "tags": [number]} for number in range(50_000))
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        gc.collect()
+
+
+def _saves(seconds: float) -> None:
+    """A checkpoint, to a disk that needs so long."""
+    with tempfile.TemporaryFile() as file:
+        file.write(b"0" * (1 << 20))
+        os.fsync(file.fileno())
+    time.sleep(seconds)
+
+
+_leaked: list[Any] = []
+
+
+def _leak(megabytes: float, device: str) -> None:
+    import torch
+
+    _leaked.append(torch.ones(int(megabytes * (1 << 18)), device=device))
 
 
 def _annotated_sleep(seconds: float) -> None:
@@ -158,38 +214,51 @@ def _annotated_sleep(seconds: float) -> None:
         time.sleep(seconds)
 
 
-PLANTS: dict[str, Callable[[float, int], None]] = {
-    "nothing": lambda seconds, step: None,
-    "slow data": lambda seconds, step: None,
-    "matmul": lambda seconds, step: _matmuls(seconds),
-    "large copy": lambda seconds, step: _copies(seconds),
-    "sleep": lambda seconds, step: time.sleep(seconds),
-    "annotated sleep": lambda seconds, step: _annotated_sleep(seconds),
-    "collect garbage": lambda seconds, step: _busy(2 * seconds if step % 2 else 0),
-    "checkpoint": lambda seconds, step: time.sleep(3 * seconds if step % 3 == 2 else 0),
+PLANTS: dict[str, Callable[[float, int, str], None]] = {
+    "nothing": lambda seconds, step, device: None,
+    "slow data": lambda seconds, step, device: None,
+    "matmul": lambda seconds, step, device: _matmuls(seconds, device),
+    "moving matmul": lambda seconds, step, device: _matmuls(seconds, device),
+    "singular values": lambda seconds, step, device: _singular_values(seconds, device),
+    "large copy": lambda seconds, step, device: _copies(seconds, device),
+    "sleep": lambda seconds, step, device: time.sleep(seconds),
+    "tokenise": lambda seconds, step, device: _busy(seconds),
+    "annotated sleep": lambda seconds, step, device: _annotated_sleep(seconds),
+    "collect garbage": lambda seconds, step, device: _busy(2 * seconds if step % 2 else 0),
+    "many objects": lambda seconds, step, device: _garbage(2 * seconds if step % 2 else 0),
+    "checkpoint": lambda seconds, step, device: time.sleep(3 * seconds if step % 3 == 2 else 0),
+    "save": lambda seconds, step, device: _saves(3 * seconds) if step % 3 == 2 else None,
+    "leak": lambda seconds, step, device: _leak(1000 * seconds, device),
 }
+"""What the culprit does in a step, for so many seconds on average; of `leak`, a millisecond is a megabyte."""
 
 
 def _train(case: RealCase, rank: int, folder: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    mine = rank == case.culprit
+    mine, moves = rank == case.culprit, case.plant == "moving matmul"
     torch.manual_seed(0)
-    model = torch.nn.Sequential(*(torch.nn.Linear(HIDDEN, HIDDEN) for _ in range(LAYERS)))
+    width, batch_size, layers = SIZES[case.device]
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers))).to(case.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    samples = _Samples(case.ms / 1000 if mine and case.plant == "slow data" else 0.0)
+    delay_s = case.ms / 1000 if mine and case.plant == "slow data" else 0.0
+    samples = _Samples(delay_s, (batch_size, width))
     planted: list[float] = []
+    _leaked.clear()
 
     def steps() -> Iterator[int]:
         loader = torch.utils.data.DataLoader(samples, batch_size=None)
         for step, batch in enumerate(loader):
-            loss = model(batch).square().mean()
+            loss = model(batch.to(case.device)).square().mean()
             loss.backward()
             time.sleep(EVERY_STEP_S)
+            at_fault = mine if not moves else (3 * step + 1) % case.ranks == rank
+            if at_fault:
+                _wait(case.device)
             started = time.perf_counter()
-            if mine and case.ms:
-                PLANTS[case.plant](case.ms / 1000, step)
+            if at_fault and case.ms:
+                PLANTS[case.plant](case.ms / 1000, step, case.device)
             planted.append(time.perf_counter() - started)
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
@@ -201,7 +270,11 @@ def _train(case: RealCase, rank: int, folder: Path) -> None:
     recorded.mkdir(parents=True, exist_ok=True)
     dist.barrier()
     with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU],
+        activities=[
+            torch.profiler.ProfilerActivity.CPU,
+            *([torch.profiler.ProfilerActivity.CUDA] if case.device == "cuda" else []),
+        ],
+        profile_memory=case.memory,
         schedule=torch.profiler.schedule(wait=0, warmup=WARM_UP, active=STEPS, repeat=1),
         on_trace_ready=lambda profiler: profiler.export_chrome_trace(
             str(recorded / f"rank-{rank:05d}-of-{case.ranks:05d}.pt.trace.json.gz")
@@ -211,8 +284,9 @@ def _train(case: RealCase, rank: int, folder: Path) -> None:
             profiler.step()
     if mine:
         spent = samples.spent[WARM_UP:] if case.plant == "slow data" else planted[WARM_UP:]
-        cost = 1e9 * sum(spent) / STEPS if case.ms else 0.0
-        truth = {"culprits": [rank] if case.ms else [], "cost_ns": cost, "kind": case.kind, "name": case.name}
+        cost = 1e6 * case.ms if moves else 1e9 * sum(spent) / STEPS if case.ms else 0.0
+        culprits = [rank] if case.ms and not moves else []
+        truth = {"culprits": culprits, "cost_ns": cost, "kind": case.kind, "name": case.name}
         (recorded / "truth.json").write_text(json.dumps(truth))
 
 
@@ -230,8 +304,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    names = args.cases.split(",")
-    cases = [case for case in real_cases() if case.name in names]
+    cases = [RealCase(**described) for described in json.loads(args.cases)]
     dist.init_process_group(
         "gloo", init_method=f"file://{args.store.resolve()}", rank=args.rank, world_size=cases[0].ranks
     )

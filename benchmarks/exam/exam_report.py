@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from exam_cases import CAUSES
 from exam_score import (
     BALANCE_TOLERANCE,
     COST_TOLERANCE,
@@ -17,6 +16,7 @@ from exam_score import (
     text,
     total,
 )
+from rankscope.bench.blame.case_set import CAUSES
 
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 _BANDS = ((0.5, 1.5), (1.5, 2.5), (2.5, 4.5), (4.5, 8.5), (8.5, 12.5), (12.5, 25.0), (25.0, 101.0))

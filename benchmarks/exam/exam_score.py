@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from exam_cases import CAUSES, MOVING, REPORTS
+from exam_cases import REPORTS
+from rankscope.bench.blame.case_set import CAUSES, LEAST_PCT, MOVING
 
 FLOOR = {
     "precision": 0.98,
@@ -21,8 +22,6 @@ FROM_PCT = 5.0
 FIRST_FROM_PCT = 10.0
 COST_TOLERANCE = 0.10
 BALANCE_TOLERANCE = 0.02
-LEAST_PCT = 0.5
-"""A fault that costs less than this is hidden: naming its rank is neither right nor wrong."""
 
 
 @dataclass(frozen=True)

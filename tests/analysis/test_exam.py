@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from exam import answer
-from exam_cases import CAUSES, LAYOUTS, MOVING, REPORTS, all_cases
+from exam_cases import LAYOUTS, REPORTS, all_cases
 from exam_report import page
 from exam_score import FLOOR, Answer, below_floor, scores, total
+from rankscope.bench.blame.case_set import CAUSES, MOVING
 
 pytestmark = pytest.mark.slow
 

@@ -191,10 +191,10 @@ def test_kernels_that_a_pattern_calls_communication_are_not_own_time(tmp_path: P
     job = Job(data=2, steps=4, layers=2, faults=(Fault("compute", ranks=(1,), ns=3_000_000),))
     write_traces(job, simulate(job), tmp_path)
     names = {}
-    for patterns in ((), ("extra_kernel",)):
+    for patterns in ((), ("reduce_kernel",)):
         run = open_run([tmp_path], comm_patterns=patterns)
         late = lateness(run, Scope())
         assert late is not None
         names[patterns] = late.own_excess[1].mean(), culprits(late).ranks
     assert names[()] == (pytest.approx(3_000_000, rel=0.1), (1,))
-    assert names["extra_kernel",] == (pytest.approx(0, abs=200_000), ())
+    assert names["reduce_kernel",] == (pytest.approx(0, abs=200_000), ())

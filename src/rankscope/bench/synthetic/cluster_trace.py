@@ -233,7 +233,11 @@ class RankTrace:
         """The profiler's last call, the names of processes, threads and streams, and the end of the file."""
         last = segment("tail")
         work = Work(
-            segment=last, host_ns=0, noise=np.ones(1), noise_at=0, pause=end_ns - int(last.increments.max())
+            segment=last,
+            host_ns=0,
+            noise=(np.ones(1), np.ones(1)),
+            noise_at=0,
+            pause=end_ns - int(last.increments.max()),
         )
         self.count += last.events(self.with_stack).total()
         text = self._text("tail", work, self._numbers.of(work)).removesuffix(",\n")

@@ -7,12 +7,14 @@ job with and without a fault differ in the fault alone.
 
 from __future__ import annotations
 
+import json
 import random
 import zlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,11 +36,31 @@ _NOISES = 1 << 14
 Floats = npt.NDArray[np.float64]
 
 
+@cache
+def measured_noise() -> dict[str, Any]:
+    """How durations vary in real jobs; the file says which (benchmarks/blame/measure_noise.py)."""
+    return dict(json.loads(Path(__file__).with_name("measured_noise.json").read_text()))
+
+
+def drawn(quantiles: Sequence[int], chance: float) -> float:
+    """The value below which the share `chance` lies."""
+    below, share = divmod(chance * (len(quantiles) - 1), 1)
+    low, high = quantiles[int(below) : int(below) + 2]
+    return low + share * (high - low)
+
+
 @lru_cache(maxsize=8)
-def _noise(seed: int, percent: float) -> Floats:
-    """Factors around 1; each duration takes the one that its place in the program selects."""
+def _noise(seed: int, percent: float | None) -> tuple[Floats, Floats]:
+    """Factors around 1, of the host and of the GPU. The place of a duration in the program selects its factor."""
     source = random.Random(f"{seed}/noise")
-    return 1 + np.array([source.gauss(0, percent / 100) for _ in range(_NOISES)])
+    if percent is not None:
+        factors = 1 + np.array([source.gauss(0, percent / 100) for _ in range(_NOISES)])
+        return factors, factors
+    tables = (measured_noise()["host_per_10000"], measured_noise()["gpu_per_10000"])
+    host, gpu = (
+        np.array([drawn(table, source.random()) / 10_000 for _ in range(_NOISES)]) for table in tables
+    )
+    return host, gpu
 
 
 class Times(NamedTuple):
@@ -59,7 +81,8 @@ class Work:
     segment: Segment
     host_ns: int
     """When the host begins."""
-    noise: Floats
+    noise: tuple[Floats, Floats]
+    """Of the host and of the GPU."""
     noise_at: int
     blocks: int = 1
     layer: int = 0
@@ -108,13 +131,13 @@ class Work:
     def stream(self) -> int:
         return self.own_stream or self.segment.stream
 
-    def _factors(self, skip: int, count: int) -> Floats:
+    def _factors(self, noise: Floats, skip: int, count: int) -> Floats:
         at = np.arange(self.noise_at + skip * self.blocks, self.noise_at + (skip + count) * self.blocks)
-        return self.noise.take(at, mode="wrap").reshape(self.blocks, count)
+        return noise.take(at, mode="wrap").reshape(self.blocks, count)
 
     def host(self) -> Integers:
         increments = self.segment.increments
-        took = np.rint(increments * self._factors(0, len(increments))).astype(np.int64)
+        took = np.rint(increments * self._factors(self.noise[0], 0, len(increments))).astype(np.int64)
         took[:, self.segment.launches] += self.per_launch
         took[0, self.segment.longest_gap] += self.pause
         return self.host_ns + np.cumsum(took).reshape(took.shape)
@@ -125,7 +148,7 @@ class Work:
         if self.key:
             return np.array([[self.start]]), np.array([[self.end]])
         shortest = self.segment.gpu_ns if self.ns is None else self.ns
-        factors = self._factors(len(self.segment.increments), count) * self.factor
+        factors = self._factors(self.noise[1], len(self.segment.increments), count) * self.factor
         took = np.maximum(np.rint(shortest * factors), 1).astype(np.int64)
         took[0, :1] += self.extra
         # start[i] = max(start[i - 1] + took[i - 1] + gap, launched[i]), unrolled into a running maximum
@@ -179,7 +202,7 @@ class Host:
         self._played: Counter[str] = Counter()
         speed = random.Random(f"{job.seed}/speed/{rank}").gauss(0, job.spread_pct / 100)
         self._gpu_factor = 1 + max(-2 * job.spread_pct / 100, min(speed, 2 * job.spread_pct / 100))
-        self._noise = _noise(job.seed, job.noise_pct)
+        self._noise = _noise(job.seed, None if job.measured else job.noise_pct)
 
     def begin_step(self, step: int) -> None:
         job = self.job
@@ -193,7 +216,7 @@ class Host:
         return f"{self.job.model}.{name}" in recording()
 
     def noisy(self, ns: int, label: str) -> int:
-        return round(ns * float(self._noise[self._place(label)]))
+        return round(ns * float(self._noise[0][self._place(label)]))
 
     def _place(self, label: str) -> int:
         return zlib.crc32(f"{self.rank}/{self.step}/{label}".encode()) % _NOISES
@@ -266,7 +289,7 @@ class Host:
             stage, data, _ = job.place(self.rank)
             nelems[1] = round(nelems[1] * job.routed(stage, self.step)[data])
         key = (axis, group[0], self.step, label)
-        noise = self._noise[zlib.crc32(repr(key).encode()) % _NOISES]
+        noise = self._noise[1][zlib.crc32(repr(key).encode()) % _NOISES]
         ns = round(ns * (1 + abs(float(noise) - 1))) + job.link_delay(axis, group, self.step)
         return [
             self.play(kind, after, on_autograd=on_autograd, ns=ns, axis=axis, key=key, nelems=tuple(nelems))

@@ -146,6 +146,8 @@ class Job(RankGrid):
     data_wait_ns: int = 400_000
     noise_pct: float = 2.0
     """Standard deviation of every duration, of its own length."""
+    measured: bool = False
+    """Durations vary and hosts pause as in recorded jobs (host.measured_noise), not as said here."""
     step_noise_pct: float = 0.0
     """In every step of every rank, all kernels are longer by 0 to this much."""
     leave_ns: int = 3_000
@@ -155,6 +157,10 @@ class Job(RankGrid):
     hiccup_chance: float = 0.0
     """Of a rank in a step: its host loses HICCUP_NS at the begin of the step."""
     ranks_per_node: int = 8
+    node_clocks: bool = False
+    """The ranks of a node share a clock, and all files have the same base time, as torch writes them."""
+    records_memory: bool = False
+    """Allocations are in the trace, as they are where a leak is planted."""
     offset_ns: int = 0
     """Largest clock offset of a rank; one rank has it, and rank 0 has none."""
     drift_ppb: int = 0
@@ -228,22 +234,28 @@ class Job(RankGrid):
     @cached_property
     def clocks(self) -> Sequence[Clock]:
         """By rank. Files have different base times, as of ranks that start at different times: ts alone is not
-        comparable across files."""
+        comparable across files. With `node_clocks` it is, but for the offset of the node."""
         pairs = zip(self._spread(self.offset_ns, "clock"), self._spread(self.drift_ppb, "drift"), strict=True)
         return [
-            Clock(offset_ns=offset, drift_ppb=drift, base_time_ns=_BASE_TIME_NS + rank * 1_000_000_000)
+            Clock(
+                offset_ns=offset,
+                drift_ppb=drift,
+                base_time_ns=_BASE_TIME_NS + (0 if self.node_clocks else rank * 1_000_000_000),
+            )
             for rank, (offset, drift) in enumerate(pairs)
         ]
 
     def _spread(self, largest: int, what: str) -> Sequence[int]:
+        shared_by = self.ranks_per_node if self.node_clocks else 1
+        clocks = -(-self.ranks // shared_by)
         values = [0] + [
-            random.Random(f"{self.seed}/{what}/{rank}").randint(-largest, largest)
-            for rank in range(1, self.ranks)
+            random.Random(f"{self.seed}/{what}/{clock}").randint(-largest, largest)
+            for clock in range(1, clocks)
         ]
-        if self.ranks > 1:
-            peak = max(range(1, self.ranks), key=lambda rank: abs(values[rank]))
+        if clocks > 1:
+            peak = max(range(1, clocks), key=lambda clock: abs(values[clock]))
             values[peak] = largest if values[peak] >= 0 else -largest
-        return values
+        return [values[rank // shared_by] for rank in range(self.ranks)]
 
     def length(self, step: int, batch: int, data: int) -> float:
         """Of a micro-batch, over the mean length."""
@@ -305,7 +317,7 @@ class StepFaults:
         self.kernel_share = self.per_launch = 0.0
         self.short_kernels = self.leaked_bytes = 0
         self.annotated = self.no_overlap = False
-        self.watches_memory = any(fault.kind == "leak" for fault in job.faults)
+        self.watches_memory = job.records_memory or any(fault.kind == "leak" for fault in job.faults)
         for number, fault in enumerate(job.faults):
             chance = random.Random(f"{job.seed}/fault {number}/{step}")
             hit = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from rankscope.bench.synthetic.host import GAP_NS, Host, Work
+from rankscope.bench.synthetic.host import GAP_NS, Host, Work, drawn, measured_noise
 from rankscope.bench.synthetic.pipeline import Pass, blocks, messages
 from rankscope.bench.synthetic.recording import segment
 
@@ -24,8 +24,7 @@ def training_step(host: Host) -> Iterator[bool]:
     whole = host.play("step")
     host.now = start = int(whole.host()[0, -2])
     _allocate(host, _ACTIVATION_BYTES + _MODEL_BYTES * (step == 0))
-    if random.Random(f"{job.seed}/hiccup/{host.rank}/{step}").random() < job.hiccup_chance:
-        host.pause(_HICCUP_NS)
+    host.pause(_hiccup_ns(host))
     host.play("dataloader", pause=host.noisy(job.data_wait_ns, "data") + faults.dataloader)
     host.pause(faults.checkpoint, "save_checkpoint" if faults.annotated else "")
     if not host.has("embedding"):
@@ -52,6 +51,15 @@ def training_step(host: Host) -> Iterator[bool]:
     whole.pause = host.now + _AFTER_STEP_NS - int(whole.host()[0, -1])
     host.now += _AFTER_STEP_NS
     host.run.steps.append((start, host.now))
+
+
+def _hiccup_ns(host: Host) -> int:
+    job, chance = host.job, random.Random(f"{host.job.seed}/hiccup/{host.rank}/{host.step}")
+    if job.measured:
+        table = measured_noise()
+        happens = bool(10_000 * chance.random() < table["hiccup_chance_per_10000"])
+        return round(1_000 * drawn(table["hiccup_us"], chance.random())) * happens
+    return _HICCUP_NS * (chance.random() < job.hiccup_chance)
 
 
 def _passes(host: Host, needed: list[Work], gradients: list[Work], extra: int) -> list[Work]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from rankscope.cli import Parser, Subcommand
-from rankscope.cli.bench import cluster, collectives, seqpar, sweep, synthetic
+from rankscope.cli.bench import blame, cluster, collectives, seqpar, sweep, synthetic
 
 _MODULES = {
     "seqpar": (seqpar, "a sequence-parallel loop on GPUs or CPUs, timed, checked, profiled"),
@@ -13,6 +13,7 @@ _MODULES = {
     "collectives": (collectives, "how fast each collective is at each size, as nccl-tests measures it"),
     "synthetic": (synthetic, "multi-rank traces of any size whose answers are known"),
     "cluster": (cluster, "traces of a simulated job with process groups and faults"),
+    "blame": (blame, "a benchmark of tools: who is to blame for a slow job, why, at what cost"),
 }
 BENCHES = {
     name: Subcommand(summary, module.configure, module.run) for name, (module, summary) in _MODULES.items()

@@ -6,6 +6,7 @@ The missing rank stops before the next collective of each of its groups. Its pee
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,16 @@ _DONE = 12
 
 
 def write_dumps(job: Job, missing: int, folder: Path, leaves_dump: bool = True) -> None:
-    """One dump a rank; a rank that was killed leaves none."""
     folder.mkdir(parents=True, exist_ok=True)
+    for rank, dump in dumps(job, missing, leaves_dump):
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(dump)
+
+
+def dumps(job: Job, missing: int, leaves_dump: bool = True) -> Iterator[tuple[int, bytes]]:
+    """One dump a rank; a rank that was killed leaves none."""
     for rank in range(job.ranks):
         if rank != missing or leaves_dump:
-            dump = pickle.dumps(_dump(job, rank, missing), 2)
-            (folder / f"nccl_trace_rank_{rank}").write_bytes(dump)
+            yield rank, pickle.dumps(_dump(job, rank, missing), 2)
 
 
 def _dump(job: Job, rank: int, missing: int) -> dict[str, Any]:

@@ -1,0 +1,217 @@
+"""Asks a tool about the cases of `rankscope bench blame make`, and writes its answers as a submission.
+
+    python benchmarks/blame/ask.py TOOL DIR -o submission.json [--python PATH] [--only case-01]
+
+TOOL is rankscope, baseline, mcp, hta or tracelens. HTA and TraceLens run in the environment whose Python `--python`
+names (default: that of benchmarks/peers.py, which installs them). Cases that the file has an answer to are not asked
+again. An adapter takes a folder and gives one answer; it
+sees neither the truth nor the other cases. What it cannot answer is `unknown`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).parent
+Answer = dict[str, Any]
+UNKNOWN: Answer = {"who": "unknown"}
+NOBODY: Answer = {"who": "nobody", "ranks": [], "cause": "none"}
+_BLAMING = ("stragglers", "bubbles", "imbalance")
+_SEVERITIES = {"info": 0.3, "warning": 0.6, "critical": 0.9}
+_SURE = 0.5
+_LEAST_WAIT = 0.02
+"""The baseline names nobody where ranks wait less than this share of the step."""
+
+
+# rankscope through its command line
+
+
+def ask_rankscope(folder: Path) -> Answer:
+    """The first finding that blames somebody, at any severity, and what `whatif` says it costs."""
+    with tempfile.TemporaryDirectory() as store:
+        command = [
+            sys.executable,
+            "-m",
+            "rankscope",
+            "stats",
+            str(folder),
+            "-r",
+            "findings",
+            "--format",
+            "json",
+        ]
+        done = subprocess.run([*command, "--cache", store], capture_output=True, text=True, check=False)
+    if done.returncode:
+        return UNKNOWN | {"why": done.stderr[-300:]}
+    return answer_of(json.loads(done.stdout)["findings"])
+
+
+def answer_of(findings: Sequence[Answer]) -> Answer:
+    """The findings of a run as an answer."""
+    hang = next(
+        (each for each in findings if each["report"] in ("flight_recorder", "hang") and each["ranks"]), None
+    )
+    if hang:
+        return _blame("rank", hang, "hang")
+    blaming = [each for each in findings if each["report"] in _BLAMING]
+    late = next((each for each in blaming if each["ranks"]), None)
+    growing = next((each for each in findings if _is_growth(each)), None)
+    if growing and (late is None or late["severity"] == "info"):
+        return _blame("rank", growing, "memory")
+    if late:
+        facts = {fact["quantity"]: fact["value"] for fact in late["facts"]}
+        cause = facts.get("cause") or ("stages" if "stage" in facts else None)
+        who = "stage" if cause == "stages" else "rank" if len(late["ranks"]) == 1 else "node"
+        return _blame(who, late, cause)
+    uneven = next((each for each in blaming if each["report"] != "bubbles"), None)
+    return _blame("nobody", uneven, "uneven") if uneven else NOBODY
+
+
+def _is_growth(finding: Answer) -> bool:
+    return finding["report"] == "memory" and any(
+        fact["quantity"] == "growth_bytes" for fact in finding["facts"]
+    )
+
+
+def _blame(who: str, finding: Answer, cause: str | None) -> Answer:
+    cost = finding["alone_ns"]
+    ranks = [] if who == "nobody" else sorted(finding["ranks"])
+    return {
+        "who": who,
+        "ranks": ranks,
+        "cause": cause,
+        "ms_per_step": None if cost is None else cost / 1e6,
+        "confidence": _SEVERITIES[finding["severity"]],
+        "why": finding["title"],
+    }
+
+
+# The baseline: the rank that spends least time in collectives is the one the others wait for.
+
+
+def ask_baseline(folder: Path) -> Answer:
+    """Without collectives on the GPU, the rank with the longest step."""
+    totals, steps, count = {}, {}, 1
+    for rank, path in traces(folder):
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        spans = [
+            event["dur"]
+            for event in events
+            if event.get("cat") == "user_annotation" and event["name"].startswith("ProfilerStep#")
+        ]
+        steps[rank], count = sum(spans), max(count, len(spans))
+        totals[rank] = sum(
+            event["dur"]
+            for event in events
+            if (event.get("cat") == "kernel" and event["name"].startswith("nccl"))
+            or (event.get("cat") in ("cpu_op", "user_annotation") and event["name"].startswith("gloo:"))
+        )
+    if len(totals) < 2:
+        return UNKNOWN
+    if any(totals.values()):
+        rank = min(totals, key=lambda rank: totals[rank])
+        wait = median(totals.values()) - totals[rank]
+    else:
+        rank = max(steps, key=lambda rank: steps[rank])
+        wait = steps[rank] - median(steps.values())
+    share = wait / max(median(steps.values()), 1.0)
+    sure = min(share, 1.0)
+    if share < _LEAST_WAIT:
+        return {"who": "nobody", "ranks": [], "confidence": sure}
+    return {"who": "rank", "ranks": [rank], "ms_per_step": wait / count / 1000, "confidence": sure}
+
+
+def traces(folder: Path) -> Iterator[tuple[int, Path]]:
+    for path in sorted(folder.glob("rank-*.json.gz")):
+        yield int(path.name.split("-")[1]), path
+
+
+# Peers, in their own environments: the script there gets the folder and prints its answer.
+
+
+def ask_peer(name: str, python: Path) -> Callable[[Path], Answer]:
+    """A process for each case, so that its CPU time is counted as rankscope's is."""
+
+    def ask(folder: Path) -> Answer:
+        done = subprocess.run(
+            [str(python), str(HERE / f"ask_{name}.py"), str(folder.resolve())],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return (
+            dict(json.loads(done.stdout)) if done.returncode == 0 else UNKNOWN | {"why": done.stderr[-300:]}
+        )
+
+    return ask
+
+
+def adapter(tool: str, python: Path | None) -> Callable[[Path], Answer]:
+    if tool == "rankscope":
+        return ask_rankscope
+    if tool == "baseline":
+        return ask_baseline
+    if tool == "mcp":
+        from ask_mcp import ask_mcp
+
+        return ask_mcp
+    if python is None:
+        sys.path.insert(0, str(HERE.parent))
+        from peers import PYTHON_PEERS
+
+        python = PYTHON_PEERS[{"hta": "HTA", "tracelens": "TraceLens"}[tool]].python
+    return ask_peer(tool, python)
+
+
+def cpu_seconds() -> float:
+    """Of this process and the children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def write(path: Path, tool: str, cpu_s: float, answers: Sequence[Answer]) -> None:
+    path.write_text(json.dumps({"tool": tool, "cpu_seconds": cpu_s, "answers": answers}, indent=1) + "\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("tool", choices=("rankscope", "baseline", "mcp", "hta", "tracelens"))
+    parser.add_argument("folder", type=Path, help="the cases")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--python", type=Path, help="of the environment of HTA or TraceLens")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--name", help="of the tool, with its version (default: TOOL)")
+    parser.add_argument(
+        "--sure", type=Path, metavar="FILE", help="write also: nobody is named at a confidence below 0.5"
+    )
+    args = parser.parse_args(argv)
+    ask, name = adapter(args.tool, args.python), args.name or args.tool
+    earlier: dict[str, Any] = {"cpu_seconds": 0, "answers": []}
+    if args.output.exists():
+        earlier = json.loads(args.output.read_text())
+    answers, asked = earlier["answers"], {answer["case"] for answer in earlier["answers"]}
+    for case in sorted(path for path in args.folder.iterdir() if path.is_dir() and args.only in path.name):
+        if case.name not in asked:
+            answers.append({"case": case.name, **ask(case)})
+            cpu_s = round(earlier["cpu_seconds"] + cpu_seconds(), 1)
+            write(args.output, name, cpu_s, answers)
+            print(json.dumps(answers[-1]), file=sys.stderr, flush=True)
+    if args.sure:
+        cpu_s = json.loads(args.output.read_text())["cpu_seconds"]
+        sure = [
+            answer if answer.get("confidence", 1) >= _SURE else {**answer, **NOBODY} for answer in answers
+        ]
+        write(args.sure, f"{name}, warnings", cpu_s, sure)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

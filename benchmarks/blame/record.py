@@ -1,0 +1,122 @@
+"""Records real cases for the benchmark of blame: four processes over gloo, ten faults and two healthy twins of each.
+
+    python benchmarks/blame/record.py DIR                  # on CPUs
+    python benchmarks/blame/record.py DIR --device cuda    # four processes that share a GPU
+
+DIR has the same form as that of `rankscope bench blame make`, DIR-truth has the truth: the culprit, and how long the
+planted work took, measured where it ran. One after the other in the same processes, some two minutes in all on a calm
+machine with a core for each process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import random
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "exam"))
+
+from exam_gloo import STEPS, RealCase, record
+from rankscope.bench.blame.case_set import CAUSES, LEAST_PCT, prepare, write_lists
+
+RANKS = 4
+TWINS = 2
+PLANTED = (
+    ("compute", "matmul", 6.0),
+    ("compute", "singular values", 12.0),
+    ("host", "sleep", 3.0),
+    ("host", "tokenise", 8.0),
+    ("gc", "many objects", 8.0),
+    ("checkpoint", "save", 10.0),
+    ("dataloader", "slow data", 6.0),
+    ("copy", "large copy", 8.0),
+    ("moving", "moving matmul", 12.0),
+    ("leak", "leak", 16.0),
+)
+"""Kind, what runs, and ms in a step on average; of the leak, MB."""
+_STEP = re.compile(rb'"ProfilerStep#\d+".*?"dur": ?([0-9.]+)', re.DOTALL)
+
+
+def real_cases(device: str, seed: int) -> list[RealCase]:
+    """In an order that does not tell the fault."""
+    chance = random.Random(seed)
+    cases = []
+    for kind, plant, ms in PLANTED:
+        culprit = chance.randrange(RANKS)
+        cases.append(RealCase("", kind, plant, RANKS, culprit, ms, device, True))
+        cases += [RealCase("", "healthy", "nothing", RANKS, 0, 0.0, device, True)] * TWINS
+    chance.shuffle(cases)
+    return [replace(case, name=f"case-{number:03d}") for number, case in enumerate(cases, 1)]
+
+
+def truth_of(case: RealCase, recorded: dict[str, Any], step_ms: float) -> dict[str, Any]:
+    """In the form of the simulated cases."""
+    sized = case.kind in CAUSES or case.kind == "moving"
+    cost_ms = recorded["cost_ns"] / 1e6
+    cause = {"moving": "uneven", "leak": "memory", "healthy": "none"}.get(case.kind) or CAUSES[case.kind]
+    if cause == "copy" and case.device == "cpu":
+        cause = "compute"  # there it is an op as any other
+    return {
+        "case": case.name,
+        "fault": case.kind,
+        "layout": f"gloo-{case.device}",
+        "ranks_of_job": case.ranks,
+        "who": "rank" if recorded["culprits"] else "nobody",
+        "ranks": recorded["culprits"],
+        "cause": cause,
+        "ms_per_step": round(cost_ms, 6) if sized else None,
+        "step_ms": round(step_ms, 6),
+        "effect_pct": round(100 * cost_ms / max(step_ms - cost_ms, 1e-3), 3) if sized else None,
+        "hidden": sized and 100 * cost_ms < LEAST_PCT * step_ms,
+        "real": True,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--seed", type=int, default=0, help="selects the culprits and the order")
+    args = parser.parse_args(argv)
+    prepare(args.folder)
+    cases = {case.name: case for case in real_cases(args.device, args.seed)}
+    entries, truths = [], []
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = record(Path(scratch), print, listed=list(cases.values()))
+        if len(folders) < len(cases):
+            print(f"{len(cases) - len(folders)} cases were not recorded:")
+            print("".join(path.read_text()[-2000:] for path in Path(scratch).glob("messages-*.txt")))
+        for source in folders:
+            truth = json.loads((source / "truth.json").read_text())
+            digest, steps = hashlib.sha256(), []
+            target = args.folder / source.name
+            target.mkdir()
+            for path in sorted(source.glob("rank-*.json.gz")):
+                text = gzip.decompress(path.read_bytes())
+                digest.update(path.name.encode() + text)
+                steps += [float(dur) / 1000 for dur in _STEP.findall(text)]
+                shutil.copyfile(path, target / path.name)
+            entries.append(
+                {"case": source.name, "ranks": RANKS, "steps": STEPS, "sha256": digest.hexdigest()}
+            )
+            truths.append(truth_of(cases[source.name], truth, fmean(steps) if steps else 0.0))
+    truth_file = args.folder.with_name(f"{args.folder.name}-truth") / "truth.json"
+    about = {"size": f"real {args.device}"}
+    listed = write_lists(args.folder, truth_file, about, {"seed": args.seed}, entries, truths)
+    print(f"Wrote {len(entries)} cases to {args.folder} and {truth_file}; sha256 {listed['sha256']}")
+    return 0 if len(entries) == len(cases) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
