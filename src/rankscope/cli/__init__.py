@@ -28,7 +28,7 @@ COMMANDS = {
     "import-wrapper": "a bash wrapper around nsys or ncu, as a profile command",
     "job": "the same as a batch job: a script for PBS, Slurm, Kubernetes",
     "watch": "a running job: step time, the slowest ranks and why, alarms",
-    "probe": "is a device slow, or its work: short tests on every GPU, compared",
+    "probe": "short tests on every GPU: is a device slow, or its work",
     "capture": "record the next steps of a running job, on all its ranks",
     "ncu": "profile the costliest kernels of a run with Nsight Compute",
     "ingest": "read raw traces into a store (the other commands do it too)",
