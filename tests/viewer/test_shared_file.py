@@ -128,7 +128,7 @@ def test_the_file_opens_from_a_disk_with_the_same_keys(exported: Path, offline: 
     assert "Compared with" in offline.panel()
     offline.press("]")
     offline.until("window.rankscope.store.view.slice.rank === 2")
-    tabs = {"events": "slow_extra", "area": "On the device", "flame": "aten::mm", "ops": "aten"}
+    tabs = {"events": "slow_extra", "area": "On the device", "flame": "aten::mm", "ops": "copy_"}
     for tab, text in tabs.items():
         page.click(f"#tab-{tab}")
         offline.until(f"document.querySelector('#panel').textContent.includes({text!r})")
