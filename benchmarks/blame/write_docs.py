@@ -30,7 +30,8 @@ def results(folder: Path, submissions: Sequence[Path]) -> str:
     about = (
         f"Seed {truth['seed']}, size {truth['size']}, version {truth['version']}, sha256 `{truth['sha256']}`."
     )
-    return f"{about} CPU time for all answers: {seconds}.\n\n{done.stdout}"
+    spent = f" CPU time for all answers: {seconds}." if seconds else ""
+    return f"{about}{spent}\n\n{done.stdout}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
