@@ -3,8 +3,9 @@
     torchrun --nproc-per-node 4 ordinary_job.py FAULT [--healthy] [--steps 30] [--cores 0,1,2,3]
 
 FAULT is a key of FAULTS or WATCHED; `--healthy` runs the same job without the fault, its twin. Every rank has one
-thread and, with `--cores`, one core. `--onset N` plants the fault in step N, and `--habits` adds what ordinary jobs do all
-the time: rank 0 evaluates after every 40th step, all ranks save after every 70th, and the lengths of the samples vary.
+thread and, with `--cores`, one core. `--onset N` plants the fault in step N, and `--habits` adds what ordinary jobs do
+all the time: rank 0 evaluates after every 40th step, all ranks save after every 70th, and the lengths of the
+samples vary.
 """
 
 from __future__ import annotations
