@@ -27,6 +27,7 @@ from rankscope.watch.alarms import (
     SLOWDOWN,
     SPIKE,
 )
+from rankscope.watch.judge import SPIKE_NS
 from rankscope.watch.step_table import Numbers, StepTable
 
 BEGAN_UNIX_NS = 1_790_000_000_000_000_000
@@ -161,7 +162,9 @@ def random_fault(job: Job, kind: str, random: np.random.Generator, row: int) -> 
         DATA: (everybody, 0.4, 1.0),
         MEMORY: ((int(random.integers(job.ranks)),), 0.0015, 0.01),
     }[kind]
-    return Fault(kind, cause, ranks, row, float(random.uniform(low, high)))
+    if kind == SPIKE:
+        low = max(low, 1.2 * SPIKE_NS / (0.8 * job.step_ns))
+    return Fault(kind, cause, ranks, row, float(random.uniform(low, max(low, high))))
 
 
 def records(table: StepTable, rank: int) -> NDArray[np.int64]:

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from rankscope.text.plain_table import plain_table
-from rankscope.watch.alarms import SLOW_NODE, Alarm, AlarmBook
-from rankscope.watch.judge import STEPS, judge
+from rankscope.watch.alarms import SLOW_NODE, Alarm
+from rankscope.watch.judge import StepWatcher
 from rankscope.watch.rings import RECENT
 from rankscope.watch.state import read_state
 from rankscope.watch.step_table import StepTable
@@ -31,11 +31,11 @@ _PLANTED_AT = 120
 
 def watched(table: StepTable, every: int, first: int = _FIRST) -> list[Alarm]:
     """The alarms that a watcher raises that looks every so many steps."""
-    book = AlarmBook()
-    found = []
+    watcher = StepWatcher()
+    raised = []
     for end in range(first, len(table.steps) + 1, every):
-        found += book.new(judge(table.rows(slice(max(end - RECENT, 0), end)), max(every, STEPS)))
-    return found
+        raised += watcher.look(table.rows(slice(max(end - RECENT, 0), end)))
+    return raised
 
 
 def healthy_alarms(steps: int, every: int, seed: int) -> tuple[int, list[Alarm]]:

@@ -14,9 +14,9 @@ from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Re
 from rankscope.analysis.core.scope import Scope
 from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run
-from rankscope.watch.alarms import Alarm, utc
+from rankscope.watch.alarms import Alarm, Episode, utc
 from rankscope.watch.hang import hangs, judged_at, phase_of
-from rankscope.watch.judge import PastAlarm, alarms_over
+from rankscope.watch.judge import alarms_over
 from rankscope.watch.rings import RankRing, read_whole, tables
 from rankscope.watch.step_table import StepTable, low_median, middle
 
@@ -114,7 +114,7 @@ def _number(name: str, value: float) -> float | None:
     return round(value) if name.endswith(("_ns", "_bytes")) else value
 
 
-def _past(past: PastAlarm) -> Finding:
+def _past(past: Episode) -> Finding:
     is_over = not past.is_open and past.alarm.since_step != past.last_step
     return _finding(past.alarm, f"It was last seen at step {past.last_step}." if is_over else "")
 

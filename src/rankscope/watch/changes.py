@@ -1,0 +1,171 @@
+"""What has changed in numbers of steps and ranks, and which ranks are outliers: arrays in, rows and columns out.
+
+docs/definitions.md has the formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.watch.step_table import TO_SIGMA, Numbers, low_median, middle, sigma
+
+STEPS = 10
+"""k: steps that a slow rank is judged by."""
+_LATEST = (STEPS, 20, 40)
+"""Steps by which a rank that has become slower is judged: smaller changes need more of them."""
+LEAST_BEFORE = 20
+"""Steps that a change is judged against."""
+SLOW_SHARE = 0.05
+"""Of the step time: a rank that loses less is not slow."""
+STANDARD_ERRORS = 10.0
+"""More than independent noise needs, for which 6 are exceeded once in 10^9 tests: on busy hosts it lasts some steps."""
+OF_A_MEDIAN = 1.2533
+"""The standard error of a median is that of a mean times sqrt(pi / 2)."""
+SPREADS = 3.5
+"""An outlier among the ranks: so many standard deviations of their medians."""
+RECURRING_STEPS = 24
+"""Steps in which work that comes every few steps is looked for."""
+_PERIODS = (2, 3, 4, 5, 6)
+_HITS = 4
+"""Long steps at one distance that are no coincidence."""
+_IRREGULAR_HITS = 8
+"""Long steps at no distance that are none."""
+_HIT_SHARE = 0.15
+_HIT_SIGMAS = 6.0
+"""What makes a step long: of the usual step, and of the noise."""
+_MORE_OFTEN = 3.0
+"""Times: a change of what a job does every few steps."""
+
+
+def excesses_of(work_ns: Numbers) -> Numbers:
+    """NaN where fewer than half of the steps are known."""
+    medians = low_median(work_ns - low_median(work_ns, 1)[:, None])
+    return np.where(np.isfinite(work_ns).sum(axis=0) > len(work_ns) / 2, medians, np.nan)
+
+
+def limit_of(work_ns: Numbers, step_ns: float) -> float:
+    error = OF_A_MEDIAN * _noise(work_ns) / float(np.sqrt(STEPS))
+    return max(SLOW_SHARE * step_ns, STANDARD_ERRORS * error, SPREADS * _spread(excesses_of(work_ns)))
+
+
+def _noise(work_ns: Numbers) -> float:
+    """The standard deviation, from step to step, of what one rank takes longer than the others."""
+    ranks = work_ns.shape[1]
+    center = (low_median(work_ns, 1) - low_median(-work_ns, 1)) / 2  # the median, also of two
+    off = work_ns - center[:, None]
+    # A rank is part of the center, which therefore follows it.
+    return sigma(off - low_median(off)) * float(ranks / (ranks - 1))
+
+
+def _spread(excess: Numbers) -> float:
+    """Between ranks or nodes, as a standard deviation. Of three or more, half being slow is no outlier."""
+    off = np.sort(np.abs(excess - middle(excess)))
+    off = off[np.isfinite(off)]
+    return TO_SIGMA * float(off[len(off) // 2 if len(off) > 2 else 0]) if len(off) else float("nan")
+
+
+class Recurring(NamedTuple):
+    """Work that comes every few steps."""
+
+    every: int
+    """0 where the distance differs."""
+    begin: int
+    """The row of the first one."""
+
+
+def outliers(work_ns: Numbers, step_ns: float, before: int) -> dict[int, Recurring | None]:
+    """Columns that are slow all the time or have become slower, and those that work longer every few steps."""
+    if work_ns.shape[1] < 2:
+        return {}
+    latest = work_ns[-STEPS:]
+    excess = excesses_of(latest)
+    slow = excess > limit_of(latest, step_ns)
+    off = work_ns - low_median(work_ns, 1)[:, None]
+    for steps in _LATEST:
+        slow |= _became_slow(off, steps, step_ns, before) & (excess > 0)
+    long = off[-RECURRING_STEPS:] - low_median(off) > _HIT_SHARE * step_ns
+    candidates = np.flatnonzero(~slow & (long.sum(axis=0) >= _HITS)).tolist()
+    recurring = {column: find_recurring(off[:, column], step_ns, before) for column in candidates}
+    lasting: dict[int, Recurring | None] = dict.fromkeys(np.flatnonzero(slow).tolist())
+    return lasting | {column: work for column, work in recurring.items() if work}
+
+
+def rows_before(rows: int, latest: int, before: int) -> int | None:
+    """The rows that a change in the latest ones is judged against; None where there are too few."""
+    return before or (rows - latest if rows - latest >= LEAST_BEFORE else None)
+
+
+def _became_slow(off: Numbers, steps: int, step_ns: float, before: int) -> NDArray[np.bool_]:
+    """Columns that have more than they had before, compared with what the others have more."""
+    count = off.shape[1]
+    split = rows_before(len(off), steps, before)
+    if split is None or len(off) - split < steps:
+        return np.zeros(count, dtype=bool)
+    earlier, latest = off[:split], off[-steps:]
+    usual = low_median(earlier)
+    change = np.minimum(low_median(latest), low_median(off[-STEPS:])) - usual
+    noise = max(sigma(earlier - usual), sigma(latest - low_median(latest))) * count / (count - 1)
+    error = OF_A_MEDIAN * noise * float(np.sqrt(1 / steps + 1 / split))
+    least = max(SLOW_SHARE * step_ns, STANDARD_ERRORS * error)
+    slow: NDArray[np.bool_] = change > least
+    # A rank that is compared is not part of the spread: of four, it would be half of what makes it an outlier.
+    for column in np.flatnonzero(slow).tolist():
+        slow[column] = change[column] > SPREADS * _spread(np.delete(change, column))
+    return slow
+
+
+def find_recurring(values: Numbers, step_ns: float, before: int) -> Recurring | None:
+    """Whether there is more every few steps than there was."""
+    rows = len(values)
+    split = rows_before(rows, RECURRING_STEPS, before)
+    if split is None:
+        return None
+    usual = middle(values[:split])
+    more = np.nan_to_num(values - usual)
+    long = more > max(_HIT_SHARE * step_ns, _HIT_SIGMAS * sigma(values[:split] - usual))
+    hits = np.flatnonzero(long[split:]) + split
+    latest = hits[hits >= rows - RECURRING_STEPS]
+    often = len(latest) / RECURRING_STEPS
+    if len(latest) < _HITS or long[:split].mean() > often / _MORE_OFTEN:
+        return None
+    if more[latest[0] :].mean() < SLOW_SHARE * step_ns:
+        return None
+    last = int(hits[-1])
+    for every in _PERIODS:
+        chain = long[last - (_HITS - 1) * every : last + 1]
+        if rows - last <= every + 1 and chain[::every].all() and chain.sum() <= _HITS + 1:
+            return Recurring(every, int(hits[0]))
+    return Recurring(0, int(hits[0])) if len(latest) >= _IRREGULAR_HITS else None
+
+
+def began(values: Numbers, level: float) -> int:
+    """The row from which `values` are at `level` and not at 0: where the sum of what they exceed half the level by is
+    lowest."""
+    half = abs(level) / 2
+    steps = np.nan_to_num(np.clip(values * np.sign(level) - half, -half, half))
+    sums = np.concatenate([[0.0], np.cumsum(steps)])
+    return min(int(np.argmin(sums)), len(values) - 1)
+
+
+def began_lately(values: Numbers, before: int) -> int:
+    """The row from which they are at the level of the latest ones and not at that of the first ones."""
+    level = middle(values[-STEPS:])
+    if not before:
+        begin = began(values, level)
+        before = begin if begin >= LEAST_BEFORE else 0
+    usual = middle(values[:before]) if before else 0.0
+    return began(values - usual, level - usual)
+
+
+def gained(values: Numbers, begin: int, average: Callable[[Numbers], float]) -> float:
+    """Their average from a row on, beyond that of the rows before it, where there are enough."""
+    return average(values[begin:]) - (average(values[:begin]) if begin >= LEAST_BEFORE else 0.0)
+
+
+def mean_of(values: Numbers) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else float("nan")
