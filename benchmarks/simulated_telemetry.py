@@ -157,7 +157,7 @@ def random_fault(job: Job, kind: str, random: np.random.Generator, row: int) -> 
     ranks, low, high = {
         SLOW_RANK: ((int(random.integers(job.ranks)),), 0.15, 0.5),
         SLOW_NODE: (tuple(range(node, min(node + job.per_node, job.ranks))), 0.15, 0.5),
-        SPIKE: ((int(random.integers(job.ranks)),), 2.5, 8.0),
+        SPIKE: ((int(random.integers(1, job.ranks)),), 2.5, 8.0),  # rank 0 may evaluate
         SLOWDOWN: (everybody, 0.2, 0.6),
         DATA: (everybody, 0.4, 1.0),
         MEMORY: ((int(random.integers(job.ranks)),), 0.0015, 0.01),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from rankscope.viewer.session import Session
 
 if TYPE_CHECKING:
     from rankscope.viewer.growing import GrowingPicture
+    from rankscope.watch.state import JobWatcher
 
 _ROUTES = {
     "run": ("run_map", "run_info"),
@@ -224,11 +226,23 @@ def routes_of(session: Session) -> dict[str, Route]:
     return {**routes, "share": shared}
 
 
+_watching = threading.Lock()
+
+
+@lru_cache(1)
+def _watcher(run: Path) -> JobWatcher:
+    """It remembers since when an alarm is open."""
+    from rankscope.watch.state import JobWatcher
+
+    return JobWatcher(run)
+
+
 def _watch(run: Path) -> Answer:
     """The state of `rankscope watch`, with the ranks to look at first instead of all of them."""
-    from rankscope.watch.state import like_the_median, read_state, worst_ranks
+    from rankscope.watch.state import like_the_median, worst_ranks
 
-    state, _ = read_state(run)
+    with _watching:
+        state, _ = _watcher(run).look()
     shown = {
         "ranks": worst_ranks(state, _WATCHED_RANKS),
         "count": len(state["ranks"]),

@@ -147,7 +147,7 @@ class AlarmBook:
             if index is not None:
                 before = self.episodes[index].alarm
                 self.episodes[index] = Episode(_continued(before, alarm), alarm.step, alarm.kind != SPIKE)
-            elif alarm.kind != SPIKE or not self._recurs(alarm.since_step or 0):
+            elif alarm.kind != SPIKE or not self._is_habit(alarm):
                 new.append(alarm)
                 self.episodes.append(Episode(alarm, alarm.step, alarm.kind != SPIKE))
         return new
@@ -176,11 +176,15 @@ class AlarmBook:
                 return index if alarm.step - episode.last_step <= _FORGOTTEN_AFTER else None
         return None
 
-    def _recurs(self, step: int) -> bool:
-        """Whether long steps come at one distance: checkpoints, evaluations."""
-        regular = any(2 * earlier - step in self._spikes for earlier in self._spikes if earlier != step)
+    def _is_habit(self, spike: Alarm) -> bool:
+        """Whether long steps come at one distance: checkpoints, evaluations. It is rank 0 that does these for all, so
+        its first two are taken for them."""
+        step = spike.since_step or 0
+        regular = any(
+            {2 * earlier - step + off for off in (-1, 0, 1)} & self._spikes for earlier in self._spikes
+        )
         self._spikes.add(step)
-        return regular
+        return regular or (spike.ranks == (0,) and len(self._spikes) < 3)
 
 
 def _continued(before: Alarm, now: Alarm) -> Alarm:

@@ -27,6 +27,8 @@ OF_A_MEDIAN = 1.2533
 """The standard error of a median is that of a mean times sqrt(pi / 2)."""
 SPREADS = 3.5
 """An outlier among the ranks: so many standard deviations of their medians."""
+_CHANGED = 0.25
+"""Of an excess: if less of it is new, it is an old one."""
 RECURRING_STEPS = 24
 """Steps in which work that comes every few steps is looked for."""
 _PERIODS = (2, 3, 4, 5, 6)
@@ -88,7 +90,10 @@ def outliers(work_ns: Numbers, step_ns: float, before: int) -> dict[int, Recurri
     for steps in _LATEST:
         slow |= _became_slow(off, steps, step_ns, before) & (excess > 0)
     long = off[-RECURRING_STEPS:] - low_median(off) > _HIT_SHARE * step_ns
-    candidates = np.flatnonzero(~slow & (long.sum(axis=0) >= _HITS)).tolist()
+    hits = long.sum(axis=0)
+    # Where half of them have long steps, they take turns.
+    alone = 2 * (hits >= _HITS // 2).sum() < len(hits) or len(hits) == 2
+    candidates = np.flatnonzero(~slow & (hits >= _HITS) & alone).tolist()
     recurring = {column: find_recurring(off[:, column], step_ns, before) for column in candidates}
     lasting: dict[int, Recurring | None] = dict.fromkeys(np.flatnonzero(slow).tolist())
     return lasting | {column: work for column, work in recurring.items() if work}
@@ -152,13 +157,13 @@ def began(values: Numbers, level: float) -> int:
 
 
 def began_lately(values: Numbers, before: int) -> int:
-    """The row from which they are at the level of the latest ones and not at that of the first ones."""
+    """The row from which they are at the level of the latest ones, and not at 0 or at that of the first ones."""
     level = middle(values[-STEPS:])
-    if not before:
-        begin = began(values, level)
-        before = begin if begin >= LEAST_BEFORE else 0
-    usual = middle(values[:before]) if before else 0.0
-    return began(values - usual, level - usual)
+    split = rows_before(len(values), _LATEST[-1], before) or rows_before(len(values), STEPS, before)
+    usual = middle(values[:split]) if split else 0.0
+    if level - usual > _CHANGED * level:
+        return began(values - usual, level - usual)
+    return began(values, level)
 
 
 def gained(values: Numbers, begin: int, average: Callable[[Numbers], float]) -> float:

@@ -438,18 +438,18 @@ class StepWatcher:
     def __init__(self) -> None:
         self.book = AlarmBook()
         self._before: StepTable | None = None
-        self._judged_step = -1
+        self.judged_step = -1
 
     def look(self, table: StepTable) -> list[Alarm]:
         """The alarms that are new, of the last steps."""
-        fresh = max(STEPS, int((table.steps > self._judged_step).sum())) if self._judged_step >= 0 else STEPS
-        self._judged_step = int(table.steps[-1])
+        fresh = max(STEPS, int((table.steps > self.judged_step).sum())) if self.judged_step >= 0 else STEPS
+        self.judged_step = int(table.steps[-1])
         judged = table
         if self._before is not None and np.array_equal(self._before.ranks, table.ranks):
             first = int(np.searchsorted(table.steps, self._before.steps[-1], side="right"))
             judged = table.rows(slice(first, None)).after(self._before)
         new = self.book.new(judge(judged, fresh))
-        self.book.close(self._judged_step)
+        self.book.close(self.judged_step)
         lasting = [alarm for alarm in self.book.open if alarm.kind in (SLOW_RANK, SLOW_NODE, SLOWDOWN)]
         since = min((alarm.since_step or 0 for alarm in lasting), default=None)
         if since is None:
@@ -468,7 +468,7 @@ class StepWatcher:
         every = max(STEPS, -(-count // looks))
         for end in reversed(range(count, 0, -every)):
             self.look(table.rows(slice(max(end - RECENT, 0), end)))
-        lately = self._judged_step - STEPS
+        lately = self.judged_step - STEPS
         return [each.alarm for each in self.book.episodes if each.is_open or each.last_step > lately]
 
 

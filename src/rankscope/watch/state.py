@@ -42,7 +42,7 @@ class JobWatcher:
         new: list[Alarm] = []
         for table in step_tables:
             watcher = self._roles.get(table.role)
-            if watcher is None:
+            if watcher is None or table.steps[-1] < watcher.judged_step:  # the job began anew
                 watcher = self._roles[table.role] = StepWatcher()
                 new += watcher.catch_up(table)
             else:
