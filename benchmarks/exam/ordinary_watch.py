@@ -44,6 +44,7 @@ from rankscope.watch.alarms import (
     OF_MEMORY,
     SLOW_RANK,
     SLOWDOWN,
+    SPIKE,
 )
 from rankscope.watch.rings import read_whole, tables
 from rankscope.watch.step_table import StepTable
@@ -176,7 +177,11 @@ def outcome(folder: Path, onset: int, every: int = 1) -> Outcome:
         return next((each for each in alarms if each.step >= onset and each.names(name)), None)
 
     def is_false(alarm: Raised) -> bool:
-        return healthy or alarm.step < onset or not alarm.names(name)
+        """A single long step that names the rank at fault is no false alarm, nor does it name the fault."""
+        if healthy or alarm.step < onset:
+            return True
+        planted = {**FAULTS, **WATCHED}[name].ranks
+        return not alarm.names(name) and not (alarm.kind == SPIKE and alarm.ranks == planted)
 
     named, said = (None, None) if healthy else (first(again), first(live))
     false = [f"step {each.step}: {each.text}" for each in again if is_false(each)]

@@ -131,7 +131,7 @@ class AlarmBook:
     def __init__(self) -> None:
         self.episodes: list[Episode] = []
         """In the order in which they were raised."""
-        self._spikes: set[int] = set()
+        self._spikes: dict[tuple[int, ...], set[int]] = {}
 
     @property
     def open(self) -> list[Alarm]:
@@ -179,12 +179,10 @@ class AlarmBook:
     def _is_habit(self, spike: Alarm) -> bool:
         """Whether long steps come at one distance: checkpoints, evaluations. It is rank 0 that does these for all, so
         its first two are taken for them."""
-        step = spike.since_step or 0
-        regular = any(
-            {2 * earlier - step + off for off in (-1, 0, 1)} & self._spikes for earlier in self._spikes
-        )
-        self._spikes.add(step)
-        return regular or (spike.ranks == (0,) and len(self._spikes) < 3)
+        step, earlier = spike.since_step or 0, self._spikes.setdefault(spike.ranks, set())
+        regular = any({2 * other - step + off for off in (-1, 0, 1)} & earlier for other in earlier)
+        earlier.add(step)
+        return regular or (spike.ranks == (0,) and len(earlier) < 3)
 
 
 def _continued(before: Alarm, now: Alarm) -> Alarm:

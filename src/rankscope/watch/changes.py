@@ -5,7 +5,7 @@ docs/definitions.md has the formulas.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +27,8 @@ OF_A_MEDIAN = 1.2533
 """The standard error of a median is that of a mean times sqrt(pi / 2)."""
 SPREADS = 3.5
 """An outlier among the ranks: so many standard deviations of their medians."""
+_SHOWS_IN_WORK = 0.2
+"""Of the growth of a part: what own work has grown by at least."""
 _CHANGED = 0.25
 """Of an excess: if less of it is new, it is an old one."""
 RECURRING_STEPS = 24
@@ -79,24 +81,56 @@ class Recurring(NamedTuple):
     """The row of the first one."""
 
 
-def outliers(work_ns: Numbers, step_ns: float, before: int) -> dict[int, Recurring | None]:
-    """Columns that are slow all the time or have become slower, and those that work longer every few steps."""
+class Evidence(NamedTuple):
+    """By which figure a rank or node is slow."""
+
+    field: str
+    recurring: Recurring | None
+    """None where it is slow in every step."""
+
+
+def outliers(figures: Mapping[str, Numbers], step_ns: float, before: int) -> dict[int, Evidence]:
+    """Columns that are slow all the time or have become slower, and those that work longer every few steps.
+
+    The first figure is own work. The others are parts of it that vary less on a busy host: they count where own work
+    has grown too.
+    """
+    (first, work_ns), *_ = figures.items()
     if work_ns.shape[1] < 2:
         return {}
     latest = work_ns[-STEPS:]
     excess = excesses_of(latest)
     slow = excess > limit_of(latest, step_ns)
-    off = work_ns - low_median(work_ns, 1)[:, None]
+    evidence = {column: Evidence(first, None) for column in np.flatnonzero(slow).tolist()}
+    offsets = {field: values - low_median(values, 1)[:, None] for field, values in figures.items()}
     for steps in _LATEST:
-        slow |= _became_slow(off, steps, step_ns, before) & (excess > 0)
-    long = off[-RECURRING_STEPS:] - low_median(off) > _HIT_SHARE * step_ns
-    hits = long.sum(axis=0)
+        grown = _growth(offsets[first], steps, before)
+        for field, off in offsets.items():
+            growth = _growth(off, steps, before)
+            with_work = (grown > _SHOWS_IN_WORK * growth) & (excess > 0)
+            for column in np.flatnonzero(
+                with_work & _is_outlier(growth, off, steps, step_ns, before)
+            ).tolist():
+                evidence.setdefault(column, Evidence(field, None))
+    for field, off in offsets.items():
+        for column, recurring in _recurring_columns(off, step_ns, before):
+            evidence.setdefault(column, Evidence(field, recurring))
+    return evidence
+
+
+def _recurring_columns(off: Numbers, step_ns: float, before: int) -> Iterator[tuple[int, Recurring]]:
+    split = rows_before(len(off), RECURRING_STEPS, before)
+    if split is None:
+        return
+    usual = low_median(off[:split])
+    limit = max(_HIT_SHARE * step_ns, _HIT_SIGMAS * sigma(off[:split] - usual))
+    hits = (off[-RECURRING_STEPS:] - usual > limit).sum(axis=0)
     # Where half of them have long steps, they take turns.
-    alone = 2 * (hits >= _HITS // 2).sum() < len(hits) or len(hits) == 2
-    candidates = np.flatnonzero(~slow & (hits >= _HITS) & alone).tolist()
-    recurring = {column: find_recurring(off[:, column], step_ns, before) for column in candidates}
-    lasting: dict[int, Recurring | None] = dict.fromkeys(np.flatnonzero(slow).tolist())
-    return lasting | {column: work for column, work in recurring.items() if work}
+    if len(hits) > 2 and 2 * (hits >= _HITS // 2).sum() >= len(hits):
+        return
+    for column in np.flatnonzero(hits >= _HITS).tolist():
+        if recurring := find_recurring(off[:, column], step_ns, before):
+            yield column, recurring
 
 
 def rows_before(rows: int, latest: int, before: int) -> int | None:
@@ -104,22 +138,27 @@ def rows_before(rows: int, latest: int, before: int) -> int | None:
     return before or (rows - latest if rows - latest >= LEAST_BEFORE else None)
 
 
-def _became_slow(off: Numbers, steps: int, step_ns: float, before: int) -> NDArray[np.bool_]:
-    """Columns that have more than they had before, compared with what the others have more."""
-    count = off.shape[1]
+def _growth(off: Numbers, steps: int, before: int) -> Numbers:
+    """What each column has more than before, in the last steps and still in the last k; NaN where that is not known."""
     split = rows_before(len(off), steps, before)
     if split is None or len(off) - split < steps:
-        return np.zeros(count, dtype=bool)
+        return np.full(off.shape[1], np.nan)
+    return np.minimum(low_median(off[-steps:]), low_median(off[-STEPS:])) - low_median(off[:split])
+
+
+def _is_outlier(growth: Numbers, off: Numbers, steps: int, step_ns: float, before: int) -> NDArray[np.bool_]:
+    """Columns that have grown more than their noise and the others."""
+    split = rows_before(len(off), steps, before)
+    slow: NDArray[np.bool_] = growth > SLOW_SHARE * step_ns
+    if split is None or not slow.any():
+        return slow
     earlier, latest = off[:split], off[-steps:]
-    usual = low_median(earlier)
-    change = np.minimum(low_median(latest), low_median(off[-STEPS:])) - usual
-    noise = max(sigma(earlier - usual), sigma(latest - low_median(latest))) * count / (count - 1)
-    error = OF_A_MEDIAN * noise * float(np.sqrt(1 / steps + 1 / split))
-    least = max(SLOW_SHARE * step_ns, STANDARD_ERRORS * error)
-    slow: NDArray[np.bool_] = change > least
+    noise = max(sigma(earlier - low_median(earlier)), sigma(latest - low_median(latest)))
+    error = OF_A_MEDIAN * noise * len(growth) / (len(growth) - 1) * float(np.sqrt(1 / steps + 1 / split))
+    slow &= growth > STANDARD_ERRORS * error
     # A rank that is compared is not part of the spread: of four, it would be half of what makes it an outlier.
     for column in np.flatnonzero(slow).tolist():
-        slow[column] = change[column] > SPREADS * _spread(np.delete(change, column))
+        slow[column] = growth[column] > SPREADS * _spread(np.delete(growth, column))
     return slow
 
 

@@ -41,7 +41,7 @@ from rankscope.watch.changes import (
     SLOW_SHARE,
     STANDARD_ERRORS,
     STEPS,
-    Recurring,
+    Evidence,
     began,
     began_lately,
     excesses_of,
@@ -82,6 +82,7 @@ _BLOCKS = 5
 _STEADY = 0.3
 """Of the mean growth from block to block: the least growth that counts as steady."""
 _STAIRS = 4
+"""Blocks in which memory that only grows does so."""
 _HIGHEST_STAIR = 0.6
 """Of the whole growth: a single large allocation is not a leak."""
 _LEAST_LOOKS, _MOST_LOOKS, _MOST_LOOKS_OF_ALL = 4, 100, 6000
@@ -140,36 +141,44 @@ def slow_limit(table: StepTable) -> float:
 def slow_ranks(table: StepTable) -> list[Alarm]:
     """Nodes, and ranks of other nodes, whose own work takes longer than that of the median, step after step or every
     few steps."""
-    work_ns, step_ns = table["own_ns"], usual_step(table)
+    figures, step_ns = {field: table[field] for field in _witnesses(table)}, usual_step(table)
     nodes: dict[str, list[int]] = {}
     for column, node in enumerate(table.nodes):
         nodes.setdefault(node, []).append(column)
-    of_nodes = np.stack([low_median(work_ns[:, columns], 1) for columns in nodes.values()], axis=1)
-    of_node = dict(zip(nodes, range(len(nodes)), strict=True))
-    slow_nodes = outliers(of_nodes, step_ns, table.before)
-    slow = {
-        name: nodes[name] for name, index in of_node.items() if index in slow_nodes and len(nodes[name]) > 1
+    names = list(nodes)
+    by_node = {
+        field: np.stack([low_median(values[:, columns], 1) for columns in nodes.values()], axis=1)
+        for field, values in figures.items()
     }
-    inside = {column for columns in slow.values() for column in columns}
+    slow = {
+        names[index]: evidence
+        for index, evidence in outliers(by_node, step_ns, table.before).items()
+        if len(nodes[names[index]]) > 1
+    }
+    inside = {column for name in slow for column in nodes[name]}
     rest = [column for column in range(len(table.ranks)) if column not in inside]
-    slow_ranks = outliers(work_ns[:, rest], step_ns, table.before)
-    flagged = {rest[index]: recurring for index, recurring in slow_ranks.items()}
+    by_rank = {field: values[:, rest] for field, values in figures.items()}
+    flagged = {rest[index]: evidence for index, evidence in outliers(by_rank, step_ns, table.before).items()}
     peers = [column for column in rest if column not in flagged]
-    alarms = [_slow(table, columns, peers, slow_nodes[of_node[name]], name) for name, columns in slow.items()]
-    return alarms + [_slow(table, [column], peers, recurring) for column, recurring in flagged.items()]
+    alarms = [_slow(table, nodes[name], peers, evidence, name) for name, evidence in slow.items()]
+    return alarms + [_slow(table, [column], peers, evidence) for column, evidence in flagged.items()]
+
+
+def _witnesses(table: StepTable) -> tuple[str, ...]:
+    """The figures that ranks are compared by. With a GPU, the host may spin while it waits: that is CPU time, and no
+    work."""
+    on_gpu = bool(np.isfinite(table["device_ns"][-STEPS:]).any())
+    return ("own_ns", "data_ns") if on_gpu else ("own_ns", "data_ns", "cpu_ns")
 
 
 def _slow(
-    table: StepTable,
-    columns: Sequence[int],
-    peers: Sequence[int],
-    recurring: Recurring | None,
-    node: str = "",
+    table: StepTable, columns: Sequence[int], peers: Sequence[int], evidence: Evidence, node: str = ""
 ) -> Alarm:
-    lost = _more(table["own_ns"], columns, peers)
+    lost, recurring = _more(table[evidence.field], columns, peers), evidence.recurring
     begin = recurring.begin if recurring else began_lately(lost, table.before)
     average = mean_of if recurring else middle
-    per_step = gained(lost, begin, average)
+    own_work = gained(_more(table["own_ns"], columns, peers), begin, average)
+    per_step = own_work if own_work > SLOW_SHARE * usual_step(table) else gained(lost, begin, average)
     cause = _cause(table, columns, peers, begin, per_step, average)
     share = per_step / usual_step(table)
     subject = who(table.ranks[list(columns)].tolist())
@@ -223,20 +232,28 @@ def _cause(
         typical = mean_of if field == "gc_ns" else average
         return gained(_more(table[field], columns, peers), begin, typical) / excess
 
-    return _class_of({field: share(field) for field in _COMPONENTS})
+    return _class_of({field: share(field) for field in _COMPONENTS}, _density(table, peers))
+
+
+def _density(table: StepTable, columns: Sequence[int]) -> float:
+    """CPU time of own work without a GPU, at most 1: less on a host with more processes than cores."""
+    if np.isfinite(table["device_ns"]).any():
+        return 1.0
+    share = middle(table["cpu_ns"][:, list(columns)]) / middle(table["own_ns"][:, list(columns)])
+    return min(share, 1.0) if share > 0 else 1.0
 
 
 _COMPONENTS = ("data_ns", "gc_ns", "cpu_ns", "forward_ns", "device_ns")
 
 
-def _class_of(shares: dict[str, float]) -> str:
-    """A share that is NaN is not known. On a GPU the time between CUDA events grows with everything; a slow host shows
-    in the host's time until backward."""
+def _class_of(shares: dict[str, float], density: float) -> str:
+    """A share that is NaN is not known; `density` is the CPU time of ordinary work. On a GPU the time between CUDA events
+    grows with everything; a slow host shows in the host's time until backward."""
     if shares["data_ns"] >= EXPLAINS:
         return DATA_LOADING
     if shares["gc_ns"] >= EXPLAINS:
         return GARBAGE
-    if shares["cpu_ns"] >= EXPLAINS:
+    if shares["cpu_ns"] >= EXPLAINS * density:
         return COMPUTE
     if np.isfinite(shares["device_ns"]):
         return HOST if shares["forward_ns"] >= EXPLAINS else COMPUTE
@@ -310,7 +327,10 @@ def _cause_of_change(table: StepTable, begin: int, more: float, average: Callabl
 
     if share("wait_ns") >= EXPLAINS:
         return COMMUNICATION
-    return _class_of({field: share(field) for field in _COMPONENTS})
+    before = table.rows(slice(0, begin))
+    return _class_of(
+        {field: share(field) for field in _COMPONENTS}, _density(before, range(len(table.ranks)))
+    )
 
 
 def _turns(table: StepTable, begin: int, more: float) -> str:
@@ -372,7 +392,7 @@ def _cause_of_spike(table: StepTable, row: int, columns: Sequence[int], excess: 
         values = table[field][:, list(columns)]
         return float(np.mean(values[row] - low_median(values))) / excess
 
-    return _class_of({field: share(field) for field in _COMPONENTS})
+    return _class_of({field: share(field) for field in _COMPONENTS}, _density(table, columns))
 
 
 def creeping_memory(table: StepTable) -> list[Alarm]:
@@ -407,7 +427,7 @@ def _stairs(rows: Numbers) -> Numbers:
     second."""
     rises = np.diff(rows, axis=0)
     growth = rows[-1] - rows[0]
-    several = (rises > 0).sum(axis=0) >= _STAIRS
+    several = sum((part > 0).any(axis=0).astype(int) for part in np.array_split(rises, _BLOCKS)) >= _STAIRS
     return np.where(
         (rises >= 0).all(axis=0) & several & (rises.max(axis=0) <= _HIGHEST_STAIR * growth), growth, 0.0
     )
