@@ -247,8 +247,8 @@ _COMPONENTS = ("data_ns", "gc_ns", "cpu_ns", "forward_ns", "device_ns")
 
 
 def _class_of(shares: dict[str, float], density: float) -> str:
-    """A share that is NaN is not known; `density` is the CPU time of ordinary work. On a GPU the time between CUDA events
-    grows with everything; a slow host shows in the host's time until backward."""
+    """A share that is NaN is not known; `density` is the CPU time of ordinary work. On a GPU the time between CUDA
+    events grows with everything; a slow host shows in the host's time until backward."""
     if shares["data_ns"] >= EXPLAINS:
         return DATA_LOADING
     if shares["gc_ns"] >= EXPLAINS:
