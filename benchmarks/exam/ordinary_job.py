@@ -318,7 +318,7 @@ def tensor_parallel(job: Job) -> Iterator[Callable[[int], None]]:
 
 def pipeline(job: Job) -> Iterator[Callable[[int], None]]:
     """Four stages, eight layers, four micro-batches: all forwards, then all backwards."""
-    layers = 2
+    layers = job.layers if job.onset else 2
     if job.fault == "pipeline" and not job.onset:  # as many in all
         layers = 5 if job.has("pipeline") else 1
     stage = nn.Sequential(*(Block() for _ in range(layers)))

@@ -13,6 +13,7 @@ how many steps with the fault the judge knows it, when it is asked after every s
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import queue
@@ -79,6 +80,8 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "save-everywhere": BUSY,
 }
 """The jobs, and the causes that an alarm may give."""
+_LONGEST = ("pipeline", "accumulation", "ddp", "sharded", "tensor")
+"""Jobs by the length of their steps."""
 _SETTLE_S = 30.0
 _LIMIT_S = 420.0
 
@@ -113,7 +116,7 @@ def watch_beside(folder: Path, output: Path, core: Sequence[int]) -> None:
     if core:
         os.sched_setaffinity(0, core)
     words = ["watch", str(folder), "--format", "json", "--every", "500ms"]
-    with output.open("w") as lines:
+    with output.open("w") as lines, contextlib.suppress(subprocess.TimeoutExpired):
         subprocess.run(
             [sys.executable, "-m", "rankscope", *words], stdout=lines, timeout=_LIMIT_S + _SETTLE_S
         )
@@ -145,8 +148,8 @@ def _raised(alarm: dict[str, Any], unix_ns: int = 0) -> Raised:
     return Raised(alarm["kind"], alarm["cause"], tuple(alarm["ranks"]), alarm["step"], alarm["text"], unix_ns)
 
 
-def whole_table(folder: Path) -> StepTable:
-    return max(tables(read_whole(folder)), key=lambda table: len(table.steps))
+def whole_table(folder: Path) -> StepTable | None:
+    return max(tables(read_whole(folder)), key=lambda table: len(table.steps), default=None)
 
 
 @dataclass(frozen=True)
@@ -164,9 +167,12 @@ class Outcome:
     """Steps."""
 
 
-def outcome(folder: Path, onset: int, every: int = 1) -> Outcome:
-    """What was said about a job."""
+def outcome(folder: Path, onset: int, every: int = 1) -> Outcome | None:
+    """What was said about a job; None where it did not come to the fault."""
     table = whole_table(folder)
+    if table is None or int(table.steps[-1]) < onset:
+        print(f"{folder.name}: it has not come to step {onset}")
+        return None
     again = [_raised(alarm.to_dict()) for alarm in watched(table, every)]
     live = list(live_alarms(folder))
     name = folder.name
@@ -231,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--at-once", type=int, default=3, help="jobs side by side, each on cores of its own")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--onset", type=int, default=150)
-    parser.add_argument("--layers", type=int, default=2, help="of the models: the length of a step")
+    parser.add_argument("--layers", type=int, default=1, help="of the models: the length of a step")
     parser.add_argument("--only", default="", help="names, separated by commas")
     parser.add_argument("--part", default="1/1", help="such as 1/2: every second job")
     parser.add_argument("--long", type=int, default=0, help="healthy steps in all, of several models")
@@ -250,14 +256,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         _run_all(args, jobs)
     folders = [args.folder / name for name in jobs if (args.folder / name / "telemetry").is_dir()]
     every = 5 if args.long else 1
-    print_outcomes([outcome(folder, args.onset, every) for folder in folders])
+    onset = 0 if args.long else args.onset
+    outcomes = (outcome(folder, onset, every) for folder in folders)
+    print_outcomes([each for each in outcomes if each is not None])
     return 0
 
 
 def _jobs(args: argparse.Namespace) -> dict[str, list[str]]:
     """Every fault, and its healthy twin."""
     each = ["--steps", str(args.steps), "--layers", str(args.layers), "--onset", str(args.onset), "--habits"]
-    faulty = {name: [name, *each] for name in EXPECTED}
+    longest_first = sorted(EXPECTED, key=lambda name: _LONGEST.index({**FAULTS, **WATCHED}[name].job))
+    faulty = {name: [name, *each] for name in longest_first}
     return {**faulty, **{f"{HEALTHY}-{name}": [*words, "--healthy"] for name, words in faulty.items()}}
 
 
