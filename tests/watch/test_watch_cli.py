@@ -117,6 +117,8 @@ def test_a_command_gets_the_alarm(slow3: Path, tmp_path: Path, capfd: pytest.Cap
     file = tmp_path / "alarm.json"
     assert run_main(capfd, "watch", slow3, "--once", "--on-alarm", f"cat > {file}")[0] == 0
     assert json.loads(file.read_text())["ranks"] == [3]
+    run_main(capfd, "watch", slow3, "--once", "--on-alarm", f'echo "$RANKSCOPE_ALARM" > {file}')
+    assert file.read_text().startswith("warning: rank 3 is slow: ")
     code, _, err = run_main(capfd, "watch", slow3, "--once", "--on-alarm", "exit 7")
     assert code == 0 and "--on-alarm failed" in err
 

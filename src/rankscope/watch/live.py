@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -45,7 +46,8 @@ def follow(
 
 
 def tell(command: str, alarm: Alarm, run: Path) -> str:
-    """Run a shell command with the alarm as JSON on its stdin, or POST it to a URL; returns why that failed, or ""."""
+    """Run a shell command with the alarm as JSON on its stdin and as a line in RANKSCOPE_ALARM, or POST the JSON to a
+    URL; returns why that failed, or ""."""
     content = json.dumps({**alarm.to_dict(), "run": str(run)}).encode()
     try:
         if command.startswith(("http://", "https://")):
@@ -56,8 +58,15 @@ def tell(command: str, alarm: Alarm, run: Path) -> str:
         else:
             # stdout is that of `rankscope watch`, and may be JSON
             stdout = sys.stderr.fileno()
+            environment = {**os.environ, "RANKSCOPE_ALARM": alarm.line()}
             subprocess.run(
-                command, shell=True, input=content, stdout=stdout, timeout=_HOOK_SECONDS, check=True
+                command,
+                shell=True,
+                input=content,
+                stdout=stdout,
+                timeout=_HOOK_SECONDS,
+                check=True,
+                env=environment,
             )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return f"{error}"
