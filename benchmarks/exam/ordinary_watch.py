@@ -1,6 +1,6 @@
 """Watches the ordinary jobs while they run, and compares the alarms with what was planted in the middle of them.
 
-    python benchmarks/exam/ordinary_watch.py FOLDER [--at-once 3] [--steps 300] [--onset 150] [--only svd,garbage]
+    python benchmarks/exam/ordinary_watch.py FOLDER [--at-once 2] [--steps 300] [--onset 150] [--only svd,garbage]
     python benchmarks/exam/ordinary_watch.py FOLDER --long 20000        healthy jobs only, one after another
     python benchmarks/exam/ordinary_watch.py FOLDER --judge-again        the recorded ring files, without any job
 
@@ -234,7 +234,7 @@ def print_outcomes(outcomes: Sequence[Outcome], within: int = 20) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--at-once", type=int, default=3, help="jobs side by side, each on cores of its own")
+    parser.add_argument("--at-once", type=int, default=2, help="jobs side by side, each on cores of its own")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--onset", type=int, default=150)
     parser.add_argument("--layers", type=int, default=1, help="of the models: the length of a step")

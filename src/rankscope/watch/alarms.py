@@ -153,14 +153,13 @@ class AlarmBook:
         return new
 
     def close(self, step: int) -> None:
-        """End what was not raised lately, and what follows from another alarm by now."""
-        for index, episode in enumerate(self.episodes):
-            alarm = episode.alarm
-            over = step - episode.last_step > _CLOSED_AFTER or any(
-                _follows(alarm, other) for other in self.open
-            )
-            if episode.is_open and over:
-                self.episodes[index] = Episode(alarm, episode.last_step, False)
+        """End what was not raised lately, and forget what follows from another alarm, as is known by now."""
+        causes = self.open
+        self.episodes = [
+            Episode(each.alarm, each.last_step, each.is_open and step - each.last_step <= _CLOSED_AFTER)
+            for each in self.episodes
+            if not (each.is_open and any(_follows(each.alarm, cause) for cause in causes))
+        ]
 
     def _lately(self, step: int) -> Iterator[Alarm]:
         """Those that would go on if they were raised again."""

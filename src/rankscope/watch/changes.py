@@ -19,6 +19,12 @@ _LATEST = (STEPS, 20, 40)
 """Steps by which a rank that has become slower is judged: smaller changes need more of them."""
 LEAST_BEFORE = 20
 """Steps that a change is judged against."""
+_LASTING = 30
+"""Steps in which a rank that is slow from the start is slow."""
+_LEAST_HISTORY = 50
+"""Steps that a change of a rank is judged against: as many as show how long a host is busy now and then."""
+_BURSTS = 1.5
+"""Times the longest such time."""
 SLOW_SHARE = 0.05
 """Of the step time: a rank that loses less is not slow."""
 STANDARD_ERRORS = 10.0
@@ -36,8 +42,6 @@ RECURRING_STEPS = 24
 _PERIODS = (2, 3, 4, 5, 6)
 _HITS = 4
 """Long steps at one distance that are no coincidence."""
-_IRREGULAR_HITS = 8
-"""Long steps at no distance that are none."""
 _HIT_SHARE = 0.15
 _HIT_SIGMAS = 6.0
 """What makes a step long: of the usual step, and of the noise."""
@@ -76,7 +80,6 @@ class Recurring(NamedTuple):
     """Work that comes every few steps."""
 
     every: int
-    """0 where the distance differs."""
     begin: int
     """The row of the first one."""
 
@@ -98,10 +101,13 @@ def outliers(figures: Mapping[str, Numbers], step_ns: float, before: int) -> dic
     (first, work_ns), *_ = figures.items()
     if work_ns.shape[1] < 2:
         return {}
-    latest = work_ns[-STEPS:]
-    excess = excesses_of(latest)
-    slow = excess > limit_of(latest, step_ns)
-    evidence = {column: Evidence(first, None) for column in np.flatnonzero(slow).tolist()}
+    excess = excesses_of(work_ns[-STEPS:])
+    slow = np.minimum(excess, excesses_of(work_ns[-_LASTING:])) > limit_of(work_ns[-STEPS:], step_ns)
+    evidence = {
+        column: Evidence(first, None)
+        for column in np.flatnonzero(slow).tolist()
+        if len(work_ns) >= _LASTING and excess[column] > _bursts(np.delete(work_ns, column, axis=1))
+    }
     offsets = {field: values - low_median(values, 1)[:, None] for field, values in figures.items()}
     for steps in _LATEST:
         grown = _growth(offsets[first], steps, before)
@@ -120,7 +126,7 @@ def outliers(figures: Mapping[str, Numbers], step_ns: float, before: int) -> dic
 
 def _recurring_columns(off: Numbers, step_ns: float, before: int) -> Iterator[tuple[int, Recurring]]:
     split = rows_before(len(off), RECURRING_STEPS, before)
-    if split is None:
+    if split is None or split < (before or _LEAST_HISTORY):
         return
     usual = low_median(off[:split])
     limit = max(_HIT_SHARE * step_ns, _HIT_SIGMAS * sigma(off[:split] - usual))
@@ -138,10 +144,21 @@ def rows_before(rows: int, latest: int, before: int) -> int | None:
     return before or (rows - latest if rows - latest >= LEAST_BEFORE else None)
 
 
+def _bursts(values: Numbers) -> float:
+    """What a healthy rank may have more for k steps, by what others had: a host is busy for some time."""
+    blocks = len(values) // STEPS
+    if not blocks:
+        return 0.0
+    off = values - low_median(values, 1)[:, None]
+    off = off - low_median(off)
+    rows = off[len(off) - blocks * STEPS :].reshape(blocks, STEPS, -1)
+    return _BURSTS * float(np.nanmax(low_median(rows, 1), initial=0.0))
+
+
 def _growth(off: Numbers, steps: int, before: int) -> Numbers:
     """What each column has more than before, in the last steps and still in the last k; NaN where that is not known."""
     split = rows_before(len(off), steps, before)
-    if split is None or len(off) - split < steps:
+    if split is None or len(off) - split < steps or split < (before or _LEAST_HISTORY):
         return np.full(off.shape[1], np.nan)
     return np.minimum(low_median(off[-steps:]), low_median(off[-STEPS:])) - low_median(off[:split])
 
@@ -158,7 +175,8 @@ def _is_outlier(growth: Numbers, off: Numbers, steps: int, step_ns: float, befor
     slow &= growth > STANDARD_ERRORS * error
     # A rank that is compared is not part of the spread: of four, it would be half of what makes it an outlier.
     for column in np.flatnonzero(slow).tolist():
-        slow[column] = growth[column] > SPREADS * _spread(np.delete(growth, column))
+        bursts = _bursts(np.delete(earlier, column, axis=1))
+        slow[column] = growth[column] > max(SPREADS * _spread(np.delete(growth, column)), bursts)
     return slow
 
 
@@ -183,7 +201,7 @@ def find_recurring(values: Numbers, step_ns: float, before: int) -> Recurring | 
         chain = long[last - (_HITS - 1) * every : last + 1]
         if rows - last <= every + 1 and chain[::every].all() and chain.sum() <= _HITS + 1:
             return Recurring(every, int(hits[0]))
-    return Recurring(0, int(hits[0])) if len(latest) >= _IRREGULAR_HITS else None
+    return None
 
 
 def began(values: Numbers, level: float) -> int:

@@ -74,7 +74,7 @@ _ROUND = 50
 """Long steps at multiples of it (or next to one) are checkpoints or evaluations."""
 STARVED_SHARE = 0.20
 MEMORY_SHARE = 0.02
-MEMORY_BYTES = 16e6
+MEMORY_BYTES = 24e6
 _MEMORY_WINDOWS = (20, 100, 230)
 _FILLING = 20
 """Steps before such a window: the caches of a job that begins fill."""
@@ -183,13 +183,7 @@ def _slow(
     share = per_step / usual_step(table)
     subject = who(table.ranks[list(columns)].tolist())
     subject = f"node {node} ({subject})" if node else subject
-    when = (
-        ""
-        if recurring is None
-        else f" in one step of {recurring.every}"
-        if recurring.every
-        else " in some steps"
-    )
+    when = f" in one step of {recurring.every}" if recurring else ""
     text = f"{subject} is slow{when}: {amount(per_step, 'ns')} ({100 * share:.0f} % of the step), {cause}"
     if recurring is None:
         slowest = _slowest(table, begin)
