@@ -15,7 +15,7 @@ from rankscope.watch.step_table import TO_SIGMA, Numbers, low_median, middle, si
 
 STEPS = 10
 """k: steps that a slow rank is judged by."""
-_LATEST = (STEPS, 20, 40)
+_LATEST = (16, 40)
 """Steps by which a rank that has become slower is judged: smaller changes need more of them."""
 LEAST_BEFORE = 20
 """Steps that a change is judged against."""

@@ -91,15 +91,16 @@ _MOST_BEFORE = 100
 """Steps before an alarm that stay its measure."""
 
 
-def judge(table: StepTable, fresh: int = STEPS) -> list[Alarm]:
-    """All alarms at the table's last step. Spikes are looked for in the last `fresh` steps."""
+def judge(table: StepTable, fresh: int = STEPS, times: StepTable | None = None) -> list[Alarm]:
+    """All alarms at the table's last step. Spikes are looked for in the last `fresh` steps; the step time is judged by
+    `times`, where that table has other steps before."""
     if len(table.steps) < STEPS:
         return []
     slow = slow_ranks(table)
     starved = data_starvation(table)
     named = {rank for alarm in slow for rank in alarm.ranks}
     single = [alarm for alarm in spikes(table, fresh) if not alarm.ranks or not named >= {*alarm.ranks}]
-    return [*slow, *starved, *slowdown(table, [*slow, *starved]), *single, *creeping_memory(table)]
+    return [*slow, *starved, *slowdown(times or table, [*slow, *starved]), *single, *creeping_memory(table)]
 
 
 def _alarm(
@@ -462,7 +463,9 @@ class StepWatcher:
         if self._before is not None and np.array_equal(self._before.ranks, table.ranks):
             first = int(np.searchsorted(table.steps, self._before.steps[-1], side="right"))
             judged = table.rows(slice(first, None)).after(self._before)
-        new = self.book.new(judge(judged, fresh))
+        # When all steps become longer, ranks differ more: what they did before is not the measure.
+        named = any(alarm.kind in (SLOW_RANK, SLOW_NODE) for alarm in self.book.open)
+        new = self.book.new(judge(judged if named else table, fresh, judged))
         self.book.close(self.judged_step)
         lasting = [alarm for alarm in self.book.open if alarm.kind in (SLOW_RANK, SLOW_NODE, SLOWDOWN)]
         since = min((alarm.since_step or 0 for alarm in lasting), default=None)
