@@ -42,6 +42,8 @@ RECURRING_STEPS = 24
 _PERIODS = (2, 3, 4, 5, 6)
 _HITS = 4
 """Long steps at one distance that are no coincidence."""
+_CHAIN = 12
+"""Steps that they span at least: a host may be busy for a shorter time."""
 _HIT_SHARE = 0.15
 _HIT_SIGMAS = 6.0
 """What makes a step long: of the usual step, and of the noise."""
@@ -198,8 +200,9 @@ def find_recurring(values: Numbers, step_ns: float, before: int) -> Recurring | 
         return None
     last = int(hits[-1])
     for every in _PERIODS:
-        chain = long[last - (_HITS - 1) * every : last + 1]
-        if rows - last <= every + 1 and chain[::every].all() and chain.sum() <= _HITS + 1:
+        count = max(_HITS, _CHAIN // every + 1)
+        chain = long[last - (count - 1) * every : last + 1]
+        if rows - last <= every + 1 and chain[::every].all() and chain.sum() <= count + 1:
             return Recurring(every, int(hits[0]))
     return None
 
