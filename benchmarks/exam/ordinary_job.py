@@ -2,8 +2,10 @@
 
     torchrun --nproc-per-node 4 ordinary_job.py FAULT [--healthy] [--steps 30] [--cores 0,1,2,3]
 
-FAULT is a key of FAULTS; `--healthy` runs the same job without the fault, its twin. Every rank has one thread and,
-with `--cores`, one core.
+FAULT is a key of FAULTS or WATCHED; `--healthy` runs the same job without the fault, its twin. Every rank has one
+thread and, with `--cores`, one core. `--onset N` plants the fault in step N, and `--habits` adds what ordinary jobs do
+all the time: rank 0 evaluates after every 40th step, all ranks save after every 70th, and the lengths of the
+samples vary.
 """
 
 from __future__ import annotations
@@ -68,6 +70,13 @@ FAULTS: dict[str, Fault] = {
     "pipeline-host": Fault("pipeline", (2,), "stage 2 works in Python after each forward pass"),
     "sharded": Fault("sharded", (1,), "rank 1 tokenises in the loop"),
 }
+WATCHED: dict[str, Fault] = {
+    "leak": Fault("ddp", (1,), "rank 1 keeps 2 MB more after every step"),
+    "all-data": Fault("ddp", (), "all ranks read their samples from a slow file system"),
+    "slow-network": Fault("ddp", (), "every step sends 24 MB more"),
+}
+"""Faults that are noticed while a job runs, beside those of FAULTS."""
+EVALUATES_EVERY, SAVES_EVERY = 40, 70
 
 
 @dataclass
@@ -79,11 +88,15 @@ class Job:
     fault: str
     """Empty in the healthy twin."""
     cores: list[int]
+    layers: int = LAYERS
+    onset: int = 0
+    habits: bool = False
+    step: int = 0
 
     def has(self, fault: str, step: int | None = None) -> bool:
         """Whether this rank is at fault so, in this step."""
-        planted = FAULTS.get(self.fault)
-        if planted is None or self.fault != fault:
+        planted = {**FAULTS, **WATCHED}.get(self.fault)
+        if planted is None or self.fault != fault or self.step < self.onset:
             return False
         mine = not planted.ranks or self.rank in planted.ranks
         return mine and (step is None or (step - 3) % planted.every == 0)
@@ -115,7 +128,7 @@ class Samples(torch.utils.data.Dataset):  # type: ignore[misc]
         return 1_000_000
 
     def __getitem__(self, index: int) -> Any:
-        if self.job.has("slow-data") or self.job.has("tensor-data"):
+        if any(map(self.job.has, ("slow-data", "tensor-data", "all-data"))):
             time.sleep(0.004)  # a remote file system
         return torch.randn(LENGTH, WIDTH, generator=self.order)
 
@@ -124,7 +137,7 @@ def batches(job: Job, size: int = BATCH) -> Iterator[Any]:
     return iter(torch.utils.data.DataLoader(Samples(job), batch_size=size))
 
 
-def model_of(layers: int = LAYERS) -> nn.Module:
+def model_of(layers: int) -> nn.Module:
     return nn.Sequential(*(Block() for _ in range(layers)), nn.Linear(WIDTH, CLASSES))
 
 
@@ -144,9 +157,19 @@ class Extras:
         self.job, self.model = job, model
         self.folder = Path(tempfile.mkdtemp(prefix="ordinary-job-"))
         self.objects: list[Any] = []
+        self.log: Any = None
+        self.busy: Any = None
+        self.begun = False
+        self.begin()
+
+    def begin(self) -> None:
+        """What a fault needs, once there is one."""
+        job = self.job
+        if self.begun or job.step < job.onset:
+            return
+        self.begun = True
         if job.has("garbage"):
             self.objects = [{"id": number, "tags": [number]} for number in range(400_000)]
-        self.log: Any = None
         if job.has("slow-log"):
             reader = "import os, time\nwhile os.read(0, 4096): time.sleep(0.004)"  # a disk with 1 MB a second
             self.log = subprocess.Popen([sys.executable, "-c", reader], stdin=subprocess.PIPE, bufsize=0)
@@ -156,16 +179,22 @@ class Extras:
             busy = "while True: pass"
             self.busy = subprocess.Popen([sys.executable, "-c", busy])
             os.sched_setaffinity(self.busy.pid, {job.cores[job.rank]})
-        self.compiled: Callable[[Any], Any] | None = None
+        if job.has("few-cores") and job.cores:
+            os.sched_setaffinity(0, job.cores[:2])
 
     def after(self, step: int) -> None:
         """After the optimizer of a step."""
         job = self.job
-        if job.has("evaluation", step):
+        self.begin()
+        evaluates = job.habits and job.rank == 0 and step % EVALUATES_EVERY == EVALUATES_EVERY - 1
+        if job.has("evaluation", step) or evaluates:
             with torch.no_grad():
                 for _ in range(14):
                     self.model(torch.randn(BATCH, LENGTH, WIDTH))
-        if job.has("checkpoint", step) or job.has("save-everywhere", step):
+        if job.has("leak"):
+            self.objects.append(torch.ones(500_000))
+        saves = job.habits and step % SAVES_EVERY == SAVES_EVERY - 1
+        if job.has("checkpoint", step) or job.has("save-everywhere", step) or saves:
             self.save(step)
         if job.has("svd"):
             for parameter in [*self.model.parameters()][:1]:
@@ -190,13 +219,13 @@ class Extras:
         path.unlink()
 
     def end(self) -> None:
-        for process in (self.log, getattr(self, "busy", None)):
+        for process in (self.log, self.busy):
             if process is not None:
                 process.kill()
 
 
 def data_parallel(job: Job) -> Iterator[Callable[[int], None]]:
-    model = model_of()
+    model = model_of(job.layers)
     small = {"bucket_cap_mb": 0.001} if job.has("tiny-buckets") else {}
     wrapped = nn.parallel.DistributedDataParallel(model, **small)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-6, momentum=0.9)
@@ -211,7 +240,12 @@ def data_parallel(job: Job) -> Iterator[Callable[[int], None]]:
         if job.has("uneven-batches"):
             size = 1 + 3 * int(torch.randint(0, 3, (1,), generator=lengths))
             x = x.repeat(2, 1, 1)[:size]
+        if job.habits:
+            x = x[:, : LENGTH - int(torch.randint(0, LENGTH // 8, (1,), generator=lengths))]
         wrapped(x).square().mean().backward()
+        if job.has("slow-network"):
+            for _ in range(3):
+                dist.all_reduce(torch.ones(2_000_000))
         optimizer.step()
         optimizer.zero_grad()
         extras.after(number)
@@ -221,7 +255,7 @@ def data_parallel(job: Job) -> Iterator[Callable[[int], None]]:
 
 
 def accumulation(job: Job) -> Iterator[Callable[[int], None]]:
-    model = model_of()
+    model = model_of(job.layers)
     wrapped = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-6, momentum=0.9)
     data = batches(job, BATCH // 2)
@@ -284,8 +318,8 @@ def tensor_parallel(job: Job) -> Iterator[Callable[[int], None]]:
 
 def pipeline(job: Job) -> Iterator[Callable[[int], None]]:
     """Four stages, eight layers, four micro-batches: all forwards, then all backwards."""
-    layers = 2
-    if job.fault == "pipeline":  # as many in all
+    layers = job.layers if job.onset else 2
+    if job.fault == "pipeline" and not job.onset:  # as many in all
         layers = 5 if job.has("pipeline") else 1
     stage = nn.Sequential(*(Block() for _ in range(layers)))
     optimizer = torch.optim.SGD(stage.parameters(), lr=1e-6, momentum=0.9)
@@ -302,6 +336,8 @@ def pipeline(job: Job) -> Iterator[Callable[[int], None]]:
                 dist.recv(x, job.rank - 1)
                 x.requires_grad_()
             y = stage(x)
+            if job.onset and job.has("pipeline"):
+                stage(x)
             if job.has("pipeline-host"):
                 spin(10)
             if not last:
@@ -326,7 +362,7 @@ def sharded(job: Job) -> Iterator[Callable[[int], None]]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    model = model_of()
+    model = model_of(job.layers)
     mesh = init_device_mesh("cpu", (job.ranks,))
     for block in [*model.children()][:-1]:
         fully_shard(block, mesh=mesh)
@@ -356,24 +392,28 @@ JOBS: dict[str, Callable[[Job], Iterator[Callable[[int], None]]]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("fault", choices=FAULTS)
+    parser.add_argument("fault", choices=[*FAULTS, *WATCHED])
     parser.add_argument("--healthy", action="store_true", help="the same job without the fault")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--cores", default="", help="one core for each rank, such as 0,1,2,3")
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--onset", type=int, default=0, help="the first step with the fault")
+    parser.add_argument("--habits", action="store_true", help="evaluations, checkpoints, lengths that vary")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     cores = [int(core) for core in args.cores.split(",") if core]
     if cores:
-        few = args.fault == "few-cores" and not args.healthy
-        os.sched_setaffinity(0, cores[:2] if few else {cores[rank]})
+        os.sched_setaffinity(0, {cores[rank]})
     torch.manual_seed(0)
-    job = Job(rank, ranks, "" if args.healthy else args.fault, cores)
-    parts = JOBS[FAULTS[args.fault].job](job)
+    fault = "" if args.healthy else args.fault
+    job = Job(rank, ranks, fault, cores, args.layers, args.onset, args.habits)
+    parts = JOBS[{**FAULTS, **WATCHED}[args.fault].job](job)
     step = next(parts)
     dist.barrier()
     for number in range(args.steps):
+        job.step = number
         step(number)
     next(parts, None)
     dist.barrier()

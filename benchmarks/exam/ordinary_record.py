@@ -55,7 +55,15 @@ def slots(at_once: int) -> list[list[int]]:
 
 
 def record(folder: Path, words: Sequence[str], active: int, slot: Sequence[int]) -> str:
-    """Record one job, started rank by rank as srun does; what went wrong, or nothing.
+    """Record one job; what went wrong, or nothing."""
+    options = ["--active", str(active)] if active != DEFAULT_STEPS else []
+    return run_job(folder, options, [*words, "--steps", str(SKIPPED + active + 3)], slot)
+
+
+def run_job(
+    folder: Path, options: Sequence[str], words: Sequence[str], slot: Sequence[int], limit_s: float = LIMIT_S
+) -> str:
+    """Run one job under `rankscope profile`, started rank by rank as srun does; what went wrong, or nothing.
 
     A rank has a core of the slot, those between stay idle, and nothing of the job runs on other cores, its
     imports neither.
@@ -64,9 +72,8 @@ def record(folder: Path, words: Sequence[str], active: int, slot: Sequence[int])
     if slot:
         os.sched_setaffinity(0, slot)  # of this thread, which the processes inherit
     command = [
-        *(sys.executable, "-m", "rankscope", "profile", "-o", str(folder)),
-        *(["--active", str(active)] if active != DEFAULT_STEPS else []),
-        *(sys.executable, str(JOB), *words, "--steps", str(SKIPPED + active + 3)),
+        *(sys.executable, "-m", "rankscope", "profile", "-o", str(folder), *options),
+        *(sys.executable, str(JOB), *words),
         *(["--cores", ",".join(map(str, cores))] if cores else []),
     ]
     shared = {
@@ -89,7 +96,7 @@ def record(folder: Path, words: Sequence[str], active: int, slot: Sequence[int])
             )
             for rank in range(RANKS)
         ]
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + limit_s
     codes: list[int | None] = []
     for process in processes:
         try:

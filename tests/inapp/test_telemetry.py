@@ -29,8 +29,8 @@ from rankscope.capture.telemetry_ring import (
 )
 from rankscope.inapp.engine import Engine
 from rankscope.inapp.job_log import JobLog
-from rankscope.inapp.step_figures import Backward, StepClock, StepFigures
-from rankscope.inapp.telemetry import Collective, CollectiveLog, Telemetry, ring_record
+from rankscope.inapp.step_figures import StepClock, StepFigures
+from rankscope.inapp.telemetry import Telemetry, ring_record
 from rankscope.inapp.watch_cost import PERIODS, WatchCost
 
 torch: Any = pytest.importorskip("torch")
@@ -53,69 +53,36 @@ def step(**changes: Any) -> StepFigures:
         gc_ns=0,
         hook_ns=NONE,
         memory_bytes=1,
-        backwards=(),
         marks=(None,) * 4,
         profiled=False,
     )
     return plain._replace(**changes)
 
 
-def record(
-    figures: StepFigures, *collectives: Collective, known: bool = True, device_ns: int = NONE
-) -> dict[str, int]:
-    values = ring_record(figures, collectives, complete=known, device_ns=device_ns, end_unix_ns=1)
-    return dict(zip(FIELDS[1:], values, strict=True))
-
-
-def gloo(at_ms: int) -> Collective:
-    return Collective(at_ms * MS, blocks=True)
-
-
-def nccl(at_ms: int) -> Collective:
-    return Collective(at_ms * MS, blocks=False)
-
-
-BACKWARD = Backward(1030 * MS, 1085 * MS, waited=False)
+def record(figures: StepFigures, device_ns: int = NONE) -> dict[str, int]:
+    return dict(zip(FIELDS[1:], ring_record(figures, device_ns=device_ns, end_unix_ns=1), strict=True))
 
 
 @pytest.mark.parametrize(
-    ("figures", "collectives", "own_ms", "wait_ms", "first_ms"),
+    ("figures", "own_ms", "wait_ms", "first_ms"),
     [
-        (step(), [], 100, 0, None),  # alone
-        # DistributedDataParallel on gloo: backward's end waits for the last bucket
-        (step(backwards=(BACKWARD,)), [gloo(1050), gloo(1065)], 80, 20, 50),
-        # Python code waits, in backward too (FSDP): its waits are measured, the rest of backward is work
-        (
-            step(backwards=(BACKWARD._replace(waited=True),), wait_ns=7 * MS, first_wait=1040 * MS),
-            [gloo(1035)],
-            93,
-            7,
-            35,
-        ),
-        # no flight recorder in this torch
-        (step(wait_ns=7 * MS, first_wait=1040 * MS), [], 93, 7, 40),
-        # begun but not waited for on the host
-        (step(backwards=(BACKWARD,)), [nccl(1050)], 60, 0, 50),
+        (step(), 100, 0, None),  # alone
+        (step(wait_ns=7 * MS, first_wait=1040 * MS), 93, 7, 40),
         # more than the step: waits of several threads
-        (step(wait_ns=700 * MS, first_wait=1000 * MS), [], 0, 100, 0),
+        (step(wait_ns=700 * MS, first_wait=1000 * MS), 0, 100, 0),
     ],
 )
 def test_own_work_is_what_is_not_spent_waiting(
-    figures: StepFigures, collectives: list[Collective], own_ms: int, wait_ms: int, first_ms: int | None
+    figures: StepFigures, own_ms: int, wait_ms: int, first_ms: int | None
 ) -> None:
-    found = record(figures, *collectives)
-    assert found["own_ns"] == own_ms * MS
-    assert found["wait_ns"] == wait_ms * MS
-    assert found["first_ns"] == (NONE if first_ms is None else first_ms * MS)
+    values = record(figures)
+    assert values["own_ns"] == own_ms * MS
+    assert values["wait_ns"] == wait_ms * MS
+    assert values["first_ns"] == (NONE if first_ms is None else first_ms * MS)
 
 
 def test_the_gpus_own_work_is_that_of_its_events() -> None:
-    assert record(step(backwards=(BACKWARD,)), nccl(1050), device_ns=42 * MS)["own_ns"] == 42 * MS
-
-
-def test_where_collectives_were_lost_own_work_is_unknown() -> None:
-    found = record(step(backwards=(BACKWARD,)), gloo(1050), known=False)
-    assert (found["own_ns"], found["collectives"]) == (NONE, NONE)
+    assert record(step(), device_ns=42 * MS)["own_ns"] == 42 * MS
 
 
 # -- the hooks
@@ -167,12 +134,11 @@ def test_what_the_hooks_see(clock: StepClock, train: Callable[[], None]) -> None
     clock.step_ended(4, profiled=False)
     first, second = clock.done
     assert (first.number, first.profiled) == (3, True)
-    assert len(first.backwards) == 4
     assert min(first.data_ns, first.optimizer_ns, first.forward_ns, first.gc_ns, first.cpu_ns) > 0
     assert first.began < first.first_wait < first.ended
     assert first.memory_bytes > 0
     assert first.ended == second.began
-    assert (second.data_ns, second.wait_ns, second.gc_ns, len(second.backwards)) == (0, 0, 0, 1)
+    assert (second.data_ns, second.wait_ns, second.gc_ns) == (0, 0, 0)
     assert PHASES[clock.phase[0]] == "training"
 
 
@@ -182,7 +148,34 @@ def test_other_threads_are_not_the_training(clock: StepClock, train: Callable[[]
     thread.join()
     clock.step_ended(0, profiled=False)
     [found] = clock.done
-    assert (found.optimizer_ns, list(found.backwards), found.forward_ns) == (0, [], NONE)
+    assert (found.optimizer_ns, found.forward_ns) == (0, NONE)
+
+
+@pytest.mark.parametrize("in_python", [False, True])
+def test_backward_waits_from_its_last_gradient_on(monkeypatch: pytest.MonkeyPatch, in_python: bool) -> None:
+    """DistributedDataParallel waits in a callback at the end of backward, which its last bucket has queued. Waits of
+    Python code are counted where they are."""
+    monkeypatch.setattr("rankscope.inapp.step_figures.joined_distributed", lambda: torch.distributed)
+    clock = StepClock()
+    work = torch._C._distributed_c10d
+    callbacks = torch.autograd.Variable._execution_engine
+
+    def wait_for_buckets() -> None:
+        if in_python:
+            work.Work.wait(work.FakeWork())
+        time.sleep(0.02)
+
+    try:
+        weight = torch.ones(4, requires_grad=True)
+        weight.register_hook(lambda _: callbacks.queue_callback(wait_for_buckets))
+        (weight * 2).sum().backward()
+        clock.step_ended(0, profiled=False)
+    finally:
+        clock.off()
+    [step] = clock.done
+    assert step.began < step.first_wait < step.ended
+    assert (step.wait_ns >= 20 * MS) != in_python
+    assert step.wait_ns <= step.ended - step.began
 
 
 def test_torch_is_left_as_it_was() -> None:
@@ -336,42 +329,6 @@ def test_a_write_that_fails_ends_it_with_one_line(tmp_path: Path, capsys: pytest
     telemetry.end()
     [line] = capsys.readouterr().err.splitlines()
     assert "telemetry is off, the job goes on: " in line
-
-
-# -- the flight recorder
-
-
-def test_collectives_are_read_once_in_order_and_losses_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    entries: list[tuple[int, int, str]] = []
-
-    def dump(collectives: bool, only_active: bool) -> bytes:
-        assert collectives
-        assert not only_active
-        offset = time.time_ns() - time.perf_counter_ns()
-        named = [
-            {"record_id": n, "time_created_ns": at + offset, "profiling_name": name}
-            for n, at, name in entries
-        ]
-        return json.dumps({"entries": named}).encode()
-
-    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", dump, raising=False)
-    monkeypatch.setattr("rankscope.inapp.telemetry._DUMPS", ("_dump_fr_trace_json",))
-    log = CollectiveLog()
-    entries += [(0, 10 * MS, "gloo:all_reduce"), (1, 20 * MS, "nccl:broadcast")]
-    log.read(now=True)
-    entries.append((2, 30 * MS, "gloo:all_reduce"))
-    log.read()  # too soon: reading has its share of the time
-    assert len(log.between(0, 100 * MS)) == 2
-    log.read(now=True)
-    found = log.between(15 * MS, 100 * MS)
-    assert [one.blocks for one in found] == [False, True]
-    assert [round(one.began / MS) for one in found] == [20, 30]
-    assert log.lost_until == 0
-    log.forget(25 * MS)
-    assert len(log.between(0, 100 * MS)) == 1
-    entries[:] = [(9, 90 * MS, "gloo:all_reduce")]
-    log.read(now=True)
-    assert abs(log.lost_until - 90 * MS) < MS
 
 
 # -- what it costs

@@ -113,6 +113,15 @@ def test_the_demo_names_the_slow_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
+def test_watch_me(tmp_path: Path) -> None:
+    torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
+    words = [*torchrun, str(EXAMPLES / "watch_me.py"), "10"]
+    run([*PROFILE, "--watch", "-o", "watched", *words], tmp_path, env=environment())
+    done = run([*PROFILE[:-1], "watch", "watched", "--once"], tmp_path)
+    assert " · ended · 0 of 4 ranks alive · step " in done.stdout
+
+
+@pytest.mark.thorough
 @pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None,
     reason="deepspeed is not installed (tests/requirements-thorough.txt)",

@@ -92,7 +92,6 @@ def test_each_ranks_own_work_and_a_requested_capture_of_the_same_steps(tmp_path:
         assert PHASES[ring.header.phase] == "ended"
         assert [record["step"] for record in records] == list(range(len(records)))
         assert {record["step"] for record in records if record["profiled"]} >= {first - 1, first, first + 1}
-        assert all(record["collectives"] >= 2 for record in records)  # the model's, and the script's own
         assert all(0 < record["own_ns"] <= record["step_ns"] for record in records)
     own = {rank: median(records, "own_ns") for rank, (_, records) in found.items()}
     waits = {rank: median(records, "wait_ns") for rank, (_, records) in found.items()}
@@ -187,7 +186,7 @@ def test_a_schedule_beside_the_telemetry(tmp_path: Path) -> None:
     _, records = read_ring(tmp_path / "out/telemetry/rank-00000.ring")
     assert [record["step"] for record in records] == list(range(9))
     assert all(record["own_ns"] == record["step_ns"] for record in records)
-    assert all(record["first_ns"] == NONE and record["collectives"] == 0 for record in records)
+    assert all(record["first_ns"] == NONE for record in records)
     assert all(min(record["data_ns"], record["optimizer_ns"], record["cpu_ns"]) > 0 for record in records)
     assert all(record["memory_bytes"] > 0 for record in records)
 

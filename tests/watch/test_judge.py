@@ -7,8 +7,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankscope.watch.alarms import COMPUTE, HOST, KINDS, MEMORY, SLOW_NODE, SLOW_RANK, SPIKE, AlarmBook
-from rankscope.watch.judge import judge, spikes
+from rankscope.watch.alarms import (
+    COMMUNICATION,
+    COMPUTE,
+    GARBAGE,
+    HOST,
+    KINDS,
+    MEMORY,
+    SLOW_NODE,
+    SLOW_RANK,
+    SLOWDOWN,
+    SPIKE,
+    Alarm,
+    AlarmBook,
+)
+from rankscope.watch.judge import StepWatcher, alarms_over, judge, spikes
+from rankscope.watch.rings import RECENT
 from rankscope.watch.step_table import low_median, middle, sigma
 from simulated_telemetry import Fault, Job, telemetry
 from watch import healthy_alarms, is_right, planted_case, watched
@@ -61,12 +75,18 @@ def test_one_step_of_many_is_not_a_slow_rank() -> None:
 def test_checkpoints_are_not_spikes_and_spikes_at_one_distance_become_checkpoints() -> None:
     job = Job(4, steps=420, seed=1, checkpoint_every=100)
     assert watched(telemetry(job), every=20) == []
-    shifted = replace(job, first_step=38)  # steps counted from the start of a process that resumed
-    saved = telemetry(replace(shifted, checkpoint_every=10**6))
-    for row in (100, 200, 300, 400):
-        saved["own_ns"][row, 0] += 6 * job.step_ns
-        saved["step_ns"][row] += 6 * job.step_ns
-    assert [alarm.since_step for alarm in watched(saved, every=20)] == [138, 238]
+
+    def with_long_steps(rank: int, rows: tuple[int, ...]) -> list[int | None]:
+        # steps counted from the start of a process that resumed
+        table = telemetry(replace(job, first_step=38, checkpoint_every=10**6))
+        for row in rows:
+            table["own_ns"][row, rank] += 6 * job.step_ns
+            table["step_ns"][row] += 6 * job.step_ns
+        return [alarm.since_step for alarm in watched(table, every=20)]
+
+    assert with_long_steps(2, (100, 200, 300, 400)) == [138, 238]
+    assert with_long_steps(0, (100, 200, 300, 400)) == []  # it evaluates
+    assert with_long_steps(0, (100, 200, 270, 355)) == [308, 393]
 
 
 def test_a_spike_of_no_rank_is_the_networks() -> None:
@@ -101,14 +121,98 @@ def test_ranks_without_own_work_are_not_judged() -> None:
     assert judge(table.rows(slice(0, 5))) == []
 
 
-def test_an_alarm_is_new_once() -> None:
-    table = telemetry(Job(4, steps=120), Fault(SLOW_RANK, COMPUTE, (1,), 30, 0.3))
+def test_an_alarm_is_new_once_and_keeps_its_begin() -> None:
+    """Also when its begin is no longer among the steps that are read."""
+    table = telemetry(Job(4, steps=700), Fault(SLOW_RANK, COMPUTE, (1,), 60, 0.2))
+    watcher = StepWatcher()
+    raised, begins = [], set()
+    for end in range(20, 700, 10):
+        raised += watcher.look(table.rows(slice(max(end - RECENT, 0), end)))
+        begins |= {alarm.since_step for alarm in watcher.book.open if end > 130}
+    assert [(alarm.kind, alarm.ranks) for alarm in raised] == [(SLOW_RANK, (1,))]
+    assert len(begins) == 1 and begins <= {60, 61, 62}
+
+
+def test_an_alarm_ends_and_can_come_back() -> None:
+    job = Job(4, steps=400)
+    healthy, slow = telemetry(job), telemetry(job, Fault(SLOW_RANK, HOST, (1,), 100, 0.3))
+    for field, values in slow.values.items():
+        values[160:300] = healthy[field][160:300]
+    episodes = alarms_over(slow)
+    assert [(each.alarm.ranks, each.is_open) for each in episodes] == [((1,), False), ((1,), True)]
+    assert 160 <= episodes[0].last_step <= 180 and episodes[1].alarm.since_step in range(299, 304)
+
+
+@pytest.mark.parametrize(("every", "cause"), [(2, COMPUTE), (3, GARBAGE), (4, COMPUTE), (5, GARBAGE)])
+def test_work_every_few_steps_is_named_unless_the_job_always_did_it(every: int, cause: str) -> None:
+    job = Job(4, steps=200)
+    table = telemetry(job)
+    fields = ("own_ns", "cpu_ns") if cause == COMPUTE else ("own_ns", "cpu_ns", "gc_ns")
+
+    def add(rows: slice) -> list[Alarm]:
+        for field in fields:
+            table[field][rows, 0] += 0.6 * job.step_ns
+        table["step_ns"][rows] += 0.6 * job.step_ns
+        table["wait_ns"][rows, 1:] += 0.6 * job.step_ns
+        return watched(table.rows(slice(20, 140)), every=1, first=90)
+
+    (alarm,) = add(slice(100, None, every))
+    assert (alarm.kind, alarm.ranks, alarm.cause) == (SLOW_RANK, (0,), cause)
+    assert alarm.since_step == 101 and alarm.step - 100 <= 20
+    assert alarm.per_step == pytest.approx(0.6 * job.step_ns / every, rel=0.3)
+    if every > 2:  # every second step is a slow rank, from the first step on
+        assert add(slice(100 % every, 100, every)) == []
+
+
+def test_a_faster_rank_does_not_hide_a_slow_one() -> None:
+    job = Job(4, steps=120, imbalance=0.0)
+    table = telemetry(job, Fault(SLOW_RANK, HOST, (1,), 100, 0.12))
+    table["own_ns"][:, 2] -= 0.1 * job.step_ns
+    (alarm,) = watched(table, every=2)
+    assert (alarm.ranks, alarm.cause) == ((1,), HOST) and alarm.step <= 120
+
+
+def test_stages_that_differ_by_design_are_compared_with_what_they_were() -> None:
+    job = Job(4, steps=140, imbalance=0.0)
+    table = telemetry(job, Fault(SLOW_RANK, COMPUTE, (0,), 120, 0.15))
+    transfer = table["step_ns"] - table["own_ns"].max(axis=1)[:, None]
+    table["own_ns"][:] += np.array([0.0, -0.12, 0.08, -0.2]) * job.step_ns
+    table["step_ns"][:] = table["own_ns"].max(axis=1)[:, None] + transfer
+    table["wait_ns"][:] = table["step_ns"] - table["own_ns"]
+    (alarm,) = watched(table, every=2)
+    assert (alarm.ranks, alarm.cause) == ((0,), COMPUTE)
+    assert alarm.per_step == pytest.approx(0.15 * 0.8 * job.step_ns, rel=0.3)
+
+
+def test_who_waits_for_a_rank_has_no_slow_network() -> None:
+    """The median rank waits longer, the slowest one does not. Ranks that take turns are not named."""
+    job = Job(4, steps=160)
+    table = telemetry(job)
+    more = 0.5 * job.step_ns
+    for row in range(100, 160):
+        table["own_ns"][row, row * 7 % 4] += more
+        table["cpu_ns"][row, row * 7 % 4] += more
+        table["step_ns"][row] += more
+    table["wait_ns"][:] = table["step_ns"] - table["own_ns"]
+    (alarm,) = watched(table, every=2)
+    assert (alarm.kind, alarm.ranks, alarm.cause) == (SLOWDOWN, (), COMPUTE)
+    assert "the ranks take turns" in judge(table)[0].text
+    network = telemetry(job, Fault(SLOWDOWN, COMMUNICATION, (0, 1, 2, 3), 100, 0.5))
+    assert [(each.cause, "turns" in each.text) for each in judge(network)] == [(COMMUNICATION, False)]
+
+
+def test_what_follows_from_an_alarm_is_none() -> None:
+    slow, *_ = judge(telemetry(Job(4, steps=60), Fault(SLOW_RANK, COMPUTE, (1,), 30, 0.3)))
+    longer = replace(
+        slow, kind=SLOWDOWN, ranks=(), what="every step takes longer", per_step=2 * slow.per_step
+    )
+    later = [replace(alarm, step=alarm.step + 5) for alarm in (slow, longer)]
     book = AlarmBook()
-    now = judge(table.rows(slice(0, 60)))
-    assert book.new(now) == now
-    assert book.new(judge(table.rows(slice(0, 70)))) == []
-    (later,) = judge(table)
-    assert book.new([replace(later, step=later.step + 100)]) != []
+    assert book.new([slow]) == [slow] and book.new([later[1]]) == []
+    book = AlarmBook()
+    assert book.new([longer]) == [longer] and book.new(later) == [later[0]]
+    book.close(later[0].step)
+    assert book.open == [later[0]]
 
 
 def test_an_alarm_as_json_and_as_a_line() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankscope.capture.telemetry_ring import FIELDS, HEADER_BYTES, RECORD, RingWriter, ring_path
+from rankscope.capture.telemetry_ring import FIELDS, HEADER_BYTES, PHASES, RECORD, RingWriter, ring_path
 from rankscope.errors import StoreError
 from rankscope.watch.rings import WARM_UP, has_telemetry, read_rings, read_whole, tables
 from simulated_telemetry import Job, telemetry, write_rings
@@ -57,12 +57,28 @@ def test_without_telemetry(tmp_path: Path) -> None:
     assert tables(read_rings(tmp_path)) == []
 
 
-def test_a_table_ends_where_most_ranks_are(tmp_path: Path) -> None:
+def test_a_table_ends_where_all_ranks_are(tmp_path: Path) -> None:
     for rank, steps in enumerate((20, 20, 19, 12)):
         _ring(tmp_path, rank, steps)
     (table,) = tables(read_rings(tmp_path))
-    assert table.steps.tolist() == list(range(WARM_UP, 19))
-    assert np.isnan(table["own_ns"][-1, 3]) and table["own_ns"][0, 3] == 7
+    assert table.steps.tolist() == list(range(WARM_UP, 12))
+    assert np.isfinite(table["own_ns"]).all()
+
+
+def test_a_rank_that_makes_no_steps_is_not_waited_for(tmp_path: Path) -> None:
+    writers = [_ring(tmp_path, rank, 20 if rank < 3 else 12) for rank in range(4)]
+    late = [[step, int(1e12), 900, *[7] * (len(FIELDS) - 5), 0] for step in range(20, 30)]
+    for writer in writers[:3]:
+        writer.write(late, int(1e12), 1, 9)
+    (table,) = tables(read_rings(tmp_path))
+    assert table.steps[-1] == 29 and np.isnan(table["own_ns"][-1, 3])
+
+
+def test_a_rank_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
+    writers = [_ring(tmp_path, rank, 20 if rank < 3 else 12) for rank in range(4)]
+    writers[3].write([], 40, PHASES.index("ended"), 9)
+    (table,) = tables(read_rings(tmp_path))
+    assert table.steps[-1] == 19
 
 
 def test_roles_are_apart_and_profiled_steps_are_left_out(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_figures_and_alarms(alone: Path) -> None:
     assert len(telemetry_in(alone, {1}).rows) == 1
 
 
-def test_alarms_that_are_over_are_kept() -> None:
+def test_alarms_that_are_over_are_kept(tmp_path: Path) -> None:
     job = Job(4, steps=300)
     table = simulated(job, Fault(SPIKE, COMPUTE, (1,), 122, 5.0))
     lost = 0.3 * job.step_ns
@@ -54,6 +54,9 @@ def test_alarms_that_are_over_are_kept() -> None:
     ]
     assert past[0].alarm.since_step == 123
     assert abs((past[1].alarm.since_step or 0) - 161) <= 2 and 190 <= past[1].last_step <= 215
+    write_rings(tmp_path, job, table, phases=("ended",) * 4, capacity=512)
+    titles = {finding.severity: finding.title for finding in telemetry_in(tmp_path).findings}
+    assert [*titles] == ["info"] and titles["info"].endswith(f", until step {past[1].last_step}")
 
 
 def test_stats_of_a_folder_with_telemetry_only(alone: Path, capsys: pytest.CaptureFixture[str]) -> None:

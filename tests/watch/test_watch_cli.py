@@ -58,7 +58,9 @@ def test_once_shows_the_slow_rank_within_80_columns(slow3: Path, capsys: pytest.
     shown = out.splitlines()
     assert max(map(len, shown)) <= WIDTH
     assert shown[0] == "run · running · 8 of 8 ranks alive · step 100"
-    assert "warning: rank 3 is slow: " in out and ", host, since step" in out.replace("\n ", "")
+    assert "warning: rank 3 is slow: " in out and ", host, slowest in 30 of 30 steps, since step" in " ".join(
+        out.split()
+    )
     assert next(line for line in shown if line.startswith("3 ")).split()[:4] == [
         "3",
         "node0",
@@ -115,6 +117,8 @@ def test_a_command_gets_the_alarm(slow3: Path, tmp_path: Path, capfd: pytest.Cap
     file = tmp_path / "alarm.json"
     assert run_main(capfd, "watch", slow3, "--once", "--on-alarm", f"cat > {file}")[0] == 0
     assert json.loads(file.read_text())["ranks"] == [3]
+    run_main(capfd, "watch", slow3, "--once", "--on-alarm", f'echo "$RANKSCOPE_ALARM" > {file}')
+    assert file.read_text().startswith("warning: rank 3 is slow: ")
     code, _, err = run_main(capfd, "watch", slow3, "--once", "--on-alarm", "exit 7")
     assert code == 0 and "--on-alarm failed" in err
 

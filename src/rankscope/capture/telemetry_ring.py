@@ -35,7 +35,7 @@ FIELDS = (
     "end_unix_ns",
     "step_ns",
     "own_ns",  # the rank's own work: what it does before it meets the other ranks
-    "first_ns",  # from the step's begin until its first collective begins
+    "first_ns",  # from the step's begin until it first waits in a collective
     "wait_ns",  # the training thread is blocked in collectives
     "data_ns",  # it waits for its data loader
     "optimizer_ns",
@@ -44,7 +44,7 @@ FIELDS = (
     "cpu_ns",  # CPU time of the process
     "gc_ns",  # pauses of Python's garbage collector
     "memory_bytes",  # of the GPU; without one, the process's resident memory
-    "collectives",  # how many began in the step
+    "collectives",  # no longer recorded
     "profiled",  # 1 where a profiler was on in the step, or its trace was written: the step is slower than others
 )
 RECORD = struct.Struct(f"<{len(FIELDS)}q")

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from rankscope.capture.telemetry_ring import NONE, PHASES
 from rankscope.host import resident_bytes
 from rankscope.inapp.import_hooks import after_import
+from rankscope.inapp.job_log import joined_distributed
 
 TRAINING, DATA, BACKWARD, OPTIMIZER, COLLECTIVE = map(
     PHASES.index, ("training", "data loading", "backward", "optimizer", "collective")
@@ -31,17 +32,7 @@ BEGIN, FORWARD_END, OPTIMIZER_BEGIN, OPTIMIZER_END = range(4)
 _TRACE_RULES, _LOADER = "torch._dynamo.trace_rules", "torch.utils.data.dataloader"
 # Modules with code that runs in each step.
 _IN_EACH_STEP = ("step_figures", "step_counter", "engine", "windows", "collective_calls")
-# Micro-batches of a step whose backward is remembered.
-MOST_BACKWARDS = 256
-
-
-class Backward(NamedTuple):
-    """One backward pass, on the clock of perf_counter_ns."""
-
-    began: int
-    ended: int
-    waited: bool
-    """Whether Python code waited for a collective in it."""
+_COMPILED_BACKWARD = "torch._dynamo.compiled_autograd"
 
 
 class StepFigures(NamedTuple):
@@ -61,7 +52,6 @@ class StepFigures(NamedTuple):
     hook_ns: int
     """What the hooks of the telemetry took; NONE in steps in which they do not measure themselves."""
     memory_bytes: int
-    backwards: Sequence[Backward]
     marks: Sequence[Any]
     """CUDA events at BEGIN, FORWARD_END (where backward begins), OPTIMIZER_BEGIN and OPTIMIZER_END; None without."""
     profiled: bool
@@ -87,8 +77,11 @@ class StepClock:
         self._entry_ns = _entry_ns()
         self._thread = get_ident()
         self._memory = NONE
+        self._is_distributed = False
         self._in_backward = False
         self._waited = False
+        self._computed = 0
+        self._queue_callback = torch.autograd.Variable._execution_engine.queue_callback
         self._collecting = perf_counter_ns()
         self._optimizer_began = 0
         self._cuda: Any = None
@@ -122,7 +115,6 @@ class StepClock:
                 self._gc_ns,
                 self._hook_ns if self.measures else NONE,
                 self._memory,
-                self._backwards,
                 self._marks,
                 profiled,
             )
@@ -144,7 +136,7 @@ class StepClock:
             self._hook_ns
         ) = 0
         self._forward_ns = NONE
-        self._backwards: list[Backward] = []
+        self._is_distributed = self._is_distributed or joined_distributed() is not None
         if self._cuda is None and self._may_use_cuda:
             self._cuda = _initialized_cuda()
         if self._cuda is not None:
@@ -245,7 +237,9 @@ class StepClock:
                 if self._cuda is not None:
                     self._mark(FORWARD_END)
             self.phase = (BACKWARD, began)
-            self._in_backward, self._waited = True, False
+            self._in_backward, self._waited, self._computed = True, False, 0
+            if self._is_distributed and self._cuda is None:
+                self._note_end_of_computing(args[0] if args else kwargs.get("tensors"))
             if self.measures:
                 self.spent(began)
             try:
@@ -256,13 +250,29 @@ class StepClock:
             finally:
                 now = perf_counter_ns()
                 self._in_backward = False
-                if len(self._backwards) < MOST_BACKWARDS:
-                    self._backwards.append(Backward(began, now, self._waited))
+                if self._computed and not self._waited:
+                    self._wait_ns += now - self._computed
+                    self._first_wait = self._first_wait or self._computed
                 self.phase = (TRAINING, now)
                 if self.measures:
                     self.spent(now)
 
         return timed_backward
+
+    def _note_end_of_computing(self, tensors: Any) -> None:
+        """Backward runs callbacks at its end, in the order in which they were queued. Ours is queued first; that of
+        DistributedDataParallel, queued with its last bucket, waits in C++ for the collectives of all buckets."""
+        if getattr(sys.modules.get(_COMPILED_BACKWARD), "compiled_autograd_enabled", False):
+            return
+        root = tensors[0] if isinstance(tensors, Sequence) and tensors else tensors
+        if (node := getattr(root, "grad_fn", None)) is not None:
+            node.register_prehook(self._queue_note)
+
+    def _queue_note(self, _gradients: Any) -> None:
+        self._queue_callback(self._computing_ended)
+
+    def _computing_ended(self) -> None:
+        self._computed = perf_counter_ns()
 
     def _timed_wait(self, wait: Any) -> Any:
         def timed_wait(work: Any, *args: Any, **kwargs: Any) -> Any:

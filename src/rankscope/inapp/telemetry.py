@@ -12,12 +12,11 @@ import json
 import os
 import threading
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter_ns, time_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 from rankscope.capture.capture_request import CaptureRequest, read_request
 from rankscope.capture.plan import WATCH_BUDGET_PCT
@@ -27,14 +26,13 @@ from rankscope.capture.telemetry_ring import FOLDER, NONE, PHASES, RingWriter, r
 from rankscope.errors import RankscopeError
 from rankscope.files import make_private_folder
 from rankscope.inapp.hang_evidence import HangWatch, failure, install_stack_signal
-from rankscope.inapp.job_log import JobLog, joined_distributed
+from rankscope.inapp.job_log import JobLog
 from rankscope.inapp.main_thread import start_waiting_thread
 from rankscope.inapp.step_figures import (
     BEGIN,
     FORWARD_END,
     OPTIMIZER_BEGIN,
     OPTIMIZER_END,
-    Backward,
     StepClock,
     StepFigures,
 )
@@ -45,8 +43,6 @@ PERIOD_S = 1.0
 EXIT_WAIT_S = 2.0
 # A request that is older than the rank by more than this, the clocks' difference, was for an earlier attempt or job.
 _EARLIER_NS = 60 * 10**9
-# The share of the time that may be spent reading torch's flight recorder.
-SHARE = 0.002
 # torch's functions for it, NCCL's and then that of all other backends; older versions have none or one of them.
 OTHER_BACKENDS = "_dump_fr_trace_json"
 _DUMPS = ("_dump_nccl_trace_json", OTHER_BACKENDS)
@@ -78,8 +74,6 @@ class Telemetry:
         self._watcher: Any = None
         self._requests = 0
         self._started_unix_ns = time.time_ns()
-        self._collectives = CollectiveLog()
-        self._distributed = False
         self._pending: deque[StepFigures] = deque()
         self._hang = HangWatch(files, log, hang_after_s, fullest_dump)
         self._ring: RingWriter | None = None
@@ -168,30 +162,14 @@ class Telemetry:
             self.cost.add_step(step)
             self._pending.append(step)
         clock.wants_memory = True
-        self._distributed = self._distributed or joined_distributed() is not None
-        if self._pending and self._distributed:
-            self._collectives.read(now=last)
         offset = unix_offset_ns()
         ready = []
-        while self._pending and (last or self._is_complete(self._pending[0])):
+        while self._pending and (last or _is_complete(self._pending[0])):
             ready.append(self._record(self._pending.popleft(), offset))
         self._ring.write(ready, time.time_ns(), phase[0], phase[1] + offset)
 
-    def _is_complete(self, step: StepFigures) -> bool:
-        if self._distributed and self._collectives.known_until < step.ended:
-            return False
-        return all(mark is None or mark.query() for mark in step.marks)
-
     def _record(self, step: StepFigures, offset: int) -> Sequence[int]:
-        log = self._collectives
-        record = ring_record(
-            step,
-            log.between(step.began, step.ended),
-            complete=log.lost_until <= step.began,
-            device_ns=_device_ns(step.marks),
-            end_unix_ns=step.ended + offset,
-        )
-        log.forget(step.ended)
+        record = ring_record(step, device_ns=_device_ns(step.marks), end_unix_ns=step.ended + offset)
         self.clock.free_marks.extend(mark for mark in step.marks if mark is not None)
         return record
 
@@ -208,36 +186,16 @@ class Telemetry:
                 self._log.warning(f"capture request {self._requests} is not obeyed: {error.message}")
 
 
-def ring_record(
-    step: StepFigures, collectives: Sequence[Collective], *, complete: bool, device_ns: int, end_unix_ns: int
-) -> tuple[int, ...]:
-    """A step as the ring has it (FIELDS without `number`); docs/definitions.md defines each figure.
-
-    ``collectives`` are those that began in the step, ``complete`` is whether that is all of them.
-    """
+def ring_record(step: StepFigures, *, device_ns: int, end_unix_ns: int) -> tuple[int, ...]:
+    """A step as the ring has it (FIELDS without `number`); docs/definitions.md defines each figure."""
     step_ns = step.ended - step.began
-    unnoticed = [backward for backward in step.backwards if not backward.waited]
-    wait_ns = min(step.wait_ns + sum(_blocked_ns(each, collectives) for each in unnoticed), step_ns)
-    starts = [collective.began for collective in collectives] or (
-        [step.first_wait] if step.first_wait else []
-    )
-    first_ns = min(starts) - step.began if starts else NONE
-    if device_ns != NONE:
-        own_ns = device_ns
-    elif not complete:
-        own_ns = NONE
-    elif wait_ns:
-        own_ns = step_ns - wait_ns
-    elif first_ns != NONE:
-        own_ns = first_ns + step.optimizer_ns
-    else:
-        own_ns = step_ns
+    wait_ns = min(step.wait_ns, step_ns)
     return (
         step.number,
         end_unix_ns,
         step_ns,
-        own_ns,
-        first_ns,
+        step_ns - wait_ns if device_ns == NONE else device_ns,
+        step.first_wait - step.began if step.first_wait else NONE,
         wait_ns,
         step.data_ns,
         step.optimizer_ns,
@@ -246,16 +204,14 @@ def ring_record(
         step.cpu_ns,
         step.gc_ns,
         step.memory_bytes,
-        len(collectives) if complete and (collectives or not step.first_wait) else NONE,
+        NONE,
         int(step.profiled),
     )
 
 
-def _blocked_ns(backward: Backward, collectives: Sequence[Collective]) -> int:
-    """DistributedDataParallel begins a collective for each bucket, and at the end of backward waits for all."""
-    blocking = [collective.began for collective in collectives if collective.blocks]
-    inside = [began for began in blocking if backward.began <= began < backward.ended]
-    return backward.ended - inside[-1] if inside else 0
+def _is_complete(step: StepFigures) -> bool:
+    """Whether the GPU has reached all its events."""
+    return all(mark is None or mark.query() for mark in step.marks)
 
 
 def _device_ns(marks: Sequence[Any]) -> int:
@@ -264,64 +220,6 @@ def _device_ns(marks: Sequence[Any]) -> int:
         return NONE
     spans = ((BEGIN, FORWARD_END), (OPTIMIZER_BEGIN, OPTIMIZER_END))
     return int(sum(marks[begin].elapsed_time(marks[end]) for begin, end in spans) * 1e6)
-
-
-class Collective(NamedTuple):
-    """A collective that has begun, on the clock of perf_counter_ns."""
-
-    began: int
-    blocks: bool
-    """Backward returns when it has ended: with gloo, but not with NCCL, where the GPU waits."""
-
-
-class CollectiveLog:
-    """When the collectives of this process began: what torch's flight recorder has shown so far, from ``forget`` on.
-
-    It sees those that DistributedDataParallel starts in C++, which no hook of Python meets. Reading it copies the whole
-    record and holds the GIL for some milliseconds, so it is read for a small share of the time only.
-    """
-
-    def __init__(self) -> None:
-        self.known_until = 0
-        """Everything that began before this time has been read."""
-        self.lost_until = 0
-        """Before this time the recorder may have dropped collectives that were never read."""
-        self._begun: list[Collective] = []
-        self._last = dict.fromkeys(_DUMPS, -1)
-        self._next = 0
-
-    def read(self, *, now: bool = False) -> None:
-        """Read the recorder, if it is time to do so again or ``now``."""
-        began = perf_counter_ns()
-        if not now and began < self._next:
-            return
-        for name in _DUMPS:
-            self._add(name, flight_entries(name))
-        ended = perf_counter_ns()
-        self.known_until = began
-        self._next = ended + int((ended - began) / SHARE)
-
-    def between(self, began: int, ended: int) -> list[Collective]:
-        """Those that began in this time, in order."""
-        return self._begun[bisect_left(self._begun, (began,)) : bisect_left(self._begun, (ended,))]
-
-    def forget(self, until: int) -> None:
-        del self._begun[: bisect_left(self._begun, (until,))]
-
-    def _add(self, name: str, entries: list[dict[str, Any]]) -> None:
-        offset = unix_offset_ns()
-        last = self._last[name]
-        new = [entry for entry in entries if entry["record_id"] > last]
-        if not new:
-            return
-        gloo = [str(entry.get("profiling_name", "")).startswith("gloo:") for entry in new]
-        began = [
-            Collective(entry["time_created_ns"] - offset, of) for entry, of in zip(new, gloo, strict=True)
-        ]
-        if new[0]["record_id"] > last + 1:
-            self.lost_until = began[0].began
-        self._last[name] = new[-1]["record_id"]
-        self._begun = sorted([*self._begun, *began])
 
 
 def unix_offset_ns() -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rankscope.timeline.run import Run
     from rankscope.viewer.growing import GrowingPicture
     from rankscope.viewer.session import Session
+    from rankscope.watch.state import JobWatcher
 
 _ROUTES = {
     "run": ("run_map", "run_info"),
@@ -309,12 +311,24 @@ def routes_of(session: Session) -> dict[str, Route]:
     return {**routes, "share": shared}
 
 
+_watching = threading.Lock()
+
+
+@lru_cache(1)
+def _watcher(run: Path) -> JobWatcher:
+    """It remembers since when an alarm is open."""
+    from rankscope.analysis.health.hang import explain_hang
+    from rankscope.watch.state import JobWatcher
+
+    return JobWatcher(run, explain=explain_hang)
+
+
 def _watch(run: Path) -> Answer:
     """The state of `rankscope watch`, with the ranks to look at first instead of all of them."""
-    from rankscope.analysis.health.hang import explain_hang
-    from rankscope.watch.state import like_the_median, read_state, worst_ranks
+    from rankscope.watch.state import like_the_median, worst_ranks
 
-    state, _ = read_state(run, explain=explain_hang)
+    with _watching:
+        state, _ = _watcher(run).look()
     shown = {
         "ranks": worst_ranks(state, _WATCHED_RANKS),
         "count": len(state["ranks"]),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from typing import Any, Literal
 
@@ -37,8 +37,16 @@ NEXT_STEP = {
     OF_MEMORY: "Look for tensors that are kept in lists or logged with their graph; a memory snapshot names them.",
     UNKNOWN: "Record some steps: rankscope capture RUN, then rankscope stats RUN.",
 }
+_CLOSED_AFTER = 20
+"""Steps without an alarm after which it is no longer shown."""
 _FORGOTTEN_AFTER = 50
 """Steps without an alarm after which the same alarm counts as a new one."""
+_SETTLES = 50
+"""Steps after its begin in which a later look at an alarm has better figures: the begin is still in the window."""
+_TOGETHER = 30
+"""Steps between the begins of two alarms of which one follows from the other."""
+_FOLLOWS = 0.3
+"""Of the longer step: what a slow rank must explain, so that the longer step is its effect."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +68,14 @@ class Alarm:
     unit: Literal["ns", "bytes"]
     share: float
     """`per_step` of the usual step, or of the memory."""
-    text: str
+    what: str
     hint: str
+
+    @property
+    def text(self) -> str:
+        """The alarm in a sentence, without its end."""
+        lasts = self.kind not in (SPIKE, HANG, RANK_ENDED) and self.since_step is not None
+        return f"{self.what}, since step {self.since_step}" if lasts else self.what
 
     @property
     def severity(self) -> str:
@@ -80,7 +94,9 @@ class Alarm:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        return {**asdict(self), "ranks": list(self.ranks), "severity": self.severity}
+        fields = asdict(self)
+        del fields["what"]
+        return {**fields, "text": self.text, "ranks": list(self.ranks), "severity": self.severity}
 
     def line(self) -> str:
         """For a log."""
@@ -101,27 +117,86 @@ def amount(per_step: float, unit: Literal["ns", "bytes"]) -> str:
     return f"{format_rounded(unit, per_step)} per step"
 
 
+@dataclass(frozen=True)
+class Episode:
+    """An alarm from its begin to its end."""
+
+    alarm: Alarm
+    """With its latest figures; since when is what was said first."""
+    last_step: int
+    """The last step at which it was raised."""
+    is_open: bool
+
+
 class AlarmBook:
-    """Which alarms are open. An alarm is new once, as long as it goes on."""
+    """The alarms of a job so far. An alarm is new once, as long as it goes on, and keeps the step it began with."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[Any, ...], int] = {}
-        self._spikes: set[int] = set()
+        self.episodes: list[Episode] = []
+        """In the order in which they were raised."""
+        self._spikes: dict[tuple[int, ...], set[int]] = {}
 
-    def new(self, alarms: Iterable[Alarm]) -> list[Alarm]:
-        """Those of `alarms` that were not open already."""
+    @property
+    def open(self) -> list[Alarm]:
+        return [episode.alarm for episode in self.episodes if episode.is_open]
+
+    def new(self, alarms: Sequence[Alarm]) -> list[Alarm]:
+        """Note what is raised now; those that were not open already."""
         new = []
         for alarm in alarms:
-            before = self._seen.get(alarm.key)
-            self._seen[alarm.key] = alarm.step
-            if before is not None and alarm.step - before <= _FORGOTTEN_AFTER:
+            if any(_follows(alarm, cause) for cause in (*alarms, *self._lately(alarm.step))):
                 continue
-            if alarm.kind != SPIKE or not self._recurs(alarm.since_step or 0):
+            index = self._index(alarm)
+            if index is not None:
+                before = self.episodes[index].alarm
+                self.episodes[index] = Episode(_continued(before, alarm), alarm.step, alarm.kind != SPIKE)
+            elif alarm.kind != SPIKE or not self._is_habit(alarm):
                 new.append(alarm)
+                self.episodes.append(Episode(alarm, alarm.step, alarm.kind != SPIKE))
         return new
 
-    def _recurs(self, step: int) -> bool:
-        """Whether long steps come at one distance: checkpoints, evaluations."""
-        regular = any(2 * earlier - step in self._spikes for earlier in self._spikes if earlier != step)
-        self._spikes.add(step)
-        return regular
+    def close(self, step: int) -> None:
+        """End what was not raised lately, and forget what follows from another alarm, as is known by now."""
+        causes = self.open
+        self.episodes = [
+            Episode(each.alarm, each.last_step, each.is_open and step - each.last_step <= _CLOSED_AFTER)
+            for each in self.episodes
+            if not (each.is_open and any(_follows(each.alarm, cause) for cause in causes))
+        ]
+
+    def _lately(self, step: int) -> Iterator[Alarm]:
+        """Those that would go on if they were raised again."""
+        for episode in self.episodes:
+            if step - episode.last_step <= _FORGOTTEN_AFTER:
+                yield episode.alarm
+
+    def _index(self, alarm: Alarm) -> int | None:
+        """The episode that goes on."""
+        for index in reversed(range(len(self.episodes))):
+            episode = self.episodes[index]
+            if episode.alarm.key == alarm.key:
+                return index if alarm.step - episode.last_step <= _FORGOTTEN_AFTER else None
+        return None
+
+    def _is_habit(self, spike: Alarm) -> bool:
+        """Whether long steps come at one distance: checkpoints, evaluations. It is rank 0 that does these for all, so
+        its first two are taken for them."""
+        step, earlier = spike.since_step or 0, self._spikes.setdefault(spike.ranks, set())
+        regular = any({2 * other - step + off for off in (-1, 0, 1)} & earlier for other in earlier)
+        earlier.add(step)
+        return regular or (spike.ranks == (0,) and len(earlier) < 3)
+
+
+def _continued(before: Alarm, now: Alarm) -> Alarm:
+    """The begin of an alarm does not move with the window that is judged."""
+    if before.since_step is None or now.step - before.since_step <= _SETTLES:
+        return now
+    return replace(now, since_step=before.since_step, since_unix_ns=before.since_unix_ns)
+
+
+def _follows(alarm: Alarm, cause: Alarm) -> bool:
+    """Whether every step takes longer because of what another alarm names."""
+    if alarm.kind != SLOWDOWN or cause.kind not in (SLOW_RANK, SLOW_NODE, DATA):
+        return False
+    together = abs((alarm.since_step or 0) - (cause.since_step or 0)) <= _TOGETHER
+    return together and cause.per_step >= _FOLLOWS * alarm.per_step

@@ -6,12 +6,12 @@ job have the same step time, whoever is slow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rankscope.records import dataclass
 from rankscope.units import format_rounded
 from rankscope.watch.alarms import (
     COMMUNICATION,
@@ -30,28 +30,43 @@ from rankscope.watch.alarms import (
     UNKNOWN,
     Alarm,
     AlarmBook,
+    Episode,
     amount,
     who,
 )
+from rankscope.watch.changes import (
+    LEAST_BEFORE,
+    OF_A_MEDIAN,
+    RECURRING_STEPS,
+    SLOW_SHARE,
+    STANDARD_ERRORS,
+    STEPS,
+    Evidence,
+    began,
+    began_lately,
+    excesses_of,
+    find_recurring,
+    gained,
+    limit_of,
+    mean_of,
+    outliers,
+    rows_before,
+)
 from rankscope.watch.rings import RECENT
-from rankscope.watch.step_table import TO_SIGMA, Numbers, StepTable, low_median, middle, sigma
+from rankscope.watch.step_table import Numbers, StepTable, low_median, middle, sigma
 
-STEPS = 10
-"""k: steps that a slow rank is judged by."""
-SLOW_SHARE = 0.05
-"""Of the step time: a rank that loses less is not slow."""
-STANDARD_ERRORS = 10.0
-"""More than independent noise needs, for which 6 are exceeded once in 10^9 tests: on busy hosts it lasts some steps."""
-_OF_A_MEDIAN = 1.2533
-"""The standard error of a median is that of a mean times sqrt(pi / 2)."""
-SPREADS = 3.5
-"""An outlier among the ranks: so many standard deviations of their medians."""
 EXPLAINS = 0.5
 """The share of an excess that makes a component its cause."""
 CHANGE_SHARE = 0.10
-_LEAST_BEFORE = 20
 _AFTER = (10, 20, 40, 80)
+_SEEN = 30
+"""Steps of which is said in how many a rank was the slowest."""
+_SAME_RANK = 0.5
+_TURNS_AFTER = 12
+"""Steps after which no rank being the slowest in most means that they take turns."""
 SPIKE_FACTOR = 2.5
+SPIKE_NS = 0.5e9
+"""A shorter delay of a single step is not worth an alarm."""
 _SPIKE_SIGMAS = 10.0
 _AFTER_SPIKE = 3
 """Steps that must have come after a long one: if they are long too, the job is slow, and this is no single step."""
@@ -59,7 +74,7 @@ _ROUND = 50
 """Long steps at multiples of it (or next to one) are checkpoints or evaluations."""
 STARVED_SHARE = 0.20
 MEMORY_SHARE = 0.02
-MEMORY_BYTES = 16e6
+MEMORY_BYTES = 24e6
 _MEMORY_WINDOWS = (20, 100, 230)
 _FILLING = 20
 """Steps before such a window: the caches of a job that begins fill."""
@@ -67,22 +82,25 @@ _BLOCKS = 5
 _STEADY = 0.3
 """Of the mean growth from block to block: the least growth that counts as steady."""
 _STAIRS = 4
+"""Blocks in which memory that only grows does so."""
 _HIGHEST_STAIR = 0.6
 """Of the whole growth: a single large allocation is not a leak."""
-_MOST_LOOKS = 100
-_SETTLES = 50
-"""Steps after its begin in which a later look at an alarm has better figures: the begin is still in the window."""
+_LEAST_LOOKS, _MOST_LOOKS, _MOST_LOOKS_OF_ALL = 4, 100, 6000
+"""At a ring that is read as a whole; of the last, one for each rank: about a second of CPU time."""
+_MOST_BEFORE = 100
+"""Steps before an alarm that stay its measure."""
 
 
-def judge(table: StepTable, fresh: int = STEPS) -> list[Alarm]:
-    """All alarms at the table's last step. Spikes are looked for in the last `fresh` steps."""
+def judge(table: StepTable, fresh: int = STEPS, times: StepTable | None = None) -> list[Alarm]:
+    """All alarms at the table's last step. Spikes are looked for in the last `fresh` steps; the step time is judged by
+    `times`, where that table has other steps before."""
     if len(table.steps) < STEPS:
         return []
     slow = slow_ranks(table)
     starved = data_starvation(table)
     named = {rank for alarm in slow for rank in alarm.ranks}
     single = [alarm for alarm in spikes(table, fresh) if not alarm.ranks or not named >= {*alarm.ranks}]
-    return [*slow, *starved, *slowdown(table, [*slow, *starved]), *single, *creeping_memory(table)]
+    return [*slow, *starved, *slowdown(times or table, [*slow, *starved]), *single, *creeping_memory(table)]
 
 
 def _alarm(
@@ -99,10 +117,7 @@ def _alarm(
 ) -> Alarm:
     """About these ranks, from this row on; a spike is about this row only."""
     since = int(table.steps[begin])
-    if kind == SPIKE:
-        last = since
-    else:
-        last, text = int(table.steps[-1]), f"{text}, since step {since}"
+    last = since if kind == SPIKE else int(table.steps[-1])
     ranks, when = tuple(table.ranks[list(columns)].tolist()), _when(table, begin, columns)
     unit: Literal["ns", "bytes"] = "bytes" if kind == MEMORY else "ns"
     hint = hint or NEXT_STEP[cause]
@@ -116,90 +131,78 @@ def usual_step(table: StepTable) -> float:
 
 def excesses(table: StepTable) -> Numbers:
     """Of each rank: the median over the last k steps of its own work minus that of the median rank, ns."""
-    return _excesses(table["own_ns"][-STEPS:])
-
-
-def _excesses(work_ns: Numbers) -> Numbers:
-    """NaN where fewer than half of the steps are known."""
-    medians = low_median(work_ns - low_median(work_ns, 1)[:, None])
-    return np.where(np.isfinite(work_ns).sum(axis=0) > len(work_ns) / 2, medians, np.nan)
+    return excesses_of(table["own_ns"][-STEPS:])
 
 
 def slow_limit(table: StepTable) -> float:
     """The excess from which a rank is slow, ns; the table has several ranks."""
-    return _limit(table["own_ns"][-STEPS:], usual_step(table))
-
-
-def _limit(work_ns: Numbers, step_ns: float) -> float:
-    error = _OF_A_MEDIAN * _noise(work_ns) / float(np.sqrt(STEPS))
-    return max(SLOW_SHARE * step_ns, STANDARD_ERRORS * error, SPREADS * _spread(_excesses(work_ns)))
-
-
-def _noise(work_ns: Numbers) -> float:
-    """The standard deviation, from step to step, of what one rank takes longer than the others."""
-    ranks = work_ns.shape[1]
-    center = (low_median(work_ns, 1) - low_median(-work_ns, 1)) / 2  # the median, also of two
-    off = work_ns - center[:, None]
-    # A rank is part of the center, which therefore follows it.
-    return sigma(off - low_median(off)) * float(ranks / (ranks - 1))
-
-
-def _spread(excess: Numbers) -> float:
-    """Between ranks or nodes, as a standard deviation. Of three or more, half being slow is no outlier."""
-    off = np.sort(np.abs(excess - middle(excess)))
-    off = off[np.isfinite(off)]
-    return TO_SIGMA * float(off[len(off) // 2 if len(off) > 2 else 0]) if len(off) else float("nan")
-
-
-def _outliers(work_ns: Numbers, step_ns: float) -> list[int]:
-    if work_ns.shape[1] < 2:
-        return []
-    columns: list[int] = np.flatnonzero(_excesses(work_ns) > _limit(work_ns, step_ns)).tolist()
-    return columns
+    return limit_of(table["own_ns"][-STEPS:], usual_step(table))
 
 
 def slow_ranks(table: StepTable) -> list[Alarm]:
-    """Nodes, and ranks of other nodes, whose own work takes longer than that of the median, step after step."""
-    work_ns, step_ns = table["own_ns"][-STEPS:], usual_step(table)
+    """Nodes, and ranks of other nodes, whose own work takes longer than that of the median, step after step or every
+    few steps."""
+    figures, step_ns = {field: table[field] for field in _witnesses(table)}, usual_step(table)
     nodes: dict[str, list[int]] = {}
     for column, node in enumerate(table.nodes):
         nodes.setdefault(node, []).append(column)
-    of_nodes = np.stack([low_median(work_ns[:, columns], 1) for columns in nodes.values()], axis=1)
-    names = [list(nodes)[index] for index in _outliers(of_nodes, step_ns)]
-    slow = {name: nodes[name] for name in names if len(nodes[name]) > 1}
-    inside = {column for columns in slow.values() for column in columns}
+    names = list(nodes)
+    by_node = {
+        field: np.stack([low_median(values[:, columns], 1) for columns in nodes.values()], axis=1)
+        for field, values in figures.items()
+    }
+    slow = {
+        names[index]: evidence
+        for index, evidence in outliers(by_node, step_ns, table.before).items()
+        if len(nodes[names[index]]) > 1
+    }
+    inside = {column for name in slow for column in nodes[name]}
     rest = [column for column in range(len(table.ranks)) if column not in inside]
-    flagged = [rest[index] for index in _outliers(work_ns[:, rest], step_ns)]
+    by_rank = {field: values[:, rest] for field, values in figures.items()}
+    flagged = {rest[index]: evidence for index, evidence in outliers(by_rank, step_ns, table.before).items()}
     peers = [column for column in rest if column not in flagged]
-    alarms = [_slow(table, columns, peers, node) for node, columns in slow.items()]
-    return alarms + [_slow(table, [column], peers, "") for column in flagged]
+    alarms = [_slow(table, nodes[name], peers, evidence, name) for name, evidence in slow.items()]
+    return alarms + [_slow(table, [column], peers, evidence) for column, evidence in flagged.items()]
 
 
-def _slow(table: StepTable, columns: Sequence[int], peers: Sequence[int], node: str) -> Alarm:
-    lost = _more(table["own_ns"], columns, peers)
-    begin = _began(lost, middle(lost[-STEPS:]))
-    per_step = middle(lost[begin:])
-    cause = _cause(table, columns, peers, begin, per_step)
+def _witnesses(table: StepTable) -> tuple[str, ...]:
+    """The figures that ranks are compared by. With a GPU, the host may spin while it waits: that is CPU time, and no
+    work."""
+    on_gpu = bool(np.isfinite(table["device_ns"][-STEPS:]).any())
+    return ("own_ns", "data_ns") if on_gpu else ("own_ns", "data_ns", "cpu_ns")
+
+
+def _slow(
+    table: StepTable, columns: Sequence[int], peers: Sequence[int], evidence: Evidence, node: str = ""
+) -> Alarm:
+    lost, recurring = _more(table[evidence.field], columns, peers), evidence.recurring
+    begin = recurring.begin if recurring else began_lately(lost, table.before)
+    average = mean_of if recurring else middle
+    own_work = gained(_more(table["own_ns"], columns, peers), begin, average)
+    per_step = own_work if own_work > SLOW_SHARE * usual_step(table) else gained(lost, begin, average)
+    cause = _cause(table, columns, peers, begin, per_step, average)
     share = per_step / usual_step(table)
     subject = who(table.ranks[list(columns)].tolist())
     subject = f"node {node} ({subject})" if node else subject
-    text = f"{subject} is slow: {amount(per_step, 'ns')} ({100 * share:.0f} % of the step), {cause}"
+    when = f" in one step of {recurring.every}" if recurring else ""
+    text = f"{subject} is slow{when}: {amount(per_step, 'ns')} ({100 * share:.0f} % of the step), {cause}"
+    if recurring is None:
+        slowest = _slowest(table, begin)
+        text += f", slowest in {np.isin(slowest, list(columns)).sum()} of {len(slowest)} steps"
     kind = SLOW_NODE if node else SLOW_RANK
     return _alarm(table, begin, columns, kind, cause, per_step, share, text, node=node)
+
+
+def _slowest(table: StepTable, begin: int) -> NDArray[np.int64]:
+    """The column with the most own work, of the last rows since `begin`."""
+    rows = table["own_ns"][max(begin, len(table.steps) - _SEEN) :]
+    columns: NDArray[np.int64] = np.nan_to_num(rows, nan=-1.0).argmax(axis=1)
+    return columns
 
 
 def _more(values: Numbers, columns: Sequence[int], peers: Sequence[int]) -> Numbers:
     """What the median of these columns has more than that of their peers, row by row."""
     return low_median(values[:, list(columns)], 1) - low_median(values[:, list(peers)], 1)
-
-
-def _began(values: Numbers, level: float) -> int:
-    """The row from which `values` are at `level` and not at 0: where the sum of what they exceed half the level by is
-    lowest."""
-    half = abs(level) / 2
-    steps = np.nan_to_num(np.clip(values * np.sign(level) - half, -half, half))
-    sums = np.concatenate([[0.0], np.cumsum(steps)])
-    return min(int(np.argmin(sums)), len(values) - 1)
 
 
 def _when(table: StepTable, row: int, columns: Sequence[int] = ()) -> int | None:
@@ -209,28 +212,43 @@ def _when(table: StepTable, row: int, columns: Sequence[int] = ()) -> int | None
     return int(begin) if np.isfinite(begin) else None
 
 
-def _cause(table: StepTable, columns: Sequence[int], peers: Sequence[int], begin: int, excess: float) -> str:
+def _cause(
+    table: StepTable,
+    columns: Sequence[int],
+    peers: Sequence[int],
+    begin: int,
+    excess: float,
+    average: Callable[[Numbers], float],
+) -> str:
     """What explains at least half of what these ranks take longer than their peers."""
 
     def share(field: str) -> float:
-        more = _more(table[field][begin:], columns, peers)
         # Collections come every few steps: their median is 0.
-        return (float(np.mean(more)) if field == "gc_ns" else middle(more)) / excess
+        typical = mean_of if field == "gc_ns" else average
+        return gained(_more(table[field], columns, peers), begin, typical) / excess
 
-    return _class_of({field: share(field) for field in _COMPONENTS})
+    return _class_of({field: share(field) for field in _COMPONENTS}, _density(table, peers))
+
+
+def _density(table: StepTable, columns: Sequence[int]) -> float:
+    """CPU time of own work without a GPU, at most 1: less on a host with more processes than cores."""
+    if np.isfinite(table["device_ns"]).any():
+        return 1.0
+    share = middle(table["cpu_ns"][:, list(columns)]) / middle(table["own_ns"][:, list(columns)])
+    return min(share, 1.0) if share > 0 else 1.0
 
 
 _COMPONENTS = ("data_ns", "gc_ns", "cpu_ns", "forward_ns", "device_ns")
 
 
-def _class_of(shares: dict[str, float]) -> str:
-    """A share that is NaN is not known. On a GPU the time between CUDA events grows with everything; a slow host shows
-    in the host's time until backward."""
+def _class_of(shares: dict[str, float], density: float) -> str:
+    """A share that is NaN is not known; `density` is the CPU time of ordinary work. On a GPU the time between CUDA
+    events grows with everything; a slow host shows in the host's time until backward."""
     if shares["data_ns"] >= EXPLAINS:
         return DATA_LOADING
     if shares["gc_ns"] >= EXPLAINS:
         return GARBAGE
-    if shares["cpu_ns"] >= EXPLAINS:
+    if shares["cpu_ns"] >= EXPLAINS * density:
         return COMPUTE
     if np.isfinite(shares["device_ns"]):
         return HOST if shares["forward_ns"] >= EXPLAINS else COMPUTE
@@ -244,7 +262,7 @@ def data_starvation(table: StepTable) -> list[Alarm]:
     share = middle(shares[-STEPS:])
     if not share > STARVED_SHARE:
         return []
-    begin = _began(shares, share)
+    begin = began(shares, share)
     wait = middle(low_median(table["data_ns"][begin:], 1))
     text = f"all ranks wait for data: {amount(wait, 'ns')} ({100 * share:.0f} % of the step)"
     hint = "More workers (num_workers), pin_memory, prefetch_factor; check the storage."
@@ -254,40 +272,75 @@ def data_starvation(table: StepTable) -> list[Alarm]:
 def slowdown(table: StepTable, alarms: Iterable[Alarm] = ()) -> list[Alarm]:
     """The step time of the job has risen and stays there, and none of these alarms explains it."""
     times = low_median(table["step_ns"], 1)
+    begin = _rose(times, table.before)
+    average = middle
+    if begin is None:
+        recurring = find_recurring(times, usual_step(table), table.before)
+        # A rank that works longer every few steps is known by then.
+        if recurring is None or len(times) - recurring.begin < RECURRING_STEPS:
+            return []
+        begin, average = recurring.begin, mean_of
+    before, now = average(times[:begin]), average(times[begin:])
+    more = now - before
+    if not more > (CHANGE_SHARE if average is middle else SLOW_SHARE) * before:
+        return []
+    if any(alarm.per_step >= EXPLAINS * more for alarm in alarms):
+        return []
+    cause = _cause_of_change(table, begin, more, average)
+    share = more / before
+    lengths = f"{format_rounded('ns', before)} to {format_rounded('ns', now)}"
+    text = f"every step takes longer: {lengths} (+{100 * share:.0f} %), {cause}{_turns(table, begin, more)}"
+    return [_alarm(table, begin, (), SLOWDOWN, cause, more, share, text)]
+
+
+def _rose(times: Numbers, before_rows: int) -> int | None:
+    """The row from which these times are longer than before, if they still are."""
     for after in _AFTER:
-        if len(times) < after + _LEAST_BEFORE:
+        split = rows_before(len(times), after, before_rows)
+        if split is None or len(times) - split < after:
             break
-        before, now = middle(times[:-after]), min(middle(times[-after:]), middle(times[-STEPS:]))
-        noise = sigma(np.concatenate([times[:-after] - before, times[-after:] - now]))
-        error = _OF_A_MEDIAN * noise * np.sqrt(1 / after + 1 / (len(times) - after))
+        before, now = middle(times[:split]), min(middle(times[-after:]), middle(times[-STEPS:]))
+        noise = sigma(np.concatenate([times[:split] - before, times[-after:] - now]))
+        error = OF_A_MEDIAN * noise * np.sqrt(1 / after + 1 / split)
         if not now - before > max(CHANGE_SHARE * before, STANDARD_ERRORS * error):
             continue
-        begin = _began(times - before, now - before)
-        before, now = middle(times[:begin]), middle(times[begin:])
-        more = now - before
+        begin = began(times - before, now - before)
         # A slow rank is known after half as many steps, and explains the change.
-        if len(times) - begin < STEPS or not more > CHANGE_SHARE * before:
-            continue
-        if any(alarm.per_step >= EXPLAINS * more for alarm in alarms):
-            return []
-        cause = _cause_of_change(table, begin, more)
-        share = more / before
-        lengths = f"{format_rounded('ns', before)} to {format_rounded('ns', now)}"
-        text = f"every step takes longer: {lengths} (+{100 * share:.0f} %), {cause}"
-        return [_alarm(table, begin, (), SLOWDOWN, cause, more, share, text)]
-    return []
+        if len(times) - begin >= STEPS and middle(times[begin:]) - before > CHANGE_SHARE * before:
+            return begin
+    return None
 
 
-def _cause_of_change(table: StepTable, begin: int, more: float) -> str:
-    """By what the median rank takes longer than before."""
+def _cause_of_change(table: StepTable, begin: int, more: float, average: Callable[[Numbers], float]) -> str:
+    """By what the slowest rank of each step takes longer than before: the others wait for it, and only if it waits too,
+    that is communication."""
+    work_ns = np.nan_to_num(table["own_ns"], nan=-1.0)
+    rows, slowest = np.arange(len(work_ns)), work_ns.argmax(axis=1)
 
     def share(field: str) -> float:
-        of_median_rank = low_median(table[field], 1)
-        return (middle(of_median_rank[begin:]) - middle(of_median_rank[:begin])) / more
+        return gained(table[field][rows, slowest], begin, mean_of if field == "gc_ns" else average) / more
 
     if share("wait_ns") >= EXPLAINS:
         return COMMUNICATION
-    return _class_of({field: share(field) for field in _COMPONENTS})
+    before = table.rows(slice(0, begin))
+    return _class_of(
+        {field: share(field) for field in _COMPONENTS}, _density(before, range(len(table.ranks)))
+    )
+
+
+def _turns(table: StepTable, begin: int, more: float) -> str:
+    """Whether ranks wait for each other, and for whom, where that explains the longer step."""
+    work_ns = table["own_ns"]
+    apart = np.nanmax(work_ns, axis=1, initial=0.0) - low_median(work_ns, 1)
+    if len(table.ranks) < 2 or not gained(apart, begin, middle) >= EXPLAINS * more:
+        return ""
+    slowest = _slowest(table, begin)
+    if len(slowest) < _TURNS_AFTER:
+        return "; for which rank the others wait is not known yet"
+    counts = np.bincount(slowest, minlength=len(table.ranks))
+    rank, most = int(table.ranks[counts.argmax()]), int(counts.max())
+    seen = f"the slowest is rank {rank} in {most} of {len(slowest)} steps"
+    return f"; {seen}" if most > _SAME_RANK * len(slowest) else f"; the ranks take turns: {seen}"
 
 
 def spikes(table: StepTable, fresh: int = STEPS) -> list[Alarm]:
@@ -299,7 +352,8 @@ def spikes(table: StepTable, fresh: int = STEPS) -> list[Alarm]:
     rows = [
         row
         for row in range(max(last - fresh, 0), last)
-        if times[row] > limit and middle(times[row + 1 : row + 1 + _AFTER_SPIKE]) <= limit
+        if times[row] > max(limit, usual + SPIKE_NS)
+        and middle(times[row + 1 : row + 1 + _AFTER_SPIKE]) <= limit
     ]
     judged = (
         _spike(table, row, times[row] - usual, usual) for row in rows if not _is_round(table.steps[row])
@@ -333,7 +387,7 @@ def _cause_of_spike(table: StepTable, row: int, columns: Sequence[int], excess: 
         values = table[field][:, list(columns)]
         return float(np.mean(values[row] - low_median(values))) / excess
 
-    return _class_of({field: share(field) for field in _COMPONENTS})
+    return _class_of({field: share(field) for field in _COMPONENTS}, _density(table, columns))
 
 
 def creeping_memory(table: StepTable) -> list[Alarm]:
@@ -368,7 +422,7 @@ def _stairs(rows: Numbers) -> Numbers:
     second."""
     rises = np.diff(rows, axis=0)
     growth = rows[-1] - rows[0]
-    several = (rises > 0).sum(axis=0) >= _STAIRS
+    several = sum((part > 0).any(axis=0).astype(int) for part in np.array_split(rises, _BLOCKS)) >= _STAIRS
     return np.where(
         (rises >= 0).all(axis=0) & several & (rises.max(axis=0) <= _HIGHEST_STAIR * growth), growth, 0.0
     )
@@ -392,36 +446,51 @@ def _bend(values: Numbers, slope: float) -> int:
     return int(np.argmin(np.nanvar(left, axis=1)))
 
 
-@dataclass(frozen=True)
-class PastAlarm:
-    """An alarm and how long it lasted."""
+class StepWatcher:
+    """Judges the steps of comparable ranks again and again. While an alarm is open, the steps before it stay the
+    measure, however long ago they were."""
 
-    alarm: Alarm
-    last_step: int
-    is_open: bool
-    """Still raised at the last step."""
+    def __init__(self) -> None:
+        self.book = AlarmBook()
+        self._before: StepTable | None = None
+        self.judged_step = -1
+
+    def look(self, table: StepTable) -> list[Alarm]:
+        """The alarms that are new, of the last steps."""
+        fresh = max(STEPS, int((table.steps > self.judged_step).sum())) if self.judged_step >= 0 else STEPS
+        self.judged_step = int(table.steps[-1])
+        judged = table
+        if self._before is not None and np.array_equal(self._before.ranks, table.ranks):
+            first = int(np.searchsorted(table.steps, self._before.steps[-1], side="right"))
+            judged = table.rows(slice(first, None)).after(self._before)
+        # When all steps become longer, ranks differ more: what they did before is not the measure.
+        named = any(alarm.kind in (SLOW_RANK, SLOW_NODE) for alarm in self.book.open)
+        new = self.book.new(judge(judged if named else table, fresh, judged))
+        self.book.close(self.judged_step)
+        lasting = [alarm for alarm in self.book.open if alarm.kind in (SLOW_RANK, SLOW_NODE, SLOWDOWN)]
+        since = min((alarm.since_step or 0 for alarm in lasting), default=None)
+        if since is None:
+            self._before = None
+        elif self._before is None:
+            rows = int(np.searchsorted(table.steps, since))
+            self._before = (
+                table.rows(slice(max(rows - _MOST_BEFORE, 0), rows)) if rows >= LEAST_BEFORE else None
+            )
+        return new
+
+    def catch_up(self, table: StepTable) -> list[Alarm]:
+        """Look as if it had been there all the time; what is open at the end, or has just been raised."""
+        count = len(table.steps)
+        looks = min(max(_MOST_LOOKS_OF_ALL // len(table.ranks), _LEAST_LOOKS), _MOST_LOOKS)
+        every = max(STEPS, -(-count // looks))
+        for end in reversed(range(count, 0, -every)):
+            self.look(table.rows(slice(max(end - RECENT, 0), end)))
+        lately = self.judged_step - STEPS
+        return [each.alarm for each in self.book.episodes if each.is_open or each.last_step > lately]
 
 
-def alarms_over(table: StepTable) -> list[PastAlarm]:
+def alarms_over(table: StepTable) -> list[Episode]:
     """All alarms of a whole ring, as a watcher would have raised them, in that order."""
-    count = len(table.steps)
-    every = max(STEPS, -(-count // _MOST_LOOKS))
-    book = AlarmBook()
-    raised: list[Alarm] = []
-    last: dict[int, int] = {}
-    for end in reversed(range(count, STEPS - 1, -every)):
-        now = judge(table.rows(slice(max(end - RECENT, 0), end)), every)
-        raised += book.new(now)
-        for alarm in now:
-            index = max((n for n, earlier in enumerate(raised) if earlier.key == alarm.key), default=None)
-            if index is None:
-                continue  # a long step that recurs
-            last[index] = alarm.step
-            since = raised[index].since_step
-            if since is not None and alarm.step - since <= _SETTLES:
-                raised[index] = alarm
-    final = int(table.steps[-1])
-    return [
-        PastAlarm(alarm, last[index], last[index] == final and alarm.kind != SPIKE)
-        for index, alarm in enumerate(raised)
-    ]
+    watcher = StepWatcher()
+    watcher.catch_up(table)
+    return watcher.book.episodes

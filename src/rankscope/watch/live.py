@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -16,15 +17,15 @@ from rankscope.text.json_values import plain
 from rankscope.text.plain_table import plain_table
 from rankscope.text.visible_text import visible
 from rankscope.units import format_rounded, shorten_middle
-from rankscope.watch.alarms import Alarm, AlarmBook
+from rankscope.watch.alarms import Alarm
 from rankscope.watch.roles import role_lines
 from rankscope.watch.state import (
     FINAL_STATES,
     Explain,
+    JobWatcher,
     State,
     as_it_is,
     like_the_median,
-    read_state,
     worst_ranks,
 )
 
@@ -35,6 +36,8 @@ _SHORTEST_PAUSE_S = 0.05
 _STATUS_SECONDS = 10.0
 """Between two lines about the state in a log."""
 _HOOK_SECONDS = 10.0
+_BEHIND = 20
+"""Steps: a rank whose file is older holds up the judging."""
 
 
 def follow(
@@ -46,20 +49,19 @@ def follow(
     explain: Explain = as_it_is,
 ) -> Iterator[tuple[State, list[Alarm]]]:
     """The state of a job and its new alarms, again and again until the job has ended."""
-    book = AlarmBook()
-    judged_step = 0
+    watcher = JobWatcher(run, hang_after_s, explain)
     while True:
         started = time.monotonic()
-        state, alarms = read_state(run, hang_after_s, judged_step, explain)
-        judged_step = state["last_step"]
-        yield state, book.new(alarms)
+        state, new = watcher.look()
+        yield state, new
         if once or state["state"] in FINAL_STATES:
             return
         time.sleep(max(every_s - (time.monotonic() - started), _SHORTEST_PAUSE_S))
 
 
 def tell(command: str, alarm: Alarm, run: Path) -> str:
-    """Run a shell command with the alarm as JSON on its stdin, or POST it to a URL; returns why that failed, or ""."""
+    """Run a shell command with the alarm as JSON on its stdin and as a line in RANKSCOPE_ALARM, or POST the JSON to a
+    URL; returns why that failed, or ""."""
     content = json.dumps({**alarm.to_dict(), "run": str(run)}).encode()
     try:
         if command.startswith(("http://", "https://")):
@@ -70,8 +72,15 @@ def tell(command: str, alarm: Alarm, run: Path) -> str:
         else:
             # stdout is that of `rankscope watch`, and may be JSON
             stdout = sys.stderr.fileno()
+            environment = {**os.environ, "RANKSCOPE_ALARM": alarm.line()}
             subprocess.run(
-                command, shell=True, input=content, stdout=stdout, timeout=_HOOK_SECONDS, check=True
+                command,
+                shell=True,
+                input=content,
+                stdout=stdout,
+                timeout=_HOOK_SECONDS,
+                check=True,
+                env=environment,
             )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return f"{error}"
@@ -123,6 +132,8 @@ def lines(state: State, width: int = WIDTH) -> list[str]:
     """What the view shows, one line each."""
     ranks = f"{state['alive_ranks']} of {state['world_size']} ranks alive"
     heading = f" · {state['state']} · {ranks} · step {state['last_step']:,}"
+    if state["judged_step"] is not None and state["last_step"] - state["judged_step"] > _BEHIND:
+        heading += f", judged to {state['judged_step']:,}"
     shown = [shorten_middle(Path(state["run"]).name, width - len(heading)) + heading]
     if step := state["step_ns"]:
         spread = f"{format_rounded('ns', step['p5'])} to {format_rounded('ns', step['p95'])}"
@@ -174,5 +185,5 @@ def _row(rank: dict[str, Any]) -> tuple[str, ...]:
         rank["cause"] or "",
         "" if excess is None else f"{'+' * (excess >= 0)}{format_rounded('ns', excess)}",
         str(rank["last_step"]),
-        f"{rank['without_step_s']:.0f} s",
+        f"{rank['without_step_s'] + rank['age_s']:.0f} s",
     )

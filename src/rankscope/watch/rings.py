@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.capture.telemetry_ring import FIELDS, FOLDER, HEADER_BYTES, NONE, RECORD, Header, read_header
+from rankscope.capture.telemetry_ring import (
+    FIELDS,
+    FOLDER,
+    HEADER_BYTES,
+    NONE,
+    PHASES,
+    RECORD,
+    Header,
+    read_header,
+)
 from rankscope.errors import StoreError, system_error
 from rankscope.records import dataclass
 from rankscope.watch.step_table import StepTable
@@ -20,14 +29,14 @@ RECENT = 256
 """Records of each rank that a live view judges."""
 WARM_UP = 5
 """The first records of a rank: compiling, caches that fill."""
-LEAST_SHARE = 0.75
-"""Of the ranks that have reached a step; the steps after the last such step are left for the next reading."""
+PATIENCE_S = 60.0
+"""A rank whose last step ended so much earlier than that of another, and two steps more, is not waited for."""
 MOST_NUMBERS = 1 << 20
 """Records in all that a whole ring is read to: 4,096 steps of 256 ranks, 1,024 of 1,024."""
 _NAME = re.compile(r"rank-(\d+)\.ring")
 _VALUES = FIELDS[2:-1]
-_PROFILED = FIELDS.index("profiled")
-_STEP = FIELDS.index("step")
+_PROFILED, _STEP, _STEP_NS = map(FIELDS.index, ("profiled", "step", "step_ns"))
+_ENDED = PHASES.index("ended")
 
 
 @dataclass(frozen=True)
@@ -123,7 +132,8 @@ def _read(rank: int, path: Path, most: int) -> RankRing | None:
 
 
 def tables(rings: Sequence[RankRing]) -> list[StepTable]:
-    """One table for each role, up to the last step that most of its ranks have reached."""
+    """One table for each role, up to the last step that all its ranks have reached: the rank that is missing may be the
+    slow one. Ranks that have ended, or make no steps any more, are not waited for."""
     roles = dict.fromkeys(ring.role for ring in rings)
     by_role = (_table([ring for ring in rings if ring.role == role]) for role in roles)
     return [table for table in by_role if table is not None]
@@ -134,8 +144,10 @@ def _table(rings: Sequence[RankRing]) -> StepTable | None:
     judged = [
         ring.records[(ring.records[:, 0] > WARM_UP) & (ring.records[:, _PROFILED] != 1)] for ring in rings
     ]
-    ends = sorted((int(rows[-1, _STEP]) if len(rows) else -1 for rows in judged), reverse=True)
-    last = ends[max(int(np.ceil(LEAST_SHARE * len(ends))) - 1, 0)]
+    waited_for = _in_step(rings)
+    last = min(
+        (int(judged[column][-1, _STEP]) if len(judged[column]) else -1 for column in waited_for), default=-1
+    )
     if last < 0:
         return None
     first = max(min(int(rows[0, _STEP]) for rows in judged if len(rows)), last + 1 - max(map(len, judged)))
@@ -149,10 +161,23 @@ def _table(rings: Sequence[RankRing]) -> StepTable | None:
         numbers = cube[:, :, index].astype(np.float64)
         numbers[numbers == NONE] = np.nan
         values[field] = numbers
-    reached = np.isfinite(values["step_ns"]).any(axis=1)
+    # A step that a profiler slowed on some ranks is missing in their columns.
+    reached = np.isfinite(values["step_ns"][:, waited_for]).all(axis=1)
+    if not reached.any():
+        return None
     return StepTable(
         np.arange(first, last + 1)[reached],
         np.array([ring.rank for ring in rings]),
         tuple(ring.node for ring in rings),
         {field: numbers[reached] for field, numbers in values.items()},
+        rings[0].role,
     )
+
+
+def _in_step(rings: Sequence[RankRing]) -> list[int]:
+    """The indices of ranks that are waited for."""
+    going = [index for index, ring in enumerate(rings) if ring.header.phase != _ENDED] or [*range(len(rings))]
+    newest = max(rings[index].last_end_unix_ns for index in going)
+    longest = max((int(ring.records[-1, _STEP_NS]) for ring in rings if len(ring.records)), default=0)
+    patience_ns = PATIENCE_S * 1e9 + 2 * longest
+    return [index for index in going if newest - rings[index].last_end_unix_ns <= patience_ns]

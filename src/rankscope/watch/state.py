@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.watch.alarms import Alarm
+from rankscope.watch.alarms import Alarm, AlarmBook
+from rankscope.watch.changes import STEPS
 from rankscope.watch.hang import (
     ENDED,
     failure_of,
@@ -21,13 +22,15 @@ from rankscope.watch.hang import (
     phase_of,
     without_step_s,
 )
-from rankscope.watch.judge import STEPS, excesses, judge, slow_limit, usual_step
-from rankscope.watch.rings import RankRing, read_rings, tables
+from rankscope.watch.judge import StepWatcher, excesses, slow_limit, usual_step
+from rankscope.watch.rings import RECENT, RankRing, read_rings, read_whole, tables
 from rankscope.watch.roles import bottleneck, role_states
 from rankscope.watch.step_table import StepTable, low_median, middle
 
 WORST = 10
 """Ranks that are shown one by one."""
+_PAST = 20
+"""Alarms that are over, of which the last ones are told."""
 TREND = 60
 """Step times of the sparkline."""
 State = dict[str, Any]
@@ -38,26 +41,52 @@ def as_it_is(_run: Path, alarm: Alarm) -> Sequence[Alarm]:
     return [alarm]
 
 
-def read_state(
-    run: Path, hang_after_s: float | None = None, judged_step: int = 0, explain: Explain = as_it_is
-) -> tuple[State, list[Alarm]]:
-    """The state of a run, and its alarms as they are now; long steps are looked for after `judged_step`.
+class JobWatcher:
+    """Looks at a run again and again. The first look reads more, so that alarms have their begin and their history."""
 
-    `explain` adds to the alarm of a hang what the ranks wrote about it.
-    """
-    rings = read_rings(run)
-    now = time.time_ns()
-    step_tables = tables(rings)
-    alarms = []
-    for table in step_tables:
-        fresh = max(STEPS, int((table.steps > judged_step).sum())) if judged_step else STEPS
-        alarms += judge(table, fresh)
-    if rings:
+    def __init__(self, run: Path, hang_after_s: float | None = None, explain: Explain = as_it_is) -> None:
+        """`explain` adds to the alarm of a hang what the ranks wrote about it."""
+        self._run = run
+        self._hang_after_s = hang_after_s
+        self._explain = explain
+        self._roles: dict[str, StepWatcher] = {}
+        self._hangs = AlarmBook()
+
+    def look(self) -> tuple[State, list[Alarm]]:
+        """The present state, and the alarms that are new in it."""
+        rings = read_rings(self._run, RECENT) if self._roles else read_whole(self._run)
+        now = time.time_ns()
+        step_tables = tables(rings)
+        new: list[Alarm] = []
+        for table in step_tables:
+            watcher = self._roles.get(table.role)
+            if watcher is None or table.steps[-1] < watcher.judged_step:  # the job began anew
+                watcher = self._roles[table.role] = StepWatcher()
+                new += watcher.catch_up(table)
+            else:
+                new += watcher.look(table)
+        stuck = self._stuck(rings, now) if rings else []
+        new += self._hangs.new(stuck)
+        episodes = [each for watcher in self._roles.values() for each in watcher.book.episodes]
+        alarms = [each.alarm for each in episodes if each.is_open] + stuck
+        state = _state(self._run, rings, [table.last(RECENT) for table in step_tables], alarms, now)
+        over = [each for each in episodes if not each.is_open][-_PAST:]
+        state["past_alarms"] = [{**each.alarm.to_dict(), "last_step": each.last_step} for each in over]
+        return state, new
+
+    def _stuck(self, rings: Sequence[RankRing], now: int) -> list[Alarm]:
+        """Ranks that failed, or else hang: the others wait for a rank that has gone."""
         at = judged_at(rings, now)
-        ended = failures(rings, at)  # the others wait for a rank that has gone
-        hung = [] if ended else hangs(rings, at, hang_after_s)
-        alarms += [*ended, *(part for alarm in hung for part in explain(run, alarm))]
-    return _state(run, rings, step_tables, alarms, now), alarms
+        ended = failures(rings, at)
+        hung = [] if ended else hangs(rings, at, self._hang_after_s)
+        return [*ended, *(part for alarm in hung for part in self._explain(self._run, alarm))]
+
+
+def read_state(
+    run: Path, hang_after_s: float | None = None, explain: Explain = as_it_is
+) -> tuple[State, list[Alarm]]:
+    """The state of a run, and its alarms."""
+    return JobWatcher(run, hang_after_s, explain).look()
 
 
 FINAL_STATES = ("ended", "failed", "silent", "off")
@@ -68,7 +97,8 @@ def _state(
     run: Path, rings: Sequence[RankRing], step_tables: Sequence[StepTable], alarms: Sequence[Alarm], now: int
 ) -> State:
     at = judged_at(rings, now) if rings else now
-    ranks = [_rank(ring, at) for ring in rings]
+    newest = max((ring.header.alive_unix_ns for ring in rings), default=now)
+    ranks = [_rank(ring, at, newest) for ring in rings]
     by_rank = {rank["rank"]: rank for rank in ranks}
     for table in step_tables:
         _add_figures(table, by_rank)
@@ -90,6 +120,7 @@ def _state(
         or len(rings),
         "alive_ranks": sum(ring.header.phase != ENDED and not is_lost(ring, at) for ring in rings),
         "last_step": max((ring.last_step for ring in rings), default=0),
+        "judged_step": max((int(table.steps[-1]) for table in step_tables), default=None),
         "last_end_unix_ns": max((ring.last_end_unix_ns for ring in rings), default=None),
         **_steps(max(step_tables, key=lambda table: len(table.ranks), default=None)),
         "memory_bytes": _memory(ranks),
@@ -108,13 +139,14 @@ def _memory(ranks: Sequence[dict[str, Any]]) -> State | None:
     return {"median": middle(np.array([*sizes.values()], dtype=float)), "max": sizes[most], "rank": most}
 
 
-def _rank(ring: RankRing, at: int) -> dict[str, Any]:
+def _rank(ring: RankRing, at: int, newest: int) -> dict[str, Any]:
     return {
         "rank": ring.rank,
         "node": ring.node,
         "role": ring.role,
         "last_step": ring.last_step,
         "without_step_s": round(without_step_s(ring, at), 3),
+        "age_s": 0.0 if ring.header.phase == ENDED else round((newest - ring.header.alive_unix_ns) / 1e9, 3),
         "phase": "lost" if is_lost(ring, at) else phase_of(ring),
         "excess_ns": None,
         "slow": False,

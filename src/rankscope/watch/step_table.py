@@ -24,13 +24,25 @@ class StepTable:
     """Of each rank."""
     values: dict[str, Numbers]
     """By field of the ring file, steps x ranks; NaN where a number is not known."""
+    role: str = ""
+    before: int = 0
+    """So many rows at the beginning are from before an alarm that is still open; the next steps may be missing."""
 
     def __getitem__(self, field: str) -> Numbers:
         return self.values[field]
 
     def rows(self, wanted: slice) -> StepTable:
         values = {field: numbers[wanted] for field, numbers in self.values.items()}
-        return StepTable(self.steps[wanted], self.ranks, self.nodes, values)
+        return StepTable(self.steps[wanted], self.ranks, self.nodes, values, self.role)
+
+    def last(self, count: int) -> StepTable:
+        return self.rows(slice(max(len(self.steps) - count, 0), None))
+
+    def after(self, earlier: StepTable) -> StepTable:
+        """These rows behind earlier ones of the same ranks."""
+        values = {field: np.concatenate([earlier[field], self[field]]) for field in self.values}
+        steps = np.concatenate([earlier.steps, self.steps])
+        return StepTable(steps, self.ranks, self.nodes, values, self.role, len(earlier.steps))
 
 
 def low_median(values: Numbers, axis: int = 0) -> Numbers:

@@ -158,12 +158,12 @@ def explain_hang(run: Path, alarm: Alarm) -> Sequence[Alarm]:
     finding = _kept_verdict(run, max(written_ns.values(), default=0))
     if finding is None or not finding.ranks:
         return [alarm]
-    text = f"{alarm.text.partition(';')[0]}; {finding.title[0].lower()}{finding.title[1:]}"
+    what = f"{alarm.what.partition(';')[0]}; {finding.title[0].lower()}{finding.title[1:]}"
     return [
         replace(
             alarm,
             ranks=finding.ranks,
-            text=text,
+            what=what,
             hint=f"{finding.hint} Details: rankscope stats {shlex.quote(str(run))} -r hang",
         )
     ]

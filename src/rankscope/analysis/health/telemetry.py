@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,9 +15,9 @@ from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Re
 from rankscope.analysis.core.scope import Scope
 from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run
-from rankscope.watch.alarms import Alarm, utc
+from rankscope.watch.alarms import SPIKE, Alarm, Episode, utc
 from rankscope.watch.hang import failures, hangs, judged_at, phase_of
-from rankscope.watch.judge import PastAlarm, alarms_over
+from rankscope.watch.judge import alarms_over
 from rankscope.watch.rings import RankRing, read_whole, tables
 from rankscope.watch.step_table import StepTable, low_median, middle
 
@@ -112,13 +113,15 @@ def _number(name: str, value: float) -> float | None:
     return round(value) if name.endswith(("_ns", "_bytes")) else value
 
 
-def _past(past: PastAlarm) -> Finding:
-    is_over = not past.is_open and past.alarm.since_step != past.last_step
-    return _finding(past.alarm, f"It was last seen at step {past.last_step}." if is_over else "")
+def _past(past: Episode) -> Finding:
+    """What was over at the last step is told as such: a trace of later steps does not show it."""
+    finding = _finding(past.alarm)
+    if past.is_open or past.alarm.kind == SPIKE:
+        return finding
+    return replace(finding, severity="info", title=f"{finding.title}, until step {past.last_step}")
 
 
-def _finding(alarm: Alarm, until: str) -> Finding:
-    when = "" if alarm.since_unix_ns is None else f"Since {utc(alarm.since_unix_ns)}."
+def _finding(alarm: Alarm) -> Finding:
     facts = (
         Fact("per_step", alarm.per_step, alarm.unit, alarm.kind, alarm.ranks),
         Fact("cause", alarm.cause, "", alarm.kind, alarm.ranks),
@@ -127,7 +130,7 @@ def _finding(alarm: Alarm, until: str) -> Finding:
     return Finding(
         cast(Severity, alarm.severity),
         alarm.text[0].upper() + alarm.text[1:],
-        " ".join(filter(None, (when, until))),
+        "" if alarm.since_unix_ns is None else f"Since {utc(alarm.since_unix_ns)}.",
         ranks=alarm.ranks,
         hint=alarm.hint,
         facts=facts,

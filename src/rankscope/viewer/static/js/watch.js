@@ -40,6 +40,13 @@ function alarmBox(alarm) {
   return h("div", { class: alarm.severity }, h("b", {}, `${alarm.severity}: `), alarm.text, h("p", {}, alarm.hint));
 }
 
+/** @param {any[]} alarms */
+function pastAlarms(alarms) {
+  if (!alarms.length) return [];
+  const lines = alarms.map((alarm) => h("p", {}, `${alarm.text}${alarm.last_step > alarm.since_step ? `, until step ${alarm.last_step}` : ""}`));
+  return [h("h2", {}, "Earlier"), ...lines.reverse()];
+}
+
 /** @param {any[]} ranks */
 function rankTable(ranks) {
   const heading = h("tr", {}, h("th", {}, "rank"), ...["node", "phase", "cause"].map((name) => h("th", { class: "text" }, name)),
@@ -48,7 +55,7 @@ function rankTable(ranks) {
     h("td", {}, rank.rank), ...[rank.node, rank.phase, rank.cause ?? ""].map((text) => h("td", { class: "text" }, text)),
     h("td", {}, rank.excess_ns === null ? "–" : `${rank.excess_ns > 0 ? "+" : ""}${time(rank.excess_ns)}`),
     h("td", {}, quantity(rank.memory_bytes, "bytes")), h("td", {}, rank.last_step),
-    h("td", {}, `${rank.without_step_s.toFixed(0)} s`))));
+    h("td", {}, `${(rank.without_step_s + rank.age_s).toFixed(0)} s`))));
 }
 
 /** Nothing where a job has one role. @param {any[]} roles @param {string} bottleneck */
@@ -71,7 +78,8 @@ function draw(state) {
   fill(byId("trend"), s("svg", { viewBox: `0 0 ${Math.max(times.length, 1) * BAR} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" },
     ...bars(times).map((bar) => s("rect", { x: bar.x, y: HEIGHT - bar.height, width: BAR - 1, height: bar.height, class: bar.long ? "long" : "" },
       s("title", {}, bar.title)))));
-  fill(byId("alarms"), ...(state.alarms.length ? state.alarms.map(alarmBox) : [h("p", {}, "no alarm")]));
+  const present = state.alarms.length ? state.alarms.map(alarmBox) : [h("p", {}, "no alarm")];
+  fill(byId("alarms"), ...present, ...pastAlarms(state.past_alarms));
   fill(byId("ranks"), rankTable(state.ranks));
   document.body.dataset.ready = "true";
 }

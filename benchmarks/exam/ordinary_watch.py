@@ -1,0 +1,307 @@
+"""Watches the ordinary jobs while they run, and compares the alarms with what was planted in the middle of them.
+
+    python benchmarks/exam/ordinary_watch.py FOLDER [--at-once 2] [--steps 300] [--onset 150] [--only svd,garbage]
+    python benchmarks/exam/ordinary_watch.py FOLDER --long 20000        healthy jobs only, one after another
+    python benchmarks/exam/ordinary_watch.py FOLDER --judge-again        the recorded ring files, without any job
+
+Every job of four ranks runs under `rankscope profile --watch`, beside `rankscope watch`, and once more as its healthy
+twin. A fault counts as named when an alarm says its kind, ranks and cause; all other alarms are false. `steps` is after
+how many steps with the fault the judge knows it, when it is asked after every step; `live` after how many seconds
+`rankscope watch` said so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+
+from ordinary_job import FAULTS, JOBS, WATCHED
+from ordinary_record import HEALTHY, RANKS, run_job, slots
+from rankscope.text.plain_table import plain_table
+from rankscope.watch.alarms import (
+    COMMUNICATION,
+    COMPUTE,
+    DATA,
+    DATA_LOADING,
+    GARBAGE,
+    HOST,
+    MEMORY,
+    OF_MEMORY,
+    SLOW_RANK,
+    SLOWDOWN,
+    SPIKE,
+)
+from rankscope.watch.rings import read_whole, tables
+from rankscope.watch.step_table import StepTable
+from watch import watched
+
+BUSY = (COMPUTE, HOST)
+"""Work of the interpreter or of torch: by its CPU time compute, where it also writes or waits host."""
+EXPECTED: dict[str, tuple[str, ...]] = {
+    "evaluation": (COMPUTE,),
+    "checkpoint": BUSY,
+    "svd": (COMPUTE,),
+    "garbage": (GARBAGE,),
+    "slow-log": (HOST,),
+    "gil-thread": BUSY,
+    "large-batch": (COMPUTE,),
+    "slow-data": (DATA_LOADING,),
+    "preprocessing": (COMPUTE,),
+    "compile": BUSY,
+    "taken-core": (HOST,),
+    "micro-batch": (COMPUTE,),
+    "tensor-parallel": (COMPUTE,),
+    "tensor-data": (DATA_LOADING,),
+    "pipeline": (COMPUTE,),
+    "pipeline-host": (COMPUTE,),
+    "sharded": (COMPUTE,),
+    "leak": (OF_MEMORY,),
+    "all-data": (DATA_LOADING,),
+    "slow-network": (COMMUNICATION,),
+    "long-micro-batch": (COMPUTE,),
+    "few-cores": (HOST,),
+    "uneven-batches": BUSY,
+    "save-everywhere": BUSY,
+}
+"""The jobs, and the causes that an alarm may give."""
+_LONGEST = ("pipeline", "accumulation", "ddp", "sharded", "tensor")
+"""Jobs by the length of their steps."""
+_SETTLE_S = 30.0
+_LIMIT_S = 420.0
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An alarm: what it says, and when."""
+
+    kind: str
+    cause: str
+    ranks: tuple[int, ...]
+    step: int
+    text: str
+    unix_ns: int = 0
+
+    def names(self, fault: str) -> bool:
+        planted = {**FAULTS, **WATCHED}[fault]
+        if planted.ranks:
+            kind = MEMORY if fault == "leak" else SLOW_RANK
+            return self.kind == kind and self.ranks == planted.ranks and self.cause in EXPECTED[fault]
+        kinds = (SLOWDOWN, DATA) if fault == "all-data" else (SLOWDOWN,)
+        return self.kind in kinds and not self.ranks and self.cause in EXPECTED[fault]
+
+
+def watch_beside(folder: Path, output: Path, core: Sequence[int]) -> None:
+    """`rankscope watch` from the first ring file on, until the job has ended."""
+    deadline = time.monotonic() + _SETTLE_S * 4
+    while not any(folder.glob("telemetry/rank-*.ring")):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.2)
+    if core:
+        os.sched_setaffinity(0, core)
+    words = ["watch", str(folder), "--format", "json", "--every", "500ms"]
+    with output.open("w") as lines, contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(
+            [sys.executable, "-m", "rankscope", *words], stdout=lines, timeout=_LIMIT_S + _SETTLE_S
+        )
+
+
+def run_watched(folder: Path, words: Sequence[str], slot: Sequence[int], limit_s: float) -> str:
+    """One job and its watcher; what went wrong, or nothing."""
+    spare = [core for core in slot if core not in slot[:: max(len(slot) // RANKS, 1)][:RANKS]]
+    thread = threading.Thread(
+        target=watch_beside, args=(folder, folder.with_name(folder.name + ".jsonl"), spare or slot)
+    )
+    thread.start()
+    # On a busy machine the hooks are interrupted, which would count as their cost.
+    trouble = run_job(folder, ["--watch", "--watch-budget", "20"], words, slot, limit_s)
+    thread.join()
+    return trouble
+
+
+def live_alarms(folder: Path) -> Iterator[Raised]:
+    """What `rankscope watch` said."""
+    path = folder.with_name(folder.name + ".jsonl")
+    for line in path.read_text().splitlines() if path.exists() else ():
+        state = json.loads(line)
+        for alarm in state["new_alarms"]:
+            yield _raised(alarm, state["unix_ns"])
+
+
+def _raised(alarm: dict[str, Any], unix_ns: int = 0) -> Raised:
+    return Raised(alarm["kind"], alarm["cause"], tuple(alarm["ranks"]), alarm["step"], alarm["text"], unix_ns)
+
+
+def whole_table(folder: Path) -> StepTable | None:
+    return max(tables(read_whole(folder)), key=lambda table: len(table.steps), default=None)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of a job."""
+
+    name: str
+    step_ms: float
+    steps: int | None
+    """After its onset the fault is named; None: never, or nothing was planted."""
+    live_s: float | None
+    false: list[str]
+    """Texts of all other alarms, of both watchers."""
+    judged: int
+    """Steps."""
+
+
+def outcome(folder: Path, onset: int, every: int = 1) -> Outcome | None:
+    """What was said about a job; None where it did not come to the fault."""
+    table = whole_table(folder)
+    if table is None or int(table.steps[-1]) < onset:
+        print(f"{folder.name}: it has not come to step {onset}")
+        return None
+    again = [_raised(alarm.to_dict()) for alarm in watched(table, every)]
+    live = list(live_alarms(folder))
+    name = folder.name
+    healthy = name.startswith(HEALTHY)
+    begin = float(np.nanmin(table["end_unix_ns"][table.steps == onset - 1])) if not healthy else 0.0
+
+    def first(alarms: Sequence[Raised]) -> Raised | None:
+        return next((each for each in alarms if each.step >= onset and each.names(name)), None)
+
+    def is_false(alarm: Raised) -> bool:
+        """A single long step that names the rank at fault is no false alarm, nor does it name the fault."""
+        if healthy or alarm.step < onset:
+            return True
+        planted = {**FAULTS, **WATCHED}[name].ranks
+        return not alarm.names(name) and not (alarm.kind == SPIKE and alarm.ranks == planted)
+
+    named, said = (None, None) if healthy else (first(again), first(live))
+    false = [f"step {each.step}: {each.text}" for each in again if is_false(each)]
+    false += [f"live, step {each.step}: {each.text}" for each in live if is_false(each)]
+    return Outcome(
+        name,
+        float(np.nanmedian(table["step_ns"])) / 1e6,
+        named.step - onset + 1 if named else None,
+        (said.unix_ns - begin) / 1e9 if said else None,
+        false,
+        len(table.steps),
+    )
+
+
+def print_outcomes(outcomes: Sequence[Outcome], within: int = 20) -> None:
+    faulty = [each for each in outcomes if not each.name.startswith(HEALTHY)]
+    rows = [
+        (
+            each.name,
+            f"{each.step_ms:.0f}",
+            "-" if each.steps is None else str(each.steps),
+            "-" if each.live_s is None else f"{each.live_s:.1f}",
+            str(len(each.false)),
+        )
+        for each in outcomes
+    ]
+    print(plain_table(("job", "step ms", "steps", "live s", "false alarms"), rows))
+    for each in outcomes:
+        for text in each.false:
+            print(f"{each.name}: {text}")
+    healthy = [each for each in outcomes if each.name.startswith(HEALTHY)]
+    named = sum(each.steps is not None and each.steps <= within for each in faulty)
+    late = sum(each.steps is not None and each.steps > within for each in faulty)
+    if faulty:
+        lately = f", {late} later"
+        print(f"named with rank and cause within {within} steps: {named} of {len(faulty)}{lately}")
+        print(f"named by rankscope watch while it ran: {sum(each.live_s is not None for each in faulty)}")
+        print(f"false alarms beside the faults: {sum(len(each.false) for each in faulty)}")
+    if healthy:
+        count = sum(len(each.false) for each in healthy)
+        print(f"false alarms in {sum(each.judged for each in healthy):,} healthy steps: {count}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--at-once", type=int, default=2, help="jobs side by side, each on cores of its own")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--onset", type=int, default=150)
+    parser.add_argument("--layers", type=int, default=1, help="of the models: the length of a step")
+    parser.add_argument("--only", default="", help="names, separated by commas")
+    parser.add_argument("--part", default="1/1", help="such as 1/2: every second job")
+    parser.add_argument("--long", type=int, default=0, help="healthy steps in all, of several models")
+    parser.add_argument("--judge-again", action="store_true", help="only read what was recorded")
+    args = parser.parse_args(argv)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    jobs = _long_jobs(args) if args.long else _jobs(args)
+    only = [name for name in args.only.split(",") if name]
+    part, parts = map(int, args.part.split("/"))
+    jobs = {
+        name: words
+        for number, (name, words) in enumerate(jobs.items())
+        if (not only or name.removeprefix(f"{HEALTHY}-") in only) and number % parts == part - 1
+    }
+    if not args.judge_again:
+        _run_all(args, jobs)
+    folders = [args.folder / name for name in jobs if (args.folder / name / "telemetry").is_dir()]
+    every = 5 if args.long else 1
+    onset = 0 if args.long else args.onset
+    outcomes = (outcome(folder, onset, every) for folder in folders)
+    print_outcomes([each for each in outcomes if each is not None])
+    return 0
+
+
+def _jobs(args: argparse.Namespace) -> dict[str, list[str]]:
+    """Every fault, and its healthy twin."""
+    each = ["--steps", str(args.steps), "--layers", str(args.layers), "--onset", str(args.onset), "--habits"]
+    longest_first = sorted(EXPECTED, key=lambda name: _LONGEST.index({**FAULTS, **WATCHED}[name].job))
+    faulty = {name: [name, *each] for name in longest_first}
+    return {**faulty, **{f"{HEALTHY}-{name}": [*words, "--healthy"] for name, words in faulty.items()}}
+
+
+def _long_jobs(args: argparse.Namespace) -> dict[str, list[str]]:
+    """Each kind of job with one layer and with two."""
+    kinds = [(job, layers) for layers in (1, 2) for job in JOBS]
+    steps = ["--steps", str(-(-args.long // len(kinds))), "--habits", "--healthy"]
+    return {
+        f"{HEALTHY}-{job}-{layers}": [_fault_of(job), *steps, "--layers", str(layers)]
+        for job, layers in kinds
+    }
+
+
+def _fault_of(job: str) -> str:
+    return next(name for name, fault in FAULTS.items() if fault.job == job)
+
+
+def _run_all(args: argparse.Namespace, jobs: dict[str, list[str]]) -> None:
+    free: queue.Queue[list[int]] = queue.Queue()
+    for slot in slots(args.at_once):
+        free.put(slot if len(slot) >= RANKS else [])
+
+    def task(job: tuple[str, list[str]]) -> str:
+        name, words = job
+        slot = free.get()
+        try:
+            return run_watched(args.folder / name, words, slot, _LIMIT_S)
+        finally:
+            free.put(slot)
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(args.at_once) as pool:
+        for name, trouble in zip(jobs, pool.map(task, jobs.items()), strict=True):
+            print(f"{time.monotonic() - began:4.0f} s  {name}  {trouble}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
