@@ -85,8 +85,12 @@ def test_overlap_is_the_breakdowns_and_the_truths(planted: tuple[Run, Any, Path]
 def test_what_hides_a_collective(tmp_path: Path) -> None:
     """The all_reduce runs from 10 to 40 µs; gemm covers 12 of them, add 5; the broadcast is exposed."""
     events = [
-        kernel_event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)", 10, 30, 1, stream=20),
-        kernel_event("ncclDevKernel_Broadcast_RING_LL(args)", 60, 10, 2, stream=20),
+        kernel_event(
+            "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 10, 30, 1, stream=20
+        ),
+        kernel_event(
+            "ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 60, 10, 2, stream=20
+        ),
         kernel_event("gemm_128x128", 0, 22, 3),
         kernel_event("void at::native::add<float>(int)", 22, 5, 4),
     ]

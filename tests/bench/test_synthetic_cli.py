@@ -218,7 +218,7 @@ def test_progress_is_shown_on_stderr_when_it_takes_long(
     monkeypatch.setattr(bench_command, "_SILENT_SECONDS", 0.0)
     assert run("-o", tmp_path / "run") == 0
     printed = capsys.readouterr()
-    assert re.search(r"\rrankscope: [0-9.]+ .?B written, [0-9.]+ .?B/s +\n$", printed.err)
+    assert re.search(r"^rankscope: [0-9.]+ .?B written, [0-9.]+ .?B/s *\n$", printed.err)
     assert "written" not in printed.out
 
 

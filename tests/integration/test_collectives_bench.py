@@ -29,6 +29,7 @@ def check(text: str, ranks: int, dtype: str = "float32") -> None:
 
 
 @pytest.mark.parametrize(("ranks", "dtype"), [(2, "bfloat16"), (3, "float32")])
+@pytest.mark.thorough
 def test_without_a_launcher(tmp_path: Path, ranks: int, dtype: str) -> None:
     done = run([*BENCH, *SMALL, "--nproc", str(ranks), "-d", dtype, "--json"], tmp_path)
     check(done.stdout, ranks, dtype)

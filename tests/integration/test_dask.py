@@ -134,6 +134,7 @@ def test_the_same_store_with_two_local_workers(traces: Traces, expected: dict[st
     assert contents(traces.store) == expected
 
 
+@pytest.mark.thorough
 def test_a_worker_killed_in_the_middle(traces: Traces, expected: dict[str, bytes]) -> None:
     traces.hold(1)
     words = [*INGEST, str(traces.run), "--dask", "local", "--jobs", "2"]
@@ -220,6 +221,7 @@ def queued(env: dict[str, str]) -> list[str]:
 
 
 @needs("sbatch", "slurm-wlm slurm-wlm-torque munge")
+@pytest.mark.thorough
 def test_two_slurm_nodes_and_a_worker_killed(
     traces: Traces, expected: dict[str, bytes], slurm: dict[str, str]
 ) -> None:

@@ -82,6 +82,7 @@ def steps(folder: Path) -> list[tuple[int, int]]:
 BOTH = [(rank, step) for rank in (0, 1) for step in (4, 5, 6)]
 
 
+@pytest.mark.thorough
 def test_torch_starts_a_capture(tmp_path: Path, autoloading: dict[str, str]) -> None:
     script = [str(BIN / "torchrun"), "--nproc-per-node", "2", TRAIN, "--ddp"]
     run(script, tmp_path, env={**autoloading, "RANKSCOPE": "profile --steps 4:6 -o a"})
@@ -97,6 +98,7 @@ def test_ranks_that_the_program_spawns(tmp_path: Path, autoloading: dict[str, st
     assert steps(tmp_path / "a") == BOTH
 
 
+@pytest.mark.thorough
 def test_ranks_that_the_program_starts_as_lightning_does(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(NOT_COMPILED + STARTS)

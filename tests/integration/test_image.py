@@ -157,6 +157,7 @@ def test_mpijob(pods: Pods) -> None:
     assert "A step takes" in done.stdout and "2 ranks" in done.stdout, "what kubectl logs shows"
 
 
+@pytest.mark.thorough
 def test_an_mpijob_that_cannot_start_says_why(pods: Pods) -> None:
     """Without the key in the workers waiting does not help."""
     words, env = launcher(manifest("--nodes", "1", command=["true"]))

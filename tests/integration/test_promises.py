@@ -96,6 +96,7 @@ def test_an_unselected_rank_is_the_plain_command(tmp_path: Path) -> None:
 
 @needs_torch
 @pytest.mark.parametrize("context", ["spawn", "fork"])
+@pytest.mark.thorough
 def test_workers_are_never_captured(tmp_path: Path, context: str) -> None:
     words = [PYTHON, TRAIN, "--workers", "1", "--worker-context", context]
     done = run([*PROFILE, "-v", "--steps", "0:3", *words], tmp_path)

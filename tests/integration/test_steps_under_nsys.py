@@ -55,6 +55,7 @@ for step in range(8):
 )
 
 
+@pytest.mark.thorough
 def test_after_a_crash_both_tools_have_the_same_steps(tmp_path: Path) -> None:
     """Those that ended: neither the step in which the script failed, nor one after the last."""
     (tmp_path / "crash.py").write_text(CRASHES)

@@ -40,6 +40,7 @@ def _can_rename_host() -> bool:
         ("leak", "memory", {"memory"}),
     ],
 )
+@pytest.mark.thorough
 def test_the_rank_and_the_cause(tmp_path: Path, fault: str, kind: str, causes: set[str]) -> None:
     run([*PROFILE, "--watch", "-o", "out", "torchrun", "--nproc-per-node", "4", JOB, fault], tmp_path)
     (table,) = tables(read_rings(tmp_path / "out"))

@@ -64,4 +64,4 @@ def test_no_tab_shows_the_content_of_another(slow2: Viewer, screen: Screen) -> N
     while not held:
         page.wait_for_timeout(20)
     held[0].continue_()
-    page.wait_for_selector("#panel:has-text('aten::mm')")
+    page.wait_for_selector("#panel td:has-text('mm')")

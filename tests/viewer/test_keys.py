@@ -78,7 +78,7 @@ def test_home_works_everywhere_and_the_menu_holds_its_labels(slow2: Viewer, scre
       const box = document.querySelector('#tracks-menu').getBoundingClientRect(), own = part.getBoundingClientRect();
       return own.left < box.left || own.right > box.right;
     }).length"""
-    assert page.evaluate(outside) == 0 and page.locator("#tracks-menu label").count() == 5
+    assert page.evaluate(outside) == 0 and page.locator("#tracks-menu label").count() == 6
     page.keyboard.press("Escape")
     page.click("#dock-button")
     tops = page.evaluate("[...document.querySelectorAll('#tabs button')].map((tab) => tab.offsetTop)")

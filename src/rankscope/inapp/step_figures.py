@@ -81,7 +81,7 @@ class StepClock:
         self._in_backward = False
         self._waited = False
         self._computed = 0
-        self._queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+        self._autograd = torch.autograd
         self._collecting = perf_counter_ns()
         self._optimizer_began = 0
         self._cuda: Any = None
@@ -269,7 +269,7 @@ class StepClock:
             node.register_prehook(self._queue_note)
 
     def _queue_note(self, _gradients: Any) -> None:
-        self._queue_callback(self._computing_ended)
+        self._autograd.Variable._execution_engine.queue_callback(self._computing_ended)
 
     def _computing_ended(self) -> None:
         self._computed = perf_counter_ns()

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from rankscope.inapp.step_figures import leave_out_this_frame
+
 DEFAULT_REGION = "train_step"
 
 
@@ -79,6 +81,9 @@ class ForwardBackward:
             self._depth += mine  # activation checkpointing runs a backward inside the backward
             try:
                 return backward(*args, **kwargs)
+            except BaseException as error:
+                leave_out_this_frame(error)
+                raise
             finally:
                 self._depth -= mine
                 if mine and self._depth == 0:
