@@ -45,6 +45,7 @@ host.PROC = pathlib.Path("/nonexistent")
 """
 
 
+@pytest.mark.thorough
 def test_reads_and_answers_as_on_macos(tmp_path: Path) -> None:
     """The workers that read are processes of their own: a sitecustomize hides the calls in all of them."""
     hidden = tmp_path / "hide"

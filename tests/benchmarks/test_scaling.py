@@ -59,6 +59,7 @@ def test_many_ranks_are_computed_by_the_line_through_the_two_largest() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_simulated_job_is_a_run_of_all_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas that repeat others: the layout is that of the whole job, and every message has its other end."""
     monkeypatch.setattr(traces, "WORK", tmp_path)

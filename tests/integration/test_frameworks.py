@@ -106,6 +106,7 @@ def test_ranks_that_the_program_starts_as_lightning_does(tmp_path: Path) -> None
     assert steps(tmp_path / "a") == BOTH
 
 
+@pytest.mark.thorough
 def test_watching(tmp_path: Path, autoloading: dict[str, str]) -> None:
     run([PYTHON, TRAIN], tmp_path, env={**autoloading, "RANKSCOPE": "watch -o a"})
     assert (tmp_path / "a" / "telemetry" / "rank-00000.ring").exists()

@@ -253,6 +253,7 @@ def test_a_connection_that_the_user_keeps_open_is_used(
 
 
 @needs_sshd
+@pytest.mark.thorough
 def test_fetch_raw_files(
     there: LocalSshd, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_under_srun_on_two_nodes(tmp_path: Path, slurm: dict[str, str]) -> None:
     check(run([*srun, *BENCH, *SMALL, "--json"], tmp_path, env=slurm).stdout, 4, "Slurm")
 
 
+@pytest.mark.thorough
 def test_profile_leaves_a_run_of_every_rank(tmp_path: Path) -> None:
     done = run([*BENCH, *SMALL, "--nproc", "2", "--profile", "-o", "out"], tmp_path)
     found = traces(tmp_path / "out")

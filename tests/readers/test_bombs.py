@@ -78,6 +78,7 @@ def test_a_gzip_bomb_is_given_up(case: str, tmp_path: Path) -> None:
     assert any("cut" in doubt.text for doubt in doubts(run, Scope()))
 
 
+@pytest.mark.thorough
 def test_text_that_python_reads_expands_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line takes Python a hundred times longer than C: what expands far more than any log does is cut off."""
     monkeypatch.setattr(byte_stream, "_TEXT_ALWAYS_ALLOWED", MIB)
