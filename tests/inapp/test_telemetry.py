@@ -178,6 +178,20 @@ def test_backward_waits_from_its_last_gradient_on(monkeypatch: pytest.MonkeyPatc
     assert step.wait_ns <= step.ended - step.began
 
 
+def test_a_graph_that_is_kept_collects_no_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankscope.inapp.step_figures.joined_distributed", lambda: torch.distributed)
+    calls: list[object] = []
+    monkeypatch.setattr(StepClock, "_queue_note", lambda _clock, gradients: calls.append(gradients))
+    clock = StepClock()
+    try:
+        loss = torch.ones(4, requires_grad=True).sum()
+        for _ in range(3):
+            loss.backward(retain_graph=True)
+    finally:
+        clock.off()
+    assert len(calls) == 3
+
+
 def test_torch_is_left_as_it_was() -> None:
     work = torch._C._distributed_c10d
     before = (torch.autograd.backward, vars(work.Work)["wait"], len(gc.callbacks))

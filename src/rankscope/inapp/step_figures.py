@@ -238,8 +238,9 @@ class StepClock:
                     self._mark(FORWARD_END)
             self.phase = (BACKWARD, began)
             self._in_backward, self._waited, self._computed = True, False, 0
+            hook = None
             if self._is_distributed and self._cuda is None:
-                self._note_end_of_computing(args[0] if args else kwargs.get("tensors"))
+                hook = self._note_end_of_computing(args[0] if args else kwargs.get("tensors"))
             if self.measures:
                 self.spent(began)
             try:
@@ -250,6 +251,8 @@ class StepClock:
             finally:
                 now = perf_counter_ns()
                 self._in_backward = False
+                if hook is not None:  # the script may keep the graph
+                    hook.remove()
                 if self._computed and not self._waited:
                     self._wait_ns += now - self._computed
                     self._first_wait = self._first_wait or self._computed
@@ -259,14 +262,16 @@ class StepClock:
 
         return timed_backward
 
-    def _note_end_of_computing(self, tensors: Any) -> None:
-        """Backward runs callbacks at its end, in the order in which they were queued. Ours is queued first; that of
+    def _note_end_of_computing(self, tensors: Any) -> Any:
+        """The hook that does so, None without one.
+
+        Backward runs callbacks at its end, in the order in which they were queued. Ours is queued first; that of
         DistributedDataParallel, queued with its last bucket, waits in C++ for the collectives of all buckets."""
         if getattr(sys.modules.get(_COMPILED_BACKWARD), "compiled_autograd_enabled", False):
-            return
+            return None
         root = tensors[0] if isinstance(tensors, Sequence) and tensors else tensors
-        if (node := getattr(root, "grad_fn", None)) is not None:
-            node.register_prehook(self._queue_note)
+        node = getattr(root, "grad_fn", None)
+        return None if node is None else node.register_prehook(self._queue_note)
 
     def _queue_note(self, _gradients: Any) -> None:
         self._autograd.Variable._execution_engine.queue_callback(self._computing_ended)
