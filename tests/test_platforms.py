@@ -245,6 +245,7 @@ def test_the_action_fails_and_comments_once(tmp_path: Path, github: Callable[...
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_action_without_permission_and_without_a_run(
     tmp_path: Path, github: Callable[..., FakeGitHub]
 ) -> None:

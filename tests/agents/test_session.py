@@ -61,6 +61,7 @@ async def _session(run: Path, other: Path, seen: dict[str, Any]) -> None:
         seen["still there"] = await call("summary", run=str(run))
 
 
+@pytest.mark.thorough
 def test_a_session_of_the_sdks_client(slow2: Path, tmp_path: Path) -> None:
     pytest.importorskip("mcp")
     run, other = tmp_path / "run", tmp_path / "other"

@@ -145,6 +145,7 @@ def timed(*values: float) -> Samples:
     return Samples([*range(len(values))], 1, {STEP: list(values)})
 
 
+@pytest.mark.thorough
 def test_the_step_time_is_tested_alone(captures: list[Samples]) -> None:
     """Its p does not depend on how many other rows there are; theirs is corrected among themselves."""
     base, new = captures[:2]

@@ -120,6 +120,7 @@ def mixed(dataset: Callable[[str], Path], tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_records_do_not_depend_on_how_ranks_are_grouped(mixed: Path, tmp_path: Path) -> None:
     run = Run(ingest([mixed], Options(cache=tmp_path)))
     kept = rollups.Rollups(run)

@@ -546,6 +546,7 @@ def test_a_device_in_use_is_left_alone(alone: Any, path: Path, monkeypatch: pyte
 
 @needs_torch
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_real_ranks(tmp_path: Path) -> None:
     words = [PYTHON, "-m", "rankscope", "probe", "--nproc", "2", "-t", "0.1", "--no-disk", "--json"]
     report = json.loads(run(words, tmp_path).stdout)

@@ -128,6 +128,7 @@ def cluster(traces: Traces, host: str = "") -> Iterator[tuple[subprocess.Popen[s
             yield scheduler, file
 
 
+@pytest.mark.thorough
 def test_the_same_store_with_two_local_workers(traces: Traces, expected: dict[str, bytes]) -> None:
     done = run([*INGEST, str(traces.run), "--dask", "local", "--jobs", "2"], traces.run)
     assert "Dask dashboard: http://127.0.0.1:" in done.stderr and "Read 4 files" in done.stderr

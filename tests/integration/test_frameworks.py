@@ -123,6 +123,7 @@ def test_watching(tmp_path: Path, autoloading: dict[str, str]) -> None:
         ("profile --stepz 4", "--stepz"),
     ],
 )
+@pytest.mark.thorough
 def test_words_that_capture_nothing(
     tmp_path: Path, autoloading: dict[str, str], words: str, line: str
 ) -> None:
@@ -135,6 +136,7 @@ def test_words_that_capture_nothing(
     assert {path.name for path in tmp_path.iterdir()} == {"installed"}
 
 
+@pytest.mark.thorough
 def test_rankscope_in_front_goes_before_the_variable(tmp_path: Path, autoloading: dict[str, str]) -> None:
     env = {**autoloading, "RANKSCOPE": "watch -o b"}
     run([*PROFILE, "--steps", "4:6", "-o", "a", PYTHON, TRAIN], tmp_path, env=env)

@@ -77,6 +77,7 @@ def test_shell_script_with_several_pythons(tmp_path: Path) -> None:
     assert len([line for line in our_lines(done.stderr) if "is on disk" not in line]) == 1
 
 
+@pytest.mark.thorough
 def test_shell_script_with_torchrun_inside_never_captures_the_agent(tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text(f"torchrun --nproc-per-node 2 {STANDIN}\n")
     run([*PROFILE, "-o", "out", "--ranks", "all", "bash", "job.sh"], tmp_path)

@@ -133,6 +133,7 @@ def test_one_report_around_torchrun(tmp_path: Path) -> None:
 
 
 @needs_torch
+@pytest.mark.thorough
 def test_ranges_of_rankscope_are_in_the_report(tmp_path: Path) -> None:
     (tmp_path / "marked.py").write_text(
         "import torch, rankscope\nwith rankscope.trace('our range'):\n    torch.zeros(1)\n"

@@ -153,6 +153,7 @@ def entangled(source: Path, target: Path, seed: int) -> Path:
     return target
 
 
+@pytest.mark.thorough
 def test_sixteen_tables_of_a_complicated_export(dataset: Callable[[str], Path], tmp_path: Path) -> None:
     export = entangled(dataset("nsys/gpt-h200/gpt.sqlite"), tmp_path / "x.sqlite", seed=11)
     names = [name for name in COMPAT["nsys"] if name not in ("osrt_sum", "mpi_event_trace")]
@@ -181,6 +182,7 @@ def test_host_communication_is_seen(opened: Run) -> None:
     assert {rank: len(times.start) for rank, times in host_collectives(opened).items()} == {0: 3, 1: 3}
 
 
+@pytest.mark.thorough
 def test_scrub_of_a_real_export(recorded: Path, tmp_path: Path) -> None:
     export = tmp_path / "x.sqlite"
     report = recorded / "report_1.nsys-rep"
@@ -195,6 +197,7 @@ def test_scrub_of_a_real_export(recorded: Path, tmp_path: Path) -> None:
     assert "inner, with a comma" in run(stats, tmp_path).stdout
 
 
+@pytest.mark.thorough
 def test_one_report_around_a_launcher_holds_its_ranks(tmp_path: Path) -> None:
     words = [*PROFILE, "--mpi-impl=openmpi", "--output=node", "mpirun.openmpi", "-n", "2", "--oversubscribe"]
     run([*words, *JOB, "--mpi"], tmp_path, env=with_nsys())

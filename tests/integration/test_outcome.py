@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 @needs_torch
+@pytest.mark.thorough
 def test_odd_scripts_end_as_they_do_alone() -> None:
     """One job after the other's oddity, in the window and after it; then it dies without Python's exit."""
     odd = "fork,wait,sigchld,environment,loader,closerange"

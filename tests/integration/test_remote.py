@@ -59,6 +59,7 @@ def run(there: LocalSshd) -> Path:
 
 
 @needs_sshd
+@pytest.mark.thorough
 def test_fetch_brings_the_store_and_not_the_traces(
     there: LocalSshd,
     run: Path,

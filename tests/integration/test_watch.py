@@ -199,6 +199,7 @@ for step in range(5):
 """
 
 
+@pytest.mark.thorough
 def test_watch_in_the_code(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(IN_CODE)
     run([PYTHON, "loop.py"], tmp_path, env=environment())

@@ -440,6 +440,7 @@ def test_a_name_with_html_stays_text(screen: Screen, tmp_path: Path) -> None:
     stop(viewer)
 
 
+@pytest.mark.thorough
 def test_two_runs_one_above_the_other(slow2: Viewer, screen: Screen) -> None:
     """Each rank above its twin, both from the same step; the headline is the change."""
     viewer = serve(slow2.folder, DATA / "ddp-gloo4")
@@ -467,6 +468,7 @@ def test_two_runs_one_above_the_other(slow2: Viewer, screen: Screen) -> None:
     stop(viewer)
 
 
+@pytest.mark.thorough
 def test_a_server_that_is_gone_is_said(slow2: Viewer, screen: Screen) -> None:
     """The command itself, as a user starts it, and killed while the page is open."""
     command = [sys.executable, "-m", "rankscope", "view", str(slow2.folder), "--no-open"]
