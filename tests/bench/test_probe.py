@@ -1,9 +1,10 @@
-"""`rankscope probe`: simulated fleets with a planted fault, the words of nvidia-smi and dmesg, and real ranks."""
+"""`rankscope probe`: simulated fleets with a planted fault, the words of nvidia-smi and the kernel, and real ranks."""
 
 from __future__ import annotations
 
 import csv
 import json
+import os
 import random
 import stat
 import statistics
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from conftest import DATA, ROOT
 from integration.jobs import PYTHON, needs_torch, run
+from rankscope import host
 from rankscope.bench.probe import gpu_state
 from rankscope.bench.probe.gpu_state import GpuQuery, Sampling, summarised, xids
 from rankscope.bench.probe.judge import OK, Verdict, judge
@@ -362,7 +364,7 @@ def test_each_pair_of_a_node_and_of_equal_places_meets_once(sizes: list[int]) ->
         assert with_peers == (hosts.count(hosts[rank]) > 1)
 
 
-# nvidia-smi and dmesg
+# nvidia-smi and the kernel's log
 
 
 def program(folder: Path, name: str, body: str) -> None:
@@ -438,15 +440,21 @@ def test_without_nvidia_smi_or_when_it_fails_there_is_no_state(path: Path) -> No
     assert sampling.samples == [] and summarised([]) == {}
 
 
-def test_xids_of_this_gpu_only(path: Path) -> None:
+def test_xids_of_this_gpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_KERNEL_LOG", Path("/nonexistent"))
     assert xids("00000000:3B:00.0") == []
     log = [
         "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",
         "NVRM: Xid (0000:3b:00): 13, Channel 1",
     ]
     log += ["NVRM: Xid (PCI:0001:3b:00): 48, other domain", "NVRM: Xid (PCI:0000:86:00): 63", "usb 1-1: Xid"]
-    program(path, "dmesg", "\n".join(f"echo '{line}'" for line in log))
+    reader, writer = os.pipe2(os.O_DIRECT)  # as /dev/kmsg, a read returns one record
+    for line in log:
+        os.write(writer, f"4,1,10,-;{line}\n".encode())
+    monkeypatch.setattr(host, "_KERNEL_LOG", Path(f"/proc/self/fd/{reader}"))
     assert xids("00000000:3B:00.0") == [13, 79] and xids(None) == []
+    os.close(reader)
+    os.close(writer)
 
 
 @pytest.mark.parametrize(("run_name", "mhz"), [("clocks-h200-900mhz", 900), ("clocks-h200-free", 1485)])

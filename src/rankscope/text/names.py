@@ -47,8 +47,8 @@ def shorten_names(names: Sequence[str], width: int | None = None, verbatim: bool
 
     `verbatim`: only what the width demands is cut.
     """
-    kept = shown_parts(names, width, verbatim)
-    return [_joined(name, parts) for name, parts in zip(names, kept, strict=True)]
+    shown = shown_parts(names, width, verbatim)
+    return [_joined(name, parts) for name, parts in zip(names, shown, strict=True)]
 
 
 def shown_parts(names: Sequence[str], width: int | None = None, verbatim: bool = False) -> list[Parts]:
@@ -59,7 +59,7 @@ def shown_parts(names: Sequence[str], width: int | None = None, verbatim: bool =
         for name in (name for alike in _alike(parts, parts) for name in alike):
             parts[name] = ((0, len(name)),)
     if width is not None:
-        short = {name: _joined(name, kept) for name, kept in parts.items()}
+        short = {name: _joined(name, ranges) for name, ranges in parts.items()}
         cut = {text: _without_middle(text, width) for text in short.values()}
         if width >= _LEAST_PART:
             _tell_apart(cut, lambda text, index, _: _around(text, index, width))

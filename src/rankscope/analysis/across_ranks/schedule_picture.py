@@ -126,22 +126,22 @@ def _recorded(
     }
     for number, (rank, of_rank) in enumerate(zip(ranks, passes, strict=True)):
         window = Intervals(windows.start[number : number + 1], windows.end[number : number + 1])
-        place = {"schedule": RECORDED, "stage": layout.stage(rank), "rank": rank}
+        whose = {"schedule": RECORDED, "stage": layout.stage(rank), "rank": rank}
         times = {name: intersect(of_ranks[rank], window) for name, of_ranks in sets.items()}
         compute, exposed = times.pop("compute"), times.pop("exposed")
         # A pass that waits for a message has several parts.
         for each, start, end in of_rank:
             parts = subtract(Intervals(np.array([start]), np.array([end])), exposed)
             for low, high in zip(parts.start.tolist(), parts.end.tolist(), strict=True):
-                yield _pass(place, each, low - origin, high - low)
+                yield _pass(whose, each, low - origin, high - low)
         if of_rank:
             compute = subtract(union(*np.array([span for _, *span in of_rank]).T), exposed)
         else:
-            yield from _parts(place | {"kind": "compute"}, compute, origin)
+            yield from _parts(whose | {"kind": "compute"}, compute, origin)
         for name in ("wait", "other", "transfer"):
             times[name] = subtract(times[name], compute)
         for name, parts in times.items():
-            yield from _parts(place | {"kind": name}, parts, origin)
+            yield from _parts(whose | {"kind": name}, parts, origin)
 
 
 def _ideal(
@@ -154,24 +154,24 @@ def _ideal(
     if replayed is None:
         return
     for number, (rank, of_stage) in enumerate(zip(ranks, replayed.ends, strict=True)):
-        place = {"schedule": IDEAL, "stage": layout.stage(rank), "rank": rank}
+        whose = {"schedule": IDEAL, "stage": layout.stage(rank), "rank": rank}
         spans = []
         for (phase, chunk, batch), end in zip(order[number], of_stage, strict=True):
             took = float(times(number, phase, chunk)[0])
-            yield _pass(place, (phase, chunk, batch), round(end[0] - took), round(took))
+            yield _pass(whose, (phase, chunk, batch), round(end[0] - took), round(took))
             spans.append((round(end[0] - took), round(end[0])))
         whole = Intervals(np.array([0]), np.array([round(replayed.length[0])]))
         idle = subtract(whole, union(*np.array(spans).T))
-        yield from _parts(place | {"kind": "bubble"}, idle, 0)
+        yield from _parts(whose | {"kind": "bubble"}, idle, 0)
 
 
-def _pass(place: dict[str, Any], each: Pass, start: int, took: int) -> Row:
+def _pass(whose: dict[str, Any], each: Pass, start: int, took: int) -> Row:
     phase, chunk, batch = each
     kind = {"kind": PHASES[phase], "micro_batch": batch + 1, "chunk": chunk + 1}
-    return place | kind | {"start_ns": start, "dur_ns": took}
+    return whose | kind | {"start_ns": start, "dur_ns": took}
 
 
-def _parts(place: dict[str, Any], times: Intervals, origin: int) -> Iterator[Row]:
+def _parts(whose: dict[str, Any], times: Intervals, origin: int) -> Iterator[Row]:
     nothing = {"micro_batch": None, "chunk": None}
     for start, end in zip(times.start.tolist(), times.end.tolist(), strict=True):
-        yield place | nothing | {"start_ns": start - origin, "dur_ns": end - start}
+        yield whose | nothing | {"start_ns": start - origin, "dur_ns": end - start}

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from rankscope.errors import StoreError
+from rankscope.bench.synthetic.trace_files import new_folder
 
 BENCHMARK, VERSION = "rankscope-blame", 1
 """The version changes with the bytes of the cases."""
@@ -40,13 +40,7 @@ LEAST_PCT = 0.5
 
 def prepare(folder: Path) -> None:
     """A new folder with the description of the task."""
-    if folder.is_dir() and any(folder.iterdir()):
-        raise StoreError(
-            f"{folder} is not empty",
-            why="The cases of two sets are not mixed.",
-            hint="Choose another folder with -o",
-        )
-    folder.mkdir(parents=True, exist_ok=True)
+    new_folder(folder, "The cases of two sets are not mixed.")
     for name in _HANDED_OUT:
         shutil.copyfile(Path(__file__).with_name(name), folder / name)
 

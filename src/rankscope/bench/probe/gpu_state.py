@@ -1,4 +1,4 @@
-"""The state of one GPU while it works: clocks, power, PCIe link, ECC errors from nvidia-smi; Xid from dmesg."""
+"""The state of one GPU while it works: clocks, power, PCIe, ECC errors from nvidia-smi; Xid from the kernel's log."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+from rankscope.host import kernel_messages
 from rankscope.model import REASON_BITS
 
 State = dict[str, Any]
@@ -148,15 +149,10 @@ def summarised(samples: Iterable[State]) -> State:
 
 
 def xids(bus: str | None) -> list[int]:
-    """The numbers of the driver's errors of this GPU since the machine started; none where dmesg may not be read."""
+    """The numbers of the driver's errors of this GPU since the machine started; none where its log may not be read."""
     if bus is None:
         return []
-    try:
-        log = subprocess.run(
-            ["dmesg"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-        return []
+    log = "\n".join(kernel_messages(_XID, since_unix_ns=0))
     return sorted({int(number) for address, number in _XID.findall(log) if _slot(address) == _slot(bus)})
 
 

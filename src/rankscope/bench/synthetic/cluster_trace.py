@@ -32,8 +32,7 @@ from rankscope.bench.synthetic.recording import (
     render,
     segment,
 )
-from rankscope.bench.synthetic.trace_files import Progress, write_pieces
-from rankscope.errors import StoreError
+from rankscope.bench.synthetic.trace_files import Progress, new_folder, write_pieces
 
 TRUTH_FILE = "truth.json"
 _SECTIONS = (
@@ -65,13 +64,7 @@ def write_job(
     A few steps of each rank are in memory at a time, whatever the number of steps. `balanced`: the truth has the
     balanced times too, which takes four more simulations.
     """
-    if folder.is_dir() and any(folder.iterdir()):
-        raise StoreError(
-            f"{folder} is not empty",
-            why="Synthetic traces are not mixed with existing files.",
-            hint="Choose another folder with -o",
-        )
-    folder.mkdir(parents=True, exist_ok=True)
+    new_folder(folder, "Synthetic traces are not mixed with existing files.")
     traces = [RankTrace(job, rank) for rank in range(job.ranks)]
     begins, ends = [], []
     for rank, run in simulated_steps(job):

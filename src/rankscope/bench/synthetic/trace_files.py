@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
+from rankscope.errors import StoreError
+
 Progress = Callable[[int], None]
 """Called with the bytes of text that were written."""
 
@@ -18,6 +20,13 @@ def _gzip_file() -> Any:
     except ImportError:
         return gzip.GzipFile
     return IGzipFile
+
+
+def new_folder(folder: Path, why: str) -> None:
+    """Make it; `why` is said where it has files already."""
+    if folder.is_dir() and any(folder.iterdir()):
+        raise StoreError(f"{folder} is not empty", why=why, hint="Choose another folder with -o")
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def read_bytes(path: Path) -> bytes:

@@ -51,9 +51,9 @@ export class Phases {
     const doing = names.find((name) => !this.times.get(name)?.done);
     const title = !doing ? "Summing up" : this.times.has(doing) ? DOING[doing] : "Opening the run";
     fill(byId("verdict"), h("div", {}, h("h1", {}, title), h("ol", { class: "phases" }, names.map((name) => {
-      const known = this.times.get(name);
-      return h("li", { class: known?.done ? "done" : known ? "doing" : "" }, name, known && !known.done && name === "read" ? this.note : "",
-        known ? ` ${known.seconds.toFixed(1)} s` : "");
+      const phase = this.times.get(name);
+      return h("li", { class: phase?.done ? "done" : phase ? "doing" : "" }, name, phase && !phase.done && name === "read" ? this.note : "",
+        phase ? ` ${phase.seconds.toFixed(1)} s` : "");
     }))));
   }
 }
