@@ -29,9 +29,9 @@ _FIRST = 15
 _PLANTED_AT = 120
 
 
-def watched(table: StepTable, every: int, first: int = _FIRST) -> list[Alarm]:
-    """The alarms that a watcher raises that looks every so many steps."""
-    watcher = StepWatcher()
+def watched(table: StepTable, every: int, first: int = _FIRST, confirmed_after_s: float = 0.0) -> list[Alarm]:
+    """The alarms that a watcher raises that looks every so many steps; suspicions are alarms here."""
+    watcher = StepWatcher(confirmed_after_s)
     raised = []
     for end in range(first, len(table.steps) + 1, every):
         raised += watcher.look(table.rows(slice(max(end - RECENT, 0), end)))

@@ -6,8 +6,8 @@
 
 Every job of four ranks runs under `rankscope profile --watch`, beside `rankscope watch`, and once more as its healthy
 twin. A fault counts as named when an alarm says its kind, ranks and cause; all other alarms are false. `steps` is after
-how many steps with the fault the judge knows it, when it is asked after every step; `live` after how many seconds
-`rankscope watch` said so.
+how many steps with the fault the judge suspects it, when it is asked after every step; `alarm` after how many seconds
+that is an alarm; `live` the same of the `rankscope watch` that ran beside the job.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from rankscope.text.plain_table import plain_table
 from rankscope.watch.alarms import (
     COMMUNICATION,
     COMPUTE,
+    CONFIRMED_AFTER_S,
     DATA,
     DATA_LOADING,
     GARBAGE,
@@ -82,6 +83,8 @@ EXPECTED: dict[str, tuple[str, ...]] = {
 """The jobs, and the causes that an alarm may give."""
 _LONGEST = ("pipeline", "accumulation", "ddp", "sharded", "tensor")
 """Jobs by the length of their steps."""
+_TIMES_STEPS = {"ddp": 2.0, "accumulation": 1.5}
+"""Of jobs with short steps, so that a fault lasts longer than what confirms it."""
 _SETTLE_S = 30.0
 _LIMIT_S = 420.0
 
@@ -159,10 +162,12 @@ class Outcome:
     name: str
     step_ms: float
     steps: int | None
-    """After its onset the fault is named; None: never, or nothing was planted."""
+    """After its onset the fault is suspected; None: never, or nothing was planted."""
+    alarm_s: float | None
     live_s: float | None
     false: list[str]
-    """Texts of all other alarms, of both watchers."""
+    """Texts of all other alarms."""
+    live_false: list[str]
     judged: int
     """Steps."""
 
@@ -173,7 +178,12 @@ def outcome(folder: Path, onset: int, every: int = 1) -> Outcome | None:
     if table is None or int(table.steps[-1]) < onset:
         print(f"{folder.name}: it has not come to step {onset}")
         return None
-    again = [_raised(alarm.to_dict()) for alarm in watched(table, every)]
+
+    def again(confirmed_after_s: float) -> list[Raised]:
+        alarms = watched(table, every, confirmed_after_s=confirmed_after_s)
+        return [_raised(alarm.to_dict(), _ended(table, alarm.step)) for alarm in alarms]
+
+    suspected, confirmed = again(0.0), again(CONFIRMED_AFTER_S)
     live = list(live_alarms(folder))
     name = folder.name
     healthy = name.startswith(HEALTHY)
@@ -189,17 +199,28 @@ def outcome(folder: Path, onset: int, every: int = 1) -> Outcome | None:
         planted = {**FAULTS, **WATCHED}[name].ranks
         return not alarm.names(name) and not (alarm.kind == SPIKE and alarm.ranks == planted)
 
-    named, said = (None, None) if healthy else (first(again), first(live))
-    false = [f"step {each.step}: {each.text}" for each in again if is_false(each)]
-    false += [f"live, step {each.step}: {each.text}" for each in live if is_false(each)]
+    def after_s(alarm: Raised | None) -> float | None:
+        return (alarm.unix_ns - begin) / 1e9 if alarm else None
+
+    named = None if healthy else first(suspected)
+    false, live_false = (
+        [f"step {each.step}: {each.text}" for each in alarms if is_false(each)]
+        for alarms in (confirmed, live)
+    )
     return Outcome(
         name,
         float(np.nanmedian(table["step_ns"])) / 1e6,
         named.step - onset + 1 if named else None,
-        (said.unix_ns - begin) / 1e9 if said else None,
+        None if healthy else after_s(first(confirmed)),
+        None if healthy else after_s(first(live)),
         false,
+        live_false,
         len(table.steps),
     )
+
+
+def _ended(table: StepTable, step: int) -> int:
+    return int(np.nanmax(table["end_unix_ns"][table.steps == step]))
 
 
 def print_outcomes(outcomes: Sequence[Outcome], within: int = 20) -> None:
@@ -209,26 +230,32 @@ def print_outcomes(outcomes: Sequence[Outcome], within: int = 20) -> None:
             each.name,
             f"{each.step_ms:.0f}",
             "-" if each.steps is None else str(each.steps),
-            "-" if each.live_s is None else f"{each.live_s:.1f}",
+            *("-" if seconds is None else f"{seconds:.1f}" for seconds in (each.alarm_s, each.live_s)),
             str(len(each.false)),
+            str(len(each.live_false)),
         )
         for each in outcomes
     ]
-    print(plain_table(("job", "step ms", "steps", "live s", "false alarms"), rows))
+    print(plain_table(("job", "step ms", "steps", "alarm s", "live s", "false", "false live"), rows))
     for each in outcomes:
-        for text in each.false:
+        for text in (*each.false, *(f"live, {text}" for text in each.live_false)):
             print(f"{each.name}: {text}")
     healthy = [each for each in outcomes if each.name.startswith(HEALTHY)]
     named = sum(each.steps is not None and each.steps <= within for each in faulty)
     late = sum(each.steps is not None and each.steps > within for each in faulty)
     if faulty:
         lately = f", {late} later"
-        print(f"named with rank and cause within {within} steps: {named} of {len(faulty)}{lately}")
-        print(f"named by rankscope watch while it ran: {sum(each.live_s is not None for each in faulty)}")
+        print(f"suspected with rank and cause within {within} steps: {named} of {len(faulty)}{lately}")
+        alarms = sorted(each.alarm_s for each in faulty if each.alarm_s is not None)
+        print(f"alarms: {len(alarms)}, after {', '.join(f'{seconds:.1f}' for seconds in alarms)} s")
+        print(f"alarms of rankscope watch while it ran: {sum(each.live_s is not None for each in faulty)}")
         print(f"false alarms beside the faults: {sum(len(each.false) for each in faulty)}")
     if healthy:
-        count = sum(len(each.false) for each in healthy)
-        print(f"false alarms in {sum(each.judged for each in healthy):,} healthy steps: {count}")
+        count, live = (
+            sum(len(getattr(each, which)) for each in healthy) for which in ("false", "live_false")
+        )
+        steps = sum(each.judged for each in healthy)
+        print(f"false alarms in {steps:,} healthy steps: {count}, of rankscope watch {live}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -264,9 +291,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _jobs(args: argparse.Namespace) -> dict[str, list[str]]:
     """Every fault, and its healthy twin."""
-    each = ["--steps", str(args.steps), "--layers", str(args.layers), "--onset", str(args.onset), "--habits"]
-    longest_first = sorted(EXPECTED, key=lambda name: _LONGEST.index({**FAULTS, **WATCHED}[name].job))
-    faulty = {name: [name, *each] for name in longest_first}
+    each = ["--layers", str(args.layers), "--onset", str(args.onset), "--habits"]
+    jobs = {name: {**FAULTS, **WATCHED}[name].job for name in EXPECTED}
+    longest_first = sorted(jobs.items(), key=lambda item: _LONGEST.index(item[1]))
+    steps = {job: str(round(args.steps * _TIMES_STEPS.get(job, 1.0))) for job in _LONGEST}
+    faulty = {name: [name, *each, "--steps", steps[job]] for name, job in longest_first}
     return {**faulty, **{f"{HEALTHY}-{name}": [*words, "--healthy"] for name, words in faulty.items()}}
 
 

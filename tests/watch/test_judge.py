@@ -23,7 +23,7 @@ from rankscope.watch.alarms import (
 )
 from rankscope.watch.judge import StepWatcher, alarms_over, judge, spikes
 from rankscope.watch.rings import RECENT
-from rankscope.watch.step_table import low_median, middle, sigma
+from rankscope.watch.step_table import StepTable, low_median, middle, sigma
 from simulated_telemetry import Fault, Job, telemetry
 from watch import healthy_alarms, is_right, planted_case, watched
 
@@ -199,6 +199,50 @@ def test_who_waits_for_a_rank_has_no_slow_network() -> None:
     assert "the ranks take turns" in judge(table)[0].text
     network = telemetry(job, Fault(SLOWDOWN, COMMUNICATION, (0, 1, 2, 3), 100, 0.5))
     assert [(each.cause, "turns" in each.text) for each in judge(network)] == [(COMMUNICATION, False)]
+
+
+def test_what_lasts_some_seconds_only_is_a_suspicion() -> None:
+    """Steps of 20 ms, a rank that is slow for three seconds, and later for good."""
+    job = Job(4, steps=900, step_ns=20e6)
+    healthy, table = telemetry(job), telemetry(job, Fault(SLOW_RANK, COMPUTE, (1,), 100, 0.3))
+    for field, values in table.values.items():
+        values[220:500] = healthy[field][220:500]
+    table["end_unix_ns"][:] = np.cumsum(table["step_ns"], axis=0)
+    watcher = StepWatcher()
+    raised, suspected = [], []
+    for end in range(20, 900):
+        raised += watcher.look(table.rows(slice(max(end - RECENT, 0), end)))
+        suspected += [(alarm.ranks, end) for alarm in watcher.book.suspicions]
+    (alarm,) = raised
+    (begin,) = {alarm.since_step for alarm in raised}
+    assert alarm.ranks == (1,) and begin is not None and 500 <= begin <= 504
+    lasted_ns = table["end_unix_ns"][alarm.step - 1, 0] - (alarm.since_unix_ns or 0)
+    assert 5e9 <= lasted_ns < 5.1e9
+    assert {ranks for ranks, _ in suspected} == {(1,)} and min(end for _, end in suspected) <= 120
+    assert [each.alarm.since_step for each in watcher.book.episodes] == [begin]
+
+
+@pytest.mark.parametrize("per_stage", [1, 2, 4])
+def test_ranks_are_compared_within_their_pipeline_stage(per_stage: int) -> None:
+    """The last of four stages has half as much work again, from the first step on."""
+    ranks = 4 * per_stage
+    stages = tuple(rank // per_stage for rank in range(ranks))
+    job = Job(ranks, steps=160, imbalance=0.0)
+    uneven = 0.5 * job.step_ns * (np.array(stages) == 3)
+
+    def staged(table: StepTable) -> StepTable:
+        for field in ("own_ns", "cpu_ns"):
+            table[field][:] += uneven
+        table["step_ns"][:] += uneven.max()
+        table["wait_ns"][:] = table["step_ns"] - table["own_ns"]
+        return replace(table, stages=stages)
+
+    assert watched(staged(telemetry(job)), every=2) == []
+    if per_stage > 1:  # else it is not known whether its work is the slower one
+        from_start = staged(telemetry(job, Fault(SLOW_RANK, COMPUTE, (1,), 0, 0.2)))
+        assert [alarm.ranks for alarm in watched(from_start, every=2)] == [(1,)]
+    later = staged(telemetry(job, Fault(SLOW_RANK, COMPUTE, (1,), 120, 0.2)))
+    assert [alarm.ranks for alarm in watched(later, every=2)] == [(1,)]
 
 
 def test_what_follows_from_an_alarm_is_none() -> None:

@@ -30,7 +30,7 @@ from rankscope.capture.run_folder import rank_stem
 from rankscope.capture.telemetry_ring import FOLDER, HEADER_BYTES, NONE, Header, Ring, read_header, ring_path
 from rankscope.files import open_private, write_json
 from rankscope.host import PROC, high_descriptor, kernel_messages
-from rankscope.inapp.job_log import JobLog, joined_distributed
+from rankscope.inapp.job_log import JobLog, joined_distributed, process_groups
 
 # Written again when the hang has lasted so many times as long.
 _AGAIN = 10
@@ -154,19 +154,12 @@ def _ring(path: Path) -> Ring | None:
 
 def _with_groups(dump: dict[str, Any]) -> dict[str, Any]:
     """The flight recorder of other backends than NCCL does not list the members of groups."""
-    distributed = joined_distributed()
     config = dump.get("pg_config") or {"": {}}
-    if distributed is not None and all(str(group.get("ranks", "[]")) == "[]" for group in config.values()):
-        with contextlib.suppress(Exception):  # private names of torch
-            world = distributed.distributed_c10d._world
-            dump["pg_config"] = {
-                world.pg_names[group]: {
-                    "name": world.pg_names[group],
-                    "desc": group.group_desc,
-                    "ranks": [*ranks],
-                }
-                for group, ranks in world.pg_group_ranks.items()
-            }
+    groups = process_groups()
+    if groups and all(str(group.get("ranks", "[]")) == "[]" for group in config.values()):
+        dump["pg_config"] = {
+            name: {"name": name, "desc": description, "ranks": ranks} for name, description, ranks in groups
+        }
     return dump
 
 

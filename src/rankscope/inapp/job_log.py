@@ -20,6 +20,21 @@ def joined_distributed() -> Any:
     return distributed if joined else None
 
 
+def process_groups() -> list[tuple[str, str, list[int]]]:
+    """The name, description and ranks of each group that this process is in."""
+    distributed = joined_distributed()
+    if distributed is None:
+        return []
+    try:
+        world = distributed.distributed_c10d._world
+        members = [
+            (group, ranks) for group, ranks in world.pg_group_ranks.items() if hasattr(group, "group_desc")
+        ]
+        return [(world.pg_names[group], group.group_desc, [*ranks]) for group, ranks in members]
+    except Exception:  # noqa: BLE001  (private names of torch)
+        return []
+
+
 def current_identity() -> Identity:
     """The rank of this process: from torch.distributed where it is initialized, else from the launcher."""
     launched = detect(os.environ)

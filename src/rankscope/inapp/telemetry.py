@@ -10,6 +10,7 @@ import _thread
 import functools
 import json
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -26,7 +27,7 @@ from rankscope.capture.telemetry_ring import FOLDER, NONE, PHASES, RingWriter, r
 from rankscope.errors import RankscopeError
 from rankscope.files import make_private_folder
 from rankscope.inapp.hang_evidence import HangWatch, failure, install_stack_signal
-from rankscope.inapp.job_log import JobLog
+from rankscope.inapp.job_log import JobLog, current_identity, process_groups
 from rankscope.inapp.main_thread import start_waiting_thread
 from rankscope.inapp.step_figures import (
     BEGIN,
@@ -43,6 +44,7 @@ PERIOD_S = 1.0
 EXIT_WAIT_S = 2.0
 # A request that is older than the rank by more than this, the clocks' difference, was for an earlier attempt or job.
 _EARLIER_NS = 60 * 10**9
+_PIPELINE = re.compile(r"(?<![a-z])(pp|pipeline)(?![a-z])")
 # torch's functions for it, NCCL's and then that of all other backends; older versions have none or one of them.
 OTHER_BACKENDS = "_dump_fr_trace_json"
 _DUMPS = ("_dump_nccl_trace_json", OTHER_BACKENDS)
@@ -77,6 +79,8 @@ class Telemetry:
         self._pending: deque[StepFigures] = deque()
         self._hang = HangWatch(files, log, hang_after_s, fullest_dump)
         self._ring: RingWriter | None = None
+        self._stage: int | None = None
+        self._stage_asked = False
         self._pause = _thread.allocate_lock()
         self._over = False
         self._ended = threading.Event()
@@ -133,6 +137,9 @@ class Telemetry:
         self._look_for_requests()
         assert self._ring is not None
         self._hang.look(self._ring.records + len(self._pending) + len(self.clock.done))
+        if self._ring.records and not self._stage_asked:  # process groups are made before the first step
+            self._stage_asked, self._stage = True, pipeline_stage()
+            self._ring.describe(self._about())
 
     def make_ring(self) -> None:
         """Make this rank's file, with its whole size."""
@@ -149,7 +156,8 @@ class Telemetry:
     def _about(self) -> dict[str, Any]:
         fields = ("rank", "local_rank", "world_size", "node", "host", "pid", "role")
         about = {key: self._files.manifest[key] for key in fields}
-        return about | {"started_unix_ns": self._started_unix_ns, "hang_after_s": self._hang_after_s}
+        times = {"started_unix_ns": self._started_unix_ns, "hang_after_s": self._hang_after_s}
+        return about | times | {"stage": self._stage}
 
     # -- records
 
@@ -184,6 +192,14 @@ class Telemetry:
                     self._requested(request)
             except RankscopeError as error:
                 self._log.warning(f"capture request {self._requests} is not obeyed: {error.message}")
+
+
+def pipeline_stage() -> int | None:
+    """Of this rank, by the description of a process group (Megatron's, and those of a DeviceMesh)."""
+    for _name, description, ranks in process_groups():
+        if len(ranks) > 1 and _PIPELINE.search(description.lower()):
+            return ranks.index(current_identity().rank)
+    return None
 
 
 def ring_record(step: StepFigures, *, device_ns: int, end_unix_ns: int) -> tuple[int, ...]:

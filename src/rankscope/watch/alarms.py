@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
+from math import inf
 from typing import Any, Literal
 
 from rankscope.ranges import as_ranges
@@ -37,6 +38,9 @@ NEXT_STEP = {
     OF_MEMORY: "Look for tensors that are kept in lists or logged with their graph; a memory snapshot names them.",
     UNKNOWN: "Record some steps: rankscope capture RUN, then rankscope stats RUN.",
 }
+CONFIRMED_AFTER_S = 5.0
+"""Seconds that a slow rank or longer steps must have lasted: hosts are busy for a shorter time now and then."""
+_TO_CONFIRM = (SLOW_RANK, SLOW_NODE, SLOWDOWN)
 _CLOSED_AFTER = 20
 """Steps without an alarm after which it is no longer shown."""
 _FORGOTTEN_AFTER = 50
@@ -126,54 +130,75 @@ class Episode:
     last_step: int
     """The last step at which it was raised."""
     is_open: bool
+    is_confirmed: bool
+    """Else it is a suspicion: it has not lasted long enough."""
 
 
 class AlarmBook:
     """The alarms of a job so far. An alarm is new once, as long as it goes on, and keeps the step it began with."""
 
-    def __init__(self) -> None:
-        self.episodes: list[Episode] = []
-        """In the order in which they were raised."""
+    def __init__(self, confirmed_after_s: float = CONFIRMED_AFTER_S) -> None:
+        self._confirmed_after_ns = confirmed_after_s * 1e9
+        self._episodes: list[Episode] = []
         self._spikes: dict[tuple[int, ...], set[int]] = {}
 
     @property
-    def open(self) -> list[Alarm]:
-        return [episode.alarm for episode in self.episodes if episode.is_open]
+    def episodes(self) -> list[Episode]:
+        """Those that are confirmed, in the order in which they were noted."""
+        return [each for each in self._episodes if each.is_confirmed]
 
-    def new(self, alarms: Sequence[Alarm]) -> list[Alarm]:
-        """Note what is raised now; those that were not open already."""
+    @property
+    def open(self) -> list[Alarm]:
+        """Suspicions too."""
+        return [each.alarm for each in self._episodes if each.is_open]
+
+    @property
+    def suspicions(self) -> list[Alarm]:
+        return [each.alarm for each in self._episodes if each.is_open and not each.is_confirmed]
+
+    def new(self, alarms: Sequence[Alarm], unix_ns: float = inf) -> list[Alarm]:
+        """Note what is raised at this time; those that are confirmed by now and were not before."""
         new = []
         for alarm in alarms:
             if any(_follows(alarm, cause) for cause in (*alarms, *self._lately(alarm.step))):
                 continue
             index = self._index(alarm)
-            if index is not None:
-                before = self.episodes[index].alarm
-                self.episodes[index] = Episode(_continued(before, alarm), alarm.step, alarm.kind != SPIKE)
-            elif alarm.kind != SPIKE or not self._is_habit(alarm):
-                new.append(alarm)
-                self.episodes.append(Episode(alarm, alarm.step, alarm.kind != SPIKE))
+            if index is None and alarm.kind == SPIKE and self._is_habit(alarm):
+                continue
+            before = None if index is None else self._episodes.pop(index)
+            now = alarm if before is None else _continued(before.alarm, alarm)
+            was_confirmed = before is not None and before.is_confirmed
+            is_confirmed = was_confirmed or self._has_lasted(now, unix_ns)
+            episode = Episode(now, alarm.step, alarm.kind != SPIKE, is_confirmed)
+            self._episodes.insert(len(self._episodes) if index is None else index, episode)
+            if is_confirmed and not was_confirmed:
+                new.append(now)
         return new
+
+    def _has_lasted(self, alarm: Alarm, unix_ns: float) -> bool:
+        if alarm.kind not in _TO_CONFIRM or alarm.since_unix_ns is None:
+            return True
+        return unix_ns - alarm.since_unix_ns >= self._confirmed_after_ns
 
     def close(self, step: int) -> None:
         """End what was not raised lately, and forget what follows from another alarm, as is known by now."""
         causes = self.open
-        self.episodes = [
-            Episode(each.alarm, each.last_step, each.is_open and step - each.last_step <= _CLOSED_AFTER)
-            for each in self.episodes
+        self._episodes = [
+            replace(each, is_open=each.is_open and step - each.last_step <= _CLOSED_AFTER)
+            for each in self._episodes
             if not (each.is_open and any(_follows(each.alarm, cause) for cause in causes))
         ]
 
     def _lately(self, step: int) -> Iterator[Alarm]:
         """Those that would go on if they were raised again."""
-        for episode in self.episodes:
+        for episode in self._episodes:
             if step - episode.last_step <= _FORGOTTEN_AFTER:
                 yield episode.alarm
 
     def _index(self, alarm: Alarm) -> int | None:
         """The episode that goes on."""
-        for index in reversed(range(len(self.episodes))):
-            episode = self.episodes[index]
+        for index in reversed(range(len(self._episodes))):
+            episode = self._episodes[index]
             if episode.alarm.key == alarm.key:
                 return index if alarm.step - episode.last_step <= _FORGOTTEN_AFTER else None
         return None
@@ -195,8 +220,8 @@ def _continued(before: Alarm, now: Alarm) -> Alarm:
 
 
 def _follows(alarm: Alarm, cause: Alarm) -> bool:
-    """Whether every step takes longer because of what another alarm names."""
+    """Whether every step takes longer because of what another alarm names: they began together, or have one cause."""
     if alarm.kind != SLOWDOWN or cause.kind not in (SLOW_RANK, SLOW_NODE, DATA):
         return False
     together = abs((alarm.since_step or 0) - (cause.since_step or 0)) <= _TOGETHER
-    return together and cause.per_step >= _FOLLOWS * alarm.per_step
+    return (together or alarm.cause == cause.cause) and cause.per_step >= _FOLLOWS * alarm.per_step

@@ -94,8 +94,11 @@ class Evidence(NamedTuple):
     """None where it is slow in every step."""
 
 
-def outliers(figures: Mapping[str, Numbers], step_ns: float, before: int) -> dict[int, Evidence]:
-    """Columns that are slow all the time or have become slower, and those that work longer every few steps.
+def outliers(
+    figures: Mapping[str, Numbers], step_ns: float, before: int, same_work: bool = True
+) -> dict[int, Evidence]:
+    """Columns that are slow all the time (if all have the same work) or have become slower, and those that work longer
+    every few steps.
 
     The first figure is own work. The others are parts of it that vary less on a busy host: they count where own work
     has grown too.
@@ -108,7 +111,9 @@ def outliers(figures: Mapping[str, Numbers], step_ns: float, before: int) -> dic
     evidence = {
         column: Evidence(first, None)
         for column in np.flatnonzero(slow).tolist()
-        if len(work_ns) >= _LASTING and excess[column] > _bursts(np.delete(work_ns, column, axis=1))
+        if same_work
+        and len(work_ns) >= _LASTING
+        and excess[column] > _bursts(np.delete(work_ns, column, axis=1))
     }
     offsets = {field: values - low_median(values, 1)[:, None] for field, values in figures.items()}
     for steps in _LATEST:

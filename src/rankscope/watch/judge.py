@@ -16,6 +16,7 @@ from rankscope.units import format_rounded
 from rankscope.watch.alarms import (
     COMMUNICATION,
     COMPUTE,
+    CONFIRMED_AFTER_S,
     DATA,
     DATA_LOADING,
     GARBAGE,
@@ -140,9 +141,14 @@ def slow_limit(table: StepTable) -> float:
 
 
 def slow_ranks(table: StepTable) -> list[Alarm]:
-    """Nodes, and ranks of other nodes, whose own work takes longer than that of the median, step after step or every
-    few steps."""
+    """Nodes, and ranks of other nodes, whose own work takes longer than that of the median rank of their pipeline
+    stage, step after step or every few steps."""
+    return [alarm for stage in table.by_stage() for alarm in _slow_of_stage(stage)]
+
+
+def _slow_of_stage(table: StepTable) -> list[Alarm]:
     figures, step_ns = {field: table[field] for field in _witnesses(table)}, usual_step(table)
+    same_work = not table.stages_alone
     nodes: dict[str, list[int]] = {}
     for column, node in enumerate(table.nodes):
         nodes.setdefault(node, []).append(column)
@@ -153,13 +159,14 @@ def slow_ranks(table: StepTable) -> list[Alarm]:
     }
     slow = {
         names[index]: evidence
-        for index, evidence in outliers(by_node, step_ns, table.before).items()
+        for index, evidence in outliers(by_node, step_ns, table.before, same_work).items()
         if len(nodes[names[index]]) > 1
     }
     inside = {column for name in slow for column in nodes[name]}
     rest = [column for column in range(len(table.ranks)) if column not in inside]
     by_rank = {field: values[:, rest] for field, values in figures.items()}
-    flagged = {rest[index]: evidence for index, evidence in outliers(by_rank, step_ns, table.before).items()}
+    evidences = outliers(by_rank, step_ns, table.before, same_work)
+    flagged = {rest[index]: evidence for index, evidence in evidences.items()}
     peers = [column for column in rest if column not in flagged]
     alarms = [_slow(table, nodes[name], peers, evidence, name) for name, evidence in slow.items()]
     return alarms + [_slow(table, [column], peers, evidence) for column, evidence in flagged.items()]
@@ -450,13 +457,13 @@ class StepWatcher:
     """Judges the steps of comparable ranks again and again. While an alarm is open, the steps before it stay the
     measure, however long ago they were."""
 
-    def __init__(self) -> None:
-        self.book = AlarmBook()
+    def __init__(self, confirmed_after_s: float = CONFIRMED_AFTER_S) -> None:
+        self.book = AlarmBook(confirmed_after_s)
         self._before: StepTable | None = None
         self.judged_step = -1
 
     def look(self, table: StepTable) -> list[Alarm]:
-        """The alarms that are new, of the last steps."""
+        """The alarms that are new, or confirmed now, of the last steps."""
         fresh = max(STEPS, int((table.steps > self.judged_step).sum())) if self.judged_step >= 0 else STEPS
         self.judged_step = int(table.steps[-1])
         judged = table
@@ -465,7 +472,9 @@ class StepWatcher:
             judged = table.rows(slice(first, None)).after(self._before)
         # When all steps become longer, ranks differ more: what they did before is not the measure.
         named = any(alarm.kind in (SLOW_RANK, SLOW_NODE) for alarm in self.book.open)
-        new = self.book.new(judge(judged if named else table, fresh, judged))
+        new = self.book.new(
+            judge(judged if named else table, fresh, judged), middle(table["end_unix_ns"][-1])
+        )
         self.book.close(self.judged_step)
         lasting = [alarm for alarm in self.book.open if alarm.kind in (SLOW_RANK, SLOW_NODE, SLOWDOWN)]
         since = min((alarm.since_step or 0 for alarm in lasting), default=None)

@@ -17,7 +17,7 @@ from rankscope.text.json_values import plain
 from rankscope.text.plain_table import plain_table
 from rankscope.text.visible_text import visible
 from rankscope.units import format_rounded, shorten_middle
-from rankscope.watch.alarms import Alarm
+from rankscope.watch.alarms import CONFIRMED_AFTER_S, Alarm
 from rankscope.watch.roles import role_lines
 from rankscope.watch.state import (
     FINAL_STATES,
@@ -36,6 +36,7 @@ _SHORTEST_PAUSE_S = 0.05
 _STATUS_SECONDS = 10.0
 """Between two lines about the state in a log."""
 _HOOK_SECONDS = 10.0
+SUSPICION = f"not an alarm before {CONFIRMED_AFTER_S:g} s"
 _BEHIND = 20
 """Steps: a rank whose file is older holds up the judging."""
 
@@ -154,6 +155,8 @@ def lines(state: State, width: int = WIDTH) -> list[str]:
     for alarm in state["alarms"]:
         shown += textwrap.wrap(f"{alarm['severity']}: {alarm['text']}", width, subsequent_indent="  ")
         shown += textwrap.wrap(alarm["hint"], width, initial_indent="  → ", subsequent_indent="    ")
+    for alarm in state["suspicions"]:
+        shown += textwrap.wrap(f"{SUSPICION}: {alarm['text']}", width, subsequent_indent="  ")
     shown += [*role_lines(state["roles"]), *textwrap.wrap(state["bottleneck"], width, subsequent_indent="  ")]
     if count := len(state["ranks"]):
         rows = [_row(rank) for rank in worst_ranks(state)]

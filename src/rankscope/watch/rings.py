@@ -59,6 +59,12 @@ class RankRing:
         return str(self.about.get("host") or self.about.get("node") or "")
 
     @property
+    def stage(self) -> int | None:
+        """Of a pipeline, where its process groups say so."""
+        stage = self.about.get("stage")
+        return stage if isinstance(stage, int) else None
+
+    @property
     def off(self) -> str:
         """Why the rank has switched its telemetry off, while the job goes on; else empty."""
         return str(self.about.get("off") or "")
@@ -171,6 +177,7 @@ def _table(rings: Sequence[RankRing]) -> StepTable | None:
         tuple(ring.node for ring in rings),
         {field: numbers[reached] for field, numbers in values.items()},
         rings[0].role,
+        stages=tuple(ring.stage for ring in rings),
     )
 
 

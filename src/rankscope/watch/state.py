@@ -69,8 +69,10 @@ class JobWatcher:
         new += self._hangs.new(stuck)
         episodes = [each for watcher in self._roles.values() for each in watcher.book.episodes]
         alarms = [each.alarm for each in episodes if each.is_open] + stuck
+        suspicions = [alarm for watcher in self._roles.values() for alarm in watcher.book.suspicions]
         state = _state(self._run, rings, [table.last(RECENT) for table in step_tables], alarms, now)
         over = [each for each in episodes if not each.is_open][-_PAST:]
+        state["suspicions"] = [alarm.to_dict() for alarm in suspicions]
         state["past_alarms"] = [{**each.alarm.to_dict(), "last_step": each.last_step} for each in over]
         return state, new
 
@@ -100,8 +102,8 @@ def _state(
     newest = max((ring.header.alive_unix_ns for ring in rings), default=now)
     ranks = [_rank(ring, at, newest) for ring in rings]
     by_rank = {rank["rank"]: rank for rank in ranks}
-    for table in step_tables:
-        _add_figures(table, by_rank)
+    for stage in (stage for table in step_tables for stage in table.by_stage()):
+        _add_figures(stage, by_rank)
     for alarm in alarms:
         for number in alarm.ranks:
             by_rank[number]["alarms"].append(alarm.kind)

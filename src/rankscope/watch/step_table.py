@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,7 +18,7 @@ TO_SIGMA = 1.4826
 
 @dataclass(frozen=True)
 class StepTable:
-    """Ranks that can be compared: those of one role."""
+    """The ranks of one role."""
 
     steps: NDArray[np.int64]
     """In ascending order."""
@@ -27,13 +30,15 @@ class StepTable:
     role: str = ""
     before: int = 0
     """So many rows at the beginning are from before an alarm that is still open; the next steps may be missing."""
+    stages: tuple[int | None, ...] = ()
+    """Of each rank, the pipeline stage; None where that is not known."""
 
     def __getitem__(self, field: str) -> Numbers:
         return self.values[field]
 
     def rows(self, wanted: slice) -> StepTable:
         values = {field: numbers[wanted] for field, numbers in self.values.items()}
-        return StepTable(self.steps[wanted], self.ranks, self.nodes, values, self.role)
+        return replace(self, steps=self.steps[wanted], values=values, before=0)
 
     def last(self, count: int) -> StepTable:
         return self.rows(slice(max(len(self.steps) - count, 0), None))
@@ -42,7 +47,32 @@ class StepTable:
         """These rows behind earlier ones of the same ranks."""
         values = {field: np.concatenate([earlier[field], self[field]]) for field in self.values}
         steps = np.concatenate([earlier.steps, self.steps])
-        return StepTable(steps, self.ranks, self.nodes, values, self.role, len(earlier.steps))
+        return replace(self, steps=steps, values=values, before=len(earlier.steps))
+
+    @property
+    def stages_alone(self) -> bool:
+        """Whether some ranks have a pipeline stage for themselves: none does the same work."""
+        ranks = Counter(self.stages)
+        return len(ranks) > 1 and None not in ranks and min(ranks.values()) == 1
+
+    def by_stage(self) -> list[StepTable]:
+        """Tables of ranks that do the same work; this one, where stages are not known or ranks are alone in them."""
+        stages = dict.fromkeys(self.stages)
+        if len(stages) < 2 or None in stages or self.stages_alone:
+            return [self]
+        return [
+            self._of([column for column, other in enumerate(self.stages) if other == stage])
+            for stage in stages
+        ]
+
+    def _of(self, columns: list[int]) -> StepTable:
+        return replace(
+            self,
+            ranks=self.ranks[columns],
+            nodes=tuple(self.nodes[column] for column in columns),
+            values={field: numbers[:, columns] for field, numbers in self.values.items()},
+            stages=tuple(self.stages[column] for column in columns),
+        )
 
 
 def low_median(values: Numbers, axis: int = 0) -> Numbers:
