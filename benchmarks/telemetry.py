@@ -150,9 +150,11 @@ def alternating(name: str, pairs: int, train: Callable[[int, Callable[[int], Non
     """
     with tempfile.TemporaryDirectory() as folder:
         engines: list[Engine] = []
+        cpu_ends: list[float] = []
 
         def after_step(step: int) -> None:
             """Even blocks run without, odd ones with telemetry."""
+            cpu_ends.append(time.thread_time())
             block, place = divmod(step + 1, BLOCK)
             if place == 0 and block % 2 == 1:
                 engines.append(engine_in(Path(folder) / f"run-{block}"))
@@ -163,15 +165,19 @@ def alternating(name: str, pairs: int, train: Callable[[int, Callable[[int], Non
                 engine.release()
 
         seconds = train(2 * pairs * BLOCK, after_step)
-    # The first step of a block has the cost of the change.
-    means = [statistics.median(seconds[place + 1 : place + BLOCK]) for place in range(0, len(seconds), BLOCK)]
-    changes = [100 * (on - off) / off for off, on in zip(means[::2], means[1::2], strict=True)][1:]
-    mean, error = statistics.fmean(changes), 2.1 * statistics.stdev(changes) / len(changes) ** 0.5
+    cpu_seconds = [end - begin for begin, end in itertools.pairwise([0.0, *cpu_ends])]
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    print(f"{name} step on {device}: {statistics.median(means[::2]) * 1e3:.2f} ms without --watch")
-    print(
-        f"with --watch {mean:+.2f} % (95 %: {mean - error:+.2f} to {mean + error:+.2f} %), {len(changes)} pairs"
-    )
+    for clock, steps in ("wall time", seconds), ("CPU time of the training thread", cpu_seconds):
+        # The first step of a block has the cost of the change.
+        blocks = [
+            statistics.median(steps[first + 1 : first + BLOCK]) for first in range(0, len(steps), BLOCK)
+        ]
+        changes = [on - off for off, on in zip(blocks[::2], blocks[1::2], strict=True)][1:]
+        usual = statistics.median(blocks[::2])
+        mean, error = statistics.fmean(changes), 2.1 * statistics.stdev(changes) / len(changes) ** 0.5
+        low, middle, high = (f"{100 * value / usual:+.2f}" for value in (mean - error, mean, mean + error))
+        print(f"{name} step on {device}, {clock}: {usual * 1e3:.2f} ms without --watch")
+        print(f"with --watch {middle} % (95 %: {low} to {high} %), {len(changes)} pairs")
     return 0
 
 

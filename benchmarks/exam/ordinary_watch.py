@@ -37,7 +37,6 @@ from rankscope.text.plain_table import plain_table
 from rankscope.watch.alarms import (
     COMMUNICATION,
     COMPUTE,
-    CONFIRMED_AFTER_S,
     DATA,
     DATA_LOADING,
     GARBAGE,
@@ -48,9 +47,10 @@ from rankscope.watch.alarms import (
     SLOWDOWN,
     SPIKE,
 )
-from rankscope.watch.rings import read_whole, tables
+from rankscope.watch.changes import STEPS
+from rankscope.watch.judge import StepWatcher
+from rankscope.watch.rings import RECENT, read_whole, tables
 from rankscope.watch.step_table import StepTable
-from watch import watched
 
 BUSY = (COMPUTE, HOST)
 """Work of the interpreter or of torch: by its CPU time compute, where it also writes or waits host."""
@@ -83,7 +83,7 @@ EXPECTED: dict[str, tuple[str, ...]] = {
 """The jobs, and the causes that an alarm may give."""
 _LONGEST = ("pipeline", "accumulation", "ddp", "sharded", "tensor")
 """Jobs by the length of their steps."""
-_TIMES_STEPS = {"ddp": 2.0, "accumulation": 1.5}
+_TIMES_STEPS = {"ddp": 4.0, "accumulation": 2.0, "sharded": 1.3}
 """Of jobs with short steps, so that a fault lasts longer than what confirms it."""
 _SETTLE_S = 30.0
 _LIMIT_S = 420.0
@@ -179,11 +179,7 @@ def outcome(folder: Path, onset: int, every: int = 1) -> Outcome | None:
         print(f"{folder.name}: it has not come to step {onset}")
         return None
 
-    def again(confirmed_after_s: float) -> list[Raised]:
-        alarms = watched(table, every, confirmed_after_s=confirmed_after_s)
-        return [_raised(alarm.to_dict(), _ended(table, alarm.step)) for alarm in alarms]
-
-    suspected, confirmed = again(0.0), again(CONFIRMED_AFTER_S)
+    suspected, confirmed = _judged_again(table, every)
     live = list(live_alarms(folder))
     name = folder.name
     healthy = name.startswith(HEALTHY)
@@ -219,8 +215,16 @@ def outcome(folder: Path, onset: int, every: int = 1) -> Outcome | None:
     )
 
 
-def _ended(table: StepTable, step: int) -> int:
-    return int(np.nanmax(table["end_unix_ns"][table.steps == step]))
+def _judged_again(table: StepTable, every: int) -> tuple[list[Raised], list[Raised]]:
+    """What is open after each look, suspicions too; and the alarms."""
+    watcher = StepWatcher()
+    suspected, confirmed = [], []
+    for end in range(STEPS, len(table.steps) + 1, every):
+        seen = table.rows(slice(max(end - RECENT, 0), end))
+        unix_ns = int(np.nanmax(seen["end_unix_ns"][-1]))
+        confirmed += [_raised(alarm.to_dict(), unix_ns) for alarm in watcher.look(seen)]
+        suspected += [_raised(alarm.to_dict(), unix_ns) for alarm in watcher.book.open]
+    return suspected, confirmed
 
 
 def print_outcomes(outcomes: Sequence[Outcome], within: int = 20) -> None:

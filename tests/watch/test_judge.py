@@ -10,6 +10,7 @@ import pytest
 from rankscope.watch.alarms import (
     COMMUNICATION,
     COMPUTE,
+    CONFIRMED_AFTER_S,
     GARBAGE,
     HOST,
     KINDS,
@@ -202,8 +203,8 @@ def test_who_waits_for_a_rank_has_no_slow_network() -> None:
 
 
 def test_what_lasts_some_seconds_only_is_a_suspicion() -> None:
-    """Steps of 20 ms, a rank that is slow for three seconds, and later for good."""
-    job = Job(4, steps=900, step_ns=20e6)
+    """Steps of 40 ms, a rank that is slow for five seconds, and later for good."""
+    job = Job(4, steps=900, step_ns=40e6)
     healthy, table = telemetry(job), telemetry(job, Fault(SLOW_RANK, COMPUTE, (1,), 100, 0.3))
     for field, values in table.values.items():
         values[220:500] = healthy[field][220:500]
@@ -217,7 +218,7 @@ def test_what_lasts_some_seconds_only_is_a_suspicion() -> None:
     (begin,) = {alarm.since_step for alarm in raised}
     assert alarm.ranks == (1,) and begin is not None and 500 <= begin <= 504
     lasted_ns = table["end_unix_ns"][alarm.step - 1, 0] - (alarm.since_unix_ns or 0)
-    assert 5e9 <= lasted_ns < 5.1e9
+    assert 1e9 * CONFIRMED_AFTER_S <= lasted_ns < 1e9 * CONFIRMED_AFTER_S + 1e8
     assert {ranks for ranks, _ in suspected} == {(1,)} and min(end for _, end in suspected) <= 120
     assert [each.alarm.since_step for each in watcher.book.episodes] == [begin]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from math import inf
@@ -38,12 +38,12 @@ NEXT_STEP = {
     OF_MEMORY: "Look for tensors that are kept in lists or logged with their graph; a memory snapshot names them.",
     UNKNOWN: "Record some steps: rankscope capture RUN, then rankscope stats RUN.",
 }
-CONFIRMED_AFTER_S = 5.0
+CONFIRMED_AFTER_S = 10.0
 """Seconds that a slow rank or longer steps must have lasted: hosts are busy for a shorter time now and then."""
 _TO_CONFIRM = (SLOW_RANK, SLOW_NODE, SLOWDOWN)
-_CLOSED_AFTER = 20
+_CLOSED_AFTER = 60
 """Steps without an alarm after which it is no longer shown."""
-_FORGOTTEN_AFTER = 50
+_FORGOTTEN_AFTER = 90
 """Steps without an alarm after which the same alarm counts as a new one."""
 _SETTLES = 50
 """Steps after its begin in which a later look at an alarm has better figures: the begin is still in the window."""
@@ -156,37 +156,47 @@ class AlarmBook:
     def suspicions(self) -> list[Alarm]:
         return [each.alarm for each in self._episodes if each.is_open and not each.is_confirmed]
 
-    def new(self, alarms: Sequence[Alarm], unix_ns: float = inf) -> list[Alarm]:
-        """Note what is raised at this time; those that are confirmed by now and were not before."""
-        new = []
+    def new(
+        self, alarms: Sequence[Alarm], unix_ns: float = inf, lasts: Callable[[Alarm], bool] = bool
+    ) -> list[Alarm]:
+        """Note what is raised at this time; those that are confirmed by now and were not before. `lasts` tells of a
+        suspicion that is old enough whether it holds; else it is forgotten."""
         for alarm in alarms:
             if any(_follows(alarm, cause) for cause in (*alarms, *self._lately(alarm.step))):
                 continue
             index = self._index(alarm)
-            if index is None and alarm.kind == SPIKE and self._is_habit(alarm):
-                continue
-            before = None if index is None else self._episodes.pop(index)
-            now = alarm if before is None else _continued(before.alarm, alarm)
-            was_confirmed = before is not None and before.is_confirmed
-            is_confirmed = was_confirmed or self._has_lasted(now, unix_ns)
-            episode = Episode(now, alarm.step, alarm.kind != SPIKE, is_confirmed)
-            self._episodes.insert(len(self._episodes) if index is None else index, episode)
-            if is_confirmed and not was_confirmed:
-                new.append(now)
-        return new
+            goes_on = alarm.kind != SPIKE
+            if index is not None:
+                before = self._episodes[index]
+                now = _continued(before.alarm, alarm)
+                self._episodes[index] = Episode(now, alarm.step, goes_on, before.is_confirmed)
+            elif goes_on or not self._is_habit(alarm):
+                self._episodes.append(Episode(alarm, alarm.step, goes_on, is_confirmed=False))
+        due = [each for each in self._episodes if not each.is_confirmed and self._is_due(each, unix_ns)]
+        confirmed = [each for each in due if each.alarm.kind not in _TO_CONFIRM or lasts(each.alarm)]
+        self._episodes = [
+            replace(each, is_confirmed=each.is_confirmed or each in confirmed)
+            for each in self._episodes
+            if each not in due or each in confirmed
+        ]
+        return [each.alarm for each in confirmed]
 
-    def _has_lasted(self, alarm: Alarm, unix_ns: float) -> bool:
-        if alarm.kind not in _TO_CONFIRM or alarm.since_unix_ns is None:
+    def _is_due(self, episode: Episode, unix_ns: float) -> bool:
+        since = episode.alarm.since_unix_ns
+        if episode.alarm.kind not in _TO_CONFIRM or since is None:
             return True
-        return unix_ns - alarm.since_unix_ns >= self._confirmed_after_ns
+        return episode.is_open and unix_ns - since >= self._confirmed_after_ns
 
     def close(self, step: int) -> None:
         """End what was not raised lately, and forget what follows from another alarm, as is known by now."""
-        causes = self.open
+        causes = [each for each in self._episodes if each.is_open]
         self._episodes = [
             replace(each, is_open=each.is_open and step - each.last_step <= _CLOSED_AFTER)
             for each in self._episodes
-            if not (each.is_open and any(_follows(each.alarm, cause) for cause in causes))
+            if not any(
+                each.is_open and _follows(each.alarm, cause.alarm) and cause.is_confirmed >= each.is_confirmed
+                for cause in causes
+            )
         ]
 
     def _lately(self, step: int) -> Iterator[Alarm]:

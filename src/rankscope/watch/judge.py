@@ -6,6 +6,7 @@ job have the same step time, whoever is slow.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
@@ -65,6 +66,8 @@ _SEEN = 30
 _SAME_RANK = 0.5
 _TURNS_AFTER = 12
 """Steps after which no rank being the slowest in most means that they take turns."""
+_PARTS, _PARTS_THAT_HOLD = 5, 4
+"""Of the time since the begin of an alarm."""
 SPIKE_FACTOR = 2.5
 SPIKE_NS = 0.5e9
 """A shorter delay of a single step is not worth an alarm."""
@@ -350,6 +353,24 @@ def _turns(table: StepTable, begin: int, more: float) -> str:
     return f"; {seen}" if most > _SAME_RANK * len(slowest) else f"; the ranks take turns: {seen}"
 
 
+def lasts(table: StepTable, alarm: Alarm) -> bool:
+    """Whether most parts of the time since its begin, and the last one, show what a slow rank or longer steps cost."""
+    begin = int(np.searchsorted(table.steps, alarm.since_step or 0))
+    columns = np.isin(table.ranks, alarm.ranks).nonzero()[0].tolist()
+    peers = [column for column in range(len(table.ranks)) if column not in columns]
+    if columns:
+        figures = [_more(table[field], columns, peers) for field in _witnesses(table)]
+    else:
+        figures = [low_median(table["step_ns"], 1)]
+    for values in figures:
+        before = mean_of(values[:begin]) if begin >= LEAST_BEFORE else 0.0
+        parts = [mean_of(part) - before for part in np.array_split(values[begin:], _PARTS)]
+        holds = [part > EXPLAINS * alarm.per_step for part in parts]
+        if holds[-1] and sum(holds) >= _PARTS_THAT_HOLD:
+            return True
+    return False
+
+
 def spikes(table: StepTable, fresh: int = STEPS) -> list[Alarm]:
     """Single long steps that some ranks' own work caused, or nobody's."""
     times = low_median(table["step_ns"], 1)
@@ -472,9 +493,8 @@ class StepWatcher:
             judged = table.rows(slice(first, None)).after(self._before)
         # When all steps become longer, ranks differ more: what they did before is not the measure.
         named = any(alarm.kind in (SLOW_RANK, SLOW_NODE) for alarm in self.book.open)
-        new = self.book.new(
-            judge(judged if named else table, fresh, judged), middle(table["end_unix_ns"][-1])
-        )
+        alarms = judge(judged if named else table, fresh, judged)
+        new = self.book.new(alarms, middle(table["end_unix_ns"][-1]), functools.partial(lasts, judged))
         self.book.close(self.judged_step)
         lasting = [alarm for alarm in self.book.open if alarm.kind in (SLOW_RANK, SLOW_NODE, SLOWDOWN)]
         since = min((alarm.since_step or 0 for alarm in lasting), default=None)

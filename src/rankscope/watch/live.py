@@ -36,7 +36,6 @@ _SHORTEST_PAUSE_S = 0.05
 _STATUS_SECONDS = 10.0
 """Between two lines about the state in a log."""
 _HOOK_SECONDS = 10.0
-SUSPICION = f"not an alarm before {CONFIRMED_AFTER_S:g} s"
 _BEHIND = 20
 """Steps: a rank whose file is older holds up the judging."""
 
@@ -156,7 +155,8 @@ def lines(state: State, width: int = WIDTH) -> list[str]:
         shown += textwrap.wrap(f"{alarm['severity']}: {alarm['text']}", width, subsequent_indent="  ")
         shown += textwrap.wrap(alarm["hint"], width, initial_indent="  → ", subsequent_indent="    ")
     for alarm in state["suspicions"]:
-        shown += textwrap.wrap(f"{SUSPICION}: {alarm['text']}", width, subsequent_indent="  ")
+        suspicion = f"suspicion (an alarm after {CONFIRMED_AFTER_S:g} s): {alarm['text']}"
+        shown += textwrap.wrap(suspicion, width, subsequent_indent="  ")
     shown += [*role_lines(state["roles"]), *textwrap.wrap(state["bottleneck"], width, subsequent_indent="  ")]
     if count := len(state["ranks"]):
         rows = [_row(rank) for rank in worst_ranks(state)]

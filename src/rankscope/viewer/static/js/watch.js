@@ -79,7 +79,8 @@ function draw(state) {
     ...bars(times).map((bar) => s("rect", { x: bar.x, y: HEIGHT - bar.height, width: BAR - 1, height: bar.height, class: bar.long ? "long" : "" },
       s("title", {}, bar.title)))));
   const present = state.alarms.length ? state.alarms.map(alarmBox) : [h("p", {}, "no alarm")];
-  fill(byId("alarms"), ...present, ...pastAlarms(state.past_alarms));
+  const suspected = state.suspicions.map((/** @type {any} */ alarm) => h("p", {}, h("b", {}, "suspicion, not an alarm yet: "), alarm.text));
+  fill(byId("alarms"), ...present, ...suspected, ...pastAlarms(state.past_alarms));
   fill(byId("ranks"), rankTable(state.ranks));
   document.body.dataset.ready = "true";
 }
