@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import re
 import sys
 import threading
 import time
@@ -109,6 +110,8 @@ def test_metrics_for_prometheus(slow3: Path, tmp_path: Path, capsys: pytest.Capt
     assert values['rankscope_rank_last_step{run="run",rank="7",node="node1"}'] == 100
     assert values['rankscope_running{run="run"}'] == 1
     assert 0.2 < values['rankscope_step_seconds{run="run",quantile="0.5"}'] < 0.6
+    page = Path(__file__).parents[2].joinpath("docs/watch.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"`(rankscope_\w+)`", page)) == {name.partition("{")[0] for name in values}
     nowhere = tmp_path / "no" / "where"
     assert "cannot write" in run_main(capsys, "watch", slow3, "--once", "--prometheus", nowhere)[2]
 
@@ -119,6 +122,11 @@ def test_a_command_gets_the_alarm(slow3: Path, tmp_path: Path, capfd: pytest.Cap
     assert json.loads(file.read_text())["ranks"] == [3]
     run_main(capfd, "watch", slow3, "--once", "--on-alarm", f'echo "$RANKSCOPE_ALARM" > {file}')
     assert file.read_text().startswith("warning: rank 3 is slow: ")
+    run_main(capfd, "watch", slow3, "--once", "--on-alarm", f'echo "$RANKSCOPE_VIEW" > {file}')
+    view = file.read_text().splitlines()
+    assert (
+        "of 8 ranks alive" in view[0] and "7 of 8 ranks like the median" in view and max(map(len, view)) <= 80
+    )
     code, _, err = run_main(capfd, "watch", slow3, "--once", "--on-alarm", "exit 7")
     assert code == 0 and "--on-alarm failed" in err
 

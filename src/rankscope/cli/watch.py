@@ -27,7 +27,7 @@ examples:
   rankscope watch RUN                              a live view in the terminal; Ctrl-C ends it, not the job
   rankscope watch RUN --once --format json         the present state, and the end
   rankscope watch RUN --fail-on hang,slow-rank     ends with exit code 3 at the first of these alarms
-  rankscope watch RUN --on-alarm 'echo "$RANKSCOPE_ALARM" | mail -s alarm me@lab'    or https://… to POST JSON to
+  rankscope watch RUN --on-alarm 'echo "$RANKSCOPE_VIEW" | mail -s "$RANKSCOPE_ALARM" me@lab'    or a URL
   rankscope watch RUN --auto-capture 3             alarms make the job record its next steps, at most 3 times
   rankscope watch RUN --prometheus /var/lib/node_exporter/rankscope.prom
   rankscope watch RUN --kubeflow --total-steps 5000        in a pod of a TrainJob: its status shows progress and alarms
@@ -44,7 +44,7 @@ _OPTIONS = """\
 --kubeflow  also report progress and alarms in the status of the TrainJob in whose pod this runs, every 5 s
 --total-steps N  with --kubeflow: the steps of the whole job, for its progress in percent
 --fail-on LIST  end with 3 at the first alarm of these kinds: hang,slow-rank or any
---on-alarm CMD  run this shell command for each new alarm: a line in $RANKSCOPE_ALARM, JSON on stdin; a URL is POSTed to
+--on-alarm CMD  run this for each new alarm, with $RANKSCOPE_ALARM, $RANKSCOPE_VIEW, JSON on stdin; a URL is POSTed to
 --auto-capture N  let alarms record the next steps of all ranks, at most N times in this run
 --auto-capture-every TIME  the least time between two such captures (default: 1h)
 --hang-after TIME  no step for so long is a hang (default: as the job was started, 10min)
@@ -89,7 +89,7 @@ def main(args: argparse.Namespace) -> int:
             show(state, new)
             export(state)
             for alarm in new if args.on_alarm else ():
-                if failure := tell(args.on_alarm, alarm, args.run):
+                if failure := tell(args.on_alarm, alarm, state):
                     print(f"rankscope: --on-alarm failed: {failure}", file=sys.stderr)
             if args.auto_capture and (
                 note := capture_on_alarm(args.run, new, args.auto_capture, between_captures_s)

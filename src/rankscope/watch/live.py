@@ -59,10 +59,10 @@ def follow(
         time.sleep(max(every_s - (time.monotonic() - started), _SHORTEST_PAUSE_S))
 
 
-def tell(command: str, alarm: Alarm, run: Path) -> str:
-    """Run a shell command with the alarm as JSON on its stdin and as a line in RANKSCOPE_ALARM, or POST the JSON to a
-    URL; returns why that failed, or ""."""
-    content = json.dumps({**alarm.to_dict(), "run": str(run)}).encode()
+def tell(command: str, alarm: Alarm, state: State) -> str:
+    """Run a shell command with the alarm as JSON on its stdin and as a line in RANKSCOPE_ALARM, the view in
+    RANKSCOPE_VIEW, or POST the JSON to a URL; returns why that failed, or ""."""
+    content = json.dumps({**alarm.to_dict(), "run": state["run"]}).encode()
     try:
         if command.startswith(("http://", "https://")):
             import urllib.request
@@ -72,7 +72,8 @@ def tell(command: str, alarm: Alarm, run: Path) -> str:
         else:
             # stdout is that of `rankscope watch`, and may be JSON
             stdout = sys.stderr.fileno()
-            environment = {**os.environ, "RANKSCOPE_ALARM": alarm.line()}
+            view = "\n".join(lines(state))
+            environment = {**os.environ, "RANKSCOPE_ALARM": alarm.line(), "RANKSCOPE_VIEW": view}
             subprocess.run(
                 command,
                 shell=True,
