@@ -27,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "exam"))
 
 from exam_gloo import STEPS, RealCase, record
-from rankscope.bench.blame.case_set import CAUSES, LEAST_PCT, prepare, write_lists
+from rankscope.bench.blame.case_set import CAUSE_OF, CAUSES, LEAST_PCT, prepare, write_lists
 
 RANKS = 4
 TWINS = 2
@@ -71,9 +71,8 @@ def truth_of(case: RealCase, recorded: dict[str, Any], step_ms: float) -> dict[s
     """In the form of the simulated cases."""
     sized = case.kind in CAUSES or case.kind == "moving"
     cost_ms = recorded["cost_ns"] / 1e6
-    cause = {"moving": "uneven", "leak": "memory", "healthy": "none"}.get(case.kind) or CAUSES[case.kind]
-    if cause == "copy" and case.device == "cpu":
-        cause = "compute"  # there it is an op as any other
+    # On a CPU, a copy is an op as any other.
+    cause = "compute" if case.kind == "copy" and case.device == "cpu" else CAUSE_OF[case.kind]
     return {
         "case": case.name,
         "fault": case.kind,
