@@ -1,6 +1,6 @@
 """Asks a tool about the cases of `rankscope bench blame make`, and writes its answers as a submission.
 
-    python benchmarks/blame/ask.py TOOL DIR -o submission.json [--python PATH] [--only case-01]
+    python benchmarks/blame/ask.py TOOL DIR -o submission.json [--jobs N] [--python PATH] [--only case-01]
 
 TOOL is rankscope, baseline, mcp, hta or tracelens. HTA and TraceLens run in the environment whose Python `--python`
 names (default: that of benchmarks/peers.py, which installs them). Cases that the file has an answer to are not asked
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -187,6 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="the cases")
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--python", type=Path, help="of the environment of HTA or TraceLens")
+    parser.add_argument("--jobs", type=int, default=1, help="how many cases are asked about at a time")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--name", help="of the tool, with its version (default: TOOL)")
     parser.add_argument(
@@ -198,9 +200,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.output.exists():
         earlier = json.loads(args.output.read_text())
     answers, asked = earlier["answers"], {answer["case"] for answer in earlier["answers"]}
-    for case in sorted(path for path in args.folder.iterdir() if path.is_dir() and args.only in path.name):
-        if case.name not in asked:
-            answers.append({"case": case.name, **ask(case)})
+    cases = sorted(
+        path
+        for path in args.folder.iterdir()
+        if path.is_dir() and args.only in path.name and path.name not in asked
+    )
+    # Threads that wait: the tools run in processes of their own, all but the baseline.
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for case, answer in zip(cases, pool.map(ask, cases), strict=True):
+            answers.append({"case": case.name, **answer})
             cpu_s = round(earlier["cpu_seconds"] + cpu_seconds(), 1)
             write(args.output, name, cpu_s, answers)
             print(json.dumps(answers[-1]), file=sys.stderr, flush=True)

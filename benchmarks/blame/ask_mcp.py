@@ -2,7 +2,7 @@
 
 It has the question, the guide and the tools: it finds a question in the guide's table, calls the tool that stands there
 and reads the field that stands there (benchmarks/exam/scripted_client.py). A wrong answer is a fault of the guide, of a
-tool or of a report, not of a model. QUESTION is what to ask an assistant with a model.
+tool or of a report, not of a model.
 """
 
 from __future__ import annotations
@@ -21,10 +21,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "exam"))
 from rankscope.agents.guide import guide_table
 from scripted_client import call_of, read
 
-QUESTION = (
-    "The traces of a training job are in {folder}. Is a rank, a node or a pipeline stage to blame for lost time, "
-    "a hang or growing memory? Answer with one JSON object as task.md describes it, and nothing else."
-)
 FIRST = "What costs most?"
 FIRST_RANKS = "Which ranks is the first finding about?"
 WHO = "Which rank delays the others?"

@@ -15,7 +15,6 @@ import gzip
 import hashlib
 import json
 import random
-import re
 import shutil
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "exam"))
 
 from exam_gloo import STEPS, RealCase, record
-from rankscope.bench.blame.case_set import CAUSES, LEAST_PCT, prepare, write_lists
+from rankscope.bench.blame.case_set import CAUSE_OF, CAUSES, LEAST_PCT, prepare, write_lists
 
 RANKS = 4
 TWINS = 2
@@ -45,7 +44,6 @@ PLANTED = (
     ("leak", "leak", 16.0),
 )
 """Kind, what runs, and ms in a step on average; of the leak, MB."""
-_STEP = re.compile(rb'"ProfilerStep#\d+".*?"dur": ?([0-9.]+)', re.DOTALL)
 
 
 def real_cases(device: str, seed: int) -> list[RealCase]:
@@ -60,13 +58,21 @@ def real_cases(device: str, seed: int) -> list[RealCase]:
     return [replace(case, name=f"case-{number:03d}") for number, case in enumerate(cases, 1)]
 
 
+def step_times_ms(events: list[dict[str, Any]]) -> list[float]:
+    """Of the host: on a GPU, an annotation of the same name covers only what it computes."""
+    return [
+        event["dur"] / 1000
+        for event in events
+        if event.get("cat") == "user_annotation" and event["name"].startswith("ProfilerStep#")
+    ]
+
+
 def truth_of(case: RealCase, recorded: dict[str, Any], step_ms: float) -> dict[str, Any]:
     """In the form of the simulated cases."""
     sized = case.kind in CAUSES or case.kind == "moving"
     cost_ms = recorded["cost_ns"] / 1e6
-    cause = {"moving": "uneven", "leak": "memory", "healthy": "none"}.get(case.kind) or CAUSES[case.kind]
-    if cause == "copy" and case.device == "cpu":
-        cause = "compute"  # there it is an op as any other
+    # On a CPU, a copy is an op as any other.
+    cause = "compute" if case.kind == "copy" and case.device == "cpu" else CAUSE_OF[case.kind]
     return {
         "case": case.name,
         "fault": case.kind,
@@ -105,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for path in sorted(source.glob("rank-*.json.gz")):
                 text = gzip.decompress(path.read_bytes())
                 digest.update(path.name.encode() + text)
-                steps += [float(dur) / 1000 for dur in _STEP.findall(text)]
+                steps += step_times_ms(json.loads(text)["traceEvents"])
                 shutil.copyfile(path, target / path.name)
             entries.append(
                 {"case": source.name, "ranks": RANKS, "steps": STEPS, "sha256": digest.hexdigest()}

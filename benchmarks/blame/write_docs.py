@@ -1,6 +1,8 @@
-"""Writes the results of docs/benchmark.md from the answers of tools.
+"""Writes a section of the results of docs/benchmark.md from the answers of tools.
 
-python benchmarks/blame/write_docs.py CASES SUBMISSION...
+    python benchmarks/blame/write_docs.py SECTION CASES SUBMISSION... [--tools-only]
+
+The page has a comment where each section begins: `<!-- results of SECTION: ... -->`.
 """
 
 from __future__ import annotations
@@ -14,10 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmark.md"
-_RESULTS = re.compile(r"(<!-- results: .*? -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
-def results(folder: Path, submissions: Sequence[Path]) -> str:
+def results(folder: Path, submissions: Sequence[Path], tools_only: bool) -> str:
     truth = json.loads((folder.with_name(f"{folder.name}-truth") / "truth.json").read_text())
     words = ["bench", "blame", "score", str(folder), *map(str, submissions), "--format", "markdown"]
     done = subprocess.run(
@@ -31,16 +32,27 @@ def results(folder: Path, submissions: Sequence[Path]) -> str:
         f"Seed {truth['seed']}, size {truth['size']}, version {truth['version']}, sha256 `{truth['sha256']}`."
     )
     spent = f" CPU time for all answers: {seconds}." if seconds else ""
-    return f"{about}{spent}\n\n{done.stdout}"
+    tables = done.stdout.split("\n\n")
+    return "\n\n".join([about + spent, *(tables[:2] if tools_only else tables)]).rstrip() + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("section")
     parser.add_argument("folder", type=Path)
     parser.add_argument("submissions", nargs="+", type=Path)
+    parser.add_argument(
+        "--tools-only", action="store_true", help="without the tables of the first tool by kind"
+    )
     args = parser.parse_args(argv)
-    text = results(args.folder, args.submissions)
-    PAGE.write_text(_RESULTS.sub(lambda match: f"{match[1]}{text}{match[2]}", PAGE.read_text()))
+    text = results(args.folder, args.submissions, args.tools_only)
+    section = re.compile(
+        rf"(<!-- results of {re.escape(args.section)}: .*? -->\n).*?(<!-- end of results -->)", re.DOTALL
+    )
+    page, count = section.subn(lambda match: f"{match[1]}{text}{match[2]}", PAGE.read_text())
+    if count != 1:
+        parser.error(f"{PAGE.name} has {count} sections of this name, not one")
+    PAGE.write_text(page)
     return 0
 
 

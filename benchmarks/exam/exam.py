@@ -19,10 +19,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from math import prod
 from pathlib import Path
 
-from exam_cases import LAYOUTS, Case, all_cases, plant
+from exam_cases import Case, all_cases, plant
 from exam_gloo import real_cases, record
 from exam_report import write_accuracy
 from exam_score import FROM_PCT, Answer, below_floor, line_of, total
@@ -32,6 +31,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.analysis.findings import collect
 from rankscope.bench.blame.hang_dumps import write_dumps
+from rankscope.bench.blame.planting import job_of
 from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.host import usable_cores
 from rankscope.store.ingest import Options
@@ -157,13 +157,13 @@ def run_cases(
     started = time.monotonic()
     tasks = [(case, folder / case.name.replace("%", ""), keep) for case in cases]
     # The largest first: at the end, no process waits for a run of 64 ranks.
-    tasks.sort(key=lambda task: -_ranks(task[0]))
-    weight = sum(_ranks(case) for case in cases) or 1
+    tasks.sort(key=lambda task: -job_of(task[0].layout).ranks)
+    weight = sum(job_of(case.layout).ranks for case in cases) or 1
     done = 0
     with multiprocessing.get_context("spawn").Pool(min(PROCESSES, len(tasks) or 1)) as pool:
         for one in pool.imap_unordered(_task, tasks):
             answers.append(one)
-            done += next(_ranks(case) for case in cases if case.name == one.name)
+            done += next(job_of(case.layout).ranks for case in cases if case.name == one.name)
             if one.wrong and (shows_held_out or not one.held_out):
                 say(_line(one))
             left = (time.monotonic() - started) * (weight - done) / done
@@ -171,11 +171,6 @@ def run_cases(
                 say(f"{len(answers)} of {len(cases)} cases, {left:.0f} s left")
     order = {case.name: number for number, case in enumerate(cases)}
     return sorted(answers, key=lambda one: order[one.name])
-
-
-def _ranks(case: Case) -> int:
-    sizes = LAYOUTS[case.layout]
-    return prod(sizes.get(axis, 1) for axis in ("data", "tensor", "stages"))
 
 
 def _task(task: tuple[Case, Path, bool]) -> Answer:

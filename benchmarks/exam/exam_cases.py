@@ -30,44 +30,24 @@ REPORTS = {
 EFFECTS = (1, 2, 3, 5, 7, 10, 15, 20, 30)
 """Percent of the step."""
 
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "dp4": {"data": 4},
-    "dp8": {"data": 8},
-    "tp4": {"data": 1, "tensor": 4},
-    "dp2tp2": {"data": 2, "tensor": 2},
-    "dp4tp2": {"data": 4, "tensor": 2},
-    "pp4": {"data": 1, "stages": 4},
-    "pp2dp2": {"data": 2, "stages": 2},
-    "pp2dp4": {"data": 4, "stages": 2},
-    "pp2dp2tp2": {"data": 2, "stages": 2, "tensor": 2},
-    "dp16": {"data": 16},
-    "pp2dp4tp2": {"data": 4, "stages": 2, "tensor": 2},
-    "pp2dp8tp2": {"data": 8, "stages": 2, "tensor": 2},
-    "dp8tp4": {"data": 8, "tensor": 4},
-    "dp64": {"data": 64},
-    "dp8tp8": {"data": 8, "tensor": 8},
-}
-_SMALL = tuple(LAYOUTS)[:9]
-_1F1B = {"schedule": "1f1b", "micro_batches": 8}
-_INTERLEAVED = {"schedule": "interleaved", "chunks": 2, "micro_batches": 8}
-_BATCHED = {"p2p": "batched"}
-PIPELINES: dict[str, dict[str, Any]] = {
-    "pp4-1f1b": {"data": 1, "stages": 4, **_1F1B},
-    "pp4-1f1b-batched": {"data": 1, "stages": 4, **_1F1B, **_BATCHED},
-    "pp4dp2-1f1b": {"data": 2, "stages": 4, **_1F1B},
-    "pp4dp2-1f1b-batched": {"data": 2, "stages": 4, **_1F1B, **_BATCHED},
-    "pp4dp2-interleaved": {"data": 2, "stages": 4, **_INTERLEAVED},
-    "pp4dp2-interleaved-batched": {"data": 2, "stages": 4, **_INTERLEAVED, **_BATCHED},
-    "pp2dp2tp2-1f1b-batched": {"data": 2, "stages": 2, "tensor": 2, **_1F1B, **_BATCHED},
-    "pp8-1f1b-batched": {"data": 1, "stages": 8, **_1F1B, **_BATCHED},
-    "pp8dp2-1f1b-batched": {"data": 2, "stages": 8, **_1F1B, **_BATCHED},
-    "pp4dp4-1f1b-batched": {"data": 4, "stages": 4, **_1F1B, **_BATCHED},
-    "pp4dp4-interleaved-batched": {"data": 4, "stages": 4, **_INTERLEAVED, **_BATCHED},
-    "pp4dp4tp2-1f1b-batched": {"data": 4, "stages": 4, "tensor": 2, **_1F1B, **_BATCHED},
-    "pp8dp4tp2-1f1b-batched": {"data": 4, "stages": 8, "tensor": 2, **_1F1B, **_BATCHED},
-}
-LAYOUTS |= PIPELINES
-_WITH_PEERS = tuple(name for name, sizes in PIPELINES.items() if sizes["data"] > 1)[:7]
+_SMALL = ("dp4", "dp8", "tp4", "dp2tp2", "dp4tp2", "pp4", "pp2dp2", "pp2dp4", "pp2dp2tp2")
+PIPELINES = (
+    "pp4-1f1b",
+    "pp4-1f1b-batched",
+    "pp4dp2-1f1b",
+    "pp4dp2-1f1b-batched",
+    "pp4dp2-interleaved",
+    "pp4dp2-interleaved-batched",
+    "pp2dp2tp2-1f1b-batched",
+    "pp8-1f1b-batched",
+    "pp8dp2-1f1b-batched",
+    "pp4dp4-1f1b-batched",
+    "pp4dp4-interleaved-batched",
+    "pp4dp4tp2-1f1b-batched",
+    "pp8dp4tp2-1f1b-batched",
+)
+LAYOUTS = (*_SMALL, "dp16", "pp2dp4tp2", "pp2dp8tp2", "dp8tp4", "dp64", "dp8tp8", *PIPELINES)
+_WITH_PEERS = tuple(name for name in PIPELINES if planting.job_of(name).data > 1)[:7]
 _WITH_SIBLINGS = ("dp2tp2", "dp4tp2", "pp2dp2tp2", "pp2dp4")
 """Layouts in which a group has a sibling to compare its transfers with."""
 
@@ -215,9 +195,8 @@ def plant(case: Case) -> Planted:
 
 
 def _job(case: Case) -> Job:
-    sizes = LAYOUTS[case.layout]
     noise = _FOUR_KINDS_OF_NOISE[case.seed % 4]
-    job = Job(**sizes, **noise, steps=6, seed=case.seed, offset_ns=1_000_000)
+    job = replace(planting.job_of(case.layout), **noise, steps=6, seed=case.seed, offset_ns=1_000_000)
     if job.ranks > 8:
         job = replace(job, steps=4, layers=2)
     if case.layout in PIPELINES:
@@ -225,7 +204,7 @@ def _job(case: Case) -> Job:
     if case.kind in ("lengths", "experts", "expert"):
         job = replace(job, steps=6, layers=2 if job.stages == 1 else job.chunks, kernels=1)
     if case.kind in ("experts", "expert"):
-        job = replace(job, expert_ns=600_000, data_wait_ns=100_000)
+        job = replace(job, **planting.EXPERTS)
     if case.every or (case.kind in ("checkpoint", "gc") and case.layout in PIPELINES):
         job = replace(job, steps=8, layers=job.chunks if job.stages > 1 else 2)
     if case.kind in ("checkpoint", "moving", "gc") and case.layout not in PIPELINES:

@@ -69,6 +69,14 @@ def test_a_slow_node_is_named(tmp_path: Path) -> None:
     assert cause(finding) == "compute"
 
 
+def test_half_of_the_ranks_are_a_slow_node(tmp_path: Path) -> None:
+    """Noise as measured in real jobs: the ranks' pauses are as long as the fault, so that no rank stands out alone."""
+    job = Job(data=8, steps=8, layers=2, kernels=1, seed=6, ranks_per_node=4, measured=True)
+    finding = ask(replace(job, faults=(Fault("host", (0, 1, 2, 3), 300_000),)), tmp_path)
+    assert finding.ranks == (0, 1, 2, 3) and finding.title.startswith("Node node0 (ranks 0-3) made 4 others")
+    assert cause(finding) == "host"
+
+
 def test_imbalance_that_moves_names_no_rank(tmp_path: Path) -> None:
     job = Job(data=4, steps=8, seed=5, faults=(Fault("moving", (0, 1, 2, 3), 2_000_000),))
     finding = ask(job, tmp_path)

@@ -16,8 +16,16 @@ from hypothesis import strategies as st
 from conftest import DATA, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.blame import range_argmax
-from rankscope.analysis.across_ranks.lateness import OWN, Culprits, Lateness, culprits
+from rankscope.analysis.across_ranks.lateness import (
+    OWN,
+    Culprits,
+    Lateness,
+    _usual_on_other_nodes,
+    _with_late_node,
+    culprits,
+)
 from rankscope.analysis.across_ranks.main_thread import longest_gap, program_frame
+from rankscope.analysis.across_ranks.straggler_cause import _usual_gaps
 from rankscope.analysis.core.result import Remedy, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, Straggler, write
@@ -307,6 +315,93 @@ def test_lateness_is_not_named_for_noise_or_once() -> None:
     assert named(steady).ranks == (2,)
     moving[[0, 3, 1, 2, 0, 1], range(6)] += 0.2e6
     assert named(moving).moves and named(moving).ranks == ()
+
+
+def low_middle(values: list[float]) -> float:
+    ordered = sorted(value for value in values if value == value)
+    return ordered[(len(ordered) - 1) // 2] if ordered else float("nan")
+
+
+@pytest.mark.slow
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("ab"),
+            st.sampled_from("xyz"),
+            st.lists(st.integers(0, 20) | st.just(float("nan")), min_size=2, max_size=2),
+        ),
+        min_size=2,
+        max_size=9,
+    )
+)
+def test_the_usual_time_of_a_rank_is_that_of_the_other_nodes(
+    ranks: list[tuple[str, str, list[float]]],
+) -> None:
+    """Against the definition, by role and node; a rank may lack a step."""
+    roles, names = [(role, 0) for role, _, _ in ranks], [node for _, node, _ in ranks]
+    parts = np.array([[values for _, _, values in ranks]], dtype=float)
+    usual = _usual_on_other_nodes(parts, roles, names)
+    for number, (role, node, _) in enumerate(ranks):
+        for step in range(2):
+            of_nodes = [
+                low_middle([values[step] for r, n, values in ranks if (r, n) == (role, other)])
+                for other in set(names) - {node}
+            ]
+            mine = low_middle([values[step] for r, n, values in ranks if (r, n) == (role, node)])
+            expected = low_middle(of_nodes) if mine == mine else float("nan")
+            np.testing.assert_equal(usual[0, number, step], expected)
+
+
+HOSTS = {rank: f"node{rank // 4}" for rank in range(8)}
+
+
+def with_nodes(
+    own: np.ndarray[Any, Any], hosts: dict[int, str], roles: list[tuple[str, int]] | None = None
+) -> Culprits:
+    """Own time of eight ranks in eight steps of 1 ms: who is late, with nodes compared as a whole."""
+    parts = np.zeros((len(OWN), *own.shape))
+    parts[OWN.index("host")] = own
+    peers = np.array([np.median(np.delete(own, rank, axis=0), axis=0) for rank in range(8)])
+    excess = np.zeros_like(parts)
+    excess[OWN.index("host")] = own - peers
+    late = Lateness(tuple(range(8)), tuple(range(8)), excess, 1e6, np.ones(8, dtype=bool))
+    return culprits(_with_late_node(late, parts, roles or [("stage", 0)] * 8, hosts))
+
+
+def test_a_node_is_late_when_most_of_its_ranks_are() -> None:
+    source = np.random.default_rng(7)
+    noise = source.normal(0, 5_000, (8, 8)) + 80_000 * (source.random((8, 8)) < 0.1)  # with pauses of hosts
+    node, rank, moving = noise.copy(), noise.copy(), noise.copy()
+    node[4:] += 30_000
+    assert set(with_nodes(node, HOSTS).ranks) == {4, 5, 6, 7}
+    assert with_nodes(node, HOSTS).own_ns == pytest.approx(30_000, rel=0.2)
+    assert set(with_nodes(node, {}).ranks) != {4, 5, 6, 7}, "without names of nodes it is not told"
+    stages = [("stage", rank // 4) for rank in range(8)]
+    assert set(with_nodes(node, HOSTS, stages).ranks) != {4, 5, 6, 7}, "a stage has no peers on other nodes"
+    rank[5] += 100_000
+    assert with_nodes(rank, HOSTS).ranks == (5,), "a late rank does not make a late node"
+    moving[source.integers(0, 8, 8), np.arange(8)] += 200_000
+    for healthy in (noise, moving):
+        assert with_nodes(healthy, HOSTS).ranks == ()
+
+
+@pytest.mark.slow
+def test_no_node_is_late_by_chance() -> None:
+    """Two nodes judged by their own eight steps alone would be told apart in one of 60 such runs."""
+    for seed in range(150):
+        noise = np.random.default_rng(seed).normal(0, 40_000, (8, 8))
+        assert len(with_nodes(noise, HOSTS).ranks) < 4
+
+
+def test_ops_that_divide_a_gap_do_not_make_it_longer() -> None:
+    """The peers sleep 12 ms between a and b. This rank sleeps as long and then runs x, which has a pause of 1 ms."""
+    peers = [{("a", "b"): 12, ("b", "c"): 3}] * 3
+    mine = {("a", "x"): 12, ("x", "x"): 1, ("x", "b"): 0, ("b", "c"): 3}
+    assert _usual_gaps(mine, peers) == {("a", "x"): 12, ("x", "x"): 0, ("x", "b"): 0, ("b", "c"): 3}
+    longer = {("a", "x"): 20, ("b", "c"): 3}
+    assert _usual_gaps(longer, peers)["a", "x"] == 12, "a pause before x is longer than the gap of the peers"
+    assert _usual_gaps({("a", "b"): 20, ("b", "c"): 3}, peers) == {("a", "b"): 12, ("b", "c"): 3}
+    assert _usual_gaps(mine, [])["a", "x"] == 0
 
 
 @pytest.mark.slow

@@ -16,14 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ask import answer_of, ask_baseline
+from ask import main as ask_main
 from rankscope.bench.blame import make as making
 from rankscope.bench.blame import score as scoring
 from rankscope.bench.blame.cases import LAYOUTS, Case, cases
 from rankscope.bench.blame.make import make
+from rankscope.bench.blame.planting import job_of
 from rankscope.bench.blame.score import CAUSES, WHO, Marked, best_f1, f1, marked, scores, wilson
 from rankscope.bench.synthetic.job import Job
 from rankscope.cli import main as run_cli
 from rankscope.errors import ReadError, StoreError
+from record import step_times_ms
 
 SHA256 = "9f599bd6b7d3312081ed3775dba4db385b080bff18196bc9c94ab641dcbe1691"
 """Of `tiny` on any machine: of the uncompressed bytes."""
@@ -300,3 +303,42 @@ def test_the_baseline_names_the_rank_that_waits_least(folder: Path) -> None:
     assert answer["ranks"] == host["ranks"]
     assert answer["ms_per_step"] == pytest.approx(host["ms_per_step"], rel=1.0)
     assert ask_baseline(folder / "case-003") == {"who": "unknown"}
+
+
+def test_cases_are_asked_about_side_by_side_and_once(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "baseline.json"
+    ask_main(["baseline", str(folder), "-o", str(output), "--only", "case-002"])
+    ask_main(["baseline", str(folder), "-o", str(output), "--jobs", "3"])
+    submission = json.loads(output.read_text())
+    assert [answer["case"] for answer in submission["answers"]] == ["case-002", "case-001", "case-003"]
+    for answer in submission["answers"]:
+        assert answer == {"case": answer["case"], **ask_baseline(folder / answer["case"])}
+
+
+@pytest.mark.parametrize(
+    ("name", "job"),
+    [
+        ("dp8tp4", Job(data=8, tensor=4)),
+        ("tp4-batched", Job(data=1, tensor=4)),
+        ("ep16", Job(data=16, expert_ns=600_000, data_wait_ns=100_000)),
+        ("pp4", Job(data=1, stages=4)),
+        ("pp2dp4-1f1b", Job(data=4, stages=2, schedule="1f1b", micro_batches=8)),
+        (
+            "pp8dp2tp2-interleaved-batched",
+            Job(data=2, tensor=2, stages=8, schedule="interleaved", chunks=2, micro_batches=8, p2p="batched"),
+        ),
+    ],
+)
+def test_the_name_of_a_layout_says_its_job(name: str, job: Job) -> None:
+    assert job_of(name) == job
+
+
+def test_the_step_of_a_recorded_case_is_that_of_the_host() -> None:
+    step = {"cat": "user_annotation", "name": "ProfilerStep#3", "dur": 2500.0}
+    events: list[dict[str, Any]] = [
+        {"ph": "M"},
+        step,
+        step | {"cat": "gpu_user_annotation", "dur": 3.0},
+        step | {"name": "other"},
+    ]
+    assert step_times_ms(events) == [2.5]

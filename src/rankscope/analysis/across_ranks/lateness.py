@@ -27,6 +27,7 @@ from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, Ints, count_before, number_rows
 from rankscope.timeline.collectives.groups import Group
 from rankscope.timeline.run import Run
+from rankscope.watch.step_table import low_median
 
 Floats = NDArray[np.float64]
 OWN = tuple(name for name in PARTS if name != "waiting")
@@ -57,6 +58,8 @@ steps."""
 _SAME_SHARE = 0.75
 """Ranks that are late by this share of the latest have the same cause: a node, or a link of their group. Cases node-*,
 node-host-*, link-*."""
+_SAME_NODE = 0.5
+"""A node that is late by this share of its late ranks has their cause. Cases node-host-*: a pause of a rank adds up."""
 _BETWEEN_SCORE = 3.0
 """How far a rank stands out among the means of the others, in their standard deviations. Cases healthy-*, in which GPUs
 differ in speed."""
@@ -80,6 +83,8 @@ _RESIDUALS = 3
 """And by so many residuals (p95) of the clocks. Chosen, not measured."""
 _HALF_SCALE, _HALF_FEW = 0.741, 11.0
 """From the shortest half of n normal values to their standard deviation: 0.741 (1 + 11 / n), from a simulation."""
+_MEDIAN_ERROR = 1.25
+"""The standard error of a median over that of a mean, of normal values."""
 _SCALE = 1.4826
 """From a median of absolute deviations to a standard deviation."""
 
@@ -100,6 +105,8 @@ class Lateness:
     """How far the clocks may be off (p95), at most."""
     on_host: bool = False
     """No rank has a GPU: the host computes."""
+    node: Culprits | None = None
+    """The ranks of a node that is late as a whole: their excess is over the ranks of other nodes."""
 
     @property
     def own_excess(self) -> Floats:
@@ -161,7 +168,8 @@ def lateness(run: Run, scope: Scope) -> Lateness | None:
     split = split[:, :, common]
     layout = layout_of(run, Scope())
     roles = [layout.work(rank) for rank in ranks]
-    excess = _over_peers(np.stack([split[PARTS.index(name)] for name in OWN]), roles)
+    parts = np.stack([split[PARTS.index(name)] for name in OWN])
+    excess = _over_peers(parts, roles)
     # A rank that is ahead has no compute left to hide its transfers behind: only longer transfers are a slow link.
     longer = link_excess(run, ranks, steps)
     link = OWN.index("link")
@@ -172,7 +180,8 @@ def lateness(run: Run, scope: Scope) -> Lateness | None:
     clocks = run.clocks.ranks
     is_one_clock = {clock.method for clock in clocks} <= {"reference", "one host"}
     residual = 0 if is_one_clock else max((clock.residual_p95_ns or 0 for clock in clocks), default=0)
-    return Lateness(ranks, steps, excess, mean, has_peers, residual, not gpu_ranks(run))
+    late = Lateness(ranks, steps, excess, mean, has_peers, residual, not gpu_ranks(run))
+    return _with_late_node(late, parts, roles, nodes(run))
 
 
 def link_excess(run: Run, ranks: tuple[int, ...], steps: tuple[int | None, ...]) -> Floats:
@@ -256,12 +265,66 @@ def _over_peers(parts: Floats, roles: list[tuple[str, int]]) -> Floats:
     return np.nan_to_num(parts - usual)
 
 
+def _with_late_node(
+    late: Lateness, parts: Floats, roles: list[tuple[str, int]], hosts: dict[int, str]
+) -> Lateness:
+    """The same, unless a node is late as a whole, which is compared with other nodes as a rank is with its peers.
+
+    Half of the ranks may be late together: then the median of a rank's peers is as late as it, or noise.
+    """
+    names = [hosts.get(rank, "") for rank in late.ranks]
+    if "" in names or len(set(names)) < 2:
+        return late
+    excess = parts - _usual_on_other_nodes(parts, roles, names)
+    excess[OWN.index("link")] = late.excess[OWN.index("link")]
+    own = excess.sum(axis=0)
+    compared = sorted({name for name, values in zip(names, own, strict=True) if not np.isnan(values).all()})
+    if len(compared) < 2:
+        return late
+    members = [[number for number, name in enumerate(names) if name == node] for node in compared]
+    # The low median: most of its ranks are as late, so that a late rank does not make a late node.
+    of_nodes = np.nan_to_num(np.stack([low_median(own[mine]) for mine in members]))
+    numbered, has_peers = tuple(range(len(compared))), np.ones(len(compared), dtype=bool)
+    who = _culprits(replace(late, ranks=numbered, excess=of_nodes[None], has_peers=has_peers))
+    numbers = [number for node in who.ranks for number in members[node]]
+    late_ranks = culprits(late)
+    is_same = {*late_ranks.ranks} <= {late.ranks[number] for number in numbers}
+    # Two nodes are two samples of the noise, and mirror images: the noise of the ranks says what a median of them has.
+    fewest = min(map(len, members))
+    error = _MEDIAN_ERROR * late.noise_ns * np.sqrt(2 / fewest / len(late.steps))
+    least = max(_LEAST_SCORE * error, _SAME_NODE * late_ranks.own_ns)
+    if not numbers or not is_same or who.own_ns < least:
+        return late
+    over_nodes = late.excess.copy()
+    over_nodes[:, numbers] = np.nan_to_num(excess[:, numbers])
+    numbers.sort(key=lambda number: -over_nodes[:, number].sum())
+    named = replace(who, ranks=tuple(late.ranks[number] for number in numbers))
+    return replace(late, excess=over_nodes, node=named)
+
+
+def _usual_on_other_nodes(parts: Floats, roles: list[tuple[str, int]], names: list[str]) -> Floats:
+    """For each rank the median of the other nodes' medians over their ranks of its role; NaN where none has it."""
+    usual = np.full_like(parts, np.nan)
+    for role in set(roles):
+        members: dict[str, list[int]] = {}
+        for number, (other, name) in enumerate(zip(roles, names, strict=True)):
+            if other == role:
+                members.setdefault(name, []).append(number)
+        of_nodes = np.stack([low_median(parts[:, mine], 1) for mine in members.values()], axis=-1)
+        lower, _ = middle_of_others(of_nodes)
+        for column, mine in enumerate(members.values()):
+            usual[:, mine] = lower[:, None, :, column]
+    return usual
+
+
 def culprits(late: Lateness) -> Culprits:
-    """The ranks whose excess is larger than noise, and repeats.
+    """The ranks whose excess is larger than noise, and repeats; of a node that is late as a whole, all of them.
 
     Where hosts compute, cores of one machine differ from second to second. What a rank does besides computing is then
     the better witness, where it is not much less.
     """
+    if late.node is not None:
+        return late.node
     who = _culprits(late)
     if not late.on_host:
         return who

@@ -3,13 +3,14 @@ data loading, link or host gap that takes longer."""
 
 from __future__ import annotations
 
+from collections import Counter
 from fractions import Fraction
 
 import numpy as np
 
 from rankscope.analysis.across_ranks.host_cpu import host_reason
 from rankscope.analysis.across_ranks.layout import layout_of
-from rankscope.analysis.across_ranks.main_thread import Gap, gap_between, gaps
+from rankscope.analysis.across_ranks.main_thread import Gap, OpsAround, gap_between, gaps
 from rankscope.analysis.across_ranks.micro_batches import (
     LongMicroBatch,
     long_micro_batches,
@@ -560,10 +561,7 @@ def _longest_gap(run: Run, window: Scope, late: LateRank) -> tuple[_LongGap | No
             spans[period.rank].append((period.start_ns, period.end_ns))
     mine, *others = (gaps(part, rank, spans[rank]) for rank in ranks)
     totals, usual = mine.totals(), [times.totals() for times in others]
-    peers_ns = {}
-    for around in totals:
-        ordered = sorted(of_rank.get(around, 0) for of_rank in usual)
-        peers_ns[around] = ordered[(len(ordered) - 1) // 2] if ordered else 0
+    peers_ns = _usual_gaps(totals, usual)
     ops = max(totals, key=lambda ops: totals[ops] - peers_ns[ops], default=None)
     least, late_steps = late.extra_ns * late.steps / 2, len(late.in_steps) or late.steps
     if ops is None or totals[ops] - peers_ns[ops] < least:
@@ -582,6 +580,27 @@ def _longest_gap(run: Run, window: Scope, late: LateRank) -> tuple[_LongGap | No
         (totals[ops] - peers_ns[ops]) / late.steps,
     )
     return gap, ""
+
+
+def _usual_gaps(totals: dict[OpsAround, int], of_peers: list[dict[OpsAround, int]]) -> dict[OpsAround, int]:
+    """For the gaps of a rank, by the ops around them: what is usual on its peers.
+
+    Ops that only this rank runs divide a gap that its peers have too: what they have longer after the same op, or
+    before the same op, is the gap's.
+    """
+    usual = {}
+    for around in {*totals, *(each for of_rank in of_peers for each in of_rank)}:
+        ordered = sorted(of_rank.get(around, 0) for of_rank in of_peers)
+        usual[around] = ordered[(len(ordered) - 1) // 2] if ordered else 0
+    longer: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    for around, usual_ns in usual.items():
+        for side in (0, 1):
+            longer[side][around[side]] += max(0, usual_ns - totals.get(around, 0))
+    return {
+        around: usual[around]
+        + (max(longer[0][around[0]], longer[1][around[1]]) if total > usual[around] else 0)
+        for around, total in totals.items()
+    }
 
 
 def _some_peers(run: Run, window: Scope, late: LateRank) -> list[int]:

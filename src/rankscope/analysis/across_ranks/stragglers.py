@@ -390,7 +390,9 @@ def _straggler(
     in_steps: tuple[int | None, ...],
 ) -> Finding:
     """`in_steps`: those in which it is late, where these are some of several."""
-    excess = late.excess[:, late.ranks.index(wait.ranks[0])]
+    # Of the ranks of a node, what most of them have: a pause of one of them adds to it.
+    numbers = [late.ranks.index(rank) for rank in wait.ranks]
+    excess = np.median(late.excess[:, numbers], axis=1) if late.node else late.excess[:, numbers[0]]
     per_part = excess.mean(axis=1)
     cause = longest = OWN[int(per_part.argmax())] if per_part.max() > 0 else "waiting"
     extra = float(per_part.max()) if per_part.max() > 0 else wait.per_step_ns

@@ -34,6 +34,8 @@ CAUSES = {
 """Cause class of each fault that has a culprit and a cost."""
 MOVING = {"moving": "ranks", "lengths": "ranks", "experts": "ranks"}
 """Imbalance without a culprit, and what has to be balanced."""
+CAUSE_OF = {**CAUSES, **dict.fromkeys(MOVING, "uneven"), "leak": "memory", "hang": "hang", "healthy": "none"}
+"""The right word for any case."""
 LEAST_PCT = 0.5
 """A fault that costs less than this share of the step is hidden: naming its rank is neither right nor wrong."""
 

@@ -11,36 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rankscope.bench.blame.planting import job_of
 from rankscope.bench.synthetic.job import Job
 
-_BATCHED = {"schedule": "1f1b", "micro_batches": 8, "p2p": "batched"}
-_INTERLEAVED = {"schedule": "interleaved", "chunks": 2, "micro_batches": 8, "p2p": "batched"}
-_EXPERTS = {"expert_ns": 600_000, "data_wait_ns": 100_000}
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "dp4": {"data": 4},
-    "dp8": {"data": 8},
-    "tp4": {"data": 1, "tensor": 4},
-    "dp2tp2": {"data": 2, "tensor": 2},
-    "dp4tp2": {"data": 4, "tensor": 2},
-    "ep4": {"data": 4, **_EXPERTS},
-    "ep8": {"data": 8, **_EXPERTS},
-    "pp4-1f1b": {"data": 1, "stages": 4, **_BATCHED},
-    "pp2dp4-1f1b": {"data": 4, "stages": 2, **_BATCHED},
-    "pp4dp2-1f1b": {"data": 2, "stages": 4, **_BATCHED},
-    "pp4dp2-interleaved": {"data": 2, "stages": 4, **_INTERLEAVED},
-    "pp2dp2tp2-1f1b": {"data": 2, "stages": 2, "tensor": 2, **_BATCHED},
-    "dp16": {"data": 16},
-    "ep16": {"data": 16, **_EXPERTS},
-    "dp4tp4": {"data": 4, "tensor": 4},
-    "pp4dp4-interleaved": {"data": 4, "stages": 4, **_INTERLEAVED},
-    "pp4dp4tp2-1f1b": {"data": 4, "stages": 4, "tensor": 2, **_BATCHED},
-    "dp8tp8": {"data": 8, "tensor": 8},
-    "dp64": {"data": 64},
-    "pp8dp4tp2-1f1b": {"data": 4, "stages": 8, "tensor": 2, **_BATCHED},
-    "dp16tp8": {"data": 16, "tensor": 8},
-    "dp256": {"data": 256},
-    "pp8dp8tp4-1f1b": {"data": 8, "stages": 8, "tensor": 4, **_BATCHED},
-}
+LAYOUTS = (
+    "dp4", "dp8", "tp4", "dp2tp2", "dp4tp2", "ep4", "ep8", "pp4-1f1b", "pp2dp4-1f1b", "pp4dp2-1f1b",
+    "pp4dp2-interleaved", "pp2dp2tp2-1f1b", "dp16", "ep16", "dp4tp4", "pp4dp4-interleaved", "pp4dp4tp2-1f1b",
+    "dp8tp8", "dp64", "pp8dp4tp2-1f1b", "dp16tp8", "dp256", "pp8dp8tp4-1f1b",
+)  # fmt: skip
+"""Pipelines send and receive in batches."""
 _MOST_RANKS = {"small": 8, "full": 256}
 EFFECTS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 100)
 """Percent that the fault makes a healthy step longer."""
@@ -99,22 +78,19 @@ def cases(seed: int, size: str) -> list[Case]:
 def _of_kind(kind: str, counts: tuple[int, int], size: str, chance: random.Random) -> Iterator[Case]:
     effects = list(_STAGE_EFFECTS if kind == "stages" else EFFECTS)
     chance.shuffle(effects)
-    fitting = [
-        name
-        for name, sizes in LAYOUTS.items()
-        if Job(**sizes).ranks <= _MOST_RANKS[size] and _fits(kind, Job(**sizes))
-    ]
+    jobs = {name: job_of(f"{name}-batched") for name in LAYOUTS}
+    fitting = [name for name, job in jobs.items() if job.ranks <= _MOST_RANKS[size] and _fits(kind, job)]
     chance.shuffle(fitting)
     for number in range(counts[size == "full"]):
         # Each layout in turn, but a large one only now and then: they take most of the time.
         layout = fitting[number % len(fitting)]
-        if Job(**LAYOUTS[layout]).ranks > 32 and chance.random() < 0.8:
-            layout = chance.choice([name for name in fitting if Job(**LAYOUTS[name]).ranks <= 32])
+        if jobs[layout].ranks > 32 and chance.random() < 0.8:
+            layout = chance.choice([name for name in fitting if jobs[name].ranks <= 32])
         effect = 0.0 if kind in _UNSIZED else effects[number % len(effects)]
         share = effect if kind == "stages" else 100 * effect / (100 + effect)
         can_pause = kind in ("compute", "throttle", "host", "copy", "dataloader") and effect >= 10
         every = chance.choice((0, 0, 2, 3, 4)) if can_pause else 0
-        yield Case("", kind, layout, share, every, _job(kind, Job(**LAYOUTS[layout]), chance))
+        yield Case("", kind, layout, share, every, _job(kind, jobs[layout], chance))
 
 
 def _fits(kind: str, job: Job) -> bool:

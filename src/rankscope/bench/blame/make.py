@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from rankscope.bench.blame.case_set import CAUSES, LEAST_PCT, MOVING, Entry, prepare, write_lists
+from rankscope.bench.blame.case_set import CAUSE_OF, CAUSES, LEAST_PCT, MOVING, Entry, prepare, write_lists
 from rankscope.bench.blame.cases import Case, cases
 from rankscope.bench.blame.hang_dumps import dumps
 from rankscope.bench.blame.planting import Planted, plant
@@ -97,13 +97,6 @@ def truth_of(case: Case, planted: Planted) -> Entry:
     job, culprits = planted.job, planted.culprits
     sized = case.kind in CAUSES or case.kind in MOVING
     who = "node" if case.kind.startswith("node") else "stage" if case.kind == "stages" else "rank"
-    causes = {
-        **CAUSES,
-        **dict.fromkeys(MOVING, "uneven"),
-        "leak": "memory",
-        "hang": "hang",
-        "healthy": "none",
-    }
     truth = {
         "case": case.name,
         "fault": case.kind,
@@ -111,7 +104,7 @@ def truth_of(case: Case, planted: Planted) -> Entry:
         "ranks_of_job": job.ranks,
         "who": who if culprits else "nobody",
         "ranks": list(culprits),
-        "cause": causes[case.kind],
+        "cause": CAUSE_OF[case.kind],
         "ms_per_step": round(planted.cost_ns / 1e6, 6) if sized else None,
         "step_ms": round(planted.step_ns / 1e6, 6),
         # Of the healthy step, as the sizes of the cases are given.

@@ -7,7 +7,9 @@ difference is the truth. Of uneven work, the truth is the difference to the bala
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rankscope.bench.blame.case_set import MOVING
 from rankscope.bench.synthetic.balance import balance
@@ -15,6 +17,12 @@ from rankscope.bench.synthetic.cluster import Fault, Job, RankRun, simulate, ste
 
 OF_THE_PROGRAM = ("overlap", "fusion", "leak", "hang")
 """Faults that make no rank late."""
+EXPERTS: dict[str, Any] = {"expert_ns": 600_000, "data_wait_ns": 100_000}
+_PIPELINE_WORDS: dict[str, dict[str, Any]] = {
+    "1f1b": {"schedule": "1f1b", "micro_batches": 8},
+    "interleaved": {"schedule": "interleaved", "chunks": 2, "micro_batches": 8},
+    "batched": {"p2p": "batched"},
+}
 _SIMULATED_AS = {"node": "throttle", "node-host": "host", "expert": "experts"}
 
 
@@ -36,6 +44,21 @@ class Planted:
     def effect_pct(self) -> float:
         """Of the step with the fault."""
         return 100 * self.cost_ns / self.step_ns if self.step_ns else 0.0
+
+
+def job_of(layout: str) -> Job:
+    """A job by the name of its layout: its degrees (dp8tp4, ep8), then words about a pipeline (pp4dp2-1f1b-batched)."""
+    grid, *words = layout.split("-")
+    degrees = {axis: int(size) for axis, size in re.findall(r"([a-z]+)(\d+)", grid)}
+    data = degrees.get("ep") or degrees.get("dp", 1)
+    job = Job(data=data, stages=degrees.get("pp", 1), tensor=degrees.get("tp", 1))
+    if "ep" in degrees:
+        job = replace(job, **EXPERTS)
+    if job.stages == 1:
+        return job
+    for word in words:
+        job = replace(job, **_PIPELINE_WORDS[word])
+    return job
 
 
 def plant(
