@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo       four ranks train under rankscope profile, one of them slow: who, and why; under a minute"
-	@echo "make pictures   the pictures of README.md and docs, from make demo"
+	@echo "make pictures   the pictures of README.md and docs, of runs in tests/data"
 	@echo "make test       ruff, mypy, import-linter, tsc and the tests (what CI runs)"
 	@echo "make test-fast  the quick tests, in about a minute"
 	@echo "make test-all   make test, and the tests marked thorough"
@@ -65,7 +65,7 @@ $(NSIGHT): tests/integration/install-nsight.sh
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO))
 	@PATH="$(CURDIR)/$(BIN):$$PATH" ./examples/demo.sh
 
-pictures: $(TOOLS) demo
+pictures: $(TOOLS)
 	$(BIN)/python docs/pictures.py
 
 # Lint uses one core, and the tests that start jobs wait a third of their time: both run at once.

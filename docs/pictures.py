@@ -1,49 +1,80 @@
-"""Writes the pictures of README.md and docs from the run of `make demo`: report (light, dark, phone, print), viewer.
+"""Writes the pictures of README.md and docs: report and viewer of the tutorial's run, the viewer of a GPU run, a chart.
 
-`make pictures` runs it. It needs chromium and playwright (pip install 'rankscope[dev]').
+All are of runs in tests/data. `make pictures` runs it. It needs chromium and playwright (pip install 'rankscope[dev]').
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, sync_playwright
+
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+from rankscope.cli import main as rankscope
+from viewer_server import Screen, serve, stop
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
-REPORT, RUN = ROOT / "demo" / "report.html", ROOT / "demo" / "run"
+DATA = ROOT / "tests" / "data"
 SCREEN, PHONE, PAPER = (
-    {"width": 1160, "height": 860},
+    {"width": 1440, "height": 900},
     {"width": 390, "height": 844},
     {"width": 794, "height": 1123},
 )
-SETTINGS = {
+REPORTS = {
     "report-light": {"viewport": SCREEN},
     "report-dark": {"viewport": SCREEN, "color_scheme": "dark"},
     "report-phone": {"viewport": PHONE, "device_scale_factor": 2},
     "report-print": {"viewport": PAPER},
 }
+"""Of the tutorial's run."""
+VIEWERS = {"viewer": "seqpar-gloo4-slow2", "viewer-slow-job": "slow-job/run"}
+ROOFLINE = "gpt-h200"
+
+
+def report_pictures(chromium: Browser, run: Path) -> None:
+    """In the folder of the run: what is shown has commands with its path."""
+    report = run.parent / "report.html"
+    with contextlib.chdir(run.parent):
+        rankscope(["report", run.name, "-o", report.name, "-q"])
+    for name, settings in REPORTS.items():
+        page = chromium.new_context(**settings).new_page()
+        page.goto(report.as_uri())
+        if name == "report-print":
+            page.emulate_media(media="print")
+        page.screenshot(path=IMAGES / f"{name}.png")
+        print(f"Wrote docs/images/{name}.png")
+
+
+def viewer_picture(chromium: Browser, run: Path, name: str) -> None:
+    """In the folder of the run, as above."""
+    with contextlib.chdir(run.parent):
+        viewer = serve(Path(run.name))
+    page = chromium.new_context(viewport=SCREEN).new_page()
+    Screen(page, []).open(viewer.url)
+    page.screenshot(path=IMAGES / f"{name}.png")
+    stop(viewer)
+    print(f"Wrote docs/images/{name}.png")
 
 
 def main() -> None:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         raise SystemExit("pictures.py needs chromium (tests/install-packages.sh installs it)")
-    with sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory(prefix="rankscope-pictures-") as folder, sync_playwright() as playwright:
+        for run in (*VIEWERS.values(), ROOFLINE):
+            shutil.copytree(DATA / run, Path(folder) / run)
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
-        for name, settings in SETTINGS.items():
-            page = chromium.new_context(**settings).new_page()
-            page.goto(REPORT.as_uri())
-            if name == "report-print":
-                page.emulate_media(media="print")
-            page.screenshot(path=IMAGES / f"{name}.png")
-            print(f"Wrote docs/images/{name}.png")
+        report_pictures(chromium, Path(folder) / VIEWERS["viewer-slow-job"])
+        for name, run in VIEWERS.items():
+            viewer_picture(chromium, Path(folder) / run, name)
         chromium.close()
-    picture = ROOT / "examples" / "viewer_picture.py"
-    subprocess.run([sys.executable, picture, browser, RUN, IMAGES / "viewer.png"], check=True)
+        chart = ["chart", str(Path(folder) / ROOFLINE), "-r", "roofline", "-f"]
+        rankscope([*chart, "-o", str(IMAGES / "roofline.png"), "-q"])
 
 
 if __name__ == "__main__":

@@ -6,11 +6,25 @@ import importlib
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
+from conftest import DATA, ROOT
+from rankscope.capture.plan import Plan
+from rankscope.capture.schedule import Schedule
+from rankscope.capture.summary import summary
+
+BY_HAND = {
+    "docs/bench.md": 3,
+    "docs/jobs.md": 3,
+    "docs/nsight.md": 4,
+    "docs/nsys.md": 1,
+    "docs/remote.md": 1,
+    "docs/scale.md": 1,
+}
+"""Output that is neither written by `make docs` nor compared by a test; the pages say why, beside it."""
 
 
 def test_the_site_builds_strictly(tmp_path: Path) -> None:
@@ -26,18 +40,43 @@ def test_pages_show_what_commands_print(tmp_path: Path, monkeypatch: pytest.Monk
     """Of some pages; `make docs` writes all of them."""
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     outputs = importlib.import_module("outputs")
-    pages = [
-        ROOT / "README.md",
-        *(ROOT / "docs" / page for page in ("diff.md", "reports/stragglers.md", "reports/ops.md")),
-    ]
+    names = ("diff.md", "slow-job.md", "reports/stragglers.md", "reports/hang.md", "files.md", "jobs.md")
+    pages = [ROOT / "README.md", *(ROOT / "docs" / name for name in names)]
     for page in pages:
         text = page.read_text(encoding="utf-8")
-        assert outputs.BLOCK.search(text), page
+        assert any(block.mark is None for block in outputs.output_blocks(text)), page
         assert outputs.with_outputs(text, tmp_path) == text, f"make docs writes {page.name} anew"
     stale = re.sub(
         r"(\$ rankscope stats seqpar-gloo4-slow2\n).*?```", r"\1old\n…\n```", pages[0].read_text(), flags=re.S
     )
     assert "\nold\n" in stale and "\nold\n" not in outputs.with_outputs(stale, tmp_path)
+
+
+def test_the_tutorial_shows_how_its_run_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(DATA / "slow-job")
+    plan = Plan(ranks="all", when=Schedule(active=6))
+    page = (ROOT / "docs" / "slow-job.md").read_text(encoding="utf-8")
+    assert f"rankscope: {summary(Path('run').absolute(), plan)}\n" in page
+
+
+def test_every_output_is_generated_or_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that need a GPU, a cluster or another machine are listed; the list may only shrink."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    outputs = importlib.import_module("outputs")
+    by_hand: Counter[str] = Counter()
+    for page in outputs.pages():
+        name = str(page.relative_to(ROOT))
+        for block in outputs.output_blocks(page.read_text(encoding="utf-8")):
+            if block.mark == "by hand":
+                by_hand[name] += 1
+            elif block.mark == "tested":
+                test = (ROOT / block.reason).read_text(encoding="utf-8")
+                assert page.name in test, f"{block.reason} does not read {name}"
+            else:
+                assert block.text.startswith("$ rankscope "), (
+                    f"{name}: {block.text[:60]!r} needs a command or a mark"
+                )
+    assert by_hand == BY_HAND
 
 
 def test_every_decision_is_in_the_index_with_its_status() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conftest import open_trace
+from conftest import ROOT, open_trace
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.snapshot_diff import both_are_snapshots, grown_devices, snapshot_diff
 from rankscope.cli import main
@@ -125,7 +125,9 @@ def leaking(path: Path, kept: int) -> Path:
 
 
 @pytest.mark.slow
-def test_the_leak_stands_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_leak_stands_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     early, late = leaking(tmp_path / "step-10.pickle", 10), leaking(tmp_path / "step-30.pickle", 30)
     base, new = open_trace(early), open_trace(late)
     assert both_are_snapshots(base, new)
@@ -143,8 +145,16 @@ def test_the_leak_stands_first(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (rank, device, round(pct, 1)) == (0, "GPU 0", 9.5)
     assert grown_devices(result, 10.0) == []
     assert snapshot_diff(base, base, Scope()).findings[0].severity == "ok"
+    monkeypatch.setenv("COLUMNS", "100")
     assert main(["diff", str(early), str(late), "--fail-over", "5%"]) == 3
     shown = capsys.readouterr()
+    page = (
+        (ROOT / "docs" / "diff.md")
+        .read_text(encoding="utf-8")
+        .partition("step-30.pickle\n")[2]
+        .partition("\n…")[0]
+    )
+    assert page and shown.out.startswith(page)
     assert "train.py(2): step" in shown.out and "+9.5 % at the end" in shown.err
     assert main(["diff", str(early), str(late), "-r", "stacks", "--format", "junit"]) == 2
     assert "no junit form" in capsys.readouterr().err

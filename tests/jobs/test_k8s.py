@@ -21,6 +21,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from conftest import ROOT
 from fake_programs import Fake
 from rankscope.cli import end_tables, main
 from rankscope.jobs import k8s
@@ -376,6 +377,8 @@ def test_submit_says_what_the_cluster_lacks(
     assert main(["job", "k8s", "--image", "i", "--submit", "--", "python", "t.py"]) == 1
     error = capsys.readouterr().err
     assert message in error and len(error.splitlines()) == 3
+    page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    assert (error in page) == ("MPIJob" in message)
     assert not any("create" in call for call in fake.calls)
 
 

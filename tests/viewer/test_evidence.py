@@ -24,7 +24,7 @@ EVIDENCE = """async () => {
   const top = row.y - timeline.box.scrollTop;
   return top >= 0 && top < timeline.box.clientHeight - AXIS ? 'shown' : 'off screen';
 }"""
-DATASETS = ["ddp-gloo4", "hf-trainer-h200", "seqpar-gloo4-slow2", "gpt-h200"]
+DATASETS = ["slow-job/run", "ddp-gloo4", "hf-trainer-h200", "seqpar-gloo4-slow2", "gpt-h200"]
 MORE = [
     "batched-p2p-h200", "captured-h200", "gpt-graph-h200", "clocks-h200-free", "seqpar-gloo4", "seqpar-nccl1-bf16",
 ]  # fmt: skip
@@ -37,11 +37,15 @@ def test_every_scene_shows_its_evidence(tmp_path: Path, screen: Screen, name: st
     shutil.copytree(DATA / name, tmp_path / name)
     viewer = serve(tmp_path / name)
     page = screen.open(viewer.url).page
-    for number in range(max(page.evaluate("window.rankscope.findings.length"), 1)):
+    count = page.evaluate("window.rankscope.findings.length")
+    for number in range(max(count, 1)):
         screen.settle()
         assert page.evaluate(OVERLAPS) == [], f"finding {number}"
         assert page.evaluate(EVIDENCE) in ("shown", "no slices"), f"finding {number}"
         page.keyboard.press("n")
+        # Said when its tracks are there and unfolded.
+        words = f"finding {(number + 1) % count + 1} of " if count else "no findings"
+        screen.until(f"document.querySelector('#spoken').textContent.startsWith('{words}')")
     stop(viewer)
 
 

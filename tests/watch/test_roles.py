@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import ROOT
 from rankscope.capture.telemetry_ring import FIELDS, NONE, RingWriter, ring_path
 from rankscope.watch.rings import RankRing, read_rings
-from rankscope.watch.roles import bottleneck, role_states
+from rankscope.watch.roles import bottleneck, role_lines, role_states
 from rankscope.watch.state import read_state
 
 MS = 1_000_000
@@ -71,6 +72,16 @@ def test_a_cycle_of_roles(
     if (longest - second) / cycle > 0.2:
         slowest = max(durations, key=lambda role: durations[role])
         assert bottleneck([*states.values()]).startswith(f"{slowest} is the bottleneck: ")
+
+
+def test_the_page_shows_what_is_printed(tmp_path: Path) -> None:
+    states = role_states(
+        rings(
+            tmp_path, cycle_job({"rollout": 800.0, "reward": 50.0, "training": 200.0}, 40, random.Random(1))
+        )
+    )
+    text = "\n".join([*role_lines(states), bottleneck(states)])
+    assert f"```{text}\n```" in (ROOT / "docs" / "watch.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("seed", range(5))

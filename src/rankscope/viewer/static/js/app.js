@@ -275,8 +275,8 @@ export class App {
 
   /** Unfold the group of a track. @param {number} rank @param {{ segment: number, track: number }} track */
   unfold(rank, track) {
-    const found = this.timeline.tracks.get(rank)?.find((one) => trackKey(rank, one) === trackKey(rank, track));
-    if (found && isFolded(this.store.view.folds, rank, found.group)) this.fold(found.group, rank);
+    const match = this.timeline.tracks.get(rank)?.find((one) => trackKey(rank, one) === trackKey(rank, track));
+    if (match && isFolded(this.store.view.folds, rank, match.group)) this.fold(match.group, rank);
   }
 
   /** @param {[number, number] | null} area */

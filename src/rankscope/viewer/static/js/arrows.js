@@ -22,7 +22,7 @@ export function drawArrows(g, timeline, rows) {
   /** @type {Map<string, import("./layout.js").Row | undefined>} */
   const known = new Map();
   /** @param {import("./timeline.js").Point} point */
-  const place = (point) => {
+  const pointOf = (point) => {
     const key = trackKey(point.rank, point);
     if (!known.has(key)) known.set(key, rowOf(rows, point.rank, point));
     const row = known.get(key);
@@ -31,7 +31,7 @@ export function drawArrows(g, timeline, rows) {
   g.strokeStyle = timeline.app.palette.text.accent;
   g.lineWidth = 1.5;
   for (const [from, to] of pairs) {
-    const [a, b] = [place(from), place(to)];
+    const [a, b] = [pointOf(from), pointOf(to)];
     if (a && b) curve(g, a.x, a.y, b.x, b.y, Math.min(30, Math.abs(b.x - a.x) / 2 + 8));
   }
 }
@@ -52,32 +52,32 @@ export function drawCollective(g, timeline, rows) {
   const last = collective?.rows.find((row) => row.rank === collective.last);
   if (!collective || !last) return;
   const { text } = timeline.app.palette;
-  const places = collective.rows.filter((row) => timeline.inView.has(row.rank)).flatMap((row) => {
-    const place = rowOf(rows, row.rank, COMMUNICATION);
-    if (!place) return [];
-    const high = place.type === "rank" ? HEADER : LANE;
-    const top = place.y + (place.type === "track" ? timeline.laneOf(row) * LANE : 0);
+  const arrivals = collective.rows.filter((row) => timeline.inView.has(row.rank)).flatMap((row) => {
+    const drawn = rowOf(rows, row.rank, COMMUNICATION);
+    if (!drawn) return [];
+    const high = drawn.type === "rank" ? HEADER : LANE;
+    const top = drawn.y + (drawn.type === "track" ? timeline.laneOf(row) * LANE : 0);
     return [{ ...row, x: timeline.x(row.start_ns, row.rank), top, middle: top + high / 2, bottom: top + high }];
   });
   const x = timeline.x(last.start_ns, last.rank);
-  const from = places.find((place) => place.rank === last.rank);
+  const from = arrivals.find((arrival) => arrival.rank === last.rank);
   g.save();
   g.beginPath();
   g.rect(GUTTER, 0, timeline.width, 1e6);
   g.clip();
   g.lineWidth = 1.5;
-  for (const place of places) {
-    if (place.rank === last.rank) continue;
+  for (const arrival of arrivals) {
+    if (arrival.rank === last.rank) continue;
     g.strokeStyle = g.fillStyle = text.accent;
     if (from && !timeline.peers?.messages.length) { // a message has its own arrow
-      const [start, end] = place.top > from.top ? [from.bottom, place.top + 3] : [from.top, place.bottom - 3];
+      const [start, end] = arrival.top > from.top ? [from.bottom, arrival.top + 3] : [from.top, arrival.bottom - 3];
       g.beginPath();
       g.moveTo(x, start);
       g.bezierCurveTo(x + 26, start + (end - start) * 0.4, x + 26, end - (end - start) * 0.3, x, end);
       g.stroke();
     }
     g.beginPath();
-    g.arc(place.x, place.middle, DOT, 0, 2 * Math.PI);
+    g.arc(arrival.x, arrival.middle, DOT, 0, 2 * Math.PI);
     g.fill();
   }
   if (from) { // the collective of the last rank
@@ -85,9 +85,9 @@ export function drawCollective(g, timeline, rows) {
     g.lineWidth = 2;
     g.strokeRect(x + 1, from.top + 1, Math.max(last.dur_ns / timeline.nsPerPixel - 2, 2), LANE - 3);
   }
-  const bottom = Math.max(...places.map((place) => place.bottom), 0);
+  const bottom = Math.max(...arrivals.map((arrival) => arrival.bottom), 0);
   const header = rows.find((row) => row.type === "rank" && row.rank === last.rank && row.open);
-  if (places.length) drawArrival(g, timeline, `${rankName(last.rank)} arrives ${time(last.arrives_ns)} after the first`, x, bottom, header);
+  if (arrivals.length) drawArrival(g, timeline, `${rankName(last.rank)} arrives ${time(last.arrives_ns)} after the first`, x, bottom, header);
   g.restore();
 }
 

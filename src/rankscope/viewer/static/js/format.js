@@ -98,7 +98,7 @@ export function ticks(begin, end, most) {
   const rough = (end - begin) / Math.max(most, 1);
   const power = 10 ** Math.floor(Math.log10(Math.max(rough, 1e-12)));
   const step = power * ([1, 2, 5, 10].find((factor) => factor * power >= rough) ?? 10);
-  const found = [];
-  for (let at = Math.ceil(begin / step) * step; at <= end; at += step) found.push(at);
-  return found;
+  const ticks = [];
+  for (let at = Math.ceil(begin / step) * step; at <= end; at += step) ticks.push(at);
+  return ticks;
 }

@@ -20,10 +20,10 @@ export function lastPlace() {
   }
 }
 
-/** @param {Place} place */
-function keep(place) {
+/** @param {Place} docking */
+function keep(docking) {
   try {
-    localStorage.setItem(KEPT, JSON.stringify(place));
+    localStorage.setItem(KEPT, JSON.stringify(docking));
   } catch { /* the URL has it */ }
 }
 

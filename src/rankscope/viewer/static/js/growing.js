@@ -69,8 +69,8 @@ function prepared(palette) {
   const g = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
   g.setTransform(ratio, 0, 0, ratio, 0, 0);
   g.font = MONO;
-  const row = (/** @type {string} */ label, /** @type {number} */ place) => {
-    const y = AXIS + place * (LANE + GAP);
+  const row = (/** @type {string} */ label, /** @type {number} */ index) => {
+    const y = AXIS + index * (LANE + GAP);
     g.globalAlpha = 1;
     g.fillStyle = palette.text["ink-2"];
     g.textAlign = "right";
@@ -90,15 +90,15 @@ export function drawFiles(files, count) {
   const names = shortenNames(files.map(([name]) => name), LABEL_CHARACTERS);
   const labelled = each === LANE + GAP;
   if (!labelled) row(`${count} files`, 0);
-  for (let place = 0; place < count; place++) {
-    const y = labelled ? row(names[place] ?? "", place) : AXIS + place * each;
+  for (let index = 0; index < count; index++) {
+    const y = labelled ? row(names[index] ?? "", index) : AXIS + index * each;
     const high = labelled ? LANE : each - 1;
     g.globalAlpha = 1;
     g.fillStyle = palette.text.idle;
     g.fillRect(GUTTER, y, width, high);
     g.fillStyle = palette.text.accent;
     g.globalAlpha = 0.35;
-    g.fillRect(GUTTER, y, width * (files[place]?.[1] ?? 0), high);
+    g.fillRect(GUTTER, y, width * (files[index]?.[1] ?? 0), high);
   }
 }
 
@@ -111,13 +111,13 @@ export function drawGrowing(picture) {
   g.textAlign = "left";
   g.fillText(`read so far: ${time(picture.end_ns - picture.begin_ns)}`, GUTTER, AXIS - 9);
   const each = width / bins;
-  labels.slice(0, Math.ceil(height / (LANE + GAP))).forEach((/** @type {string} */ label, /** @type {number} */ place) => {
-    const y = row(label, place);
+  labels.slice(0, Math.ceil(height / (LANE + GAP))).forEach((/** @type {string} */ label, /** @type {number} */ index) => {
+    const y = row(label, index);
     for (let bin = 0; bin < bins; bin++) {
-      const busy = column.busy[place * bins + bin];
+      const busy = column.busy[index * bins + bin];
       if (!busy) continue;
       g.globalAlpha = 0.25 + 0.75 * busy / 255;
-      g.fillStyle = palette.text[picture.kinds[column.kind[place * bins + bin]]];
+      g.fillStyle = palette.text[picture.kinds[column.kind[index * bins + bin]]];
       g.fillRect(GUTTER + bin * each, y, Math.max(each, 1), LANE);
     }
   });

@@ -168,8 +168,8 @@ async function neighbour(app, by) {
   const slice = app.panels.slice;
   if (!slice) return announce("select a slice first");
   try {
-    const { found } = await json("neighbour", { rank: slice.rank, segment: slice.segment, id: slice.id, by });
-    return found ? app.goTo(found) : announce("no further slice in this row");
+    const { found: neighbour } = await json("neighbour", { rank: slice.rank, segment: slice.segment, id: slice.id, by });
+    return neighbour ? app.goTo(neighbour) : announce("no further slice in this row");
   } catch (error) {
     return show(error);
   }

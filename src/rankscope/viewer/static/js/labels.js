@@ -35,6 +35,13 @@ export class Labels {
     return Math.max(0, ...there.map((box) => box.x + box.width));
   }
 
+  /** Whether words from x on would be over a label, of those of one row: from the number `since` on.
+   * @param {CanvasRenderingContext2D} g @param {string} text @param {number} x @param {number} since */
+  meets(g, text, x, since) {
+    const right = x + g.measureText(text).width;
+    return this.boxes.slice(since).some((box) => box.x < right && box.x + box.width > x);
+  }
+
   /** Write at the left of x, around the height y. @param {CanvasRenderingContext2D} g @param {string} text @param {number} x @param {number} y */
   write(g, text, x, y) {
     if (!text) return;

@@ -155,9 +155,9 @@ export function visible(rows, top, bottom) {
     if (rows[middle].y + rows[middle].height <= top) low = middle + 1;
     else high = middle;
   }
-  const found = [];
-  for (let at = low; at < rows.length && rows[at].y < bottom; at++) found.push(rows[at]);
-  return found;
+  const shown = [];
+  for (let at = low; at < rows.length && rows[at].y < bottom; at++) shown.push(rows[at]);
+  return shown;
 }
 
 /** A window that stays inside the run and is never narrower than ten nanoseconds.

@@ -125,10 +125,10 @@ export class Marks {
     g.font = "11px ui-monospace, 'DejaVu Sans Mono', monospace";
     g.textBaseline = "middle";
     g.textAlign = "left";
-    view.marks.forEach((mark, place) => {
+    view.marks.forEach((mark, index) => {
       const x = (mark.at - view.begin) / nsPerPixel;
       if (x < 0 || x > width) return;
-      const next = view.marks[place + 1];
+      const next = view.marks[index + 1];
       const room = Math.min(next ? (next.at - mark.at) / nsPerPixel : width, width - x) - FLAG - 6;
       const name = shortenName(mark.name, Math.max(0, Math.floor(room / LETTER)));
       g.fillStyle = text.accent;

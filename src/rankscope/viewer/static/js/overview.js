@@ -33,7 +33,7 @@ export class Overview {
       const ranks = run.ranks.slice(at, at + RANKS_AT_A_TIME);
       try {
         const answer = await columns("overview", { begin: run.begin_ns, end: run.end_ns, width: this.columns, ranks: ranks.join(",") });
-        ranks.forEach((rank, place) => this.rows.set(rank, sharesOf(answer, place)));
+        ranks.forEach((rank, index) => this.rows.set(rank, sharesOf(answer, index)));
         run.grid ??= await json("grid");
         if (ranks.some((rank) => this.rows.get(rank)?.bubbles.length)) byId("bubble-key").hidden = false;
         this.draw();
@@ -63,16 +63,16 @@ export class Overview {
     this.drawSteps(g, width, height);
     const image = new ImageData(this.columns, ranks.length);
     const pixels = new Uint32Array(image.data.buffer);
-    ranks.forEach((rank, place) => {
-      if (row >= LABELLED) this.drawLabel(g, rank, TOP + place * row + row - 5);
+    ranks.forEach((rank, index) => {
+      if (row >= LABELLED) this.drawLabel(g, rank, TOP + index * row + row - 5);
       const shares = this.rows.get(rank);
-      if (shares) paintShares(pixels.subarray(place * this.columns, (place + 1) * this.columns), shares, app.palette);
+      if (shares) paintShares(pixels.subarray(index * this.columns, (index + 1) * this.columns), shares, app.palette);
     });
     g.drawImage(app.picture(image), 0, 0, this.columns, ranks.length, GUTTER, TOP, width, ranks.length * row);
     this.drawBubbles(g, ranks, row, width);
     g.fillStyle = app.palette.text.bg;
     const gap = row > 10 ? 2 : 1;
-    if (row > 3) ranks.forEach((_, place) => g.fillRect(GUTTER, TOP + (place + 1) * row - gap, width, gap));
+    if (row > 3) ranks.forEach((_, index) => g.fillRect(GUTTER, TOP + (index + 1) * row - gap, width, gap));
     this.drawGroups(g, ranks, row);
     if (row < LABELLED) this.markHot(g, ranks, row);
     if (row < LABELLED && ranks !== app.run.grid?.ranks) {
@@ -86,9 +86,9 @@ export class Overview {
   /** @param {CanvasRenderingContext2D} g @param {number[]} ranks @param {number} row @param {number} width */
   drawBubbles(g, ranks, row, width) {
     g.fillStyle = hatch(g, this.app.palette);
-    ranks.forEach((rank, place) => {
+    ranks.forEach((rank, index) => {
       for (const [from, to] of this.rows.get(rank)?.bubbles ?? []) {
-        g.fillRect(GUTTER + (from / this.columns) * width, TOP + place * row, ((to - from) / this.columns) * width, row);
+        g.fillRect(GUTTER + (from / this.columns) * width, TOP + index * row, ((to - from) / this.columns) * width, row);
       }
     });
   }
@@ -136,9 +136,9 @@ export class Overview {
   markHot(g, ranks, row) {
     g.fillStyle = this.app.blame;
     g.textAlign = "right";
-    ranks.forEach((rank, place) => {
+    ranks.forEach((rank, index) => {
       if (!this.app.isHot(rank)) return;
-      const y = TOP + place * row;
+      const y = TOP + index * row;
       g.fillRect(GUTTER - 8, y, 6, Math.max(row - 1, 2));
       if (y > TOP + 18 || this.app.run.grid) g.fillText(rankName(rank), GUTTER - 12, y + 4);
     });

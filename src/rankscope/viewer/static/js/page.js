@@ -40,9 +40,9 @@ export async function startPage(phases) {
   always.clocks = requested.clocks ?? "";
   /** @type {import("./app.js").Run} */
   const run = await phases.during("align clocks", json("run"));
-  const place = location.hash ? {} : lastPlace();
+  const docking = location.hash ? {} : lastPlace();
   const fresh = !location.hash || namesFinding(requested);
-  const view = { ...EMPTY, ...requested, ...place, begin: requested.begin ?? run.begin_ns, end: requested.end ?? run.end_ns };
+  const view = { ...EMPTY, ...requested, ...docking, begin: requested.begin ?? run.begin_ns, end: requested.end ?? run.end_ns };
   if (fresh && run.ranks.length === 1) view.open = run.ranks; // whatever is found is there: its tracks come first
   if (fresh) Object.assign(view, run.opens_on);
   if (run.opens_on) byId("main").dataset.only = "panel";

@@ -85,14 +85,14 @@ const HATCHED = 63; // of 255: where a rank waits for stages that compute with s
 /** Neighbouring columns that have enough of a class. @param {Uint8Array} share of 255 @returns {[number, number][]} from and to */
 export function stretches(share) {
   /** @type {[number, number][]} */
-  const found = [];
+  const spans = [];
   for (let at = 0; at < share.length; at++) {
     if (share[at] <= HATCHED) continue;
-    const last = found[found.length - 1];
+    const last = spans[spans.length - 1];
     if (last && last[1] === at) last[1] = at + 1;
-    else found.push([at, at + 1]);
+    else spans.push([at, at + 1]);
   }
-  return found;
+  return spans;
 }
 
 /** @type {{ color: string, pattern: CanvasPattern | null }} */

@@ -64,12 +64,12 @@ export class SharedFile {
     const wanted = ranks ? String(ranks).split(",").map(Number) : this.content.recorded.run.ranks;
     /** @type {Record<string, Uint8Array>} */
     const column = Object.fromEntries([...CLASSES, "unrecorded"].map((name) => [name, new Uint8Array(wanted.length * width)]));
-    wanted.forEach((/** @type {number} */ rank, /** @type {number} */ place) => {
+    wanted.forEach((/** @type {number} */ rank, /** @type {number} */ index) => {
       const { recorded, ...classes } = this.content.activity[rank];
       for (const name of CLASSES) {
-        if (classes[name]) column[name].set(shares(classes[name], begin, end, width).map((share) => Math.ceil(share * 255)), place * width);
+        if (classes[name]) column[name].set(shares(classes[name], begin, end, width).map((share) => Math.ceil(share * 255)), index * width);
       }
-      column.unrecorded.set(shares(recorded, begin, end, width).map((share) => Math.floor((1 - share) * 255)), place * width);
+      column.unrecorded.set(shares(recorded, begin, end, width).map((share) => Math.floor((1 - share) * 255)), index * width);
     });
     return { ranks: wanted, width, begin_ns: begin, end_ns: end, column };
   }
@@ -78,22 +78,22 @@ export class SharedFile {
   tile({ rank, segment, track, level, index }) {
     const { tile_width: width } = this.content.recorded.run;
     const all = this.tracks.get(track < 0 ? `${rank}/${track}` : `${rank}/${segment}/${track}`) ?? [];
-    const found = longest(all, index * width * 2 ** level, 2 ** level, width);
+    const drawn = longest(all, index * width * 2 ** level, 2 ** level, width);
     /** @type {Record<string, string>} */
     const names = {};
     const numbers = new Map();
-    const name = found.map(({ slice }) => {
+    const name = drawn.map(({ slice }) => {
       if (!numbers.has(slice.name)) numbers.set(slice.name, slice.name_number ?? numbers.size);
       names[numbers.get(slice.name)] = slice.name;
       return numbers.get(slice.name);
     });
-    const peers = found.map(({ slice }) => this.waitOf(slice));
-    const of = (/** @type {string} */ key) => Float64Array.from(found, ({ slice }) => slice[key]);
+    const peers = drawn.map(({ slice }) => this.waitOf(slice));
+    const of = (/** @type {string} */ key) => Float64Array.from(drawn, ({ slice }) => slice[key]);
     return {
       rank, segment, track, level, index, names,
       column: {
-        start: of("start_ns"), duration: of("dur_ns"), id: of("id"), name: Uint32Array.from(name), count: Uint32Array.from(found, ({ count }) => count),
-        segment: Uint16Array.from(found, ({ slice }) => slice.segment), row: Uint16Array.from(found, ({ slice }) => slice.depth), kind: Uint8Array.from(found, ({ slice }) => slice.kind),
+        start: of("start_ns"), duration: of("dur_ns"), id: of("id"), name: Uint32Array.from(name), count: Uint32Array.from(drawn, ({ count }) => count),
+        segment: Uint16Array.from(drawn, ({ slice }) => slice.segment), row: Uint16Array.from(drawn, ({ slice }) => slice.depth), kind: Uint8Array.from(drawn, ({ slice }) => slice.kind),
         wait: Float64Array.from(peers, ({ wait }) => wait), match: Float64Array.from(peers, ({ match }) => match), last: Float64Array.from(peers, ({ last }) => last),
       },
     };
@@ -169,13 +169,13 @@ export class SharedFile {
     const { sort = "start_ns", order, limit = 100, offset = 0, slice } = query;
     const by = sort === "track" ? "label" : sort;
     const sign = order === "descending" ? -1 : 1;
-    const found = this.inside(query).sort((a, b) => {
+    const rows = this.inside(query).sort((a, b) => {
       const [left, right] = [a[by], b[by]];
       if (left === null || right === null) return left === right ? 0 : left === null ? 1 : -1;
       return (left < right ? -1 : left > right ? 1 : 0) * sign;
     });
-    const place = slice ? found.findIndex((row) => `${row.rank}.${row.segment}.${row.id}` === slice) : -1;
-    return { count: found.length, total_ns: found.reduce((sum, row) => sum + row.dur_ns, 0), rows: found.slice(offset, offset + limit), place: place < 0 ? null : place };
+    const index = slice ? rows.findIndex((row) => `${row.rank}.${row.segment}.${row.id}` === slice) : -1;
+    return { count: rows.length, total_ns: rows.reduce((sum, row) => sum + row.dur_ns, 0), rows: rows.slice(offset, offset + limit), place: index < 0 ? null : index };
   }
 
   /** @param {any} query */
@@ -230,18 +230,18 @@ export class SharedFile {
     const hits = this.slices.filter((slice) => matches(slice.name) && (query.rank === undefined || slice.rank === Number(query.rank))).sort(inOrder);
     const [rank, segment, id] = query.after ? query.after.split(".").map(Number) : Array(3).fill(back ? -Infinity : Infinity);
     const at = { start_ns: Number(query.at), rank, segment, id };
-    const place = back ? hits.findLastIndex((slice) => inOrder(slice, at) < 0) : hits.findIndex((slice) => inOrder(slice, at) > 0);
-    return place < 0 ? { found: null, count: hits.length } : { found: brief(hits[place]), place: place + 1, count: hits.length };
+    const index = back ? hits.findLastIndex((slice) => inOrder(slice, at) < 0) : hits.findIndex((slice) => inOrder(slice, at) > 0);
+    return index < 0 ? { found: null, count: hits.length } : { found: brief(hits[index]), place: index + 1, count: hits.length };
   }
 
   /** @param {any} query */
   flows({ rank, name, begin, end }) {
-    const place = (/** @type {Row} */ slice) => ({ rank: slice.rank, segment: slice.segment, track: slice.track, row: slice.depth, start: slice.start_ns });
+    const pointOf = (/** @type {Row} */ slice) => ({ rank: slice.rank, segment: slice.segment, track: slice.track, row: slice.depth, start: slice.start_ns });
     const callers = new Map(this.slices.filter((slice) => slice.rank === Number(rank) && slice.name === name && slice.start_ns < end && slice.start_ns + slice.dur_ns > begin)
       .map((slice) => [keyOf(slice), slice]));
     const flows = this.slices.filter((slice) => slice.on_device).flatMap((slice) => [slice.op, slice.launch].flatMap((id) => {
       const caller = callers.get(`${slice.rank}/${slice.segment}/${id}`);
-      return caller ? [[place(caller), place(slice)]] : [];
+      return caller ? [[pointOf(caller), pointOf(slice)]] : [];
     }));
     return { more: false, flows };
   }
@@ -286,31 +286,31 @@ function communicationOf({ communication }) {
 export function longest(slices, begin, step, width) {
   const end = begin + step * width;
   /** @type {{ slice: Row, count: number, pixel: number }[]} */
-  const found = [];
+  const drawn = [];
   for (const slice of slices) {
     if (slice.start_ns >= end || (slice.start_ns < begin && slice.start_ns + slice.dur_ns <= begin)) continue;
     const pixel = slice.start_ns < begin ? -1 : Math.floor((slice.start_ns - begin) / step);
-    const last = found[found.length - 1];
+    const last = drawn[drawn.length - 1];
     if (last && last.pixel === pixel && last.slice.depth === slice.depth) {
       last.count += 1;
       if (slice.dur_ns > last.slice.dur_ns) last.slice = slice;
-    } else found.push({ slice, count: 1, pixel });
+    } else drawn.push({ slice, count: 1, pixel });
   }
-  return found;
+  return drawn;
 }
 
 /** The share of each of `width` equal parts of a window that intervals cover.
  * @param {[number[], number[]]} intervals starts and ends, in order @param {number} begin @param {number} end @param {number} width */
 export function shares([starts, ends], begin, end, width) {
   const size = (end - begin) / width;
-  const found = new Float64Array(width);
+  const covered = new Float64Array(width);
   for (let at = 0; at < starts.length; at++) {
     const [from, to] = [Math.max(starts[at], begin), Math.min(ends[at], end)];
     for (let pixel = Math.floor((from - begin) / size); from < to && pixel < width && begin + pixel * size < to; pixel++) {
-      found[pixel] += (Math.min(to, begin + (pixel + 1) * size) - Math.max(from, begin + pixel * size)) / size;
+      covered[pixel] += (Math.min(to, begin + (pixel + 1) * size) - Math.max(from, begin + pixel * size)) / size;
     }
   }
-  return found.map((share) => Math.min(share, 1));
+  return covered.map((share) => Math.min(share, 1));
 }
 
 /** @param {any} query @returns {(name: string) => boolean} */

@@ -30,8 +30,8 @@ export function table(columns, rows, how = {}) {
   }
 
   function shown() {
-    const found = rows.filter((row) => !wanted || columns.some((column) => textOf(column, row).toLowerCase().includes(wanted)));
-    return by ? found.sort((a, b) => compare(a[by], b[by]) * (up ? 1 : -1)) : found;
+    const matching = rows.filter((row) => !wanted || columns.some((column) => textOf(column, row).toLowerCase().includes(wanted)));
+    return by ? matching.sort((a, b) => compare(a[by], b[by]) * (up ? 1 : -1)) : matching;
   }
 
   function draw() {

@@ -15,9 +15,9 @@ export function levelOf(nsPerPixel) {
  * @param {number} begin @param {number} end @param {number} level @param {number} width @returns {number[]} */
 export function indicesOf(begin, end, level, width) {
   const size = width * 2 ** level;
-  const found = [];
-  for (let index = Math.floor(begin / size); index * size < end; index++) found.push(index);
-  return found;
+  const indices = [];
+  for (let index = Math.floor(begin / size); index * size < end; index++) indices.push(index);
+  return indices;
 }
 
 /** @typedef {{ rank: number, segment: number, track: number }} TrackKey
@@ -47,14 +47,14 @@ export class Tiles {
   of(key, begin, end, nsPerPixel) {
     const level = levelOf(nsPerPixel);
     /** @type {Map<string, Tile>} */
-    const found = new Map();
+    const drawable = new Map();
     for (const index of indicesOf(begin, end, level, this.width)) {
       const name = nameOf(key, level, index);
       const tile = this.kept.get(name);
       if (tile) {
         this.kept.delete(name);
         this.kept.set(name, tile); // the most recently used is last
-        found.set(name, tile);
+        drawable.set(name, tile);
         continue;
       }
       if (!this.asked.has(name)) this.wanted.set(name, { key, level, index });
@@ -62,12 +62,12 @@ export class Tiles {
         const coarse = nameOf(key, level + up, Math.floor(index / 2 ** up));
         const substitute = this.kept.get(coarse);
         if (substitute) {
-          found.set(coarse, substitute);
+          drawable.set(coarse, substitute);
           break;
         }
       }
     }
-    return [...found.values()].sort((a, b) => b.level - a.level);
+    return [...drawable.values()].sort((a, b) => b.level - a.level);
   }
 
   /** Request the tiles that are needed and not yet requested. */

@@ -276,7 +276,7 @@ export class Timeline {
   /** The lane of a collective in the track of its rank. @param {{ rank: number, segment: number, id: number }} slice */
   laneOf({ rank, segment, id }) {
     for (const tile of this.tilesOf(rank, COMMUNICATION)) {
-      const at = tile.id.findIndex((each, place) => each === id && tile.segment[place] === segment);
+      const at = tile.id.findIndex((each, index) => each === id && tile.segment[index] === segment);
       if (at >= 0) return tile.row[at];
     }
     return 0;
@@ -349,6 +349,8 @@ export class Timeline {
     g.font = SANS;
     g.textAlign = "left";
     const done = new Set(); // a slice is in every tile that it reaches into
+    /** @type {{ tile: import("./tiles.js").Tile, at: number, from: number, until: number }[]} */
+    const exposed = [];
     for (const tile of this.tilesOf(row.rank, COMMUNICATION)) {
       for (let at = 0; tile.wait && at < tile.start.length; at++) {
         if (done.has(tile.id[at])) continue;
@@ -359,13 +361,16 @@ export class Timeline {
         const { wait, bubble } = strip.shares;
         const scale = wait.length * this.nsPerPixel / (strip.end - strip.begin); // columns of the strip per pixel
         const column = (/** @type {number} */ x) => Math.floor((begin - strip.begin) / this.nsPerPixel * scale + x * scale);
-        const waits = (/** @type {number} */ place) => wait[place] + bubble[place] > 127; // the rest is hidden behind compute
+        const waits = (/** @type {number} */ index) => wait[index] + bubble[index] > 127; // the rest is hidden behind compute
         let first = column((from + until) / 2);
         if (!waits(first)) continue;
         while (first > column(from) && waits(first - 1)) first--;
-        this.drawWait(g, row.rank, tile, at, first > column(from) ? from + (first - column(from)) / scale : from, until, until, row.y + 3);
+        exposed.push({ tile, at, from: first > column(from) ? from + (first - column(from)) / scale : from, until });
       }
     }
+    // Waits at the same time are drawn as one: the longest has the words.
+    const since = this.labels.boxes.length;
+    for (const { tile, at, from, until } of exposed.sort((a, b) => b.until - b.from - (a.until - a.from))) this.drawWait(g, row.rank, tile, at, from, until, until, row.y + 3, since);
   }
 
   /** @param {CanvasRenderingContext2D} g @param {import("./layout.js").RankRow} row */
@@ -460,8 +465,8 @@ export class Timeline {
 
   /** A collective that waits: who it waits for where there is room, its name in the transfer otherwise.
    * @param {CanvasRenderingContext2D} g @param {number} rank @param {import("./tiles.js").Tile} tile @param {number} at @param {number} from @param {number} to
-   * @param {number} until end of the waiting @param {number} y */
-  drawWait(g, rank, tile, at, from, to, until, y) {
+   * @param {number} until end of the waiting @param {number} y @param {number} [since] not over the labels from this one on */
+  drawWait(g, rank, tile, at, from, to, until, y, since = this.labels.boxes.length) {
     const { text } = this.app.palette;
     const end = Math.min(Math.max(until, from), to);
     const name = shortenName(nameIn(tile, at));
@@ -469,6 +474,7 @@ export class Timeline {
     const room = end - from - 12;
     if (room >= WAIT_PIXELS) {
       const words = room >= g.measureText(long).width ? long : this.labels.fit(g, name, room);
+      if (this.labels.meets(g, words, GUTTER + from + 8, since)) return;
       g.fillStyle = text["on-light"];
       const [begin, last] = [from, end].map((x) => this.beginOf(rank) + x * this.nsPerPixel);
       if (tile.track === COMMUNICATION.track && this.hasBubble(rank, begin, last)) this.labels.plate(g, words, GUTTER + from + 8, y + LANE / 2, text.ink, this.app.store.view.open.includes(rank) ? text.wait : text.idle, LANE);
@@ -513,7 +519,7 @@ export class Timeline {
     try {
       const answer = await columns("overview", { begin, end, width: STRIP_COLUMNS, ranks: ranks.join(",") });
       if (this.wantedStrips !== key) return;
-      ranks.forEach((rank, place) => this.strips.set(rank, { begin, end, shares: sharesOf(answer, place) }));
+      ranks.forEach((rank, index) => this.strips.set(rank, { begin, end, shares: sharesOf(answer, index) }));
       this.redraw();
     } catch (error) {
       show(error);
@@ -599,9 +605,9 @@ export function sliceNumber(segment, id) {
 }
 
 /** The shares of one rank in an answer of `overview`.
- * @param {import("./api.js").Columns} answer @param {number} place @returns {import("./palette.js").Shares} */
-export function sharesOf(answer, place) {
-  const part = (/** @type {string} */ name) => answer.column[name].subarray(place * answer.width, (place + 1) * answer.width);
+ * @param {import("./api.js").Columns} answer @param {number} index @returns {import("./palette.js").Shares} */
+export function sharesOf(answer, index) {
+  const part = (/** @type {string} */ name) => answer.column[name].subarray(index * answer.width, (index + 1) * answer.width);
   const bubble = part("bubble");
   return { compute: part("compute"), comm: part("comm"), wait: part("wait"), copy: part("copy"), bubble, unrecorded: part("unrecorded"), bubbles: stretches(bubble) };
 }

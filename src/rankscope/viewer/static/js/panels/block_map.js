@@ -103,8 +103,8 @@ function draw(map, width, height, zoom, point) {
   path(reserved.map((/** @type {number} */ share) => (share >= 128 ? 1 : 0)), 1, "free", 1);
   const level = (/** @type {number} */ share) => LEVELS.filter((least) => share / 255 >= least).length;
   const codes = held.map((/** @type {number} */ share, /** @type {number} */ cell) => (level(share) ? line[cell] * LEVELS.length + level(share) : 0));
-  map.lines.forEach((/** @type {string} */ _, /** @type {number} */ place) => {
-    for (let step = 1; step <= LEVELS.length; step++) path(codes, place * LEVELS.length + step, `s${place + 1}`, step / LEVELS.length);
+  map.lines.forEach((/** @type {string} */ _, /** @type {number} */ index) => {
+    for (let step = 1; step <= LEVELS.length; step++) path(codes, index * LEVELS.length + step, `s${index + 1}`, step / LEVELS.length);
   });
   interact(svg, map, box, width, zoom, point);
   return svg;
@@ -116,7 +116,7 @@ function interact(svg, map, box, width, zoom, point) {
   const chosen = s("rect", { y: box.top, height: box.bottom - box.top, width: 0, class: "chosen" });
   const outline = s("rect", { width: 0, height: 0, class: "outline" });
   svg.append(outline, chosen);
-  const place = (/** @type {PointerEvent} */ event) => {
+  const pointAt = (/** @type {PointerEvent} */ event) => {
     const edges = svg.getBoundingClientRect();
     const scale = width / edges.width;
     return { x: Math.min(Math.max((event.clientX - edges.left) * scale, box.left), box.right), y: (event.clientY - edges.top) * scale };
@@ -130,11 +130,11 @@ function interact(svg, map, box, width, zoom, point) {
   /** @type {number | null} */
   let from = null;
   svg.addEventListener("pointerdown", (event) => {
-    from = place(event).x;
+    from = pointAt(event).x;
     svg.setPointerCapture(event.pointerId);
   });
   svg.addEventListener("pointermove", (event) => {
-    const to = place(event);
+    const to = pointAt(event);
     if (from !== null) return set(chosen, { x: Math.min(from, to.x), width: Math.abs(to.x - from) });
     const offset = ((box.bottom - to.y) / (box.bottom - box.top)) * map.reserved_bytes;
     const at = when(to.x);
@@ -144,7 +144,7 @@ function interact(svg, map, box, width, zoom, point) {
     point(block);
   });
   svg.addEventListener("pointerup", (event) => {
-    const [begin, end] = [from ?? 0, place(event).x].sort((a, b) => a - b);
+    const [begin, end] = [from ?? 0, pointAt(event).x].sort((a, b) => a - b);
     const dragged = from !== null && end - begin >= LEAST_DRAG;
     from = null;
     set(chosen, { width: 0 });

@@ -91,10 +91,10 @@ export class EventsPanel {
   async reveal() {
     const { slice } = this.app.store.view;
     if (!slice) return this.draw();
-    const { place } = await json("events", { ...this.query, limit: 0, slice: `${slice.rank}.${slice.segment}.${slice.id}` });
-    if (place === null) return this.draw();
+    const { place: index } = await json("events", { ...this.query, limit: 0, slice: `${slice.rank}.${slice.segment}.${slice.id}` });
+    if (index === null) return this.draw();
     const { scrollTop, clientHeight } = this.scroller;
-    const y = place * ROW;
+    const y = index * ROW;
     if (y < scrollTop || y + 3 * ROW > scrollTop + clientHeight) this.scroller.scrollTop = Math.max(0, y - clientHeight / 2 + ROW);
     return this.draw();
   }

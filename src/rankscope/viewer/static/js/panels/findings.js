@@ -24,9 +24,9 @@ export async function findingsPanel(app) {
 /** @param {import("../app.js").App} app @param {any[]} findings @param {number} at @param {number | null} step ns */
 function list(app, findings, at, step) {
   const saved = findings.reduce((sum, finding) => sum + (finding.cost_ns ?? 0), 0);
-  const row = (/** @type {any} */ finding, /** @type {number} */ place) => h("tr", {
-    "data-go": true, tabindex: 0, class: place === at ? "chosen" : "", "aria-selected": String(place === at), onclick: () => app.showFinding(place),
-    onkeydown: (/** @type {KeyboardEvent} */ event) => { if (event.key === "Enter") app.showFinding(place); },
+  const row = (/** @type {any} */ finding, /** @type {number} */ index) => h("tr", {
+    "data-go": true, tabindex: 0, class: index === at ? "chosen" : "", "aria-selected": String(index === at), onclick: () => app.showFinding(index),
+    onkeydown: (/** @type {KeyboardEvent} */ event) => { if (event.key === "Enter") app.showFinding(index); },
   }, h("td", { class: "text" }, h("i", { class: `dot ${finding.severity}`, title: finding.severity }), finding.title),
   h("td", {}, finding.cost_ns === null ? "–" : `${finding.reachable ? "" : "up to "}${time(finding.cost_ns)}`), h("td", {}, finding.cost_ns === null || !step ? "–" : percent(finding.cost_ns / step)));
   return h("div", {}, h("table", { class: "wrapping" }, h("caption", { class: "unseen" }, "Findings"),
@@ -41,7 +41,7 @@ function details(app, finding) {
   return h("article", { class: "finding" }, h("h2", {}, finding.title), h("p", {}, finding.evidence),
     slices.length ? h("p", { class: "quiet" }, `In this window: ${slices.length} slice${slices.length === 1 ? "" : "s"}, the longest `,
       h("button", { class: "link", onclick: () => app.goTo(slices[0], { stay: true }) }, `${slices[0].name}, ${time(slices[0].dur_ns)}`), ".") : "",
-    h("p", { class: "quiet" }, "Tables: ", tablesOf(app, finding.report).map(([report, by], place) => [place ? ", " : "",
+    h("p", { class: "quiet" }, "Tables: ", tablesOf(app, finding.report).map(([report, by], index) => [index ? ", " : "",
       h("button", { class: "link", onclick: () => app.store.set({ tab: "reports", report, by }, { history: true }) }, by ? `${report} by ${by}` : report)]).flat()),
     finding.hint ? h("p", { class: "quiet" }, finding.hint.replace(/ *\(?rankscope \w+ .*$/, "")) : "", // its command follows
     finding.commands.map(command));

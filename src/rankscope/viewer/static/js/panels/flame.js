@@ -27,14 +27,14 @@ export async function flamePanel(app) {
   const base = two && choice.run === "change" ? perStep(await ask("")) : null;
   const shown = prepared(base ? perStep(tree) : tree, base, choice.invert);
   const picture = h("div");
-  const found = h("span", { class: "quiet", role: "status" });
+  const share = h("span", { class: "quiet", role: "status" });
   /** @type {Node[]} */
   let path = [shown];
 
   function draw() {
     const root = path[path.length - 1];
     const pattern = choice.search.toLowerCase();
-    fill(found, pattern ? `${percent(matched(root, pattern) / (root.total_ns || 1))} in names with this text` : "");
+    fill(share, pattern ? `${percent(matched(root, pattern) / (root.total_ns || 1))} in names with this text` : "");
     fill(picture, h("div", { class: "row crumbs" }, path.map((node, at) => h("button", {
       class: "plain", "aria-current": String(at === path.length - 1), onclick: () => { path = path.slice(0, at + 1); draw(); },
     }, shortenName(node.name, 40)))),
@@ -51,7 +51,7 @@ export async function flamePanel(app) {
     two ? "" : rankChoice(app, rank, "all ranks merged"),
     h("label", {}, h("input", { type: "checkbox", checked: choice.invert, onchange: (/** @type {any} */ event) => { choice.invert = event.target.checked; app.panels.draw(); } }), " inverted (callees first)"),
     h("input", { type: "search", placeholder: "Find in the graph", "aria-label": "Find in the flame graph", value: choice.search, oninput: (/** @type {any} */ event) => { choice.search = event.target.value; draw(); } }),
-    found, h("span", { class: "quiet" }, [`${time(shown.total_ns)}${base ? " a rank and step" : ""}`, area ? "selected time range" : "", tree.note].filter(Boolean).join(" · "))),
+    share, h("span", { class: "quiet" }, [`${time(shown.total_ns)}${base ? " a rank and step" : ""}`, area ? "selected time range" : "", tree.note].filter(Boolean).join(" · "))),
   shown.total_ns ? picture : "",
   base ? h("p", { class: "quiet" }, h("i", { class: "swatch slower" }), "longer than in A ", h("i", { class: "swatch faster" }), "shorter than in A") : "");
 }
@@ -117,7 +117,7 @@ function color(node, level, pattern) {
 function graph(root, whole, pattern, width, open) {
   const picture = chart(width, depth(root, width) * ROW + 2, { role: "tree", "aria-label": "Flame graph" });
   /** @param {Node} node @param {number} x @param {number} wide @param {number} level @param {Node[]} path */
-  function place(node, x, wide, level, path) {
+  function addBox(node, x, wide, level, path) {
     if (wide < 0.6) return;
     const change = node.before_ns === undefined ? "" : `, ${node.before_ns ? `was ${time(node.before_ns)}` : "new"}`;
     const label = `${node.name}: ${time(node.total_ns)}, ${percent(node.total_ns / (whole || 1))}${node.self_ns ? `, self ${time(node.self_ns)}` : ""}${change}`;
@@ -130,11 +130,11 @@ function graph(root, whole, pattern, width, open) {
     let at = x;
     for (const child of node.children) {
       const part = (wide * child.total_ns) / (node.total_ns || 1);
-      place(child, at, part, level + 1, [...path, child]);
+      addBox(child, at, part, level + 1, [...path, child]);
       at += part;
     }
   }
-  place(root, 0, width, 0, []);
+  addBox(root, 0, width, 0, []);
   return picture;
 }
 

@@ -27,7 +27,7 @@ export async function memoryPanel(app) {
 /** The points of a value that holds until the next one, as a path. @param {number[]} x @param {number[]} y @param {number} end */
 export function stepPath(x, y, end) {
   const text = (/** @type {number} */ value) => value.toFixed(1);
-  return `M${text(x[0])},${text(y[0])}${x.slice(1).map((at, place) => `H${text(at)}V${text(y[place + 1])}`).join("")}H${text(end)}`;
+  return `M${text(x[0])},${text(y[0])}${x.slice(1).map((at, index) => `H${text(at)}V${text(y[index + 1])}`).join("")}H${text(end)}`;
 }
 
 /** @param {import("../app.js").App} app @param {any} curve @param {Node | string} choice of the rank, above the first device */

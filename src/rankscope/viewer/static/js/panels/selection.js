@@ -51,11 +51,11 @@ function text(value) {
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
-/** Where a kernel of a CUDA graph or of compiled code comes from. @param {any} found */
-function origin(found) {
-  if (!found) return "";
-  const rows = [["op", found.op], ["module", found.module], ["line", found.line], ["compiled", found.compiled]];
-  if (found.node !== null) rows.unshift(["graph replay", `node ${found.node}${found.graph === null ? "" : ` of graph ${found.graph}`}`]);
+/** Where a kernel of a CUDA graph or of compiled code comes from. @param {any} source */
+function origin(source) {
+  if (!source) return "";
+  const rows = [["op", source.op], ["module", source.module], ["line", source.line], ["compiled", source.compiled]];
+  if (source.node !== null) rows.unshift(["graph replay", `node ${source.node}${source.graph === null ? "" : ` of graph ${source.graph}`}`]);
   return h("dl", {}, rows.filter(([, value]) => value !== null).flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
 }
 
@@ -76,9 +76,9 @@ function links(app, slice, others) {
 /** @param {any} slice */
 function arrowsOf(slice) {
   const chain = [slice.related.op, slice.related.launch].filter(Boolean);
-  const place = (/** @type {any} */ other) => ({ ...other, rank: slice.rank, segment: slice.segment, start: other.start_ns, row: other.depth });
+  const drawn = (/** @type {any} */ other) => ({ ...other, rank: slice.rank, segment: slice.segment, start: other.start_ns, row: other.depth });
   const next = slice.launched.length === 1 ? slice.launched : [];
-  return slice.related.launch || next.length ? [...chain, slice, ...next].map(place) : [];
+  return slice.related.launch || next.length ? [...chain, slice, ...next].map(drawn) : [];
 }
 
 /** @param {any} bins @param {number} mine */
