@@ -67,7 +67,7 @@ def gpipe(folder: Path) -> None:
 
 def one_slow_host(folder: Path, ended_unix_ns: int = STARTED_UNIX_NS, phase: str = "ended") -> None:
     """Telemetry of eight ranks. Rank 3 sleeps 12 ms in each step from step 81 on."""
-    job = telemetry.Job(8, steps=244, step_ns=50e6)
+    job = telemetry.Job(8, steps=304, step_ns=50e6)
     table = telemetry.telemetry(job, telemetry.Fault(SLOW_RANK, HOST, (3,), 80, 0.3))
     phases = ["training" if rank == 3 and phase != "ended" else phase for rank in range(job.ranks)]
     telemetry.write_rings(folder, job, table, phases=phases, ended_unix_ns=ended_unix_ns)

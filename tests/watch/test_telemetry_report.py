@@ -59,6 +59,16 @@ def test_alarms_that_are_over_are_kept(tmp_path: Path) -> None:
     assert [*titles] == ["info"] and titles["info"].endswith(f", until step {past[1].last_step}")
 
 
+def test_a_short_job_tells_its_suspicion(tmp_path: Path) -> None:
+    """All of it takes four seconds."""
+    job = Job(4, steps=200, step_ns=20e6)
+    table = simulated(job, Fault(SLOW_RANK, HOST, (2,), 0, 0.3))
+    write_rings(tmp_path, job, table, phases=("ended",) * 4)
+    (finding,) = telemetry_in(tmp_path).findings
+    assert (finding.severity, finding.ranks) == ("info", (2,))
+    assert finding.title.endswith(", since step 6, for less than 10 s")
+
+
 def test_stats_of_a_folder_with_telemetry_only(alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stats", str(alone)]) == 0
     captured = capsys.readouterr()

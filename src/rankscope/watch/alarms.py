@@ -148,6 +148,11 @@ class AlarmBook:
         return [each for each in self._episodes if each.is_confirmed]
 
     @property
+    def noted(self) -> list[Episode]:
+        """The same, and the suspicions of the moment."""
+        return [each for each in self._episodes if each.is_confirmed or each.is_open]
+
+    @property
     def open(self) -> list[Alarm]:
         """Suspicions too."""
         return [each.alarm for each in self._episodes if each.is_open]

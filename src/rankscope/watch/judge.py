@@ -519,7 +519,7 @@ class StepWatcher:
 
 
 def alarms_over(table: StepTable) -> list[Episode]:
-    """All alarms of a whole ring, as a watcher would have raised them, in that order."""
+    """All alarms of a whole ring, as a watcher would have raised them, in that order, and the last suspicions."""
     watcher = StepWatcher()
     watcher.catch_up(table)
-    return watcher.book.episodes
+    return watcher.book.noted

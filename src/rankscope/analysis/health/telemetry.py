@@ -15,7 +15,7 @@ from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Re
 from rankscope.analysis.core.scope import Scope
 from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run
-from rankscope.watch.alarms import SPIKE, Alarm, Episode, utc
+from rankscope.watch.alarms import CONFIRMED_AFTER_S, SPIKE, Alarm, Episode, utc
 from rankscope.watch.hang import failures, hangs, judged_at, phase_of
 from rankscope.watch.judge import alarms_over
 from rankscope.watch.rings import RankRing, read_whole, tables
@@ -116,6 +116,9 @@ def _number(name: str, value: float) -> float | None:
 def _past(past: Episode) -> Finding:
     """What was over at the last step is told as such: a trace of later steps does not show it."""
     finding = _finding(past.alarm)
+    if not past.is_confirmed:
+        title = f"{finding.title}, for less than {CONFIRMED_AFTER_S:g} s"
+        return replace(finding, severity="info", title=title)
     if past.is_open or past.alarm.kind == SPIKE:
         return finding
     return replace(finding, severity="info", title=f"{finding.title}, until step {past.last_step}")
