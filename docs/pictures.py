@@ -12,6 +12,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
+BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome")
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
 REPORT, RUN = ROOT / "demo" / "report.html", ROOT / "demo" / "run"
@@ -29,7 +30,7 @@ SETTINGS = {
 
 
 def main() -> None:
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         raise SystemExit("pictures.py needs chromium (tests/install-packages.sh installs it)")
     with sync_playwright() as playwright:

@@ -164,7 +164,8 @@ def without_workers() -> Iterator[None]:
 def chromium() -> Iterator[Any]:
     """Chromium, installed by tests/install-packages.sh and driven by playwright."""
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install 'rankscope[dev]')")
-    program = shutil.which("chromium") or shutil.which("google-chrome")
+    browsers = ("chromium-headless-shell", "chromium", "google-chrome")
+    program = next(filter(None, map(shutil.which, browsers)), None)
     if program is None:
         pytest.skip("needs chromium (tests/install-packages.sh)")
     with api.sync_playwright() as playwright:
