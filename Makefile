@@ -38,8 +38,9 @@ $(DEMO): pyproject.toml
 	$(PIP) --editable . torch==2.13.0
 	@touch $@
 
+# The pip that comes with Python 3.11 takes a third longer to choose the versions than a new one.
 $(STAMP): pyproject.toml tests/requirements-torch.txt
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv --upgrade-deps .venv
 	$(PIP) --editable '.[dev]' --requirement tests/requirements-torch.txt
 	@touch $@
 
@@ -55,11 +56,12 @@ $(PACKAGES): tests/install-packages.sh
 
 $(THOROUGH): $(TOOLS) tests/requirements-thorough.txt
 	$(PIP) --requirement tests/requirements-thorough.txt
+	tests/integration/install-nsight.sh .venv/nsight ncu
 	@touch $@
 
 $(NSIGHT): tests/integration/install-nsight.sh
 	mkdir -p .venv
-	tests/integration/install-nsight.sh .venv/nsight
+	tests/integration/install-nsight.sh .venv/nsight nsys
 	@touch $@
 
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO))
@@ -68,10 +70,9 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO))
 pictures: $(TOOLS) demo
 	$(BIN)/python docs/pictures.py
 
-# Lint uses one core, and the tests that start jobs wait a third of their time: both run at once.
+# At once: what is installed, then lint, which uses one core, beside the tests, which wait a third of their time for jobs.
 test:
-	$(MAKE) --jobs 3 $(TOOLS)
-	$(MAKE) --jobs 2 lint tests
+	$(MAKE) --jobs 3 lint tests
 
 # At most three tests that fail beside others are tried again alone: what only needed a quiet machine passes then.
 tests: $(TOOLS)
@@ -81,7 +82,7 @@ tests: $(TOOLS)
 test-fast: $(STAMP)
 	$(PYTEST) -q -m "not slow"
 
-lint: $(TOOLS)
+lint: $(STAMP) $(PACKAGES)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
