@@ -94,14 +94,14 @@ check: lint
 
 # Branch coverage of the quick tests: measuring it takes minutes. The floor is in pyproject.toml.
 coverage: $(TOOLS)
-	$(PYTEST) -m "not slow" --cov --cov-report=term:skip-covered
+	RANKSCOPE_TEST_EXAMPLES=100 $(PYTEST) -m "not slow" --cov --cov-report=term:skip-covered
 
 # Also the tests marked thorough: before a release, and after a change of what they vary.
 test-all: check coverage test-thorough
 
 # SHARD=2/4: every fourth file, from the second on; the shards of CI together are make test-all.
 test-thorough: $(THOROUGH)
-	$(PYTEST) -n 3 -m slow $(if $(SHARD),--shard $(SHARD))
+	RANKSCOPE_TEST_EXAMPLES=100 $(PYTEST) -n 3 -m slow $(if $(SHARD),--shard $(SHARD))
 
 versions:
 	tests/versions.sh oldest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import lzma
 import os
@@ -29,8 +30,13 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
 
-# On a busy machine an example can take long; that is no failure.
-settings.register_profile("rankscope", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# On a busy machine an example can take long; that is no failure. make test-all tries twice as many examples.
+settings.register_profile(
+    "rankscope",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=int(os.environ.get("RANKSCOPE_TEST_EXAMPLES", "50")),
+)
 settings.load_profile("rankscope")
 
 ROOT = Path(__file__).parents[1]
@@ -64,6 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.path in files]
     # Those that start jobs first, the quick ones last: at the end no worker is left alone with a long file.
     items.sort(key=lambda item: ("tests/integration" not in item.nodeid, "slow" not in item.keywords))
+    gc.freeze()  # the garbage collector need not go through five thousand tests again and again
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
