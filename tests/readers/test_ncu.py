@@ -307,7 +307,7 @@ def test_what_ncu_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "newer Nsight Compute" in caught.value.hint
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_damaged_reports_with_the_real_ncu(
     dataset: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
