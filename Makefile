@@ -10,6 +10,9 @@ PACKAGES := .venv/.packages
 THOROUGH := .venv/.thorough
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+# uv does not read pip's settings: where pip finds the CPU build of torch is passed on.
+UV := UV_FIND_LINKS="$$($(BIN)/python -m pip config list | sed -n "s/.*\.find-links='\(.*\)'/\1/p" | head -n 1)" \
+  $(BIN)/uv pip install --quiet --python $(BIN)/python
 # The tests start some thousand Pythons: each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -38,14 +41,16 @@ $(DEMO): pyproject.toml
 	$(PIP) --editable . torch==2.13.0
 	@touch $@
 
+# uv takes a third of pip's CPU time, on all cores. Where it fails, as without PyPI, pip does it.
 $(STAMP): pyproject.toml tests/requirements-torch.txt
 	$(PYTHON) -m venv .venv
-	$(PIP) --editable '.[dev]' --requirement tests/requirements-torch.txt
+	$(PIP) uv && $(UV) --editable '.[dev]' --requirement tests/requirements-torch.txt || \
+	  $(PIP) --editable '.[dev]' --requirement tests/requirements-torch.txt
 	@touch $@
 
 # Collecting once leaves the bytecode of tests and packages, which each of pytest's processes would compile.
 $(TOOLS): $(STAMP) $(NSIGHT) $(PACKAGES)
-	$(PYTEST) -n 0 -q --collect-only >/dev/null
+	-$(PYTEST) -n 0 -q --collect-only >/dev/null
 	@touch $@
 
 $(PACKAGES): tests/install-packages.sh
@@ -55,11 +60,12 @@ $(PACKAGES): tests/install-packages.sh
 
 $(THOROUGH): $(TOOLS) tests/requirements-thorough.txt
 	$(PIP) --requirement tests/requirements-thorough.txt
+	tests/integration/install-nsight.sh .venv/nsight ncu
 	@touch $@
 
 $(NSIGHT): tests/integration/install-nsight.sh
 	mkdir -p .venv
-	tests/integration/install-nsight.sh .venv/nsight
+	tests/integration/install-nsight.sh .venv/nsight nsys
 	@touch $@
 
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO))
@@ -68,10 +74,9 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO))
 pictures: $(TOOLS)
 	$(BIN)/python docs/pictures.py
 
-# Lint uses one core, and the tests that start jobs wait a third of their time: both run at once.
+# At once: what is installed, then lint, which uses one core, beside the tests, which wait a third of their time for jobs.
 test:
-	$(MAKE) --jobs 3 $(TOOLS)
-	$(MAKE) --jobs 2 lint tests
+	$(MAKE) --jobs 3 lint tests
 
 # At most three tests that fail beside others are tried again alone: what only needed a quiet machine passes then.
 tests: $(TOOLS)
@@ -81,7 +86,7 @@ tests: $(TOOLS)
 test-fast: $(STAMP)
 	$(PYTEST) -q -m "not slow"
 
-lint: $(TOOLS)
+lint: $(STAMP) $(PACKAGES)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -93,14 +98,14 @@ check: lint
 
 # Branch coverage of the quick tests: measuring it takes minutes. The floor is in pyproject.toml.
 coverage: $(TOOLS)
-	$(PYTEST) -m "not slow" --cov --cov-report=term:skip-covered
+	RANKSCOPE_TEST_EXAMPLES=100 $(PYTEST) -m "not slow" --cov --cov-report=term:skip-covered
 
 # Also the tests marked thorough: before a release, and after a change of what they vary.
 test-all: check coverage test-thorough
 
 # SHARD=2/4: every fourth file, from the second on; the shards of CI together are make test-all.
 test-thorough: $(THOROUGH)
-	$(PYTEST) -n 3 -m slow $(if $(SHARD),--shard $(SHARD))
+	RANKSCOPE_TEST_EXAMPLES=100 $(PYTEST) -n 3 -m slow $(if $(SHARD),--shard $(SHARD))
 
 versions:
 	tests/versions.sh oldest

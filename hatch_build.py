@@ -36,7 +36,8 @@ class BuildHook(BuildHookInterface):
         self._temporary = tempfile.TemporaryDirectory()
         made = Path(self._temporary.name)
         if version == "editable":
-            if self._compiled(root, made):
+            # pip builds an editable package twice: first only for its metadata.
+            if not _is_current(root / _FOLDER) and self._compiled(root, made):
                 shutil.copyfile(made / _LIBRARY, root / _FOLDER / _LIBRARY)
             return
         if self._compiled(root, made):
@@ -67,6 +68,15 @@ class BuildHook(BuildHookInterface):
                 f".xplane.pb: {why}"
             )
         return not why
+
+
+def _is_current(sources: Path) -> bool:
+    """Whether the library beside the sources is newer than all of them, and no other flags are asked for."""
+    library = sources / _LIBRARY
+    if not library.is_file() or os.environ.get("RANKSCOPE_CFLAGS"):
+        return False
+    inputs = [Path(__file__), *sources.glob("*.[ch]")]
+    return library.stat().st_mtime_ns > max(path.stat().st_mtime_ns for path in inputs)
 
 
 def _compile(sources: Path, library: Path) -> str:

@@ -17,6 +17,7 @@ sys.path.append(str(Path(__file__).parent.parent / "tests"))
 from rankscope.cli import main as rankscope
 from viewer_server import Screen, serve, stop
 
+BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome")
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
 DATA = ROOT / "tests" / "data"
@@ -62,7 +63,7 @@ def viewer_picture(chromium: Browser, run: Path, name: str) -> None:
 
 
 def main() -> None:
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         raise SystemExit("pictures.py needs chromium (tests/install-packages.sh installs it)")
     with tempfile.TemporaryDirectory(prefix="rankscope-pictures-") as folder, sync_playwright() as playwright:

@@ -18,7 +18,7 @@ END
 say rankscope profile --ranks all --active 6 -o demo/run torchrun --nproc-per-node 4 examples/slow_rank.py
 say rankscope stats demo/run
 say rankscope report demo/run -o demo/report.html
-if browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome); then
+if browser=$(command -v chromium-headless-shell || command -v chromium || command -v chromium-browser || command -v google-chrome); then
   python examples/viewer_picture.py "$browser" demo/run demo/viewer.png
 fi
 cat <<END

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import lzma
 import os
@@ -29,8 +30,13 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
 
-# On a busy machine an example can take long; that is no failure.
-settings.register_profile("rankscope", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# On a busy machine an example can take long; that is no failure. make test-all tries twice as many examples.
+settings.register_profile(
+    "rankscope",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=int(os.environ.get("RANKSCOPE_TEST_EXAMPLES", "50")),
+)
 settings.load_profile("rankscope")
 
 ROOT = Path(__file__).parents[1]
@@ -62,8 +68,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         number, count = map(int, shard.split("/"))
         files = sorted({item.path for item in items if item.get_closest_marker("slow")})[number - 1 :: count]
         items[:] = [item for item in items if item.path in files]
-    # Those that start jobs first, the quick ones last: at the end no worker is left alone with a long file.
-    items.sort(key=lambda item: ("tests/integration" not in item.nodeid, "slow" not in item.keywords))
+    items.sort(key=_order(items))
+    gc.freeze()  # the garbage collector need not go through five thousand tests again and again
+
+
+def _order(items: list[pytest.Item]) -> Callable[[pytest.Item], tuple[int, float]]:
+    """Those that start jobs first, beside lint; then files that wait for a browser among those that compute; the quick
+    ones last: at the end no worker is left alone with a long file."""
+
+    def waits(item: pytest.Item) -> bool:
+        return item.nodeid.startswith(("tests/viewer/", "tests/browser/"))
+
+    position: dict[Path, float] = {}
+    for waiting in (True, False):
+        paths = dict.fromkeys(
+            item.path for item in items if "slow" in item.keywords and waits(item) == waiting
+        )
+        position |= {path: index / len(paths) for index, path in enumerate(paths)}
+
+    def key(item: pytest.Item) -> tuple[int, float]:
+        if item.nodeid.startswith("tests/integration/"):
+            return 0, 0
+        return (1, position[item.path]) if "slow" in item.keywords else (2, 0)
+
+    return key
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -164,7 +192,8 @@ def without_workers() -> Iterator[None]:
 def chromium() -> Iterator[Any]:
     """Chromium, installed by tests/install-packages.sh and driven by playwright."""
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install 'rankscope[dev]')")
-    program = shutil.which("chromium") or shutil.which("google-chrome")
+    browsers = ("chromium-headless-shell", "chromium", "google-chrome")
+    program = next(filter(None, map(shutil.which, browsers)), None)
     if program is None:
         pytest.skip("needs chromium (tests/install-packages.sh)")
     with api.sync_playwright() as playwright:

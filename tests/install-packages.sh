@@ -13,7 +13,10 @@ need /usr/sbin/sshd openssh-server
 need ssh openssh-client
 need rsync rsync
 need shellcheck shellcheck
-need chromium chromium fonts-dejavu-core
+# Debian's headless shell takes two fifths less CPU time for a test than the whole browser; Ubuntu has no package of it.
+browser=chromium
+if grep -qs '^ID=debian' /etc/os-release; then browser=chromium-headless-shell; fi
+need $browser $browser fonts-dejavu-core
 need node nodejs
 need npm npm
 if [ "${#packages[@]}" -eq 0 ]; then exit 0; fi

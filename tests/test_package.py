@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
@@ -52,6 +53,33 @@ def test_the_wheel_is_the_same_from_another_folder_time_and_umask(tmp_path: Path
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             assert wheel.name.endswith(f"-cp311-abi3-{platform}.whl")
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    ("newer", "flags", "current"),
+    [
+        ("_native.abi3.so", "", True),
+        ("scan.c", "", False),
+        ("json.h", "", False),
+        ("_native.abi3.so", "-g", False),
+    ],
+)
+def test_an_editable_install_compiles_what_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newer: str, flags: str, current: bool
+) -> None:
+    pytest.importorskip("hatchling")
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec and spec.loader
+    hatch_build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hatch_build)
+    monkeypatch.setattr(hatch_build, "__file__", __file__)
+    assert not hatch_build._is_current(tmp_path), "there is no library"
+    written = Path(__file__).stat().st_mtime
+    for name in ("_native.abi3.so", "scan.c", "json.h"):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, written + 10 + 10 * (name == newer)))
+    monkeypatch.setenv("RANKSCOPE_CFLAGS", flags)
+    assert hatch_build._is_current(tmp_path) is current
 
 
 @pytest.mark.slow

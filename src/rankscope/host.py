@@ -67,16 +67,6 @@ def _statm(field: int) -> int | None:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def process_exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it exists and belongs to somebody else
-        return True
-    return True
-
-
 def has_descriptor_paths() -> bool:
     """Whether /proc/self/fd/N opens a descriptor of this process anew, with its own position."""
     return (PROC / "self/fd").is_dir()

@@ -118,7 +118,7 @@ def test_runs_of_other_projects(name: str, open_real: Callable[[Path], Run], wit
     assert contradictions(open_real(SHARED / "public" / name)) == []
 
 
-@pytest.mark.slow(every_variation=True)
+@pytest.mark.slow
 @pytest.mark.parametrize("cause", ["compute", "host", "dataloader"])
 def test_simulated_runs(cause: str, tmp_path: Path, without_workers: None) -> None:
     plan = Plan(ranks=4, events_per_rank=2_000, steps=3, straggler=Straggler(2, cause, 4_000_000))

@@ -107,6 +107,7 @@ def test_a_checkpoint_in_every_fourth_step(tmp_path: Path) -> None:
     assert "late in 2 of 8 steps" in finding.title
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("layout", JOBS)
 def test_a_healthy_job_raises_no_alarm(layout: str, tmp_path: Path) -> None:
     write_traces(JOBS[layout], simulate(JOBS[layout]), tmp_path)

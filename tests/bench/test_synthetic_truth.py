@@ -193,7 +193,7 @@ def test_brute_force_finds_every_planted_answer(plan: Plan, tmp_path: Path) -> N
         check_rank(tmp_path / "run", rank)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     ranks=st.integers(1, 3),

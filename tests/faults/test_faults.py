@@ -11,7 +11,7 @@ import pytest
 from faults.outcome import Part
 from faults.parts import PARTS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.thorough
 
 
 @pytest.mark.parametrize("part", PARTS, ids=[part.name for part in PARTS])

@@ -15,7 +15,6 @@ from integration.jobs import environment
 
 NSIGHT = Path(sys.prefix) / "nsight"
 NSYS = NSIGHT / "bin" / "nsys"
-NCU = NSIGHT / "bin" / "ncu"
 JOB = str(Path(__file__).with_name("nvtx_job.py"))
 
 needs_nsys = pytest.mark.skipif(

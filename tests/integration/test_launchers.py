@@ -84,6 +84,7 @@ def test_shell_script_with_torchrun_inside_never_captures_the_agent(tmp_path: Pa
     check(tmp_path / "out", [0, 1], "torchrun")
 
 
+@pytest.mark.thorough
 def test_in_front_of_torchrun(tmp_path: Path) -> None:
     done = run([*PROFILE, "--ranks", "1", *TORCHRUN, "--", TRAIN, "--ddp", "--workers", "1"], tmp_path)
     check(run_folder(tmp_path), [1], "torchrun")

@@ -13,7 +13,6 @@ import pytest
 from integration.jobs import PROFILE, PYTHON, manifests, our_lines, run, start, wait_for_line
 from integration.nsight import (
     JOB,
-    NCU,
     NSYS,
     agents_of,
     link_importer,
@@ -153,7 +152,10 @@ def test_a_dry_run_shows_what_a_gpu_node_would_run(tmp_path: Path) -> None:
     assert "--capture-range=cudaProfilerApi" in done.stdout
     assert "--gpu-metrics-device=all" in done.stdout, "as this version of nsys spells it"
     assert "no NVIDIA driver here: this is what a node with one would run" in done.stderr
-    done = run([*PROFILE, "--tool", "ncu", "-n", "--ncu", str(NCU), "python", "t.py"], tmp_path)
+    ncu = tmp_path / "ncu"
+    ncu.write_text("#!/bin/sh\necho 'Version 2024.1.1.0'\n")
+    ncu.chmod(0o755)
+    done = run([*PROFILE, "--tool", "ncu", "-n", "--ncu", str(ncu), "python", "t.py"], tmp_path)
     assert "--kernel-name=regex" in done.stdout
 
 

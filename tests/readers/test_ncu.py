@@ -165,7 +165,7 @@ def test_a_run_without_reports_says_how_to_make_one(tmp_path: Path) -> None:
     assert result.rows == () and any("--tool ncu" in note for note in result.notes)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_real_report_by_either_way(
     dataset: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,13 +195,19 @@ def test_the_launches_of_a_real_report(dataset: Callable[[str], Path]) -> None:
     expected = [tools.Launch(name, (2, 66, 1), (384, 1, 1))] * 4
     assert tools.read_ncu_launches(page) == expected
     assert tools.read_ncu_launches("no page") == []
-    if REAL_NCU is not None:
-        ncu = tools.find_tool("ncu", REAL_NCU)
-        assert tools.ncu_launches(ncu, dataset("ncu/gemm_bf16.ncu-rep")) == expected
-        assert tools.ncu_counts_by_size(REAL_NCU)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
+def test_the_real_ncu_lists_the_launches(dataset: Callable[[str], Path]) -> None:
+    if REAL_NCU is None:
+        pytest.skip("no real ncu")
+    page = dataset("ncu/gemm_bf16.raw.csv").read_text()
+    ncu = tools.find_tool("ncu", REAL_NCU)
+    assert tools.ncu_launches(ncu, dataset("ncu/gemm_bf16.ncu-rep")) == tools.read_ncu_launches(page)
+    assert tools.ncu_counts_by_size(REAL_NCU)
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("whole", [True, False])
 def test_the_real_ncu_accepts_the_filter(
     whole: bool, open_real: Callable[[Path], Run], tmp_path: Path
@@ -301,7 +307,7 @@ def test_what_ncu_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "newer Nsight Compute" in caught.value.hint
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_damaged_reports_with_the_real_ncu(
     dataset: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
