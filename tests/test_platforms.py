@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
 from conftest import DATA, ROOT
 from fake_programs import Fake
 from integration.jobs import environment
-from kubernetes_schemas import validate_manifest
 from rankscope.environment import plan_of
 from rankscope.watch.metrics import metrics
 from rankscope.watch.state import read_state
@@ -49,7 +49,7 @@ def test_the_runtime_of_kubeflow() -> None:
     pod = job["template"]["spec"]["template"]["spec"]
     whole = {**pod, "restartPolicy": "Never"}
     batch = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}}
-    validate_manifest({**batch, "spec": {"template": {"spec": whole}}})
+    kubernetes_validate.validate({**batch, "spec": {"template": {"spec": whole}}}, "1.31", strict=True)
     (container,) = pod["containers"]
     assert job["name"] == container["name"] == "node", "the operator gives the job's words to this container"
     names = [variable["name"] for variable in container["env"]]
