@@ -207,7 +207,7 @@ def test_a4s_style_flags(
     assert (tmp_path / "profiler_list.dat").exists()
     said = capfd.readouterr()
     moments = ["before forward", "after forward", "before backward", "after backward", "at its end"]
-    assert re.findall(r"step 5 ([a-z ]+): host [\d.]+ MB", said.err) == moments
+    assert re.findall(r"step 5 ([a-z ]+): host [\d.]+ [MG]B", said.err) == moments, said.err
     assert (tmp_path / "profiler_list.dat").read_text() in said.out
     run_with(["--profiling", "--ptensorboard", "--prof_dir", str(tmp_path / "tb")], train)
     assert list((tmp_path / "tb").glob("*.pt.trace.json.gz"))
