@@ -40,7 +40,8 @@ def nvtx_ranges(report: Path) -> list[str]:
         "--force-overwrite=true",
         str(report),
     ]
-    subprocess.run(words, check=True, capture_output=True, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, f"{report.stat().st_size} bytes: {done.stdout}{done.stderr}"
     with closing(sqlite3.connect(database)) as connection:
         rows = connection.execute(
             "SELECT coalesce(e.text, s.value) FROM NVTX_EVENTS e LEFT JOIN StringIds s ON s.id = e.textId "
