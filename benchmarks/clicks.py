@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).parent.parent / "tests"))
 from rankscope.bench.synthetic.cluster_trace import write_job
 from rankscope.bench.synthetic.job import Fault, Job
 from rankscope.text.plain_table import plain_table
-from viewer_server import Screen, serve, stop
+from viewer_server import Screen, browser_program, serve, stop
 
 ROOT = Path(__file__).parent.parent
 QUESTIONS = ("who", "which step", "since when", "why", "what else")
@@ -114,8 +114,7 @@ def ask(chromium: Any, url: str, answer: Answer) -> str:
 def main(names: list[str]) -> int:
     rows = []
     with tempfile.TemporaryDirectory(prefix="rankscope-clicks-") as folder, sync_playwright() as playwright:
-        browser = shutil.which("chromium") or shutil.which("google-chrome")
-        chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        chromium = playwright.chromium.launch(executable_path=browser_program(), args=["--no-sandbox"])
         for name in names or RUNS:
             run = Path(folder) / name
             if job := {"dp64": DP64, "pp32": PP32}.get(name):

@@ -192,8 +192,9 @@ def without_workers() -> Iterator[None]:
 def chromium() -> Iterator[Any]:
     """Chromium, installed by tests/install-packages.sh and driven by playwright."""
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright (pip install 'rankscope[dev]')")
-    browsers = ("chromium-headless-shell", "chromium", "google-chrome")
-    program = next(filter(None, map(shutil.which, browsers)), None)
+    from viewer_server import browser_program
+
+    program = browser_program()
     if program is None:
         pytest.skip("needs chromium (tests/install-packages.sh)")
     with api.sync_playwright() as playwright:

@@ -6,6 +6,7 @@ Not in their conftest.py: a module of that folder would be looked for in benchma
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 import threading
 import time
@@ -59,6 +60,12 @@ def _content(body: bytes) -> Any:
 
 
 _STORES = tempfile.TemporaryDirectory(prefix="rankscope-viewer-")  # nothing is written into tests/data
+
+
+def browser_program() -> str | None:
+    """The browser that tests/install-packages.sh installs, or another."""
+    names = ("chromium-headless-shell", "chromium", "google-chrome")
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 def serve(*runs: Path) -> Viewer:

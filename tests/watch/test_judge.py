@@ -242,6 +242,10 @@ def test_ranks_are_compared_within_their_pipeline_stage(per_stage: int) -> None:
     if per_stage > 1:  # else it is not known whether its work is the slower one
         from_start = staged(telemetry(job, Fault(SLOW_RANK, COMPUTE, (1,), 0, 0.2)))
         assert [alarm.ranks for alarm in watched(from_start, every=2)] == [(1,)]
+        light = staged(telemetry(job, Fault(SLOW_RANK, COMPUTE, (1,), 0, 0.2)))
+        for field in ("own_ns", "cpu_ns"):
+            light[field][:, :per_stage] -= 0.4 * job.step_ns
+        assert [alarm.ranks for alarm in watched(light, every=2)] == [(1,)]
     later = staged(telemetry(job, Fault(SLOW_RANK, COMPUTE, (1,), 120, 0.2)))
     assert [alarm.ranks for alarm in watched(later, every=2)] == [(1,)]
 

@@ -355,6 +355,8 @@ def _turns(table: StepTable, begin: int, more: float) -> str:
 
 def lasts(table: StepTable, alarm: Alarm) -> bool:
     """Whether most parts of the time since its begin, and the last one, show what a slow rank or longer steps cost."""
+    if alarm.ranks:
+        table = next(stage for stage in table.by_stage() if np.isin(alarm.ranks, stage.ranks).all())
     begin = int(np.searchsorted(table.steps, alarm.since_step or 0))
     columns = np.isin(table.ranks, alarm.ranks).nonzero()[0].tolist()
     peers = [column for column in range(len(table.ranks)) if column not in columns]
