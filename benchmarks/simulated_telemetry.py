@@ -17,6 +17,7 @@ from rankscope.records import dataclass
 from rankscope.watch.alarms import (
     COMMUNICATION,
     COMPUTE,
+    CONTENTION,
     DATA,
     DATA_LOADING,
     GARBAGE,
@@ -33,7 +34,7 @@ from rankscope.watch.step_table import Numbers, StepTable
 
 BEGAN_UNIX_NS = 1_790_000_000_000_000_000
 KIND_CAUSES = {
-    SLOW_RANK: (COMPUTE, HOST, DATA_LOADING, GARBAGE),
+    SLOW_RANK: (COMPUTE, HOST, CONTENTION, DATA_LOADING, GARBAGE),
     SLOW_NODE: (COMPUTE, HOST, DATA_LOADING),
     SPIKE: (COMPUTE, HOST, DATA_LOADING, GARBAGE),
     SLOWDOWN: (COMPUTE, HOST, COMMUNICATION),
@@ -100,6 +101,7 @@ def telemetry(job: Job, fault: Fault | None = None) -> StepTable:
         "data_ns": data,
         "gc_ns": collecting,
         "cpu_ns": 0.9 * own * (1 + random.normal(0, 0.02, shape)) + collecting,
+        "run_delay_ns": hiccup,
         "forward_ns": 0.4 * own + hiccup + data + collecting,
         "memory_bytes": _memory(job, random),
     }
@@ -141,6 +143,7 @@ def _plant(values: dict[str, Numbers], transfer: Numbers, job: Job, fault: Fault
     fields = {
         COMPUTE: ("own_ns",) if job.gpu else ("own_ns", "cpu_ns", "forward_ns"),
         HOST: ("own_ns", "forward_ns"),
+        CONTENTION: ("own_ns", "run_delay_ns", "forward_ns"),
         DATA_LOADING: ("own_ns", "data_ns", "forward_ns"),
         GARBAGE: ("own_ns", "gc_ns", "cpu_ns", "forward_ns"),
     }[fault.cause]

@@ -1,8 +1,8 @@
 """What --watch costs the training thread in each step (the promise: under 20 µs), and its thread each second.
 
 Run: python benchmarks/telemetry.py            (exits 1 when the promise is broken)
-     python benchmarks/telemetry.py --gpt 30   (examples/gpt_train.py, with and without in alternating blocks, 30 pairs)
-     python benchmarks/telemetry.py --trainer 30    (the same in a Trainer of transformers)
+     python benchmarks/telemetry.py --gpt 300   (examples/gpt_train.py, every second step with telemetry, 300 pairs)
+     python benchmarks/telemetry.py --trainer 300    (the same in a Trainer of transformers)
 
 Measured is a step of hooks alone: the DataLoader, backward, a wait for a collective and the optimizer do nothing, so
 that the difference between with and without is the telemetry's. CPU time, the fastest of many short rounds. With a GPU
@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import itertools
 import os
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from rankscope.capture.plan import Plan
@@ -34,8 +33,8 @@ from rankscope.inapp.job_log import JobLog
 from rankscope.inapp.telemetry import Telemetry
 
 ROOT = Path(__file__).parents[1]
-# Steps of a block of --gpt and --trainer.
-BLOCK = 25
+# Steps of --gpt and --trainer before those that are compared: a multiple of four.
+FIRST_STEPS = 20
 STEPS = 100
 ROUNDS = 200
 PROMISE_US = 20.0
@@ -100,7 +99,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--gpt", type=int, metavar="PAIRS", help="pairs of blocks of a real training")
+    parser.add_argument("--gpt", type=int, metavar="PAIRS", help="pairs of steps of a real training")
     parser.add_argument("--trainer", type=int, metavar="PAIRS", help="the same in a Trainer of transformers")
     args = parser.parse_args()
     if args.gpt is not None:
@@ -143,64 +142,70 @@ def flush_microseconds(files: RankFiles) -> float:
     return min(rounds) / 1e3
 
 
-def alternating(name: str, pairs: int, train: Callable[[int, Callable[[int], None]], Sequence[float]]) -> int:
-    """The mean difference of the pairs, with the interval in which it lies with 95 % probability.
+def alternating(name: str, pairs: int, train: Callable[[int, Callable[[int], None]], object]) -> int:
+    """What telemetry adds to every second step: the median of the pairs' differences, with the interval in which it
+    lies with 95 % probability.
 
-    `train` takes the number of steps and what to call after each, and gives the seconds of each.
+    `train` takes the number of steps and what to call after each. The thread of the telemetry runs all the time.
     """
+    steps = FIRST_STEPS + 2 * pairs
+    wall_s, cpu_s = np.zeros(steps), np.zeros(steps)
     with tempfile.TemporaryDirectory() as folder:
-        engines: list[Engine] = []
-        cpu_ends: list[float] = []
+        engine = engine_in(Path(folder) / "run")
+        clock = engine._telemetry.clock  # type: ignore[union-attr]
+        began = 0.0, 0.0
 
         def after_step(step: int) -> None:
-            """Even blocks run without, odd ones with telemetry."""
-            cpu_ends.append(time.thread_time())
-            block, place = divmod(step + 1, BLOCK)
-            if place == 0 and block % 2 == 1:
-                engines.append(engine_in(Path(folder) / f"run-{block}"))
-            elif place == 0 and engines:
-                engine = engines.pop()
-                engine.stop_counting()
-                engine.finish(process_ends=False)
-                engine.release()
+            nonlocal began
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # the step ends when the device has done its work, too
+            wall_s[step], cpu_s[step] = time.perf_counter() - began[0], time.thread_time() - began[1]
+            clock.off()
+            engine.stop_counting()
+            if is_watched(step + 1):
+                clock.on()
+                engine.count_optimizer_steps()
+            began = time.perf_counter(), time.thread_time()
 
-        seconds = train(2 * pairs * BLOCK, after_step)
-    cpu_seconds = [end - begin for begin, end in itertools.pairwise([0.0, *cpu_ends])]
+        train(steps, after_step)
+        engine.finish(process_ends=False)
+        engine.release()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    for clock, steps in ("wall time", seconds), ("CPU time of the training thread", cpu_seconds):
-        # The first step of a block has the cost of the change.
-        blocks = [
-            statistics.median(steps[first + 1 : first + BLOCK]) for first in range(0, len(steps), BLOCK)
-        ]
-        changes = [on - off for off, on in zip(blocks[::2], blocks[1::2], strict=True)][1:]
-        usual = statistics.median(blocks[::2])
-        mean, error = statistics.fmean(changes), 2.1 * statistics.stdev(changes) / len(changes) ** 0.5
-        low, middle, high = (f"{100 * value / usual:+.2f}" for value in (mean - error, mean, mean + error))
-        print(f"{name} step on {device}, {clock}: {usual * 1e3:.2f} ms without --watch")
-        print(f"with --watch {middle} % (95 %: {low} to {high} %), {len(changes)} pairs")
+    numbers = np.arange(FIRST_STEPS, steps)
+    watched = is_watched(numbers)
+    for measure, seconds in ("wall time", wall_s), ("CPU time of the training thread", cpu_s):
+        bare = seconds[numbers[~watched]]
+        usual = float(np.median(bare))
+        low, middle, high = median_interval(seconds[numbers[watched]] - bare)
+        print(f"{name} step on {device}, {measure}: {usual * 1e3:.2f} ms without --watch")
+        interval = f"(95 %: {100 * low / usual:+.2f} to {100 * high / usual:+.2f} %)"
+        print(f"with --watch {100 * middle / usual:+.2f} % {interval}, {len(bare)} pairs of steps")
     return 0
 
 
-def train_gpt(steps: int, after_step: Callable[[int], None]) -> Sequence[float]:
+def is_watched(step: Any) -> Any:
+    """Without, with, with, without: what changes slowly is in both."""
+    return (step % 4 == 1) | (step % 4 == 2)
+
+
+def median_interval(values: Any) -> tuple[float, float, float]:
+    """The median between the bounds of its 95 % interval, which are two of the values: a step that something else makes
+    long counts as one."""
+    ordered = np.sort(values)
+    half = 0.98 * len(ordered) ** 0.5
+    low, high = int(len(ordered) / 2 - half), int(np.ceil(len(ordered) / 2 + half))
+    return float(ordered[max(low, 0)]), float(np.median(ordered)), float(ordered[min(high, len(ordered) - 1)])
+
+
+def train_gpt(steps: int, after_step: Callable[[int], None]) -> None:
     sys.path.insert(0, str(ROOT / "examples"))
     gpt_train = importlib.import_module("gpt_train")
-    seconds: list[float] = gpt_train.train(gpt_train.parse_args(["--steps", str(steps)]), after_step)
-    return seconds
+    gpt_train.train(gpt_train.parse_args(["--steps", str(steps)]), after_step)
 
 
-def train_with_trainer(steps: int, after_step: Callable[[int], None]) -> Sequence[float]:
+def train_with_trainer(steps: int, after_step: Callable[[int], None]) -> None:
     sys.path.insert(0, str(ROOT / "tests" / "gpu"))
-    ends: list[float] = []
-
-    def ended(step: int) -> None:
-        """When the device has done the step's work, too."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        ends.append(time.perf_counter())
-        after_step(step)
-
-    importlib.import_module("train_frameworks").train_hf(steps, ended)
-    return [end - begin for begin, end in itertools.pairwise([ends[0], *ends])]
+    importlib.import_module("train_frameworks").train_hf(steps, after_step)
 
 
 if __name__ == "__main__":

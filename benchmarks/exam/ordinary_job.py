@@ -58,7 +58,7 @@ FAULTS: dict[str, Fault] = {
     "compile": Fault("ddp", (3,), "rank 3 compiles again after every fourth step", 4),
     "tiny-buckets": Fault("ddp", (), "every gradient is a bucket of its own"),
     "taken-core": Fault("ddp", (2,), "another process computes on the core of rank 2"),
-    "few-cores": Fault("ddp", (), "four ranks share two cores"),
+    "few-cores": Fault("ddp", (), "all ranks have half as many cores"),
     "save-everywhere": Fault("ddp", (), "every rank saves after every fifth step", 5),
     "micro-batch": Fault(
         "accumulation", (2,), "the third of four micro-batches of rank 2 is 8 times as long"
@@ -179,8 +179,9 @@ class Extras:
             busy = "while True: pass"
             self.busy = subprocess.Popen([sys.executable, "-c", busy])
             os.sched_setaffinity(self.busy.pid, {job.cores[job.rank]})
-        if job.has("few-cores") and job.cores:
-            os.sched_setaffinity(0, job.cores[:2])
+        if job.has("few-cores"):
+            cores = job.cores or sorted(os.sched_getaffinity(0))
+            os.sched_setaffinity(0, cores[: len(cores) // 2])
 
     def after(self, step: int) -> None:
         """After the optimizer of a step."""

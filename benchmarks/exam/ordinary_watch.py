@@ -37,6 +37,7 @@ from rankscope.text.plain_table import plain_table
 from rankscope.watch.alarms import (
     COMMUNICATION,
     COMPUTE,
+    CONTENTION,
     DATA,
     DATA_LOADING,
     GARBAGE,
@@ -65,7 +66,7 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "slow-data": (DATA_LOADING,),
     "preprocessing": (COMPUTE,),
     "compile": BUSY,
-    "taken-core": (HOST,),
+    "taken-core": (CONTENTION,),
     "micro-batch": (COMPUTE,),
     "tensor-parallel": (COMPUTE,),
     "tensor-data": (DATA_LOADING,),
@@ -76,7 +77,7 @@ EXPECTED: dict[str, tuple[str, ...]] = {
     "all-data": (DATA_LOADING,),
     "slow-network": (COMMUNICATION,),
     "long-micro-batch": (COMPUTE,),
-    "few-cores": (HOST,),
+    "few-cores": (CONTENTION,),
     "uneven-batches": BUSY,
     "save-everywhere": BUSY,
 }

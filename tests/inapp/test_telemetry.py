@@ -50,6 +50,7 @@ def step(**changes: Any) -> StepFigures:
         optimizer_ns=10 * MS,
         forward_ns=30 * MS,
         cpu_ns=80 * MS,
+        run_delay_ns=2 * MS,
         gc_ns=0,
         hook_ns=NONE,
         memory_bytes=1,
@@ -135,6 +136,7 @@ def test_what_the_hooks_see(clock: StepClock, train: Callable[[], None]) -> None
     first, second = clock.done
     assert (first.number, first.profiled) == (3, True)
     assert min(first.data_ns, first.optimizer_ns, first.forward_ns, first.gc_ns, first.cpu_ns) > 0
+    assert first.run_delay_ns >= 0
     assert first.began < first.first_wait < first.ended
     assert first.memory_bytes > 0
     assert first.ended == second.began

@@ -11,6 +11,7 @@ from rankscope.watch.alarms import (
     COMMUNICATION,
     COMPUTE,
     CONFIRMED_AFTER_S,
+    CONTENTION,
     GARBAGE,
     HOST,
     KINDS,
@@ -183,6 +184,22 @@ def test_stages_that_differ_by_design_are_compared_with_what_they_were() -> None
     (alarm,) = watched(table, every=2)
     assert (alarm.ranks, alarm.cause) == ((0,), COMPUTE)
     assert alarm.per_step == pytest.approx(0.15 * 0.8 * job.step_ns, rel=0.3)
+
+
+@pytest.mark.parametrize("cause", [COMPUTE, CONTENTION])
+def test_work_on_shared_cores_waits_for_them_too(cause: str) -> None:
+    """Each rank has half a core: more work also waits longer, and is no contention."""
+    job = Job(4, steps=160)
+    table = telemetry(job)
+    for field in ("cpu_ns", "run_delay_ns"):
+        table[field][:] = table["own_ns"] / 2
+    more = 0.3 * job.step_ns
+    for field in ("own_ns", "step_ns", "run_delay_ns") if cause == CONTENTION else ("own_ns", "step_ns"):
+        table[field][100:, 1] += more
+    for field in ("cpu_ns", "run_delay_ns") if cause == COMPUTE else ():
+        table[field][100:, 1] += more / 2
+    (alarm,) = watched(table, every=2)
+    assert (alarm.ranks, alarm.cause) == ((1,), cause)
 
 
 def test_who_waits_for_a_rank_has_no_slow_network() -> None:

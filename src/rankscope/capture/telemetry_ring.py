@@ -44,7 +44,7 @@ FIELDS = (
     "cpu_ns",  # CPU time of the process
     "gc_ns",  # pauses of Python's garbage collector
     "memory_bytes",  # of the GPU; without one, the process's resident memory
-    "collectives",  # no longer recorded
+    "run_delay_ns",  # the training thread could run and waited for a core
     "profiled",  # 1 where a profiler was on in the step, or its trace was written: the step is slower than others
 )
 RECORD = struct.Struct(f"<{len(FIELDS)}q")

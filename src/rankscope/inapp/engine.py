@@ -119,6 +119,20 @@ class Engine:
         if self.plan.watch:
             # First: its hooks then run before the step ends.
             self.keep_telemetry(self.plan.hang_after_s, self.plan.watch_budget_pct)
+        self.count_optimizer_steps()
+        self._deepspeed = DeepSpeedSteps(lambda engine: self._count_call(engine, sys._getframe(1)))
+        self._sigterm.watch_forks(self._forked)
+        when = self.plan.when
+        if isinstance(when, TimeWindow):
+            self._timer = Timer(when.after_s, lambda: self._safely(self._open_timed, when.for_s))
+            return
+        if self._schedule is not None and self._schedule.first_busy_step == 0:
+            self._begin_with_first_optimizer()
+        if self.plan.fallback_after_s > 0 and isinstance(when, Schedule):
+            self._timer = Timer(self.plan.fallback_after_s, lambda: self._safely(self._fall_back))
+
+    def count_optimizer_steps(self) -> None:
+        """The end of an optimizer's step may be the end of a step."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         def after_step(optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -130,16 +144,6 @@ class Engine:
         # As torch.compiler.disable, which would import dynamo: torch.compile must call the hook, not trace it.
         after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
         self._hook = register_optimizer_step_post_hook(after_step)
-        self._deepspeed = DeepSpeedSteps(lambda engine: self._count_call(engine, sys._getframe(1)))
-        self._sigterm.watch_forks(self._forked)
-        when = self.plan.when
-        if isinstance(when, TimeWindow):
-            self._timer = Timer(when.after_s, lambda: self._safely(self._open_timed, when.for_s))
-            return
-        if self._schedule is not None and self._schedule.first_busy_step == 0:
-            self._begin_with_first_optimizer()
-        if self.plan.fallback_after_s > 0 and isinstance(when, Schedule):
-            self._timer = Timer(self.plan.fallback_after_s, lambda: self._safely(self._fall_back))
 
     def keep_telemetry(self, hang_after_s: float, budget_pct: float) -> None:
         """From now on, note the times of every step, and record what is requested while the job runs."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import get_ident
 from time import perf_counter_ns, process_time_ns
 from typing import Any, NamedTuple
@@ -48,6 +50,7 @@ class StepFigures(NamedTuple):
     optimizer_ns: int
     forward_ns: int
     cpu_ns: int
+    run_delay_ns: int
     gc_ns: int
     hook_ns: int
     """What the hooks of the telemetry took; NONE in steps in which they do not measure themselves."""
@@ -75,7 +78,6 @@ class StepClock:
         """Whether the hooks of this step measure themselves: one in MEASURED_EVERY steps, as that costs as well."""
         self._hook_ns = 0
         self._entry_ns = _entry_ns()
-        self._thread = get_ident()
         self._memory = NONE
         self._is_distributed = False
         self._in_backward = False
@@ -91,13 +93,15 @@ class StepClock:
         self._marks: list[Any] = [None] * 4
         self._began = perf_counter_ns()
         self._cpu = process_time_ns()
+        self._schedstat: Any = None
         self._reset()
         self._undo: list[Callable[[], object]] = []
-        self._hook()
+        after_import(_TRACE_RULES, _leave_us_untraced)
+        self.on()
 
     def step_ended(self, number: int, profiled: bool) -> None:
         """The step of this number ends now, on this thread."""
-        now, cpu = perf_counter_ns(), process_time_ns()
+        now, cpu, delay = perf_counter_ns(), process_time_ns(), self._run_delay()
         if self.wants_memory:
             self.wants_memory = False
             self._memory = _memory_in_use()
@@ -112,6 +116,7 @@ class StepClock:
                 self._optimizer_ns,
                 self._forward_ns,
                 cpu - self._cpu,
+                NONE if NONE in (delay, self._delay) else delay - self._delay,
                 self._gc_ns,
                 self._hook_ns if self.measures else NONE,
                 self._memory,
@@ -119,8 +124,9 @@ class StepClock:
                 profiled,
             )
         )
-        self._thread = get_ident()
-        self._began, self._cpu = now, cpu
+        if get_ident() != self._thread:
+            delay = self._follow_this_thread()
+        self._began, self._cpu, self._delay = now, cpu, delay
         self.phase = (TRAINING, now)
         self.measures = (number + 1) % MEASURED_EVERY == FIRST_MEASURED
         self._reset()
@@ -130,6 +136,27 @@ class StepClock:
         for undo in self._undo:
             undo()
         self._undo.clear()
+
+    def _follow_this_thread(self) -> int:
+        """It is the training thread; how long it has waited for a core until now."""
+        self._thread = get_ident()
+        self._forget_thread()
+        with suppress(OSError):
+            self._schedstat = open("/proc/thread-self/schedstat", "rb", buffering=0)  # noqa: PTH123, SIM115
+        return self._run_delay()
+
+    def _forget_thread(self) -> None:
+        schedstat, self._schedstat = self._schedstat, None
+        if schedstat is not None:
+            schedstat.close()
+
+    def _run_delay(self) -> int:
+        """Since the thread began; NONE where Linux does not say."""
+        try:
+            cpu_ns, delay_ns, _ = os.pread(self._schedstat.fileno(), 64, 0).split()
+        except (AttributeError, OSError, ValueError):
+            return NONE
+        return int(delay_ns) if cpu_ns != b"0" else NONE
 
     def _reset(self) -> None:
         self._wait_ns = self._first_wait = self._data_ns = self._optimizer_ns = self._gc_ns = (
@@ -170,10 +197,12 @@ class StepClock:
 
     # -- hooks
 
-    def _hook(self) -> None:
+    def on(self) -> None:
+        """Hook torch, until ``off``."""
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        after_import(_TRACE_RULES, _leave_us_untraced)
+        self._delay = self._follow_this_thread()
+        self._undo.append(self._forget_thread)
         before, after = self._optimizer_hooks()
         self._undo.append(register_optimizer_step_pre_hook(before).remove)
         self._undo.append(register_optimizer_step_post_hook(after).remove)

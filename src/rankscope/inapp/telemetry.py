@@ -220,7 +220,7 @@ def ring_record(step: StepFigures, *, device_ns: int, end_unix_ns: int) -> tuple
         step.cpu_ns,
         step.gc_ns,
         step.memory_bytes,
-        NONE,
+        step.run_delay_ns,
         int(step.profiled),
     )
 

@@ -27,13 +27,14 @@ KINDS = {
 """With their severity."""
 
 DATA_LOADING, GARBAGE, COMPUTE, HOST = "data loading", "garbage collection", "compute", "host"
-COMMUNICATION, OF_MEMORY, UNKNOWN = "communication", "memory", "unknown"
+CONTENTION, COMMUNICATION, OF_MEMORY, UNKNOWN = "contention", "communication", "memory", "unknown"
 
 NEXT_STEP = {
     DATA_LOADING: "Compare the storage and the data loader's workers there: num_workers, prefetch_factor, file sizes.",
     GARBAGE: "Collect at fixed steps on all ranks: gc.disable(), then gc.collect() every N steps; or gc.freeze().",
     COMPUTE: "Compare the work it is given. With equal work it is the device: rankscope probe, between jobs, tells.",
-    HOST: "The host neither computes nor loads data: sleeping, I/O, locks, or its CPU taken by another process.",
+    HOST: "The host neither computes nor loads data: sleeping, I/O, locks.",
+    CONTENTION: "Its cores are taken: other processes there, too many threads or workers, ranks bound to one core.",
     COMMUNICATION: "Check the network: links, other jobs, NCCL_DEBUG=INFO; rankscope bench collectives measures it.",
     OF_MEMORY: "Look for tensors that are kept in lists or logged with their graph; a memory snapshot names them.",
     UNKNOWN: "Record some steps: rankscope capture RUN, then rankscope stats RUN.",

@@ -239,3 +239,10 @@ def gained(values: Numbers, begin: int, average: Callable[[Numbers], float]) -> 
 def mean_of(values: Numbers) -> float:
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if len(finite) else float("nan")
+
+
+def mean_without_peak(values: Numbers) -> float:
+    """The mean, where the largest counts as the second largest: a single long step is no part of what comes every few
+    steps."""
+    ordered = np.sort(values[np.isfinite(values)])
+    return mean_of(np.minimum(ordered, ordered[-2])) if len(ordered) > 1 else mean_of(ordered)

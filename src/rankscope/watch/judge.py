@@ -18,6 +18,7 @@ from rankscope.watch.alarms import (
     COMMUNICATION,
     COMPUTE,
     CONFIRMED_AFTER_S,
+    CONTENTION,
     DATA,
     DATA_LOADING,
     GARBAGE,
@@ -51,6 +52,7 @@ from rankscope.watch.changes import (
     gained,
     limit_of,
     mean_of,
+    mean_without_peak,
     outliers,
     rows_before,
 )
@@ -83,12 +85,15 @@ _MEMORY_WINDOWS = (20, 100, 230)
 _FILLING = 20
 """Steps before such a window: the caches of a job that begins fill."""
 _BLOCKS = 5
-_STEADY = 0.3
+_STEADY = 0.5
 """Of the mean growth from block to block: the least growth that counts as steady."""
 _STAIRS = 4
 """Blocks in which memory that only grows does so."""
 _HIGHEST_STAIR = 0.6
 """Of the whole growth: a single large allocation is not a leak."""
+_LATEST, _LATEST_GROWTH = 2, 0.25
+"""Of the blocks the last ones, and the share of the whole growth that they have at least: an allocator's memory grows
+less and less after larger batches."""
 _LEAST_LOOKS, _MOST_LOOKS, _MOST_LOOKS_OF_ALL = 4, 100, 6000
 """At a ring that is read as a whole; of the last, one for each rank: about a second of CPU time."""
 _MOST_BEFORE = 100
@@ -172,7 +177,9 @@ def _slow_of_stage(table: StepTable) -> list[Alarm]:
     flagged = {rest[index]: evidence for index, evidence in evidences.items()}
     peers = [column for column in rest if column not in flagged]
     alarms = [_slow(table, nodes[name], peers, evidence, name) for name, evidence in slow.items()]
-    return alarms + [_slow(table, [column], peers, evidence) for column, evidence in flagged.items()]
+    alarms += [_slow(table, [column], peers, evidence) for column, evidence in flagged.items()]
+    # What a rank does every few steps may be what it did before.
+    return [alarm for alarm in alarms if alarm.per_step > EXPLAINS * SLOW_SHARE * step_ns]
 
 
 def _witnesses(table: StepTable) -> tuple[str, ...]:
@@ -187,7 +194,7 @@ def _slow(
 ) -> Alarm:
     lost, recurring = _more(table[evidence.field], columns, peers), evidence.recurring
     begin = recurring.begin if recurring else began_lately(lost, table.before)
-    average = mean_of if recurring else middle
+    average = mean_without_peak if recurring else middle
     own_work = gained(_more(table["own_ns"], columns, peers), begin, average)
     per_step = own_work if own_work > SLOW_SHARE * usual_step(table) else gained(lost, begin, average)
     cause = _cause(table, columns, peers, begin, per_step, average)
@@ -248,16 +255,18 @@ def _density(table: StepTable, columns: Sequence[int]) -> float:
     return min(share, 1.0) if share > 0 else 1.0
 
 
-_COMPONENTS = ("data_ns", "gc_ns", "cpu_ns", "forward_ns", "device_ns")
+_COMPONENTS = ("data_ns", "gc_ns", "cpu_ns", "run_delay_ns", "forward_ns", "device_ns")
 
 
 def _class_of(shares: dict[str, float], density: float) -> str:
-    """A share that is NaN is not known; `density` is the CPU time of ordinary work. On a GPU the time between CUDA
-    events grows with everything; a slow host shows in the host's time until backward."""
+    """A share that is NaN is not known; `density` is the CPU time of ordinary work, the rest of which waits for a core.
+    On a GPU the time between CUDA events grows with everything; a slow host shows in the host's time until backward."""
     if shares["data_ns"] >= EXPLAINS:
         return DATA_LOADING
     if shares["gc_ns"] >= EXPLAINS:
         return GARBAGE
+    if shares["run_delay_ns"] - shares["cpu_ns"] * (1 / density - 1) >= EXPLAINS:
+        return CONTENTION
     if shares["cpu_ns"] >= EXPLAINS * density:
         return COMPUTE
     if np.isfinite(shares["device_ns"]):
@@ -289,7 +298,7 @@ def slowdown(table: StepTable, alarms: Iterable[Alarm] = ()) -> list[Alarm]:
         # A rank that works longer every few steps is known by then.
         if recurring is None or len(times) - recurring.begin < RECURRING_STEPS:
             return []
-        begin, average = recurring.begin, mean_of
+        begin, average = recurring.begin, mean_without_peak
     before, now = average(times[:begin]), average(times[begin:])
     more = now - before
     if not more > (CHANGE_SHARE if average is middle else SLOW_SHARE) * before:
@@ -453,9 +462,9 @@ def _stairs(rows: Numbers) -> Numbers:
     rises = np.diff(rows, axis=0)
     growth = rows[-1] - rows[0]
     several = sum((part > 0).any(axis=0).astype(int) for part in np.array_split(rises, _BLOCKS)) >= _STAIRS
-    return np.where(
-        (rises >= 0).all(axis=0) & several & (rises.max(axis=0) <= _HIGHEST_STAIR * growth), growth, 0.0
-    )
+    latest = rises[-_LATEST * len(rows) // _BLOCKS :].sum(axis=0) >= _LATEST_GROWTH * growth
+    single = rises.max(axis=0) > _HIGHEST_STAIR * growth
+    return np.where((rises >= 0).all(axis=0) & several & latest & ~single, growth, 0.0)
 
 
 def _creeping(table: StepTable, columns: Sequence[int], per_step: Numbers) -> Alarm:

@@ -35,6 +35,7 @@ COLUMNS = (
     Column("data_ns", "ns", "median wait for data", title="Data"),
     Column("optimizer_ns", "ns", "median time of the optimizer", title="Optimizer", minor=True),
     Column("cpu_ns", "ns", "median CPU time of the process", title="CPU", minor=True),
+    Column("run_delay_ns", "ns", "median time in which its training thread waited for a core", minor=True),
     Column("gc_ns", "ns", "mean pause of the garbage collector per step", title="GC", minor=True),
     Column("memory_bytes", "bytes", "memory at the last step", title="Memory"),
     Column(
@@ -45,7 +46,7 @@ COLUMNS = (
     ),
     Column("phase", help="what its training thread did last", minor=True),
 )
-_MEDIANS = ("step_ns", "own_ns", "wait_ns", "data_ns", "optimizer_ns", "cpu_ns")
+_MEDIANS = ("step_ns", "own_ns", "wait_ns", "data_ns", "optimizer_ns", "cpu_ns", "run_delay_ns")
 
 
 def telemetry(run: Run, scope: Scope, by: str | None = None) -> Result:
