@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from integration.jobs import (
 )
 from rankscope.capture.capture_request import CaptureRequest, make_request
 from rankscope.capture.telemetry_ring import FIELDS, HEADER_BYTES, NONE, PHASES, RECORD, Ring, read_header
+from rankscope.watch.state import read_state
 
 pytestmark = [pytest.mark.slow, needs_torch]
 
@@ -141,6 +143,29 @@ def test_each_trainer_of_a_job_has_a_run_with_its_role(tmp_path: Path) -> None:
     assert [[len(records) for _, records in run.values()] for run in found] == [[4], [4]]
     assert {run[0][0].about["role"] for run in found} == {"actor", "critic"}
     assert len([line for line in our_lines(done.stderr) if "several trainers" in line]) == 1
+
+
+@pytest.mark.thorough
+def test_roles_that_wait_for_each_other(tmp_path: Path) -> None:
+    """Three processes, each with a folder in that of the run, as Ray's actors. The rollout takes 5 of 8 parts."""
+    roles = ("rollout", "reward", "training")
+    for role in roles:
+        os.mkfifo(tmp_path / role)
+    first = os.open(tmp_path / "rollout", os.O_RDWR)
+    os.write(first, b"x")
+    job = [PYTHON, str(Path(__file__).with_name("train_roles.py")), str(tmp_path)]
+    jobs = [
+        start([*PROFILE, "--watch", "-o", f"out/{role}", *job, role], tmp_path, RANKSCOPE_ROLE=role)
+        for role in roles
+    ]
+    for each in jobs:
+        output, _ = each.communicate(timeout=WAIT_S)
+        assert each.returncode == 0, output
+    os.close(first)
+    state, _ = read_state(tmp_path / "out")
+    waits = {role["role"]: (role["waits_for"], role["ranks"]) for role in state["roles"]}
+    assert waits == {"reward": ("rollout", [0]), "rollout": ("training", [1]), "training": ("reward", [2])}
+    assert state["bottleneck"].startswith("rollout is the bottleneck: "), state["roles"]
 
 
 ACTOR = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import ROOT
+from rankscope.capture.capture_request import request_path
 from rankscope.capture.telemetry_ring import FIELDS, NONE, RingWriter, ring_path
-from rankscope.watch.rings import RankRing, read_rings
+from rankscope.cli import main
+from rankscope.errors import StoreError
+from rankscope.watch.ask_capture import ask_capture
+from rankscope.watch.hang import read_stacks
+from rankscope.watch.rings import RankRing, has_telemetry, read_rings
 from rankscope.watch.roles import bottleneck, role_lines, role_states
 from rankscope.watch.state import read_state
 
@@ -109,6 +115,52 @@ def test_a_role_whose_work_is_elsewhere_is_still_waited_for(tmp_path: Path) -> N
         (None, True), ("rollout", False), ("reward", False),
     ]  # fmt: skip
     assert bottleneck(states).startswith("rollout is the bottleneck: reward waits 9")
+
+
+def test_roles_with_folders_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As Ray's actors: each role numbers its ranks from 0 on. The reward has stopped first, and holds up the others."""
+    now = time.time_ns()
+    records = cycle_job({"rollout": 800.0, "reward": 50.0, "training": 200.0}, 40, random.Random(1))
+    del records["reward"][-2:]
+    moved = now - max(rows[-1][1] for rows in records.values()) - 20_000 * MS
+    for role, rows in records.items():
+        (tmp_path / role / "telemetry").mkdir(parents=True)
+        for row in rows:
+            row[1] += moved
+        for rank in range(len(RANKS[role])):
+            about = {"rank": rank, "role": role, "world_size": len(RANKS[role]), "started_unix_ns": 1}
+            writer = RingWriter(ring_path(tmp_path / role, rank), about | {"hang_after_s": 15}, 256)
+            writer.write(rows, now, 1, rows[-1][1])
+    state, alarms = read_state(tmp_path)
+    assert [(role["role"], role["ranks"]) for role in state["roles"]] == [
+        ("reward", [0]), ("rollout", [1, 2]), ("training", [3, 4]),
+    ]  # fmt: skip
+    assert state["bottleneck"].startswith("rollout is the bottleneck")
+    assert state["world_size"] == state["alive_ranks"] == 5
+    (alarm,) = alarms
+    assert alarm.kind == "hang" and alarm.ranks == (0,) and "reward stopped first" in alarm.text
+    for role, numbers in (("rollout", (0, 1)), ("reward", (0,))):
+        for rank in numbers:
+            stacks = f'Thread 0x1 (most recent call first):\n  File "{role}.py", line {rank + 1} in loop\n'
+            (tmp_path / role / "telemetry" / f"stacks-rank-{rank:05d}.txt").write_text(stacks)
+    assert {rank: dump.main[0].line for rank, dump in read_stacks(tmp_path).items()} == {
+        0: "1",
+        1: "1",
+        2: "2",
+    }
+    assert has_telemetry(tmp_path)
+    assert main(["stats", str(tmp_path), "-r", "hang"]) == 0
+    assert "reward.py" in capsys.readouterr().out
+    asked = ask_capture(tmp_path)
+    assert [
+        (each.ranks, each.request.first_step > rows[-1][0])
+        for each, rows in zip(
+            asked, (records["reward"], records["rollout"], records["training"]), strict=True
+        )
+    ] == [([0], True), ([1, 2], True), ([3, 4], True)]
+    assert all(request_path(tmp_path / role, 1).is_file() for role in RANKS)
+    with pytest.raises(StoreError):
+        read_rings(tmp_path / "nothing")
 
 
 def test_the_state_of_a_job_has_its_roles(tmp_path: Path) -> None:

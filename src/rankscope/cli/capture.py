@@ -36,7 +36,7 @@ def main(args: argparse.Namespace) -> int:
         return run_there(args, "capture", {"--steps": args.steps, "--ranks": args.ranks})
     from rankscope.watch.ask_capture import ask_capture
 
-    asked = str(ask_capture(args.run, steps=args.steps, ranks=args.ranks, reason="rankscope capture"))
-    print(asked[0].upper() + asked[1:])
+    for asked in ask_capture(args.run, steps=args.steps, ranks=args.ranks, reason="rankscope capture"):
+        print(f"{asked}".capitalize())
     print(f"Then: rankscope stats {args.run}")
     return 0

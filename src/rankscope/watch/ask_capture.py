@@ -10,14 +10,13 @@ from pathlib import Path
 from rankscope.capture.capture_request import CaptureRequest, make_request, read_request
 from rankscope.capture.rank import Identity
 from rankscope.capture.selector import parse_selector
-from rankscope.capture.telemetry_ring import FOLDER
 from rankscope.errors import CaptureError, RankscopeError, StoreError, UsageError
 from rankscope.ranges import as_ranges, rank_words
 from rankscope.records import dataclass
 from rankscope.watch.alarms import HANG, RANK_ENDED, Alarm
 from rankscope.watch.hang import is_over
 from rankscope.watch.judge import usual_step
-from rankscope.watch.rings import RankRing, read_rings, tables
+from rankscope.watch.rings import RankRing, rank_folders, read_rings, tables
 
 _LEAD_S = 6.0
 """Ranks look for requests once a second; shared filesystems show a new file after up to 3 s."""
@@ -45,8 +44,8 @@ class Asked:
         )
 
 
-def ask_capture(run: Path, *, steps: int | None = None, ranks: str = "all", reason: str = "") -> Asked:
-    """Make a request for the next steps that all ranks can record."""
+def ask_capture(run: Path, *, steps: int | None = None, ranks: str = "all", reason: str = "") -> list[Asked]:
+    """Make a request for the next steps that all ranks can record; one for each role that has a folder of its own."""
     rings = read_rings(run)
     now = time.time_ns()
     running = [ring for ring in rings if ring.header.records]
@@ -69,22 +68,37 @@ def ask_capture(run: Path, *, steps: int | None = None, ranks: str = "all", reas
             hint=f"What it left: rankscope stats {run} -r telemetry",
         )
     chosen = _chosen(rings, ranks)
+    asked = []
+    for folder in dict.fromkeys(ring.path.parent for ring in running):
+        of_folder = [ring for ring in running if ring.path.parent == folder]
+        request, seconds = _request(of_folder, now, steps)
+        selected = [ring.rank for ring in rings if ring.path.parent == folder and ring.rank in chosen]
+        if selected:
+            _make(folder, request._replace(ranks=ranks, reason=reason))
+            asked.append(Asked(request, selected, seconds))
+    return asked
+
+
+def _request(running: Sequence[RankRing], now: int, steps: int | None) -> tuple[CaptureRequest, float]:
+    """For steps that lie ahead of these ranks, and in how many seconds they come."""
     # Without a table there are too few steps for a median.
     step_ns = min((usual_step(table) for table in tables(running)), default=1e9)
     gap_ns = min(now - max(ring.last_end_unix_ns for ring in running), _LONGEST_GAP_S * 1e9)
     furthest = max(ring.last_step for ring in running) + max(math.floor(gap_ns / step_ns), 0)
-    request = CaptureRequest(furthest, ranks=ranks, reason=reason, made_unix_ns=now)
+    request = CaptureRequest(furthest, made_unix_ns=now)
     lead = max(_LEAST_LEAD, math.ceil(_LEAD_S * 1e9 / step_ns)) + request.warmup
-    request = request._replace(first_step=furthest + lead, steps=steps or request.steps)
+    return request._replace(first_step=furthest + lead, steps=steps or request.steps), lead * step_ns / 1e9
+
+
+def _make(folder: Path, request: CaptureRequest) -> None:
     try:
-        make_request(run, request)
+        make_request(folder.parent, request)
     except OSError as error:
         raise StoreError(
-            f"cannot write to {run / FOLDER}",
+            f"cannot write to {folder}",
             why=f"{error.strerror or error}.",
             hint="Ask as the user that runs the job.",
         ) from error
-    return Asked(request, chosen, lead * step_ns / 1e9)
 
 
 def _chosen(rings: Sequence[RankRing], text: str) -> list[int]:
@@ -92,7 +106,7 @@ def _chosen(rings: Sequence[RankRing], text: str) -> list[int]:
 
     def identity(ring: RankRing) -> Identity:
         local_rank, world_size, node = map(ring.about.get, ("local_rank", "world_size", "node"))
-        return Identity(ring.rank, local_rank, world_size, None, node, "the job")
+        return Identity(ring.number, local_rank, world_size, None, node, "the job")
 
     chosen = [ring.rank for ring in rings if selector.selects(identity(ring))]
     if not chosen:
@@ -111,13 +125,15 @@ def capture_on_alarm(run: Path, alarms: Sequence[Alarm], most: int, between_s: f
     """
     causes = [alarm for alarm in alarms if alarm.kind not in (HANG, RANK_ENDED)]
     earlier_unix_ns, number = [], 1
-    while (request := read_request(run, number)) is not None:
+    folder = next((folder.path.parent for folder in rank_folders(run)), run)
+    while (request := read_request(folder, number)) is not None:
         earlier_unix_ns += [request.made_unix_ns] if request.reason.startswith(AUTOMATIC) else []
         number += 1
     lately = time.time_ns() - max(earlier_unix_ns, default=0) < between_s * 1e9
     if not causes or len(earlier_unix_ns) >= most or lately:
         return ""
     try:
-        return f"{causes[0].kind}: {ask_capture(run, reason=AUTOMATIC + causes[0].text)}"
+        asked = ask_capture(run, reason=AUTOMATIC + causes[0].text)
+        return f"{causes[0].kind}: {'; '.join(map(str, asked))}"
     except RankscopeError as error:
         return f"{error}"

@@ -8,17 +8,17 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankscope.capture.telemetry_ring import FOLDER, PHASES
+from rankscope.capture.telemetry_ring import PHASES
 from rankscope.inapp.hang_evidence import Frame
 from rankscope.records import dataclass
 from rankscope.units import shorten_middle
 from rankscope.watch.alarms import DATA_LOADING, HANG, HOST, RANK_ENDED, UNKNOWN, Alarm, who
-from rankscope.watch.rings import RankRing
+from rankscope.watch.rings import RankRing, rank_files
 
 LOST_AFTER_S = 60.0
 """A rank that has not written for so long has ended without saying so, or its node has. Ranks write every second, and
@@ -90,17 +90,29 @@ def hangs(rings: Sequence[RankRing], at_unix_ns: int, hang_after_s: float | None
     stuck = stuck_ranks(rings, at_unix_ns, hang_after_s)
     if not stuck:
         return []
-    odd = odd_ranks(stuck, at_unix_ns)
-    last = min(ring.last_step for ring in stuck)
+    first = _first_to_stop(stuck)
+    odd = odd_ranks(first, at_unix_ns)
+    last = min(ring.last_step for ring in first)
     seconds = max(without_step_s(ring, at_unix_ns) for ring in stuck)
     culprit = f"{who(odd.ranks)}: {odd.why}" if odd.ranks else odd.why
-    ranks = tuple(odd.ranks or sorted(ring.rank for ring in stuck))
+    if len(first) < len(stuck):
+        culprit = f"{first[0].role or 'the role without a name'} stopped first; {culprit}"
+    ranks = tuple(odd.ranks or sorted(ring.rank for ring in first))
     since_unix_ns = min(ring.last_end_unix_ns for ring in stuck)
     text = f"{len(stuck)} of {len(rings)} ranks have made no step for {seconds:.0f} s, since step {last}; {culprit}"
     hint = "The ranks write their stacks to the run folder: rankscope stats RUN -r hang"
     return [
         Alarm(HANG, odd.cause, ranks, "", last, last, since_unix_ns, seconds * 1e9, "ns", 1.0, text, hint)
     ]
+
+
+def _first_to_stop(stuck: Sequence[RankRing]) -> list[RankRing]:
+    """The ranks of the role whose last step ended first: the others have made theirs, and wait for it. Their steps have
+    numbers of their own."""
+    roles: dict[str, list[RankRing]] = {}
+    for ring in stuck:
+        roles.setdefault(ring.role, []).append(ring)
+    return min(roles.values(), key=lambda ranks: max(ring.last_end_unix_ns for ring in ranks))
 
 
 def failure_of(ring: RankRing) -> dict[str, Any]:
@@ -192,7 +204,7 @@ class StackDump:
 def read_stacks(run: Path) -> dict[int, StackDump]:
     """The last dump of each rank that wrote one."""
     last_dumps = {}
-    for rank, text in _texts(run, "stacks-rank-*.txt").items():
+    for _, rank, text in _texts(run, "stacks-rank-*.txt"):
         if dumps := parse_stacks(text):
             last_dumps[rank] = dumps[-1]
     return last_dumps
@@ -201,24 +213,27 @@ def read_stacks(run: Path) -> dict[int, StackDump]:
 def read_processes(run: Path) -> dict[int, dict[str, Any]]:
     """What each rank wrote last about processes and logs (inapp.hang_evidence); a damaged file counts as none."""
     contents = {}
-    for rank, text in _texts(run, "rank-*.hang").items():
+    for first, rank, text in _texts(run, "rank-*.hang"):
         with suppress(ValueError, AttributeError, KeyError, TypeError):
             content = json.loads(text)
             log = content.get("log") or {}
             contents[rank] = {
                 "unix_ns": int(content["unix_ns"]),
                 "children": [dict(child) for child in content.get("children", ())],
-                "ranks": {int(other): dict(process) for other, process in content.get("ranks", {}).items()},
+                "ranks": {
+                    first + int(other): dict(process) for other, process in content.get("ranks", {}).items()
+                },
                 "log": (str(log.get("path")), [*map(str, log.get("lines", ()))]),
                 "kernel": [*map(str, content.get("kernel", ()))],
             }
     return contents
 
 
-def _texts(run: Path, pattern: str) -> dict[int, str]:
-    files = [path for path in sorted((run / FOLDER).glob(pattern)) if path.is_file()]
-    named = [(match, path) for path in files if (match := _RANK.search(path.name))]
-    return {int(match[1]): path.read_text(encoding="utf-8", errors="replace") for match, path in named}
+def _texts(run: Path, pattern: str) -> Iterator[tuple[int, int, str]]:
+    """The first rank of the folder, the rank, and what its file says."""
+    for folder, path in rank_files(run, pattern):
+        if match := _RANK.search(path.name):
+            yield folder.first, folder.first + int(match[1]), path.read_text("utf-8", errors="replace")
 
 
 def parse_stacks(text: str) -> list[StackDump]:

@@ -1,12 +1,16 @@
-"""Reads the ring files of all ranks of a run: the last records of each, on one axis of steps."""
+"""Reads the ring files of all ranks of a run: the last records of each, on one axis of steps.
+
+Where the roles of a job have folders of their own in the run's (Ray's actors), each numbers its ranks from 0 on. The
+ranks of the run are then those of one role after the other, by name, as of its traces (store.rank_assignment).
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,11 +47,17 @@ _ENDED = PHASES.index("ended")
 class RankRing:
     """One rank's file as it was read."""
 
+    path: Path
     rank: int
     header: Header
     about: dict[str, Any]
     records: NDArray[np.int64]
     """Rows of FIELDS, oldest first."""
+
+    @property
+    def number(self) -> int:
+        """Of the rank in its folder."""
+        return int(self.about.get("rank", self.rank))
 
     @property
     def role(self) -> str:
@@ -81,22 +91,55 @@ class RankRing:
         return int(self.about.get("started_unix_ns", self.header.alive_unix_ns))
 
 
+class RankFolder(NamedTuple):
+    """A folder with telemetry, and the rank in the run of its rank 0."""
+
+    path: Path
+    first: int
+
+
+def rank_folders(run: Path) -> list[RankFolder]:
+    """That of the run, or those of its roles; none where no rank has begun."""
+    folders, first = [], 0
+    try:
+        if (run / FOLDER).is_dir():
+            return [RankFolder(run / FOLDER, 0)]
+        for path in sorted(folder / FOLDER for folder in run.iterdir() if (folder / FOLDER).is_dir()):
+            folders.append(RankFolder(path, first))
+            first += max((_world_size(rank, file) for rank, file in _ring_files(path)), default=0)
+    except (FileNotFoundError, NotADirectoryError):
+        return []  # one may ask before the first rank has begun
+    except OSError as error:
+        raise system_error(error) from error
+    return folders
+
+
+def _ring_files(folder: Path) -> list[tuple[int, Path]]:
+    return sorted((int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
+
+
+def _world_size(rank: int, path: Path) -> int:
+    ring = _read(rank, path, 0)
+    return max(rank + 1, int(ring.about.get("world_size") or 0) if ring else 0)
+
+
 def has_telemetry(run: Path) -> bool:
-    folder = run / FOLDER
-    return folder.is_dir() and any(_NAME.fullmatch(file.name) for file in folder.iterdir())
+    return any(_ring_files(folder.path) for folder in rank_folders(run))
+
+
+def rank_files(run: Path, pattern: str) -> Iterator[tuple[RankFolder, Path]]:
+    """Other files of the telemetry, in the order of their names."""
+    for folder in rank_folders(run):
+        for path in sorted(folder.path.glob(pattern)):
+            if path.is_file():
+                yield folder, path
 
 
 def read_rings(run: Path, most: int = RECENT) -> list[RankRing]:
     """The last `most` records of each rank, by rank. Files that are being created are left out."""
-    folder = run / FOLDER
-    try:
-        names = sorted(
-            (int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))
-        )
-    except (FileNotFoundError, NotADirectoryError):
-        names = []  # one may ask before the first rank has begun
-    except OSError as error:
-        raise system_error(error) from error
+    names = [
+        (folder.first + rank, path) for folder in rank_folders(run) for rank, path in _ring_files(folder.path)
+    ]
     if not names:
         raise StoreError(
             f"{run} has no telemetry",
@@ -134,7 +177,7 @@ def _read(rank: int, path: Path, most: int) -> RankRing | None:
     rows = np.frombuffer(data[: len(data) // RECORD.size * RECORD.size], dtype="<i8").reshape(-1, len(FIELDS))
     numbers = np.arange(records - count + 1, records - count + 1 + len(rows))
     # A slot with another number is being overwritten.
-    return RankRing(rank, ring.header, ring.about, rows[rows[:, 0] == numbers])
+    return RankRing(path, rank, ring.header, ring.about, rows[rows[:, 0] == numbers])
 
 
 def tables(rings: Sequence[RankRing]) -> list[StepTable]:

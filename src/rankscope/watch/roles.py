@@ -33,9 +33,8 @@ _LEAST_DIFFERENCE_PCT = 10
 """Between the waits of two roles, for one of them to be the bottleneck."""
 _ERRORS = 4
 """Standard errors by which that must be more than by chance."""
-_NUMBER, _END, _STEP, _WAIT, _DATA, _CPU = (
-    FIELDS.index(name) for name in ("number", "end_unix_ns", "step_ns", "wait_ns", "data_ns", "cpu_ns")
-)
+_NUMBER, _END, _STEP = map(FIELDS.index, ("number", "end_unix_ns", "step_ns"))
+_NEEDED = [FIELDS.index(name) for name in ("cpu_ns", "run_delay_ns", "wait_ns", "data_ns")]
 
 
 def role_states(rings: Sequence[RankRing]) -> list[dict[str, Any]]:
@@ -71,8 +70,8 @@ def _after_warm_up(ring: RankRing) -> Times:
 
 
 def _working(rows: Times) -> Times:
-    """What a step needs for itself: CPU time of the process, its collectives, its data loader."""
-    needed: Times = np.maximum(rows[:, (_CPU, _WAIT, _DATA)], 0).sum(axis=1)
+    """What a step needs for itself: CPU time of the process, waits for a core, its collectives, its data loader."""
+    needed: Times = np.maximum(rows[:, _NEEDED], 0).sum(axis=1)
     return np.minimum(needed, rows[:, _STEP])
 
 

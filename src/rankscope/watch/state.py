@@ -118,8 +118,7 @@ def _state(
         "run": str(run),
         "unix_ns": now,
         "state": word,
-        "world_size": max((int(ring.about.get("world_size") or 0) for ring in rings), default=0)
-        or len(rings),
+        "world_size": _world_size(rings),
         "alive_ranks": sum(ring.header.phase != ENDED and not is_lost(ring, at) for ring in rings),
         "last_step": max((ring.last_step for ring in rings), default=0),
         "judged_step": max((int(table.steps[-1]) for table in step_tables), default=None),
@@ -131,6 +130,14 @@ def _state(
         "roles": roles,
         "bottleneck": bottleneck(roles),
     }
+
+
+def _world_size(rings: Sequence[RankRing]) -> int:
+    """Of all roles that have ranks of their own."""
+    sizes: dict[Path, list[int]] = {}
+    for ring in rings:
+        sizes.setdefault(ring.path.parent, []).append(int(ring.about.get("world_size") or 0))
+    return sum(max(*told, len(told)) for told in sizes.values())
 
 
 def _memory(ranks: Sequence[dict[str, Any]]) -> State | None:

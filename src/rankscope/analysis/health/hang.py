@@ -38,7 +38,7 @@ from rankscope.watch.hang import (
     stuck_ranks,
     without_step_s,
 )
-from rankscope.watch.rings import RankRing, has_telemetry, read_rings
+from rankscope.watch.rings import RankRing, has_telemetry, rank_files, read_rings
 
 COLUMNS = (
     Column("ranks", help="ranks that stand at the same place"),
@@ -97,7 +97,7 @@ def read_evidence(folder: Path, ranks: Collection[int] | None, opened: Run | Non
     rings = chosen({ring.rank: ring for ring in read_rings(folder, 1)} if has_telemetry(folder) else {})
     dumps = chosen(read_stacks(folder))
     at = judged_at([*rings.values()], time.time_ns()) if rings else time.time_ns()
-    gone_on = [rank for rank in dumps if rank in rings and _went_on(folder, rings[rank])]
+    gone_on = [rank for rank in dumps if rank in rings and _went_on(rings[rank])]
     stuck = stuck_ranks([*rings.values()], at)
     if not stuck:  # the job was ended before its time was over, or the ranks wrote before torch's timeout
         stuck = [rings[rank] for rank in dumps if rank in rings and rank not in gone_on]
@@ -110,8 +110,8 @@ def read_evidence(folder: Path, ranks: Collection[int] | None, opened: Run | Non
     return Evidence(rings, dumps, processes, at, stuck, recorder, gone_on)
 
 
-def _went_on(folder: Path, ring: RankRing) -> bool:
-    return ring.last_end_unix_ns > stacks_path(folder / FOLDER, ring.rank).stat().st_mtime_ns
+def _went_on(ring: RankRing) -> bool:
+    return ring.last_end_unix_ns > stacks_path(ring.path.parent, ring.number).stat().st_mtime_ns
 
 
 def hang_in(folder: Path, ranks: Collection[int] | None = None, opened: Run | None = None) -> Result:
@@ -143,14 +143,14 @@ def hang_in(folder: Path, ranks: Collection[int] | None = None, opened: Run | No
 def explain_hang(run: Path, alarm: Alarm) -> Sequence[Alarm]:
     """The alarm of a hang with the verdict in its text; none while the ranks are still writing what they know."""
     rings = read_rings(run, 1)
-    written_ns = {path.name: path.stat().st_mtime_ns for path in (run / FOLDER).glob("rank-*.hang")}
+    written_ns = {path: path.stat().st_mtime_ns for _, path in rank_files(run, "rank-*.hang")}
     at = judged_at(rings, time.time_ns())
     writing = [
         ring
         for ring in rings
         if not is_stale(ring.header, ring.about, at)
         and ring.header.phase != ENDED
-        and written_ns.get(processes_path(run, ring.rank).name, 0) < ring.last_end_unix_ns
+        and written_ns.get(processes_path(ring.path.parent, ring.number), 0) < ring.last_end_unix_ns
     ]
     limit = max((float(ring.about.get("hang_after_s") or 0) for ring in rings), default=0.0)
     if writing and alarm.per_step < (limit + _WRITING_S) * 1e9:
