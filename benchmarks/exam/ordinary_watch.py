@@ -85,6 +85,7 @@ EXPECTED: dict[str, tuple[str, ...]] = {
 _LONGEST = ("pipeline", "accumulation", "ddp", "sharded", "tensor")
 """Jobs by the length of their steps."""
 _TIMES_STEPS = {"ddp": 4.0, "accumulation": 2.0, "sharded": 1.3}
+_TIMES_STEPS_ON_FEW_CORES = {"ddp": 1.5}
 """Of jobs with short steps, so that a fault lasts longer than what confirms it."""
 _SETTLE_S = 30.0
 _LIMIT_S = 420.0
@@ -295,18 +296,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _jobs(args: argparse.Namespace) -> dict[str, list[str]]:
-    """Every fault, and its healthy twin."""
+    """Every fault, and its healthy twin. With fewer cores than ranks nobody's core can be taken."""
     each = ["--layers", str(args.layers), "--onset", str(args.onset), "--habits"]
-    jobs = {name: {**FAULTS, **WATCHED}[name].job for name in EXPECTED}
+    few_cores = len(os.sched_getaffinity(0)) // args.at_once < RANKS
+    times = _TIMES_STEPS_ON_FEW_CORES if few_cores else _TIMES_STEPS
+    names = [name for name in EXPECTED if not (few_cores and name == "taken-core")]
+    jobs = {name: {**FAULTS, **WATCHED}[name].job for name in names}
     longest_first = sorted(jobs.items(), key=lambda item: _LONGEST.index(item[1]))
-    steps = {job: str(round(args.steps * _TIMES_STEPS.get(job, 1.0))) for job in _LONGEST}
+    steps = {job: str(round(args.steps * times.get(job, 1.0))) for job in _LONGEST}
     faulty = {name: [name, *each, "--steps", steps[job]] for name, job in longest_first}
     return {**faulty, **{f"{HEALTHY}-{name}": [*words, "--healthy"] for name, words in faulty.items()}}
 
 
 def _long_jobs(args: argparse.Namespace) -> dict[str, list[str]]:
-    """Each kind of job with one layer and with two."""
-    kinds = [(job, layers) for layers in (1, 2) for job in JOBS]
+    """Each kind of job; those whose layers can be chosen without one too."""
+    kinds = [
+        (job, layers) for layers in (0, 1) for job in JOBS if layers or job not in ("pipeline", "tensor")
+    ]
     steps = ["--steps", str(-(-args.long // len(kinds))), "--habits", "--healthy"]
     return {
         f"{HEALTHY}-{job}-{layers}": [_fault_of(job), *steps, "--layers", str(layers)]

@@ -29,6 +29,8 @@ TRAINING, DATA, BACKWARD, OPTIMIZER, COLLECTIVE = map(
 MOST_STEPS = 4096
 # Steps in which the hooks measure themselves. The first ones import, compile and allocate.
 FIRST_MEASURED, MEASURED_EVERY = 5, 8
+# Reading the memory in use takes longer than the rest of a step's end.
+MEMORY_EVERY_NS = 250_000_000
 # The places of a step's CUDA events.
 BEGIN, FORWARD_END, OPTIMIZER_BEGIN, OPTIMIZER_END = range(4)
 _TRACE_RULES, _LOADER = "torch._dynamo.trace_rules", "torch.utils.data.dataloader"
@@ -70,15 +72,13 @@ class StepClock:
         """Steps that have ended; another thread takes them from the left."""
         self.phase = (PHASES.index("starting"), perf_counter_ns())
         """What the training thread does, and since when."""
-        self.wants_memory = True
-        """Set by another thread: read the memory in use at the end of the next step, which takes longer."""
         self.free_marks: deque[Any] = deque()
         """CUDA events that have been read."""
         self.measures = False
         """Whether the hooks of this step measure themselves: one in MEASURED_EVERY steps, as that costs as well."""
         self._hook_ns = 0
         self._entry_ns = _entry_ns()
-        self._memory = NONE
+        self._memory, self._memory_due = NONE, 0
         self._is_distributed = False
         self._in_backward = False
         self._waited = False
@@ -102,9 +102,8 @@ class StepClock:
     def step_ended(self, number: int, profiled: bool) -> None:
         """The step of this number ends now, on this thread."""
         now, cpu, delay = perf_counter_ns(), process_time_ns(), self._run_delay()
-        if self.wants_memory:
-            self.wants_memory = False
-            self._memory = _memory_in_use()
+        if now >= self._memory_due:
+            self._memory, self._memory_due = _memory_in_use(), now + MEMORY_EVERY_NS
         self.done.append(
             StepFigures(
                 number,

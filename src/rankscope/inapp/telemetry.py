@@ -169,7 +169,6 @@ class Telemetry:
             step = clock.done.popleft()
             self.cost.add_step(step)
             self._pending.append(step)
-        clock.wants_memory = True
         offset = unix_offset_ns()
         ready = []
         while self._pending and (last or _is_complete(self._pending[0])):

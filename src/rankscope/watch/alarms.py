@@ -236,7 +236,10 @@ def _continued(before: Alarm, now: Alarm) -> Alarm:
 
 
 def _follows(alarm: Alarm, cause: Alarm) -> bool:
-    """Whether every step takes longer because of what another alarm names: they began together, or have one cause."""
+    """Whether every step takes longer because of what another alarm names: they began together, or have one cause. Of a
+    slow node, a rank may be seen first."""
+    if (alarm.kind, cause.kind) == (SLOW_RANK, SLOW_NODE):
+        return {*alarm.ranks} <= {*cause.ranks}
     if alarm.kind != SLOWDOWN or cause.kind not in (SLOW_RANK, SLOW_NODE, DATA):
         return False
     together = abs((alarm.since_step or 0) - (cause.since_step or 0)) <= _TOGETHER

@@ -29,6 +29,8 @@ SLOW_SHARE = 0.05
 """Of the step time: a rank that loses less is not slow."""
 STANDARD_ERRORS = 10.0
 """More than independent noise needs, for which 6 are exceeded once in 10^9 tests: on busy hosts it lasts some steps."""
+_OF_GROWTH = 7.0
+"""Standard errors of a rank that has become slower: what lasts some steps only does not become an alarm."""
 OF_A_MEDIAN = 1.2533
 """The standard error of a median is that of a mean times sqrt(pi / 2)."""
 SPREADS = 3.5
@@ -179,7 +181,7 @@ def _is_outlier(growth: Numbers, off: Numbers, steps: int, step_ns: float, befor
     earlier, latest = off[:split], off[-steps:]
     noise = max(sigma(earlier - low_median(earlier)), sigma(latest - low_median(latest)))
     error = OF_A_MEDIAN * noise * len(growth) / (len(growth) - 1) * float(np.sqrt(1 / steps + 1 / split))
-    slow &= growth > STANDARD_ERRORS * error
+    slow &= growth > _OF_GROWTH * error
     # A rank that is compared is not part of the spread: of four, it would be half of what makes it an outlier.
     for column in np.flatnonzero(slow).tolist():
         bursts = _bursts(np.delete(earlier, column, axis=1))

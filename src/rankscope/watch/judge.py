@@ -40,7 +40,6 @@ from rankscope.watch.alarms import (
 from rankscope.watch.changes import (
     LEAST_BEFORE,
     OF_A_MEDIAN,
-    RECURRING_STEPS,
     SLOW_SHARE,
     STANDARD_ERRORS,
     STEPS,
@@ -80,7 +79,8 @@ _ROUND = 50
 """Long steps at multiples of it (or next to one) are checkpoints or evaluations."""
 STARVED_SHARE = 0.20
 MEMORY_SHARE = 0.02
-MEMORY_BYTES = 24e6
+MEMORY_BYTES, MEMORY_BYTES_PER_STEP = 24e6, 0.1e6
+"""Least growth, and more over more steps: allocators drift."""
 _MEMORY_WINDOWS = (20, 100, 230)
 _FILLING = 20
 """Steps before such a window: the caches of a job that begins fill."""
@@ -91,9 +91,8 @@ _STAIRS = 4
 """Blocks in which memory that only grows does so."""
 _HIGHEST_STAIR = 0.6
 """Of the whole growth: a single large allocation is not a leak."""
-_LATEST, _LATEST_GROWTH = 2, 0.25
-"""Of the blocks the last ones, and the share of the whole growth that they have at least: an allocator's memory grows
-less and less after larger batches."""
+_LAST_BLOCK = 0.1
+"""Of the whole growth, at least: an allocator's memory grows less and less after larger batches."""
 _LEAST_LOOKS, _MOST_LOOKS, _MOST_LOOKS_OF_ALL = 4, 100, 6000
 """At a ring that is read as a whole; of the last, one for each rank: about a second of CPU time."""
 _MOST_BEFORE = 100
@@ -241,7 +240,7 @@ def _cause(
 
     def share(field: str) -> float:
         # Collections come every few steps: their median is 0.
-        typical = mean_of if field == "gc_ns" else average
+        typical = mean_without_peak if field == "gc_ns" else average
         return gained(_more(table[field], columns, peers), begin, typical) / excess
 
     return _class_of({field: share(field) for field in _COMPONENTS}, _density(table, peers))
@@ -295,8 +294,7 @@ def slowdown(table: StepTable, alarms: Iterable[Alarm] = ()) -> list[Alarm]:
     average = middle
     if begin is None:
         recurring = find_recurring(times, usual_step(table), table.before)
-        # A rank that works longer every few steps is known by then.
-        if recurring is None or len(times) - recurring.begin < RECURRING_STEPS:
+        if recurring is None:
             return []
         begin, average = recurring.begin, mean_without_peak
     before, now = average(times[:begin]), average(times[begin:])
@@ -337,7 +335,10 @@ def _cause_of_change(table: StepTable, begin: int, more: float, average: Callabl
     rows, slowest = np.arange(len(work_ns)), work_ns.argmax(axis=1)
 
     def share(field: str) -> float:
-        return gained(table[field][rows, slowest], begin, mean_of if field == "gc_ns" else average) / more
+        return (
+            gained(table[field][rows, slowest], begin, mean_without_peak if field == "gc_ns" else average)
+            / more
+        )
 
     if share("wait_ns") >= EXPLAINS:
         return COMMUNICATION
@@ -437,7 +438,7 @@ def creeping_memory(table: StepTable) -> list[Alarm]:
             break
         rows = memory[-steps:]
         growth = np.maximum(_steady_growth(rows), _stairs(rows))
-        limit = np.maximum(MEMORY_SHARE * rows[0], MEMORY_BYTES)
+        limit = np.maximum(MEMORY_SHARE * rows[0], MEMORY_BYTES + MEMORY_BYTES_PER_STEP * steps)
         if not (growth >= limit).any():
             continue
         # Where one rank leaks, others that leak somewhat less belong to the same alarm.
@@ -457,12 +458,12 @@ def _steady_growth(rows: Numbers) -> Numbers:
 
 
 def _stairs(rows: Numbers) -> Numbers:
-    """What each column gains, if it only ever grows, several times; else 0. The memory of quick steps is read once a
-    second."""
+    """What each column gains, if it only ever grows, several times; else 0. In quick steps memory is not read each
+    time."""
     rises = np.diff(rows, axis=0)
     growth = rows[-1] - rows[0]
     several = sum((part > 0).any(axis=0).astype(int) for part in np.array_split(rises, _BLOCKS)) >= _STAIRS
-    latest = rises[-_LATEST * len(rows) // _BLOCKS :].sum(axis=0) >= _LATEST_GROWTH * growth
+    latest = rises[-len(rows) // _BLOCKS :].sum(axis=0) >= _LAST_BLOCK * growth
     single = rises.max(axis=0) > _HIGHEST_STAIR * growth
     return np.where((rises >= 0).all(axis=0) & several & latest & ~single, growth, 0.0)
 
