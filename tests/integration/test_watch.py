@@ -155,7 +155,11 @@ def test_roles_that_wait_for_each_other(tmp_path: Path) -> None:
     os.write(first, b"x")
     job = [PYTHON, str(Path(__file__).with_name("train_roles.py")), str(tmp_path)]
     jobs = [
-        start([*PROFILE, "--watch", "-o", f"out/{role}", *job, role], tmp_path, RANKSCOPE_ROLE=role)
+        start(
+            [*PROFILE, "--watch", "--job", "one", "-o", f"out/{role}", *job, role],
+            tmp_path,
+            RANKSCOPE_ROLE=role,
+        )
         for role in roles
     ]
     for each in jobs:

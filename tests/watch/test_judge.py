@@ -281,6 +281,18 @@ def test_what_follows_from_an_alarm_is_none() -> None:
     assert book.open == [later[0]]
 
 
+def test_a_rank_of_a_slow_node_is_no_alarm_of_its_own() -> None:
+    job = Job(8, steps=120)
+    (node,) = judge(telemetry(job, Fault(SLOW_NODE, HOST, (4, 5, 6, 7), 80, 0.3)))
+    rank = replace(node, kind=SLOW_RANK, ranks=(5,), node="", step=node.step - 2)
+    book = AlarmBook()
+    seen_ns = node.since_unix_ns or 0
+    assert book.new([rank], seen_ns) == [] and book.suspicions == [rank]
+    book.new([node], seen_ns + 1e9)
+    book.close(node.step)
+    assert book.open == [node] and book.new([node], seen_ns + 20e9) == [node]
+
+
 def test_an_alarm_as_json_and_as_a_line() -> None:
     (alarm,) = judge(telemetry(Job(4, steps=60), Fault(SLOW_RANK, COMPUTE, (1,), 30, 0.3)))
     content = alarm.to_dict()

@@ -125,6 +125,7 @@ def test_roles_with_folders_of_their_own(tmp_path: Path, capsys: pytest.CaptureF
     moved = now - max(rows[-1][1] for rows in records.values()) - 20_000 * MS
     for role, rows in records.items():
         (tmp_path / role / "telemetry").mkdir(parents=True)
+        (tmp_path / role / "rankscope.json").write_text('{"job": "one"}')
         for row in rows:
             row[1] += moved
         for rank in range(len(RANKS[role])):
@@ -159,8 +160,10 @@ def test_roles_with_folders_of_their_own(tmp_path: Path, capsys: pytest.CaptureF
         )
     ] == [([0], True), ([1, 2], True), ([3, 4], True)]
     assert all(request_path(tmp_path / role, 1).is_file() for role in RANKS)
-    with pytest.raises(StoreError):
-        read_rings(tmp_path / "nothing")
+    (tmp_path / "reward" / "rankscope.json").write_text('{"job": "another"}')
+    assert not has_telemetry(tmp_path)
+    with pytest.raises(StoreError, match="several jobs"):
+        read_rings(tmp_path)
 
 
 def test_the_state_of_a_job_has_its_roles(tmp_path: Path) -> None:

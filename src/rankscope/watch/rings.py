@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rankscope.capture.run_folder import RUN_MANIFEST, read_json
 from rankscope.capture.telemetry_ring import (
     FIELDS,
     FOLDER,
@@ -37,6 +39,8 @@ PATIENCE_S = 60.0
 """A rank whose last step ended so much earlier than that of another, and two steps more, is not waited for."""
 MOST_NUMBERS = 1 << 20
 """Records in all that a whole ring is read to: 4,096 steps of 256 ranks, 1,024 of 1,024."""
+_SHOWN = 4
+"""Names in an error."""
 _NAME = re.compile(r"rank-(\d+)\.ring")
 _VALUES = FIELDS[2:-1]
 _PROFILED, _STEP, _STEP_NS = map(FIELDS.index, ("profiled", "step", "step_ns"))
@@ -99,23 +103,40 @@ class RankFolder(NamedTuple):
 
 
 def rank_folders(run: Path) -> list[RankFolder]:
-    """That of the run, or those of its roles; none where no rank has begun."""
+    """That of the run, or those of its roles; none where no rank has begun, or the folders in it are of several jobs."""
+    if (run / FOLDER).is_dir():
+        return [RankFolder(run / FOLDER, 0)]
+    below = _telemetry_below(run)
+    jobs = {str((read_json(folder.parent / RUN_MANIFEST) or {}).get("job", folder)) for folder in below}
     folders, first = [], 0
+    for folder in below if len(jobs) == 1 else ():
+        folders.append(RankFolder(folder, first))
+        first += max((_world_size(rank, path) for rank, path in _ring_files(folder)), default=0)
+    return folders
+
+
+def _telemetry_below(run: Path) -> list[Path]:
+    """In the folders of this one."""
     try:
-        if (run / FOLDER).is_dir():
-            return [RankFolder(run / FOLDER, 0)]
-        for path in sorted(folder / FOLDER for folder in run.iterdir() if (folder / FOLDER).is_dir()):
-            folders.append(RankFolder(path, first))
-            first += max((_world_size(rank, file) for rank, file in _ring_files(path)), default=0)
+        below = [path for path in run.iterdir() if path.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []  # one may ask before the first rank has begun
     except OSError as error:
         raise system_error(error) from error
-    return folders
+    found = []
+    for path in below:
+        with suppress(OSError):  # somebody else's
+            found += [path / FOLDER] if (path / FOLDER).is_dir() else []
+    return sorted(found)
 
 
 def _ring_files(folder: Path) -> list[tuple[int, Path]]:
-    return sorted((int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name)))
+    try:
+        return sorted(
+            (int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))
+        )
+    except OSError as error:
+        raise system_error(error) from error
 
 
 def _world_size(rank: int, path: Path) -> int:
@@ -140,6 +161,12 @@ def read_rings(run: Path, most: int = RECENT) -> list[RankRing]:
     names = [
         (folder.first + rank, path) for folder in rank_folders(run) for rank, path in _ring_files(folder.path)
     ]
+    if not names and (folders := _telemetry_below(run)):
+        raise StoreError(
+            f"{run} holds the telemetry of several jobs",
+            why=f"Among them: {', '.join(path.parent.name for path in folders[:_SHOWN])}.",
+            hint=f"Name one: {folders[-1].parent}",
+        )
     if not names:
         raise StoreError(
             f"{run} has no telemetry",
