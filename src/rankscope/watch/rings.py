@@ -103,7 +103,7 @@ class RankFolder(NamedTuple):
 
 
 def rank_folders(run: Path) -> list[RankFolder]:
-    """That of the run, or those of its roles; none where no rank has begun, or the folders in it are of several jobs."""
+    """That of the run, or those of its roles; none where no rank has begun, or the folders are of several jobs."""
     if (run / FOLDER).is_dir():
         return [RankFolder(run / FOLDER, 0)]
     below = _telemetry_below(run)
