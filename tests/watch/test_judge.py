@@ -202,6 +202,19 @@ def test_work_on_shared_cores_waits_for_them_too(cause: str) -> None:
     assert (alarm.ranks, alarm.cause) == ((1,), cause)
 
 
+def test_all_ranks_save_every_few_steps() -> None:
+    job = Job(4, steps=130)
+    table = telemetry(job)
+    for field in ("own_ns", "step_ns"):
+        table[field][100::5] += job.step_ns
+    (alarm,) = watched(table, every=1)
+    assert (alarm.kind, alarm.ranks, alarm.cause) == (SLOWDOWN, (), HOST)
+    assert alarm.step - 100 <= 20 and alarm.text.startswith(
+        "one step of 5 takes longer: on average 296 ms to "
+    )
+    assert alarm.per_step == pytest.approx(job.step_ns / 5, rel=0.3)
+
+
 def test_who_waits_for_a_rank_has_no_slow_network() -> None:
     """The median rank waits longer, the slowest one does not. Ranks that take turns are not named."""
     job = Job(4, steps=160)

@@ -291,12 +291,13 @@ def slowdown(table: StepTable, alarms: Iterable[Alarm] = ()) -> list[Alarm]:
     """The step time of the job has risen and stays there, and none of these alarms explains it."""
     times = low_median(table["step_ns"], 1)
     begin = _rose(times, table.before)
-    average = middle
+    average, which = middle, "every step takes longer:"
     if begin is None:
         recurring = find_recurring(times, usual_step(table), table.before)
         if recurring is None:
             return []
         begin, average = recurring.begin, mean_without_peak
+        which = f"one step of {recurring.every} takes longer: on average"
     before, now = average(times[:begin]), average(times[begin:])
     more = now - before
     if not more > (CHANGE_SHARE if average is middle else SLOW_SHARE) * before:
@@ -306,7 +307,7 @@ def slowdown(table: StepTable, alarms: Iterable[Alarm] = ()) -> list[Alarm]:
     cause = _cause_of_change(table, begin, more, average)
     share = more / before
     lengths = f"{format_rounded('ns', before)} to {format_rounded('ns', now)}"
-    text = f"every step takes longer: {lengths} (+{100 * share:.0f} %), {cause}{_turns(table, begin, more)}"
+    text = f"{which} {lengths} (+{100 * share:.0f} %), {cause}{_turns(table, begin, more)}"
     return [_alarm(table, begin, (), SLOWDOWN, cause, more, share, text)]
 
 
