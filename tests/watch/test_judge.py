@@ -292,6 +292,13 @@ def test_what_follows_from_an_alarm_is_none() -> None:
     assert book.new([longer]) == [longer] and book.new(later) == [later[0]]
     book.close(later[0].step)
     assert book.open == [later[0]]
+    # Long after the rank was seen last: what began with it is no second cause, what began later is.
+    book = AlarmBook()
+    book.new([slow])
+    much_later = replace(longer, step=slow.step + 300, per_step=20 * slow.per_step)
+    assert book.new([much_later]) == []
+    another = replace(much_later, since_step=slow.step + 250)
+    assert book.new([another]) == [another]
 
 
 def test_a_rank_of_a_slow_node_is_no_alarm_of_its_own() -> None:

@@ -168,7 +168,7 @@ class AlarmBook:
         """Note what is raised at this time; those that are confirmed by now and were not before. `lasts` tells of a
         suspicion that is old enough whether it holds; else it is forgotten."""
         for alarm in alarms:
-            if any(_follows(alarm, cause) for cause in (*alarms, *self._lately(alarm.step))):
+            if any(_follows(alarm, cause) for cause in (*alarms, *self._earlier(alarm))):
                 continue
             index = self._index(alarm)
             goes_on = alarm.kind != SPIKE
@@ -205,10 +205,10 @@ class AlarmBook:
             )
         ]
 
-    def _lately(self, step: int) -> Iterator[Alarm]:
-        """Those that would go on if they were raised again."""
+    def _earlier(self, alarm: Alarm) -> Iterator[Alarm]:
+        """Those that would go on if they were raised again, and those that began when this one did."""
         for episode in self._episodes:
-            if step - episode.last_step <= _FORGOTTEN_AFTER:
+            if alarm.step - episode.last_step <= _FORGOTTEN_AFTER or _together(alarm, episode.alarm):
                 yield episode.alarm
 
     def _index(self, alarm: Alarm) -> int | None:
@@ -242,5 +242,9 @@ def _follows(alarm: Alarm, cause: Alarm) -> bool:
         return {*alarm.ranks} <= {*cause.ranks}
     if alarm.kind != SLOWDOWN or cause.kind not in (SLOW_RANK, SLOW_NODE, DATA):
         return False
-    together = abs((alarm.since_step or 0) - (cause.since_step or 0)) <= _TOGETHER
-    return (together or alarm.cause == cause.cause) and cause.per_step >= _FOLLOWS * alarm.per_step
+    together, same = _together(alarm, cause), alarm.cause == cause.cause
+    return (together and same) or ((together or same) and cause.per_step >= _FOLLOWS * alarm.per_step)
+
+
+def _together(alarm: Alarm, other: Alarm) -> bool:
+    return abs((alarm.since_step or 0) - (other.since_step or 0)) <= _TOGETHER
