@@ -94,6 +94,7 @@ class StepClock:
         self._began = perf_counter_ns()
         self._cpu = process_time_ns()
         self._schedstat: Any = None
+        self._delay = NONE
         self._reset()
         self._undo: list[Callable[[], object]] = []
         after_import(_TRACE_RULES, _leave_us_untraced)
