@@ -336,10 +336,8 @@ def _cause_of_change(table: StepTable, begin: int, more: float, average: Callabl
     rows, slowest = np.arange(len(work_ns)), work_ns.argmax(axis=1)
 
     def share(field: str) -> float:
-        return (
-            gained(table[field][rows, slowest], begin, mean_without_peak if field == "gc_ns" else average)
-            / more
-        )
+        typical = mean_without_peak if field == "gc_ns" else average
+        return gained(table[field][rows, slowest], begin, typical) / more
 
     if share("wait_ns") >= EXPLAINS:
         return COMMUNICATION

@@ -123,11 +123,11 @@ def _telemetry_below(run: Path) -> list[Path]:
         return []  # one may ask before the first rank has begun
     except OSError as error:
         raise system_error(error) from error
-    found = []
+    folders = []
     for path in below:
         with suppress(OSError):  # somebody else's
-            found += [path / FOLDER] if (path / FOLDER).is_dir() else []
-    return sorted(found)
+            folders += [path / FOLDER] if (path / FOLDER).is_dir() else []
+    return sorted(folders)
 
 
 def _ring_files(folder: Path) -> list[tuple[int, Path]]:
