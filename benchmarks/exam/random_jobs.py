@@ -1,0 +1,605 @@
+"""Random jobs with several culprits each, and what is said about them.
+
+    python benchmarks/exam/random_jobs.py --jobs 300 --seed 1 --traces FOLDER --with new [--workers 2]
+
+The jobs are simulated: up to three culprits of any class, in every, every second or third step; nodes, links and stages
+that are slow; imbalance that moves; healthy jobs. The truth of each fault is the difference between two simulations of
+the same job. Traces stay in FOLDER, so that another run only asks. The questions are the same to everybody:
+
+new        rankscope.analysis.faults
+old        the findings
+prototype  a script with the class Counterfactual (--prototype PATH)
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import multiprocessing
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rankscope.analysis.across_ranks.nodes import nodes
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.findings import collect
+from rankscope.bench.blame.case_set import CAUSES
+from rankscope.bench.blame.planting import job_of
+from rankscope.bench.synthetic.balance import balance
+from rankscope.bench.synthetic.cluster import Fault, Job, simulate, step_ns
+from rankscope.bench.synthetic.cluster_trace import write_traces
+from rankscope.bench.synthetic.job import StepFaults
+from rankscope.timeline.run import Run, open_run
+
+LEAST = 0.02
+"""Of the step: culprits of a smaller margin are neither right nor wrong where they are named."""
+JOINT_TOLERANCE, MARGIN_TOLERANCE, MARGIN_TOLERANCE_NS = 0.10, 0.10, 100_000
+_KINDS = {
+    "culprits": 60,
+    "healthy": 14,
+    "moving": 5,
+    "turns": 4,
+    "lengths": 3,
+    "experts": 2,
+    "stage": 5,
+    "node": 5,
+    "everyone": 2,
+}
+"""How many of a hundred jobs are of which kind."""
+MOVING = ("moving", "turns", "lengths", "experts")
+_PIPELINES = (
+    "pp2dp2-1f1b-batched",
+    "pp2dp4-1f1b-batched",
+    "pp4dp2-1f1b-batched",
+    "pp4dp2-interleaved-batched",
+    "pp2dp4",
+    "pp2dp2tp2-1f1b-batched",
+)
+_FLAT = ("dp4", "dp8", "dp4", "dp8", "tp4", "tp8", "dp2tp2", "dp4tp2", "fsdp4", "fsdp8", "ep4", "ep8", "dp16")
+_LAYOUTS = {
+    "culprits": (*_FLAT, *_PIPELINES),
+    "healthy": (*_FLAT, *_PIPELINES, "pp4-1f1b-batched"),
+    "moving": ("dp4", "dp8", "tp4", "dp4tp2", "fsdp4", "pp2dp4-1f1b-batched"),
+    "turns": ("dp4", "tp4", "fsdp4", "dp2tp2"),
+    "lengths": ("dp4", "dp8", "pp2dp4"),
+    "experts": ("ep4", "ep8"),
+    "stage": ("pp4-1f1b-batched", "pp4dp2-1f1b-batched", "pp2dp4-1f1b-batched", "pp2dp2tp2-1f1b-batched"),
+    "node": ("dp8", "dp4tp2", "fsdp8", "dp16"),
+    "everyone": ("dp4", "tp4", "fsdp4"),
+}
+_RANK_FAULTS = ("compute", "compute", "throttle", "host", "host", "gc", "dataloader", "copy")
+_WITH_SIBLINGS = ("dp2tp2", "dp4tp2", "pp2dp4", "pp2dp4-1f1b-batched", "pp2dp2tp2-1f1b-batched")
+"""Layouts in which a group has others to be compared with."""
+_WORDS = {"data": "dataloader", "transfer": "link"}
+
+Subject = int | tuple[int, ...]
+"""A rank, stage, step or micro-batch; of a link the ranks of the group."""
+
+
+class Named(NamedTuple):
+    """One finding of an answer."""
+
+    axis: str
+    """rank, link, step, stage or position."""
+    subjects: tuple[Subject, ...]
+    cause: str
+    """compute, host, dataloader, copy or link; or stages."""
+    margin_ns: float | None = None
+    """Of all subjects together."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What somebody says about a run."""
+
+    named: tuple[Named, ...] = ()
+    joint_ns: float = 0.0
+    """What all of it costs together."""
+    moves: bool = False
+    """Imbalance without a culprit."""
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """A planted fault."""
+
+    axis: str
+    ranks: tuple[int, ...]
+    """Who is late; of a link the rank at its end; the ranks of the stage."""
+    cause: str
+    every: int = 1
+    margin_ns: float = 0.0
+    """What it costs when all else on its axis is mended."""
+    alone_ns: float = 0.0
+    """What mending it alone brings."""
+    stage: int = -1
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is right to say about a job."""
+
+    name: str
+    kind: str
+    layout: str
+    steps: int
+    step_ns: float
+    joint_ns: float = 0.0
+    culprits: tuple[Culprit, ...] = ()
+    job: dict[str, Any] = field(default_factory=dict)
+
+    def counts(self, culprit: Culprit) -> bool:
+        return culprit.margin_ns >= LEAST * self.step_ns
+
+
+# What is planted
+
+
+def planted(number: int, seed: int) -> tuple[str, str, Job]:
+    """Kind, layout and job of a number."""
+    chance = random.Random(f"{seed}/{number}")
+    kind = chance.choices([*_KINDS], [*_KINDS.values()])[0]
+    layout = chance.choice(_LAYOUTS[kind])
+    job = _sized(kind, layout, chance)
+    healthy_ns = step_ns(simulate(job))
+    return kind, layout, replace(job, faults=tuple(_faults(kind, layout, job, healthy_ns, chance)))
+
+
+def _sized(kind: str, layout: str, chance: random.Random) -> Job:
+    job = job_of(layout.replace("fsdp", "dp"))
+    layers = chance.randint(2, 3) if job.stages == 1 else job.chunks if kind != "stage" else 2
+    job = replace(
+        job,
+        steps=chance.randint(5, 8) if job.stages == 1 else chance.choice((4, 6)),
+        layers=layers,
+        kernels=chance.randint(2, 4) if job.stages == 1 else 1,
+        forward_ns=chance.randrange(400_000, 1_000_000),
+        bucket_ns=chance.randrange(200_000, 500_000),
+        norm_ns=chance.choice((0, 40_000)) if job.stages == 1 else 40_000,
+        noise_pct=chance.uniform(0.5, 3),
+        offset_ns=1_000_000,
+        seed=chance.randrange(1 << 30),
+        ranks_per_node={"node": max(job.ranks // 4, 2)}.get(kind, 8),
+    )
+    if job.stages > 1:
+        job = replace(job, micro_batches=4)
+    if layout.startswith("fsdp"):
+        job = replace(
+            job, model="gpt", sharded=True, layers=2, micro_batches=1, bus_gb_s=300.0, latency_ns=12_000
+        )
+        job = replace(job, steps=min(job.steps, 6))
+    if job.expert_ns or kind == "lengths":
+        job = replace(job, layers=2 if job.stages == 1 else job.chunks, kernels=1)
+    if kind == "turns":
+        job = replace(job, steps=8)
+    is_plain = job.stages == 1 and not (job.sharded or job.expert_ns)
+    if kind == "culprits" and is_plain and chance.random() < 0.15:
+        small: dict[str, Any] = {"forward_ns": 48_000, "bucket_ns": 60_000, "sum_ns": 20_000}
+        return replace(job, **small, kernels=12)  # the host is the limit
+    if kind == "moving":  # nobody is it in half of the steps
+        most = max(2, (job.steps - 1) // 2)
+        moving = (Fault("moving", tuple(range(job.ranks)), 1_000),)
+        while max(_turns(replace(job, faults=moving), rank) for rank in range(job.ranks)) > most:
+            job = replace(job, seed=job.seed + 1)
+    return job
+
+
+def _turns(job: Job, rank: int) -> int:
+    return sum(StepFaults(job, rank, step).extra_kernel > 0 for step in range(job.steps))
+
+
+def _faults(kind: str, layout: str, job: Job, healthy_ns: float, chance: random.Random) -> Iterator[Fault]:
+    everybody = tuple(range(job.ranks))
+
+    def size(low: float = 0.05, high: float = 0.5) -> float:
+        share = math.exp(chance.uniform(math.log(low), math.log(high)))
+        return share / (1 - share) * healthy_ns
+
+    def of_rank(rank: int, name: str, every: int = 0) -> Fault:
+        annotated = name == "host" and job.model == "plain" and chance.random() < 0.3
+        fault = Fault(name, (rank,), round(size()), annotated=annotated, every=every)
+        cost = _step_ns(job, [fault]) - healthy_ns
+        grows = 0 < cost < 0.6 * fault.ns  # part of it is hidden
+        return replace(fault, ns=round(fault.ns * min(fault.ns / cost, 4))) if grows else fault
+
+    if kind == "culprits":
+        yield from _culprits(layout, job, of_rank, chance)
+    elif kind == "everyone":
+        names = ["compute", "compute", "host", "dataloader"]
+        chance.shuffle(names)
+        yield from (of_rank(rank, name) for rank, name in enumerate(names))
+    elif kind == "turns":
+        name, ns = chance.choice(("compute", "host", "dataloader", "copy")), 8 * size(0.08, 0.3)
+        # Of 8 steps, one of every fifth, sixth, seventh and eighth is one step each.
+        for rank, every in zip(chance.sample(everybody, 4), (5, 6, 7, 8), strict=True):
+            yield Fault(name, (rank,), round(ns / every), every=every)
+    elif kind in ("moving", "lengths", "experts"):
+        yield Fault(kind, everybody, round(size(0.08, 0.3)))
+    elif kind == "node":
+        first = chance.randrange(job.ranks // job.ranks_per_node) * job.ranks_per_node
+        node = tuple(range(first, first + job.ranks_per_node))
+        yield Fault("throttle", node, round(size(0.05, 0.3)))
+        if chance.random() < 0.4:
+            other = chance.choice([rank for rank in everybody if rank not in node])
+            yield of_rank(other, chance.choice(("host", "dataloader", "compute")))
+    elif kind == "stage":
+        if job.data * job.tensor > 2 and chance.random() < 0.3:
+            yield of_rank(chance.randrange(job.ranks), chance.choice(("compute", "throttle")))
+        stage = chance.randrange(job.stages)
+        ranks = tuple(rank for rank in everybody if job.place(rank)[0] == stage)
+        # The last: without it, the numbers of the others stay.
+        yield Fault("stages", ranks, 3 * job.forward_ns * job.batches)
+
+
+def _culprits(
+    layout: str, job: Job, of_rank: Callable[[int, str, int], Fault], chance: random.Random
+) -> Iterator[Fault]:
+    """One to three, on different ranks; of each class less than half of the ranks that do the same work."""
+    host_bound = job.kernels == 12
+    names = [*_RANK_FAULTS, *["link"] * 3 * (layout in _WITH_SIBLINGS), *["contention"] * 3 * host_bound]
+    used: dict[tuple[str, int], int] = {}
+    most, taken = (job.data * job.tensor) // 2, set[int]()
+    for _ in range(chance.choice((1, 1, 2, 2, 3))):
+        name, every = chance.choice(names), chance.choice((0, 0, 2, 3))
+        at_the_start = name not in ("compute", "throttle", "link", "contention")
+        free = [
+            rank for rank in range(job.data * job.tensor if at_the_start else job.ranks) if rank not in taken
+        ]
+        if not free or (name == "gc" and job.steps < 6):
+            continue
+        rank = chance.choice(free)
+        key = CAUSES[name], job.place(rank)[0]
+        limit = 1 if name == "link" else most
+        if used.get(key, 0) < limit and not (name == "link" and any(cause == "link" for cause, _ in used)):
+            used[key] = used.get(key, 0) + 1
+            taken.add(rank)
+            yield of_rank(rank, name, every if job.steps >= 6 and name != "gc" else 0)
+
+
+# The truth
+
+
+def _step_ns(job: Job, faults: Sequence[Fault]) -> float:
+    return step_ns(simulate(replace(job, faults=tuple(faults))))
+
+
+def _without(faults: Sequence[Fault], mended: Sequence[int]) -> list[Fault]:
+    """A fault without size leaves all random numbers as they are; more layers have no size to take away."""
+    return [
+        replace(fault, ns=0) if number in mended else fault
+        for number, fault in enumerate(faults)
+        if number not in mended or fault.kind != "stages"
+    ]
+
+
+def truth_of(name: str, kind: str, layout: str, job: Job) -> Truth:
+    faults, total_ns = job.faults, _step_ns(job, job.faults)
+    empty = Truth(name, kind, layout, job.steps, total_ns, job=asdict(job))
+    if kind in ("lengths", "experts"):
+        balanced = balance(job)
+        return replace(empty, joint_ns=balanced["t_ns"] - balanced["ranks_ns"])
+    axes = [{"link": "link", "stages": "stage"}.get(fault.kind, "rank") for fault in faults]
+    joint_ns = total_ns - _step_ns(job, _without(faults, range(len(faults)))) if faults else 0.0
+    culprits = []
+    for number, fault in enumerate(faults):
+        alike = [other for other, axis in enumerate(axes) if axis == axes[number]]
+        base_ns = _step_ns(job, _without(faults, alike))
+        stage, every = -1, fault.every or (2 if fault.kind == "gc" else 1)
+        if fault.kind == "stages":  # layers are moved, which saves less than their removal
+            stage, of_stage = job.place(fault.ranks[0])[0], [fault]
+            moved = balance(replace(job, faults=(fault,)))
+            margin_ns = alone_ns = moved["ranks_ns"] - moved["stages_ns"]
+            joint_ns -= _step_ns(job, of_stage) - _step_ns(job, []) - margin_ns
+        else:
+            others = [other for other in alike if other != number]
+            margin_ns = _step_ns(job, _without(faults, others)) - base_ns
+            alone_ns = total_ns - _step_ns(job, _without(faults, [number]))
+        cause = CAUSES.get(fault.kind, "compute")
+        culprits.append(Culprit(axes[number], fault.ranks, cause, every, margin_ns, alone_ns, stage))
+    return replace(empty, joint_ns=joint_ns, culprits=() if kind in MOVING else tuple(culprits))
+
+
+def made(number: int, seed: int, folder: Path) -> tuple[Truth, Path]:
+    """The truth and the traces of a job; made where they are not there."""
+    name = f"job-{seed}-{number:04d}"
+    stored, traces = folder / f"{name}.json", folder / name
+    if not stored.exists():
+        kind, layout, job = planted(number, seed)
+        truth = truth_of(name, kind, layout, job)
+        write_traces(job, simulate(job), traces)
+        stored.write_text(json.dumps(asdict(truth)))
+    values = json.loads(stored.read_text())
+    culprits = tuple(
+        Culprit(**culprit | {"ranks": tuple(culprit["ranks"])}) for culprit in values["culprits"]
+    )
+    return Truth(**values | {"culprits": culprits}), traces
+
+
+# The answers
+
+
+def ask_old(traces: Path) -> Answer:
+    """The findings that blame somebody."""
+    run = open_run([traces])
+    findings = collect(run, Scope())
+    blaming = [each for each in findings if each.report in ("stragglers", "bubbles", "imbalance")]
+    named = []
+    for finding in blaming:
+        if finding.ranks:
+            fact, stage = finding.fact("cause"), finding.fact("stage")
+            cause = str(fact.value) if fact else ""
+            if stage:
+                named.append(Named("stage", (int(str(stage.value)),), "stages", finding.alone_ns))
+            elif cause == "link":
+                named.append(Named("link", (tuple(finding.ranks),), cause, finding.alone_ns))
+            else:
+                named.append(Named("rank", tuple(finding.ranks), cause, finding.alone_ns))
+    moves = any(not finding.ranks and finding.report != "bubbles" for finding in blaming)
+    return Answer(tuple(named), sum(each.cost_ns or 0 for each in findings if each.reachable), moves)
+
+
+def ask_new(traces: Path) -> Answer:
+    try:
+        from rankscope.analysis.faults import faults_of  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        raise SystemExit("random_jobs.py: this rankscope has no rankscope.analysis.faults") from None
+    run = open_run([traces])
+    said = faults_of(run, Scope().in_run(run))
+    named = tuple(
+        Named(axis, subjects_of(run, axis, subjects), _WORDS.get(cause, cause), margin)
+        for axis, subjects, cause, margin in said.named
+    )
+    return Answer(named, said.joint_ns, bool(said.moves))
+
+
+def subjects_of(run: Run, axis: str, subjects: Sequence[Any]) -> tuple[Subject, ...]:
+    """Ranks instead of nodes, members instead of groups."""
+    listed: list[Subject] = []
+    for subject in subjects:
+        if axis == "link" and not isinstance(subject, tuple):
+            groups = run.collectives.groups
+            group = (
+                groups[subject]
+                if isinstance(subject, int)
+                else next(each for each in groups if each.name == subject)
+            )
+            listed.append(tuple(group.ranks or ()))
+        elif isinstance(subject, str):
+            listed += [rank for rank, host in nodes(run).items() if host == subject]
+        else:
+            listed.append(subject if isinstance(subject, tuple) else int(subject))
+    return tuple(listed)
+
+
+def ask_prototype(script: Path, traces: Path) -> Answer:
+    """Its three axes; a stage has a cost there and no name."""
+    spec = importlib.util.spec_from_file_location("prototype", script)
+    assert spec and spec.loader
+    prototype = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(prototype)
+    case = prototype.Counterfactual(traces)
+    saved, step = case.saved, case.step_ns
+    named: list[Named] = []
+    mended: dict[str, Any] = {}
+    everything, margin, cause = case.rank_axis()
+    rules = case.spread, case.steady, case.late_steps, case.steps, case.alone
+    who = prototype.named(everything, margin, step, *rules)
+    moves = not who and everything >= 0.05 * step
+    for rank in who:
+        classes = cause.get(rank, {})
+        named.append(
+            Named(
+                "rank", (rank,), max(classes, key=lambda each: classes[each]) if classes else "", margin[rank]
+            )
+        )
+    joint = everything if moves else 0.0
+    case.saved = lambda **changed: changed
+    mended |= case.alone(who)
+    case.saved = saved
+    everything, margin, _ = case.link_axis()
+    links = prototype.named(everything, margin, step, {}, {}, {}, case.steps, case.alone)
+    case.saved = lambda **changed: changed
+    mended |= case.alone(links)
+    case.saved = saved
+    named += [
+        Named("link", subjects_of(case.run, "link", (int(link),)), "link", margin[link]) for link in links
+    ]
+    if named:
+        joint = saved(**mended)
+    everything = case.stage_axis()[0]
+    return Answer(tuple(named), joint + everything * (everything >= LEAST * step), moves)
+
+
+# The score
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What is right about one answer. Pairs are how many of how many."""
+
+    truth: Truth
+    found: tuple[int, int] = (0, 0)
+    wrongly: int = 0
+    causes: tuple[int, int] = (0, 0)
+    margins: tuple[int, int] = (0, 0)
+    joint: tuple[int, int] = (0, 0)
+    moving: tuple[int, int] = (0, 0)
+    moving_cost: tuple[int, int] = (0, 0)
+    stages: tuple[int, int] = (0, 0)
+    healthy: tuple[int, int] = (0, 0)
+    """Named somebody, of healthy jobs."""
+    wrongly_moving: int = 0
+    what: str = ""
+    seconds: float = 0.0
+    error: bool = False
+
+
+def marked(truth: Truth, answer: Answer) -> Mark:
+    wrong, mark = [], Mark(truth)
+    for each in answer.named:
+        strays = [subject for subject in each.subjects if not _is_true(truth, each.axis, subject)]
+        wrong += [f"wrongly {each.axis} {subject}" for subject in strays]
+    mark = replace(mark, wrongly=len(wrong))
+    counted = [culprit for culprit in truth.culprits if truth.counts(culprit)]
+    for culprit in counted:
+        naming = _naming(culprit, answer)
+        if not naming:
+            wrong.append(f"not found {_words(truth, culprit)}")
+        if culprit.axis == "stage":
+            mark = replace(mark, stages=_with(mark.stages, bool(naming)))
+            continue
+        mark = replace(mark, found=_with(mark.found, bool(naming)))
+        if naming:
+            cause_is_right = any(each.cause == culprit.cause for each in naming)
+            mark = replace(mark, causes=_with(mark.causes, cause_is_right))
+            if not cause_is_right:
+                wrong.append(f"cause of {_words(truth, culprit)}: {naming[0].cause}")
+            margin_ns = naming[0].margin_ns
+            if culprit.axis == "rank" and len(naming[0].subjects) == 1 and margin_ns is not None:
+                close = _close(margin_ns, culprit.margin_ns, MARGIN_TOLERANCE_NS)
+                mark = replace(mark, margins=_with(mark.margins, close))
+    joint_is_right = _close(answer.joint_ns, truth.joint_ns, LEAST * truth.step_ns)
+    if truth.kind in MOVING:
+        said = answer.moves and not mark.wrongly
+        mark = replace(mark, moving=_with((0, 0), said), moving_cost=_with((0, 0), joint_is_right))
+        wrong += [] if answer.moves else ["does not move"]
+    elif truth.kind == "healthy":
+        mark = replace(mark, healthy=_with((0, 0), bool(answer.named) or answer.moves))
+        wrong += ["moves"] * answer.moves
+    else:
+        mark = replace(mark, wrongly_moving=int(answer.moves))
+        mark = replace(mark, joint=_with((0, 0), joint_is_right)) if counted else mark
+        wrong += ["moves"] * answer.moves
+    if not joint_is_right and (counted or truth.kind in MOVING):
+        wrong.append(f"joint {answer.joint_ns / 1e6:.2f} for {truth.joint_ns / 1e6:.2f} ms")
+    return replace(mark, what="; ".join(wrong))
+
+
+def _with(pair: tuple[int, int], right: bool) -> tuple[int, int]:
+    return pair[0] + right, pair[1] + 1
+
+
+def _close(value: float, right: float, least: float) -> bool:
+    return abs(value - right) <= max(JOINT_TOLERANCE * right, least)
+
+
+def _naming(culprit: Culprit, answer: Answer) -> list[Named]:
+    """The findings that name a culprit: all its ranks, its stage, or groups of its link."""
+    own = [each for each in answer.named if each.axis == culprit.axis]
+    if culprit.axis == "link":
+        return [each for each in own if any(set(culprit.ranks) <= _set(group) for group in each.subjects)]
+    if culprit.axis == "stage":
+        return [each for each in own if culprit.stage in each.subjects]
+    involved = [each for each in own if set(culprit.ranks) & set(each.subjects)]
+    ranks = {subject for each in involved for subject in each.subjects}
+    return involved if set(culprit.ranks) <= ranks else []
+
+
+def _set(subject: Subject) -> set[int]:
+    return set(subject) if isinstance(subject, tuple) else {subject}
+
+
+def _is_true(truth: Truth, axis: str, subject: Subject) -> bool:
+    """Whether a named subject is one that is planted."""
+    own = [each for each in truth.culprits if each.axis == axis]
+    if axis == "step" and isinstance(subject, int):  # slow are those in which a culprit is late
+        number = subject - (2 if truth.job["model"] == "gpt" else 0)
+        return any(number % each.every == each.every - 1 for each in truth.culprits if each.every > 1)
+    if axis == "link":
+        return any(set(each.ranks) <= _set(subject) for each in own)
+    return any(subject == each.stage if axis == "stage" else subject in each.ranks for each in own)
+
+
+def _words(truth: Truth, culprit: Culprit) -> str:
+    every = f" every {culprit.every}" if culprit.every > 1 else ""
+    return f"{culprit.cause} of {culprit.axis} {culprit.ranks}{every} ({100 * culprit.margin_ns / truth.step_ns:.1f} %)"
+
+
+def table(marks: Sequence[Mark]) -> str:
+    def pair(name: str) -> str:
+        parts = [getattr(mark, name) for mark in marks]
+        right, of = sum(part[0] for part in parts), sum(part[1] for part in parts)
+        return f"{right} of {of}" + (f" ({right / of:.3f})" if of else "")
+
+    wrongly = sum(mark.wrongly for mark in marks)
+    rows = (
+        ("culprits named, from 2 % of the step", pair("found")),
+        ("their cause", pair("causes")),
+        ("their margin within 10 % or 0.1 ms", pair("margins")),
+        (
+            "wrongly named subjects",
+            f"{wrongly} in {len(marks)} jobs ({100 * wrongly / max(len(marks), 1):.1f} in 100)",
+        ),
+        ("joint cost within 10 % or 2 % of the step", pair("joint")),
+        ("moving: said, nobody named", pair("moving")),
+        ("moving: cost", pair("moving_cost")),
+        ("said to move, and does not", str(sum(mark.wrongly_moving for mark in marks))),
+        ("stages named", pair("stages")),
+        ("healthy, and something is named", pair("healthy")),
+        ("errors", str(sum(mark.error for mark in marks))),
+        ("CPU seconds a job", f"{sum(mark.seconds for mark in marks) / max(len(marks), 1):.2f}"),
+    )
+    return "\n".join(f"{name:44}{value}" for name, value in rows)
+
+
+def judged(ask: Callable[[Path], Answer], seed: int, folder: Path, number: int) -> Mark:
+    truth, traces = made(number, seed, folder)
+    started = time.process_time()
+    try:
+        mark = marked(truth, ask(traces))
+    except Exception as error:  # noqa: BLE001 - one job that fails must not end the others
+        wanted = sum(map(truth.counts, truth.culprits))
+        what = f"{type(error).__name__}: {error}"
+        mark = Mark(truth, found=(0, wanted), joint=(0, int(wanted > 0)), what=what, error=True)
+    return replace(mark, seconds=time.process_time() - started)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--jobs", type=int, default=300, metavar="N")
+    parser.add_argument("--seed", type=int, default=1, metavar="N")
+    parser.add_argument(
+        "--traces", type=Path, required=True, metavar="FOLDER", help="is made, and used again"
+    )
+    parser.add_argument("--with", dest="who", choices=("new", "old", "prototype"), default="new")
+    parser.add_argument("--prototype", type=Path, metavar="FILE", help="for --with prototype")
+    parser.add_argument("--workers", type=int, default=1, metavar="N")
+    parser.add_argument("--only", default="", help="numbers of jobs, such as 3,17; prints all that is said")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what is right about each job")
+    args = parser.parse_args(argv)
+    if args.who == "prototype" and not args.prototype:
+        parser.error("--with prototype needs --prototype FILE")
+    args.traces.mkdir(parents=True, exist_ok=True)
+    asks: dict[str, Callable[[Path], Answer]] = {
+        "new": ask_new,
+        "old": ask_old,
+        "prototype": partial(ask_prototype, args.prototype),
+    }
+    ask = asks[args.who]
+    if args.only:
+        for number in map(int, args.only.split(",")):
+            truth, traces = made(number, args.seed, args.traces)
+            print(replace(truth, job={}), ask(traces), marked(truth, ask(traces)).what, sep="\n  ")
+        return 0
+    task = partial(judged, ask, args.seed, args.traces)
+    marks = []
+    with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
+        for mark in pool.imap(task, range(args.jobs)):
+            marks.append(mark)
+            if mark.what:
+                print(f"{mark.truth.name} {mark.truth.kind} {mark.truth.layout}: {mark.what}", flush=True)
+    print(table(marks))
+    if args.json:
+        args.json.write_text(json.dumps([asdict(mark) for mark in marks], indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
