@@ -3,8 +3,9 @@
     torchrun --nproc-per-node 4 nccl_jobs.py KIND FOLDER [--variants none,host] [--backend gloo]
     python nccl_jobs.py --pack FOLDER OUT
 
-KIND is a key of KINDS; its variants, healthy twins too, are recorded in the same processes. Every variant becomes FOLDER/KIND/VARIANT with a trace per rank and truth.json. A variant whose
-truth.json exists is left out: after a failure, which ends the processes, the same command goes on with the next one.
+KIND is a key of KINDS; its variants, healthy twins too, are recorded in the same processes. Every variant becomes
+FOLDER/KIND/VARIANT with a trace per rank and truth.json. A variant whose truth.json exists is left out: after a
+failure, which ends the processes, the same command goes on with the next one.
 Over NCCL the ranks share one GPU: each says that it is a host of its own, and MPS lets their kernels run at once
 (nccl_record.sh). So kernels fill a quarter of the GPU at most, and more work is more kernels.
 """
@@ -32,14 +33,14 @@ from typing import Any
 WORLD, STEPS = 4, 6
 WARM_UP = 2
 """Steps before the profiler starts; its own warm-up is step 0, the recorded ones are 1 to STEPS."""
-LIMIT_S = 60
-"""A variant that takes longer has failed."""
+LIMIT_S = 45
+"""A variant that takes longer has failed; the first may take twice as long."""
 HEALTHY = ("none", "none2")
 MOST_ARCHIVES, MOST_BYTES = 4, 15 << 20
 """What comes back from the device machine: 64 MiB in files of 16."""
 UNITS = 20
 """So many are timed together."""
-OBJECTS = 1000
+OBJECTS = 5000
 """A unit of garbage: so many are looked at."""
 
 
@@ -647,7 +648,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{args.kind} {variant} rank {rank}: {why}", flush=True)
             os._exit(3)
 
-        watchdog = threading.Timer(LIMIT_S + 30 * first, fail, [f"took longer than {LIMIT_S} s"])
+        watchdog = threading.Timer(LIMIT_S * (1 + first), fail, [f"took longer than {LIMIT_S} s"])
         watchdog.daemon = True
         watchdog.start()
         began = time.time()
