@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from nccl_jobs import HEALTHY, unpack
-from random_jobs import Answer, ask_new, ask_old, ask_prototype
+from random_jobs import WORDS, Answer, Named, ask_old, ask_prototype, subjects_of
+
+from rankscope.analysis.core.scope import Scope
+from rankscope.timeline.run import open_run
 
 TOLERANCE = 0.10
-_WORDS = {"data": "dataloader"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def marked(
 ) -> Mark:
     step_ns, twin_ns = wall_ns(truth), statistics.mean(twins_ns)
     healthy = truth["axis"] == "none"
-    causes = {int(rank): _WORDS.get(cause, cause) for rank, cause in truth["causes"].items()}
+    causes = {int(rank): WORDS.get(cause, cause) for rank, cause in truth["causes"].items()}
     expected = "healthy" if healthy else f"{truth['axis']} {truth['ranks']} {sorted(set(causes.values()))}"
     try:
         answer = ask(folder)
@@ -76,6 +78,21 @@ def marked(
         not failed and cause_is_right(truth["axis"], causes, answer),
         abs(answer.joint_ns - cost_ns) <= TOLERANCE * cost_ns,
     )  # fmt: skip
+
+
+def ask_faults(traces: Path) -> Answer:
+    """The faults, without those of cores that are slow: the machine's own, which the healthy twins have too."""
+    from rankscope.analysis.faults import faults_of
+
+    run = open_run([traces])
+    faults = [fault for fault in faults_of(run, Scope().in_run(run)).listed if not fault.is_of_cores]
+    named = [
+        Named(fault.axis, subjects_of(run, fault.axis, (each.number,)), WORDS.get(each.cause.kind, each.cause.kind),
+              each.margin_ns)
+        for fault in faults
+        for each in fault.subjects
+    ]  # fmt: skip
+    return Answer(tuple(named), sum(fault.cost_ns for fault in faults), any(fault.moves for fault in faults))
 
 
 def who_is_right(truth: dict[str, Any], answer: Answer) -> bool:
@@ -139,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             tasks.append((folder, truth, [wall_ns(twin) for twin in twins]))
     asks: dict[str, Callable[[Path], Answer]] = {
-        "new": ask_new,
+        "new": ask_faults,
         "old": ask_old,
         "prototype": partial(ask_prototype, args.prototype),
     }

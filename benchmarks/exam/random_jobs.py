@@ -77,7 +77,7 @@ _LAYOUTS = {
 _RANK_FAULTS = ("compute", "compute", "throttle", "host", "host", "gc", "dataloader", "copy")
 _WITH_SIBLINGS = ("dp2tp2", "dp4tp2", "pp2dp4", "pp2dp4-1f1b-batched", "pp2dp2tp2-1f1b-batched")
 """Layouts in which a group has others to be compared with."""
-_WORDS = {"data": "dataloader", "transfer": "link"}
+WORDS = {"data": "dataloader", "transfer": "link", "core": "host"}
 
 Subject = int | tuple[int, ...]
 """A rank, stage, step or micro-batch; of a link the ranks of the group."""
@@ -353,7 +353,7 @@ def ask_new(traces: Path) -> Answer:
     run = open_run([traces])
     said = faults_of(run, Scope().in_run(run))
     named = tuple(
-        Named(axis, subjects_of(run, axis, subjects), _WORDS.get(cause, cause), margin)
+        Named(axis, subjects_of(run, axis, subjects), WORDS.get(cause, cause), margin)
         for axis, subjects, cause, margin in said.named
     )
     return Answer(named, said.joint_ns, bool(said.moves))
