@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 import warnings
@@ -156,10 +157,15 @@ class TorchRecorder:
         profile = self._profile
         self._pause.check()
         began = time.perf_counter_ns()
-        self._ours(profile.stop_trace)
+        # acc_events reads the events at once: what it cannot read, as below, is recorded nevertheless.
+        with contextlib.suppress(UnicodeDecodeError):
+            self._ours(profile.stop_trace)
         took = time.perf_counter_ns() - began
         self._profile, self.started = None, False
-        return Recording(profile.profiler.kineto_results.save, profile, took, self._pause.ended)
+        results = profile.profiler.kineto_results
+        if self._plan.with_stack or self._plan.with_modules:
+            profile.profiler.kineto_results = _ReadableNames(results)
+        return Recording(results.save, profile, took, self._pause.ended)
 
     def abandon(self) -> None:
         """End a recording without keeping it; torch's profiler must not stay on."""
@@ -204,6 +210,26 @@ class TorchRecorder:
                 call()
         finally:
             self._script.ours = False
+
+
+class _ReadableNames:
+    """Kineto's results, or an event of theirs. torch 2.13 names a Python function that was freed in the window (the code
+    of a module, say) by bytes of freed memory, which are no text."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self._wrapped = wrapped
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapped, name)
+
+    def events(self) -> list[_ReadableNames]:
+        return [_ReadableNames(event) for event in self._wrapped.events()]
+
+    def name(self) -> str:
+        try:
+            return str(self._wrapped.name())
+        except UnicodeDecodeError as error:
+            return error.object.decode("utf-8", "replace")
 
 
 def _known_options(options: dict[str, Any]) -> dict[str, Any]:

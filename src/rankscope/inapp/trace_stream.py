@@ -110,7 +110,7 @@ class TraceStream:
         if self._passed_on:
             return rest.rstrip().endswith(b"}")
         try:
-            json.loads(b'{"":[0' + rest if self.wrote_events else rest)
+            json.loads((b'{"":[0' + rest if self.wrote_events else rest).decode("utf-8", "replace"))
         except ValueError:
             return False
         return True
