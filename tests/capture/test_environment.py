@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.capture.launcher_command import bootstrap_environment
-from rankscope.capture.start import _module_option
+from rankscope import inapp
+from rankscope.capture import run_folder
+from rankscope.capture.launcher_command import bootstrap_environment, own_command
+from rankscope.capture.plan import PLAN_VARIABLE, Plan
 from rankscope.inapp.start_capture import clean_environment
 
 
@@ -28,16 +30,48 @@ def test_the_jobs_pythonpath_comes_back_as_it_was(path: str | None, monkeypatch:
     assert "RANKSCOPE_PLAN" not in os.environ
 
 
-def test_a_sitecustomize_of_the_job_is_not_for_the_inserted_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_inserted_command_is_not_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by its variables nor by what lies beside it."""
     (tmp_path / "sitecustomize.py").write_text("print('theirs')")
-    for path, option in ((None, "-m"), ("", "-m"), (str(tmp_path), "-Em")):
-        monkeypatch.delenv("PYTHONPATH", raising=False)
-        if path is not None:
-            monkeypatch.setenv("PYTHONPATH", path)
-        assert _module_option() == option
-    words = [sys.executable, _module_option(), "rankscope", "--version"]
-    assert "theirs" not in subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    (tmp_path / "signal.py").write_text("raise SystemExit('theirs')")
+    (tmp_path / "rankscope.py").write_text("raise SystemExit('theirs')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    words = [*own_command(), "--version"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("rankscope ")
     monkeypatch.setenv("PYTHONHOME", sys.prefix)
-    assert _module_option() == "-m"
+    assert "-E" not in own_command()
+
+
+@pytest.mark.slow
+def test_the_command_in_front_is_not_the_jobs(tmp_path: Path) -> None:
+    """As pip installs it: a shell script beside the console script."""
+    theirs, command = tmp_path / "theirs", tmp_path / "rankscope"
+    theirs.mkdir()
+    for name in ("rankscope", "signal", "typing", "random", "sitecustomize"):
+        (theirs / f"{name}.py").write_text(f"print('their {name}')\n")
+    command.write_bytes(Path(run_folder.__file__).with_name("rankscope.sh").read_bytes())
+    console = f"#!{sys.executable}\nfrom rankscope.cli import run\nrun()\n"
+    command.with_name("rankscope-python").write_text(console)
+    for path in (command, command.with_name("rankscope-python")):
+        path.chmod(0o755)
+    shown = "echo $PYTHONPATH $PYTHONINSPECT $PYTHONEXECUTABLE $RANKSCOPE_PYTHONEXECUTABLE; exit 7"
+    variables = {"PYTHONPATH": str(theirs), "PYTHONINSPECT": "1", "PYTHONEXECUTABLE": "/theirs"}
+    done = subprocess.run(
+        [command, "profile", "-q", "-o", "out", "sh", "-c", shown],
+        cwd=tmp_path, env=os.environ | variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    path = f"{Path(inapp.__file__).parent / 'bootstrap'}:{theirs}"
+    assert (done.stdout, done.returncode) == (f"{path} 1 /theirs\n", 7)
+
+
+@pytest.mark.parametrize("module", ["rankscope", "typing"])
+def test_a_job_with_a_module_of_that_name_gets_its_own(tmp_path: Path, module: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"import {module}; print({module}.__file__)\n")
+    (tmp_path / f"{module}.py").write_text("if __name__ == 'typing': raise SystemExit(3)\n")
+    env = bootstrap_environment(os.environ | {"PYTHONPATH": str(tmp_path)}, Plan().to_json(), PLAN_VARIABLE)
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == (3 if module == "typing" else 0)
+    assert module == "typing" or done.stdout == f"{tmp_path / 'rankscope.py'}\n"
+    assert "not captured, the job goes on" in done.stderr

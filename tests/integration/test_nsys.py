@@ -182,5 +182,5 @@ def test_dry_run_shows_each_ranks_line(tmp_path: Path) -> None:
     )
     assert not (tmp_path / "out").exists()
     done = run([*PROFILE, "--tool", "nsys", "-n", "-o", "out", "torchrun", "t.py"], tmp_path, env=with_nsys())
-    assert f"--no-python {PYTHON} -m rankscope profile --tool nsys -o {tmp_path}/out" in done.stdout
+    assert f"__main__.py profile --tool nsys -o {tmp_path}/out" in done.stdout
     assert f"{BIN}/python" in done.stdout

@@ -251,7 +251,7 @@ def test_dry_run_shows_what_each_rank_does(tmp_path: Path) -> None:
         [*PROFILE, "--dry-run", "--steps", "2:3", "torchrun", "--nproc-per-node", "2", "t.py"], tmp_path
     )
     assert "torchrun --nproc-per-node 2 --no-python" in shown.stdout
-    assert "-m rankscope profile --steps 2:3 -o" in shown.stdout
+    assert "rankscope/__main__.py profile --steps 2:3 -o" in shown.stdout
     shown = run([*UNSELECTED, "--dry-run", "echo", "x"], tmp_path)
     assert shown.stdout == "rank 1: echo x\n"
     shown = run([*PROFILE, "--dry-run", "bash", "train.sh"], tmp_path)

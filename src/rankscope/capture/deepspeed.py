@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from rankscope.capture.launcher_command import LOCAL_RANK_PLACE
+from rankscope.capture.launcher_command import LOCAL_RANK_PLACE, own_command
 
 
 def place_local_rank(words: Sequence[str]) -> list[str]:
@@ -22,7 +22,7 @@ def place_local_rank(words: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    words = [sys.executable, "-m", "rankscope", *place_local_rank(sys.argv[1:])]
+    words = [*own_command(), *place_local_rank(sys.argv[1:])]
     os.execv(sys.executable, words)
 
 

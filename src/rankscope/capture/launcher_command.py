@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -149,7 +150,7 @@ def _deepspeed(head: Words, rest: Words, inserted: Sequence[str]) -> Words | Non
         if python is None:
             return None
         start = [python, "-u", *(["-m"] if line.has("module") else [])]
-    ours = list(inserted[3:])  # without `python -m rankscope`: deepspeed starts the module itself
+    ours = list(inserted[inserted.index("profile") :])  # deepspeed starts the module itself
     script, *arguments = rest[line.program :]
     entry = ["--module", DEEPSPEED_ENTRY, *ours, *start]
     return [*head, *options, *entry, script, LOCAL_RANK_PLACE, *arguments]
@@ -246,6 +247,16 @@ def interpreter_of(script: str) -> str | None:
     # pip writes '''exec' /a/long/path/python "$0" "$@" where the path is too long for a #! line
     match = re.match(r"'''exec' (\S+)", head[1]) if len(head) > 1 else None
     return match[1].strip('"') if match else None
+
+
+def own_command() -> list[str]:
+    """This rankscope, for other processes of the job: without the job's PYTHON variables (-E), which may hold a
+    sitecustomize or another typing.py. Not where we are imported from there, nor where PYTHONHOME is needed.
+    """
+    package = Path(__file__).resolve().parents[1]
+    folders = [Path(part).resolve() for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    needs_variables = package.parent in folders or "PYTHONHOME" in os.environ
+    return [sys.executable, *([] if needs_variables else ["-E"]), str(package / "__main__.py")]
 
 
 def bootstrap_environment(env: Mapping[str, str], plan_json: str, plan_variable: str) -> dict[str, str]:

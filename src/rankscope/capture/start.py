@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import NamedTuple
 from rankscope.capture.after_job import within_seconds
 from rankscope.capture.child_process import replace_process, run_command
 from rankscope.capture.job_name import is_python, name_run
-from rankscope.capture.launcher_command import bootstrap_environment, command_text, rewrite
+from rankscope.capture.launcher_command import bootstrap_environment, command_text, own_command, rewrite
 from rankscope.capture.plan import PLAN_VARIABLE, Front, Plan
 from rankscope.capture.rank import Identity, detect
 from rankscope.capture.rank_files import run_manifest
@@ -175,7 +174,7 @@ class Start:
         """The launcher's command with `rankscope profile` before its program; None when it is no launcher."""
         words = [*self.options, "-o", str(folder), "--job", job, *(["-q"] if self.plan.quiet else [])]
         words += [] if self.dry_run else ["--front", front.text]
-        inserted = [sys.executable, _module_option(), "rankscope", "profile", *words, "--inner", "--"]
+        inserted = [*own_command(), "profile", *words, "--inner", "--"]
         return rewrite(self.plan.command, inserted, os.environ)
 
     def _run_plainly(self, error: Exception, who: str = "") -> Ended:
@@ -210,16 +209,6 @@ class Start:
         for text in texts:
             if text is not None:
                 self.output.message(text)
-
-
-def _module_option() -> str:
-    """Python's -m; with -E where the job has a PYTHONPATH: a sitecustomize there is the job's, and not for us.
-
-    Not where we are imported from there, nor where PYTHONHOME, which -E ignores too, is needed.
-    """
-    folders = [Path(part).resolve() for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    ours = Path(__file__).resolve().parents[2]
-    return "-Em" if folders and ours not in folders and "PYTHONHOME" not in os.environ else "-m"
 
 
 def _capturing_environment(plan: Plan) -> dict[str, str]:

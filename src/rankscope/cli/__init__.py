@@ -78,6 +78,8 @@ _USAGE_REASONS = {
     "the following arguments are required": "It does not run without them.",
 }
 """By what argparse says."""
+_PYTHON_OF_JOB = "RANKSCOPE_PYTHONEXECUTABLE"
+"""Python looks for our packages beside PYTHONEXECUTABLE: the command (capture/rankscope.sh) puts it aside."""
 _SHOW_TRACEBACK = "RANKSCOPE_TRACEBACK"
 """The variable with which a defect of ours is shown with its traceback."""
 
@@ -313,6 +315,8 @@ def _with_path(message: str, args: argparse.Namespace) -> str:
 def run() -> None:
     """The console script."""
     _hold_closed_streams()
+    if executable := os.environ.pop(_PYTHON_OF_JOB, None):
+        os.environ["PYTHONEXECUTABLE"] = executable
     sys.exit(main(sys.argv[1:]))
 
 

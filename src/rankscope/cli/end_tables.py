@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from itertools import groupby
 
+from rankscope.capture.launcher_command import own_command
 from rankscope.cli.store_libraries import missing_libraries
 from rankscope.errors import UsageError
 from rankscope.text.spelling import RENAMED_REPORTS
@@ -35,7 +35,7 @@ def _check(names: list[str], peer: list[str]) -> None:
     """Refuse a name that is no report. A process of its own lists them: it needs libraries that the job may lack."""
     if missing_libraries():
         return
-    words = [sys.executable, "-m", "rankscope", "stats", ".", "-r", "list", *peer]
+    words = [*own_command(), "stats", ".", "-r", "list", *peer]
     listed = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
     renamed = () if peer else RENAMED_REPORTS
     reports = [line.split()[0] for line in listed.stdout.splitlines() if line.strip()]

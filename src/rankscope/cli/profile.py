@@ -343,9 +343,11 @@ def _print_stats(folder: Path, tables: list[list[str]]) -> None:
         return
     import subprocess
 
+    from rankscope.capture.launcher_command import own_command
+
     sys.stdout.flush()
     for words in tables:
-        subprocess.run([sys.executable, "-m", "rankscope", "stats", str(folder), *words], check=False)
+        subprocess.run([*own_command(), "stats", str(folder), *words], check=False)
 
 
 def _message(text: str) -> None:

@@ -263,10 +263,11 @@ def start_watcher(folder: Path, options: str) -> Any:
     """Start `rankscope watch` for this run. It ends with this process, and what it prints goes to stderr."""
     import shlex
     import subprocess
-    import sys
+
+    from rankscope.capture.launcher_command import own_command
 
     words = ["watch", str(folder), *shlex.split(options), "--parent", f"{os.getpid()}"]
-    return subprocess.Popen([sys.executable, "-m", "rankscope", *words], stdin=subprocess.DEVNULL, stdout=2)
+    return subprocess.Popen([*own_command(), *words], stdin=subprocess.DEVNULL, stdout=2)
 
 
 def fullest_dump() -> bytes | None:

@@ -14,6 +14,10 @@ def _start(bootstrap):
     if sys.version_info < (3, 10):
         _say("Python 3.10 or newer is needed")
         return
+    if "rankscope" not in sys.modules and _is_jobs():
+        del os.environ["RANKSCOPE_PLAN"]
+        _say("its package rankscope is another one")
+        return
     import importlib.util
 
     # rankscope may be installed in another environment than the job's: load it from this folder, and add
@@ -29,6 +33,20 @@ def _start(bootstrap):
     from rankscope.inapp.start_capture import start_capture
 
     start_capture(plan, bootstrap)
+
+
+def _is_jobs():
+    """Whether the script would import a rankscope of its own, which it gets."""
+    words = sys.orig_argv[1:]
+    while words and words[0].startswith("-") and words[0][:2] not in ("-m", "-c"):
+        words = words[2 if words[0] in ("-W", "-X") else 1 :]
+    script = words and not words[0].startswith("-")
+    folders = [os.path.dirname(os.path.realpath(words[0])) if script else os.getcwd(), *sys.path]
+    for folder in folders[getattr(sys.flags, "safe_path", 0) :]:
+        package = os.path.join(folder, "rankscope")
+        if os.path.isfile(package + ".py") or os.path.isfile(os.path.join(package, "__init__.py")):
+            return not os.path.isdir(os.path.join(package, "inapp"))
+    return False
 
 
 def _say(text):
@@ -53,6 +71,6 @@ _here = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != _here]
 try:
     _start(_here)
-except Exception as _error:
+except (Exception, SystemExit) as _error:  # a module of the job may have the name of one of Python's
     _say(repr(_error))
 _import_hidden_sitecustomize()
