@@ -399,3 +399,53 @@ def test_a_schedule_is_torchs_for_every_combination(**cycle: int) -> None:
         theirs = torch.profiler.schedule(**cycle)
     ours = rankscope.schedule(**cycle)
     assert [ours.action(step) for step in range(50)] == [theirs(step).value for step in range(50)]
+
+
+@pytest.mark.parametrize("wait", [0, 1, 3])
+def test_a_window_waits_for_a_profiler_of_the_script(
+    tmp_path: Path, train: Train, capfd: pytest.CaptureFixture[str], wait: int
+) -> None:
+    """With a wait, both begin with the loop; without one, the script's begins in our warm-up."""
+    cycle = torch.profiler.schedule(wait=wait, warmup=1, active=2, repeat=1) if wait else None
+    own = torch.profiler.profile(schedule=cycle)
+    with rankscope.profile(tmp_path, schedule=ONE_CYCLE, name="mine") as prof:
+        for step in range(12):
+            if step == (not wait):
+                own.start()
+            train()
+            prof.step()
+            own.step()
+            if step == wait + 4:
+                own.stop()
+    assert any(event.key == "aten::addmm" for event in own.key_averages())
+    [window] = json.loads((tmp_path / "rank-00000.rankscope.json").read_text())["windows"]
+    assert window["state"] == "whole" and window["first_step"] > wait + 3
+    said = capfd.readouterr().err
+    assert said.count("the window waits until it has ended") == 1 and "disableProfiler" not in said
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_stacks_leave_the_scripts_own_profile_function_alone(
+    tmp_path: Path, train: Train, capfd: pytest.CaptureFixture[str], first: int
+) -> None:
+    """One that is there goes before our stacks; one that comes while they are recorded stays."""
+    calls: list[int] = []
+
+    def count(frame: Any, event: str, _argument: object) -> None:
+        if event == "call" and frame.f_code is train.__code__:
+            calls.append(1)
+
+    before = sys.getprofile()
+    try:
+        with rankscope.profile(tmp_path, schedule=ONE_CYCLE, name="mine", with_stack=True) as prof:
+            for step in range(6):
+                if step == first:
+                    sys.setprofile(count)
+                train()
+                prof.step()
+    finally:
+        sys.setprofile(before)
+    assert len(calls) == 6 - first
+    recorded = any(event.get("cat") == "python_function" for event in events(tmp_path / "mine-0-of-1.json"))
+    assert recorded == (first > 0)
+    assert ("no stacks are recorded" in capfd.readouterr().err) == (first == 0)

@@ -149,7 +149,10 @@ def nothing_captured_by_rank(plan: Plan, steps: int, optimizer_calls: Mapping[st
     if isinstance(plan.when, ScheduleFunction):
         return f"nothing was captured: the schedule function recorded none of the {steps} steps"
     first = plan.when.first_recorded_step
-    return f"nothing was captured: the script ended after {steps} steps, recording begins with step {first}"
+    return (
+        f"nothing was captured: the script ended after {_plural(steps, 'step')}, recording begins with step {first}. "
+        f"All of them: --steps 0:{steps - 1}"
+    )
 
 
 def captured_by_rank(plan: Plan, files: RankFiles) -> str:

@@ -84,8 +84,7 @@ class CudaRangeRecorder:
     def busy(self) -> bool:
         return self._warm
 
-    @property
-    def script_profiles(self) -> bool:
+    def script_profiles(self, _steps: int) -> bool:
         """A torch profiler of the script does not conflict with a CUDA profiler range."""
         return False
 

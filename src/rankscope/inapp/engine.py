@@ -35,7 +35,7 @@ from rankscope.capture.schedule import (
 )
 from rankscope.capture.selector import parse_selector
 from rankscope.capture.summary import captured_by_rank, nothing_captured_by_rank
-from rankscope.errors import CaptureError, RankscopeError
+from rankscope.errors import RankscopeError
 from rankscope.inapp.cuda_range import CudaRangeRecorder
 from rankscope.inapp.job_log import JobLog
 from rankscope.inapp.main_thread import Timer, when_returning
@@ -97,20 +97,20 @@ class Engine:
         self._windows = Windows(
             files,
             log,
-            recorder or TorchRecorder(plan, ScriptProfiler(self._yield_to_script), self._pause),
+            recorder or TorchRecorder(plan, ScriptProfiler(self._yield_to_script), self._pause, self._say),
             self._sigterm,
             plan.max_size,
             handlers,
         )
 
     def _pause_warning(self) -> PauseWarning:
-        def warn(text: str) -> None:
-            self.files.manifest["notes"].append(text)
-            self.log.progress(text)  # every rank has the same window: one reports
-
         plan = self.plan
         detailed = plan.record_shapes or plan.profile_memory
-        return PauseWarning(warn, with_stack=plan.with_stack, detailed=detailed)
+        return PauseWarning(self._say, with_stack=plan.with_stack, detailed=detailed)
+
+    def _say(self, text: str) -> None:
+        self.files.manifest["notes"].append(text)
+        self.log.progress(text)  # every rank has the same window: one reports
 
     # -- how steps are counted and windows are triggered
 
@@ -369,9 +369,12 @@ class Engine:
 
     def _advance(self, action: int) -> None:
         """Go from the last step's action to the next one's, with torch.profiler's transitions."""
-        if self._action == NONE and action != NONE and self._windows.recorder.script_profiles:
-            self._postpone()
-            return
+        if self._action == NONE and action != NONE:
+            schedule = self._schedule
+            steps = schedule.warmup + schedule.active if isinstance(schedule, Schedule) else 1
+            if self._windows.recorder.script_profiles(steps):
+                self._postpone()
+                return
         before, self._action = self._action, action
         if before in _RECORDING:
             self._windows.recorder.end_step()
@@ -520,14 +523,16 @@ class Engine:
             self._nothing_scheduled()
 
     def _yield_to_script(self) -> None:
-        """The script is about to start its own profiler: close our window first, as a partial one."""
+        """The script is about to start its own profiler: close our window first, as a partial one, or open it later."""
         if not self._windows.is_open:
             return
         if self._windows.recorder.started:
             self._safely(self._windows.close, self.step_number, "the script started its own torch.profiler")
             self._schedule = None
         else:
-            self._give_up(CaptureError("the script started its own torch.profiler, and only one can run"))
+            self._safely(self._windows.drop)
+            self._action = NONE
+            self._safely(self._postpone)
 
     def _close_unfinished(self, why: str | None) -> None:
         if not self._windows.is_open:
@@ -558,7 +563,8 @@ class Engine:
             return  # one of several Python processes of a script; the command in front reports if none captured
         if self.step_number and isinstance(self.plan.when, OnRequest):
             return
-        text = nothing_captured_by_rank(self.plan, self.step_number, self.counter.calls)
+        plan = self.plan._replace(when=self._schedule) if isinstance(self._schedule, Schedule) else self.plan
+        text = nothing_captured_by_rank(plan, self.step_number, self.counter.calls)
         self.files.manifest["notes"].append(text)
         if isinstance(self.plan.when, EveryStep):
             self.files.claim()

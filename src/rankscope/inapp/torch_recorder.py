@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -35,36 +37,57 @@ class ScriptProfiler:
     """
 
     def __init__(self, before_start: Callable[[], None]) -> None:
+        import torch
         import torch.autograd.profiler as profiler
 
         self.in_use = False
         self.ours = False
-        watch = self
-        prepare, leave = profiler.profile._prepare_trace, profiler.profile.__exit__
+        self._scheduled: list[Any] = []
+        self._releases: list[Callable[[], None]] = []
 
-        @functools.wraps(prepare)
-        def prepare_trace(profile: Any, *args: Any, **kwargs: Any) -> Any:
-            if not watch.ours:
-                before_start()
-                watch.in_use = True
-            return prepare(profile, *args, **kwargs)
+        def prepare(_profile: Any) -> None:
+            before_start()
+            self.in_use = True
 
-        @functools.wraps(leave)
-        def exit_profile(profile: Any, *args: Any, **kwargs: Any) -> Any:
-            if not watch.ours:
-                watch.in_use = False
-            return leave(profile, *args, **kwargs)
+        def leave(_profile: Any) -> None:
+            self.in_use = False
 
-        profiler.profile._prepare_trace = prepare_trace
-        profiler.profile.__exit__ = exit_profile
+        def stop(profile: Any) -> None:
+            self._scheduled = [each for each in self._scheduled if each is not profile]
+
+        self._call_before(profiler.profile, "_prepare_trace", prepare)
+        self._call_before(profiler.profile, "__exit__", leave)
+        self._call_before(torch.profiler.profile, "start", lambda profile: self._scheduled.append(profile))
+        self._call_before(torch.profiler.profile, "stop", stop)
+
+    def _call_before(self, owner: Any, name: str, notice: Callable[[Any], None]) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def method(profile: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.ours:
+                notice(profile)
+            return original(profile, *args, **kwargs)
 
         def release() -> None:
-            if profiler.profile._prepare_trace is prepare_trace:  # not wrapped again since
-                profiler.profile._prepare_trace = prepare
-            if profiler.profile.__exit__ is exit_profile:
-                profiler.profile.__exit__ = leave
+            if getattr(owner, name) is method:  # not wrapped again since
+                setattr(owner, name, original)
 
-        self.release: Callable[[], None] = release
+        setattr(owner, name, method)
+        self._releases.append(release)
+
+    def runs_within(self, steps: int) -> bool:
+        """Whether it runs now, or will by its schedule before so many steps have ended."""
+        return self.in_use or any(
+            profile.schedule(profile.step_num + ahead).value
+            for profile in self._scheduled
+            for ahead in range(steps + 1)
+        )
+
+    def release(self) -> None:
+        """Leave torch as it was found."""
+        for release in self._releases:
+            release()
 
 
 class Region(Protocol):
@@ -78,8 +101,11 @@ class Region(Protocol):
 class TorchRecorder:
     """Warm up, start, mark steps, stop. Everything runs on the calling thread."""
 
-    def __init__(self, plan: Plan, script_profiler: ScriptProfiler, pause: PauseWarning) -> None:
+    def __init__(
+        self, plan: Plan, script_profiler: ScriptProfiler, pause: PauseWarning, say: Callable[[str], None]
+    ) -> None:
         self._plan = plan
+        self._say = say
         self._pause = pause
         self._script = script_profiler
         self._profile: Any = None
@@ -105,13 +131,17 @@ class TorchRecorder:
                 "the script runs torch.profiler itself, and only one profiler can run",
                 hint="Capture other steps (--steps A:B), or turn off the script's own profiler.",
             )
+        # torch's stacks take the place of a function of sys.setprofile, on every thread
+        stacks = sys.getprofile() is None and threading.getprofile() is None
+        if not stacks and (self._plan.with_stack or self._plan.with_modules):
+            self._say("no stacks are recorded: the script profiles its Python itself (cProfile, sys.setprofile)")
         self._profile = torch.profiler._KinetoProfile(
             activities=_activities(self._plan.activities),
             record_shapes=self._plan.record_shapes,
             profile_memory=self._plan.profile_memory,
-            with_stack=self._plan.with_stack,
+            with_stack=self._plan.with_stack and stacks,
             with_flops=self._plan.with_flops,
-            with_modules=self._plan.with_modules,
+            with_modules=self._plan.with_modules and stacks,
             **_known_options(self.options),
         )
         self._ours(self._profile.prepare_trace)
@@ -175,8 +205,9 @@ class TorchRecorder:
         import torch
 
         try:
-            if self.started:
-                self._ours(profile.stop_trace)
+            if not self.started:  # as torch leaves a warm-up; ending it at once prints a line
+                self._ours(profile.start_trace)
+            self._ours(profile.stop_trace)
         finally:
             self.started = False
             if torch.autograd._profiler_enabled():
@@ -192,17 +223,20 @@ class TorchRecorder:
 
             torch.autograd._enable_record_function(False)
 
-    @property
-    def script_profiles(self) -> bool:
-        """Whether the script's own profiler runs now."""
-        return self._script.in_use
+    def script_profiles(self, steps: int) -> bool:
+        """Whether the script's own profiler runs within so many steps."""
+        return self._script.runs_within(steps)
 
     def release(self) -> None:
         """No more recordings: leave torch as it was found."""
         self._script.release()
 
     def _ours(self, call: Callable[[], Any]) -> None:
+        """Call torch's profiler. What the script has begun to profile its Python with goes on."""
         self._script.ours = True
+        scripts = sys.getprofile()
+        if type(scripts).__name__ == "TraceContext":  # torch's own
+            scripts = None
         try:
             with warnings.catch_warnings():
                 # torch warns about profiler arguments that the job did not choose; under -W error it would raise.
@@ -210,6 +244,8 @@ class TorchRecorder:
                 call()
         finally:
             self._script.ours = False
+            if scripts is not sys.getprofile() and scripts is not None:
+                getattr(scripts, "enable", lambda: sys.setprofile(scripts))()  # cProfile's is an object
 
 
 class _ReadableNames:
