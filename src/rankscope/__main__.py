@@ -1,4 +1,4 @@
-"""`python -m rankscope`, for machines where the command is not on PATH; and by the path of this file, with which no module
+"""`python -m rankscope`, for machines where the command is not on PATH; and by the path of this file: then no module
 beside the job is in the way."""
 
 import sys

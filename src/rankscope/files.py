@@ -9,6 +9,7 @@ around it is and the umask allows it, or when its maker says so. Standard librar
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
@@ -39,7 +40,7 @@ def make_private_folder(path: Path, *, for_group: bool = False) -> None:
 
 def open_private(path: Path, mode: str, *, follow_links: bool = True, **options: Any) -> IO[Any]:
     """`open` for a new file, readable as its folder says, whatever the umask is."""
-    return open(path, mode, opener=_open if follow_links else _open_no_link, **options)
+    return io.open(path, mode, opener=_open if follow_links else _open_no_link, **options)  # noqa: UP020  (a job may replace the builtin)
 
 
 def close_to_others(path: Path) -> None:

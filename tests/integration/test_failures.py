@@ -111,11 +111,24 @@ def test_a_command_that_is_no_python(tmp_path: Path) -> None:
 
 
 def test_a_script_with_no_torch(tmp_path: Path) -> None:
-    done = run([*PROFILE, "-o", "out", PYTHON, "-c", "print('ran')"], tmp_path)
+    (tmp_path / "plain.py").write_text("print('ran')\n")
+    done = run([*PROFILE, "-o", "out", PYTHON, "plain.py"], tmp_path)
     assert done.stdout == "ran\n"
     assert our_lines(done.stderr) == [
         "rankscope: rank 0: nothing was captured: the script never imported torch"
     ]
+
+
+@pytest.mark.parametrize("script", ["def f(:\n", "import torch\n"])
+def test_a_script_that_fails_before_it_trains(tmp_path: Path, script: str) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('no library')\n")
+    (tmp_path / "train.py").write_text(script)
+    done = run([*PROFILE, "-o", "out", PYTHON, "train.py"], tmp_path, check=False)
+    plain = run([PYTHON, "train.py"], tmp_path, check=False)
+    said, _, ours = done.stderr.partition("rankscope: ")
+    assert (done.returncode, said) == (plain.returncode, plain.stderr)
+    assert f"The command failed before that: status {plain.returncode}." in ours
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_script_that_never_reaches_the_window(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class Start:
         if self.inserted:
             replace_process(launched, env, requested, command)
         status = run_command(launched, env, requested, lambda: self._pass_signal_on(folder), command)
-        return Ended(status, folder, lambda: self._report(folder))
+        return Ended(status, folder, lambda: self._report(folder, status))
 
     def selected_rank(self, identity: Identity) -> Ended:
         """One selected rank behind a launcher: become the command, with an environment that captures it."""
@@ -135,7 +135,7 @@ class Start:
 
         def report() -> None:
             ended.collect()
-            self._report(folder)
+            self._report(folder, ended.status)
 
         return Ended(ended.status, folder, report)
 
@@ -201,10 +201,10 @@ class Start:
                     process = f"rank {manifest['rank']} (process {manifest['pid']})"
                     self.output.message(f"{process} cannot be reached: {error.strerror}")
 
-    def _report(self, folder: Path) -> None:
+    def _report(self, folder: Path, status: int) -> None:
         """The summary; a folder that does not answer is not waited for."""
         texts: list[str | None] = []
-        if not within_seconds(lambda: texts.append(summary(folder, self.plan))):
+        if not within_seconds(lambda: texts.append(summary(folder, self.plan, status))):
             texts.append(f"{short_path(folder)} does not answer: what was captured cannot be summed up")
         for text in texts:
             if text is not None:

@@ -20,14 +20,14 @@ Windows = list[tuple[int, dict[str, Any]]]
 _MOST_CYCLES = 6
 
 
-def summary(folder: Path, plan: Plan) -> str | None:
+def summary(folder: Path, plan: Plan, status: int = 0) -> str | None:
     """The message, or None when there is nothing to report. A run folder without any rank is removed."""
     manifests = list(rank_manifests(folder))
     if not folder.is_dir():
         return f"the run folder {short_path(folder)} is gone, and what was captured with it"
     if not manifests:
         remove_if_empty(folder)
-        return _nothing_captured(plan)
+        return _nothing_captured(plan, status)
     windows = [(manifest["rank"], window) for manifest in manifests for window in manifest["windows"]]
     # A rank that was killed leaves a window without its end.
     written = [
@@ -83,7 +83,7 @@ def cycles(windows: Iterable[dict[str, Any]]) -> str:
     return f"{'step' if named.isdecimal() else 'steps'} {named}"
 
 
-def _nothing_captured(plan: Plan) -> str:
+def _nothing_captured(plan: Plan, status: int) -> str:
     if plan.tool != "torch":
         lines = [
             f"nothing was captured: no selected rank (--ranks {plan.ranks}) of the command ran under {plan.tool}"
@@ -91,7 +91,9 @@ def _nothing_captured(plan: Plan) -> str:
     else:
         lines = [
             f"nothing was captured: no selected rank (--ranks {plan.ranks}) of the command trained with torch",
-            "rankscope captures Python processes; it is not loaded under python -I, -S or -E.",
+            f"The command failed before that: status {status}."
+            if status
+            else "rankscope captures Python processes that import torch; it is not loaded under python -I, -S or -E.",
         ]
     return "\n  ".join([*lines, "See what would run: rankscope profile --dry-run ..."])
 

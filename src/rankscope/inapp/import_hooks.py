@@ -64,6 +64,10 @@ class _Finder(importlib.abc.MetaPathFinder):
                 sys.meta_path.remove(self)
                 self._callback()
 
+        # Python leaves frames of this file out where an import fails
+        exec_module.__code__ = exec_module.__code__.replace(
+            co_filename="<frozen importlib._bootstrap_external>"
+        )
         loader.exec_module = exec_module
 
 

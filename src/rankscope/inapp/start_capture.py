@@ -150,16 +150,15 @@ def _wait_for_torch(plan: Plan, identity: Identity, log: JobLog, bootstrap: str)
             started.append(_start_engine(plan, identity, log))
 
     def at_exit() -> None:
-        if os.getpid() == pid and not started and plan.direct and _script_ran():
+        if os.getpid() == pid and not started and plan.direct and _script_was_found():
             _report_no_torch(plan, identity, log)
 
     after_import("torch", on_torch)
     atexit.register(at_exit)
 
 
-def _script_ran() -> bool:
-    """Whether Python found the script or module that it was given."""
-    return hasattr(sys.modules["__main__"], "__file__") or sys.argv[0] in ("-c", "")
+def _script_was_found() -> bool:
+    return sys.argv[0] in ("-c", "") or os.path.exists(sys.argv[0])  # noqa: PTH110  (pathlib may not be imported)
 
 
 def _report_no_torch(plan: Plan, identity: Identity, log: JobLog) -> None:
@@ -171,6 +170,10 @@ def _report_no_torch(plan: Plan, identity: Identity, log: JobLog) -> None:
     from rankscope.inapp.cuda_range import CudaRangeFiles
 
     text = "nothing was captured: the script never imported torch"
+    if hasattr(sys, "last_type"):  # its folder is left to the next attempt, and the process in front speaks
+        if plan.speaks:
+            log.warning(f"{text}: it ended by {sys.last_type.__name__}")
+        return
     try:
         files = (CudaRangeFiles if plan.windows else RankFiles)(plan, identity, os.environ)
         files.manifest.update(state="done", notes=[text])

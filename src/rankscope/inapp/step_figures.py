@@ -13,6 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from io import FileIO
 from threading import get_ident
 from time import perf_counter_ns, process_time_ns
 from typing import Any, NamedTuple
@@ -142,7 +143,7 @@ class StepClock:
         self._thread = get_ident()
         self._forget_thread()
         with suppress(OSError):
-            self._schedstat = open("/proc/thread-self/schedstat", "rb", buffering=0)  # noqa: PTH123, SIM115
+            self._schedstat = FileIO("/proc/thread-self/schedstat")
         return self._run_delay()
 
     def _forget_thread(self) -> None:

@@ -134,7 +134,9 @@ class TorchRecorder:
         # torch's stacks take the place of a function of sys.setprofile, on every thread
         stacks = sys.getprofile() is None and threading.getprofile() is None
         if not stacks and (self._plan.with_stack or self._plan.with_modules):
-            self._say("no stacks are recorded: the script profiles its Python itself (cProfile, sys.setprofile)")
+            self._say(
+                "no stacks are recorded: the script profiles its Python itself (cProfile, sys.setprofile)"
+            )
         self._profile = torch.profiler._KinetoProfile(
             activities=_activities(self._plan.activities),
             record_shapes=self._plan.record_shapes,
@@ -249,8 +251,8 @@ class TorchRecorder:
 
 
 class _ReadableNames:
-    """Kineto's results, or an event of theirs. torch 2.13 names a Python function that was freed in the window (the code
-    of a module, say) by bytes of freed memory, which are no text."""
+    """Kineto's results, or an event of theirs. torch 2.13 names a Python function that was freed in the window (the
+    code of a module, say) by bytes of freed memory, which are no text."""
 
     def __init__(self, wrapped: Any) -> None:
         self._wrapped = wrapped

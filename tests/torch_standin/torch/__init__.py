@@ -122,6 +122,12 @@ class _KinetoProfile:
         self.profiler.metadata[key] = text
 
 
+class _ScheduledProfile(_KinetoProfile):
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
 class _Activity(Enum):
     CPU = 0
     CUDA = 1
@@ -228,7 +234,11 @@ autograd = sys.modules["torch.autograd"]
 autograd.__dict__.update(_disable_profiler=lambda: None, _enable_record_function=lambda _: None)
 _module("autograd.profiler", profile=_Profile, record_function=record_function)
 _module(
-    "profiler", _KinetoProfile=_KinetoProfile, ProfilerActivity=_Activity, record_function=record_function
+    "profiler",
+    _KinetoProfile=_KinetoProfile,
+    profile=_ScheduledProfile,
+    ProfilerActivity=_Activity,
+    record_function=record_function,
 )
 _module("optim", Optimizer=Optimizer, SGD=SGD, Adam=Adam)
 _module(
