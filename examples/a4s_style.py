@@ -1,6 +1,6 @@
 """A command line with a train command and --profiling, as A4S has. Run:
 
-python examples/a4s_style.py train --profiling --prof_dir prof --debug
+python examples/a4s_style.py train --profiling --prof_dir prof --prof_table
 """
 
 import argparse

@@ -96,14 +96,22 @@ def test_auto_is_every_rank_of_a_small_job(
 
 
 @pytest.mark.parametrize(
-    ("text", "world", "local", "count"),
+    ("text", "world", "local", "count", "first"),
     [
-        ("all", 64, 8, 64),
-        ("auto", 16, 4, 16),
-        ("auto", 64, 8, 8),
-        ("local:0@nodes:0-1", 64, 8, 2),
-        ("0,8-15", 12, 4, 5),
+        ("all", 64, 8, 64, 0),
+        ("auto", 16, 4, 16, 0),
+        ("auto", 64, 8, 8, 0),
+        ("local:0@nodes:0-1", 64, 8, 2, 0),
+        ("local:3@nodes:1", 64, 8, 1, 11),
+        ("8-15,2", 12, 4, 5, 2),
     ],
 )
-def test_how_many_ranks_match(text: str, world: int, local: int, count: int) -> None:
-    assert parse_selector(text).matching(Identity(3, 3, world, local, 0, "test")) == count
+def test_which_ranks_match(text: str, world: int, local: int, count: int, first: int) -> None:
+    """The first of them speaks for the job."""
+    leads = [
+        rank
+        for rank in range(world)
+        if parse_selector(text).leads(Identity(rank, rank % local, world, local, 0, ""))
+    ]
+    assert leads == [first]
+    assert len(parse_selector(text).matching(Identity(3, 3, world, local, 0, "test")) or ()) == count

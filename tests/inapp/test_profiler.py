@@ -161,10 +161,13 @@ def test_nothing_of_ours_is_in_a_trace_with_stacks_or_its_table(
     assert not capfd.readouterr().out
 
 
-def test_a_line_when_the_trace_is_on_disk(
-    tmp_path: Path, train: Train, capfd: pytest.CaptureFixture[str]
+def test_a_line_before_a_window_and_when_its_trace_is_on_disk(
+    tmp_path: Path, train: Train, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with rankscope.profile(tmp_path, schedule=ONE_CYCLE, name="t") as prof:
+    """Of rank 0, or of the first rank that is recorded."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    with rankscope.profile(tmp_path, schedule=ONE_CYCLE, name="t", ranks=[1, 2]) as prof:
         for step in range(8):
             train()
             deadline = time.monotonic() + 20
@@ -174,7 +177,8 @@ def test_a_line_when_the_trace_is_on_disk(
             prof.step()
         said = capfd.readouterr().err
     assert re.search(
-        rf"rank 0: the trace of steps 2-3 is on disk: {tmp_path}/t-0-of-1.json \([\d.]+ kB\); "
+        rf"rank 1: steps 2-3 will be recorded: (?s:.*)"
+        rf"rank 1: the trace of steps 2-3 is on disk: {tmp_path}/t-1-of-3.json \([\d.]+ kB\); "
         r"training was paused for [\d.]+ m?s\n",
         said,
     )

@@ -209,7 +209,10 @@ def test_a4s_style_flags(
     moments = ["before forward", "after forward", "before backward", "after backward", "at its end"]
     assert re.findall(r"step 5 ([a-z ]+): host [\d.]+ [MG]B", said.err) == moments, said.err
     assert (tmp_path / "profiler_list.dat").read_text() in said.out
-    run_with(["--profiling", "--ptensorboard", "--prof_dir", str(tmp_path / "tb")], train)
+    run_with(["--profiling", "--ptensorboard", "--prof_table", "--prof_dir", str(tmp_path / "tb")], train)
+    said = capfd.readouterr()
+    assert (tmp_path / "tb" / "profiler_list.dat").read_text() in said.out
+    assert "before forward" not in said.err
     assert list((tmp_path / "tb").glob("*.pt.trace.json.gz"))
 
 

@@ -34,14 +34,20 @@ class RankSelector(NamedTuple):
             return False
         return self.also is None or _within(self.also[1], _fact(identity, self.also[0], self.text))
 
-    def matching(self, identity: Identity) -> int | None:
-        """How many ranks of the job match, as far as one rank knows; ranks are taken to fill node after node."""
+    def matching(self, identity: Identity) -> list[int] | None:
+        """The ranks of the job that match, as far as one rank knows; they are taken to fill node after node."""
         world, local = identity.world_size, identity.local_size
         if world is None or (local is None and self.field not in ("all", "rank") and world > AUTO_ALL):
             return None
         local = local or world
         ranks = (Identity(rank, rank % local, world, local, rank // local, "") for rank in range(world))
-        return sum(map(self.selects, ranks))
+        return [each.rank for each in ranks if self.selects(each)]
+
+    def leads(self, identity: Identity) -> bool:
+        """Whether this rank speaks for the others: the first that is selected."""
+        if self.field == "rank" and self.also is None:
+            return identity.rank == min(self.ranges)[0]
+        return identity.rank == next(iter(self.matching(identity) or ()), 0)
 
     def matches_none(self, identity: Identity) -> bool:
         """Whether no rank of the job can match, as far as one rank knows the job's size."""

@@ -166,8 +166,8 @@ def captured_by_rank(plan: Plan, files: RankFiles) -> str:
         return f"no trace could be written to {files.folder}"
     size = format_bytes(sum(window.get("bytes", 0) for window in windows), 1)
     # By the selection: another rank may not have written anything yet.
-    recorded = parse_selector(plan.ranks).matching(files.identity) or 1
-    ranks = ranks_of(recorded, files.identity.world_size or 1)
+    recorded = parse_selector(plan.ranks).matching(files.identity) or [0]
+    ranks = ranks_of(len(recorded), files.identity.world_size or 1)
     longest = max(windows, key=lambda window: int(window["stall_ns"]))
     export = longest["stall_ns"] - longest["stop_ns"]
     return (

@@ -73,6 +73,7 @@ class Engine:
         import torch
 
         files.manifest["torch"] = torch.__version__
+        log.leads = parse_selector(plan.ranks).leads(files.identity)
         self.plan = plan
         self.files = files
         self.log = log
@@ -93,7 +94,7 @@ class Engine:
         self._pid = os.getpid()
         self._sigterm = SigtermGuard(self._terminated)
         self._pause = self._pause_warning()
-        self._announces = recorder is None and not handlers
+        self._announces = recorder is None
         self._windows = Windows(
             files,
             log,
@@ -278,7 +279,6 @@ class Engine:
         if self.files.claimed:
             self.files.save()
             if not self.stopped and self.files.manifest["windows"]:
-                self.log.reports = self.log.reports or self._reports_for_rank_zero()
                 self.log.info(captured_by_rank(self.plan, self.files))
 
     def _note_lost_front(self) -> None:
@@ -328,7 +328,7 @@ class Engine:
         if self.files.identity.source in (SINGLE, UNNUMBERED) and not self.files.claimed:
             self.files.identify(identity)
             self.log.rank = identity.rank
-            self.log.reports = self.log.reports and identity.rank == 0
+            self.log.leads = parse_selector(self.plan.ranks).leads(identity)
             if not parse_selector(self.plan.ranks).selects(identity):
                 self._nothing_scheduled()
         if self._telemetry is not None:
@@ -574,12 +574,6 @@ class Engine:
         except RankscopeError:
             return  # another process of this rank was captured
         self.log.warning(text)
-
-    def _reports_for_rank_zero(self) -> bool:
-        """Rank 0 reports for the run; where it is not selected, the rank that made the run folder does."""
-        rank_zero = Identity(0, 0, None, None, 0, "")
-        selected = parse_selector(self.plan.ranks).selects(rank_zero)
-        return self.files.first and self.plan.speaks and not self.plan.quiet and not selected
 
 
 def _text(error: Exception) -> str:

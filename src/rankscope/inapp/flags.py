@@ -9,8 +9,10 @@ with rankscope.profiler_from_args(args, model=model) as prof:
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
+from rankscope.capture.job_name import script_name
 from rankscope.capture.schedule import Schedule
 from rankscope.inapp.operator_table import Summary
 from rankscope.inapp.profiler import DEFAULT_FOLDER, profile, schedule
@@ -40,6 +42,7 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentP
     add("--profiling", action="store_true", help="record some steps with torch's profiler, with summaries")
     add("--ptensorboard", action="store_true", help="write the trace for TensorBoard instead of as JSON")
     add("--prof_dir", default=DEFAULT_FOLDER, metavar="DIR", help="traces and summaries (default: ./prof)")
+    add("--prof_table", action="store_true", help="print the table of operators at the end")
     add(
         "--debug",
         action="store_true",
@@ -90,12 +93,12 @@ def _megatron(args: argparse.Namespace, key: str) -> Any:
     return getattr(args, f"torch_profile_{key.replace('-', '_')}")
 
 
-def _handlers(args: argparse.Namespace, megatron: bool, name: str | None) -> list[Handler] | None:
-    """None is the default: a Chrome trace and the summaries."""
+def _handlers(args: argparse.Namespace, megatron: bool, name: str | None) -> list[Handler]:
     folder = getattr(args, "tensorboard_dir", None) if megatron else None
+    summary = Summary(prints=bool(getattr(args, "prof_table", False)))
     if folder or getattr(args, "ptensorboard", False):
-        return [TensorBoard(folder), Summary()]
-    return [ChromeTrace(name), Summary()] if name else None
+        return [TensorBoard(folder), summary]
+    return [ChromeTrace(name or script_name(sys.argv)), summary]
 
 
 class _Adder:

@@ -50,13 +50,15 @@ def current_identity() -> Identity:
 class JobLog:
     """One line per message, on stderr; printing never raises.
 
-    ``reports`` selects the one process of the job that prints ``info`` messages.
+    ``leads`` is true of the one process of the job that prints ``info`` and ``progress``; without ``reports`` it does
+    not print ``info``.
     """
 
     def __init__(
         self, rank: int, *, reports: bool = True, quiet: bool = False, verbose: bool = False
     ) -> None:
         self.rank = rank
+        self.leads = True
         self.reports = reports and not quiet
         self._quiet = quiet
         self.verbose = verbose
@@ -67,12 +69,12 @@ class JobLog:
         self._print(text)
 
     def info(self, text: str) -> None:
-        if self.reports or self.verbose:
+        if (self.leads and self.reports) or self.verbose:
             self._print(text)
 
     def progress(self, text: str) -> None:
-        """While training goes on: printed by rank 0, also where the process in front sums up the end."""
-        if self.verbose or (self.rank == 0 and not self._quiet):
+        """While training goes on: printed by one rank, also where the process in front sums up the end."""
+        if self.verbose or (self.leads and not self._quiet):
             self._print(text)
 
     def debug(self, text: str) -> None:

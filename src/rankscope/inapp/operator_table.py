@@ -23,7 +23,7 @@ class Summary:
     """
 
     def __init__(self, row_limit: int = ROW_LIMIT, *, prints: bool = False) -> None:
-        """``row_limit`` -1 shows every operator. With ``prints`` rank 0 also prints the file on stdout."""
+        """``row_limit`` -1 shows every operator. With ``prints`` one rank also prints the file on stdout."""
         self.row_limit = row_limit
         self.prints = prints
         self.deepspeed = False
@@ -54,7 +54,7 @@ class Summary:
         path = self.path(recorded)
         text = "\n\n".join(part.strip("\n") for part in parts) + "\n"
         path.write_text(text, encoding="utf-8")
-        if self.prints and recorded.rank == 0:
+        if self.prints and recorded.leads:
             # as a script that prints key_averages() itself; the job may have closed stdout
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 sys.stdout.write(text)

@@ -218,7 +218,7 @@ class profile:  # noqa: N801  (torch.profiler.profile's spelling)
             _attempt(engine.log, type(handler).__name__, getattr(handler, "close", lambda: None))
 
     def _start_engine(self, identity: Identity) -> Engine:
-        log = JobLog(identity.rank, reports=identity.rank == 0, verbose=self._debug)
+        log = JobLog(identity.rank, verbose=self._debug)
         files = RankFiles(self._plan, identity, os.environ)
         # Without handlers the engine writes the window itself.
         handlers = [*self._handlers, self._remember] if self._handlers else []

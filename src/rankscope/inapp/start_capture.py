@@ -89,9 +89,7 @@ def _is_child(plan: Plan) -> bool:
 
 
 def _log(plan: Plan, identity: Identity) -> JobLog:
-    return JobLog(
-        identity.rank, reports=plan.speaks and identity.rank == 0, quiet=plan.quiet, verbose=plan.verbose
-    )
+    return JobLog(identity.rank, reports=plan.speaks, quiet=plan.quiet, verbose=plan.verbose)
 
 
 def _plan_of_rank(plan: Plan, identity: Identity, log: JobLog) -> Plan | None:
@@ -170,9 +168,11 @@ def _report_no_torch(plan: Plan, identity: Identity, log: JobLog) -> None:
     from rankscope.inapp.cuda_range import CudaRangeFiles
 
     text = "nothing was captured: the script never imported torch"
-    if hasattr(sys, "last_type"):  # its folder is left to the next attempt, and the process in front speaks
+    if failure := getattr(
+        sys, "last_type", None
+    ):  # its folder is left to the next attempt, and the process in front speaks
         if plan.speaks:
-            log.warning(f"{text}: it ended by {sys.last_type.__name__}")
+            log.warning(f"{text}: it ended by {failure.__name__}")
         return
     try:
         files = (CudaRangeFiles if plan.windows else RankFiles)(plan, identity, os.environ)

@@ -36,7 +36,7 @@ def watch(
     plan = Plan(OnRequest(), output=str(folder), command=tuple(sys.orig_argv), force=True, watch=True)
     plan = plan._replace(hang_after_s=hang_after_s, watch_budget_pct=budget_pct)
     identity = current_identity()
-    log = JobLog(identity.rank, reports=identity.rank == 0)
+    log = JobLog(identity.rank)
     engine = Engine(plan, RankFiles(plan, identity, os.environ), log)
     engine.watch_optimizers()
     engine.joined(identity)

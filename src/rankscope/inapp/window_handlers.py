@@ -49,6 +49,8 @@ class Recorded:
     """0 for the first cycle of the schedule."""
     first_step: int
     last_step: int
+    leads: bool = True
+    """Whether this rank prints for all."""
     partial: bool = False
     """Whether the loop ended inside the window."""
 

@@ -228,6 +228,7 @@ class Windows:
             profile=recording.events,
             folder=self._files.folder,
             export=export,
+            leads=self._log.leads,
             partial=why is not None,
             **facts,
             **steps,
