@@ -63,6 +63,7 @@ def test_cut_anywhere_it_is_json_with_whole_events(
 def test_our_own_frames_are_left_out(chunk: int) -> None:
     frame = EVENT.replace('"ph": "X",', '"ph": "X",\n    "cat": "python_function",')
     ours = ["rankscope/inapp/engine.py(1): step", "/opt/rankscope/capture/schedule.py(55): is_over"]
+    ours += ["rankscope/host.py(60): resident_bytes", "/opt/rankscope/text/visible_text.py(9): visible"]
     theirs = [
         "rankscope/train.py(1): step",
         "torch/nn/modules/module.py(9): inner",

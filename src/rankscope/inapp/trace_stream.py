@@ -9,6 +9,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 
 from rankscope.inapp.added_events import AddedEvents
 
@@ -23,8 +24,10 @@ _LARGEST_EVENT = 64 * 2**20
 _LEVEL = 1
 _GZIP = 31
 
-# Our own Python functions, as with_stack names them: a path below the package's folder, a line and a name.
-_OURS = rb'(?:[^"\n]*/)?rankscope/(?:inapp|capture)/[^"\n]*\.py\(\d+\): [^"\n]*'
+# Our own Python functions, as with_stack names them: a path in the package's folder, a line and a name. The job may have
+# a folder of the same name.
+_NAMES = "|".join(path.stem for path in Path(__file__).parents[1].iterdir()).encode()
+_OURS = rb'(?:[^"\n]*/)?rankscope/(?:' + _NAMES + rb')(?:/[^"\n]*)?\.py\(\d+\): [^"\n]*'
 OUR_FRAME = re.compile(_OURS)
 _OUR_EVENT = re.compile(
     rb',\n  \{\s*"ph": "X",\s*"cat": "python_function",\s*"name": "' + _OURS + rb'".*?\n  \}', re.DOTALL
