@@ -41,7 +41,7 @@ RELAYED = (*USUAL, *OTHERS, *REAL_TIME)
 DEADLY = (*RELAYED, "KILL")
 # With torch, of which an import takes seconds.
 USUAL_DEADLY = (*USUAL, "KILL", "SEGV", "ABRT", "BUS")
-# torch's profiler prints these two itself; nothing turns them off.
+# torch's profiler prints these two itself; what turns them off hides Kineto's errors too.
 _KINETO = re.compile(r"^USDT:.*SyncActivityProfilerHandler.*\n?", re.MULTILINE)
 _OURS = re.compile(r"^rankscope: .*\n?(?:^  .*\n?)*", re.MULTILINE)
 

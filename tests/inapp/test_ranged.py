@@ -97,13 +97,13 @@ def test_without_a_driver_the_steps_asked_for_are_only_marked(tmp_path: Path, ca
     assert calls == ["work 0", "ProfilerStep#1", "work 1", "end ProfilerStep#1", "work 2"]
 
 
-def test_without_a_schedule_every_step_is_marked_and_the_last_stays_open(
+def test_without_a_schedule_every_step_is_marked_and_the_last_as_unfinished(
     tmp_path: Path, calls: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     run_steps(engine_for(tmp_path, EveryStep(), opens_range=False), calls, 2)
     assert calls == [
         *("ProfilerStep#0", "work 0", "end ProfilerStep#0", "ProfilerStep#1", "work 1", "end ProfilerStep#1"),
-        *("ProfilerStep#2", "unfinished step 2", "end unfinished step 2"),
+        *("ProfilerStep#2", "unfinished step 2", "end unfinished step 2", "end ProfilerStep#2"),
     ]
     [window] = note(tmp_path)["windows"]
     assert (window["first_step"], window["last_step"], window["state"]) == (0, 1, "whole")

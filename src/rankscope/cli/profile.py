@@ -141,7 +141,7 @@ _MORE = group("more", _HELP_ALL, help_all=_MORE_SETTINGS)
 MAIN_OPTIONS = frozenset(
     {
         *("help", argparse.SUPPRESS, "command", "tool", "output", "ranks", "stats", "dry_run"),
-        *("steps", "on_signal", "record_shapes", "profile_memory", "with_stack"),
+        *("active", "steps", "on_signal", "record_shapes", "profile_memory", "with_stack"),
     }
 )
 # Not passed on to the command that is inserted into a launcher's: it gets its own, or must not have them.

@@ -129,22 +129,19 @@ class CudaRangeRecorder:
 
     def end_step(self) -> None:
         if self._in_step:
-            self._end_region()
+            if self.region is not None:
+                self.region.end()
             if self._nvtx is not None:
                 self._nvtx.end(self._step_range)
-
-    def _end_region(self) -> None:
-        if self._in_step and self.region is not None:
-            self.region.end()
         self._in_step = False
 
     def mark_unfinished(self) -> None:
-        """The step stays open, and the tool ends it with the report; this tells it from those that ended."""
+        """This tells the step from those that ended. Left open, it would last until the tool has ended."""
         if self._in_step and self._nvtx is not None:
             self._nvtx.end(self._nvtx.start(unfinished_step(self._step_number)))
 
     def stop(self) -> Recording:
-        self._end_region()
+        self.end_step()
         began = time.perf_counter_ns()
         while self._extra_ranges:
             self._extra_ranges.pop().end()

@@ -24,8 +24,8 @@ _LARGEST_EVENT = 64 * 2**20
 _LEVEL = 1
 _GZIP = 31
 
-# Our own Python functions, as with_stack names them: a path in the package's folder, a line and a name. The job may have
-# a folder of the same name.
+# Our own Python functions, as with_stack names them: a path in the package's folder, a line and a name.
+# The job may have a folder rankscope too.
 _NAMES = "|".join(path.stem for path in Path(__file__).parents[1].iterdir()).encode()
 _OURS = rb'(?:[^"\n]*/)?rankscope/(?:' + _NAMES + rb')(?:/[^"\n]*)?\.py\(\d+\): [^"\n]*'
 OUR_FRAME = re.compile(_OURS)
