@@ -62,8 +62,8 @@ def test_the_command_in_front_is_not_the_jobs(tmp_path: Path) -> None:
         cwd=tmp_path, env=os.environ | variables,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False,
     )  # fmt: skip
-    path = f"{Path(inapp.__file__).parent / 'bootstrap'}:{theirs}"
-    assert (done.stdout, done.returncode) == (f"{path} 1 /theirs\n", 7)
+    pythonpath = f"{Path(inapp.__file__).parent / 'bootstrap'}:{theirs}"
+    assert (done.stdout, done.returncode) == (f"{pythonpath} 1 /theirs\n", 7)
 
 
 @pytest.mark.parametrize("module", ["rankscope", "typing"])
