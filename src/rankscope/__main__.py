@@ -5,10 +5,8 @@ import sys
 
 if not __package__:
     _package = __file__.rpartition("/")[0]
-    sys.path.remove(_package)
-    # behind the standard library, before other packages
-    _index = next((index for index, path in enumerate(sys.path) if path.endswith("-packages")), len(sys.path))
-    sys.path.insert(_index, _package.rpartition("/")[0])
+    sys.path[:] = [path for path in sys.path if path != _package]
+    sys.path.append(_package.rpartition("/")[0])
 
 from rankscope.cli import run
 

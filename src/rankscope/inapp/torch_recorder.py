@@ -42,23 +42,18 @@ class ScriptProfiler:
 
         self.in_use = False
         self.ours = False
-        self._scheduled: list[Any] = []
-        self._releases: list[Callable[[], None]] = []
+        self._scheduled: Any = None
+        self._originals: list[tuple[Any, str, Any, Any]] = []
 
         def prepare(_profile: Any) -> None:
             before_start()
             self.in_use = True
 
-        def leave(_profile: Any) -> None:
-            self.in_use = False
-
-        def stop(profile: Any) -> None:
-            self._scheduled = [each for each in self._scheduled if each is not profile]
-
         self._call_before(profiler.profile, "_prepare_trace", prepare)
-        self._call_before(profiler.profile, "__exit__", leave)
-        self._call_before(torch.profiler.profile, "start", lambda profile: self._scheduled.append(profile))
-        self._call_before(torch.profiler.profile, "stop", stop)
+        self._call_before(profiler.profile, "__exit__", lambda _: setattr(self, "in_use", False))
+        scheduled = torch.profiler.profile
+        self._call_before(scheduled, "start", lambda profile: setattr(self, "_scheduled", profile))
+        self._call_before(scheduled, "stop", lambda _: setattr(self, "_scheduled", None))
 
     def _call_before(self, owner: Any, name: str, notice: Callable[[Any], None]) -> None:
         original = getattr(owner, name)
@@ -69,25 +64,22 @@ class ScriptProfiler:
                 notice(profile)
             return original(profile, *args, **kwargs)
 
-        def release() -> None:
-            if getattr(owner, name) is method:  # not wrapped again since
-                setattr(owner, name, original)
-
         setattr(owner, name, method)
-        self._releases.append(release)
+        self._originals.append((owner, name, original, method))
 
     def runs_within(self, steps: int) -> bool:
         """Whether it runs now, or will by its schedule before so many steps have ended."""
-        return self.in_use or any(
-            profile.schedule(profile.step_num + ahead).value
-            for profile in self._scheduled
-            for ahead in range(steps + 1)
+        profile = self._scheduled
+        return self.in_use or (
+            profile is not None
+            and any(profile.schedule(profile.step_num + ahead).value for ahead in range(steps + 1))
         )
 
     def release(self) -> None:
         """Leave torch as it was found."""
-        for release in self._releases:
-            release()
+        for owner, name, original, method in self._originals:
+            if getattr(owner, name) is method:  # not wrapped again since
+                setattr(owner, name, original)
 
 
 class Region(Protocol):

@@ -37,15 +37,11 @@ def _start(bootstrap):
 
 def _is_jobs():
     """Whether the script would import a rankscope of its own, which it gets."""
-    words = sys.orig_argv[1:]
-    while words and words[0].startswith("-") and words[0][:2] not in ("-m", "-c"):
-        words = words[2 if words[0] in ("-W", "-X") else 1 :]
-    script = words and not words[0].startswith("-")
-    folders = [os.path.dirname(os.path.realpath(words[0])) if script else os.getcwd(), *sys.path]
-    for folder in folders[getattr(sys.flags, "safe_path", 0) :]:
+    # Python puts the script's folder, or with -m and -c the current one, in front of sys.path, but later
+    for folder in [*map(os.path.dirname, sys.orig_argv[1:4]), *sys.path]:
         package = os.path.join(folder, "rankscope")
-        if os.path.isfile(package + ".py") or os.path.isfile(os.path.join(package, "__init__.py")):
-            return not os.path.isdir(os.path.join(package, "inapp"))
+        if os.path.isfile(package + ".py") or os.path.isfile(package + "/__init__.py"):
+            return not os.path.isdir(package + "/inapp")
     return False
 
 
