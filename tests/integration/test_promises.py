@@ -124,6 +124,23 @@ def test_the_jobs_own_sitecustomize_still_runs(tmp_path: Path) -> None:
     assert lines[-2:] == ["their sitecustomize", str(tmp_path / "sitecustomize.py")]
 
 
+def test_tables_are_of_this_job_and_not_of_an_earlier_one_in_its_folder(tmp_path: Path) -> None:
+    """Behind a launcher. The third job has the second's id, as a PyTorchJob that is applied again: it is refused."""
+
+    def job(port: str, window: str) -> subprocess.CompletedProcess[str]:
+        env = environment(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", MASTER_ADDR="host", MASTER_PORT=port)
+        words = [*PROFILE, "-o", "out", "--ranks", "0", "--steps", window, "--stats=steps", PYTHON, STANDIN]
+        return run(words, tmp_path, env=env)
+
+    assert "Steps · steps 2:3" in job("1", "2:3").stdout
+    second = job("2", "3:4")
+    assert "Steps · steps 3:4" in second.stdout
+    assert f"Next: rankscope stats {tmp_path}/out-2" in second.stderr
+    third = job("2", "1:2")
+    assert "Steps" not in third.stdout
+    assert "rank 0 of this run is captured already" in third.stderr
+
+
 def test_only_torch_is_needed(tmp_path: Path) -> None:
     """None of rankscope's own libraries can be imported, in the wrapper or in the job."""
     (tmp_path / "sitecustomize.py").write_text(

@@ -21,7 +21,7 @@ from rankscope.capture.launcher_command import bootstrap_environment, command_te
 from rankscope.capture.plan import PLAN_VARIABLE, Front, Plan
 from rankscope.capture.rank import Identity, detect
 from rankscope.capture.rank_files import run_manifest
-from rankscope.capture.run_folder import open_run, rank_manifests, remove_if_empty
+from rankscope.capture.run_folder import folder_of, open_run, rank_manifests, remove_if_empty
 from rankscope.capture.selector import parse_selector
 from rankscope.capture.summary import short_path, summary
 from rankscope.capture.under_tool.tool_rank import ToolRequest, run_rank
@@ -37,10 +37,8 @@ class Ended(NamedTuple):
 
     status: int
     """An exit code, or minus the signal that ended it."""
-    folder: Path | None = None
-    """The run folder, where this process is the one that may show its tables."""
-    report: Callable[[], None] = lambda: None
-    """Collect and sum up what was captured."""
+    report: Callable[[], Path | None] = lambda: None
+    """Collect and sum up what was captured; the run folder, where this process may show its tables."""
 
 
 _SHOWN = Ended(0)
@@ -87,10 +85,11 @@ class Start:
         if self.inserted:
             replace_process(launched, env, requested, command)
         status = run_command(launched, env, requested, lambda: self._pass_signal_on(folder), command)
-        return Ended(status, folder, lambda: self._report(folder, status))
+        return Ended(status, lambda: self._report(folder, status))
 
     def selected_rank(self, identity: Identity) -> Ended:
         """One selected rank behind a launcher: become the command, with an environment that captures it."""
+        began = time.time_ns()
         try:
             folder, job = self._name_run()
             plan = self.plan._replace(output=str(folder), job=job)
@@ -109,15 +108,19 @@ class Start:
                 replace_process(plan.command, env, requested_signal(plan), plan.command)
             status, collect = run_command(plan.command, env, plain=plan.command), lambda: None
         if not shows_tables or self.dry_run:
-            return Ended(status, report=collect)
+            return Ended(status, collect)
 
-        def report() -> None:
+        def report() -> Path | None:
             collect()
+            taken = folder_of(folder, job)  # another than was asked for, where that holds an earlier job
+            if taken is None or not _was_captured(taken, identity.rank, since_ns=began):
+                return None
             deadline = time.monotonic() + _OTHER_RANKS_WAIT_S
-            while time.monotonic() < deadline and _runs(folder):
+            while time.monotonic() < deadline and _runs(taken):
                 time.sleep(0.2)
+            return taken
 
-        return Ended(status, folder, report)
+        return Ended(status, report)
 
     def _tool_in_front(self, plan: Plan, folder: Path, tool: ToolRequest) -> Ended:
         """nsys or ncu around a command that no launcher divides into ranks: it is rank 0."""
@@ -133,11 +136,11 @@ class Start:
         if self.dry_run:
             return Ended(ended.status)
 
-        def report() -> None:
+        def report() -> Path:
             ended.collect()
-            self._report(folder, ended.status)
+            return self._report(folder, ended.status)
 
-        return Ended(ended.status, folder, report)
+        return Ended(ended.status, report)
 
     def _tool_cannot_reach_ranks(self, folder: Path) -> Ended:
         """srun or mpiexec starts the ranks elsewhere, and its command line does not tell where the program begins."""
@@ -201,7 +204,7 @@ class Start:
                     process = f"rank {manifest['rank']} (process {manifest['pid']})"
                     self.output.message(f"{process} cannot be reached: {error.strerror}")
 
-    def _report(self, folder: Path, status: int) -> None:
+    def _report(self, folder: Path, status: int) -> Path:
         """The summary; a folder that does not answer is not waited for."""
         texts: list[str | None] = []
         if not within_seconds(lambda: texts.append(summary(folder, self.plan, status))):
@@ -209,12 +212,20 @@ class Start:
         for text in texts:
             if text is not None:
                 self.output.message(text)
+        return folder
 
 
 def _capturing_environment(plan: Plan) -> dict[str, str]:
     """The environment that makes the Python processes of the command capture themselves."""
     direct = is_python(Path(plan.command[0]).name)
     return bootstrap_environment(os.environ, plan._replace(direct=direct).to_json(), PLAN_VARIABLE)
+
+
+def _was_captured(folder: Path, rank: int, since_ns: int) -> bool:
+    """Whether the rank's files are of a process that began after this moment: jobs without an id of their own have the
+    same one each time, and the second is refused."""
+    manifests = (manifest for manifest in rank_manifests(folder) if manifest["rank"] == rank)
+    return any(manifest["clock"][0]["unix_ns"] >= since_ns for manifest in manifests)
 
 
 def _runs(folder: Path) -> bool:

@@ -204,9 +204,9 @@ def main(args: argparse.Namespace) -> int:
     if args.dry_run:
         return ended.status
     with after_job(output.message):
-        ended.report()
-        if tables and ended.folder is not None:
-            _print_stats(ended.folder, tables)
+        folder = ended.report()
+        if tables and folder is not None:
+            _print_stats(folder, tables)
     return end_like(ended.status)
 
 
