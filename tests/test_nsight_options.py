@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.cli import main
-from rankscope.nsight_options import is_option_of, take
+from rankscope.cli import command_parser, main
+from rankscope.errors import UsageError
+from rankscope.nsight_options import first_option, is_option_of, take
 
 TOOLS = Path(sys.prefix) / "nsight/bin"
 # The user guide of Nsight Systems 2026.2 has these that the installed version lacks.
@@ -49,6 +50,23 @@ def test_every_option_of_the_help_is_known(tool: str, least: int, newer: str) ->
         assert is_option_of(tool, f"--{name}"), name
         taken = take(tool, [f"--{name}=1"])
         assert not any("no option" in reason for _, reason in taken.refused), name
+        assert program_after(tool, f"--{name}", "true") in ("app", "refused"), name
+
+
+def program_after(tool: str, option: str, value: str) -> str:
+    """The program that `profile` would run: the value behind a blank must not be it."""
+    parser = command_parser("profile")[0]
+    value_words = [value] if first_option(tool, [option, value])[1] else []
+    try:
+        return str(parser.parse_args(["--tool", tool, option, *value_words, "app"]).command[0])
+    except (UsageError, SystemExit):  # SystemExit: --help
+        return "refused"
+
+
+@pytest.mark.parametrize("name", ["show-output", "stats", "cuda-memory-usage", "nic-metrics", "force-overwrite"])
+def test_true_and_false_of_nsys_stand_behind_a_blank(name: str) -> None:
+    assert program_after("nsys", f"--{name}", "false") == "app"
+    assert program_after("nsys", f"--{name}", "true") == "app"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +78,7 @@ def test_every_option_of_the_help_is_known(tool: str, least: int, newer: str) ->
             ["--trace=cuda,nvtx", "--sample=none", "--tool-arg=--cpuctxsw=none"],
         ),
         ("nsys", "-f true -w true -x true --kill none --export=none -n true", ["-f", "--show-output=true"]),
-        ("nsys", "-ffalse --force-overwrite false", []),
+        ("nsys", "-ffalse --force-overwrite false -Y false", []),
         ("nsys", "-y 5 --duration=7", ["--after", "5s", "--for", "7s"]),
         ("nsys", "-c nvtx -p step@train --capture-range-end stop-shutdown", ["-c", "nvtx:step@train"]),
         ("nsys", "--capture-range=cudaProfilerApi", ["-c", "cudaProfilerApi"]),
@@ -128,6 +146,11 @@ def test_refused_with_the_reason(tool: str, option: str, reason: str) -> None:
             "--duration=5 --force-overwrite=true --python-sampling=true",
         ),
         ("--cudabacktrace kernel --tool=nsys -w true", "--cudabacktrace=kernel"),
+        (
+            "--tool nsys --show-output false --stats true --cuda-memory-usage true --wait all --sample cpu",
+            "--cuda-memory-usage=true --show-output=false --wait=all --sample=cpu",
+        ),
+        ("--tool ncu --set basic -s4", "--launch-skip=4 --set=basic"),
         ("--tool ncu --nvtx --section A -s 4", "--launch-skip=4 --nvtx --section=A"),
     ],
 )

@@ -141,7 +141,7 @@ def _take_option(tool: str, name: str, value: str, taken: Taken) -> None:
         words, reason = _special(tool, name, value)
     elif reason := next((why for names, why in _REFUSED[tool].items() if _listed(name, names)), ""):
         words = []
-        if name == "export" and value == "none":
+        if value in ("none", "false"):
             reason = ""
     elif _listed(name, _SAME[tool]) and value in _VALUES.get(name, (value,)):
         words = [f"--{name}={value}"]

@@ -19,6 +19,7 @@ from rankscope.errors import UsageError
         (["--stats=true", "torchrun", "--stats"], "true", ["torchrun", "--stats"]),
         (["--stats=kernels,ncu", "t.py"], "kernels,ncu", ["t.py"]),
         (["--stats=false", "t.py"], "false", ["t.py"]),
+        (["--stats", "false", "t.py", "true"], "false", ["t.py", "true"]),
         (["-fn", "--stats", "--", "t.py"], "true", ["--", "t.py"]),
         (["t.py", "--stats"], None, ["t.py", "--stats"]),
     ],

@@ -202,3 +202,9 @@ def test_wait_is_two_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["job", "slurm", "--wait", "--", "true"]) == 2
     assert "--wait needs --submit" in capsys.readouterr().err
     assert "--wait 3 --quiet" in rendered(capsys, "slurm --submit --wait --wait 3 --dry-run")
+
+
+def test_options_in_the_tools_own_spelling(capsys: pytest.CaptureFixture[str]) -> None:
+    script = rendered(capsys, "slurm --tool nsys --show-output false --python-sampling true --stats false")
+    assert "--tool nsys --show-output=false --tool-arg=--python-sampling=true --quiet --" in script
+    assert "rankscope stats" not in script

@@ -31,7 +31,8 @@ class Option(NamedTuple):
 class ValueWithEquals(argparse.Action):
     """An option whose value is written only behind "=": `--stats torchrun …` has none, `--stats=kernels` has one.
 
-    Without a value it is "true". `written_out` must see the words before argparse does.
+    Without a value it is "true"; true and false may stand behind a blank, as nsys has them. `written_out` must see the
+    words before argparse does.
     """
 
     def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any) -> None:
@@ -63,21 +64,23 @@ def takes_the_rest(parser: argparse.ArgumentParser) -> bool:
 
 
 def written_out(words: Iterable[str], parser: argparse.ArgumentParser) -> list[str]:
-    """The words with `=true` behind each option that stands without its value; a command's own words stay."""
+    """The words with "=" and its value behind each option that is written without; a command's own words stay."""
     names = {name: action for action in parser._actions for name in action.option_strings}
     ends_at_a_word = takes_the_rest(parser)
-    rest = iter(words)
+    rest = list(words)
     done: list[str] = []
-    for word in rest:
+    while rest:
+        word = rest.pop(0)
         name, equals, _ = word.partition("=")
         action = names.get(name)
         if word == "--" or (ends_at_a_word and not word.startswith("-")):
             return [*done, word, *rest]
         if isinstance(action, ValueWithEquals) and not equals:
-            word = f"{name}={action.const}"
+            word = f"{name}={rest.pop(0) if rest[:1] in (['true'], ['false']) else action.const}"
         done.append(word)
         if action is not None and action.nargs is None and not equals:
-            done += [value for value in [next(rest, None)] if value is not None]
+            done += rest[:1]
+            del rest[:1]
     return done
 
 

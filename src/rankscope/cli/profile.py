@@ -159,6 +159,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def add_profile_options(parser: argparse.ArgumentParser, changes: Mapping[str, Settings | None]) -> None:
     """These options for a command that finds COMMAND itself."""
+    parser.rewritten = with_tool_options  # type: ignore[attr-defined]
     add_groups(parser, _GROUPS, {"command": None, **changes})
 
 

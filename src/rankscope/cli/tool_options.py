@@ -78,6 +78,17 @@ _NCU = """\
 --ncu PATH  where ncu is, when it is not on PATH
 """
 _ON_OFF = {"action": OnOff}
+_BOTH = ("true", "false")
+# Values of options of these names as only the tool has them, or has them behind a blank too.
+_ITS_VALUES = {
+    "nsys": {
+        **dict.fromkeys(("force-overwrite", "show-output", "stats", "cuda-memory-usage"), _BOTH),
+        "nic-metrics": (*_BOTH, "lf", "hf"),
+        "sample": ("cpu",),
+        "wait": ("primary", "all"),
+    },
+    "ncu": {"set": ("basic", "nvlink", "pmsampling", "source")},
+}
 TOOL_GROUPS = (
     group(
         "--tool nsys, with nsys's option names (docs/nsight.md)",
@@ -105,9 +116,9 @@ def with_tool_options(words: Sequence[str], parser: argparse.ArgumentParser) -> 
     actions = {name: action for action in parser._actions for name in action.option_strings}
     done: list[str] = []
     rest = list(words)
-    while rest and rest[0].startswith("-") and rest[0] != "--":
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
         action = actions.get(rest[0].partition("=")[0])
-        if (action is None and is_option_of(tool, rest[0])) or _has_another_form(tool, *rest[:2]):
+        if (action is None and is_option_of(tool, rest[0])) or _has_another_form(tool, rest):
             following = first_option(tool, rest)[2]
             taken = take(tool, rest[: len(rest) - len(following)])
             for name, reason in taken.refused:
@@ -119,11 +130,14 @@ def with_tool_options(words: Sequence[str], parser: argparse.ArgumentParser) -> 
     return [*done, *rest]
 
 
-def _has_another_form(tool: str, word: str, value: str = "") -> bool:
-    """Whether this is an option of ours as only the tool writes it: -f true, a bare --nvtx, -s N of ncu."""
-    if tool == "nsys":
-        return word == "-f" and value in ("true", "false")
-    return word == "-s" or (word == "--nvtx" and not set(value.split(",")) <= {"ops", "modules"})
+def _has_another_form(tool: str, words: list[str]) -> bool:
+    """Whether the first is an option of ours as only the tool writes it: -f true, a bare --nvtx, -s N of ncu."""
+    from rankscope.nsight_options import first_option
+
+    name, value, _ = first_option(tool, words)
+    if name == "nvtx":  # a flag of ncu
+        return tool == "ncu" and not set("".join(words[1:2]).split(",")) <= {"ops", "modules"}
+    return name == "launch-skip" or value in _ITS_VALUES[tool].get(name, ())
 
 
 def is_ranged(args: argparse.Namespace) -> bool:
