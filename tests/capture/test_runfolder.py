@@ -53,6 +53,8 @@ def test_another_job_gets_another_folder_and_force_replaces_it(tmp_path: Path) -
         force=False,
     )
     (folder / "rank-00000.pt.trace.json.gz").write_text("old")
+    for table in ("profiler_list.dat", "profiler_list-1-of-2.dat", "profiler_ds.txt"):
+        (folder / table).write_text("of `rankscope.profile` in the code")
     (folder / "mine.txt").write_text("the user's")
     assert open_run(folder, {"job": "b"}, force=False) == (tmp_path / "run-2", True)
     assert open_run(folder, {"job": "c"}, force=False) == (tmp_path / "run-3", True)

@@ -22,6 +22,10 @@ _RANK_MANIFEST = re.compile(r"rank-(\d+)\.rankscope\.json")
 _ENVIRONMENT_NAME = re.compile(r"%q\{(\w+)\}")
 _MOST_NAMES = 1000
 _TRAINER = "trainer.json"
+OPERATOR_TABLE = "profiler_list{}.dat"
+"""torch's table of `rankscope.profile`: rank 0 has no more in its name, others -RANK-of-WORLD."""
+FLOPS_PROFILE = "profiler_ds.txt"
+"""DeepSpeed's, of rank 0."""
 
 Manifest = dict[str, Any]
 
@@ -185,6 +189,8 @@ def _remove_other_jobs(folder: Path, job: str) -> None:
     """With -f: remove the files of earlier jobs' ranks, none through a link. Several ranks may do this at once."""
     telemetry = folder / TELEMETRY
     removed = [] if telemetry.is_symlink() else [telemetry / _TRAINER]
+    tables = OPERATOR_TABLE.format(""), OPERATOR_TABLE.format("-*-of-*"), FLOPS_PROFILE
+    removed += [path for name in tables for path in folder.glob(name)]
     for path in folder.glob("rank-*.rankscope.json"):
         manifest = _read_rank_manifest(path)
         if manifest.get("job") == job:

@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rankscope.capture.run_folder import FLOPS_PROFILE
 from rankscope.capture.schedule import NONE
-
-FILE = "profiler_ds.txt"
 
 
 def is_deepspeed_engine(model: Any) -> bool:
@@ -25,7 +24,7 @@ class FlopsProfile:
 
     def __init__(self, engine: Any, folder: Path) -> None:
         self._engine = engine
-        self._file = folder / FILE
+        self._file = folder / FLOPS_PROFILE
         self._profiler: Any = None
         self._done = False
 

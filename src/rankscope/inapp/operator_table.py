@@ -7,12 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rankscope.capture.run_folder import OPERATOR_TABLE
 from rankscope.inapp.memory import memory_overview
 from rankscope.inapp.trace_stream import OUR_FRAME
 from rankscope.inapp.window_handlers import Recorded
-
-FILE = "profiler_list.dat"
-
 
 ROW_LIMIT = 100
 
@@ -62,10 +60,8 @@ class Summary:
 
     @staticmethod
     def path(recorded: Recorded) -> Path:
-        if recorded.rank == 0:
-            return recorded.folder / FILE
-        stem, _, ending = FILE.partition(".")
-        return recorded.folder / f"{stem}-{recorded.rank}-of-{recorded.world_size or 1}.{ending}"
+        rank = f"-{recorded.rank}-of-{recorded.world_size or 1}" if recorded.rank else ""
+        return recorded.folder / OPERATOR_TABLE.format(rank)
 
 
 def operator_table(averages: Any, row_limit: int) -> str:
