@@ -63,7 +63,9 @@ def program_after(tool: str, option: str, value: str) -> str:
         return "refused"
 
 
-@pytest.mark.parametrize("name", ["show-output", "stats", "cuda-memory-usage", "nic-metrics", "force-overwrite"])
+@pytest.mark.parametrize(
+    "name", ["show-output", "stats", "cuda-memory-usage", "nic-metrics", "force-overwrite"]
+)
 def test_true_and_false_of_nsys_stand_behind_a_blank(name: str) -> None:
     assert program_after("nsys", f"--{name}", "false") == "app"
     assert program_after("nsys", f"--{name}", "true") == "app"
