@@ -44,10 +44,12 @@ def find_tool(name: str, given: str | None = None) -> Tool:
     """`nsys` or `ncu`: the given path, else the first on PATH."""
     path = shutil.which(given or name)
     if path is None:
+        product = _PRODUCTS[name]
+        page = f"https://developer.nvidia.com/{product.lower().replace(' ', '-')}"
         raise ToolError(
             f"cannot find {given or name}",
-            why="There is no such program." if given else f"{_PRODUCTS[name]} is not on PATH.",
-            hint=f"Load its module or install {_PRODUCTS[name]}, or give its path: --{name} PATH",
+            why="There is no such program." if given else f"{product} is not on PATH.",
+            hint=f"Load its module, install {product} ({page}), or give its path: --{name} PATH",
         )
     return Tool(name, Path(path), _version(Path(path)))
 

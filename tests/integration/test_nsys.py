@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -61,10 +62,14 @@ def test_a_plain_program_keeps_its_streams_and_exit_code(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["a"], "nothing is left in TMPDIR"
 
 
-def test_output_that_is_only_in_the_report(tmp_path: Path) -> None:
-    done = run([*NSYS_PROFILE, "--show-output=false", "-o", "out", PYTHON, JOB], tmp_path, env=with_nsys())
-    assert done.stdout == ""
+def test_output_that_is_only_in_the_report_and_an_nsys_that_is_not_on_path(tmp_path: Path) -> None:
+    """As nsys spells it; the table needs nsys too."""
+    options = ["--nsys", NSYS, "--show-output", "false", "--stats=nsys:nvtx_sum"]
+    done = run([*NSYS_PROFILE, *options, "-o", "out", PYTHON, JOB], tmp_path)
+    assert "begins" not in done.stdout
+    assert "NVTX Range Summary" in done.stdout and "step of rank 0" in done.stdout
     assert "to stderr" not in done.stderr
+    shutil.rmtree(tmp_path / "out" / ".rankscope")
     check(tmp_path / "out", [0], "single process")
 
 

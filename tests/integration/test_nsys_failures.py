@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.jobs import PROFILE, PYTHON, manifests, our_lines, run, start, wait_for_line
+from integration.jobs import PROFILE, PYTHON, manifests, needs, our_lines, run, start, wait_for_line
 from integration.nsight import (
     JOB,
     NSYS,
@@ -163,8 +163,18 @@ def test_no_nsys_at_all(tmp_path: Path) -> None:
     done = run([*PROFILE, "--tool", "nsys", PYTHON, JOB, "--exit-code", "6"], tmp_path, check=False)
     assert done.returncode == 6
     assert done.stderr.startswith(
-        "rankscope: rank 0: cannot find nsys\n  Nsight Systems is not on PATH.\n  Load its module or install"
+        "rankscope: rank 0: cannot find nsys\n  Nsight Systems is not on PATH.\n  Load its module, install Nsight "
+        "Systems (https://developer.nvidia.com/nsight-systems), or give its path: --nsys PATH"
     )
+    assert not list(tmp_path.iterdir())
+
+
+@needs("mpirun.openmpi", "openmpi-bin")
+def test_a_launcher_whose_ranks_find_no_nsys(tmp_path: Path) -> None:
+    launcher = ["mpirun.openmpi", "-n", "1"]
+    done = run([*PROFILE, "--tool", "nsys", "-o", "out", *launcher, PYTHON, JOB], tmp_path)
+    assert "nothing was captured: no selected rank (--ranks auto) of the command ran under nsys" in done.stderr
+    assert "is gone" not in done.stderr
     assert not list(tmp_path.iterdir())
 
 

@@ -208,3 +208,6 @@ def test_options_in_the_tools_own_spelling(capsys: pytest.CaptureFixture[str]) -
     script = rendered(capsys, "slurm --tool nsys --show-output false --python-sampling true --stats false")
     assert "--tool nsys --show-output=false --tool-arg=--python-sampling=true --quiet --" in script
     assert "rankscope stats" not in script
+    assert 'stats "$run" --nsys=/opt/nsys/bin/nsys ||' in rendered(
+        capsys, "slurm --tool nsys --nsys /opt/nsys/bin/nsys"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from itertools import groupby
 
 from rankscope.capture.launcher_command import own_command
@@ -13,21 +14,21 @@ from rankscope.text.spelling import RENAMED_REPORTS
 _NSYS = "nsys:"
 
 
-def end_tables(text: str) -> list[list[str]]:
-    """The options of each call of `rankscope stats`; for "true" one without any: the summary.
+def end_tables(text: str, tool_path: Sequence[str] = ()) -> list[list[str]]:
+    """The options of each call of `rankscope stats`; for "true" the summary. ``tool_path``: --nsys or --ncu and its path.
 
     >>> end_tables("kernels,ncu,nsys:cuda_gpu_kern_sum")
     [['-r', 'kernels,ncu'], ['--compat', 'nsys', '-r', 'cuda_gpu_kern_sum']]
     """
     if text == "true":
-        return [[]]
+        return [[*tool_path]]
     names = [name.strip() for name in text.split(",") if name.strip()]
     calls = []
     for of_nsys, same in groupby(names or [""], lambda name: name.startswith(_NSYS)):
         peer = ["--compat", "nsys"] if of_nsys else []
         wanted = [name.removeprefix(_NSYS) for name in same]
         _check(wanted, peer)
-        calls.append([*peer, "-r", ",".join(wanted)])
+        calls.append([*peer, "-r", ",".join(wanted), *tool_path])
     return calls
 
 

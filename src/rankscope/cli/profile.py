@@ -21,6 +21,7 @@ from rankscope.cli.tool_options import (
     TOOL_GROUPS,
     check_tool_options,
     nvtx_ranges,
+    tool_path,
     tool_request,
     with_tool_options,
 )
@@ -173,7 +174,7 @@ def main(args: argparse.Namespace) -> int:
     if args.stats not in (None, "false"):
         from rankscope.cli.end_tables import end_tables
 
-        tables = end_tables(args.stats)  # wrong names are found before the job starts
+        tables = end_tables(args.stats, tool_path(args))  # wrong names are found before the job starts
     output = Output(message=_message, line=print)
     identity = detect(os.environ, plan.identity)
     in_front = is_in_front(list(command), identity, per_node=args.per_node, inserted=args.inner)

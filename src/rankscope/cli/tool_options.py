@@ -140,6 +140,11 @@ def _has_another_form(tool: str, words: list[str]) -> bool:
     return name == "launch-skip" or value in _ITS_VALUES[tool].get(name, ())
 
 
+def tool_path(args: argparse.Namespace) -> list[str]:
+    """--nsys or --ncu, for a command that reads the reports."""
+    return [f"--{name}={path}" for name in ("nsys", "ncu") if (path := getattr(args, name))]
+
+
 def is_ranged(args: argparse.Namespace) -> bool:
     """Whether a schedule was asked for; without one, nsys and ncu record the whole run."""
     return any(getattr(args, name) is not None for name in _SCHEDULES)

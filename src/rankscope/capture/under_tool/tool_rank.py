@@ -15,7 +15,7 @@ from rankscope import tools
 from rankscope.capture.child_process import replace_process
 from rankscope.capture.job_name import is_python
 from rankscope.capture.launcher_command import bootstrap_environment, command_text
-from rankscope.capture.plan import PLAN_VARIABLE, Plan
+from rankscope.capture.plan import PLAN_VARIABLE, Front, Plan
 from rankscope.capture.rank import Identity, disagreements
 from rankscope.capture.rank_files import RankFiles, clock_anchor
 from rankscope.capture.run_folder import expand, rank_stem, read_json, remove_if_empty
@@ -66,7 +66,7 @@ def run_rank(plan: Plan, identity: Identity, request: ToolRequest, output: Outpu
         if request.dry_run:
             output.line(f"rank {identity.rank}: {shlex.join(plan.command)}")
             return RankEnded(0)
-        if plan.output is not None:
+        if plan.output is not None and plan.front == Front.this_process():  # else that process reports the end
             remove_if_empty(Path(plan.output))
         replace_process(plan.command, os.environ)
         return RankEnded(1)

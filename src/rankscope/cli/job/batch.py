@@ -11,6 +11,7 @@ from rankscope.cli.common import check_target
 from rankscope.cli.end_tables import end_tables
 from rankscope.cli.job.options import NO_TOOL, STATS_HELP, TOOL, add_job_options, check_without_tool
 from rankscope.cli.options import hidden
+from rankscope.cli.tool_options import tool_path
 from rankscope.errors import UsageError
 from rankscope.jobs.batch import SCHEDULERS, default_name, make_spec, submit_script, wait_for, write_script
 from rankscope.jobs.scheduler import Scheduler, require
@@ -99,14 +100,14 @@ def run(args: argparse.Namespace) -> int:
         profile_words=(*profile.option_words(args), *quiet),
         run=args.output,
         force=args.force,
-        summaries=_table_commands(args.stats or "true") if profiled else (),
+        summaries=_table_commands(args) if profiled else (),
     )
     return deliver(spec, scheduler, args)
 
 
-def _table_commands(stats: str) -> tuple[tuple[str, ...], ...]:
+def _table_commands(args: argparse.Namespace) -> tuple[tuple[str, ...], ...]:
     """The commands at the end of the script, when all nodes have copied their files."""
-    tables = end_tables(stats) if stats != "false" else []
+    tables = end_tables(args.stats or "true", tool_path(args)) if args.stats != "false" else []
     return tuple(("rankscope", "stats", RUN, *words) for words in tables)
 
 
