@@ -47,8 +47,9 @@ def _by_time(
     events: bool = False,
     order: str = "",
     group_more: str = "",
+    tie: str = "NULL",
 ) -> Report:
-    """A summary of durations. `keys` maps headings to SQL, in the order of the columns."""
+    """A summary of durations. `keys` maps headings to SQL, in the order of the columns; `tie` orders equal ones."""
     headings = f"Time (%):1|Total Time (ns)|{count}|{statistic_headings()}|{'|'.join(keys)}"
     numbered = {f"key{i}": sql for i, sql in enumerate(keys.values())}
 
@@ -60,7 +61,7 @@ def _by_time(
             f"""
             WITH summary AS (
                 SELECT {rank} {selected}, sum(s.dur_ns)::BIGINT AS total, count(*) AS num, {statistics("s.dur_ns")},
-                       {group_more or "NULL"} AS more
+                       {group_more or "NULL"} AS more, {tie} AS tie
                 FROM {slices_of(scope, condition, events)}
                 GROUP BY {rank} {", ".join(numbered)}{", more" * bool(group_more)}
             )
@@ -113,7 +114,7 @@ nvtx_pushpop_sum = _by_time(
 osrt_sum = _by_time(
     "osrt_sum", "OS Runtime Summary", "Calls into the operating system by name.", "Num Calls",
     {"Name": "s.name"}, "s.category = 'os_runtime' AND (e.args->>'class') IS NULL", "osrt",
-    events=True, order="more,", group_more="TRY_CAST(e.args->>'name id' AS BIGINT)",
+    events=True, order="tie,", tie="min(TRY_CAST(e.args->>'name id' AS BIGINT))",
 )
 # fmt: on
 
