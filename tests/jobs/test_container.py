@@ -275,10 +275,14 @@ def test_the_example_without_a_profiler(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_login_elsewhere_asks(tmp_path: Path) -> None:
-    folder = made(tmp_path, "--registry", "registry.example.org/team", "--engine", "podman")
+    folder = made(tmp_path, "--registry", "registry.example.org/team/", "--engine", "podman")
     fake = Fake(tmp_path / "bin", "podman")
     assert sh(folder, "login.sh", fake).returncode == 0
-    assert fake.calls == [["podman", "login", "registry.example.org"]]
+    assert sh(folder, "push.sh", fake).returncode == 0
+    assert fake.calls == [
+        ["podman", "login", "registry.example.org"],
+        ["podman", "push", "registry.example.org/team/rankscope:latest"],
+    ]
     assert "REGISTRY" in sh(made(tmp_path / "2"), "login.sh", Fake(tmp_path / "bin2", "docker")).stderr
 
 

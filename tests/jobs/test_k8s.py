@@ -337,6 +337,20 @@ def test_a_command_of_one_rank_is_needed(command: list[str], capsys: pytest.Capt
     assert "COMMAND" in capsys.readouterr().err or command
 
 
+def test_a_manifest_in_a_file_and_what_to_do_with_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "my profile.yaml"
+    argv = ["job", "k8s", "--image", "i", "--name", "train", "--script", str(path), "--", "python", "t.py"]
+    assert main(argv) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        f"Wrote {path}",
+        f"Next: kubectl apply -f '{path}'",
+        "Its output: kubectl logs -f -l rankscope/job=train --all-containers",
+        "Its reports: rankscope job fetch train --kind mpijob",
+    ]
+
+
 def test_submit_with_a_fake_kubectl(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -190,7 +190,12 @@ def test_script_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     path = tmp_path / "job.sh"
     assert main(["job", "slurm", "--script", str(path), "--", "true"]) == 0
     said = capsys.readouterr()
-    assert (said.out, said.err) == ("", f"Wrote {path}\n")
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        f"Wrote {path}",
+        "Its reports: rankscope-true-JOBID, seen from the folder that it is submitted from",
+        f"Next: sbatch {path}",
+    ]
     assert path.stat().st_mode & 0o777 == 0o700
     assert main(["job", "slurm", "--script", str(path), "--", "true"]) == 2
     assert "exists already" in capsys.readouterr().err

@@ -22,6 +22,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.efficiency.hot_kernels import hot_kernels
 from rankscope.analysis.efficiency.ncu_metrics import measured_kernels, roofline_points
 from rankscope.capture.ncu_selection import BY_SIZE, Selection
+from rankscope.cli import main
 from rankscope.errors import ReadError
 from rankscope.readers.ncu import base_value
 from rankscope.store.ingest import Options
@@ -393,7 +394,7 @@ def test_the_module_that_comes_with_ncu(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_far_from_both_limits(tmp_path: Path) -> None:
+def test_far_from_both_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def metrics(time: str, compute: str, memory: str) -> dict[str, tuple[str, str]]:
         return {
             "gpu__time_duration.sum": ("us", time),
@@ -411,3 +412,12 @@ def test_far_from_both_limits(tmp_path: Path) -> None:
         finding.title == "gemm, the <1> kernel reaches 20 % of the compute peak and 30 % of the memory peak"
     )
     assert "50 % of the measured time" in finding.evidence
+    assert main(["stats", str(path)]) == 0
+    screen = capsys.readouterr().out
+    assert "No trace, but 1 Nsight Compute report (-r ncu,roofline)." in screen
+    _, table = screen.split("Duration (µs)  Compute %  Memory %  Kernel\n")
+    assert [line.split()[1:4] for line in table.splitlines()[1:4]] == [
+        ["20.0", "30.0", "gemm,"],
+        ["20.0", "80.0", "near"],
+        ["2.0", "3.0", "short"],
+    ]

@@ -182,10 +182,13 @@ def _screen_parts(run: Run, scope: Scope) -> dict[str, Any]:
     from rankscope.analysis.within_rank.event_tables import top_kernels
 
     summary = REPORTS["summary"].analyse(run, scope, None)
+    kernels = top_kernels(run, scope.in_run(run))
+    if not kernels.rows:
+        kernels = REPORTS["ncu"].analyse(run, scope, None)
     return {
         "subject": subject(run, scope, summary),
         "summary": summary,
-        "kernels": top_kernels(run, scope.in_run(run)).head(dict(SUMMARY)["kernels"]),
+        "kernels": kernels.head(dict(SUMMARY)["kernels"]),
         "findings": collect(run, scope),
         "doubts": doubts(run, scope),
     }

@@ -151,9 +151,8 @@ def wait_for(scheduler: Scheduler, spec: Spec, job: str, on_state: Callable[[str
 
 def _recorded_code(spec: Spec, job: str) -> int | None:
     """What the script itself wrote into the run folder, for schedulers that do not keep exit codes."""
-    folder = spec.run or f"rankscope-{spec.name}-{job}"
     try:
-        recorded_job, code = (Path(folder) / EXIT_CODE).read_text().split()
+        recorded_job, code = (Path(spec.run_folder(job)) / EXIT_CODE).read_text().split()
         return int(code) if recorded_job.partition(".")[0] == job.partition(".")[0] else None
     except (OSError, ValueError):
         return None

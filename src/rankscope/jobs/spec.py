@@ -87,6 +87,10 @@ class Spec:
         """Not for --tool none: the job must run where rankscope is not installed."""
         return bool(self.summaries) or any(step.profiled for step in self.steps)
 
+    def run_folder(self, job: str) -> str:
+        """Seen from the folder that the job is submitted from."""
+        return self.run or f"rankscope-{self.name}-{job}"
+
     @property
     def walltime(self) -> str:
         minutes, seconds = divmod(self.walltime_s, 60)

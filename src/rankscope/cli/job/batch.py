@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
 from rankscope.cli import profile
-from rankscope.cli.common import check_target
+from rankscope.cli.common import check_target, say
 from rankscope.cli.end_tables import end_tables
 from rankscope.cli.job.options import NO_TOOL, STATS_HELP, TOOL, add_job_options, check_without_tool
 from rankscope.cli.options import hidden
@@ -122,7 +123,11 @@ def deliver(spec: Spec, scheduler: Scheduler, args: argparse.Namespace) -> int:
     if written is not None:
         check_target(written, args.force)
         write_script(written, script)
-        print(f"Wrote {written}", file=sys.stderr)
+        say(f"Wrote {written}")
+        if spec.uses_rankscope and not args.quiet:
+            say(f"Its reports: {spec.run_folder('JOBID')}, seen from the folder that it is submitted from")
+        if not args.submit:
+            say(f"Next: {scheduler.submit[0]} {shlex.quote(args.script)}")
     if args.dry_run or not (args.script or args.submit):
         print(script, end="")
     if args.dry_run or not args.submit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +118,13 @@ def run(args: argparse.Namespace) -> int:
     cluster = kubectl.Kubectl(args.namespace, args.context) if args.submit else None
     if args.script:
         _write(args.script, text)
-    if cluster is None:
-        if not args.script:
-            print(text, end="")
+    if cluster is not None:
+        print(kubectl.submit(job, text, cluster, install=args.install_operator, log=say))
+    elif args.script:
+        say(f"Next: kubectl apply -f {shlex.quote(str(args.script))}")
+    else:
+        print(text, end="")
         return 0
-    print(kubectl.submit(job, text, cluster, install=args.install_operator, log=say))
     if not args.quiet and job.profiled:
         where = f" --namespace {job.namespace}" if job.namespace else ""
         say(f"Its output: kubectl{where} logs -f -l {k8s.JOB_LABEL}={job.name} --all-containers")

@@ -17,7 +17,8 @@ if ! command -v "$ENGINE" >/dev/null; then
   echo "$ENGINE is not on PATH; install it, or change ENGINE in .env" >&2
   exit 1
 fi
-# REGISTRY may be empty; IMAGE is the name without it.
+# REGISTRY may be empty, or end in a slash; IMAGE is the name without it.
+REGISTRY=${REGISTRY%/}
 full_name=${REGISTRY:+$REGISTRY/}$IMAGE:$TAG
 sif=$IMAGE-$TAG.sif
 mkdir -p "$REPORTS"
