@@ -64,7 +64,7 @@ def test_a_plain_program_keeps_its_streams_and_exit_code(tmp_path: Path) -> None
 
 def test_output_that_is_only_in_the_report_and_an_nsys_that_is_not_on_path(tmp_path: Path) -> None:
     """As nsys spells it; the table needs nsys too."""
-    options = ["--nsys", NSYS, "--show-output", "false", "--stats=nsys:nvtx_sum"]
+    options = ["--nsys", str(NSYS), "--show-output", "false", "--stats=nsys:nvtx_sum"]
     done = run([*NSYS_PROFILE, *options, "-o", "out", PYTHON, JOB], tmp_path)
     assert "begins" not in done.stdout
     assert "NVTX Range Summary" in done.stdout and "step of rank 0" in done.stdout

@@ -173,7 +173,9 @@ def test_no_nsys_at_all(tmp_path: Path) -> None:
 def test_a_launcher_whose_ranks_find_no_nsys(tmp_path: Path) -> None:
     launcher = ["mpirun.openmpi", "-n", "1"]
     done = run([*PROFILE, "--tool", "nsys", "-o", "out", *launcher, PYTHON, JOB], tmp_path)
-    assert "nothing was captured: no selected rank (--ranks auto) of the command ran under nsys" in done.stderr
+    assert (
+        "nothing was captured: no selected rank (--ranks auto) of the command ran under nsys" in done.stderr
+    )
     assert "is gone" not in done.stderr
     assert not list(tmp_path.iterdir())
 

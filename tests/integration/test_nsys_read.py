@@ -106,10 +106,15 @@ def test_our_tables_are_those_nsys_prints(name: str, opened: Run, recorded: Path
 def test_a_function_has_one_row_over_all_ranks(opened: Run) -> None:
     """Each report numbers its strings itself."""
     calls = COMPAT["nsys"]["osrt_sum"].analyse
-    both, ones = calls(opened, Scope(), None), [calls(opened, Scope(frozenset({rank})), None) for rank in (0, 1)]
+    both, ones = (
+        calls(opened, Scope(), None),
+        [calls(opened, Scope(frozenset({rank})), None) for rank in (0, 1)],
+    )
     names = [row["Name"] for row in both.rows]
     assert sorted(names) == sorted({row["Name"] for one in ones for row in one.rows})
-    assert sum(row["Num Calls"] for row in both.rows) == sum(row["Num Calls"] for one in ones for row in one.rows)
+    assert sum(row["Num Calls"] for row in both.rows) == sum(
+        row["Num Calls"] for one in ones for row in one.rows
+    )
 
 
 def entangled(source: Path, target: Path, seed: int) -> Path:

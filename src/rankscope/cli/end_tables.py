@@ -15,7 +15,7 @@ _NSYS = "nsys:"
 
 
 def end_tables(text: str, tool_path: Sequence[str] = ()) -> list[list[str]]:
-    """The options of each call of `rankscope stats`; for "true" the summary. ``tool_path``: --nsys or --ncu and its path.
+    """The options of each call of `rankscope stats`; for "true" the summary. ``tool_path``: --nsys=PATH or --ncu=PATH.
 
     >>> end_tables("kernels,ncu,nsys:cuda_gpu_kern_sum")
     [['-r', 'kernels,ncu'], ['--compat', 'nsys', '-r', 'cuda_gpu_kern_sum']]

@@ -80,7 +80,7 @@ _NCU = """\
 _ON_OFF = {"action": OnOff}
 _BOTH = ("true", "false")
 # Values of options of these names as only the tool has them, or has them behind a blank too.
-_ITS_VALUES = {
+_ITS_VALUES: dict[str, dict[str, tuple[str, ...]]] = {
     "nsys": {
         **dict.fromkeys(("force-overwrite", "show-output", "stats", "cuda-memory-usage"), _BOTH),
         "nic-metrics": (*_BOTH, "lf", "hf"),

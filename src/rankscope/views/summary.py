@@ -124,7 +124,16 @@ def _kernels(kernels: Result, width: int, color: bool) -> list[str]:
     """The first few kernels, with the main columns: of a trace, or of ncu."""
     if not kernels.rows:
         return []
-    wanted = {"name", "time_pct", "total_ns", "instances", "avg_ns", "duration_ns", "compute_pct", "memory_pct"}
+    wanted = {
+        "name",
+        "time_pct",
+        "total_ns",
+        "instances",
+        "avg_ns",
+        "duration_ns",
+        "compute_pct",
+        "memory_pct",
+    }
     columns = tuple(
         replace(column, title="Kernel") if column.name == "name" else column
         for column in kernels.columns

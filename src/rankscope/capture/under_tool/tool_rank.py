@@ -66,7 +66,9 @@ def run_rank(plan: Plan, identity: Identity, request: ToolRequest, output: Outpu
         if request.dry_run:
             output.line(f"rank {identity.rank}: {shlex.join(plan.command)}")
             return RankEnded(0)
-        if plan.output is not None and plan.front == Front.this_process():  # else that process reports the end
+        if (
+            plan.output is not None and plan.front == Front.this_process()
+        ):  # else that process reports the end
             remove_if_empty(Path(plan.output))
         replace_process(plan.command, os.environ)
         return RankEnded(1)
