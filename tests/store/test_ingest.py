@@ -150,8 +150,8 @@ def test_a_snapshot_without_a_rank_is_that_of_the_only_rank(tmp_path: Path) -> N
     }
     assert said == ["memory.pickle has no rank; it is read as that of the only rank here, 3"]
     trace(tmp_path / "rank-4.json")
-    with pytest.raises(RankError, match=r"cannot tell the rank of .*memory.pickle"):
-        ingest([tmp_path])
+    (problem,) = ingest([tmp_path]).problems
+    assert "cannot tell the rank of" in str(problem) and "memory.pickle" in str(problem)
 
 
 def test_an_nsys_report_is_of_the_format_of_its_export() -> None:
@@ -250,10 +250,41 @@ def test_two_files_of_one_time_and_rank_are_an_error_that_names_both(tmp_path: P
         ingest([tmp_path])
 
 
-def test_a_copy_is_told_by_its_trace_id(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_bad_file_among_good_ones_costs_itself(tmp_path: Path) -> None:
+    """A copy under the name of another rank or of its own, a trace without a rank, a second one of a rank's time."""
     trace(tmp_path / "rank-0.json", trace_id="ABC")
-    trace(tmp_path / "rank-1.json", trace_id="ABC")
-    with pytest.raises(RankError, match="are the same trace"):
+    for rank in (1, 2, 3):
+        trace(tmp_path / f"rank-{rank}.json")
+
+    def problem() -> str:
+        again = [ingest([tmp_path]) for _ in range(2)]  # what is in the store is compared, too
+        assert [str(error) for error in again[0].problems] == [str(error) for error in again[1].problems]
+        (error,) = again[1].problems
+        assert again[1].read == ()
+        return str(error)
+
+    copy = trace(tmp_path / "rank-7.json", trace_id="ABC")
+    os.utime(copy, (0, 2 * 10**9))
+    assert problem().startswith(
+        f"{copy} is not read\n  It is the same trace as {tmp_path / 'rank-0.json'}: both "
+    )
+    assert Run(ingest([tmp_path])).ranks == [0, 1, 2, 3]
+    copy.unlink()
+    stranger = trace(tmp_path / "trace.json")
+    assert problem().startswith(f"cannot tell the rank of {stranger}\n")
+    stranger.unlink()
+    copy = trace(tmp_path / "rank-1.copy.json")
+    os.utime(copy, (0, 2 * 10**9))
+    assert problem().startswith(
+        f"{copy} is not used\n  It is the same recording as {tmp_path / 'rank-1.json'}, "
+    )
+    assert Run(ingest([tmp_path])).rows("SELECT count(*) FROM slices WHERE rank = 1") == [(3,)]
+    trace(copy, at=1002)
+    assert "rank-1.copy.json are both of rank 1\n" in problem()
+    assert Run(ingest([tmp_path])).ranks == [0, 2, 3]
+    trace(tmp_path / "rank-2.copy.json", at=1002)
+    with pytest.raises(RankError, match="both of rank"):  # two runs
         ingest([tmp_path])
 
 

@@ -146,13 +146,19 @@ def test_files_of_two_runs_are_refused(second: dict[str, Any], why: str, tmp_pat
 def test_the_groups_are_named(tmp_path: Path) -> None:
     for rank in range(6):
         trace(tmp_path, rank, info={"world_size": 8})
-    trace(tmp_path, 0, NOON + 39 * DAY, name="b", info={"world_size": 8})
+    stranger = trace(tmp_path, 0, NOON + 39 * DAY, name="b", info={"world_size": 8})
+    run = open_run([tmp_path])
+    assert run.ranks == [*range(6)] and [str(problem) for problem in run.problems] == [
+        f"{stranger} is not used\n  It is of another run than the other files: recorded 39 days apart.\n"
+        f"  Open it alone: rankscope stats {stranger}"
+    ]
+    trace(tmp_path, 1, NOON + 39 * DAY, name="b", info={"world_size": 8})
     with pytest.raises(MixedRunsError) as caught:
         open_run([tmp_path])
     assert caught.value.why.splitlines()[1:] == [
         "    ranks 0-5 of 8, 2025-10-09 08:53 UTC: a-rank0-0.json, a-rank1-0.json, a-rank2-0.json, a-rank3-0.json "
         "and 2 more",
-        "    rank 0 of 8, 2025-11-17 08:53 UTC: b-rank0-0.json",
+        "    ranks 0-1 of 8, 2025-11-17 08:53 UTC: b-rank0-0.json, b-rank1-0.json",
     ]
 
 

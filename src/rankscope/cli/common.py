@@ -370,9 +370,12 @@ def read(paths: list[Path], options: Options, args: argparse.Namespace) -> Inges
 
     started = time.monotonic()
     ingested = ingest(paths, options, _ingest_progress(args.quiet))
-    _say_what_was_read(ingested, started, args.quiet)
-    _keep_rollups(Run(ingested), args)
-    return ingested
+    run = Run(ingested)
+    if not (args.mix or args.print_store):
+        run = run.of_one_run()
+    _say_what_was_read(run.ingested, started, args.quiet)
+    _keep_rollups(run, args)
+    return run.ingested
 
 
 def _say_what_was_read(ingested: Ingested, started: float, quiet: bool, is_asked: bool = False) -> None:

@@ -42,7 +42,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     from rankscope.store.ingest import Options
-    from rankscope.timeline.run import Run
 
     ranks = dict(_given_rank(text) for text in args.rank)
     paths = args.run + [path for path in ranks if not any(_holds(run, path) for run in args.run)]
@@ -66,8 +65,6 @@ def main(args: argparse.Namespace) -> int:
             print(f"           batches of events read: {batches}")
     if not ingested.read and not args.quiet:
         print("Nothing to read: the store is up to date.")
-    if not args.mix:
-        Run(ingested).refuse_mixed()
     print(f"Next: rankscope stats {args.output or ' '.join(map(str, args.run))}")
     return 1 if ingested.problems else 0
 

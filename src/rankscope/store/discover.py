@@ -158,7 +158,7 @@ def _without_twins(paths: Collection[Path]) -> list[Path]:
             report = path.with_name(stem + report_ending)
             exports = [twin for e in export_endings if (twin := path.with_name(stem + e)) in present]
             whole = [twin for twin in exports if not twin.name.endswith(".details.csv")]
-            if report in present and not (whole and _changed_ns(whole[0]) >= _changed_ns(report)):
+            if report in present and not (whole and changed_ns(whole[0]) >= changed_ns(report)):
                 return path != report
             return path != (whole or exports or [path])[0]
         return False
@@ -183,13 +183,13 @@ def _copies(files: Sequence[Path], unchanged: Collection[Path]) -> dict[Path, Pa
         plain = packed.with_name(packed.name.removesuffix(".gz").removesuffix(".xz"))
         if plain != packed and plain in present and _begin_alike(plain, packed):
             original, copy = sorted(
-                (plain, packed), key=lambda path: (path not in unchanged, _changed_ns(path), path == packed)
+                (plain, packed), key=lambda path: (path not in unchanged, changed_ns(path), path == packed)
             )
             copies[copy] = original
     return copies
 
 
-def _changed_ns(path: Path) -> int:
+def changed_ns(path: Path) -> int:
     try:
         return path.stat().st_mtime_ns
     except OSError:  # it has just been deleted: reading it tells

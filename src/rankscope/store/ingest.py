@@ -56,8 +56,8 @@ from rankscope.store.rank_assignment import (
     assign,
     assign_logs,
     assigned_before,
-    refuse_overlaps,
 )
+from rankscope.store.separate_runs import without_duplicates
 from rankscope.store.side_by_side import side_by_side
 from rankscope.store.worker import Build, Task
 
@@ -158,7 +158,7 @@ def ingest(
     if is_complete and not (store.listed.recovered and store.can_be_written):
         if store.has_leftovers and store.can_be_written and has_abandoned(store.folder):
             update.clean_up()
-        return Ingested(store.folder, Index(store.segments), (), update.plan.skipped, lock)
+        return _ingested(update, Index(store.segments), [], [])
     _tell_what_is_assumed(plan, update.wanted, progress.say)
     with _writing(store.folder), incoming_folder(store.folder) as update.incoming:
         while True:
@@ -168,10 +168,18 @@ def ingest(
             index, fresh, problems = update.outcome()
             _tell_what_was_read(index.segments, fresh, progress.say)
             if update.publish(index, fresh):
-                return Ingested(store.folder, index, tuple(fresh), (*update.plan.skipped, *problems), lock)
+                return _ingested(update, index, fresh, problems)
             # Another process has changed the store in the meantime. What was read here, and not there, is still used.
             update.plan, update.up_to_date = _plan(paths, options, [store.folder], progress.say), []
             update.compare(update.plan.assignments)
+
+
+def _ingested(
+    update: _Update, index: Index, read: list[SegmentEntry], problems: list[RankscopeError]
+) -> Ingested:
+    segments, repeated = without_duplicates(index.segments)
+    problems = [*update.plan.skipped, *problems, *repeated]
+    return Ingested(update.plan.store.folder, Index(segments), tuple(read), tuple(problems), update.lock)
 
 
 # Which files, with which ranks.
@@ -436,7 +444,6 @@ class _Update:
         read = [self.built[each] for each in dict.fromkeys(self.plan.assignments) if each in self.built]
         fresh = [outcome for outcome in read if isinstance(outcome, SegmentEntry)]
         problems = [outcome for outcome in read if isinstance(outcome, RankscopeError)]
-        refuse_overlaps([*self.up_to_date, *fresh])
         if not self.up_to_date and not fresh:
             raise problems[0]
         return Index(sorted([*self.up_to_date, *fresh], key=lambda e: (e.rank, e.segment))), fresh, problems

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 
 from rankscope.errors import RankError, RankscopeError
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.readers import NodeLog, NodeReader, TraceIdentity, find_reader, identities, one_file
 from rankscope.records import dataclass
+from rankscope.store.discover import changed_ns
 from rankscope.store.index import BY_ROLE, SegmentEntry
 from rankscope.store.node_logs import place_logs
 from rankscope.store.roles import World, worlds_of
@@ -77,12 +78,13 @@ def assign(
     problems = [answer for answer in answers.values() if isinstance(answer, RankscopeError)]
     logs = {path: answer for path, answer in answers.items() if isinstance(answer, NodeLog)}
     identified = {path: answer for path, answer in answers.items() if isinstance(answer, tuple)}
-    files = [path for path in files if path in stored or path in identified]
-    if not files:
-        raise problems[0] if problems else _no_trace_beside(next(iter(logs)))
-    assigned = [assigned_before(e) for path in files if path not in identified for e in stored[path]]
+    kept = [path for path in files if path in stored and path not in identified]
+    problems += _leave_out_copies(identified, [entry for path in kept for entry in stored[path]])
+    assigned = [assigned_before(entry) for path in kept for entry in stored[path]]
     if identified:
-        assigned += _assign_new(_with_job_ranks(identified), assigned, given, named, stored, worlds)
+        assigned += _assign_new(_with_job_ranks(identified), assigned, given, named, stored, worlds, problems)
+    if not assigned:
+        raise problems[0] if problems else _no_trace_beside(next(iter(logs)))
     return sorted(assigned, key=lambda each: (each.rank, each.segment)), logs, problems
 
 
@@ -93,9 +95,9 @@ def _assign_new(
     named: Mapping[Path, int],
     stored: Mapping[Path, Sequence[SegmentEntry]],
     worlds: Mapping[Path, World],
+    problems: list[RankscopeError],
 ) -> Iterator[Assignment]:
-    """The same for files that are not in the store."""
-    _refuse_copies({path: parts[0] for path, (_, parts) in identified.items()})
+    """The same for files that are not in the store; what cannot be assigned is added to the problems."""
     ranks: list[tuple[Path, TraceIdentity, tuple[int, str] | None]] = []
     for path, (_, parts) in identified.items():
         if path in given:  # the rank is for the file as a whole
@@ -103,18 +105,24 @@ def _assign_new(
         ranks += [(path, identity, _rank(path, identity, given, named)) for identity in parts]
     if worlds:
         ranks = _after_other_worlds(ranks, worlds)
+    without_rank = {path: identified[path][0] for path, _, rank in ranks if rank is None}
     assumed = _assumed(
-        {path: identified[path][0] for path, _, rank in ranks if rank is None},
+        without_rank,
         {each.rank for each in assigned} | {rank[0] for _, _, rank in ranks if rank is not None},
         max(
             [entry.world_size for entries in stored.values() for entry in entries]
             + [identity.world_size or 1 for _, identity, _ in ranks]
         ),
     )
+    unknown = [_unknown_rank(path) for path in without_rank if path not in assumed]
+    if unknown and 2 * len(unknown) >= len(identified) + len({each.path for each in assigned}):
+        raise unknown[0]
+    problems += unknown
     taken = {(each.rank, each.segment) for each in assigned}
     for path, identity, told in ranks:
-        rank, source = told or assumed[path]
-        yield Assignment(path, rank, _free_segment(rank, taken), source, identity.part)
+        if place := told or assumed.get(path):
+            rank, source = place
+            yield Assignment(path, rank, _free_segment(rank, taken), source, identity.part)
 
 
 def _after_other_worlds(
@@ -233,7 +241,7 @@ def _assumed(formats: Mapping[Path, str], ranks: set[int], world_size: int) -> d
     """Ranks of files that do not say theirs, by file; `ranks` are those of the other files.
 
     A trace that is alone is rank 0. Memory snapshots and reports of nsys and ncu beside the traces of a single rank
-    are of that rank, unless there are several of one kind and the job had several ranks. Anything else is an error.
+    are of that rank, unless there are several of one kind and the job had several ranks. No others are assumed.
     """
     assumed: dict[Path, tuple[int, str]] = {}
     if not ranks:
@@ -244,12 +252,9 @@ def _assumed(formats: Mapping[Path, str], ranks: set[int], world_size: int) -> d
             ranks = {0}
     kinds = Counter(formats.values())
     for path, kind in formats.items():
-        if path in assumed:
-            continue
         unambiguous = len(ranks) == 1 and kind != "kineto" and (world_size <= 1 or kinds[kind] == 1)
-        if not unambiguous:
-            raise _unknown_rank(path)
-        assumed[path] = (min(ranks), BESIDE)
+        if path not in assumed and unambiguous:
+            assumed[path] = (min(ranks), BESIDE)
     return assumed
 
 
@@ -265,35 +270,23 @@ def _unknown_rank(path: Path) -> RankError:
     )
 
 
-def _refuse_copies(identities: Mapping[Path, TraceIdentity]) -> None:
-    seen: dict[str, Path] = {}
-    for path, identity in identities.items():
-        if identity.trace_id and identity.trace_id in seen:
-            raise RankError(
-                f"{seen[identity.trace_id]} and {path} are the same trace",
-                why=f"Both carry the trace id {identity.trace_id}.",
-                hint="Move one of them away, or give only the files you want.",
-            )
-        seen[identity.trace_id] = path
+def _leave_out_copies(identified: _Identified, stored: Iterable[SegmentEntry]) -> list[RankscopeError]:
+    """Remove the files that have the same trace as another one; one error for each.
 
-
-def refuse_overlaps(segments: Iterable[SegmentEntry]) -> None:
-    """Raise an error if two files of one rank and format cover the same time: one of them is a duplicate.
-
-    Files of different formats may overlap, since several tools can record the same run, and so may files of different
-    communicators.
+    What is in the store stays, else the oldest: that is the original.
     """
-    by_rank: dict[tuple[int, str, str], list[SegmentEntry]] = {}
-    for entry in segments:
-        if entry.has_times:
-            communicator = str(entry.header.get("communicator", ""))
-            by_rank.setdefault((entry.rank, entry.format, communicator), []).append(entry)
-    for (rank, _, _), entries in by_rank.items():
-        entries.sort(key=lambda e: e.unix_origin_ns)
-        for before, after in pairwise(entries):
-            if before.unix_end_ns > after.unix_origin_ns:
-                raise RankError(
-                    f"{before.source} and {after.source} are both of rank {rank}",
-                    why="They cover the same time, so they are not successive recordings of one run.",
-                    hint=f"Move one away, or give its rank: rankscope ingest --rank N={after.source}",
+    originals = {str(entry.header.get("trace_id", "")): entry.source for entry in stored}
+    problems: list[RankscopeError] = []
+    for path in sorted(identified, key=changed_ns):
+        trace_id = identified[path][1][0].trace_id
+        original = originals.setdefault(trace_id, path) if trace_id else path
+        if original != path:
+            del identified[path]
+            problems.append(
+                RankError(
+                    f"{path} is not read",
+                    why=f"It is the same trace as {original}: both carry the trace id {trace_id}.",
+                    hint="Move one of them away, or give only the files you want.",
                 )
+            )
+    return problems

@@ -11,7 +11,7 @@ from dataclasses import field
 from datetime import datetime, timezone
 from pathlib import Path
 
-from rankscope.errors import MixedRunsError
+from rankscope.errors import MixedRunsError, RankError
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
@@ -135,6 +135,49 @@ def _recorded_together(segments: Sequence[SegmentEntry]) -> list[RunFiles]:
     return list(together.values())
 
 
+def without_duplicates(segments: Sequence[SegmentEntry]) -> tuple[list[SegmentEntry], list[RankError]]:
+    """The files without those that cover the time of another of their rank and format, and an error for each.
+
+    Of a recording and its copies the oldest file is used, of two different recordings none. Where several ranks have
+    two recordings, or nothing is left, that is an error. Files of different formats may overlap, since several tools
+    can record the same run, and so may files of different communicators.
+    """
+    by_rank: dict[tuple[int, str, str], list[SegmentEntry]] = {}
+    for entry in segments:
+        if entry.has_times:
+            communicator = str(entry.header.get("communicator", ""))
+            by_rank.setdefault((entry.rank, entry.format, communicator), []).append(entry)
+    left_out: list[SegmentEntry] = []
+    problems: list[RankError] = []
+    clashes: dict[int, RankError] = {}
+    for (rank, _, _), entries in by_rank.items():
+        before, *later = sorted(entries, key=lambda e: (e.unix_origin_ns, e.manifest["source"]["mtime_ns"]))
+        for after in later:
+            if (before.unix_origin_ns, before.files) == (after.unix_origin_ns, after.files):
+                left_out.append(after)
+                problems.append(
+                    RankError(
+                        f"{after.source} is not used",
+                        why=f"It is the same recording as {before.source}, of rank {rank}.",
+                        hint=f"Move one away, or give its rank: rankscope ingest --rank N={after.source}",
+                    )
+                )
+                continue
+            is_later = before.unix_end_ns <= after.unix_origin_ns
+            if not is_later and not _recorded_together([before])[0].differs(*_recorded_together([after])):
+                left_out += [before, after]
+                clashes[rank] = RankError(
+                    f"{before.source} and {after.source} are both of rank {rank}",
+                    why="They cover the same time, so they are not successive recordings of one run. Neither is used.",
+                    hint=f"Move one away, or give its rank: rankscope ingest --rank N={after.source}",
+                )
+            before = after
+    kept = [entry for entry in segments if entry not in left_out]
+    if clashes and (len(clashes) > 1 or not kept):
+        raise next(iter(clashes.values()))
+    return kept, [*problems, *clashes.values()]
+
+
 def mixed_runs(runs: Sequence[RunFiles], why: str) -> MixedRunsError:
     """The error for files of several runs, which differ in this."""
     shown = "".join(f"\n    {run}" for run in runs[:_MOST_GROUPS])
@@ -144,6 +187,15 @@ def mixed_runs(runs: Sequence[RunFiles], why: str) -> MixedRunsError:
         why=f"They differ: {why}.{shown}{more}",
         hint=f"Open one run: rankscope stats {_arguments(runs[0])}\n"
         "  To open all of them together without comparing them, add --mix.",
+    )
+
+
+def stray(run: RunFiles, why: str) -> MixedRunsError:
+    """The error for a file that is of another run than the others, and is left out."""
+    return MixedRunsError(
+        f"{_short(run.entries[0].source)} is not used",
+        why=f"It is of another run than the other files: {why}.",
+        hint=f"Open it alone: rankscope stats {_arguments(run)}",
     )
 
 

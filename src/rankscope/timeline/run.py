@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
@@ -22,11 +23,11 @@ from rankscope.model import (
 from rankscope.records import dataclass
 from rankscope.sql import sql_text
 from rankscope.store.checksums import damage
-from rankscope.store.index import BY_ROLE, SegmentEntry, can_write
+from rankscope.store.index import BY_ROLE, Index, SegmentEntry, can_write
 from rankscope.store.ingest import Ingested, IngestProgress, Options, ingest
 from rankscope.store.on_dask.option import DaskCluster
 from rankscope.store.plain_folder import PlainFolder
-from rankscope.store.separate_runs import RunFiles, mixed_runs, runs_among
+from rankscope.store.separate_runs import RunFiles, mixed_runs, runs_among, stray
 from rankscope.text.visible_text import visible
 from rankscope.timeline.clocks.alignment import Clocks, load, measure, save, wall_clocks
 from rankscope.timeline.confined_sql import ConfinedSql, Rows
@@ -70,11 +71,11 @@ def open_run(
     """
     options = Options(cache=cache, ranks=ranks or {}, jobs=jobs, dask=dask, by_size=by_size)
     ingested = ingest(paths, read_trace, options, progress)
-    if on_read is not None:
-        on_read(ingested)
     run = Run(ingested, comm_patterns, prefer, clocks, from_events)
     if not mix:
-        run.refuse_mixed()
+        run = run.of_one_run()
+    if on_read is not None:
+        on_read(run.ingested)
     return run
 
 
@@ -132,7 +133,7 @@ class Run:
         `clocks`: "aligned" corrects the clocks of the ranks by their collectives; "raw" leaves them as recorded.
         `from_events`: results that the store keeps about ranks are neither used nor written.
         """
-        self._ingested, self._prefer, self._part, self._shifted_by_ns = ingested, prefer, part, shifted_by_ns
+        self.ingested, self._prefer, self._part, self._shifted_by_ns = ingested, prefer, part, shifted_by_ns
         self.clock_mode: ClockMode = clocks
         self.from_events = from_events
         self.comm_patterns = (COLLECTIVE_NAME_PATTERN, *comm_patterns)
@@ -174,6 +175,7 @@ class Run:
     def _with(self, **changes: Any) -> Run:
         """The same files opened with other arguments."""
         arguments: dict[str, Any] = {
+            "ingested": self.ingested,
             "comm_patterns": self.comm_patterns[1:],
             "prefer": self._prefer,
             "clocks": self.clock_mode,
@@ -182,7 +184,7 @@ class Run:
             "part": self._part,
             "folder": self.folder,
         }
-        return Run(self._ingested, **{**arguments, **changes})
+        return Run(**{**arguments, **changes})
 
     def with_options(self, *, clocks: ClockMode | None = None, prefer: str | None = None) -> Run:
         """The same files opened with other options."""
@@ -207,10 +209,20 @@ class Run:
         mode = self.clock_mode if needs_clocks else "raw"
         return self._with(part=_Part(self, ranks, needs_clocks, on_its_axis), clocks=mode)
 
-    def refuse_mixed(self) -> None:
-        """Raise an error if the files are of several runs."""
-        if len(self.runs) > 1:
+    def of_one_run(self) -> Run:
+        """This run without single files of other runs among its own, which are problems. Several runs are an error."""
+        if len(self.runs) < 2:
+            return self
+        most = max(self.runs, key=lambda run: len(run.entries))
+        others = [run for run in self.runs if run is not most]
+        strays = [entry for run in others for entry in run.entries]
+        folders = {entry.source.parent for entry in most.entries}
+        among = [entry for entry in strays if entry.source.parent in folders]
+        if len(among) < len(strays) or len(strays) > len(others) or len(strays) >= len(most.entries):
             raise mixed_runs(*self._runs)
+        problems = (*self.problems, *(stray(run, most.differs(run)) for run in others))
+        index = Index([entry for entry in self.ingested.index.segments if entry not in strays])
+        return self._with(ingested=replace(self.ingested, index=index, problems=problems))
 
     @cached_property
     def ranks(self) -> list[int]:

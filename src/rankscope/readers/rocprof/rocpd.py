@@ -518,6 +518,7 @@ def _header(identity: TraceIdentity, processes: list[RecordedProcess]) -> dict[s
     header = header_of(form, [process.pid for process in processes], tables.gpus, hosts[0] if hosts else "")
     if len(processes) > 1 and identity.rank_source != FROM_ENVIRONMENT:
         header["mergedProcesses"] = len(processes)
+    header["trace_id"] = identity.trace_id
     header["recordedEnvironment"] = any(process.has_environment for process in processes)
     if identity.rank is not None and identity.world_size is not None:
         header["distributedInfo"] = {"rank": identity.rank, "world_size": identity.world_size}

@@ -335,7 +335,9 @@ class ToolJsonReader(Reader):
         return [replace(identity, trace_id=capture_id)]
 
     def open(self, path: Path, part: str = "") -> ToolJsonReading:
-        return ToolJsonReading(path)
+        reading = ToolJsonReading(path)
+        reading.header["trace_id"] = self.identify_parts(path)[0].trace_id
+        return reading
 
 
 ROCPROF_JSON = ToolJsonReader()
