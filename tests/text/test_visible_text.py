@@ -80,6 +80,31 @@ def test_no_command_lets_a_trace_control_the_terminal(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_names_behind_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not obeyed by the terminal that a pipe ends in; and a pasted command names the folder, whatever its name."""
+    folder = tmp_path / f"a b;id {EVIL}"
+    folder.mkdir()
+    write_kineto(folder / f"rank-0{EVIL}.json", [slice_event("＝1+1", 10, 5)])
+    for words in (
+        ["ingest", str(folder)],
+        ["stats", str(folder)],
+        ["report", str(folder), "-o", str(tmp_path / f"x{EVIL}.html")],
+        ["export", str(folder), "-t", "csv", "-o", str(tmp_path / f"y{EVIL}")],
+        ["export", str(folder), "-t", "chrome", "-o", str(tmp_path / f"z{EVIL}.json")],
+    ):
+        assert main(words) == 0
+        printed = capsys.readouterr()
+        assert visible(printed.out + printed.err) == printed.out + printed.err
+        commands = re.findall(r"(?:Next: |^  )(rankscope stats .*)", printed.out, re.MULTILINE)
+        assert commands or words[0] in ("report", "export"), words
+        for command in commands:
+            script = f'rankscope() {{ printf %s "$2"; }}; {command}'
+            done = subprocess.run(["bash", "-c", script], capture_output=True, check=True)
+            assert done.stdout == os.fsencode(folder), command
+    assert ",'＝1+1," in (tmp_path / f"y{EVIL}" / "slices.csv").read_text()
+
+
+@pytest.mark.slow
 def test_secrets_of_an_old_manifest_are_not_in_the_report(tmp_path: Path) -> None:
     """Written by a version that did not redact them."""
     write_kineto(tmp_path / "rank-0.json", [slice_event("a", 0, 5)])

@@ -146,10 +146,10 @@ def test_markdown_findings_and_emptiness() -> None:
 
 
 def test_text_that_starts_a_formula_is_quoted_for_spreadsheets() -> None:
-    names = ["=cmd()", "+1+1", "-a", "@x", "\t=1", "-1.5", "1e3", "a=b", "-"]
+    names = ["=cmd()", "+1+1", "-a", "@x", "\t=1", "-1.5", "1e3", "a=b", "-", "＝1+1", "﹫x"]
     rows = [{"name": name, "n": -1.5} for name in names]
     result = Result("r", "R", "", (Column("name"), Column("n")), rows)
-    shown = ["'=cmd()", "'+1+1", "'-a", "'@x", "' =1", "-1.5", "1e3", "a=b", "'-"]
+    shown = ["'=cmd()", "'+1+1", "'-a", "'@x", "' =1", "-1.5", "1e3", "a=b", "'-", "'＝1+1", "'﹫x"]
     assert [row["name"] for row in csv.DictReader(io.StringIO(render(result, "csv")))] == shown
     assert {row["n"] for row in csv.DictReader(io.StringIO(render(result, "csv")))} == {"-1.5"}
     # Programs compare the output of --compat with that of another tool.

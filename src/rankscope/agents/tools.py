@@ -157,7 +157,7 @@ def _diff(tools: Tools, given: Mapping[str, Any]) -> Answer:
     base, new = tools.runs.find(given["base"]), tools.runs.find(given["new"])
     scopes = [_scope(given, opened) for opened in (base, new)]
     rules = Rules((given["report"],)) if "report" in given else Rules()
-    words = {"BASE": RunWords(shell_word(str(base.path))), "NEW": RunWords(shell_word(str(new.path)))}
+    words = {"BASE": RunWords(shell_word(base.path)), "NEW": RunWords(shell_word(new.path))}
     result = diff(base.run, new.run, scopes[0], rules)
     names = {"base": str(base.path), "new": str(new.path)}
     return small_answer(result, Question(words), given.get("page", 0), **names)
@@ -190,7 +190,7 @@ def _link(tools: Tools, given: Mapping[str, Any]) -> Answer:
     opened = tools.runs.find(given.get("run"))
     link, title = _target(opened, given)
     url, moved = tools.viewers.show(opened.path, link, given.get("viewer"))
-    view = f"rankscope view {shell_word(str(opened.path))} --at {shell_word(link)}"
+    view = f"rankscope view {shell_word(opened.path)} --at {shell_word(link)}"
     facts = {"url": url, "moved": moved, "link": link, "view": view}
     return _small(given, opened, Result("link", title, "whole file", (), [], facts=facts, unknown=""))
 

@@ -76,7 +76,9 @@ def _read_rank_manifest(path: Path) -> Manifest:
 def read_json(path: Path) -> Manifest | None:
     """A JSON object, or None when there is no file or something else is in it."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None  # a pipe would block
+        # A pipe would block, and so would files of the system, which have no size.
+        is_readable = path.is_file() and path.stat().st_size
+        value = json.loads(path.read_text(encoding="utf-8")) if is_readable else None
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from rankscope.capture.run_folder import rank_manifests, remove_if_empty
 from rankscope.capture.schedule import EveryStep, OnRequest, OnSignal, ScheduleFunction, TimeWindow
 from rankscope.capture.selector import parse_selector
 from rankscope.capture.telemetry_ring import FOLDER
+from rankscope.text.run_words import shell_word
 from rankscope.units import format_bytes, format_ns
 
 Windows = list[tuple[int, dict[str, Any]]]
@@ -120,7 +120,7 @@ def has_traces(folder: Path) -> bool:
 
 def short_path(folder: Path) -> str:
     """Quoted for a shell; relative to the working directory when it is below that."""
-    return shlex.quote(str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder))
+    return shell_word(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
 
 
 def _plural(count: int, word: str) -> str:
@@ -174,5 +174,5 @@ def captured_by_rank(plan: Plan, files: RankFiles) -> str:
         f"captured {cycles(windows)} ({size}) of {ranks}. "
         f"Training was paused for at most {format_ns(longest['stall_ns'], 2)} "
         f"(stop {format_ns(longest['stop_ns'], 2)} by torch, export {format_ns(export, 2)}). "
-        f"Next: rankscope stats {files.folder}"
+        f"Next: rankscope stats {shell_word(files.folder)}"
     )

@@ -220,13 +220,13 @@ def main(argv: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _visible_output() -> Iterator[None]:
-    """Untrusted text never controls a terminal, whoever prints it. A file or pipe gets stdout unchanged, but for what
-    its encoding does not have, such as → in Latin-1."""
+    """Untrusted text never controls a terminal, whoever prints it, also behind a pipe: what is data goes through
+    `show`. What an encoding does not have, such as → in Latin-1, is written as an escape."""
     before = sys.stdout, sys.stderr
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        if sys.stdout is not None and sys.stdout.isatty():
+        if sys.stdout is not None:
             sys.stdout = cast(TextIO, VisibleStream(sys.stdout))
         if sys.stderr is not None:
             sys.stderr = cast(TextIO, VisibleStream(sys.stderr))

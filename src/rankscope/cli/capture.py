@@ -7,6 +7,7 @@ import argparse
 from rankscope.cli.common import add_remote_options, positive
 from rankscope.cli.options import add_options
 from rankscope.cli.remote import WATCHED_RUN, path_or_remote, run_there
+from rankscope.text.run_words import shell_word
 
 EXAMPLES = """\
 examples:
@@ -38,5 +39,5 @@ def main(args: argparse.Namespace) -> int:
 
     for asked in ask_capture(args.run, steps=args.steps, ranks=args.ranks, reason="rankscope capture"):
         print(f"{asked}".capitalize())
-    print(f"Then: rankscope stats {args.run}")
+    print(f"Then: rankscope stats {shell_word(args.run)}")
     return 0

@@ -343,10 +343,10 @@ def import_numpy_with_one_thread() -> None:
 
 
 def show(text: str) -> None:
-    """Print what `views` have made: untrusted text in it is clean, and the control characters are our colours. A
-    terminal obeys nothing else, should a name have been forgotten."""
+    """Print what `views` have made, or data: a file or pipe gets it unchanged. Untrusted text in a table is clean, and
+    its control characters are our colours. A terminal obeys nothing else, should a name have been forgotten."""
     stream = unchecked(sys.stdout)
-    stream.write(text if stream is sys.stdout else visible_or_colour(text))
+    stream.write(visible_or_colour(text) if stream.isatty() else text)
 
 
 def show_results(

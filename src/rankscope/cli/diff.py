@@ -84,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
     failed = slower_rows(result, limit, args.fail_on_likely) if limit is not None else []
     doubtful = likely_slower(result, limit) if limit is not None and not args.fail_on_likely else []
     names = {"BASE": args.base, "NEW": args.new}
-    runs = {name: RunWords(shell_word(str(path)), common.window_words(args)) for name, path in names.items()}
+    runs = {name: RunWords(shell_word(path), common.window_words(args)) for name, path in names.items()}
     common.show(_text(result, failed, args.format, shown, Question(runs)))
     for row in failed:
         change = "from nothing" if row["change_pct"] is None else f"{row['change_pct']:+.1f} %"

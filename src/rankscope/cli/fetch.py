@@ -8,6 +8,7 @@ from pathlib import Path
 from rankscope.cli.common import add_remote_options, check_target, say
 from rankscope.cli.options import add_options
 from rankscope.remote.ssh import Ssh, parse_remote_path, program_words
+from rankscope.text.run_words import shell_word
 
 EXAMPLES = """\
 examples:
@@ -57,5 +58,5 @@ def main(args: argparse.Namespace) -> int:
         if not args.raw:
             size += f" for {units.format_bytes(done.raw_bytes)} of raw traces"
         print(f"Copied {done.files} file{'s' * (done.files != 1)} of {remote_path} to {target}: {size}")
-        print(f"Next: rankscope stats {target}")
+        print(f"Next: rankscope stats {shell_word(target)}")
     return 0

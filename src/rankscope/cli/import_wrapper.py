@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from rankscope.capture.wrapper_import import import_wrapper
+from rankscope.cli.common import show
 from rankscope.cli.options import add_options
 
 EPILOG = """\
@@ -32,5 +33,5 @@ def main(args: argparse.Namespace) -> int:
     for line in import_wrapper(args.file):
         for note in line.notes:
             print(f"rankscope: {note}", file=sys.stderr)
-        print(" ".join(line.words))
+        show(" ".join(line.words) + "\n")
     return 0

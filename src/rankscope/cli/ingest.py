@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rankscope import units
-from rankscope.cli.common import add_reading_options, add_run_argument, dask_cluster, read, use_tools
+from rankscope.cli.common import add_reading_options, add_run_argument, dask_cluster, read, show, use_tools
 from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
+from rankscope.text.run_words import shell_words
 
 EXAMPLES = """\
 examples:
@@ -51,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
     use_tools(args)
     ingested = read(paths, options, args)
     if args.print_store:
-        print(ingested.store.resolve())
+        show(f"{ingested.store.resolve()}\n")
         return 1 if ingested.problems else 0
     for entry in ingested.index.segments:
         manifest, report = entry.manifest, entry.manifest["reading"]
@@ -65,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
             print(f"           batches of events read: {batches}")
     if not ingested.read and not args.quiet:
         print("Nothing to read: the store is up to date.")
-    print(f"Next: rankscope stats {args.output or ' '.join(map(str, args.run))}")
+    print(f"Next: rankscope stats {shell_words([args.output] if args.output else args.run)}")
     return 1 if ingested.problems else 0
 
 

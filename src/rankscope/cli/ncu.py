@@ -31,6 +31,7 @@ from rankscope.cli.options import add_options
 from rankscope.cli.store_libraries import missing_libraries
 from rankscope.errors import ToolError, UsageError
 from rankscope.text.plain_table import plain_table
+from rankscope.text.run_words import shell_word
 from rankscope.units import format_ns
 
 # The command to profile follows `--` (see cli/__init__.py).
@@ -105,7 +106,9 @@ def _chosen(args: argparse.Namespace) -> KernelList:
         return read_kernels(args.kernels).top(args.top)
     if args.run is None:
         raise UsageError("no RUN to choose kernels from", hint="Name a run, or give a list: --kernels FILE")
-    _require_libraries("choosing kernels", f"rankscope ncu {args.run} --top {args.top} --kernels-out FILE")
+    _require_libraries(
+        "choosing kernels", f"rankscope ncu {shell_word(args.run)} --top {args.top} --kernels-out FILE"
+    )
     from rankscope.analysis.efficiency.hot_kernels import hot_kernels
     from rankscope.cli.common import open_run
 
@@ -207,7 +210,7 @@ def _message(text: str) -> None:
 
 def _show(folder: Path, listed: KernelList, args: argparse.Namespace) -> int:
     """One table: what the kernels cost in RUN, and what ncu measured."""
-    _require_libraries("reading ncu's reports", f"rankscope ncu {folder}")
+    _require_libraries("reading ncu's reports", f"rankscope ncu {shell_word(folder)}")
     from rankscope.analysis.efficiency.hot_kernels import hot_kernels_measured
     from rankscope.cli.common import open_run
 

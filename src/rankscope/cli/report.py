@@ -66,19 +66,19 @@ def main(args: argparse.Namespace) -> int:
         run,
         scope,
         common.run_name(subject),
-        shell_word(str(subject)),
+        shell_word(subject),
         "" if args.ranks == "all" else shell_words(["--ranks", args.ranks]),
         common.window_words(args),
     )
     compared = None
     if len(args.run) == 2:
         base = common.open_run(args, args.run[0])
-        request = replace(request, base=shell_word(str(args.run[0])), base_run=base)
+        request = replace(request, base=shell_word(args.run[0]), base_run=base)
         compared = diff(base, run, scope)
     content = build(request, compared)
     text = html_page(content) if format == "html" else markdown_page(content)
     if printed:
-        print(text, end="")
+        common.show(text)
         return 0
     with common.replacing(target) as temporary:
         temporary.write_text(text, encoding="utf-8")

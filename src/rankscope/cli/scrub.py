@@ -8,6 +8,7 @@ from pathlib import Path
 from rankscope.cli.common import check_target
 from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
+from rankscope.text.run_words import shell_word
 
 EXAMPLES = """\
 examples:
@@ -66,7 +67,7 @@ def _target(report: Path) -> Path:
         raise UsageError(
             f"{report} cannot be scrubbed",
             why="Only nsys can write its own reports.",
-            hint=f"Scrub its export instead: nsys export --type sqlite {report.name}",
+            hint=f"Scrub its export instead: nsys export --type sqlite {shell_word(report.name)}",
         )
     identity = NSYS.identify(report)
     only_recorded = identity.rank_source == FROM_ENVIRONMENT and rank_from_name(report) != identity.rank

@@ -185,12 +185,15 @@ def fill(buffer: memoryview, file: Any) -> int:
 def open_stream(path: Path, lines: bool = False) -> ByteStream:
     """Open as plain, gzip or xz, by the first bytes and not by the name. `lines`: Python reads it by lines."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) and not path.is_dir():
             raise ReadError(
                 f"{path} is not read",
                 why="It is a pipe or a device, and a trace is read more than once.",
                 hint="Write it to a file, and give that.",
             )
+        if not status.st_size:  # what the system makes while it is read may block: /proc/kmsg
+            return PlainStream(Path(os.devnull))
         magic = _magic(path)
         if magic.startswith(GZIP_MAGIC):
             return GzipStream(path, lines)

@@ -23,6 +23,7 @@ from rankscope.model import NCU_KERNELS, NCU_METRICS, READ_EVENTS, Table
 from rankscope.readers.base import Batch, EventBatch, Reader, Reading, ReadReport
 from rankscope.readers.byte_stream import read_head
 from rankscope.readers.row_batch import RowBatch
+from rankscope.text.run_words import shell_word
 
 REPORT_MAGIC = b"NVR\x00"
 _LARGEST_CSV = 1 << 30
@@ -114,7 +115,7 @@ def _load_report(path: Path, report: ReadReport) -> list[MeasuredKernel]:
             f"cannot read {path} without Nsight Compute",
             why=f"{missing.why} Only ncu can read its format.",
             hint=f"Load the module or give --ncu PATH; or convert it where ncu is installed: "
-            f"ncu --import {path.name} --csv --page raw > {path.stem}.csv",
+            f"ncu --import {shell_word(path.name)} --csv --page raw > {shell_word(path.stem + '.csv')}",
         ) from missing
     return _load_with_ncu(path, tool, report)
 

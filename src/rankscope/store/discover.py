@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
@@ -36,6 +35,7 @@ from rankscope.readers.xla.recordings import JSON_NAME, PERFETTO_NAME, XPLANE_NA
 from rankscope.records import dataclass
 from rankscope.store.index import INDEX_FILE, STORE_NAME, can_write
 from rankscope.store.roles import folders_of_worlds
+from rankscope.text.run_words import shell_word
 from rankscope.text.spelling import did_you_mean
 from rankscope.text.visible_text import visible
 
@@ -249,7 +249,7 @@ def _traces_below(folder: Path) -> tuple[list[Path], list[RankscopeError]]:
         StoreError(
             f"{folder} has {count} not read",
             why=f"Each recording is a run of its own; the last is {recordings[-1].name}.",
-            hint=f"Give the folder of another: rankscope stats {recordings[-2]}",
+            hint=f"Give the folder of another: rankscope stats {shell_word(recordings[-2])}",
         )
     ]
 
@@ -393,7 +393,7 @@ def _several_runs(parent: Path, below: Sequence[Path]) -> NotATraceError:
     return NotATraceError(
         f"{parent} has {len(below)} runs below it, and no trace of its own",
         why=f"They are not of one job with a folder for each rank:{''.join(lines)}{more}",
-        hint=f"Open one: rankscope stats {shlex.quote(str(below[0]))}",
+        hint=f"Open one: rankscope stats {shell_word(below[0])}",
     )
 
 

@@ -17,6 +17,7 @@ from rankscope.store.index import BY_ROLE, SegmentEntry
 from rankscope.store.node_logs import place_logs
 from rankscope.store.roles import World, worlds_of
 from rankscope.store.side_by_side import side_by_side
+from rankscope.text.run_words import shell_word
 
 ALONE = "alone"
 BESIDE = "beside the only rank"
@@ -265,8 +266,8 @@ def _unknown_rank(path: Path) -> RankError:
     return RankError(
         f"cannot tell the rank of {path}",
         why=f"It has no {missing} and no rank in its name.",
-        hint=f"Say it: rankscope ingest --rank 17={path}\n"
-        f"  If it is of another run, open it alone: rankscope stats {path}",
+        hint=f"Say it: rankscope ingest --rank {shell_word(f'17={path}')}\n"
+        f"  If it is of another run, open it alone: rankscope stats {shell_word(path)}",
     )
 
 

@@ -16,6 +16,7 @@ from rankscope.model import TIMELINE_FORMATS
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
 from rankscope.store.index import SegmentEntry
+from rankscope.text.run_words import shell_word, shell_words
 
 SESSION_GAP_NS = 60_000_000_000
 """Recordings farther apart by wall clock are separate sessions; clocks within a cluster differ by less."""
@@ -153,13 +154,15 @@ def without_duplicates(segments: Sequence[SegmentEntry]) -> tuple[list[SegmentEn
     for (rank, _, _), entries in by_rank.items():
         before, *later = sorted(entries, key=lambda e: (e.unix_origin_ns, e.manifest["source"]["mtime_ns"]))
         for after in later:
+            word = shell_word(f"N={after.source}")
+            hint = f"Move one away, or give its rank: rankscope ingest --rank {word}"
             if (before.unix_origin_ns, before.files) == (after.unix_origin_ns, after.files):
                 left_out.append(after)
                 problems.append(
                     RankError(
                         f"{after.source} is not used",
                         why=f"It is the same recording as {before.source}, of rank {rank}.",
-                        hint=f"Move one away, or give its rank: rankscope ingest --rank N={after.source}",
+                        hint=hint,
                     )
                 )
                 continue
@@ -169,7 +172,7 @@ def without_duplicates(segments: Sequence[SegmentEntry]) -> tuple[list[SegmentEn
                 clashes[rank] = RankError(
                     f"{before.source} and {after.source} are both of rank {rank}",
                     why="They cover the same time, so they are not successive recordings of one run. Neither is used.",
-                    hint=f"Move one away, or give its rank: rankscope ingest --rank N={after.source}",
+                    hint=hint,
                 )
             before = after
     kept = [entry for entry in segments if entry not in left_out]
@@ -202,7 +205,7 @@ def stray(run: RunFiles, why: str) -> MixedRunsError:
 def _arguments(run: RunFiles) -> str:
     """Its files, as arguments of a command."""
     paths = [_short(entry.source) for entry in run.entries]
-    return " ".join(paths[:_MOST_FILES]) + " …" * (len(paths) > _MOST_FILES)
+    return shell_words(paths[:_MOST_FILES]) + " …" * (len(paths) > _MOST_FILES)
 
 
 def _short(path: Path) -> str:

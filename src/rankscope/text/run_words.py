@@ -41,8 +41,9 @@ def with_paths(text: str, runs: Runs) -> str:
     return _PLACEHOLDER.sub(named, text)
 
 
-def shell_word(text: str) -> str:
+def shell_word(word: object) -> str:
     """A word of a command that can be pasted; control characters are written as escapes in $'...'."""
+    text = str(word)
     if visible(text) == text:
         return shlex.quote(text)
     plain = (_plain(byte) for byte in os.fsencode(text))
@@ -55,4 +56,4 @@ def _plain(byte: int) -> str:
 
 def shell_words(words: Iterable[object]) -> str:
     """Several of them, with spaces between."""
-    return " ".join(shell_word(str(word)) for word in words)
+    return " ".join(map(shell_word, words))

@@ -31,7 +31,7 @@ def run_info(session: Session, query: dict[str, str]) -> Answer:
     begin, end = session.bounds
     return {
         "title": session.title,
-        "path": shell_word(str(session.path)),
+        "path": shell_word(session.path),
         "ranks": session.run.ranks,
         "begin_ns": begin,
         "end_ns": end,

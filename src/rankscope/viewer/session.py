@@ -86,7 +86,7 @@ class Session:
     @property
     def words(self) -> RunWords:
         """What commands on the page call the run."""
-        return RunWords(shell_word(str(self.path)))
+        return RunWords(shell_word(self.path))
 
     @contextmanager
     def database(self) -> Iterator[Run]:

@@ -56,8 +56,8 @@ _WHATIF_OPTIONS: dict[Change, str] = {
 
 # Terminal control characters (C0, DEL, C1), Unicode line ends, and surrogates, which cannot be encoded.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-# Text that a spreadsheet would take for a formula.
-_FORMULA = re.compile(r"[=+\-@\t\r]")
+# Text that a spreadsheet would take for a formula; some take full-width and small signs for the usual ones.
+FORMULA = re.compile(r"[=+\-@\t\r＝＋－＠﹢﹣﹦﹫]")
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _csv_text(text: str) -> str:
 
 def _quoted(text: str) -> str:
     is_formula = False
-    if _FORMULA.match(text):
+    if FORMULA.match(text):
         try:
             float(text)
         except ValueError:

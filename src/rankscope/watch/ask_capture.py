@@ -13,6 +13,7 @@ from rankscope.capture.selector import parse_selector
 from rankscope.errors import CaptureError, RankscopeError, StoreError, UsageError
 from rankscope.ranges import as_ranges, rank_words
 from rankscope.records import dataclass
+from rankscope.text.run_words import shell_word
 from rankscope.watch.alarms import HANG, RANK_ENDED, Alarm
 from rankscope.watch.hang import is_over
 from rankscope.watch.judge import usual_step
@@ -53,7 +54,7 @@ def ask_capture(run: Path, *, steps: int | None = None, ranks: str = "all", reas
         raise CaptureError(
             f"the job in {run} has made no step yet",
             why="The steps to record are counted from the present one.",
-            hint=f"Ask again when it trains: rankscope watch {run} shows it.",
+            hint=f"Ask again when it trains: rankscope watch {shell_word(run)} shows it.",
         )
     if is_over(running, now) and (off := next((ring.off for ring in running if ring.off), "")):
         raise CaptureError(
@@ -65,7 +66,7 @@ def ask_capture(run: Path, *, steps: int | None = None, ranks: str = "all", reas
         raise CaptureError(
             f"the job in {run} has ended",
             why="None of its ranks writes telemetry any more.",
-            hint=f"What it left: rankscope stats {run} -r telemetry",
+            hint=f"What it left: rankscope stats {shell_word(run)} -r telemetry",
         )
     chosen = _chosen(rings, ranks)
     asked = []

@@ -22,6 +22,7 @@ from rankscope.collective_kinds import bus_factor, kind_of
 from rankscope.devices import Ceilings
 from rankscope.errors import UsageError
 from rankscope.records import dataclass
+from rankscope.text.run_words import shell_word
 from rankscope.units import parse_byte_rate, parse_flop_rate
 
 DTYPES = ("bfloat16", "float16", "float8", "tf32", "float32", "float64", "int8")
@@ -96,7 +97,7 @@ def given_ceilings(peak: str | None = None, bandwidth: str | None = None) -> Cei
         raise UsageError(
             f"--peak: no file {peak}",
             why="It does not exist.",
-            hint=f"Measure it: rankscope bench seqpar --json > {peak}",
+            hint=f"Measure it: rankscope bench seqpar --json > {shell_word(peak)}",
         )
     peaks = {}
     for part in peak.split(","):
@@ -128,7 +129,7 @@ def _measured(path: Path) -> dict[str, float]:
     wrong = UsageError(
         f"{path} is not a report of the benchmark",
         why="--peak takes a rate (989TF) or a file that `rankscope bench seqpar --json` wrote.",
-        hint=f"Measure it: rankscope bench seqpar -p bfloat16 --json > {path}",
+        hint=f"Measure it: rankscope bench seqpar -p bfloat16 --json > {shell_word(path)}",
     )
     try:
         report = json.loads(path.read_text(encoding="utf-8"))

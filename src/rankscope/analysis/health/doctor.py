@@ -17,6 +17,7 @@ from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.readers.base import PACKETS_NOT_READ, rank_from_name
 from rankscope.sql import sql_texts
 from rankscope.store.index import SegmentEntry, sidecar_records
+from rankscope.text.run_words import shell_word
 from rankscope.timeline.run import Run
 
 COLUMNS = (
@@ -170,7 +171,7 @@ def _secrets(run: Run) -> Iterator[Check]:
             f"{len(names)} nsys report{'s contain' if len(names) > 1 else ' contains'} the job's environment variables",
             f"{some}: the raw file may contain keys and tokens; rankscope's store does not contain the variables",
             ranks=tuple(sorted({entry.rank for entry in with_environment})),
-            hint=f"Before you share it: rankscope scrub {export}",
+            hint=f"Before you share it: rankscope scrub {shell_word(export)}",
         )
     others = {entry.source: entry.manifest["header"].get("otherProcesses", 0) for entry in reports}
     if left := sum(others.values()):

@@ -3,7 +3,6 @@ there is (stacks, torch's flight recorder, telemetry, states of processes, logs)
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from rankscope.errors import RankscopeError
 from rankscope.inapp.hang_evidence import Frame, is_stale, own_frame, processes_path, stacks_path
 from rankscope.ranges import rank_words
 from rankscope.records import dataclass
+from rankscope.text.run_words import shell_word
 from rankscope.timeline.run import Run, open_run
 from rankscope.watch.alarms import Alarm, utc, who
 from rankscope.watch.hang import (
@@ -164,7 +164,7 @@ def explain_hang(run: Path, alarm: Alarm) -> Sequence[Alarm]:
             alarm,
             ranks=finding.ranks,
             what=what,
-            hint=f"{finding.hint} Details: rankscope stats {shlex.quote(str(run))} -r hang",
+            hint=f"{finding.hint} Details: rankscope stats {shell_word(run)} -r hang",
         )
     ]
 

@@ -26,6 +26,7 @@ from rankscope.capture.under_tool.tool_process import Ended, run_under_tool, wra
 from rankscope.capture.wrapper import Output, requested_signal
 from rankscope.errors import CaptureError, RankscopeError, ToolError
 from rankscope.files import close_to_others
+from rankscope.text.run_words import shell_word
 from rankscope.units import format_bytes
 
 _SUFFIX = {"nsys": ".nsys-rep", "ncu": ".ncu-rep"}
@@ -339,7 +340,9 @@ class ToolRank:
         reports_for_run = self.identity.rank == 0 or self.files.first
         if left.files and self.plan.speaks and reports_for_run and not self.plan.quiet:
             size = format_bytes(sum(path.stat().st_size for path in left.files), 1)
-            self._message(f"wrote {left.files[0].name} ({size}). Next: rankscope stats {self.files.folder}")
+            self._message(
+                f"wrote {left.files[0].name} ({size}). Next: rankscope stats {shell_word(self.files.folder)}"
+            )
 
     def _message(self, text: str) -> None:
         self.output.message(f"rank {self.identity.rank}: {text}")

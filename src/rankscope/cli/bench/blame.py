@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rankscope.cli import Parser, Subcommand
 from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
+from rankscope.text.run_words import shell_word
 from rankscope.units import parse_count
 
 if TYPE_CHECKING:
@@ -94,7 +95,9 @@ def _make(args: argparse.Namespace) -> int:
         print(f"Wrote {len(listed['cases'])} cases to {args.output}")
     print(f"Wrote {truth}; sha256 {listed['sha256']}, version {listed['version']}")
     if args.output is not None:
-        print(f"Next: read {args.output}/task.md, then rankscope bench blame score {args.output} ANSWERS")
+        print(
+            f"Next: read {args.output}/task.md, then rankscope bench blame score {shell_word(args.output)} ANSWERS"
+        )
     return 0
 
 

@@ -11,6 +11,7 @@ from rankscope.cli.bench.synthetic import CLOCKS, Progress, number
 from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
 from rankscope.ranges import numbers_in, parse_ranges
+from rankscope.text.run_words import shell_word
 from rankscope.units import format_bytes, parse_count
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         f"Wrote {job.ranks} files of {min(truth['events']):,} to {max(truth['events']):,} events "
         f"({format_bytes(progress.written)}) and truth.json to {args.output}"
     )
-    print(f"Next: rankscope stats {args.output}")
+    print(f"Next: rankscope stats {shell_word(args.output)}")
     return 0
 
 

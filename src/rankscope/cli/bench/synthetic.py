@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
 from rankscope.ranges import numbers_in, parse_ranges
+from rankscope.text.run_words import shell_word
 from rankscope.text.visible_text import unchecked
 from rankscope.units import format_bytes, format_count, parse_count
 
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         f"Wrote {files} {'file' if files == 1 else 'files'} of {format_count(plan.events_per_rank)} events "
         f"({format_bytes(progress.written)} of text) and truth.json to {args.output}"
     )
-    print(f"Next: rankscope stats {args.output}")
+    print(f"Next: rankscope stats {shell_word(args.output)}")
     return 0
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from rankscope.cli import profile
-from rankscope.cli.common import check_target, say
+from rankscope.cli.common import check_target, say, show
 from rankscope.cli.end_tables import end_tables
 from rankscope.cli.job.options import NO_TOOL, STATS_HELP, TOOL, add_job_options, check_without_tool
 from rankscope.cli.options import hidden
@@ -129,7 +129,7 @@ def deliver(spec: Spec, scheduler: Scheduler, args: argparse.Namespace) -> int:
         if not args.submit:
             say(f"Next: {scheduler.submit[0]} {shlex.quote(args.script)}")
     if args.dry_run or not (args.script or args.submit):
-        print(script, end="")
+        show(script)
     if args.dry_run or not args.submit:
         return 0
     job = submit_script(scheduler, spec, script, written)

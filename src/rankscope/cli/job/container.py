@@ -11,6 +11,7 @@ from rankscope.cli.job.options import TOOL
 from rankscope.cli.options import add_groups, add_options, group
 from rankscope.errors import StoreError, UsageError
 from rankscope.jobs import container
+from rankscope.text.run_words import shell_word
 
 EPILOG = """\
 examples:
@@ -87,6 +88,6 @@ def main(args: argparse.Namespace) -> int:
             f"cannot write {args.output}", why=f"{error.strerror}.", hint="Name another folder: -o DIR"
         ) from error
     print(f"Wrote {args.output}: {', '.join(str(path.relative_to(args.output)) for path in files)}")
-    print(f"Next: cd {args.output} && ./test.sh    (build, start, profile an example, stop)")
+    print(f"Next: cd {shell_word(args.output)} && ./test.sh    (build, start, profile an example, stop)")
     print(f"Reports: {args.reports} here is /reports in the container; write them there (-o /reports/NAME)")
     return 0

@@ -10,7 +10,7 @@ from typing import Any
 from rankscope.capture.rank import Identity
 from rankscope.capture.selector import parse_selector
 from rankscope.cli import profile
-from rankscope.cli.common import check_target, say
+from rankscope.cli.common import check_target, say, show
 from rankscope.cli.end_tables import end_tables
 from rankscope.cli.job.options import NO_TOOL, STATS_HELP, TOOL, check_without_tool
 from rankscope.cli.options import add_groups, add_options, group, hidden
@@ -18,6 +18,7 @@ from rankscope.errors import StoreError, UsageError
 from rankscope.files import open_private
 from rankscope.jobs import k8s, kubectl
 from rankscope.jobs.spec import parse_count, parse_variables
+from rankscope.text.run_words import shell_word
 
 DESCRIPTION = """\
 Write a Kubernetes manifest with the profiler in it: a Kubeflow MPIJob, a
@@ -123,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.script:
         say(f"Next: kubectl apply -f {shlex.quote(str(args.script))}")
     else:
-        print(text, end="")
+        show(text)
         return 0
     if not args.quiet and job.profiled:
         where = f" --namespace {job.namespace}" if job.namespace else ""
@@ -230,5 +231,5 @@ def run_fetch(args: argparse.Namespace) -> int:
     cluster = kubectl.Kubectl(args.namespace, args.context)
     files = kubectl.fetch(args.id, args.job_kind, target, cluster, args.namespace, say)
     print(f"Copied {len(files)} file{'s' * (len(files) != 1)} to {target}")
-    print(f"Next: rankscope stats {target}")
+    print(f"Next: rankscope stats {shell_word(target)}")
     return 0

@@ -20,6 +20,7 @@ from rankscope.errors import NotATraceError, ReadError, ToolError
 from rankscope.files import unique_name
 from rankscope.readers.base import Reader, TraceIdentity
 from rankscope.readers.nsys.reader import NSYS, NsysReading
+from rankscope.text.run_words import shell_word
 
 REPORT_MAGIC = b"NVIDIA Tegra Profiler Report"
 _VERSION = re.compile(rb"Report (\d+(?:@\d+)+)")
@@ -86,7 +87,8 @@ def _nsys(report: Path) -> tools.Tool:
         raise ToolError(
             f"{report} must be exported before it can be read",
             why=f"Only nsys can open its reports: {error.message}. {error.why}",
-            hint=f"Where nsys is installed: nsys export --type sqlite {report.name}; or give its path: --nsys PATH",
+            hint=f"Where nsys is installed: nsys export --type sqlite {shell_word(report.name)}; "
+            "or give its path: --nsys PATH",
         ) from error
 
 
@@ -99,8 +101,8 @@ def _refused(report: Path, tool: tools.Tool, answer: str) -> ReadError:
         return ReadError(
             f"{report} is too new for this nsys",
             why=f"It was written by nsys {written or 'of a later version'}; {tool.path} is {ours}.",
-            hint=f"Export it where it was captured: nsys export --type sqlite {report.name}; or give a newer nsys: "
-            "--nsys PATH",
+            hint=f"Export it where it was captured: nsys export --type sqlite {shell_word(report.name)}; "
+            "or give a newer nsys: --nsys PATH",
         )
     return ReadError(
         f"nsys cannot export {report}",

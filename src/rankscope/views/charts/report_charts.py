@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rankscope.analysis.core.result import Column, Result, Row
 from rankscope.errors import NotATraceError
+from rankscope.text.run_words import shell_word
 from rankscope.units import format_bytes, format_ns, format_rounded, format_value
 from rankscope.views.charts.chart import Chart, nothing_to_draw
 from rankscope.views.charts.heatmap import KEYS, WAIT, keys_of
@@ -370,7 +371,7 @@ def read_sweep(path: Path) -> Result:
         raise NotATraceError(
             f"cannot read {path} as a sweep",
             why=f"It is not what bench sweep writes ({type(error).__name__}: {error}).",
-            hint=f"Make one: rankscope bench sweep -s 2304,4608 --format json > {path.name}",
+            hint=f"Make one: rankscope bench sweep -s 2304,4608 --format json > {shell_word(path.name)}",
         ) from None
     return Result(SWEEP, "Matmul rate by sequence length", "every point of the sweep", columns, rows)
 

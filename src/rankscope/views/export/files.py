@@ -12,6 +12,7 @@ from rankscope.model import Table
 from rankscope.sql import sql_text
 from rankscope.timeline.run import Run
 from rankscope.timeline.sql_views import SEGMENTS, VIEWS, describe
+from rankscope.views.envelope import FORMULA
 from rankscope.views.export.chrome import write_chrome
 from rankscope.views.export.perfetto import write_archive, write_perfetto
 
@@ -19,7 +20,6 @@ ARCHIVE = "archive"
 TRACE_ENDINGS = {"perfetto": ".perfetto-trace", "chrome": ".trace.json", ARCHIVE: ".perfetto.tar"}
 _WRITERS = {"perfetto": write_perfetto, "chrome": write_chrome, ARCHIVE: write_archive}
 _TABLE_OPTIONS = {"parquet": "FORMAT parquet, COMPRESSION zstd", "csv": "FORMAT csv, HEADER"}
-_FORMULA = r"^[=+\-@\t\r]"
 
 
 def write_trace(
@@ -50,8 +50,9 @@ def write_tables(run: Run, scope: Scope, folder: Path, kind: str) -> list[str]:
 
 def _without_formulas(view: Table) -> str:
     """The columns of a table; text that would start a formula in a spreadsheet gets an apostrophe in front."""
+    formula = sql_text("^" + FORMULA.pattern)
     quoted = [
-        f"CASE WHEN regexp_matches({name}, {sql_text(_FORMULA)}) AND try_cast({name} AS DOUBLE) IS NULL "
+        f"CASE WHEN regexp_matches({name}, {formula}) AND try_cast({name} AS DOUBLE) IS NULL "
         f"THEN concat({sql_text(chr(39))}, {name}) ELSE {name} END AS {name}"
         for name in (field.name for field in describe(view) if field.type == "VARCHAR")
     ]
