@@ -424,7 +424,9 @@ def test_a_pipe_is_no_trace_and_does_not_block(tmp_path: Path) -> None:
     trace(tmp_path / "rank-1.json")
     os.mkfifo(tmp_path / "rank-00000.rankscope.json")
     for name in ("rank-2.json", "rank-00002.rankscope.json", "x.nsys-rep"):
-        (tmp_path / name).symlink_to("/proc/kmsg")  # a file, but reading it waits for the next line of the kernel
+        (tmp_path / name).symlink_to(
+            "/proc/kmsg"
+        )  # a file, but reading it waits for the next line of the kernel
     assert Run(ingest([tmp_path])).ranks == [1]
 
 

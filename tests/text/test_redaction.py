@@ -3,6 +3,7 @@ its length."""
 
 from __future__ import annotations
 
+import shlex
 import time
 
 import pytest
@@ -106,6 +107,20 @@ SPELLINGS = [
     ["bash", "-c", f"curl -H 'X-Api-Key: {SECRET}' https://host; mysql -p{SECRET} db"],
     ["bash", "-c", f"""ssh host "curl -u 'me:{SECRET}' https://host" | tee log"""],
     ["bash", "-c", f"python train.py --token \\\n  {SECRET}"],
+    ["bash", "-c", shlex.join(["train.py", "--password", f"it's {SECRET}", "--steps", "3"])],
+    ["bash", "-c", shlex.join(["ssh", "host", shlex.join(["curl", "-H", f"X-Api-Key: {SECRET}"])])],
+    # Other ways
+    ["--api_keys", "x", SECRET],
+    ["bash", "-c", f"train.py --api-keys x {SECRET} --steps 3"],
+    ["--opts", "SOLVER.LR", "0.1", "LOGGER.API_KEY", SECRET],
+    ["--xml", f"<config><steps>3</steps><db:password kind='a'>{SECRET}</db:password></config>"],
+    ["--data", f"user%3Dme%26password%3D{SECRET}%26b%3d2"],
+    ["aws", "configure", "set", "aws_secret_access_key", SECRET],
+    ["npm", "config", "set", "//registry/:_authToken", SECRET],
+    ["--pass-phrase", SECRET],
+    ["--token", f"-{SECRET}"],
+    [f"https://host/api?key={SECRET}"],
+    [f"https://host/callback?state=1&code={SECRET}#x"],
 ]
 
 
@@ -136,6 +151,18 @@ def test_a_secret_is_redacted(words: list[str]) -> None:
         "wandb_v1_" + "a1B2" * 8,
         "npm_" + "a1B2" * 9,
         "eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0",
+        "lin_api_" + "a1B2" * 10,
+        "shpat_" + "a1b2" * 8,
+        "sq0atp-" + "a1B_" * 6,
+        "EAAA" + "a1B-" * 10,
+        "AGE-SECRET-KEY-1" + "QPZR" * 14 + "Y9",
+        "ATATT3" + "a1B_" * 10 + "=A1B2C3D4",
+        "ntn_" + "1234" * 3 + "a1B2" * 8,
+        "tskey-auth-" + "a1B2" * 4 + "-" + "a1B2" * 8,
+        "figd_" + "a1B-" + "a1B2" * 9,
+        "PMAK-" + "a1b2" * 6 + "-" + "a1b2" * 8,
+        "cfut_" + "a1B2" * 12,
+        "v1.0-" + "a1b2" * 6 + "-" + "a1b2" * 36,
     ],
 )
 def test_a_known_form_is_redacted_wherever_it_is(token: str) -> None:
@@ -249,6 +276,17 @@ def test_a_known_form_is_redacted_wherever_it_is(token: str) -> None:
         ],
         [
             "hf_hub_download_with_retry",
+            "npm_config_registry",
+            "hf_llama3_checkpoint_step1000",
+            "-x",
+            "HF_TOKEN",
+            "python",
+            "model.tokens",
+            "v1.0-rc1-20261119",
+            "50%20done",
+            "--no-token",
+            "-precision",
+            "x?key=1",
             "glove-embeddings-300d",
             "sk-learn",
             "--signal",
@@ -283,7 +321,8 @@ def test_what_surrounds_a_secret_stays() -> None:
 @pytest.mark.parametrize(
     "piece",
     [
-        *("x", "-", "a.", "a+", "eyJ", "eyJ-", "a=", "token=", "pwd=/", "user=a:", "token:", "a: ", "a://", "@", "hf_"),
+        *("x", "-", "a.", "a+", "sk-", "%3D", "<a>", "<a", "'", "--as x ", "A.a ", "set a "),
+        *("eyJ", "eyJ-", "a=", "token=", "pwd=/", "user=a:", "token:", "a: ", "a://", "@", "hf_"),
         *('"a":', 'a="', "--a ", "--token ", "-p ", "'a ", "\\", '\\"', "https://hooks.", ".webhook.", "-----BEGIN "),
         *("-----BEGIN PRIVATE KEY-----", "password: |\n", "\n", "a;", "TOKENS=1,"),
     ],

@@ -22,33 +22,34 @@ from collections.abc import Iterable, Iterator, Sequence
 
 REDACTED = "REDACTED"
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # The last part of a name: wandb-token, db_password, trainer.auth.secret. Plurals count, and names that end in one of
 # the longer words: PGPASSWORD.
-SECRET_NAMES = frozenset(
-    {
-        *("accesskey", "apikey", "auth", "authorization", "bearer", "cookie", "cred", "credential"),
-        *("credentials", "dbpass", "dsn", "jwt", "pass", "passcode", "passphrase", "passwd", "password"),
-        *("pat", "psk", "pswd", "pw", "pwd", "secret", "secretkey", "sessionid", "sig", "signature"),
-        *("sshpass", "token", "userpass", "userpwd", "webhook"),
-    }
+SECRET_NAMES = _words(
+    """
+    accesskey apikey auth authorization bearer cookie cred credential credentials dbpass dsn jwt pass passcode
+    passphrase passwd password pat psk pswd pw pwd secret secretkey sessionid sig signature sshpass token userpass
+    userpwd webhook
+    """
 )
 _SECRET_ENDS = ("password", "passwd", "passphrase", "secret", "token")
 # The part before a last part "key" that makes it secret: api-key, AWS_SECRET_ACCESS_KEY, masterkey.
-SECRET_KEYS = frozenset(
-    {
-        *("access", "account", "admin", "anthropic", "api", "app", "auth", "aws", "azure", "client", "comet"),
-        *("deploy", "encryption", "hf", "license", "master", "neptune", "ngc", "openai", "private"),
-        *("registry", "secret", "service", "shared", "signing", "ssh", "storage", "subscription", "wandb"),
-        *("webhook",),
-    }
+SECRET_KEYS = _words(
+    """
+    access account admin anthropic api app auth aws azure client comet deploy encryption hf license master neptune
+    ngc openai private registry secret service shared signing ssh storage subscription wandb webhook
+    """
 )
 # The part before a last part "token" that makes it a piece of text of a language model, or a number of them.
-NOT_SECRET = frozenset(
-    {
-        *("audio", "begin", "blank", "bos", "class", "cls", "end", "eos", "extra", "fim", "first", "image"),
-        *("last", "mask", "max", "min", "new", "next", "no", "num", "pad", "per", "placeholder", "sep"),
-        *("separator", "sos", "special", "start", "stop", "think", "total", "unk", "use", "video", "vision"),
-    }
+NOT_SECRET = _words(
+    """
+    audio begin blank bos class cls end eos extra fim first image last mask max min new next no num pad per
+    placeholder sep separator sos special start stop think total unk use video vision
+    """
 )
 # Values that make a name's last part something else.
 _COUNT = r"[\d.,_]+(?:[eE][+-]?\d+)?[kKmMbBgGtT]?"
@@ -61,21 +62,30 @@ NOT_SECRET_VALUES = {
     "tokens": re.compile(rf"{_COUNT}|<.*>|\[.*\]", re.DOTALL),
 }
 
+# What keys and tokens begin with, by who gives them out. From the rules of gitleaks (config/gitleaks.toml, July 2026),
+# GitHub's list of secret scanning patterns, and the documentation of Cloudflare, Figma, Tailscale and W&B.
+_PREFIXES = """
+Alibaba LTAI  Artifactory AKCp  Atlassian ATATT3 ATCTT3 ATBB  AWS ABSK  Cloudflare cfk_ cfut_ cfat_  DigitalOcean
+dop_v1_ doo_v1_ dor_v1_  Docker dckr_pat_  Doppler dp.pt.  EasyPost EZAK EZTK  Figma figd_ figu_  GitHub gho_ ghp_ ghr_
+ghs_ ghu_ github_pat_  GitLab glagent- glcbt- gldt- glffct- glft- glimt- gloas- glpat- glptt- glrt- glsoat-  Google
+GOCSPX- ya29.  Grafana glc_ glsa_  Groq gsk_  Heroku HRKU-  HuggingFace hf_ api_org_  Linear lin_api_ lin_oauth_
+Notion ntn_  npm npm_  NVIDIA nvapi-  OpenAI,Anthropic sk-  OpenShift sha256~  Perplexity pplx-  PlanetScale pscale_tkn_
+pscale_pw_ pscale_oauth_  Postman PMAK-  Prefect pnu_  Pulumi pul-  PyPI pypi-  Replicate r8_  RubyGems rubygems_
+SendGrid SG.  Sentry sntryu_ sntrys_  Shopify shpat_ shpca_ shppa_ shpss_  Slack xapp- xoxa- xoxb- xoxe- xoxo- xoxp-
+xoxr- xoxs-  Square sq0atp- sq0csp- EAAA  Stripe sk_live_ sk_test_ rk_live_ rk_test_  Tailscale tskey-  Vault hvb. hvs.
+W&B wandb_v1_  xAI xai-  age AGE-SECRET-KEY-
+"""
+_BEGINNINGS = "|".join(re.escape(prefix) for line in _PREFIXES.split("  ") for prefix in line.split()[1:])
 KNOWN_FORMS = re.compile(
     "|".join(
         (
-            r"\b(?:hf|api_org|gh[opsur]|gsk|r8|npm|dop_v1|[rs]k_live|[rs]k_test)_[A-Za-z0-9]{16,}",
-            r"\b(?:github_pat|wandb_v1|dckr_pat)_[\w-]{16,}",
-            r"\bsk-[A-Za-z0-9_-]{16,}",  # OpenAI, Anthropic
-            r"\b(?:gl(?:pat|ptt|dt|rt|cbt|soat)|nvapi|xapp|xox[abeoprs]|GOCSPX)-[\w-]{10,}",  # GitLab, NVIDIA, Slack
-            r"\b(?:xai|pplx)-[A-Za-z0-9]{20,}",
+            # With a digit; behind an underscore in a long word, unlike in hf_llama3_70b.
+            rf"\b(?:{_BEGINNINGS})(?:(?<!_)(?=[\w.~=-]{{0,40}}\d)|(?=[\w-]{{0,40}}?(?=[A-Za-z]*\d)[^\W_]{{10}}))"
+            r"[\w.~-]{10,}=*",
             r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",  # AWS
             r"\bAIza[\w-]{30,}",  # Google
-            r"\bya29\.[\w.-]{16,}",
-            r"\bhv[bs]\.[\w-]{20,}",  # Vault
-            r"\bSG\.[\w-]{16,}(?:\.[\w-]+)?",  # SendGrid
             r"\bdapi[0-9a-f]{32}\b",  # Databricks
-            r"\bpypi-[\w-]{30,}",
+            r"\bv1\.0-[0-9a-f]{24}-[0-9a-f]{40,}",  # Cloudflare
             r"\beyJ[\w-]{8,}(?:\.[\w-]*){0,2}",  # JSON web token
             r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
             r"(?i:(?<=\bbearer )|(?<=\bbearer\t))[\w.~+/=-]{8,}",
@@ -86,6 +96,10 @@ _URL_USER = re.compile(r"""://(?P<user>[^\s/?#@:"']*)(?::(?P<password>[^\s/?#"']
 # From this length on, a user name in a URL is taken for a token.
 _LONGEST_USER = 16
 _URL = re.compile(r"""://[^\s"'<>]+""")
+# What services call their keys in the query of a URL, beside the usual names.
+_KEY_IN_URL = re.compile(r"[?&](?:key|code)=([^&#]*)")
+_ELEMENT = re.compile(r"<(?P<name>[\w.:-]+)[^<>]{0,200}>(?P<value>[^<>]+)</")
+_ENCODED = re.compile(r"%([0-9A-Fa-f]{2})")
 _HOOK = re.compile(
     r"(?:://(?:web)?hooks?|\.webhook)\.[^/]{1,253}/|/(?:web)?hooks?(?:b2)?/|api\.telegram\.org/bot"
 )
@@ -99,6 +113,13 @@ _NAME = re.compile(
 )
 # An option or a header's name at the end of a word: the next word is its value.
 _OPEN_NAME = re.compile(r"""(?<![\w.-])(?P<name>[\w.-]+)(?:["'\\]*(?P<colon>:)|["'\\]*,?)\Z""")
+_OPTION = re.compile(r"(?P<name>-[\w.-]+)(?P<colon>)")
+# A setting whose value is the next word: LOGGER.API_KEY X of yacs, and what follows `set`: aws configure set NAME X.
+_SETTING = re.compile(r"(?=[\w.]*[A-Z])\w+(?:\.\w+)+")
+_SETTERS = ("set", "setenv", "config", "put", "add")
+_SEVERAL = re.compile(r"(?i:.*(?<!pas)s[\d_-]*)")
+# A value, and not an option, behind the name of a secret.
+_WITH_DASH = re.compile(r"-(?!-)(?=.*[\dA-Z])[^\s=]{6,}=*")
 _QUOTE = re.compile(r"""\\*["']""")
 _REST_OF_QUOTED = {quote: re.compile(rf"[^{quote}\\]*(?:\\[\s\S]?[^{quote}\\]*)*") for quote in ("'", '"')}
 _IN_QUERY = re.compile(r"""[^&#\s"'<>]*""")
@@ -129,16 +150,13 @@ _PASSWORD_LETTERS = {
 # Programs with a short option for user:password.
 _USER_LETTERS = {"curl": "uU", "http": "a", "https": "a"}
 # Programs whose -p and -u mean something else: a partition, a port, a process.
-_OTHER_MEANING = frozenset(
-    {
-        *("accelerate", "apptainer", "chrt", "conda", "cp", "deepspeed", "docker", "enroot", "flock", "gdb"),
-        *("git", "helm", "horovodrun", "ionice", "jupyter", "kubectl", "lsof", "ltrace", "mkdir", "mpiexec"),
-        *("mpirun", "nc", "ncat", "ncu", "nerdctl", "netstat", "nmap", "nsys", "numactl", "orterun", "patch"),
-        *("perf", "pg_dump", "pg_restore", "pip", "podman", "ps", "psql", "py-spy", "pytest", "qsub"),
-        *("rankscope", "read", "renice", "rsync", "salloc", "sbatch", "scp", "scancel", "sftp"),
-        *("singularity", "sinfo", "squeue", "srun", "ssh", "strace", "su", "sudo", "tar", "taskset"),
-        *("tensorboard", "time", "tmux", "torchrun"),
-    }
+_OTHER_MEANING = _words(
+    """
+    accelerate apptainer chrt conda cp deepspeed docker enroot flock gdb git helm horovodrun ionice jupyter kubectl
+    lsof ltrace mkdir mpiexec mpirun nc ncat ncu nerdctl netstat nmap nsys numactl orterun patch perf pg_dump
+    pg_restore pip podman ps psql py-spy pytest qsub rankscope read renice rsync salloc sbatch scp scancel sftp
+    singularity sinfo squeue srun ssh strace su sudo tar taskset tensorboard time tmux torchrun
+    """
 )
 _INTERPRETED = re.compile(r"python[\d.]*|.*\.(?:py|sh)", re.DOTALL)
 _WANDB_KEY = re.compile(r"[0-9a-f]{40}")
@@ -152,6 +170,8 @@ _SHELL_OPTION = re.compile(r"-\w*c|--(?:command|cmd|wrap|run)")
 _DEEPEST = 4
 
 Span = tuple[int, int]
+Letters = list[tuple[str, int, int]]
+"""The characters of a text that is written in another way, and where each is."""
 
 
 def redacted_command(words: Sequence[str]) -> list[str]:
@@ -183,6 +203,8 @@ def is_secret_name(name: str, value: str = "") -> bool:
         return False
     if last.endswith("s") and last[:-1] not in ("pas", ""):
         last = last[:-1]
+    if before == "pass" and before + last in SECRET_NAMES:
+        return True
     if last.endswith("token"):
         return (last[: -len("token")] or before) not in NOT_SECRET
     if last.endswith("key"):
@@ -208,19 +230,26 @@ def _merged(spans: Iterable[Span]) -> list[Span]:
     return merged
 
 
-def _spans_of_words(words: Sequence[str]) -> list[list[Span]]:
+def _spans_of_words(words: Sequence[str], depth: int = 0) -> list[list[Span]]:
     """The secrets of each word, as (start, end)."""
     spans: list[list[Span]] = [[] for _ in words]
     name = before = ""
     for word, spans_of_word in zip(words, spans, strict=True):
         if name and word.lower() in _SCHEMES:  # Authorization: Bearer X
             continue
-        if name and not word.startswith("-"):
-            spans_of_word += _secret_part(name, word, 0, len(word))
-        spans_of_word += _spans_of_text(word, of_word=not _SHELL_OPTION.fullmatch(before))
-        name, before = "", word
-        if (last := _OPEN_NAME.search(word)) and (last["colon"] or last["name"].startswith("-")):
+        is_value = word[:1] not in ("-", ";", "|", "&") or _WITH_DASH.fullmatch(word) is not None
+        secret = _secret_part(name, word, 0, len(word)) if name and is_value else []
+        spans_of_word += secret
+        spans_of_word += _spans_of_text(word, depth, of_word=not _SHELL_OPTION.fullmatch(before))
+        if not (secret and _SEVERAL.fullmatch(name)):
+            name = ""
+        # In a text, which may be JSON, only what is an option alone: commas and brackets are not of a word.
+        last = _OPEN_NAME.search(word) if not depth else _OPTION.fullmatch(word)
+        if last and (last["colon"] or last["name"].startswith("-")):
             name = last["name"]
+        elif before in _SETTERS or _SETTING.fullmatch(word):
+            name = word
+        before = word
     for index, span in _passwords_of_programs(words):
         spans[index].append(span)
     return spans
@@ -234,29 +263,52 @@ def _spans_of_text(text: str, depth: int = 0, *, of_word: bool = False) -> list[
         for match in _URL_USER.finditer(text)
         if match["password"] or len(match["user"]) >= _LONGEST_USER
     ]
-    spans += [
-        (hook.end(), url.end())
-        for url in _URL.finditer(text)
-        if (hook := _HOOK.search(text, *url.span())) is not None
-    ]
+    for url in _URL.finditer(text):
+        if hook := _HOOK.search(text, *url.span()):
+            spans.append((hook.end(), url.end()))
+        spans += [match.span(1) for match in _KEY_IN_URL.finditer(text, *url.span())]
+    for match in _ELEMENT.finditer(text):
+        spans += _secret_part(match["name"], text, *match.span("value"))
     spans += _spans_of_names(text, of_word)
-    if depth < _DEEPEST and (" " in text or "\t" in text):
-        words = list(_SHELL_WORD.finditer(text))
-        for index, (start, end) in _passwords_of_programs([_unquoted(match[0]) for match in words]):
-            shift = words[index].start() + (words[index][0][0] in "\"'")
-            spans.append((start + shift, end + shift))
-        for match in words:
-            if match[0][0] in "\"'":
-                shift = match.start() + 1
-                inner = _spans_of_text(_unquoted(match[0]), depth + 1)
-                spans += [(start + shift, end + shift) for start, end in inner]
+    if depth < _DEEPEST and _ENCODED.search(text):
+        letters = _decoded(text)
+        spans += _located(_spans_of_text(_text_of(letters), depth + 1), letters)
+    if depth < _DEEPEST and re.search(r"""[\s"']""", text):
+        words = [letters for match in _SHELL_WORD.finditer(text) if (letters := _unquoted(match))]
+        for letters, inner in zip(words, _spans_of_words([*map(_text_of, words)], depth + 1), strict=True):
+            spans += _located(inner, letters)
     return spans
 
 
-def _unquoted(word: str) -> str:
-    if word[0] not in "\"'":
-        return word
-    return word[1:-1] if len(word) > 1 and word[-1] == word[0] else word[1:]
+def _decoded(text: str) -> Letters:
+    return [
+        (chr(int(match[1], 16)) if match[1] else match[0], *match.span())
+        for match in re.finditer(_ENCODED.pattern + r"|[\s\S]", text)
+    ]
+
+
+def _unquoted(word: re.Match[str]) -> Letters:
+    """A word as the shell hands it on: without quotes, of which it may have several, and without backslashes."""
+    letters: Letters = []
+    quote, is_escaped = "", False
+    for index, letter in enumerate(word[0], word.start()):
+        if letter == "\\" and quote != "'" and not is_escaped:
+            is_escaped = True
+        elif letter in (quote or "\"'") and not is_escaped:
+            quote = "" if quote else letter
+        else:
+            letters.append((letter, index, index + 1))
+            is_escaped = False
+    return letters
+
+
+def _text_of(letters: Letters) -> str:
+    return "".join(letter for letter, _, _ in letters)
+
+
+def _located(spans: Iterable[Span], letters: Letters) -> list[Span]:
+    """Where these secrets of a text are in what it was made from."""
+    return [(letters[start][1], letters[end - 1][2]) for start, end in spans if end > start]
 
 
 def _spans_of_names(text: str, of_word: bool) -> Iterator[Span]:
