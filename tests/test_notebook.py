@@ -159,6 +159,8 @@ def test_sql(run: OpenRun) -> None:
 
 @pytest.mark.slow
 def test_what_is_wrong_is_said_in_three_parts(run: OpenRun, tmp_path: Path) -> None:
+    with pytest.raises(AttributeError, match=r"Did you mean stragglers\?"):
+        run.straglers  # type: ignore[attr-defined]  # noqa: B018
     wrong: list[tuple[type[Exception], Any]] = [
         (UsageError, lambda: run.kernels(by="colour")),  # type: ignore[arg-type]
         (UsageError, lambda: run.breakdown(ranks=99)),

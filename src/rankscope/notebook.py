@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Optional, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, NoReturn, Optional, Protocol, TypeVar
 
 from rankscope.analysis import REPORTS
 from rankscope.analysis.compat import COMPAT
@@ -30,7 +30,7 @@ from rankscope.errors import UsageError
 from rankscope.records import dataclass
 from rankscope.store.ingest import IngestProgress
 from rankscope.store.on_dask.option import parse_dask
-from rankscope.text.spelling import RENAMED_REPORTS
+from rankscope.text.spelling import RENAMED_REPORTS, did_you_mean
 from rankscope.timeline.run import Run, open_run
 from rankscope.timeline.time_axis import ClockMode
 from rankscope.views import render, terminal_width
@@ -217,6 +217,12 @@ class OpenRun:
         self._machine = machine or Machine()
         self.problems: tuple[str, ...] = tuple(str(problem) for problem in run.problems)
         """Files that could not be read; the others are in the run."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            why = f"a run has no '{name}'. {did_you_mean(name, dir(self))}reports() lists all reports"
+            raise AttributeError(why, name=name, obj=None)  # or Python adds its own suggestion
 
     @property
     def ranks(self) -> list[int]:

@@ -105,6 +105,8 @@ def test_advice_is_told_apart_from_its_commands() -> None:
         (["stats", "RUN", "-r", "straglers"], "stragglers"),
         (["stats", "RUN", "--rank", "3"], "--ranks"),
         (["stats", "RUN", "--format", "cvs"], "csv"),
+        (["stats", "RUN", "--report-format", "csv"], "--report or --format"),
+        (["stats", "RUN", "-r", "ops", "--by", "rnak"], "rank"),
         (["stats", "NEAR"], "slow 2"),
         (["report", "NEAR"], "slow 2"),
         (["chart", "RUN", "-r", "heatmpa"], "heatmap"),
@@ -127,6 +129,7 @@ def test_nothing_is_suggested_for_what_is_like_nothing(
     run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["stats", str(run_folder), "-r", "xyzzy"]) == 2
+    assert main(["profile", "--report-format", "csv", "true"]) == 2
     assert "Did you mean" not in capsys.readouterr().err
 
 

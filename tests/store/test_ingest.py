@@ -450,6 +450,20 @@ def test_an_odd_manifest_of_a_rank(manifest: object, tmp_path: Path) -> None:
     assert facts(run, Scope())["Run"]
 
 
+@pytest.mark.slow
+def test_runs_below_a_stray_trace_are_named(tmp_path: Path) -> None:
+    for name in ("a b", "c"):
+        trace(tmp_path / name / "rank-0.json")
+    said: list[str] = []
+    ingest([tmp_path / "c"])
+    trace(tmp_path / "rank-0.json", events=7)
+    assert Run(ingest([tmp_path], progress=IngestProgress(say=said.append))).rows("FROM segments")
+    assert said == [
+        "the traces in a b, c are not read, those beside the folders are\n"
+        f"  Open them alone: rankscope stats '{tmp_path}/a b'"
+    ]
+
+
 def test_the_store_of_other_files_is_not_taken_for_that_of_a_run(tmp_path: Path) -> None:
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     trace(first / "rank-0.json")
@@ -460,7 +474,7 @@ def test_the_store_of_other_files_is_not_taken_for_that_of_a_run(tmp_path: Path)
     run = Run(ingest([second], progress=IngestProgress(say=said.append)))
     assert run.rows("SELECT count(*) FROM slices") == [(7,)]
     assert said == [
-        f"the store of {second} was made from other files, such as {first}/rank-0.json: the traces here are read"
+        f"the traces in {second} have other times than its store lists, as after a copy: they are read again"
     ]
     # As after `ingest -o`: what was exported into the folder later does not replace the store.
     trace(third / "exported.json")

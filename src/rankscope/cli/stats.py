@@ -361,10 +361,11 @@ def _split_by(key: str, reports: dict[str, Report]) -> str:
 def _check_key(key: str, names: list[str], reports: dict[str, Report]) -> None:
     if not any(key in reports[name].keys for name in names):
         able = _split_by(key, reports)
+        keys = {key for report in reports.values() for key in report.keys}
         raise UsageError(
             f"{', '.join(names)} cannot be split by {key}",
             why=f"These reports can: {able}." if able else "No report supports it.",
-            hint="See: -r list",
+            hint=f"{did_you_mean(key, keys)}See: rankscope stats RUN -r list",
         )
 
 

@@ -296,11 +296,11 @@ def folder_with_traces(path: Path) -> Path:
     for folder in (path, path / "traces", path / "profiling" / "traces"):
         if _iterations(folder) or folders_of_worlds(folder):
             return folder
-    below = _folders_below(path)
+    below = folders_with_traces(path)
     return below[0] if len(below) == 1 else path
 
 
-def _folders_below(path: Path) -> list[Path]:
+def folders_with_traces(path: Path) -> list[Path]:
     """The folders in this one whose traces can be read."""
     try:
         folders = sorted(
@@ -411,10 +411,10 @@ def _no_traces(
         return first
     message = f"no trace in {', '.join(map(str, paths))}"
     folders = [path for path in paths if path.is_dir()]
-    below = [folder for path in folders for folder in _folders_below(path)]
+    below = [folder for path in folders for folder in folders_with_traces(path)]
     if sidecars and not below:
         sidecar_folders = [path for path in folders if path.name in _SIDECAR_FOLDERS]
-        beside = [folder for path in sidecar_folders for folder in _folders_below(path.parent)]
+        beside = [folder for path in sidecar_folders for folder in folders_with_traces(path.parent)]
         return NoTimesError(
             message,
             why=f"{sidecars[0].name} has no times: execution traces and logs of torch.compile only add to a trace.",

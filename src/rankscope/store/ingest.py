@@ -25,6 +25,7 @@ from rankscope.store.discover import (
     Sources,
     find_sources,
     folder_with_traces,
+    folders_with_traces,
     readable_traces,
     sidecar_kind,
     traces_elsewhere,
@@ -60,6 +61,7 @@ from rankscope.store.rank_assignment import (
 from rankscope.store.separate_runs import without_duplicates
 from rankscope.store.side_by_side import side_by_side
 from rankscope.store.worker import Build, Task
+from rankscope.text.run_words import shell_word
 
 Say = Callable[[str], None]
 
@@ -159,7 +161,7 @@ def ingest(
         if store.has_leftovers and store.can_be_written and has_abandoned(store.folder):
             update.clean_up()
         return _ingested(update, Index(store.segments), [], [])
-    _tell_what_is_assumed(plan, update.wanted, progress.say)
+    _tell_what_is_assumed(paths, plan, update.wanted, progress.say)
     with _writing(store.folder), incoming_folder(store.folder) as update.incoming:
         while True:
             update.read()
@@ -254,10 +256,16 @@ def _is_of_files_elsewhere(paths: Sequence[Path], store: Store, say: Say) -> boo
     here = [path.name for path in readable_traces(paths[0])]
     if not here:
         return True
-    copied = not {source.name for source in sources}.isdisjoint(here)
-    done = "the traces here are read" if copied else f"{here[0]} is not read, remove the store to read it"
-    say(f"the store of {paths[0]} was made from other files, such as {sources[0]}: {done}")
-    return not copied
+    if not {source.name for source in sources}.isdisjoint(here):
+        say(
+            f"the traces in {paths[0]} have other times than its store lists, as after a copy: they are read again"
+        )
+        return False
+    say(
+        f"the store of {paths[0]} was made from other files, such as {sources[0]}: {here[0]} is not read, remove the "
+        "store to read it"
+    )
+    return True
 
 
 def _choose_store(paths: Sequence[Path], sources: Sources, stores: Sequence[Store], say: Say) -> Store:
@@ -519,12 +527,20 @@ def _writing(store: Path) -> Iterator[None]:
 # What the user is told.
 
 
-def _tell_what_is_assumed(plan: _Plan, wanted: Sequence[Assignment], say: Say) -> None:
+def _tell_what_is_assumed(paths: Sequence[Path], plan: _Plan, wanted: Sequence[Assignment], say: Say) -> None:
     for each in wanted:
         if each.rank_source == ALONE:
             say(f"{each.path.name} has no rank; it is the only trace, so it is read as rank 0")
         elif each.rank_source == BESIDE:
             say(f"{each.path.name} has no rank; it is read as that of the only rank here, {each.rank}")
+    read = {folder for each in plan.assignments for folder in each.path.parents}
+    unread = [folder for path in paths for folder in folders_with_traces(path) if folder not in read]
+    if unread:
+        names = ", ".join(folder.name for folder in unread)
+        say(
+            f"the traces in {names} are not read, those beside the folders are\n"
+            f"  Open them alone: rankscope stats {shell_word(unread[0])}"
+        )
     for copy, path in plan.copies.items():
         say(f"{copy.name} is not read: {path.name} beside it is the same trace")
     usable = []

@@ -170,7 +170,7 @@ def _no_trace_beside(path: Path) -> RankError:
     return RankError(
         f"{path} has counters of GPUs, and there is no trace",
         why="Which rank used which GPU, and when, is known from the traces of the same job.",
-        hint="Put it into the folder of the run and open that: rankscope stats RUN -r gpu",
+        hint="Put it into the folder of the run and open that: rankscope stats FOLDER -r gpu",
     )
 
 

@@ -14,11 +14,13 @@ RENAMED_REPORTS = {
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """'Did you mean stragglers? ', or '' if no name is like it."""
+    """'Did you mean stragglers? ', or '' if no name is like it. Of --report-format both halves may be meant."""
     from difflib import get_close_matches  # late: only errors need it
 
-    names = {name.lower(): name for name in choices}
-    close = get_close_matches(word.lower(), names, 1, 0.6)
+    word = word.lower().lstrip("-")
+    names = {name.lower().lstrip("-"): name for name in choices}
+    close = get_close_matches(word, names, 2, 0.6)
     if not close and len(word) > 2:
-        close = [name for name in names if name.startswith(word.lower())][:1]
-    return f"Did you mean {names[close[0]]}? " if close else ""
+        close = [name for name in names if name.startswith(word)]
+    close = [name for name in close if name in word] or close[:1]
+    return f"Did you mean {' or '.join(map(names.__getitem__, close))}? " if close else ""
