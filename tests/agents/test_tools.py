@@ -45,7 +45,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("collective", {"number": 0}),
     ("blame", {}),
     ("critical_path", {}),
-    ("whatif", {"ranks_at_median": ["2=median"], "hide_comm": True}),
+    ("whatif", {"ranks_at_median": [2, "0-1", "3=median"], "hide_comm": True}),
     ("query", {"sql": "SELECT count(*) AS n FROM slices"}),
     ("list_definitions", {}),
     ("list_definitions", {"name": "stragglers"}),
@@ -149,6 +149,11 @@ def test_two_runs(slow2: Path, tmp_path: Path) -> None:
     shutil.copytree(DATA / "seqpar-gloo4", other)
     opened = tools.call("open", {"path": str(other)})
     assert opened["facts"]["ranks"] == "0-3" and len(opened["facts"]["open"]) == 2
+    for name in ("other", "slow2"):
+        assert (
+            tools.call("open", {"path": str(tools.runs.find(name).path)})["outcome"]
+            == tools.call("findings", {"run": name})["outcome"]
+        )
     unclear = tools.call("summary", {})
     assert unclear["reason"] == "which run is meant is not clear" and str(other) in unclear["error"]["why"]
     assert tools.call("summary", {"run": "other"})["run"] == str(other)

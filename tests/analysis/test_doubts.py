@@ -110,7 +110,7 @@ def test_where_they_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["stats", str(tmp_path), "-q"]) == 0
     assert capsys.readouterr().out.startswith("In doubt: 1 of 8 ranks.\nA step takes")
     assert main(["stats", str(tmp_path), "-q", "--format", "json"]) == 0
-    first = json.loads(capsys.readouterr().out)[0]
+    first = json.loads(capsys.readouterr().out)
     assert first["name"] == "summary" and first["notes"][0].startswith(
         "in doubt: 1 of 8 ranks: no trace of ranks 1-7"
     )

@@ -117,12 +117,24 @@ def test_csv_has_the_stable_names(ddp: Path, capsys: pytest.CaptureFixture[str])
         assert all(len(row) == len(rows[0]) for row in rows)
 
 
-def test_json_is_one_object_or_a_list(ddp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_object_of_one_shape(ddp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = json.loads(run(capsys, "stats", ddp, "-r", "steps", "--format", "json")[1])
     assert {"name", "title", "window", "columns", "rows", "findings"} <= set(one)
     assert one["name"] == "steps" and len(one["rows"]) == 12
     two = json.loads(run(capsys, "stats", ddp, "-r", "steps,runtime_api", "--format", "json")[1])
-    assert [result["name"] for result in two] == ["steps", "runtime_api"]
+    assert two.pop("others") == [
+        json.loads(run(capsys, "stats", ddp, "-r", "runtime_api", "--format", "json")[1])
+    ]
+    assert two == one
+
+
+def test_a_change_of_several_ranks_and_two_balances(ddp: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    balances = ["--balance", "all", "--balance", "ranks"]
+    out = run(capsys, "whatif", ddp, "--rank", "1-2=median", *balances, "--format", "csv")[1]
+    assert [row["what"] for row in csv.DictReader(io.StringIO(out))] == [
+        "rank 1 at the median", "rank 2 at the median", "everything balanced", "ranks balanced",
+        "all of these together",
+    ]  # fmt: skip
 
 
 def test_former_names_of_reports_are_accepted_and_said_once(
@@ -130,8 +142,8 @@ def test_former_names_of_reports_are_accepted_and_said_once(
 ) -> None:
     code, out, err = run(capsys, "stats", ddp, "-r", "steps,api,flight,api", "--format", "json")
     assert code == 0
-    assert [result["name"] for result in json.loads(out)] == [
-        "steps", "runtime_api", "flight_recorder", "runtime_api",
+    assert [result["name"] for result in json.loads(out)["others"]] == [
+        "runtime_api", "flight_recorder", "runtime_api",
     ]  # fmt: skip
     assert err.count("\n") == 1 and "api is now runtime_api, flight is now flight_recorder" in err
     code, out, err = run(capsys, "chart", ddp, "-r", "api", "-o", tmp_path / "calls.svg")
@@ -182,6 +194,8 @@ WRONG = {
     "bad SQL": (["query", "RUN", "SELEC 1"], 1, "cannot be answered"),
     "no such table": (["query", "RUN", "SELECT * FROM nothing"], 1, "Tables: collectives, "),
     "two statements": (["query", "RUN", "SELECT 1; SELECT 2"], 1, "only one SELECT"),
+    "no statement": (["query", "RUN", " -- "], 1, "the query is empty"),
+    "no row": (["stats", "RUN", "--top", "0"], 2, "--top 0 shows nothing"),
     "writing": (["query", "RUN", "CREATE TABLE t (a INT)"], 1, "only one SELECT"),
     "reading other files": (
         ["query", "RUN", "SELECT * FROM read_text('/etc/hostname')"],

@@ -276,12 +276,13 @@ def test_a_bad_file_among_good_ones_costs_itself(tmp_path: Path) -> None:
     stranger.unlink()
     copy = trace(tmp_path / "rank-1.copy.json")
     os.utime(copy, (0, 2 * 10**9))
-    assert problem().startswith(
-        f"{copy} is not used\n  It is the same recording as {tmp_path / 'rank-1.json'}, "
+    assert (
+        f"{tmp_path / 'rank-1.json'} and {copy} are both of rank 1\n  They are the same recording"
+        in problem()
     )
     assert Run(ingest([tmp_path])).rows("SELECT count(*) FROM slices WHERE rank = 1") == [(3,)]
     trace(copy, at=1002)
-    assert "rank-1.copy.json are both of rank 1\n" in problem()
+    assert "rank-1.copy.json are both of rank 1\n  They cover the same time" in problem()
     assert Run(ingest([tmp_path])).ranks == [0, 2, 3]
     trace(tmp_path / "rank-2.copy.json", at=1002)
     with pytest.raises(RankError, match="both of rank"):  # two runs

@@ -9,7 +9,7 @@ from rankscope.errors import UsageError
 from rankscope.records import dataclass
 from rankscope.text.spelling import did_you_mean
 
-Kind = Literal["string", "integer", "boolean", "strings"]
+Kind = Literal["string", "integer", "boolean", "strings", "ranks"]
 _LONGEST = 20_000
 """Characters of a text: SQL may be long."""
 _MOST_ITEMS = 64
@@ -19,6 +19,7 @@ _WORDS = {
     "integer": "a whole number",
     "boolean": "true or false",
     "strings": "a list of texts",
+    "ranks": "a list of ranks",
 }
 
 
@@ -33,8 +34,9 @@ class Parameter:
     choices: tuple[str, ...] = ()
 
     def schema(self) -> dict[str, Any]:
-        if self.kind == "strings":
-            return {"type": "array", "items": {"type": "string"}, "description": self.help}
+        if self.kind in ("strings", "ranks"):
+            item = {"type": ["integer", "string"] if self.kind == "ranks" else "string"}
+            return {"type": "array", "items": item, "description": self.help}
         enum = {"enum": list(self.choices)} if self.choices else {}
         return {"type": self.kind, "description": self.help, **enum}
 
@@ -60,8 +62,9 @@ class Parameter:
             return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST
         if self.kind == "boolean":
             return isinstance(value, bool)
-        texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
-        return texts and len(value) <= _MOST_ITEMS and sum(map(len, value)) <= _LONGEST
+        items = (int, str) if self.kind == "ranks" else str
+        fits = isinstance(value, list) and all(isinstance(item, items) for item in value)
+        return fits and len(value) <= _MOST_ITEMS and len(str(value)) <= _LONGEST
 
 
 def schema_of(parameters: Sequence[Parameter]) -> dict[str, Any]:

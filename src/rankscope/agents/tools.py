@@ -19,7 +19,7 @@ from rankscope.analysis.across_ranks.collectives import one_collective, worst_co
 from rankscope.analysis.across_ranks.segments import BALANCES
 from rankscope.analysis.core.report import Report
 from rankscope.analysis.core.result import Column, Result, query_result
-from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
+from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps, ranks_at_median
 from rankscope.analysis.critical_path.scenarios import Changes, scenarios_of
 from rankscope.analysis.critical_path.whatif import whatif
 from rankscope.analysis.diff.compare import Rules
@@ -118,7 +118,7 @@ def _open(tools: Tools, given: Mapping[str, Any]) -> Answer:
         "open": [str(path) for path in tools.runs.paths],
     }
     notes = (*map(str, opened.run.problems), *summary.notes)
-    result = Result("open", summary.title, summary.window, (), [], notes=notes, facts=facts, unknown="")
+    result = Result("open", summary.title, summary.window, (), [], summary.findings, notes, facts=facts)
     return _small(given, opened, result)
 
 
@@ -168,7 +168,7 @@ def _whatif(tools: Tools, given: Mapping[str, Any]) -> Answer:
     changes = Changes(
         hide_comm=given.get("hide_comm", False),
         bandwidth=given.get("bandwidth"),
-        ranks=tuple(given.get("ranks_at_median", ())),
+        ranks=ranks_at_median(given.get("ranks_at_median", ())),
         kernels=tuple(given.get("kernels", ())),
         no_gaps=given.get("no_gaps", False),
         data_ready=given.get("data_ready", False),
@@ -340,7 +340,7 @@ TOOLS = {
             "How long would a step take after a change? Replays the run. Without a change: the common ones.",
             (
                 _RUN,
-                Parameter("ranks_at_median", "strings", "ranks as fast as the median: ['2=median']"),
+                Parameter("ranks_at_median", "ranks", "ranks as fast as the median: [2, '40-47']"),
                 Parameter("kernels", "strings", "kernels by a part of their name: ['gelu=2x']"),
                 Parameter("bandwidth", "string", "transfers faster: '2x'"),
                 Parameter("hide_comm", "boolean", "collectives take no time once all ranks have arrived"),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rankscope.timeline.run import Run
     from rankscope.views.envelope import Question
 
+DEFAULT_ROWS = 20
 _QUIET_SECONDS = 2.0
 """No progress is shown before."""
 _REDRAW_SECONDS = 0.1
@@ -148,6 +149,19 @@ def current_reports(text: str) -> list[str]:
         listed = ", ".join(f"{old} is now {new}" for old, new in renamed.items())
         say(f"rankscope: a report was renamed ({listed}); the next release drops the old name")
     return names
+
+
+def rows_shown(args: argparse.Namespace) -> int | None:
+    """Of each table; None for all rows."""
+    if not args.top:
+        return DEFAULT_ROWS if args.format in ("table", "markdown") else None
+    if args.top == "all":
+        return None
+    from rankscope.units import parse_count
+
+    if rows := parse_count(args.top):
+        return rows
+    raise UsageError("--top 0 shows nothing", why="It is a number of rows.", hint="Write it like --top 5.")
 
 
 def scope_of(args: argparse.Namespace) -> Scope:

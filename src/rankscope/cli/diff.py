@@ -11,7 +11,7 @@ from rankscope.cli import common
 from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
 from rankscope.text.spelling import did_you_mean
-from rankscope.units import parse_count, parse_percent, shorten_middle
+from rankscope.units import parse_percent, shorten_middle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,6 @@ examples:
   rankscope diff step-100.pickle step-200.pickle
 """
 STACKS = "stacks"
-DEFAULT_ROWS = 20
 THRESHOLD_CROSSED = 3
 _WHAT = """\
 BASE  the run before: folder or trace
@@ -73,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
     stacks = args.report == STACKS
     rules = Rules(() if stacks else _reports(args.report), parse_percent(args.min_change))
     limit = parse_percent(args.fail_over) if args.fail_over is not None else None
-    shown = _shown(args)
+    shown = common.rows_shown(args)
     scope = common.scope_of(args)
     base, new = (common.open_run(args, path) for path in (args.base, args.new))
     for run in (base, new):
@@ -135,12 +134,6 @@ def _text(result: Result, failed: Sequence[Row], format: str, shown: int | None,
         return render(named.head(shown), format)
     tables = [part.head(shown) for part in by_unit(named)]
     return render(tables, format, terminal_width(sys.stdout), use_color(sys.stdout))
-
-
-def _shown(args: argparse.Namespace) -> int | None:
-    if args.top:
-        return None if args.top == "all" else parse_count(args.top)
-    return DEFAULT_ROWS if args.format in ("table", "markdown") else None
 
 
 def _reports(text: str | None) -> tuple[str, ...]:

@@ -33,7 +33,6 @@ examples:
   rankscope stats RUN -r kernels,memcpy --format csv > tables.csv
   rankscope stats RUN -r breakdown --compat hta    HTA's figures for it, and why ours differ
 """
-DEFAULT_ROWS = 20
 # Derived from the other reports, so not part of 'all'.
 GATHERED = ("summary", "findings")
 SUMMARY = (("summary", None), ("kernels", 10))
@@ -166,7 +165,7 @@ def _shown_from(answers: Answers, args: argparse.Namespace) -> list[Result] | No
     if args.report is None:
         wanted = _summary_rows(args)
     else:
-        wanted = [(name.strip(), _rows_shown(args)) for name in args.report.split(",")]
+        wanted = [(name.strip(), common.rows_shown(args)) for name in args.report.split(",")]
     results = answers.get(*(f"report {name}" for name, _ in wanted))
     if results is None:
         return None
@@ -251,7 +250,7 @@ def _telemetry_alone(args: argparse.Namespace, wanted: list[tuple[str, int | Non
         texts = [text for listed in notes if isinstance(listed, list) for text in listed]
         for text in dict.fromkeys(map(str, texts)):  # a requested capture that came too late, for one
             common.say(f"rankscope: {text}")
-        wanted = [(name, wanted[0][1] if args.top else DEFAULT_ROWS) for name in able]
+        wanted = [(name, wanted[0][1] if args.top else common.DEFAULT_ROWS) for name in able]
     for name, _ in wanted:
         if name not in able:
             raise NotATraceError(
@@ -304,7 +303,7 @@ def _reports(peer: str | None) -> dict[str, Report]:
 
 def _wanted(args: argparse.Namespace, names: list[str]) -> list[tuple[str, int | None]]:
     """Reports with the number of rows to show of each (None for all)."""
-    shown = _rows_shown(args)
+    shown = common.rows_shown(args)
     if args.report is None and args.compat:
         return [(name, shown) for name in names]
     if args.report is None:
@@ -326,17 +325,8 @@ def _wanted(args: argparse.Namespace, names: list[str]) -> list[tuple[str, int |
     return [(name, shown) for name in wanted]
 
 
-def _rows_shown(args: argparse.Namespace) -> int | None:
-    """Of each table; None for all rows."""
-    if args.top:
-        from rankscope.units import parse_count
-
-        return None if args.top == "all" else parse_count(args.top)
-    return DEFAULT_ROWS if args.format in ("table", "markdown") else None
-
-
 def _summary_rows(args: argparse.Namespace) -> list[tuple[str, int | None]]:
-    shown = _rows_shown(args)
+    shown = common.rows_shown(args)
     return [(name, shown if args.top or shown is None else rows) for name, rows in SUMMARY]
 
 

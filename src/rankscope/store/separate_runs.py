@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import field
 from datetime import datetime, timezone
-from pathlib import Path
 
+from rankscope.capture.summary import short_path
 from rankscope.errors import MixedRunsError, RankError
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
 from rankscope.store.index import SegmentEntry
-from rankscope.text.run_words import shell_word, shell_words
+from rankscope.text.run_words import shell_word
 
 SESSION_GAP_NS = 60_000_000_000
 """Recordings farther apart by wall clock are separate sessions; clocks within a cluster differ by less."""
@@ -154,31 +154,29 @@ def without_duplicates(segments: Sequence[SegmentEntry]) -> tuple[list[SegmentEn
     for (rank, _, _), entries in by_rank.items():
         before, *later = sorted(entries, key=lambda e: (e.unix_origin_ns, e.manifest["source"]["mtime_ns"]))
         for after in later:
-            word = shell_word(f"N={after.source}")
-            hint = f"Move one away, or give its rank: rankscope ingest --rank {word}"
-            if (before.unix_origin_ns, before.files) == (after.unix_origin_ns, after.files):
-                left_out.append(after)
-                problems.append(
-                    RankError(
-                        f"{after.source} is not used",
-                        why=f"It is the same recording as {before.source}, of rank {rank}.",
-                        hint=hint,
-                    )
-                )
-                continue
+            is_copy = (before.unix_origin_ns, before.files) == (after.unix_origin_ns, after.files)
             is_later = before.unix_end_ns <= after.unix_origin_ns
-            if not is_later and not _recorded_together([before])[0].differs(*_recorded_together([after])):
-                left_out += [before, after]
-                clashes[rank] = RankError(
+            if is_copy or not (
+                is_later or _recorded_together([before])[0].differs(*_recorded_together([after]))
+            ):
+                why = "They are the same recording, of which the first is used."
+                if not is_copy:
+                    why = "They cover the same time, so they are not successive recordings of one run. Neither is used."
+                problem = RankError(
                     f"{before.source} and {after.source} are both of rank {rank}",
-                    why="They cover the same time, so they are not successive recordings of one run. Neither is used.",
-                    hint=hint,
+                    why=why,
+                    hint=f"Move one away, or give its rank: rankscope ingest --rank {shell_word(f'N={after.source}')}",
                 )
-            before = after
+                problems.append(problem)
+                left_out.append(after)
+                if not is_copy:
+                    left_out.append(before)
+                    clashes[rank] = problem
+            before = before if is_copy else after
     kept = [entry for entry in segments if entry not in left_out]
     if clashes and (len(clashes) > 1 or not kept):
         raise next(iter(clashes.values()))
-    return kept, [*problems, *clashes.values()]
+    return kept, problems
 
 
 def mixed_runs(runs: Sequence[RunFiles], why: str) -> MixedRunsError:
@@ -195,25 +193,18 @@ def mixed_runs(runs: Sequence[RunFiles], why: str) -> MixedRunsError:
 
 def stray(run: RunFiles, why: str) -> MixedRunsError:
     """The error for a file that is of another run than the others, and is left out."""
+    path = _arguments(run)
     return MixedRunsError(
-        f"{_short(run.entries[0].source)} is not used",
+        f"{path} is not used",
         why=f"It is of another run than the other files: {why}.",
-        hint=f"Open it alone: rankscope stats {_arguments(run)}",
+        hint=f"Open it alone: rankscope stats {path}",
     )
 
 
 def _arguments(run: RunFiles) -> str:
     """Its files, as arguments of a command."""
-    paths = [_short(entry.source) for entry in run.entries]
-    return shell_words(paths[:_MOST_FILES]) + " …" * (len(paths) > _MOST_FILES)
-
-
-def _short(path: Path) -> str:
-    """Relative to the working directory where that is shorter."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+    paths = [short_path(entry.source) for entry in run.entries]
+    return " ".join(paths[:_MOST_FILES]) + " …" * (len(paths) > _MOST_FILES)
 
 
 def _hours(ns: int) -> str:

@@ -136,7 +136,8 @@ class ConfinedSql:
             raise _not_only_reading("it contains a NUL character")
         statements = self._connection.extract_statements(sql)  # says where the text is wrong
         if not statements:
-            raise _not_only_reading("the query is empty")
+            hint = "Write a SELECT; the tables are listed by: rankscope query RUN"
+            raise QueryError("the query is empty", why="It has no statement.", hint=hint)
         if len(statements) > 1:
             raise _not_only_reading(f"there are {len(statements)} statements")
         ((text,),) = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()

@@ -216,22 +216,22 @@ def _csv_value(value: Any, decimals: int | None, text: Callable[[str], str]) -> 
 
 
 def json_text(results: Sequence[Result], question: Question) -> str:
-    """One result: an object. Several: a list of objects. One row per line, for grep and diff."""
-    documents = [_document(result, question) for result in results]
-    if len(documents) == 1:
-        return documents[0] + "\n"
-    return _listed("[", documents, "]", "") + "\n"
+    """The first result as an object; `others` in it has the further ones. One row per line, for grep and diff."""
+    first, *others = results
+    return _document(first, question, [_document(result, question) for result in others]) + "\n"
 
 
-def _document(result: Result, question: Question) -> str:
+def _document(result: Result, question: Question, others: Sequence[str] = ()) -> str:
     parts = envelope(result, question)
     names = [column.name for column in result.columns]
     parts["rows"] = ({name: row.get(name) for name in names} for row in parts["rows"])
     listed = ("columns", "rows", "findings", "notes", "evidence", "next")
-    pairs = (
+    pairs = [
         f"{_dump(key)}: {_listed('[', map(_dump, value), ']', '  ') if key in listed else _dump(value)}"
         for key, value in parts.items()
-    )
+    ]
+    if others:
+        pairs.append(f'"others": {_listed("[", others, "]", "")}')
     return _listed("{", pairs, "}", "")
 
 

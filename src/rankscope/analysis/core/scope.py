@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import field, replace
 
 import numpy as np
@@ -89,6 +90,16 @@ def parse_ranks(text: str) -> frozenset[int] | None:
         raise UsageError(
             f"'{text}' does not name ranks", why=str(error), hint="Write them like 0,8-15 or all."
         ) from None
+
+
+def ranks_at_median(given: Iterable[object]) -> tuple[str, ...]:
+    """'40-47=median' rank by rank, as whatif takes it; 2 is '2=median'."""
+    texts: list[str] = []
+    for text in map(str, given):
+        ranks, equals, change = text.partition("=")
+        listed = parse_ranks(ranks) or ("all",)
+        texts += [f"{rank}={change if equals else 'median'}" for rank in sorted(listed)]
+    return tuple(texts)
 
 
 def parse_steps(text: str) -> tuple[int, int]:
