@@ -66,7 +66,7 @@ def make_all(run: Run) -> None:
 
 def opened(run: Run, *patterns: str, **options: Any) -> Run:
     """The same store opened anew."""
-    return Run(run._ingested, patterns, **options)
+    return Run(run.ingested, patterns, **options)
 
 
 def answers(run: Run, scope: Scope | None = None) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def test_other_code_computes_again(run: Run, monkeypatch: pytest.MonkeyPatch) ->
 def test_another_question_is_answered_from_events(
     run: Run, scope: Scope, options: dict[str, Any], reason: str
 ) -> None:
-    asked = Run(run._ingested, **options)
+    asked = Run(run.ingested, **options)
     REPORTS["summary"].analyse(asked, scope, None)
     assert rollup_use(asked).read[reason] == {0, 1, 2}
     assert f"({reason})" in str(rollup_use(asked))

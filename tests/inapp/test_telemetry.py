@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 import threading
 import time
@@ -122,6 +123,19 @@ def test_the_jobs_traceback_is_as_without_the_hooks(clock: StepClock) -> None:
         files = [str(entry.path) for entry in caught.traceback]
         assert not [file for file in files if "rankscope/inapp" in file], files
     assert PHASES[clock.phase[0]] == "training"
+
+
+def test_a_job_that_closes_all_descriptors_keeps_its_own(tmp_path: Path) -> None:
+    clock = StepClock()
+    number = clock._schedstat
+    os.close(number)  # as os.closerange does
+    other = os.open(tmp_path, os.O_RDONLY)
+    os.dup2(other, number)
+    clock.off()
+    os.fstat(number)
+    os.close(number)
+    os.close(other)
+    clock.off()
 
 
 def test_what_the_hooks_see(clock: StepClock, train: Callable[[], None]) -> None:

@@ -13,7 +13,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from io import FileIO
 from threading import get_ident
 from time import perf_counter_ns, process_time_ns
 from typing import Any, NamedTuple
@@ -94,7 +93,8 @@ class StepClock:
         self._marks: list[Any] = [None] * 4
         self._began = perf_counter_ns()
         self._cpu = process_time_ns()
-        self._schedstat: Any = None
+        self._schedstat = -1
+        """A descriptor."""
         self._delay = NONE
         self._reset()
         self._undo: list[Callable[[], object]] = []
@@ -143,19 +143,22 @@ class StepClock:
         self._thread = get_ident()
         self._forget_thread()
         with suppress(OSError):
-            self._schedstat = FileIO("/proc/thread-self/schedstat")
+            self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+            self._opened = os.fstat(self._schedstat)
         return self._run_delay()
 
     def _forget_thread(self) -> None:
-        schedstat, self._schedstat = self._schedstat, None
-        if schedstat is not None:
-            schedstat.close()
+        with suppress(OSError):
+            # A job that closes all descriptors may have a file of its own there now.
+            if os.path.samestat(os.fstat(self._schedstat), self._opened):
+                os.close(self._schedstat)
+        self._schedstat = -1
 
     def _run_delay(self) -> int:
         """Since the thread began; NONE where Linux does not say."""
         try:
-            cpu_ns, delay_ns, _ = os.pread(self._schedstat.fileno(), 64, 0).split()
-        except (AttributeError, OSError, ValueError):
+            cpu_ns, delay_ns, _ = os.pread(self._schedstat, 64, 0).split()
+        except (OSError, ValueError):
             return NONE
         return int(delay_ns) if cpu_ns != b"0" else NONE
 
