@@ -95,8 +95,9 @@ def test_names_behind_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert main(words) == 0
         printed = capsys.readouterr()
         assert visible(printed.out + printed.err) == printed.out + printed.err
-        commands = re.findall(r"(?:Next: |^  )(rankscope stats .*)", printed.out, re.MULTILINE)
-        assert commands or words[0] in ("report", "export"), words
+        text = printed.out.replace(" \\\n", " ")
+        commands = re.findall(r"^(?:Next:)? *(rankscope stats .*)", text, re.MULTILINE)
+        assert commands or words[0] in ("report", "export"), printed.out
         for command in commands:
             script = f'rankscope() {{ printf %s "$2"; }}; {command}'
             done = subprocess.run(["bash", "-c", script], capture_output=True, check=True)
