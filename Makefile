@@ -24,7 +24,7 @@ help:
 	@echo "make pictures   the pictures of README.md and docs, of runs in tests/data"
 	@echo "make test       ruff, mypy, import-linter, tsc and the tests (what CI runs)"
 	@echo "make test-fast  the quick tests, in about a minute"
-	@echo "make test-all   make test, and the tests marked thorough"
+	@echo "make test-all   make test, the tests marked thorough, and make exam"
 	@echo "make faults     kill, flood, damage and attack it some 1,300 times (docs/reliability.md)"
 	@echo "make coverage   the branch coverage of the quick tests"
 	@echo "make versions   the quick tests with the oldest and the newest Python, duckdb and numpy"
@@ -100,8 +100,8 @@ check: lint
 coverage: $(TOOLS)
 	RANKSCOPE_TEST_EXAMPLES=100 $(PYTEST) -m "not slow" --cov --cov-report=term:skip-covered
 
-# Also the tests marked thorough: before a release, and after a change of what they vary.
-test-all: check coverage test-thorough
+# Also the tests marked thorough and the exam: before a release, and after a change of what they vary.
+test-all: check coverage test-thorough exam
 
 # SHARD=2/4: every fourth file, from the second on; the shards of CI together are make test-all.
 test-thorough: $(THOROUGH)

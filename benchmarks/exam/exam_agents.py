@@ -120,9 +120,15 @@ def planted_questions(name: str, planted: Planted, kind: str) -> Iterator[Questi
     elif kind == "healthy":
         yield Question(name, WHO, "nobody", lambda reply: reply.outcome == "none" and not reply.values[0])
     elif kind == "moving":
-        yield Question(name, WHO, "no single rank", outcome("none"))
+        # Uneven work costs time (a problem), and no rank is to blame for it.
+        yield Question(name, WHO, "no single rank", lambda reply: reply.values[0] == [])
     elif kind in REPORTS:
-        yield Question(name, FIRST, f"one of {REPORTS[kind]}", lambda reply: reply.values[0] in REPORTS[kind])
+        if kind == "leak":  # has no cost, so what costs most is something else
+            yield Question(name, WRONG, "yes", outcome("problem"))
+        else:
+            yield Question(
+                name, FIRST, f"one of {REPORTS[kind]}", lambda reply: reply.values[0] in REPORTS[kind]
+            )
         grows = "problem" if kind == "leak" else "cannot_answer"
         yield Question(name, GROWS, grows, outcome(grows, "none") if kind != "leak" else outcome(grows))
 

@@ -12,10 +12,12 @@ from rankscope.agents.tools import Tools
 
 pytestmark = pytest.mark.slow
 
-SUBSET = ("compute-10%-dp4-0", "dataloader-10%-dp4-1", "hang-dp2tp2-0", "healthy-dp4-0")
+SUBSET = (
+    *("compute-10%-dp4-0", "dataloader-10%-dp4-1", "hang-dp2tp2-0", "healthy-dp4-0"),
+    *("leak-dp4-0", "moving-20%-dp4-0"),
+)
 
 
-@pytest.mark.thorough
 def test_a_part_of_the_exam_is_passed(tmp_path: Path) -> None:
     tools = Tools([], tmp_path / "stores", lambda text: None)
     asked = questions(tmp_path, lambda name: "ddp" not in name and "gpt" not in name, SUBSET)
