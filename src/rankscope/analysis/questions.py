@@ -15,8 +15,8 @@ from rankscope.analysis.across_ranks.op_differences import op_differences
 from rankscope.analysis.across_ranks.steps import steps
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.report import Analyse, Report
-from rankscope.analysis.core.result import Finding, Result
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.result import Finding, Result, left_out_note
+from rankscope.analysis.core.scope import Scope, in_whole_files
 from rankscope.analysis.critical_path.imbalance import imbalance
 from rankscope.analysis.critical_path.report import critical
 from rankscope.analysis.efficiency.mfu import mfu
@@ -41,6 +41,7 @@ from rankscope.analysis.within_rank.phases import phases
 from rankscope.analysis.within_rank.profiler_overhead import overhead
 from rankscope.analysis.within_rank.short_kernels import short_kernels
 from rankscope.analysis.within_rank.syncs import syncs
+from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run
 
 TOPICS = {
@@ -59,15 +60,33 @@ TOPICS = {
 """The reports by topic, in the order in which `stats -r list` and the HTML report show them."""
 
 
-def in_window(analyse: Analyse) -> Analyse:
+_OF_WHOLE_FILES = (
+    "breakdown", "overlap", "idle", "gaps", "phases", "launches", "short_kernels", "syncs", "dataloader", "mfu",
+    "steps", "stragglers", "op_differences", "micro_batches",
+)  # fmt: skip
+"""Reports whose figures also follow from what is not in a file: idle times, step times, waits."""
+_OF_WHOLE_RUNS = ("critical", "imbalance", "bubbles")
+"""Those that replay all ranks."""
+
+
+def in_window(name: str, analyse: Analyse) -> Analyse:
     """The analysis with the window that its scope means in the run, and facts that say where they come from.
+
+    Ranks whose file is cut are left out where their figures cannot be known.
 
     Its answer is kept: summary and findings use most reports again.
     """
 
     @once_per_run
     def analysed(run: Run, scope: Scope, by: str | None) -> Result:
-        result = analyse(run, scope, by)
+        whole = in_whole_files(run, scope) if name in (*_OF_WHOLE_RUNS, *_OF_WHOLE_FILES) else scope
+        left_out = sorted({*scope.ranks_in(run)} - {*whole.ranks_in(run)})
+        note = left_out_note(f"{rank_words(left_out)}, whose recording is cut: what it lacks is not known")
+        if left_out and (not whole.ranks or name in _OF_WHOLE_RUNS):
+            return Result(name, QUESTIONS[name].question, scope.window, (), [], notes=(note,), unknown=note)
+        result = analyse(run, whole, by)
+        if left_out:
+            result = replace(result, notes=(*result.notes, note))
         return replace(result, findings=tuple(_placed(finding, result) for finding in result.findings))
 
     return lambda run, scope, by: analysed(run, scope.in_run(run), by)
@@ -82,7 +101,7 @@ def _placed(finding: Finding, result: Result) -> Finding:
 
 
 QUESTIONS = {
-    report.name: replace(report, analyse=in_window(report.analyse))
+    report.name: replace(report, analyse=in_window(report.name, report.analyse))
     for report in (
         Report(
             "breakdown", "Where did the time go: compute, communication, copies, idle?", breakdown_by, KEYS

@@ -10,7 +10,7 @@ from rankscope.analysis.core.advice import how_to_record
 from rankscope.analysis.core.ceilings import ceilings, device_names
 from rankscope.analysis.core.device_events import has_gpu
 from rankscope.analysis.core.result import NOTHING_FOUND, Column, NoteKind, Result, Row, note_kind
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.scope import Scope, cut_ranks, in_whole_files
 from rankscope.analysis.core.slice_counts import has_launches, runs_on_cpu
 from rankscope.analysis.core.step_times import (
     mean_step_ns,
@@ -67,16 +67,16 @@ def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
     for row in memory.rows:
         if row["device"] != "CPU" and row["peak_allocated_bytes"] is not None:
             peak[row["rank"]] = max(peak.get(row["rank"], 0), row["peak_allocated_bytes"])
-    counts, recorded = Counter[int](), Counter[int]()
+    counts, recorded, cut = Counter[int](), Counter[int](), cut_ranks(run)
     for period in periods(run, scope):
         counts[period.rank] += period.step is not None
         recorded[period.rank] += period.dur_ns
-    typical = rank_step_times(run, scope)
+    typical = rank_step_times(run, in_whole_files(run, scope))
     rows = [
         {
             "rank": rank,
             "steps": counts[rank],
-            "step_ns": typical[rank].ns if rank in typical else recorded.get(rank),
+            "step_ns": typical[rank].ns if rank in typical else None if rank in cut else recorded.get(rank),
             **{f"{part}_pct": _share([parts[rank]] if rank in parts else [], part) for part in _CLASSES},
             "mfu_pct": used.get(rank),
             "peak_allocated_bytes": peak.get(rank),
@@ -108,9 +108,10 @@ def _facts(run: Run, scope: Scope, rows: Sequence[Row], parts: Sequence[Row]) ->
     shares = {f"{part}_pct": _share(parts, part) for part in (*_CLASSES, "exposed_wait")}
     comm, waiting = shares["exposed_comm_pct"], shares["exposed_wait_pct"]
     mfu = [row["mfu_pct"] for row in rows if row["mfu_pct"] is not None]
+    step_ns = run_step(run, whole := in_whole_files(run, scope)).ns
     return {
-        "step_ns": run_step(run, scope).ns,
-        "mean_step_ns": mean_step_ns(run, scope) if scope.steps is not None else None,
+        "step_ns": step_ns,
+        "mean_step_ns": None if step_ns is None else mean_step_ns(run, whole),
         "steps": len(run_step_times(run, scope)),
         "ranks": len(rows),
         "span_ns": max((row["span_ns"] for row in parts), default=None),
@@ -124,7 +125,12 @@ def verdict(run: Run, scope: Scope, facts: Mapping[str, Any]) -> str:
     """'A step takes 49.8 ms: 41 % compute, …', over all ranks in scope."""
     if facts["step_ns"] is None and not facts["ranks"]:
         return _other_files(run, scope) or contents(run, scope) or "Nothing was recorded that takes time"
-    text = _step_time(facts) if facts["step_ns"] is not None else _recorded(run, scope)
+    if facts["step_ns"] is not None:
+        text = _step_time(facts)
+    elif in_whole_files(run, scope).ranks == frozenset():
+        return "The recording is cut: where the time goes is not known"
+    else:
+        text = _recorded(run, scope)
     if facts["compute_pct"] is not None:
         comm = f"{facts['exposed_comm_pct']:.0f} % exposed communication"
         if round(facts["exposed_wait_pct"]):
@@ -186,7 +192,7 @@ def subject(run: Run, scope: Scope, result: Result) -> str:
 def _missing(run: Run, scope: Scope, rows: Sequence[Row], mfu: Result) -> list[str]:
     """Notes on columns of GPUs that are empty because of how the run was recorded."""
     notes: list[str] = []
-    if not rows or not has_gpu(run, scope):
+    if not rows or not has_gpu(run, in_whole_files(run, scope)):
         return notes
     if all(row["mfu_pct"] is None for row in rows):
         graphs = [note for note in mfu.notes if note_kind(note) is NoteKind.IN_GRAPHS]

@@ -80,6 +80,17 @@ def step_numbers(run: Run, scope: Scope) -> list[int]:
     return sorted(set(steps_in_scope(run, scope)["step"].tolist()))
 
 
+def cut_ranks(run: Run) -> frozenset[int]:
+    """The ranks with a file that ends early. Its events are not in the order of time: any step may lack some."""
+    return frozenset(entry.rank for entry in run.timelines if entry.manifest["reading"]["damage"])
+
+
+def in_whole_files(run: Run, scope: Scope) -> Scope:
+    """The scope without these ranks."""
+    cut = cut_ranks(run)
+    return replace(scope, ranks=frozenset(scope.ranks_in(run)) - cut) if cut else scope
+
+
 def parse_ranks(text: str) -> frozenset[int] | None:
     """'0,8-15' or 'all'."""
     if text == "all":

@@ -7,7 +7,7 @@ from collections import Counter
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import has_gpu
 from rankscope.analysis.core.rollups import kept_per_rank
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.scope import Scope, cut_ranks
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
@@ -49,5 +49,4 @@ def has_launches(run: Run) -> bool:
 
 def runs_on_cpu(run: Run) -> bool:
     """No GPU events in files that are whole: what a cut file lacks may have been there."""
-    cut = any(entry.manifest["reading"]["damage"] for entry in run.timelines)
-    return not cut and not has_gpu(run, Scope())
+    return not cut_ranks(run) and not has_gpu(run, Scope())

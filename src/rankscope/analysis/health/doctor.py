@@ -113,7 +113,7 @@ def _reading(run: Run) -> Iterator[Check]:
             "warning",
             f"{len(cut)} of {len(reports)} files are truncated",
             "; ".join(f"{name}: {why}" for name, why in cut.items()),
-            hint="The last step of these ranks may be incomplete: exclude it with --steps.",
+            hint="Any step of these ranks may lack events: capture them again.",
         )
     yield "files cut short", f"{len(cut)} of {len(reports)}", finding
     # A batch that the reader written in C does not understand goes to DuckDB.

@@ -11,7 +11,7 @@ from rankscope.analysis.core.gpu_counts import gpu_counts, kernels_end_in
 from rankscope.analysis.core.notes import ranks_by_session
 from rankscope.analysis.core.result import Doubt
 from rankscope.analysis.core.run_steps import in_order_of_start
-from rankscope.analysis.core.scope import Scope, steps_in_scope
+from rankscope.analysis.core.scope import Scope, in_whole_files, steps_in_scope
 from rankscope.analysis.core.step_times import SLOW_FIRST_STEP, median_of, run_step, run_step_times
 from rankscope.analysis.health.contents import MOSTLY_UNDERSTOOD_PCT, understood
 from rankscope.capture.run_folder import rank_manifests
@@ -77,14 +77,17 @@ def _empty(run: Run, scope: Scope) -> Iterator[Doubt]:
 
 
 def _lost_kernels(run: Run, scope: Scope) -> Iterator[Doubt]:
-    lost = kernels_end_in(run, scope)
+    lost = kernels_end_in(run, in_whole_files(run, scope))
     if lost:
         step = lost[min(lost)]
+        advice = (
+            ". An nsys that is older than the driver's CUDA does so; a newer one records them, and --steps A:B may "
+            "where each process has a GPU of its own"
+        )
         yield Doubt(
             f"no kernels of {rank_words([*lost])}" + ("" if step is None else f" after step {step}"),
-            "the profiler stopped recording kernels while the job went on: what the time was spent on is not known. An "
-            "nsys that is older than the driver's CUDA does so; a newer one records them, and --steps A:B may where "
-            "each process has a GPU of its own",
+            "the profiler stopped recording kernels while the job went on: what the time was spent on is not known"
+            + advice * any(entry.format == "nsys" for entry in run.used if entry.rank in lost),
         )
 
 
@@ -123,7 +126,7 @@ def _cut(run: Run, scope: Scope) -> Iterator[Doubt]:
         rank, why = min(damaged.items())
         yield Doubt(
             f"recording cut on {rank_words([*damaged])}",
-            f"{why} (rank {rank}): the last step may be incomplete",
+            f"{why} (rank {rank}): any step may lack events, so figures that depend on what is missing are left out",
         )
     if len(run.runs) > 1:  # what is usual differs between runs
         return
@@ -208,6 +211,7 @@ def _clocks(run: Run, scope: Scope) -> Iterator[Doubt]:
 
 
 def _warm_up(run: Run, scope: Scope) -> Iterator[Doubt]:
+    scope = in_whole_files(run, scope)
     typical = run_step(run, scope)
     if typical.ns is None or not typical.left_out:
         return

@@ -9,12 +9,12 @@ import numpy as np
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.gpu_counts import kernels_end_in
-from rankscope.analysis.core.intervals import Intervals, Ints, covered, intersect, shifted
+from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, covered, intersect, shifted
 from rankscope.analysis.core.notes import left_out, unrecorded_note
 from rankscope.analysis.core.rank_activity import rank_activity, waiting_times
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.rollups import kept_per_rank
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.scope import Scope, cut_ranks
 from rankscope.analysis.core.step_times import windows
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
@@ -126,11 +126,12 @@ def rank_parts(run: Run, scope: Scope) -> dict[int, RankParts]:
 def exposed_wait_times(run: Run, scope: Scope) -> dict[int, Intervals]:
     """By rank, when it waits for another rank in exposed communication; in ns from the run's start.
 
-    That is known where a collective was matched across ranks: until the last rank has arrived.
+    That is known where a collective was matched across ranks: until the last rank has arrived. It is not where a part
+    of the matches may be lost.
     """
-    waiting = waiting_times(run)
+    waiting, cut = waiting_times(run), cut_ranks(run)
     return {
-        rank: intersect(shifted(parts.exposed, run.origin_ns(rank)), waiting[rank])
+        rank: EMPTY if cut else intersect(shifted(parts.exposed, run.origin_ns(rank)), waiting[rank])
         for rank, parts in rank_parts(run, scope).items()
     }
 

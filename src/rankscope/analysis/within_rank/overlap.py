@@ -17,7 +17,7 @@ from rankscope.analysis.core.rank_activity import host_collectives, rank_activit
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Unit
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.run_steps import NO_STEP
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.scope import Scope, cut_ranks
 from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
 from rankscope.analysis.core.step_times import StepWindows, windows
 from rankscope.analysis.within_rank.breakdown import exposed_waits, rank_parts
@@ -145,7 +145,7 @@ def _longest(compute: DeviceEvents, spans: Intervals, names: Any) -> str:
 
 def _finding(run: Run, rank: int, rows: list[dict[str, Any]], scope: Scope) -> list[OnRank]:
     """By the transfers alone: waiting for a late rank is no matter of overlap (-r stragglers)."""
-    if not rows:
+    if not rows or cut_ranks(run):  # which part of it is waiting is not known
         return []
     whole, *kinds = rows
     waiting = int(exposed_waits(run, scope)[rank].sum())
