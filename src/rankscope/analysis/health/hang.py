@@ -10,16 +10,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rankscope.analysis.across_ranks.recurrence import telemetry_folder
 from rankscope.analysis.core.result import Column, Finding, Result
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.rollups import kept_per_rank
+from rankscope.analysis.core.scope import Scope, cut_ranks
 from rankscope.analysis.health.flight import NO_DUMP, NOT_JOINED, WAIT_FOR_EACH_OTHER, flight_recorder
 from rankscope.capture.telemetry_ring import FOLDER
+from rankscope.collective_kinds import TOGETHER, kind_of
 from rankscope.errors import RankscopeError
 from rankscope.inapp.hang_evidence import Frame, is_stale, own_frame, processes_path, stacks_path
 from rankscope.ranges import rank_words
 from rankscope.records import dataclass
 from rankscope.text.run_words import shell_word
+from rankscope.timeline.collectives.groups import parse_ranks
 from rankscope.timeline.run import Run, open_run
 from rankscope.watch.alarms import Alarm, utc, who
 from rankscope.watch.hang import (
@@ -62,8 +67,59 @@ def hang(run: Run, scope: Scope, by: str | None = None) -> Result:
     folder = telemetry_folder(run)
     if folder is None:
         note = "no telemetry: start the job with rankscope profile --watch"
-        return Result("hang", "Where the ranks stand", "no steps", COLUMNS, [], notes=(note,))
+        findings = tuple(_not_joined(run, pending_calls(run, scope)))
+        return Result("hang", "Where the ranks stand", "no steps", COLUMNS, [], findings, (note,))
     return hang_in(folder, scope.ranks, run if run.store.parent == folder / FOLDER else None)
+
+
+@dataclass(frozen=True)
+class PendingCalls:
+    """The collectives that a rank called last and whose kernels did not run: name and ranks of the group, kind."""
+
+    calls: tuple[tuple[str, str, str], ...]
+
+
+@kept_per_rank("pending_calls", PendingCalls, any_window=True)
+def pending_calls(run: Run, scope: Scope) -> dict[int, PendingCalls]:
+    """Of the ranks that have some. The profiler waits for the GPU where it stops, unless that never ends."""
+    calls: dict[int, list[tuple[str, str, str]]] = {}
+    for rank, name, members, called in run.rows(f"""
+        WITH calls AS (
+            SELECT rank, segment, id, start_ns, device_ns, max(start_ns) FILTER (device_ns > 0) OVER (PARTITION BY rank)
+            AS last_ns FROM slices WHERE name = 'record_param_comms' AND {scope.where()}
+        )
+        SELECT rank, args->>'Process Group Name', args->>'Process Group Ranks', collective
+        FROM calls JOIN events USING (rank, segment, id) WHERE start_ns > last_ns ORDER BY rank, start_ns
+    """):
+        if (kind := kind_of(called or "")) in TOGETHER and parse_ranks(members):
+            calls.setdefault(rank, []).append((name, members, kind))
+    return {rank: PendingCalls(tuple(of_rank)) for rank, of_rank in calls.items()}
+
+
+def _not_joined(run: Run, pending: dict[int, PendingCalls]) -> Iterator[Finding]:
+    """The recording ends in a collective that some ranks of its group have called, and the others have not."""
+    rows = run.collectives
+    for name, members, kind in dict.fromkeys(calls.calls[0] for calls in pending.values()):
+        ranks = parse_ranks(members) or ()
+        group = [
+            number for number, each in enumerate(rows.groups) if (each.name, each.ranks) == (name, ranks)
+        ]
+        ran = np.bincount(rows.rank[np.isin(rows.group, group)], minlength=max(ranks) + 1)
+        recorded = {*ranks}.intersection(run.ranks) - cut_ranks(run)
+        waiting = {
+            rank for rank in recorded if rank in pending and pending[rank].calls[0][:2] == (name, members)
+        }
+        missing = sorted(recorded - {*pending})
+        if missing and len({*ran[sorted(waiting | {*missing})].tolist()}) == 1:
+            text = f"{rank_words(tuple(missing))} did not join the last {kind} of group {name}"
+            yield Finding(
+                "critical",
+                f"{text[0].upper()}{text[1:]}: {rank_words(tuple(waiting))} wait{'s' * (len(waiting) == 1)} for it",
+                f"each rank ran {ran[missing[0]]:,} collectives of the group; then {rank_words(tuple(waiting))} called "
+                "another one, of which no kernel ran, until the recording ended",
+                tuple(missing),
+                hint="Look at its last calls. rankscope profile --watch records where each rank stands.",
+            )
 
 
 @dataclass(frozen=True)
