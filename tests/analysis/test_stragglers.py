@@ -24,8 +24,9 @@ from rankscope.analysis.across_ranks.lateness import (
     _with_late_node,
     culprits,
 )
-from rankscope.analysis.across_ranks.main_thread import longest_gap, program_frame
+from rankscope.analysis.across_ranks.main_thread import longest_gap
 from rankscope.analysis.across_ranks.straggler_cause import _usual_gaps
+from rankscope.analysis.core.host_spans import program_frame
 from rankscope.analysis.core.result import Remedy, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.bench.synthetic import Plan, Straggler, write

@@ -329,6 +329,42 @@ def test_a_planted_stall(planted: tuple[Run, Any, Path]) -> None:
     assert idle == report(run, "idle").rows[1]["dataloader_ns"]
 
 
+@pytest.mark.parametrize("stacks", [True, False])
+def test_the_line_that_loads_data(stacks: bool, tmp_path: Path) -> None:
+    """clean() runs for 900 of the 1,000 us of a wait, in three calls of the dataset, below torch's own frames."""
+    events: list[Any] = []
+    for step in range(3):
+        at = 1100 * step
+        events += [
+            slice_event(f"ProfilerStep#{step}", at, 1100, cat="user_annotation"),
+            slice_event("enumerate(DataLoader)#Iter.__next__", at + 10, 1000, cat="user_annotation"),
+            slice_event("aten::mm", at + 1020, 50),
+        ]
+        frames = [
+            ("train.py(30): train", at, 1100),
+            ("torch/utils/data/_utils/fetch.py(49): fetch", at + 11, 990),
+        ]
+        for call_at in (at + 20, at + 340, at + 660):
+            frames += [("train.py(12): __getitem__", call_at, 310), ("train.py(19): clean", call_at + 2, 300)]
+            frames += [
+                ("<built-in function sorted>", call_at + 4, 290),
+                ("zipfile.py(7): read", call_at + 8, 280),
+            ]
+        events += [
+            slice_event(name, begin, time, cat="python_function", args={"Python id": number})
+            for number, (name, begin, time) in enumerate(frames, 1 + 20 * step)
+        ] * stacks
+    (finding,) = report(open_trace(write_kineto(tmp_path / "t.json", events)), "dataloader").findings
+    assert ("most of it at train.py(19): clean" in finding.evidence) is stacks
+    assert finding.hint.startswith("Look at train.py(19): clean. Use more" if stacks else "Use more")
+    assert finding.names == ("train.py(19): clean" if stacks else "",)
+
+
+def test_the_line_before_whose_launches_the_gpu_is_idle(open_real: Callable[[Path], Run]) -> None:
+    (finding,) = report(open_real(DATA / "gpt-h200-stack"), "idle").findings
+    assert finding.evidence.endswith("; 13.8 ms before launches at gpt.py(14): forward")
+
+
 # overhead
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import numpy as np
 
+from rankscope.analysis.core.host_spans import program_frame
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, covered, join, subtract, union
 from rankscope.analysis.core.names import all_names
 from rankscope.model import (
@@ -21,7 +21,6 @@ from rankscope.sql import sql_text
 from rankscope.store.arrays import Mask, number_rows
 from rankscope.timeline.run import Run
 
-_LIBRARIES = ("torch", "numpy")
 _COVERS = 0.8
 """An annotation or a frame that covers this share of a gap is where the gap is."""
 
@@ -158,21 +157,6 @@ def gap_between(run: Run, rank: int, times: Gaps, ops: OpsAround) -> Gap:
     around = dict(rows)
     annotation = next(iter(around.get(False, ())), "")
     return Gap(int(length.sum()), len(mine), *ops, annotation, program_frame(around.get(True, ())))
-
-
-def program_frame(frames: Sequence[str]) -> str:
-    """Of Python frames, the innermost first: the program's own one, not that of the library or torch that it calls."""
-    written = [name for name in frames if not name.startswith(("<", "nn.Module:"))]
-    of_program = (name for name in written if not _is_library(name))
-    return next(of_program, next(iter(written or frames), ""))
-
-
-def _is_library(frame: str) -> bool:
-    """torch leaves out the folders of sys.path: `socket.py(692): readinto`, `torch/optim/sgd.py(9): step`."""
-    path = frame.partition("(")[0]
-    package = path.removesuffix(".py").partition("/")[0]
-    in_folder = path.startswith("/") and ("-packages/" in path or "/lib/python3" in path)
-    return in_folder or package in _LIBRARIES or package in sys.stdlib_module_names
 
 
 def longest_gap(run: Run, rank: int, window: tuple[int, int]) -> Gap | None:

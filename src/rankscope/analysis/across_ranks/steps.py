@@ -155,7 +155,7 @@ def _gap(run: Run, rank: int, step: int) -> str:
     if gap is None or not (gap.before and gap.after):
         return ""
     before, after = shorten_middle(gap.before, _NAME_WIDTH), shorten_middle(gap.after, _NAME_WIDTH)
-    return f" between {before} and {after}"
+    return f" between {before} and {after}" + (f" at {gap.line}" if gap.line else "")
 
 
 def _period(steps: list[int]) -> str:

@@ -20,6 +20,7 @@ from rankscope.analysis.across_ranks.op_differences import ExtraOps, extra_ops
 from rankscope.analysis.across_ranks.slow_clock import SlowClock, slow_clock
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.device_events import has_gpu
+from rankscope.analysis.core.host_spans import loading_line
 from rankscope.analysis.core.result import Fact
 from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope
@@ -449,11 +450,14 @@ def _copy(run: Run, window: Scope, late: LateRank) -> StragglerCause:
 
 def _dataloader(run: Run, window: Scope, late: LateRank) -> StragglerCause:
     top = _most_extra(_compare_names(_totals(run, "slices", "dur_ns", _IS_DATALOADER, window), late), late)
+    line = loading_line(run, late.rank)
     return StragglerCause(
-        f"it waits {format_rounded('ns', late.extra_ns)} longer for data",
+        f"it waits {format_rounded('ns', late.extra_ns)} longer for data" + (f" at {line}" if line else ""),
         top.evidence if top else "",
+        f"{f'Look at {line}. ' if line else ''}"
         "Use more workers, or check what this rank reads: storage, node, size of its files.",
         top.facts("annotations", late.rank) if top else (),
+        (line,),
     )
 
 

@@ -124,15 +124,14 @@ def read_later(run: Run) -> str:
     return _BLOCKING.get(framework(run), "copies to the host")
 
 
-def load_faster(run: Run) -> str:
-    """How to wait less for data."""
+def load_faster(run: Run, line: str = "") -> str:
+    """How to wait less for data; `line` is where the program loads it."""
+    look = f"Look at {line}. " if line else ""
     if framework(run) in ("jax", "triton"):
-        return (
-            "Load data in other processes and ahead of the step: prefetching, more workers, cheaper decoding."
-        )
+        return f"{look}Load data in other processes and ahead of the step: prefetching, more workers, cheaper decoding."
     pinned = "" if runs_on_cpu(run) else "pin_memory=True, "
     return (
-        f"Use more DataLoader workers (num_workers). Also: prefetch_factor, persistent_workers=True, {pinned}"
+        f"{look}Use more DataLoader workers (num_workers). Also: prefetch_factor, persistent_workers=True, {pinned}"
         "cheaper decoding."
     )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from rankscope.analysis.core.device_events import UNKNOWN
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import Intervals, Ints, union
 from rankscope.analysis.core.names import all_names, name_codes, sql_names, vocabulary
+from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.run_steps import NO_STEP
 from rankscope.analysis.core.scope import Scope
 from rankscope.model import (
@@ -29,6 +31,7 @@ from rankscope.timeline.nesting import nest
 from rankscope.timeline.run import Run
 
 _ANNOTATION, _SYNC, _OP, _ENGINE = range(4)
+_LIBRARIES = ("torch", "numpy")
 _ENGINE_NAME = "autograd::engine::evaluate_function: "
 """Ops by which autograd runs the nodes of a backward pass."""
 
@@ -192,3 +195,33 @@ def _waiting_calls(run: Run, scope: Scope) -> dict[str, Any]:
         LEFT JOIN callers l ON l.rank = c.rank AND l.segment = c.segment AND l.id = c.python
         ORDER BY c.rank, c.start_ns, c.id
     """)
+
+
+def program_frame(frames: Sequence[str]) -> str:
+    """Of Python frames, the innermost first: the program's own one, not that of the library or torch that it calls."""
+    written = [name for name in frames if not name.startswith(("<", "nn.Module:"))]
+    of_program = (name for name in written if not _is_library(name))
+    return next(of_program, next(iter(written or frames), ""))
+
+
+def _is_library(frame: str) -> bool:
+    """torch leaves out the folders of sys.path: `socket.py(692): readinto`, `torch/optim/sgd.py(9): step`."""
+    path = frame.partition("(")[0]
+    package = path.removesuffix(".py").partition("/")[0]
+    in_folder = path.startswith("/") and ("-packages/" in path or "/lib/python3" in path)
+    return in_folder or package in _LIBRARIES or package in sys.stdlib_module_names
+
+
+def loading_line(run: Run, rank: int) -> str:
+    """The program's innermost function that runs for most of the longest wait of a rank for data; empty where stacks
+    were not recorded, and where other processes load."""
+    waits = dataloader_spans(run, rank)
+    longest = int((waits.end - waits.start).argmax())
+    start, end = int(waits.start[longest]), int(waits.end[longest])
+    rows = part_of(run, frozenset({rank})).rows(
+        f"SELECT name FROM slices WHERE rank = {rank} AND category = 'python_function' AND start_ns >= {start} "
+        f"AND start_ns + dur_ns <= {end} GROUP BY name HAVING 2 * sum(dur_ns) > {end - start} "
+        "ORDER BY sum(dur_ns), max(depth) DESC"
+    )
+    frame = program_frame([name for (name,) in rows])
+    return "" if _is_library(frame) else frame

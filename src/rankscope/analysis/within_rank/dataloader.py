@@ -8,7 +8,7 @@ import numpy as np
 
 from rankscope.analysis.core.advice import framework, how_to_record, load_faster
 from rankscope.analysis.core.device_events import gpu_ranks
-from rankscope.analysis.core.host_spans import dataloader_spans
+from rankscope.analysis.core.host_spans import dataloader_spans, loading_line
 from rankscope.analysis.core.intervals import covered, subtract
 from rankscope.analysis.core.notes import left_out, no_steps
 from rankscope.analysis.core.rank_activity import rank_activity
@@ -133,14 +133,17 @@ def _finding(run: Run, rank: int, rows: list[dict[str, Any]], waits: RankWaits) 
             f"{up_to}{100 * lost / total:.0f} % of the step time ({format_rounded('ns', lost / len(rows))} per step)"
         )
 
+    line = loading_line(run, rank)
     finding = Finding(
         severity,
         title(f"rank {rank}", ""),
-        f"rank {rank}: {format_rounded('ns', waited)} in the DataLoader over {len(rows)} steps",
+        f"rank {rank}: {format_rounded('ns', waited)} in the DataLoader over {len(rows)} steps"
+        + (f", most of it at {line}" if line else ""),
         (rank,),
         (waits.longest[0] + origin, waits.longest[1] + origin),
-        load_faster(run),
+        load_faster(run, line),
         facts=facts,
         remedy=Remedy("data ready"),
+        names=(line,),
     )
     return [OnRank(rank, lost / total, finding, title)]

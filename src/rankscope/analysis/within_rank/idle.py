@@ -46,6 +46,8 @@ class DeviceSums(NamedTuple):
     region: GapGroup | None
     """The phase or annotation whose launches end the most idle time, of those with the device's main causes; None
     where the GPU is busy enough."""
+    line: GapGroup | None
+    """The line of Python whose launches do."""
 
     @property
     def launch_idle(self) -> int:
@@ -87,8 +89,11 @@ def rank_idle(run: Run, scope: Scope) -> dict[int, RankIdle]:
             inside=device.inside,
             span=device.span,
             region=None,
+            line=None,
         )
         if sums.severity is not None:
+            lines = [line for line in gap_groups(run, scope, device, ("source",)) if line.key[0] is not None]
+            sums = sums._replace(line=max(lines, key=lambda line: _launch_idle(line.causes), default=None))
             regions = gap_groups(run, scope, device, ("within",))
             alike = [region for region in regions if _main_causes(region.causes) == sums.main_causes]
             sums = sums._replace(region=max(alike, key=lambda region: _launch_idle(region.causes)))
@@ -171,6 +176,8 @@ def _finding(run: Run, device: DeviceSums, row: dict[str, Any], steps: int) -> l
             what = f"work launched in {phase}: mainly {_REASONS[reason]}"
         part = format_rounded("ns", _launch_idle(region.causes) / max(steps, 1))
         why = f"{part}{per_step} before {what}"
+    if device.line is not None:
+        parts += f"; {format_rounded('ns', _launch_idle(device.line.causes))} before launches at {device.line.key[0]}"
     origin = run.origin_ns(rank)
 
     def title(whose: str, up_to: str) -> str:
@@ -186,7 +193,9 @@ def _finding(run: Run, device: DeviceSums, row: dict[str, Any], steps: int) -> l
         _hint(run, device, name, reason),
         facts=facts,
         remedy=Remedy("host gaps gone"),
-        names=(name,) if name and name not in _PHASE_NAMES else (),
+        names=tuple(
+            filter(None, (None if name in _PHASE_NAMES else name, device.line and device.line.key[0]))
+        ),
         why=why,
     )
     return [OnRank(rank, idle / device.span, finding, title)]
