@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.store.ingest import Ingested, Options
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope.views.columns import fields
 
 pytestmark = pytest.mark.slow
 
@@ -98,6 +100,9 @@ def test_each_kind_has_its_report(ingested: Ingested) -> None:
     assert len(REPORTS["fragmentation"].analyse(run, Scope(), None).rows) == 2
 
 
+WITH_UNIT = re.compile(r"[+-]?[\d.,]+ (?:[numµ]?s|[kMGT]?B|%|GB/s|MHz|W|°C|[kMGTP]?FLOP(?:/s)?)")
+
+
 def test_every_report_has_rows_or_notes(ingested: Ingested) -> None:
     run = Run(ingested)
     for name, report in REPORTS.items():
@@ -106,3 +111,7 @@ def test_every_report_has_rows_or_notes(ingested: Ingested) -> None:
             assert result.rows or result.notes, name
             numbers = [value for row in result.rows for value in row.values() if isinstance(value, float)]
             assert all(map(math.isfinite, numbers)), name
+            cells = [cell for field in fields(result) for cell in field.cells]
+            assert [cell for cell in cells if WITH_UNIT.fullmatch(cell)] == [], (
+                "a column has one unit, in its heading"
+            )

@@ -36,7 +36,7 @@ def results(draw: st.DrawFn) -> Result:
     cells: dict[str, st.SearchStrategy[Any]] = {}
     for name in draw(st.lists(names, min_size=1, max_size=10, unique=True)):
         unit: Unit = draw(st.sampled_from(get_args(Unit)))
-        columns.append(Column(name, unit, title=draw(st.just("") | texts), per_row_unit=draw(st.booleans())))
+        columns.append(Column(name, unit, title=draw(st.just("") | texts)))
         kind = draw(st.sampled_from([integers, floats] if unit else [integers, floats, texts, texts]))
         cells[name] = st.none() | kind
     rows = draw(st.lists(st.fixed_dictionaries(cells), max_size=3))

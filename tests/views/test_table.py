@@ -45,9 +45,11 @@ def test_one_unit_for_the_column(values: list[Any], lines: list[str]) -> None:
     assert [line.strip() for line in grid(one_column(values)) if "─" not in line] == lines
 
 
-def test_a_unit_for_each_row_where_it_is_asked_for() -> None:
-    result = one_column([1_234_567, 12, 2_000_000_000], per_row_unit=True)
-    assert [line.strip() for line in grid(result)] == ["Total", "─" * 8, "1.235 ms", "12 ns", "2.000 s"]
+def test_exact_figures_where_they_are_asked_for() -> None:
+    result = Result(
+        "r", "R", "", (Column("bytes", "bytes", decimals=0),), [{"bytes": 8}, {"bytes": 104_857_600}]
+    )
+    assert [line.strip() for line in grid(result)] == ["Size (B)", "─" * 11, "8", "104,857,600"]
 
 
 def test_neighbours_share_a_unit_unless_it_would_show_only_zeros() -> None:
@@ -77,7 +79,6 @@ def test_neighbours_share_a_unit_unless_it_would_show_only_zeros() -> None:
         (Column("peak_reserved_bytes", "bytes", title="Peak"), "Peak (B)"),
         (Column("time_pct", "percent", title="Share %"), "Share %"),
         (Column("calls_ns", "ns", title="Calls in ns"), "Calls in ns"),
-        (Column("gb_s", "GB/s", per_row_unit=True), "gb_s"),
     ],
 )
 def test_headings(column: Column, heading: str) -> None:

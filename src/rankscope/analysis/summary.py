@@ -40,7 +40,7 @@ COLUMNS = (
     Column("exposed_copy_pct", "percent", "exposed copies", title="Copy"),
     Column("idle_pct", "percent", "nothing runs"),
     Column("mfu_pct", "percent", "model FLOPs utilisation", title="MFU"),
-    Column("peak_allocated_bytes", "bytes", "on its GPU", title="Peak memory", per_row_unit=True),
+    Column("peak_allocated_bytes", "bytes", "on its GPU", title="Peak memory"),
 )
 _WITHOUT_TRACE = {
     "flight": ("flight-recorder dump", "flight_recorder"),

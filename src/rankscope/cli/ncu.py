@@ -32,7 +32,7 @@ from rankscope.cli.store_libraries import missing_libraries
 from rankscope.errors import ToolError, UsageError
 from rankscope.text.plain_table import plain_table
 from rankscope.text.run_words import shell_word
-from rankscope.units import format_ns
+from rankscope.units import choose_scale
 
 # The command to profile follows `--` (see cli/__init__.py).
 TAKES_COMMAND = True
@@ -230,10 +230,10 @@ def _require_libraries(what: str, command: str) -> None:
 
 
 def _print_list(kernels: Sequence[HotKernel]) -> None:
-    rows = []
+    rows, scale = [], choose_scale("ns", (kernel.total_ns for kernel in kernels))
     for kernel in kernels:
         name = short_name(kernel.name)
         shown = name if len(name) <= NAME_WIDTH else f"{name[: NAME_WIDTH - 1]}…"
         sizes = size_text(kernel.grid), size_text(kernel.block)
-        rows.append([shown, format_ns(kernel.total_ns), str(kernel.calls), *sizes])
-    print(plain_table(["Kernel", "Total", "Calls", "Grid", "Block"], rows))
+        rows.append([shown, scale.format(kernel.total_ns), str(kernel.calls), *sizes])
+    print(plain_table(["Kernel", f"Total ({scale.label})", "Calls", "Grid", "Block"], rows))

@@ -11,7 +11,7 @@ from rankscope.analysis.core.result import Column, Result
 from rankscope.records import dataclass
 from rankscope.text.json_values import plain
 from rankscope.text.names import Parts, shorten_names, shown_parts
-from rankscope.units import READABLE, SCALABLE, Scale, choose_scale, decimals_for, format_plain, format_value
+from rankscope.units import READABLE, SCALABLE, Scale, choose_scale, decimals_for, format_plain
 from rankscope.views.text import clean
 
 Kind = Literal["key", "measure", "text"]
@@ -46,9 +46,10 @@ class Field:
     name: str
     title: str
     unit: str
-    """The unit in the heading; empty if there is none or each cell has its own."""
+    """The unit in the heading; empty if there is none."""
     kind: Kind
     cells: list[str]
+    scale: Scale | None = None
     minor: bool = False
     """Omitted first when the table is too wide."""
     verbatim: bool = False
@@ -87,9 +88,11 @@ def fields(result: Result) -> list[Field]:
     formatted = []
     for column, column_values, scale in zip(columns, values, _scales(columns, values), strict=True):
         title, unit = _heading(column, scale)
-        cells = [_cell(value, column.unit, scale) for value in column_values]
+        cells = [_cell(value, scale) for value in column_values]
         kind = _kind(column, column_values)
-        formatted.append(Field(clean(column.name), title, unit, kind, cells, column.minor, column.verbatim))
+        formatted.append(
+            Field(clean(column.name), title, unit, kind, cells, scale, column.minor, column.verbatim)
+        )
     return formatted
 
 
@@ -120,22 +123,20 @@ def _kind(column: Column, values: Iterable[Any]) -> Kind:
     return "measure" if types <= {int, float} else "text"
 
 
-def _cell(value: Any, unit: str, scale: Scale | None) -> str:
+def _cell(value: Any, scale: Scale | None) -> str:
     if value is None:
         return NOT_KNOWN
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (int, float)):
-        if scale:
-            return scale.format(value)
-        return format_value(unit, value) if unit else format_plain(value)
+        return scale.format(value) if scale else format_plain(value)
     if isinstance(value, list):
-        return clean(", ".join(_cell(item, "", None) for item in value))
+        return clean(", ".join(_cell(item, None) for item in value))
     return clean(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
 def _scales(columns: Sequence[Column], values: Sequence[list[Any]]) -> list[Scale | None]:
-    """One scale per column; None where each cell has its own or there is nothing to scale.
+    """One scale per column; None where there is nothing to scale.
 
     Columns that are compared share a unit: the parts of a breakdown must visibly add up. One that would show only
     zeros has its own.
@@ -147,10 +148,11 @@ def _scales(columns: Sequence[Column], values: Sequence[list[Any]]) -> list[Scal
     scales: list[Scale | None] = [None] * len(columns)
     families: dict[tuple[str, str], list[int]] = {}
     for index, column in enumerate(columns):
-        if column.unit and not column.per_row_unit:
+        if column.decimals is not None:
+            label = choose_scale(column.unit, ()).label if column.unit else ""
+            scales[index] = Scale(1, label, column.decimals)
+        elif column.unit:
             families.setdefault(_family(column), []).append(index)
-        elif not column.unit and column.decimals is not None:
-            scales[index] = Scale(1, "", column.decimals)
     for (unit, _), members in families.items():
         shared = choose_scale(unit, [number for index in members for number in numbers[index]])
         decimals = 0

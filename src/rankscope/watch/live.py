@@ -16,7 +16,7 @@ from rankscope.ranges import rank_words
 from rankscope.text.json_values import plain
 from rankscope.text.plain_table import plain_table
 from rankscope.text.visible_text import visible
-from rankscope.units import format_rounded, shorten_middle
+from rankscope.units import Scale, choose_scale, format_rounded, shorten_middle
 from rankscope.watch.alarms import CONFIRMED_AFTER_S, Alarm
 from rankscope.watch.roles import role_lines
 from rankscope.watch.state import (
@@ -160,8 +160,10 @@ def lines(state: State, width: int = WIDTH) -> list[str]:
         shown += textwrap.wrap(suspicion, width, subsequent_indent="  ")
     shown += [*role_lines(state["roles"]), *textwrap.wrap(state["bottleneck"], width, subsequent_indent="  ")]
     if count := len(state["ranks"]):
-        rows = [_row(rank) for rank in worst_ranks(state)]
-        headings = ("rank", "node", "phase", "cause", "own work", "step", "ago")
+        worst = worst_ranks(state)
+        scale = choose_scale("ns", (rank["excess_ns"] or 0 for rank in worst))
+        rows = [_row(rank, scale) for rank in worst]
+        headings = ("rank", "node", "phase", "cause", f"own ({scale.label})", "step", "ago (s)")
         shown += ["", *plain_table(headings, rows, left=4).splitlines()]
         shown.append(f"{like_the_median(state)} of {count} rank{'s' * (count != 1)} like the median")
     return shown
@@ -180,14 +182,14 @@ def sparkline(values: Sequence[float | None]) -> str:
     return "".join(map(bar, values))
 
 
-def _row(rank: dict[str, Any]) -> tuple[str, ...]:
+def _row(rank: dict[str, Any], scale: Scale) -> tuple[str, ...]:
     excess = rank["excess_ns"]
     return (
         str(rank["rank"]),
         shorten_middle(rank["node"], _NODE_WIDTH),
         rank["phase"],
         rank["cause"] or "",
-        "" if excess is None else f"{'+' * (excess >= 0)}{format_rounded('ns', excess)}",
+        "" if excess is None else f"{'+' * (excess >= 0)}{scale.format(excess)}",
         str(rank["last_step"]),
-        f"{rank['without_step_s'] + rank['age_s']:.0f} s",
+        f"{rank['without_step_s'] + rank['age_s']:.0f}",
     )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rankscope.capture.telemetry_ring import FIELDS
 from rankscope.ranges import as_ranges
 from rankscope.text.plain_table import plain_table
-from rankscope.units import format_rounded
+from rankscope.units import choose_scale
 from rankscope.watch.rings import WARM_UP, RankRing
 
 Times = NDArray[np.int64]
@@ -140,16 +140,19 @@ def role_lines(roles: Sequence[dict[str, Any]]) -> list[str]:
     """For the live view; nothing where a job has one role."""
     if not roles:
         return []
+    scale = choose_scale("ns", (role["step_ns"] or 0 for role in roles))
     rows = [
         (
             role["role"],
             as_ranges(role["ranks"]),
             role["waits_for"] or "",
-            "" if role["wait_pct"] is None else f"{role['wait_pct']:.0f} %",
-            "" if role["step_ns"] is None else format_rounded("ns", role["step_ns"]),
+            "" if role["wait_pct"] is None else f"{role['wait_pct']:.0f}",
+            "" if role["step_ns"] is None else scale.format(role["step_ns"]),
             str(role["last_step"]),
         )
         for role in roles
     ]
-    table = plain_table(("role", "ranks", "waits for", "waits", "step time", "step"), rows, left=3)
+    table = plain_table(
+        ("role", "ranks", "waits for", "waits %", f"step time ({scale.label})", "step"), rows, left=3
+    )
     return ["", *table.splitlines()]

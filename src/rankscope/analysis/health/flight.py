@@ -227,7 +227,7 @@ COLUMNS = (
     Column("state", help="what is wrong: see docs/reports/flight_recorder.md"),
     Column("finished_ranks", title="Finished", help="ranks that have finished it", minor=True),
     Column("waiting_ranks", title="Waiting", help="ranks that have called it and wait"),
-    Column("bytes", "bytes", "input size of a rank", per_row_unit=True, minor=True),
+    Column("bytes", "bytes", "input size of a rank", decimals=0, minor=True),
     Column("description", help="description of the process group", at_end=True, minor=True),
     Column("last_completed", help="last completed sequence number of each rank", at_end=True, minor=True),
 )

@@ -94,7 +94,7 @@ def _columns(by: str | None) -> tuple[Column, ...]:
     return (
         Column("rank"),
         Column("name", help="op that allocated it", at_end=True),
-        Column("bytes", "bytes", "allocated at the peak", per_row_unit=True),
+        Column("bytes", "bytes", "allocated at the peak"),
         Column("count", "count", "number of allocations"),
         Column("source", help="line of Python that called the op", at_end=True),
         *((Column("module", help="nn.Module that called the op", at_end=True),) if by == "module" else ()),

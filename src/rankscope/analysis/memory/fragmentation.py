@@ -26,12 +26,12 @@ COLUMNS = (
     Column("device"),
     Column("kind", help="large: segments for blocks over 1 MB; small: segments for smaller blocks"),
     Column("segments", "count", "allocations from the driver"),
-    Column("reserved_bytes", "bytes", "size of the segments", per_row_unit=True),
-    Column("allocated_bytes", "bytes", "used by tensors, rounded up to blocks", per_row_unit=True),
-    Column("free_bytes", "bytes", "reserved minus allocated", per_row_unit=True),
-    Column("largest_free_bytes", "bytes", "largest free block", per_row_unit=True),
+    Column("reserved_bytes", "bytes", "size of the segments"),
+    Column("allocated_bytes", "bytes", "used by tensors, rounded up to blocks"),
+    Column("free_bytes", "bytes", "reserved minus allocated"),
+    Column("largest_free_bytes", "bytes", "largest free block"),
     Column("free_blocks", "count", "number of free blocks"),
-    Column("rounding_bytes", "bytes", "allocated minus requested", per_row_unit=True),
+    Column("rounding_bytes", "bytes", "allocated minus requested"),
 )
 # A finding needs both: this many free bytes, and this share of the reserved memory. Chosen, not measured.
 MIN_FREE_BYTES = 1_000_000_000

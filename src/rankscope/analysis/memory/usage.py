@@ -83,9 +83,7 @@ def memory_curve(run: Run, scope: Scope, by: str | None = None) -> Result:
 # Smaller growth may be a cache that fills up, or a counter in a tensor. Chosen; the exam cases leak-* grow faster.
 _MIN_GROWTH_BYTES = 1_000_000
 
-_GROWTH = Column(
-    "growth_bytes", "bytes", "mean rise per step of the lowest allocated total in a step", per_row_unit=True
-)
+_GROWTH = Column("growth_bytes", "bytes", "mean rise per step of the lowest allocated total in a step")
 
 
 def _columns(by: str | None) -> tuple[Column, ...]:
@@ -93,12 +91,10 @@ def _columns(by: str | None) -> tuple[Column, ...]:
         Column("rank"),
         Column("device"),
         *((Column("step"),) if by == "step" else ()),
-        Column("peak_allocated_bytes", "bytes", "most memory used by tensors", per_row_unit=True),
-        Column(
-            "peak_reserved_bytes", "bytes", "most memory held by the caching allocator", per_row_unit=True
-        ),
+        Column("peak_allocated_bytes", "bytes", "most memory used by tensors"),
+        Column("peak_reserved_bytes", "bytes", "most memory held by the caching allocator"),
         Column("at_ns", "ns", "time of the allocated peak, since the start of the run"),
-        Column("unused_bytes", "bytes", "reserved minus allocated, at the allocated peak", per_row_unit=True),
+        Column("unused_bytes", "bytes", "reserved minus allocated, at the allocated peak"),
         *((_GROWTH,) if by is None else ()),
     )
 

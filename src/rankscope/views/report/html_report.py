@@ -10,11 +10,10 @@ from pathlib import Path
 
 from rankscope.analysis.core.result import Result
 from rankscope.text.names import Parts, is_inside_word
-from rankscope.units import format_value
 from rankscope.version import __version__
 from rankscope.views.charts import Chart
 from rankscope.views.charts.theme import style_variables
-from rankscope.views.columns import Field, fields, values_of
+from rankscope.views.columns import Field, fields
 from rankscope.views.commands import advice_and_commands
 from rankscope.views.html import attributes, escape
 from rankscope.views.report.content import Content, Section, saving
@@ -252,18 +251,11 @@ def _table(section: Section) -> str:
         kind = "t" if shown.kind == "text" else None
         words = {"class": kind, "scope": "col", "title": source.help or None if source else None}
         heads.append(f'<th{attributes(words)}><button type="button">{escape(shown.heading)}</button></th>')
-        # Cells with their own units are sorted by the raw value.
-        by_row = source is not None and source.per_row_unit
-        blank = [""] * len(result.rows)
-        raw = values_of(result, source) if source and by_row else [None] * len(result.rows)
+        bars = drawn_bars if shown.name == with_bars else [""] * len(result.rows)
         cells.append(
             [
-                f"<td{attributes({'class': kind})}"
-                + (f' data-v="{value}"' if isinstance(value, (int, float)) else "")
-                + f">{bar}{text}</td>"
-                for text, value, bar in zip(
-                    _cells(shown), raw, drawn_bars if shown.name == with_bars else blank, strict=True
-                )
+                f"<td{attributes({'class': kind})}>{bar}{text}</td>"
+                for text, bar in zip(_cells(shown), bars, strict=True)
             ]
         )
     lines = [f"<tr>{''.join(row)}</tr>" for row in zip(*cells, strict=True)]
@@ -311,15 +303,14 @@ def _bars(result: Result) -> tuple[str, list[str]]:
 
 
 def _total(result: Result, shown: list[Field]) -> str:
-    """The last row of a table whose rows add up, each sum with its own unit."""
+    """The last row of a table whose rows add up, in the units of the columns."""
     added = _ADDED_UP.get(result.name, ())
     if len(result.rows) < _LEAST_ADDED or not added:
         return ""
-    units = {column.name: column.unit for column in result.columns}
     cells = {
-        field.name: format_value(units[field.name], sum(row.get(field.name) or 0 for row in result.rows))
+        field.name: field.scale.format(sum(row.get(field.name) or 0 for row in result.rows))
         for field in shown
-        if field.name in added
+        if field.name in added and field.scale
     }
     named = min(shown, key=lambda field: (field.name in cells, field.kind != "text"))
     cells[named.name] = f"Total of these {len(result.rows):,}" if result.hidden else "Total"

@@ -68,9 +68,7 @@ document.addEventListener("scroll", () => { tip.hidden = true; }, { passive: tru
 
 /** The sort key of a cell: its number without separators, or its text. */
 function valueOf(row, column, isText) {
-  const cell = row.cells[column];
-  if (cell.dataset.v !== undefined) return Number(cell.dataset.v);
-  const text = cell.textContent;
+  const text = row.cells[column].textContent;
   if (isText) return text;
   return text === "-" ? null : Number(text.replaceAll(",", ""));
 }
