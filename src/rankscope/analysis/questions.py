@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from rankscope.analysis.across_ranks.bubbles import bubbles
@@ -32,7 +33,7 @@ from rankscope.analysis.within_rank.dataloader import dataloader
 from rankscope.analysis.within_rank.event_tables import annotated, kernels, memcpy, runtime_api
 from rankscope.analysis.within_rank.gpu_state import gpu
 from rankscope.analysis.within_rank.idle import idle
-from rankscope.analysis.within_rank.idle_gaps import gaps
+from rankscope.analysis.within_rank.idle_gaps import CAUSES, gaps
 from rankscope.analysis.within_rank.kernel_families import families
 from rankscope.analysis.within_rank.launches import launches
 from rankscope.analysis.within_rank.ops import ops
@@ -69,6 +70,36 @@ _OF_WHOLE_RUNS = ("critical", "imbalance", "bubbles")
 """Those that replay all ranks."""
 
 
+_WORST_BY: dict[str, tuple[str, ...]] = {
+    "overlap": ("exposed_ns",),
+    "idle": tuple(f"{cause}_ns" for cause in CAUSES),
+    "phases": ("host_ns",),
+    "dataloader": ("wait_ns",),
+    "overhead": ("total_ns",),
+    "steps": ("time_ns",),
+    "mfu": ("mfu_pct",),
+    "host_cpu": ("run_delay_ns",),
+    "clocks": ("error_ns",),
+    "memory": ("peak_allocated_bytes",),
+    "allocators": ("bytes",),
+}
+"""Tables with rows of each rank: the columns whose sums tell which rank is worst. Of MFU the lowest is."""
+
+
+def _worst_first(result: Result) -> Result:
+    """Whole windows before steps; the rows of a rank stay together, in their order."""
+    names = _WORST_BY.get(result.name, ())
+    if not names or not result.rows or "rank" not in result.rows[0]:
+        return result
+    sums, sign = Counter[int](), 1 if result.name == "mfu" else -1
+    for row in result.rows:
+        sums[row["rank"]] += sum(row[name] or 0 for name in names)
+    return replace(
+        result,
+        rows=sorted(result.rows, key=lambda row: (row.get("step") is not None, sign * sums[row["rank"]])),
+    )
+
+
 def in_window(name: str, analyse: Analyse) -> Analyse:
     """The analysis with the window that its scope means in the run, and facts that say where they come from.
 
@@ -84,7 +115,7 @@ def in_window(name: str, analyse: Analyse) -> Analyse:
         note = left_out_note(f"{rank_words(left_out)}, whose recording is cut: what it lacks is not known")
         if left_out and (not whole.ranks or name in _OF_WHOLE_RUNS):
             return Result(name, QUESTIONS[name].question, scope.window, (), [], notes=(note,), unknown=note)
-        result = analyse(run, whole, by)
+        result = _worst_first(analyse(run, whole, by))
         if left_out:
             result = replace(result, notes=(*result.notes, note))
         return replace(result, findings=tuple(_placed(finding, result) for finding in result.findings))
