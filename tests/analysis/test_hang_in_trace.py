@@ -64,3 +64,4 @@ def test_what_is_no_hang(calls: dict[int, Any], tmp_path: Path) -> None:
 
 def test_a_call_that_a_cut_file_may_lack(tmp_path: Path) -> None:
     assert judged(tmp_path, {0: WAITS, 1: WAITS, 2: RAN, 3: WAITS}, cut=2) == []
+    assert judged(tmp_path, {0: RAN, 1: RAN, 2: [*WAITS, call(9, False)], 3: RAN}, cut=2) == []

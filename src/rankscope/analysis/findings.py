@@ -30,7 +30,11 @@ _COLUMNS: tuple[tuple[str, Unit, str], ...] = (
     ("start_ns", "ns", "where it can be looked at, from the run's start"),
     ("end_ns", "ns", ""),
 )
-COLUMNS = tuple(Column(name, unit, text, for_machines=True) for name, unit, text in _COLUMNS)
+_SHOWN = ("severity", "cost_ns", "report", "title")
+COLUMNS = tuple(
+    Column(name, unit, text, for_machines=name not in _SHOWN, at_end=name == "title")
+    for name, unit, text in _COLUMNS
+)
 
 _EVIDENCE_OF = {"flight_recorder": "hang"}
 """Reports of which the findings are part of another's."""

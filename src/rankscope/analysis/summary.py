@@ -81,7 +81,7 @@ def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
             "mfu_pct": used.get(rank),
             "peak_allocated_bytes": peak.get(rank),
         }
-        for rank in sorted({*parts, *recorded})
+        for rank in sorted({*parts, *recorded} or peak)
     ]
     findings = collect(run, scope)
     facts = _facts(run, scope, rows, list(parts.values())) | dict(broken.facts)
@@ -123,7 +123,7 @@ def _facts(run: Run, scope: Scope, rows: Sequence[Row], parts: Sequence[Row]) ->
 
 def verdict(run: Run, scope: Scope, facts: Mapping[str, Any]) -> str:
     """'A step takes 49.8 ms: 41 % compute, …', over all ranks in scope."""
-    if facts["step_ns"] is None and not facts["ranks"]:
+    if not periods(run, scope):
         return _other_files(run, scope) or contents(run, scope) or "Nothing was recorded that takes time"
     if facts["step_ns"] is not None:
         text = _step_time(facts)
@@ -184,7 +184,7 @@ def subject(run: Run, scope: Scope, result: Result) -> str:
     if has_gpu(run, scope):
         words += sorted(set(device_names(run, scope).values()) - {""})
         words += [] if has_launches(run) else ["launches not recorded"]
-    elif result.rows:
+    elif periods(run, scope):
         words.append("no GPU" if runs_on_cpu(run) else "no GPU events in the cut file")
     return ", ".join(words)
 

@@ -103,6 +103,9 @@ def _ranks(summary: Result, width: int, color: bool) -> list[str]:
     """All ranks if they are few; otherwise the lowest, median and highest value of each column."""
     if not summary.rows:
         return []
+    if all(row["step_ns"] is None for row in summary.rows):  # memory snapshots, cut files
+        known = [each for each in summary.columns if any(row[each.name] is not None for row in summary.rows)]
+        summary = replace(summary, columns=tuple(known))
     if len(summary.rows) <= _MOST_RANKS:
         return grid(fields(summary), width, color)[0]
     from statistics import median  # late: for many ranks only

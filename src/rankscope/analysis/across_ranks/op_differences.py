@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from rankscope.analysis.core.result import Column, ColumnRows, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.run_steps import NO_STEP
 from rankscope.analysis.core.scope import Scope
+from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
 from rankscope.store.arrays import Floats, Ints, number_rows, unique_values
 from rankscope.timeline.run import Run
@@ -35,9 +36,9 @@ _SMALL_PART = 0.1
 
 COLUMNS = (
     Column("rank"),
-    Column("step"),
+    Column("steps", help="those in which this rank runs it more or less often than its peers"),
     Column("name", help="an op that no other op calls", at_end=True),
-    Column("calls", "count", "how often this rank runs it in this step"),
+    Column("calls", "count", "how often this rank runs it in these steps"),
     Column(
         "median_calls",
         "count",
@@ -143,26 +144,35 @@ def _side_by_side(records: dict[int, RankOps], steps: tuple[int, int] | None) ->
 
 
 def op_differences(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row per rank, step and op whose number of calls differs from the median of its peers."""
+    """One row per rank and op whose number of calls differs from the median of its peers in some steps."""
     tables = op_calls(run, Scope(steps=scope.steps))
-    columns: dict[str, list[Any]] = {column.name: [np.empty(0, dtype=np.int64)] for column in COLUMNS}
+    names = sorted({name for table in tables for name in table.names})
+    parts = [np.empty((7, 0), dtype=np.int64)]
     for table in tables:
         median = table.median_calls
         op, who = np.nonzero(np.nan_to_num(table.calls - median) != 0)
         ranks = np.array(table.ranks, dtype=np.int64)[who]
-        shown = np.ones(len(ranks), dtype=bool) if scope.ranks is None else np.isin(ranks, [*scope.ranks])
-        op, who = op[shown], who[shown]
-        values = (
-            ranks[shown], table.step[op], np.array(table.names, dtype=object)[table.name[op]],
-            table.calls[op, who], median[op, who], table.host_ns[op, who], table.device_ns[op, who],
-        )  # fmt: skip
-        for name, value in zip(columns, values, strict=True):
-            columns[name].append(value if name == "name" else value.astype(np.int64))
-    rows = {name: np.concatenate(parts) for name, parts in columns.items()}
-    order = np.lexsort((rows["step"], rows["rank"], -rows["host_ns"]))
+        code = np.searchsorted(names, table.names)[table.name[op]]
+        of_op = (
+            each[op, who].astype(np.int64) for each in (table.calls, median, table.host_ns, table.device_ns)
+        )
+        part = np.stack([ranks, code, table.step[op], *of_op])
+        parts.append(part if scope.ranks is None else part[:, np.isin(ranks, [*scope.ranks])])
+    rank, code, step, *figures = np.concatenate(parts, axis=1)
+    keys, group = number_rows([rank, code])
+    order = np.lexsort((step, group))
+    of_group = np.split(step[order], np.flatnonzero(np.diff(group[order])) + 1) if len(keys) else []
+    rows = {
+        "rank": keys[:, 0],
+        "steps": np.array(
+            [None if NO_STEP in each else as_ranges(each.tolist()) for each in of_group], dtype=object
+        ),
+        "name": np.array(names, dtype=object)[keys[:, 1]],
+    }
+    for name, values in zip(("calls", "median_calls", "host_ns", "device_ns"), figures, strict=True):
+        rows[name] = np.bincount(group, weights=values, minlength=len(keys)).astype(np.int64)
+    order = np.lexsort((rows["rank"], -rows["host_ns"]))
     rows = {name: values[order] for name, values in rows.items()}
-    if len(order) and (rows["step"] == NO_STEP).all():
-        rows["step"] = np.full(len(order), None)
     notes = left_out(run, scope)
     unknown = None
     if not tables:

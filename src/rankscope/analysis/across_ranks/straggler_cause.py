@@ -319,15 +319,17 @@ def _extra_work(run: Run, extra: ExtraOps, late: LateRank, on_gpu: bool) -> Stra
         for op in extra.ops[:3]
     )
     at = f" of step {late.worst_step}" if late.worst_step is not None else ""
-    whom, row = f"rank {late.rank}", {"rank": late.rank, "step": late.worst_step, "name": op.name}
+    whom = f"rank {late.rank}"
     return StragglerCause(
         f"{title}, {format_rounded('ns', took)}",
         f"it runs more ops than its peers in {extra.in_steps} of {extra.steps} steps; calls{at}: {listed}",
         "Give every rank this work, do it less often, or do it outside the step. List the ops: "
         f"rankscope stats RUN -r op_differences --ranks {late.rank}",
         (
-            Fact("calls", op.calls, "count", whom, (late.rank,), row, "op_differences"),
-            Fact("median_calls", op.median_calls, "count", whom, (late.rank,), row, "op_differences"),
+            Fact("calls", op.calls, "count", f"{whom}{at}", (late.rank,), report="op_differences"),
+            Fact(
+                "median_calls", op.median_calls, "count", f"{whom}{at}", (late.rank,), report="op_differences"
+            ),
             Fact("extra_op_ns", round(took), "ns", whom, (late.rank,)),
         ),
         tuple(op.name for op in extra.ops[:3]),

@@ -11,7 +11,7 @@ from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Re
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import SLOW_FIRST_STEP
 from rankscope.analysis.health.contents import MOSTLY_UNDERSTOOD_PCT, understood
-from rankscope.analysis.health.doubts import COMPLETE_STEP, world_size
+from rankscope.analysis.health.doubts import COMPLETE_STEP, incomplete_last_steps, world_size
 from rankscope.analysis.within_rank.kernel_families import family
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.readers.base import PACKETS_NOT_READ, rank_from_name
@@ -388,21 +388,16 @@ def _warm_up(rows: list[tuple[int, int, int, int, str]]) -> Check:
 
 
 def _truncated(run: Run) -> Check:
-    """Steps with fewer GPU events than is usual for their rank."""
-    cut = run.rows(
-        "WITH counts AS (SELECT s.rank, s.step, count(g.id) AS events FROM steps s LEFT JOIN gpu g ON g.rank = s.rank "
-        "AND g.step = s.step GROUP BY ALL), typical AS (SELECT rank, median(events) AS usual FROM counts GROUP BY ALL) "
-        "SELECT rank, step, events, usual FROM counts JOIN typical USING (rank) "
-        f"WHERE events < {COMPLETE_STEP} * usual ORDER BY ALL"
-    )
+    """Last steps with fewer GPU events than any other of their rank. One in between may have less work: no tokens."""
+    cut = incomplete_last_steps(run, Scope())
     finding = None
     if cut:
-        rank, step, events, usual = cut[0]
+        rank, step = cut[0]
         finding = Finding(
             "warning",
-            f"{len(cut)} step{'s have' if len(cut) > 1 else ' has'} fewer GPU events than usual",
-            f"rank {rank}, step {step}: {events:,} events, {usual:,.0f} in the median step",
-            ranks=tuple(sorted({row[0] for row in cut})),
+            f"{len(cut)} last step{'s have' if len(cut) > 1 else ' has'} fewer GPU events than usual",
+            f"rank {rank}, step {step}: less than {100 * COMPLETE_STEP:.0f} % of the events of its median step",
+            ranks=tuple(sorted({rank for rank, _ in cut})),
             hint="Exclude these steps with --steps.",
         )
     return "truncated steps", f"{len(cut)}", finding

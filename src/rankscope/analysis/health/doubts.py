@@ -130,7 +130,7 @@ def _cut(run: Run, scope: Scope) -> Iterator[Doubt]:
         )
     if len(run.runs) > 1:  # what is usual differs between runs
         return
-    short = {rank: step for rank, step in _incomplete_last_steps(run, scope) if rank not in damaged}
+    short = {rank: step for rank, step in incomplete_last_steps(run, scope) if rank not in damaged}
     if short:
         steps = sorted(set(short.values()))
         yield Doubt(
@@ -165,8 +165,8 @@ def _ended(run: Run, scope: Scope) -> Iterator[Doubt]:
     )
 
 
-def _incomplete_last_steps(run: Run, scope: Scope) -> list[tuple[int, int]]:
-    """(rank, step) of the last steps of files that have fewer GPU events than usual."""
+def incomplete_last_steps(run: Run, scope: Scope) -> list[tuple[int, int]]:
+    """(rank, step) of the last steps of files that have fewer GPU events than usual, and than any other step."""
     events = Counter[tuple[int, int, int | None]]()
     for count in gpu_counts(run, scope):
         events[count.rank, count.segment, count.step] += count.events
@@ -179,7 +179,9 @@ def _incomplete_last_steps(run: Run, scope: Scope) -> list[tuple[int, int]]:
     return [
         (rank, step)
         for (rank, segment), step in sorted(last.items())
-        if len(of_rank[rank]) > 2 and events[rank, segment, step] < COMPLETE_STEP * median_of(of_rank[rank])
+        if len(of_rank[rank]) > 2
+        and events[rank, segment, step]
+        < min(COMPLETE_STEP * median_of(of_rank[rank]), sorted(of_rank[rank])[1])
     ]
 
 

@@ -110,7 +110,7 @@ def _not_joined(run: Run, pending: dict[int, PendingCalls]) -> Iterator[Finding]
             rank for rank in recorded if rank in pending and pending[rank].calls[0][:2] == (name, members)
         }
         missing = sorted(recorded - {*pending})
-        if missing and len({*ran[sorted(waiting | {*missing})].tolist()}) == 1:
+        if missing and waiting and len({*ran[sorted(waiting | {*missing})].tolist()}) == 1:
             text = f"{rank_words(tuple(missing))} did not join the last {kind} of group {name}"
             yield Finding(
                 "critical",
