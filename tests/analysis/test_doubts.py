@@ -14,6 +14,7 @@ import pytest
 from conftest import DATA, kernel_event, kineto_text, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.health.doctor import doctor
 from rankscope.analysis.health.doubts import doubts
 from rankscope.analysis.summary import summary
 from rankscope.bench.blame.planting import job_of, plant
@@ -114,6 +115,20 @@ def test_an_incomplete_last_step(tmp_path: Path) -> None:
     run = open_run([tmp_path])
     assert texts(run) == ["last step incomplete on rank 0"]
     assert texts(run, Scope(steps=(1, 2))) == []
+
+
+def test_a_step_with_less_work_is_no_truncated_step(tmp_path: Path) -> None:
+    """A rank whose experts get no tokens in some steps."""
+    for name, kernels, cut in (
+        ("between", (4, 1, 4, 4), 0),
+        ("also last", (4, 1, 4, 1), 0),
+        ("last", (4, 4, 4, 1), 1),
+    ):
+        steps = (1000,) * len(kernels)
+        write_kineto(tmp_path / name / "trace.json", events(steps, kernels), **header(0, 1))
+        run = open_run([tmp_path / name])
+        rows = {row["check"]: row["value"] for row in doctor(run, Scope()).rows}
+        assert rows["truncated steps"] == str(cut) and len(texts(run)) == cut, name
 
 
 def test_warm_up_inside(tmp_path: Path) -> None:

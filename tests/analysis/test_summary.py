@@ -25,6 +25,7 @@ from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.cli import main
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope.views.columns import fields
 from rankscope.views.summary import Screen, screen
 
 OpenReal = Callable[[Path], Run]
@@ -130,8 +131,9 @@ def test_a_run_that_lacks_everything(name: str, tmp_path: Path) -> None:
     run = open_trace(write_kineto(tmp_path / "t.json", BARE[name]))
     text = shown(run)
     assert "nan" not in text.lower() and text.endswith("\n")
-    if name == "an op":
-        assert "without steps" in text and "--record-shapes" in text and "--profile-memory" in text
+    if name in ("an op", "a kernel alone"):
+        assert "without steps" in text
+        assert ("--record-shapes" in text and "--profile-memory" in text) is (name == "a kernel alone")
     if not collect(run, Scope()):
         assert NOTHING_FOUND[:20] in text and NOTHING_FOUND in summary(run, Scope()).notes
         assert any("nothing found" in note for note in findings(run, Scope()).notes)
@@ -166,3 +168,17 @@ def test_every_format_and_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFi
     assert "**warning**" in run("--format", "markdown")[1]
     assert "What was found" in run("-r", "findings")[1]
     assert run("--peak", "nonsense")[0] == 2
+
+
+def test_a_snapshot_alone_has_its_peak(open_real: OpenReal) -> None:
+    run = open_real(DATA / "memory" / "gpt-h200.pickle.gz")
+    text = shown(run)
+    assert text.startswith("No trace, but 1 memory snapshot") and "no GPU" not in text and "MFU" not in text
+    assert "Rank  Steps  Memory (GB)" in text and "   0      0        6.433" in text
+
+
+def test_the_table_of_findings_has_their_cost(open_real: OpenReal) -> None:
+    result = findings(open_real(DATA / "gpt-h200-stack"), Scope())
+    shown_fields = {field.name: field.cells for field in fields(result)}
+    assert [*shown_fields] == ["severity", "cost_ns", "report", "title"]
+    assert shown_fields["cost_ns"][0] != "-"

@@ -320,6 +320,7 @@ def test_a_planted_stall(planted: tuple[Run, Any, Path]) -> None:
         assert waits[1, step]["wait_pct"] == pytest.approx(
             100 * waits[1, step]["wait_ns"] / waits[1, step]["step_ns"]
         )
+    assert [row["rank"] for row in result.rows] == [1, 1, 1, 0, 0, 0], "the worst rank first"
     (finding,) = result.findings
     assert finding.ranks[-1] == 1 and finding.severity in ("warning", "critical")
     idle = sum(waits[1, step]["gpu_idle_ns"] for step in (2, 3, 4))

@@ -40,7 +40,7 @@ COLUMNS = (
     Column("exposed_copy_pct", "percent", "exposed copies", title="Copy"),
     Column("idle_pct", "percent", "nothing runs"),
     Column("mfu_pct", "percent", "model FLOPs utilisation", title="MFU"),
-    Column("peak_allocated_bytes", "bytes", "on its GPU", title="Peak memory"),
+    Column("peak_allocated_bytes", "bytes", "most that was allocated on its GPU", title="Memory"),
 )
 _WITHOUT_TRACE = {
     "flight": ("flight-recorder dump", "flight_recorder"),
