@@ -91,6 +91,7 @@ lint: $(STAMP) $(PACKAGES)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python benchmarks/code_figures.py --check
 	tests/viewer/check-js.sh
 
 check: lint

@@ -1,10 +1,16 @@
 """The size and the shape of the code, counted the same way each time.
 
-    python benchmarks/code_figures.py          the figures
-    python benchmarks/code_figures.py -v       and what they are made of
+    python benchmarks/code_figures.py            its size by package
+    python benchmarks/code_figures.py --check    fails where a package has more than size.json says; part of make lint
+    python benchmarks/code_figures.py --write    writes size.json: what is larger there afterwards was decided
+    python benchmarks/code_figures.py --shape    its shape; -v: and what the figures are made of
 
-Lines of Python in src, and how many of them are code (no docstring, comment or blank line); modules that one other
-module imports; variables whose names say nothing; functions over complexity 20; and calls
+Size: tokens (names, operators, numbers, strings), statements, branches (also of comprehensions, handlers, asserts and
+each further operand of and/or), definitions (functions and classes), and words in docstrings and other texts. How the
+code is laid out changes none of them.
+
+Shape: lines of Python in src, and how many of them are code (no docstring, comment or blank line); modules that one
+other module imports; variables whose names say nothing; functions over complexity 20; and calls
 from one module to another while `open_run` opens a run that was read before and gives its first table: the functions
 that each module calls in others, constructors of records left out and properties counted apart.
 """
@@ -14,17 +20,21 @@ from __future__ import annotations
 import argparse
 import ast
 import io
+import json
 import subprocess
 import sys
 import tempfile
 import tokenize
 from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from types import FrameType
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
+SIZES = ROOT / "size.json"
+FIGURES = ("tokens", "statements", "branches", "definitions", "words")
 COMPLEXITY = 20
 PROPERTY = " (property)"
 TRACE = ROOT / "tests" / "data" / "ddp-gloo4"
@@ -33,6 +43,85 @@ _NO_CODE = (
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
     tokenize.ENDMARKER,
 )  # fmt: skip
+
+
+_TOKENS = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
+_PARTED = {
+    getattr(tokenize, f"{kind}STRING_{end}", None): step
+    for kind in "FT"
+    for end, step in (("START", 1), ("END", -1))
+}
+"""An f-string is several tokens from Python 3.12 on."""
+_BRANCHES = (
+    ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.comprehension, ast.While, ast.ExceptHandler, ast.match_case,
+    ast.Assert,
+)  # fmt: skip
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+Sizes = dict[str, dict[str, int]]
+"""By package, the five figures."""
+
+
+def size(text: str) -> Counter[str]:
+    """The five figures of a module."""
+    figures, inside = Counter[str](), 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        figures["tokens"] += not inside and (token.type in _TOKENS or token.type in _PARTED)
+        inside += _PARTED.get(token.type, 0)
+    for node in ast.walk(ast.parse(text)):
+        figures["statements"] += isinstance(node, ast.stmt)
+        figures["branches"] += isinstance(node, _BRANCHES)
+        figures["definitions"] += isinstance(node, _DEFINITIONS)
+        if isinstance(node, ast.BoolOp):
+            figures["branches"] += len(node.values) - 1
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            figures["words"] += len(node.value.split())
+    return figures
+
+
+def sizes(package: Path) -> Sizes:
+    """Of each package in a package, of the sub-packages of analysis too; "." are its own modules."""
+    counts: dict[str, Counter[str]] = {}
+    for path in sorted(package.rglob("*.py")):
+        figures, folders = size(path.read_text()), path.relative_to(package).parts[:-1]
+        names = {folders[0] if folders else "."}
+        if folders[:1] == ("analysis",):
+            names.add("/".join(folders[:2]))
+        for name in names:
+            counts.setdefault(name, Counter()).update(figures)
+    return {name: {figure: counts[name][figure] for figure in FIGURES} for name in sorted(counts)}
+
+
+def grown(allowed: Sizes, now: Sizes) -> list[str]:
+    """What is more than is allowed, in words."""
+    return [
+        f"{name}: {figures[figure]:,} {figure}, allowed are {most:,}"
+        for name, figures in now.items()
+        for figure in FIGURES
+        if figures[figure] > (most := allowed.get(name, {}).get(figure, 0))
+    ]
+
+
+def size_table(counted: Sizes) -> str:
+    total = {
+        figure: sum(figures[figure] for name, figures in counted.items() if "/" not in name)
+        for figure in FIGURES
+    }
+    rows: list[tuple[str, ...]] = [("", *FIGURES)]
+    rows += [
+        (name, *(f"{figures[figure]:,}" for figure in FIGURES))
+        for name, figures in (counted | {"all": total}).items()
+    ]
+    return "\n".join(f"{name:24}" + "".join(f"{figure:>13}" for figure in figures) for name, *figures in rows)
+
+
+def as_json(counted: Sizes) -> str:
+    """A line for each package: two branches that change different ones are merged without a conflict."""
+    return (
+        "{\n"
+        + ",\n".join(f"{json.dumps(name)}: {json.dumps(figures)}" for name, figures in counted.items())
+        + "\n}\n"
+    )
 
 
 def modules() -> dict[str, Path]:
@@ -137,12 +226,7 @@ def complex_functions() -> list[str]:
     return [line for line in ruff.stdout.splitlines() if "C901" in line]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("-v", action="store_true", dest="details", help="what the figures are made of")
-    details = parser.parse_args().details
+def print_shape(details: bool) -> None:
     paths = modules()
     texts = [path.read_text() for path in paths.values()]
     print(
@@ -172,5 +256,37 @@ def main() -> None:
     print(*complex_ones, sep="\n", end="\n" if complex_ones else "")
 
 
+def main(argv: Sequence[str] | None = None, package: Path = SRC / "rankscope", allowed: Path = SIZES) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument(
+        "--check", action="store_true", help=f"fail where a package is larger than in {SIZES.name}"
+    )
+    action.add_argument("--write", action="store_true", help=f"write {SIZES.name}")
+    action.add_argument("--shape", action="store_true", help="other figures")
+    parser.add_argument(
+        "-v", action="store_true", dest="details", help="what the shape's figures are made of"
+    )
+    options = parser.parse_args(argv)
+    if options.shape:
+        print_shape(options.details)
+        return 0
+    counted = sizes(package)
+    if options.check:
+        more = grown(json.loads(allowed.read_text()), counted)
+        if more:
+            print("The code is larger than size.json allows:", *more, sep="\n  ")
+            print("Make it smaller, or decide that it may grow: python benchmarks/code_figures.py --write")
+        return int(bool(more))
+    if options.write:
+        allowed.write_text(as_json(counted))
+        print(f"Wrote {allowed}")
+        return 0
+    print(size_table(counted))
+    return 0
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
