@@ -16,7 +16,7 @@ UV := UV_FIND_LINKS="$$($(BIN)/python -m pip config list | sed -n "s/.*\.find-li
 # The tests start some thousand Pythons: each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo pictures test tests lint test-fast test-all test-thorough test-times coverage versions sanitize faults check bench bench-check exam docs clean
+.PHONY: help demo pictures test tests lint test-fast test-all test-thorough test-times coverage versions sanitize faults check bench bench-check exam answers docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo "make bench      rankscope against its peers, as ratios of one run"
 	@echo "make bench-check  the small ones: a warning where reading needs 10 % more CPU than in benchmarks/last.json"
 	@echo "make exam       plant faults in jobs and score the findings (docs/accuracy.md), and the assistant; under 25 minutes"
+	@echo "make answers    write tests/answers: what is said about the recorded and some simulated runs"
 	@echo "make docs       regenerate commands, tables, import graph, notebook and printed outputs in docs; build site/"
 
 # Only what the demo needs. What the tests need as well comes with make test.
@@ -139,6 +140,10 @@ bench-check: $(STAMP)
 exam: $(STAMP)
 	$(BIN)/python benchmarks/exam/exam_agents.py
 	$(BIN)/python benchmarks/exam/exam.py
+
+# What a change did to the answers is in its diff.
+answers: $(STAMP)
+	$(BIN)/python benchmarks/answers.py --write
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py

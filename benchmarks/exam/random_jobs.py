@@ -413,7 +413,7 @@ def ask_prototype(script: Path, traces: Path) -> Answer:
     ]
     if named:
         joint = saved(**mended)
-    everything = case.stage_axis()[0]
+    everything = 0.0 if who else case.stage_axis()[0]
     return Answer(tuple(named), joint + everything * (everything >= LEAST * step), moves)
 
 
