@@ -22,7 +22,6 @@ from typing import Any
 
 from nccl_jobs import HEALTHY, unpack
 from random_jobs import WORDS, Answer, Named, ask_old, ask_prototype, subjects_of
-
 from rankscope.analysis.core.scope import Scope
 from rankscope.timeline.run import open_run
 
