@@ -469,6 +469,23 @@ def test_two_runs_one_above_the_other(slow2: Viewer, screen: Screen) -> None:
 
 
 @pytest.mark.thorough
+def test_a_link_without_the_token_asks_for_it_once(slow2: Viewer, screen: Screen) -> None:
+    screen.expected = "401"  # of the page without its token
+    base, token = slow2.url.split("?token=")
+    place = "#v=1&t=0-20000000&open=2"
+    page = screen.page
+    page.goto(base + place)
+    for text, is_wrong in (("nonsense", True), (f"{base}?token={token}#v=1", False)):
+        page.fill("#token", text)
+        page.keyboard.press("Enter")
+        if is_wrong:
+            page.wait_for_selector("#wrong")
+    page.wait_for_selector("body[data-ready=true]", timeout=60_000)
+    assert page.url.startswith(base + "#v=1&t=0-20000000") and screen.view()["open"] == [2]
+    page.goto(base + place + "&tab=ops")
+    page.wait_for_selector("#tab-ops[aria-selected=true]")
+
+
 def test_a_server_that_is_gone_is_said(slow2: Viewer, screen: Screen) -> None:
     """The command itself, as a user starts it, and killed while the page is open."""
     command = [sys.executable, "-m", "rankscope", "view", str(slow2.folder), "--no-open"]

@@ -90,6 +90,7 @@ def test_requests_of_other_sites_are_refused_and_links_are_not(viewer: Viewer) -
         ("cross-site", "cors", "/js/main.js", 403),
         ("cross-site", "navigate", "/api/state", 403),
         ("cross-site", "navigate", "/", 200),
+        ("cross-site", "navigate", "/watch", 200),
         ("same-origin", "cors", "/api/state", 200),
         ("none", "navigate", "/api/state", 200),
     ):
@@ -103,6 +104,8 @@ def test_the_cookie_is_strict_and_every_answer_has_its_headers(viewer: Viewer) -
     )
     assert f"rankscope-{viewer.server.address.port}=".encode() in first
     assert b"httponly" in first and b"samesite=strict" in first
+    for path in ("/", "/watch", "/style.css", "/js/login.js"):  # nobody gets the cookie without the token
+        assert b"set-cookie" not in _raw(viewer, _request(viewer, f"{path}?token=wrong")).lower()
     for path in ("/", "/api/state", "/nothing", "/api/broken"):
         for token in ("", viewer.server.address.token):
             answer = _raw(viewer, _request(viewer, f"{path}?token={token}")).lower()

@@ -40,9 +40,12 @@ from viewer_server import Viewer, serve, stop, watched
 
 @pytest.mark.slow
 def test_without_the_token_nothing_is_told(slow2: Viewer) -> None:
-    for path in ("/api/run", "/", "/js/main.js", "/api/run?token=wrong", "/api/state?token="):
+    for path in ("/api/run", "/js/main.js", "/api/run?token=wrong", "/api/state?token="):
         status, answer = slow2.get(path)
         assert status == 401 and "token" in answer["error"]
+    for path in ("/", "/watch", "/?token=wrong"):
+        status, page = slow2.get(path)
+        assert status == 401 and b"js/login.js" in page and slow2.server.address.token.encode() not in page
 
 
 def test_the_cookie_of_the_first_page_is_enough_for_the_rest(slow2: Viewer) -> None:
@@ -272,9 +275,17 @@ def test_a_run_that_cannot_be_opened_is_said(tmp_path: Path) -> None:
         "batches": 0,
         "telemetry": False,
     }
+    viewer = watched(Server(Address("127.0.0.1", 0), opening.routes()), tmp_path, opening)
+    client = HTTPConnection("127.0.0.1", viewer.server.address.port, timeout=30)
+    client.request("GET", f"/api/run?token={viewer.server.address.token}")
+    refused = client.getresponse()
+    assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+    client.close()
     opening.start()
     assert opening.wait(20)
     assert opening.state()["state"] == "failed" and "nothing" in said[0]
+    assert viewer.ask("run")[0] == 400
+    stop(viewer)
 
 
 def test_perfetto_gets_its_file_and_nobody_else_does(tmp_path: Path) -> None:

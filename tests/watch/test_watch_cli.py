@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import re
+import shutil
 import sys
 import threading
 import time
@@ -25,8 +26,10 @@ from rankscope.capture.telemetry_ring import (
     ring_path,
 )
 from rankscope.cli import main
-from rankscope.watch.alarms import HOST, SLOW_RANK
-from rankscope.watch.live import WIDTH, LiveView, lines, sparkline
+from rankscope.errors import StoreError
+from rankscope.watch.alarms import HOST, SLOW_RANK, SPIKE
+from rankscope.watch.live import WIDTH, LiveView, LogLines, follow, lines, sparkline
+from rankscope.watch.metrics import metrics
 from rankscope.watch.state import like_the_median, read_state, worst_ranks
 from simulated_telemetry import Fault, Job, telemetry, write_rings
 
@@ -96,9 +99,44 @@ def test_wrong_options(
 
 
 def test_a_folder_without_telemetry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("watch", "capture"):
-        code, _, err = run_main(capsys, command, tmp_path)
+    for words in (("watch", tmp_path, "--once"), ("capture", tmp_path)):
+        code, _, err = run_main(capsys, *words)
         assert code == 1 and "has no telemetry" in err and "rankscope profile --watch" in err
+
+
+def test_a_watch_that_is_started_first_waits_for_the_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks, log = follow(tmp_path / "run", 0.0), LogLines()
+    state, new = next(looks)
+    assert (state["state"], new) == ("starting", []) and len(lines(state)[1]) <= WIDTH
+    assert "waiting for a job that was started with --watch" in log(state, new)
+    assert log(*next(looks)) == ""  # once, not every second
+    assert all(metric.name != "rankscope_step_seconds" for metric in metrics(state))
+    job_in(tmp_path / "run", Job(2, steps=30))
+    assert " · running · 2 of 2 ranks alive · step 30" in log(*next(looks))
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(StoreError, match="has no telemetry"):
+        next(looks)
+
+
+def test_the_view_keeps_past_alarms(tmp_path: Path) -> None:
+    job_in(tmp_path, Job(4, steps=200), Fault(SPIKE, HOST, (3,), 190, 6.0))
+    state, _ = read_state(tmp_path)
+    assert state["alarms"] == [] and "no alarm" in lines(state)
+    (earlier,) = [line for line in lines(state, 200) if line.startswith("earlier: ")]
+    assert "step 191" in earlier and "rank 3" in earlier and "until" not in earlier
+    state["past_alarms"][0] |= {"last_step": 199}
+    assert any(line.endswith(", until step 199") for line in lines(state, 200))
+
+
+def test_no_suspicion_stays_after_the_end_of_the_job(tmp_path: Path) -> None:
+    job, fault = Job(4, steps=150, step_ns=100e6), Fault(SLOW_RANK, HOST, (3,), 100, 0.3)
+    job_in(tmp_path / "a", job, fault)
+    assert read_state(tmp_path / "a")[0]["suspicions"] != []
+    job_in(tmp_path / "b", job, fault, phases=("ended",) * 4)
+    state, _ = read_state(tmp_path / "b")
+    assert (state["state"], state["suspicions"]) == ("ended", [])
 
 
 def test_metrics_for_prometheus(slow3: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from rankscope.errors import RankscopeError
 from rankscope.text.json_values import plain
 from rankscope.text.names import COLOURED
 
@@ -22,6 +23,11 @@ Answer = dict[str, Any] | list[Any] | tuple[dict[str, Any], dict[str, Any]] | st
 """A JSON document, or a header (JSON) with columns (arrays), or an HTML page."""
 Route = Callable[[dict[str, str]], Answer]
 """From the query parameters to the answer."""
+
+
+class NotReadyError(RankscopeError):
+    """The answer is not known yet: ask again."""
+
 
 client_left: ContextVar[threading.Event] = ContextVar("client_left")
 """Set when the client of the request that is being answered has gone."""

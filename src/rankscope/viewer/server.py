@@ -20,7 +20,15 @@ from starlette.types import Receive, Scope, Send
 
 from rankscope.errors import RankscopeError
 from rankscope.viewer.address import Address
-from rankscope.viewer.answers import COLUMNS_TYPE, Route, as_json, client_left, json_bytes, pack
+from rankscope.viewer.answers import (
+    COLUMNS_TYPE,
+    NotReadyError,
+    Route,
+    as_json,
+    client_left,
+    json_bytes,
+    pack,
+)
 from rankscope.viewer.listener import Listener
 from rankscope.viewer.static_files import static_files
 
@@ -36,9 +44,11 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _PAGES = {"/": "index.html", "/watch": "watch.html"}
+_OF_LOGIN = ("/js/login.js", "/style.css", "/icon.svg")
+"""What the page that asks for the token is made of."""
 _COMPRESS_FROM = 4096
 """Bytes; smaller answers are sent as they are."""
-WRITING = frozenset({"keep-marks", "move"})
+WRITING = frozenset({"keep-marks", "move", "capture"})
 """Routes that change something: no link, image or form of another page can ask for them."""
 _MOST_THREADS = 16
 """Routes that run at once; most wait for the database, and tiles must not wait for those."""
@@ -75,10 +85,13 @@ class Server(Listener):
         path = request.url.path
         if path.startswith("/api/"):
             return await self._api(request, path.removeprefix("/api/"), query)
-        return self._file(_PAGES.get(path, path.removeprefix("/")), "token" in query)
+        response = self._file(_PAGES.get(path, path.removeprefix("/")))
+        if "token" in query and path in _PAGES:  # that which let the request pass
+            response.set_cookie(self._cookie, self.address.token, httponly=True, samesite="strict")
+        return response
 
     def _refusal(self, request: Request, query: dict[str, str]) -> Response | None:
-        headers = request.headers
+        headers, path = request.headers, request.url.path
         origin = headers.get("origin")
         is_other = origin and origin not in {f"http://{host}" for host in self._hosts}
         if headers.get("host") not in self._hosts or is_other:
@@ -86,14 +99,17 @@ class Server(Listener):
                 403, "the host name in the address is not allowed", "Use the address that rankscope printed."
             )
         # A link to the page may be anywhere; everything else is requested by the page itself.
-        is_link = request.url.path == "/" and headers.get("sec-fetch-mode") == "navigate"
+        is_link = path in _PAGES and headers.get("sec-fetch-mode") == "navigate"
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not is_link:
             return _error(403, "another site sent this request", "Use the address that rankscope printed.")
         given = query.get("token") or headers.get("x-rankscope-token") or self._from_cookie(headers)
         if not hmac.compare_digest(given.encode("utf-8", "replace"), self.address.token.encode()):
-            hint = "Use the whole address that rankscope printed, with its token."
-            return _error(401, "the token is missing or wrong", hint)
-        writes = request.url.path.removeprefix("/api/").removesuffix(".json") in WRITING
+            if path in _PAGES:
+                return self._file("login.html", 401)
+            if path not in _OF_LOGIN:
+                hint = "Use the whole address that rankscope printed, with its token."
+                return _error(401, "the token is missing or wrong", hint)
+        writes = path.removeprefix("/api/").removesuffix(".json") in WRITING
         allowed = ("POST",) if writes else ("GET", "HEAD")
         if request.method not in allowed:
             more = {"Allow": ", ".join(allowed)}
@@ -132,15 +148,12 @@ class Server(Listener):
             left.set()
         return _compressed(request, response)
 
-    def _file(self, name: str, first: bool) -> Response:
+    def _file(self, name: str, status: int = 200) -> Response:
         """A static file. Names are looked up in a dictionary, so no path can leave the folder."""
         if name not in static_files():
             return _error(404, f"there is no /{name}", "Use the address that rankscope printed.")
         content, kind = static_files()[name]
-        response = Response(content, media_type=f"{kind}; charset=utf-8")
-        if first:
-            response.set_cookie(self._cookie, self.address.token, httponly=True, samesite="strict")
-        return response
+        return Response(content, status, media_type=f"{kind}; charset=utf-8")
 
 
 def _names(host: str, ports: set[int]) -> set[str]:
@@ -164,6 +177,8 @@ def _respond(name: str, route: Route, query: dict[str, str], as_text: bool) -> R
         if as_text:
             return Response(json_bytes(as_json(*answer)), media_type="application/json")
         return Response(pack(*answer), media_type=COLUMNS_TYPE)
+    except NotReadyError as error:
+        return _error(503, error.message, error.hint, more={"Retry-After": "1"})
     except RankscopeError as error:
         return _error(400, error.message, error.hint, error.why)
     except (KeyError, ValueError, OverflowError) as error:

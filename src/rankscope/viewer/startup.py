@@ -17,7 +17,7 @@ from rankscope import units
 from rankscope.errors import NotATraceError, RankscopeError, UsageError
 from rankscope.text.json_values import plain
 from rankscope.viewer.address import ViewLink
-from rankscope.viewer.answers import Answer, Route
+from rankscope.viewer.answers import Answer, NotReadyError, Route
 
 if TYPE_CHECKING:
     from rankscope.store.ingest import Options
@@ -85,17 +85,18 @@ class Opening:
         self._growing: GrowingPicture | None = None
         """Of a trace that is being read."""
         self._error: RankscopeError | None = None
+        self._is_telemetry_alone = False
+        """The folder is that of a job that is watched, and has no trace."""
         self._sessions: list[Session] = []
         self._routes: dict[str, dict[str, Route]] = {}
         self._make_raw: Callable[[], dict[str, Route]]
         self._making = threading.Lock()
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._open, daemon=True)
         self._link = ViewLink()
 
     def start(self) -> None:
         self._started = time.monotonic()
-        self._thread.start()
+        threading.Thread(target=self._open, daemon=True).start()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Whether opening has ended, successfully or not."""
@@ -103,7 +104,8 @@ class Opening:
 
     @property
     def has_failed(self) -> bool:
-        return self._error is not None
+        """There is nothing to show."""
+        return self._error is not None and not self._is_telemetry_alone
 
     def close(self) -> None:
         for session in self._sessions:
@@ -127,6 +129,7 @@ class Opening:
                 from rankscope.timeline import segment
 
                 segment.watching.clear()
+            self._is_telemetry_alone = isinstance(self._error, NotATraceError) and self._has_telemetry
             if self._is_telemetry_alone:
                 self._say("There is no trace yet: the page shows the telemetry")
             elif self._error:
@@ -144,11 +147,6 @@ class Opening:
         from rankscope.watch.rings import has_telemetry
 
         return has_telemetry(self._runs[-1])
-
-    @property
-    def _is_telemetry_alone(self) -> bool:
-        """The folder of a job that is watched, and has no trace."""
-        return isinstance(self._error, NotATraceError) and self._has_telemetry
 
     def _end_phase(self, number: int) -> None:
         """Phases before it that were not seen to end have ended too."""
@@ -221,9 +219,10 @@ class Opening:
         """All routes by name. Those about the run answer when it is open."""
         routes = {name: self._route(name) for name in (*_ROUTES, "share", "diff")}
         routes |= {
-            "state": lambda query: self.state(),
+            "state": lambda query: self.state(again="again" in query),
             "index": lambda query: {"routes": sorted(routes)},
             "watch": lambda query: _watch(self._runs[-1]),
+            "capture": lambda query: _capture(self._runs[-1]),
             "place": lambda query: self._link.to_dict(),
             "move": lambda query: self.move(query["link"]),
             "growing": lambda query: self._growing.answer() if self._growing else {},
@@ -235,7 +234,7 @@ class Opening:
             if self._error:
                 raise self._error
             if not self._done.is_set():
-                raise RankscopeError("the run is still being read", hint="/api/state has the progress.")
+                raise NotReadyError("the run is still being read", hint="/api/state has the progress.")
             routes = self._answering(query.get("clocks", ""))
             if name not in routes:
                 raise UsageError(
@@ -250,8 +249,14 @@ class Opening:
         self._link = self._link.moved(link)
         return self._link.to_dict()
 
-    def state(self) -> dict[str, Any]:
+    def state(self, again: bool = False) -> dict[str, Any]:
+        """`again`: look for traces that a job has written since its telemetry is shown."""
         state: dict[str, Any]
+        with self._making:
+            if again and self._is_telemetry_alone and self._done.is_set():
+                self._error, self._is_telemetry_alone = None, False
+                self._done.clear()
+                self.start()
         if self._is_telemetry_alone:
             state = {"state": "telemetry"}
         elif error := self._error:
@@ -321,6 +326,13 @@ def _watcher(run: Path) -> JobWatcher:
     from rankscope.watch.state import JobWatcher
 
     return JobWatcher(run, explain=explain_hang)
+
+
+def _capture(run: Path) -> Answer:
+    """Ask the running job to record its next steps."""
+    from rankscope.watch.ask_capture import ask_capture
+
+    return {"asked": [str(asked) for asked in ask_capture(run, reason="the page /watch")]}
 
 
 def _watch(run: Path) -> Answer:

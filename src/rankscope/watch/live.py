@@ -36,6 +36,8 @@ _SHORTEST_PAUSE_S = 0.05
 _STATUS_SECONDS = 10.0
 """Between two lines about the state in a log."""
 _HOOK_SECONDS = 10.0
+_EARLIER = 3
+"""Alarms that are over, which are shown."""
 _BEHIND = 20
 """Steps: a rank whose file is older holds up the judging."""
 
@@ -48,8 +50,8 @@ def follow(
     once: bool = False,
     explain: Explain = as_it_is,
 ) -> Iterator[tuple[State, list[Alarm]]]:
-    """The state of a job and its new alarms, again and again until the job has ended."""
-    watcher = JobWatcher(run, hang_after_s, explain)
+    """The state of a job and its new alarms, again and again until the job has ended. It may not have begun yet."""
+    watcher = JobWatcher(run, hang_after_s, explain, waits=not once)
     while True:
         started = time.monotonic()
         state, new = watcher.look()
@@ -103,11 +105,12 @@ class LogLines:
 
     def __init__(self) -> None:
         self._printed = -_STATUS_SECONDS
+        self._state = ""
 
     def __call__(self, state: State, new: Sequence[Alarm]) -> str:
         text = [alarm.line() for alarm in new]
-        if state["state"] != "running" or time.monotonic() - self._printed >= _STATUS_SECONDS:
-            self._printed = time.monotonic()
+        if state["state"] != self._state or time.monotonic() - self._printed >= _STATUS_SECONDS:
+            self._printed, self._state = time.monotonic(), state["state"]
             text.insert(0, " · ".join(lines(state)[:2]))
         return "".join(f"{line}\n" for line in text)
 
@@ -141,8 +144,10 @@ def lines(state: State, width: int = WIDTH) -> list[str]:
         shown.append(
             f"step {format_rounded('ns', step['median'])} (90 % of the last {step['steps']}: {spread})"
         )
-    else:
+    elif state["ranks"]:
         shown.append("step time: not known yet")
+    else:
+        shown.append("no telemetry yet: waiting for a job that was started with --watch")
     if state["trend_ns"]:
         shown.append(f"trend {sparkline(state['trend_ns'])}")
     if memory := state["memory_bytes"]:
@@ -166,6 +171,10 @@ def lines(state: State, width: int = WIDTH) -> list[str]:
         headings = ("rank", "node", "phase", "cause", f"own ({scale.label})", "step", "ago (s)")
         shown += ["", *plain_table(headings, rows, left=4).splitlines()]
         shown.append(f"{like_the_median(state)} of {count} rank{'s' * (count != 1)} like the median")
+    for alarm in reversed(state["past_alarms"][-_EARLIER:]):
+        lasted = alarm["last_step"] > (alarm["since_step"] or 0)
+        earlier = f"earlier: {alarm['text']}" + f", until step {alarm['last_step']}" * lasted
+        shown += textwrap.wrap(earlier, width, subsequent_indent="  ")
     return shown
 
 

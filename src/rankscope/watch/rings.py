@@ -95,6 +95,10 @@ class RankRing:
         return int(self.about.get("started_unix_ns", self.header.alive_unix_ns))
 
 
+class NoTelemetryError(StoreError):
+    """No rank of the run has written telemetry, or none yet."""
+
+
 class RankFolder(NamedTuple):
     """A folder with telemetry, and the rank in the run of its rank 0."""
 
@@ -168,7 +172,7 @@ def read_rings(run: Path, most: int = RECENT) -> list[RankRing]:
             hint=f"Name one: {folders[-1].parent}",
         )
     if not names:
-        raise StoreError(
+        raise NoTelemetryError(
             f"{run} has no telemetry",
             why=f"There is no {FOLDER}/rank-….ring: the job was started without --watch, or no rank has begun.",
             hint="Start the job with it: rankscope profile --watch …",

@@ -23,7 +23,7 @@ from rankscope.watch.hang import (
     without_step_s,
 )
 from rankscope.watch.judge import StepWatcher, excesses, slow_limit, usual_step
-from rankscope.watch.rings import RECENT, RankRing, read_rings, read_whole, tables
+from rankscope.watch.rings import RECENT, NoTelemetryError, RankRing, read_rings, read_whole, tables
 from rankscope.watch.roles import bottleneck, role_states
 from rankscope.watch.step_table import StepTable, low_median, middle
 
@@ -44,17 +44,30 @@ def as_it_is(_run: Path, alarm: Alarm) -> Sequence[Alarm]:
 class JobWatcher:
     """Looks at a run again and again. The first look reads more, so that alarms have their begin and their history."""
 
-    def __init__(self, run: Path, hang_after_s: float | None = None, explain: Explain = as_it_is) -> None:
-        """`explain` adds to the alarm of a hang what the ranks wrote about it."""
+    def __init__(
+        self,
+        run: Path,
+        hang_after_s: float | None = None,
+        explain: Explain = as_it_is,
+        waits: bool = False,
+    ) -> None:
+        """`explain` adds to the alarm of a hang what the ranks wrote about it. `waits`: the job may not have begun."""
         self._run = run
         self._hang_after_s = hang_after_s
         self._explain = explain
+        self._waits = waits
         self._roles: dict[str, StepWatcher] = {}
         self._hangs = AlarmBook()
 
     def look(self) -> tuple[State, list[Alarm]]:
         """The present state, and the alarms that are new in it."""
-        rings = read_rings(self._run, RECENT) if self._roles else read_whole(self._run)
+        try:
+            rings = read_rings(self._run, RECENT) if self._roles else read_whole(self._run)
+            self._waits = False
+        except NoTelemetryError:
+            if not self._waits:
+                raise
+            rings = []
         now = time.time_ns()
         step_tables = tables(rings)
         new: list[Alarm] = []
@@ -69,10 +82,10 @@ class JobWatcher:
         new += self._hangs.new(stuck)
         episodes = [each for watcher in self._roles.values() for each in watcher.book.episodes]
         alarms = [each.alarm for each in episodes if each.is_open] + stuck
-        suspicions = [alarm for watcher in self._roles.values() for alarm in watcher.book.suspicions]
         state = _state(self._run, rings, [table.last(RECENT) for table in step_tables], alarms, now)
         over = [each for each in episodes if not each.is_open][-_PAST:]
-        state["suspicions"] = [alarm.to_dict() for alarm in suspicions]
+        books = [] if state["state"] in FINAL_STATES else [each.book for each in self._roles.values()]
+        state["suspicions"] = [alarm.to_dict() for book in books for alarm in book.suspicions]
         state["past_alarms"] = [{**each.alarm.to_dict(), "last_step": each.last_step} for each in over]
         return state, new
 
@@ -180,7 +193,7 @@ def _steps(table: StepTable | None) -> State:
     times = low_median(table["step_ns"], 1) if table is not None else np.array([])
     ordered = np.sort(times[np.isfinite(times)])
     if table is None or not len(ordered):
-        return {"step_ns": None, "trend_ns": [], "steps_per_s": None}
+        return {"step_ns": None, "trend_ns": [], "trend_steps": [], "steps_per_s": None}
     usual = usual_step(table)
     return {
         "step_ns": {
@@ -190,6 +203,7 @@ def _steps(table: StepTable | None) -> State:
             "steps": len(ordered),
         },
         "trend_ns": [None if np.isnan(value) else value for value in times[-TREND:].tolist()],
+        "trend_steps": table.steps[-TREND:].tolist(),
         "steps_per_s": 1e9 / usual if usual else None,
     }
 

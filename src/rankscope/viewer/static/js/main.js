@@ -16,8 +16,10 @@ function showTelemetryLink() {
 
 /** Show the progress until the run is open, and draw what has been read; false if it cannot be opened. @param {Phases} phases */
 async function opened(phases) {
+  let again = 1; // traces may have been written since the telemetry was shown
   for (let drawn = 0; ; await new Promise((done) => setTimeout(done, EVERY))) {
-    const state = await json("state");
+    const state = await json("state", again ? { again } : {});
+    again = 0;
     if (state.telemetry) showTelemetryLink();
     if (state.title) byId("title").textContent = state.title;
     if (state.state === "telemetry") location.replace("watch");

@@ -1,6 +1,6 @@
 // The page /watch: the telemetry of a running job, asked for every second.
 
-import { ServerError, json } from "./api.js";
+import { ServerError, json, show, write } from "./api.js";
 import { byId, fill, h, s, showProblem } from "./dom.js";
 import { quantity, time } from "./format.js";
 
@@ -8,11 +8,16 @@ const EVERY_MS = 1000;
 const BAR = 10;
 const HEIGHT = 90;
 
+/** @param {(number | null)[]} times */
+function medianOf(times) {
+  const known = times.filter((one) => one !== null).sort((a, b) => a - b);
+  return known[Math.floor(known.length / 2)] ?? null;
+}
+
 /** Bars from 0 to twice the median, so that one long step does not flatten the others.
  * @param {(number | null)[]} times @returns {{ x: number, height: number, long: boolean, title: string }[]} */
 export function bars(times) {
-  const known = times.filter((one) => one !== null).sort((a, b) => a - b);
-  const top = 2 * (known[Math.floor(known.length / 2)] || 1);
+  const top = 2 * (medianOf(times) || 1);
   return times.flatMap((one, index) => one === null ? [] : [{
     x: index * BAR, height: Math.min(one / top, 1) * HEIGHT, long: one > top, title: time(one),
   }]);
@@ -69,15 +74,45 @@ function roleTable(roles, bottleneck) {
     h("td", {}, role.step_ns === null ? "–" : time(role.step_ns)), h("td", {}, role.last_step)))), h("p", {}, bottleneck)];
 }
 
+/** The times of the last steps, with axes. @param {(number | null)[]} times @param {number[]} steps */
+function trend(times, steps) {
+  const median = medianOf(times);
+  if (median === null) return [];
+  const right = times.length * BAR;
+  const marks = (/** @type {string} */ name, /** @type {string[]} */ texts) => h("div", { class: name }, texts.map((text) => h("span", {}, text)));
+  return [
+    h("div", { class: "axes" }, marks("y", [time(2 * median), time(median), "0"]),
+      s("svg", { viewBox: `0 0 ${right} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `Times of steps ${steps[0]} to ${steps[steps.length - 1]}` },
+        ...bars(times).map((bar) => s("rect", { x: bar.x, y: HEIGHT - bar.height, width: BAR - 1, height: bar.height, class: bar.long ? "long" : "" },
+          s("title", {}, `step ${steps[bar.x / BAR]}: ${bar.title}`))),
+        s("line", { x1: 0, x2: right, y1: HEIGHT / 2, y2: HEIGHT / 2 })),
+      marks("x", [0, times.length >> 1, times.length - 1].map((at) => `step ${steps[at]}`))),
+    h("p", { class: "legend" }, h("span", {}, h("i", { class: "swatch compute" }), "time of a step"),
+      h("span", {}, h("i", { class: "swatch long" }), "over twice the median: the bar is cut"), h("span", {}, "- - the median of these steps")),
+  ];
+}
+
+/** All ranks record their next steps. */
+async function capture() {
+  const told = byId("asked");
+  told.hidden = false;
+  try {
+    const { asked } = await write("capture", {});
+    fill(told, `${asked.join("; ")}. Afterwards: rankscope view ${told.dataset.run}`);
+  } catch (error) {
+    if (!(error instanceof ServerError)) throw error;
+    fill(told, [error.message, error.why, error.hint].filter(Boolean).join(" · "));
+  }
+}
+
 /** @param {any} state */
 function draw(state) {
   fill(byId("title"), `${state.run} · ${state.state}`);
+  byId("asked").dataset.run = state.run;
   fill(byId("figures"), ...figures(state));
   fill(byId("roles"), ...roleTable(state.roles, state.bottleneck));
-  const times = state.trend_ns;
-  fill(byId("trend"), s("svg", { viewBox: `0 0 ${Math.max(times.length, 1) * BAR} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" },
-    ...bars(times).map((bar) => s("rect", { x: bar.x, y: HEIGHT - bar.height, width: BAR - 1, height: bar.height, class: bar.long ? "long" : "" },
-      s("title", {}, bar.title)))));
+  fill(byId("trend"), ...trend(state.trend_ns, state.trend_steps));
+  byId("capture").hidden = state.state !== "running";
   const present = state.alarms.length ? state.alarms.map(alarmBox) : [h("p", {}, "no alarm")];
   const suspected = state.suspicions.map((/** @type {any} */ alarm) => h("p", {}, h("b", {}, "suspicion, not an alarm yet: "), alarm.text));
   fill(byId("alarms"), ...present, ...suspected, ...pastAlarms(state.past_alarms));
@@ -102,5 +137,6 @@ if (typeof document !== "undefined") {
   const dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
   document.documentElement.dataset.theme = dark ? "dark" : "light";
   history.replaceState(null, "", location.pathname); // the token is in a cookie now
+  byId("capture").addEventListener("click", () => { capture().catch(show); });
   refresh();
 }
