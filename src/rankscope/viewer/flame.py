@@ -31,7 +31,8 @@ _ROOT = 0
 def flame(session: Session, query: dict[str, str]) -> Answer:
     """The call tree of some ranks (all of them by default), for the whole run or a time range, with equal calls of all
     steps and ranks merged; children in order of time, longest first."""
-    by, device = query.get("by", "op"), query.get("time") == "device"
+    device = query.get("time") == "device"
+    by = query.get("by") or _deepest(session)
     if by not in _LEVELS:
         raise ValueError(f"by must be one of {', '.join(_LEVELS)}")
     window = ""
@@ -46,7 +47,14 @@ def flame(session: Session, query: dict[str, str]) -> Answer:
     note = _MISSING[by] if not root["total_ns"] else ""
     if len(ranks) < len(wanted):
         note = f"Ranks {as_ranges(ranks)} of {len(wanted)}: these have {_MOST_FRAMES:,} calls."
-    return {**root, "note": note, "ranks": len(ranks), "steps": steps}
+    return {**root, "by": by, "note": note, "ranks": len(ranks), "steps": steps}
+
+
+def _deepest(session: Session) -> str:
+    """Python functions, where stacks were recorded."""
+    with session.database() as run:
+        stacks = run.rows(f"SELECT 1 FROM slices WHERE {_LEVELS['python']} LIMIT 1")
+    return "python" if stacks else "op"
 
 
 def _within_limit(run: Run, ranks: list[int], by: str, window: str) -> list[int]:

@@ -46,12 +46,16 @@ def slice_details(session: Session, query: dict[str, str]) -> Answer:
             f"{_BRIEF} AND id <> ? AND (launch = ? OR (op = ? AND device IS NOT NULL)) ORDER BY start_ns LIMIT 20",
             [*key, key[2], key[2]],
         )
+        steps = run.rows(
+            "SELECT min(end_ns - time_ns) FROM steps WHERE rank = ? AND step = ?", [key[0], slice["step"]]
+        )
         origin = run.records("SELECT * FROM origins WHERE rank = ? AND segment = ? AND id = ?", key)
         compared = _compare(run, slice)
         entries = run.collectives
         here = (entries.rank == key[0]) & (entries.segment == key[1]) & (entries.slice == key[2])
     return {
         **slice,
+        "step_start_ns": steps[0][0],
         "is_collective": bool(here.any()),
         "args": json.loads(args[0][0]) if args and args[0][0] else {},
         "where": label[0][0] if label else "",

@@ -217,12 +217,17 @@ def _marked(run: Run, row: RankStep, cause: str, arrival: Arrival | None) -> Ran
 
 
 def _longest(row: RankStep, times: Intervals, kind: Kind, label: str) -> Stretch | None:
-    """The longest stretch of these times; short pauses do not end it."""
+    """The longest stretch of these times; short pauses do not end it, where they are a small part of it."""
     if len(times.start) == 0:
         return None
-    pause = int(_BRIDGED * (row.end_ns - row.start_ns))
-    joined = union(times.start, times.end + pause)
-    longest = int((joined.end - joined.start).argmax())
+    for pause in (int(_BRIDGED * (row.end_ns - row.start_ns)), 0):
+        joined = union(times.start, times.end + pause)
+        spans = joined.end - joined.start - pause
+        number = np.searchsorted(joined.start, times.start, side="right") - 1
+        spans[np.bincount(number, times.end - times.start) < _NAMED_SHARE * spans] = 0
+        if spans.any():
+            break
+    longest = int(spans.argmax())
     return Stretch(label, kind, int(joined.start[longest]), int(joined.end[longest]) - pause)
 
 

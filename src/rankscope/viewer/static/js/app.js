@@ -10,7 +10,7 @@ import { readPalette } from "./palette.js";
 import { Panels } from "./panels/panels.js";
 import { Search } from "./search.js";
 import { EMPTY } from "./state.js";
-import { Timeline, sliceNumber } from "./timeline.js";
+import { LEAST_SHOWN, Timeline, sliceNumber } from "./timeline.js";
 import { drawTwin } from "./twin.js";
 
 /** @typedef {{ title: string, path: string, ranks: number[], begin_ns: number, end_ns: number, kinds: string[], tile_width: number,
@@ -44,6 +44,8 @@ export class App {
     this.asked = undefined;
     /** @type {Scene | null} of the finding that is shown */
     this.scene = null;
+    /** @type {Set<number>} ranks that the others wait for, because of their host */
+    this.late = new Set();
     /** @type {Map<number, Set<number>>} by rank, the slices that the shown finding is about */
     this.guilty = new Map();
     this.overview = new Overview(this);
@@ -94,6 +96,12 @@ export class App {
     return this.checked.length ? `No finding in: ${this.checked.join(", ")}.` : "No report can be answered from this recording.";
   }
 
+  /** The finding that the headline is about: that of the address, or the first; an old address may name one that is gone. */
+  get shownFinding() {
+    const { finding } = this.store.view;
+    return this.findings[finding] ? finding : 0;
+  }
+
   /** Whether the shown finding is a problem; information is not coloured as one. */
   get isAlarming() {
     return this.findings[this.store.view.finding]?.severity !== "info";
@@ -114,12 +122,25 @@ export class App {
     this.asked ??= json("findings").then((answer) => {
       this.findings = answer.findings;
       this.checked = answer.facts.checked;
+      this.late = new Set(this.findings.filter(({ report, scene }) => report === "stragglers" && scene.groups.includes("host")).flatMap(({ ranks }) => ranks));
+      byId("late-key").hidden = !this.late.size;
       this.setScene();
       this.panels.countFindings();
       this.redraw();
       return this.findings;
     });
     return this.asked;
+  }
+
+  /** The colour of a time in which a rank runs nothing: in a step, a rank that the others wait for because of its host spends it by itself.
+   * @param {number} rank @param {number} begin @param {number} end of the columns @param {number} columns */
+  restOf(rank, begin, end, columns) {
+    const [first, last] = [this.run.steps[0], this.run.steps[this.run.steps.length - 1]];
+    if (!this.late.has(rank) || !first) return undefined;
+    return (/** @type {number} */ at) => {
+      const ns = begin + ((at + 0.5) * (end - begin)) / columns;
+      return ns >= first.start_ns && ns < last.start_ns + last.dur_ns ? this.palette.late : this.palette.idle;
+    };
   }
 
   setScene() {
@@ -135,8 +156,9 @@ export class App {
   /** Show where a finding is seen: its ranks, step and slices.
    * @param {number} at @param {{ history?: boolean }} [how] */
   async showFinding(at, how = { history: true }) {
+    if (!this.findings.length) return announce("no findings");
+    if (!this.findings[at]) at = 0;
     const finding = this.findings[at];
-    if (!finding) return announce("no findings");
     /** @type {Scene} */
     const scene = finding.scene;
     this.timeline.peers = null;
@@ -257,7 +279,7 @@ export class App {
    * @param {{ zoom?: boolean, stay?: boolean }} [how] stay: the tab of the panel stays */
   async goTo(slice, how = {}) {
     const { begin, end, open } = this.store.view;
-    const inside = slice.start_ns >= begin && slice.start_ns + slice.dur_ns <= end && slice.dur_ns > (end - begin) / 400;
+    const inside = slice.start_ns >= begin && slice.start_ns + slice.dur_ns <= end && slice.dur_ns > (end - begin) * LEAST_SHOWN;
     if (how.zoom || !inside) {
       const margin = Math.max(slice.dur_ns * 4, 1000);
       this.show(slice.start_ns - margin, slice.start_ns + slice.dur_ns + margin, { history: true });

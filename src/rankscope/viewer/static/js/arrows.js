@@ -26,7 +26,7 @@ export function drawArrows(g, timeline, rows) {
     const key = trackKey(point.rank, point);
     if (!known.has(key)) known.set(key, rowOf(rows, point.rank, point));
     const row = known.get(key);
-    return row && { x: timeline.x(point.start, point.rank), y: row.y + (row.type === "track" ? point.row * LANE : 0) + LANE / 2 };
+    return row && { x: timeline.x(point.start, point.rank), y: row.y + (row.type === "track" ? Math.min(point.row, row.lanes - 1) * LANE : 0) + LANE / 2 };
   };
   g.strokeStyle = timeline.app.palette.text.accent;
   g.lineWidth = 1.5;

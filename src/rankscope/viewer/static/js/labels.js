@@ -5,7 +5,8 @@ import { shortenName } from "./names.js";
 const CHARACTER = 5.2; // px, of a narrow one: a first guess of how many fit
 const MOST_KNOWN = 20_000;
 
-/** @typedef {{ text: string, x: number, y: number, width: number, height: number }} Box on the canvas */
+/** @typedef {{ text: string, x: number, y: number, width: number, height: number, slice?: { tile: import("./tiles.js").Tile, at: number } }} Box on the canvas;
+ *   slice: what the words are about, where others are at the same place */
 
 export class Labels {
   constructor() {

@@ -32,7 +32,7 @@ export function rankName(rank) {
  *   first: of its group, so that the handle to fold the group is here
  * @typedef {RankRow | GroupRow | CounterRow | TrackRow} Row
  * @typedef {{ ranks: number[], open: Set<number>, pinned: number[], pins: string[], folds: string[], filter: string,
- *   tracks: Map<number, Track[]>, counters: Map<number, Counter[]> }} Shown */
+ *   tracks: Map<number, Track[]>, counters: Map<number, Counter[]>, depths?: Map<string, number> }} Shown depths: rows of tracks that are drawn, where not all are */
 
 /** Ranks in display order: pinned ones, those of a finding, then the rest. Of two runs, equal ranks are neighbours.
  * @param {number[]} ranks @param {number[]} pinned @param {Map<number, number> | null} order value to sort by, largest first
@@ -98,7 +98,7 @@ export function rowsOf(shown) {
       const ofValues = (counters.get(rank) ?? []).filter((counter) => counter.group === group);
       const mine = ofValues.length ? counterRows(rank, ofValues, filter)
         : all.filter((track) => track.group === group && named(filter, [track.short, track.label, track.kind, group, ...track.categories]))
-          .map((track) => trackRow(rank, track, shown.pins.includes(trackKey(rank, track))));
+          .map((track) => trackRow(rank, track, shown));
       if (!mine.length) continue;
       if (!filter && isFolded(shown.folds, rank, group)) add({ type: "group", rank, group, height: FOLDED, ...summary(group, mine) });
       else mine.forEach((row, at) => add({ ...row, first: at === 0 }));
@@ -110,22 +110,24 @@ export function rowsOf(shown) {
 }
 
 /** @param {Shown} shown @returns {TrackRow[]} */
-function pinnedRows({ pins, tracks }) {
+function pinnedRows(shown) {
+  const { pins, tracks } = shown;
   let y = 0;
   return pins.flatMap((key) => {
     const rank = Number(key.split(".")[0]);
     const track = (tracks.get(rank) ?? []).find((one) => trackKey(rank, one) === key);
     if (!track) return [];
-    const row = { ...trackRow(rank, track, true), y };
+    const row = { ...trackRow(rank, track, shown), y };
     y += row.height;
     return [row];
   });
 }
 
-/** @param {number} rank @param {Track} track @param {boolean} pinned @returns {TrackRow} */
-function trackRow(rank, track, pinned) {
-  const lanes = Math.min(Math.max(track.rows, 1), MOST_LANES);
-  return { type: "track", rank, track, group: track.group, first: false, pinned, y: 0, lanes, height: lanes * LANE + GAP };
+/** @param {number} rank @param {Track} track @param {Shown} shown @returns {TrackRow} */
+function trackRow(rank, track, { pins, depths }) {
+  const key = trackKey(rank, track);
+  const lanes = Math.min(Math.max(track.rows, 1), depths?.get(key) ?? MOST_LANES, MOST_LANES);
+  return { type: "track", rank, track, group: track.group, first: false, pinned: pins.includes(key), y: 0, lanes, height: lanes * LANE + GAP };
 }
 
 /** @param {number} rank @param {Counter[]} counters @param {string} filter @returns {CounterRow[]} */

@@ -66,7 +66,7 @@ export class Overview {
     ranks.forEach((rank, index) => {
       if (row >= LABELLED) this.drawLabel(g, rank, TOP + index * row + row - 5);
       const shares = this.rows.get(rank);
-      if (shares) paintShares(pixels.subarray(index * this.columns, (index + 1) * this.columns), shares, app.palette);
+      if (shares) paintShares(pixels.subarray(index * this.columns, (index + 1) * this.columns), shares, app.palette, app.restOf(rank, app.run.begin_ns, app.run.end_ns, this.columns));
     });
     g.drawImage(app.picture(image), 0, 0, this.columns, ranks.length, GUTTER, TOP, width, ranks.length * row);
     this.drawBubbles(g, ranks, row, width);

@@ -3,12 +3,12 @@
 export const MONO = "11px ui-monospace, 'DejaVu Sans Mono', monospace";
 export const SANS = "11px system-ui, 'DejaVu Sans', sans-serif";
 
-const OTHERS = ["bg", "panel", "line", "ink", "ink-2", "ink-3", "accent", "idle", "bubble", "wait", "bad", "hot", "on-compute", "on-light", "on-comm"];
+const OTHERS = ["bg", "panel", "line", "ink", "ink-2", "ink-3", "accent", "idle", "late", "bubble", "wait", "bad", "hot", "on-compute", "on-light", "on-comm"];
 const INKS = ["on-compute", "on-light", "on-comm"];
 const HOST = "-host"; // ends the kinds of ops: the family's hue, pale
 const PALE = 0.3; // of the hue, the rest is the colour of ops
 
-/** @typedef {{ text: Record<string, string>, pixel: Uint32Array, shade: Uint32Array, ink: string[], idle: number, wait: number, blank: number }} Palette
+/** @typedef {{ text: Record<string, string>, pixel: Uint32Array, shade: Uint32Array, ink: string[], idle: number, late: number, wait: number, blank: number }} Palette
  *   pixel, shade, ink: of each kind; ink is that of words on it */
 
 /** @param {string[]} kinds in the order of the server @returns {Palette} */
@@ -21,7 +21,7 @@ export function readPalette(kinds) {
     ? mixed(number(text[kind.slice(0, -HOST.length)]), number(text.op), PALE) : number(text[kind] || text.other))));
   const shade = new Uint32Array(pixel.map((value) => dim(value)));
   const ink = [...pixel].map((ground) => text[inkOn(ground, INKS.map((name) => [name, number(text[name])]))]);
-  return { text, pixel, shade, ink, idle: number(text.idle), wait: number(text.wait), blank: number(text.panel) };
+  return { text, pixel, shade, ink, idle: number(text.idle), late: number(text.late), wait: number(text.wait), blank: number(text.panel) };
 }
 
 /** Little-endian RGBA of #rrggbb.
@@ -62,18 +62,20 @@ function dim(pixel) {
 /** @typedef {{ compute: Uint8Array, comm: Uint8Array, wait: Uint8Array, copy: Uint8Array, bubble: Uint8Array, unrecorded: Uint8Array,
  *   bubbles: [number, number][] }} Shares of 255; bubbles: columns that are mostly a bubble, from and to */
 
-/** The colours of a rank over time: mixed by shares; the rest is idle, what was not recorded is blank. Bubbles are hatched over it.
- * @param {Uint32Array} pixels @param {Shares} shares @param {Palette} palette */
-export function paintShares(pixels, { compute, comm, wait, copy, unrecorded }, palette) {
+/** The colours of a rank over time: mixed by shares; the rest is `idle`, what was not recorded is blank. Bubbles are hatched over it.
+ * @param {Uint32Array} pixels @param {Shares} shares @param {Palette} palette
+ * @param {(column: number) => number} [restAt] the colour of the rest; it is idle */
+export function paintShares(pixels, { compute, comm, wait, copy, unrecorded }, palette, restAt = () => palette.idle) {
   const [blue, orange, pale] = palette.pixel;
   for (let at = 0; at < compute.length; at++) {
     const [a, b, w, c, u] = [compute[at], comm[at], wait[at], copy[at], unrecorded[at]];
     const rest = Math.max(0, 255 - a - b - w - c - u);
+    const ground = restAt(at);
     const all = a + b + w + c + u + rest;
     let mixed = 0;
     for (let shift = 0; shift < 24; shift += 8) {
       const part = (a * ((blue >>> shift) & 0xff) + b * ((orange >>> shift) & 0xff) + w * ((palette.wait >>> shift) & 0xff)
-        + c * ((pale >>> shift) & 0xff) + u * ((palette.blank >>> shift) & 0xff) + rest * ((palette.idle >>> shift) & 0xff)) / all;
+        + c * ((pale >>> shift) & 0xff) + u * ((palette.blank >>> shift) & 0xff) + rest * ((ground >>> shift) & 0xff)) / all;
       mixed |= Math.round(part) << shift;
     }
     pixels[at] = (0xff000000 | mixed) >>> 0;

@@ -114,7 +114,7 @@ function tooltip(app, event) {
   box.hidden = !hit && !(action && event.offsetX < GUTTER);
   if (box.hidden) return;
   if (!hit) fill(box, h("span", {}, action?.text));
-  else fill(box, h("b", {}, hit.name), h("span", {}, `${time(hit.duration)} at ${app.timeline.momentOf(hit.start, hit.rank)}${hit.count > 1 ? ` · longest of ${hit.count} slices in this pixel` : ""}`));
+  else fill(box, h("b", {}, hit.name), h("span", {}, `${time(hit.duration)} at ${app.timeline.momentOf(hit.start, app.timeline.stepOf(hit.start, hit.rank))}${hit.count > 1 ? ` · longest of ${hit.count} slices in this pixel` : ""}`));
   const left = Math.min(event.clientX + 14, window.innerWidth - box.offsetWidth - 8);
   const top = event.clientY + 18 + box.offsetHeight > window.innerHeight ? event.clientY - box.offsetHeight - 10 : event.clientY + 18;
   box.style.left = `${left}px`;

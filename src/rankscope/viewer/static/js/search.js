@@ -1,4 +1,5 @@
-// Search: names with category, ranks, count and total time. Enter goes to the first hit; ] and [ or the arrows to the others.
+// Search: names with category, ranks, count and total time. Enter goes to the first slice of the first name, or of the chosen one;
+// ] and [ to its others. Above the first name, with the arrow up, all names are chosen.
 
 import { ServerError, json, show } from "./api.js";
 import { byId, fill, h, announce } from "./dom.js";
@@ -64,7 +65,7 @@ export class Search {
     } else if (event.key === "Enter") {
       clearTimeout(this.timer);
       await this.look();
-      if (this.names.length) this.go(this.names[this.chosen]);
+      if (this.names.length) this.go(this.names[this.chosen]); // the first that is listed, unless another is chosen
     }
   }
 
@@ -105,7 +106,7 @@ export class Search {
       const answer = await json("search", question);
       if (asked !== this.asked) return;
       this.names = answer.names;
-      this.chosen = -1;
+      this.chosen = 0;
       this.count(answer.count.toLocaleString("en"));
       this.draw();
       announce(`${answer.count} slices of ${answer.names.length + answer.more_names} names found`);

@@ -49,7 +49,7 @@ export class SharedFile {
     })[name];
     if (own) return own(query);
     const { recorded } = this.content;
-    const key = { report: `report/${query.name}`, charts: `charts/${query.name}`, flame: `flame/${query.by ?? "op"}/${query.time ?? "host"}` }[name]
+    const key = { report: `report/${query.name}`, charts: `charts/${query.name}`, flame: `flame/${query.by || (recorded["flame/python/host"]?.total_ns ? "python" : "op")}/${query.time ?? "host"}` }[name]
       ?? (query.rank === undefined ? name : `${name}/${query.rank}`);
     if (!(key in recorded)) {
       throw new ServerError("This file does not contain that.", "It holds one window of the run, and no database.", `Open the run itself: rankscope view ${recorded.run.path}`);
@@ -142,7 +142,7 @@ export class SharedFile {
       && (other.launch === slice.id || (other.op === slice.id && other.on_device))).slice(0, 20);
     const related = REFERENCES.map((name) => [name, this.byId.get(`${slice.rank}/${slice.segment}/${slice[name]}`)]).filter(([, other]) => other);
     return {
-      ...slice, args: slice.args ?? {}, where: slice.label, links: [], launched, origin: slice.origin, related: Object.fromEntries(related), compared: compared(same, slice.dur_ns),
+      ...slice, step_start_ns: null, args: slice.args ?? {}, where: slice.label, links: [], launched, origin: slice.origin, related: Object.fromEntries(related), compared: compared(same, slice.dur_ns),
       is_collective: keyOf(slice) in this.content.collectives.of,
     };
   }

@@ -15,6 +15,7 @@ import { Tiles } from "./tiles.js";
 const STRIP_COLUMNS = 1200;
 const STRIP = HEADER - 6; // height
 const NAME_PIXELS = 34; // narrower slices have no name
+export const LEAST_SHOWN = 1 / 400; // of the window: calls that are shorter get no row of their own
 const WAIT_PIXELS = 95; // nor shorter waits
 
 /** @typedef {{ rank: number, segment: number, track: number, id: number, name: string, start: number, duration: number,
@@ -38,6 +39,8 @@ export class Timeline {
     /** @type {Map<number, Promise<void>>} */
     this.loading = new Map();
     this.counters = new Counters(app, () => this.redraw());
+    /** @type {Map<string, number>} rows of host tracks that are drawn */
+    this.depths = new Map();
     /** @type {Map<number, Strip>} the activity of ranks in the window */
     this.strips = new Map();
     this.wantedStrips = "";
@@ -122,19 +125,26 @@ export class Timeline {
     }
   }
 
-  /** When a time is, also from the start of its step. @param {number} ns @param {number} rank */
-  momentOf(ns, rank) {
-    const { run, store: { view } } = this.app;
-    const step = stepAt(rank >= SECOND ? run.second_steps ?? [] : run.steps, ns);
-    const span = view.end - view.begin;
-    return `${moment(ns, span)}${step && ns < step.start_ns + step.dur_ns ? `, ${moment(ns - step.start_ns, span)} into step ${step.step}` : ""}`;
+  /** When a slice begins, also from the start of its step on its own rank, where that is known.
+   * @param {number} ns @param {{ step?: number | null, step_start_ns?: number | null }} slice */
+  momentOf(ns, { step, step_start_ns: start }) {
+    const span = this.app.store.view.end - this.app.store.view.begin;
+    return `${moment(ns, span)}${typeof start === "number" ? `, ${moment(ns - start, span)} into step ${step}` : ""}`;
+  }
+
+  /** The step that a time of the first rank of a run is in: of the others the page does not know them. @param {number} ns @param {number} rank */
+  stepOf(ns, rank) {
+    const { run } = this.app;
+    const steps = rank === run.ranks[0] ? run.steps : rank === run.ranks.find((each) => each >= SECOND) ? run.second_steps ?? [] : [];
+    const step = stepAt(steps, ns);
+    return step && ns < step.start_ns + step.dur_ns ? { step: step.step, step_start_ns: step.start_ns } : {};
   }
 
   layout() {
     const { view } = this.app.store;
     return rowsOf({
       ranks: this.app.ranks, open: new Set(view.open), pinned: view.pinned, pins: view.pins, folds: view.folds, filter: view.filter,
-      tracks: this.tracks, counters: this.counters.known,
+      tracks: this.tracks, counters: this.counters.known, depths: this.depths,
     });
   }
 
@@ -242,11 +252,31 @@ export class Timeline {
   paintTrack(picture, width, row, by, top, bottom) {
     const tiles = this.tilesOf(row.rank, row.track);
     if (!tiles.length) return;
+    if (row.group === "host") this.measure(row, tiles);
     const size = width * row.lanes;
     if (this.lanes.length < size) this.lanes = new Uint32Array(size);
     this.lanes.fill(0, 0, size);
     paint(this.lanes, width, row.lanes, tiles, this.beginOf(row.rank), this.nsPerPixel, this.app.palette);
     repeat(picture, this.lanes, width, row.lanes, LANE, Math.round(row.y + by), top, bottom);
+  }
+
+  /** How deep the calls are that can be seen in the window: deeper ones have rows when one zooms in.
+   * @param {import("./layout.js").TrackRow} row @param {import("./tiles.js").Tile[]} tiles */
+  measure(row, tiles) {
+    const { begin, end, slice } = this.app.store.view;
+    const [from, least, key] = [this.beginOf(row.rank), (end - begin) * LEAST_SHOWN, trackKey(row.rank, row.track)];
+    const guilty = this.app.guilty.get(row.rank);
+    let rows = 1;
+    for (const { start, duration, row: depth, id, segment } of tiles) {
+      for (let at = 0; at < start.length; at++) {
+        if (depth[at] < rows || start[at] >= from + end - begin || start[at] + duration[at] <= from) continue;
+        const isMeant = guilty?.has(sliceNumber(segment[at], id[at])) || (slice?.id === id[at] && slice.rank === row.rank && slice.segment === segment[at]);
+        if (isMeant || duration[at] >= least) rows = depth[at] + 1;
+      }
+    }
+    if (this.depths.get(key) === rows) return;
+    this.depths.set(key, rows);
+    this.redraw();
   }
 
   /** @param {Uint32Array} picture @param {number} width @param {import("./layout.js").RankRow} row @param {number} by
@@ -255,7 +285,7 @@ export class Timeline {
     const strip = this.strips.get(row.rank);
     if (!strip) return;
     const known = new Uint32Array(strip.shares.compute.length);
-    paintShares(known, strip.shares, this.app.palette);
+    paintShares(known, strip.shares, this.app.palette, this.app.restOf(row.rank, strip.begin, strip.end, known.length));
     if (this.lanes.length < width) this.lanes = new Uint32Array(width);
     const scale = known.length / (strip.end - strip.begin);
     const begin = this.beginOf(row.rank);
@@ -370,7 +400,11 @@ export class Timeline {
     }
     // Waits at the same time are drawn as one: the longest has the words.
     const since = this.labels.boxes.length;
-    for (const { tile, at, from, until } of exposed.sort((a, b) => b.until - b.from - (a.until - a.from))) this.drawWait(g, row.rank, tile, at, from, until, until, row.y + 3, since);
+    for (const { tile, at, from, until } of exposed.sort((a, b) => b.until - b.from - (a.until - a.from))) {
+      const before = this.labels.boxes.length;
+      this.drawWait(g, row.rank, tile, at, from, until, until, row.y + 3, since);
+      for (const box of this.labels.boxes.slice(before)) box.slice = { tile, at };
+    }
   }
 
   /** @param {CanvasRenderingContext2D} g @param {import("./layout.js").RankRow} row */
@@ -539,7 +573,10 @@ export class Timeline {
     const { rank } = row;
     if (x < GUTTER || x > GUTTER + this.width) return { rank, row };
     if (row.type === "track") return { rank, row, hit: this.hitIn(rank, row.track, Math.floor((inside - row.y) / LANE), x - GUTTER, row.y) };
-    if (row.type === "rank" && !row.open) return { rank, row, hit: this.hitIn(rank, COMMUNICATION, 0, x - GUTTER, row.y) };
+    if (row.type === "rank" && !row.open) {
+      const words = this.labels.boxes.find((box) => box.slice && x >= box.x && x <= box.x + box.width && Math.abs(y - box.y - box.height / 2) < HEADER / 2)?.slice;
+      return { rank, row, hit: words ? this.hitOf(rank, words.tile, words.at, 0, row.y) : this.hitIn(rank, COMMUNICATION, 0, x - GUTTER, row.y) };
+    }
     return { rank, row };
   }
 
@@ -557,13 +594,19 @@ export class Timeline {
         const away = x < left ? left - x : x > left + wide ? x - left - wide : 0;
         if (away >= nearest) continue;
         nearest = Math.max(away, 0.001);
-        best = {
-          rank, track: track.track, segment: tile.segment[at], id: tile.id[at], name: nameIn(tile, at), start: tile.start[at], duration: tile.duration[at],
-          count: tile.count[at], kind: tile.kind[at], row: lane, x: left, y: y + lane * LANE, width: wide,
-        };
+        best = this.hitOf(rank, tile, at, lane, y);
       }
     }
     return best;
+  }
+
+  /** @param {number} rank @param {import("./tiles.js").Tile} tile @param {number} at @param {number} lane @param {number} y @returns {Hit} */
+  hitOf(rank, tile, at, lane, y) {
+    return {
+      rank, track: tile.track, segment: tile.segment[at], id: tile.id[at], name: nameIn(tile, at), start: tile.start[at], duration: tile.duration[at],
+      count: tile.count[at], kind: tile.kind[at], row: lane, x: (tile.start[at] - this.beginOf(rank)) / this.nsPerPixel, y: y + lane * LANE,
+      width: Math.max(tile.duration[at] / this.nsPerPixel, 1),
+    };
   }
 
   /** Of the selected area, the heights on the canvas: all, or those of its tracks.

@@ -28,7 +28,7 @@ export async function loadVerdict(app) {
 
 /** @param {import("./app.js").App} app @param {{ title: string, facts: Facts }} summary the report */
 function drawVerdict(app, { title: summary, facts }) {
-  const at = Math.max(app.store.view.finding, 0);
+  const at = app.shownFinding;
   const finding = app.findings[at];
   if (!finding) {
     const isTimeline = app.checked.length > 0 && !app.run.opens_on;

@@ -14,7 +14,7 @@ const BESIDES = ["op_differences", "gpu"]; // what else a rank does differently:
 export async function findingsPanel(app) {
   const [findings, step] = await Promise.all([app.loadFindings(), app.panels.stepTime()]);
   if (!findings.length) return h("p", { class: "quiet" }, app.checkedText);
-  const at = Math.min(Math.max(app.store.view.finding, 0), findings.length - 1);
+  const at = app.shownFinding;
   const { collective, bubbles } = findings[at].scene;
   return h("div", { class: `columns three findings ${findings[at].severity}` }, h("div", {}, list(app, findings, at, step)), h("div", {}, details(app, findings[at])),
     collective ? h("div", {}, h("h2", {}, `${collective.title} on every rank`), peersTable(app, collective), h("p", { class: "quiet" }, collective.text)) : "",

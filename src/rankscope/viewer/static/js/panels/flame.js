@@ -9,7 +9,7 @@ import { chart, resizing } from "./chart.js";
 import { rankChoice } from "./rank_choice.js";
 
 const ROW = 19;
-const choice = { by: "op", time: "host", search: "", invert: false, run: "change" };
+const choice = { by: "", time: "host", search: "", invert: false, run: "change" };
 
 /** @typedef {{ name: string, self_ns: number, total_ns: number, children: Node[], before_ns?: number }} Node
  *   before_ns: with a baseline, what it took there */
@@ -24,6 +24,7 @@ export async function flamePanel(app) {
   });
   const wanted = two && choice.run !== "1" ? "2" : "";
   const tree = await ask(wanted);
+  choice.by ||= tree.by;
   const base = two && choice.run === "change" ? perStep(await ask("")) : null;
   const shown = prepared(base ? perStep(tree) : tree, base, choice.invert);
   const picture = h("div");

@@ -36,14 +36,15 @@ function picture(app, curve, choice) {
   const show = () => app.show(curve.ts_ns[peak] - 1e6, curve.ts_ns[peak] + 1e6, { history: true });
   const hasReserved = curve.reserved.some((/** @type {number} */ value) => value > 0);
   return h("div", {}, h("h2", {}, choice, ` ${curve.device}: peak ${quantity(curve.allocated[peak], "bytes")} at ${time(curve.ts_ns[peak])} `,
-    h("button", { class: "plain", onclick: show }, "Show the peak")),
+    curve.ts_ns[peak] < app.run.begin_ns || curve.ts_ns[peak] > app.run.end_ns ? "" : h("button", { class: "plain", onclick: show }, "Show the peak")),
     resizing((width, height) => draw(app, curve, peak, width, height)),
     h("p", { class: "quiet" }, h("i", { class: "line compute" }), "allocated", hasReserved ? [h("i", { class: "line dashed" }), "reserved"] : ""));
 }
 
 /** @param {import("../app.js").App} app @param {any} curve @param {number} peak @param {number} width @param {number} height */
 function draw(app, curve, peak, width, height) {
-  const { begin_ns: first, end_ns: last } = app.run;
+  const first = Math.min(app.run.begin_ns, curve.ts_ns[0]); // a shared file has a window of the run, and the whole curve
+  const last = Math.max(app.run.end_ns, curve.ts_ns[curve.ts_ns.length - 1]);
   const high = Math.max(...curve.allocated, ...curve.reserved, 1) * 1.05;
   const box = { left: LEFT, right: width - RIGHT, top: TOP, bottom: height - BOTTOM };
   const x = (/** @type {number} */ ns) => Math.min(Math.max(box.left + ((ns - first) / (last - first)) * (box.right - box.left), box.left), box.right);

@@ -11,7 +11,7 @@ import { memoryPanel } from "./memory.js";
 import { rooflinePanel } from "./roofline.js";
 import { selectionPanel } from "./selection.js";
 import { sqlPanel } from "./sql.js";
-import { reportPanel, reportsPanel } from "./tables.js";
+import { kernelsPanel, reportPanel, reportsPanel } from "./tables.js";
 
 const PAUSE = 200;
 const RANGE = ["begin", "end", "area", "box", "open", "filter"];
@@ -24,7 +24,7 @@ const PANELS = {
   events: { title: "Events", draw: drawEvents, redrawOn: [...RANGE, "slice"] },
   area: { title: "Area", draw: areaPanel, redrawOn: RANGE },
   flame: { title: "Flame", draw: flamePanel, redrawOn: ["area"] },
-  kernels: { title: "Kernels", draw: reportPanel("kernels"), redrawOn: ["by"] },
+  kernels: { title: "Kernels", draw: kernelsPanel, redrawOn: ["by"] },
   ops: { title: "Ops", draw: reportPanel("ops"), redrawOn: ["by"] },
   collectives: { title: "Collectives", draw: reportPanel("collectives"), redrawOn: ["by"] },
   memory: { title: "Memory", draw: memoryPanel, redrawOn: [] },

@@ -41,7 +41,7 @@ async function slicePanel(app, key) {
 /** @param {import("../app.js").App} app @param {any} slice */
 function facts(app, slice) {
   const rows = [["rank", `${slice.rank}, ${slice.where}`], ["category", slice.category], ["duration", time(slice.dur_ns)],
-    ["self", time(slice.self_ns)], ["starts", app.timeline.momentOf(slice.start_ns, slice.rank)], ["step", slice.step ?? "–"]];
+    ["self", time(slice.self_ns)], ["starts", app.timeline.momentOf(slice.start_ns, slice)], ["step", slice.step ?? "–"]];
   if (slice.bytes) rows.push(["bytes", quantity(slice.bytes, "bytes")]);
   return rows;
 }

@@ -4,13 +4,14 @@ import { json, ServerError } from "../api.js";
 import { fill, h } from "../dom.js";
 import { table } from "../table.js";
 
-const FIRST = "SELECT name, count(*) AS calls, sum(dur_ns) AS total_ns\nFROM gpu GROUP BY name ORDER BY total_ns DESC LIMIT 20";
+/** @param {string} view @param {string} time a column */
+const first = (view, time) => `SELECT name, count(*) AS calls, sum(${time}) AS total_ns\nFROM ${view} GROUP BY name ORDER BY total_ns DESC LIMIT 20`;
 
 /** @param {import("../app.js").App} app */
 export async function sqlPanel(app) {
-  const schema = await json("schema");
+  const [schema, kernels] = await Promise.all([json("schema"), json("report", { name: "kernels", top: 1 })]);
   const box = /** @type {HTMLTextAreaElement} */ (h("textarea", { "aria-label": "SQL", spellcheck: "false" }));
-  box.value = app.store.view.sql || FIRST;
+  box.value = app.store.view.sql || (kernels.rows.length ? first("gpu", "dur_ns") : first("slices", "self_ns"));
   const out = h("div");
 
   let asking = new AbortController();

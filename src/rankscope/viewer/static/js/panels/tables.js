@@ -18,6 +18,13 @@ export function reportPanel(name) {
   return async (app) => reportTable(app, name);
 }
 
+/** Of a run without GPU events, its ops. @param {import("../app.js").App} app */
+export async function kernelsPanel(app) {
+  const { rows } = await json("report", { name: "kernels" });
+  if (rows.length) return reportTable(app, "kernels");
+  return h("div", {}, h("p", { class: "quiet" }, "No kernels of a GPU are recorded. These are the ops of the host."), await reportTable(app, "ops"));
+}
+
 /** @param {import("../app.js").App} app */
 export async function reportsPanel(app) {
   const { view } = app.store;
