@@ -6,11 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from conftest import DATA
-from rankscope.analysis.across_ranks.step_picture import MOST_RANKS, StepPicture, _chosen, step_picture
-from rankscope.analysis.core.intervals import length
+from rankscope.analysis.across_ranks.step_picture import (
+    MOST_RANKS,
+    StepPicture,
+    _chosen,
+    _longest,
+    step_picture,
+)
+from rankscope.analysis.core.intervals import EMPTY, Intervals, length
 from rankscope.analysis.core.result import Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.findings import collect
@@ -53,6 +60,21 @@ def test_the_sets_are_those_of_the_breakdown(run: Run) -> None:
         assert length(row.compute) == known["compute_ns"] and length(row.copy) == known["exposed_copy_ns"]
         assert length(row.wait) == known["exposed_wait_ns"] and row.idle_ns == known["idle_ns"]
         assert length(row.transfer) == known["exposed_comm_ns"] - known["exposed_wait_ns"]
+
+
+def test_a_wait_is_not_said_over_compute(run: Run) -> None:
+    """Short waits between calls of compute: none of them is long, however close they are."""
+    (row,) = [row for row in drawn(run, None).rows if row.rank == 0]
+    row = replace(row, start_ns=0, end_ns=100_000)
+    short = [*range(0, 22_000, 1000)]
+    waits = Intervals(
+        np.array([*short, 50_000, 55_100]), np.array([at + 200 for at in short] + [55_000, 60_000])
+    )
+    stretch = _longest(row, waits, "wait", "waits")
+    assert stretch is not None and (stretch.start_ns, stretch.end_ns) == (50_000, 60_000)
+    stretch = _longest(row, Intervals(waits.start[:22], waits.end[:22]), "wait", "waits")
+    assert stretch is not None and stretch.end_ns - stretch.start_ns == 200
+    assert _longest(row, EMPTY, "wait", "waits") is None
 
 
 def test_without_a_finding_it_is_the_longest_step(run: Run) -> None:

@@ -125,6 +125,15 @@ def test_findings_are_walked_through_and_home_shows_everything(slow2: Viewer, sc
     whole, run = screen.view(), slow2.ask("run")[1]
     assert (whole["begin"], whole["end"]) == (run["begin_ns"], run["end_ns"])
     assert whole["open"] == [] and whole["finding"] == -1
+    for place in (
+        "#v=1&finding=77",
+        f"#v=1&t={first['begin']}-{first['end']}&finding=77",
+    ):  # of an old address
+        page.goto("about:blank")
+        page.goto(slow2.url + place)
+        page.wait_for_selector("body[data-ready=true]", timeout=60_000)
+        assert page.inner_text("#verdict h1") == titles[0]
+    assert "finding 1 of" in page.inner_text("#verdict .walk")
 
 
 def test_a_run_without_a_finding_opens_on_the_whole(screen: Screen, tmp_path: Path) -> None:

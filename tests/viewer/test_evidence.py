@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,55 @@ def test_an_idle_gap_has_a_bracket_with_its_reason(tmp_path: Path, screen: Scree
     page = screen.open(viewer.url).page
     texts = page.evaluate("window.rankscope.timeline.labels.boxes.map((box) => box.text)")
     assert "2.09 ms idle: host bound before aten::gather" in texts
+    stop(viewer)
+
+
+def test_a_slow_host_has_a_colour_and_its_victims_are_on_the_first_screen(
+    dataset: Callable[[str], Path], screen: Screen
+) -> None:
+    viewer = serve(dataset("ordinary/slow-data"))
+    page = screen.open(viewer.url).page
+    assert page.inner_text("#late-key") == "slow rank's own time"
+    colours = page.evaluate("""async () => {
+      const { GUTTER, RIGHT } = await import('/js/layout.js');
+      const { overview: { canvas, rowHeight }, run } = window.rankscope, ratio = devicePixelRatio;
+      const x = (ns) => GUTTER + ns / run.end_ns * (canvas.clientWidth - GUTTER - RIGHT);
+      const g = canvas.getContext('2d'), y = (rank) => 16 + (rank + 0.4) * rowHeight;
+      const at = (ns, rank) => [...g.getImageData(x(ns) * ratio, y(rank) * ratio, 1, 1).data].join();
+      return [at(run.steps[1].start_ns + 8e6, 1), at(run.end_ns - 1e8, 1), at(run.end_ns - 1e8, 0)];
+    }""")
+    assert colours == [
+        "233,161,139,255",
+        "234,238,242,255",
+        "234,238,242,255",
+    ]  # late, idle after the steps, idle
+    rows = page.evaluate("window.rankscope.timeline.layout().rows")
+    (thread,) = [row for row in rows if row["type"] == "track" and row["track"]["rows"] > 5]
+    assert 2 <= thread["lanes"] < thread["track"]["rows"]
+    victim = next(row for row in rows if row["type"] == "rank" and row["rank"] != 1)
+    assert victim["y"] + victim["height"] < page.evaluate("window.rankscope.timeline.box.clientHeight") - 26
+    # A click on words, or on their bar, selects what they name; another all_reduce is waiting at the same time.
+    words = page.evaluate("""() => window.rankscope.timeline.labels.boxes.filter((box) => box.slice).map((box) => (
+      { text: box.text, x: box.x, width: box.width, y: box.y + 6, id: box.slice.tile.id[box.slice.at] }))""")
+    box = page.locator("#canvas").bounding_box()
+    assert words[0]["text"] == "all_reduce #3 waits 17.3 ms for rank 1"
+    for x in (words[0]["x"] + 20, words[0]["x"] + words[0]["width"] + 60):
+        page.mouse.click(box["x"] + x, box["y"] + words[0]["y"])
+        assert screen.view()["slice"]["id"] == words[0]["id"]
+        page.keyboard.press("Escape")
+    # Deeper calls have rows when one zooms in.
+    screen.press(*"wwwwww")
+    row = next(
+        row
+        for row in page.evaluate("window.rankscope.timeline.layout().rows")
+        if row.get("track") == thread["track"]
+    )
+    assert row["lanes"] != thread["lanes"]
+    page.click("#tab-kernels")
+    page.wait_for_selector("#panel td:has-text('linear')")
+    page.click("#tab-sql")
+    page.click("#panel button:has-text('Run')")
+    page.wait_for_selector("#panel td:has-text('aten::')")
     stop(viewer)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -43,6 +44,26 @@ def test_search_goes_to_the_first_hit_and_a_corrected_expression_has_no_error(
     assert chosen(screen, "1 of 108")["name"] == "aten::mm"
     screen.until(SHOWN)
     assert "into step 2" in screen.panel()
+    page.click("#search-regex")  # Enter goes to the first that is listed, not to the earliest of all names
+    page.fill("#search", "e")
+    page.wait_for_selector("#found li:nth-child(9)")
+    listed = page.get_attribute("#found li", "title")
+    page.focus("#search")
+    page.keyboard.press("Enter")
+    screen.until(f"window.rankscope.panels.slice?.name === {listed!r}")
+
+
+def test_the_step_of_a_slice_is_that_of_its_own_rank(slow2: Viewer, screen: Screen) -> None:
+    sql = (
+        "SELECT s.rank, s.segment, s.id, s.start_ns, s.step FROM slices s JOIN steps first ON first.rank = 0 "
+        "AND s.start_ns >= first.end_ns - first.time_ns AND s.start_ns < first.end_ns "
+        "WHERE s.rank > 0 AND s.step <> first.step LIMIT 1"
+    )
+    ((rank, segment, id, start, step),) = slow2.ask("query", sql=sql)[1]["rows"]
+    screen.open(f"{slow2.url}#v=1&t={start - 1000}-{start + 9000}&slice={rank}.{segment}.{id}&tab=selection")
+    screen.until("document.querySelector('#panel').textContent.includes('Compared with')")
+    text = screen.panel()
+    assert re.findall(r"into step (\d+)", text) == [str(step)] and f"step\n{step}\n" in text
 
 
 def test_rows_of_tables_lead_to_their_instances(slow2: Viewer, screen: Screen) -> None:

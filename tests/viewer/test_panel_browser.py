@@ -146,6 +146,17 @@ def test_a_flame_graph_can_be_searched_focused_and_inverted(slow2: Viewer, scree
     assert page.evaluate(CLIPPED) == []
 
 
+def test_a_flame_graph_opens_on_python_functions_where_there_are_stacks(
+    slow2: Viewer, screen: Screen
+) -> None:
+    stacks = serve(DATA / "gpt-h200-stack")
+    for viewer, kind in ((stacks, "python"), (slow2, "op")):
+        page = screen.open(viewer.url + "#v=1&tab=flame").page
+        page.wait_for_selector("#panel svg.chart g")
+        assert page.input_value("#panel select[aria-label=by]") == kind
+    stop(stacks)
+
+
 def test_a_flame_graph_of_two_runs_shows_the_change(slow2: Viewer, screen: Screen) -> None:
     viewer = serve(DATA / "seqpar-gloo4", slow2.folder)
     screen.open(viewer.url)

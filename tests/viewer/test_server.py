@@ -153,6 +153,15 @@ def test_the_map_agrees_with_the_breakdown(slow2: Viewer) -> None:
         assert abs(answer["columns"]["compute"][place] / 255 - share) <= 1 / 255
 
 
+def test_less_nanoseconds_than_columns_are_not_unrecorded(slow2: Viewer) -> None:
+    (hit,) = slow2.ask("query", sql="SELECT start_ns FROM gpu WHERE rank = 2 ORDER BY dur_ns DESC LIMIT 1")[
+        1
+    ]["rows"]
+    window = {"begin": hit[0] + 50, "end": hit[0] + 60, "width": 1200, "ranks": 2}
+    columns = slow2.ask("overview", **window)[1]["columns"]
+    assert set(columns["compute"]) == {255} and set(columns["unrecorded"]) == {0}
+
+
 def test_a_collective_names_who_came_last(slow2: Viewer) -> None:
     """Rank 2 is late at every reduce-scatter (data/README)."""
     sql = "SELECT rank, segment, id FROM collectives WHERE kind = 'reduce_scatter' AND rank = 0"

@@ -137,6 +137,40 @@ def test_the_file_opens_from_a_disk_with_the_same_keys(exported: Path, offline: 
     assert "rankscope view" in page.inner_text("#message")
 
 
+def test_the_peak_of_memory_is_at_its_time(
+    offline: Screen, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file has a window of the run, and the whole curve."""
+    words = [
+        "export",
+        DATA / "gpt-h200",
+        "-t",
+        "html",
+        "--steps",
+        "4",
+        "-o",
+        tmp_path / "4.html",
+        "--cache",
+        tmp_path,
+        "-q",
+    ]
+    assert main([*map(str, words)]) == 0
+    page = offline.open((tmp_path / "4.html").as_uri()).page
+    page.click("#tab-memory")
+    page.wait_for_selector("#panel svg.chart circle")
+    apart = page.evaluate("""async () => {
+      const { run } = window.rankscope;
+      const { curves } = await (await import('rankscope/js/api.js')).json('memory', { rank: run.ranks[0] });
+      const [curve] = curves.filter((each) => each.device !== 'CPU');
+      const peak = curve.ts_ns[curve.allocated.indexOf(Math.max(...curve.allocated))];
+      const svg = document.querySelector('#panel svg.chart'), { width } = svg.viewBox.baseVal;
+      const [first, last] = [Math.min(run.begin_ns, curve.ts_ns[0]), Math.max(run.end_ns, curve.ts_ns.at(-1))];
+      const x = 64 + (peak - first) / (last - first) * (width - 12 - 64);
+      return [Math.abs(svg.querySelector('circle').cx.baseVal.value - x), peak < run.begin_ns || peak > run.end_ns];
+    }""")
+    assert apart[0] < 1 and apart[1]
+
+
 @pytest.mark.thorough
 def test_twenty_thousand_slices_of_four_ranks_take_less_than_3_mb(
     tmp_path: Path, offline: Screen, capsys: pytest.CaptureFixture[str]

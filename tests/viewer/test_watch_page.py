@@ -88,7 +88,8 @@ def test_view_of_a_watched_job_goes_on_and_opens_what_it_records(tmp_path: Path)
     write_rings(tmp_path / "run", job, telemetry(job), ended_unix_ns=time.time_ns())
     with subprocess.Popen(
         [sys.executable, "-m", "rankscope", "view", "run", "--no-open"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdout
         address, _, token = process.stdout.readline().strip().partition("/?token=")

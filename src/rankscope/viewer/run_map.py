@@ -140,10 +140,13 @@ def overview(session: Session, query: dict[str, str]) -> Answer:
     begin, end = window_of(query)
     width = columns_of(query)
     ranks = session.ranks(query)
-    edges = np.linspace(begin, end, width + 1).astype(np.int64)
+    # Of a window that has fewer nanoseconds than columns, some columns show the same one.
+    starts = np.linspace(begin, end, width, endpoint=False).astype(np.int64)
+    starts, column = np.unique(starts, return_inverse=True)
+    edges = np.append(starts, end)
     activities = [session.activity(rank) for rank in ranks]
     bounds = np.array([activity.bounds for activity in activities], dtype=np.float64)
-    blank = [np.floor((1 - share_of(activity.recorded, edges)) * 255) for activity in activities]
+    blank = [np.floor((1 - share_of(activity.recorded, edges)[column]) * 255) for activity in activities]
     return (
         {
             "ranks": ranks,
@@ -156,7 +159,9 @@ def overview(session: Session, query: dict[str, str]) -> Answer:
             **{
                 # Rounded up: the shortest activity stays visible.
                 name: np.ceil(
-                    np.concatenate([share_of(getattr(activity, name), edges) for activity in activities])
+                    np.concatenate(
+                        [share_of(getattr(activity, name), edges)[column] for activity in activities]
+                    )
                     * 255
                 ).astype("u1")
                 for name in ACTIVITIES

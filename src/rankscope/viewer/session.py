@@ -225,6 +225,4 @@ def _split(time: RankTime, waiting: Intervals, bubbles: Intervals) -> Activity:
     transfer = subtract(time.comm, wait)
     bubble = subtract(bubbles, join(time.compute, transfer, time.copy)) if len(bubbles.start) else EMPTY
     wait = subtract(wait, bubble)
-    # A kernel ends after the profiler has stopped on the host.
-    recorded = join(time.recorded, time.compute, time.comm, time.copy)
-    return Activity(time.compute, transfer, wait, time.copy, bubble, time.on_host, recorded)
+    return Activity(time.compute, transfer, wait, time.copy, bubble, time.on_host, time.recorded)

@@ -39,6 +39,8 @@ export class Timeline {
     /** @type {Map<number, Promise<void>>} */
     this.loading = new Map();
     this.counters = new Counters(app, () => this.redraw());
+    /** @type {Map<number, { tile: import("./tiles.js").Tile, at: number, from: number, until: number }[]>} by collapsed rank, the longest first, in px */
+    this.waits = new Map();
     /** @type {Map<string, number>} rows of host tracks that are drawn */
     this.depths = new Map();
     /** @type {Map<number, Strip>} the activity of ranks in the window */
@@ -400,6 +402,7 @@ export class Timeline {
     }
     // Waits at the same time are drawn as one: the longest has the words.
     const since = this.labels.boxes.length;
+    this.waits.set(row.rank, exposed);
     for (const { tile, at, from, until } of exposed.sort((a, b) => b.until - b.from - (a.until - a.from))) {
       const before = this.labels.boxes.length;
       this.drawWait(g, row.rank, tile, at, from, until, until, row.y + 3, since);
@@ -574,8 +577,9 @@ export class Timeline {
     if (x < GUTTER || x > GUTTER + this.width) return { rank, row };
     if (row.type === "track") return { rank, row, hit: this.hitIn(rank, row.track, Math.floor((inside - row.y) / LANE), x - GUTTER, row.y) };
     if (row.type === "rank" && !row.open) {
-      const words = this.labels.boxes.find((box) => box.slice && x >= box.x && x <= box.x + box.width && Math.abs(y - box.y - box.height / 2) < HEADER / 2)?.slice;
-      return { rank, row, hit: words ? this.hitOf(rank, words.tile, words.at, 0, row.y) : this.hitIn(rank, COMMUNICATION, 0, x - GUTTER, row.y) };
+      const meant = this.labels.boxes.find((box) => box.slice && x >= box.x && x <= box.x + box.width && Math.abs(y - box.y - box.height / 2) < HEADER / 2)?.slice
+        ?? this.waits.get(rank)?.find(({ from, until }) => x - GUTTER >= from && x - GUTTER <= until);
+      return { rank, row, hit: meant ? this.hitOf(rank, meant.tile, meant.at, 0, row.y) : this.hitIn(rank, COMMUNICATION, 0, x - GUTTER, row.y) };
     }
     return { rank, row };
   }
