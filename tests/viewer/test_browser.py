@@ -456,28 +456,36 @@ def test_two_runs_one_above_the_other(slow2: Viewer, screen: Screen) -> None:
     page = screen.open(viewer.url).page
     assert page.inner_text("#title").startswith("A: slow2") and "aligned by step" in page.inner_text("#title")
     changes = viewer.ask("diff")[1]["findings"]
-    assert page.inner_text("#verdict h1") == changes[0]["title"]
+    assert page.inner_text("#verdict h1") == changes[0]["title"] and len(changes) > 1
+    screen.press("n")
+    screen.until(f"document.querySelector('.card[aria-current=true] h3').textContent === {changes[1]['title']!r}")
+    assert page.inner_text("#verdict h1") == changes[1]["title"]
+    assert f"difference 2 of {len(changes)}" in page.inner_text("#verdict")
+    screen.press("Home")
     labels = [text for text in texts(screen) if re.search(r"rank \d", text)]
-    assert [label.removeprefix("▾ ").removeprefix("▸ ") for label in labels[:2]] == ["rank 0", "B rank 0"]
+    assert [label.removeprefix("▾ ").removeprefix("▸ ") for label in labels[:2]] == ["A rank 0", "B rank 0"]
     run = viewer.ask("run")[1]
     first, second = (
         {step["step"]: step["start_ns"] for step in run[name]} for name in ("steps", "second_steps")
     )
-    shared = sorted(first.keys() & second.keys())[-1]
-    begin = first[shared]
-    page.evaluate("([begin, end]) => window.rankscope.show(begin, end)", [begin, begin + 5_000_000])
-    places = page.evaluate(
-        "([a, b]) => { const { timeline } = window.rankscope; return [timeline.x(a, 0), timeline.x(b, 1000000)]; }",
-        [begin, second[shared]],
-    )
-    assert abs(places[0] - places[1]) < 0.5
+    for step in first.keys() & second.keys():  # at one place on the tracks and in the overview
+        places = page.evaluate(
+            "([a, b]) => { const { axis } = window.rankscope; return [axis.of(a, 0), axis.of(b, 1000000)]; }",
+            [first[step], second[step]],
+        )
+        assert places[0] == places[1]
+    page.evaluate("window.rankscope.search.walk({ name: 'aten::mm', rank: 1000002 })")  # a slice of B is shown
+    screen.until("window.rankscope.panels.slice?.compared && window.rankscope.timeline.inView.has(1000002)")
+    assert "B 2, thread" in screen.panel()
+    slice = page.evaluate("window.rankscope.panels.slice")
+    x = page.evaluate("(ns) => window.rankscope.timeline.x(ns, 1000002)", slice["start_ns"])
+    assert slice["rank"] == 1_000_002 and 168 < x < 1400
     page.click("#tab-diff")
     page.wait_for_selector("#panel table")
     assert re.search("slower|faster|new|gone", screen.panel())
     stop(viewer)
 
 
-@pytest.mark.thorough
 def test_a_link_without_the_token_asks_for_it_once(slow2: Viewer, screen: Screen) -> None:
     screen.expected = "401"  # of the page without its token
     base, token = slow2.url.split("?token=")
@@ -495,6 +503,7 @@ def test_a_link_without_the_token_asks_for_it_once(slow2: Viewer, screen: Screen
     page.wait_for_selector("#tab-ops[aria-selected=true]")
 
 
+@pytest.mark.thorough
 def test_a_server_that_is_gone_is_said(slow2: Viewer, screen: Screen) -> None:
     """The command itself, as a user starts it, and killed while the page is open."""
     command = [sys.executable, "-m", "rankscope", "view", str(slow2.folder), "--no-open"]

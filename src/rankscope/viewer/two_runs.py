@@ -92,6 +92,7 @@ def _run(first: Any, second: Any) -> Answer:
         "ranks": [*first["ranks"], *(rank + SECOND for rank in second["ranks"])],
         "begin_ns": min(first["begin_ns"], second["begin_ns"]),
         "end_ns": max(first["end_ns"], second["end_ns"]),
+        "ends_ns": [first["end_ns"], second["end_ns"]],
     }
 
 

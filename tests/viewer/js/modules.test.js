@@ -6,7 +6,8 @@ import test from "node:test";
 
 const js = new URL("../../../src/rankscope/viewer/static/js/", import.meta.url);
 const { moment, quantity, ticks, time } = await import(new URL("format.js", js));
-const { clamp, isFolded, named, ordered, rankName, rowsOf, stepAt, stepShift, toggleFold, visible, zoomed } = await import(new URL("layout.js", js));
+const { clamp, isFolded, named, ordered, rankName, rowsOf, stepAt, toggleFold, visible, zoomed } = await import(new URL("layout.js", js));
+const { Axis } = await import(new URL("axis.js", js));
 const { indicesOf, levelOf, Tiles } = await import(new URL("tiles.js", js));
 const { decode, encode, EMPTY } = await import(new URL("state.js", js));
 const { unpack } = await import(new URL("api.js", js));
@@ -119,12 +120,25 @@ test("ranks of a finding lead, then pinned order and sort; of two runs, equal ra
   assert.equal(rankName(1000003), "B rank 3");
 });
 
-test("the second run is shown from the same step as the first", () => {
+test("both runs have one axis: a step begins at one place and takes as long as the slower one", () => {
   const steps = (...starts) => starts.map((start_ns, at) => ({ step: at + 2, start_ns, dur_ns: 10 }));
-  assert.equal(stepShift(steps(0, 100, 200), steps(0, 60, 120), 98), -40);
-  assert.equal(stepShift(steps(0, 100, 200), steps(0, 60, 120), 210), -80);
-  assert.equal(stepShift(steps(0, 100, 200), steps(5), 250), 5); // only the first step is in both
-  assert.equal(stepShift([], [], 0), 0);
+  const run = (first, second) => ({ begin_ns: 0, end_ns: 400, ends_ns: [230, 400], steps: first, second_steps: second });
+  const axis = new Axis(run(steps(5, 100, 200), steps(10, 60, 300)));
+  assert.deepEqual([axis.at, axis.end], [[10, 105, 345], 445]);
+  const B = 1e6;
+  for (const [ns, rank, place] of [[5, 0, 10], [10, B, 10], [0, 0, 5], [99, 0, 104], [60, B, 105], [110, 0, 115], [299, B, 344], [230, 0, 375]]) {
+    assert.equal(axis.of(ns, rank), place);
+    assert.equal(axis.back(place, rank), ns);
+  }
+  assert.equal(axis.back(90, B), 60); // B's step is over: its next one begins
+  const full = () => Uint8Array.from({ length: 89 }, () => 255);
+  const shares = { compute: full(), comm: full(), wait: full(), copy: full(), bubble: new Uint8Array(89), unrecorded: new Uint8Array(89) };
+  const spread = axis.spread(shares, [0, 445], [0, 445], B); // columns of 5 ns
+  assert.deepEqual([11, 12, 20, 21].map((at) => [spread.compute[at], spread.unrecorded[at]]), [[255, 0], [0, 255], [0, 255], [255, 0]]);
+  const alone = new Axis({ begin_ns: 0, end_ns: 400, steps: steps(5, 100) });
+  assert.deepEqual([alone.of(7, 0), alone.back(7, 0), alone.end, alone.spread(shares, [0, 1], [0, 1], 0)], [7, 7, 400, shares]);
+  assert.equal(new Axis(run(steps(5), [])).end, 400); // no step in both
+  assert.deepEqual(new Axis(run(steps(0, 100, 200), steps(5))).at, [5]); // only the first is in both
 });
 
 test("tiles cover the window and are finer than the screen", () => {
@@ -135,13 +149,13 @@ test("tiles cover the window and are finer than the screen", () => {
 });
 
 test("a coarse tile stands in until the fine one is here", () => {
-  const tiles = new Tiles(1024, () => {});
+  const tiles = new Tiles(1024, new Axis({ begin_ns: 0, end_ns: 1, steps: [] }), () => {});
   const tile = (level) => ({ names: {}, level, column: { start: new Float64Array(0) } });
   const key = { rank: 0, segment: 0, track: 1 };
-  tiles.keep("0/0/1/5/0", tile(5));
+  tiles.keep("0/0/1/5/0", 0, tile(5));
   assert.deepEqual(tiles.of(key, 0, 900, 1).map((found) => found.level), [5]);
   assert.equal(tiles.wanted.size, 1);
-  tiles.keep("0/0/1/0/0", tile(0));
+  tiles.keep("0/0/1/0/0", 0, tile(0));
   tiles.begin();
   assert.deepEqual(tiles.of(key, 0, 900, 1).map((found) => found.level), [0]);
   assert.equal(tiles.wanted.size, 0);

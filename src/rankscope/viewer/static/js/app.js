@@ -3,7 +3,8 @@
 import { json, show } from "./api.js";
 import { byId, announce } from "./dom.js";
 import { time } from "./format.js";
-import { GROUPS, clamp, isFolded, ordered, toggleFold, trackKey } from "./layout.js";
+import { Axis } from "./axis.js";
+import { GROUPS, SECOND, clamp, isFolded, naming, ordered, toggleFold, trackKey } from "./layout.js";
 import { Marks } from "./marks.js";
 import { Overview } from "./overview.js";
 import { readPalette } from "./palette.js";
@@ -14,7 +15,7 @@ import { LEAST_SHOWN, Timeline, sliceNumber } from "./timeline.js";
 import { drawTwin } from "./twin.js";
 
 /** @typedef {{ title: string, path: string, ranks: number[], begin_ns: number, end_ns: number, kinds: string[], tile_width: number,
- *   titles?: string[], steps: import("./layout.js").Step[], second_steps?: import("./layout.js").Step[], clocks?: any, device?: string, world?: number,
+ *   titles?: string[], ends_ns?: number[], steps: import("./layout.js").Step[], second_steps?: import("./layout.js").Step[], clocks?: any, device?: string, world?: number,
  *   grid?: { title: string, ranks: number[], levels: { label: string, from: number, to: number }[][], stages: Record<string, number> },
  *   opens_on: Partial<import("./state.js").View> | null,
  *   reports: { name: string, question: string, by: string[] }[], renamed_reports: Record<string, string> }} Run opens_on: the tab of a run without a timeline
@@ -28,6 +29,9 @@ export class App {
   constructor(run, store) {
     this.run = run;
     this.store = store;
+    this.axis = new Axis(run);
+    run.end_ns = this.axis.end; // what the page shows from now on are places on the axis
+    if (run.titles) naming.first = "A ";
     this.scratch = document.createElement("canvas");
     this.palette = readPalette(run.kinds);
     /** @type {Map<string, Map<number, number>>} values by which ranks can be sorted */
@@ -42,6 +46,8 @@ export class App {
     this.checked = [];
     /** @type {Promise<any[]> | undefined} */
     this.asked = undefined;
+    /** @type {any} of two runs, what changed */
+    this.diff = null;
     /** @type {Scene | null} of the finding that is shown */
     this.scene = null;
     /** @type {Set<number>} ranks that the others wait for, because of their host */
@@ -119,7 +125,8 @@ export class App {
 
   /** The findings, requested once. @returns {Promise<any[]>} */
   loadFindings() {
-    this.asked ??= json("findings").then((answer) => {
+    this.asked ??= json(this.run.titles ? "diff" : "findings").then((answer) => {
+      if (this.run.titles) answer = differences(this, this.diff = answer);
       this.findings = answer.findings;
       this.checked = answer.facts.checked;
       this.late = new Set(this.findings.filter(({ report, scene }) => report === "stragglers" && scene.groups.includes("host")).flatMap(({ ranks }) => ranks));
@@ -165,7 +172,7 @@ export class App {
     this.timeline.arrows = [];
     this.timeline.flows = [];
     this.store.set({
-      finding: at, begin: scene.begin_ns, end: scene.end_ns, open: scene.ranks, slice: null, area: null, tab: "findings", filter: "",
+      finding: at, begin: scene.begin_ns, end: scene.end_ns, open: scene.ranks, slice: null, area: null, tab: this.run.titles ? "diff" : "findings", filter: "",
       folds: GROUPS.filter((group) => !scene.groups.includes(group) && !(group === "host" && this.isAlone)),
     }, how);
     this.timeline.box.scrollTop = 0;
@@ -192,6 +199,11 @@ export class App {
     this.timeline.flows = [];
     this.store.set({ begin, end, open: this.isAlone ? this.run.ranks : [], finding: -1, slice: null, area: null, filter: "", folds: EMPTY.folds }, { history: true });
     announce(`all ranks, whole run, ${time(end - begin)}`);
+  }
+
+  /** Where a slice begins on the axis. @param {{ start_ns: number, rank: number } | null} slice */
+  placeOf(slice) {
+    return slice ? this.axis.of(slice.start_ns, slice.rank) : undefined;
   }
 
   /** Fold or unfold a group of tracks, of one rank or of all.
@@ -279,10 +291,11 @@ export class App {
    * @param {{ zoom?: boolean, stay?: boolean }} [how] stay: the tab of the panel stays */
   async goTo(slice, how = {}) {
     const { begin, end, open } = this.store.view;
-    const inside = slice.start_ns >= begin && slice.start_ns + slice.dur_ns <= end && slice.dur_ns > (end - begin) * LEAST_SHOWN;
+    const place = this.placeOf(slice) ?? begin;
+    const inside = place >= begin && place + slice.dur_ns <= end && slice.dur_ns > (end - begin) * LEAST_SHOWN;
     if (how.zoom || !inside) {
       const margin = Math.max(slice.dur_ns * 4, 1000);
-      this.show(slice.start_ns - margin, slice.start_ns + slice.dur_ns + margin, { history: true });
+      this.show(place - margin, place + slice.dur_ns + margin, { history: true });
     }
     if (!open.includes(slice.rank)) this.store.set({ open: [...open, slice.rank] });
     this.store.set({ slice: { rank: slice.rank, segment: slice.segment, id: slice.id }, tab: how.stay ? this.panels.tab : this.panels.tabOfSlice }, { history: true });
@@ -317,6 +330,21 @@ export class App {
     this.setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
     announce(`${document.documentElement.dataset.theme} theme`);
   }
+}
+
+/** What changed between two runs, as findings that can be walked through: each is seen in a step of both, its ranks first. @param {App} app @param {any} diff */
+function differences({ axis, run }, diff) {
+  const at = axis.at.length >> 1;
+  const margin = (axis.durations[at] ?? 0) * 0.01;
+  const window = axis.at.length ? [axis.at[at] - margin, axis.at[at] + axis.durations[at] + margin].map(Math.round) : [run.begin_ns, run.end_ns];
+  const findings = diff.findings.map((/** @type {any} */ finding) => {
+    const peers = finding.ranks.flatMap((/** @type {number} */ rank) => [rank, rank + SECOND]).filter((/** @type {number} */ rank) => run.ranks.includes(rank));
+    return { ...finding, scene: {
+      ranks: [], peers, hot: peers, step: null, begin_ns: window[0], end_ns: window[1], groups: GROUPS.filter((group) => group !== "more" && group !== "counters"), slices: [], collective: null, gap: null,
+      headline: finding.title, why: "",
+    } };
+  });
+  return { findings, facts: { checked: ["diff"] } };
 }
 
 /** @param {Run} run */

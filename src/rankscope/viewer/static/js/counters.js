@@ -28,9 +28,8 @@ export class Counters {
   /** Draw the values at hand, and request those of the window.
    * @param {CanvasRenderingContext2D} g @param {any} row @param {number} width */
   draw(g, row, width) {
-    const { view } = this.app.store;
-    const begin = this.app.timeline.beginOf(row.rank);
-    const end = begin + view.end - view.begin;
+    const { timeline, store: { view } } = this.app;
+    const [begin, end] = timeline.timesOf(row.rank);
     const { text } = this.app.palette;
     const key = `${row.rank}/${row.counter.name}`;
     g.font = "11px ui-monospace, 'DejaVu Sans Mono', monospace";
@@ -49,8 +48,8 @@ export class Counters {
     g.fillRect(GUTTER, row.y + 3, width, 1); // the highest value, or the limit where it is known
     g.fillStyle = text.copy;
     for (let at = 0; at < kept.value.length; at++) {
-      const x = ((kept.begin + at * scale - begin) / (end - begin)) * width;
-      const wide = (scale / (end - begin)) * width;
+      const x = timeline.x(kept.begin + at * scale, row.rank) - GUTTER;
+      const wide = (scale / (view.end - view.begin)) * width;
       if (x + wide < 0 || x > width) continue;
       const high = (kept.value[at] / kept.max) * (COUNTER - 6);
       g.fillRect(GUTTER + Math.max(x, 0), row.y + COUNTER - 3 - high, Math.max(wide, 1), high);
@@ -65,9 +64,8 @@ export class Counters {
     setTimeout(async () => {
       if (this.wanted.get(key) !== window) return;
       try {
-        const [from, to] = [Math.round(begin), Math.max(Math.round(end), Math.round(begin) + 1)];
-        const answer = await columns("counter", { rank: row.rank, name: row.counter.name, begin: from, end: to, width });
-        this.kept.set(key, { begin: from, end: to, max: Math.max(answer.max, row.counter.most), value: answer.column.value });
+        const answer = await columns("counter", { rank: row.rank, name: row.counter.name, begin, end, width });
+        this.kept.set(key, { begin, end, max: Math.max(answer.max, row.counter.most), value: answer.column.value });
         this.arrived();
       } catch (error) {
         show(error);

@@ -138,15 +138,15 @@ function moved(list, item, by) {
 /** Arrows from every visible slice with the name of the selected one to what it launches; again: none.
  * @param {import("./app.js").App} app */
 async function flows(app) {
-  const { timeline, panels: { slice }, store: { view } } = app;
+  const { timeline, panels: { slice } } = app;
   if (!slice) return announce("select an op or a launch first");
   const shown = timeline.flows.length > 0;
   timeline.flows = [];
   timeline.redraw();
   if (shown) return announce("flows hidden");
   try {
-    const begin = Math.round(timeline.beginOf(slice.rank));
-    const answer = await json("flows", { rank: slice.rank, name: slice.name, begin, end: begin + view.end - view.begin });
+    const [begin, end] = timeline.timesOf(slice.rank);
+    const answer = await json("flows", { rank: slice.rank, name: slice.name, begin, end });
     timeline.flows = answer.flows;
     timeline.redraw();
     return announce(`${answer.flows.length} flows of ${slice.name}${answer.more ? ", the longest ones" : ""}`);

@@ -17,9 +17,16 @@ export const SECOND = 1e6; // added to rank numbers of the second run
 /** Groups of tracks in drawing order. `more`: streams with next to nothing in them. */
 export const GROUPS = ["communication", "streams", "more", "clocks", "host", "counters"];
 
+export const naming = { first: "" }; // what stands before ranks of the first run, where there are two
+
 /** @param {number} rank */
 export function rankName(rank) {
-  return rank >= SECOND ? `B rank ${rank - SECOND}` : `rank ${rank}`;
+  return rank >= SECOND ? `B rank ${rank - SECOND}` : `${naming.first}rank ${rank}`;
+}
+
+/** The same in a column of ranks. @param {number} rank */
+export function rankNumber(rank) {
+  return rankName(rank).replace("rank ", "");
 }
 
 /** @typedef {{ segment: number, track: number, kind: string, label: string, short: string, slices: number, rows: number,
@@ -192,12 +199,4 @@ export function sharedSteps(first, second) {
     const twin = other.get(step.step);
     return twin ? [{ start_ns: step.start_ns, later_ns: twin.start_ns - step.start_ns, dur_ns: Math.max(step.dur_ns, twin.dur_ns) }] : [];
   });
-}
-
-/** How much later than the first run the second one is shown: the shared step next to the begin of the window begins at the same place.
- * @param {Step[]} first @param {Step[]} second @param {number} begin */
-export function stepShift(first, second, begin) {
-  const away = (/** @type {{ start_ns: number }} */ step) => Math.abs(step.start_ns - begin);
-  const shared = sharedSteps(first, second);
-  return shared.length ? shared.reduce((best, step) => (away(step) < away(best) ? step : best)).later_ns : 0;
 }

@@ -45,7 +45,7 @@ export class Marks {
   /** Make a mark under the pointer, else at the selected slice, else in the middle; and ask for its name. */
   add() {
     const { view } = this.app.store;
-    const at = Math.round(this.app.pointerTime ?? this.app.panels.slice?.start_ns ?? (view.begin + view.end) / 2);
+    const at = Math.round(this.app.pointerTime ?? this.app.placeOf(this.app.panels.slice) ?? (view.begin + view.end) / 2);
     const mark = { at, name: `mark ${view.marks.length + 1}` };
     this.set([...view.marks, mark]);
     announce(`${mark.name} at ${time(at)}`);

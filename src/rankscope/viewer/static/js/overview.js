@@ -28,12 +28,12 @@ export class Overview {
 
   /** Load the overview, some ranks at a time, and draw what has arrived. @param {() => void} begun called after the first part */
   async load(begun) {
-    const { run } = this.app;
+    const { run, axis } = this.app;
     for (let at = 0; at < run.ranks.length; at += RANKS_AT_A_TIME) {
       const ranks = run.ranks.slice(at, at + RANKS_AT_A_TIME);
       try {
-        const answer = await columns("overview", { begin: run.begin_ns, end: run.end_ns, width: this.columns, ranks: ranks.join(",") });
-        ranks.forEach((rank, index) => this.rows.set(rank, sharesOf(answer, index)));
+        const answer = await columns("overview", { begin: axis.begin, end: axis.last, width: this.columns, ranks: ranks.join(",") });
+        ranks.forEach((rank, index) => this.rows.set(rank, axis.spread(sharesOf(answer, index), [axis.begin, axis.last], [axis.begin, axis.end], rank)));
         run.grid ??= await json("grid");
         if (ranks.some((rank) => this.rows.get(rank)?.bubbles.length)) byId("bubble-key").hidden = false;
         this.draw();
@@ -150,7 +150,7 @@ export class Overview {
     g.textAlign = "left";
     let free = 0;
     for (const step of run.steps) {
-      const x = GUTTER + this.toX(step.start_ns, width);
+      const x = GUTTER + this.toX(this.app.axis.of(step.start_ns, 0), width);
       g.fillStyle = palette.text.line;
       g.fillRect(x, 2, 1, height);
       if (x < free) continue;

@@ -1,13 +1,13 @@
 // The page of a run that is open: the app and its listeners, then the first picture and the findings.
 
 import { App, describe } from "./app.js";
+import { Axis } from "./axis.js";
 import { always, json, show } from "./api.js";
 import { byId } from "./dom.js";
 import { lastPlace, listenToFrame } from "./frame.js";
 import { listenToKeys } from "./keys.js";
 import { listenToMarks } from "./marks.js";
 import { listenToPointer } from "./pointer.js";
-import { sharedSteps } from "./layout.js";
 import { listenToMoves } from "./moves.js";
 import { listenToShare } from "./share.js";
 import { EMPTY, Store, decode } from "./state.js";
@@ -15,16 +15,12 @@ import { listenToTrackTools } from "./track_tools.js";
 import { loadVerdict } from "./verdict.js";
 
 /** A page without a state in its address opens on the first finding, or on the one that its address names; without one, on
- * the whole run. What has no timeline is open already. Two runs open on a step of both.
+ * the whole run. What has no timeline is open already. The findings of two runs are their differences.
  * @param {App} app @param {number} finding -1: none is named */
 async function open(app, finding) {
   const { run } = app;
-  if (run.second_steps) {
-    const shared = sharedSteps(run.steps, run.second_steps);
-    const step = shared[shared.length >> 1];
-    if (step) app.show(step.start_ns - step.dur_ns * 0.01, step.start_ns + step.dur_ns * 1.01);
-    app.store.set({ tab: "diff" });
-  } else if (run.opens_on && finding < 0) return;
+  if (run.titles && !app.findings.length) app.store.set({ tab: "diff" });
+  else if (run.opens_on && finding < 0) return;
   else if (app.findings.length) await app.showFinding(Math.max(finding, 0), {});
   else app.store.set({ open: app.ranks.slice(0, 1) });
 }
@@ -42,7 +38,7 @@ export async function startPage(phases) {
   const run = await phases.during("align clocks", json("run"));
   const docking = location.hash ? {} : lastPlace();
   const fresh = !location.hash || namesFinding(requested);
-  const view = { ...EMPTY, ...requested, ...docking, begin: requested.begin ?? run.begin_ns, end: requested.end ?? run.end_ns };
+  const view = { ...EMPTY, ...requested, ...docking, begin: requested.begin ?? run.begin_ns, end: requested.end ?? new Axis(run).end };
   if (fresh && run.ranks.length === 1) view.open = run.ranks; // whatever is found is there: its tracks come first
   if (fresh) Object.assign(view, run.opens_on);
   if (run.opens_on) byId("main").dataset.only = "panel";

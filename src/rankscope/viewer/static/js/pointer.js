@@ -105,6 +105,12 @@ function click(app, event) {
   return app.store.set({ slice: { rank, segment, id }, area: null, box: [], tab: app.panels.tabOfSlice }, { history: true });
 }
 
+/** @param {import("./app.js").App} app @param {import("./timeline.js").Hit} hit */
+function whenOf({ timeline, axis }, { start, rank }) {
+  const ns = axis.back(start, rank);
+  return timeline.momentOf(ns, timeline.stepOf(ns, rank));
+}
+
 /** @param {import("./app.js").App} app @param {PointerEvent} event */
 function tooltip(app, event) {
   const box = byId("tooltip");
@@ -114,7 +120,7 @@ function tooltip(app, event) {
   box.hidden = !hit && !(action && event.offsetX < GUTTER);
   if (box.hidden) return;
   if (!hit) fill(box, h("span", {}, action?.text));
-  else fill(box, h("b", {}, hit.name), h("span", {}, `${time(hit.duration)} at ${app.timeline.momentOf(hit.start, app.timeline.stepOf(hit.start, hit.rank))}${hit.count > 1 ? ` · longest of ${hit.count} slices in this pixel` : ""}`));
+  else fill(box, h("b", {}, hit.name), h("span", {}, `${time(hit.duration)} at ${whenOf(app, hit)}${hit.count > 1 ? ` · longest of ${hit.count} slices in this pixel` : ""}`));
   const left = Math.min(event.clientX + 14, window.innerWidth - box.offsetWidth - 8);
   const top = event.clientY + 18 + box.offsetHeight > window.innerHeight ? event.clientY - box.offsetHeight - 10 : event.clientY + 18;
   box.style.left = `${left}px`;

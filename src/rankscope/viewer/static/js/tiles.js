@@ -22,12 +22,13 @@ export function indicesOf(begin, end, level, width) {
 
 /** @typedef {{ rank: number, segment: number, track: number }} TrackKey
  * @typedef {{ start: Float64Array, duration: Float64Array, id: Float64Array, name: Uint32Array, count: Uint32Array,
- *   row: Uint16Array, segment: Uint16Array, kind: Uint8Array, wait?: Float64Array, match?: Float64Array, last?: Float64Array, names: Record<string, string>, level: number, track: number }} Tile */
+ *   row: Uint16Array, segment: Uint16Array, kind: Uint8Array, wait?: Float64Array, match?: Float64Array, last?: Float64Array, names: Record<string, string>, level: number, track: number }} Tile start: places on the axis */
 
 export class Tiles {
-  /** @param {number} width pixels of a tile @param {() => void} arrived */
-  constructor(width, arrived) {
+  /** @param {number} width pixels of a tile @param {import("./axis.js").Axis} axis @param {() => void} arrived */
+  constructor(width, axis, arrived) {
     this.width = width;
+    this.axis = axis;
     this.arrived = arrived;
     /** @type {Map<string, Tile>} */
     this.kept = new Map();
@@ -42,10 +43,11 @@ export class Tiles {
     this.wanted.clear();
   }
 
-  /** The tiles for a window of a track; coarser ones in place of those that have not arrived.
+  /** The tiles for a part of the axis and a track; coarser ones in place of those that have not arrived.
    * @param {TrackKey} key @param {number} begin @param {number} end @param {number} nsPerPixel @returns {Tile[]} */
   of(key, begin, end, nsPerPixel) {
     const level = levelOf(nsPerPixel);
+    [begin, end] = [this.axis.back(begin, key.rank), this.axis.back(end, key.rank)];
     /** @type {Map<string, Tile>} */
     const drawable = new Map();
     for (const index of indicesOf(begin, end, level, this.width)) {
@@ -77,16 +79,17 @@ export class Tiles {
       this.wanted.delete(name);
       this.asked.add(name);
       columns("tile", { ...key, level, index })
-        .then((answer) => this.keep(name, answer))
+        .then((answer) => this.keep(name, key.rank, answer))
         .catch((error) => { if (!this.failed) show(error); this.failed = true; })
         .finally(() => { this.asked.delete(name); this.fetch(); });
     }
   }
 
-  /** @param {string} name @param {import("./api.js").Columns} answer */
-  keep(name, answer) {
+  /** @param {string} name @param {number} rank @param {import("./api.js").Columns} answer */
+  keep(name, rank, answer) {
     this.failed = false;
-    this.kept.set(name, /** @type {any} */ ({ ...answer.column, names: answer.names, level: answer.level, track: answer.track }));
+    const start = answer.column.start.map((/** @type {number} */ ns) => this.axis.of(ns, rank));
+    this.kept.set(name, /** @type {any} */ ({ ...answer.column, start, names: answer.names, level: answer.level, track: answer.track }));
     while (this.kept.size > MOST_KEPT) this.kept.delete(/** @type {string} */ (this.kept.keys().next().value));
     this.arrived();
   }

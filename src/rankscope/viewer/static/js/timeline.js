@@ -6,7 +6,7 @@ import { Counters } from "./counters.js";
 import { byId } from "./dom.js";
 import { moment, percent, ticks, time } from "./format.js";
 import { Labels } from "./labels.js";
-import { AXIS, COMMUNICATION, GAP, GUTTER, HEADER, LABEL_CHARACTERS, LANE, RIGHT, SECOND, rankName, rowsOf, stepAt, stepShift, trackKey, visible } from "./layout.js";
+import { AXIS, COMMUNICATION, GAP, GUTTER, HEADER, LABEL_CHARACTERS, LANE, RIGHT, SECOND, rankName, rowsOf, stepAt, trackKey, visible } from "./layout.js";
 import { shortenName } from "./names.js";
 import { MONO, SANS, hatch, paintShares, stretches } from "./palette.js";
 import { paint, repeat } from "./raster.js";
@@ -33,7 +33,7 @@ export class Timeline {
     this.box = byId("tracks");
     this.spacer = byId("spacer");
     this.canvas = /** @type {HTMLCanvasElement} */ (byId("canvas"));
-    this.tiles = new Tiles(app.run.tile_width, () => this.redraw());
+    this.tiles = new Tiles(app.run.tile_width, app.axis, () => this.redraw());
     /** @type {Map<number, import("./layout.js").Track[]>} */
     this.tracks = new Map();
     /** @type {Map<number, Promise<void>>} */
@@ -75,17 +75,15 @@ export class Timeline {
     return (end - begin) / this.width;
   }
 
-  /** The time at the left edge for a rank: the second run is shown from the same step as the first.
-   * @param {number} rank */
-  beginOf(rank) {
-    const { run, store: { view } } = this.app;
-    const shift = rank >= SECOND && run.second_steps ? stepShift(run.steps, run.second_steps, view.begin) : 0;
-    return view.begin + shift;
+  /** The times of a rank in the window: whole ns, one at least. @param {number} rank @param {[number, number]} [places] @returns {[number, number]} */
+  timesOf(rank, places = [this.app.store.view.begin, this.app.store.view.end]) {
+    const [begin, end] = places.map((place) => Math.round(this.app.axis.back(place, rank)));
+    return [begin, Math.max(end, begin + 1)];
   }
 
   /** The place of a time on the canvas. @param {number} ns @param {number} rank */
   x(ns, rank) {
-    return GUTTER + (ns - this.beginOf(rank)) / this.nsPerPixel;
+    return GUTTER + (this.app.axis.of(ns, rank) - this.app.store.view.begin) / this.nsPerPixel;
   }
 
   /** Draw in the next animation frame, once for any number of calls. */
@@ -128,10 +126,10 @@ export class Timeline {
   }
 
   /** When a slice begins, also from the start of its step on its own rank, where that is known.
-   * @param {number} ns @param {{ step?: number | null, step_start_ns?: number | null }} slice */
-  momentOf(ns, { step, step_start_ns: start }) {
+   * @param {number} ns @param {{ rank: number, step?: number | null, step_start_ns?: number | null }} slice */
+  momentOf(ns, { rank, step, step_start_ns: start }) {
     const span = this.app.store.view.end - this.app.store.view.begin;
-    return `${moment(ns, span)}${typeof start === "number" ? `, ${moment(ns - start, span)} into step ${step}` : ""}`;
+    return `${moment(this.app.axis.of(ns, rank), span)}${typeof start === "number" ? `, ${moment(ns - start, span)} into step ${step}` : ""}`;
   }
 
   /** The step that a time of the first rank of a run is in: of the others the page does not know them. @param {number} ns @param {number} rank */
@@ -139,7 +137,7 @@ export class Timeline {
     const { run } = this.app;
     const steps = rank === run.ranks[0] ? run.steps : rank === run.ranks.find((each) => each >= SECOND) ? run.second_steps ?? [] : [];
     const step = stepAt(steps, ns);
-    return step && ns < step.start_ns + step.dur_ns ? { step: step.step, step_start_ns: step.start_ns } : {};
+    return step && ns < step.start_ns + step.dur_ns ? { rank, step: step.step, step_start_ns: step.start_ns } : { rank };
   }
 
   layout() {
@@ -218,8 +216,8 @@ export class Timeline {
     g.font = MONO;
     g.textBaseline = "middle";
     g.textAlign = "left";
-    const step = view.axis === "step" ? stepAt(this.app.run.steps, (view.begin + view.end) / 2) : undefined;
-    const zero = step?.start_ns ?? 0;
+    const step = view.axis === "step" ? stepAt(this.app.run.steps, this.app.axis.back((view.begin + view.end) / 2, 0)) : undefined;
+    const zero = step ? this.app.axis.of(step.start_ns, 0) : 0;
     let before = step ? `step ${step.step} ` : ""; // of the first tick
     for (const at of ticks(view.begin - zero, view.end - zero, this.width / 110)) {
       const x = Math.round(GUTTER + (at + zero - view.begin) / this.nsPerPixel);
@@ -258,7 +256,7 @@ export class Timeline {
     const size = width * row.lanes;
     if (this.lanes.length < size) this.lanes = new Uint32Array(size);
     this.lanes.fill(0, 0, size);
-    paint(this.lanes, width, row.lanes, tiles, this.beginOf(row.rank), this.nsPerPixel, this.app.palette);
+    paint(this.lanes, width, row.lanes, tiles, this.app.store.view.begin, this.nsPerPixel, this.app.palette);
     repeat(picture, this.lanes, width, row.lanes, LANE, Math.round(row.y + by), top, bottom);
   }
 
@@ -266,7 +264,7 @@ export class Timeline {
    * @param {import("./layout.js").TrackRow} row @param {import("./tiles.js").Tile[]} tiles */
   measure(row, tiles) {
     const { begin, end, slice } = this.app.store.view;
-    const [from, least, key] = [this.beginOf(row.rank), (end - begin) * LEAST_SHOWN, trackKey(row.rank, row.track)];
+    const [from, least, key] = [begin, (end - begin) * LEAST_SHOWN, trackKey(row.rank, row.track)];
     const guilty = this.app.guilty.get(row.rank);
     let rows = 1;
     for (const { start, duration, row: depth, id, segment } of tiles) {
@@ -290,7 +288,7 @@ export class Timeline {
     paintShares(known, strip.shares, this.app.palette, this.app.restOf(row.rank, strip.begin, strip.end, known.length));
     if (this.lanes.length < width) this.lanes = new Uint32Array(width);
     const scale = known.length / (strip.end - strip.begin);
-    const begin = this.beginOf(row.rank);
+    const { begin } = this.app.store.view;
     for (let x = 0; x < width; x++) {
       const at = Math.floor((begin + (x + 0.5) * this.nsPerPixel - strip.begin) * scale);
       this.lanes[x] = at >= 0 && at < known.length ? known[at] : 0;
@@ -300,9 +298,8 @@ export class Timeline {
 
   /** @param {number} rank @param {{ segment: number, track: number }} track */
   tilesOf(rank, { segment, track }) {
-    const begin = this.beginOf(rank);
-    const { view } = this.app.store;
-    return this.tiles.of({ rank, segment, track }, begin, begin + view.end - view.begin, this.nsPerPixel);
+    const { begin, end } = this.app.store.view;
+    return this.tiles.of({ rank, segment, track }, begin, end, this.nsPerPixel);
   }
 
   /** The lane of a collective in the track of its rank. @param {{ rank: number, segment: number, id: number }} slice */
@@ -367,7 +364,7 @@ export class Timeline {
     const column = (strip.end - strip.begin) / strip.shares.bubble.length;
     g.fillStyle = hatch(g, this.app.palette);
     for (const ends of strip.shares.bubbles) {
-      const [left, right] = ends.map((at) => Math.min(Math.max(this.x(strip.begin + at * column, rank), GUTTER), GUTTER + this.width));
+      const [left, right] = ends.map((at) => GUTTER + Math.min(Math.max((strip.begin + at * column - this.app.store.view.begin) / this.nsPerPixel, 0), this.width));
       if (right > left) g.fillRect(left, y, right - left, height);
     }
   }
@@ -377,7 +374,7 @@ export class Timeline {
   drawWaits(g, row) {
     const strip = this.strips.get(row.rank);
     if (!strip) return;
-    const begin = this.beginOf(row.rank);
+    const { begin } = this.app.store.view;
     g.font = SANS;
     g.textAlign = "left";
     const done = new Set(); // a slice is in every tile that it reaches into
@@ -464,7 +461,7 @@ export class Timeline {
    * @param {import("./tiles.js").Tile[]} tiles */
   drawNames(g, row, tiles) {
     const { palette, store: { view: { slice: chosen } } } = this.app;
-    const begin = this.beginOf(row.rank);
+    const { begin } = this.app.store.view;
     const { nsPerPixel, width } = this;
     const guilty = this.app.guilty.get(row.rank);
     const done = new Set(); // a slice is in every tile that it reaches into
@@ -513,7 +510,7 @@ export class Timeline {
       const words = room >= g.measureText(long).width ? long : this.labels.fit(g, name, room);
       if (this.labels.meets(g, words, GUTTER + from + 8, since)) return;
       g.fillStyle = text["on-light"];
-      const [begin, last] = [from, end].map((x) => this.beginOf(rank) + x * this.nsPerPixel);
+      const [begin, last] = [from, end].map((x) => this.app.store.view.begin + x * this.nsPerPixel);
       if (tile.track === COMMUNICATION.track && this.hasBubble(rank, begin, last)) this.labels.plate(g, words, GUTTER + from + 8, y + LANE / 2, text.ink, this.app.store.view.open.includes(rank) ? text.wait : text.idle, LANE);
       else this.labels.write(g, words, GUTTER + from + 8, y + LANE / 2);
     } else if (to - end >= NAME_PIXELS) {
@@ -545,18 +542,20 @@ export class Timeline {
     this.wantedStrips = key;
     clearTimeout(this.stripTimer);
     this.stripTimer = setTimeout(() => {
-      const byBegin = new Map(); // of two runs, each has its own window
-      for (const rank of ranks) byBegin.set(this.beginOf(rank), [...(byBegin.get(this.beginOf(rank)) ?? []), rank]);
-      for (const [from, some] of byBegin) this.askStrips(key, Math.round(from), Math.max(Math.round(from + end - begin), Math.round(from) + 1), some);
+      for (const second of [false, true]) { // of two runs, each has its own times
+        const some = ranks.filter((rank) => (rank >= SECOND) === second);
+        if (some.length) this.askStrips(key, [begin, end], some);
+      }
     }, 60);
   }
 
-  /** @param {string} key @param {number} begin @param {number} end @param {number[]} ranks */
-  async askStrips(key, begin, end, ranks) {
+  /** @param {string} key @param {[number, number]} places @param {number[]} ranks of one run */
+  async askStrips(key, places, ranks) {
+    const times = this.timesOf(ranks[0], places);
     try {
-      const answer = await columns("overview", { begin, end, width: STRIP_COLUMNS, ranks: ranks.join(",") });
+      const answer = await columns("overview", { begin: times[0], end: times[1], width: STRIP_COLUMNS, ranks: ranks.join(",") });
       if (this.wantedStrips !== key) return;
-      ranks.forEach((rank, index) => this.strips.set(rank, { begin, end, shares: sharesOf(answer, index) }));
+      ranks.forEach((rank, index) => this.strips.set(rank, { begin: places[0], end: places[1], shares: this.app.axis.spread(sharesOf(answer, index), times, places, rank) }));
       this.redraw();
     } catch (error) {
       show(error);
@@ -587,7 +586,7 @@ export class Timeline {
   /** @param {number} rank @param {{ segment: number, track: number }} track @param {number} lane @param {number} x @param {number} y
    * @returns {Hit | undefined} */
   hitIn(rank, track, lane, x, y) {
-    const begin = this.beginOf(rank);
+    const { begin } = this.app.store.view;
     let best;
     let nearest = 4;
     for (const tile of this.tilesOf(rank, track)) {
@@ -608,7 +607,7 @@ export class Timeline {
   hitOf(rank, tile, at, lane, y) {
     return {
       rank, track: tile.track, segment: tile.segment[at], id: tile.id[at], name: nameIn(tile, at), start: tile.start[at], duration: tile.duration[at],
-      count: tile.count[at], kind: tile.kind[at], row: lane, x: (tile.start[at] - this.beginOf(rank)) / this.nsPerPixel, y: y + lane * LANE,
+      count: tile.count[at], kind: tile.kind[at], row: lane, x: (tile.start[at] - this.app.store.view.begin) / this.nsPerPixel, y: y + lane * LANE,
       width: Math.max(tile.duration[at] / this.nsPerPixel, 1),
     };
   }

@@ -10,13 +10,12 @@ import { drawTwin } from "./twin.js";
 /** @param {import("./app.js").App} app */
 export async function loadVerdict(app) {
   try {
-    const [breakdown, summary, changes] = await Promise.all([json("report", { name: "breakdown" }), json("report", { name: "summary" }),
-      app.run.titles ? json("diff") : null]);
+    const [breakdown, summary] = await Promise.all([json("report", { name: "breakdown" }), json("report", { name: "summary" })]);
     const whole = breakdown.rows.filter((/** @type {any} */ row) => row.step === null);
     for (const name of ["compute_ns", "exposed_comm_ns", "idle_ns", "span_ns"]) {
       app.orders.set(name, new Map(whole.map((/** @type {any} */ row) => [row.rank, row[name]])));
     }
-    const draw = () => (changes ? drawChange(changes) : drawVerdict(app, summary));
+    const draw = () => (app.run.titles ? drawChange(app) : drawVerdict(app, summary));
     app.store.listen((view, changed) => { if (changed.has("finding")) draw(); });
     draw();
     app.redraw();
@@ -38,18 +37,23 @@ function drawVerdict(app, { title: summary, facts }) {
   }
   const { headline: title, why } = finding.scene;
   fill(byId("verdict"), headline(finding.severity, title, [why, finding.evidence].filter(Boolean).join("; ")), saving(finding, facts),
-    h("div", { class: "walk" },
-      h("button", { class: "plain", title: "previous finding (P)", onclick: () => app.walk(-1) }, "‹ P"),
-      h("span", { class: "quiet" }, `finding ${at + 1} of ${app.findings.length}`),
-      h("button", { class: "plain", title: "next finding (N)", onclick: () => app.walk(1) }, "N ›")),
+    walkButtons(app, "finding"),
     h("span", { class: "space" }), ...figures(app, facts));
 }
 
-/** @param {any} changes the report of the command `diff` */
-function drawChange(changes) {
-  const [first, ...others] = changes.findings;
-  fill(byId("verdict"), headline(first?.severity ?? "ok", first?.title ?? "No change between the runs.",
-    [first?.evidence, others.length ? `${others.length} more in Diff` : ""].filter(Boolean).join("; ")));
+/** @param {import("./app.js").App} app its findings are the differences between two runs */
+function drawChange(app) {
+  const finding = app.findings[app.shownFinding];
+  fill(byId("verdict"), headline(finding?.severity ?? "ok", finding?.title ?? "No change between the runs.", finding?.evidence ?? ""),
+    h("span", { class: "space" }), finding ? walkButtons(app, "difference") : "");
+}
+
+/** @param {import("./app.js").App} app @param {string} what */
+function walkButtons(app, what) {
+  return h("div", { class: "walk" },
+    h("button", { class: "plain", title: `previous ${what} (P)`, onclick: () => app.walk(-1) }, "‹ P"),
+    h("span", { class: "quiet" }, `${what} ${app.shownFinding + 1} of ${app.findings.length}`),
+    h("button", { class: "plain", title: `next ${what} (N)`, onclick: () => app.walk(1) }, "N ›"));
 }
 
 /** @param {string} severity @param {string} title @param {string} why */

@@ -4,7 +4,7 @@
 import { json, show } from "../api.js";
 import { announce, fill, h } from "../dom.js";
 import { columnScale, moment, time } from "../format.js";
-import { rankName } from "../layout.js";
+import { rankNumber } from "../layout.js";
 import { shortenName } from "../names.js";
 import { headingOf } from "../table.js";
 import { rangeOf, rangeText } from "./range.js";
@@ -171,7 +171,7 @@ export class EventsPanel {
 function cell(name, row, scale, span) {
   if (name === "name") return shortenName(row.name, 64);
   if (name === "track") return row.label;
-  if (name === "rank") return rankName(row.rank).replace("rank ", "");
+  if (name === "rank") return rankNumber(row.rank);
   if (name === "start_ns") return moment(row.start_ns, span).split(" ")[0];
   const value = row[name];
   return value === null ? "–" : scale ? scale.text(value) : value;

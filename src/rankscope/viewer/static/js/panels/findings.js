@@ -1,6 +1,7 @@
 // The findings: a list with what each would save, the text of one with commands to copy, and its collective on every rank.
 
 import { h } from "../dom.js";
+import { rankNumber } from "../layout.js";
 import { percent, time } from "../format.js";
 import { copyText, table } from "../table.js";
 
@@ -69,8 +70,8 @@ function command(text) {
 /** A collective with one row per rank, in order of arrival: when it arrives, how long it waits, how long it transfers.
  * @param {import("../app.js").App} app @param {any} peers an answer of the route `collective` */
 export function peersTable(app, peers) {
-  const rows = peers.rows.map((/** @type {any} */ row) => ({ ...row, transfer_ns: row.wait_ns === null ? null : row.dur_ns - row.wait_ns }));
-  const columns = [{ name: "rank" }, { name: "arrives_ns", title: "arrives", unit: "ns" }, { name: "wait_ns", title: "waits", unit: "ns" },
+  const rows = peers.rows.map((/** @type {any} */ row) => ({ ...row, of: rankNumber(row.rank), transfer_ns: row.wait_ns === null ? null : row.dur_ns - row.wait_ns }));
+  const columns = [app.run.titles ? { name: "of", title: "rank" } : { name: "rank" }, { name: "arrives_ns", title: "arrives", unit: "ns" }, { name: "wait_ns", title: "waits", unit: "ns" },
     { name: "transfer_ns", title: "transfers", unit: "ns" }];
   return table(columns, rows, { caption: peers.title, tools: false, hot: (row) => row.rank === peers.last, go: (row) => app.goTo(row, { stay: true }) });
 }

@@ -19,7 +19,7 @@ const RANGE = ["begin", "end", "area", "box", "open", "filter"];
 /** @type {Record<string, { title: string, draw: (app: import("../app.js").App) => Promise<Node | string>, redrawOn: string[] }>}
  * redrawOn: the parts of the view that it shows */
 const PANELS = {
-  findings: { title: "Findings", draw: findingsPanel, redrawOn: ["finding"] },
+  findings: { title: "Findings", draw: (app) => (app.run.titles ? diffPanel(app) : findingsPanel(app)), redrawOn: ["finding"] },
   selection: { title: "Selection", draw: selectionPanel, redrawOn: ["slice"] },
   events: { title: "Events", draw: drawEvents, redrawOn: [...RANGE, "slice"] },
   area: { title: "Area", draw: areaPanel, redrawOn: RANGE },
@@ -30,7 +30,7 @@ const PANELS = {
   memory: { title: "Memory", draw: memoryPanel, redrawOn: [] },
   roofline: { title: "Roofline", draw: rooflinePanel, redrawOn: [] },
   reports: { title: "Reports", draw: reportsPanel, redrawOn: ["report", "by"] },
-  diff: { title: "Diff", draw: diffPanel, redrawOn: [] },
+  diff: { title: "Diff", draw: diffPanel, redrawOn: ["finding"] },
   sql: { title: "SQL", draw: sqlPanel, redrawOn: [] },
 };
 const NAMES = Object.keys(PANELS);

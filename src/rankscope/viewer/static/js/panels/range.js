@@ -10,11 +10,10 @@ const MOST_RANKS = 64;
  * @param {import("../app.js").App} app */
 export function rangeOf(app) {
   const { view } = app.store;
-  const [begin, end] = view.area ?? [Math.round(view.begin), Math.max(Math.round(view.end), Math.round(view.begin) + 1)];
   const tracks = view.area && view.box.length ? view.box : visibleTracks(app);
   const ranks = tracks.length ? [...new Set(tracks.map((key) => Number(key.split(".")[0])))] : ranksOf(app);
-  const later = Math.round(app.timeline.beginOf(ranks[0]) - view.begin); // of two runs, the second is shown from another time on
-  return { begin: begin + later, end: end + later, ranks: ranks.join(","), tracks: tracks.length <= MOST_TRACKS ? tracks.join(",") : "" };
+  const [begin, end] = app.timeline.timesOf(ranks[0], view.area ?? undefined);
+  return { begin, end, ranks: ranks.join(","), tracks: tracks.length <= MOST_TRACKS ? tracks.join(",") : "" };
 }
 
 /** Expanded ranks; all, where none is. Of two runs, only those of the one that comes first. @param {import("../app.js").App} app */

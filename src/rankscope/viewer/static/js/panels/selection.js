@@ -3,7 +3,7 @@
 import { json } from "../api.js";
 import { h, s } from "../dom.js";
 import { quantity, time } from "../format.js";
-import { COMMUNICATION } from "../layout.js";
+import { COMMUNICATION, rankNumber } from "../layout.js";
 import { peersTable } from "./findings.js";
 
 /** @param {import("../app.js").App} app */
@@ -40,7 +40,7 @@ async function slicePanel(app, key) {
 
 /** @param {import("../app.js").App} app @param {any} slice */
 function facts(app, slice) {
-  const rows = [["rank", `${slice.rank}, ${slice.where}`], ["category", slice.category], ["duration", time(slice.dur_ns)],
+  const rows = [["rank", `${rankNumber(slice.rank)}, ${slice.where}`], ["category", slice.category], ["duration", time(slice.dur_ns)],
     ["self", time(slice.self_ns)], ["starts", app.timeline.momentOf(slice.start_ns, slice)], ["step", slice.step ?? "–"]];
   if (slice.bytes) rows.push(["bytes", quantity(slice.bytes, "bytes")]);
   return rows;

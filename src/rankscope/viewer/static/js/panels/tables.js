@@ -60,7 +60,10 @@ function leading(app, name, rows) {
   if (!Number.isInteger(first.rank) && !rows.some((row) => Number.isInteger(row.step))) return undefined;
   return (/** @type {any} */ row) => {
     const step = app.run.steps.find((each) => each.step === row.step);
-    if (step) app.show(step.start_ns - step.dur_ns * 0.01, step.start_ns + step.dur_ns * 1.01, { history: true });
+    if (step) {
+      const place = app.axis.of(step.start_ns, 0);
+      app.show(place - step.dur_ns * 0.01, place + step.dur_ns * 1.01, { history: true });
+    }
     const rank = row.rank ?? row.last_rank;
     if (app.run.ranks.includes(rank)) app.reveal(rank);
   };
