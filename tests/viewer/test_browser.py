@@ -458,7 +458,9 @@ def test_two_runs_one_above_the_other(slow2: Viewer, screen: Screen) -> None:
     changes = viewer.ask("diff")[1]["findings"]
     assert page.inner_text("#verdict h1") == changes[0]["title"] and len(changes) > 1
     screen.press("n")
-    screen.until(f"document.querySelector('.card[aria-current=true] h3').textContent === {changes[1]['title']!r}")
+    screen.until(
+        f"document.querySelector('.card[aria-current=true] h3').textContent === {changes[1]['title']!r}"
+    )
     assert page.inner_text("#verdict h1") == changes[1]["title"]
     assert f"difference 2 of {len(changes)}" in page.inner_text("#verdict")
     screen.press("Home")
@@ -474,7 +476,9 @@ def test_two_runs_one_above_the_other(slow2: Viewer, screen: Screen) -> None:
             [first[step], second[step]],
         )
         assert places[0] == places[1]
-    page.evaluate("window.rankscope.search.walk({ name: 'aten::mm', rank: 1000002 })")  # a slice of B is shown
+    page.evaluate(
+        "window.rankscope.search.walk({ name: 'aten::mm', rank: 1000002 })"
+    )  # a slice of B is shown
     screen.until("window.rankscope.panels.slice?.compared && window.rankscope.timeline.inView.has(1000002)")
     assert "B 2, thread" in screen.panel()
     slice = page.evaluate("window.rankscope.panels.slice")

@@ -36,7 +36,7 @@ def flight(folder: Path, dataset: Dataset) -> None:
     ("make", "tab", "panel", "verdict"),
     [
         (snapshot, "memory", "Allocated at the peak", "8 blocks of 16.8 MB from mix.py(9) were never freed"),
-        (ncu, "roofline", "Rate against intensity", "No finding in: roofline, ncu."),
+        (ncu, "roofline", "peaks of NVIDIA H200", "No finding in: roofline, ncu."),
         (flight, "reports", "Missing ranks", "rank 1 stopped the job"),
     ],
 )

@@ -22,7 +22,7 @@ const HELP = [
   ["{ / }", "move the pinned track or rank under the pointer up / down"],
   ["G", "all flows of the selected op: arrows from each visible one to what it launches"],
   ["M, Shift + M", "make a mark under the pointer; list the marks"],
-  ["/", "search; Enter goes to the first hit, ] and [ to the next and previous"],
+  ["/", "search; Enter goes to the first name that is listed, ] and [ to the next and previous"],
   ["1 – 9, 0", "tabs of the panel"],
   ["R", "times from the start of the run, or of the step"],
   ["C", "clocks: aligned by collectives, or the wall clock of each rank"],
