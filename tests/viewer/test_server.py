@@ -95,7 +95,9 @@ def test_every_route_is_listed_and_answers(slow2: Viewer) -> None:
         "share": {**window, "ranks": "2"}, "memory": {"rank": 0}, "blocks": {"rank": 0}, "place": {}, "growing": {},
         "query": {"sql": "SELECT count(*) FROM slices"}, "report": {"name": "breakdown"},
     }  # fmt: skip
-    assert set(asked) | {"diff", "keep-marks", "watch", "capture", "move"} == set(slow2.ask("index")[1]["routes"])
+    assert set(asked) | {"diff", "keep-marks", "watch", "capture", "move"} == set(
+        slow2.ask("index")[1]["routes"]
+    )
     for name, query in asked.items():
         status, answer = slow2.ask(name, **query)
         assert status == 200, (name, answer)
