@@ -25,10 +25,10 @@ from across import LATE_RANK, write_run
 def ask(folder: Path) -> dict[str, float]:
     """In this process: both questions, timed."""
     from rankscope.analysis.core.scope import Scope
-    from rankscope.analysis.critical_path.graph.build import graph_of
     from rankscope.analysis.critical_path.report import critical
     from rankscope.analysis.critical_path.scenarios import rank_at_median
     from rankscope.analysis.critical_path.whatif import whatif
+    from rankscope.analysis.graph.graph import graph_of
     from rankscope.timeline.reading import ingest
     from rankscope.timeline.run import Run
 
@@ -39,13 +39,13 @@ def ask(folder: Path) -> dict[str, float]:
     built = time.process_time()
     path = critical(run, Scope())
     walked = time.process_time()
-    predicted = whatif(run, Scope(), [rank_at_median(LATE_RANK, {})])
+    predicted = whatif(run, Scope(), [rank_at_median(LATE_RANK)])
     played = time.process_time()
     assert sum(row["ns"] for row in path.rows) == graph.window[1] - graph.window[0]
     assert not any("played unchanged" in note for note in predicted.notes), predicted.notes
     assert predicted.rows[0]["saved_ns"] >= 0
     return {
-        "nodes": len(graph.device.start) + len(graph.host.time),
+        "points": len(graph.rank),
         "build_s": built - began,
         "critical_s": walked - built,
         "whatif_s": played - walked,
@@ -67,7 +67,7 @@ def main() -> None:
         return
     root = args.keep or Path(tempfile.mkdtemp(prefix="rankscope-replay-"))
     try:
-        print("ranks  collectives      nodes  build s  critical s  whatif s  peak MB")
+        print("ranks  collectives     points  build s  critical s  whatif s  peak MB")
         for count in (args.collectives // 4, args.collectives):
             folder = root / str(count)
             if not folder.exists():
@@ -79,7 +79,7 @@ def main() -> None:
             )
             found = json.loads(done.stdout)
             seconds = f"{found['build_s']:7.2f}  {found['critical_s']:10.2f}  {found['whatif_s']:8.2f}"
-            print(f"{args.ranks:5}  {count:11,}  {found['nodes']:9,}  {seconds}  {found['peak_mb']:7.0f}")
+            print(f"{args.ranks:5}  {count:11,}  {found['points']:9,}  {seconds}  {found['peak_mb']:7.0f}")
     finally:
         if not args.keep:
             shutil.rmtree(root)

@@ -8,15 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.critical_path.graph.nodes import (
-    NONE,
-    DeviceNodes,
-    Graph,
-    HostNodes,
-    Lags,
-    MatchedCollectives,
-    previous_on_stream,
-)
+from analysis.event_replay import RunEvents
+from rankscope.analysis.graph.events import NONE, DeviceNodes, HostNodes, Lags, previous_on_stream
+from rankscope.analysis.graph.graph import MatchedCollectives
 
 LAUNCH, STREAM, OTHER, SYNC = 5_000, 1_000, 1_500, 3_000
 
@@ -107,11 +101,10 @@ def _on_stream(items: list[Item], at: int) -> list[int]:
     return [i for i in range(at) if items[i].sync is None and items[i].stream == items[at].stream]
 
 
-def graph_of_program(program: Program) -> tuple[Graph, list[tuple[int, int]], list[tuple[int, int]]]:
-    """The graph of a program as played, and for each device and host node its (rank, item)."""
+def events_of_program(program: Program) -> tuple[RunEvents, list[tuple[int, int]]]:
+    """The events of a program as played, and for each device node its (rank, item)."""
     host, device = play(program)
     host_rows: list[dict[str, int]] = []
-    host_at: list[tuple[int, int]] = []
     device_rows: list[dict[str, int]] = []
     device_at: list[tuple[int, int]] = []
     place: dict[tuple[int, int], int] = {}
@@ -124,12 +117,10 @@ def graph_of_program(program: Program) -> tuple[Graph, list[tuple[int, int]], li
             before = (host[rank][at - 1] if at else 0) + item.host
             first = not host_rows or host_rows[-1]["rank"] != rank
             host_rows.append(_host_row(rank, before, 0, NONE, NONE if first else len(host_rows) - 1))
-            host_at.append((rank, at))
             if item.sync is not None:
                 waited = host[rank][at] > before
                 target = place[rank, item.sync] if waited else NONE
                 host_rows.append(_host_row(rank, host[rank][at], 2, target, len(host_rows) - 1))
-                host_at.append((rank, at))
                 continue
             start, end = device[rank][at]
             device_rows.append(
@@ -151,10 +142,11 @@ def graph_of_program(program: Program) -> tuple[Graph, list[tuple[int, int]], li
     collectives = _matched_collectives(program, nodes)
     ends = [*nodes.end.tolist(), *moments["time"].tolist()]
     names = [str(i) for i in range(64)]
-    graph = Graph(
-        tuple(range(ranks)), names, nodes, HostNodes(**moments), lags, collectives, (0, max(ends)), (), ()
-    )
-    return graph, device_at, host_at
+    events = RunEvents(
+        tuple(range(ranks)), names, nodes, HostNodes(**moments), lags, collectives, (0, max(ends)), (),
+        np.zeros(len(moments["time"]), dtype=np.int64),
+    )  # fmt: skip
+    return events, device_at
 
 
 def _host_row(rank: int, time: int, kind: int, target: int, before: int) -> dict[str, int]:

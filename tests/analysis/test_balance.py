@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.event_replay import EventReplay, durations_of, events_of
 from conftest import DATA
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.bubbles import bubble_times
@@ -34,7 +35,7 @@ from rankscope.analysis.core.device_events import COMM, COMPUTE, UNKNOWN, Device
 from rankscope.analysis.core.intervals import covered
 from rankscope.analysis.core.result import NoteKind, Result, note_kind
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.critical_path.savings import reduced_replay, replayed
+from rankscope.analysis.critical_path.savings import savings_of
 from rankscope.analysis.critical_path.scenarios import balanced
 from rankscope.analysis.critical_path.whatif import whatif
 from rankscope.bench.synthetic.cluster_trace import write_job
@@ -243,11 +244,13 @@ def test_slowdown_is_that_of_the_simulation(simulated: Simulated, job: dict[str,
     assert rows["run", "all"]["t_ns"] == pytest.approx(expected["t_ns"], rel=0.02)
     assert rows["run", "all"]["slowdown"] == pytest.approx(expected["slowdown"], rel=0.02)
     scope = Scope().in_run(run)
-    events, reduced = replayed(run, scope), reduced_replay(run, scope)
-    assert events is not None and reduced is not None
+    savings = savings_of(run, scope)
+    assert savings is not None
+    events, graph = events_of(run, scope), savings.graph
+    replay = EventReplay(events)
     for what in BALANCES:
-        saved = [savings.saved_ns([balanced(what)]) for savings in (events, reduced)]
-        assert saved[0] == pytest.approx(saved[1], abs=0.001 * events.step_ns)
+        work = balanced(what).change(run, graph, graph.work)
+        assert savings.length_with([balanced(what)]) == replay.length(durations_of(events, graph, work))
 
 
 @pytest.mark.slow

@@ -21,9 +21,9 @@ from rankscope.analysis.core.intervals import length
 from rankscope.analysis.core.result import Finding, Result, Row
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import run_step
-from rankscope.analysis.critical_path.graph.build import graph_of
 from rankscope.analysis.critical_path.whatif import whatif
 from rankscope.analysis.findings import collect
+from rankscope.analysis.graph.graph import graph_of
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.bench.synthetic.cluster import Fault, Job, simulate
 from rankscope.bench.synthetic.cluster_trace import write_traces

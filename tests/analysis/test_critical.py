@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,17 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.plain_walk import pieces, plain_walk, random_graph
-from analysis.random_programs import graph_of_program, longest_path, random_program
+from analysis.event_replay import events_of, graph_of_events
+from analysis.plain_walk import pieces, plain_walk, random_events
+from analysis.random_programs import events_of_program, longest_path, random_program
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from pipeline_traces import PipelinePlan, write_pipeline
 from rankscope.analysis import REPORTS
+from rankscope.analysis.core.host_labels import latest_around
 from rankscope.analysis.core.result import Result, Row
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.critical_path import report
-from rankscope.analysis.critical_path.graph.build import graph_of
-from rankscope.analysis.critical_path.graph.nodes import NONE
-from rankscope.analysis.critical_path.path import find_critical_path
+from rankscope.analysis.graph.events import NONE
+from rankscope.analysis.graph.graph import graph_of
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
@@ -47,9 +48,10 @@ def by_class(rows: Sequence[Row]) -> Counter[str]:
 def test_the_path_is_the_longest_of_all(seed: int) -> None:
     program = random_program(seed)
     length, parts = longest_path(program)
-    graph, _, _ = graph_of_program(program)
-    path = pieces(find_critical_path(graph))
-    assert path == plain_walk(graph)
+    events, _ = events_of_program(program)
+    graph = graph_of_events(events)
+    path = pieces(graph)
+    assert path == plain_walk(events)
     assert graph.window == (0, length)
     found: Counter[str] = Counter()
     for piece in path:
@@ -63,18 +65,19 @@ def test_the_path_is_the_longest_of_all(seed: int) -> None:
 @settings(max_examples=500, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_the_path_is_that_of_the_plain_walk(seed: int) -> None:
-    graph = random_graph(seed)
-    assert pieces(find_critical_path(graph)) == plain_walk(graph)
+    events = random_events(seed)
+    assert pieces(graph_of_events(events)) == plain_walk(events)
 
 
 def test_a_circle_ends_the_path() -> None:
-    graph, _, _ = graph_of_program(random_program(1))
-    moments = len(graph.host.time)
-    circle = replace(graph.host, before=np.roll(np.arange(moments), 1), target=np.full(moments, NONE))
-    alone = replace(graph, host=circle, window=(-1, int(graph.host.time.max())))
-    path = pieces(find_critical_path(alone))
-    assert len(path) > moments
-    assert sum(piece.end - piece.start for piece in path) == alone.window[1] + 1
+    graph = graph_of_events(events_of_program(random_program(1))[0])
+    to, origin = np.arange(len(graph.rank)), np.roll(np.arange(len(graph.rank)), 1)
+    spent = tuple(np.zeros(len(to), dtype=np.int64) for _ in graph.work.spent)
+    circle = replace(
+        graph, to=to, origin=origin, work=replace(graph.work, spent=spent), window=(-1, graph.window[1])
+    )
+    path = pieces(circle)
+    assert sum(piece.end - piece.start for piece in path) == circle.window[1] + 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(-1, 12)), max_size=20))
@@ -86,20 +89,21 @@ def test_the_label_of_a_moment_is_the_slice_around_it_that_started_last(spans: l
         max((at for at, (begin, size) in enumerate(spans) if begin <= moment < begin + size), default=NONE)
         for moment in moments.tolist()
     ]
-    assert report._latest(start, start + length, np.arange(len(spans)), moments).tolist() == around
+    assert latest_around(start, start + length, np.arange(len(spans)), moments).tolist() == around
 
 
 def test_labels_of_overlapping_slices_in_n_log_n() -> None:
     """Level by level this takes minutes: each slice overlaps all others."""
     start = np.arange(200_000)
-    names = report._latest(start, start + len(start), start, start)
+    names = latest_around(start, start + len(start), start, start)
     assert names.tolist() == start.tolist()
 
 
 def adds_up(run: Run, result: Result, **scope: Any) -> None:
     graph = graph_of(run, Scope(**scope).in_run(run))
     low, high = graph.window
-    assert pieces(find_critical_path(graph)) == plain_walk(graph)
+    if not scope:  # of a part of the steps, what was before is known
+        assert pieces(graph) == plain_walk(events_of(run, Scope().in_run(run)))
     assert sum(row["ns"] for row in result.rows) == high - low
     assert sum(row["pct"] for row in result.rows) == pytest.approx(100)
     assert all(row["ns"] > 0 for row in result.rows)
@@ -147,7 +151,9 @@ def test_a_pipeline_hangs_on_its_slow_stage(tmp_path: Path) -> None:
     assert slow["ns"] == plan.steps * plan.micro_batches * (plan.forward_ns + plan.slow_ns)
     one = critical(run, steps=(1, 1))
     adds_up(run, one, steps=(1, 1))
-    assert by_class(one.rows)["compute"] == by_class(result.rows)["compute"] // 2
+    # It begins with rank 2, while the others compute backwards in step 0: events of other steps are on the path too.
+    before = 2 * plan.backward_ns - 2_000
+    assert by_class(one.rows)["compute"] == by_class(result.rows)["compute"] // 2 + before
 
 
 @pytest.mark.thorough
@@ -175,6 +181,13 @@ def test_real_ranks(open_real: Callable[[Path], Run]) -> None:
     for name in ("seqpar-gloo4", "ddp-gloo4", "gpt-h200", "seqpar-nccl1-bf16"):
         run = open_real(DATA / name)
         adds_up(run, critical(run))
+
+
+def test_collectives_on_the_host_of_a_rank_alone_are_communication(tmp_path: Path) -> None:
+    shutil.copy(DATA / "ddp-gloo4" / "rank-1.json.gz", tmp_path)
+    result = critical(open_trace(tmp_path))
+    assert by_class(result.rows)["comm"] == pytest.approx(370.9e6, rel=1e-3)
+    assert result.findings[0].title == "The critical path is communication-bound (84 %)"
 
 
 @pytest.mark.slow

@@ -14,15 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analysis.event_replay import EventReplay, durations_of, events_of
 from conftest import open_trace
 from gloo_traces import GlooJob, pipeline
 from rankscope.analysis.across_ranks.lateness import Culprits, Lateness, culprits
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
-from rankscope.analysis.critical_path.graph.build import host_waits
-from rankscope.analysis.critical_path.savings import reduced_replay, replayed
-from rankscope.analysis.critical_path.scenarios import balanced, peers_of, rank_at_median
+from rankscope.analysis.critical_path.savings import savings_of
+from rankscope.analysis.critical_path.scenarios import balanced, rank_at_median
 from rankscope.analysis.findings import collect
+from rankscope.analysis.graph.build import host_waits
 from rankscope.timeline.run import Run
 
 MS = 1_000_000
@@ -117,10 +118,10 @@ def write_job(
 
 
 def saved_ms(run: Run, rank: int, steps: tuple[int, int]) -> float:
-    savings = replayed(run, Scope(steps=steps))
+    savings = savings_of(run, Scope(steps=steps))
     assert savings is not None
     assert savings.off_ns == 0
-    return savings.saved_ns([rank_at_median(rank, peers_of(run, [rank]))]) / MS
+    return savings.saved_ns([rank_at_median(rank)]) / MS
 
 
 @pytest.mark.parametrize("early_op_ns", [0, 200_000])
@@ -145,24 +146,25 @@ def test_work_before_the_collective_is_saved_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("early_op_ns", [0, 200_000])
-def test_the_reduced_graph_has_the_same_waits(early_op_ns: int, tmp_path: Path) -> None:
+def test_the_graph_has_the_same_waits_as_the_events(early_op_ns: int, tmp_path: Path) -> None:
     def work(rank: int, step: int) -> int:
         return (10 + 8 * (rank == 1) + (step + rank) % 3) * MS
 
     run = write_job(tmp_path, 5, work, lambda rank, step: 0, early_op_ns=early_op_ns)
-    whole, reduced = replayed(run, Scope(steps=(0, 4))), reduced_replay(run, Scope(steps=(0, 4)))
-    assert whole is not None
-    assert reduced is not None
-    assert reduced.off_ns == 0
+    scope = Scope(steps=(0, 4))
+    events, savings = events_of(run, scope), savings_of(run, scope)
+    assert savings is not None
+    replay = EventReplay(events)
     for rank in range(4):
-        changes = [rank_at_median(rank, peers_of(run, [rank]))]
-        assert reduced.saved_ns(changes) == pytest.approx(whole.saved_ns(changes), abs=0.2 * MS), rank
+        changed = rank_at_median(rank).change(run, savings.graph, savings.graph.work)
+        expected = replay.length(durations_of(events, savings.graph, changed))
+        assert savings.length_with([rank_at_median(rank)]) == expected, rank
 
 
 def test_uneven_work_costs_what_the_last_rank_takes_over_the_mean(tmp_path: Path) -> None:
     batches = np.random.default_rng(1).integers(1, 8, (4, 6)) * 5 * MS
     run = write_job(tmp_path, 6, lambda rank, step: int(batches[rank, step]), lambda rank, step: 0)
-    savings = replayed(run, Scope(steps=(0, 5)))
+    savings = savings_of(run, Scope(steps=(0, 5)))
     assert savings is not None
     planted = float((batches.max(axis=0) - batches.mean(axis=0)).mean())
     assert savings.saved_ns([balanced("ranks")]) == pytest.approx(planted, rel=0.02)
@@ -234,9 +236,9 @@ def test_a_slow_stage_of_a_pipeline_over_gloo(slow: int, tmp_path: Path) -> None
     stages[slow] = 5000.0
     job = GlooJob(pipeline(stages), jitter_us=0)
     run = open_trace(job.write(tmp_path / "slow", captured=True))
-    savings = replayed(run, Scope().in_run(run))
+    savings = savings_of(run, Scope().in_run(run))
     assert savings is not None
     assert savings.off_ns == 0
     planted = 1000 * (job.step_us() - equal.step_us())
     # The other stage in the middle has the same messages.
-    assert savings.saved_ns([rank_at_median(slow, {slow: [3 - slow]})]) == pytest.approx(planted, rel=0.05)
+    assert savings.saved_ns([rank_at_median(slow)]) == pytest.approx(planted, rel=0.05)

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis.event_replay import EventReplay, Times, durations_of, events_of, recorded
+from analysis.plain_walk import pieces, plain_walk
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.lateness import culprits, lateness
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.critical_path.graph.build import graph_of
-from rankscope.analysis.critical_path.reduced.run_graph import ReducedReplay, reduced_graph
-from rankscope.analysis.critical_path.replay import Replay, recorded
-from rankscope.analysis.critical_path.savings import reduced_replay, replayed
+from rankscope.analysis.critical_path.savings import savings_of
 from rankscope.analysis.critical_path.scenarios import bandwidth, hide_comm
 from rankscope.bench.synthetic.cluster import Fault, Job, RankRun, simulate
 from rankscope.bench.synthetic.cluster_trace import write_traces
@@ -91,35 +90,21 @@ def test_who_is_waited_for_started_last(planted: tuple[Job, Any, Run]) -> None:
     assert (np.abs(rows.start[late] - rows.start[waited] - found.wait[waited]) <= 3 * job.leave_ns).all()
 
 
-def test_replays_without_changes_give_the_recorded_times(planted: tuple[Job, Any, Run]) -> None:
+def test_the_replay_is_that_event_by_event(planted: tuple[Job, Any, Run]) -> None:
     _, _, run = planted
     scope = Scope().in_run(run)
-    graph = graph_of(run, scope)
-    assert len(graph.visits.node)
-    times = Replay(graph).play(recorded(graph))
-    assert times is not None
-    for replayed_times, recorded_times in (
-        (times.start, graph.device.start),
-        (times.end, graph.device.end),
-        (times.host, graph.host.time),
-    ):
-        assert replayed_times.tolist() == recorded_times.tolist()
-    reduced = reduced_graph(run, scope)
-    replay = ReducedReplay(reduced)
-    assert not replay.has_cycle
-    assert replay.ends(reduced.work).tolist() == reduced.end[replay._points].tolist()
-
-
-def test_both_graphs_predict_the_same(planted: tuple[Job, Any, Run]) -> None:
-    _, _, run = planted
-    scope = Scope().in_run(run)
-    by_events, by_points = replayed(run, scope), reduced_replay(run, scope)
-    assert by_events is not None and by_points is not None
+    events, savings = events_of(run, scope), savings_of(run, scope)
+    assert len(events.visits.node) and savings is not None and savings.off_ns == 0
+    replay = EventReplay(events)
+    times = replay.play(recorded(events))
+    assert times is not None and [*times] == [*Times.as_recorded(events)]
+    assert pieces(savings.graph) == plain_walk(events)
     for scenario in (hide_comm(), bandwidth(2)):
-        saved = by_events.saved_ns([scenario])
-        assert by_points.saved_ns([scenario]) == pytest.approx(saved, rel=0.02, abs=2_000)
+        work = scenario.change(run, savings.graph, savings.graph.work)
+        played = replay.length(durations_of(events, savings.graph, work))
+        assert savings.length_with([scenario]) == played
     # A message that takes no time still waits for the other end.
-    assert 0 < by_events.saved_ns([hide_comm()]) < 0.5 * by_events.step_ns
+    assert 0 < savings.saved_ns([hide_comm()]) < 0.5 * savings.step_ns
 
 
 def test_breakdown_and_collectives_have_the_planted_waits_and_transfers(

@@ -13,15 +13,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from analysis.random_programs import Program, graph_of_program, play, random_program
+from analysis.event_replay import graph_of_events, nodes_of
+from analysis.random_programs import Program, events_of_program, play, random_program
 from conftest import DATA, kernel_event, open_trace, write_kineto
+from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.analysis.critical_path import scenarios
-from rankscope.analysis.critical_path.graph.build import graph_of
-from rankscope.analysis.critical_path.graph.nodes import HOST_CLASSES, NONE, Graph
-from rankscope.analysis.critical_path.replay import Replay, Times, recorded
 from rankscope.analysis.critical_path.whatif import whatif
+from rankscope.analysis.graph.events import HOST_CLASSES, NONE
+from rankscope.analysis.graph.graph import Graph, Work, graph_of
+from rankscope.analysis.graph.replay import Replay
 from rankscope.bench.synthetic import Plan, Slower, Straggler, write
 from rankscope.cli import main
 from rankscope.errors import UsageError
@@ -34,24 +36,28 @@ from rankscope.timeline.run import Run
 @given(st.integers(0, 2**32 - 1))
 def test_a_replay_is_what_playing_the_program_gives(seed: int) -> None:
     program = random_program(seed)
-    graph, device_at, _ = graph_of_program(program)
+    events, device_at = events_of_program(program)
     # Which stream a call would have waited for, had it had to, no file tells.
-    assume(not ((graph.host.kind == HOST_CLASSES.index("sync")) & (graph.host.target == NONE)).any())
-    unchanged = Replay(graph).play(recorded(graph))
-    assert unchanged is not None
-    assert (unchanged.start == graph.device.start).all() and (unchanged.end == graph.device.end).all()
-    assert (unchanged.host == graph.host.time).all()
+    assume(not ((events.host.kind == HOST_CLASSES.index("sync")) & (events.host.target == NONE)).any())
+    graph = graph_of_events(events)
+    assert ends(graph, graph.work).tolist() == graph.end.tolist()
     faster = Program(
         [[replace(item, took=item.took // 3) for item in items] for items in program.ranks],
         [time // 2 for time in program.transfer],
     )
     _, expected = play(faster)
-    durations = recorded(graph)
-    took = np.where(graph.device.match == -1, durations.device // 3, durations.device)
-    times = Replay(graph).play(replace(durations, device=took, transfer=durations.transfer // 2))
-    assert times is not None
-    found = list(zip(times.start.tolist(), times.end.tolist(), strict=True))
-    assert found == [expected[rank][at] for rank, at in device_at]
+    work = replace(graph.work, own_ns=graph.work.own_ns // 3, transfer=graph.work.transfer // 2)
+    found = ends(graph, work)[nodes_of(events, graph)].tolist()
+    assert found[: len(device_at)] == [expected[rank][at][1] for rank, at in device_at]
+
+
+def ends(graph: Graph, work: Work) -> Ints:
+    """By point; all are in the window."""
+    replay = Replay(graph)
+    assert not replay.has_cycle
+    ends: Ints = np.empty(len(graph.rank), dtype=np.int64)
+    ends[replay._points] = replay.ends(replay.arrays(work))
+    return ends
 
 
 Make = Callable[..., Run]
@@ -77,10 +83,6 @@ def step_ns(run: Run) -> int:
     return round(mean_step_ns(run, Scope().in_run(run)))
 
 
-def as_recorded(graph: Graph) -> Times:
-    return Times(graph.device.start, graph.device.end, graph.host.time)
-
-
 def predicted(run: Run, *asked: scenarios.Scenario) -> int:
     rows = whatif(run, Scope(), asked).rows
     assert rows[0]["base_ns"] == step_ns(run)
@@ -93,7 +95,7 @@ def predicted(run: Run, *asked: scenarios.Scenario) -> int:
 def test_without_the_straggler(make: Make, cause: str) -> None:
     slow = make(straggler=Straggler(2, cause, 3_000_000))
     assert step_ns(slow) > step_ns(make()) + 2_000_000
-    assert predicted(slow, scenarios.rank_at_median(2, {})) == step_ns(make())
+    assert predicted(slow, scenarios.rank_at_median(2)) == step_ns(make())
 
 
 @pytest.mark.slow
@@ -118,7 +120,7 @@ def test_communication_hidden_and_a_faster_bus(make: Make) -> None:
 @pytest.mark.slow
 def test_two_changes_together(make: Make) -> None:
     both = make(straggler=Straggler(2, "compute", 3_000_000), bus_gb_s=50.0)
-    result = whatif(both, Scope(), [scenarios.rank_at_median(2, {}), scenarios.bandwidth(6.0)])
+    result = whatif(both, Scope(), [scenarios.rank_at_median(2), scenarios.bandwidth(6.0)])
     assert [row["what"] for row in result.rows] == [
         "rank 2 at the median",
         "bandwidth x6",
@@ -147,7 +149,7 @@ def test_with_jitter_clocks_and_a_missing_rank(tmp_path: Path) -> None:
     )
     write(Plan(**plan), tmp_path / "fast")
     slow, fast = (Run(ingest([tmp_path / name])) for name in ("slow", "fast"))
-    found = whatif(slow, Scope(), [scenarios.rank_at_median(2, {})]).rows[0]
+    found = whatif(slow, Scope(), [scenarios.rank_at_median(2)]).rows[0]
     true = step_ns(fast)
     assert found["predicted_ns"] == pytest.approx(true, rel=0.04)
 
@@ -163,10 +165,7 @@ def test_real_ranks(open_real: Callable[[Path], Run]) -> None:
         result = whatif(run, Scope())
         graph = graph_of(run, Scope().in_run(run))
         assert result.rows[0]["base_ns"] == step_ns(run)
-        played = Replay(graph).play(recorded(graph))
-        assert played is not None
-        for found, expected in zip(vars(played).values(), vars(as_recorded(graph)).values(), strict=True):
-            assert (found == expected).all()
+        assert ends(graph, graph.work).tolist() == graph.end.tolist()
         assert not any("a replay without changes" in note for note in result.notes)
 
 
@@ -177,9 +176,9 @@ def test_bad_input(tmp_path: Path, make: Make, capsys: pytest.CaptureFixture[str
     with pytest.raises(UsageError, match="no kernel has 'softmaxx'"):
         predicted(make(), scenarios.kernel("softmaxx", 2.0))
     with pytest.raises(UsageError, match="this run has no rank 9"):
-        predicted(make(), scenarios.rank_at_median(9, {}))
+        predicted(make(), scenarios.rank_at_median(9))
     with pytest.raises(UsageError, match="one rank alone has no median"):
-        predicted(lone, scenarios.rank_at_median(0, {}))
+        predicted(lone, scenarios.rank_at_median(0))
     for words, message in (
         (["--rank", "2=fast"], "--rank 2=fast is not R=median"),
         (["--kernel", "gelu"], "--kernel gelu is not NAME=FACTOR"),

@@ -23,6 +23,7 @@ from rankscope.analysis.critical_path.report import critical
 from rankscope.analysis.efficiency.mfu import mfu
 from rankscope.analysis.efficiency.ncu import ncu
 from rankscope.analysis.efficiency.roofline import roofline
+from rankscope.analysis.faults.report import faults
 from rankscope.analysis.health.flight import flight_recorder
 from rankscope.analysis.health.hang import hang
 from rankscope.analysis.health.telemetry import telemetry
@@ -51,8 +52,8 @@ TOPICS = {
         "dataloader", "families", "kernels", "ops", "runtime_api", "memcpy", "annotations",
     ),
     "Across ranks": (
-        "stragglers", "op_differences", "micro_batches", "host_cpu", "collectives", "nccl", "critical", "imbalance",
-        "bubbles", "clocks", "layout", "groups",
+        "faults", "stragglers", "op_differences", "micro_batches", "host_cpu", "collectives", "nccl", "critical",
+        "imbalance", "bubbles", "clocks", "layout", "groups",
     ),
     "Efficiency": ("mfu", "roofline", "ncu", "gpu"),
     "Memory": ("memory", "allocators", "fragmentation"),
@@ -66,7 +67,7 @@ _OF_WHOLE_FILES = (
     "steps", "stragglers", "op_differences", "micro_batches",
 )  # fmt: skip
 """Reports whose figures also follow from what is not in a file: idle times, step times, waits."""
-_OF_WHOLE_RUNS = ("critical", "imbalance", "bubbles")
+_OF_WHOLE_RUNS = ("critical", "faults", "imbalance", "bubbles")
 """Those that replay all ranks."""
 
 
@@ -217,6 +218,7 @@ QUESTIONS = {
         Report("layout", "Which rank has which place: pipeline, data, tensor, expert?", layout, ("rank",)),
         Report("groups", "Which process groups exist, and what are they used for?", groups),
         Report("critical", "What is on the critical path through all ranks?", critical, finds=True),
+        Report("faults", "Who costs time beyond what the others need, why, and how much?", faults),
         Report("imbalance", "What does uneven work cost, and whose share is it?", imbalance),
         Report("bubbles", "How long are pipeline stages idle?", bubbles, ("rank",), finds=True),
         Report(

@@ -11,6 +11,7 @@ from rankscope.analysis.core.rollups import (
     chunks,
     default_window,
     encode,
+    is_large,
     make,
     rollups_of,
 )
@@ -40,6 +41,7 @@ def keep_rollups(
     common = {
         "store": str(run.store),
         "window": default_window(run),
+        "is_large": is_large(run),
         "threads": max(1, usable_cores() // jobs),
     }
     whole = Call(match_ranks, {"store": str(run.store), "segments": run.segments}, "matching the collectives")
@@ -80,11 +82,12 @@ def _needed(run: Run, ranks: list[int]) -> list[SegmentEntry]:
 
 
 def make_part(
-    store: str, segments: list[SegmentEntry], ranks: list[int], window: str, threads: int
+    store: str, segments: list[SegmentEntry], ranks: list[int], window: str, is_large: bool, threads: int
 ) -> dict[str, Any]:
     """In a worker process, with some cores: a part of the file with the rollups."""
     load_modules()
     run = Run(Ingested(Path(store), Index(segments), (), ()))
+    run.part_of_large = is_large
     path = path_of_part(run.store, ROLLUPS)
     before, database.most_threads = database.most_threads, threads
     try:

@@ -1,4 +1,4 @@
-/* The replay of a reduced graph: what rankscope.analysis.critical_path.reduced.run_graph does with numpy, level by
+/* The replay of a graph: what rankscope.analysis.graph.replay does with numpy, level by
  * level, of which a long job has thousands. All numbers have 8 bytes. */
 #include "native.h"
 

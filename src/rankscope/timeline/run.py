@@ -136,6 +136,8 @@ class Run:
         self.ingested, self._prefer, self._part, self._shifted_by_ns = ingested, prefer, part, shifted_by_ns
         self.clock_mode: ClockMode = clocks
         self.from_events = from_events
+        self.part_of_large = False
+        """It has some files of a run that has so many events that not all are kept as points of its graph."""
         self.comm_patterns = (COLLECTIVE_NAME_PATTERN, *comm_patterns)
         self.cache = AnswerCache()
         """Answers of analyses about this run."""
@@ -208,6 +210,11 @@ class Run:
         needs_clocks = on_its_axis or len(timelines) > len({*timelines})
         mode = self.clock_mode if needs_clocks else "raw"
         return self._with(part=_Part(self, ranks, needs_clocks, on_its_axis), clocks=mode)
+
+    @property
+    def whole(self) -> Run:
+        """The run that this one is a part of; else itself."""
+        return self if self._part is None else self._part.whole.whole
 
     def of_one_run(self) -> Run:
         """This run without single files of other runs among its own, which are problems. Several runs are an error."""

@@ -53,5 +53,7 @@ def _share_of_steps_begun_with_send(rows: Collectives) -> dict[int, float]:
     cells, cell = number_rows([rows.rank[messages], rows.step[messages]])
     _, first = np.unique(cell, return_index=True)
     is_send = rows.kind[messages[first]] == KINDS.index("send")
+    only_sends = np.array([all(each.is_send for each in batch) for batch in rows.batches] + [False])
+    is_send |= only_sends[rows.batch[messages[first]]]
     ranks = cells[:, 0]
     return {int(rank): float(is_send[ranks == rank].mean()) for rank in np.unique(ranks)}

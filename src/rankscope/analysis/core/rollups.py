@@ -111,6 +111,12 @@ def are_worth_it(run: Run) -> bool:
     return len(events) >= _LEAST_RANKS or sum(events.values()) >= _LEAST_EVENTS
 
 
+@once_per_run
+def is_large(run: Run) -> bool:
+    """Whether the run, or the one that it is a part of, has so many events that not all become points of its graph."""
+    return run.whole.part_of_large or sum(events_by_rank(run.whole).values()) >= _LEAST_EVENTS
+
+
 def are_made_when_read(run: Run) -> bool:
     """A run of few ranks gets its rollups with the first report: several processes would make them no sooner."""
     return len(events_by_rank(run)) >= _LEAST_RANKS

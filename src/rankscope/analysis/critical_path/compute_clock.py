@@ -106,3 +106,10 @@ class Computing:
         times = times.copy()
         times[self.at] = np.rint(times[self.at] * factor)
         return times
+
+    def shifted(self, times: Ints, took: Floats) -> Ints:
+        """The same of parts that have other time too: only the compute in them changes."""
+        target = self.clock.between(self.begin, self.end, took)
+        times = times.copy()
+        times[self.at] = np.maximum(times[self.at] + np.rint(target - self.recorded), 0)
+        return times

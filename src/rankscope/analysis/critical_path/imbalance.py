@@ -53,7 +53,7 @@ def imbalance(run: Run, scope: Scope, by: str | None = None) -> Result:
     if savings is None or not len(parts.rank):
         notes.append("nothing to balance: no compute was recorded in the window")
         return Result("imbalance", title, scope.window, _COLUMNS, [], notes=tuple(notes))
-    notes += without_segments(savings.graph)
+    notes += without_segments(run, savings.graph)
     rows = _rows(savings, parts)
     findings = _findings(run, scope, rows)
     return Result("imbalance", title, scope.window, _COLUMNS, rows, findings, tuple(notes))

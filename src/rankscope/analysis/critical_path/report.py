@@ -17,19 +17,17 @@ from rankscope.analysis.core.advice import (
 )
 from rankscope.analysis.core.device_events import has_gpu
 from rankscope.analysis.core.gpu_counts import kernels_end_in
-from rankscope.analysis.core.host_spans import outermost_ops, rank_annotations
+from rankscope.analysis.core.host_labels import covering_names
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.notes import left_out, unrecorded_note
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.slice_counts import has_launches, runs_on_cpu
-from rankscope.analysis.critical_path.graph.build import graph_of
-from rankscope.analysis.critical_path.graph.nodes import NONE, Graph
-from rankscope.analysis.critical_path.path import PATH_CLASSES, CriticalPath, find_critical_path
-from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, reduced_graph, reduced_path
-from rankscope.analysis.critical_path.savings import REDUCED, is_large, waits_by_rank
+from rankscope.analysis.critical_path.savings import waits_by_rank
+from rankscope.analysis.graph.events import PATH_CLASSES
+from rankscope.analysis.graph.graph import Graph, graph_of
+from rankscope.analysis.graph.path import CriticalPath, critical_path
 from rankscope.store.arrays import number_rows, unique_values
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
@@ -37,8 +35,8 @@ from rankscope.units import format_rounded
 
 def host_labels(run: Run, graph: Graph, path: CriticalPath) -> tuple[list[str], Ints]:
     """The names that pieces of the path have, and the index of each piece's name among them."""
-    names = graph.names
-    label = path.name.copy()
+    names = [*graph.names, SMALL]  # NONE is the last
+    label = path.name % len(names)
     pieces = np.flatnonzero((path.kind == PATH_CLASSES.index("host")) & (path.end > path.start))
     codes: dict[str, int] = {}
     numbers = unique_values(path.rank[pieces]).tolist()
@@ -46,53 +44,10 @@ def host_labels(run: Run, graph: Graph, path: CriticalPath) -> tuple[list[str], 
     for number in numbers:
         mine = pieces[path.rank[pieces] == number]
         middle = (path.start[mine] + path.end[mine]) // 2
-        for at, text in zip(mine.tolist(), _covering(run, graph.ranks[number], middle), strict=True):
-            text = text or f"outside any op, before {graph.names[path.name[at]]}"
+        for at, text in zip(mine.tolist(), covering_names(run, graph.ranks[number], middle), strict=True):
+            text = text or f"outside any op, before {names[path.name[at]]}"
             label[at] = codes.setdefault(text, len(names) + len(codes))
     return [*names, *codes], label
-
-
-def _covering(run: Run, rank: int, time: Ints) -> list[str]:
-    """The op, else the annotation, that covers each moment on any thread; '' where none does."""
-    texts = all_names(run)
-    ops, annotations = (
-        _latest(spans.start[order], spans.end[order], spans.name[order], time).tolist()
-        for spans in (outermost_ops(run, rank), rank_annotations(run, rank))
-        for order in [np.lexsort((spans.track, spans.start))]
-    )
-    return [
-        texts[op] if op != NONE else texts[note] if note != NONE else ""
-        for op, note in zip(ops, annotations, strict=True)
-    ]
-
-
-def _latest(start: Ints, end: Ints, name: Ints, time: Ints) -> Ints:
-    """For each moment the name of the slice around it that started last; NONE where there is none.
-
-    Slices are sorted by start. Of those that have started, the last one that has not ended is found in a binary tree
-    over their ends: a node has the latest end of the two below it.
-    """
-    levels = [end]
-    while len(levels[-1]) > 1:
-        below = np.append(levels[-1], np.iinfo(np.int64).min)  # so that the last one has a neighbour
-        levels.append(np.maximum(below[:-1:2], below[1::2]))
-    node = np.searchsorted(start, time, side="right")  # the first one that has not started
-    height = np.full(len(time), NONE)
-    for level, latest in enumerate(levels):
-        is_right = (height == NONE) & (node % 2 == 1)
-        covers = is_right.copy()
-        covers[is_right] = latest[node[is_right] - 1] > time[is_right]
-        height[covers] = level
-        node[covers] -= 1
-        node[height == NONE] >>= 1
-    for level in range(len(levels) - 2, -1, -1):
-        above = np.flatnonzero(height > level)
-        right = np.minimum(2 * node[above] + 1, len(levels[level]) - 1)
-        is_right = levels[level][right] > time[above]
-        node[above] = np.where(is_right, right, 2 * node[above])
-    names = np.full(len(time), NONE)
-    names[height != NONE] = name[node[height != NONE]]
-    return names
 
 
 COLUMNS = (
@@ -100,8 +55,9 @@ COLUMNS = (
     Column("rank"),
     Column("ns", "ns", "time on the path"),
     Column("pct", "percent", "share of the recorded window"),
-    Column("name", help="null in large runs, except for collectives", at_end=True),
+    Column("name", help="small pieces of large runs have no names of their own", at_end=True),
 )
+SMALL = "small kernels and copies"
 _ONE_RANK_PCT = 60.0
 """Of the path: a rank that has more is named. Chosen, not measured."""
 _BOUND_BY = {
@@ -157,8 +113,8 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
     if len(run.runs) > 1:
         note = f"the files are of {len(run.runs)} runs: no path leads from one to another; open one of them"
         return Result("critical", "The critical path", scope.window, columns, [], notes=(note,))
-    is_reduced = is_large(run, scope)
-    graph, pieces = _reduced(run, scope) if is_reduced else _event_by_event(run, scope)
+    graph = graph_of(run, scope)
+    pieces = _pieces(run, graph)
     low, high = graph.window
     unrecorded = sum(ns for kind, _, _, ns in pieces if PATH_CLASSES[kind] == "unrecorded")
     rows: list[dict[str, Any]] = [
@@ -168,7 +124,7 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
         if ns and PATH_CLASSES[kind] != "unrecorded"
     ]
     rows.sort(key=lambda row: (-row["ns"], row["class"], row["rank"], row["name"] or ""))
-    notes = [*left_out(run, scope), *([REDUCED] if is_reduced else ()), *graph.notes]
+    notes = [*left_out(run, scope), *graph.notes]
     if unrecorded:
         notes.append(unrecorded_note(unrecorded))
     if not rows:
@@ -188,27 +144,18 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
     )
 
 
-_Pieces = list[tuple[int, int, str | None, int]]
-"""Of the path: class, rank, name and time."""
-
-
-def _event_by_event(run: Run, scope: Scope) -> tuple[Graph, _Pieces]:
-    graph = graph_of(run, scope)
-    path = find_critical_path(graph)
+def _pieces(run: Run, graph: Graph) -> list[tuple[int, int, str, int]]:
+    """Of the path: class, rank, name and time."""
+    path = critical_path(graph)
     names, labels = host_labels(run, graph, path)
     keys, piece = number_rows([path.kind, path.rank, labels])
     sums = np.zeros(len(keys), dtype=np.int64)
     np.add.at(sums, piece, path.end - path.start)
     pairs = zip(keys.tolist(), sums.tolist(), strict=True)
-    return graph, [(kind, rank, names[name], ns) for (kind, rank, name), ns in pairs]
+    return [(kind, rank, names[name], ns) for (kind, rank, name), ns in pairs]
 
 
-def _reduced(run: Run, scope: Scope) -> tuple[ReducedGraph, _Pieces]:
-    graph = reduced_graph(run, scope)
-    return graph, [(*piece, ns) for piece, ns in reduced_path(graph).items()]
-
-
-def _findings(run: Run, graph: Graph | ReducedGraph, rows: list[dict[str, Any]]) -> list[Finding]:
+def _findings(run: Run, graph: Graph, rows: list[dict[str, Any]]) -> list[Finding]:
     if not rows:
         return []
     classes, ranks = Counter[str](), Counter[int]()

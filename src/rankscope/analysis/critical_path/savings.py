@@ -9,37 +9,24 @@ import numpy as np
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
-from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.result import Remedy
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns, step_count
 from rankscope.analysis.critical_path import scenarios
-from rankscope.analysis.critical_path.graph.build import graph_of
-from rankscope.analysis.critical_path.graph.nodes import Graph
-from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, ReducedReplay, reduced_graph
-from rankscope.analysis.critical_path.replay import Replay, Times, recorded
 from rankscope.analysis.critical_path.scenarios import Scenario
+from rankscope.analysis.graph.graph import Graph, graph_of
+from rankscope.analysis.graph.replay import Replay
 from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows
 from rankscope.timeline.run import Run
-
-MOST_EVENTS = 30_000
-"""GPU events that the costs of findings replay one by one: a sixth of a second for each finding. Of larger runs they
-take the reduced graph."""
-MOST_GRAPH_EVENTS = 200_000
-"""GPU events whose graph is built: 0.2 GB. For larger runs, critical path and whatif take the reduced graph."""
-REDUCED = (
-    "a large run: computed from the work between collectives, by class, on all ranks; some ranks or steps "
-    "(--ranks, --steps) are computed event by event"
-)
 
 
 @dataclass(frozen=True)
 class Savings:
     """What changes would save, by replays of a graph."""
 
-    graph: Graph | ReducedGraph
+    graph: Graph
     length_with: Callable[[Iterable[Scenario]], float]
     """How long a replay with these changes together takes, all steps together."""
     length: float
@@ -66,48 +53,24 @@ class Savings:
 
 
 @once_per_run
-def replayed(run: Run, scope: Scope) -> Savings | None:
-    """None where there is nothing to replay, or where the ranks wait for each other in a cycle."""
+def savings_of(run: Run, scope: Scope) -> Savings | None:
+    """Over all steps in scope. None where there is nothing to replay, or where the ranks wait for each other in a
+    cycle."""
     graph = graph_of(run, scope)
-    if not len(graph.device.start) and not len(graph.host.time):
-        return None
     replay = Replay(graph)
-    unchanged = replay.play(recorded(graph))
-    if unchanged is None:
-        return None
-
-    def length_with(changes: Iterable[Scenario]) -> float:
-        durations = recorded(graph)
-        for scenario in changes:
-            durations = scenario.change(graph, durations)
-        times = replay.play(durations)
-        assert times is not None  # its dependencies are those of the first replay
-        return times.length(graph)
-
-    length = unchanged.length(graph)
-    as_recorded = Times(graph.device.start, graph.device.end, graph.host.time).length(graph)
-    return Savings(
-        graph, length_with, length, length - as_recorded, mean_step_ns(run, scope), _limits(run, scope)
-    )
-
-
-@once_per_run
-def reduced_replay(run: Run, scope: Scope) -> Savings | None:
-    """The same, of the reduced graph."""
-    graph = reduced_graph(run, scope)
-    replay = ReducedReplay(graph)
     if not graph.inside.any() or replay.has_cycle:
         return None
 
     def length_with(changes: Iterable[Scenario]) -> float:
         work = graph.work
         for scenario in changes:
-            work = scenario.change_reduced(graph, work)
-        return replay.last_ns(work)
+            work = scenario.change(run, graph, work)
+        return replay.length_ns(work)
 
     length = length_with(())
-    off_ns = length - replay.recorded_last_ns
-    return Savings(graph, length_with, length, off_ns, mean_step_ns(run, scope), _limits(run, scope))
+    return Savings(
+        graph, length_with, length, length - replay.recorded_ns, mean_step_ns(run, scope), _limits(run, scope)
+    )
 
 
 def _limits(run: Run, scope: Scope) -> dict[str, float]:
@@ -115,20 +78,6 @@ def _limits(run: Run, scope: Scope) -> dict[str, float]:
     steps = step_count(run, scope)
     names = ("compute_ns", "exposed_comm_ns", "idle_ns")
     return {name: max((row[name] for row in rows), default=0) / steps for name in names}
-
-
-def is_large(run: Run, scope: Scope) -> bool:
-    """Whether critical path and whatif take the reduced graph."""
-    return _events(run, scope) > MOST_GRAPH_EVENTS
-
-
-def savings_of(run: Run, scope: Scope) -> Savings | None:
-    """The replay behind the costs of findings, over all steps in scope."""
-    return reduced_replay(run, scope) if _events(run, scope) > MOST_EVENTS else replayed(run, scope)
-
-
-def _events(run: Run, scope: Scope) -> int:
-    return sum(counted.events for counted in gpu_counts(run, scope) if counted.step is not None)
 
 
 def waits_by_rank(run: Run, scope: Scope, ranks: Sequence[int]) -> dict[int, int]:
@@ -143,7 +92,7 @@ def waits_by_rank(run: Run, scope: Scope, ranks: Sequence[int]) -> dict[int, int
 def scenario_of(run: Run, remedy: Remedy) -> Scenario:
     """The change that a finding's remedy describes."""
     if remedy.change == "rank at median":
-        return scenarios.ranks_at_median(remedy.ranks, scenarios.peers_of(run, remedy.ranks))
+        return scenarios.ranks_at_median(remedy.ranks)
     if remedy.change == "links at median":
         return scenarios.links_at_median(remedy.ranks, _members(run))
     if remedy.change == "balanced" and remedy.what:

@@ -10,26 +10,17 @@ from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Note, NoteKind, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import at_most, graded
-from rankscope.analysis.critical_path.graph.build import graph_of
-from rankscope.analysis.critical_path.graph.nodes import Graph
-from rankscope.analysis.critical_path.reduced.run_graph import ReducedGraph, reduced_graph
-from rankscope.analysis.critical_path.savings import (
-    REDUCED,
-    Savings,
-    is_large,
-    reduced_replay,
-    replayed,
-    waits_by_rank,
-)
+from rankscope.analysis.critical_path.savings import savings_of, waits_by_rank
 from rankscope.analysis.critical_path.scenarios import (
     Scenario,
     bandwidth,
     hide_comm,
     no_gaps,
-    peers_of,
     rank_at_median,
-    with_peers,
+    segments_of,
 )
+from rankscope.analysis.faults.targets import peer_groups
+from rankscope.analysis.graph.graph import Graph, graph_of
 from rankscope.errors import UsageError
 from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run
@@ -52,26 +43,18 @@ _GENERAL = (
 def whatif(run: Run, scope: Scope, scenarios: Sequence[Scenario] = ()) -> Result:
     """One row for each scenario, and one for all together; without scenarios, the default ones."""
     scope = scope.in_run(run)
-    scenarios = [with_peers(run, scenario) for scenario in scenarios]
     if any(scenario.what == no_gaps().what for scenario in scenarios) and not has_gpu(run, scope):
         raise UsageError(
             "--no-gaps has no meaning for this run",
             why="It has no GPU events: no GPU waits for the host.",
             hint="See what the host does: rankscope stats RUN -r critical",
         )
-    graph: Graph | ReducedGraph
-    savings: Savings | None
-    if is_large(run, scope):
-        graph, savings, note = reduced_graph(run, scope), reduced_replay(run, scope), [REDUCED]
-        empty = not graph.inside.any()
-    else:
-        graph, savings, note = graph_of(run, scope), replayed(run, scope), []
-        empty = not len(graph.device.start) and not len(graph.host.time)
-    notes = [*left_out(run, scope), *note, *graph.notes]
+    graph, savings = graph_of(run, scope), savings_of(run, scope)
+    notes = [*left_out(run, scope), *graph.notes]
     if savings is None:
         notes.append(
             "nothing to replay: no GPU events and no steps in the window"
-            if empty
+            if not graph.inside.any()
             else "no replay: the ranks wait for each other in a cycle; files may be missing or from another run"
         )
         return Result("whatif", _TITLE, scope.window, COLUMNS, [], notes=tuple(notes))
@@ -108,31 +91,33 @@ def whatif(run: Run, scope: Scope, scenarios: Sequence[Scenario] = ()) -> Result
             )
         )
     if any(scenario.of_segments for _, together in cases for scenario in together):
-        notes += without_segments(graph)
+        notes += without_segments(run, graph)
     title = f"{_TITLE} per step" if graph.steps else f"{_TITLE} of the window"
     limits = [not all(change.reachable for change in together) for _, together in cases]
     findings = tuple(_findings(rows, limits, bool(graph.steps)))
     return Result("whatif", title, scope.window, COLUMNS, rows, findings, tuple(notes))
 
 
-def without_segments(graph: Graph | ReducedGraph) -> list[str]:
+def without_segments(run: Run, graph: Graph) -> list[str]:
     """A note on ranks whose compute cannot be balanced."""
-    missing = sorted(set(graph.ranks).difference(graph.segments().rank.tolist()))
+    missing = sorted(set(graph.ranks).difference(segments_of(run, graph).rank.tolist()))
     if not missing:
         return []
     return [f"{rank_words(missing)}: no compute was recorded, so nothing was balanced there"]
 
 
-def _default_scenarios(run: Run, scope: Scope, graph: Graph | ReducedGraph) -> list[Scenario]:
+def _default_scenarios(run: Run, scope: Scope, graph: Graph) -> list[Scenario]:
     scenarios = [no_gaps()] if has_gpu(run, scope) else []
     if len(graph.collectives.transfer):
         scenarios += [hide_comm(), bandwidth(2.0)]
     waited = waits_by_rank(run, scope, graph.ranks)
     if waited and len(graph.ranks) > 1:
         least = min(waited, key=lambda rank: waited[rank])
-        peers = peers_of(run, [least])
-        if peers[least]:  # a rank alone in its pipeline stage has no median
-            scenarios.append(rank_at_median(least, peers))
+        group = peer_groups(run, graph.ranks)
+        if (
+            group == group[graph.ranks.index(least)]
+        ).sum() > 1:  # a rank alone in its pipeline stage has no median
+            scenarios.append(rank_at_median(least))
     return scenarios
 
 

@@ -167,6 +167,11 @@ def measure(
     if hosts:
         results = _one_clock_a_host(results, hosts, _apart(rows, hosts, Clocks(tuple(results))))
     clocks = Clocks(tuple(results))
+    if len(rows.sends) and _too_early(rows, clocks) > max(_MOST_IMPOSSIBLE, _too_early(rows, Clocks(()))):
+        # Sends that left early do not end with their receives.
+        none = rows.sends[:0]
+        without = measure(replace(rows, sends=none, recvs=none), ranks, starts, hosts)
+        return Clocks(tuple(_by_messages(rows, without.ranks)))
     first = min(start - clocks.ahead_ns(rank, start) for rank, start in starts)
     return Clocks(tuple(_at_start(clock, first) for clock in results))
 
@@ -213,6 +218,43 @@ def _apart(rows: Collectives, hosts: Mapping[int, str], fitted: Clocks) -> set[s
         for at, name in enumerate(names)
         if (of := at_host == at).any() and on_one_clock[of].mean() > _MOST_IMPOSSIBLE >= on_fitted[of].mean()
     }
+
+
+def _too_early(rows: Collectives, clocks: Clocks) -> float:
+    """The share of messages that end before they were sent, by these clocks."""
+    ahead = {clock.rank: clock.center_offset_ns if clock.aligned else 0.0 for clock in clocks.ranks}
+    pairs = zip(
+        rows.rank[rows.sends].tolist(), rows.start[rows.sends].tolist(),
+        rows.rank[rows.recvs].tolist(), rows.end[rows.recvs].tolist(), strict=True,
+    )  # fmt: skip
+    early = [bool(start - ahead.get(a, 0) > end - ahead.get(b, 0) + _SLACK_NS) for a, start, b, end in pairs]
+    return sum(early) / max(len(early), 1)
+
+
+def _by_messages(rows: Collectives, results: Sequence[RankClock]) -> list[RankClock]:
+    """Ranks that keep their wall clocks, by the messages that they exchange with others: one takes no time in either
+    direction, so the shortest of both directions tell the offset and its error."""
+    shortest: dict[tuple[int, int], int] = {}
+    for send, recv in zip(rows.sends.tolist(), rows.recvs.tolist(), strict=True):
+        pair = int(rows.rank[send]), int(rows.rank[recv])
+        took = int(rows.end[recv] - rows.end[send])
+        shortest[pair] = min(took, shortest.get(pair, took))
+    known = {clock.rank: clock for clock in results if clock.method != "wall clock"}
+    waiting = [*known]
+    while waiting:
+        a = waiting.pop()
+        for clock in results:
+            b = clock.rank
+            if b in known or (a, b) not in shortest or (b, a) not in shortest:
+                continue
+            offset = known[a].center_offset_ns + (shortest[a, b] - shortest[b, a]) / 2
+            error = ceil(abs(shortest[a, b] + shortest[b, a]) / 2) + (known[a].error_ns or 0) + 1
+            known[b] = replace(
+                clock, method="collectives", reference=known[a].reference, center_offset_ns=offset,
+                offset_ns=round(offset), error_ns=error, aligned=abs(offset) > error,
+            )  # fmt: skip
+            waiting.append(b)
+    return [known.get(clock.rank, clock) for clock in results]
 
 
 def _one_clock_a_host(

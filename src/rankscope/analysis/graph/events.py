@@ -1,4 +1,4 @@
-"""The dependency graph behind the critical path and whatif.
+"""The events of ranks as nodes, each with what it waits for.
 
 There are two kinds of nodes. A device node is a kernel, copy or fill. It starts after the previous node of its
 stream, after its launch, and after the node of another stream that it waits for. A host node is a point in time: a
@@ -13,15 +13,12 @@ the delay of an event is kept as its residual, so that a replay without changes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.segments import Segments, no_segments
 from rankscope.analysis.core.device_events import CLASSES
 from rankscope.analysis.core.intervals import Ints
-from rankscope.collective_kinds import BATCHED, KINDS, POINT_TO_POINT
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE as NONE
 from rankscope.store.arrays import Mask as Mask
@@ -30,6 +27,8 @@ DEVICE_CLASSES = CLASSES
 HOST_CLASSES = ("host", "dataloader", "sync", "between", "unrecorded")
 """The class of the time before a host node; 'between' is the time from one step to the next, 'unrecorded' that from one
 cycle of the profiler to the next."""
+PATH_CLASSES = (*DEVICE_CLASSES, *HOST_CLASSES, "launch", "gap")
+"""What a way from one node to another consists of."""
 _TOLERANCE_NS = 2_000
 """A start that is at most this much later than launch and stream order allow needs no other cause. Chosen."""
 
@@ -93,79 +92,14 @@ class Lags:
 
 
 @dataclass(frozen=True)
-class MatchedCollectives:
-    """The matched collectives; their members are nodes. A send or receive is one of its own: its kernel or its start on
-    the host, and those that it may wait for, which arrive at it but do not end with it."""
-
-    transfer: Ints
-    last: Ints
-    """The member that arrived last: a device node, or a host node when on_host."""
-    on_host: Mask
-    members: Ints
-    """Number of nodes in this graph."""
-    bytes: Ints
-    group: Ints
-    kind: Ints
-
-    @property
-    def is_message(self) -> Mask:
-        """Of sends and receives."""
-        return np.isin(self.kind, [KINDS.index(kind) for kind in (*POINT_TO_POINT, BATCHED)])
-
-    @property
-    def meets(self) -> Mask:
-        """Where an end is the arrival of the last member plus the transfer."""
-        return (self.members > 1) | (self.is_message & (self.members > 0))
-
-
-@dataclass(frozen=True)
-class Visits:
-    """Sends and receives that arrive at those of another rank: kernels, or starts on the host."""
-
-    node: Ints
-    """Device nodes first, then host nodes."""
-    at: Ints
-    """The number of the send or receive in MatchedCollectives."""
-    shift: Ints
-    """Added to the start of the node, it is the time on the clock of the other rank."""
-
-
-_NO_INTS = np.empty(0, dtype=np.int64)
-NO_VISITS = Visits(_NO_INTS, _NO_INTS, _NO_INTS)
-
-
-@dataclass(frozen=True)
-class LateStarts:
-    """The recordings of one rank."""
-
-    begin: Ints
-    """When their first steps begin."""
-    late_ns: Ints
-    """By how much that is later than the median of others; 0 where it is earlier, or not known."""
-
-
-def no_late_starts(rank: int, others: Sequence[int]) -> LateStarts:
-    return LateStarts(_NO_INTS, _NO_INTS)
-
-
-@dataclass(frozen=True)
-class Graph:
-    """The whole graph. The arrays hold indices into `ranks`, not rank numbers."""
+class EventGraph:
+    """The events of some ranks. The arrays hold indices into `ranks`, not rank numbers."""
 
     ranks: tuple[int, ...]
     names: list[str]
     device: DeviceNodes
     host: HostNodes
     lags: Lags
-    collectives: MatchedCollectives
-    window: tuple[int, int]
-    steps: tuple[int, ...]
-    notes: tuple[str, ...]
-    segments: Callable[[], Segments] = no_segments
-    """The compute segments of its ranks."""
-    visits: Visits = NO_VISITS
-    late_starts: Callable[[int, Sequence[int]], LateStarts] = no_late_starts
-    """By how much the recordings of a rank begin later than those of others."""
 
     def constraints(self) -> tuple[Ints, Ints, Ints]:
         """The earliest start of each device node by its launch, its stream, and the other stream."""
@@ -208,11 +142,6 @@ class Graph:
         launch, stream, other = self.constraints()
         caused = (device.launch != NONE) | (device.before != NONE) | (device.other != NONE)
         return np.where(caused, device.start - np.maximum(np.maximum(launch, stream), other), 0)
-
-    @property
-    def unexplained_ns(self) -> float:
-        """These delays of a rank, per step; the mean over ranks."""
-        return float(self.residuals.sum()) / (max(len(self.ranks), 1) * max(len(self.steps), 1))
 
 
 def event_key(rank: Ints, segment: Ints, id: Ints) -> Ints:

@@ -1,42 +1,46 @@
-"""The reduced graph of each rank, made from its events and kept in the store.
+"""The graph of each rank, made from its events and kept in the store.
 
 Points are the nodes that it keeps: those where a way can go on along the host or along the device, or can wait for
 something else. Between two of them there is only the work of one stream or of the host, so that the edges are the ways
 that a replay may need, with the time that each spends in each class. Of the ways that leave the host at one of the
 launches between two points, those are kept that take longest as recorded, and with kernels twice as fast.
+
+The longest pieces of work are points of their own, so that a change meets them and not what lies around them. Where a
+run is small, all its events are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.core.rollups import chunks, kept_per_rank
+from rankscope.analysis.core.rollups import chunks, is_large, kept_per_rank
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.critical_path.graph.build import build_graph
-from rankscope.analysis.critical_path.graph.nodes import (
+from rankscope.analysis.graph.build import build_graph
+from rankscope.analysis.graph.events import (
     DEVICE_CLASSES,
     HOST_CLASSES,
     NONE,
-    Graph,
+    PATH_CLASSES,
+    EventGraph,
     Mask,
     follow,
 )
-from rankscope.analysis.critical_path.path import PATH_CLASSES
-from rankscope.analysis.critical_path.replay import recording_cycles
 from rankscope.records import dataclass
-from rankscope.store.arrays import unique_values
+from rankscope.store.arrays import number_rows, starts_group, unique_values
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
 
 _HOST_PLACE = len(DEVICE_CLASSES)
 _HOST_KINDS = slice(_HOST_PLACE, _HOST_PLACE + len(HOST_CLASSES))
-_SYNC, _LAUNCH, _GAP = map(PATH_CLASSES.index, ("sync", "launch", "gap"))
-COMPARED = ("compute", "copy", "host", "dataloader")
-"""Classes in which ranks are compared: the others are waiting, or delays that a rank does not choose."""
+_COMM, _SYNC, _LAUNCH, _GAP = map(PATH_CLASSES.index, ("comm", "sync", "launch", "gap"))
+_UNRECORDED = HOST_CLASSES.index("unrecorded")
+_LARGEST, _LEAST_OF_STEP = 512, 16
+"""In large runs, the longest device events of a rank and the longest delays of its host that are points of their own,
+over all steps; in each step at least so many. Chosen: 1,024 ranks have a million of them."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +51,16 @@ class Edges:
     """A node: device nodes first, then host nodes."""
     origin: Ints
     """The point where it begins, at its end."""
-    sync: Ints
-    """Name of the synchronising call that it ends with, or NONE."""
+    is_sync: Mask
+    """Whether it ends with a synchronising call."""
     spent: Ints
     """[class, way]: the time in each of PATH_CLASSES, from the end of `origin` to the start of `to`."""
 
     def pick(self, order: Ints) -> Edges:
-        return Edges(self.to[order], self.origin[order], self.sync[order], self.spent[:, order])
+        return Edges(self.to[order], self.origin[order], self.is_sync[order], self.spent[:, order])
 
 
-def anchors_of(graph: Graph) -> Mask:
+def anchors_of(graph: EventGraph) -> Mask:
     """By node: what ranks that do the same have in common: collectives, what was launched last before them, bounds of
     steps and recordings, the last event of each stream in a step, and what has no cause."""
     device, host = graph.device, graph.host
@@ -83,37 +87,28 @@ def anchors_of(graph: Graph) -> Mask:
     return np.concatenate([on_device, on_host])
 
 
-def _since_anchors(graph: Graph, is_anchor: Mask) -> tuple[Ints, dict[str, Ints]]:
-    """By node: the next anchor at or after it; and, of anchors, the time in each class since the anchor before it."""
-    device, devices = graph.device, len(graph.device.rank)
-    host = np.arange(devices, len(is_anchor))
-    took = np.concatenate([device.end - device.start, _host_delays(graph)])
-    kind = np.concatenate([device.kind, _HOST_PLACE + graph.host.kind])
-    following = np.empty(len(is_anchor), dtype=np.int64)
-    totals = {name: np.zeros(len(is_anchor), dtype=np.int64) for name in COMPARED}
-    for order in (graph.stream_order, host):
-        mask = is_anchor[order]
-        anchors = order[mask]
-        following[order] = np.append(anchors, NONE)[np.cumsum(mask) - mask]
-        for name in COMPARED:
-            time = np.cumsum(np.where(kind[order] == PATH_CLASSES.index(name), took[order], 0))
-            totals[name][anchors] += np.diff(time[mask], prepend=0)
-    return following, totals
-
-
-def _host_delays(graph: Graph) -> Ints:
+def _host_delays(graph: EventGraph) -> Ints:
     """The time before each host node; a call that waits takes no time of its own."""
     host = graph.host
     waits = (host.target != NONE) | (host.match != NONE) | (host.before == NONE)
     return np.where(waits, 0, host.time - follow(host.before, host.time, 0))
 
 
-def points_of(graph: Graph) -> Mask:
-    """Also where the host waits for data or the device, what it waits for, what another stream waits for, and the first
-    event on each stream that was launched after a point of the host."""
+def points_of(graph: EventGraph, whole: bool) -> Mask:
+    """Also where the host waits for data or the device, what it waits for, what another stream waits for, the first
+    event on each stream that was launched after a point of the host, the launches of collectives, and the longest
+    pieces of work. `whole`: all nodes."""
     device, host = graph.device, graph.host
     is_point = anchors_of(graph)
+    if whole:
+        return np.ones(len(is_point), dtype=bool)
     on_device, on_host = is_point[: len(device.rank)], is_point[len(device.rank) :]
+    launched = device.launch[(device.match != NONE) & (device.launch != NONE)]
+    on_host[launched] = True
+    on_device[_longest(device.rank, device.step, device.end - device.start)] = True
+    delayed = _longest(host.rank, _steps_of(graph), _host_delays(graph))
+    on_host[delayed] = True
+    on_host[host.before[delayed]] = True
     target, _ = graph.sync_targets
     on_host |= np.isin(host.kind, [HOST_CLASSES.index(kind) for kind in ("dataloader", "sync")])
     on_device |= device.other != NONE
@@ -127,13 +122,25 @@ def points_of(graph: Graph) -> Mask:
     return is_point
 
 
-def edges_between(graph: Graph, is_point: Mask, end: Ints) -> Edges:
+def _longest(rank: Ints, step: Ints, took: Ints) -> Ints:
+    """The longest nodes of each step of a rank that take any time."""
+    steps = np.bincount(number_rows([rank, step])[0][:, 0]) if len(rank) else rank
+    most = np.maximum(_LARGEST // np.maximum(steps, 1), _LEAST_OF_STEP)
+    order = np.lexsort((-took, step, rank))
+    order = order[took[order] > 0]
+    begins = starts_group([rank[order], step[order]])
+    first = np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))
+    longest: Ints = order[np.arange(len(order)) - first < most[rank[order]]]
+    return longest
+
+
+def edges_between(graph: EventGraph, is_point: Mask, end: Ints) -> Edges:
     """The ways between the points; `end` has the end of each node. Of each point, the latest arrival first."""
     kinds = list(_Walker(graph, is_point, end).edges())
-    to, origin, sync = (
-        np.concatenate([getattr(kind, name) for kind in kinds]) for name in ("to", "origin", "sync")
+    to, origin, is_sync = (
+        np.concatenate([getattr(kind, name) for kind in kinds]) for name in ("to", "origin", "is_sync")
     )
-    edges = Edges(to, origin, sync, np.concatenate([kind.spent for kind in kinds], axis=1))
+    edges = Edges(to, origin, is_sync, np.concatenate([kind.spent for kind in kinds], axis=1))
     edges = edges.pick(_needed(edges))
     arrival = end[edges.origin] + edges.spent.sum(axis=0)
     return edges.pick(np.lexsort((-arrival, edges.to)))
@@ -142,8 +149,8 @@ def edges_between(graph: Graph, is_point: Mask, end: Ints) -> Edges:
 def _needed(edges: Edges) -> Ints:
     """Without a way that spends in every class at most what another one between the same points spends."""
     order = np.lexsort((edges.origin, edges.to))
-    to, origin, sync, spent = (
-        column[..., order] for column in (edges.to, edges.origin, edges.sync, edges.spent)
+    to, origin, is_sync, spent = (
+        column[..., order] for column in (edges.to, edges.origin, edges.is_sync, edges.spent)
     )
     gone = np.zeros(len(order), dtype=bool)
     for distance in range(1, len(order)):
@@ -151,9 +158,9 @@ def _needed(edges: Edges) -> Ints:
         if not same.any():
             break
         a, b = np.flatnonzero(same), np.flatnonzero(same) + distance
-        more = (spent[:, a] >= spent[:, b]).all(axis=0) & ((sync[a] == NONE) | (sync[a] == sync[b]))
+        more = (spent[:, a] >= spent[:, b]).all(axis=0) & (~is_sync[a] | is_sync[b])
         gone[b[more & ~gone[a]]] = True
-        less = (spent[:, a] <= spent[:, b]).all(axis=0) & ((sync[b] == NONE) | (sync[a] == sync[b]))
+        less = (spent[:, a] <= spent[:, b]).all(axis=0) & (~is_sync[b] | is_sync[a])
         gone[a[less & ~gone[b]]] = True
     return np.sort(order[~gone])
 
@@ -161,7 +168,7 @@ def _needed(edges: Edges) -> Ints:
 class _Walker:
     """The graph with one numbering: device nodes first, then host nodes."""
 
-    def __init__(self, graph: Graph, is_point: Mask, end: Ints) -> None:
+    def __init__(self, graph: EventGraph, is_point: Mask, end: Ints) -> None:
         self.graph, self.is_point, self.end = graph, is_point, end
         self.devices = len(graph.device.rank)
         self._prepare_device()
@@ -209,8 +216,6 @@ class _Walker:
         points = np.flatnonzero(self.is_point)
         nodes, moments = points[points < devices], points[points >= devices] - devices
         target, (_, lag) = self.target, self.graph.sync_targets
-        syncs = moments[target[moments] != NONE]
-        yield self._direct(syncs + devices, target[syncs], lag[syncs], _SYNC, host.name[syncs])
         closing = moments[self.opened[moments] != NONE]
         opener = self.opened[closing] + devices
         since = host.time[closing] - self.end[opener]
@@ -226,20 +231,22 @@ class _Walker:
         spent = np.zeros((len(PATH_CLASSES), len(chained)), dtype=np.int64)
         spent[_HOST_PLACE + host.kind[chained], np.arange(len(chained))] = self.host_delay[chained]
         is_sync = host.kind[chained] == HOST_CLASSES.index("sync")
-        sync = np.where(is_sync, host.name[chained], NONE)
-        yield replace(self._from_host(chained + devices, self.chained[chained], spent), sync=sync)
+        yield replace(self._from_host(chained + devices, self.chained[chained], spent), is_sync=is_sync)
+        # A call that ended just after the device did need not have waited for it.
+        syncs = moments[target[moments] != NONE]
+        yield self._direct(syncs + devices, target[syncs], lag[syncs], _SYNC)
 
-    def _direct(self, to: Ints, origin: Ints, delay: Ints, kind: int, sync: Ints | None = None) -> Edges:
+    def _direct(self, to: Ints, origin: Ints, delay: Ints, kind: int) -> Edges:
         """From one point to another, with nothing between them."""
         spent = np.zeros((len(PATH_CLASSES), len(to)), dtype=np.int64)
         spent[kind, np.arange(len(to))] = delay
-        return Edges(to, origin, np.full(len(to), NONE) if sync is None else sync, spent)
+        return Edges(to, origin, np.full(len(to), kind == _SYNC), spent)
 
     def _from_host(self, to: Ints, moment: Ints, spent: Ints) -> Edges:
         """From the last point of the host at or before each moment; adds the time between to `spent`."""
         point = self.host_point[moment]
         spent[_HOST_KINDS] += self.host_sums[:, moment] - self.host_sums[:, point]
-        return Edges(to, point + self.devices, np.full(len(to), NONE), spent)
+        return Edges(to, point + self.devices, np.zeros(len(to), dtype=bool), spent)
 
     def _launched(self, nodes: Ints, launched: Ints) -> Edges:
         """From the host by the launch of a node on the same stream, then along the stream."""
@@ -272,7 +279,7 @@ class _Walker:
         spent = self._on_stream(origin, nodes)
         device = self.graph.device
         spent[device.kind[origin], np.arange(len(nodes))] -= (device.end - device.start)[origin]
-        return Edges(nodes, origin, np.full(len(nodes), NONE), spent)
+        return Edges(nodes, origin, np.zeros(len(nodes), dtype=bool), spent)
 
     def _on_stream(self, first: Ints, last: Ints) -> Ints:
         """The time in each class from the start of one node to the start of another on the same stream."""
@@ -299,31 +306,34 @@ class RankGraph:
     step: Ints
     cycle: Ints
     """The recording of the rank that it is in."""
+    launched: Ints
+    """When the host launched it, or reached it; of an event without a launch in the file, its start."""
     start: Ints
     end: Ints
     kind: Ints
     """Class of the time from start to end, an index into PATH_CLASSES."""
+    name: Ints
+    """Index into `names`."""
     on_host: Ints
+    marks: Ints
+    """1 where a step begins on the host."""
     fixed: Ints
     """1 where a recording begins: what was before is not known, so it stays where it is."""
-    anchor: Ints
-    """The next point at or after it, on its stream or on the host, that ranks which do the same have in common."""
-    compute: Ints
-    """Of an anchor, as the next three: the time in this class since the anchor before it; 0 for other points."""
-    copy: Ints
-    host: Ints
-    dataloader: Ints
+    before: Ints
+    """The time in small pieces since the point before it on its stream, in compute; on the host, all time of it."""
+    before_other: Ints
+    """The same in copies; on the host, of waiting for data."""
     ways: Ints
     """By point: the number of ways that lead to it. The first determined its recorded time."""
     origin: Ints
     """By way, as the next two: the point where it begins."""
-    sync: Ints
-    """The synchronising call that it ends with: an index into `syncs`, or NONE."""
+    is_sync: Ints
+    """1 where it ends with a synchronising call."""
     classes: Ints
     """The classes in which it spends time: bit N for the class N of PATH_CLASSES."""
     spent: Ints
     """The times in these classes, way by way: most have two or three of ten."""
-    syncs: tuple[str, ...]
+    names: tuple[str, ...]
     lost: int
     """GPU events without a launch in the file."""
     unexplained_ns: int
@@ -337,18 +347,23 @@ def rank_graphs(run: Run, scope: Scope) -> dict[int, RankGraph]:
     rows = run.own_collectives()
     if scope.steps is not None:
         rows = rows.pick((rows.step >= scope.steps[0]) & (rows.step <= scope.steps[1]))
+    whole = not is_large(run)
     for chunk in chunks(run, scope.ranks_in(run)):
         alone = rows.of_ranks(chunk)
         # Each collective is a match of its own: what it is matched with on other ranks is not asked here.
         alone = replace(alone, match=np.arange(len(alone.rank)))
         part = replace(scope, ranks=frozenset(chunk))
-        graphs |= _of_graph(run, build_graph(run, part, alone, len(alone.rank)), alone)
+        graph = build_graph(run, part, alone)
+        graphs |= reduced(graph, alone, whole, [run.origin_ns(rank) for rank in graph.ranks])
     return graphs
 
 
-def _of_graph(run: Run, graph: Graph, rows: Collectives) -> dict[int, RankGraph]:
+def reduced(
+    graph: EventGraph, rows: Collectives, whole: bool, origins: Sequence[int]
+) -> dict[int, RankGraph]:
+    """By rank; `rows` are its collectives, and `origins` the times from which those of each rank count."""
     device, host = graph.device, graph.host
-    is_point = points_of(graph)
+    is_point = points_of(graph, whole)
     if not is_point.any():
         return {}
     start = np.concatenate([device.start, host.time])
@@ -365,25 +380,26 @@ def _of_graph(run: Run, graph: Graph, rows: Collectives) -> dict[int, RankGraph]
     edges = replace(edges, to=number_of[edges.to], origin=number_of[edges.origin])
     edges = edges.pick(np.argsort(edges.to, kind="stable"))
     edge_firsts = np.searchsorted(edges.to, firsts)
-    anchor, totals = _since_anchors(graph, anchors_of(graph))
     on_host, on_device, most = recording_cycles(graph)
-    of_host = points >= len(device.rank)
-    unrecorded = np.concatenate(
-        [np.zeros(len(device.rank), dtype=bool), host.kind == HOST_CLASSES.index("unrecorded")]
-    )
+    nothing = np.zeros(len(device.rank), dtype=bool)
     is_collective = entry[points] != NONE
+    before, before_other = _before_points(graph, is_point)
+    kind = np.concatenate([device.kind, len(DEVICE_CLASSES) + host.kind])
     columns = {
         "segment": np.where(is_collective, _of_rows(rows.segment, entry[points]), NONE),
         "slice": np.where(is_collective, _of_rows(rows.slice, entry[points]), NONE),
         "step": np.concatenate([device.step, _steps_of(graph)])[points],
         "cycle": np.concatenate([on_device, on_host])[points] % most,
+        "launched": np.concatenate([_launched_at(graph), host.time])[points],
         "start": start[points],
         "end": end[points],
-        "kind": np.concatenate([device.kind, len(DEVICE_CLASSES) + host.kind])[points],
-        "on_host": of_host.astype(np.int64),
-        "fixed": unrecorded[points].astype(np.int64),
-        "anchor": number_of[anchor[points]],
-        **{name: time[points] for name, time in totals.items()},
+        "kind": np.where(is_collective, _COMM, kind[points]),
+        "name": np.concatenate([device.name, host.name])[points],
+        "on_host": (points >= len(device.rank)).astype(np.int64),
+        "marks": np.concatenate([nothing, (host.step != NONE) & ~host.is_end])[points].astype(np.int64),
+        "fixed": np.concatenate([nothing, host.kind == _UNRECORDED])[points].astype(np.int64),
+        "before": before[points],
+        "before_other": before_other[points],
     }
     lost = np.bincount(device.rank[device.launch == NONE], minlength=len(graph.ranks))
     unexplained = np.bincount(device.rank, weights=graph.residuals, minlength=len(graph.ranks))
@@ -393,31 +409,73 @@ def _of_graph(run: Run, graph: Graph, rows: Collectives) -> dict[int, RankGraph]
         if mine.start == mine.stop:
             continue
         values = {name: column[mine] for name, column in columns.items()}
-        for name in ("start", "end"):
-            values[name] = values[name] - run.origin_ns(of_rank)
-        values["anchor"] = values["anchor"] - mine.start
-        syncs, spent = edges.sync[its_edges], edges.spent[:, its_edges].T
-        names = unique_values(syncs[syncs != NONE])
+        for name in ("launched", "start", "end"):
+            values[name] = values[name] - origins[number]
+        names = unique_values(values["name"])
+        values["name"] = np.searchsorted(names, values["name"])
+        spent = edges.spent[:, its_edges].T
         spends = spent != 0
         graphs[of_rank] = RankGraph(
             **values,
             ways=np.bincount(edges.to[its_edges] - mine.start, minlength=mine.stop - mine.start),
             origin=edges.origin[its_edges] - mine.start,
-            sync=np.where(syncs == NONE, NONE, np.searchsorted(names, syncs)),
+            is_sync=edges.is_sync[its_edges].astype(np.int64),
             classes=spends @ (1 << np.arange(spends.shape[1])),
             spent=spent[spends],
-            syncs=tuple(graph.names[name] for name in names.tolist()),
+            names=tuple(graph.names[name] for name in names.tolist()),
             lost=int(lost[number]),
             unexplained_ns=int(unexplained[number]),
         )
     return graphs
 
 
+def _before_points(graph: EventGraph, is_point: Mask) -> tuple[Ints, Ints]:
+    """By point: the time since the one before it on its stream or on the host, without its own on the device: of
+    compute or of the host, and of copies or of waiting for data."""
+    device, devices = graph.device, len(graph.device.rank)
+    took = np.concatenate([np.where(is_point[:devices], 0, device.end - device.start), _host_delays(graph)])
+    kind = np.concatenate([device.kind, len(DEVICE_CLASSES) + graph.host.kind])
+    sums = np.zeros((2, len(is_point)), dtype=np.int64)
+    for order, classes in (
+        (graph.stream_order, ("compute", "copy")),
+        (np.arange(devices, len(is_point)), ("host", "dataloader")),
+    ):
+        mask = is_point[order]
+        for number, name in enumerate(classes):
+            time = np.cumsum(np.where(kind[order] == PATH_CLASSES.index(name), took[order], 0))
+            sums[number, order[mask]] = np.diff(time[mask], prepend=0)
+    return sums[0], sums[1]
+
+
+def _launched_at(graph: EventGraph) -> Ints:
+    """By device node."""
+    device = graph.device
+    return np.where(device.launch != NONE, follow(device.launch, graph.host.time, 0), device.start)
+
+
+def recording_cycles(graph: EventGraph) -> tuple[Ints, Ints, int]:
+    """The recording cycle of each host and device node, as rank * cycles + cycle, and the largest number of cycles."""
+    host, device = graph.host, graph.device
+    starts = np.flatnonzero(host.kind == HOST_CLASSES.index("unrecorded"))
+    if len(starts) == 0:
+        return host.rank, device.rank, 1
+    cycles = int(np.bincount(host.rank[starts]).max()) + 1
+    width = int(max(host.time.max(), device.end.max(initial=0))) + 2
+    begins = host.rank[starts] * width + host.time[starts]
+    before = np.searchsorted(host.rank[starts], np.arange(len(graph.ranks)))
+
+    def placed(rank: Ints, time: Ints) -> Ints:
+        at: Ints = np.searchsorted(begins, rank * width + time, side="right") - before[rank]
+        return rank * cycles + np.minimum(at, cycles - 1)
+
+    return placed(host.rank, host.time), placed(device.rank, device.start), cycles
+
+
 def _of_rows(column: Ints, entry: Ints) -> Ints:
     return column[np.maximum(entry, 0)] if len(column) else np.full(len(entry), NONE)
 
 
-def _steps_of(graph: Graph) -> Ints:
+def _steps_of(graph: EventGraph) -> Ints:
     """By host node, the step that began last on its rank; NONE before the first."""
     host = graph.host
     begins = (host.step != NONE) & ~host.is_end

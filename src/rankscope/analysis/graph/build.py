@@ -6,35 +6,26 @@ for data, host collectives (gloo) and steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.segments import segments
-from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.collective_waits import Peers, Waits, waits
 from rankscope.analysis.core.device_events import UNKNOWN, device_events
 from rankscope.analysis.core.host_spans import dataloader_spans, waiting_calls
 from rankscope.analysis.core.intervals import Axis, Ints, covered, intersect, union
 from rankscope.analysis.core.names import all_names
-from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.run_steps import in_order_of_start
-from rankscope.analysis.core.scope import Scope, step_numbers, steps_in_scope
-from rankscope.analysis.core.step_times import host_windows, periods, recordings
-from rankscope.analysis.critical_path.graph.nodes import (
+from rankscope.analysis.core.scope import Scope, steps_in_scope
+from rankscope.analysis.core.step_times import host_windows, recordings
+from rankscope.analysis.graph.events import (
     DEVICE_CLASSES,
     HOST_CLASSES,
     NONE,
     DeviceNodes,
-    Graph,
+    EventGraph,
     HostNodes,
     Lags,
-    LateStarts,
     Mask,
-    MatchedCollectives,
-    Visits,
     cross_stream,
     event_key,
     follow,
@@ -43,7 +34,7 @@ from rankscope.analysis.critical_path.graph.nodes import (
     shortest,
 )
 from rankscope.records import dataclass
-from rankscope.store.arrays import number_rows, starts_group
+from rankscope.store.arrays import number_rows
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
 
@@ -395,95 +386,18 @@ def _matches(raw: dict[str, Any], on_device: Collectives, number: Ints) -> Ints:
     return match
 
 
-@once_per_run
-def graph_of(run: Run, scope: Scope) -> Graph:
-    """The graph of the events in scope."""
-    run = part_of(run, scope.ranks)
-    all_waits = waits(run, scope)
-    rows, matches = with_messages(all_waits)
-    return build_graph(run, scope, rows, matches, all_waits.peers)
-
-
-def with_messages(all_waits: Waits) -> tuple[Collectives, int]:
-    """The collectives, in which each send and receive whose wait is known has a number of its own; how many there are.
-
-    The two ends of a message do not end together: each has its own transfer, and may belong to several messages.
-    """
-    rows, matches = all_waits.rows, len(all_waits.transfer)
-    match = np.where(rows.point_to_point, NONE, rows.match)
-    messages = np.flatnonzero(rows.point_to_point & (all_waits.wait != NONE))
-    match[messages] = matches + np.arange(len(messages))
-    return replace(rows, match=match), matches + len(messages)
-
-
-_NO_INTS = np.empty(0, dtype=np.int64)
-NO_PEERS = Peers(_NO_INTS, _NO_INTS, _NO_INTS)
-
-
-def build_graph(run: Run, scope: Scope, rows: Collectives, matches: int, peers: Peers = NO_PEERS) -> Graph:
-    """The graph of the events in scope, in which the collectives `rows` meet; `peers` are entries of `rows`."""
+def build_graph(run: Run, scope: Scope, rows: Collectives) -> EventGraph:
+    """The graph of the events in scope; each of the collectives `rows` is a match of its own."""
     ranks = tuple(scope.ranks_in(run))
     number = np.full(max(ranks, default=0) + 1, NONE)
     number[list(ranks)] = np.arange(len(ranks))
     raw = _device_columns(run, scope)
     raw["rank"] = number[raw["rank"]]
-    # The matched collectives of the ranks in the graph.
-    matched = (rows.rank < len(number)) & (rows.rank >= 0) & (rows.match != NONE)
-    mine = matched & (number[np.where(matched, rows.rank, 0)] != NONE)
-    on_device, on_host = rows.pick(mine & rows.on_device), rows.pick(mine & ~rows.on_device)
+    on_device, on_host = rows.pick(rows.on_device), rows.pick(~rows.on_device)
     host_columns, launch = host_nodes(run, scope, raw, on_host, number)
     device, lags = device_nodes(raw, launch, host_columns, on_device, number, len(ranks))
     host, lags = with_targets(host_columns, device, lags, len(ranks))
-    meetings = _matched_collectives(rows, matches, on_host, device, host, number)
-    meetings, visits = _with_visits(meetings, rows, device, host, peers)
-    steps = tuple(step_numbers(run, scope))
-    return Graph(
-        ranks,
-        [*all_names(run), *OWN_NAMES],
-        device,
-        host,
-        lags,
-        meetings,
-        window_of(
-            run, scope, np.concatenate([device.start, host.time]), np.concatenate([device.end, host.time])
-        ),
-        steps,
-        graph_notes(int((device.launch == NONE).sum()), steps),
-        lambda: segments(run, scope),
-        visits,
-        lambda rank, others: late_starts(run, scope, rank, others),
-    )
-
-
-def late_starts(run: Run, scope: Scope, rank: int, others: Sequence[int]) -> LateStarts:
-    """The times from the first step of a recording to the end of its first collective say who began later: all ranks
-    leave that together, so the clocks need not agree."""
-    all_waits = waits(run, scope)
-    rows = all_waits.rows.pick(all_waits.rows.together & (all_waits.rows.match != NONE))
-    steps = in_order_of_start(steps_in_scope(run, scope))
-    first = starts_group([steps["rank"], steps["segment"]])
-    begins = {
-        (who, step): (start, segment)
-        for who, step, start, segment in zip(
-            *(steps[name][first].tolist() for name in ("rank", "step", "start", "segment")), strict=True
-        )
-    }
-    mine = [(start, segment, step) for (who, step), (start, segment) in begins.items() if who == rank]
-    late = []
-    for start, segment, step in mine:
-        its = np.flatnonzero((rows.rank == rank) & (rows.segment == segment) & (rows.start >= start))
-        peers = [other for other in others if (other, step) in begins]
-        met = rows.match[its[np.isin(rows.match[its], rows.match[np.isin(rows.rank, peers)])]]
-        if not len(met):
-            late.append(0)
-            continue
-        entries = np.flatnonzero((rows.match == met[0]) & np.isin(rows.rank, [rank, *peers]))
-        took = {int(rows.rank[at]): int(rows.end[at]) - begins[int(rows.rank[at]), step][0] for at in entries}
-        usual = np.median([time for who, time in took.items() if who != rank])
-        late.append(max(round(float(usual)) - took[rank], 0))
-    return LateStarts(
-        *(np.array(values, dtype=np.int64) for values in ([start for start, _, _ in mine], late))
-    )
+    return EventGraph(ranks, [*all_names(run), *OWN_NAMES], device, host, lags)
 
 
 _COLUMNS = (
@@ -507,94 +421,3 @@ def _device_columns(run: Run, scope: Scope) -> dict[str, Any]:
             }
         )
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-
-
-def window_of(run: Run, scope: Scope, starts: Ints, ends: Ints) -> tuple[int, int]:
-    """From the earliest begin of a step to the latest end of one; without steps, of all nodes."""
-    steps = [period for period in periods(run, scope) if period.step is not None]
-    if steps and scope.steps is not None:
-        return min(period.start_ns for period in steps), max(period.end_ns for period in steps)
-    return (int(starts.min()), int(ends.max())) if len(ends) else (0, 0)
-
-
-def graph_notes(lost: int, steps: tuple[int, ...]) -> tuple[str, ...]:
-    """What is not known of a graph; `lost` GPU events have no launch."""
-    notes = []
-    if lost:
-        notes.append(
-            f"{lost:,} GPU event{'s have' if lost > 1 else ' has'} no launch in the file: host time before "
-            f"{'them' if lost > 1 else 'it'} is not known"
-        )
-    if not steps:
-        notes.append("no steps: the window is the whole file (call profiler.step() in the loop)")
-    return tuple(notes)
-
-
-def _matched_collectives(
-    rows: Collectives, count: int, on_host: Collectives, device: DeviceNodes, host: HostNodes, number: Ints
-) -> MatchedCollectives:
-    """For each matched collective the node that arrived last (with the shortest duration) and the transfer time."""
-    last, members = np.full(count, NONE), np.zeros(count, dtype=np.int64)
-    least = np.full(count, np.iinfo(np.int64).max)
-    of_host = np.zeros(count, dtype=bool)
-    sizes, group, kind = (np.full(count, NONE) for _ in range(3))
-    matched = rows.match != NONE
-    sizes[rows.match[matched]] = rows.bytes[matched]
-    group[rows.match[matched]], kind[rows.match[matched]] = rows.group[matched], rows.kind[matched]
-    nodes = np.flatnonzero(device.match != NONE)
-    opened = np.flatnonzero(host.opens != NONE)
-    # A device node has the duration of the collective; host nodes have none, so it comes from the entries.
-    inside = _host_durations(on_host, number, host, opened)
-    for which, at, took, here in (
-        (nodes, device.match[nodes], (device.end - device.start)[nodes], False),
-        (opened, host.opens[opened], inside, True),
-    ):
-        if len(which) == 0:
-            continue
-        np.add.at(members, at, 1)
-        order = np.lexsort((-which, -took))  # the shortest is written last; of equal ones the first
-        better = took[order] <= least[at[order]]
-        last[at[order][better]] = which[order][better]
-        np.minimum.at(least, at, took)
-        of_host[at] = here
-    transfer = np.where(least == np.iinfo(np.int64).max, 0, least)
-    return MatchedCollectives(transfer, last, of_host, members, sizes, group, kind)
-
-
-def _with_visits(
-    matched: MatchedCollectives,
-    rows: Collectives,
-    device: DeviceNodes,
-    host: HostNodes,
-    peers: Peers,
-) -> tuple[MatchedCollectives, Visits]:
-    """The sends and receives that others wait for, and the transfers of these without the waiting."""
-    count, devices = len(matched.transfer), len(device.rank)
-    node_of = np.full(count, NONE)
-    inside, opened = np.flatnonzero(device.match != NONE), np.flatnonzero(host.opens != NONE)
-    node_of[device.match[inside]], node_of[host.opens[opened]] = inside, devices + opened
-    start = np.concatenate([device.start, host.time])
-    at, node = rows.match[peers.entry], node_of[rows.match[peers.peer]]
-    both = (node != NONE) & (node_of[at] != NONE) if count else np.zeros(len(at), dtype=bool)
-    visits = Visits(node[both], at[both], peers.shift[both])
-    members, last, transfer = matched.members.copy(), matched.last.copy(), matched.transfer.copy()
-    on_host = matched.on_host.copy()
-    np.add.at(members, visits.at, 1)
-    ready = start[visits.node] + visits.shift
-    order = np.argsort(ready, kind="stable")  # the latest is written last
-    order = order[ready[order] > start[node_of[visits.at[order]]]]
-    of = visits.at[order]
-    on_host[of] = visits.node[order] >= devices
-    last[of] = visits.node[order] - np.where(on_host[of], devices, 0)
-    transfer[of] = np.maximum(start[node_of[of]] + matched.transfer[of] - ready[order], 0)
-    return replace(matched, members=members, last=last, transfer=transfer, on_host=on_host), visits
-
-
-def _host_durations(on_host: Collectives, number: Ints, host: HostNodes, opened: Ints) -> Ints:
-    if len(opened) == 0 or len(on_host.rank) == 0:
-        return np.zeros(len(opened), dtype=np.int64)
-    width = on_host.count
-    keys = number[on_host.rank] * width + on_host.match
-    order = np.argsort(keys)
-    at = np.searchsorted(keys[order], host.rank[opened] * width + host.opens[opened])
-    return on_host.duration[order][np.minimum(at, len(keys) - 1)]

@@ -1,0 +1,281 @@
+"""What the subjects of each axis cost: all at their targets, and all but one (docs/definitions.md, "Findings")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from rankscope.analysis.across_ranks.layout import layout_of
+from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import mean_step_ns
+from rankscope.analysis.faults.targets import (
+    LONG,
+    Targets,
+    link_targets,
+    peer_groups,
+    pieces_of,
+    rank_targets,
+    stage_targets,
+    step_targets,
+)
+from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
+from rankscope.analysis.graph.graph import WORK_CLASSES
+from rankscope.analysis.graph.pieces import KINDS, Pieces
+from rankscope.analysis.graph.replay import Played, Replay
+from rankscope.store.arrays import Floats, number_rows, unique_values
+from rankscope.timeline.run import Run
+
+AxisName = Literal["rank", "link", "step", "stage", "position"]
+_HOST = PATH_CLASSES.index("host")
+_SLOW_LINK = 0.05
+"""Of the time of a group's transfers: what is beyond their targets."""
+QUIET = 0.003
+"""Of a mean step: a subject that costs less is not looked at step by step."""
+
+
+class Replays:
+    """A run and its replays with pieces at their targets. Costs are per step."""
+
+    def __init__(self, run: Run, scope: Scope) -> None:
+        self.run, self.scope = run, scope
+        self.pieces: Pieces = pieces_of(run, scope)
+        self.graph = self.pieces.graph
+        self.replay = Replay(self.graph)
+        self.steps = max(len(unique_values(self.pieces.step[self.pieces.step != NONE])), 1)
+        self.step_ns = mean_step_ns(run, scope)
+
+    @property
+    def is_possible(self) -> bool:
+        return bool(self.graph.inside.any()) and not self.replay.has_cycle
+
+    @cached_property
+    def recorded(self) -> Played:
+        return self.replay.arrays(self.graph.work)
+
+    @cached_property
+    def recorded_ns(self) -> float:
+        """Of all steps together."""
+        return self.replay.played_ns(self.recorded)
+
+    def saved_ns(self, targets: Targets) -> float:
+        """With these at their targets."""
+        return self._per_step(self.replay.length_ns(targets.on(self.graph.work)))
+
+    def saved_by(self, played: Played) -> float:
+        return self._per_step(self.replay.played_ns(played))
+
+    def _per_step(self, length_ns: float) -> float:
+        return (self.recorded_ns - length_ns) / self.steps
+
+
+@once_per_run
+def replays_of(run: Run, scope: Scope) -> Replays:
+    return Replays(run, scope)
+
+
+class Axis:
+    """Subjects that are compared with each other."""
+
+    def __init__(
+        self,
+        name: AxisName,
+        replays: Replays,
+        targets: Targets,
+        subjects: Sequence[int],
+        of_point: Ints,
+        of_match: Ints | None = None,
+        lone: Collection[int] = (),
+    ) -> None:
+        """`of_point` and `of_match` have the subject of each point and transfer, or NONE; `lone` are the subjects that
+        are compared with themselves."""
+        self.name, self.replays, self.targets, self.subjects = name, replays, targets, tuple(subjects)
+        matches = len(replays.graph.collectives.transfer)
+        self.of_point = of_point
+        self.of_match = np.full(matches, NONE) if of_match is None else of_match
+        self.lone = frozenset(lone)
+
+    @cached_property
+    def _target(self) -> Played:
+        return self.replays.replay.arrays(self.targets.on(self.replays.graph.work))
+
+    @cached_property
+    def value_ns(self) -> float:
+        """V: what is saved with all subjects at their targets."""
+        return self.replays.saved_by(self._target)
+
+    def margin_ns(self, *subjects: int, step: int | None = None) -> float:
+        """M: what these cost once all others are mended; with `step`, what they cost in it alone."""
+        points, matches = self._mask(subjects, step)
+        return self.value_ns - self.replays.saved_by(self._with_recorded(points, matches))
+
+    def alone_ns(self, subjects: Sequence[int]) -> float:
+        """A: what mending only these brings."""
+        return self.replays.saved_ns(self.only(subjects))
+
+    def only(self, subjects: Sequence[int]) -> Targets:
+        return self.targets.only(*self._mask(subjects, None))
+
+    def without(self, chosen: Mask) -> float:
+        """What these pieces cost once all others are mended."""
+        return self.value_ns - self.replays.saved_ns(self.targets.except_for(chosen))
+
+    def pieces_of(self, subject: int) -> Mask:
+        mine: Mask = self.of_point[self.targets.pieces.point] == subject
+        return mine
+
+    def main_class(self, subject: int | None) -> str:
+        """The class of work in which a subject has most too much; None: all of them together."""
+        return WORK_CLASSES[int(self._cut_by_class(subject).argmax())]
+
+    def below_share(self, subject: int | None) -> float:
+        """By how much the stretches of a subject are shorter than the median where they are, of by how much they are
+        longer where they are; in its main class."""
+        cut = self._cut_by_class(subject)
+        at = int(cut.argmax())
+        below = self.targets.below
+        if subject is None:
+            return float(below[at].sum() / max(cut[at], 1))
+        return float(below[at, subject] / max(cut[at], 1)) if subject < below.shape[1] else 0.0
+
+    def is_diffuse(self, subject: int | None) -> bool:
+        """Whether what is too much is in many pieces of the host that are each a little longer: its core is slow."""
+        if self.main_class(subject) != "host":
+            return False
+        pieces = self.targets.pieces
+        return self.is_diffuse_in(
+            (pieces.kind == _HOST) & (subject is None or self.of_point[pieces.point] == subject)
+        )
+
+    def is_diffuse_in(self, chosen: Mask) -> bool:
+        cut = np.where(chosen, self.targets.pieces.took - self.targets.took, 0)
+        return bool(cut[self._stands_out].sum() < cut.sum() / 2)
+
+    @cached_property
+    def _stands_out(self) -> Mask:
+        """By piece: it takes several times as long as its counterparts."""
+        targets = self.targets
+        out: Mask = (targets.usual >= 0) & (targets.pieces.took >= LONG * targets.usual)
+        return out
+
+    def without_diffuse(self, targets: Targets) -> Targets:
+        """Targets of this axis with host time that is only a little too long as recorded."""
+        if self.name != "rank":
+            return targets
+        return targets.except_for((targets.pieces.kind == _HOST) & ~self._stands_out)
+
+    def _cut_by_class(self, subject: int | None) -> Floats:
+        pieces = self.targets.pieces
+        cut = pieces.took - self.targets.took
+        mine = cut > 0 if subject is None else self.pieces_of(subject) & (cut > 0)
+        kinds = np.searchsorted(KINDS, pieces.kind[mine])
+        sums: Floats = np.bincount(kinds, weights=cut[mine], minlength=len(KINDS)).astype(float)
+        return sums
+
+    def _mask(self, subjects: Sequence[int], step: int | None) -> tuple[Mask, Mask]:
+        points, matches = (np.isin(of, subjects) for of in (self.of_point, self.of_match))
+        if step is None:
+            return points, matches
+        return points & (self.replays.pieces.steps == step), matches & (self.match_step == step)
+
+    @cached_property
+    def match_step(self) -> Ints:
+        """By match, its step."""
+        steps = np.full(len(self.of_match), NONE)
+        graph = self.replays.graph
+        met = graph.match != NONE
+        steps[graph.match[met]] = self.replays.pieces.steps[met]
+        return steps
+
+    def _with_recorded(self, points: Mask, matches: Mask) -> Played:
+        """Everything at its target, but these as they were."""
+        replay, recorded, target = self.replays.replay, self.replays.recorded, self._target
+        weight, took = target.weight.copy(), target.took.copy()
+        ways = np.flatnonzero(points[replay.way_points])
+        weight[ways] = recorded.weight[ways]
+        at, match = replay.unit_points, self.replays.graph.match[replay.unit_points]
+        units = np.flatnonzero(np.where(match != NONE, np.append(matches, False)[match], points[at]))
+        took[units] = recorded.took[units]
+        return Played(weight, took, replay.begins_of(np.where(points, 0, self.targets.begins_ns)))
+
+    @cached_property
+    def margins_ns(self) -> dict[int, float]:
+        """M of each subject. Several that cost less than QUIET together cost nothing each: they need no replay of their
+        own."""
+        margins = dict.fromkeys(self.subjects, 0.0)
+        least = QUIET * self.replays.step_ns
+        waiting = [self.subjects] if self.subjects else []
+        while waiting:
+            some = waiting.pop()
+            together = self.margin_ns(*some)
+            if len(some) == 1:
+                margins[some[0]] = together
+            elif together >= least:
+                middle = len(some) // 2
+                waiting += [some[:middle], some[middle:]]
+        return margins
+
+    @cached_property
+    def by_step(self) -> dict[int, Floats]:
+        """Of the subjects that are not quiet: what they cost in each step alone, times the number of steps."""
+        least = QUIET * self.replays.step_ns
+        steps = self.replays.steps
+        return {
+            subject: np.array([self.margin_ns(subject, step=step) * steps for step in range(steps)])
+            for subject, margin in self.margins_ns.items()
+            if margin > least
+        }
+
+
+def rank_axis(replays: Replays) -> Axis:
+    targets = rank_targets(replays.run, replays.scope)
+    group = peer_groups(replays.run, replays.graph.ranks)
+    lone = np.flatnonzero(np.bincount(group)[group] == 1).tolist()
+    return Axis("rank", replays, targets, range(len(group)), replays.graph.rank, lone=lone)
+
+
+def step_axis(replays: Replays) -> Axis:
+    targets = step_targets(replays.run, replays.scope)
+    return Axis("step", replays, targets, range(replays.steps), replays.pieces.steps)
+
+
+def link_axis(replays: Replays) -> Axis:
+    """The groups of one rank whose transfers are all too long are one subject: its link."""
+    targets = link_targets(replays.run, replays.scope)
+    graph = replays.graph
+    group = graph.collectives.group
+    nothing = np.full(len(graph.rank), NONE)
+    subject = np.arange(int(group.max(initial=NONE)) + 1)
+    took, cut = (
+        np.bincount(group, weights=time, minlength=len(subject))
+        for time in (graph.work.transfer, graph.work.transfer - targets.transfer)
+    )
+    slow = np.flatnonzero(cut > _SLOW_LINK * took)
+    if len(slow) > 1:
+        met = np.flatnonzero(graph.match != NONE)
+        pairs, _ = number_rows([group[graph.match[met]], graph.rank[met]])
+        of_rank = {rank: pairs[pairs[:, 1] == rank, 0] for rank in unique_values(pairs[:, 1]).tolist()}
+        by_rank = {rank: groups[np.isin(groups, slow)] for rank, groups in of_rank.items()}
+        while by_rank:
+            # First the rank with most slow groups; of those with as many, the one with the fewest others.
+            rank = max(by_rank, key=lambda each: (len(by_rank[each]), -len(of_rank[each])))
+            mine = by_rank.pop(rank)
+            subject[mine] = mine.min(initial=len(subject))
+            by_rank = {
+                each: left for each, groups in by_rank.items() if len(left := np.setdiff1d(groups, mine)) > 1
+            }
+    return Axis("link", replays, targets, unique_values(subject[group]).tolist(), nothing, subject[group])
+
+
+def stage_axis(replays: Replays) -> Axis:
+    layout = layout_of(replays.run, Scope())
+    stage = np.array([layout.stage(rank) for rank in replays.graph.ranks], dtype=np.int64)
+    targets = stage_targets(replays.run, replays.scope)
+    return Axis("stage", replays, targets, unique_values(stage).tolist(), stage[replays.graph.rank])
+
+
+AXES: tuple[Callable[[Replays], Axis], ...] = (rank_axis, link_axis, step_axis, stage_axis)

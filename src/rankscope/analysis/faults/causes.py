@@ -1,0 +1,153 @@
+"""Why a subject costs what it does: which class of its work, which names, and how these differ from their peers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from rankscope.analysis.core.host_labels import covering_names
+from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.rollups import part_of
+from rankscope.analysis.faults.axes import Axis
+from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
+from rankscope.records import dataclass
+
+CauseClass = Literal["compute", "copy", "host", "dataloader", "transfer"]
+How = Literal["extra", "slower", "longer", "pause", "transfer"]
+_CLASSES: tuple[CauseClass, ...] = ("compute", "copy", "host", "dataloader")
+_BEFORE = "no op, before "
+_MOST_PIECES = 200
+"""Those with most to cut are looked at."""
+_EXPLAINED = 0.8
+"""Of all that is too much: as many names as have this much of it."""
+_SAME_FACTOR = 0.05
+"""The device is slower where its pieces differ by one factor up to this, in most of their time."""
+
+
+_COPIES = frozenset({"aten::copy_", "aten::_to_copy", "aten::to", "aten::pin_memory", "aten::_pin_memory"})
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Of one subject."""
+
+    kind: CauseClass
+    how: How
+    names: tuple[str, ...] = ()
+    """Of kernels, copies and ops, the largest part first."""
+    explained_ns: float = 0.0
+    """What these cost once all else is mended."""
+    factor: float | None = None
+    """Where all are slower: how many times as long they take."""
+
+    @property
+    def is_core(self) -> bool:
+        """All that the host does takes longer."""
+        return self.kind == "host" and self.how == "slower"
+
+
+def cause_of(axis: Axis, subject: int) -> Cause:
+    if axis.name == "link":
+        return Cause("transfer", "transfer", explained_ns=axis.margin_ns(subject))
+    pieces, targets = axis.targets.pieces, axis.targets
+    mine = axis.pieces_of(subject)
+    costs: dict[CauseClass, float] = {}
+    for name in _CLASSES:
+        chosen = mine & (pieces.kind == PATH_CLASSES.index(name))
+        if (targets.then != pieces.took)[chosen].any():
+            costs[name] = axis.without(chosen)
+    if not costs:
+        return Cause("host", "pause", explained_ns=axis.margin_ns(subject))  # it began late
+    kind = max(costs, key=lambda name: costs[name])
+    if kind == "host" and (does := _what_the_host_does(axis, mine)) in costs:
+        kind = does
+    chosen = mine & (pieces.kind == PATH_CLASSES.index(kind))
+    edit = np.where(chosen, pieces.took - targets.then, 0)
+    names, number = np.unique(pieces.name[chosen], return_inverse=True)
+    sizes = np.bincount(number.reshape(-1), weights=np.maximum(edit[chosen], 0))
+    shown = _largest(sizes)
+    explained = axis.without(chosen & np.isin(pieces.name, names[shown]))
+    how, factor = _how(axis, kind, chosen, edit)
+    texts = [pieces.graph.names[code] for code in names[shown].tolist() if code != NONE]
+    if kind == "host" and how == "longer":
+        work = Counter[str]()
+        for each in host_work(axis, edit):
+            work[each.around or f"{_BEFORE}{each.before}"] += each.ns
+        idle = sum(ns for text, ns in work.items() if text.startswith(_BEFORE))
+        how = "pause" if idle > work.total() / 2 else how
+        texts = [[*work][at] for at in _largest(np.array([*work.values()]))]
+    return Cause(kind, how, tuple(texts), explained, factor)
+
+
+def _largest(sizes: Ints) -> list[int]:
+    """As few as have most of it, the largest first."""
+    order = np.argsort(-sizes, kind="stable")
+    reached = np.cumsum(sizes[order])
+    most: list[int] = order[: int(np.searchsorted(reached, _EXPLAINED * reached[-1])) + 1].tolist()
+    return most
+
+
+def _how(axis: Axis, kind: str, chosen: Mask, edit: Ints) -> tuple[How, float | None]:
+    if axis.name in ("stage", "position"):
+        return "extra", None
+    pieces, usual = axis.targets.pieces, axis.targets.usual
+    edited = chosen & (edit > 0)
+    if edit[edited & (usual == 0)].sum() > edit[edited].sum() / 2:
+        return "extra", None
+    if kind == "host" and axis.is_diffuse_in(chosen):
+        return "slower", None
+    if kind != "compute":
+        return "longer", None
+    compared = chosen & (usual > 0)
+    took, weight = pieces.took[compared], usual[compared]
+    factor = float(took.sum() / max(weight.sum(), 1))
+    alike = np.abs(took / weight / factor - 1) <= _SAME_FACTOR
+    if factor > 1 + _SAME_FACTOR and weight[alike].sum() > weight.sum() / 2:
+        return "slower", factor
+    return "longer", None
+
+
+def _what_the_host_does(axis: Axis, mine: Mask) -> CauseClass:
+    """Host time that is spent on work for the device: launching what its peers do not have, or copying."""
+    pieces, targets = axis.targets.pieces, axis.targets
+    cut = np.where(mine, pieces.took - targets.then, 0)
+    on_host = (pieces.kind == PATH_CLASSES.index("host")) & (cut > 0)
+    extra = on_host & (targets.usual == 0)
+    computes = mine & pieces.is_own & (pieces.kind == PATH_CLASSES.index("compute"))
+    if (
+        cut[extra].sum() > cut[on_host].sum() / 2
+        and cut[computes & (targets.usual == 0)].sum() > cut[computes].sum() / 2
+    ):
+        return "compute"
+    copying = sum(each.ns for each in host_work(axis, np.where(on_host, cut, 0)) if each.around in _COPIES)
+    if copying > cut[on_host].sum() / 2:
+        return "copy"
+    return "host"
+
+
+class HostWork(NamedTuple):
+    """What the host did for too long."""
+
+    around: str
+    """The op, else the annotation; '' where it was in none."""
+    before: str
+    """What it did next."""
+    ns: int
+
+
+def host_work(axis: Axis, cut: Ints) -> list[HostWork]:
+    """Of the host pieces with most to cut."""
+    pieces, graph = axis.targets.pieces, axis.replays.graph
+    used = np.argsort(-cut, kind="stable")[:_MOST_PIECES]
+    used = used[cut[used] > 0]
+    middle = graph.start[pieces.point[used]] - pieces.took[used] // 2
+    found = []
+    for number in np.unique(pieces.rank[used]).tolist():
+        mine = used[pieces.rank[used] == number]
+        run = part_of(axis.replays.run, frozenset({graph.ranks[number]}))
+        texts = covering_names(run, graph.ranks[number], middle[pieces.rank[used] == number])
+        names = [graph.names[code] for code in pieces.name[mine].tolist()]
+        found += [HostWork(*each) for each in zip(texts, names, cut[mine].tolist(), strict=True)]
+    return found

@@ -1,0 +1,114 @@
+"""Who is named on an axis (docs/definitions.md, "Findings", has the rules; the constants were chosen on 120 random
+jobs)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rankscope.analysis.faults.axes import Axis
+from rankscope.records import dataclass
+from rankscope.store.arrays import Floats
+
+_LEAST, _MOVES = 0.02, 0.05
+"""Of a mean step: what a subject costs that is named; all of them together, where it moves, and one whose host takes a
+little longer everywhere, or that is compared with itself."""
+_SURE = 4.0
+"""Times the standard error of what a subject costs over the steps."""
+_STEADY = 0.5
+"""Of the mean: what three quarters of the steps cost at least."""
+_LATE = 0.25
+"""Of the largest: what a subject costs in a step in which it is late."""
+_VARIES = {"compute": 0.12}
+_VARIES_ELSEWHERE = 0.4
+"""Of what is too much: where a subject is as often below its peers by this share, its work varies. Of 130 culprits in
+random jobs none has more than 0.07."""
+_EVENED = 0.3
+"""The same of all: lengths and tokens have 0.6 and more, a fault that moves 0.15 at most."""
+_DOMINATES = 2.0
+"""Times what the second costs: it is one subject in each step, not the noise of all."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """The outcome of an axis."""
+
+    subjects: tuple[int, ...] = ()
+    late_steps: tuple[tuple[int, ...], ...] = ()
+    """By subject, the steps in which it is late."""
+    moves: bool = False
+    """Nobody is named, because it is another one from step to step."""
+    turns: tuple[int, ...] = ()
+    """Where it moves: by step, whose turn it was."""
+    varies: bool = False
+    """Where it moves: all have more in one step and less in another."""
+
+
+def named(axis: Axis) -> Named:
+    margins, by_step = axis.margins_ns, axis.by_step
+    step_ns, steps = axis.replays.step_ns, axis.replays.steps
+    if not margins or axis.value_ns < _LEAST * step_ns:
+        return Named()
+    usual = float(np.quantile([*margins.values()], 0.25)) if len(margins) > 1 else 0.0
+    spreads = [float(np.std(values, ddof=1)) for values in by_step.values()] if steps > 1 else []
+    noise = float(np.quantile([*spreads, *[0.0] * (len(margins) - len(spreads))], 0.25))
+    recurring, others, seldom = list[int](), list[int](), list[int]()
+    for subject, values in by_step.items():
+        margin = margins[subject]
+        is_doubtful = len(margins) == 1 or subject in axis.lone or axis.is_diffuse(subject)
+        least = (_MOVES if is_doubtful else _LEAST) * step_ns
+        varies = axis.below_share(subject) > _VARIES.get(axis.main_class(subject), _VARIES_ELSEWHERE)
+        if margin < least or varies:
+            continue
+        if _recurs(values):
+            (recurring if len(_late_steps(values)) > 2 else seldom).append(subject)
+        elif margin - usual >= max(_LEAST * step_ns, _SURE * noise / steps**0.5):
+            others.append(subject)
+    # Two or more that are late now and then, at different times, take turns.
+    apart = {_late_steps(by_step[each]) for each in seldom}
+    if sum(map(len, apart)) == len(set().union(*apart)) and len(apart) + len(others) > 1:
+        others += seldom
+    else:
+        recurring += seldom
+    who = sorted(recurring + others if len(others) < 2 else recurring)
+    if who and axis.alone_ns(who) >= axis.value_ns / 2:
+        return Named(tuple(who), tuple(_late_steps(by_step[each]) for each in who))
+    return _moving(axis, len(others) > 1) if axis.name == "rank" and by_step else Named()
+
+
+def _recurs(values: Floats) -> bool:
+    """Whether a subject is late in all steps, or in every second, third …, each time as much."""
+    steps, late = len(values), _late_steps(values)
+    if steps > 2 and np.quantile(values, 0.25) >= _STEADY * values.mean():
+        late = tuple(range(steps))
+    elif len(late) < 2 or len({*np.diff(late).tolist()}) > 1:
+        return False
+    else:
+        period = late[1] - late[0]
+        if late[0] >= period or late[-1] + period < steps - 1:
+            return False
+    mine = values[list(late)]
+    error = float(np.std(mine, ddof=1)) / len(mine) ** 0.5
+    return bool(np.quantile(mine, 0.25) >= _STEADY * mine.mean() and mine.mean() >= _SURE * error)
+
+
+def _moving(axis: Axis, take_turns: bool) -> Named:
+    by_step, step_ns, steps = axis.by_step, axis.replays.step_ns, axis.replays.steps
+    if axis.value_ns < _MOVES * step_ns:
+        return Named()
+    subjects = [*by_step]
+    costs = np.stack([by_step[each] for each in subjects])
+    turn = costs.argmax(axis=0)
+    ordered = np.sort(np.vstack([costs, np.zeros((2, steps))]), axis=0)
+    dominates = ordered[-1].sum() >= _DOMINATES * ordered[-2].sum()
+    if len({*turn.tolist()}) < 2 or axis.is_diffuse(None) or (axis.lone and not dominates):
+        return Named()
+    together = [axis.margin_ns(*axis.subjects, step=step) * steps for step in range(steps)]
+    if not (take_turns or dominates or np.quantile(together, 0.25) >= _MOVES * step_ns):
+        return Named()
+    varies = axis.below_share(None) > _EVENED and axis.main_class(None) == "compute"
+    return Named(moves=True, turns=tuple(subjects[at] for at in turn.tolist()), varies=varies)
+
+
+def _late_steps(values: Floats) -> tuple[int, ...]:
+    most = values.max()
+    return tuple(np.flatnonzero(values > _LATE * most).tolist()) if most > 0 else ()

@@ -1,0 +1,91 @@
+"""The faults as a table: who, on which axis, why, in which steps and for how much."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rankscope.analysis.core.notes import left_out
+from rankscope.analysis.core.result import Column, Result
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.faults.axes import replays_of
+from rankscope.analysis.faults.causes import Cause
+from rankscope.analysis.faults.faults import Fault, faults_of
+from rankscope.ranges import as_ranges
+from rankscope.timeline.run import Run
+from rankscope.units import format_rounded
+
+_COLUMNS = (
+    Column("axis", help="what is compared: ranks, links, steps or stages"),
+    Column("subject", help="the rank, group, step or stage; null where another one is late in each step"),
+    Column("cost_ns", "ns", "per step, in addition to the faults above; of all subjects of a fault together"),
+    Column("alone_ns", "ns", "the same without the faults above"),
+    Column("margin_ns", "ns", "what this subject costs once all else on its axis is mended"),
+    Column("cause", help="compute, copy, host, dataloader or transfer"),
+    Column("how", help="extra work; slower: all of it; longer: some of it"),
+    Column("steps", help="in which it is late; null: in all"),
+    Column("explained_ns", "ns", "what the named kernels, copies or ops cost", minor=True),
+    Column("names", help="of kernels, copies or ops; of host time, what followed it", at_end=True),
+)
+_NOTHING = {column.name: None for column in _COLUMNS}
+
+
+def faults(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """One row for each subject, those of a fault together; the largest fault first."""
+    found = faults_of(run, scope.in_run(run))
+    rows = [row for fault in found.listed for row in _rows(run, scope.in_run(run), fault)]
+    notes = left_out(run, scope)
+    if not replays_of(run, scope.in_run(run)).is_possible:
+        notes.append(
+            "nothing to replay: no events in the window, or ranks that wait for each other in a cycle"
+        )
+    elif not rows:
+        ranks = len(run.ranks)
+        notes.append(
+            "no fault found: nothing would be saved if a rank, link, step or stage were as the others are"
+            if ranks > 1
+            else "one rank: only its steps were compared"
+        )
+    else:
+        joint = format_rounded("ns", found.joint_ns)
+        notes.append(f"together: {joint} of a step of {format_rounded('ns', found.step_ns)}")
+    title = "Faults: what would be saved if it were as its peers are, per step"
+    return Result("faults", title, scope.window, _COLUMNS, rows, notes=tuple(notes), unknown="")
+
+
+def _rows(run: Run, scope: Scope, fault: Fault) -> list[dict[str, Any]]:
+    shared = {
+        **_NOTHING,
+        "axis": fault.axis,
+        "cost_ns": round(fault.cost_ns),
+        "alone_ns": round(fault.alone_ns),
+    }
+    if fault.moves:
+        turns = ", ".join(map(str, fault.turns))
+        return [{**shared, "how": "moves", "names": f"by step: {fault.axis} {turns}"}]
+    steps = replays_of(run, scope).graph.steps
+    return [
+        {
+            **shared,
+            "subject": _subject(run, fault, each.number),
+            "margin_ns": round(each.margin_ns),
+            "steps": _steps(each.late_steps, steps) if fault.axis != "step" else None,
+            **_cause(each.cause),
+        }
+        for each in fault.subjects
+    ]
+
+
+def _cause(cause: Cause) -> dict[str, Any]:
+    how = f"{cause.how} x{cause.factor:.2f}" if cause.factor else cause.how
+    names = ", ".join(cause.names) or None
+    return {"cause": cause.kind, "how": how, "explained_ns": round(cause.explained_ns), "names": names}
+
+
+def _subject(run: Run, fault: Fault, number: int) -> str:
+    return run.collectives.groups[number].name if fault.axis == "link" else str(number)
+
+
+def _steps(late: tuple[int, ...], steps: tuple[int, ...]) -> str | None:
+    if len(late) >= len(steps):
+        return None
+    return as_ranges([steps[at] for at in late])

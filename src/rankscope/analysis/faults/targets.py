@@ -1,0 +1,473 @@
+"""What the pieces of work would take if they were as their peers are, by axis (docs/definitions.md, "Findings").
+
+A stretch, the work of one class between two communications, takes at most the median of its peers. What is too much is
+taken from the pieces that are longest beyond their counterparts: a pause goes whole, and the noise of many small pieces
+cancels out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rankscope.analysis.across_ranks.layout import layout_of
+from rankscope.analysis.across_ranks.segments import segments, tells_phases
+from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.collective_waits import waits
+from rankscope.analysis.core.device_events import gpu_ranks
+from rankscope.analysis.core.grouping import group_medians
+from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.run_steps import in_order_of_start
+from rankscope.analysis.core.scope import Scope, steps_in_scope
+from rankscope.analysis.core.step_times import mean_step_ns
+from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
+from rankscope.analysis.graph.graph import WORK_CLASSES, Graph, Work, graph_of
+from rankscope.analysis.graph.pieces import KINDS, Pieces
+from rankscope.records import dataclass
+from rankscope.store.arrays import Floats, number_rows, starts_group, unique_values
+from rankscope.timeline.run import Run
+
+_COMPUTE, _HOST = map(PATH_CLASSES.index, ("compute", "host"))
+_LEAST_STEPS = 3
+"""Steps that are compared with each other."""
+LONG, _LEAST_LONG = 5, 0.01
+"""Times as long as its counterparts, a piece stands out by itself; of a rank that has no peers, also from this part of
+a step."""
+_LINK_TOLERANCE = 1.02
+"""A transfer takes at most so many times the lower median of the groups that do the same."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What is compared along an axis, and what each of it takes at most."""
+
+    pieces: Pieces
+    took: Ints
+    """By piece."""
+    transfer: Ints
+    """By match."""
+    begins_ns: Ints
+    """By point that stays where it is: how much later it is than recorded."""
+    scale: Floats
+    """By piece: how many times as long it is where work is moved."""
+    usual: Ints
+    """By piece: what its counterparts take; NONE where it was not compared."""
+    below: Floats
+    """[class of WORK_CLASSES, member]: by how much its stretches are shorter than the median, where they are."""
+
+    @classmethod
+    def unchanged(cls, pieces: Pieces) -> Targets:
+        work, count = pieces.graph.work, len(pieces.took)
+        return cls(
+            pieces,
+            pieces.took,
+            work.transfer,
+            work.begins_ns,
+            np.ones(count),
+            np.full(count, NONE),
+            np.zeros((len(WORK_CLASSES), 1)),
+        )
+
+    def on(self, work: Work) -> Work:
+        """The work with what is compared at its targets."""
+        work = replace(
+            work,
+            transfer=np.minimum(work.transfer, self.transfer),
+            begins_ns=np.minimum(work.begins_ns, self.begins_ns),
+        )
+        return self.pieces.changed(work, self.then)
+
+    @property
+    def then(self) -> Ints:
+        """By piece, how long it takes."""
+        scaled: Ints = np.rint(self.took * self.scale).astype(np.int64)
+        return scaled
+
+    def except_for(self, chosen: Mask) -> Targets:
+        """With these pieces as recorded."""
+        return replace(
+            self, took=np.where(chosen, self.pieces.took, self.took), scale=np.where(chosen, 1.0, self.scale)
+        )
+
+    def only(self, points: Mask, matches: Mask) -> Targets:
+        """With pieces at these points, and these transfers, at their targets; the others as recorded."""
+        recorded = self.pieces.graph.work
+        return replace(
+            self.except_for(~points[self.pieces.point]),
+            transfer=np.where(matches, self.transfer, recorded.transfer),
+            begins_ns=np.where(points, self.begins_ns, recorded.begins_ns),
+        )
+
+    def with_also(self, other: Targets) -> Targets:
+        """Both."""
+        return replace(
+            self,
+            took=np.minimum(self.took, other.took),
+            transfer=np.minimum(self.transfer, other.transfer),
+            begins_ns=np.minimum(self.begins_ns, other.begins_ns),
+            scale=self.scale * other.scale,
+        )
+
+    def at_median(
+        self,
+        used: Ints,
+        alike: Sequence[Ints],
+        member: Ints,
+        stretch: Ints,
+        chosen: Ints,
+        *,
+        with_itself: bool = False,
+        usual: Ints | None = None,
+    ) -> Targets:
+        """Of the pieces `used`, those that are `chosen` with each stretch at the median of the other members of its
+        group: in a group, `alike` has the same values. `usual`: what the counterparts of each piece take, where that is
+        not the median of its place."""
+        pieces = self.pieces
+        took, who = pieces.took[used], member[used]
+        _, group = number_rows([column[used] for column in alike])
+        there, _ = number_rows([group, who])
+        members = np.bincount(there[:, 0])
+        if usual is None:
+            _, place = number_rows([group, pieces.places(used, member, stretch)])
+            usual = _median_of_others(place, took, members[group], with_itself)
+        stretches, of_stretch = number_rows([group, stretch[used], pieces.kind[used], who])
+        total = np.zeros(len(stretches), dtype=np.int64)
+        np.add.at(total, of_stretch, took)
+        _, same = number_rows([*stretches[:, :3].T])
+        too_much = total - _median_of_others(same, total, members[stretches[:, 0]], with_itself)
+        left, every = self.took.copy(), self.usual.copy()
+        left[used] = took - _taken(of_stretch, np.maximum(took - usual, 0), np.maximum(too_much, 0))
+        every[used] = usual
+        mine = np.zeros(len(left), dtype=bool)
+        mine[chosen] = True
+        below = np.zeros((len(WORK_CLASSES), int(member.max(initial=0)) + 1))
+        np.add.at(below, (np.searchsorted(KINDS, stretches[:, 2]), stretches[:, 3]), np.maximum(-too_much, 0))
+        return replace(
+            self, took=np.where(mine, left, self.took), usual=np.where(mine, every, self.usual), below=below
+        )
+
+    def of_ranks(self, ranks: Sequence[int]) -> Targets:
+        graph = self.pieces.graph
+        chosen = np.isin(graph.rank, [graph.ranks.index(rank) for rank in ranks if rank in graph.ranks])
+        return self.only(chosen, np.zeros(len(self.transfer), dtype=bool))
+
+
+@once_per_run
+def pieces_of(run: Run, scope: Scope) -> Pieces:
+    return Pieces.of(graph_of(run, scope))
+
+
+def peer_groups(run: Run, ranks: Sequence[int]) -> Ints:
+    """By rank: a number, the same for ranks that do the same work: on the same kind of device, in the same role and
+    stage."""
+    layout, on_gpu = layout_of(run, Scope()), gpu_ranks(run)
+    work = [(layout.work(rank), rank in on_gpu) for rank in ranks]
+    known = {what: number for number, what in enumerate(dict.fromkeys(work))}
+    return np.array([known[what] for what in work], dtype=np.int64)
+
+
+@once_per_run
+def rank_targets(run: Run, scope: Scope) -> Targets:
+    """Of every rank, by those that do the same."""
+    pieces = pieces_of(run, scope)
+    graph = pieces.graph
+    group = peer_groups(run, graph.ranks)
+    is_lone = np.bincount(group)[group] == 1
+    targets = Targets.unchanged(pieces)
+    compared = (pieces.step != NONE) | (not graph.steps)
+    together = np.flatnonzero(compared & ~is_lone[pieces.rank])
+    alike = [group[pieces.rank], pieces.step]
+    targets = targets.at_median(together, alike, pieces.rank, pieces.stretch, together)
+    if is_lone.any() and len(graph.ranks) > 1:
+        targets = _lone_targets(run, scope, targets, is_lone[pieces.rank] & compared)
+    begins = graph.work.begins_ns.copy()
+    for number in np.flatnonzero(graph.is_alone).tolist():
+        peers = np.flatnonzero((group == group[number]) & (np.arange(len(group)) != number))
+        if len(peers):
+            _add_late_starts(run, graph, number, [graph.ranks[peer] for peer in peers.tolist()], begins)
+    return replace(targets, begins_ns=begins)
+
+
+def _lone_targets(run: Run, scope: Scope, targets: Targets, is_lone: Mask) -> Targets:
+    """Of ranks that do what no other does: their compute by their other micro-batches; the rest step by step, and there
+    only single long pieces."""
+    pieces = targets.pieces
+    used, of_pass, position = _in_passes(run, scope, pieces, is_lone & (pieces.kind == _COMPUTE))
+    if len(used):
+        _, batch, phase, _ = of_pass
+        member, place = np.full((2, len(pieces.took)), NONE)
+        member[used], place[used] = batch, position
+        whole = np.zeros_like(place)
+        whole[used] = phase
+        targets = targets.at_median(used, [pieces.rank, pieces.step, whole], member, place, used)
+    others = np.flatnonzero((pieces.step != NONE) & (pieces.kind != _COMPUTE))
+    whole = np.zeros_like(pieces.stretch)
+    usual = _usual_of_name(pieces, others)
+    least = np.maximum(LONG * usual, _LEAST_LONG * mean_step_ns(run, scope))
+    long = is_lone[others] & (pieces.took[others] >= least)
+    return targets.at_median(others, [whole, pieces.step], pieces.rank, whole, others[long], usual=usual)
+
+
+def whole_ranks(run: Run, scope: Scope, ranks: Sequence[int]) -> Targets:
+    """Of these ranks: those that have no peers and no GPU as long on the host, step by step, as the median of all
+    others; the rest as `rank_targets`. So a user may ask for it; it names nobody."""
+    pieces, targets = pieces_of(run, scope), rank_targets(run, scope).of_ranks(ranks)
+    graph, group = pieces.graph, peer_groups(run, pieces.graph.ranks)
+    scale = np.ones(len(pieces.took))
+    used = np.flatnonzero((pieces.kind == _HOST) & (pieces.step != NONE))
+    cells, cell = number_rows([pieces.step[used], pieces.rank[used]])
+    total = np.bincount(cell, weights=pieces.took[used]).astype(np.int64)
+    usual = _median_of_others(cells[:, 0], total, np.bincount(cells[:, 0])[cells[:, 0]], with_itself=False)
+    factor = np.minimum(usual / np.maximum(total, 1), 1.0)
+    alone = graph.is_alone & (np.bincount(group)[group] == 1) & np.isin(graph.ranks, ranks)
+    chosen = alone[pieces.rank[used]]
+    scale[used[chosen]] = factor[cell[chosen]]
+    took = np.where(scale < 1, pieces.took, targets.took)
+    return replace(targets, took=took, scale=scale)
+
+
+def _usual_of_name(pieces: Pieces, used: Ints) -> Ints:
+    """The median of the pieces of its name on other ranks; of a name that they do not have, nothing; on the host, the
+    median of all names."""
+    kind, took = pieces.kind[used], pieces.took[used]
+    names, name = number_rows([kind, pieces.name[used]])
+    mine, of_rank = number_rows([name, pieces.rank[used]])
+    usual = group_medians(of_rank, took)  # by name and rank
+    middle = _median_of_others(
+        mine[:, 0], np.rint(usual).astype(np.int64), np.bincount(mine[:, 0])[mine[:, 0]], False
+    )
+    alone = np.bincount(mine[:, 0])[mine[:, 0]] == 1
+    on_host = names[mine[:, 0], 0] == _HOST
+    typical = int(np.median(took[kind == _HOST])) if (kind == _HOST).any() else 0
+    return np.where(alone, np.where(on_host, typical, 0), middle)[of_rank]
+
+
+def _in_passes(run: Run, scope: Scope, pieces: Pieces, chosen: Mask) -> tuple[Ints, tuple[Ints, ...], Ints]:
+    """The chosen pieces that are in a pass of a micro-batch through a stage; the step, micro-batch, phase and stage of
+    each; and its position in the pass."""
+    graph, parts = pieces.graph, segments(run, scope)
+    used = np.flatnonzero(chosen & np.isin(np.array(graph.ranks)[pieces.rank], parts.rank))
+    if not len(used):
+        return used, (used, used, used, used), used
+    order = np.lexsort((parts.launched, parts.rank))
+    rank = np.searchsorted(graph.ranks, parts.rank[order])
+    low = int(min(parts.launched.min(), graph.launched.min()))
+    width = int(max(parts.launched.max(), graph.launched.max())) - low + 2
+    key = pieces.rank[used] * width + graph.launched[pieces.point[used]] - low
+    at = np.maximum(np.searchsorted(rank * width + parts.launched[order] - low, key, side="right") - 1, 0)
+    segment = order[at]
+    is_known = (rank[at] == pieces.rank[used]) & (parts.micro_batch[segment] != NONE)
+    used, segment = used[is_known], segment[is_known]
+    stage, step, batch, phase, chunk = (
+        getattr(parts, name)[segment] for name in ("stage", "step", "micro_batch", "phase", "chunk")
+    )
+    if len(used) and not tells_phases(stage, step, batch, phase):
+        phase = np.zeros_like(phase)
+    return used, (step, batch, phase, stage), number_rows([chunk, parts.position[segment]])[1]
+
+
+def evened_targets(run: Run, scope: Scope) -> Targets:
+    """Of the compute of every rank: the mean of those that do the same. It can only be moved."""
+    pieces = pieces_of(run, scope)
+    group = peer_groups(run, pieces.graph.ranks)
+    used = np.flatnonzero((pieces.kind == _COMPUTE) & (pieces.step != NONE))
+    keys = [group[pieces.rank[used]], pieces.step[used]]
+    there, _ = number_rows([*keys, pieces.rank[used]])
+    _, step = number_rows([np.append(there[:, 0], keys[0]), np.append(there[:, 1], keys[1])])
+    members = np.bincount(step[: len(there)])[step[len(there) :]]
+    stretches, number = number_rows([*keys, pieces.stretch[used], pieces.rank[used]])
+    total = np.bincount(number, weights=pieces.took[used])
+    _, alike = number_rows([*stretches[:, :3].T])
+    count = np.zeros(len(stretches))
+    count[number] = members
+    mean = np.bincount(alike, weights=total)[alike] / np.maximum(count, 1)
+    scale = np.ones(len(pieces.took))
+    scale[used] = (mean / np.maximum(total, 1))[number]
+    return replace(Targets.unchanged(pieces), scale=scale)
+
+
+def step_targets(run: Run, scope: Scope) -> Targets:
+    """Of every step, by the others of the same rank with the same sequence of communications."""
+    pieces = pieces_of(run, scope)
+    sequence = _sequences(pieces)
+    used = np.flatnonzero(pieces.step != NONE)
+    alike = np.full(len(pieces.took), NONE)
+    alike[used] = sequence[pieces.rank[used], pieces.step[used]]
+    there, number = number_rows([pieces.rank[used], alike[used], pieces.step[used]])
+    _, of_group = number_rows([*there[:, :2].T])
+    enough = np.bincount(of_group)[of_group][number] >= _LEAST_STEPS
+    used = used[enough]
+    same = [pieces.rank, alike]
+    return Targets.unchanged(pieces).at_median(
+        used, same, pieces.step, pieces.stretch, used, with_itself=True
+    )
+
+
+def _sequences(pieces: Pieces) -> Ints:
+    """By rank and step: a number, the same where its communications are the same: their kinds and sizes, in order."""
+    graph = pieces.graph
+    step = pieces.steps
+    met = np.flatnonzero((graph.match != NONE) & (step != NONE))
+    met = met[np.lexsort((graph.launched[met], step[met], graph.rank[met]))]
+    shape = len(graph.ranks), int(step.max(initial=0)) + 1
+    matched = graph.collectives
+    _, what = number_rows([matched.kind[graph.match[met]], matched.bytes[graph.match[met]]])
+    cell = graph.rank[met] * shape[1] + step[met]
+    first = np.flatnonzero(starts_group([cell])) if len(met) else met
+    texts = np.split(what, first[1:]) if len(met) else []
+    known: dict[bytes, int] = {}
+    numbers = np.zeros(shape[0] * shape[1], dtype=np.int64)
+    for at, text in zip(cell[first].tolist(), texts, strict=True):
+        numbers[at] = 1 + known.setdefault(text.tobytes(), len(known))
+    return numbers.reshape(shape)
+
+
+def stage_targets(run: Run, scope: Scope) -> Targets:
+    """Of the work of every pass of a micro-batch through a stage, on the device and on the host: the mean over stages.
+    It can only be moved. What single ranks have too much is not counted."""
+    pieces, targets = pieces_of(run, scope), rank_targets(run, scope)
+    scale = np.ones(len(pieces.took))
+    for kind in (_COMPUTE, _HOST):
+        used, (step, batch, phase, stage), _ = _in_passes(run, scope, pieces, pieces.kind == kind)
+        stages = len(unique_values(stage))
+        if stages < 2:
+            continue
+        passes, number = number_rows([step, batch, phase, stage, pieces.rank[used]])
+        total = np.bincount(number, weights=targets.took[used])
+        of_stages, of_pass = number_rows([*passes[:, :4].T])
+        usual = group_medians(of_pass, np.rint(total).astype(np.int64))
+        _, alike = number_rows([*of_stages[:, :3].T])
+        mean = (np.bincount(alike, weights=usual) / np.bincount(alike))[alike]
+        whole = (np.bincount(alike) == stages)[alike]
+        scale[used] = np.where(whole & (usual > 0), mean / np.maximum(usual, 1), 1.0)[of_pass[number]]
+    return replace(Targets.unchanged(pieces), scale=scale)
+
+
+def link_targets(run: Run, scope: Scope) -> Targets:
+    """Of every transfer, by those of the same kind, size and number of members in other groups of the same dimension
+    that span as many nodes; a group without such peers by itself in other steps."""
+    pieces = pieces_of(run, scope)
+    graph = pieces.graph
+    matched, transfer = graph.collectives, graph.work.transfer
+    if not len(transfer):
+        return Targets.unchanged(pieces)
+    axis, spans = _group_kinds(run)
+    known = np.append(matched.group, NONE)[:-1]
+    keys = [matched.kind, matched.bytes, matched.members, axis[known], spans[known]]
+    _, alike = number_rows(keys)
+    of_group, number = number_rows([alike, matched.group])
+    usual = _medians(number, transfer)
+    most = np.full(len(transfer), np.iinfo(np.int64).max)
+    for same in unique_values(of_group[:, 0]).tolist():
+        groups = np.flatnonzero(of_group[:, 0] == same)
+        middle = np.sort(usual[groups])[(len(groups) - 1) // 2]
+        if len(groups) == 1 and np.count_nonzero(number == groups[0]) < _LEAST_STEPS:
+            continue
+        most[np.isin(number, groups)] = int(_LINK_TOLERANCE * middle)
+    return replace(Targets.unchanged(pieces), transfer=np.minimum(transfer, most))
+
+
+def _group_kinds(run: Run) -> tuple[Ints, Ints]:
+    """By group: its dimension of the mesh, and on how many nodes its ranks are (0: not known)."""
+    layout = layout_of(run, Scope())
+    names = {group.name: group.axis for group in layout.groups}
+    groups = run.collectives.groups
+    axes = {axis: number for number, axis in enumerate(dict.fromkeys(names.values()))}
+    axis = np.array(
+        [*(axes.get(names.get(group.name, "other"), NONE) for group in groups), NONE], dtype=np.int64
+    )
+    hosts = {entry.rank: entry.host for entry in run.timelines}
+    spans = [len({hosts.get(rank) for rank in group.ranks or ()}) for group in groups]
+    return axis, np.array([*spans, 0], dtype=np.int64)
+
+
+def _medians(group: Ints, value: Ints) -> Ints:
+    """By group, the lower median."""
+    order = np.lexsort((value, group))
+    sizes = np.bincount(group)
+    first = np.cumsum(sizes) - sizes
+    middle: Ints = value[order][first + (sizes - 1) // 2]
+    return middle
+
+
+def _add_late_starts(run: Run, graph: Graph, number: int, others: Sequence[int], begins: Ints) -> None:
+    """A rank without a GPU that begins its recordings later than the others was made late by what it did before, in a
+    step that was not recorded. The start of the work on a GPU does not follow that of the host."""
+    first = np.flatnonzero(graph.fixed & graph.inside & (graph.rank == number))
+    for begin, late in _late_starts(run, graph.scope, graph.ranks[number], others):
+        mine = first[graph.start[first] >= begin]
+        if len(mine):
+            begins[mine[graph.start[mine].argmin()]] = -late
+
+
+def _late_starts(run: Run, scope: Scope, rank: int, others: Sequence[int]) -> list[tuple[int, int]]:
+    """When the first step of each recording of a rank begins, and by how much that is later than the median of others.
+
+    The times from there to the end of the first collective say who began later: all ranks leave that together, so the
+    clocks need not agree.
+    """
+    all_waits = waits(run, scope)
+    rows = all_waits.rows.pick(all_waits.rows.together & (all_waits.rows.match != NONE))
+    steps = in_order_of_start(steps_in_scope(run, scope))
+    first = starts_group([steps["rank"], steps["segment"]])
+    begins = {
+        (who, step): (start, segment)
+        for who, step, start, segment in zip(
+            *(steps[name][first].tolist() for name in ("rank", "step", "start", "segment")), strict=True
+        )
+    }
+    late = []
+    for (who, step), (start, segment) in begins.items():
+        if who != rank:
+            continue
+        its = np.flatnonzero((rows.rank == rank) & (rows.segment == segment) & (rows.start >= start))
+        peers = [other for other in others if (other, step) in begins]
+        met = rows.match[its[np.isin(rows.match[its], rows.match[np.isin(rows.rank, peers)])]]
+        if not len(met):
+            continue
+        entries = np.flatnonzero((rows.match == met[0]) & np.isin(rows.rank, [rank, *peers]))
+        took = {int(rows.rank[at]): int(rows.end[at]) - begins[int(rows.rank[at]), step][0] for at in entries}
+        usual = np.median([time for who, time in took.items() if who != rank])
+        late.append((start, max(round(float(usual)) - took[rank], 0)))
+    return late
+
+
+def _median_of_others(place: Ints, value: Ints, members: Ints, with_itself: bool) -> Ints:
+    """By entry: the median of the other entries of its place, where so many members could have one: those without one
+    count as 0. Without others, its own value."""
+    order = np.lexsort((value, place))
+    begins = starts_group([place[order]])
+    first = np.flatnonzero(begins)
+    sizes = np.diff(first, append=len(order))
+    first, size = np.repeat(first, sizes), np.repeat(sizes, sizes)
+    at = np.arange(len(order)) - first
+    count = np.maximum(members[order], size)
+    missing = count - size
+    ordered = value[order]
+
+    def nth(number: Ints) -> Ints:
+        """In ascending order, of those that are compared."""
+        if not with_itself:
+            number = number + (number >= at + missing)
+        return np.where(number < missing, 0, ordered[first + np.clip(number - missing, 0, size - 1)])
+
+    compared = count if with_itself else count - 1
+    middle = np.rint((nth(np.maximum(compared - 1, 0) // 2) + nth(compared // 2)) / 2).astype(np.int64)
+    median = np.empty_like(value)
+    median[order] = np.where(compared > 0, middle, ordered)
+    return median
+
+
+def _taken(stretch: Ints, excess: Ints, too_much: Ints) -> Ints:
+    """By piece: what is taken from it, the longest beyond their counterparts first, until the stretch has lost what is
+    too much."""
+    order = np.lexsort((-excess, stretch))
+    total = np.cumsum(excess[order])
+    begins = starts_group([stretch[order]])
+    before = total - excess[order]
+    before = before - np.repeat(before[begins], np.diff(np.flatnonzero(begins), append=len(order)))
+    taken = np.empty_like(excess)
+    taken[order] = np.clip(too_much[stretch[order]] - before, 0, excess[order])
+    return taken

@@ -1,0 +1,139 @@
+"""The pieces of work of a run: events that are points of their own, and the small ones before a point together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
+from rankscope.analysis.graph.graph import WORK_CLASSES, Graph, Work
+from rankscope.records import dataclass
+from rankscope.store.arrays import count_before, number_rows
+
+KINDS = np.array([*map(PATH_CLASSES.index, WORK_CLASSES)])
+"""They ascend."""
+_HOST_KINDS = KINDS[2:].tolist()
+_LATE = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """One entry for each piece in the window."""
+
+    graph: Graph
+    point: Ints
+    """The point that it is, or before which it lies."""
+    kind: Ints
+    """Index into PATH_CLASSES, one of WORK_CLASSES."""
+    is_own: Mask
+    """It is the point; else it lies before it."""
+    took: Ints
+    rank: Ints
+    step: Ints
+    """Index of its step, the same on all ranks; NONE outside steps."""
+    stretch: Ints
+    """How many communications that other ranks have too were launched before it in its step."""
+    name: Ints
+    """Index into Graph.names; NONE for small ones on the device."""
+    steps: Ints
+    """By point of the graph, the index of its step."""
+
+    @classmethod
+    def of(cls, graph: Graph) -> Pieces:
+        step, stretch = _stretches(graph)
+        parts = []
+        for kind in KINDS.tolist():
+            small = np.flatnonzero((graph.small(kind) > 0) & graph.inside)
+            unnamed = kind not in _HOST_KINDS
+            parts.append((small, kind, False, graph.small(kind)[small], unnamed))
+            if unnamed:
+                own = np.flatnonzero(
+                    (graph.kind == kind) & ~graph.on_host & (graph.match == NONE) & graph.inside
+                )
+                parts.append((own, kind, True, graph.work.own_ns[own], False))
+        point = np.concatenate([part[0] for part in parts])
+        sizes = [len(part[0]) for part in parts]
+        name = np.where(np.repeat([part[4] for part in parts], sizes), NONE, graph.name[point])
+        return cls(
+            graph,
+            point,
+            np.repeat([part[1] for part in parts], sizes),
+            np.repeat([part[2] for part in parts], sizes),
+            np.concatenate([part[3] for part in parts]),
+            graph.rank[point],
+            step[point],
+            stretch[point],
+            name,
+            step,
+        )
+
+    def places(self, used: Ints, member: Ints, stretch: Ints) -> Ints:
+        """Of the pieces `used`: the same number for the n-th piece of its name in a stretch, of any member."""
+        columns = (stretch, self.kind, self.is_own.astype(np.int64), self.name)
+        keys = [column[used] for column in columns]
+        if not len(used):
+            return used
+        whose = [column[used] for column in (self.rank, self.step, member)]
+        order = count_before([*whose, *keys], self.graph.launched[self.point[used]])
+        return number_rows([*keys, order])[1]
+
+    def changed(self, work: Work, took: Ints) -> Work:
+        """The work with pieces that take so long; `work` has them as recorded."""
+        graph = self.graph
+        changed = np.flatnonzero(took != self.took)
+        own = changed[self.is_own[changed]]
+        own_ns = work.own_ns.copy()
+        own_ns[self.point[own]] = took[own]
+        spent = [*work.spent]
+        small = changed[~self.is_own[changed]]
+        for kind in np.unique(self.kind[small]).tolist():
+            mine = small[self.kind[small] == kind]
+            share = np.ones(len(graph.rank))
+            share[self.point[mine]] = took[mine] / self.took[mine]
+            where = graph.host_end if kind in _HOST_KINDS else graph.to
+            spent[kind] = np.rint(spent[kind] * share[where]).astype(np.int64)
+        return replace(work, spent=tuple(spent), own_ns=own_ns)
+
+
+def _stretches(graph: Graph) -> tuple[Ints, Ints]:
+    """By point: the index of its step, and how many matched communications were launched before it in that step."""
+    step = aligned_steps(graph)
+    meets = np.flatnonzero(graph.match != NONE)
+    low = int(graph.launched.min(initial=0))
+    width = int(graph.launched.max(initial=0)) - low + 2
+    times = np.unique(graph.rank[meets] * width + graph.launched[meets] - low)
+    before = np.searchsorted(times, graph.rank * width + graph.launched - low)
+    if not len(step):
+        return step, before
+    first = np.full((len(graph.ranks), int(step.max(initial=0)) + 2), _LATE)
+    np.minimum.at(first, (graph.rank, step), before)
+    return step, before - first[graph.rank, step]
+
+
+def aligned_steps(graph: Graph) -> Ints:
+    """By point: the index of its step. Ranks may count differently: the steps in which they meet are the same."""
+    steps = graph.step.copy()
+    together = ~np.append(graph.collectives.is_message, True)[graph.match]
+    met = np.flatnonzero(together & (graph.step != NONE))
+    if len(met):
+        order = met[np.lexsort((graph.rank[met], graph.match[met]))]
+        first = order[
+            np.searchsorted(graph.match[order], graph.match[order])
+        ]  # the member of the lowest rank
+        ahead = graph.step[order] - graph.step[first]
+        if ahead.any():
+            shift = np.zeros(len(graph.ranks), dtype=np.int64)
+            for number in range(1, len(graph.ranks)):
+                mine = (graph.rank[order] == number) & (order != first)
+                if mine.any():
+                    shift[number] = round(float(np.median(ahead[mine] + shift[graph.rank[first[mine]]])))
+            steps = np.where(steps != NONE, steps - shift[graph.rank], NONE)
+    inside = np.unique(steps[graph.inside & (steps != NONE)])
+    place = np.searchsorted(inside, steps)
+    return (
+        np.where(np.append(inside, NONE)[place] == steps, place, NONE)
+        if len(inside)
+        else np.full(len(steps), NONE)
+    )
