@@ -43,7 +43,7 @@ WAITS = [*RAN, call(4, False)]
 
 
 def test_the_rank_that_did_not_call_what_the_others_wait_in(tmp_path: Path) -> None:
-    title = "Rank 2 did not join the last all_reduce of group [0, 1, 2, 3]: ranks 0-1,3 wait for it"
+    title = "Rank 2 did not join the last all_reduce of group [0, 1, 2, 3]: ranks 0-1,3 wait"
     calls = {0: WAITS, 1: [*WAITS, call(5, False)], 2: RAN, 3: WAITS}
     assert judged(tmp_path, calls) == [("critical", title, (2,))]
 

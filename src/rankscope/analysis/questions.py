@@ -34,7 +34,7 @@ from rankscope.analysis.within_rank.dataloader import dataloader
 from rankscope.analysis.within_rank.event_tables import annotated, kernels, memcpy, runtime_api
 from rankscope.analysis.within_rank.gpu_state import gpu
 from rankscope.analysis.within_rank.idle import idle
-from rankscope.analysis.within_rank.idle_gaps import CAUSES, gaps
+from rankscope.analysis.within_rank.idle_gaps import gaps
 from rankscope.analysis.within_rank.kernel_families import families
 from rankscope.analysis.within_rank.launches import launches
 from rankscope.analysis.within_rank.ops import ops
@@ -71,34 +71,23 @@ _OF_WHOLE_RUNS = ("critical", "faults", "imbalance", "bubbles")
 """Those that replay all ranks."""
 
 
-_WORST_BY: dict[str, tuple[str, ...]] = {
-    "overlap": ("exposed_ns",),
-    "idle": tuple(f"{cause}_ns" for cause in CAUSES),
-    "phases": ("host_ns",),
-    "dataloader": ("wait_ns",),
-    "overhead": ("total_ns",),
-    "steps": ("time_ns",),
-    "mfu": ("mfu_pct",),
-    "host_cpu": ("run_delay_ns",),
-    "clocks": ("error_ns",),
-    "memory": ("peak_allocated_bytes",),
-    "allocators": ("bytes",),
-}
-"""Tables with rows of each rank: the columns whose sums tell which rank is worst. Of MFU the lowest is."""
+_WORST_BY = {
+    "overlap": "exposed_ns", "idle": "host_bound_ns", "phases": "host_ns", "dataloader": "wait_ns",
+    "overhead": "total_ns", "steps": "time_ns", "host_cpu": "run_delay_ns", "clocks": "error_ns",
+    "memory": "peak_allocated_bytes", "allocators": "bytes", "mfu": "mfu_pct",
+}  # fmt: skip
+"""Tables with rows of each rank: the column whose sum tells which rank is worst. Of MFU the lowest is."""
 
 
 def _worst_first(result: Result) -> Result:
     """Whole windows before steps; the rows of a rank stay together, in their order."""
-    names = _WORST_BY.get(result.name, ())
-    if not names or not result.rows or "rank" not in result.rows[0]:
+    by, sums = _WORST_BY.get(result.name), Counter[int | None]()
+    if by is None:
         return result
-    sums, sign = Counter[int](), 1 if result.name == "mfu" else -1
     for row in result.rows:
-        sums[row["rank"]] += sum(row[name] or 0 for name in names)
-    return replace(
-        result,
-        rows=sorted(result.rows, key=lambda row: (row.get("step") is not None, sign * sums[row["rank"]])),
-    )
+        sums[row.get("rank")] += (row[by] or 0) * (1 if by == "mfu_pct" else -1)
+    rows = sorted(result.rows, key=lambda row: (row.get("step") is not None, sums[row.get("rank")]))
+    return replace(result, rows=rows)
 
 
 def in_window(name: str, analyse: Analyse) -> Analyse:

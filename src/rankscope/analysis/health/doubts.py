@@ -83,11 +83,11 @@ def _lost_kernels(run: Run, scope: Scope) -> Iterator[Doubt]:
         advice = (
             ". An nsys that is older than the driver's CUDA does so; a newer one records them, and --steps A:B may "
             "where each process has a GPU of its own"
-        )
+        ) * any(entry.format == "nsys" for entry in run.used if entry.rank in lost)
         yield Doubt(
             f"no kernels of {rank_words([*lost])}" + ("" if step is None else f" after step {step}"),
             "the profiler stopped recording kernels while the job went on: what the time was spent on is not known"
-            + advice * any(entry.format == "nsys" for entry in run.used if entry.rank in lost),
+            + advice,
         )
 
 

@@ -4,6 +4,7 @@ there is (stacks, torch's flight recorder, telemetry, states of processes, logs)
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -73,51 +74,52 @@ def hang(run: Run, scope: Scope, by: str | None = None) -> Result:
 
 
 @dataclass(frozen=True)
-class PendingCalls:
-    """The collectives that a rank called last and whose kernels did not run: name and ranks of the group, kind."""
+class PendingCall:
+    """The first of a rank's last calls of collectives, of which no kernel ran."""
 
-    calls: tuple[tuple[str, str, str], ...]
+    group: str
+    members: str
+    kind: str
 
 
-@kept_per_rank("pending_calls", PendingCalls, any_window=True)
-def pending_calls(run: Run, scope: Scope) -> dict[int, PendingCalls]:
-    """Of the ranks that have some. The profiler waits for the GPU where it stops, unless that never ends."""
-    calls: dict[int, list[tuple[str, str, str]]] = {}
-    for rank, name, members, called in run.rows(f"""
+@kept_per_rank("pending_call", PendingCall, any_window=True)
+def pending_calls(run: Run, scope: Scope) -> dict[int, PendingCall]:
+    """Of the ranks that have one. The profiler waits for the GPU where it stops, unless that never ends."""
+    rows = run.rows(f"""
         WITH calls AS (
-            SELECT rank, segment, id, start_ns, device_ns, max(start_ns) FILTER (device_ns > 0) OVER (PARTITION BY rank)
-            AS last_ns FROM slices WHERE name = 'record_param_comms' AND {scope.where()}
+            SELECT rank, segment, id, start_ns, max(start_ns) FILTER (device_ns > 0) OVER (PARTITION BY rank) AS last_ns
+            FROM slices WHERE name = 'record_param_comms' AND {scope.where()}
         )
         SELECT rank, args->>'Process Group Name', args->>'Process Group Ranks', collective
-        FROM calls JOIN events USING (rank, segment, id) WHERE start_ns > last_ns ORDER BY rank, start_ns
-    """):
-        if (kind := kind_of(called or "")) in TOGETHER and parse_ranks(members):
-            calls.setdefault(rank, []).append((name, members, kind))
-    return {rank: PendingCalls(tuple(of_rank)) for rank, of_rank in calls.items()}
+        FROM calls JOIN events USING (rank, segment, id) WHERE start_ns > last_ns
+        QUALIFY start_ns = min(start_ns) OVER (PARTITION BY rank) ORDER BY rank
+    """)
+    return {rank: PendingCall(*map(str, call)) for rank, *call in rows}
 
 
-def _not_joined(run: Run, pending: dict[int, PendingCalls]) -> Iterator[Finding]:
+def _not_joined(run: Run, pending: dict[int, PendingCall]) -> Iterator[Finding]:
     """The recording ends in a collective that some ranks of its group have called, and the others have not."""
     rows = run.collectives
-    for name, members, kind in dict.fromkeys(calls.calls[0] for calls in pending.values()):
-        ranks = parse_ranks(members) or ()
-        group = [
-            number for number, each in enumerate(rows.groups) if (each.name, each.ranks) == (name, ranks)
-        ]
-        ran = np.bincount(rows.rank[np.isin(rows.group, group)], minlength=max(ranks) + 1)
-        recorded = {*ranks}.intersection(run.ranks) - cut_ranks(run)
-        waiting = {
-            rank for rank in recorded if rank in pending and pending[rank].calls[0][:2] == (name, members)
-        }
-        missing = sorted(recorded - {*pending})
-        if missing and waiting and len({*ran[sorted(waiting | {*missing})].tolist()}) == 1:
-            text = f"{rank_words(tuple(missing))} did not join the last {kind} of group {name}"
+    for call in dict.fromkeys(pending.values()):
+        group = call.group, parse_ranks(call.members)
+        mine = [number for number, each in enumerate(rows.groups) if (each.name, each.ranks) == group]
+        ran = Counter(rows.rank[np.isin(rows.group, mine)].tolist())
+        members = {*(group[1] or ())}.intersection(run.ranks) - cut_ranks(run)
+        waiting = tuple(rank for rank in sorted(members) if pending.get(rank) == call)
+        missing = tuple(sorted(members - {*pending}))
+        if (
+            kind_of(call.kind) in TOGETHER
+            and waiting
+            and missing
+            and len({ran[r] for r in waiting + missing}) == 1
+        ):
+            who, others = rank_words(missing), rank_words(waiting)
             yield Finding(
                 "critical",
-                f"{text[0].upper()}{text[1:]}: {rank_words(tuple(waiting))} wait{'s' * (len(waiting) == 1)} for it",
-                f"each rank ran {ran[missing[0]]:,} collectives of the group; then {rank_words(tuple(waiting))} called "
-                "another one, of which no kernel ran, until the recording ended",
-                tuple(missing),
+                f"{who.capitalize()} did not join the last {kind_of(call.kind)} of group {call.group}: {others} wait",
+                f"each ran {ran[missing[0]]:,} collectives of the group; then {others} called another one, "
+                "which did not run until the recording ended",
+                missing,
                 hint="Look at its last calls. rankscope profile --watch records where each rank stands.",
             )
 
