@@ -39,6 +39,8 @@ class Child:
     def __init__(self, argv: list[str], folder: Path, before: Callable[[], None] = lambda: None) -> None:
         """`folder` takes its output; `before` is called in the child."""
         self._outputs = [folder / f"{name}-{os.urandom(4).hex()}" for name in ("stdout", "stderr")]
+        for path in self._outputs:
+            path.touch()  # the child may be killed before it does
         self.pid = os.fork()
         if not self.pid:
             _run(argv, self._outputs, before)
