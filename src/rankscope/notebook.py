@@ -360,6 +360,7 @@ class OpenRun:
     """Which process groups exist, and what are they used for?"""
     critical: PlainReport
     """What is on the critical path through all ranks?"""
+    faults: PlainReport
     imbalance: PlainReport
     """What does uneven work cost, and whose share is it?"""
     bubbles: SplittableReport[Literal["rank"]]
