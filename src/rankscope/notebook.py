@@ -361,6 +361,7 @@ class OpenRun:
     critical: PlainReport
     """What is on the critical path through all ranks?"""
     faults: PlainReport
+    """Who costs time beyond what the others need, why, and how much?"""
     imbalance: PlainReport
     """What does uneven work cost, and whose share is it?"""
     bubbles: SplittableReport[Literal["rank"]]

@@ -162,7 +162,8 @@ def test_every_format_and_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFi
     assert run("-r", "kernels", "--fail-on", "info")[0] == 0
     assert run("-r", "findings,kernels", "--fail-on", "info")[0] == 3
     both = json.loads(run("--format", "json")[1])
-    assert [one["name"] for one in both] == ["summary", "kernels"] and both[0]["findings"]
+    assert both["name"] == "summary" and both["findings"]
+    assert [one["name"] for one in both["others"]] == ["kernels"]
     rows = list(csv.DictReader(io.StringIO(run("-r", "findings", "--format", "csv")[1])))
     assert [row["report"] for row in rows].count("roofline") == 1 and "," in rows[0]["title"] + ","
     assert "**warning**" in run("--format", "markdown")[1]

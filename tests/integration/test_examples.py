@@ -97,7 +97,7 @@ def test_the_demo_names_the_slow_rank(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     for program in ("rankscope", "torchrun", "python"):
         (tmp_path / "bin" / program).symlink_to(Path(PYTHON).parent / program)
-    for program in ("sh", "rm", "mkdir", "cat", "dirname"):
+    for program in ("sh", "rm", "mkdir", "cat", "dirname", "readlink"):
         (tmp_path / "bin" / program).symlink_to(shutil.which(program) or "")
     done = run(["sh", "examples/demo.sh"], tmp_path, env=environment() | {"PATH": str(tmp_path / "bin")})
     assert "Rank 2 made 3 others wait" in done.stdout and "longer for data" in done.stdout

@@ -124,8 +124,8 @@ def test_the_rank_of_a_small_communicator_is_that_of_its_process(tmp_path: Path)
     found = run.rows("SELECT DISTINCT rank, communicator, communicator_rank FROM nccl ORDER BY ALL")
     assert found == [(0, WORLD, 0), (1, WORLD, 1), (1, SMALL, 0), (2, WORLD, 2), (2, SMALL, 1)]
     write(tmp_path, 7, plugin_dump(7, program(7, SMALL), pid=5), SMALL)
-    with pytest.raises(RankError, match="cannot tell the rank"):
-        ingest([tmp_path])
+    (problem,) = ingest([tmp_path]).problems
+    assert isinstance(problem, RankError) and "cannot tell the rank" in str(problem)
 
 
 def test_other_chrome_traces_are_not_dumps(tmp_path: Path) -> None:

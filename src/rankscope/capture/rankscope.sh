@@ -5,7 +5,7 @@ self=$0
 if [ -L "$self" ]; then self=$(readlink -f "$self"); fi
 IFS= read -r python <"$self-python"
 python=${python#"#!"}
-alone=${PYTHONHOME:+no}${PYTHONUSERBASE:+no}
+alone=${PYTHONHOME:+no}${PYTHONUSERBASE:+no}${RANKSCOPE_PLAN:+no} # a plan: it is part of a captured job
 IFS=:
 for folder in $PYTHONPATH; do
   if [ -f "$folder/rankscope/cli/__init__.py" ]; then alone=no; fi
