@@ -1,0 +1,595 @@
+"""What is planted is named, priced and explained; what moves, and what is healthy, accuses nobody."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.faults import Fault as Found
+from rankscope.analysis.faults import Faults, faults_of
+from rankscope.analysis.faults.axes import AXES, QUIET, link_axis, rank_axis, replays_of, step_axis
+from rankscope.analysis.faults.faults import _candidates
+from rankscope.analysis.faults.naming import _recurs
+from rankscope.analysis.faults.targets import _median_of_others, _taken, pieces_of
+from rankscope.analysis.graph.events import NONE
+from rankscope.analysis.graph.graph import graph_of
+from rankscope.analysis.graph.pieces import aligned_steps
+from rankscope.bench.synthetic.balance import balance
+from rankscope.bench.synthetic.cluster import Fault, Job, simulate, step_ns
+from rankscope.bench.synthetic.cluster_trace import write_traces
+from rankscope.store.ingest import Options
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
+
+MS = 1_000_000
+ALL = (0, 1, 2, 3)
+JOB = Job(data=4, layers=2, kernels=2, steps=6, seed=3)
+EIGHT = replace(JOB, steps=8)
+LONG = replace(JOB, steps=12)
+GRID = replace(JOB, tensor=2)
+PIPELINE = Job(
+    data=2, stages=4, schedule="1f1b", p2p="batched", micro_batches=4, norm_ns=40_000, layers=1, steps=3, seed=3
+)  # fmt: skip
+SINGLE_STAGES = replace(PIPELINE, data=1)
+SHARDED = Job(
+    data=4, model="gpt", sharded=True, layers=2, micro_batches=1, bus_gb_s=300.0, latency_ns=12_000, steps=6, seed=1
+)  # fmt: skip
+HOST_BOUND = replace(JOB, kernels=12, forward_ns=48_000, bucket_ns=60_000)
+EXPERTS = replace(JOB, expert_ns=700_000)
+
+Runs = Callable[[Job], Run]
+Names = dict[int, str]
+"""Who is named, and the class of the cause; of a cause that the test looks at more closely, also how."""
+
+
+class In(Fault):
+    """In these steps, and `ns` longer in each."""
+
+    steps: tuple[int, ...] = ()
+
+    def in_step(self, step: int) -> int:
+        return self.ns * (step in self.steps)
+
+
+def in_steps(ranks: Iterable[int], ns: int, *steps: int) -> Fault:
+    """A pause of the host."""
+    fault = In("host", tuple(ranks), ns)
+    object.__setattr__(fault, "steps", steps)
+    return fault
+
+
+def with_faults(job: Job, *faults: Fault) -> Job:
+    return replace(job, faults=faults)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """The run of a job, simulated once."""
+    known: dict[str, Run] = {}
+
+    def run_of(job: Job) -> Run:
+        name = repr((job, [getattr(fault, "steps", ()) for fault in job.faults]))
+        if name not in known:
+            folder = tmp_path_factory.mktemp("faults")
+            write_traces(job, simulate(job), folder)
+            known[name] = Run(ingest([folder]))
+        return known[name]
+
+    return run_of
+
+
+def ask(run: Run, scope: Scope | None = None) -> Faults:
+    return faults_of(run, scope or Scope().in_run(run))
+
+
+def said(answer: Faults, axis: str = "rank") -> Names:
+    return {
+        each.number: each.cause.kind
+        for fault in answer.listed
+        if fault.axis == axis
+        for each in fault.subjects
+    }
+
+
+def only(answer: Faults) -> Found:
+    (fault,) = answer.listed
+    return fault
+
+
+def without(job: Job, *kept: int) -> float:
+    """The step where only these faults are left. Without size they leave all random numbers as they are."""
+    faults = [
+        fault if number in kept else replace(fault, ns=0, every=0) for number, fault in enumerate(job.faults)
+    ]
+    return step_ns(simulate(replace(job, faults=tuple(faults))))
+
+
+# The arithmetic
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), min_size=1, max_size=12),
+    st.lists(st.integers(1, 6), min_size=4, max_size=4),
+    st.booleans(),
+)
+def test_the_median_of_the_others_counts_who_is_missing_as_nothing(
+    entries: list[tuple[int, int]], members: list[int], with_itself: bool
+) -> None:
+    place, value = np.array(entries, dtype=np.int64).T
+    found = _median_of_others(place, value, np.array(members)[place], with_itself)
+    for at, (where, mine) in enumerate(entries):
+        others = [v for i, (p, v) in enumerate(entries) if p == where and (with_itself or i != at)]
+        there = len(others) + (not with_itself)
+        others += [0] * (members[where] - there)
+        assert found[at] == (np.rint(np.median(others)) if others else mine)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20)), min_size=1, max_size=12),
+    st.lists(st.integers(0, 40), min_size=3, max_size=3),
+)
+def test_what_is_too_much_is_taken_from_the_longest(
+    pieces: list[tuple[int, int]], too_much: list[int]
+) -> None:
+    stretch, excess = np.array(pieces, dtype=np.int64).T
+    taken = _taken(stretch, excess, np.array(too_much))
+    for number, wanted in enumerate(too_much):
+        mine = stretch == number
+        assert taken[mine].sum() == min(wanted, excess[mine].sum())
+    for at, (number, much) in enumerate(pieces):
+        assert 0 <= taken[at] <= much
+        if taken[at] < much:  # nothing is taken from shorter ones then
+            assert not taken[(stretch == number) & (excess < much)].any()
+
+
+def test_a_place_is_the_nth_piece_of_its_name_in_a_stretch(runs: Runs) -> None:
+    pieces = pieces_of(runs(CULPRITS["different sizes"][0]), Scope(steps=(1, 2)))
+    used = np.flatnonzero(pieces.step != NONE)
+    place = pieces.places(used, pieces.rank, pieces.stretch)
+    seen: dict[tuple[int, ...], int] = {}
+    number: dict[tuple[int, ...], int] = {}
+    launched = pieces.graph.launched[pieces.point[used]]
+    for at in np.argsort(launched, kind="stable").tolist():
+        piece = used[at]
+        what = (pieces.stretch[piece], pieces.kind[piece], pieces.is_own[piece], pieces.name[piece])
+        whose = (pieces.rank[piece], pieces.step[piece], *what)
+        seen[whose] = seen.get(whose, -1) + 1
+        assert number.setdefault((*what, seen[whose]), place[at]) == place[at]
+    assert len({*number.values()}) == len(number)
+
+
+@pytest.mark.parametrize("job", [GRID, PIPELINE], ids=["grid", "pipeline"])
+@settings(max_examples=5, deadline=None)
+@given(ahead=st.lists(st.integers(0, 9), min_size=8, max_size=8))
+def test_ranks_may_count_steps_differently(runs: Runs, job: Job, ahead: list[int]) -> None:
+    run = runs(job)
+    graph = graph_of(run, Scope().in_run(run))
+    steps = np.where(graph.step != NONE, graph.step + np.array(ahead)[graph.rank], NONE)
+    assert (aligned_steps(replace(graph, step=steps)) == aligned_steps(graph)).all()
+
+
+@given(
+    st.integers(4, 20),
+    st.integers(1, 10),
+    st.data(),
+    st.lists(st.floats(0.95, 1.05), min_size=20, max_size=20),
+)
+def test_what_comes_every_few_steps_recurs(
+    steps: int, period: int, data: st.DataObject, noise: list[float]
+) -> None:
+    first = data.draw(st.integers(0, period - 1))
+    late = range(first, steps, period)
+    assume(len(late) >= 2)
+    values = np.zeros(steps)
+    values[late] = np.array(noise)[late]
+    assert _recurs(values)
+    if len(late) > 3 and period > 1:
+        values[late[len(late) // 2]] = 0
+        assert not _recurs(values)
+
+
+@pytest.mark.parametrize("late", [(3,), (0, 1), (3, 4), (1, 2, 7), (0, 4, 6, 11)])
+def test_what_comes_now_and_then_does_not(late: tuple[int, ...]) -> None:
+    values = np.zeros(12)
+    values[[*late]] = 1.0
+    assert not _recurs(values)
+    assert not _recurs(np.array([1.0, 0.1] * 6) * np.arange(12))
+
+
+PLANTED = with_faults(
+    replace(GRID, steps=4),
+    Fault("host", (5,), 2 * MS),
+    Fault("link", (2,), MS),
+    in_steps(range(8), 4 * MS, 2),
+)
+
+
+@pytest.mark.parametrize("make", [rank_axis, link_axis, step_axis])
+def test_margins_are_those_of_leaving_each_out_by_itself(runs: Runs, make: Callable[..., object]) -> None:
+    run = runs(PLANTED)
+    replays = replays_of(run, Scope().in_run(run))
+    axis = next(each for each in AXES if each is make)(replays)
+    assert axis.value_ns > 0
+    for subject in axis.subjects:
+        others = [other for other in axis.subjects if other != subject]
+        alone = axis.margin_ns(subject)
+        assert alone == pytest.approx(axis.value_ns - axis.alone_ns(others))
+        found = axis.margins_ns[subject]
+        assert found == alone or (found == 0 and alone < QUIET * replays.step_ns)
+        # A step costs no more than it would with all others as they were.
+        for step in range(replays.steps):
+            assert axis.margin_ns(subject, step=step) <= alone + 1
+
+
+# What is planted
+
+CULPRITS: dict[str, tuple[Job, dict[int, str]]] = {
+    "each elsewhere": (
+        with_faults(
+            JOB,
+            Fault("compute", (0,), 6 * MS),
+            Fault("compute", (1,), 6 * MS),
+            Fault("host", (2,), 6 * MS),
+            Fault("dataloader", (3,), 6 * MS),
+        ),
+        {0: "compute", 1: "compute", 2: "host", 3: "dataloader"},
+    ),
+    "different sizes": (
+        with_faults(
+            JOB,
+            Fault("copy", (1,), 3 * MS),
+            Fault("host", (2,), MS),
+            Fault("dataloader", (3,), 2 * MS, every=2),
+        ),
+        {1: "copy", 2: "host", 3: "dataloader"},
+    ),
+    "alternating": (
+        with_faults(EIGHT, Fault("compute", (1,), 3 * MS, every=2), Fault("host", (2,), 3 * MS, every=3)),
+        {1: "compute", 2: "host"},
+    ),
+    "neither alone": (
+        with_faults(JOB, Fault("compute", (1,), 4 * MS), Fault("throttle", (2,), 4 * MS)),
+        {1: "compute", 2: "compute"},
+    ),
+    "garbage collection": (with_faults(EIGHT, Fault("gc", (2,), 3 * MS)), {2: "host"}),
+    "one step": (with_faults(LONG, in_steps([2], 6 * MS, 4)), {2: "host"}),
+    "uneven steps": (with_faults(LONG, in_steps([2], 6 * MS, 1, 5, 6, 9)), {2: "host"}),
+    "steady beside one step": (
+        with_faults(LONG, Fault("compute", (1,), 2 * MS), in_steps([2], 6 * MS, 4)),
+        {1: "compute", 2: "host"},
+    ),
+    "a core": (with_faults(HOST_BOUND, Fault("contention", (1,), 500_000)), {1: "host"}),
+    "tensor": (with_faults(replace(JOB, data=1, tensor=4), Fault("host", (2,), 2 * MS)), {2: "host"}),
+    "sharded": (with_faults(SHARDED, Fault("host", (2,), 2 * MS)), {2: "host"}),
+    "expert": (with_faults(EXPERTS, Fault("experts", (2,), 3 * MS)), {2: "compute"}),
+    "pipeline": (with_faults(PIPELINE, Fault("compute", (2,), 4 * MS)), {2: "compute"}),
+    "interleaved": (
+        with_faults(
+            replace(PIPELINE, schedule="interleaved", chunks=2, layers=2), Fault("throttle", (3,), 5 * MS)
+        ),
+        {3: "compute"},
+    ),
+    "no twin, compute": (with_faults(SINGLE_STAGES, Fault("compute", (2,), 4 * MS)), {2: "compute"}),
+    "no twin, host": (with_faults(SINGLE_STAGES, Fault("host", (2,), 12 * MS)), {2: "host"}),
+    "no twin, data": (with_faults(SINGLE_STAGES, Fault("dataloader", (0,), 6 * MS)), {0: "dataloader"}),
+    "two ranks": (with_faults(replace(JOB, data=2), Fault("host", (1,), 3 * MS)), {1: "host"}),
+}
+
+
+def check_costs(run: Run, answer: Faults) -> None:
+    """They add up to what is saved with all of them mended."""
+    replays = replays_of(run, Scope().in_run(run))
+    listed = {(fault.axis, fault.moves, len(fault.subjects), fault.alone_ns) for fault in answer.listed}
+    applied = None
+    for each in _candidates(replays):
+        key = (each.axis.name, each.outcome.moves, len(each.outcome.subjects), each.alone_ns)
+        if key in listed:
+            applied = each.targets if applied is None else applied.with_also(each.targets)
+    assert applied is not None
+    assert all(fault.cost_ns > 0 for fault in answer.listed)
+    assert sum(fault.cost_ns for fault in answer.listed) == pytest.approx(answer.joint_ns)
+    assert answer.joint_ns == pytest.approx(replays.saved_ns(applied))
+
+
+@pytest.mark.parametrize("name", CULPRITS)
+def test_late_ranks_are_named_with_what_they_cost(runs: Runs, name: str) -> None:
+    job, expected = CULPRITS[name]
+    run = runs(job)
+    answer = ask(run)
+    assert {fault.axis for fault in answer.listed} == {"rank"} and said(answer) == expected
+    step, healthy = step_ns(simulate(job)), without(job)
+    assert answer.joint_ns == pytest.approx(step - healthy, rel=0.03, abs=0.005 * step)
+    margins = {each.number: each for fault in answer.listed for each in fault.subjects}
+    for number, fault in enumerate(job.faults):
+        true = without(job, number) - healthy if len(job.faults) > 1 else step - healthy
+        culprit = margins[fault.ranks[0]]
+        assert culprit.margin_ns == pytest.approx(true, rel=0.08, abs=0.01 * step)
+        assert culprit.cause.explained_ns >= 0.75 * culprit.margin_ns
+    check_costs(run, answer)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "how", "text"),
+    [
+        ("each elsewhere", 0, "extra", "reduce_kernel"),
+        ("each elsewhere", 3, "longer", "waiting for data"),
+        ("different sizes", 1, "longer", "Memcpy HtoD"),
+        ("neither alone", 2, "slower", "backward"),
+        ("a core", 1, "slower", "aten::mm"),
+        ("expert", 2, "longer", "grouped_gemm"),
+    ],
+)
+def test_the_cause_says_how_and_what(runs: Runs, name: str, rank: int, how: str, text: str) -> None:
+    answer = ask(runs(CULPRITS[name][0]))
+    (found,) = (each for fault in answer.listed for each in fault.subjects if each.number == rank)
+    assert found.cause.how == how
+    assert any(text in each for each in found.cause.names), found.cause.names
+
+
+def test_the_steps_in_which_a_rank_is_late(runs: Runs) -> None:
+    for name, expected in (
+        ("alternating", {1: (1, 3, 5, 7), 2: (2, 5)}),
+        ("uneven steps", {2: (1, 5, 6, 9)}),
+        ("one step", {2: (4,)}),
+    ):
+        answer = ask(runs(CULPRITS[name][0]))
+        assert {e.number: e.late_steps for f in answer.listed for e in f.subjects} == expected
+
+
+HALVES = {
+    "compute": with_faults(JOB, Fault("compute", (1, 3), 3 * MS)),
+    "host": with_faults(replace(JOB, data=8, steps=4), Fault("host", (0, 2, 4, 6), 3 * MS)),
+    "node": with_faults(
+        replace(JOB, data=8, steps=4, ranks_per_node=4), Fault("throttle", (4, 5, 6, 7), 2 * MS)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_half_of_the_ranks(runs: Runs, name: str) -> None:
+    job = HALVES[name]
+    fault = only(ask(runs(job)))
+    assert {each.number for each in fault.subjects} == {*job.faults[0].ranks}
+    assert fault.cost_ns == pytest.approx(step_ns(simulate(job)) - without(job), rel=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "job",
+    [
+        with_faults(
+            Job(data=4, tensor=4, layers=1, kernels=2, steps=3, seed=1, ranks_per_node=4),
+            Fault("throttle", (4, 5, 6, 7), 2 * MS),
+        ),
+        with_faults(
+            replace(PIPELINE, stages=2, data=2, tensor=4, layers=1, kernels=1, steps=3, ranks_per_node=4, seed=1),
+            Fault("throttle", (12, 13, 14, 15), 8 * MS),
+            Fault("compute", (1,), 6 * MS),
+        ),
+    ],
+    ids=["alone", "beside a rank"],
+)  # fmt: skip
+def test_a_node_whose_clocks_are_low(runs: Runs, job: Job) -> None:
+    """All kernels of its ranks are longer by one factor, and a late rank elsewhere has its own cause."""
+    fault = only(ask(runs(job)))
+    how = {each.number: (each.cause.kind, each.cause.how) for each in fault.subjects}
+    expected = dict.fromkeys(job.faults[0].ranks, ("compute", "slower"))
+    expected |= {rank: ("compute", "extra") for other in job.faults[1:] for rank in other.ranks}
+    assert how == expected
+    slow = [each.cause.factor for each in fault.subjects if each.cause.how == "slower"]
+    assert min(factor or 0 for factor in slow) > 1.3
+    assert fault.cost_ns == pytest.approx(step_ns(simulate(job)) - without(job), rel=0.03)
+
+
+LINKS = {
+    "data": with_faults(GRID, Fault("link", (3,), 3 * MS)),
+    "tensor": with_faults(replace(GRID, data=2, tensor=4), Fault("link", (6,), 3 * MS)),
+    "now and then": with_faults(JOB, Fault("link", (2,), 3 * MS, every=3)),
+    "stages": with_faults(replace(PIPELINE, stages=2, tensor=2), Fault("link", (5,), 5 * MS)),
+}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_slow_link_is_that_of_its_groups(runs: Runs, name: str) -> None:
+    job = LINKS[name]
+    run = runs(job)
+    fault = only(ask(run))
+    assert (fault.axis, {each.cause.kind for each in fault.subjects}) == ("link", {"transfer"})
+    for each in fault.subjects:
+        assert job.faults[0].ranks[0] in (run.collectives.groups[each.number].ranks or ())
+    assert fault.cost_ns == pytest.approx(step_ns(simulate(job)) - without(job), rel=0.03)
+
+
+def test_one_slow_step_of_all_ranks(runs: Runs) -> None:
+    job = with_faults(LONG, in_steps(ALL, 6 * MS, 7))
+    fault = only(ask(runs(job)))
+    assert (fault.axis, [each.number for each in fault.subjects]) == ("step", [7])
+    assert fault.cost_ns == pytest.approx(MS / 2, rel=0.03)
+
+
+def test_a_late_rank_and_a_slow_step(runs: Runs) -> None:
+    job = with_faults(LONG, Fault("compute", (2,), 2 * MS), in_steps(ALL, 6 * MS, 7))
+    run = runs(job)
+    answer = ask(run)
+    assert [fault.axis for fault in answer.listed] == ["rank", "step"]
+    assert said(answer) == {2: "compute"} and said(answer, "step") == {7: "host"}
+    assert answer.joint_ns == pytest.approx(2.5 * MS, rel=0.03)
+    check_costs(run, answer)
+
+
+@pytest.mark.parametrize(
+    ("job", "layers"), [(PIPELINE, (1, 1, 2, 1)), (SINGLE_STAGES, (1, 1, 1, 2))], ids=["twins", "no twins"]
+)
+def test_a_stage_with_more_layers_costs_what_moving_them_saves(
+    runs: Runs, job: Job, layers: tuple[int, ...]
+) -> None:
+    uneven = replace(job, stage_layers=layers)
+    fault = only(ask(runs(uneven)))
+    (stage,) = fault.subjects
+    assert (fault.axis, stage.number) == ("stage", layers.index(2))
+    assert (stage.cause.kind, stage.cause.how) == ("compute", "extra")
+    times = balance(uneven)
+    assert fault.cost_ns == pytest.approx(times["ranks_ns"] - times["stages_ns"], rel=0.03)
+
+
+MOVING = {
+    "moving": with_faults(JOB, Fault("moving", ALL, 4 * MS)),
+    "experts": with_faults(EXPERTS, Fault("experts", ALL, 3 * MS)),
+    "lengths": with_faults(JOB, Fault("lengths", ALL, 4 * MS)),
+    "in turn": with_faults(
+        EIGHT, *(Fault("host", (rank,), round(8 * MS / every), every=every) for rank, every in enumerate((5, 6, 7, 8)))
+    ),
+    "sharded": with_faults(
+        replace(SHARDED, steps=8),
+        *(Fault("host", (rank,), round(8 * MS / every), every=every) for rank, every in enumerate((5, 6, 7, 8))),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_what_moves_accuses_nobody(runs: Runs, name: str) -> None:
+    job = MOVING[name]
+    fault = only(ask(runs(job)))
+    assert fault.moves and not fault.subjects and len({*fault.turns}) > 1
+    if name in ("lengths", "experts"):
+        times = balance(job)
+        expected = times["t_ns"] - times["ranks_ns"]
+    else:
+        expected = step_ns(simulate(job)) - without(job)
+    assert fault.cost_ns == pytest.approx(expected, rel=0.08)
+    if "turn" in name or name == "sharded":  # the last four steps have one culprit each
+        assert fault.turns[4:] == (0, 1, 2, 3)
+
+
+HEALTHY = {
+    "data": replace(JOB, noise_pct=4.0),
+    "tensor": replace(JOB, data=1, tensor=4),
+    "grid": GRID,
+    "sharded": SHARDED,
+    "experts": EXPERTS,
+    "host-bound": HOST_BOUND,
+    "pipeline": PIPELINE,
+    "no twins": SINGLE_STAGES,
+    "interleaved": replace(PIPELINE, schedule="interleaved", chunks=2, layers=2),
+    "gpipe": replace(PIPELINE, schedule="gpipe", p2p="separate"),
+    "all alike": with_faults(JOB, Fault("dataloader", ALL, 3 * MS)),
+    "every sixth step": with_faults(LONG, Fault("compute", ALL, 3 * MS, every=6)),
+    "one rank": replace(JOB, data=1),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_where_all_are_alike_nobody_is_named(runs: Runs, name: str) -> None:
+    answer = ask(runs(HEALTHY[name]))
+    assert (answer.listed, answer.joint_ns) == ((), 0.0)
+
+
+# What is recorded
+
+LATE = with_faults(JOB, Fault("compute", (2,), 3 * MS))
+
+
+@pytest.mark.parametrize("steps", [(3, 3), (3, 4)])
+def test_few_steps_are_enough(runs: Runs, steps: tuple[int, int]) -> None:
+    run = runs(LATE)
+    fault = only(ask(run, Scope(steps=steps)))
+    assert [each.number for each in fault.subjects] == [2]
+    assert fault.cost_ns == pytest.approx(3 * MS, rel=0.03)
+    assert not ask(run, Scope(ranks=(2,))).listed  # alone there is nobody to compare with
+    assert not ask(runs(JOB), Scope(steps=steps)).listed
+
+
+def rewritten(job: Job, folder: Path, change: Callable[[int, str], str]) -> Run:
+    """The run with other words in the trace of each rank."""
+    write_traces(job, simulate(job), folder)
+    for rank, path in enumerate(sorted(folder.glob("*.json.gz"))):
+        with gzip.open(path, "rt") as file:
+            text = file.read()
+        with gzip.open(path, "wt", compresslevel=1) as file:
+            file.write(change(rank, text))
+    return Run(ingest([folder]))
+
+
+def test_ranks_whose_step_numbers_differ(tmp_path: Path) -> None:
+    def renumbered(rank: int, text: str) -> str:
+        return re.sub(r"ProfilerStep#(\d+)", lambda step: f"ProfilerStep#{int(step[1]) + 7 * rank}", text)
+
+    job = with_faults(JOB, Fault("compute", (2,), 3 * MS, every=3))
+    (subject,) = only(ask(rewritten(job, tmp_path, renumbered))).subjects
+    assert (subject.number, subject.late_steps) == (2, (2, 5))
+    assert subject.margin_ns == pytest.approx(3 * MS, rel=0.03)
+
+
+@pytest.mark.parametrize("job", [LATE, JOB], ids=["late", "healthy"])
+def test_without_steps_the_file_is_one(job: Job, tmp_path: Path) -> None:
+    run = rewritten(job, tmp_path, lambda _, text: re.sub(r"ProfilerStep#|Optimizer\.step#", "part ", text))
+    answer = ask(run)
+    if job.faults:
+        (subject,) = only(answer).subjects
+        assert (subject.number, subject.cause.kind) == (2, "compute")
+        assert answer.joint_ns / answer.step_ns == pytest.approx(3 / 8.6, rel=0.05)
+    else:
+        assert not answer.listed
+
+
+def test_two_of_many_ranks(tmp_path: Path) -> None:
+    job = with_faults(replace(JOB, data=16, steps=3), Fault("compute", (5,), 3 * MS))
+    write_traces(job, simulate(job), tmp_path)
+    for rank, path in enumerate(sorted(tmp_path.glob("*.json.gz"))):
+        if rank not in (3, 5):
+            path.unlink()
+    fault = only(ask(Run(ingest([tmp_path]))))
+    assert [each.number for each in fault.subjects] == [5]
+    assert fault.cost_ns == pytest.approx(3 * MS, rel=0.03)
+
+
+def test_clocks_that_differ_change_nothing(runs: Runs) -> None:
+    answer = ask(runs(replace(LATE, offset_ns=50 * MS, drift_ppb=20_000)))
+    assert said(answer) == {2: "compute"}
+    assert answer.joint_ns == pytest.approx(3 * MS, rel=0.03)
+
+
+def test_the_order_of_faults_is_by_cost(runs: Runs) -> None:
+    for job in (PLANTED, CULPRITS["a core"][0], CULPRITS["steady beside one step"][0]):
+        run = runs(job)
+        answer = ask(run)
+        margins = [[each.margin_ns for each in fault.subjects] for fault in answer.listed]
+        assert all(a >= b for each in margins for a, b in pairwise(each))
+        assert 0 < answer.joint_ns < answer.step_ns
+        check_costs(run, answer)
+
+
+def recorded(path: Path, cache: Path) -> Faults:
+    return ask(Run(ingest([path], Options(cache=cache))))
+
+
+@pytest.mark.parametrize("name", ["seqpar-gloo4", "ddp-gloo4", "seqpar-nccl1-bf16"])
+def test_healthy_recordings(name: str, dataset: Callable[[str], Path], tmp_path: Path) -> None:
+    answer = recorded(dataset(name), tmp_path)
+    assert answer.joint_ns < 0.05 * answer.step_ns
+
+
+def test_a_recorded_rank_that_computes_more(dataset: Callable[[str], Path], tmp_path: Path) -> None:
+    (subject,) = only(recorded(dataset("seqpar-gloo4-slow2"), tmp_path)).subjects
+    assert (subject.number, subject.cause.kind, subject.cause.how) == (2, "compute", "extra")
+    assert subject.margin_ns == pytest.approx(10.6 * MS, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "cost_ns"), [("ddp-none", "", 0.0), ("ddp-host", "host", 30.3 * MS), ("ddp-gpu", "compute", 0.0)]
+)  # fmt: skip
+def test_ranks_over_real_nccl(name: str, cause: str, cost_ns: float, shared: Path, tmp_path: Path) -> None:
+    answer = recorded(shared / "kineto" / "nccl4" / name, tmp_path)
+    assert said(answer) == ({2: cause} if cause else {})
+    if cost_ns:
+        assert answer.joint_ns == pytest.approx(cost_ns, rel=0.02)
