@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.faults import Fault as Found
 from rankscope.analysis.faults import Faults, faults_of
-from rankscope.analysis.faults.axes import AXES, QUIET, link_axis, rank_axis, replays_of, step_axis
-from rankscope.analysis.faults.faults import _candidates
+from rankscope.analysis.faults.axes import AXES, QUIET, Replays, link_axis, rank_axis, step_axis
 from rankscope.analysis.faults.naming import _recurs
 from rankscope.analysis.faults.targets import _median_of_others, _taken, pieces_of
 from rankscope.analysis.graph.events import NONE
@@ -217,7 +216,7 @@ PLANTED = with_faults(
 @pytest.mark.parametrize("make", [rank_axis, link_axis, step_axis])
 def test_margins_are_those_of_leaving_each_out_by_itself(runs: Runs, make: Callable[..., object]) -> None:
     run = runs(PLANTED)
-    replays = replays_of(run, Scope().in_run(run))
+    replays = Replays(run, Scope().in_run(run))
     axis = next(each for each in AXES if each is make)(replays)
     assert axis.value_ns > 0
     for subject in axis.subjects:
@@ -287,17 +286,10 @@ CULPRITS: dict[str, tuple[Job, dict[int, str]]] = {
 
 def check_costs(run: Run, answer: Faults) -> None:
     """They add up to what is saved with all of them mended."""
-    replays = replays_of(run, Scope().in_run(run))
-    listed = {(fault.axis, fault.moves, len(fault.subjects), fault.alone_ns) for fault in answer.listed}
-    applied = None
-    for each in _candidates(replays):
-        key = (each.axis.name, each.outcome.moves, len(each.outcome.subjects), each.alone_ns)
-        if key in listed:
-            applied = each.targets if applied is None else applied.with_also(each.targets)
-    assert applied is not None
+    replays = Replays(run, Scope().in_run(run))
     assert all(fault.cost_ns > 0 for fault in answer.listed)
     assert sum(fault.cost_ns for fault in answer.listed) == pytest.approx(answer.joint_ns)
-    assert answer.joint_ns == pytest.approx(replays.saved_ns(applied))
+    assert answer.joint_ns == pytest.approx(replays.saved_ns(answer.mended))
 
 
 @pytest.mark.parametrize("name", CULPRITS)

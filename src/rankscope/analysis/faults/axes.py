@@ -1,4 +1,4 @@
-"""What the subjects of each axis cost: all at their targets, and all but one (docs/definitions.md, "Findings")."""
+"""What the subjects of each axis cost: all at their targets, and all but one (docs/definitions.md, "Faults")."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
 from rankscope.analysis.graph.graph import WORK_CLASSES
 from rankscope.analysis.graph.pieces import KINDS, Pieces
 from rankscope.analysis.graph.replay import Played, Replay
-from rankscope.store.arrays import Floats, number_rows, unique_values
+from rankscope.store.arrays import Floats, number_rows, starts_group, unique_values
 from rankscope.timeline.run import Run
 
-AxisName = Literal["rank", "link", "step", "stage", "position"]
+AxisName = Literal["rank", "link", "step", "stage"]
 _HOST = PATH_CLASSES.index("host")
 _SLOW_LINK = 0.05
 """Of the time of a group's transfers: what is beyond their targets."""
@@ -39,13 +39,14 @@ QUIET = 0.003
 
 
 class Replays:
-    """A run and its replays with pieces at their targets. Costs are per step."""
+    """A run and its replays with pieces at their targets. Costs are per step, in addition to what is mended already."""
 
-    def __init__(self, run: Run, scope: Scope) -> None:
+    def __init__(self, run: Run, scope: Scope, mended: Targets | None = None) -> None:
         self.run, self.scope = run, scope
         self.pieces: Pieces = pieces_of(run, scope)
         self.graph = self.pieces.graph
-        self.replay = Replay(self.graph)
+        self.replay = replay_of(run, scope)
+        self.mended = mended or Targets.unchanged(self.pieces)
         self.steps = max(len(unique_values(self.pieces.step[self.pieces.step != NONE])), 1)
         self.step_ns = mean_step_ns(run, scope)
 
@@ -53,29 +54,30 @@ class Replays:
     def is_possible(self) -> bool:
         return bool(self.graph.inside.any()) and not self.replay.has_cycle
 
-    @cached_property
-    def recorded(self) -> Played:
-        return self.replay.arrays(self.graph.work)
+    def played(self, targets: Targets) -> Played:
+        """With these at their targets too."""
+        return self.replay.arrays(self.mended.with_also(targets).on(self.graph.work))
 
     @cached_property
-    def recorded_ns(self) -> float:
+    def before(self) -> Played:
+        return self.replay.arrays(self.mended.on(self.graph.work))
+
+    @cached_property
+    def before_ns(self) -> float:
         """Of all steps together."""
-        return self.replay.played_ns(self.recorded)
+        return self.replay.played_ns(self.before)
 
     def saved_ns(self, targets: Targets) -> float:
         """With these at their targets."""
-        return self._per_step(self.replay.length_ns(targets.on(self.graph.work)))
+        return self.saved_by(self.played(targets))
 
     def saved_by(self, played: Played) -> float:
-        return self._per_step(self.replay.played_ns(played))
-
-    def _per_step(self, length_ns: float) -> float:
-        return (self.recorded_ns - length_ns) / self.steps
+        return (self.before_ns - self.replay.played_ns(played)) / self.steps
 
 
 @once_per_run
-def replays_of(run: Run, scope: Scope) -> Replays:
-    return Replays(run, scope)
+def replay_of(run: Run, scope: Scope) -> Replay:
+    return Replay(pieces_of(run, scope).graph)
 
 
 class Axis:
@@ -101,7 +103,7 @@ class Axis:
 
     @cached_property
     def _target(self) -> Played:
-        return self.replays.replay.arrays(self.targets.on(self.replays.graph.work))
+        return self.replays.played(self.targets)
 
     @cached_property
     def value_ns(self) -> float:
@@ -170,7 +172,7 @@ class Axis:
 
     def _cut_by_class(self, subject: int | None) -> Floats:
         pieces = self.targets.pieces
-        cut = pieces.took - self.targets.took
+        cut = pieces.took - self.targets.then
         mine = cut > 0 if subject is None else self.pieces_of(subject) & (cut > 0)
         kinds = np.searchsorted(KINDS, pieces.kind[mine])
         sums: Floats = np.bincount(kinds, weights=cut[mine], minlength=len(KINDS)).astype(float)
@@ -183,6 +185,15 @@ class Axis:
         return points & (self.replays.pieces.steps == step), matches & (self.match_step == step)
 
     @cached_property
+    def first_steps(self) -> set[int]:
+        """Of each recording: the steps in which the profiler itself takes time."""
+        graph, steps = self.replays.graph, self.replays.pieces.steps
+        marks = np.flatnonzero(graph.marks & (steps != NONE))
+        marks = marks[np.lexsort((graph.start[marks], graph.cycle[marks], graph.rank[marks]))]
+        first = starts_group([graph.rank[marks], graph.cycle[marks]]) if len(marks) else marks
+        return {*steps[marks[first]].tolist()}
+
+    @cached_property
     def match_step(self) -> Ints:
         """By match, its step."""
         steps = np.full(len(self.of_match), NONE)
@@ -193,14 +204,16 @@ class Axis:
 
     def _with_recorded(self, points: Mask, matches: Mask) -> Played:
         """Everything at its target, but these as they were."""
-        replay, recorded, target = self.replays.replay, self.replays.recorded, self._target
+        replay, recorded, target = self.replays.replay, self.replays.before, self._target
         weight, took = target.weight.copy(), target.took.copy()
         ways = np.flatnonzero(points[replay.way_points])
         weight[ways] = recorded.weight[ways]
         at, match = replay.unit_points, self.replays.graph.match[replay.unit_points]
         units = np.flatnonzero(np.where(match != NONE, np.append(matches, False)[match], points[at]))
         took[units] = recorded.took[units]
-        return Played(weight, took, replay.begins_of(np.where(points, 0, self.targets.begins_ns)))
+        mended = self.replays.mended.begins_ns
+        begins = np.where(points, mended, np.minimum(mended, self.targets.begins_ns))
+        return Played(weight, took, replay.begins_of(begins))
 
     @cached_property
     def margins_ns(self) -> dict[int, float]:

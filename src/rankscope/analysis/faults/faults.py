@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.faults.axes import AXES, Axis, AxisName, Replays, replays_of
+from rankscope.analysis.faults.axes import AXES, Axis, AxisName, Replays
 from rankscope.analysis.faults.causes import Cause, cause_of
 from rankscope.analysis.faults.naming import Named as Outcome
 from rankscope.analysis.faults.naming import named
@@ -19,9 +19,10 @@ _AS_LARGE = 0.9
 """Of the largest: faults that save as much are claimed by the number of their subjects."""
 _LEAST_LEFT = 0.2
 """Of what it would save alone: a fault with less left is another view of one before it."""
-_LEAST = 0.02
-"""Of a mean step."""
-MOVED = ("stage", "position")
+_LEAST, _LEAST_ON_HOST = 0.02, 0.05
+"""Of a mean step; of stages whose hosts differ."""
+_MOST = 12
+MOVED = ("stage",)
 """Axes on which work is moved from one subject to the others: it costs what all of them at the mean would save."""
 
 
@@ -29,6 +30,8 @@ MOVED = ("stage", "position")
 class Subject:
     """Who is named, and why."""
 
+    subject: int
+    """As its axis numbers it."""
     number: int
     """A rank; a stage; the index of a step or of a process group."""
     margin_ns: float
@@ -45,8 +48,8 @@ class Fault:
     axis: AxisName
     subjects: tuple[Subject, ...]
     moves: bool
-    turns: tuple[int, ...]
-    """Where it moves: by step, whose turn it was."""
+    turns: tuple[int | None, ...]
+    """Where it moves: by step, whose turn it was; None where nobody was late."""
     cost_ns: float
     """What mending it saves in addition to the faults before it."""
     alone_ns: float
@@ -77,6 +80,8 @@ class Faults:
     step_ns: float
     joint_ns: float
     """What all of them cost together."""
+    mended: Targets
+    """All of them at their targets."""
 
     @property
     def named(self) -> list[Named]:
@@ -104,28 +109,42 @@ class _Candidate:
 
 @once_per_run
 def faults_of(run: Run, scope: Scope) -> Faults:
-    replays = replays_of(run, scope)
-    if not replays.is_possible:
-        return Faults((), replays.step_ns, 0.0)
-    listed, joint = _claimed(replays, _candidates(replays))
-    return Faults(tuple(listed), replays.step_ns, joint)
+    """What hides behind others is found once they are mended."""
+    listed: list[Fault] = []
+    replays = Replays(run, scope)
+    while replays.is_possible and len(listed) < _MOST:
+        known = {(fault.axis, each.subject) for fault in listed for each in fault.subjects}
+        moved = {fault.axis for fault in listed if fault.moves or fault.axis in MOVED}
+        found, mended = _claimed(replays, _candidates(replays, known, moved))
+        if not found:
+            break
+        listed += found
+        replays = Replays(run, scope, replays.mended.with_also(mended))
+    return Faults(tuple(listed), replays.step_ns, sum(fault.cost_ns for fault in listed), replays.mended)
 
 
-def _candidates(replays: Replays) -> list[_Candidate]:
+def _candidates(replays: Replays, known: Set[tuple[AxisName, int]], moved: Set[AxisName]) -> list[_Candidate]:
+    """The subjects that are not known already, on axes on which nothing moves."""
     found = []
     for make in AXES:
         axis = make(replays)
+        if axis.name in moved:
+            continue
         outcome = named(axis)
+        if axis.name == "stage" and axis.value_ns < _LEAST_ON_HOST * replays.step_ns:
+            stages = {cause_of(axis, stage).kind for stage in outcome.subjects}
+            outcome = outcome if "host" not in stages else Outcome()
         if outcome.moves:
             every = evened_targets(replays.run, replays.scope) if outcome.varies else axis.targets
             targets = axis.without_diffuse(every)
             found.append(_Candidate(axis, outcome, targets, replays.saved_ns(targets)))
         # Slow cores are a fault of their own.
+        late = dict(zip(outcome.subjects, outcome.late_steps, strict=True))
         for slow in (False, True):
             who = {
-                s: late
-                for s, late in zip(outcome.subjects, outcome.late_steps, strict=True)
-                if axis.is_diffuse(s) == slow
+                each: late[each]
+                for each in late
+                if axis.is_diffuse(each) == slow and (axis.name, each) not in known
             }
             if who:
                 targets = axis.targets if axis.name in MOVED else axis.only([*who])
@@ -135,20 +154,13 @@ def _candidates(replays: Replays) -> list[_Candidate]:
     return found
 
 
-def _claimed(replays: Replays, candidates: Sequence[_Candidate]) -> tuple[list[Fault], float]:
+def _claimed(replays: Replays, candidates: Sequence[_Candidate]) -> tuple[list[Fault], Targets]:
     """Again and again the one that saves most in addition to those before it; of those that save as much, the one with
-    the fewest subjects, then in the order of the axes."""
-    left, claimed, listed = list(candidates), None, list[tuple[_Candidate, float]]()
-    so_far = 0.0
+    the fewest subjects, then in the order of the axes. And all of them as mended."""
+    left, listed = list(candidates), list[tuple[_Candidate, float]]()
+    claimed, so_far = Targets.unchanged(replays.pieces), 0.0
     while left:
-        more = {
-            id(each): (
-                each.alone_ns
-                if claimed is None
-                else replays.saved_ns(claimed.with_also(each.targets)) - so_far
-            )
-            for each in left
-        }
+        more = {id(each): replays.saved_ns(claimed.with_also(each.targets)) - so_far for each in left}
         most = max(more.values())
         best = min(
             (each for each in left if more[id(each)] >= min(_AS_LARGE * most, most)),
@@ -156,20 +168,21 @@ def _claimed(replays: Replays, candidates: Sequence[_Candidate]) -> tuple[list[F
         )
         left.remove(best)
         cost = more[id(best)]
-        if cost < max(_LEAST * replays.step_ns, _LEAST_LEFT * best.alone_ns) and listed:
-            nearest = listed[0][0]
-            nearest.others = (*nearest.others, best.axis.name)
+        if cost < max(_LEAST * replays.step_ns, _LEAST_LEFT * best.alone_ns):
+            if listed:
+                listed[0][0].others = (*listed[0][0].others, best.axis.name)
             continue
-        claimed = best.targets if claimed is None else claimed.with_also(best.targets)
+        claimed = claimed.with_also(best.targets)
         so_far += cost
         listed.append((best, cost))
-    return [_fault(each, cost) for each, cost in listed], so_far
+    return [_fault(each, cost) for each, cost in listed], claimed
 
 
 def _fault(found: _Candidate, cost_ns: float) -> Fault:
     axis, outcome, ranks = found.axis, found.outcome, found.axis.replays.graph.ranks
     subjects = [
         Subject(
+            number,
             _number(axis, number),
             axis.margins_ns[number],
             cause_of(axis, number),
@@ -178,8 +191,9 @@ def _fault(found: _Candidate, cost_ns: float) -> Fault:
         for number, late in zip(outcome.subjects, outcome.late_steps, strict=True)
     ]
     subjects.sort(key=lambda each: -each.margin_ns)
-    turns = tuple(ranks[number] for number in outcome.turns)
-    return Fault(axis.name, tuple(subjects), outcome.moves, turns, cost_ns, found.alone_ns, found.others)
+    turns = tuple(None if number is None else ranks[number] for number in outcome.turns)
+    alone = Replays(axis.replays.run, axis.replays.scope).saved_ns(found.targets)
+    return Fault(axis.name, tuple(subjects), outcome.moves, turns, cost_ns, alone, found.others)
 
 
 def _number(axis: Axis, subject: int) -> int:

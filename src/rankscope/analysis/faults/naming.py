@@ -1,7 +1,9 @@
-"""Who is named on an axis (docs/definitions.md, "Findings", has the rules; the constants were chosen on 120 random
+"""Who is named on an axis (docs/definitions.md, "Faults", has the rules; the constants were chosen on 120 random
 jobs)."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -9,9 +11,10 @@ from rankscope.analysis.faults.axes import Axis
 from rankscope.records import dataclass
 from rankscope.store.arrays import Floats
 
-_LEAST, _MOVES = 0.02, 0.05
-"""Of a mean step: what a subject costs that is named; all of them together, where it moves, and one whose host takes a
-little longer everywhere, or that is compared with itself."""
+_LEAST, _MOVES, _PAUSES_MOVE = 0.02, 0.05, 0.10
+"""Of a mean step: what a subject costs that is named; all of them together, where it moves, and one that is late now
+and then, whose host takes a little longer everywhere, or that is compared with itself; pauses that move, which healthy
+hosts have too."""
 _SURE = 4.0
 """Times the standard error of what a subject costs over the steps."""
 _STEADY = 0.5
@@ -37,8 +40,8 @@ class Named:
     """By subject, the steps in which it is late."""
     moves: bool = False
     """Nobody is named, because it is another one from step to step."""
-    turns: tuple[int, ...] = ()
-    """Where it moves: by step, whose turn it was."""
+    turns: tuple[int | None, ...] = ()
+    """Where it moves: by step, whose turn it was; None where nobody was late."""
     varies: bool = False
     """Where it moves: all have more in one step and less in another."""
 
@@ -61,8 +64,12 @@ def named(axis: Axis) -> Named:
             continue
         if _recurs(values):
             (recurring if len(_late_steps(values)) > 2 else seldom).append(subject)
-        elif margin - usual >= max(_LEAST * step_ns, _SURE * noise / steps**0.5):
+        elif margin - usual >= max(
+            (_LEAST if axis.name == "step" else _MOVES) * step_ns, _SURE * noise / steps**0.5
+        ):
             others.append(subject)
+    if axis.name == "step":
+        return _slow_steps(axis, others)
     # Two or more that are late now and then, at different times, take turns.
     apart = {_late_steps(by_step[each]) for each in seldom}
     if sum(map(len, apart)) == len(set().union(*apart)) and len(apart) + len(others) > 1:
@@ -75,20 +82,32 @@ def named(axis: Axis) -> Named:
     return _moving(axis, len(others) > 1) if axis.name == "rank" and by_step else Named()
 
 
+def _slow_steps(axis: Axis, slow: list[int]) -> Named:
+    """The first step of a recording is slow by nature; what recurs on all ranks with a period belongs to the job."""
+    who = [step for step in sorted(slow) if step not in axis.first_steps]
+    if not who or _is_periodic(who, axis.replays.steps) or axis.alone_ns(who) < axis.value_ns / 2:
+        return Named()
+    return Named(tuple(who), tuple((step,) for step in who))
+
+
 def _recurs(values: Floats) -> bool:
     """Whether a subject is late in all steps, or in every second, third …, each time as much."""
     steps, late = len(values), _late_steps(values)
     if steps > 2 and np.quantile(values, 0.25) >= _STEADY * values.mean():
         late = tuple(range(steps))
-    elif len(late) < 2 or len({*np.diff(late).tolist()}) > 1:
+    elif not _is_periodic(late, steps):
         return False
-    else:
-        period = late[1] - late[0]
-        if late[0] >= period or late[-1] + period < steps - 1:
-            return False
     mine = values[list(late)]
     error = float(np.std(mine, ddof=1)) / len(mine) ** 0.5
     return bool(np.quantile(mine, 0.25) >= _STEADY * mine.mean() and mine.mean() >= _SURE * error)
+
+
+def _is_periodic(late: Sequence[int], steps: int) -> bool:
+    """Every second, third … of all steps."""
+    if len(late) < 2 or len({*np.diff(late).tolist()}) > 1:
+        return False
+    period = late[1] - late[0]
+    return late[0] < period and late[-1] + period >= steps
 
 
 def _moving(axis: Axis, take_turns: bool) -> Named:
@@ -100,13 +119,18 @@ def _moving(axis: Axis, take_turns: bool) -> Named:
     turn = costs.argmax(axis=0)
     ordered = np.sort(np.vstack([costs, np.zeros((2, steps))]), axis=0)
     dominates = ordered[-1].sum() >= _DOMINATES * ordered[-2].sum()
-    if len({*turn.tolist()}) < 2 or axis.is_diffuse(None) or (axis.lone and not dominates):
+    is_known = axis.main_class(None) in ("compute", "copy") or axis.value_ns >= _PAUSES_MOVE * step_ns
+    if len({*turn.tolist()}) < 2 or not is_known or axis.is_diffuse(None) or (axis.lone and not dominates):
         return Named()
     together = [axis.margin_ns(*axis.subjects, step=step) * steps for step in range(steps)]
     if not (take_turns or dominates or np.quantile(together, 0.25) >= _MOVES * step_ns):
         return Named()
     varies = axis.below_share(None) > _EVENED and axis.main_class(None) == "compute"
-    return Named(moves=True, turns=tuple(subjects[at] for at in turn.tolist()), varies=varies)
+    late = costs.max(axis=0) > _LATE * costs.max()
+    turns = (
+        subjects[at] if is_late else None for at, is_late in zip(turn.tolist(), late.tolist(), strict=True)
+    )
+    return Named(moves=True, turns=tuple(turns), varies=varies)
 
 
 def _late_steps(values: Floats) -> tuple[int, ...]:

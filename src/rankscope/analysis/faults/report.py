@@ -7,9 +7,10 @@ from typing import Any
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.faults.axes import replays_of
+from rankscope.analysis.faults.axes import Replays
 from rankscope.analysis.faults.causes import Cause
 from rankscope.analysis.faults.faults import Fault, faults_of
+from rankscope.analysis.graph.graph import graph_of
 from rankscope.ranges import as_ranges
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
@@ -34,7 +35,7 @@ def faults(run: Run, scope: Scope, by: str | None = None) -> Result:
     found = faults_of(run, scope.in_run(run))
     rows = [row for fault in found.listed for row in _rows(run, scope.in_run(run), fault)]
     notes = left_out(run, scope)
-    if not replays_of(run, scope.in_run(run)).is_possible:
+    if not Replays(run, scope.in_run(run)).is_possible:
         notes.append(
             "nothing to replay: no events in the window, or ranks that wait for each other in a cycle"
         )
@@ -60,9 +61,9 @@ def _rows(run: Run, scope: Scope, fault: Fault) -> list[dict[str, Any]]:
         "alone_ns": round(fault.alone_ns),
     }
     if fault.moves:
-        turns = ", ".join(map(str, fault.turns))
+        turns = ", ".join("-" if who is None else str(who) for who in fault.turns)
         return [{**shared, "how": "moves", "names": f"by step: {fault.axis} {turns}"}]
-    steps = replays_of(run, scope).graph.steps
+    steps = graph_of(run, scope).steps
     return [
         {
             **shared,

@@ -1,4 +1,4 @@
-"""What the pieces of work would take if they were as their peers are, by axis (docs/definitions.md, "Findings").
+"""What the pieces of work would take if they were as their peers are, by axis (docs/definitions.md, "Faults").
 
 A stretch, the work of one class between two communications, takes at most the median of its peers. What is too much is
 taken from the pieces that are longest beyond their counterparts: a pause goes whole, and the noise of many small pieces
@@ -26,7 +26,7 @@ from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
 from rankscope.analysis.graph.graph import WORK_CLASSES, Graph, Work, graph_of
 from rankscope.analysis.graph.pieces import KINDS, Pieces
 from rankscope.records import dataclass
-from rankscope.store.arrays import Floats, number_rows, starts_group, unique_values
+from rankscope.store.arrays import Floats, count_before, number_rows, starts_group, unique_values
 from rankscope.timeline.run import Run
 
 _COMPUTE, _HOST = map(PATH_CLASSES.index, ("compute", "host"))
@@ -353,24 +353,40 @@ def link_targets(run: Run, scope: Scope) -> Targets:
     matched, transfer = graph.collectives, graph.work.transfer
     if not len(transfer):
         return Targets.unchanged(pieces)
-    axis, spans = _group_kinds(run)
+    axis, spans, sizes = _group_kinds(run)
     known = np.append(matched.group, NONE)[:-1]
     keys = [matched.kind, matched.bytes, matched.members, axis[known], spans[known]]
     _, alike = number_rows(keys)
     of_group, number = number_rows([alike, matched.group])
     usual = _medians(number, transfer)
     most = np.full(len(transfer), np.iinfo(np.int64).max)
+    # A member that was not recorded may have come late: what looks like a transfer is then waiting.
+    is_whole = (sizes[known] <= matched.members) | matched.is_message
     for same in unique_values(of_group[:, 0]).tolist():
         groups = np.flatnonzero(of_group[:, 0] == same)
-        middle = np.sort(usual[groups])[(len(groups) - 1) // 2]
-        if len(groups) == 1 and np.count_nonzero(number == groups[0]) < _LEAST_STEPS:
-            continue
-        most[np.isin(number, groups)] = int(_LINK_TOLERANCE * middle)
+        mine = np.flatnonzero(np.isin(number, groups) & is_whole)
+        if len(groups) > 1:
+            most[mine] = int(_LINK_TOLERANCE * np.sort(usual[groups])[(len(groups) - 1) // 2])
+        elif len(mine):
+            place = _place_in_step(pieces, mine)
+            enough = np.bincount(place)[place] >= _LEAST_STEPS
+            most[mine[enough]] = (_LINK_TOLERANCE * _medians(place, transfer[mine])[place][enough]).astype(
+                np.int64
+            )
     return replace(Targets.unchanged(pieces), transfer=np.minimum(transfer, most))
 
 
-def _group_kinds(run: Run) -> tuple[Ints, Ints]:
-    """By group: its dimension of the mesh, and on how many nodes its ranks are (0: not known)."""
+def _place_in_step(pieces: Pieces, matches: Ints) -> Ints:
+    """By match, of one group: which one of its step it is."""
+    graph = pieces.graph
+    met = np.flatnonzero(graph.match != NONE)
+    step, launched = np.full((2, len(graph.collectives.transfer)), NONE)
+    step[graph.match[met]], launched[graph.match[met]] = pieces.steps[met], graph.launched[met]
+    return number_rows([count_before([step[matches]], launched[matches])])[1]
+
+
+def _group_kinds(run: Run) -> tuple[Ints, Ints, Ints]:
+    """By group: its dimension of the mesh, on how many nodes its ranks are (0: not known), and how many there are."""
     layout = layout_of(run, Scope())
     names = {group.name: group.axis for group in layout.groups}
     groups = run.collectives.groups
@@ -380,7 +396,8 @@ def _group_kinds(run: Run) -> tuple[Ints, Ints]:
     )
     hosts = {entry.rank: entry.host for entry in run.timelines}
     spans = [len({hosts.get(rank) for rank in group.ranks or ()}) for group in groups]
-    return axis, np.array([*spans, 0], dtype=np.int64)
+    sizes = [group.size or len(group.ranks or ()) for group in groups]
+    return axis, np.array([*spans, 0], dtype=np.int64), np.array([*sizes, 0], dtype=np.int64)
 
 
 def _medians(group: Ints, value: Ints) -> Ints:
