@@ -138,20 +138,25 @@ def _candidates(replays: Replays, known: Set[tuple[AxisName, int]], moved: Set[A
             every = evened_targets(replays.run, replays.scope) if outcome.varies else axis.targets
             targets = axis.without_diffuse(every)
             found.append(_Candidate(axis, outcome, targets, replays.saved_ns(targets)))
-        # Slow cores are a fault of their own.
         late = dict(zip(outcome.subjects, outcome.late_steps, strict=True))
-        for slow in (False, True):
-            who = {
-                each: late[each]
-                for each in late
-                if axis.is_diffuse(each) == slow and (axis.name, each) not in known
-            }
-            if who:
-                targets = axis.targets if axis.name in MOVED else axis.only([*who])
-                targets = targets if slow else axis.without_diffuse(targets)
-                part = Outcome(tuple(who), tuple(who.values()))
-                found.append(_Candidate(axis, part, targets, replays.saved_ns(targets)))
+        for who in _parts(axis, [each for each in late if (axis.name, each) not in known]):
+            targets = axis.targets if axis.name in MOVED else axis.only(who)
+            alone = replays.saved_ns(targets)
+            sharp = targets if all(map(axis.is_diffuse, who)) else axis.without_diffuse(targets)
+            if (saved := replays.saved_ns(sharp)) >= alone / 2:
+                targets, alone = sharp, saved
+            part = Outcome(tuple(who), tuple(late[each] for each in who))
+            found.append(_Candidate(axis, part, targets, alone))
     return found
+
+
+def _parts(axis: Axis, who: list[int]) -> list[list[int]]:
+    """Slow cores are a fault of their own, unless they hide what the others cost."""
+    slow = [each for each in who if axis.is_diffuse(each)]
+    rest = [each for each in who if each not in slow]
+    if slow and rest and axis.alone_ns(rest) < axis.alone_ns(who) / 2:
+        return [who]
+    return [part for part in (rest, slow) if part]
 
 
 def _claimed(replays: Replays, candidates: Sequence[_Candidate]) -> tuple[list[Fault], Targets]:

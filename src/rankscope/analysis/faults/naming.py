@@ -3,6 +3,7 @@ jobs)."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -70,16 +71,18 @@ def named(axis: Axis) -> Named:
             others.append(subject)
     if axis.name == "step":
         return _slow_steps(axis, others)
-    # Two or more that are late now and then, at different times, take turns.
-    apart = {_late_steps(by_step[each]) for each in seldom}
-    if sum(map(len, apart)) == len(set().union(*apart)) and len(apart) + len(others) > 1:
+    # Two or more that are late now and then, at different times and for the same reason, take turns.
+    apart = [_late_steps(by_step[each]) for each in dict.fromkeys(seldom)]
+    if sum(map(len, {*apart})) == len(set().union(*apart)) and len({*apart}) + len(others) > 1:
         others += seldom
     else:
         recurring += seldom
-    who = sorted(recurring + others if len(others) < 2 else recurring)
+    reasons = Counter(axis.main_class(each) for each in others)
+    single = [each for each in others if reasons[axis.main_class(each)] == 1]
+    who = sorted(recurring + single)
     if who and axis.alone_ns(who) >= axis.value_ns / 2:
         return Named(tuple(who), tuple(_late_steps(by_step[each]) for each in who))
-    return _moving(axis, len(others) > 1) if axis.name == "rank" and by_step else Named()
+    return _moving(axis, len(others) > len(single)) if axis.name == "rank" and by_step else Named()
 
 
 def _slow_steps(axis: Axis, slow: list[int]) -> Named:
