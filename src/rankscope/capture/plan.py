@@ -70,6 +70,8 @@ class Plan(NamedTuple):
     """What `rankscope profile` was asked for. Every field has the default of its option."""
 
     when: When = Schedule()
+    # A schedule may record up to so many steps where they cost little; 0: as many as it says.
+    active_up_to: int = 0
     tool: str = "torch"
     ranks: str = AUTO
     output: str | None = None

@@ -17,6 +17,8 @@ NONE, WARMUP, RECORD, RECORD_AND_SAVE = range(4)
 
 DEFAULT_WARMUP = 1
 DEFAULT_ACTIVE = 3
+# Without --active, where they cost little: what a comparison of two runs needs to be sure (docs/diff.md).
+MOST_ACTIVE = 6
 
 
 def unfinished_step(number: int | str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope.capture.plan import FALLBACK_AFTER_S, HANG_AFTER_S, WATCH_BUDGET_PCT, Front, Plan
 from rankscope.capture.rank import detect, parse_identity
-from rankscope.capture.schedule import OnRequest, Schedule, TimeWindow, When, choose_when
+from rankscope.capture.schedule import MOST_ACTIVE, OnRequest, Schedule, TimeWindow, When, choose_when
 from rankscope.capture.selector import AUTO, AUTO_ALL, FORMS, parse_selector
 from rankscope.capture.wrapper import Output, check_program, is_in_front, is_selected, requested_signal
 from rankscope.cli.options import Group, Settings, ValueWithEquals, add_groups, group, option, option_table
@@ -46,8 +46,9 @@ examples:  (in front of a launcher, or behind it)
   rankscope profile --on-signal USR2 python train.py        then: kill -USR2 PID, as often as you like
 
 A step ends when the optimizer has stepped. Steps count from 0, as torch.profiler.schedule counts them: the
-defaults skip step 0 (--wait 1), warm up in step 1 and record steps 2, 3 and 4 of every rank; of a job with more
-than 16 ranks, only of each node's first rank. nsys and ncu record the whole run, with every step marked.
+defaults skip step 0 (--wait 1), warm up in step 1 and record steps 2 to 7 of every rank, or 2 to 4 where six
+might pause training for more than 2 s; of a job with more than 16 ranks, only of each node's first rank.
+nsys and ncu record the whole run, with every step marked.
 rankscope's own options end at the first word that is not one of them.
 """
 
@@ -69,7 +70,8 @@ _WHEN = """\
 --skip-first N  steps before the first cycle (default: {0.skip_first})
 --wait N  idle steps of a cycle (default: {0.wait})
 --warmup N  steps the profiler warms up (default: {0.warmup})
---active N  recorded steps of a cycle (default: {0.active})
+--active N  recorded steps of a cycle (default: {0.active} to {2}, as many as pause training for at most 2 s; {0.active}
+    with --repeat or --max-size)
 --repeat N  cycles; 0 is without end (default: {0.repeat})
 --steps A:B  record steps A to B, both included, counted from 0
 --after TIME  record a time window that starts this long after torch is imported (default: 0s)
@@ -114,7 +116,7 @@ _GROUPS = (
     ),
     group(
         "when (one of: a schedule, --steps, a time window, a signal)",
-        _WHEN.format(Schedule(), FALLBACK_AFTER_S),
+        _WHEN.format(Schedule(), FALLBACK_AFTER_S, MOST_ACTIVE),
         **{"for": {"dest": "for_"}, **_NUMBERS},
     ),
     group("telemetry while the job runs", _TELEMETRY, watch_budget=float),
@@ -242,8 +244,11 @@ def plan_of(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
     )
     recording = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
     ranks_given = {"rank": args.rank, "local_rank": args.local_rank, "node": args.node_rank}
+    when = _when(args)
+    grows = isinstance(when, Schedule) and {args.active, args.steps, args.repeat, args.max_size} == {None}
     return Plan(
-        when=_when(args),
+        when=when,
+        active_up_to=MOST_ACTIVE if grows and args.tool == "torch" else 0,
         ranks=ranks,
         command=command,
         identity=parse_identity({**ranks_given, "world_size": args.world_size}, os.environ),

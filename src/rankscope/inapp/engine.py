@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import sys
+import threading
 from collections import deque
 from collections.abc import Sequence
 from time import perf_counter_ns
@@ -39,7 +40,7 @@ from rankscope.errors import RankscopeError
 from rankscope.inapp.cuda_range import CudaRangeRecorder
 from rankscope.inapp.job_log import JobLog
 from rankscope.inapp.main_thread import Timer, when_returning
-from rankscope.inapp.pause_warning import PauseWarning
+from rankscope.inapp.pause_warning import LITTLE_PAUSE_S, PauseWarning
 from rankscope.inapp.sigterm import SigtermGuard
 from rankscope.inapp.step_counter import DeepSpeedSteps, StepCounter, live_optimizers
 from rankscope.inapp.telemetry import Telemetry
@@ -83,6 +84,7 @@ class Engine:
         when = plan.when.schedule if isinstance(plan.when, EveryStep) else plan.when
         self._schedule = when if isinstance(when, Schedule | ScheduleFunction) else None
         self._idle_until = self._schedule.first_busy_step if self._schedule else sys.maxsize
+        self._planned: Schedule | None = None  # of a window that has become longer
         self._action = NONE
         self._timer: Timer | None = None
         self._hook: Any = None
@@ -385,6 +387,7 @@ class Engine:
             self._windows.drop()
         if action == WARMUP and before != WARMUP:
             self._windows.open(BY_STEPS)
+            self._pause.trained(self.step_number)  # opening takes time that no later step takes
         if action in _RECORDING:
             if before not in _RECORDING:
                 self._announce()
@@ -394,9 +397,34 @@ class Engine:
         """Before a window: what it will cost. Of several, the first is announced."""
         if self._announces and isinstance(self._schedule, Schedule):
             with contextlib.suppress(Exception):
+                more = "" if self.files.manifest["windows"] else self._lengthen(self._schedule)
                 cost = self._pause.expect(self.step_number, self._schedule.active)
                 if cost and not self.files.manifest["windows"]:
-                    self.log.progress(cost)
+                    self.log.progress(cost + more)
+
+    def _lengthen(self, planned: Schedule) -> str:
+        """Record more steps if they cost little. The other ranks run the same program, and decide alike."""
+        steps = self.plan.active_up_to
+        takes_s = self._pause.if_little(self.step_number, steps)
+        # A timer's action, as the end of the script, runs on the main thread.
+        if not takes_s or threading.current_thread() is not threading.main_thread():
+            return ""
+        self._planned, self._schedule = planned, planned._replace(active=steps)
+        self._timer = Timer(LITTLE_PAUSE_S + 2 * takes_s, lambda: self._safely(self._end_longer))
+        return f"; as that is little, {steps} steps instead of {planned.active} (--active sets how many)"
+
+    def _end_longer(self) -> None:
+        """The steps take longer than those before, as with an evaluation, or training is over: record no more."""
+        if self._planned is not None and self._windows.is_open:
+            self._schedule = self._planned
+            if self._schedule.is_over(self.step_number):
+                self._action = NONE
+                self._cut(None)
+
+    def _cut(self, why: str | None) -> None:
+        """Close the window early. It is whole if it has the steps that were planned."""
+        whole = self._planned is not None and self._planned.is_over(self.step_number)
+        self._safely(self._windows.close, self.step_number, None if whole else why)
 
     def _postpone(self) -> None:
         """Only one profiler can run: while the script's own does, our window is put off step by step.
@@ -415,7 +443,7 @@ class Engine:
 
     def _nothing_scheduled(self) -> None:
         """Remove the hook, unless another window can be requested."""
-        self._schedule, self._idle_until, self._request = None, sys.maxsize, None
+        self._schedule, self._idle_until, self._request, self._planned = None, sys.maxsize, None, None
         if not isinstance(self.plan.when, OnSignal) and self._telemetry is None:
             self.stop_counting()
 
@@ -527,7 +555,7 @@ class Engine:
         if not self._windows.is_open:
             return
         if self._windows.recorder.started:
-            self._safely(self._windows.close, self.step_number, "the script started its own torch.profiler")
+            self._cut("the script started its own torch.profiler")
             self._schedule = None
         else:
             self._safely(self._windows.drop)
@@ -538,7 +566,7 @@ class Engine:
         if not self._windows.is_open:
             return
         if self._windows.recorder.started and (self.step_number or not isinstance(self.plan.when, EveryStep)):
-            self._safely(self._windows.close, self.step_number, why)
+            self._cut(why)
         else:
             self._safely(self._windows.drop)
 

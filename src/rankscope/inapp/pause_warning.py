@@ -29,6 +29,9 @@ WORST_PER_DETAILED_OPERATION_S = 0.003
 BYTES_PER_OPERATION = 700
 BYTES_PER_OPERATION_WITH_STACKS = 1000
 _LEAST_OPERATIONS = 10
+# The pause that a window may cost which has more steps than were asked for: nobody notices it in a job of minutes. Its
+# file is below 100 MB then: at most 2000 operations, or 0.7 s of events.
+LITTLE_PAUSE_S = 2.0
 # Windows shorter than this are not judged: even at ten times the worst ratio they stop within two minutes.
 SHORT_WINDOW_S = 2.0
 # Where the group does not say its timeout: torch's defaults.
@@ -81,24 +84,17 @@ class PauseWarning:
         self._trained: tuple[float, int | None, int] | None = None
 
     def trained(self, step: int) -> None:
-        """A step ends outside a window. What steps take and hold is measured from the first such one on."""
-        if self._trained is None:
+        """A step ends outside a window. What steps take and hold is measured from the first such one on; called again
+        for the same one, from now on."""
+        if self._trained is None or self._trained[2] == step:
             self._trained = self._clock(), self._operations(), step
 
     def expect(self, first: int, steps: int) -> str:
-        """A window of so many steps is about to open: what it will cost, as a line; empty where nothing is known.
-
-        The last window tells most, else the steps before this one.
-        """
-        if self._trained is None or first <= self._trained[2]:
+        """A window of so many steps is about to open: what it will cost, as a line; empty where nothing is known."""
+        foreseen = self._foresee(first, steps)
+        if foreseen is None:
             return ""
-        since, operations_then, step = self._trained
-        share = steps / (first - step)
-        count, operations = self._operations(), None
-        if count is not None and operations_then is not None:
-            operations = round((count - operations_then) * share)
-            operations = operations if operations >= _LEAST_OPERATIONS * steps else None
-        expected = self._expected_s((self._clock() - since) * share, operations, steps)
+        expected, operations = self._expected_s(*foreseen, steps), foreseen[1]
         self._warned_ahead = self._warn_of(expected)
         size = ""
         if operations is not None:
@@ -108,6 +104,25 @@ class PauseWarning:
             f"steps {first}-{first + steps - 1} will be recorded: {size}training pauses for {expected.about} "
             f"{_seconds(expected.pause_s)} when they end ({expected.reason})"
         )
+
+    def if_little(self, first: int, steps: int) -> float:
+        """How many seconds such a window is open, if it costs little; else 0."""
+        foreseen = self._foresee(first, steps)
+        if foreseen is None or self._expected_s(*foreseen, steps).pause_s > LITTLE_PAUSE_S:
+            return 0
+        return foreseen[0]
+
+    def _foresee(self, first: int, steps: int) -> tuple[float, int | None] | None:
+        """How long so many steps take, and how many operations they have, by the steps before them."""
+        if self._trained is None or first <= self._trained[2]:
+            return None
+        since, operations_then, step = self._trained
+        share = steps / (first - step)
+        count, operations = self._operations(), None
+        if count is not None and operations_then is not None:
+            operations = round((count - operations_then) * share)
+            operations = operations if operations >= _LEAST_OPERATIONS * steps else None
+        return (self._clock() - since) * share, operations
 
     def started(self) -> None:
         self._began, self._steps, self._warned = self._clock(), 0, self._warned_ahead
