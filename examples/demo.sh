@@ -15,7 +15,7 @@ Four ranks of data-parallel training over gloo (examples/slow_rank.py). One of
 them has a problem. The program is not changed; rankscope profile stands in
 front of its command.
 END
-say rankscope profile --ranks all --active 6 -o demo/run torchrun --nproc-per-node 4 examples/slow_rank.py
+say rankscope profile --ranks all -o demo/run torchrun --nproc-per-node 4 examples/slow_rank.py
 say rankscope stats demo/run
 say rankscope report demo/run -o demo/report.html
 if browser=$(command -v chromium-headless-shell || command -v chromium || command -v chromium-browser || command -v google-chrome); then
@@ -27,7 +27,7 @@ Open demo/report.html in a browser: its first screen shows the slow rank and wha
 to do. rankscope view demo/run shows the timeline. The same with the problem
 solved, and what that changed:
 
-  rankscope profile --ranks all --active 6 -o demo/fixed \\
+  rankscope profile --ranks all -o demo/fixed \\
     torchrun --nproc-per-node 4 examples/slow_rank.py --fixed
   rankscope diff demo/run demo/fixed
 

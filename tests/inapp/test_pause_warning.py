@@ -136,13 +136,38 @@ def test_the_watchdog_is_compared_with_what_is_expected(steps: int, warns: bool)
     assert len(job.said) == warns  # not a second time for the same window
 
 
-def test_graphs_that_are_replayed_have_no_operations_to_count() -> None:
+@pytest.mark.parametrize(
+    ("operations", "step_s", "with_stack", "seconds"),
+    [
+        *((333, 5, False, 30), (334, 5, False, 0)),  # 1 ms each: 2 s
+        *((None, 0.11, False, 0.66), (None, 0.12, False, 0)),  # three times what is recorded
+        *((None, 0.05, True, 0.3), (None, 0.06, True, 0)),
+    ],
+)
+def test_a_longer_window_must_pause_training_for_two_seconds_at_most(
+    operations: int | None, step_s: float, with_stack: bool, seconds: float
+) -> None:
+    job = Job(operations=operations, with_stack=with_stack, timeout_s=1)
+    assert job.pause.if_little(1, 6) == 0, "nothing is known"
+    job.pause.trained(1)
+    job.now += 100  # torch's profiler is prepared
+    job.pause.trained(1)
+    job.now, job.count = job.now + step_s, operations and job.count and operations + job.count
+    assert job.pause.if_little(2, 6) == pytest.approx(seconds)
+    assert job.pause.if_little(2, 0) == 0
+    assert not job.said, "the window that is chosen is announced"
+
+
+@pytest.mark.parametrize("cuda", [True, False])
+def test_graphs_that_are_replayed_have_no_operations_to_count(
+    cuda: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankscope.inapp.pause_warning._uses_cuda", lambda: cuda)
     job = Job(operations=1)
     job.pause.trained(1)
     job.now, job.count = 8.0, 10
-    assert "will be recorded: training pauses for up to 6.00 s when they end (2.00 s" in job.pause.expect(
-        9, 2
-    )
+    pause = "training pauses for up to 6.00 s" if cuda else "training pauses for up to 1.00 ms"
+    assert pause in job.pause.expect(9, 2)
 
 
 def test_a_later_window_is_expected_to_be_as_the_one_before() -> None:

@@ -25,7 +25,7 @@ WORST_RATIO_WITH_STACKS = 6.0
 WORST_PER_OPERATION_S = 0.001
 WORST_PER_DETAILED_OPERATION_S = 0.003
 # Bytes of a trace file per autograd operation: 560 to 850 in 8 recorded training jobs, on GPU and CPU, with and without
-# shapes; with stacks 1.4 times as many. Fewer operations than this in a step say nothing: it replays a CUDA graph.
+# shapes; with stacks 1.4 times as many. Fewer operations than this in a step say nothing on a GPU: it replays a graph.
 BYTES_PER_OPERATION = 700
 BYTES_PER_OPERATION_WITH_STACKS = 1000
 _LEAST_OPERATIONS = 10
@@ -121,7 +121,8 @@ class PauseWarning:
         count, operations = self._operations(), None
         if count is not None and operations_then is not None:
             operations = round((count - operations_then) * share)
-            operations = operations if operations >= _LEAST_OPERATIONS * steps else None
+            if operations < _LEAST_OPERATIONS * steps and _uses_cuda():
+                operations = None
         return (self._clock() - since) * share, operations
 
     def started(self) -> None:
@@ -186,6 +187,11 @@ def autograd_operations() -> int | None:
         return int(torch._C._autograd._get_sequence_nr())
     except AttributeError:  # not a public name: a version of torch may lack it
         return None
+
+
+def _uses_cuda() -> bool:
+    torch = sys.modules["torch"]
+    return bool(torch.cuda.is_initialized())
 
 
 def process_group_timeout_s() -> float | None:
