@@ -140,7 +140,11 @@ def test_the_watchdog_is_compared_with_what_is_expected(steps: int, warns: bool)
     ("operations", "step_s", "with_stack", "seconds"),
     [
         *((333, 5, False, 30), (334, 5, False, 0)),  # 1 ms each: 2 s
-        *((None, 0.11, False, 0.66), (None, 0.12, False, 0)),  # three times what is recorded
+        *(
+            (0, 0.11, False, 0.66),
+            (None, 0.11, False, 0.66),
+            (None, 0.12, False, 0),
+        ),  # three times what is recorded
         *((None, 0.05, True, 0.3), (None, 0.06, True, 0)),
     ],
 )
@@ -165,8 +169,8 @@ def test_graphs_that_are_replayed_have_no_operations_to_count(
     monkeypatch.setattr("rankscope.inapp.pause_warning._uses_cuda", lambda: cuda)
     job = Job(operations=1)
     job.pause.trained(1)
-    job.now, job.count = 8.0, 10
-    pause = "training pauses for up to 6.00 s" if cuda else "training pauses for up to 1.00 ms"
+    job.now, job.count = 8.0, 13
+    pause = "training pauses for up to 6.00 s" if cuda else "training pauses for up to 2.00 ms"
     assert pause in job.pause.expect(9, 2)
 
 

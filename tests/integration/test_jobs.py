@@ -43,7 +43,7 @@ def output_of(folder: Path, pattern: str) -> str:
 
 @needs_torch
 def test_slurm_and_torch(tmp_path: Path, slurm: dict[str, str]) -> None:
-    words = [*JOB, "slurm", *TWO_NODES, "--ranks", "0,3", "-o", "runs/a", *GO, *SEQPAR]
+    words = [*JOB, "slurm", *TWO_NODES, "--ranks", "0,3", "--active", "3", "-o", "runs/a", *GO, *SEQPAR]
     done = run(words, tmp_path, env=slurm)
     job = done.stdout.strip()
     assert job.isdecimal()

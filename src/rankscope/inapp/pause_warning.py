@@ -121,7 +121,7 @@ class PauseWarning:
         count, operations = self._operations(), None
         if count is not None and operations_then is not None:
             operations = round((count - operations_then) * share)
-            if operations < _LEAST_OPERATIONS * steps and _uses_cuda():
+            if operations < steps * (_LEAST_OPERATIONS if _uses_cuda() else 1):
                 operations = None
         return (self._clock() - since) * share, operations
 
