@@ -59,6 +59,13 @@ def uneven_stages(folder: Path) -> None:
     write_traces(job, simulate(job), folder)
 
 
+def four_culprits(folder: Path) -> None:
+    """Every rank of four has a fault of its own."""
+    causes = (("compute", 0), ("compute", 1), ("host", 2), ("dataloader", 3))
+    job = Job(data=4, steps=6, faults=tuple(Fault(cause, (rank,), 6_000_000) for cause, rank in causes))
+    write_traces(job, simulate(job), folder)
+
+
 def gpipe(folder: Path) -> None:
     """GPipe with four stages and four micro-batches, dp 2, tp 2."""
     job = Job(stages=4, data=2, tensor=2, steps=3, layers=2, micro_batches=4)
@@ -132,6 +139,7 @@ fi
 SIMULATED: dict[str, Callable[[Path], None]] = {
     "slow-clock": slow_clock,
     "uneven-stages": uneven_stages,
+    "four-culprits": four_culprits,
     "gpipe": gpipe,
     "one-slow-host": one_slow_host,
     "watched": watched,

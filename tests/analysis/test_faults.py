@@ -443,6 +443,13 @@ MOVING = {
 }  # fmt: skip
 
 
+def test_a_stage_whose_devices_are_slow_has_no_more_work(runs: Runs) -> None:
+    answer = ask(runs(with_faults(replace(PIPELINE, stages=4, data=1), Fault("throttle", (2,), 6 * MS))))
+    (stage,) = only(answer).subjects
+    assert (stage.number, stage.cause.kind, stage.cause.how) == (2, "compute", "slower")
+    assert stage.cause.factor and stage.cause.factor > 1.2
+
+
 @pytest.mark.parametrize("name", MOVING)
 def test_what_moves_accuses_nobody(runs: Runs, name: str) -> None:
     job = MOVING[name]

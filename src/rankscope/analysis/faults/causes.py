@@ -90,8 +90,9 @@ def _largest(sizes: Ints) -> list[int]:
 
 
 def _how(axis: Axis, kind: str, chosen: Mask, edit: Ints) -> tuple[How, float | None]:
-    if axis.name in ("stage", "position"):
-        return "extra", None
+    if axis.name == "stage":
+        factor = _slower_than_others(axis, chosen)
+        return ("slower", factor) if factor else ("extra", None)
     pieces, usual = axis.targets.pieces, axis.targets.usual
     edited = chosen & (edit > 0)
     if edit[edited & (usual == 0)].sum() > edit[edited].sum() / 2:
@@ -107,6 +108,26 @@ def _how(axis: Axis, kind: str, chosen: Mask, edit: Ints) -> tuple[How, float | 
     if factor > 1 + _SAME_FACTOR and weight[alike].sum() > weight.sum() / 2:
         return "slower", factor
     return "longer", None
+
+
+def _slower_than_others(axis: Axis, chosen: Mask) -> float | None:
+    """By how much the kernels of a stage are longer than those of the same names on others, where most of their time is
+    longer by one factor: its devices are slow, and it has no more work."""
+    pieces = axis.targets.pieces
+    alike = np.flatnonzero(pieces.is_own & (pieces.kind == PATH_CLASSES.index("compute")))
+    name, mine, took = pieces.name[alike], chosen[alike], pieces.took[alike]
+    common = np.intersect1d(name[mine], name[~mine])
+    if not len(common):
+        return None
+    medians = [
+        np.array([np.median(took[(name == each) & whose]) for each in common.tolist()])
+        for whose in (mine, ~mine)
+    ]
+    weight = np.array([took[(name == each) & mine].sum() for each in common.tolist()])
+    factors = medians[0] / np.maximum(medians[1], 1)
+    factor = float(np.average(factors, weights=weight))
+    is_same = np.abs(factors / factor - 1) <= _SAME_FACTOR
+    return factor if factor > 1 + _SAME_FACTOR and weight[is_same].sum() > took[mine].sum() / 2 else None
 
 
 def _what_the_host_does(axis: Axis, mine: Mask) -> CauseClass:

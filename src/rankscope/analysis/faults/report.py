@@ -19,11 +19,11 @@ _COLUMNS = (
     Column("axis", help="what is compared: ranks, links, steps or stages"),
     Column("subject", help="the rank, group, step or stage; null where another one is late in each step"),
     Column("cost_ns", "ns", "per step, in addition to the faults above; of all subjects of a fault together"),
-    Column("alone_ns", "ns", "the same without the faults above"),
+    Column("alone_ns", "ns", "the same without the faults above", minor=True),
     Column("margin_ns", "ns", "what this subject costs once all else on its axis is mended"),
     Column("cause", help="compute, copy, host, dataloader or transfer"),
     Column("how", help="extra work; slower: all of it; longer: some of it"),
-    Column("steps", help="in which it is late; null: in all"),
+    Column("steps", help="in which it is late; null: in all", minor=True),
     Column("explained_ns", "ns", "what the named kernels, copies or ops cost", minor=True),
     Column("names", help="of kernels, copies or ops; of host time, what followed it", at_end=True),
 )
