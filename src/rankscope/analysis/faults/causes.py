@@ -164,11 +164,11 @@ def host_work(axis: Axis, cut: Ints) -> list[HostWork]:
     used = np.argsort(-cut, kind="stable")[:_MOST_PIECES]
     used = used[cut[used] > 0]
     middle = graph.start[pieces.point[used]] - pieces.took[used] // 2
-    found = []
+    work = list[HostWork]()
     for number in np.unique(pieces.rank[used]).tolist():
         mine = used[pieces.rank[used] == number]
         run = part_of(axis.replays.run, frozenset({graph.ranks[number]}))
         texts = covering_names(run, graph.ranks[number], middle[pieces.rank[used] == number])
         names = [graph.names[code] for code in pieces.name[mine].tolist()]
-        found += [HostWork(*each) for each in zip(texts, names, cut[mine].tolist(), strict=True)]
-    return found
+        work += [HostWork(*each) for each in zip(texts, names, cut[mine].tolist(), strict=True)]
+    return work

@@ -113,19 +113,21 @@ def faults_of(run: Run, scope: Scope) -> Faults:
     listed: list[Fault] = []
     replays = Replays(run, scope)
     while replays.is_possible and len(listed) < _MOST:
-        known = {(fault.axis, each.subject) for fault in listed for each in fault.subjects}
+        named_before = {(fault.axis, each.subject) for fault in listed for each in fault.subjects}
         moved = {fault.axis for fault in listed if fault.moves or fault.axis in MOVED}
-        found, mended = _claimed(replays, _candidates(replays, known, moved))
-        if not found:
+        new, mended = _claimed(replays, _candidates(replays, named_before, moved))
+        if not new:
             break
-        listed += found
+        listed += new
         replays = Replays(run, scope, replays.mended.with_also(mended))
     return Faults(tuple(listed), replays.step_ns, sum(fault.cost_ns for fault in listed), replays.mended)
 
 
-def _candidates(replays: Replays, known: Set[tuple[AxisName, int]], moved: Set[AxisName]) -> list[_Candidate]:
-    """The subjects that are not known already, on axes on which nothing moves."""
-    found = []
+def _candidates(
+    replays: Replays, named_before: Set[tuple[AxisName, int]], moved: Set[AxisName]
+) -> list[_Candidate]:
+    """The subjects that were not named before, on axes on which nothing moves."""
+    candidates = []
     for make in AXES:
         axis = make(replays)
         if axis.name in moved:
@@ -137,17 +139,17 @@ def _candidates(replays: Replays, known: Set[tuple[AxisName, int]], moved: Set[A
         if outcome.moves:
             every = evened_targets(replays.run, replays.scope) if outcome.varies else axis.targets
             targets = axis.without_diffuse(every)
-            found.append(_Candidate(axis, outcome, targets, replays.saved_ns(targets)))
+            candidates.append(_Candidate(axis, outcome, targets, replays.saved_ns(targets)))
         late = dict(zip(outcome.subjects, outcome.late_steps, strict=True))
-        for who in _parts(axis, [each for each in late if (axis.name, each) not in known]):
+        for who in _parts(axis, [each for each in late if (axis.name, each) not in named_before]):
             targets = axis.targets if axis.name in MOVED else axis.only(who)
             alone = replays.saved_ns(targets)
             sharp = targets if all(map(axis.is_diffuse, who)) else axis.without_diffuse(targets)
             if (saved := replays.saved_ns(sharp)) >= alone / 2:
                 targets, alone = sharp, saved
             part = Outcome(tuple(who), tuple(late[each] for each in who))
-            found.append(_Candidate(axis, part, targets, alone))
-    return found
+            candidates.append(_Candidate(axis, part, targets, alone))
+    return candidates
 
 
 def _parts(axis: Axis, who: list[int]) -> list[list[int]]:
@@ -183,8 +185,8 @@ def _claimed(replays: Replays, candidates: Sequence[_Candidate]) -> tuple[list[F
     return [_fault(each, cost) for each, cost in listed], claimed
 
 
-def _fault(found: _Candidate, cost_ns: float) -> Fault:
-    axis, outcome, ranks = found.axis, found.outcome, found.axis.replays.graph.ranks
+def _fault(claimed: _Candidate, cost_ns: float) -> Fault:
+    axis, outcome, ranks = claimed.axis, claimed.outcome, claimed.axis.replays.graph.ranks
     subjects = [
         Subject(
             number,
@@ -197,8 +199,8 @@ def _fault(found: _Candidate, cost_ns: float) -> Fault:
     ]
     subjects.sort(key=lambda each: -each.margin_ns)
     turns = tuple(None if number is None else ranks[number] for number in outcome.turns)
-    alone = Replays(axis.replays.run, axis.replays.scope).saved_ns(found.targets)
-    return Fault(axis.name, tuple(subjects), outcome.moves, turns, cost_ns, alone, found.others)
+    alone = Replays(axis.replays.run, axis.replays.scope).saved_ns(claimed.targets)
+    return Fault(axis.name, tuple(subjects), outcome.moves, turns, cost_ns, alone, claimed.others)
 
 
 def _number(axis: Axis, subject: int) -> int:

@@ -32,8 +32,8 @@ _NOTHING = {column.name: None for column in _COLUMNS}
 
 def faults(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each subject, those of a fault together; the largest fault first."""
-    found = faults_of(run, scope.in_run(run))
-    rows = [row for fault in found.listed for row in _rows(run, scope.in_run(run), fault)]
+    answer = faults_of(run, scope.in_run(run))
+    rows = [row for fault in answer.listed for row in _rows(run, scope.in_run(run), fault)]
     notes = left_out(run, scope)
     if not Replays(run, scope.in_run(run)).is_possible:
         notes.append(
@@ -47,8 +47,8 @@ def faults(run: Run, scope: Scope, by: str | None = None) -> Result:
             else "one rank: only its steps were compared"
         )
     else:
-        joint = format_rounded("ns", found.joint_ns)
-        notes.append(f"together: {joint} of a step of {format_rounded('ns', found.step_ns)}")
+        joint = format_rounded("ns", answer.joint_ns)
+        notes.append(f"together: {joint} of a step of {format_rounded('ns', answer.step_ns)}")
     title = "Faults: what would be saved if it were as its peers are, per step"
     return Result("faults", title, scope.window, _COLUMNS, rows, notes=tuple(notes), unknown="")
 

@@ -130,8 +130,8 @@ class Targets:
         there, _ = number_rows([group, who])
         members = np.bincount(there[:, 0])
         if usual is None:
-            _, place = number_rows([group, pieces.places(used, member, stretch)])
-            usual = _median_of_others(place, took, members[group], with_itself)
+            _, spot = number_rows([group, pieces.places(used, member, stretch)])
+            usual = _median_of_others(spot, took, members[group], with_itself)
         stretches, of_stretch = number_rows([group, stretch[used], pieces.kind[used], who])
         total = np.zeros(len(stretches), dtype=np.int64)
         np.add.at(total, of_stretch, took)
@@ -164,8 +164,8 @@ def peer_groups(run: Run, ranks: Sequence[int]) -> Ints:
     stage."""
     layout, on_gpu = layout_of(run, Scope()), gpu_ranks(run)
     work = [(layout.work(rank), rank in on_gpu) for rank in ranks]
-    known = {what: number for number, what in enumerate(dict.fromkeys(work))}
-    return np.array([known[what] for what in work], dtype=np.int64)
+    numbers = {what: number for number, what in enumerate(dict.fromkeys(work))}
+    return np.array([numbers[what] for what in work], dtype=np.int64)
 
 
 @once_per_run
@@ -197,11 +197,11 @@ def _lone_targets(run: Run, scope: Scope, targets: Targets, is_lone: Mask) -> Ta
     used, of_pass, position = _in_passes(run, scope, pieces, is_lone & (pieces.kind == _COMPUTE))
     if len(used):
         _, batch, phase, _ = of_pass
-        member, place = np.full((2, len(pieces.took)), NONE)
-        member[used], place[used] = batch, position
-        whole = np.zeros_like(place)
+        member, at = np.full((2, len(pieces.took)), NONE)
+        member[used], at[used] = batch, position
+        whole = np.zeros_like(at)
         whole[used] = phase
-        targets = targets.at_median(used, [pieces.rank, pieces.step, whole], member, place, used)
+        targets = targets.at_median(used, [pieces.rank, pieces.step, whole], member, at, used)
     others = np.flatnonzero((pieces.step != NONE) & (pieces.kind != _COMPUTE))
     whole = np.zeros_like(pieces.stretch)
     usual = _usual_of_name(pieces, others)
@@ -317,10 +317,10 @@ def _sequences(pieces: Pieces) -> Ints:
     cell = graph.rank[met] * shape[1] + step[met]
     first = np.flatnonzero(starts_group([cell])) if len(met) else met
     texts = np.split(what, first[1:]) if len(met) else []
-    known: dict[bytes, int] = {}
+    sequences: dict[bytes, int] = {}
     numbers = np.zeros(shape[0] * shape[1], dtype=np.int64)
     for at, text in zip(cell[first].tolist(), texts, strict=True):
-        numbers[at] = 1 + known.setdefault(text.tobytes(), len(known))
+        numbers[at] = 1 + sequences.setdefault(text.tobytes(), len(sequences))
     return numbers.reshape(shape)
 
 
@@ -354,23 +354,22 @@ def link_targets(run: Run, scope: Scope) -> Targets:
     if not len(transfer):
         return Targets.unchanged(pieces)
     axis, spans, sizes = _group_kinds(run)
-    known = np.append(matched.group, NONE)[:-1]
-    keys = [matched.kind, matched.bytes, matched.members, axis[known], spans[known]]
+    keys = [matched.kind, matched.bytes, matched.members, axis[matched.group], spans[matched.group]]
     _, alike = number_rows(keys)
     of_group, number = number_rows([alike, matched.group])
     usual = _medians(number, transfer)
     most = np.full(len(transfer), np.iinfo(np.int64).max)
     # A member that was not recorded may have come late: what looks like a transfer is then waiting.
-    is_whole = (sizes[known] <= matched.members) | matched.is_message
+    is_whole = (sizes[matched.group] <= matched.members) | matched.is_message
     for same in unique_values(of_group[:, 0]).tolist():
         groups = np.flatnonzero(of_group[:, 0] == same)
         mine = np.flatnonzero(np.isin(number, groups) & is_whole)
         if len(groups) > 1:
             most[mine] = int(_LINK_TOLERANCE * np.sort(usual[groups])[(len(groups) - 1) // 2])
         elif len(mine):
-            place = _place_in_step(pieces, mine)
-            enough = np.bincount(place)[place] >= _LEAST_STEPS
-            most[mine[enough]] = (_LINK_TOLERANCE * _medians(place, transfer[mine])[place][enough]).astype(
+            spot = _place_in_step(pieces, mine)
+            enough = np.bincount(spot)[spot] >= _LEAST_STEPS
+            most[mine[enough]] = (_LINK_TOLERANCE * _medians(spot, transfer[mine])[spot][enough]).astype(
                 np.int64
             )
     return replace(Targets.unchanged(pieces), transfer=np.minimum(transfer, most))
@@ -451,11 +450,11 @@ def _late_starts(run: Run, scope: Scope, rank: int, others: Sequence[int]) -> li
     return late
 
 
-def _median_of_others(place: Ints, value: Ints, members: Ints, with_itself: bool) -> Ints:
-    """By entry: the median of the other entries of its place, where so many members could have one: those without one
+def _median_of_others(group: Ints, value: Ints, members: Ints, with_itself: bool) -> Ints:
+    """By entry: the median of the other entries of its group, where so many members could have one: those without one
     count as 0. Without others, its own value."""
-    order = np.lexsort((value, place))
-    begins = starts_group([place[order]])
+    order = np.lexsort((value, group))
+    begins = starts_group([group[order]])
     first = np.flatnonzero(begins)
     sizes = np.diff(first, append=len(order))
     first, size = np.repeat(first, sizes), np.repeat(sizes, sizes)

@@ -49,10 +49,10 @@ class Pieces:
             unnamed = kind not in _HOST_KINDS
             parts.append((small, kind, False, graph.small(kind)[small], unnamed))
             if unnamed:
-                own = np.flatnonzero(
+                events = np.flatnonzero(
                     (graph.kind == kind) & ~graph.on_host & (graph.match == NONE) & graph.inside
                 )
-                parts.append((own, kind, True, graph.work.own_ns[own], False))
+                parts.append((events, kind, True, graph.work.own_ns[events], False))
         point = np.concatenate([part[0] for part in parts])
         sizes = [len(part[0]) for part in parts]
         name = np.where(np.repeat([part[4] for part in parts], sizes), NONE, graph.name[point])
@@ -83,9 +83,9 @@ class Pieces:
         """The work with pieces that take so long; `work` has them as recorded."""
         graph = self.graph
         changed = np.flatnonzero(took != self.took)
-        own = changed[self.is_own[changed]]
+        events = changed[self.is_own[changed]]
         own_ns = work.own_ns.copy()
-        own_ns[self.point[own]] = took[own]
+        own_ns[self.point[events]] = took[events]
         spent = [*work.spent]
         small = changed[~self.is_own[changed]]
         for kind in np.unique(self.kind[small]).tolist():
@@ -131,9 +131,9 @@ def aligned_steps(graph: Graph) -> Ints:
                     shift[number] = round(float(np.median(ahead[mine] + shift[graph.rank[first[mine]]])))
             steps = np.where(steps != NONE, steps - shift[graph.rank], NONE)
     inside = np.unique(steps[graph.inside & (steps != NONE)])
-    place = np.searchsorted(inside, steps)
+    number = np.searchsorted(inside, steps)
     return (
-        np.where(np.append(inside, NONE)[place] == steps, place, NONE)
+        np.where(np.append(inside, NONE)[number] == steps, number, NONE)
         if len(inside)
         else np.full(len(steps), NONE)
     )

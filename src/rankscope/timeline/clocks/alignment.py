@@ -239,22 +239,22 @@ def _by_messages(rows: Collectives, results: Sequence[RankClock]) -> list[RankCl
         pair = int(rows.rank[send]), int(rows.rank[recv])
         took = int(rows.end[recv] - rows.end[send])
         shortest[pair] = min(took, shortest.get(pair, took))
-    known = {clock.rank: clock for clock in results if clock.method != "wall clock"}
-    waiting = [*known]
+    fitted = {clock.rank: clock for clock in results if clock.method != "wall clock"}
+    waiting = [*fitted]
     while waiting:
         a = waiting.pop()
         for clock in results:
             b = clock.rank
-            if b in known or (a, b) not in shortest or (b, a) not in shortest:
+            if b in fitted or (a, b) not in shortest or (b, a) not in shortest:
                 continue
-            offset = known[a].center_offset_ns + (shortest[a, b] - shortest[b, a]) / 2
-            error = ceil(abs(shortest[a, b] + shortest[b, a]) / 2) + (known[a].error_ns or 0) + 1
-            known[b] = replace(
-                clock, method="collectives", reference=known[a].reference, center_offset_ns=offset,
+            offset = fitted[a].center_offset_ns + (shortest[a, b] - shortest[b, a]) / 2
+            error = ceil(abs(shortest[a, b] + shortest[b, a]) / 2) + (fitted[a].error_ns or 0) + 1
+            fitted[b] = replace(
+                clock, method="collectives", reference=fitted[a].reference, center_offset_ns=offset,
                 offset_ns=round(offset), error_ns=error, aligned=abs(offset) > error,
             )  # fmt: skip
             waiting.append(b)
-    return [known.get(clock.rank, clock) for clock in results]
+    return [fitted.get(clock.rank, clock) for clock in results]
 
 
 def _one_clock_a_host(
