@@ -32,10 +32,11 @@ _NOTHING = {column.name: None for column in _COLUMNS}
 
 def faults(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each subject, those of a fault together; the largest fault first."""
-    answer = faults_of(run, scope.in_run(run))
-    rows = [row for fault in answer.listed for row in _rows(run, scope.in_run(run), fault)]
+    scope = scope.in_run(run)
+    answer = faults_of(run, scope)
+    rows = [row for fault in answer.listed for row in _rows(run, scope, fault)]
     notes = left_out(run, scope)
-    if not Replays(run, scope.in_run(run)).is_possible:
+    if not Replays(run, scope).is_possible:
         notes.append(
             "nothing to replay: no events in the window, or ranks that wait for each other in a cycle"
         )

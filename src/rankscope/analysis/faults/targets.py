@@ -288,6 +288,7 @@ def evened_targets(run: Run, scope: Scope) -> Targets:
     return replace(Targets.unchanged(pieces), scale=scale)
 
 
+@once_per_run
 def step_targets(run: Run, scope: Scope) -> Targets:
     """Of every step, by the others of the same rank with the same sequence of communications."""
     pieces = pieces_of(run, scope)
@@ -324,6 +325,7 @@ def _sequences(pieces: Pieces) -> Ints:
     return numbers.reshape(shape)
 
 
+@once_per_run
 def stage_targets(run: Run, scope: Scope) -> Targets:
     """Of the work of every pass of a micro-batch through a stage, on the device and on the host: the mean over stages.
     It can only be moved. What single ranks have too much is not counted."""
@@ -345,6 +347,7 @@ def stage_targets(run: Run, scope: Scope) -> Targets:
     return replace(Targets.unchanged(pieces), scale=scale)
 
 
+@once_per_run
 def link_targets(run: Run, scope: Scope) -> Targets:
     """Of every transfer, by those of the same kind, size and number of members in other groups of the same dimension
     that span as many nodes; a group without such peers by itself in other steps."""
