@@ -103,7 +103,7 @@ def test_outcomes(tools: Tools) -> None:
         ("report", {"name": "../../etc/passwd"}, "is not an evidence id"),
         ("summary", {"ranks": "9"}, "this run has no rank 9"),
         ("summary", {"steps": "5:3"}, "ends before it begins"),
-        ("summary", {"steps": "90:99"}, "in this run"),
+        ("summary", {"steps": "90:99"}, "this run has no steps 90:99"),
         ("summary", {"page": 10**6}, "there is no page"),
         ("summary", {"page": True}, "page must be a whole number"),
         ("summary", {"run": "elsewhere"}, "'elsewhere' is not an open run"),

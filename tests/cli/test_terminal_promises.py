@@ -200,7 +200,7 @@ def test_the_help_of_profile_is_short(
         (["report", "/nope"], 1, "there is no /nope"),
         (["doctor", "/nope"], 1, "there is no /nope"),
         (["diff", "RUN", "/nope"], 1, "there is no /nope"),
-        (["report", "RUN", "-o", "/proc/nope/r.html"], 1, "cannot write /proc/nope/r.html"),
+        (["report", "RUN", "-o", "/proc/nope/r.html"], 2, "there is no folder /proc/nope"),
     ],
 )
 def test_what_cannot_be_opened_is_said_in_three_parts(

@@ -107,7 +107,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(every_variation=True)
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_opcodes(tmp_path: Path, content: bytes) -> None:
     path = write(tmp_path / "rank-0.pickle", content)

@@ -49,18 +49,19 @@ class PickledTree:
         self.root: Values = np.array([native.functions.pickled_root(self._tree)], dtype=np.uint32)
         """The dictionary that the pickle is: one value."""
         if not self.are_dicts(self.root)[0]:
-            kind = native.functions.pickled_kinds(self._tree, self.root)[0]
-            raise not_a_dictionary(path, _KINDS.get(kind, "value of another kind"))
+            kind = self._kinds(self.root)[0]
+            raise not_a_dictionary(path, _KINDS.get(int(kind), "value of another kind"))
 
     def fields(self, values: Values, key: str) -> Values:
         """For each value that of a key in it; nothing where it has none, or is not a dictionary."""
         return np.frombuffer(native.functions.pickled_fields(self._tree, values, key.encode()), np.uint32)
 
     def are_dicts(self, values: Values) -> NDArray[np.bool_]:
-        are_dicts: NDArray[np.bool_] = (
-            np.frombuffer(native.functions.pickled_kinds(self._tree, values), np.uint8) == _DICT
-        )
+        are_dicts: NDArray[np.bool_] = self._kinds(values) == _DICT
         return are_dicts
+
+    def _kinds(self, values: Values) -> NDArray[np.uint8]:
+        return np.frombuffer(native.functions.pickled_kinds(self._tree, values), np.uint8)
 
     def lengths(self, values: Values) -> Numbers:
         """Of lists and tuples; -1 for anything else."""
