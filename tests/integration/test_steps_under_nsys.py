@@ -72,7 +72,8 @@ def test_a_killed_job_and_nvtx_that_is_not_traced(tmp_path: Path) -> None:
     (tmp_path / "crash.py").write_text(CRASHES)
     killed = run([*PROFILE_NSYS, PYTHON, "crash.py", "kill"], tmp_path, check=False, env=with_nsys())
     assert "1 nsys report, steps not counted (the process was killed), " in killed.stderr
-    assert steps_read(tmp_path / "out") == [0, 1, 2]
+    # What a killed process had not handed to nsys yet is lost.
+    assert steps_read(tmp_path / "out") in ([0, 1], [0, 1, 2])
     words = [*PROFILE, "--tool", "nsys", "-t", "cuda", "-o", "untraced", PYTHON, "crash.py"]
     untraced = run(words, tmp_path, check=False, env=with_nsys())
     assert "nsys does not record NVTX (-t ...,nvtx): the report has no steps" in untraced.stderr
