@@ -26,16 +26,18 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-WORLD, STEPS = 4, 6
+WORLD, STEPS = 4, int(os.environ.get("STEPS", "6"))
+SCALE = float(os.environ.get("SCALE", "1"))
+"""What is planted takes so many times as long."""
 WARM_UP = 2
 """Steps before the profiler starts; its own warm-up is step 0, the recorded ones are 1 to STEPS."""
 LIMIT_S = 45
 """A variant that takes longer has failed; the first may take twice as long."""
-HEALTHY = ("none", "none2")
+HEALTHY = ("none", "none2", "none3")
 MOST_ARCHIVES, MOST_BYTES = 4, 15 << 20
 """What comes back from the device machine: 64 MiB in files of 16."""
 UNITS = 20
@@ -81,6 +83,7 @@ VARIANTS: dict[str, tuple[Plant, ...]] = {
     "host": (Plant("sleep", (2,)),),
     "turn": (Plant("sleep", ALL, when="turn"),),
     "work": (Plant("work", (2,), 15.0),),
+    "none3": (),
     "layers": (Plant("layers", (1,), 0.0),),
     "tokens": (Plant("tokens", (3,), 0.0),),
     "two": (Plant("sleep", (0,)), Plant("work", (3,), 15.0)),
@@ -99,6 +102,9 @@ VARIANTS: dict[str, tuple[Plant, ...]] = {
     "none2": (),
 }
 """In the order of recording; the most telling come first where time is short."""
+VARIANTS = {
+    name: tuple(replace(plant, ms=SCALE * plant.ms) for plant in plants) for name, plants in VARIANTS.items()
+}
 
 
 @dataclass(frozen=True)
@@ -449,7 +455,7 @@ KINDS: dict[str, tuple[Callable[[Job], Step], tuple[str, ...]]] = {
     "pipelining": (pipelining, (*_EVERYWHERE, "layers")),
     "tp": (tensor_parallel, _EVERYWHERE),
     "all_to_all": (all_to_all, (*_EVERYWHERE, "tokens")),
-    "ddp-small": (ddp_small, ("none", "host", "turn", "work", "data", "checkpoint", "allslow", "none2")),
+    "ddp-small": (ddp_small, ("none", "host", "turn", "work", "data", "checkpoint", "allslow", "none2", "none3")),
 }
 
 

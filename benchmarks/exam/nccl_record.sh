@@ -3,6 +3,7 @@
 #
 #     TOOL=build/nccl-on-one-gpu VARIANTS=none,host SECONDS_IN_ALL=500 benchmarks/exam/nccl_record.sh [KIND ...]
 #
+# STEPS (6) are recorded of each variant; SCALE (1): what is planted takes so many times as long.
 # TOOL: the folder with ddp.py, a job that shows whether NCCL works there; not asked where it is empty. Each rank says
 # that it is a host of its own (nccl_jobs.py does), and MPS lets the kernels of all of them run at the same time.
 # BACKEND=gloo tries all of this without a GPU.
