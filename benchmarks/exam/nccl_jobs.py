@@ -455,7 +455,10 @@ KINDS: dict[str, tuple[Callable[[Job], Step], tuple[str, ...]]] = {
     "pipelining": (pipelining, (*_EVERYWHERE, "layers")),
     "tp": (tensor_parallel, _EVERYWHERE),
     "all_to_all": (all_to_all, (*_EVERYWHERE, "tokens")),
-    "ddp-small": (ddp_small, ("none", "host", "turn", "work", "data", "checkpoint", "allslow", "none2", "none3")),
+    "ddp-small": (
+        ddp_small,
+        ("none", "host", "turn", "work", "data", "checkpoint", "allslow", "none2", "none3"),
+    ),
 }
 
 
