@@ -9,6 +9,7 @@ around it is and the umask allows it, or when its maker says so. Standard librar
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -16,7 +17,7 @@ import socket
 import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 _OWNER_FOLDER, _GROUP_FOLDER = 0o700, 0o2750
 _OWNER_FILE, _GROUP_FILE = 0o600, 0o640
@@ -176,6 +177,20 @@ def file_identity(descriptor: int) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+def line_break(stream: TextIO) -> str:
+    """What a new line begins with: a line break where the stream is a file that ends within a line. Of a pipe or a
+    terminal that cannot be known."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, replaced, not for us to read
+        stream.flush()
+        if size := os.fstat(stream.fileno()).st_size:
+            reader = os.open(f"/proc/self/fd/{stream.fileno()}", os.O_RDONLY)
+            try:
+                return "" if os.pread(reader, 1, size - 1) == b"\n" else "\n"
+            finally:
+                os.close(reader)
+    return ""
 
 
 def sync_folder(folder: Path) -> None:

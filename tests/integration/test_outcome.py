@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import pty
 import re
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from faults.capture_trials import JOB, Signal, Trial, tried
-from integration.jobs import PROFILE, PYTHON, environment, needs_torch, our_lines, run
+from integration.jobs import PROFILE, PYTHON, WITH_STANDIN, environment, needs_torch, our_lines, run
 
 pytestmark = pytest.mark.slow
 
@@ -110,6 +111,35 @@ def test_a_long_command_line_is_started_and_captured(tmp_path: Path) -> None:
 @pytest.mark.parametrize("closed", [(2,), (1,), (0, 1, 2)])
 def test_our_lines_go_nowhere_where_stderr_is_closed(closed: tuple[int, ...]) -> None:
     assert tried(Trial("", ("--end", "3"), closed=closed)).difference == ""
+
+
+UNFINISHED = (
+    WITH_STANDIN
+    + """
+import signal, torch
+
+signal.signal(signal.SIGPROF, lambda *_: None)
+signal.setitimer(signal.ITIMER_PROF, 0.01, 0.01)
+optimizer = torch.optim.SGD(torch.nn.Linear(4, 4).parameters(), lr=0.1)
+for step in range(10):
+    optimizer.step()
+    print("step", step, end="", file=sys.stderr)
+"""
+)
+
+
+def test_a_job_may_leave_a_timer_running_and_its_line_unfinished(tmp_path: Path) -> None:
+    """SIGPROF ends a process whose Python has restored its default action: not while ours, too, is freed."""
+    with (tmp_path / "log").open("w") as log:
+        words = [*PROFILE, "-o", "out", PYTHON, "-c", UNFINISHED]
+        done = subprocess.run(words, cwd=tmp_path, env=environment(), stderr=log, check=False)
+    text = (tmp_path / "log").read_text()
+    assert done.returncode == 0, text
+    assert re.findall(r".*rankscope: (?:1 trace|rank 0: steps)", text) == [
+        "rankscope: rank 0: steps",
+        "rankscope: 1 trace",
+    ]
+    assert "step 9\nrankscope: 1 trace" in text
 
 
 def test_secrets_of_the_command_are_not_recorded_and_the_folder_is_private(tmp_path: Path) -> None:

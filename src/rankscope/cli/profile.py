@@ -358,7 +358,9 @@ def _print_stats(folder: Path, tables: list[list[str]]) -> None:
 
 
 def _message(text: str) -> None:
+    from rankscope.files import line_break
+
     try:
-        print(f"rankscope: {text}", file=sys.stderr, flush=True)
+        print(f"{line_break(sys.stderr)}rankscope: {text}", file=sys.stderr, flush=True)
     except OSError:  # a full disk, or a reader that has gone: Python would try again at its end, and fail
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  (pathlib would double what a rank imports)

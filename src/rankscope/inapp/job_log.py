@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from rankscope.capture.rank import Identity, detect
-from rankscope.files import file_identity
+from rankscope.files import file_identity, line_break
 from rankscope.text.visible_text import visible
 
 
@@ -87,5 +87,6 @@ class JobLog:
             return
         # It may have replaced sys.stderr, or its disk may be full: the job must not fail for that.
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            sys.stderr.write(f"rankscope: rank {self.rank}: {visible(' '.join(text.split()))}\n")
+            line = f"rankscope: rank {self.rank}: {visible(' '.join(text.split()))}\n"
+            sys.stderr.write(line_break(sys.stderr) + line)
             sys.stderr.flush()

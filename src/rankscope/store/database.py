@@ -4,6 +4,7 @@ thread while a command imports its modules.
 
 from __future__ import annotations
 
+import atexit
 from threading import Thread
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ def connect_early() -> None:
     if not _early:
         import duckdb  # noqa: F401 - here: two threads that import at a time take longer than one after the other
 
+        atexit.register(_connections.clear)  # DuckDB reports one that Python frees with its modules as leaked
         # No daemon: a thread inside DuckDB must not outlive the interpreter.
         _early.append(Thread(target=lambda: _connections.append(new_database(threads=1))))
         _early[0].start()
