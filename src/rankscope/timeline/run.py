@@ -236,6 +236,11 @@ class Run:
         return sorted({entry.rank for entry in self.segments})
 
     @cached_property
+    def hosts(self) -> dict[int, str]:
+        """By rank, the machine it runs on, where that was recorded."""
+        return {entry.rank: entry.host for entry in self.timelines if entry.host}
+
+    @cached_property
     def roles(self) -> dict[int, str]:
         """By rank, where several roles have ranks of their own."""
         return {entry.rank: visible(entry.role) for entry in self.segments if entry.rank_source == BY_ROLE}

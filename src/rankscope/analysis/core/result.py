@@ -14,8 +14,10 @@ from typing import Any, Literal, overload
 from rankscope.records import dataclass
 
 Unit = Literal["", "ns", "bytes", "count", "percent", "GB/s", "flop", "flop/s", "MHz", "W", "°C"]
-Severity = Literal["ok", "info", "warning", "critical"]
-SEVERITIES: tuple[Severity, ...] = ("ok", "info", "warning", "critical")
+Severity = Literal["ok", "limit", "info", "warning", "critical"]
+SEVERITIES: tuple[Severity, ...] = ("ok", "limit", "info", "warning", "critical")
+PROBLEMS: tuple[Severity, ...] = ("warning", "critical")
+Kind = Literal["fault", "limit", "health"]
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,18 @@ class Finding:
     """The same without other findings: what `whatif` says."""
     reachable: bool = False
     """Other ranks, steps or stages of the same run do better; else the cost is a limit, written "up to"."""
+    subject: str = ""
+    """Of a fault: what is compared, and whose it is: 'rank 2', 'stage 1', 'step 7'."""
+    steps: tuple[int, ...] = ()
+    """Of a fault: in which steps it is late; none: in all."""
+
+    @property
+    def kind(self) -> Kind:
+        """A fault: as its peers are, it would cost nothing. A limit: what could be saved at most. Else something
+        broke, or the recording is in doubt."""
+        if self.severity == "limit":
+            return "limit"
+        return "fault" if self.report == "faults" else "health"
 
     @property
     def headline(self) -> str:
@@ -138,7 +152,7 @@ class Finding:
             for f in fields(self)
             if f.name not in ("facts", "remedy", "names", "why", "most_severity")
         }
-        return values | {"facts": [fact.to_dict() for fact in self.facts]}
+        return {"kind": self.kind} | values | {"facts": [fact.to_dict() for fact in self.facts]}
 
     def fact(self, quantity: str) -> Fact | None:
         """The first fact about a quantity."""

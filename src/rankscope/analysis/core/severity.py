@@ -11,6 +11,8 @@ from rankscope.records import dataclass
 
 WARNING_SHARE, CRITICAL_SHARE = 0.05, 0.20
 """Of the mean step that a finding costs (docs/definitions.md, "Findings")."""
+LIMIT_SHARE = 0.02
+"""The same: from here a limit is listed."""
 
 
 def graded(

@@ -39,6 +39,18 @@ class Subject:
     cause: Cause
     late_steps: tuple[int, ...]
     """Indices of steps."""
+    by_step: tuple[float, ...] = ()
+    """What it costs in each step alone; empty where that was not asked."""
+    groups: tuple[int, ...] = ()
+    """Of a link: the slow process groups."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine of which all recorded ranks are named."""
+
+    name: str
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,12 @@ class Fault:
     """What it saves alone."""
     others: tuple[AxisName, ...] = ()
     """Axes on which the same shows."""
+    varies: bool = False
+    """Where it moves: all have more work in one step and less in another."""
+    example: Subject | None = None
+    """Where it moves: the subject that costs most, in the steps in which it does."""
+    nodes: tuple[Node, ...] = ()
+    """Of the rank axis: whole machines among the subjects."""
 
     @property
     def is_of_cores(self) -> bool:
@@ -82,6 +100,8 @@ class Faults:
     """What all of them cost together."""
     mended: Targets
     """All of them at their targets."""
+    notes: tuple[str, ...] = ()
+    """What costs time and is no fault: the first step of a recording, what recurs on all ranks with a period."""
 
     @property
     def named(self) -> list[Named]:
