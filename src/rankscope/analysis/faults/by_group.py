@@ -97,6 +97,12 @@ def _mean(rows: Sequence[Row], name: str) -> int | None:
     return round(sum(values) / len(values)) if values else None
 
 
+def _sum(values: Sequence[int | None]) -> int | None:
+    """Not known where one is not."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
 _TIMES = (
     "span_ns",
     "compute_ns",
@@ -128,7 +134,7 @@ _SUMS = (
 def _stragglers_of(rows: Sequence[Row]) -> dict[str, Any]:
     """Sums over the ranks, and the rank that caused most of the waiting."""
     worst = max(rows, key=lambda row: (row["caused_wait_ns"], -row["rank"]))
-    return {name: sum(row[name] or 0 for row in rows) for name in _SUMS} | {
+    return {name: _sum([row[name] for row in rows]) for name in _SUMS} | {
         "worst_rank": worst["rank"],
         "worst_caused_wait_ns": worst["caused_wait_ns"],
         "cause": worst["cause"],
