@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import replace
 
 from rankscope.analysis.across_ranks.bubbles import bubbles
-from rankscope.analysis.across_ranks.by_group import KEYS, breakdown_by, collectives_by, stragglers_by
 from rankscope.analysis.across_ranks.clocks import clocks
 from rankscope.analysis.across_ranks.host_cpu import host_cpu
 from rankscope.analysis.across_ranks.layout import groups, layout
@@ -23,6 +22,7 @@ from rankscope.analysis.critical_path.report import critical
 from rankscope.analysis.efficiency.mfu import mfu
 from rankscope.analysis.efficiency.ncu import ncu
 from rankscope.analysis.efficiency.roofline import roofline
+from rankscope.analysis.faults.by_group import KEYS, breakdown_by, collectives_by, stragglers_by
 from rankscope.analysis.faults.report import faults
 from rankscope.analysis.health.flight import flight_recorder
 from rankscope.analysis.health.hang import hang
@@ -167,7 +167,7 @@ QUESTIONS = {
             ops,
             ("rank", "shape", "module", "source"),
         ),
-        Report("steps", "How long does each step take, on the host and with the GPU?", steps, finds=True),
+        Report("steps", "How long does each step take, on the host and with the GPU?", steps),
         Report("runtime_api", "Which runtime and driver calls take the host's time?", runtime_api, ("rank",)),
         Report("memcpy", "Which copies run, and how fast?", memcpy, ("rank",)),
         Report("annotations", "How long do the program's annotated ranges take?", annotated, ("rank",)),
@@ -188,7 +188,7 @@ QUESTIONS = {
         ),
         Report("nccl", "How fast are collectives by NCCL's own measurement?", nccl, finds=True),
         Report(
-            "stragglers", "Which rank delays the others, and why?", stragglers_by, (*KEYS, "step"), finds=True
+            "stragglers", "Which rank do the others wait for, and how long?", stragglers_by, (*KEYS, "step")
         ),
         Report(
             "op_differences",
