@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.report import Report
-from rankscope.analysis.core.result import Column, Finding, Result, Unit
-from rankscope.analysis.core.scope import Scope, cut_ranks
-from rankscope.analysis.critical_path.costs import with_costs
+from rankscope.analysis.core.result import SEVERITIES, Column, Finding, Result, Unit
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.limits import limits_of
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.timeline.run import Run
 
@@ -56,9 +56,9 @@ def _collect(run: Run, scope: Scope) -> tuple[Finding, ...]:
     ]
     critical = {finding.report for finding in findings if finding.severity == "critical"}
     findings = [finding for finding in findings if _EVIDENCE_OF.get(finding.report) not in critical]
-    if cut_ranks(run):  # what they lack cannot be replayed
-        findings = [replace(finding, remedy=None) for finding in findings]
-    return tuple(with_costs(run, scope, findings))
+    others = [finding for finding in findings if finding.kind != "limit"]
+    others.sort(key=lambda finding: -SEVERITIES.index(finding.severity))
+    return (*others, *limits_of(run, scope, findings))
 
 
 def of_one_report(report: Report) -> Report:
