@@ -141,7 +141,7 @@ QUESTIONS = {
             gaps,
             ("rank", "source"),
         ),
-        Report("phases", "How much is forward, backward, optimizer, recomputation?", phases, finds=True),
+        Report("phases", "How much is forward, backward, optimizer, recomputation?", phases),
         Report("launches", "Is the host ahead of the GPU: launch delays, queue depth?", launches),
         Report(
             "short_kernels",
@@ -169,7 +169,7 @@ QUESTIONS = {
         ),
         Report("steps", "How long does each step take, on the host and with the GPU?", steps),
         Report("runtime_api", "Which runtime and driver calls take the host's time?", runtime_api, ("rank",)),
-        Report("memcpy", "Which copies run, and how fast?", memcpy, ("rank",)),
+        Report("memcpy", "Which copies run, and how fast?", memcpy, ("rank",), finds=True),
         Report("annotations", "How long do the program's annotated ranges take?", annotated, ("rank",)),
         Report("mfu", "Which share of the device's peak does the model use?", mfu),
         Report(
@@ -206,7 +206,7 @@ QUESTIONS = {
         Report("clocks", "How far apart are the clocks of the ranks?", clocks, finds=True),
         Report("layout", "Which rank has which place: pipeline, data, tensor, expert?", layout, ("rank",)),
         Report("groups", "Which process groups exist, and what are they used for?", groups),
-        Report("critical", "What is on the critical path through all ranks?", critical, finds=True),
+        Report("critical", "What is on the critical path through all ranks?", critical),
         Report(
             "faults", "Who costs time beyond what the others need, why, and how much?", faults, finds=True
         ),
