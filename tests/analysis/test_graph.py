@@ -26,7 +26,7 @@ from analysis.event_replay import (
 from analysis.plain_walk import pieces, plain_walk
 from pipeline_traces import PipelinePlan, write_pipeline
 from rankscope import native
-from rankscope.analysis.across_ranks.segments import BALANCES
+from rankscope.analysis.faults.balanced import BALANCES
 from rankscope.analysis.core.result import Finding, Remedy
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path import scenarios
