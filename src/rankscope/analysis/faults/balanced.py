@@ -16,6 +16,7 @@ from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.faults.targets import Targets, evened_targets, in_passes, peer_groups
+from rankscope.analysis.graph.events import NONE
 from rankscope.analysis.graph.pieces import Pieces
 from rankscope.store.arrays import Floats, number_rows, unique_values
 from rankscope.timeline.run import Run
@@ -34,16 +35,15 @@ def balanced_targets(run: Run, scope: Scope, what: Balance) -> Targets:
         return targets
     pieces = targets.pieces
     scale = targets.scale.copy()
-    used, (step, batch, phase, stage), _ = in_passes(run, scope, pieces, np.ones(len(scale), dtype=bool))
+    outside = (pieces.step != NONE) | (not pieces.graph.steps)
+    used, (step, batch, phase, stage), _ = in_passes(run, scope, pieces, outside)
     places, place = number_rows([stage, pieces.kind[used], phase, step, batch, pieces.rank[used]])
     passes, of_pass = number_rows([*places[:, :5].T])
-    took = np.bincount(place, weights=pieces.took[used] * scale[used])
-    took = np.bincount(of_pass, weights=took) / np.bincount(of_pass)
-    least = len(unique_values(stage))
-    factor = _evened([*passes[:, 1:].T], took, least)
+    of_ranks = np.bincount(place, weights=pieces.took[used] * scale[used])
+    took: Floats = np.bincount(of_pass, weights=of_ranks) / np.bincount(of_pass)
+    factor = _evened([*passes[:, 1:].T], took, least=len(unique_values(stage)))
     if what == "all":
         factor *= _evened([*passes[:, :3].T], took * factor)
-        outside = np.ones(len(scale), dtype=bool)
         outside[used] = False
         scale = _evened_steps(run, pieces, scale, np.flatnonzero(outside))
     scale[used] *= factor[of_pass][place]
@@ -63,6 +63,6 @@ def _evened_steps(run: Run, pieces: Pieces, scale: Floats, used: Ints) -> Floats
     group = peer_groups(run, pieces.graph.ranks)
     columns = (group[pieces.rank], pieces.stretch, pieces.kind, pieces.step, pieces.rank)
     stretches, stretch = number_rows([column[used] for column in columns])
-    took = np.bincount(stretch, weights=pieces.took[used] * scale[used])
+    took: Floats = np.bincount(stretch, weights=pieces.took[used] * scale[used]).astype(float)
     scale[used] *= _evened([*stretches[:, :3].T], took)[stretch]
     return scale
