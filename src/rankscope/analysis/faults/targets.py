@@ -194,7 +194,7 @@ def _lone_targets(run: Run, scope: Scope, targets: Targets, is_lone: Mask) -> Ta
     """Of ranks that do what no other does: their compute by their other micro-batches; the rest step by step, and there
     only single long pieces."""
     pieces = targets.pieces
-    used, of_pass, position = _in_passes(run, scope, pieces, is_lone & (pieces.kind == _COMPUTE))
+    used, of_pass, position = in_passes(run, scope, pieces, is_lone & (pieces.kind == _COMPUTE))
     if len(used):
         _, batch, phase, _ = of_pass
         member, at = np.full((2, len(pieces.took)), NONE)
@@ -244,7 +244,7 @@ def _usual_of_name(pieces: Pieces, used: Ints) -> Ints:
     return np.where(alone, np.where(on_host, typical, 0), middle)[of_rank]
 
 
-def _in_passes(run: Run, scope: Scope, pieces: Pieces, chosen: Mask) -> tuple[Ints, tuple[Ints, ...], Ints]:
+def in_passes(run: Run, scope: Scope, pieces: Pieces, chosen: Mask) -> tuple[Ints, tuple[Ints, ...], Ints]:
     """The chosen pieces that are in a pass of a micro-batch through a stage; the step, micro-batch, phase and stage of
     each; and its position in the pass."""
     graph, parts = pieces.graph, segments(run, scope)
@@ -268,18 +268,20 @@ def _in_passes(run: Run, scope: Scope, pieces: Pieces, chosen: Mask) -> tuple[In
     return used, (step, batch, phase, stage), number_rows([chunk, parts.position[segment]])[1]
 
 
-def evened_targets(run: Run, scope: Scope) -> Targets:
-    """Of the compute of every rank: the mean of those that do the same. It can only be moved."""
+def evened_targets(run: Run, scope: Scope, *, of_all_kinds: bool = False) -> Targets:
+    """Of the compute of every rank, or of all that it does: the mean of those that do the same. It can only be
+    moved."""
     pieces = pieces_of(run, scope)
     group = peer_groups(run, pieces.graph.ranks)
-    used = np.flatnonzero((pieces.kind == _COMPUTE) & (pieces.step != NONE))
+    compared = (pieces.step != NONE) | (not pieces.graph.steps)
+    used = np.flatnonzero(compared & (of_all_kinds | (pieces.kind == _COMPUTE)))
     keys = [group[pieces.rank[used]], pieces.step[used]]
     there, _ = number_rows([*keys, pieces.rank[used]])
     _, step = number_rows([np.append(there[:, 0], keys[0]), np.append(there[:, 1], keys[1])])
     members = np.bincount(step[: len(there)])[step[len(there) :]]
-    stretches, number = number_rows([*keys, pieces.stretch[used], pieces.rank[used]])
+    stretches, number = number_rows([*keys, pieces.stretch[used], pieces.kind[used], pieces.rank[used]])
     total = np.bincount(number, weights=pieces.took[used])
-    _, alike = number_rows([*stretches[:, :3].T])
+    _, alike = number_rows([*stretches[:, :4].T])
     count = np.zeros(len(stretches))
     count[number] = members
     mean = np.bincount(alike, weights=total)[alike] / np.maximum(count, 1)
@@ -332,7 +334,7 @@ def stage_targets(run: Run, scope: Scope) -> Targets:
     pieces, targets = pieces_of(run, scope), rank_targets(run, scope)
     scale = np.ones(len(pieces.took))
     for kind in (_COMPUTE, _HOST):
-        used, (step, batch, phase, stage), _ = _in_passes(run, scope, pieces, pieces.kind == kind)
+        used, (step, batch, phase, stage), _ = in_passes(run, scope, pieces, pieces.kind == kind)
         stages = len(unique_values(stage))
         if stages < 2:
             continue
