@@ -8,7 +8,6 @@ from fractions import Fraction
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.host_cpu import host_reason
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.across_ranks.main_thread import Gap, OpsAround, gap_between, gaps
 from rankscope.analysis.across_ranks.micro_batches import (
@@ -98,13 +97,6 @@ class StragglerCause:
 
 def straggler_cause(run: Run, scope: Scope, late: LateRank) -> StragglerCause:
     """What to say about the cause."""
-    # Ops on a host take longer, too, where it is short of CPU.
-    if late.cause == "host" or (late.cause == "compute" and not has_gpu(run, Scope())):
-        reason = host_reason(run, scope, late.rank, late.together)
-        if reason is not None:
-            return StragglerCause(
-                reason.title, reason.evidence, reason.hint, reason.facts, reason.names, reason.cause
-            )
     find = {"compute": _compute, "copy": _copy, "dataloader": _dataloader, "host": _host, "link": _link}
     if late.cause in find:
         return find[late.cause](run, Scope(_compared(run, late), scope.steps), late)
