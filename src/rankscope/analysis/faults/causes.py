@@ -13,6 +13,7 @@ from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.faults.axes import Axis
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
 from rankscope.records import dataclass
+from rankscope.store.arrays import unique_values
 
 CauseClass = Literal["compute", "copy", "host", "dataloader", "transfer"]
 How = Literal["extra", "slower", "longer", "pause", "transfer"]
@@ -116,7 +117,7 @@ def _slower_than_others(axis: Axis, chosen: Mask) -> float | None:
     pieces = axis.targets.pieces
     alike = np.flatnonzero(pieces.is_own & (pieces.kind == PATH_CLASSES.index("compute")))
     name, mine, took = pieces.name[alike], chosen[alike], pieces.took[alike]
-    common = np.intersect1d(name[mine], name[~mine])
+    common = unique_values(name[mine & np.isin(name, name[~mine])])
     if not len(common):
         return None
     medians = [
