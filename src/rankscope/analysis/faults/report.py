@@ -61,7 +61,7 @@ def nothing_compared(run: Run, scope: Scope) -> str:
     if not replays.is_possible:
         return "nothing was compared: ranks wait for each other in a cycle"
     if len(replays.graph.ranks) == 1 and replays.steps < LEAST_STEPS:
-        return f"nothing was compared: one rank, {count_of(replays.steps, 'step')}"
+        return f"nothing was compared: one rank, {'one step' if replays.steps == 1 else 'two steps'}"
     return ""
 
 

@@ -395,7 +395,7 @@ def _place_in_step(pieces: Pieces, matches: Ints) -> Ints:
 
 
 def _group_kinds(run: Run) -> tuple[Ints, Ints, Ints]:
-    """By group: its dimension of the mesh, on how many machines its ranks are (0: not known), and how many there are."""
+    """By group: its dimension of the mesh, on how many machines its ranks are (0: unknown), and how many there are."""
     layout = layout_of(run, Scope())
     names = {group.name: group.axis for group in layout.groups}
     groups = run.collectives.groups
