@@ -19,7 +19,7 @@ from rankscope.analysis.faults import Fault as Found
 from rankscope.analysis.faults import Faults, faults_of
 from rankscope.analysis.faults.axes import AXES, QUIET, Replays, link_axis, rank_axis, step_axis
 from rankscope.analysis.faults.naming import _recurs
-from rankscope.analysis.faults.targets import _median_of_others, _taken, pieces_of
+from rankscope.analysis.faults.targets import _median_of_others, longest_cut, pieces_of
 from rankscope.analysis.graph.events import NONE
 from rankscope.analysis.graph.graph import graph_of
 from rankscope.analysis.graph.pieces import aligned_steps
@@ -141,7 +141,7 @@ def test_what_is_too_much_is_taken_from_the_longest(
     pieces: list[tuple[int, int]], too_much: list[int]
 ) -> None:
     stretch, excess = np.array(pieces, dtype=np.int64).T
-    taken = _taken(stretch, excess, np.array(too_much))
+    taken = longest_cut(stretch, excess, np.array(too_much))
     for number, wanted in enumerate(too_much):
         mine = stretch == number
         assert taken[mine].sum() == min(wanted, excess[mine].sum())

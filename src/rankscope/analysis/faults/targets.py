@@ -138,7 +138,7 @@ class Targets:
         _, same = number_rows([*stretches[:, :3].T])
         too_much = total - _median_of_others(same, total, members[stretches[:, 0]], with_itself)
         left, every = self.took.copy(), self.usual.copy()
-        left[used] = took - _taken(of_stretch, np.maximum(took - usual, 0), np.maximum(too_much, 0))
+        left[used] = took - longest_cut(of_stretch, np.maximum(took - usual, 0), np.maximum(too_much, 0))
         every[used] = usual
         mine = np.zeros(len(left), dtype=bool)
         mine[chosen] = True
@@ -479,7 +479,7 @@ def _median_of_others(group: Ints, value: Ints, members: Ints, with_itself: bool
     return median
 
 
-def _taken(stretch: Ints, excess: Ints, too_much: Ints) -> Ints:
+def longest_cut(stretch: Ints, excess: Ints, too_much: Ints) -> Ints:
     """By piece: what is taken from it, the longest beyond their counterparts first, until the stretch has lost what is
     too much."""
     order = np.lexsort((-excess, stretch))
