@@ -296,8 +296,6 @@ def stragglers(result: Result) -> Chart:
     rows = [row for row in result.rows if row.get("caused_wait_ns") is not None]
     if not any(row["caused_wait_ns"] for row in rows):
         raise nothing_to_draw(result, "has no rank that other ranks waited for")
-    worst = max(row["caused_wait_ns"] for row in rows)
-    blamed = {rank for finding in result.findings if finding.severity != "info" for rank in finding.ranks}
     drawn = joined(
         [
             _of_rank(
