@@ -84,7 +84,9 @@ def _limits(limits: Sequence[Finding], each: str, width: int) -> list[str]:
     widths = [max(map(len, texts)) for texts in (costs, shares)]
     lines = [f"Limits, at most {each}:"]
     for limit, cost, share in zip(limits, costs, shares, strict=True):
-        first = f"   {cost:>{widths[0]}}  {share:>{widths[1]}}  " if any(shares) else f"   {cost:>{widths[0]}}  "
+        first = (
+            f"   {cost:>{widths[0]}}  {share:>{widths[1]}}  " if any(shares) else f"   {cost:>{widths[0]}}  "
+        )
         lines += hang(first, clean(_in_a_list(limit)), width)
     return lines
 
@@ -93,7 +95,7 @@ def _in_a_list(limit: Finding) -> str:
     """Its title without a capital letter, where that is none of a name or an acronym."""
     title = limit.title
     first = title.partition(" ")[0]
-    if limit.names and title.startswith(limit.names) or first[1:] != first[1:].lower():
+    if (limit.names and title.startswith(limit.names)) or first[1:] != first[1:].lower():
         return title
     return title[:1].lower() + title[1:]
 
@@ -150,7 +152,9 @@ def _next(content: Screen, problems: int, limits: int, width: int, color: bool) 
     all_of = f"all findings ({more} more), with evidence" if more > 0 else "the findings, with evidence"
     commands = [(f"rankscope stats {content.run} -r findings", all_of)] if problems or limits else []
     if any(finding.kind == "fault" for finding in content.findings):
-        commands.append((f"rankscope whatif {content.run}", "what the usual changes would save"))
+        commands.append(
+            (f"rankscope whatif {content.run}", "what mending them would save, and the usual changes")
+        )
     commands += [
         (f"rankscope view {content.run}", "the timeline of all ranks"),
         (f"rankscope stats {content.run} -r list", "all reports"),

@@ -13,7 +13,13 @@ _FALLBACK_WIDTH = 80
 
 BOLD = "1"
 DIM = "2"
-SEVERITY_STYLES: dict[Severity, str] = {"ok": "32", "limit": "36", "info": "36", "warning": "33", "critical": "1;31"}
+SEVERITY_STYLES: dict[Severity, str] = {
+    "ok": "32",
+    "limit": "36",
+    "info": "36",
+    "warning": "33",
+    "critical": "1;31",
+}
 
 
 def terminal_width(stream: TextIO) -> int:

@@ -92,8 +92,8 @@ def breakdown(result: Result) -> Chart:
     return bars(result.name, result.title, subtitle, *_known_parts(drawn), "ns", "Time")
 
 
-def _of_rank(rank: int, values: Sequence[float], note: str = "", alarming: bool = False) -> Bar:
-    return Bar(f"rank {rank}", values, note, alarming, rank)
+def _of_rank(rank: int, values: Sequence[float], note: str = "") -> Bar:
+    return Bar(f"rank {rank}", values, note, rank)
 
 
 def _of_ranks(text: str, drawn: Sequence[Bar]) -> str:
@@ -298,12 +298,7 @@ def stragglers(result: Result) -> Chart:
         raise nothing_to_draw(result, "has no rank that other ranks waited for")
     drawn = joined(
         [
-            _of_rank(
-                row["rank"],
-                [row["caused_wait_ns"]],
-                row.get("cause") or "",
-                row["rank"] in blamed and row["caused_wait_ns"] == worst,
-            )
+            _of_rank(row["rank"], [row["caused_wait_ns"]], row.get("cause") or "")
             for row in sorted(rows, key=lambda row: row["rank"])
         ]
     )
