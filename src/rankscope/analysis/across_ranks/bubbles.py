@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.lateness import middle_of_others
 from rankscope.analysis.across_ranks.layout import Layout, layout_of
 from rankscope.analysis.across_ranks.nodes import node_of
 from rankscope.analysis.across_ranks.schedule import (
@@ -34,6 +33,7 @@ from rankscope.analysis.across_ranks.segments import (
 )
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
+from rankscope.analysis.core.grouping import middle_of_others
 from rankscope.analysis.core.intervals import (
     EMPTY,
     Axis,

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope.analysis.across_ranks.host_times import COLUMNS as TIMES
 from rankscope.analysis.across_ranks.host_times import Floats, HostTimes, core_use, host_times, use_of_host
-from rankscope.analysis.across_ranks.lateness import lateness
+from rankscope.analysis.across_ranks.own_times import own_times
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import has_gpu
 from rankscope.analysis.core.intervals import Ints, covered, join, union
@@ -293,15 +293,15 @@ def host_reason(run: Run, window: Scope, rank: int, together: Sequence[int]) -> 
 
     `together` are all ranks that are late for the same reason; the others are compared with.
     """
-    late = lateness(run, Scope(steps=window.steps))
-    if late is None or rank not in late.ranks or None in late.steps:
+    late = own_times(run, Scope(steps=window.steps))
+    if rank not in late.ranks or None in late.steps:
         return None
     times = host_times(run)
     rows = _LateSteps(
         run,
         rank,
         tuple(step for step in late.steps if step is not None),
-        np.maximum(late.own_excess[late.ranks.index(rank)], 0.0),
+        late.excess[late.ranks.index(rank)],
         times.get(rank),
         {other: each for other, each in times.items() if other not in together},
     )

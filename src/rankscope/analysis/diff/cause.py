@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from rankscope.analysis.across_ranks.stragglers import stragglers
 from rankscope.analysis.core.result import Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.compare import Comparison
 from rankscope.analysis.diff.samples import SHAPES
+from rankscope.analysis.faults.stragglers import stragglers
 from rankscope.records import dataclass
 from rankscope.text.names import shorten_names
 from rankscope.timeline.run import Run
