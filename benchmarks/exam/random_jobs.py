@@ -441,14 +441,16 @@ def _words(truth: Truth, culprit: Culprit) -> str:
     return f"{culprit.cause} of {culprit.axis} {culprit.ranks}{every} ({100 * culprit.margin_ns / truth.step_ns:.1f} %)"
 
 
-def table(marks: Sequence[Mark]) -> str:
+def figures(marks: Sequence[Mark]) -> tuple[tuple[str, str], ...]:
+    """What was right, and how often."""
+
     def pair(name: str) -> str:
         parts = [getattr(mark, name) for mark in marks]
         right, of = sum(part[0] for part in parts), sum(part[1] for part in parts)
         return f"{right} of {of}" + (f" ({right / of:.3f})" if of else "")
 
     wrongly = sum(mark.wrongly for mark in marks)
-    rows = (
+    return (
         ("culprits named, from 2 % of the step", pair("found")),
         ("their cause", pair("causes")),
         ("their margin within 10 % or 0.1 ms", pair("margins")),
@@ -465,7 +467,10 @@ def table(marks: Sequence[Mark]) -> str:
         ("errors", str(sum(mark.error for mark in marks))),
         ("CPU seconds a job", f"{sum(mark.seconds for mark in marks) / max(len(marks), 1):.2f}"),
     )
-    return "\n".join(f"{name:44}{value}" for name, value in rows)
+
+
+def table(marks: Sequence[Mark]) -> str:
+    return "\n".join(f"{name:44}{value}" for name, value in figures(marks))
 
 
 def judged(ask: Callable[[Path], Answer], seed: int, folder: Path, number: int) -> Mark:
