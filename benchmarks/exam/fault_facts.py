@@ -69,12 +69,17 @@ def fact(finding: Said, quantity: str) -> Any:
 
 def moves(finding: Said) -> bool:
     """It is another one's turn in each step: nobody is named."""
-    return not any(each["quantity"] == "margin_ns" for each in finding["facts"])
+    return fact(finding, "turns") is not None
+
+
+def is_growth(finding: Said) -> bool:
+    """Memory that grows."""
+    return finding["report"] == "memory" and fact(finding, "growth_bytes") is not None
 
 
 def axis_of(finding: Said) -> str:
     """What is compared; empty where nobody is named."""
-    return str(next((each["row"]["axis"] for each in _margins(finding)), ""))
+    return next((each.axis for each in named_in(finding)), "")
 
 
 def accused(finding: Said) -> tuple[int, ...]:
@@ -99,8 +104,9 @@ def cause(finding: Said) -> str:
 
 
 def named_in(finding: Said) -> list[Named]:
-    """Its subjects, each with its cause and margin."""
-    return [_named(finding, margin) for margin in _margins(finding)]
+    """Its subjects, each with its cause and margin; none where it moves, for that has only an example."""
+    margins = [each for each in finding["facts"] if each["quantity"] == "margin_ns"]
+    return [] if moves(finding) else [_named(finding, margin) for margin in margins]
 
 
 def answer_of(findings: Sequence[Said], with_cores: bool = True) -> Answer:
@@ -115,11 +121,6 @@ def answer_of(findings: Sequence[Said], with_cores: bool = True) -> Answer:
         sum(finding["cost_ns"] or 0 for finding in faults),
         any(map(moves, faults)),
     )
-
-
-def _margins(finding: Said) -> list[Said]:
-    """Its facts on what each subject costs."""
-    return [each for each in finding["facts"] if each["quantity"] == "margin_ns"]
 
 
 def _named(finding: Said, margin: Said) -> Named:
