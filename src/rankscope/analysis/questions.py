@@ -207,7 +207,9 @@ QUESTIONS = {
         Report("layout", "Which rank has which place: pipeline, data, tensor, expert?", layout, ("rank",)),
         Report("groups", "Which process groups exist, and what are they used for?", groups),
         Report("critical", "What is on the critical path through all ranks?", critical, finds=True),
-        Report("faults", "Who costs time beyond what the others need, why, and how much?", faults),
+        Report(
+            "faults", "Who costs time beyond what the others need, why, and how much?", faults, finds=True
+        ),
         Report("imbalance", "What does uneven work cost, and whose share is it?", imbalance),
         Report("bubbles", "How long are pipeline stages idle?", bubbles, ("rank",), finds=True),
         Report(

@@ -30,7 +30,7 @@ from rankscope.store.arrays import Floats, count_before, number_rows, starts_gro
 from rankscope.timeline.run import Run
 
 _COMPUTE, _HOST = map(PATH_CLASSES.index, ("compute", "host"))
-_LEAST_STEPS = 3
+LEAST_STEPS = 3
 """Steps that are compared with each other."""
 LONG, _LEAST_LONG = 5, 0.01
 """Times as long as its counterparts, a piece stands out by itself; of a rank that has no peers, also from this part of
@@ -298,7 +298,7 @@ def step_targets(run: Run, scope: Scope) -> Targets:
     alike[used] = sequence[pieces.rank[used], pieces.step[used]]
     there, number = number_rows([pieces.rank[used], alike[used], pieces.step[used]])
     _, of_group = number_rows([*there[:, :2].T])
-    enough = np.bincount(of_group)[of_group][number] >= _LEAST_STEPS
+    enough = np.bincount(of_group)[of_group][number] >= LEAST_STEPS
     used = used[enough]
     same = [pieces.rank, alike]
     return Targets.unchanged(pieces).at_median(
@@ -371,7 +371,7 @@ def link_targets(run: Run, scope: Scope) -> Targets:
             most[mine] = int(_LINK_TOLERANCE * np.sort(usual[groups])[(len(groups) - 1) // 2])
         elif len(mine):
             spot = _place_in_step(pieces, mine)
-            enough = np.bincount(spot)[spot] >= _LEAST_STEPS
+            enough = np.bincount(spot)[spot] >= LEAST_STEPS
             most[mine[enough]] = (_LINK_TOLERANCE * _medians(spot, transfer[mine])[spot][enough]).astype(
                 np.int64
             )
