@@ -26,7 +26,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.faults.axes import AXES, Axis, AxisName, Replays
 from rankscope.analysis.faults.causes import host_work
 from rankscope.analysis.faults.faults import Fault, Subject
-from rankscope.analysis.faults.targets import _in_passes, peer_groups
+from rankscope.analysis.faults.targets import in_passes, peer_groups
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
 from rankscope.analysis.within_rank.event_tables import kernel_sums
 from rankscope.analysis.within_rank.gpu_state import gpu_states, low_clock
@@ -246,7 +246,7 @@ class _Asked:
         """Where one of several has most of what is too much."""
         if self.cause.kind != "compute" or self.fault.axis not in ("rank", "step"):
             return ""
-        used, (_, batch, _, _), _ = _in_passes(self.run, self.scope, self.pieces, self.mine)
+        used, (_, batch, _, _), _ = in_passes(self.run, self.scope, self.pieces, self.mine)
         if len(unique_values(batch)) < 2:
             return ""
         cut = np.bincount(batch, weights=self.cut[used])
