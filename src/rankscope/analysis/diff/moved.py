@@ -168,7 +168,12 @@ class _Side:
 
 
 def moved(
-    base: Run, new: Run, scope: Scope, counted: tuple[Sequence[int], Sequence[int]], is_slower: bool, least: float
+    base: Run,
+    new: Run,
+    scope: Scope,
+    counted: tuple[Sequence[int], Sequence[int]],
+    is_slower: bool,
+    least: float,
 ) -> Moved | str:
     """What moved, in steps `counted` of each; or why that cannot be told. Parts of at least the share `least` of a step
     are listed."""
@@ -296,7 +301,9 @@ class _Longer:
             groups = self.replays.run.collectives.groups
             count = len(unique_values(self._of_match))
             where = f" of {groups[subjects[0]].name}" if len(subjects) == 1 < count else ""
-            where = where or (f" of {len(subjects)} of {count} process groups" if len(subjects) < count else "")
+            where = where or (
+                f" of {len(subjects)} of {count} process groups" if len(subjects) < count else ""
+            )
             chosen = np.isin(self._of_match, subjects)
             steps = self._steps(self.here.match_step, np.where(chosen, self.cut_transfer, 0))
             is_all, shown = len(subjects) == count, subjects
@@ -343,7 +350,9 @@ class _Longer:
         name = self.replays.graph.names[code]
         mine = unique_values(pieces.rank[named[pieces.name[named] == code]])
         has = (
-            other.pieces.name == other.graph.names.index(name) if name in other.graph.names else np.zeros(0, bool)
+            other.pieces.name == other.graph.names.index(name)
+            if name in other.graph.names
+            else np.zeros(0, bool)
         )
         only_here = not np.isin(other.pieces.rank[np.flatnonzero(has)], mine).any()
         return shorten_name(name, _NAME_CELLS), only_here
@@ -445,7 +454,9 @@ def _in_other(spot: Ints, took: Ints, sizes: tuple[int, int], steps: int, others
     position = np.empty(len(order), dtype=np.int64)
     position[order] = np.arange(len(order)) - begins
     position += steps - have[mine]
-    at: Floats = position * ((others - 1) / (steps - 1)) if steps > 1 else np.full(len(mine), (others - 1) / 2)
+    at: Floats = (
+        position * ((others - 1) / (steps - 1)) if steps > 1 else np.full(len(mine), (others - 1) / 2)
+    )
     there = took[sizes[0] :][np.lexsort((took[sizes[0] :], theirs))]
     has = np.bincount(theirs, minlength=count)
     begin = np.cumsum(has) - has
