@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rankscope.analysis.across_ranks.lateness import Culprits, Lateness, culprits
 
 from analysis.event_replay import EventReplay, durations_of, events_of
 from conftest import open_trace
 from gloo_traces import GlooJob, pipeline
-from rankscope.analysis.across_ranks.lateness import Culprits, Lateness, culprits
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.analysis.critical_path.savings import savings_of

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rankscope.analysis.across_ranks.lateness import culprits, lateness
+from rankscope.analysis.across_ranks.recurrence import _how_often, least_period, recurrence
 
 from conftest import slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.across_ranks.lateness import culprits, lateness
 from rankscope.analysis.across_ranks.main_thread import gaps
 from rankscope.analysis.across_ranks.op_differences import OpCalls, RankOps, _side_by_side
-from rankscope.analysis.across_ranks.recurrence import _how_often, least_period, recurrence
 from rankscope.analysis.core.result import Finding, Result
 from rankscope.analysis.core.run_steps import NO_STEP
 from rankscope.analysis.core.scope import Scope
