@@ -350,8 +350,8 @@ def small_calls(
     return Finding(
         "limit",
         f"{count:.0f} small {kind} calls of group {group}",
-        f"so many a step, of {format_rounded('bytes', mean)} on average; {format_rounded('ns', fit.latency_ns)} of each "
-        f"is latency, {format_rounded('ns', latency)} a step without what compute hides",
+        f"so many a step, of {format_rounded('bytes', mean)} on average; {format_rounded('ns', fit.latency_ns)} of "
+        f"each is latency, {format_rounded('ns', latency)} a step without what compute hides",
         ranks=rows[0]["_ranks"],
         hint=f"Send fewer and larger messages: {', '.join(larger_messages(run))}.",
         facts=(
