@@ -281,8 +281,8 @@ TOOLS = {
         ),
         Tool(
             "findings",
-            "What is wrong with the run: everything that any report found, the most important first, with cause, cost "
-            "per step, evidence, next commands and a link into the viewer.",
+            "What is wrong with the run: faults first, by cost, then limits, which say what could be saved at most "
+            "(`kind`); each with cause, cost per step, evidence, next commands and a link into the viewer.",
             (_RUN, _STEPS, _PAGE),
             _named("findings"),
         ),
@@ -308,14 +308,10 @@ TOOLS = {
         ),
         Tool(
             "blame",
-            "Which rank delays the others, why, and how long they wait for it.",
-            (
-                _RUN,
-                Parameter("by", "string", "rows by node, group or step", choices=("node", "group", "step")),
-                _STEPS,
-                _PAGE,
-            ),
-            _named("stragglers"),
+            "Which rank, link, step or stage is at fault, why, in which steps, and what it costs. It accuses nobody "
+            "where none stands out.",
+            (_RUN, _STEPS, _PAGE),
+            _named("faults"),
         ),
         Tool(
             "critical_path",

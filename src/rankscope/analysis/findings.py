@@ -6,14 +6,17 @@ from dataclasses import replace
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.report import Report
-from rankscope.analysis.core.result import Column, Finding, Result, Unit
+from rankscope.analysis.core.result import PROBLEMS, Column, Finding, Result, Unit
 from rankscope.analysis.core.scope import Scope, cut_ranks
-from rankscope.analysis.critical_path.costs import with_costs
+from rankscope.analysis.faults.report import nothing_compared
+from rankscope.analysis.limits import limits_of
 from rankscope.analysis.questions import QUESTIONS
+from rankscope.ranges import as_ranges
 from rankscope.timeline.run import Run
 
 _COLUMNS: tuple[tuple[str, Unit, str], ...] = (
-    ("severity", "", "info, warning or critical"),
+    ("kind", "", "fault: its peers do better; health: something broke, or is in doubt; limit: saved at most"),
+    ("severity", "", "info, warning or critical; of a limit: limit"),
     (
         "cost_ns",
         "ns",
@@ -21,7 +24,8 @@ _COLUMNS: tuple[tuple[str, Unit, str], ...] = (
         "that claim before it; null: not known",
     ),
     ("alone_ns", "ns", "the same without other findings: what whatif says"),
-    ("reachable", "", "other ranks, steps or stages of this run do better; else the cost is a limit"),
+    ("subject", "", "of a fault: whose it is"),
+    ("steps", "", "of a fault: in which steps; null: in all"),
     ("report", "", "where the table behind it is"),
     ("title", "", "the finding"),
     ("evidence", "", "what it rests on"),
@@ -56,9 +60,17 @@ def _collect(run: Run, scope: Scope) -> tuple[Finding, ...]:
     ]
     critical = {finding.report for finding in findings if finding.severity == "critical"}
     findings = [finding for finding in findings if _EVIDENCE_OF.get(finding.report) not in critical]
+    faults = sorted((finding for finding in findings if finding.kind != "limit"), key=_order)
     if cut_ranks(run):  # what they lack cannot be replayed
-        findings = [replace(finding, remedy=None) for finding in findings]
-    return tuple(with_costs(run, scope, findings))
+        return tuple(faults)
+    return (*faults, *limits_of(run, scope, findings))
+
+
+def _order(finding: Finding) -> tuple[int, int]:
+    """Critical without a cost, then by cost, then problems without one."""
+    if finding.cost_ns:
+        return 1, -finding.cost_ns
+    return 0 if finding.severity == "critical" else 2 if finding.severity in PROBLEMS else 3, 0
 
 
 def of_one_report(report: Report) -> Report:
@@ -71,8 +83,8 @@ def of_one_report(report: Report) -> Report:
 
 
 def with_listed_findings(run: Run, scope: Scope, result: Result) -> Result:
-    """Costs and severities are those of the whole collection; what is evidence of another finding is not listed."""
-    if not any(finding.remedy or finding.cost_ns for finding in result.findings):
+    """Limits have their costs from the whole collection; what is evidence of another one is not listed."""
+    if not any(finding.kind == "limit" for finding in result.findings):
         return result
     listed = [finding for finding in collect(run, scope) if finding.report == result.name]
     notes = result.notes
@@ -91,10 +103,12 @@ def findings(run: Run, scope: Scope, by: str | None = None) -> Result:
     collected = collect(run, scope)
     rows = [
         {
+            "kind": finding.kind,
             "severity": finding.severity,
             "cost_ns": finding.cost_ns,
             "alone_ns": finding.alone_ns,
-            "reachable": finding.reachable,
+            "subject": finding.subject or None,
+            "steps": as_ranges([*finding.steps]) or None,
             "report": finding.report,
             "title": finding.title,
             "evidence": finding.evidence,
@@ -110,6 +124,8 @@ def findings(run: Run, scope: Scope, by: str | None = None) -> Result:
     notes = (looked,) if rows else (f"nothing found; {looked}",)
     unanswered = [name for name in asked() if QUESTIONS[name].analyse(run, scope, None).unanswered]
     nothing = "no report can be answered from this recording" if len(unanswered) == len(asked()) else ""
+    if not rows and not nothing and (reason := nothing_compared(run, scope)):
+        nothing = f"nothing to compare with: {reason}"
     return Result(
         "findings",
         "What was found",

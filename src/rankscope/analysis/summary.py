@@ -1,4 +1,4 @@
-"""The run on one screen: the time of a step, its parts, and the findings."""
+"""The run on one screen: what is wrong, the time of a step, its parts, and the findings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from rankscope.analysis.core.advice import how_to_record
 from rankscope.analysis.core.ceilings import ceilings, device_names
 from rankscope.analysis.core.device_events import has_gpu
-from rankscope.analysis.core.result import NOTHING_FOUND, Column, NoteKind, Result, Row, note_kind
+from rankscope.analysis.core.result import Column, NoteKind, Result, Row, note_kind
 from rankscope.analysis.core.scope import Scope, cut_ranks, in_whole_files
 from rankscope.analysis.core.slice_counts import has_launches, runs_on_cpu
 from rankscope.analysis.core.step_times import (
@@ -23,6 +23,7 @@ from rankscope.analysis.findings import collect
 from rankscope.analysis.health.contents import contents
 from rankscope.analysis.health.doubts import doubts
 from rankscope.analysis.questions import QUESTIONS
+from rankscope.analysis.verdict import verdict
 from rankscope.ranges import role_words
 from rankscope.timeline.run import Run
 from rankscope.units import format_ns
@@ -91,9 +92,9 @@ def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
         *(broken.notes if rows else ()),
         *_missing(run, scope, rows, used_of),
     ]
-    if not findings:
-        notes.append(NOTHING_FOUND)
-    title = verdict(run, scope, facts)
+    first = verdict(run, scope, facts["mean_step_ns"])
+    facts |= {"verdict": first.text, "limit": first.limit or None}
+    title = step_parts(run, scope, facts)
     return Result("summary", title, scope.window, COLUMNS, rows, findings, tuple(notes), facts=facts)
 
 
@@ -121,7 +122,7 @@ def _facts(run: Run, scope: Scope, rows: Sequence[Row], parts: Sequence[Row]) ->
     }
 
 
-def verdict(run: Run, scope: Scope, facts: Mapping[str, Any]) -> str:
+def step_parts(run: Run, scope: Scope, facts: Mapping[str, Any]) -> str:
     """'A step takes 49.8 ms: 41 % compute, …', over all ranks in scope."""
     if not periods(run, scope):
         return _other_files(run, scope) or contents(run, scope) or "Nothing was recorded that takes time"

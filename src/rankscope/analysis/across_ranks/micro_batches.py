@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.lateness import middle_of_others
 from rankscope.analysis.across_ranks.segments import BACKWARD, FORWARD, segments
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import gpu_ranks
+from rankscope.analysis.core.grouping import middle_of_others
 from rankscope.analysis.core.host_spans import annotated, dataloader_spans, engine_calls, outermost_ops
 from rankscope.analysis.core.intervals import Ints, covered, join
 from rankscope.analysis.core.names import all_names

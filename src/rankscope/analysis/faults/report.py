@@ -7,9 +7,11 @@ from typing import Any
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.faults.axes import Replays
+from rankscope.analysis.faults.axes import Replays, rank_axis
 from rankscope.analysis.faults.causes import Cause
 from rankscope.analysis.faults.faults import Fault, faults_of
+from rankscope.analysis.faults.targets import LEAST_STEPS
+from rankscope.analysis.faults.words import findings_of
 from rankscope.analysis.graph.graph import graph_of
 from rankscope.ranges import as_ranges
 from rankscope.timeline.run import Run
@@ -36,22 +38,47 @@ def faults(run: Run, scope: Scope, by: str | None = None) -> Result:
     answer = faults_of(run, scope)
     rows = [row for fault in answer.listed for row in _rows(run, scope, fault)]
     notes = left_out(run, scope)
-    if not Replays(run, scope).is_possible:
-        notes.append(
-            "nothing to replay: no events in the window, or ranks that wait for each other in a cycle"
-        )
+    if reason := nothing_compared(run, scope):
+        notes.append(f"nothing to compare with: {reason}")
     elif not rows:
-        ranks = len(run.ranks)
         notes.append(
             "no fault found: nothing would be saved if a rank, link, step or stage were as the others are"
-            if ranks > 1
+            if len(run.ranks) > 1
             else "one rank: only its steps were compared"
         )
     else:
         joint = format_rounded("ns", answer.joint_ns)
         notes.append(f"together: {joint} of a step of {format_rounded('ns', answer.step_ns)}")
+    notes += answer.notes
     title = "Faults: what would be saved if it were as its peers are, per step"
-    return Result("faults", title, scope.window, _COLUMNS, rows, notes=tuple(notes), unknown="")
+    return Result(
+        "faults",
+        title,
+        scope.window,
+        _COLUMNS,
+        rows,
+        findings_of(run, scope),
+        tuple(notes),
+        unknown="",
+    )
+
+
+def nothing_compared(run: Run, scope: Scope) -> str:
+    """Why nothing was compared with anything; empty where something was."""
+    replays = Replays(run, scope)
+    if not replays.graph.inside.any():
+        return "no events in the window"
+    if not replays.is_possible:
+        return "ranks wait for each other in a cycle"
+    is_short = len(replays.graph.ranks) == 1 and len(replays.graph.steps) < LEAST_STEPS
+    return (
+        ("one rank, one step" if len(replays.graph.steps) < 2 else "one rank, two steps") if is_short else ""
+    )
+
+
+def has_peers(run: Run, scope: Scope) -> bool:
+    """Whether every rank was compared with others that do the same work."""
+    return not rank_axis(Replays(run, scope)).lone
 
 
 def _rows(run: Run, scope: Scope, fault: Fault) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ from rankscope.store.arrays import Floats, count_before, number_rows, starts_gro
 from rankscope.timeline.run import Run
 
 _COMPUTE, _HOST = map(PATH_CLASSES.index, ("compute", "host"))
-_LEAST_STEPS = 3
+LEAST_STEPS = 3
 """Steps that are compared with each other."""
 LONG, _LEAST_LONG = 5, 0.01
 """Times as long as its counterparts, a piece stands out by itself; of a rank that has no peers, also from this part of
@@ -55,7 +55,7 @@ class Targets:
     usual: Ints
     """By piece: what its counterparts take; NONE where it was not compared."""
     below: Floats
-    """[class of WORK_CLASSES, member]: by how much its stretches are shorter than the median, where they are."""
+    """[class of WORK_CLASSES, member]: by how much its work in a step is less than the median, where it is."""
 
     @classmethod
     def unchanged(cls, pieces: Pieces) -> Targets:
@@ -138,12 +138,15 @@ class Targets:
         _, same = number_rows([*stretches[:, :3].T])
         too_much = total - _median_of_others(same, total, members[stretches[:, 0]], with_itself)
         left, every = self.took.copy(), self.usual.copy()
-        left[used] = took - _taken(of_stretch, np.maximum(took - usual, 0), np.maximum(too_much, 0))
+        left[used] = took - longest_cut(of_stretch, np.maximum(took - usual, 0), np.maximum(too_much, 0))
         every[used] = usual
         mine = np.zeros(len(left), dtype=bool)
         mine[chosen] = True
+        # Work that is later by one stretch is not less work.
+        whole, of_whole = number_rows([stretches[:, 0], stretches[:, 2], stretches[:, 3]])
+        net = np.bincount(of_whole, weights=too_much)
         below = np.zeros((len(WORK_CLASSES), int(member.max(initial=0)) + 1))
-        np.add.at(below, (np.searchsorted(KINDS, stretches[:, 2]), stretches[:, 3]), np.maximum(-too_much, 0))
+        np.add.at(below, (np.searchsorted(KINDS, whole[:, 1]), whole[:, 2]), np.maximum(-net, 0))
         return replace(
             self, took=np.where(mine, left, self.took), usual=np.where(mine, every, self.usual), below=below
         )
@@ -300,7 +303,7 @@ def step_targets(run: Run, scope: Scope) -> Targets:
     alike[used] = sequence[pieces.rank[used], pieces.step[used]]
     there, number = number_rows([pieces.rank[used], alike[used], pieces.step[used]])
     _, of_group = number_rows([*there[:, :2].T])
-    enough = np.bincount(of_group)[of_group][number] >= _LEAST_STEPS
+    enough = np.bincount(of_group)[of_group][number] >= LEAST_STEPS
     used = used[enough]
     same = [pieces.rank, alike]
     return Targets.unchanged(pieces).at_median(
@@ -366,6 +369,10 @@ def link_targets(run: Run, scope: Scope) -> Targets:
     most = np.full(len(transfer), np.iinfo(np.int64).max)
     # A member that was not recorded may have come late: what looks like a transfer is then waiting.
     is_whole = (sizes[matched.group] <= matched.members) | matched.is_message
+    # Within a machine what the host itself sends goes over no link.
+    met, by_host = np.flatnonzero(graph.match != NONE), np.zeros(len(transfer), dtype=bool)
+    by_host[graph.match[met]] = graph.on_host[met]
+    is_whole &= ~(by_host & (spans[matched.group] == 1))
     for same in unique_values(of_group[:, 0]).tolist():
         groups = np.flatnonzero(of_group[:, 0] == same)
         mine = np.flatnonzero(np.isin(number, groups) & is_whole)
@@ -373,7 +380,7 @@ def link_targets(run: Run, scope: Scope) -> Targets:
             most[mine] = int(_LINK_TOLERANCE * np.sort(usual[groups])[(len(groups) - 1) // 2])
         elif len(mine):
             spot = _place_in_step(pieces, mine)
-            enough = np.bincount(spot)[spot] >= _LEAST_STEPS
+            enough = np.bincount(spot)[spot] >= LEAST_STEPS
             most[mine[enough]] = (_LINK_TOLERANCE * _medians(spot, transfer[mine])[spot][enough]).astype(
                 np.int64
             )
@@ -390,7 +397,7 @@ def _place_in_step(pieces: Pieces, matches: Ints) -> Ints:
 
 
 def _group_kinds(run: Run) -> tuple[Ints, Ints, Ints]:
-    """By group: its dimension of the mesh, on how many nodes its ranks are (0: not known), and how many there are."""
+    """By group: its dimension of the mesh, on how many machines its ranks are (0: unknown), and how many there are."""
     layout = layout_of(run, Scope())
     names = {group.name: group.axis for group in layout.groups}
     groups = run.collectives.groups
@@ -398,8 +405,7 @@ def _group_kinds(run: Run) -> tuple[Ints, Ints, Ints]:
     axis = np.array(
         [*(axes.get(names.get(group.name, "other"), NONE) for group in groups), NONE], dtype=np.int64
     )
-    hosts = {entry.rank: entry.host for entry in run.timelines}
-    spans = [len({hosts.get(rank) for rank in group.ranks or ()}) for group in groups]
+    spans = [len({run.hosts.get(rank, rank) for rank in group.ranks or ()}) for group in groups]
     sizes = [group.size or len(group.ranks or ()) for group in groups]
     return axis, np.array([*spans, 0], dtype=np.int64), np.array([*sizes, 0], dtype=np.int64)
 
@@ -481,7 +487,7 @@ def _median_of_others(group: Ints, value: Ints, members: Ints, with_itself: bool
     return median
 
 
-def _taken(stretch: Ints, excess: Ints, too_much: Ints) -> Ints:
+def longest_cut(stretch: Ints, excess: Ints, too_much: Ints) -> Ints:
     """By piece: what is taken from it, the longest beyond their counterparts first, until the stretch has lost what is
     too much."""
     order = np.lexsort((-excess, stretch))

@@ -1,0 +1,221 @@
+"""What a fault is called: its title, its evidence, its advice and the figures behind them (docs/definitions.md,
+"Findings")."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rankscope.analysis.across_ranks.layout import layout_of
+from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.result import Fact, Finding, Severity
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.severity import at_most, graded
+from rankscope.analysis.core.step_times import periods
+from rankscope.analysis.faults.axes import AxisName
+from rankscope.analysis.faults.explain import Why, why
+from rankscope.analysis.faults.faults import Fault, Subject, faults_of
+from rankscope.analysis.graph.graph import graph_of
+from rankscope.ranges import as_ranges, rank_words
+from rankscope.timeline.run import Run
+from rankscope.units import format_rounded
+
+_LARGE_OF_CORES = 0.15
+"""Of a mean step: a core that is slower than the others and costs less is no problem of the job, but of its machine."""
+_MORE = 1.02
+"""Times what it saves alone: a fault that costs more does so only once others are mended."""
+_MOST_LISTED = 4
+_BALANCE = (
+    "Give every rank as much work in each step: sort samples by length, pack them, or balance the experts. "
+    "Hosts that share cores differ, too: rankscope stats RUN -r host_cpu"
+)
+_NOUN: dict[AxisName, str] = {"stage": "stage", "position": "micro-batch"}
+
+
+class _Who(NamedTuple):
+    """Whose fault it is, as a title begins."""
+
+    name: str
+    subject: str
+    ranks: tuple[int, ...]
+    is_many: bool
+    names: tuple[str, ...] = ()
+    """Out of the trace."""
+
+
+@once_per_run
+def findings_of(run: Run, scope: Scope) -> tuple[Finding, ...]:
+    """The faults, the largest first."""
+    answer = faults_of(run, scope)
+    return tuple(_finding(run, scope, fault, answer.step_ns) for fault in answer.listed)
+
+
+def _finding(run: Run, scope: Scope, fault: Fault, step_ns: float) -> Finding:
+    steps = graph_of(run, scope).steps
+    subjects = fault.subjects or ((fault.example,) if fault.example else ())
+    reasons = [why(run, scope, fault, each) for each in subjects]
+    who = _who(run, fault)
+    late = sorted({at for each in subjects for at in each.late_steps}) if fault.axis != "step" else []
+    some = tuple(steps[at] for at in late) if len(late) < len(steps) else ()
+    if fault.axis == "step":
+        some = tuple(each.number for each in fault.subjects)
+    share = fault.cost_ns / step_ns
+    cost = f"{format_rounded('ns', fault.cost_ns)}{' per step' * bool(steps)} ({100 * share:.0f} %)"
+    evidence = [*(reasons[0].evidence if reasons else ()), *_each(fault, reasons)]
+    if fault.cost_ns > _MORE * fault.alone_ns:
+        alone = format_rounded("ns", fault.alone_ns)
+        evidence.append(f"alone it would save {alone}: the rest only once the others are mended")
+    if fault.others:
+        evidence.append(f"a part of the same time shows by {' and '.join(dict.fromkeys(fault.others))}")
+    at_once = fault.varies or not reasons
+    return Finding(
+        _severity(fault, share, len(some) == 1 < len(steps)),
+        _title(fault, who, cost, some, len(steps), reasons),
+        "; ".join(evidence),
+        who.ranks,
+        _span(run, scope, fault, subjects),
+        _BALANCE if at_once else reasons[0].hint,
+        round(fault.cost_ns),
+        (
+            Fact("cost_pct", round(100 * share, 2), "percent", who.subject, who.ranks),
+            *(fact for each in subjects for fact in _facts(run, fault, each)),
+            *(fact for reason in reasons for fact in reason.facts),
+        ),
+        names=(*who.names, *(name for reason in reasons for name in reason.names)),
+        alone_ns=round(fault.alone_ns),
+        subject=who.subject,
+        steps=some,
+    )
+
+
+def _severity(fault: Fault, share: float, is_once: bool) -> Severity:
+    """A hiccup of the machine is no critical problem."""
+    severity = graded(share, 1.0, 0.0) or "info"
+    if fault.is_of_cores and share < _LARGE_OF_CORES:
+        return "info"
+    return at_most(severity, "warning") if is_once else severity
+
+
+def _who(run: Run, fault: Fault) -> _Who:
+    numbers = tuple(sorted(each.number for each in fault.subjects))
+    every = tuple(run.ranks)
+    if fault.moves:
+        return _Who("", "each rank in turn", every, True)
+    if fault.axis == "rank":
+        return _who_of_ranks(run, fault, numbers)
+    if fault.axis == "step":
+        words = f"step{'s' * (len(numbers) > 1)} {as_ranges([*numbers])}"
+        return _Who(words.capitalize(), words, every, len(numbers) > 1)
+    if fault.axis == "link":
+        return _who_of_links(run, fault)
+    word, ranks = _NOUN[fault.axis], every
+    if fault.axis == "stage":
+        layout = layout_of(run, Scope())
+        ranks = tuple(rank for rank in every if layout.stage(rank) in numbers)
+    subject = f"{word}{'s' * (len(numbers) > 1)} {as_ranges([*numbers])}"
+    name = subject.capitalize() + (f" ({rank_words(ranks)})" if fault.axis == "stage" else "")
+    return _Who(name, subject, ranks, len(numbers) > 1)
+
+
+def _who_of_ranks(run: Run, fault: Fault, ranks: tuple[int, ...]) -> _Who:
+    if 2 < len(ranks) == len(run.ranks):
+        return _Who(f"All {len(ranks)} ranks, each elsewhere,", f"all {len(ranks)} ranks", ranks, True)
+    on_nodes = {rank for node in fault.nodes for rank in node.ranks}
+    alone = [rank for rank in ranks if rank not in on_nodes]
+    nodes = [f"node {node.name} ({rank_words(node.ranks)})" for node in fault.nodes]
+    words = " and ".join([*nodes, *([rank_words(alone)] if alone else [])])
+    subject = f"node {fault.nodes[0].name}" if len(fault.nodes) == 1 and not alone else rank_words(ranks)
+    is_many = len(fault.nodes) + len(alone) > 1
+    return _Who(words[:1].upper() + words[1:], subject, ranks, is_many, tuple(n.name for n in fault.nodes))
+
+
+def _who_of_links(run: Run, fault: Fault) -> _Who:
+    """The slow groups; the ranks that are in all of them."""
+    every = run.collectives.groups
+    groups = [every[at] for each in fault.subjects for at in each.groups or (each.number,)]
+    names = tuple(dict.fromkeys(group.name for group in groups))
+    members = [set(group.ranks or ()) for group in groups]
+    ranks = tuple(sorted(set.intersection(*members) or set.union(*members)))
+    subject = f"group{'s' * (len(names) > 1)} {', '.join(names[:_MOST_LISTED])}"
+    subject += f" and {len(names) - _MOST_LISTED} more" * (len(names) > _MOST_LISTED)
+    name = subject.replace("group", "Group", 1) + (f" ({rank_words(ranks)})" if ranks else "")
+    return _Who(name, subject, ranks, len(names) > 1, names)
+
+
+def _title(fault: Fault, who: _Who, cost: str, some: tuple[int, ...], steps: int, reasons: list[Why]) -> str:
+    if fault.varies:
+        return f"The work of the ranks differs from step to step: {cost}"
+    if fault.moves:
+        turn = f"; in turn, as rank {fault.example.number}: {reasons[0].text}" if fault.example else ""
+        return f"Another rank is late from step to step: {cost}{turn}"
+    if fault.axis == "step":
+        longest = format_rounded("ns", max(each.margin_ns for each in fault.subjects) * max(steps, 1))
+        takes = "take up to" if who.is_many else "takes"
+        return f"{who.name} {takes} {longest} longer on all ranks, {cost}{_reason(fault, who, reasons)}"
+    where = f", in step{'s' * (len(some) > 1)} {as_ranges([*some])}" if some else ""
+    verb = "cost" if who.is_many else "costs"
+    return f"{who.name} {verb} {cost}{where}{_reason(fault, who, reasons)}"
+
+
+def _reason(fault: Fault, who: _Who, reasons: list[Why]) -> str:
+    """The cause of the first one, who costs most; of many, whether the others have it too."""
+    if len(fault.subjects) == 1 or not reasons:
+        return f"; {reasons[0].text}" if reasons else ""
+    if not _is_alike(fault):
+        return "; each for a reason of its own"
+    if fault.axis == "rank" and who.is_many:
+        return f"; rank {fault.subjects[0].number}, as the others: {reasons[0].text}"
+    return f"; {reasons[0].text}"
+
+
+def _is_alike(fault: Fault) -> bool:
+    """The subjects have one cause."""
+    causes = [each.cause for each in fault.subjects]
+    return len({(cause.kind, cause.how, cause.names[:1]) for cause in causes}) == 1
+
+
+def _each(fault: Fault, reasons: list[Why]) -> list[str]:
+    """Of many subjects: what each costs, and where they differ, why."""
+    if len(fault.subjects) < 2:
+        return []
+    costs = [each.margin_ns for each in fault.subjects]
+    if _is_alike(fault):
+        low, high = (format_rounded("ns", cost) for cost in (min(costs), max(costs)))
+        return [f"with all else mended, each costs {low}" + (f" to {high}" if low != high else "")]
+    told = [
+        f"{_name(fault.axis)} {each.number}: {format_rounded('ns', each.margin_ns)}, {reason.text}"
+        for each, reason in zip(fault.subjects[:_MOST_LISTED], reasons, strict=False)
+    ]
+    more = len(fault.subjects) - len(told)
+    return [*told, *([f"and {more} more"] if more else [])]
+
+
+def _name(axis: AxisName) -> str:
+    return _NOUN.get(axis, axis)
+
+
+def _facts(run: Run, fault: Fault, each: Subject) -> list[Fact]:
+    """What `-r faults` says of the subject."""
+    number = run.collectives.groups[each.number].name if fault.axis == "link" else str(each.number)
+    ranks = (each.number,) if fault.axis == "rank" else ()
+    subject, row = f"{_name(fault.axis)} {number}", {"axis": fault.axis, "subject": number}
+    return [
+        Fact("margin_ns", round(each.margin_ns), "ns", subject, ranks, row),
+        Fact("how", each.cause.how, "", subject, ranks, row),
+    ]
+
+
+def _span(run: Run, scope: Scope, fault: Fault, subjects: tuple[Subject, ...]) -> tuple[int, int] | None:
+    """The step in which it costs most, on the rank that it is about."""
+    steps = graph_of(run, scope).steps
+    if not subjects or not steps:
+        return None
+    first = subjects[0]
+    if fault.axis == "step":
+        step = first.number
+    elif len(first.by_step):
+        step = steps[max(range(len(first.by_step)), key=first.by_step.__getitem__)]
+    else:
+        step = steps[first.late_steps[0] if first.late_steps else len(steps) // 2]
+    there = [each for each in periods(run, scope) if each.step == step]
+    mine = [each for each in there if fault.axis == "rank" and each.rank == first.number] or there
+    return (min(each.start_ns for each in mine), max(each.end_ns for each in mine)) if mine else None
