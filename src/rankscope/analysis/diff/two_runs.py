@@ -351,7 +351,7 @@ def _moved(base: Run, new: Run, scope: Scope, comparison: Comparison) -> Moved |
         return None
     counted = comparison.base.steps, comparison.new.steps
     least = comparison.min_change_pct / 100
-    return moved(base, new, scope, counted, row["new"] > row["base"], least)
+    return moved(base, new, scope, counted, row["new"] - row["base"], least)
 
 
 def by_unit(result: Result) -> list[Result]:
