@@ -163,13 +163,6 @@ def format_rounded(unit: str, value: float) -> str:
     return f"{_fixed(value / factor, decimals)} {label}".rstrip()
 
 
-def format_pair(part_ns: float, whole_ns: float) -> str:
-    """A time and what it is a part of, in the unit of the whole: '8.0 of 27.9 ms'."""
-    factor, label = next((step for step in _STEPS["ns"] if whole_ns >= step[0]), _STEPS["ns"][-1])
-    digits = 0 if factor == 1 else 1
-    return f"{_fixed(part_ns / factor, digits)} of {_fixed(whole_ns / factor, digits)} {label}"
-
-
 def format_count(count: float) -> str:
     """A count with thousands separators."""
     return _fixed(count, 0)

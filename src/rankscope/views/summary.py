@@ -87,17 +87,8 @@ def _limits(limits: Sequence[Finding], each: str, width: int) -> list[str]:
         first = (
             f"   {cost:>{widths[0]}}  {share:>{widths[1]}}  " if any(shares) else f"   {cost:>{widths[0]}}  "
         )
-        lines += hang(first, clean(_in_a_list(limit)), width)
+        lines += hang(first, clean(limit.uncapitalised), width)
     return lines
-
-
-def _in_a_list(limit: Finding) -> str:
-    """Its title without a capital letter, where that is none of a name or an acronym."""
-    title = limit.title
-    first = title.partition(" ")[0]
-    if (limit.names and title.startswith(limit.names)) or first[1:] != first[1:].lower():
-        return title
-    return title[:1].lower() + title[1:]
 
 
 def _ranks(summary: Result, width: int, color: bool) -> list[str]:
