@@ -14,7 +14,7 @@ from rankscope.views.commands import advice_lines, command_lines
 from rankscope.views.limits import apart, share_of
 from rankscope.views.table import grid
 from rankscope.views.terminal import BOLD, DIM, SEVERITY_STYLES, paint
-from rankscope.views.text import clean, hang
+from rankscope.views.text import clean, hang, sentence
 
 _MOST_FINDINGS = 3
 _MOST_RANKS = 4
@@ -47,7 +47,7 @@ def screen(content: Screen, width: int, color: bool) -> str:
     painted = (
         (f"In doubt: {doubtful}." if doubtful else "", SEVERITY_STYLES["warning"]),
         (clean(verdict), BOLD),
-        (clean(content.summary.title) + ".", ""),
+        (clean(content.summary.title) + ".", "" if verdict else BOLD),
         (clean(f"{content.subject} · {content.summary.window}"), DIM),
     )
     blocks = [
@@ -76,7 +76,7 @@ def _problems(findings: Sequence[Finding], verdict: str, each: str, width: int, 
             text = hang("", f"{word}{cost}: {title}", width)
             text[1:] = hang("   ", " ".join(text[1:]), width)
         text[0] = paint(word, SEVERITY_STYLES[finding.severity], color) + text[0][len(word) :]
-        lines += [*text, *hang("   ", clean(finding.evidence), width)]
+        lines += [*text, *hang("   ", clean(sentence(finding.evidence)), width)]
         lines += advice_lines("   → ", finding.hint, width)
     return lines
 
