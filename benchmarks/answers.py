@@ -3,10 +3,13 @@
     python benchmarks/answers.py                      compares them with tests/answers; ends with 1 where one differs
     python benchmarks/answers.py --write              writes tests/answers (make answers)
     python benchmarks/answers.py [--write] --folder FOLDER [TRACES …]      the same elsewhere, of other runs
+    python benchmarks/answers.py --beside CHECKOUT [--only PATTERN] [TRACES …]
+                                                      a table of every case: its truth, and what an older version says
 
 A run's file has its headline, its notes, its findings (severity, cost, cause, ranks, title), and of each report the
 title and the sum of each column of numbers: where a figure changes, its report and column are told. The simulated runs
-are the cases of SIMULATED. With TRACES, the runs are the folders of traces below them.
+are the cases of SIMULATED. With TRACES, the runs are the folders of traces below them. The table
+also has the cases of the exam.
 """
 
 from __future__ import annotations
@@ -22,6 +25,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent / "exam"))
+
+from beside import HEADINGS, Case, as_line, rows
+from exam_cases import all_cases, plant
 from rankscope.analysis.core.result import Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.whatif import whatif
@@ -29,7 +36,7 @@ from rankscope.analysis.health.doctor import doctor
 from rankscope.analysis.reports import REPORTS
 from rankscope.analysis.summary import subject
 from rankscope.bench.blame.planting import job_of
-from rankscope.bench.synthetic.cluster import simulate
+from rankscope.bench.synthetic.cluster import RankRun, simulate, step_ns
 from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.bench.synthetic.job import Fault, Job
 from rankscope.errors import RankscopeError
@@ -135,13 +142,14 @@ def _cost_line(finding: Finding) -> str:
     cost = (
         "no cost"
         if finding.cost_ns is None
-        else f"{'' if finding.reachable else 'up to '}{finding.cost_ns:,} ns"
+        else f"{'up to ' * (finding.kind == 'limit')}{finding.cost_ns:,} ns"
     )
     alone = f", alone {finding.alone_ns:,} ns" if finding.alone_ns not in (None, finding.cost_ns) else ""
     cause = finding.fact("cause")
     why = f"; cause {cause.value}" if cause else ""
     ranks = f"; ranks {', '.join(map(str, finding.ranks))}" if finding.ranks else ""
-    return f"{finding.severity}, {cost}{alone}{ranks}{why} (-r {finding.report})"
+    steps = f"; steps {', '.join(map(str, finding.steps))}" if finding.steps else ""
+    return f"{finding.kind}, {finding.severity}, {cost}{alone}{ranks}{steps}{why} (-r {finding.report})"
 
 
 def _report_lines(name: str, result: Result) -> list[str]:
@@ -173,6 +181,36 @@ def dumps(folders: Sequence[Path] = ()) -> Iterator[tuple[str, str]]:
             )
 
 
+def cases(folders: Sequence[Path], wanted: str) -> Iterator[Case]:
+    """Every recorded, simulated and exam case whose name contains a text, with what is planted in it."""
+    for root in folders or (RECORDED,):
+        for name, files in recorded_runs(root):
+            if wanted in name:
+                with unpacked(files) as run:
+                    yield Case(name, "-", run)
+    for text in () if folders else SIMULATED:
+        if wanted in text:
+            job = simulated_job(text)
+            runs = simulate(job)
+            lost_ns = step_ns(runs) - step_ns(simulate(job.healthy()))
+            yield from _written(text, _truth(text.partition(" ")[2], lost_ns), job, runs)
+    for case in () if folders else all_cases():
+        if wanted in case.name and case.kind != "hang":
+            planted = plant(case)
+            truth = _truth(f"{case.kind} {planted.culprits or ''}".strip(), planted.cost_ns)
+            yield from _written(case.name, truth, planted.job, planted.runs)
+
+
+def _written(name: str, truth: str, job: Job, runs: list[RankRun]) -> Iterator[Case]:
+    with tempfile.TemporaryDirectory() as run:
+        write_traces(job, runs, Path(run))
+        yield Case(name, truth, Path(run))
+
+
+def _truth(planted: str, cost_ns: float) -> str:
+    return f"{planted or 'healthy'}, {cost_ns / 1e6:.2f} ms" if cost_ns else planted or "healthy"
+
+
 def differences(before: Path, now: Iterator[tuple[str, str]]) -> Iterator[str]:
     """What differs from the files of a folder, as a diff."""
     unseen = {path.stem for path in before.glob("*.txt")}
@@ -194,7 +232,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--folder", type=Path, default=FOLDER, help="where they are kept (default: tests/answers)"
     )
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        metavar="CHECKOUT",
+        help="print what the rankscope of a checkout says, and this one",
+    )
+    parser.add_argument(
+        "--only", default="", metavar="PATTERN", help="with --beside: names that contain this"
+    )
     options = parser.parse_args(argv)
+    if options.beside:
+        print(as_line(HEADINGS), as_line(["---"] * len(HEADINGS)), sep="\n")
+        for row in rows(cases(options.traces, options.only), options.beside, ROOT):
+            print(as_line(row), flush=True)
+        return 0
     if options.traces and options.folder == FOLDER:
         parser.error("the answers about other runs need a --folder of their own")
     now = dumps(options.traces)

@@ -23,11 +23,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "exam"))
+
+from fault_facts import Said, accused, cause, faults_in, is_growth, moves, who
+
 HERE = Path(__file__).parent
 Answer = dict[str, Any]
 UNKNOWN: Answer = {"who": "unknown"}
 NOBODY: Answer = {"who": "nobody", "ranks": [], "cause": "none"}
-_BLAMING = ("stragglers", "bubbles", "imbalance")
 _SEVERITIES = {"info": 0.3, "warning": 0.6, "critical": 0.9}
 _SURE = 0.5
 _LEAST_WAIT = 0.02
@@ -38,7 +41,7 @@ _LEAST_WAIT = 0.02
 
 
 def ask_rankscope(folder: Path) -> Answer:
-    """The first finding that blames somebody, at any severity, and what `whatif` says it costs."""
+    """The first fault that names ranks, at any severity, and what it saves alone."""
     with tempfile.TemporaryDirectory() as store:
         command = [
             sys.executable,
@@ -64,33 +67,23 @@ def answer_of(findings: Sequence[Answer]) -> Answer:
     )
     if hang:
         return _blame("rank", hang, "hang")
-    blaming = [each for each in findings if each["report"] in _BLAMING]
-    late = next((each for each in blaming if each["ranks"]), None)
-    growing = next((each for each in findings if _is_growth(each)), None)
+    faults = faults_in(findings)
+    late = next((each for each in faults if accused(each)), None)
+    growing = next((each for each in findings if is_growth(each)), None)
     if growing and (late is None or late["severity"] == "info"):
         return _blame("rank", growing, "memory")
     if late:
-        facts = {fact["quantity"]: fact["value"] for fact in late["facts"]}
-        cause = facts.get("cause") or ("stages" if "stage" in facts else None)
-        who = "stage" if cause == "stages" else "rank" if len(late["ranks"]) == 1 else "node"
-        return _blame(who, late, cause)
-    uneven = next((each for each in blaming if each["report"] != "bubbles"), None)
+        return _blame(who(late), late, cause(late))
+    uneven = next(filter(moves, faults), None)
     return _blame("nobody", uneven, "uneven") if uneven else NOBODY
 
 
-def _is_growth(finding: Answer) -> bool:
-    return finding["report"] == "memory" and any(
-        fact["quantity"] == "growth_bytes" for fact in finding["facts"]
-    )
-
-
-def _blame(who: str, finding: Answer, cause: str | None) -> Answer:
+def _blame(whose: str, finding: Said, why: str) -> Answer:
     cost = finding["alone_ns"]
-    ranks = [] if who == "nobody" else sorted(finding["ranks"])
     return {
-        "who": who,
-        "ranks": ranks,
-        "cause": cause,
+        "who": whose,
+        "ranks": [] if whose == "nobody" else sorted(finding["ranks"]),
+        "cause": why,
         "ms_per_step": None if cost is None else cost / 1e6,
         "confidence": _SEVERITIES[finding["severity"]],
         "why": finding["title"],

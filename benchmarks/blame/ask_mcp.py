@@ -7,7 +7,6 @@ tool or of a report, not of a model.
 
 from __future__ import annotations
 
-import re
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -18,11 +17,10 @@ import anyio
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "exam"))
 
+from fault_facts import cause_word
 from rankscope.agents.guide import guide_table
 from scripted_client import call_of, read
 
-FIRST = "What costs most?"
-FIRST_RANKS = "Which ranks is the first finding about?"
 WHO = "Which rank delays the others?"
 WHY = "Why is that rank late?"
 SAVES = "What would be saved in a step if it were as fast as the others?"
@@ -59,32 +57,22 @@ async def _ask_server(program: Any, folder: Path) -> dict[str, Any]:
 
 
 async def _answer(ask: Any) -> dict[str, Any]:
-    """Asks as an assistant would: who is late, why, at what cost; else a hang, a stage, memory."""
-    _, (ranks,) = await ask(WHO)
-    if ranks:
+    """Asks as an assistant would: who is late, why, at what cost; else a hang, memory, uneven work."""
+    _, (ranks, subject) = await ask(WHO)
+    if subject:
         _, (cause,) = await ask(WHY)
         _, (saved_ns,) = await ask(SAVES)
-        ms = saved_ns / 1e6 if saved_ns is not None else None
-        who = "rank" if len(ranks) == 1 else "node"
-        return {"who": who, "ranks": sorted(ranks), "cause": cause, "ms_per_step": ms}
+        word = subject.partition(" ")[0]
+        cost = {"ms_per_step": saved_ns / 1e6} if saved_ns is not None else {}
+        if not ranks:
+            return {"who": "nobody", "ranks": [], "cause": "uneven", **cost}
+        who = "stage" if word == "stage" else "rank" if len(ranks) == 1 else "node"
+        why = "stages" if who == "stage" else cause_word(cause or "")
+        return {"who": who, "ranks": sorted(ranks), "cause": why, **cost}
     _, (missing,) = await ask(MISSING)
     if missing:
         return {"who": "rank", "ranks": sorted(missing), "cause": "hang"}
-    _, (report, cost_ns, title) = await ask(FIRST)
-    _, (first_ranks,) = await ask(FIRST_RANKS)
-    if report == "bubbles" and first_ranks:
-        cost_ms = cost_ns / 1e6 if cost_ns is not None else None
-        return {
-            "who": "stage",
-            "ranks": sorted(first_ranks),
-            "cause": "stages",
-            "ms_per_step": cost_ms,
-            "why": title,
-        }
-    outcome, (_, reason) = await ask(GROWS)
-    grown = re.search(r"of rank (\d+) grows", reason or "")
-    if outcome == "problem" and grown:
-        return {"who": "rank", "ranks": [int(grown[1])], "cause": "memory"}
-    uneven = report in ("stragglers", "imbalance")
-    cost = {"ms_per_step": cost_ns / 1e6} if uneven and cost_ns is not None else {}
-    return {"who": "nobody", "ranks": [], "cause": "uneven" if uneven else "none", **cost}
+    outcome, (_, _, grows) = await ask(GROWS)
+    if outcome == "problem" and grows:
+        return {"who": "rank", "ranks": sorted(grows), "cause": "memory"}
+    return {"who": "nobody", "ranks": [], "cause": "none"}

@@ -1,9 +1,11 @@
 """The exam: faults are planted in jobs, and the answers are scored.
 
-    python benchmarks/exam/exam.py [--only PATTERN] [--part tuned|held-out|all] [--no-gloo] [--keep DIR] [--write-docs]
+    python benchmarks/exam/exam.py [--only PATTERN] [--part tuned|held-out|all] [--no-gloo] [--random N] [--keep DIR]
+                                   [--write-docs]
 
 Synthetic cases are simulated (exam_cases.py), written as traces, read and analysed, one a core. Real cases are gloo
-processes on this machine (exam_gloo.py). The cases that are held out are scored apart: do not look at their answers
+processes on this machine (exam_gloo.py). Random jobs have several culprits each (random_jobs.py), and a table of their
+own. The cases that are held out are scored apart: do not look at their answers
 while you tune a rule. The last line is the score; the exit status is 3 below the floor. docs/exam.md has the design,
 docs/accuracy.md the results.
 """
@@ -25,8 +27,9 @@ from exam_cases import Case, all_cases, plant
 from exam_gloo import real_cases, record
 from exam_report import write_accuracy
 from exam_score import FROM_PCT, Answer, below_floor, line_of, total
+from fault_facts import PROBLEMS, Said, accused, axis_of, cause, faults_in, moves
+from random_jobs import Mark, marks_of, table
 from rankscope.analysis import REPORTS
-from rankscope.analysis.core.result import Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.analysis.findings import collect
@@ -39,8 +42,8 @@ from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 
 PROCESSES = usable_cores()
-_BLAMING = ("stragglers", "bubbles", "imbalance")
-"""Reports whose findings name ranks because these are late."""
+_RANDOM_SEED = 7
+"""Of the random jobs of docs/accuracy.md."""
 
 
 def answer(case: Case, folder: Path) -> Answer:
@@ -72,31 +75,32 @@ def read_truth(path: Path) -> Answer:
 def judged(truth: Answer, folder: Path) -> Answer:
     """What the findings say."""
     run = _open(folder)
-    findings = collect(run, Scope())
-    blaming = [finding for finding in findings if finding.report in _BLAMING]
-    # With ranks it names somebody. Without, those of stragglers and imbalance say that uneven work moves.
-    late = next((finding for finding in blaming if finding.ranks), None)
-    uneven = next((one for one in blaming if not one.ranks and one.report != "bubbles"), None)
+    findings = [finding.to_dict() for finding in collect(run, Scope())]
+    faults = faults_in(findings)
+    late = next((fault for fault in faults if accused(fault)), None)
+    priced = late or next(filter(moves, faults), None)
     first = findings[0] if findings else None
-    priced = late or uneven
+    strong = [finding for finding in findings if finding["severity"] in PROBLEMS]
     return replace(
         truth,
-        named=tuple(sorted(late.ranks)) if late else (),
-        severity=late.severity if late else "",
-        cause=_cause(late),
-        said_ns=priced.cost_ns if priced else None,
-        alone_ns=priced.alone_ns if priced else None,
-        first_report=first.report if first else "",
-        first_ranks=first.ranks if first else (),
-        warned=tuple(finding.report for finding in findings if finding.severity in ("warning", "critical")),
-        alarms=tuple(
-            finding.title
-            for finding in findings
-            if finding.severity in ("warning", "critical") and finding.reachable
-        ),
-        title=priced.title if priced else "",
+        named=accused(late) if late else (),
+        severity=late["severity"] if late else "",
+        cause=cause(late) if late else "",
+        said_ns=priced["cost_ns"] if priced else None,
+        alone_ns=priced["alone_ns"] if priced else None,
+        first=_first_word(first) if first else "",
+        first_ranks=tuple(sorted(first["ranks"])) if first else (),
+        warned=tuple(finding["report"] for finding in strong),
+        alarms=tuple(fault["title"] for fault in faults_in(strong)),
+        title=priced["title"] if priced else "",
         said_balance=_balance(run) if truth.balance else {},
     )
+
+
+def _first_word(finding: Said) -> str:
+    if finding["kind"] != "fault":
+        return str(finding["report"])
+    return "moves" if moves(finding) else axis_of(finding)
 
 
 def _balance(run: Run) -> dict[str, float]:
@@ -108,13 +112,6 @@ def _balance(run: Run) -> dict[str, float]:
         if row["key"] == "all":
             said["slowdown"] = row["slowdown"]
     return said
-
-
-def _cause(finding: Finding | None) -> str:
-    if finding is None:
-        return ""
-    fact = finding.fact("cause")
-    return str(fact.value) if fact else "stages" if finding.fact("stage") else ""
 
 
 def run_gloo(folder: Path, wanted: Sequence[str], say: Callable[[str], None]) -> list[Answer]:
@@ -189,6 +186,15 @@ def _task(task: tuple[Case, Path, bool]) -> Answer:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def run_random(jobs: int, seed: int, folder: Path, say: Callable[[str], None]) -> list[Mark]:
+    """Random jobs, one a core; a line for each of which something wrong is said."""
+    marks = list(marks_of(jobs, seed, folder, workers=PROCESSES)) if jobs else []
+    for mark in marks:
+        if mark.what:
+            say(f"wrong: {mark.truth.name} {mark.truth.kind} {mark.truth.layout}: {mark.what}")
+    return marks
+
+
 def _line(one: Answer) -> str:
     size = f" {one.effect_pct:.1f} %" if one.effect_pct else ""
     truth = f", is {one.culprits}" if one.culprits else ""
@@ -221,6 +227,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     parser.add_argument("--no-gloo", action="store_true", help="leave out the real processes")
     parser.add_argument(
+        "--random", type=int, default=0, metavar="N", help="also so many random jobs (default: none)"
+    )
+    parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="keep traces and stores there, and use them again"
     )
     parser.add_argument("--write-docs", action="store_true", help="write docs/accuracy.md")
@@ -244,6 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         answers = run_cases(cases, folder, bool(args.keep), say, args.part != "all") if cases else []
         real = [] if args.no_gloo else run_gloo(folder / "gloo", wanted, say)
+        chance = run_random(args.random, args.seed or _RANDOM_SEED, folder / "random", say)
     finally:
         if not args.keep:
             shutil.rmtree(folder, ignore_errors=True)
@@ -252,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = total(answers)
     print(f"{len(answers)} synthetic and {len(real)} real cases in {time.monotonic() - started:.0f} s")
     if args.write_docs:
-        write_accuracy(answers, real)
+        write_accuracy(answers, real, chance)
     for name, held_out in (("tuned", False), ("held out", True)):
         part = [one for one in answers if one.held_out == held_out]
         if part and args.part == "all":
@@ -261,6 +271,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(
             f"real processes: {line_of(total(real))} (effects of {FROM_PCT:g} % or more; on {len(real)} gloo runs)"
         )
+    if chance:
+        print(f"{len(chance)} random jobs:", table(chance), sep="\n")
     missed = below_floor(found)
     if missed:
         print(f"below the floor: {', '.join(missed)}")

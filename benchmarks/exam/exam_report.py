@@ -16,6 +16,7 @@ from exam_score import (
     text,
     total,
 )
+from random_jobs import Mark, figures
 from rankscope.bench.blame.case_set import CAUSES
 
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
@@ -24,7 +25,8 @@ _LINES = {
     "precision": "precision of the culprit (rank, node or stage), cases without one included",
     "recall": "recall: of the culprits, those that are named, at any severity",
     "cause": "cause class of the culprits that are named",
-    "false_alarms": "healthy runs with a reachable finding of warning or above, or with a named rank, node or stage",
+    "false_alarms": "healthy runs with a fault of warning or above",
+    "named_healthy": "healthy runs in which a fault below that names a rank, node or stage",
     "cost": f"cost by whatif within {100 * COST_TOLERANCE:.0f} % of the truth",
     "stated": "the same for the cost that the finding states, after what other findings claim",
     "first": f"first finding right (effects above {FIRST_FROM_PCT:g} %)",
@@ -35,11 +37,11 @@ _LINES = {
 _COLUMNS = ("cases", "precision", "recall", "cause", "cost", "first")
 
 
-def write_accuracy(answers: Sequence[Answer], real: Sequence[Answer]) -> None:
-    PAGE.write_text(page(answers, real), encoding="utf-8")
+def write_accuracy(answers: Sequence[Answer], real: Sequence[Answer], chance: Sequence[Mark] = ()) -> None:
+    PAGE.write_text(page(answers, real, chance), encoding="utf-8")
 
 
-def page(answers: Sequence[Answer], real: Sequence[Answer]) -> str:
+def page(answers: Sequence[Answer], real: Sequence[Answer], chance: Sequence[Mark] = ()) -> str:
     """The whole page."""
     healthy = [one for one in answers if one.kind == "healthy"]
     parts_of_exam = [answers, *([one for one in answers if one.held_out == held] for held in (False, True))]
@@ -86,9 +88,23 @@ garbage, saves or loads data slowly. Their durations vary by far more than those
 The scores change with the load of the machine.
 
 {_table("processes", [(name, scores(_of_layout(real, name), 0.5)) for name in sorted({one.layout for one in real})])}
-Healthy runs with a false alarm: {sum(bool(one.alarms or one.named) for one in calm)} of {len(calm)}.
+Healthy runs with a false alarm: {sum(bool(one.alarms) for one in calm)} of {len(calm)}.
 
 """
+        )
+    if chance:
+        parts.append(
+            f"""## Random jobs
+
+{len(chance)} simulated jobs of 4 to 16 ranks with up to three culprits at once, of any class, in every, every second or
+third step; work that moves; healthy jobs (`exam.py --random {len(chance)}`). What each costs beside the others is found
+by simulating the job with only that fault on its axis.
+
+| | |
+|---|---|
+"""
+            + "".join(f"| {name} | {value} |\n" for name, value in figures(chance))
+            + "\n"
         )
     wrong = [
         one

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from exam_cases import REPORTS
+from fault_facts import OF_RANKS
 from rankscope.bench.blame.case_set import CAUSES, LEAST_PCT, MOVING
 
 FLOOR = {
@@ -16,8 +17,10 @@ FLOOR = {
     "cost": 0.95,
     "stated": 0.95,
     "false_alarms": 0.0,
+    "named_healthy": 0.1,
 }
-"""For effects of FROM_PCT or more; of false alarms, the most."""
+"""For effects of FROM_PCT or more; of those in AT_MOST, the most."""
+AT_MOST = ("false_alarms", "named_healthy")
 FROM_PCT = 5.0
 FIRST_FROM_PCT = 10.0
 COST_TOLERANCE = 0.10
@@ -42,19 +45,20 @@ class Answer:
     """True times of a step: T and balanced, and the slowdown."""
     said_balance: dict[str, float] = field(default_factory=dict)
     named: tuple[int, ...] = ()
-    """Ranks of the finding on a late rank, node or stage, at any severity."""
+    """Ranks of the first fault that names ranks, a link or a stage, at any severity."""
     severity: str = ""
     cause: str = ""
     said_ns: int | None = None
     """The finding's cost: without what findings above it have claimed."""
     alone_ns: int | None = None
     """What whatif says the culprit costs."""
-    first_report: str = ""
+    first: str = ""
+    """Of the first finding: a fault's axis, or "moves"; else its report."""
     first_ranks: tuple[int, ...] = ()
     warned: tuple[str, ...] = ()
     """Reports with a finding of warning or above."""
     alarms: tuple[str, ...] = ()
-    """Titles of reachable findings of warning or above."""
+    """Titles of faults of warning or above."""
     title: str = ""
     error: str = ""
     seconds: float = 0.0
@@ -72,9 +76,11 @@ class Answer:
 
     @property
     def accused(self) -> bool:
-        """A wrong rank is named; of imbalance that moves, any."""
+        """A wrong rank is named; of imbalance that moves, any; in a healthy job, with a warning or above."""
         if self.kind in CAUSES and not self.has_culprit:
             return False
+        if self.kind == "healthy":
+            return bool(self.alarms)
         return bool(self.named) and not self.hit
 
     @property
@@ -111,15 +117,15 @@ class Answer:
     @property
     def first_right(self) -> bool:
         if self.kind in MOVING:
-            return self.first_report in ("stragglers", "imbalance") and not self.first_ranks
+            return self.first == "moves"
         if self.kind == "stages":
-            return self.first_report == "bubbles" and tuple(sorted(self.first_ranks)) == self.culprits
+            return self.first == "stage" and self.first_ranks == self.culprits
         if self.kind == "leak":  # it has no cost, so findings with one are listed before it
             return bool(set(self.warned) & set(REPORTS["leak"]))
         if self.kind in REPORTS:
             named_right = self.kind != "hang" or self.first_ranks == self.culprits
-            return self.first_report in REPORTS[self.kind] and named_right
-        return self.first_report == "stragglers" and self.hit
+            return self.first in REPORTS[self.kind] and named_right
+        return self.first in OF_RANKS and self.hit
 
     @property
     def wrong(self) -> str:
@@ -127,17 +133,13 @@ class Answer:
         if self.error:
             return self.error
         if self.kind == "healthy":
-            return f"alarm: {self.alarms[0]}" if self.alarms else f"named {self.named}" if self.named else ""
+            return f"alarm: {self.alarms[0]}" if self.alarms else ""
         if self.kind in MOVING:
             return (
-                "one rank is blamed"
-                if self.accused
-                else ""
-                if self.first_right
-                else f"first is {self.first_report}"
+                "one rank is blamed" if self.accused else "" if self.first_right else f"first is {self.first}"
             )
         if self.kind in REPORTS:
-            return "" if self.first_right else f"first is {self.first_report} {self.first_ranks}"
+            return "" if self.first_right else f"first is {self.first} {self.first_ranks}"
         if not self.has_culprit:
             return ""
         if not self.hit:
@@ -177,7 +179,8 @@ def total(answers: Sequence[Answer]) -> dict[str, float | None]:
     named, hits = sum(bool(one.named) for one in inside), sum(one.hit for one in inside)
     return large | {
         "precision": hits / (named + accused) if named + accused else None,
-        "false_alarms": share(bool(one.alarms or one.named) for one in healthy),
+        "false_alarms": share(bool(one.alarms) for one in healthy),
+        "named_healthy": share(bool(one.named) and not one.alarms for one in healthy),
         "other": share(one.first_right for one in answers if one.kind in REPORTS),
         "moving": share(not one.accused for one in answers if one.kind in MOVING),
         "balance": share(one.balance_right for one in answers if one.balance),
@@ -189,8 +192,7 @@ def below_floor(found: dict[str, float | None]) -> list[str]:
     return [
         name
         for name, floor in FLOOR.items()
-        if (value := found.get(name)) is not None
-        and (value > floor if name == "false_alarms" else value < floor)
+        if (value := found.get(name)) is not None and (value > floor if name in AT_MOST else value < floor)
     ]
 
 

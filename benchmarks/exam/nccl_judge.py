@@ -1,6 +1,6 @@
 """Asks about the jobs that nccl_record.sh has recorded, and compares the answers with what was planted.
 
-    python benchmarks/exam/nccl_judge.py FOLDER --with new|old|prototype [--prototype FILE] [--only ddp,tp/host]
+    python benchmarks/exam/nccl_judge.py FOLDER [--with findings|prototype] [--prototype FILE] [--only ddp,tp/host]
 
 FOLDER holds the archives, which are unpacked, or FOLDER/KIND/VARIANT. The true cost is what a step takes longer than
 those of the healthy twins, by the clock of the job; their difference is its noise. The questions are those of
@@ -20,10 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fault_facts import Answer, answer_of, cause_word, findings_in
 from nccl_jobs import HEALTHY, unpack
-from random_jobs import WORDS, Answer, Named, ask_old, ask_prototype, subjects_of
-from rankscope.analysis.core.scope import Scope
-from rankscope.timeline.run import open_run
+from random_jobs import asker
 
 TOLERANCE = 0.10
 
@@ -56,7 +55,7 @@ def marked(
 ) -> Mark:
     step_ns, twin_ns = wall_ns(truth), statistics.mean(twins_ns)
     healthy = truth["axis"] == "none"
-    causes = {int(rank): WORDS.get(cause, cause) for rank, cause in truth["causes"].items()}
+    causes = {int(rank): cause_word(cause) for rank, cause in truth["causes"].items()}
     expected = "healthy" if healthy else f"{truth['axis']} {truth['ranks']} {sorted(set(causes.values()))}"
     try:
         answer = ask(folder)
@@ -79,19 +78,9 @@ def marked(
     )  # fmt: skip
 
 
-def ask_faults(traces: Path) -> Answer:
-    """The faults, without those of cores that are slow: the machine's own, which the healthy twins have too."""
-    from rankscope.analysis.faults import faults_of
-
-    run = open_run([traces])
-    faults = [fault for fault in faults_of(run, Scope().in_run(run)).listed if not fault.is_of_cores]
-    named = [
-        Named(fault.axis, subjects_of(run, fault.axis, (each.number,)), WORDS.get(each.cause.kind, each.cause.kind),
-              each.margin_ns)
-        for fault in faults
-        for each in fault.subjects
-    ]  # fmt: skip
-    return Answer(tuple(named), sum(fault.cost_ns for fault in faults), any(fault.moves for fault in faults))
+def ask_findings(traces: Path) -> Answer:
+    """Without those of cores that are slow: the machine's own, which the healthy twins have too."""
+    return answer_of(findings_in(traces), with_cores=False)
 
 
 def who_is_right(truth: dict[str, Any], answer: Answer) -> bool:
@@ -127,14 +116,15 @@ def _mark(task: tuple[Path, dict[str, Any], list[float]], ask: Callable[[Path], 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--with", dest="who", choices=("new", "old", "prototype"), default="new")
+    parser.add_argument("--with", dest="who", choices=("findings", "prototype"), default="findings")
     parser.add_argument("--prototype", type=Path, metavar="FILE", help="for --with prototype")
     parser.add_argument("--only", default="", help="kinds, or kinds and variants, such as ddp,tp/host")
     parser.add_argument("--workers", type=int, default=1, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what is right about each job")
     args = parser.parse_args(argv)
-    if args.who == "prototype" and not args.prototype:
-        parser.error("--with prototype needs --prototype FILE")
+    ask = asker(args.who, args.prototype) if args.who == "prototype" else ask_findings
+    if ask is None:
+        return 0
     unpack(args.folder)
     truths = {
         path.parent: json.loads(path.read_text()) for path in sorted(args.folder.glob("*/*/truth.json"))
@@ -154,14 +144,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{truth['kind']}/{folder.name}: not recorded: {why[0]}")
         else:
             tasks.append((folder, truth, [wall_ns(twin) for twin in twins]))
-    asks: dict[str, Callable[[Path], Answer]] = {
-        "new": ask_faults,
-        "old": ask_old,
-        "prototype": partial(ask_prototype, args.prototype),
-    }
     marks = []
     with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
-        for mark in pool.imap(partial(_mark, ask=asks[args.who]), tasks):
+        for mark in pool.imap(partial(_mark, ask=ask), tasks):
             marks.append(mark)
             right = "".join("x" if each else "-" for each in (mark.who, mark.cause, mark.cost))
             right = f"{right[0]}  " if mark.healthy else right

@@ -19,6 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from fault_facts import PROBLEMS, accused, cause, faults_in, named_in
 from ordinary_job import FAULTS
 from ordinary_record import HEALTHY
 
@@ -49,7 +50,6 @@ EXPECTED: dict[str, str] = {
 """What the finding on a fault has to say (a regular expression over its texts)."""
 PAGE = Path(__file__).parents[2] / "docs" / "ordinary.md"
 TOLERANCE = 0.25
-_SLOW_CORE = "a slow core"
 SMALL = 0.05
 """A fault of a smaller share of the step is not asked for."""
 
@@ -67,7 +67,9 @@ class Asked:
     step_ns: float
     """The mean step of the window."""
     alarms: int
-    """Findings of at least warning that blame the ranks or the work."""
+    """Faults of at least warning."""
+    is_core: bool = False
+    """The named rank's host takes longer for all that it does."""
 
 
 def ask(folder: Path) -> Asked:
@@ -77,18 +79,18 @@ def ask(folder: Path) -> Asked:
     from rankscope.timeline.run import open_run
 
     run = open_run([folder])
-    findings = collect(run, Scope())
-    strong = [each for each in findings if each.severity in ("warning", "critical")]
-    naming = next((each for each in strong if each.ranks and each.reachable), None)
-    told = naming or findings[0]
-    cause = told.fact("cause")
+    findings = [finding.to_dict() for finding in collect(run, Scope())]
+    strong = [fault for fault in faults_in(findings) if fault["severity"] in PROBLEMS]
+    naming = next((fault for fault in strong if accused(fault)), None)
+    told = naming or next(iter(findings), None)
     return Asked(
-        tuple(naming.ranks) if naming else (),
-        " ".join([told.title, told.evidence, told.hint, str(cause.value) if cause else ""]),
-        float(told.cost_ns or 0),
-        f"{told.severity}: {told.title}",
+        accused(naming) if naming else (),
+        " ".join([told["title"], told["evidence"], told["hint"], cause(told)]) if told else "",
+        float(told["cost_ns"] or 0) if told else 0.0,
+        f"{told['severity']}: {told['title']}" if told else "nothing",
         mean_step_ns(run, Scope()),
-        sum(each.reachable or each.report == "stragglers" for each in strong),
+        len(strong),
+        naming is not None and all(each.is_core for each in named_in(naming)),
     )
 
 
@@ -131,7 +133,7 @@ def score(name: str, active: int, folders: Sequence[Path], twins: Sequence[Path]
     says = [bool(healthy or re.search(EXPECTED[name], answer.text, re.DOTALL)) for answer in answers]
     right = [answer.ranks == ranks for answer in answers]
     wrong = [answer for answer in answers if answer.ranks and answer.ranks != ranks]
-    by_core = [answer for answer in wrong if _SLOW_CORE in answer.text]
+    by_core = [answer for answer in wrong if answer.is_core]
     return Score(
         name, active, 0.0 if healthy else true / step, true, statistics.median(each.cost_ns for each in answers),
         statistics.median(right) > 0.5, statistics.median(says) > 0.5, len(wrong) > len(by_core), bool(by_core),

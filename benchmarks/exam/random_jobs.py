@@ -1,14 +1,13 @@
 """Random jobs with several culprits each, and what is said about them.
 
-    python benchmarks/exam/random_jobs.py --jobs 300 --seed 1 --traces FOLDER --with new [--workers 2]
+    python benchmarks/exam/random_jobs.py --jobs 300 --seed 1 --traces FOLDER [--with findings] [--workers 2]
 
 The jobs are simulated: up to three culprits of any class, in every, every second or third step; nodes, links and stages
 that are slow; imbalance that moves; healthy jobs. The truth of each fault is the difference between two simulations of
 the same job. Traces stay in FOLDER, so that another run only asks. The questions are the same to everybody:
 
-new        rankscope.analysis.faults
-old        the findings
-prototype  a script with the class Counterfactual (--prototype PATH)
+findings   rankscope's findings
+prototype  a script with the class Counterfactual (--prototype PATH); left out where it is not there
 """
 
 from __future__ import annotations
@@ -25,18 +24,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from rankscope.analysis.across_ranks.nodes import nodes
-from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.findings import collect
+from fault_facts import Answer, Named, Subject, answer_of, findings_in
 from rankscope.bench.blame.case_set import CAUSES
 from rankscope.bench.blame.planting import job_of
 from rankscope.bench.synthetic.balance import balance
 from rankscope.bench.synthetic.cluster import Fault, Job, simulate, step_ns
 from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.bench.synthetic.job import StepFaults
-from rankscope.timeline.run import Run, open_run
 
 LEAST = 0.02
 """Of the step: culprits of a smaller margin are neither right nor wrong where they are named."""
@@ -77,33 +73,6 @@ _LAYOUTS = {
 _RANK_FAULTS = ("compute", "compute", "throttle", "host", "host", "gc", "dataloader", "copy")
 _WITH_SIBLINGS = ("dp2tp2", "dp4tp2", "pp2dp4", "pp2dp4-1f1b-batched", "pp2dp2tp2-1f1b-batched")
 """Layouts in which a group has others to be compared with."""
-WORDS = {"data": "dataloader", "transfer": "link", "core": "host"}
-
-Subject = int | tuple[int, ...]
-"""A rank, stage, step or micro-batch; of a link the ranks of the group."""
-
-
-class Named(NamedTuple):
-    """One finding of an answer."""
-
-    axis: str
-    """rank, link, step, stage or position."""
-    subjects: tuple[Subject, ...]
-    cause: str
-    """compute, host, dataloader, copy or link; or stages."""
-    margin_ns: float | None = None
-    """Of all subjects together."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What somebody says about a run."""
-
-    named: tuple[Named, ...] = ()
-    joint_ns: float = 0.0
-    """What all of it costs together."""
-    moves: bool = False
-    """Imbalance without a culprit."""
 
 
 @dataclass(frozen=True)
@@ -325,57 +294,8 @@ def made(number: int, seed: int, folder: Path) -> tuple[Truth, Path]:
 # The answers
 
 
-def ask_old(traces: Path) -> Answer:
-    """The findings that blame somebody."""
-    run = open_run([traces])
-    findings = collect(run, Scope())
-    blaming = [each for each in findings if each.report in ("stragglers", "bubbles", "imbalance")]
-    named = []
-    for finding in blaming:
-        if finding.ranks:
-            fact, stage = finding.fact("cause"), finding.fact("stage")
-            cause = str(fact.value) if fact else ""
-            if stage:
-                named.append(Named("stage", (int(str(stage.value)),), "stages", finding.alone_ns))
-            elif cause == "link":
-                named.append(Named("link", (tuple(finding.ranks),), cause, finding.alone_ns))
-            else:
-                named.append(Named("rank", tuple(finding.ranks), cause, finding.alone_ns))
-    moves = any(not finding.ranks and finding.report != "bubbles" for finding in blaming)
-    return Answer(tuple(named), sum(each.cost_ns or 0 for each in findings if each.reachable), moves)
-
-
-def ask_new(traces: Path) -> Answer:
-    try:
-        from rankscope.analysis.faults import faults_of  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        raise SystemExit("random_jobs.py: this rankscope has no rankscope.analysis.faults") from None
-    run = open_run([traces])
-    said = faults_of(run, Scope().in_run(run))
-    named = tuple(
-        Named(axis, subjects_of(run, axis, subjects), WORDS.get(cause, cause), margin)
-        for axis, subjects, cause, margin in said.named
-    )
-    return Answer(named, said.joint_ns, bool(said.moves))
-
-
-def subjects_of(run: Run, axis: str, subjects: Sequence[Any]) -> tuple[Subject, ...]:
-    """Ranks instead of nodes, members instead of groups."""
-    listed: list[Subject] = []
-    for subject in subjects:
-        if axis == "link" and not isinstance(subject, tuple):
-            groups = run.collectives.groups
-            group = (
-                groups[subject]
-                if isinstance(subject, int)
-                else next(each for each in groups if each.name == subject)
-            )
-            listed.append(tuple(group.ranks or ()))
-        elif isinstance(subject, str):
-            listed += [rank for rank, host in nodes(run).items() if host == subject]
-        else:
-            listed.append(subject if isinstance(subject, tuple) else int(subject))
-    return tuple(listed)
+def ask_findings(traces: Path) -> Answer:
+    return answer_of(findings_in(traces))
 
 
 def ask_prototype(script: Path, traces: Path) -> Answer:
@@ -408,9 +328,8 @@ def ask_prototype(script: Path, traces: Path) -> Answer:
     case.saved = lambda **changed: changed
     mended |= case.alone(links)
     case.saved = saved
-    named += [
-        Named("link", subjects_of(case.run, "link", (int(link),)), "link", margin[link]) for link in links
-    ]
+    groups = case.run.collectives.groups
+    named += [Named("link", (tuple(groups[int(link)].ranks or ()),), "link", margin[link]) for link in links]
     if named:
         joint = saved(**mended)
     everything = 0.0 if who else case.stage_axis()[0]
@@ -522,14 +441,16 @@ def _words(truth: Truth, culprit: Culprit) -> str:
     return f"{culprit.cause} of {culprit.axis} {culprit.ranks}{every} ({100 * culprit.margin_ns / truth.step_ns:.1f} %)"
 
 
-def table(marks: Sequence[Mark]) -> str:
+def figures(marks: Sequence[Mark]) -> tuple[tuple[str, str], ...]:
+    """What was right, and how often."""
+
     def pair(name: str) -> str:
         parts = [getattr(mark, name) for mark in marks]
         right, of = sum(part[0] for part in parts), sum(part[1] for part in parts)
         return f"{right} of {of}" + (f" ({right / of:.3f})" if of else "")
 
     wrongly = sum(mark.wrongly for mark in marks)
-    rows = (
+    return (
         ("culprits named, from 2 % of the step", pair("found")),
         ("their cause", pair("causes")),
         ("their margin within 10 % or 0.1 ms", pair("margins")),
@@ -546,7 +467,10 @@ def table(marks: Sequence[Mark]) -> str:
         ("errors", str(sum(mark.error for mark in marks))),
         ("CPU seconds a job", f"{sum(mark.seconds for mark in marks) / max(len(marks), 1):.2f}"),
     )
-    return "\n".join(f"{name:44}{value}" for name, value in rows)
+
+
+def table(marks: Sequence[Mark]) -> str:
+    return "\n".join(f"{name:44}{value}" for name, value in figures(marks))
 
 
 def judged(ask: Callable[[Path], Answer], seed: int, folder: Path, number: int) -> Mark:
@@ -561,6 +485,25 @@ def judged(ask: Callable[[Path], Answer], seed: int, folder: Path, number: int) 
     return replace(mark, seconds=time.process_time() - started)
 
 
+def marks_of(
+    jobs: int, seed: int, folder: Path, ask: Callable[[Path], Answer] = ask_findings, workers: int = 1
+) -> Iterator[Mark]:
+    """What is right about each of so many jobs, one after the other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        yield from pool.imap(partial(judged, ask, seed, folder), range(jobs))
+
+
+def asker(who: str, prototype: Path | None) -> Callable[[Path], Answer] | None:
+    """None where the prototype is asked for and is not there."""
+    if who == "findings":
+        return ask_findings
+    if prototype is None or not prototype.is_file():
+        print(f"left out: the prototype, which is not there ({prototype or '--prototype FILE names it'})")
+        return None
+    return partial(ask_prototype, prototype)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--jobs", type=int, default=300, metavar="N")
@@ -568,33 +511,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--traces", type=Path, required=True, metavar="FOLDER", help="is made, and used again"
     )
-    parser.add_argument("--with", dest="who", choices=("new", "old", "prototype"), default="new")
+    parser.add_argument("--with", dest="who", choices=("findings", "prototype"), default="findings")
     parser.add_argument("--prototype", type=Path, metavar="FILE", help="for --with prototype")
     parser.add_argument("--workers", type=int, default=1, metavar="N")
     parser.add_argument("--only", default="", help="numbers of jobs, such as 3,17; prints all that is said")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what is right about each job")
     args = parser.parse_args(argv)
-    if args.who == "prototype" and not args.prototype:
-        parser.error("--with prototype needs --prototype FILE")
-    args.traces.mkdir(parents=True, exist_ok=True)
-    asks: dict[str, Callable[[Path], Answer]] = {
-        "new": ask_new,
-        "old": ask_old,
-        "prototype": partial(ask_prototype, args.prototype),
-    }
-    ask = asks[args.who]
+    ask = asker(args.who, args.prototype)
+    if ask is None:
+        return 0
     if args.only:
         for number in map(int, args.only.split(",")):
             truth, traces = made(number, args.seed, args.traces)
             print(replace(truth, job={}), ask(traces), marked(truth, ask(traces)).what, sep="\n  ")
         return 0
-    task = partial(judged, ask, args.seed, args.traces)
     marks = []
-    with multiprocessing.get_context("spawn").Pool(args.workers) as pool:
-        for mark in pool.imap(task, range(args.jobs)):
-            marks.append(mark)
-            if mark.what:
-                print(f"{mark.truth.name} {mark.truth.kind} {mark.truth.layout}: {mark.what}", flush=True)
+    for mark in marks_of(args.jobs, args.seed, args.traces, ask, args.workers):
+        marks.append(mark)
+        if mark.what:
+            print(f"{mark.truth.name} {mark.truth.kind} {mark.truth.layout}: {mark.what}", flush=True)
     print(table(marks))
     if args.json:
         args.json.write_text(json.dumps([asdict(mark) for mark in marks], indent=1))

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from random_jobs import Answer, Culprit, Mark, Named, Truth, marked, table, truth_of
+from fault_facts import Answer, Named
+from random_jobs import Culprit, Mark, Truth, marked, table, truth_of
 from rankscope.bench.synthetic.job import Fault, Job
 
 MS = 1_000_000

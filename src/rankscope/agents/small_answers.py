@@ -157,6 +157,7 @@ def _small_finding(finding: Mapping[str, Any], names: list[str], number: int) ->
     ]
     return {
         "number": number,
+        "kind": finding["kind"],
         "severity": finding["severity"],
         "report": finding["report"],
         **{key: _sentence(finding[key], all_names) for key in ("title", "evidence", "hint")},
@@ -164,7 +165,9 @@ def _small_finding(finding: Mapping[str, Any], names: list[str], number: int) ->
         "ranks_text": shorten_middle(as_ranges(sorted(finding["ranks"])), LONGEST_NAME)
         if finding["ranks"]
         else "",
-        **{key: finding[key] for key in ("cost_ns", "alone_ns", "reachable")},
+        "subject": _name(finding["subject"]),
+        "steps": list(finding["steps"][:_LONGEST_LIST]),
+        **{key: finding[key] for key in ("cost_ns", "alone_ns")},
         "facts": facts,
         "commands": finding["commands"],
         "link": finding["link"],

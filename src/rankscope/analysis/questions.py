@@ -195,7 +195,7 @@ QUESTIONS = {
             "Does a rank run ops that others do not, or more of them?",
             op_differences,
         ),
-        Report("micro_batches", "How long does each micro-batch take?", micro_batches, finds=True),
+        Report("micro_batches", "How long does each micro-batch take?", micro_batches),
         Report(
             "host_cpu",
             "Do ranks lack CPU: cores, threads, garbage collection?",

@@ -9,10 +9,10 @@ from functools import partial
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.segments import BALANCES, Balance, Segments, segments
 from rankscope.analysis.core.grouping import group_medians
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.critical_path.compute_clock import ComputeClock, Computing
+from rankscope.analysis.faults.balanced import BALANCES, Balance, balanced_targets
+from rankscope.analysis.faults.faults import faults_of
 from rankscope.analysis.faults.targets import whole_ranks
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
 from rankscope.analysis.graph.graph import Graph, MatchedCollectives, Work
@@ -39,8 +39,6 @@ class Scenario:
     """The class of the breakdown that it makes shorter: it saves no more than that class takes on any rank."""
     most_ns: float = float("inf")
     """Nor more than this per step."""
-    of_segments: bool = False
-    """It changes compute segments."""
     reachable: bool = False
     """Other ranks, steps or stages of the same run do it already; else it is a limit."""
 
@@ -327,32 +325,17 @@ def links_at_median(ranks: Sequence[int], members: Mapping[int, Sequence[int]]) 
     )
 
 
-def balanced(
-    what: Balance, chosen: Callable[[Segments], Mask] | None = None, *, transfers: bool | None = None
-) -> Scenario:
-    """Segments as long as in a balanced run; `chosen`: only these. `transfers`: whether they change too (default: with
-    all, unless segments are chosen)."""
-    at_median = transfers if transfers is not None else what == "all" and chosen is None
+def balanced(what: Balance, ranks: Sequence[int] | None = None) -> Scenario:
+    """Work as in a balanced run; `ranks`: only theirs, and no transfers."""
 
     def change(run: Run, graph: Graph, work: Work) -> Work:
-        every = segments_of(run, graph)
-        target = every.balanced_ns(what)
-        if chosen is not None:
-            target = np.where(chosen(every), target, every.duration_ns)
-        clock = ComputeClock.of(every, graph.ranks)
-        spent, own_ns = [*work.spent], work.own_ns
-        on_cpu = graph.is_alone[graph.rank]
-        for kind in (_COMPUTE, _HOST):  # without a GPU the host computes
-            computes = (kind == _COMPUTE) | on_cpu[graph.to]
-            ways = np.flatnonzero((graph.work.spent[kind] > 0) & computes)
-            to, origin = graph.to[ways], graph.origin[ways]
-            parts = Computing.of(clock, ways, graph.rank[to], graph.end[origin], graph.start[to])
-            spent[kind] = (parts.scaled if kind == _COMPUTE else parts.shifted)(spent[kind], target)
-        points = np.flatnonzero(graph.kind == _COMPUTE)
-        parts = Computing.of(clock, points, graph.rank[points], graph.start[points], graph.end[points])
-        own_ns = parts.scaled(own_ns, target)
-        transfer = _median_transfers(graph.collectives, work.transfer) if at_median else work.transfer
-        return replace(work, spent=tuple(spent), own_ns=own_ns, transfer=transfer)
+        targets = balanced_targets(run, graph.scope, what)
+        if ranks is not None:
+            return targets.of_ranks(ranks).on(work)
+        work = targets.on(work)
+        if what != "all":
+            return work
+        return replace(work, transfer=_median_transfers(graph.collectives, work.transfer))
 
     means = {
         "ranks": "the mean over the ranks of its stage",
@@ -363,15 +346,19 @@ def balanced(
     return Scenario(
         f"{what} balanced" if what != "all" else "everything balanced",
         change,
-        f"balanced ({what}): the compute between two communications takes {means[what]}; other times of the host and "
-        "the order do not change",
-        of_segments=True,
+        f"balanced ({what}): between two communications, each kind of work of a rank takes {means[what]}; the order "
+        "does not change",
         reachable=True,
     )
 
 
-def segments_of(run: Run, graph: Graph) -> Segments:
-    return segments(run, graph.scope)
+def faults_mended() -> Scenario:
+    return Scenario(
+        "the faults mended",
+        lambda run, graph, work: faults_of(run, graph.scope).mended.on(work),
+        "the faults mended: what the report `faults` names is as its peers are",
+        reachable=True,
+    )
 
 
 def _median_transfers(matched: MatchedCollectives, transfer: Ints) -> Ints:
