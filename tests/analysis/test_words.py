@@ -165,7 +165,7 @@ def test_recorded_runs(open_real: Callable[[Path], Run], name: str) -> None:
 
 def test_a_name_keeps_its_case_within_a_sentence() -> None:
     def said(title: str, *names: str) -> str:
-        return Finding("limit", title, "", names=names).phrase
+        return Finding("limit", title, "", names=names).uncapitalised
 
     assert said("Data loading") == "data loading"
     assert said("GPU idle") == "GPU idle"

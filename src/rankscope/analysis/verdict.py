@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rankscope.analysis.core.result import PROBLEMS
 from rankscope.analysis.core.scope import Scope, cut_ranks
+from rankscope.analysis.core.step_times import periods
 from rankscope.analysis.faults.report import has_peers, nothing_compared
 from rankscope.analysis.findings import collect
 from rankscope.records import dataclass
@@ -16,6 +17,7 @@ class Verdict:
     """The sentence, and which of the limits it names."""
 
     text: str
+    """Empty where nothing was recorded that takes time, and nothing is wrong."""
     limit: str = ""
 
 
@@ -33,11 +35,13 @@ def verdict(run: Run, scope: Scope, step_ns: float | None) -> Verdict:
     )
     if problem:
         return Verdict(f"{problem.title}.")
+    if not periods(run, scope):
+        return Verdict("")
     text = _nothing_found(run, scope)
     if not limits or not step_ns:
         return Verdict(text)
     cost = format_pair(limits[0].cost_ns or 0, step_ns)
-    return Verdict(f"{text} Largest limit: {limits[0].phrase}, up to {cost}.", limits[0].title)
+    return Verdict(f"{text} Largest limit: {limits[0].uncapitalised}, up to {cost}.", limits[0].title)
 
 
 def _nothing_found(run: Run, scope: Scope) -> str:

@@ -37,7 +37,7 @@ _STEP_COLUMNS = {"overlap": "exposed_comm_ns", "idle": "idle_ns"}
 """By report, the column of the breakdown that is largest in the step where a finding shows best."""
 _ON_HOST = ("syncs", "idle", "dataloader", "launches", "short_kernels")
 """Reports whose findings are about the host."""
-_DEVICE_CAUSES = ("compute", "copy", "transfer")
+_DEVICE_CAUSES = ("compute", "copy", "link")
 """Causes of a fault that are seen on streams."""
 
 
@@ -192,7 +192,7 @@ def _collective(
     elif span is not None:
         usable &= (rows.start < span[1]) & (rows.end > span[0])
     cause = finding.fact("cause")
-    is_transfer = finding.report == "overlap" or (cause is not None and cause.value == "transfer")
+    is_transfer = finding.report == "overlap" or (cause is not None and cause.value == "link")
     if finding.kind == "fault" and not is_transfer:
         usable &= (waited.wait > 0) & ~np.isin(rows.rank, culprits)
         at = np.flatnonzero(usable)
