@@ -100,3 +100,5 @@ def test_the_answer_to_a_case_of_the_benchmark_of_blame(
 ) -> None:
     answer = blamed(said(*findings))
     assert (answer["who"], answer["ranks"], answer["cause"]) == (whose, ranks, why)
+    if "ms_per_step" in answer and why not in ("hang", "memory"):
+        assert answer["ms_per_step"] == 3.0 and answer["confidence"] > 0.5
