@@ -14,8 +14,10 @@ from rankscope.units import (
     format_bytes,
     format_count,
     format_ns,
+    format_pair,
     format_plain,
     format_rounded,
+    format_together,
     format_value,
     parse_bytes,
     parse_count,
@@ -100,6 +102,30 @@ def test_format_plain(value: float, text: str) -> None:
 )
 def test_format_rounded(unit: str, value: float, text: str) -> None:
     assert format_rounded(unit, value) == text
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "text"),
+    [
+        (8_000_000, 27_900_000, "8.0 of 27.9 ms"),
+        (310_000, 27_900_000, "0.3 of 27.9 ms"),
+        (30_000_000, 1_200_000_000, "0.03 of 1.20 s"),
+        (400_000, 999_990, "0.4 of 1.0 ms"),
+        (12, 30, "12 of 30 ns"),
+        (0, 27_900_000, "0.0 of 27.9 ms"),
+    ],
+)
+def test_format_pair(part: float, whole: float, text: str) -> None:
+    assert format_pair(part, whole) == text
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=1))
+def test_durations_in_one_unit_keep_their_order(durations: list[int]) -> None:
+    texts = format_together(durations)
+    assert len({text.partition(" ")[2] for text in texts}) == 1
+    shown = [read(text) for text in texts]
+    assert sorted(shown) == [value for _, value in sorted(zip(durations, shown, strict=True))]
+    assert max(shown) == pytest.approx(max(durations), rel=0.06)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 
 from rankscope.errors import UsageError
@@ -108,14 +108,18 @@ def decimals_for(unit: str, factor: int, values: Iterable[float]) -> int:
     return _decimals(sizes[len(sizes) // 4] / factor, sizes[-1] / factor)
 
 
-def _scaled(value: float, steps: Steps, digits: int) -> str:
-    if not math.isfinite(value):
-        return "-"
+def _step_of(value: float, steps: Steps, digits: int) -> tuple[int, str]:
     index = next((i for i, (factor, _) in enumerate(steps) if abs(value) >= factor), len(steps) - 1)
     # 999,999.9 ns is '1.000 ms': a value that rounds up to a thousand is shown in the next unit.
     if index and round(abs(value) / steps[index][0], digits) >= steps[index - 1][0] / steps[index][0]:
         index -= 1
-    factor, unit = steps[index]
+    return steps[index]
+
+
+def _scaled(value: float, steps: Steps, digits: int) -> str:
+    if not math.isfinite(value):
+        return "-"
+    factor, unit = _step_of(value, steps, digits)
     whole = factor == 1 and float(value).is_integer()
     return f"{_fixed(value / factor, 0 if whole else digits)} {unit}"
 
@@ -123,6 +127,23 @@ def _scaled(value: float, steps: Steps, digits: int) -> str:
 def format_ns(nanoseconds: float, digits: int = 3) -> str:
     """A duration in the unit that reads best: 1,234,567 ns is '1.235 ms'."""
     return _scaled(nanoseconds, _STEPS["ns"], digits)
+
+
+def format_together(durations: Sequence[float]) -> list[str]:
+    """Durations in one unit, that of the longest, with the decimals that the shortest needs: '8.0 ms', '0.3 ms'."""
+    factor, unit = _step_of(max(durations, default=0), _STEPS["ns"], 1)
+    if factor == 1 and all(float(duration).is_integer() for duration in durations):
+        decimals = 0
+    else:
+        shortest = min((duration for duration in durations if duration > 0), default=factor)
+        decimals = min(max(1, math.ceil(math.log10(factor / shortest))), _MAX_DECIMALS)
+    return [f"{_fixed(duration / factor, decimals)} {unit}" for duration in durations]
+
+
+def format_pair(part_ns: float, whole_ns: float) -> str:
+    """A part of a duration, in one unit: '8.0 of 27.9 ms'."""
+    part, whole = format_together((part_ns, whole_ns))
+    return f"{part.partition(' ')[0]} of {whole}"
 
 
 def format_bytes(count: float, digits: int = 2) -> str:
@@ -140,13 +161,6 @@ def format_rounded(unit: str, value: float) -> str:
     whole = factor == 1 and value.is_integer()
     decimals = 0 if whole else max(0, 3 - _digits_before_point(abs(value) / factor))
     return f"{_fixed(value / factor, decimals)} {label}".rstrip()
-
-
-def format_pair(part_ns: float, whole_ns: float) -> str:
-    """A time and what it is a part of, in the unit of the whole: '8.0 of 27.9 ms'."""
-    factor, label = next((step for step in _STEPS["ns"] if whole_ns >= step[0]), _STEPS["ns"][-1])
-    digits = 0 if factor == 1 else 1
-    return f"{_fixed(part_ns / factor, digits)} of {_fixed(whole_ns / factor, digits)} {label}"
 
 
 def format_count(count: float) -> str:

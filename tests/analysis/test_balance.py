@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -24,10 +22,7 @@ from rankscope.analysis.across_ranks.schedule import Order, layers_of, replay
 from rankscope.analysis.across_ranks.schedule_picture import schedule_picture
 from rankscope.analysis.across_ranks.segments import (
     BACKWARD,
-    BALANCES,
     FORWARD,
-    OTHER,
-    Segments,
     cut,
     segments,
 )
@@ -38,6 +33,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.savings import savings_of
 from rankscope.analysis.critical_path.scenarios import balanced
 from rankscope.analysis.critical_path.whatif import whatif
+from rankscope.analysis.faults.balanced import BALANCES
 from rankscope.bench.synthetic.cluster_trace import write_job
 from rankscope.bench.synthetic.job import Fault, Job
 from rankscope.bench.synthetic.pipeline import blocks
@@ -93,61 +89,6 @@ def test_segments_are_cut_where_communication_is_launched(seed: int) -> None:
         )
         for (_, *key), members in groups.items()
     ]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1))
-def test_balanced_durations(seed: int) -> None:
-    """Two stages of two ranks, two steps, two micro-batches; some segments are missing on a rank."""
-    random = np.random.default_rng(seed)
-    rows = [
-        (rank, step, rank // 2, 0, batch, phase, position)
-        for rank in range(4)
-        for step in range(2)
-        for batch, phase in ((0, FORWARD), (1, FORWARD), (0, BACKWARD), (1, BACKWARD), (-1, OTHER))
-        for position in range(2)
-        if position == 0 or random.random() < 0.8
-    ]
-    took = random.integers(1, 100, len(rows))
-    columns = [np.array(column) for column in zip(*rows, strict=True)]
-    zero = np.zeros(len(rows), dtype=np.int64)
-    names = ("rank", "step", "stage", "chunk", "micro_batch", "phase", "position")
-    parts = Segments(
-        **dict(zip(names, columns, strict=True)), duration_ns=took, start=zero, end=zero, launched=zero
-    )
-
-    ranks: dict[tuple[int, ...], float] = defaultdict(float)
-    for row, time in zip(rows, took.tolist(), strict=True):
-        ranks[row[1:]] += time / 2
-
-    def evened(
-        times: dict[tuple[int, ...], float], alike: Callable[..., object]
-    ) -> dict[tuple[int, ...], float]:
-        totals: dict[tuple[int, ...], float] = defaultdict(float)
-        for (step, stage, _, batch, phase, _), time in times.items():
-            totals[step, stage, batch, phase] += time
-        means: dict[object, list[float]] = defaultdict(list)
-        for total, time in totals.items():
-            means[alike(*total)].append(time)
-        return {
-            key: time
-            if key[3] == -1
-            else time
-            * fmean(means[alike(key[0], key[1], key[3], key[4])])
-            / totals[key[0], key[1], key[3], key[4]]
-            for key, time in times.items()
-        }
-
-    stages = evened(ranks, lambda step, stage, batch, phase: (step, batch, phase))
-    whole = evened(stages, lambda step, stage, batch, phase: (stage, phase))
-    others: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for (_, stage, _, batch, _, position), time in whole.items():
-        if batch == -1:
-            others[stage, position].append(time)
-    whole = {key: fmean(others[key[1], key[5]]) if key[3] == -1 else time for key, time in whole.items()}
-    assert parts.balanced_ns("ranks") == pytest.approx([ranks[row[1:]] for row in rows])
-    assert parts.balanced_ns("stages") == pytest.approx([stages[row[1:]] for row in rows])
-    assert parts.balanced_ns("all") == pytest.approx([whole[row[1:]] for row in rows])
 
 
 def one_forward_one_backward(stages: int, batches: int) -> Order:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gloo_traces import GlooJob, Item, Op, Program, Recv, Reduce, Send, pipeline
-from rankscope.analysis.across_ranks.layout import layout_of
-from rankscope.analysis.across_ranks.stage_chains import stage_chains
+from rankscope.analysis.across_ranks.layout import layout_of, stage_chains
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.findings import collect
 from rankscope.analysis.health.doubts import doubts
@@ -93,6 +92,32 @@ def test_pipelines_side_by_side(tmp_path: Path) -> None:
     ]
     run = Run(ingest([GlooJob(programs).write(tmp_path, captured=True)]))
     assert stage_chains(run.collectives) == [(0, 2), (1, 3)]
+
+
+def interleaved(stages: int, micro_batches: int) -> list[Program]:
+    """Two chunks a stage: the last one sends to the first, and gradients come back."""
+    programs: list[Program] = []
+    last = 2 * stages - 1
+    for stage in range(stages):
+        forward: list[Item] = []
+        backward: list[Item] = []
+        for virtual in (stage, stages + stage):
+            for _ in range(micro_batches):
+                forward += [] if virtual == 0 else [Recv((stage - 1) % stages)]
+                forward += [Op(500), *([] if virtual == last else [Send((stage + 1) % stages)])]
+        for virtual in (stages + stage, stage):
+            for _ in range(micro_batches):
+                backward += [] if virtual == last else [Recv((stage + 1) % stages)]
+                backward += [Op(500), *([] if virtual == 0 else [Send((stage - 1) % stages)])]
+        programs.append([[*forward, *backward]] * 3)
+    return programs
+
+
+@pytest.mark.parametrize("stages", [3, 4])
+def test_interleaved_stages_are_a_ring(stages: int, tmp_path: Path) -> None:
+    run = Run(ingest([GlooJob(interleaved(stages, 2)).write(tmp_path, captured=True)]))
+    assert stage_chains(run.collectives) == [tuple(range(stages))]
+    assert [layout_of(run, Scope()).stage(rank) for rank in range(stages)] == list(range(stages))
 
 
 def _moved(item: Item, by: int) -> Item:

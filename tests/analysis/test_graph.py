@@ -26,7 +26,6 @@ from analysis.event_replay import (
 from analysis.plain_walk import pieces, plain_walk
 from pipeline_traces import PipelinePlan, write_pipeline
 from rankscope import native
-from rankscope.analysis.across_ranks.segments import BALANCES
 from rankscope.analysis.core.result import Finding, Remedy
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path import scenarios
@@ -35,6 +34,7 @@ from rankscope.analysis.critical_path.report import SMALL, critical
 from rankscope.analysis.critical_path.savings import Savings, savings_of
 from rankscope.analysis.critical_path.scenarios import Scenario
 from rankscope.analysis.critical_path.whatif import whatif
+from rankscope.analysis.faults.balanced import BALANCES
 from rankscope.analysis.graph.events import DEVICE_CLASSES, HOST_CLASSES, NONE
 from rankscope.analysis.graph.graph import Graph, graph_of
 from rankscope.analysis.graph.replay import Replay

@@ -16,7 +16,6 @@ from rankscope.agents.parameters import Parameter, checked_arguments
 from rankscope.agents.small_answers import refused, small_answer
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.collectives import one_collective, worst_collectives
-from rankscope.analysis.across_ranks.segments import BALANCES
 from rankscope.analysis.core.report import Report
 from rankscope.analysis.core.result import Column, Result, query_result
 from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps, ranks_at_median
@@ -26,6 +25,7 @@ from rankscope.analysis.diff.compare import Rules
 from rankscope.analysis.diff.samples import REPORTS as COMPARED
 from rankscope.analysis.diff.two_runs import diff
 from rankscope.analysis.evidence import looked_up, parse_evidence
+from rankscope.analysis.faults.balanced import BALANCES
 from rankscope.analysis.health.doctor import doctor
 from rankscope.analysis.summary import subject
 from rankscope.errors import RankscopeError, UsageError

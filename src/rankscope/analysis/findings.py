@@ -60,11 +60,10 @@ def _collect(run: Run, scope: Scope) -> tuple[Finding, ...]:
     ]
     critical = {finding.report for finding in findings if finding.severity == "critical"}
     findings = [finding for finding in findings if _EVIDENCE_OF.get(finding.report) not in critical]
-    limits = [finding for finding in findings if finding.kind == "limit"]
     faults = sorted((finding for finding in findings if finding.kind != "limit"), key=_order)
     if cut_ranks(run):  # what they lack cannot be replayed
         return tuple(faults)
-    return (*faults, *limits_of(run, scope, limits))
+    return (*faults, *limits_of(run, scope, findings))
 
 
 def _order(finding: Finding) -> tuple[int, int]:

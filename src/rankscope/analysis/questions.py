@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import replace
 
 from rankscope.analysis.across_ranks.bubbles import bubbles
-from rankscope.analysis.across_ranks.by_group import KEYS, breakdown_by, collectives_by, stragglers_by
 from rankscope.analysis.across_ranks.clocks import clocks
 from rankscope.analysis.across_ranks.host_cpu import host_cpu
 from rankscope.analysis.across_ranks.layout import groups, layout
@@ -23,6 +22,7 @@ from rankscope.analysis.critical_path.report import critical
 from rankscope.analysis.efficiency.mfu import mfu
 from rankscope.analysis.efficiency.ncu import ncu
 from rankscope.analysis.efficiency.roofline import roofline
+from rankscope.analysis.faults.by_group import KEYS, breakdown_by, collectives_by, stragglers_by
 from rankscope.analysis.faults.report import faults
 from rankscope.analysis.health.flight import flight_recorder
 from rankscope.analysis.health.hang import hang
@@ -141,7 +141,7 @@ QUESTIONS = {
             gaps,
             ("rank", "source"),
         ),
-        Report("phases", "How much is forward, backward, optimizer, recomputation?", phases, finds=True),
+        Report("phases", "How much is forward, backward, optimizer, recomputation?", phases),
         Report("launches", "Is the host ahead of the GPU: launch delays, queue depth?", launches),
         Report(
             "short_kernels",
@@ -167,9 +167,9 @@ QUESTIONS = {
             ops,
             ("rank", "shape", "module", "source"),
         ),
-        Report("steps", "How long does each step take, on the host and with the GPU?", steps, finds=True),
+        Report("steps", "How long does each step take, on the host and with the GPU?", steps),
         Report("runtime_api", "Which runtime and driver calls take the host's time?", runtime_api, ("rank",)),
-        Report("memcpy", "Which copies run, and how fast?", memcpy, ("rank",)),
+        Report("memcpy", "Which copies run, and how fast?", memcpy, ("rank",), finds=True),
         Report("annotations", "How long do the program's annotated ranges take?", annotated, ("rank",)),
         Report("mfu", "Which share of the device's peak does the model use?", mfu),
         Report(
@@ -188,14 +188,14 @@ QUESTIONS = {
         ),
         Report("nccl", "How fast are collectives by NCCL's own measurement?", nccl, finds=True),
         Report(
-            "stragglers", "Which rank delays the others, and why?", stragglers_by, (*KEYS, "step"), finds=True
+            "stragglers", "Which rank do the others wait for, and how long?", stragglers_by, (*KEYS, "step")
         ),
         Report(
             "op_differences",
             "Does a rank run ops that others do not, or more of them?",
             op_differences,
         ),
-        Report("micro_batches", "How long does each micro-batch take?", micro_batches, finds=True),
+        Report("micro_batches", "How long does each micro-batch take?", micro_batches),
         Report(
             "host_cpu",
             "Do ranks lack CPU: cores, threads, garbage collection?",
@@ -206,7 +206,7 @@ QUESTIONS = {
         Report("clocks", "How far apart are the clocks of the ranks?", clocks, finds=True),
         Report("layout", "Which rank has which place: pipeline, data, tensor, expert?", layout, ("rank",)),
         Report("groups", "Which process groups exist, and what are they used for?", groups),
-        Report("critical", "What is on the critical path through all ranks?", critical, finds=True),
+        Report("critical", "What is on the critical path through all ranks?", critical),
         Report(
             "faults", "Who costs time beyond what the others need, why, and how much?", faults, finds=True
         ),

@@ -37,8 +37,8 @@ _STEP_COLUMNS = {"overlap": "exposed_comm_ns", "idle": "idle_ns"}
 """By report, the column of the breakdown that is largest in the step where a finding shows best."""
 _ON_HOST = ("syncs", "idle", "dataloader", "launches", "short_kernels")
 """Reports whose findings are about the host."""
-_DEVICE_CAUSES = ("compute", "copy", "link", "waiting")
-"""Causes of a straggler that are seen on its streams."""
+_DEVICE_CAUSES = ("compute", "copy", "transfer")
+"""Causes of a fault that are seen on streams."""
 
 
 def findings(session: Session, query: dict[str, str]) -> Answer:
@@ -69,6 +69,8 @@ def _scene(session: Session, finding: Finding) -> dict[str, Any]:
     step = _step(run, finding, culprits, names, span)
     entry = _collective(waits(run), finding, culprits, step, span)
     collective = describe(waits(run), entry) if entry is not None else None
+    if finding.kind == "fault" and step is None and entry is not None:
+        step = int(waits(run).rows.step[entry])
     involved = [row["rank"] for row in collective["rows"]] if collective else list(finding.ranks)
     expanded = culprits[:_MOST_EXPANDED]
     peers = tuple(sorted(set(involved) - set(expanded)))
@@ -158,6 +160,8 @@ def _step(
             "SELECT step FROM steps WHERE rank = ? AND end_ns - time_ns <= ? AND end_ns > ? LIMIT 1",
             [rank, middle, middle],
         )
+    elif finding.steps:
+        return finding.steps[0]
     elif finding.span:
         return None
     elif names:
@@ -179,21 +183,23 @@ def _step(
 def _collective(
     waited: Waits, finding: Finding, culprits: tuple[int, ...], step: int | None, span: tuple[int, int] | None
 ) -> int | None:
-    """An entry of the collective: of a straggler, the one at which the others wait for it longest; of exposed
-    communication, the longest."""
+    """An entry of the collective: of a fault, the one at which the others wait for its ranks longest; of a
+    slow link and of exposed communication, the longest."""
     rows = waited.rows
     usable = (rows.match != NONE) | (waited.wait != NONE)
     if step is not None:
         usable &= rows.step == step
     elif span is not None:
         usable &= (rows.start < span[1]) & (rows.end > span[0])
-    if finding.report == "stragglers":
+    cause = finding.fact("cause")
+    is_transfer = finding.report == "overlap" or (cause is not None and cause.value == "transfer")
+    if finding.kind == "fault" and not is_transfer:
         usable &= (waited.wait > 0) & ~np.isin(rows.rank, culprits)
         at = np.flatnonzero(usable)
         last = waited.waited_for[at]
         at = at[(last != NONE) & np.isin(rows.rank[last], culprits)]
         weight = waited.wait[at]
-    elif finding.report == "overlap":
+    elif is_transfer:
         at = np.flatnonzero(usable & np.isin(rows.rank, culprits))
         weight = rows.duration[at]
     else:

@@ -16,7 +16,7 @@ from dataclasses import field, replace
 from typing import Any, Literal
 from urllib.parse import urlencode
 
-from rankscope.analysis.core.result import Change, Finding, Remedy, Result
+from rankscope.analysis.core.result import PROBLEMS, Change, Finding, Remedy, Result
 from rankscope.analysis.evidence import evidence_id
 from rankscope.records import dataclass
 from rankscope.text.json_values import plain
@@ -28,7 +28,6 @@ Outcome = Literal["problem", "none", "cannot_answer"]
 """problem: a finding is a warning or critical. none: the recording answers the question, and there is none.
 cannot_answer: it does not answer the question; the reason says why. A gate treats that as a failure."""
 
-_PROBLEMS = ("warning", "critical")
 _PAGES = {
     "findings": "reports/summary",
     **dict.fromkeys(("steps", "runtime_api", "annotations", "memcpy"), "reports/tables"),
@@ -72,7 +71,7 @@ class Question:
 
 def outcome(result: Result) -> tuple[Outcome, str]:
     """The outcome, and the reason: of a problem the first finding, else why the question is not answered."""
-    worst = next((finding for finding in result.findings if finding.severity in _PROBLEMS), None)
+    worst = next((finding for finding in result.findings if finding.severity in PROBLEMS), None)
     if worst is not None:
         return "problem", worst.title
     why = result.unanswered

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from rankscope.analysis.core.result import Finding, Result
 from rankscope.views.columns import NOTHING, Field, fields
+from rankscope.views.limits import apart, titled
 from rankscope.views.text import clean
 
 _LONGEST_CELL = 80
@@ -34,8 +35,7 @@ def _number(value: object) -> object:
 def html(result: Result) -> str:
     """Title and window, findings, table, notes: the figures of the terminal table, without scripts."""
     parts = [f"<p><b>{escape(result.title or result.name)}</b> <small>· {escape(result.window)}</small></p>"]
-    if result.findings:
-        parts.append(f"<ul>{''.join(map(_finding, result.findings))}</ul>")
+    parts += [f"<ul>{''.join(map(_finding, listed))}</ul>" for listed in apart(result.findings) if listed]
     columns = fields(result) if result.rows else []
     if columns:
         parts.append(_table(columns))
@@ -46,7 +46,7 @@ def html(result: Result) -> str:
 
 
 def _finding(finding: Finding) -> str:
-    text = f"<li><b>{finding.severity}</b>: {escape(finding.title)}"
+    text = f"<li><b>{finding.severity}</b>: {escape(titled(finding))}"
     if finding.evidence:
         text += f"<br>{escape(finding.evidence)}"
     if finding.hint:

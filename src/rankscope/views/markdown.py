@@ -7,6 +7,7 @@ import re
 from rankscope.analysis.core.result import Finding, Result
 from rankscope.units import display_width
 from rankscope.views.columns import NOTHING, Field, fields
+from rankscope.views.limits import apart, titled
 from rankscope.views.text import clean, pad
 
 _LONGEST_CELL = 120
@@ -22,8 +23,7 @@ _LEADING = re.compile(r"^(\d+(?=[.)](?:\s|$))|(?=[#+=-]))")
 def markdown(result: Result) -> str:
     """Heading, findings, table, then the window and the notes."""
     blocks = [f"## {prose(result.title or result.name)}"]
-    if result.findings:
-        blocks.append("\n".join(map(_finding, result.findings)))
+    blocks += ["\n".join(map(_finding, listed)) for listed in apart(result.findings) if listed]
     columns = fields(result) if result.rows else []
     if columns:
         blocks.append(_grid(columns))
@@ -37,7 +37,7 @@ def markdown(result: Result) -> str:
 
 
 def _finding(finding: Finding) -> str:
-    lines = [f"- **{finding.severity}**: {prose(finding.title)}"]
+    lines = [f"- **{finding.severity}**: {prose(titled(finding))}"]
     lines += [f"  {prose(text)}" for text in (finding.evidence, finding.hint) if text]
     # Two spaces at the end would break the line too, but editors strip them.
     return "\\\n".join(lines)

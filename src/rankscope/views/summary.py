@@ -1,17 +1,17 @@
-"""The summary as one terminal screen: the verdict, the costliest findings, ranks, kernels, and next commands."""
+"""The summary as one terminal screen: the verdict, the costliest faults, limits, ranks, kernels, and next commands."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rankscope.analysis.core.result import NOTHING_FOUND, Column, Doubt, Finding, NoteKind, Result, note_kind
+from rankscope.analysis.core.result import Column, Doubt, Finding, Result
 from rankscope.records import dataclass
-from rankscope.units import format_ns
+from rankscope.units import format_ns, format_together
 from rankscope.views.columns import fields
-from rankscope.views.commands import command_lines, pieces
+from rankscope.views.commands import advice_lines, command_lines
+from rankscope.views.limits import apart, share_of
 from rankscope.views.table import grid
 from rankscope.views.terminal import BOLD, DIM, SEVERITY_STYLES, paint
 from rankscope.views.text import clean, hang
@@ -40,63 +40,64 @@ def screen(content: Screen, width: int, color: bool) -> str:
     """Blocks separated by blank lines, laid out for 80 columns and about 24 lines."""
     width = max(width, _LEAST_WIDTH)
     prose = min(width, _PROSE_WIDTH)
-    has_steps = any(row["steps"] for row in content.summary.rows)
+    each = "per step" if any(row["steps"] for row in content.summary.rows) else "in total"
+    problems, limits = apart(content.findings)
+    verdict = clean(content.summary.facts.get("verdict") or "")
     doubtful = "; ".join(clean(doubt.text) for doubt in content.doubts)
     painted = (
         (f"In doubt: {doubtful}." if doubtful else "", SEVERITY_STYLES["warning"]),
-        (clean(content.summary.title) + ".", BOLD),
+        (verdict, BOLD),
+        (clean(content.summary.title) + ".", "" if verdict else BOLD),
         (clean(f"{content.subject} · {content.summary.window}"), DIM),
     )
     blocks = [
         [paint(line, style, color) for text, style in painted for line in hang("", text, prose)],
-        _findings(content, "per step" if has_steps else "in total", prose, color),
+        _problems(problems, each, prose, color),
+        _limits(limits, each, prose),
         _ranks(content.summary, width, color),
         _kernels(content.kernels, width, color),
-        _next(content, prose, color),
+        _next(content, len(problems), len(limits), prose, color),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def _findings(content: Screen, each: str, width: int, color: bool) -> list[str]:
+def _problems(findings: Sequence[Finding], each: str, width: int, color: bool) -> list[str]:
     lines: list[str] = []
-    for number, finding in enumerate(content.findings[:_MOST_FINDINGS], 1):
-        up_to = "" if finding.reachable else "up to "
-        cost = f", {up_to}{format_ns(finding.cost_ns, 1)} {each}" if finding.cost_ns else ""
+    for number, finding in enumerate(findings[:_MOST_FINDINGS], 1):
+        cost = f", {format_ns(finding.cost_ns, 1)} {each}" if finding.cost_ns else ""
         word = f"{number}. {finding.severity}"
         text = hang(f"{word}{cost}: ", clean(finding.title), width)
         if len(text) > 1:  # indenting by the length of the first words would leave too little room
             text = hang("", f"{word}{cost}: {clean(finding.title)}", width)
             text[1:] = hang("   ", " ".join(text[1:]), width)
         text[0] = paint(word, SEVERITY_STYLES[finding.severity], color) + text[0][len(word) :]
-        lines += [*text, *_advice(finding, width)]
-    return lines or hang("", NOTHING_FOUND, width)
+        lines += [*text, *advice_lines("   → ", finding.hint, width)]
+    return lines
 
 
-def _advice(finding: Finding, width: int) -> list[str]:
-    """The first sentences of the hint that fit on one line, and the report to look at; a command on its own line."""
-    hint = clean(finding.hint) or "See its table."
-    command = next((piece for piece, is_command in pieces(hint) if is_command), "")
-    prose = hint.partition(command)[0] if command else hint
-    table = f" (-r {finding.report})"
-    text = _first_clauses(prose.strip(), width - 5 - len(table))
-    if command and prose.rstrip().endswith(":") and not text.endswith(":"):
-        command = ""  # what announces it does not fit
-    if text.endswith(":"):
-        return [*hang("   → ", text, width), *command_lines(command, "     ", width)]
-    lines = hang("   → ", text.rstrip(".;"), width)
-    if len(lines[-1]) + len(table) <= width:
-        return [*lines[:-1], lines[-1] + table]
-    return [*lines, f"    {table}"]
+def _limits(limits: Sequence[Finding], each: str, width: int) -> list[str]:
+    """A line for each: what it saves at most, which share of the step that is, and its name."""
+    if not limits:
+        return []
+    costs = format_together([limit.cost_ns or 0 for limit in limits])
+    shares = [share_of(limit) for limit in limits]
+    widths = [max(map(len, texts)) for texts in (costs, shares)]
+    lines = [f"Limits, at most {each}:"]
+    for limit, cost, share in zip(limits, costs, shares, strict=True):
+        first = (
+            f"   {cost:>{widths[0]}}  {share:>{widths[1]}}  " if any(shares) else f"   {cost:>{widths[0]}}  "
+        )
+        lines += hang(first, clean(_in_a_list(limit)), width)
+    return lines
 
 
-def _first_clauses(text: str, room: int) -> str:
-    """As many clauses as fit on one line, at least the first. `-r findings` shows all of them."""
-    first, *clauses = re.split(r"(?<=[.;])\s+", text)
-    for clause in clauses:
-        if len(first) + 1 + len(clause) > room:
-            break
-        first = f"{first} {clause}"
-    return first
+def _in_a_list(limit: Finding) -> str:
+    """Its title without a capital letter, where that is none of a name or an acronym."""
+    title = limit.title
+    first = title.partition(" ")[0]
+    if (limit.names and title.startswith(limit.names)) or first[1:] != first[1:].lower():
+        return title
+    return title[:1].lower() + title[1:]
 
 
 def _ranks(summary: Result, width: int, color: bool) -> list[str]:
@@ -145,23 +146,25 @@ def _kernels(kernels: Result, width: int, color: bool) -> list[str]:
     return grid(fields(replace(kernels, columns=columns, rows=kernels.rows[:_MOST_KERNELS])), width, color)[0]
 
 
-def _next(content: Screen, width: int, color: bool) -> list[str]:
-    notes = [note for note in content.summary.notes if note_kind(note) is not NoteKind.NO_FINDINGS]
-    lines = [line for note in notes for line in hang("· ", clean(note), width)]
-    more = len(content.findings) - _MOST_FINDINGS
-    what = f"all findings ({more} more), with evidence" if more > 0 else "the findings, with evidence"
-    lines += _next_commands(content.run, what if content.findings else "", width)
-    return [paint(line, DIM, color) for line in lines]
-
-
-def _next_commands(run: str, findings: str, width: int) -> list[str]:
-    """Each with its purpose beside it, or above it where the line would be too long."""
-    commands = [(f"rankscope stats {run} -r findings", findings)] if findings else []
+def _next(content: Screen, problems: int, limits: int, width: int, color: bool) -> list[str]:
+    lines = [line for note in content.summary.notes for line in hang("· ", clean(note), width)]
+    more = problems - _MOST_FINDINGS
+    all_of = f"all findings ({more} more), with evidence" if more > 0 else "the findings, with evidence"
+    commands = [(f"rankscope stats {content.run} -r findings", all_of)] if problems or limits else []
+    if any(finding.kind == "fault" for finding in content.findings):
+        commands.append(
+            (f"rankscope whatif {content.run}", "what mending them would save, and the usual changes")
+        )
     commands += [
-        (f"rankscope view {run}", "the timeline of all ranks"),
-        (f"rankscope stats {run} -r list", "all reports"),
-        (f"rankscope doctor {run}", "check the quality of the trace"),
+        (f"rankscope view {content.run}", "the timeline of all ranks"),
+        (f"rankscope stats {content.run} -r list", "all reports"),
+        (f"rankscope doctor {content.run}", "check the quality of the trace"),
     ]
+    return [paint(line, DIM, color) for line in (*lines, *_next_commands(commands, width))]
+
+
+def _next_commands(commands: Sequence[tuple[str, str]], width: int) -> list[str]:
+    """Each with its purpose beside it, or above it where the line would be too long."""
     room = max(len(command) for command, _ in commands)
     lines = [f"  {command:<{room}}   {reason}" for command, reason in commands]
     if max(map(len, lines)) <= width:

@@ -16,6 +16,7 @@ from rankscope.text.names import shorten_name
 from rankscope.units import display_width
 from rankscope.views.columns import NOTHING, Field, Kind, fields
 from rankscope.views.commands import advice_lines
+from rankscope.views.limits import apart, titled
 from rankscope.views.terminal import BOLD, DIM, SEVERITY_STYLES, paint
 from rankscope.views.text import clean, hang, pad, wrap
 
@@ -40,8 +41,10 @@ def table(result: Result, width: int, color: bool) -> str:
     prose = min(width, _PROSE_WIDTH)
     notes = list(result.notes)
     blocks = [_title(result, prose, color)]
-    if result.findings:
-        blocks.append([line for finding in result.findings for line in _finding(finding, prose, color)])
+    blocks += [
+        [line for finding in listed for line in _finding(finding, prose, color)]
+        for listed in apart(result.findings)
+    ]
     columns = fields(result) if result.rows else []
     if columns:
         lines, left_out = grid(columns, width, color)
@@ -71,7 +74,7 @@ def _title(result: Result, width: int, color: bool) -> list[str]:
 def _finding(finding: Finding, width: int, color: bool) -> list[str]:
     """Severity as a word (not by colour alone) and title, then evidence and hint."""
     word = f"{finding.severity}: "
-    lines = hang(word, clean(finding.title), width) or [word.rstrip()]
+    lines = hang(word, clean(titled(finding)), width) or [word.rstrip()]
     lines[0] = paint(word[:-1], SEVERITY_STYLES[finding.severity], color) + lines[0][len(word) - 1 :]
     lines += hang("  ", clean(finding.evidence), width)
     return lines + advice_lines("  → ", finding.hint, width)

@@ -13,7 +13,13 @@ _FALLBACK_WIDTH = 80
 
 BOLD = "1"
 DIM = "2"
-SEVERITY_STYLES: dict[Severity, str] = {"ok": "32", "info": "36", "warning": "33", "critical": "1;31"}
+SEVERITY_STYLES: dict[Severity, str] = {
+    "ok": "32",
+    "limit": "36",
+    "info": "36",
+    "warning": "33",
+    "critical": "1;31",
+}
 
 
 def terminal_width(stream: TextIO) -> int:
@@ -46,4 +52,4 @@ def _is_terminal(stream: TextIO) -> bool:
 
 def paint(text: str, style: str, color: bool) -> str:
     """`text` in an ANSI style if `color`, else unchanged."""
-    return f"\x1b[{style}m{text}\x1b[0m" if color and text else text
+    return f"\x1b[{style}m{text}\x1b[0m" if color and style and text else text

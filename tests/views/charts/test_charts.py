@@ -24,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import DATA
-from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.cli import main
 from rankscope.errors import RankscopeError, UsageError
@@ -114,9 +114,9 @@ def test_step_times_show_the_spread_of_the_ranks() -> None:
 TIMES = st.lists(st.sampled_from([0, 1, 2, 100, 101, 104, 900, 1000]), min_size=17, max_size=60)
 
 
-@given(TIMES, st.sets(st.integers(0, 16), max_size=3))
-def test_joined_bars_keep_every_rank_and_its_time(times: list[int], alarming: set[int]) -> None:
-    bars = [Bar(f"rank {r}", [ns, 10], alarming=r in alarming, rank=r) for r, ns in enumerate(times)]
+@given(TIMES)
+def test_joined_bars_keep_every_rank_and_its_time(times: list[int]) -> None:
+    bars = [Bar(f"rank {r}", [ns, 10], rank=r) for r, ns in enumerate(times)]
     shown = joined(bars)
     assert len(shown) <= 16
     ranks: list[int] = []
@@ -125,7 +125,6 @@ def test_joined_bars_keep_every_rank_and_its_time(times: list[int], alarming: se
         members = parse_ranges(listed) if listed else [int(bar.label.removeprefix("rank "))]
         assert not listed or first == f"{len(members)} ranks"
         sums = [times[rank] + 10 for rank in members]
-        assert {rank in alarming for rank in members} == {bar.alarming}
         assert math.isclose(sum(bar.values), sum(sums) / len(sums))
         assert bar.spread == ((min(sums), max(sums)) if listed else None)
         ranks += members
@@ -148,8 +147,7 @@ def test_of_64_ranks_the_late_one_and_a_band_are_drawn() -> None:
         {"rank": r, "caused_wait_ns": 1_890_000_000 if r == 37 else 220_000 + 60_000 * r, "cause": "compute"}
         for r in range(64)
     ]
-    late = Finding("critical", "rank 37 made the others wait", "", ranks=(37,))
-    chart = chart_of(Result("stragglers", "Stragglers", "steps 0:5", columns, rows, findings=(late,)))
+    chart = chart_of(Result("stragglers", "Stragglers", "steps 0:5", columns, rows))
     beside = [text for _, _, anchor, text in labels_of(chart) if anchor == "end"]
     assert beside == ["rank 37", "63 ranks: 0-36,38-63"]
     assert "compute, 220 µs to 4.00 ms" in text_of(chart) and "share a bar" in chart.subtitle

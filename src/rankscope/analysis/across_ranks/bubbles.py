@@ -14,26 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.lateness import middle_of_others
 from rankscope.analysis.across_ranks.layout import Layout, layout_of
-from rankscope.analysis.across_ranks.nodes import node_of
 from rankscope.analysis.across_ranks.schedule import (
     MODELS,
-    Passes,
     Schedule,
-    layers_of,
     passes_of,
     schedule_of,
 )
 from rankscope.analysis.across_ranks.segments import (
-    FORWARD,
     joined,
     rank_segments,
-    runs_more_kernels,
     segments,
 )
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
+from rankscope.analysis.core.grouping import middle_of_others
 from rankscope.analysis.core.intervals import (
     EMPTY,
     Axis,
@@ -47,11 +42,10 @@ from rankscope.analysis.core.intervals import (
     union,
 )
 from rankscope.analysis.core.notes import left_out, no_gpu
-from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.severity import graded
+from rankscope.analysis.core.severity import LIMIT_SHARE
 from rankscope.analysis.core.step_times import all_windows, mean_step_ns
-from rankscope.ranges import rank_words
 from rankscope.records import dataclass
 from rankscope.store.arrays import Mask
 from rankscope.timeline.run import Run
@@ -63,12 +57,6 @@ NO_PASSES = (
     "(ProfilerActivity.CPU records autograd, which tells them apart)"
 )
 _PARTS = (*(f"{name}_ns" for name in MODELS), "rest_ns")
-_LEAST = 0.01
-"""A part of the bubble under this share of a step is not reported."""
-_UNEQUAL = 1.05
-"""A stage is unequal that needs so many times as long as the mean stage; so for a rank and the others of its stage."""
-_WORK_MOVED = 0.1
-"""What is moved where the layers of a stage cannot be counted."""
 
 
 def bubbles(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -93,8 +81,7 @@ def bubbles(run: Run, scope: Scope, by: str | None = None) -> Result:
     rows = _rows(measured, models, layout, by)
     findings: tuple[Finding, ...] = ()
     if schedule and models:
-        calls = {rank: record.forward_calls for rank, record in records.items()}
-        findings = tuple(_findings(run, rows, schedule, calls, mean_step_ns(run, scope)))
+        findings = tuple(_by_design(schedule, rows, mean_step_ns(run, scope)))
     return Result("bubbles", title, scope.window, columns, rows, findings, tuple(notes))
 
 
@@ -288,142 +275,28 @@ def _split(bubble: int, replayed: list[Mapping[str, float]]) -> dict[str, int | 
     return parts | {"rest_ns": rest}
 
 
-def _findings(
-    run: Run, rows: list[dict[str, Any]], schedule: Schedule, calls: Mapping[int, Ints], step_ns: float
-) -> Iterator[Finding]:
-    """What the schedule costs by design, an unequal stage, a slow rank; each where it takes 1 % of a step."""
-    mean = {name: sum(row[name] for row in rows) / len(rows) for name in ("bubble_ns", *_PARTS)}
-    if mean["schedule_ns"] >= _LEAST * step_ns:
-        yield _by_design(schedule, mean, step_ns)
-    yield from _unequal_stage(run, schedule, calls, mean, step_ns)
-    if (severity := graded(mean["rank_ns"], step_ns, _LEAST)) is not None:
-        yield from _slow_rank(schedule.passes, mean, severity)
-
-
-def _unequal_stage(
-    run: Run, schedule: Schedule, calls: Mapping[int, Ints], mean: Mapping[str, float], step_ns: float
-) -> Iterator[Finding]:
-    """A stage that needs longer for a micro-batch: it has more layers, or its ranks are slow."""
-    passes, stages = schedule.passes, schedule.passes.by_stage()
-    worst, average = max(stages, key=lambda stage: stages[stage]), sum(stages.values()) / len(stages)
-    more = stages[worst] - average
-    if stages[worst] < _UNEQUAL * average or more * schedule.shape[1] < _LEAST * step_ns:
+def _by_design(schedule: Schedule, rows: list[dict[str, Any]], step_ns: float) -> Iterator[Finding]:
+    """What the schedule costs with equal stages and messages that take no time."""
+    of_schedule, bubble = (
+        sum(row[name] for row in rows) / len(rows) for name in ("schedule_ns", "bubble_ns")
+    )
+    if of_schedule < LIMIT_SHARE * step_ns:
         return
-    ranks = tuple(sorted(set(passes.rank[passes.stage == worst].tolist())))
-    of_rank = passes.by_rank()
-    if min(of_rank[rank] for rank in ranks) < _UNEQUAL * average:
-        return  # some of its ranks are slow, not the stage
-    is_slow = runs_more_kernels(run, worst) is False
-    if is_slow and len(ranks) == 1:
-        return  # the report `stragglers` judges a rank that is slow
-    title = f"Stage {worst} needs {stages[worst] / average:.2f}x the time of the mean stage"
-    evidence = (
-        f"unequal stages add {format_rounded('ns', mean['stages_ns'])} to the bubble of a stage, "
-        f"{format_rounded('ns', mean['bubble_ns'])} per step"
-    )
-    facts = (
-        Fact("stages_ns", round(mean["stages_ns"]), "ns", "mean of the rows, per step"),
-        Fact("stage", worst, "", "the slowest stage"),
-        Fact("stage_pass_ns", round(stages[worst]), "ns", f"stage {worst}, per micro-batch"),
-        Fact("mean_pass_ns", round(average), "ns", "mean over the stages, per micro-batch"),
-    )
-    if is_slow:
-        node = node_of(run, ranks)
-        yield Finding(
-            "info",
-            f"{title} for as many kernels: its ranks{f' on node {node}' if node else ''} are slow",
-            evidence,
-            ranks,
-            hint=f"Compare {rank_words(ranks)} with the others: clocks, power, temperature, host.",
-            facts=(Fact("cause", _slow_by(passes, worst), "", f"stage {worst}"), *facts),
-            remedy=Remedy("rank at median", ranks),
-            names=(node,) if node else (),
-        )
-        return
-    yield Finding(
-        "info",
-        f"{title}: {format_rounded('ns', more)} more per micro-batch",
-        evidence,
-        ranks,
-        hint=_layers_to_move(schedule, calls, worst),
-        facts=facts,
-        remedy=Remedy("balanced", what="stages"),
-    )
-
-
-def _slow_by(passes: Passes, stage: int) -> str:
-    """What is longer on this stage than on the others: its compute, or the time between kernels."""
-    mine = passes.stage == stage
-    excess = [
-        float(np.median(times[mine]) - np.median(times[~mine]))
-        for times in (passes.compute_ns, passes.took_ns - passes.compute_ns)
-    ]
-    return "compute" if excess[0] >= excess[1] else "host"
-
-
-def _by_design(schedule: Schedule, mean: Mapping[str, float], step_ns: float) -> Finding:
     stages, micro_batches, chunks = schedule.shape
     interleaved = f", {chunks} chunks a stage" if chunks > 1 else ""
     ideal = 100 * (stages - 1) / (chunks * micro_batches + stages - 1)
-    share = 100 * mean["schedule_ns"] / step_ns
-    return Finding(
-        "info",
-        f"The pipeline schedule leaves a stage idle for {share:.1f} % of a step by design",
-        f"{format_rounded('ns', mean['schedule_ns'])} of bubbles of {format_rounded('ns', mean['bubble_ns'])}, mean "
-        f"over the stages; {stages} stages, {micro_batches} micro-batches{interleaved}: with equal stages and no "
-        f"transfer, {ideal:.1f} % of the time of the pipeline",
+    part, whole = (format_rounded("ns", time) for time in (of_schedule, bubble))
+    yield Finding(
+        "limit",
+        "The schedule's own bubble",
+        f"{part} of bubbles of {whole}, mean over the stages; {stages} stages, {micro_batches} "
+        f"micro-batches{interleaved}: with equal stages and no transfer, a stage is idle for {ideal:.1f} % of the time "
+        "of the pipeline",
         hint="Use more micro-batches per step, or an interleaved schedule.",
-        cost_ns=round(mean["schedule_ns"]),
+        cost_ns=round(of_schedule),
         facts=(
-            Fact("schedule_ns", round(mean["schedule_ns"]), "ns", "mean of the rows, per step"),
-            Fact("bubble_ns", round(mean["bubble_ns"]), "ns", "mean of the rows, per step"),
+            Fact("schedule_ns", round(of_schedule), "ns", "mean of the rows, per step"),
+            Fact("bubble_ns", round(bubble), "ns", "mean of the rows, per step"),
             Fact("micro_batches", micro_batches, "count", "a step"),
         ),
-    )
-
-
-def _layers_to_move(schedule: Schedule, calls: Mapping[int, Ints], worst: int) -> str:
-    passes = schedule.passes
-    stages = passes.by_stage()
-    least = min(stages, key=lambda stage: stages[stage])
-    rank = int(passes.rank[passes.stage == worst][0])
-    mine = (passes.rank == rank) & (passes.phase == FORWARD)
-    layers = layers_of(calls[rank], int((passes.step[mine] == passes.step[mine][0]).sum()))
-    saved = schedule.saved_by_moving(1 / layers if layers else _WORK_MOVED, worst, least)
-    if saved <= 0:
-        return (
-            f"Compare the work of stage {worst} with that of the others; moving a layer would save nothing."
-        )
-    what = f"one of its {layers} layers" if layers else f"{100 * _WORK_MOVED:.0f} % of its work"
-    return f"Move work from stage {worst} to stage {least}: {what} would save {format_rounded('ns', saved)} of a step."
-
-
-def _slow_rank(passes: Passes, mean: Mapping[str, float], severity: Any) -> Iterator[Finding]:
-    """The rank that exceeds the median of the others of its stage most."""
-    times = passes.by_rank()
-    stage_of = dict(zip(passes.rank.tolist(), passes.stage.tolist(), strict=True))
-    ratios = {}
-    for stage in set(stage_of.values()):
-        ranks = [rank for rank in times if stage_of[rank] == stage]
-        low, high = middle_of_others(np.array([times[rank] for rank in ranks]))
-        for rank, others in zip(ranks, ((low + high) / 2).tolist(), strict=True):
-            if len(ranks) > 1:
-                ratios[rank] = (times[rank] / max(others, 1.0), times[rank] - others)
-    worst = max(ratios, key=lambda rank: ratios[rank], default=None)
-    if worst is None or ratios[worst][0] < _UNEQUAL:
-        return
-    ratio, more = ratios[worst]
-    yield Finding(
-        severity,
-        f"Rank {worst} makes its pipeline wait: it needs {ratio:.2f}x the time of the other ranks of stage "
-        f"{stage_of[worst]}",
-        f"{format_rounded('ns', more)} more per micro-batch; slow ranks add {format_rounded('ns', mean['rank_ns'])} "
-        f"to the bubble of a stage, {format_rounded('ns', mean['bubble_ns'])} per step",
-        (worst,),
-        hint="See why it is slow: rankscope stats RUN -r stragglers",
-        facts=(
-            Fact("rank_ns", round(mean["rank_ns"]), "ns", "mean of the rows, per step"),
-            Fact("pass_ns", round(times[worst]), "ns", f"rank {worst}, per micro-batch", (worst,)),
-        ),
-        remedy=Remedy("rank at median", (worst,)),
     )

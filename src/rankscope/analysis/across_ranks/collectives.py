@@ -1,6 +1,6 @@
 """The collectives by group, kind, data type and size: transfer time, waiting time and bandwidth.
 
-Findings: a size far slower than the other sizes, or than the baseline, and an unbalanced all_to_all.
+Limits: many small calls, and a size far slower than the other sizes, or than the baseline.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 from rankscope.analysis.across_ranks.blame import blame
 from rankscope.analysis.across_ranks.comparison_notes import comparison_notes
 from rankscope.analysis.across_ranks.time_split import PARTS
+from rankscope.analysis.core.advice import larger_messages
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.machine import Baseline
@@ -21,11 +22,11 @@ from rankscope.analysis.core.result import (
     Finding,
     Remedy,
     Result,
-    Severity,
     Unit,
     left_out_note,
 )
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.severity import LIMIT_SHARE
 from rankscope.analysis.core.step_times import mean_step_ns, run_step_times
 from rankscope.collective_kinds import KINDS, bus_factor
 from rankscope.errors import UsageError
@@ -85,13 +86,12 @@ LEAST_SIZES = 3
 _OUTLIER = 1.5
 """A size is an outlier when it takes more than this times the fitted time. Chosen, not measured."""
 _SLOW_PCT = 70.0
-"""Bandwidth below this share of the baseline is a finding. Chosen, not measured."""
-_UNBALANCED = 1.5
-"""An imbalance above this is a finding. Chosen, not measured."""
+"""Bandwidth below this share of the baseline is a limit. Chosen, not measured."""
 _MANY_CALLS = 4
 """So many collectives of a kind in a step are many, where most of their time is latency. Chosen, not measured."""
-_WARNING_SHARE = 0.05
-"""A finding that costs more than this share of a step is a warning. Chosen, not measured."""
+_SLOWEST_LINK = 1.0
+"""Bytes per ns: 10 gigabit Ethernet is faster. What a call takes beyond its bytes at this rate is latency, where there
+are too few sizes for a fit."""
 
 
 @dataclass(frozen=True)
@@ -138,10 +138,10 @@ def collectives(run: Run, scope: Scope, by: str | None = None) -> Result:
             "some sizes are not recorded: gloo's need input shapes (rankscope profile --record-shapes), "
             "and nsys reports have none"
         )
-    findings = _findings(run, scope, rows, fits)
+    limits = _limits(run, scope, rows, fits)
     shown = [{name: value for name, value in row.items() if not name.startswith("_")} for row in rows]
     columns = COLUMNS[:11] + (_BASELINE_COLUMNS if scope.machine.baseline else ()) + COLUMNS[11:]
-    return Result("collectives", "Collectives", scope.window, columns, shown, findings, tuple(notes))
+    return Result("collectives", "Collectives", scope.window, columns, shown, limits, tuple(notes))
 
 
 def _table(all_waits: Waits, scope: Scope) -> _Table:
@@ -295,39 +295,35 @@ def fit_sizes(sizes: list[int], times_ns: list[float]) -> SizeFit | None:
     return SizeFit(max(float(np.median(y - slope * x)), 0.0), 1 / slope)
 
 
-@dataclass(frozen=True)
-class Worth:
-    """How long a step is, and how many there are: a finding is a warning when it concerns a part of the step."""
-
-    steps: int
-    step_ns: float
-
-    def severity(self, row: dict[str, Any], part: float) -> Severity:
-        """For a share of the time of all calls of a row."""
-        lost = (row["_median"] or 0) * part * row["count"] / self.steps
-        return "warning" if self.step_ns and lost > _WARNING_SHARE * self.step_ns else "info"
-
-
-def _findings(
+def _limits(
     run: Run, scope: Scope, rows: list[dict[str, Any]], fits: dict[tuple[str, str], SizeFit]
 ) -> tuple[Finding, ...]:
-    """Without a cost, but for many small ones: whatif has no change that makes a single collective faster."""
-    steps = run_step_times(run, scope)
-    worth = Worth(len(steps) or 1, mean_step_ns(run, scope) if steps else 0.0)
-    small = {key: small_calls(key, rows, fit, worth) for key, fit in fits.items()}
-    findings = [finding for finding in small.values() if finding]
+    steps = len(run_step_times(run, scope))
+    if not steps:
+        return ()
+    step_ns, limits, small = mean_step_ns(run, scope), list[Finding](), set[tuple[str, str]]()
+    for key in dict.fromkeys((row["group"], row["kind"]) for row in rows):
+        mine = [row for row in rows if (row["group"], row["kind"]) == key and row["bytes"] and row["_median"]]
+        if mine and (
+            limit := small_calls(run, mine, fits.get(key) or _rough_fit(mine, rows), steps, step_ns)
+        ):
+            small.add(key)
+            limits.append(limit)
     for row in rows:
-        fit = fits.get((row["group"], row["kind"]))
-        fit = None if small.get((row["group"], row["kind"])) else fit
-        size = format_rounded("bytes", row["bytes"]) if row["bytes"] else "unknown size"
-        what = f"{row['kind']} of {size} in group {row['group']}"
-        if fit and row["_median"] and row["bytes"] and fit.is_outlier(row["bytes"], row["_median"]):
-            findings.append(_outlier(row, fit, what, worth))
+        key = row["group"], row["kind"]
+        fit = None if key in small else fits.get(key)
         if (row.get("baseline_pct") or 100.0) < _SLOW_PCT:
-            findings.append(_below_baseline(scope, row, what, worth))
-        if (row["imbalance"] or 1.0) > _UNBALANCED:
-            findings.append(_unbalanced(row, worth))
-    return tuple(findings)
+            limits.append(_below_baseline(scope, row))
+        elif fit and row["_median"] and row["bytes"] and fit.is_outlier(row["bytes"], row["_median"]):
+            limits.append(_outlier(row, fit))
+    return tuple(limits)
+
+
+def _rough_fit(mine: list[dict[str, Any]], rows: list[dict[str, Any]]) -> SizeFit:
+    """Of few sizes: bytes move at the highest rate of any collective, and the rest is latency."""
+    rates = (row["bytes"] / row["_median"] for row in rows if row["bytes"] and row["_median"])
+    fastest = max(_SLOWEST_LINK, *rates)
+    return SizeFit(max(min(row["_median"] - row["bytes"] / fastest for row in mine), 0.0), fastest)
 
 
 def _fact(row: dict[str, Any], quantity: str, value: float | None, unit: Unit, subject: str = "") -> Fact:
@@ -337,53 +333,73 @@ def _fact(row: dict[str, Any], quantity: str, value: float | None, unit: Unit, s
 
 
 def small_calls(
-    key: tuple[str, str], rows: list[dict[str, Any]], fit: SizeFit, worth: Worth
+    run: Run, rows: list[dict[str, Any]], fit: SizeFit, steps: int, step_ns: float
 ) -> Finding | None:
-    """Many collectives of a kind in a step whose time is mostly latency, which one larger one would have once."""
-    if not worth.step_ns:
-        return None
-    mine = [row for row in rows if (row["group"], row["kind"]) == key and row["bytes"] and row["_median"]]
-    count = sum(row["count"] for row in mine) / worth.steps
-    mean = sum(row["bytes"] * row["count"] for row in mine) / worth.steps / count
-    exposed = sum(row["count"] * (1 - (row["hidden_pct"] or 0) / 100) for row in mine) / worth.steps
+    """Many collectives of a group and kind in a step of which at least half the time is latency, which one larger one
+    would have once."""
+    most_bytes = int(fit.latency_ns * fit.bandwidth)
+    rows = [row for row in rows if row["bytes"] <= most_bytes]
+    count = sum(row["count"] for row in rows) / steps
+    exposed = sum(row["count"] * (1 - (row["hidden_pct"] or 0) / 100) for row in rows) / steps
     latency = fit.latency_ns * exposed
-    if (
-        count < _MANY_CALLS
-        or 2 * fit.latency_ns < fit.time_ns(mean)
-        or latency < _WARNING_SHARE * worth.step_ns
-    ):
+    if count < _MANY_CALLS or latency < LIMIT_SHARE * step_ns:
         return None
-    group, kind = key
-    each = format_rounded("ns", fit.latency_ns)
+    name, kind = rows[0]["group"], rows[0]["kind"]
+    group = rows[0]["description"] or name
+    mean = sum(row["bytes"] * row["count"] for row in rows) / steps / count
     return Finding(
-        "warning",
-        f"{count:.0f} small collectives a step: {each} of each {kind} in group {group} is latency, "
-        f"{format_rounded('ns', latency)} per step, summed over the calls and without what compute hides",
-        f"{kind} of {format_rounded('bytes', mean)} on average; the fit over {len(mine)} sizes: {fit}",
-        ranks=mine[0]["_ranks"],
-        hint="Send fewer and larger messages (DDP: a larger bucket_cap_mb, FSDP: larger wrapped units, one all_reduce "
-        "of flattened tensors).",
+        "limit",
+        f"{count:.0f} small {kind} calls of group {group}",
+        f"so many a step, of {format_rounded('bytes', mean)} on average; {format_rounded('ns', fit.latency_ns)} of each "
+        f"is latency, {format_rounded('ns', latency)} a step without what compute hides",
+        ranks=rows[0]["_ranks"],
+        hint=f"Send fewer and larger messages: {', '.join(larger_messages(run))}.",
         facts=(
             Fact("calls_per_step", count, "count", f"{kind} in group {group}"),
             Fact("latency_ns", round(fit.latency_ns), "ns", f"{kind} in group {group}, each"),
             Fact("exposed_latency_ns", round(latency), "ns", f"{kind} in group {group}, per step"),
         ),
-        remedy=Remedy("calls merged", names=key, factor=count, latency_ns=fit.latency_ns),
+        remedy=Remedy(
+            "calls merged",
+            names=(name, kind),
+            factor=count,
+            latency_ns=fit.latency_ns,
+            most_bytes=most_bytes,
+        ),
+        names=(group,),
     )
 
 
-def _outlier(row: dict[str, Any], fit: SizeFit, what: str, worth: Worth) -> Finding:
+def _slow_size(
+    row: dict[str, Any], evidence: str, hint: str, factor: float, facts: tuple[Fact, ...]
+) -> Finding:
+    size = format_rounded("bytes", row["bytes"])
+    return Finding(
+        "limit",
+        f"Transfers of one size: {row['kind']} of {size} in group {row['group']}",
+        evidence,
+        ranks=row["_ranks"],
+        hint=hint,
+        facts=facts,
+        remedy=Remedy(
+            "calls faster", names=(row["group"], row["kind"]), factor=factor, most_bytes=row["bytes"]
+        ),
+        names=(row["group"],),
+    )
+
+
+def _outlier(row: dict[str, Any], fit: SizeFit) -> Finding:
     expected = fit.time_ns(row["bytes"])
     ratio = row["_median"] / expected
-    return Finding(
-        worth.severity(row, 1 - 1 / ratio),
-        f"{what} takes {ratio:.1f}x the time that the fit over the sizes predicts",
-        f"the median transfer takes {format_rounded('ns', row['_median'])}; the fit {fit} predicts "
-        f"{format_rounded('ns', expected)}; {row['count']} calls on a rank",
-        ranks=row["_ranks"],
-        hint="Try another message size (DDP: bucket_cap_mb, FSDP: the wrapped unit); with NCCL also "
+    return _slow_size(
+        row,
+        f"they take {ratio:.1f}x the time that the fit over the sizes predicts: the median transfer takes "
+        f"{format_rounded('ns', row['_median'])}, and {format_rounded('ns', expected)} by the fit {fit}; "
+        f"{row['count']} calls on a rank",
+        "Try another message size (DDP: bucket_cap_mb, FSDP: the wrapped unit); with NCCL also "
         "NCCL_ALGO and NCCL_PROTO.",
-        facts=(
+        ratio,
+        (
             _fact(row, "time_ratio", ratio, ""),
             _fact(row, "transfer_median_ns", row["_median"], "ns"),
             _fact(row, "fit_ns", expected, "ns", "the fit over the sizes"),
@@ -392,37 +408,20 @@ def _outlier(row: dict[str, Any], fit: SizeFit, what: str, worth: Worth) -> Find
     )
 
 
-def _below_baseline(scope: Scope, row: dict[str, Any], what: str, worth: Worth) -> Finding:
-    baseline = scope.machine.baseline
-    source = baseline.source if baseline else ""
-    return Finding(
-        worth.severity(row, 1 - row["baseline_pct"] / 100),
-        f"{what} reaches {row['baseline_pct']:.0f} % of its baseline bandwidth",
-        f"busbw {format_rounded('GB/s', row['busbw_gb_s'])} in this run, "
+def _below_baseline(scope: Scope, row: dict[str, Any]) -> Finding:
+    source = scope.machine.baseline.source if scope.machine.baseline else ""
+    return _slow_size(
+        row,
+        f"they reach {row['baseline_pct']:.0f} % of the baseline bandwidth: busbw "
+        f"{format_rounded('GB/s', row['busbw_gb_s'])} in this run, "
         f"{format_rounded('GB/s', row['baseline_busbw_gb_s'])} in {source}",
-        ranks=row["_ranks"],
-        hint="Check the load on the network, and whether it runs at the same time as compute: "
+        "Check the load on the network, and whether it runs at the same time as compute: "
         "rankscope stats RUN -r overlap",
-        facts=(
+        100 / row["baseline_pct"],
+        (
             _fact(row, "baseline_pct", row["baseline_pct"], "percent"),
             _fact(row, "busbw_gb_s", row["busbw_gb_s"], "GB/s"),
             _fact(row, "baseline_busbw_gb_s", row["baseline_busbw_gb_s"], "GB/s", source),
-        ),
-    )
-
-
-def _unbalanced(row: dict[str, Any], worth: Worth) -> Finding:
-    transfer = row["transfer_ns"] or 0
-    return Finding(
-        worth.severity(row | {"_median": transfer}, 1 - 1 / row["imbalance"]),
-        f"all_to_all in group {row['group']} is unbalanced: the largest rank moves {row['imbalance']:.1f}x the mean",
-        f"{row['count']} calls on a rank, {format_rounded('ns', transfer)} each",
-        ranks=row["_ranks"],
-        hint="All ranks wait for the one that moves most. With experts: balance them, or limit their capacity.",
-        facts=(
-            _fact(row, "imbalance", row["imbalance"], "", f"the largest rank of group {row['group']}"),
-            _fact(row, "count", row["count"], "count"),
-            _fact(row, "transfer_ns", transfer, "ns"),
         ),
     )
 

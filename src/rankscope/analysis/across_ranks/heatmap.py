@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.across_ranks.lateness import lateness
-from rankscope.analysis.across_ranks.nodes import nodes
+from rankscope.analysis.across_ranks.own_times import own_times
 from rankscope.analysis.core.device_events import CLASSES
 from rankscope.analysis.core.intervals import (
     Intervals,
@@ -157,7 +156,7 @@ def time_maps(run: Run, scope: Scope) -> dict[int, TimeMap]:
 
 def buckets(run: Run, ranks: Sequence[int], most: int) -> dict[str, list[int]]:
     """Ranks that share a row where there are too many: those of a node, else neighbours."""
-    hosts = nodes(run)
+    hosts = run.hosts
     by_node: dict[str, list[int]] = {}
     for rank in ranks:
         by_node.setdefault(hosts.get(rank, ""), []).append(rank)
@@ -170,5 +169,5 @@ def buckets(run: Run, ranks: Sequence[int], most: int) -> dict[str, list[int]]:
 
 def late_by_rank(run: Run, scope: Scope) -> dict[int, float]:
     """How much longer each rank takes than its peers, over the steps in scope."""
-    late = lateness(run, Scope(steps=scope.steps))
-    return dict(zip(late.ranks, late.own_excess.sum(axis=1).tolist(), strict=True)) if late else {}
+    times = own_times(run, Scope(steps=scope.steps))
+    return dict(zip(times.ranks, times.excess.sum(axis=1).tolist(), strict=True))

@@ -10,7 +10,6 @@ import numpy as np
 
 from rankscope.analysis.across_ranks.host_times import COLUMNS as TIMES
 from rankscope.analysis.across_ranks.host_times import Floats, HostTimes, core_use, host_times, use_of_host
-from rankscope.analysis.across_ranks.lateness import lateness
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import has_gpu
 from rankscope.analysis.core.intervals import Ints, covered, join, union
@@ -208,7 +207,6 @@ def _finding(run: Run, scope: Scope) -> Finding | None:
         "threads (OMP_NUM_THREADS) and data loading workers.",
         cost_ns=None if short.cost_ns is None else round(short.cost_ns),
         alone_ns=None if short.cost_ns is None else round(short.cost_ns),
-        reachable=short.cost_ns is not None,
         facts=(
             Fact("cause", "contention", "", "all ranks"),
             Fact("run_delay_per_step_ns", round(short.run_delay_ns), "ns", "mean over the ranks"),
@@ -227,7 +225,7 @@ def _cores(count: float) -> str:
 
 @dataclass(frozen=True)
 class HostReason:
-    """Why the host of a rank is late. The texts are as those of StragglerCause."""
+    """Why the host of a rank is late. The texts are as those of explain.Why."""
 
     cause: str
     """'host', or 'contention' where its core is taken."""
@@ -246,7 +244,7 @@ class _LateSteps:
     rank: int
     steps: tuple[int, ...]
     own: Floats
-    """How much longer than its peers it takes, by step; never negative."""
+    """How late it is, by step; never negative."""
     mine: HostTimes | None
     peers: Mapping[int, HostTimes]
 
@@ -288,29 +286,49 @@ class _LateSteps:
         return (Fact(quantity, value, "ns", subject, (self.rank,), {"rank": self.rank}, "host_cpu"),)
 
 
-def host_reason(run: Run, window: Scope, rank: int, together: Sequence[int]) -> HostReason | None:
-    """The reason why the host of a late rank is late, where one was recorded that explains most of it.
+def host_reason(
+    run: Run, rank: int, together: Sequence[int], steps: Sequence[int], late_ns: Floats
+) -> HostReason | None:
+    """The reason why the host of a rank is late by `late_ns` in each of these steps, where one was recorded that
+    explains most of it.
 
     `together` are all ranks that are late for the same reason; the others are compared with.
     """
-    late = lateness(run, Scope(steps=window.steps))
-    if late is None or rank not in late.ranks or None in late.steps:
-        return None
-    times = host_times(run)
-    rows = _LateSteps(
-        run,
-        rank,
-        tuple(step for step in late.steps if step is not None),
-        np.maximum(late.own_excess[late.ranks.index(rank)], 0.0),
-        times.get(rank),
-        {other: each for other, each in times.items() if other not in together},
-    )
-    pauses = [pause for pause in (_garbage(rows), _compilation(rows)) if pause is not None]
+    late = _late_steps(run, rank, together, steps, late_ns)
+    pauses = [pause for pause in (_garbage(late), _compilation(late)) if pause is not None]
     if pauses:
         return max(pauses, key=lambda pause: pause[0])[1]
-    if rows.mine is None or not rows.peers:
+    if late.mine is None or not late.peers:
         return None
-    return _busy_thread(rows) or _taken_core(rows, times)
+    return _busy_thread(late) or _taken_core(late, host_times(run))
+
+
+def thread_state(run: Run, rank: int, together: Sequence[int], steps: Sequence[int], late_ns: Floats) -> str:
+    """What the training thread does for most of a pause: 'asleep', 'on a CPU', or '' where that is not known."""
+    late = _late_steps(run, rank, together, steps, late_ns)
+    if late.mine is None:
+        return ""
+    wall, cpu, delay = (
+        np.nan_to_num(late.mine.of_steps(late.steps, name)) for name in ("wall_ns", "cpu_ns", "run_delay_ns")
+    )
+    # It ran, or waited for a core, for less than half of the pauses even if it did so nowhere else.
+    if wall.all() and 2 * (cpu + delay).sum() < late.own.sum():
+        return "asleep"
+    if late.peers and late.explains(late.extra("cpu_ns")):
+        return "on a CPU"
+    is_waiting_known = late.peers and not has_gpu(run, Scope())
+    asleep = is_waiting_known and late.explains(
+        np.maximum(_not_running(late) - late.extra("run_delay_ns"), 0.0)
+    )
+    return "asleep" if asleep else ""
+
+
+def _late_steps(
+    run: Run, rank: int, together: Sequence[int], steps: Sequence[int], late_ns: Floats
+) -> _LateSteps:
+    times = host_times(run)
+    peers = {other: each for other, each in times.items() if other != rank and other not in together}
+    return _LateSteps(run, rank, tuple(steps), late_ns, times.get(rank), peers)
 
 
 def _garbage(late: _LateSteps) -> tuple[float, HostReason] | None:
@@ -322,7 +340,7 @@ def _garbage(late: _LateSteps) -> tuple[float, HostReason] | None:
         f"garbage collection takes {late.took(extra)}",
         f"Python's garbage collection takes {format_rounded('ns', extra.mean())} per step longer than on its peers",
         "Collect on all ranks in the same step, or less often: gc.disable() and gc.collect() every so many steps, "
-        f"gc.freeze() after the set-up. See -r host_cpu --by step --ranks {late.rank}",
+        "gc.freeze() after the set-up.",
         late.facts("gc_ns", extra),
     )
 

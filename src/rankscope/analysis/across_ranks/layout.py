@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import field, replace
 from functools import cached_property
 from itertools import pairwise, product
@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.stage_chains import stage_chains
 from rankscope.analysis.core.advice import framework
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.result import Column, Finding, Result, left_out_note
@@ -21,7 +20,8 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import KINDS
 from rankscope.ranges import as_ranges, rank_words
 from rankscope.records import dataclass
-from rankscope.store.arrays import number_rows
+from rankscope.store.arrays import NONE, number_rows, starts_group, unique_values
+from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.collectives.groups import listed_groups
 from rankscope.timeline.run import Run
 
@@ -327,6 +327,60 @@ def _no_groups(run: Run) -> str:
     if framework(run) == "torch":
         return "no process groups in the files: torch 2.3 and later record them in the header"
     return "no process groups in the files"
+
+
+def stage_chains(rows: Collectives) -> list[tuple[int, ...]]:
+    """The ranks of each pipeline in the order of its stages, from who sends to whom; none where the messages are not
+    those of pipelines.
+
+    The ranks that exchange messages form chains of equal length, or rings in which messages go both ways (the last
+    stage of interleaved ones sends to the first). Of each, only the first stage begins a step with a send: in other
+    rings (sequence parallelism) and exchanges, several do or none.
+    """
+    sent = {*zip(rows.rank[rows.sends].tolist(), rows.rank[rows.recvs].tolist(), strict=True)}
+    neighbours: dict[int, set[int]] = {}
+    for one, other in sent:
+        neighbours.setdefault(one, set()).add(other)
+        neighbours.setdefault(other, set()).add(one)
+    begins = _begins_with_send(rows)
+    chains = [
+        _walk(rank, first_to, neighbours)
+        for rank, first_to in sorted(begins.items())
+        if len(neighbours[rank]) == 1 or all((other, rank) in sent for other in neighbours[rank])
+    ]
+    whole = sorted(rank for chain in chains for rank in chain) == sorted(neighbours)
+    equal = len({len(chain) for chain in chains}) == 1
+    return chains if whole and equal and len(chains) == len(begins) else []
+
+
+def _walk(first: int, second: int, neighbours: Mapping[int, Set[int]]) -> tuple[int, ...]:
+    """Along a chain or a ring, until it ends, closes or branches."""
+    chain = [first, second]
+    while len(neighbours[chain[-1]]) == 2:
+        (further,) = neighbours[chain[-1]] - {chain[-2]}
+        if further == first:
+            break
+        chain.append(further)
+    return tuple(chain)
+
+
+def _begins_with_send(rows: Collectives) -> dict[int, int]:
+    """The ranks that begin most steps with a send, and to whom; of all that was recorded where there are no steps."""
+    messages = np.unique(np.concatenate([rows.sends, rows.recvs]))
+    time = np.where(rows.call_start[messages] != NONE, rows.call_start[messages], rows.start[messages])
+    messages = messages[np.lexsort((time, rows.step[messages], rows.rank[messages]))]
+    first = messages[starts_group([rows.rank[messages], rows.step[messages]])]
+    is_send = rows.kind[first] == KINDS.index("send")
+    only_sends = np.array([all(each.is_send for each in batch) for batch in rows.batches] + [False])
+    is_send |= only_sends[rows.batch[first]]
+    to = dict(zip(rows.sends.tolist(), rows.rank[rows.recvs].tolist(), strict=True))
+    begins = {}
+    for rank in unique_values(rows.rank[first]).tolist():
+        mine = first[rows.rank[first] == rank]
+        sends = is_send[rows.rank[first] == rank]
+        if 2 * sends.sum() > len(mine):
+            begins[rank] = Counter(to[entry] for entry in mine[sends].tolist()).most_common(1)[0][0]
+    return begins
 
 
 @once_per_run

@@ -14,26 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.lateness import middle_of_others
 from rankscope.analysis.across_ranks.segments import BACKWARD, FORWARD, segments
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import gpu_ranks
+from rankscope.analysis.core.grouping import middle_of_others
 from rankscope.analysis.core.host_spans import annotated, dataloader_spans, engine_calls, outermost_ops
 from rankscope.analysis.core.intervals import Ints, covered, join
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, ColumnRows, Fact, Finding, Result
+from rankscope.analysis.core.result import Column, ColumnRows, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.run_steps import NO_STEP
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.severity import graded
-from rankscope.analysis.core.step_times import host_windows, mean_step_ns
+from rankscope.analysis.core.step_times import host_windows
 from rankscope.analysis.within_rank.phases import OPTIMIZER_PATTERN
 from rankscope.model import HOST_COLLECTIVE_PATTERN, WAITING_PATTERN
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, Floats, Mask, number_rows, starts_group, unique_values
 from rankscope.timeline.run import Run
-from rankscope.units import format_rounded
 
 _LEAST_RATIO, _LEAST_RATIO_OF_PASS = 1.5, 1.25
 """A micro-batch that takes so many times as long as the others of its step is long. Chosen, not measured: the last
@@ -262,7 +260,7 @@ def _to_others(table: Floats) -> tuple[Floats, Floats]:
 def micro_batches(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank, step and micro-batch."""
     batches = micro_batches_of(run, Scope(steps=scope.steps))
-    row_rank, table = batches.side_by_side(batches.total_ns)
+    _, table = batches.side_by_side(batches.total_ns)
     _, row = number_rows([batches.rank, batches.step])
     usual = _to_others(table)[0][row, batches.number]
     shown: Mask = (
@@ -277,7 +275,6 @@ def micro_batches(run: Run, scope: Scope, by: str | None = None) -> Result:
         "backward_ns": batches.backward_ns,
         "ratio": np.where(np.isnan(ratio), None, ratio),
     }
-    finding = _finding(run, scope, len(set(row_rank.tolist())))
     notes = left_out(run, scope)
     if not len(row):
         notes.append("no step runs several forward and backward passes, or autograd's ops were not recorded")
@@ -287,38 +284,5 @@ def micro_batches(run: Run, scope: Scope, by: str | None = None) -> Result:
         scope.window,
         COLUMNS,
         ColumnRows({name: values[shown] for name, values in columns.items()}),
-        (finding,) if finding else (),
-        tuple(notes),
-    )
-
-
-def _finding(run: Run, scope: Scope, ranks: int) -> Finding | None:
-    """The micro-batch that is long on most ranks: nobody is late because of it, but all take longer."""
-    of_rank = long_micro_batches(run, Scope(steps=scope.steps))
-    numbers = [long.number for long in of_rank.values()]
-    best = max(set(numbers), key=numbers.count, default=NONE)
-    alike = {rank: long for rank, long in of_rank.items() if long.number == best}
-    if not alike or 2 * len(alike) <= ranks:
-        return None
-    typical = sorted(alike.values(), key=lambda long: long.ratio)[len(alike) // 2]
-    cost = sum(long.extra_ns for long in alike.values()) / ranks
-    step = mean_step_ns(run, Scope(steps=scope.steps))
-    whose = "all" if len(alike) == ranks else f"{len(alike)} of {ranks}"
-    subject = f"micro-batch {best + 1}"
-    return Finding(
-        graded(cost, step, 0.0) or "info",
-        f"On {whose} ranks {typical.words}: {format_rounded('ns', cost)} per step ({100 * cost / step:.0f} %)",
-        f"it is the longest in {typical.steps} of {typical.of_steps} steps, always the one of this number; no rank is "
-        "late because of it",
-        hint="Look at what the program does with this micro-batch: longer sequences, a larger slice of the batch. "
-        "Divide the batch evenly. List them: rankscope stats RUN -r micro_batches",
-        cost_ns=round(cost),
-        alone_ns=round(cost),
-        reachable=True,
-        facts=(
-            Fact("ratio", typical.ratio, "", subject),
-            Fact("extra_ns", round(cost), "ns", f"{subject}, per step"),
-            Fact("long_steps", typical.steps, "count", subject),
-            Fact("late_ranks", len(alike), "count", "ranks on which it is long"),
-        ),
+        notes=tuple(notes),
     )

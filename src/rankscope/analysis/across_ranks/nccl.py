@@ -122,7 +122,7 @@ def nccl(run: Run, scope: Scope, by: str | None = None) -> Result:
         "whole file",
         COLUMNS,
         rows,
-        _findings(rows),
+        () if run.has_traces else _findings(rows),
         tuple(notes),
     )
 
@@ -215,7 +215,8 @@ def _notes(run: Run, rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _findings(rows: list[dict[str, Any]]) -> tuple[Finding, ...]:
-    """The slowest communicator among at least three of one size that move the same messages."""
+    """The slowest communicator among at least three of one size that move the same messages. Where there are traces,
+    links are compared with each other there."""
     alike: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if row["busbw_gb_s"]:

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.lateness import middle_of_others
 from rankscope.analysis.across_ranks.layout import layout_of
-from rankscope.analysis.core.grouping import split_by_rank
+from rankscope.analysis.core.grouping import middle_of_others, split_by_rank
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, ColumnRows, Result

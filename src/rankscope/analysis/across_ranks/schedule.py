@@ -44,7 +44,6 @@ class Passes:
     end: Ints
     took_ns: Ints
     """From its first kernel to the end of its last, without waiting for other ranks."""
-    compute_ns: Ints
 
     @cached_property
     def model_ns(self) -> dict[str, Floats]:
@@ -59,13 +58,6 @@ class Passes:
             _, number = number_rows(keys)
             times[name] = group_medians(number, self.took_ns)[number]
         return times
-
-    def by_stage(self) -> dict[int, float]:
-        """What a stage needs for a micro-batch, forward and backward together."""
-        keys, first = np.unique(
-            np.stack([self.stage, self.phase, self.chunk], axis=1), axis=0, return_index=True
-        )
-        return _sums(keys[:, 0], self.model_ns["stages"][first])
 
     def by_rank(self) -> dict[int, float]:
         """What a rank needs for a micro-batch."""
@@ -99,9 +91,7 @@ def passes_of(parts: Segments, waits: Callable[[Ints, Ints, Ints], Ints]) -> Pas
     rank, step, phase, chunk, micro_batch = places.T
     took = end - start - waits(rank, start, end)
     order = np.lexsort((start, step, rank))
-    compute = np.zeros(len(places), dtype=np.int64)
-    np.add.at(compute, number, parts.duration_ns)
-    columns = (rank, stage, step, chunk, micro_batch, phase, start, end, took, compute)
+    columns = (rank, stage, step, chunk, micro_batch, phase, start, end, took)
     return Passes(*(column[order] for column in columns))
 
 
@@ -153,18 +143,6 @@ class Schedule:
         )
         of = dict(zip(map(tuple, keys.tolist()), passes.model_ns[name][first].tolist(), strict=True))
         return lambda stage, phase, chunk: np.array([of[ranks[stage], phase, chunk] for ranks in pipelines])
-
-    def saved_by_moving(self, part: float, source: int, target: int) -> float:
-        """What a step saves when a part of the work of a stage moves to another one."""
-        times = self.times("stages", [next(iter(self.orders[self.usual]))])
-        by_stage = self.passes.by_stage()
-        factors = {source: 1 - part, target: 1 + part * by_stage[source] / max(by_stage[target], 1.0)}
-
-        def moved(stage: int, phase: int, chunk: int) -> Floats:
-            return times(stage, phase, chunk) * factors.get(stage, 1.0)
-
-        before, after = replay(self.usual, times), replay(self.usual, moved)
-        return float(before.length[0] - after.length[0]) if before and after else 0.0
 
 
 def schedule_of(passes: Passes, layout: Layout) -> Schedule:
@@ -238,17 +216,3 @@ def replay(order: Order, times: Times) -> Replay | None:
     if any(len(run) < len(passes) for run, passes in zip(ends, order, strict=True)):
         return None
     return Replay(np.max(free, axis=0), busy, ends)
-
-
-def layers_of(forward_calls: Ints, passes: int) -> int | None:
-    """How many layers a rank has: the number of calls in a forward pass that most of its kernels share.
-
-    None where no kernel is repeated, or the calls do not divide among the passes.
-    """
-    repeated = forward_calls[(forward_calls % max(passes, 1) == 0) & (forward_calls >= 2 * passes)] // max(
-        passes, 1
-    )
-    if not len(repeated):
-        return None
-    values, counts = np.unique(repeated, return_counts=True)
-    return int(values[counts.argmax()])

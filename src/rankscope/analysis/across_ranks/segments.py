@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -40,14 +39,12 @@ from rankscope.analysis.within_rank import phases
 from rankscope.collective_kinds import KINDS
 from rankscope.records import dataclass
 from rankscope.sql import sql_text
-from rankscope.store.arrays import NONE, Floats, Mask, count_before, number_rows, starts_group, unique_values
+from rankscope.store.arrays import NONE, Mask, count_before, number_rows, starts_group, unique_values
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
 
 PHASES = ("forward", "backward", "other")
 FORWARD, BACKWARD, OTHER = range(len(PHASES))
-Balance = Literal["ranks", "stages", "all"]
-BALANCES: tuple[Balance, ...] = ("ranks", "stages", "all")
 _NO_INTS = np.empty(0, dtype=np.int64)
 _SEND, _RECV = KINDS.index("send"), KINDS.index("recv")
 _POINT_TO_POINT = ("send", "recv", "sendrecv")
@@ -296,60 +293,9 @@ class Segments:
     def pick(self, mask: Mask) -> Segments:
         return Segments(*(getattr(self, f.name)[mask] for f in fields(self)))
 
-    def balanced_ns(self, what: Balance) -> Floats:
-        """The duration of each segment in a balanced run.
-
-        ranks: the mean over the ranks of a stage. stages: also, the total of a stage in each pass of a micro-batch is
-        the mean over stages. all: also the mean over micro-batches and steps.
-        """
-        if what not in self._balanced:
-            self._balanced[what] = self._balance(what) if len(self.rank) else np.zeros(0)
-        return self._balanced[what]
-
-    @cached_property
-    def _balanced(self) -> dict[Balance, Floats]:
-        """The answers of `balanced_ns`."""
-        return {}
-
-    def _balance(self, what: Balance) -> Floats:
-        keys = (self.stage, self.step, self.micro_batch, self.phase, self.chunk, self.position)
-        rows, number = number_rows(keys)
-        stage, step, micro_batch, phase, _, position = rows.T
-        mean = _sums(number, self.duration_ns) / self._ranks_of(stage, step)
-        in_pass = np.flatnonzero(micro_batch != NONE)
-        passes = [column[in_pass] for column in (stage, step, micro_batch, phase)]
-        if not tells_phases(*passes):
-            passes[3] = np.zeros_like(passes[3])
-        if what != "ranks":
-            mean[in_pass] *= _evened(passes, passes[1:], mean[in_pass])
-        if what == "all":
-            mean[in_pass] *= _evened(passes, [passes[0], passes[3]], mean[in_pass])
-            others = np.flatnonzero(micro_batch == NONE)
-            _, alike = number_rows([stage[others], position[others]])
-            mean[others] = _means(alike, mean[others])[alike]
-        # A rank that has several segments there keeps how its time is split over them.
-        _, mine = number_rows([number, self.rank])
-        total, count = _sums(mine, self.duration_ns)[mine], np.bincount(mine)[mine]
-        return mean[number] * np.where(total > 0, self.duration_ns / np.maximum(total, 1), 1 / count)
-
-    def _ranks_of(self, stage: Ints, step: Ints) -> Ints:
-        """How many ranks of a stage have a step: a segment that one of them lacks counts as 0 there."""
-        there, _ = number_rows([self.stage, self.step, self.rank])
-        counts, number = number_rows([np.append(there[:, 0], stage), np.append(there[:, 1], step)])
-        ranks = np.bincount(number[: len(there)], minlength=len(counts))
-        return ranks[number[len(there) :]]
-
 
 def no_segments() -> Segments:
     return Segments(*(_NO_INTS for _ in fields(Segments)))
-
-
-def _means(group: Ints, value: Floats) -> Floats:
-    return _sums(group, value) / np.bincount(group)
-
-
-def _sums(group: Ints, value: Ints | Floats) -> Floats:
-    return np.bincount(group, weights=value).astype(float)
 
 
 def tells_phases(stage: Ints, step: Ints, micro_batch: Ints, phase: Ints) -> bool:
@@ -360,16 +306,6 @@ def tells_phases(stage: Ints, step: Ints, micro_batch: Ints, phase: Ints) -> boo
     np.add.at(counts, (passes[:, 0], passes[:, 3]), 1)
     counts = counts[counts.any(axis=1)]
     return bool((counts == counts[:1]).all())
-
-
-def _evened(passes: Sequence[Ints], alike: Sequence[Ints], time: Floats) -> Floats:
-    """By place: the mean total of the passes that are alike, divided by the total of its own pass."""
-    if not len(time):
-        return time
-    first, number = number_rows([*passes, *alike])
-    total = _sums(number, time)
-    _, group = number_rows([*first.T[len(passes) :]])
-    return (_means(group, total)[group] / np.maximum(total, 1))[number]
 
 
 @once_per_run

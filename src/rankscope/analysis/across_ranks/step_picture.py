@@ -30,8 +30,6 @@ _BRIDGED = 0.01
 """Pauses of less than this share of the step do not end a stretch."""
 _NAMED_SHARE = 0.8
 """An annotation or kernel that fills this share of a stretch gives it its name."""
-_BLAMING = ("rank at median", "links at median")
-"""Remedies of findings whose ranks are the cause; the ranks of others are examples."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ def step_picture(run: Run, scope: Scope, finding: Finding | None) -> StepPicture
     if step is None:
         return None
     of_rank = {period.rank: period for period in periods(run, Scope(scope.ranks, (step, step)))}
-    blames = finding is not None and finding.remedy is not None and finding.remedy.change in _BLAMING
+    blames = finding is not None and finding.kind == "fault"
     culprits = tuple(rank for rank in finding.ranks if rank in of_rank) if finding and blames else ()
     arrival, peers = _arrival(run, step, culprits)
     if arrival and arrival.rank not in of_rank:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Literal
 
@@ -116,7 +117,42 @@ def ahead_of_gpu(run: Run) -> list[str]:
 
 def fewer_kernels(run: Run) -> list[str]:
     """Ways to launch fewer kernels."""
-    return [*(["fused or foreach optimizers"] if _runs_torch(run) else []), *together(run), "larger batches"]
+    return [*in_the_optimizer(run), "larger batches"]
+
+
+def in_the_optimizer(run: Run) -> list[str]:
+    """The same for the optimizer."""
+    has_way = _runs_torch(run) and not has_fused_optimizer(run)
+    return [*(["fused=True in the optimizer"] if has_way else []), *together(run)]
+
+
+@once_per_run
+def has_fused_optimizer(run: Run) -> bool:
+    """Whether one kernel updates many parameters."""
+    return any(_FUSED_OPTIMIZER.search(name) for name in vocabulary(run, "cpu_op", "kernel"))
+
+
+@once_per_run
+def _wrappers(run: Run) -> tuple[str, ...]:
+    """The wrappers of torch that communicate for the model: 'DDP', 'FSDP'."""
+    names = vocabulary(run, "cpu_op", "user_annotation")
+    return tuple(
+        wrapper for wrapper, pattern in _WRAPPERS.items() if any(pattern.search(name) for name in names)
+    )
+
+
+def ways_to_overlap(run: Run) -> list[str]:
+    """Ways to communicate while the device computes."""
+    if framework(run) == "jax":
+        return ["XLA's latency-hiding scheduler"]
+    ways = {"DDP": "larger DDP buckets (bucket_cap_mb)", "FSDP": "FSDP prefetching"}
+    return [*(ways[wrapper] for wrapper in _wrappers(run)), "async_op=True"]
+
+
+def larger_messages(run: Run) -> list[str]:
+    """Ways to send fewer and larger messages."""
+    ways = {"DDP": "a larger bucket_cap_mb in DDP", "FSDP": "larger wrapped units in FSDP"}
+    return [*(ways[wrapper] for wrapper in _wrappers(run)), "one call for the tensors flattened into one"]
 
 
 def read_later(run: Run) -> str:
@@ -134,6 +170,19 @@ def load_faster(run: Run, line: str = "") -> str:
         f"{look}Use more DataLoader workers (num_workers). Also: prefetch_factor, persistent_workers=True, {pinned}"
         "cheaper decoding."
     )
+
+
+def copy_less(run: Run, what: str) -> str:
+    """How to wait less for copies; `what` says of which memory and where to."""
+    if framework(run) == "jax":
+        return "Copy less: keep arrays on the device, and put the next batch there ahead of time (jax.device_put)."
+    if what.startswith("Pageable"):
+        return "Copy from and to pinned memory with non_blocking=True (DataLoader: pin_memory=True), ahead of time."
+    if "the host" in what or ("the device" in what and "on the device" not in what):
+        return (
+            "Copy ahead of time on another stream while the device computes, or keep the data on the device."
+        )
+    return "Copy less: work in place, and avoid .contiguous(), .clone() and torch.cat of what is needed once."
 
 
 def how_to_record(run: Run, what: Recorded) -> str:
@@ -155,6 +204,13 @@ def _runs_torch(run: Run) -> bool:
 
 
 _JITTED, _TORCH_KERNEL = "PjitFunction(", "at::native"
+_FUSED_OPTIMIZER = re.compile(
+    r"_fused_(?:adam|sgd|adagrad)|Fused(?:Adam|SGD|LAMB|Adagrad)|multi_tensor_apply.*(?:Adam|SGD|LAMB)Functor"
+)
+_WRAPPERS = {
+    "DDP": re.compile(r"^DistributedDataParallel\."),
+    "FSDP": re.compile(r"^(?:FSDP::|FullyShardedDataParallel\.)"),
+}
 _COMPILED = ("Torch-Compiled Region", "CompiledFunction")
 _BLOCKING: dict[Framework, str] = {
     "torch": ".item(), .cpu(), print(loss)",

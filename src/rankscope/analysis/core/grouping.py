@@ -29,3 +29,24 @@ def group_medians(group: Ints, value: Ints) -> Floats:
     ordered = value[order]
     middle: Floats = (ordered[first + (sizes - 1) // 2] + ordered[first + sizes // 2]) / 2
     return middle
+
+
+def middle_of_others(values: Floats) -> tuple[Floats, Floats]:
+    """For each value the two middle ones of the others along the last axis, which are the same one of an odd number.
+
+    NaN is no value; it is what a value without others gets.
+    """
+    order = np.argsort(values, axis=-1, kind="stable")
+    ordered = np.take_along_axis(values, order, axis=-1)
+    position = np.empty_like(order)
+    np.put_along_axis(position, order, np.broadcast_to(np.arange(values.shape[-1]), order.shape), axis=-1)
+    others = (~np.isnan(values)).sum(axis=-1, keepdims=True) - 1
+
+    def other(number: Ints) -> Floats:
+        """Of the others in order, the one of this number; the value itself is passed over."""
+        at = np.minimum(np.maximum(number, 0) + (number >= position), values.shape[-1] - 1)
+        has_others = (others > 0) & ~np.isnan(values)
+        value: Floats = np.where(has_others, np.take_along_axis(ordered, at, axis=-1), np.nan)
+        return value
+
+    return other((others - 1) // 2), other(others // 2)

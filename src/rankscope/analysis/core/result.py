@@ -71,7 +71,9 @@ Change = Literal[
     "data ready",
     "syncs gone",
     "communication hidden",
+    "copies gone",
     "calls merged",
+    "calls faster",
     "kernels faster",
     "balanced",
 ]
@@ -86,11 +88,13 @@ class Remedy:
     ranks: tuple[int, ...] = ()
     """The ranks that change; none: all of them."""
     names: tuple[str, ...] = ()
-    """The kernels that change; of merged calls their group and kind."""
+    """The kernels, calls or copies that change; of calls their group and kind."""
     factor: float = 1.0
     """How many times as fast they become; how many calls become one."""
     latency_ns: float = 0.0
     """What a merged call need not wait for."""
+    most_bytes: int | None = None
+    """Only calls up to this size are merged; only those of this size become faster."""
     what: Literal["", "ranks", "stages", "all"] = ""
     """What is balanced."""
     most_ns: float | None = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from rankscope.analysis.core.result import SEVERITIES, Fact, Finding, Severity
 from rankscope.ranges import rank_words
 from rankscope.records import dataclass
+from rankscope.units import format_rounded
 
 WARNING_SHARE, CRITICAL_SHARE = 0.05, 0.20
 """Of the mean step that a finding costs (docs/definitions.md, "Findings")."""
@@ -64,6 +65,13 @@ def of_the_worst(findings: Sequence[OnRank], ranks_in_scope: int) -> tuple[Findi
             facts=(*worst.finding.facts, alike),
         ),
     )
+
+
+def mean_on(times: Mapping[int, float], ranks_in_scope: int, steps: int) -> str:
+    """Of times by rank, those of all steps together: 'on average 6.10 ms a step on all 4 ranks'."""
+    mean = format_rounded("ns", sum(times.values()) / len(times) / max(steps, 1))
+    on_average, per_step = "on average " * (len(times) > 1), " a step" * (steps > 0)
+    return f"{on_average}{mean}{per_step} on {named_ranks(sorted(times), ranks_in_scope)}"
 
 
 def named_ranks(ranks: Sequence[int], ranks_in_scope: int) -> str:

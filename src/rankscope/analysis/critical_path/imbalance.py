@@ -1,30 +1,26 @@
-"""What uneven work costs: the run against the same run with its compute spread evenly, and whose share it is.
+"""What uneven work costs: the run against the same run with its work spread evenly, and whose share it is.
 
-T is the mean step, T_balanced what a replay with balanced compute segments takes (scenarios.balanced), and their
-quotient S the slowdown of the OSDI'25 study on stragglers (docs/definitions.md, "Balance").
+T is the mean step, T_balanced what a replay of balanced work takes (scenarios.balanced), and their quotient S the
+slowdown of the OSDI'25 study on stragglers (docs/definitions.md, "Balance").
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.data_imbalance import data_correlation, data_evidence
-from rankscope.analysis.across_ranks.segments import BALANCES, PHASES, Segments, segments
+from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Fact, Finding, Result
+from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.critical_path.savings import Savings, savings_of
+from rankscope.analysis.critical_path.savings import savings_of
 from rankscope.analysis.critical_path.scenarios import Scenario, balanced
-from rankscope.analysis.critical_path.whatif import without_segments
-from rankscope.store.arrays import Mask, unique_values
+from rankscope.analysis.faults.balanced import BALANCES, balanced_targets
 from rankscope.timeline.run import Run
-from rankscope.units import format_rounded
 
 _COLUMNS = (
-    Column("scope", help="run, stage, rank, or op: a kind of work"),
+    Column("scope", help="run, stage or rank"),
     Column("key", help="what is balanced; of a stage or rank its number", title="Balanced"),
     Column("t_ns", "ns", "mean step as recorded", title="T"),
     Column("balanced_ns", "ns", "predicted step with only this balanced", title="T balanced"),
@@ -41,111 +37,56 @@ _LEAST_SHARE = 0.01
 _MOST_RANKS = 8
 """How many ranks are replayed on their own: those with the most time over the balanced one."""
 
-Chosen = Callable[[Segments], Mask]
-
 
 def imbalance(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row for each way to balance the run, then for each stage, the worst ranks and each kind of work."""
+    """One row for each way to balance the run, then for each stage and the worst ranks."""
     notes = left_out(run, scope)
     title = "Imbalance: what uneven work costs, per step"
     savings = savings_of(run, scope)
-    parts = segments(run, scope)
-    if savings is None or not len(parts.rank):
-        notes.append("nothing to balance: no compute was recorded in the window")
-        return Result("imbalance", title, scope.window, _COLUMNS, [], notes=tuple(notes))
-    notes += without_segments(run, savings.graph)
-    rows = _rows(savings, parts)
-    findings = _findings(run, scope, rows)
-    return Result("imbalance", title, scope.window, _COLUMNS, rows, findings, tuple(notes))
+    rows: list[dict[str, Any]] = []
+    if savings is None:
+        notes.append("nothing to balance: no work was recorded in the window")
+    else:
+        cases = _cases(run, savings.graph.scope)
+        step, saved = savings.step_ns, [savings.saved_ns([scenario]) for *_, scenario in cases]
+        rows = _rows(cases, step, saved)
+    return Result("imbalance", title, scope.window, _COLUMNS, rows, notes=tuple(notes))
 
 
-def _rows(savings: Savings, parts: Segments) -> list[dict[str, Any]]:
-    cases: list[tuple[str, str, Scenario]] = [("run", what, balanced(what)) for what in BALANCES]
-    stages = unique_values(parts.stage).tolist()
-    if len(stages) > 1:
-        cases += [("stage", str(stage), balanced("all", _of_stage(stage))) for stage in stages]
-    cases += [("rank", str(rank), balanced("all", _of_rank(rank))) for rank in _worst_ranks(parts)]
-    present = unique_values(parts.phase).tolist()
-    cases += [("op", PHASES[phase], balanced("all", _of_phase(phase))) for phase in present]
-    cases.append(("op", "transfer", balanced("all", _nothing, transfers=True)))
-    step = savings.step_ns
-    savings_of_cases = [savings.saved_ns([scenario]) for _, _, scenario in cases]
-    whole = savings_of_cases[BALANCES.index("all")]
+def _cases(run: Run, scope: Scope) -> list[tuple[str, str, Scenario]]:
+    targets = balanced_targets(run, scope, "all")
+    pieces, ranks, layout = targets.pieces, targets.pieces.graph.ranks, layout_of(run, Scope())
+    stages: dict[int, list[int]] = {}
+    for rank in ranks:
+        stages.setdefault(layout.stage(rank), []).append(rank)
+    excess = np.bincount(pieces.rank, weights=pieces.took - targets.then, minlength=len(ranks))
+    worst = [ranks[at] for at in np.argsort(-excess, kind="stable")[:_MOST_RANKS] if excess[at] > 0]
+    return [
+        *(("run", what, balanced(what)) for what in BALANCES),
+        *(
+            ("stage", str(stage), balanced("all", members))
+            for stage, members in sorted(stages.items())
+            if len(stages) > 1
+        ),
+        *(("rank", str(rank), balanced("all", [rank])) for rank in worst),
+    ]
+
+
+def _rows(
+    cases: list[tuple[str, str, Scenario]], step_ns: float, saved_ns: list[float]
+) -> list[dict[str, Any]]:
+    whole = saved_ns[BALANCES.index("all")]
     rows = []
-    for (kind, key, _), saved in zip(cases, savings_of_cases, strict=True):
-        rest = step - saved
+    for (kind, key, _), saved in zip(cases, saved_ns, strict=True):
+        rest = step_ns - saved
         rows.append(
             {
                 "scope": kind,
                 "key": key,
-                "t_ns": round(step),
+                "t_ns": round(step_ns),
                 "balanced_ns": round(rest),
-                "slowdown": step / rest if rest > 0 else None,
-                "share": saved / whole if whole >= _LEAST_SHARE * step and whole > 0 else None,
+                "slowdown": step_ns / rest if rest > 0 else None,
+                "share": saved / whole if whole >= _LEAST_SHARE * step_ns and whole > 0 else None,
             }
         )
     return rows
-
-
-def _of_stage(stage: int) -> Chosen:
-    return lambda parts: parts.stage == stage
-
-
-def _of_rank(rank: int) -> Chosen:
-    return lambda parts: parts.rank == rank
-
-
-def _of_phase(phase: int) -> Chosen:
-    return lambda parts: parts.phase == phase
-
-
-def _nothing(parts: Segments) -> Mask:
-    return np.zeros(len(parts.rank), dtype=bool)
-
-
-def _worst_ranks(parts: Segments) -> list[int]:
-    """Those that compute longest beyond the balanced time, the worst first."""
-    ranks, number = np.unique(parts.rank, return_inverse=True)
-    excess = np.bincount(number.reshape(-1), weights=parts.duration_ns - parts.balanced_ns("all"))
-    worst = np.argsort(-excess, kind="stable")[:_MOST_RANKS]
-    return [int(ranks[at]) for at in worst if excess[at] > 0]
-
-
-def _findings(run: Run, scope: Scope, rows: list[dict[str, Any]]) -> tuple[Finding, ...]:
-    """S and where it comes from, with the facts about the data. What to do about it say bubbles and stragglers."""
-    whole = next(row for row in rows if (row["scope"], row["key"]) == ("run", "all"))
-    saved, slowdown = whole["t_ns"] - whole["balanced_ns"], whole["slowdown"]
-    if whole["share"] is None or slowdown is None:
-        return ()
-    parts = [row for row in rows if row["scope"] != "run" and row["share"] is not None]
-    largest = {
-        kind: max((row for row in parts if row["scope"] == kind), key=lambda row: row["share"], default=None)
-        for kind in ("stage", "rank", "op")
-    }
-    # Alone, a stage may save more than all together, in which others take over its work.
-    told = [
-        f"{kind} {row['key']} {100 * min(row['share'], 1):.0f} %"
-        for kind, row in largest.items()
-        if row is not None and row["share"] > _LEAST_SHARE
-    ]
-    evidence = (
-        f"S = {slowdown:.2f}: {format_rounded('ns', saved)} of {format_rounded('ns', whole['t_ns'])} per step"
-    )
-    if told:
-        evidence += f"; share of {', of '.join(told)}"
-    of_run = {"scope": "run", "key": "all"}
-    facts = [
-        Fact("t_ns", whole["t_ns"], "ns", "the run, per step", row=of_run),
-        Fact("balanced_ns", whole["balanced_ns"], "ns", "the run, per step", row=of_run),
-        Fact("slowdown", slowdown, "", "the run", row=of_run),
-    ]
-    data = data_evidence(run, scope)
-    return (
-        Finding(
-            "info",
-            f"Uneven work makes a step {slowdown:.2f}x as long as a balanced one",
-            evidence + data.text,
-            hint=data.hint or "Balance one thing at a time: rankscope whatif RUN --balance ranks",
-            facts=(*facts, *data_correlation(run, scope).facts(), *data.facts),
-        ),
-    )

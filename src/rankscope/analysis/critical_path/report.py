@@ -7,23 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.core.advice import (
-    framework,
-    how_to_record,
-    less_host_time,
-    load_faster,
-    read_later,
-    together,
-)
-from rankscope.analysis.core.device_events import has_gpu
-from rankscope.analysis.core.gpu_counts import kernels_end_in
 from rankscope.analysis.core.host_labels import covering_names
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.notes import left_out, unrecorded_note
-from rankscope.analysis.core.result import Column, Fact, Finding, Result
+from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.slice_counts import has_launches, runs_on_cpu
+from rankscope.analysis.core.severity import LIMIT_SHARE
 from rankscope.analysis.critical_path.savings import waits_by_rank
 from rankscope.analysis.graph.events import PATH_CLASSES
 from rankscope.analysis.graph.graph import Graph, graph_of
@@ -58,53 +48,6 @@ COLUMNS = (
     Column("name", help="small pieces of large runs have no names of their own", at_end=True),
 )
 SMALL = "small kernels and copies"
-_ONE_RANK_PCT = 60.0
-"""Of the path: a rank that has more is named. Chosen, not measured."""
-_BOUND_BY = {
-    "compute": "compute-bound",
-    "comm": "communication-bound",
-    "host": "host-bound",
-    "dataloader": "bound by data loading",
-    "sync": "bound by synchronising calls",
-    "launch": "bound by kernel launches",
-    "copy": "copy-bound",
-    "gap": "bound by gaps between kernels",
-    "between": "host-bound between steps",
-}
-_HINTS = {
-    "compute": "Make these kernels faster. How far they are from the limit: rankscope stats RUN -r roofline",
-    "comm": "Overlap the transfers with compute, or send less. Predict the gain: rankscope whatif RUN --hide-comm",
-    "copy": "Make copies asynchronous: pinned memory and non_blocking=True.",
-    "between": "Check what the training loop does between steps.",
-}
-_ON_HOST = "work on the host"
-"""What the critical path of a run without GPU events or launches consists of: what waits for the host is not known."""
-
-
-def _hint(run: Run, kind: str) -> str:
-    fewer = ", ".join([*together(run), "fewer and larger kernels"])
-    ways = ", ".join(less_host_time(run))
-    if kind == "host" and runs_on_cpu(run):
-        return f"Reduce the work of the host: {ways}."
-    if kind == "host" and not has_gpu(run, Scope()):
-        return (
-            "What the host waits for is not known: the file is cut, and has no GPU events. Record it again."
-        )
-    if kind == "host" and has_launches(run):
-        return f"Reduce host time: {ways}. Predict the gain: rankscope whatif RUN --no-gaps"
-    if kind == "dataloader":
-        return load_faster(run)
-    if kind == "sync":
-        return f"Remove synchronisation from the loop: {read_later(run)}."
-    if kind == "launch":
-        return f"Reduce launch time: {fewer}."
-    if kind in ("host", "gap") and not has_launches(run):
-        return f"Launches were not recorded, so what the GPU waits for is not known: {how_to_record(run, 'launches')}."
-    if kind == "gap":
-        return f"Reduce the gaps: {fewer}."
-    if kind == "copy" and framework(run) == "jax":
-        return "Copy less: keep arrays on the device, and put the next batch there ahead of time (jax.device_put)."
-    return _HINTS[kind]
 
 
 def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -136,12 +79,8 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
         shown = ", ".join(f"rank {rank} {format_rounded('ns', -ns)}" for ns, rank in sorted(slack)[:4])
         more = f" and {len(slack) - 4} more ranks" if len(slack) > 4 else ""
         notes.append(f"slack (time waited inside collectives): {shown}{more}")
-    # Where kernels were lost, the path only seems to be on the host; a doubt of the run says so.
-    findings = () if kernels_end_in(run, scope) else tuple(_findings(run, graph, rows))
     facts = {"unrecorded_ns": unrecorded}
-    return Result(
-        "critical", "The critical path", scope.window, columns, rows, findings, tuple(notes), facts=facts
-    )
+    return Result("critical", _title(rows), scope.window, columns, rows, notes=tuple(notes), facts=facts)
 
 
 def _pieces(run: Run, graph: Graph) -> list[tuple[int, int, str, int]]:
@@ -155,45 +94,14 @@ def _pieces(run: Run, graph: Graph) -> list[tuple[int, int, str, int]]:
     return [(kind, rank, names[name], ns) for (kind, rank, name), ns in pairs]
 
 
-def _findings(run: Run, graph: Graph, rows: list[dict[str, Any]]) -> list[Finding]:
-    if not rows:
-        return []
-    classes, ranks = Counter[str](), Counter[int]()
+def _title(rows: list[dict[str, Any]]) -> str:
+    """With the shares of its classes."""
+    classes = Counter[str]()
     for row in rows:
         classes[row["class"]] += row["ns"]
-        ranks[row["rank"]] += row["ns"]
-    total = classes.total()
-    ((kind, most),) = classes.most_common(1)
-    shares = ", ".join(f"{name} {100 * ns / total:.1f} %" for name, ns in classes.most_common())
-    top = next(row for row in rows if row["class"] == kind)
-    is_known = has_gpu(run, Scope()) and has_launches(run)
-    bound_by = _BOUND_BY[kind] if kind != "host" or is_known else _ON_HOST
-    findings = [
-        Finding(
-            "info",
-            f"The critical path is {bound_by} ({100 * most / total:.0f} %)",
-            f"{shares}; the largest part: {top['name'] or kind} on rank {top['rank']}, {100 * top['ns'] / total:.1f} %",
-            ranks=(top["rank"],),
-            span=graph.window,
-            hint=_hint(run, kind),
-            facts=tuple(
-                Fact(f"{name}_ns", ns, "ns", "the critical path", row={"class": name})
-                for name, ns in classes.most_common()
-            ),
-            names=(top["name"],) if top["name"] else (),
-        )
+    shares = [
+        f"{name} {100 * ns / classes.total():.0f} %"
+        for name, ns in classes.most_common()
+        if ns >= LIMIT_SHARE * classes.total()
     ]
-    ((rank, ns),) = ranks.most_common(1)
-    if len(graph.ranks) > 1 and 100 * ns / total >= _ONE_RANK_PCT:
-        findings.append(
-            Finding(
-                "info",
-                f"{100 * ns / total:.0f} % of the critical path is on rank {rank}",
-                f"{format_rounded('ns', ns)} of {format_rounded('ns', total)}",
-                ranks=(rank,),
-                span=graph.window,
-                hint=f"Predict the gain: rankscope whatif RUN --rank {rank}=median",
-                facts=(Fact("ns", ns, "ns", f"rank {rank}", (rank,), {"rank": rank}),),
-            )
-        )
-    return findings
+    return f"The critical path: {', '.join(shares)}" if shares else "The critical path"

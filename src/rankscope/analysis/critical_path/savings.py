@@ -1,4 +1,4 @@
-"""What changes would save, by a replay of the run: the answers of whatif, and the costs of findings."""
+"""What changes would save, by a replay of the run: the answers of whatif, and what limits cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns, step_count
 from rankscope.analysis.critical_path import scenarios
 from rankscope.analysis.critical_path.scenarios import Scenario
-from rankscope.analysis.graph.graph import Graph, graph_of
+from rankscope.analysis.faults.faults import faults_of
+from rankscope.analysis.graph.graph import Graph, Work, graph_of
 from rankscope.analysis.graph.replay import Replay
 from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.records import dataclass
@@ -37,32 +38,55 @@ class Savings:
     """The mean step time."""
     limits: Mapping[str, float]
     """Per step, the largest time of each class of the breakdown on any rank."""
+    mended_ns: float = 0.0
+    """Per step, what was saved before these changes: that of the faults, where they are mended."""
+
+    @property
+    def most_ns(self) -> float:
+        """What all changes together save at most."""
+        return max(self.step_ns - self.mended_ns, 0.0)
 
     def saved_ns(self, changes: Sequence[Scenario]) -> float:
         """Per step, with these changes together; never more than the step. Negative: it takes longer."""
         saved = self.length - self.length_with(changes)
-        return min(saved / max(len(self.graph.steps), 1), self._most_ns(changes))
+        return min(saved / max(len(self.graph.steps), 1), self._most_of(changes))
 
-    def _most_ns(self, changes: Sequence[Scenario]) -> float:
+    def _most_of(self, changes: Sequence[Scenario]) -> float:
         """The changes save no more than the classes that they make shorter take."""
         most = dict.fromkeys((change.part for change in changes), 0.0)
         for change in changes:
             limit = self.limits.get(change.part, self.step_ns)
             most[change.part] = min(most[change.part] + change.most_ns, limit)
-        return min(sum(most.values()), self.step_ns)
+        return min(sum(most.values()), self.most_ns)
 
 
 @once_per_run
 def savings_of(run: Run, scope: Scope) -> Savings | None:
     """Over all steps in scope. None where there is nothing to replay, or where the ranks wait for each other in a
     cycle."""
+    return _savings(run, scope, lambda work: work)
+
+
+@once_per_run
+def savings_after_faults(run: Run, scope: Scope) -> Savings | None:
+    """The same once the faults are mended."""
+    recorded = savings_of(run, scope)
+    mended = recorded and _savings(run, scope, faults_of(run, scope).mended.on)
+    if recorded is None or mended is None:
+        return None
+    saved = (recorded.length - mended.length) / max(len(mended.graph.steps), 1)
+    return replace(mended, mended_ns=max(saved, 0.0))
+
+
+def _savings(run: Run, scope: Scope, before: Callable[[Work], Work]) -> Savings | None:
+    """With `before` changed already."""
     graph = graph_of(run, scope)
     replay = Replay(graph)
     if not graph.inside.any() or replay.has_cycle:
         return None
 
     def length_with(changes: Iterable[Scenario]) -> float:
-        work = graph.work
+        work = before(graph.work)
         for scenario in changes:
             work = scenario.change(run, graph, work)
         return replay.length_ns(work)
@@ -91,6 +115,11 @@ def waits_by_rank(run: Run, scope: Scope, ranks: Sequence[int]) -> dict[int, int
 
 def scenario_of(run: Run, remedy: Remedy) -> Scenario:
     """The change that a finding's remedy describes."""
+    scenario = _scenario_of(run, remedy)
+    return scenario if remedy.most_ns is None else replace(scenario, most_ns=remedy.most_ns)
+
+
+def _scenario_of(run: Run, remedy: Remedy) -> Scenario:
     if remedy.change == "rank at median":
         return scenarios.ranks_at_median(remedy.ranks)
     if remedy.change == "links at median":
@@ -99,13 +128,16 @@ def scenario_of(run: Run, remedy: Remedy) -> Scenario:
         return scenarios.balanced(remedy.what)
     if remedy.change == "kernels faster":
         return scenarios.kernels(remedy.names, remedy.factor)
-    if remedy.change == "calls merged":
+    if remedy.change in ("calls merged", "calls faster"):
         name, kind = remedy.names
         group = [each.name for each in run.collectives.groups].index(name)
-        return scenarios.calls_merged(group, kind, remedy.factor, remedy.latency_ns)
+        if remedy.change == "calls faster":
+            return scenarios.calls_faster(group, kind, remedy.factor, remedy.most_bytes)
+        return scenarios.calls_merged(group, kind, remedy.factor, remedy.latency_ns, remedy.most_bytes)
+    if remedy.change == "copies gone":
+        return scenarios.copies_gone(remedy.names)
     if remedy.change == "syncs gone":
-        most = float("inf") if remedy.most_ns is None else remedy.most_ns
-        return replace(scenarios.syncs_gone(remedy.names), most_ns=most)
+        return scenarios.syncs_gone(remedy.names)
     return {
         "host gaps gone": scenarios.host_ahead,
         "data ready": scenarios.data_ready,

@@ -9,14 +9,14 @@ from functools import partial
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.segments import BALANCES, Balance, Segments, segments
 from rankscope.analysis.core.grouping import group_medians
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.critical_path.compute_clock import ComputeClock, Computing
+from rankscope.analysis.faults.balanced import BALANCES, Balance, balanced_targets
+from rankscope.analysis.faults.faults import faults_of
 from rankscope.analysis.faults.targets import whole_ranks
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
 from rankscope.analysis.graph.graph import Graph, MatchedCollectives, Work
-from rankscope.analysis.within_rank.event_tables import compute_time
+from rankscope.analysis.within_rank.event_tables import compute_time, copy_time
 from rankscope.collective_kinds import KINDS
 from rankscope.errors import UsageError
 from rankscope.ranges import rank_words
@@ -24,7 +24,7 @@ from rankscope.records import dataclass
 from rankscope.store.arrays import Floats, number_rows, unique_values
 from rankscope.timeline.run import Run
 
-_COMPUTE, _COMM, _HOST, _SYNC = map(PATH_CLASSES.index, ("compute", "comm", "host", "sync"))
+_COMPUTE, _COMM, _COPY, _HOST, _SYNC = map(PATH_CLASSES.index, ("compute", "comm", "copy", "host", "sync"))
 _EXPOSED, _IDLE = "exposed_comm_ns", "idle_ns"
 
 
@@ -39,8 +39,6 @@ class Scenario:
     """The class of the breakdown that it makes shorter: it saves no more than that class takes on any rank."""
     most_ns: float = float("inf")
     """Nor more than this per step."""
-    of_segments: bool = False
-    """It changes compute segments."""
     reachable: bool = False
     """Other ranks, steps or stages of the same run do it already; else it is a limit."""
 
@@ -95,12 +93,16 @@ def _transfers(
     )
 
 
-def calls_merged(group: int, kind: str, calls: float, latency_ns: float) -> Scenario:
-    """So many collectives of a group and kind as one: they have its latency once."""
+def calls_merged(
+    group: int, kind: str, calls: float, latency_ns: float, most_bytes: int | None = None
+) -> Scenario:
+    """So many collectives of a group and kind, of at most this size, as one: they have its latency once."""
     spared = round(latency_ns * (1 - 1 / calls))
 
     def change(matched: MatchedCollectives, transfer: Ints) -> Ints:
         merged = (matched.group == group) & (matched.kind == KINDS.index(kind))
+        if most_bytes is not None:
+            merged &= matched.bytes <= most_bytes
         return np.where(merged, np.maximum(transfer - spared, 0), transfer)
 
     return _transfers(
@@ -108,6 +110,16 @@ def calls_merged(group: int, kind: str, calls: float, latency_ns: float) -> Scen
         change,
         f"{kind} calls merged: {calls:.0f} calls a step have the latency of one; the bytes take as long as before",
     )
+
+
+def calls_faster(group: int, kind: str, factor: float, size: int | None) -> Scenario:
+    """Collectives of a group, kind and size that are so many times as fast."""
+
+    def change(matched: MatchedCollectives, transfer: Ints) -> Ints:
+        chosen = (matched.group == group) & (matched.kind == KINDS.index(kind)) & (matched.bytes == size)
+        return np.where(chosen, np.rint(transfer / factor).astype(np.int64), transfer)
+
+    return _transfers(f"{kind} x{factor:g}", change, f"{kind} of one size is {factor:g} times as fast")
 
 
 def _latencies(matched: MatchedCollectives, transfer: Ints) -> Ints:
@@ -141,7 +153,7 @@ def kernel(name: str, factor: float) -> Scenario:
 
     return Scenario(
         f"kernel {name} x{factor:g}",
-        partial(_less_compute, is_named, factor, name),
+        partial(_less_time, _COMPUTE, is_named, factor, name),
         f"kernels with '{name}' in their name run {factor:g} times as fast, on every rank; nothing else changes",
         "compute_ns",
     )
@@ -151,20 +163,30 @@ def kernels(names: Sequence[str], factor: float) -> Scenario:
     """These kernels, by their whole names."""
     return Scenario(
         f"{len(names)} kernels x{factor:g}",
-        partial(_less_compute, set(names).__contains__, factor, ""),
+        partial(_less_time, _COMPUTE, set(names).__contains__, factor, ""),
         f"these kernels run {factor:g} times as fast, on every rank; nothing else changes",
         "compute_ns",
     )
 
 
-def _less_compute(
-    is_named: Callable[[str], bool], factor: float, asked: str, run: Run, graph: Graph, work: Work
+def copies_gone(names: Sequence[str]) -> Scenario:
+    """Copies of these kinds take no time."""
+    return Scenario(
+        "copies gone",
+        partial(_less_time, _COPY, set(names).__contains__, float("inf"), ""),
+        "copies gone: they take no time on any rank; nothing else changes",
+    )
+
+
+def _less_time(
+    kind: int, is_named: Callable[[str], bool], factor: float, asked: str, run: Run, graph: Graph, work: Work
 ) -> Work:
-    """Small pieces have no names: those kernels have the same share in all of them on a rank."""
+    """Kernels or copies that are so many times as fast. Small pieces have no names: those that are chosen have the
+    same share in all of them on a rank."""
     named = np.array([*map(is_named, graph.names)], dtype=bool)
-    own = ~graph.on_host & (graph.kind == _COMPUTE)
+    own = ~graph.on_host & (graph.kind == kind)
     chosen = own & named[graph.name]
-    rest = _small_share(run, graph, is_named, own, chosen) if graph.small(_COMPUTE).any() else None
+    rest = _small_share(run, graph, kind, is_named, own, chosen) if graph.small(kind).any() else None
     if asked and not chosen.any() and (rest is None or not rest.any()):
         raise UsageError(
             f"no kernel has '{asked}' in its name",
@@ -175,15 +197,18 @@ def _less_compute(
     if rest is None:
         return replace(work, own_ns=own_ns)
     left = 1 - rest[graph.rank[graph.to]] * (1 - 1 / factor)
-    times = np.rint(work.spent[_COMPUTE] * left).astype(np.int64)
-    spent = (times if kind == _COMPUTE else time for kind, time in enumerate(work.spent))
+    spent = [*work.spent]
+    spent[kind] = np.rint(spent[kind] * left).astype(np.int64)
     return replace(work, spent=tuple(spent), own_ns=own_ns)
 
 
-def _small_share(run: Run, graph: Graph, is_named: Callable[[str], bool], own: Mask, chosen: Mask) -> Floats:
-    """By rank: the share of these kernels in the compute of small pieces."""
+def _small_share(
+    run: Run, graph: Graph, kind: int, is_named: Callable[[str], bool], own: Mask, chosen: Mask
+) -> Floats:
+    """By rank: the share of these kernels or copies in the small pieces of their class."""
     shares = np.zeros(len(graph.ranks))
-    named, every = (compute_time(run, graph.scope, which) for which in (is_named, lambda name: True))
+    time_of = compute_time if kind == _COMPUTE else copy_time
+    named, every = (time_of(run, graph.scope, which) for which in (is_named, lambda name: True))
     took = np.where(graph.inside, graph.work.own_ns, 0)
     of_points = [np.bincount(graph.rank, np.where(mask, took, 0), len(graph.ranks)) for mask in (chosen, own)]
     for number, rank in enumerate(graph.ranks):
@@ -300,32 +325,17 @@ def links_at_median(ranks: Sequence[int], members: Mapping[int, Sequence[int]]) 
     )
 
 
-def balanced(
-    what: Balance, chosen: Callable[[Segments], Mask] | None = None, *, transfers: bool | None = None
-) -> Scenario:
-    """Segments as long as in a balanced run; `chosen`: only these. `transfers`: whether they change too (default: with
-    all, unless segments are chosen)."""
-    at_median = transfers if transfers is not None else what == "all" and chosen is None
+def balanced(what: Balance, ranks: Sequence[int] | None = None) -> Scenario:
+    """Work as in a balanced run; `ranks`: only theirs, and no transfers."""
 
     def change(run: Run, graph: Graph, work: Work) -> Work:
-        every = segments_of(run, graph)
-        target = every.balanced_ns(what)
-        if chosen is not None:
-            target = np.where(chosen(every), target, every.duration_ns)
-        clock = ComputeClock.of(every, graph.ranks)
-        spent, own_ns = [*work.spent], work.own_ns
-        on_cpu = graph.is_alone[graph.rank]
-        for kind in (_COMPUTE, _HOST):  # without a GPU the host computes
-            computes = (kind == _COMPUTE) | on_cpu[graph.to]
-            ways = np.flatnonzero((graph.work.spent[kind] > 0) & computes)
-            to, origin = graph.to[ways], graph.origin[ways]
-            parts = Computing.of(clock, ways, graph.rank[to], graph.end[origin], graph.start[to])
-            spent[kind] = (parts.scaled if kind == _COMPUTE else parts.shifted)(spent[kind], target)
-        points = np.flatnonzero(graph.kind == _COMPUTE)
-        parts = Computing.of(clock, points, graph.rank[points], graph.start[points], graph.end[points])
-        own_ns = parts.scaled(own_ns, target)
-        transfer = _median_transfers(graph.collectives, work.transfer) if at_median else work.transfer
-        return replace(work, spent=tuple(spent), own_ns=own_ns, transfer=transfer)
+        targets = balanced_targets(run, graph.scope, what)
+        if ranks is not None:
+            return targets.of_ranks(ranks).on(work)
+        work = targets.on(work)
+        if what != "all":
+            return work
+        return replace(work, transfer=_median_transfers(graph.collectives, work.transfer))
 
     means = {
         "ranks": "the mean over the ranks of its stage",
@@ -336,15 +346,19 @@ def balanced(
     return Scenario(
         f"{what} balanced" if what != "all" else "everything balanced",
         change,
-        f"balanced ({what}): the compute between two communications takes {means[what]}; other times of the host and "
-        "the order do not change",
-        of_segments=True,
+        f"balanced ({what}): between two communications, each kind of work of a rank takes {means[what]}; the order "
+        "does not change",
         reachable=True,
     )
 
 
-def segments_of(run: Run, graph: Graph) -> Segments:
-    return segments(run, graph.scope)
+def faults_mended() -> Scenario:
+    return Scenario(
+        "the faults mended",
+        lambda run, graph, work: faults_of(run, graph.scope).mended.on(work),
+        "the faults mended: what the report `faults` names is as its peers are",
+        reachable=True,
+    )
 
 
 def _median_transfers(matched: MatchedCollectives, transfer: Ints) -> Ints:

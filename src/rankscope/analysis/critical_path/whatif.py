@@ -9,20 +9,17 @@ from rankscope.analysis.core.device_events import has_gpu
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Note, NoteKind, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.severity import at_most, graded
-from rankscope.analysis.critical_path.savings import savings_of, waits_by_rank
+from rankscope.analysis.critical_path.savings import savings_of
 from rankscope.analysis.critical_path.scenarios import (
     Scenario,
     bandwidth,
+    faults_mended,
     hide_comm,
     no_gaps,
-    rank_at_median,
-    segments_of,
 )
-from rankscope.analysis.faults.targets import peer_groups
+from rankscope.analysis.faults.faults import faults_of
 from rankscope.analysis.graph.graph import Graph, graph_of
 from rankscope.errors import UsageError
-from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
@@ -90,54 +87,30 @@ def whatif(run: Run, scope: Scope, scenarios: Sequence[Scenario] = ()) -> Result
                 "on the device that no launch, stream or other rank explains (mean over ranks); they were kept",
             )
         )
-    if any(scenario.of_segments for _, together in cases for scenario in together):
-        notes += without_segments(run, graph)
     title = f"{_TITLE} per step" if graph.steps else f"{_TITLE} of the window"
-    limits = [not all(change.reachable for change in together) for _, together in cases]
-    findings = tuple(_findings(rows, limits, bool(graph.steps)))
+    findings = tuple(_findings(rows, bool(graph.steps)))
     return Result("whatif", title, scope.window, COLUMNS, rows, findings, tuple(notes))
 
 
-def without_segments(run: Run, graph: Graph) -> list[str]:
-    """A note on ranks whose compute cannot be balanced."""
-    missing = sorted(set(graph.ranks).difference(segments_of(run, graph).rank.tolist()))
-    if not missing:
-        return []
-    return [f"{rank_words(missing)}: no compute was recorded, so nothing was balanced there"]
-
-
 def _default_scenarios(run: Run, scope: Scope, graph: Graph) -> list[Scenario]:
-    scenarios = [no_gaps()] if has_gpu(run, scope) else []
-    if len(graph.collectives.transfer):
-        scenarios += [hide_comm(), bandwidth(2.0)]
-    waited = waits_by_rank(run, scope, graph.ranks)
-    if waited and len(graph.ranks) > 1:
-        least = min(waited, key=lambda rank: waited[rank])
-        group = peer_groups(run, graph.ranks)
-        if (
-            group == group[graph.ranks.index(least)]
-        ).sum() > 1:  # a rank alone in its pipeline stage has no median
-            scenarios.append(rank_at_median(least))
-    return scenarios
+    scenarios = [faults_mended()] if faults_of(run, scope).listed else []
+    scenarios += [no_gaps()] if has_gpu(run, scope) else []
+    return [*scenarios, hide_comm(), bandwidth(2.0)] if len(graph.collectives.transfer) else scenarios
 
 
-def _findings(rows: list[dict[str, Any]], limits: Sequence[bool], has_steps: bool) -> list[Finding]:
-    """The scenario that saves most. `limits`: those that no rank or step of the run reaches."""
-    best, is_limit = max(
-        zip(rows, limits, strict=True), key=lambda row: row[0]["saved_ns"], default=(None, False)
-    )
+def _findings(rows: list[dict[str, Any]], has_steps: bool) -> list[Finding]:
+    """The scenario that saves most."""
+    best = max(rows, key=lambda row: row["saved_ns"], default=None)
     if best is None or best["saved_ns"] <= 0:
         return []
     unit = "the mean step" if has_steps else "the window"
-    severity = graded(best["saved_ns"], best["base_ns"], 0.0) or "info"
     took, would = (format_rounded("ns", best[name]) for name in ("base_ns", "predicted_ns"))
     return [
         Finding(
-            at_most(severity, "warning" if is_limit else "critical"),
+            "info",
             f"With {best['what']}, {unit} would take {would} instead of {took} ({best['change_pct']:+.1f} %)",
             f"{format_rounded('ns', best['saved_ns'])} less, predicted by a replay of the run",
             cost_ns=best["saved_ns"],
-            reachable=not is_limit,
             facts=tuple(
                 Fact(name, best[name], "ns", "the run, per step", row={"what": best["what"]}, report="whatif")
                 for name in ("base_ns", "predicted_ns", "saved_ns")

@@ -10,12 +10,12 @@ import numpy as np
 
 from rankscope.analysis.core.result import Column, Fact, Finding, Result, Row, Severity
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.diff.cause import Cause, largest_part, late_rank, short_keys
 from rankscope.analysis.diff.clock import ClockChange, clock_change
 from rankscope.analysis.diff.compare import FEW_CHANGE_PCT, Comparison, Rules, compare, steps_to_be_sure
 from rankscope.analysis.diff.conditions import different_conditions
-from rankscope.analysis.diff.samples import SPAN, Measure, collect, unit_of
-from rankscope.text.names import bare_name
+from rankscope.analysis.diff.moved import Moved, moved
+from rankscope.analysis.diff.samples import SHAPES, SPAN, Measure, collect, unit_of
+from rankscope.text.names import bare_name, shorten_names
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded, shorten_middle
 
@@ -37,19 +37,18 @@ _HINTS = {
 
 
 def findings(
-    comparison: Comparison, clock: ClockChange | None = None, late: Cause | None = None
+    comparison: Comparison, clock: ClockChange | None = None, what_moved: Moved | None = None
 ) -> Iterator[Finding]:
-    """The step time with its cause: a clock, a late rank, or the part that changed most. Then the rows that changed,
-    costliest first. A clock that differs comes before all rows: what it explains is no change of the program."""
-    headline = comparison.headline_row or {}
-    by_clock = clock if clock and clock.explains(headline.get("base"), headline.get("new")) else None
+    """The step time with its cause: a clock, or what moved. Then the rows that changed, costliest first. A clock that
+    differs comes before all rows: what it explains is no change of the program."""
+    by_clock = clock if _explains(clock, comparison) else None
     for finding in _step(comparison):
-        if finding.severity == "ok" or (headline["verdict"] == "same" and not by_clock):
+        if finding.severity == "ok":
             yield finding
         elif by_clock:
             yield _with_clock(finding, by_clock)
         else:
-            yield _with_cause(finding, late or largest_part(comparison))
+            yield _with_moved(finding, what_moved)
     if clock and not by_clock:
         yield clock.finding()
     changed = [
@@ -77,16 +76,26 @@ def _with_clock(finding: Finding, clock: ClockChange) -> Finding:
     )
 
 
-def _with_cause(finding: Finding, cause: Cause | None) -> Finding:
+def _explains(clock: ClockChange | None, comparison: Comparison) -> bool:
+    headline = comparison.headline_row or {}
+    return clock is not None and clock.explains(headline.get("base"), headline.get("new"))
+
+
+def _with_moved(finding: Finding, what_moved: Moved | None) -> Finding:
     """The step time, with what changed it."""
-    if cause is None:
+    if what_moved is None or not what_moved.parts:
         return finding
+    first = what_moved.parts[0]
+    evidence = what_moved.evidence
+    is_new = first.moved_ns > 0
     return replace(
         finding,
-        title=f"{finding.title}: {cause.words}",
-        evidence=f"{finding.evidence}. {cause.evidence}" if cause.evidence else finding.evidence,
-        ranks=cause.ranks,
-        hint=cause.hint or finding.hint,
+        title=f"{finding.title}: {what_moved.words}",
+        evidence=f"{finding.evidence}. {evidence}" if evidence else finding.evidence,
+        ranks=first.ranks if is_new else (),
+        hint=first.hint if is_new else finding.hint,
+        facts=(*finding.facts, *what_moved.facts),
+        names=(*finding.names, *what_moved.names),
     )
 
 
@@ -118,7 +127,7 @@ def _step(comparison: Comparison) -> Iterator[Finding]:
         severity = "critical" if change >= 100 * _CRITICAL else "warning"
     yield Finding(
         severity,
-        f"{what} {_comparison_words(row)}",
+        f"{what} {_longer_words(row)}",
         f"{took}{_effect(comparison, row)}",
         hint="Many rows changed a little: rankscope diff BASE NEW --top all lists them." if slower else "",
         cost_ns=max(row["new"] - row["base"], 0),
@@ -129,7 +138,6 @@ def _step(comparison: Comparison) -> Iterator[Finding]:
 def _unsure(comparison: Comparison, row: dict[str, Any], what: str, took: str) -> Finding:
     """A large change of the step time for which the steps are too few, or vary too much."""
     slower = row["new"] > row["base"]
-    words = _comparison_words(row | {"verdict": "slower" if slower else "faster"})
     before, after = (len(samples.steps) for samples in (comparison.base, comparison.new))
     steps = f"{before} against {after} steps" if before != after else f"{before} step{'s' * (before > 1)}"
     least = steps_to_be_sure() if comparison.few else 2 * max(before, after)
@@ -138,7 +146,7 @@ def _unsure(comparison: Comparison, row: dict[str, Any], what: str, took: str) -
     # One more than the test needs: the first step of a recording is often slow, and then left out.
     return Finding(
         "warning" if slower and comparison.likely else "info",
-        f"{what} {words} ({steps}{varied}: {how}; record {least + 1} to be sure)",
+        f"{what} {_longer_words(row, f'{steps}{varied}: {how}; record {least + 1} to be sure')}",
         f"{took}{_effect(comparison, row)}",
         hint=f"Record {least + 1} steps of each run: rankscope profile --active {least + 1}",
         facts=_facts(comparison, row),
@@ -210,6 +218,18 @@ def _comparison_words(row: dict[str, Any]) -> str:
     if ratio >= _AS_RATIO and (slower or not in_bytes):
         return f"is {ratio:.1f}x {word}" if ratio < 100 else f"is {format_rounded('count', ratio)}x {word}"
     return f"is {percent} {word}" if slower or in_bytes else f"takes {percent} less time"
+
+
+def _longer_words(row: dict[str, Any], more: str = "") -> str:
+    """'takes 5.99 ms longer (+32.1 %)' or 'takes 20.0 ms less (4.7x faster)', and `more` in the brackets."""
+    base, new = row["base"], row["new"]
+    low, high = sorted((base, new))
+    change = f"{row['change_pct']:+.1f} %" if base else ""
+    if low and high / low >= _AS_RATIO:
+        change = f"{format_rounded('count', high / low)}x {'slower' if new > base else 'faster'}"
+    words = f"takes {format_rounded('ns', high - low)} {'longer' if new > base else 'less'}"
+    brackets = "; ".join(filter(None, (change, more)))
+    return f"{words} ({brackets})" if brackets else words
 
 
 def _p_value(row: dict[str, Any]) -> str:
@@ -290,6 +310,10 @@ def diff(base: Run, new: Run, scope: Scope, rules: Rules | None = None) -> Resul
     rules = rules or Rules()
     comparison = compare(collect(base, scope, rules.reports), collect(new, scope, rules.reports), rules)
     steps = [len(samples.steps) if samples.has_steps else 0 for samples in (comparison.base, comparison.new)]
+    clock = clock_change(base, new, scope)
+    is_clock = _explains(clock, comparison)
+    what_moved = None if is_clock else _moved(base, new, scope, comparison)
+    why_not = (f"what moved cannot be told: {what_moved}",) if isinstance(what_moved, str) else ()
     counted = f"{steps[0]} steps against {steps[1]}" if all(steps) else "not all steps known"
     windows = list(dict.fromkeys(scope.in_run(run).window for run in (base, new)))
     window = f"{' against '.join(windows)}, {counted}"
@@ -307,15 +331,27 @@ def diff(base: Run, new: Run, scope: Scope, rules: Rules | None = None) -> Resul
                 ),
             )
             for finding in (
-                *findings(
-                    comparison, clock_change(base, new, scope), late_rank(base, new, scope, comparison)
-                ),
+                *findings(comparison, clock, what_moved if isinstance(what_moved, Moved) else None),
                 *different_conditions(base, new, scope, comparison),
             )
         ),
-        notes=comparison.notes,
+        notes=(*comparison.notes, *why_not),
         facts={"likely": comparison.likely},
     )
+
+
+def _moved(base: Run, new: Run, scope: Scope, comparison: Comparison) -> Moved | str | None:
+    """What moved, where the step time changed; or why that cannot be told."""
+    row = comparison.headline_row
+    if row is None or None in (row["base"], row["new"]):
+        return None
+    if comparison.headline == SPAN:
+        return "not all steps are known" if row["verdict"] in ("slower", "faster") else None
+    if row["verdict"] == "same" and not comparison.likely:
+        return None
+    counted = comparison.base.steps, comparison.new.steps
+    least = comparison.min_change_pct / 100
+    return moved(base, new, scope, counted, row["new"] > row["base"], least)
 
 
 def by_unit(result: Result) -> list[Result]:
@@ -337,7 +373,9 @@ def by_unit(result: Result) -> list[Result]:
 
 def shown_rows(result: Result) -> list[dict[str, Any]]:
     """The rows for people: with short names as `what`, and verdicts that fit what they are about."""
-    shown = short_keys([row["key"] for row in result.rows])
+    parts = [row["key"].partition(SHAPES) for row in result.rows]
+    names = shorten_names([name for name, _, _ in parts])
+    shown = [f"{short}{bracket}{shapes}" for short, (_, bracket, shapes) in zip(names, parts, strict=True)]
     return [
         {**row, "what": f"{row['report']}: {key}", "verdict": _shown_verdict(result, row)}
         for row, key in zip(result.rows, shown, strict=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Fact, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.efficiency.ncu_metrics import MeasuredKernel, measured_kernels
 from rankscope.timeline.run import Run
@@ -100,6 +100,7 @@ def _near_neither_limit(launches: list[MeasuredKernel], share: float) -> Finding
     compute, memory = kernel.shares.get("compute_pct"), kernel.shares.get("memory_pct")
     if compute is None or memory is None or max(compute, memory) >= LOW_PCT:
         return None
+    nearest, time = max(compute, memory), sum(launch.duration_ns or 0 for launch in launches)
     key = {"rank": kernel.rank, "name": kernel.name, "grid": _size(kernel.grid)}
     longest, ranks = f"its longest launch on rank {kernel.rank}", (kernel.rank,)
     figures = [
@@ -113,14 +114,18 @@ def _near_neither_limit(launches: list[MeasuredKernel], share: float) -> Finding
         traffic = f", DRAM traffic {format_rounded('bytes', kernel.dram_bytes)}"
         figures.append(Fact("dram_bytes", kernel.dram_bytes, "bytes", longest, ranks, key))
     return Finding(
-        "info",
-        f"{shorten_middle(kernel.name, 60)} reaches {compute:.0f} % of the compute peak and {memory:.0f} % of the "
-        "memory peak",
-        f"Longest launch: {format_rounded('ns', kernel.duration_ns or 0)}, grid {_size(kernel.grid)}{traffic}. "
-        f"All launches: {100 * share:.0f} % of the measured time. The kernel is near neither limit; usual causes are "
-        "latency and too little work per launch.",
+        "limit",
+        f"Kernels faster: {shorten_middle(kernel.name, 60)}",
+        f"it reaches {compute:.0f} % of the compute peak and {memory:.0f} % of the memory peak; its longest launch "
+        f"takes {format_rounded('ns', kernel.duration_ns or 0)}, grid {_size(kernel.grid)}{traffic}; all its launches "
+        f"take {100 * share:.0f} % of the measured time; usual causes are latency and too little work per launch",
         ranks=ranks,
         hint="Give each launch more work, or fuse the kernel with its neighbours. ncu --set detailed shows stall "
         "reasons.",
+        cost_ns=round(time * (1 - nearest / LOW_PCT)),
         facts=tuple(figures),
+        remedy=Remedy(
+            "kernels faster", names=(kernel.name,), factor=LOW_PCT / nearest if nearest else float("inf")
+        ),
+        names=(shorten_middle(kernel.name, 60),),
     )

@@ -14,9 +14,9 @@ from rankscope.analysis.core.device_events import has_gpu
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Severity
+from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.severity import graded
+from rankscope.analysis.core.severity import LIMIT_SHARE
 from rankscope.analysis.core.step_times import mean_step_ns, periods, step_count
 from rankscope.analysis.efficiency.ncu_metrics import roofline_points
 from rankscope.analysis.within_rank.op_work import NO_KERNEL, OpWork, RankWork, no_shapes, op_work, rank_work
@@ -26,11 +26,9 @@ from rankscope.store.arrays import number_rows
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
-# Large matrix products reach about 80 % of the roof in practice; half of that is the threshold for a finding.
+# Large matrix products reach about 80 % of the roof in practice; half of that is the threshold for a limit.
 _GOOD_PCT = 80.0
 _POOR_PCT = 40.0
-# Share of a step at which a finding is reported. Chosen, not measured, as the shares of the roof above.
-_LEAST_SHARE = 0.02
 
 
 def _columns(by: str | None) -> tuple[Column, ...]:
@@ -79,8 +77,8 @@ def roofline(run: Run, scope: Scope, by: str | None = None) -> Result:
         notes += _coverage(run, scope, work)
     if on_host and not measured:
         notes.append(f"no GPU events: time is host time; on a GPU, {how_to_record(run, 'gpu')}")
-    findings = _findings(run, scope, work, rows, _rows(work, True, roofs, on_host)) if by is None else ()
-    return Result("roofline", "Roofline", scope.window, _columns(by), rows + measured, findings, tuple(notes))
+    limits = _limits(run, scope, work, rows, _rows(work, True, roofs, on_host)) if by is None else ()
+    return Result("roofline", "Roofline", scope.window, _columns(by), rows + measured, limits, tuple(notes))
 
 
 _NCU_TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8", "fp32": "float32", "fp64": "float64"}
@@ -207,10 +205,6 @@ class _Slow:
         return self.time_ns * (1 - 1 / self.factor)
 
     @property
-    def severity(self) -> Severity | None:
-        return graded(self.less_ns, self.step_ns, _LEAST_SHARE, critical=float("inf"))
-
-    @property
     def remedy(self) -> Remedy | None:
         """Whatif replays GPU work only."""
         return Remedy("kernels faster", names=self.kernels, factor=self.factor) if self.kernels else None
@@ -229,7 +223,7 @@ class _Slow:
         )
 
 
-def _findings(
+def _limits(
     run: Run,
     scope: Scope,
     work: dict[int, RankWork],
@@ -242,7 +236,7 @@ def _findings(
         return ()
     rank_steps = step_count(run, scope) * len(ranks)
     roof = ceilings(run, scope)[ranks[0]]
-    findings = []
+    limits = []
     for row in rows:
         of_ranks = [each for each in by_rank if (each["name"], each["dtype"]) == (row["name"], row["dtype"])]
         factor = _tf32_factor(row, roof)
@@ -259,10 +253,10 @@ def _findings(
             tuple(each["rank"] for each in below),
             _kernels_of(work, row),
         )
-        if slow.severity is not None:
-            finding = _float32(slow, roof) if factor else _far_below(slow, len(of_ranks))
-            findings.append((-slow.less_ns, finding))
-    return tuple(finding for _, finding in sorted(findings, key=itemgetter(0)))
+        if slow.less_ns >= LIMIT_SHARE * slow.step_ns > 0:
+            limit = _float32(slow, roof) if factor else _far_below(slow, len(of_ranks))
+            limits.append((-slow.less_ns, limit))
+    return tuple(limit for _, limit in sorted(limits, key=itemgetter(0)))
 
 
 def _tf32_factor(row: dict[str, Any], roof: Ceilings) -> float | None:
@@ -288,13 +282,13 @@ def _part_of_step(slow: _Slow) -> str:
 
 
 def _float32(slow: _Slow, roof: Ceilings) -> Finding:
-    assert slow.severity is not None
     row, peak, tf32 = slow.row, roof.peak("float32") or 0.0, roof.peaks["tf32"]
     return Finding(
-        slow.severity,
-        f"{row['name']} runs in float32 without tensor cores ({_part_of_step(slow)})",
-        f"Its {row['calls']:,} calls reach {format_rounded('flop/s', row['flop_s'])}. The peak is "
-        f"{format_rounded('flop/s', peak)} in float32 and {format_rounded('flop/s', tf32)} in TF32.",
+        "limit",
+        f"Kernels faster: {row['name']} on tensor cores",
+        f"it runs in float32 without them ({_part_of_step(slow)}): its {row['calls']:,} calls reach "
+        f"{format_rounded('flop/s', row['flop_s'])}; the peak is {format_rounded('flop/s', peak)} in float32 and "
+        f"{format_rounded('flop/s', tf32)} in TF32",
         slow.ranks,
         hint='torch.set_float32_matmul_precision("high") allows TF32; bfloat16 autocast is usually faster still.',
         facts=slow.facts(
@@ -302,11 +296,11 @@ def _float32(slow: _Slow, roof: Ceilings) -> Finding:
             Fact("peak_flop_s", tf32, "flop/s", "the device, tf32"),
         ),
         remedy=slow.remedy,
+        names=(row["name"],),
     )
 
 
 def _far_below(slow: _Slow, of_ranks: int) -> Finding:
-    assert slow.severity is not None
     row = slow.row
     limit = "memory bandwidth" if row["bound"] == "memory" else "the compute peak"
     share = Fact("pct_of_roof", row["pct_of_roof"], "percent", "all ranks",
@@ -314,15 +308,16 @@ def _far_below(slow: _Slow, of_ranks: int) -> Finding:
     below = Fact(
         "ranks_below", len(slow.ranks), "count", f"ranks under {_POOR_PCT:g} % of the roof", slow.ranks
     )
-    some = f" {below.value} of {of_ranks} ranks are under {_POOR_PCT:g} %." if of_ranks > 1 else ""
+    some = f"; {below.value} of {of_ranks} ranks are under {_POOR_PCT:g} %" if of_ranks > 1 else ""
     return Finding(
-        slow.severity,
-        f"{row['name']} ({row['dtype']}) reaches {share.value:.0f} % of its roof ({_part_of_step(slow)})",
-        f"Its {row['calls']:,} calls reach {format_rounded('flop/s', row['flop_s'])}; the limit is {limit}.{some} "
-        f"At {_GOOD_PCT:.0f} % of the roof they would take {format_rounded('ns', slow.less_ns)} less"
-        f"{' per step' if slow.has_steps else ''}.",
+        "limit",
+        f"Kernels faster: {row['name']} ({row['dtype']})",
+        f"it reaches {share.value:.0f} % of its roof ({_part_of_step(slow)}): its {row['calls']:,} calls reach "
+        f"{format_rounded('flop/s', row['flop_s'])}, and the limit is {limit}{some}; at {_GOOD_PCT:.0f} % of the roof "
+        f"they would take {format_rounded('ns', slow.less_ns)} less{' a step' if slow.has_steps else ''}",
         slow.ranks,
         hint="Small or unaligned sizes are the usual cause: rankscope stats RUN -r roofline --by shape",
         facts=slow.facts(share, below),
         remedy=slow.remedy,
+        names=(row["name"],),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -30,10 +30,13 @@ from rankscope.analysis.graph.replay import Played, Replay
 from rankscope.store.arrays import Floats, number_rows, starts_group, unique_values
 from rankscope.timeline.run import Run
 
-AxisName = Literal["rank", "link", "step", "stage"]
+AxisName = Literal["rank", "link", "step", "stage", "position"]
 _HOST = PATH_CLASSES.index("host")
 _SLOW_LINK = 0.05
 """Of the time of a group's transfers: what is beyond their targets."""
+_SEVERAL, _MUCH = 2, 0.02
+"""Times its counterparts and of a mean step: as far beyond them a piece stands out that is not LONG. Chosen on the
+recordings with real hosts, where a pause meets pieces that are long by themselves."""
 QUIET = 0.003
 """Of a mean step: a subject that costs less is not looked at step by step."""
 
@@ -92,14 +95,16 @@ class Axis:
         of_point: Ints,
         of_match: Ints | None = None,
         lone: Collection[int] = (),
+        groups: Mapping[int, tuple[int, ...]] | None = None,
     ) -> None:
         """`of_point` and `of_match` have the subject of each point and transfer, or NONE; `lone` are the subjects that
-        are compared with themselves."""
+        are compared with themselves; `groups` has the slow process groups of a link."""
         self.name, self.replays, self.targets, self.subjects = name, replays, targets, tuple(subjects)
         matches = len(replays.graph.collectives.transfer)
         self.of_point = of_point
         self.of_match = np.full(matches, NONE) if of_match is None else of_match
         self.lone = frozenset(lone)
+        self.groups = groups or {}
 
     @cached_property
     def _target(self) -> Played:
@@ -160,8 +165,9 @@ class Axis:
     @cached_property
     def _stands_out(self) -> Mask:
         """By piece: it takes several times as long as its counterparts."""
-        targets = self.targets
-        out: Mask = (targets.usual >= 0) & (targets.pieces.took >= LONG * targets.usual)
+        took, usual = self.targets.pieces.took, self.targets.usual
+        is_much = (took >= _SEVERAL * usual) & (took >= _MUCH * self.replays.step_ns)
+        out: Mask = (usual >= 0) & ((took >= LONG * usual) | is_much)
         return out
 
     def without_diffuse(self, targets: Targets) -> Targets:
@@ -281,7 +287,9 @@ def link_axis(replays: Replays) -> Axis:
             by_rank = {
                 each: left for each, groups in by_rank.items() if len(left := np.setdiff1d(groups, mine)) > 1
             }
-    return Axis("link", replays, targets, unique_values(subject[group]).tolist(), nothing, subject[group])
+    subjects = unique_values(subject[group]).tolist()
+    groups = {each: tuple(slow[subject[slow] == each].tolist()) for each in subjects}
+    return Axis("link", replays, targets, subjects, nothing, subject[group], groups=groups)
 
 
 def stage_axis(replays: Replays) -> Axis:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -11,8 +12,10 @@ from rankscope.analysis.core.host_labels import covering_names
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.faults.axes import Axis
+from rankscope.analysis.faults.beside import beside_peers
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
 from rankscope.records import dataclass
+from rankscope.store.arrays import unique_values
 
 CauseClass = Literal["compute", "copy", "host", "dataloader", "transfer"]
 How = Literal["extra", "slower", "longer", "pause", "transfer"]
@@ -69,6 +72,8 @@ def cause_of(axis: Axis, subject: int) -> Cause:
     sizes = np.bincount(number.reshape(-1), weights=np.maximum(edit[chosen], 0))
     shown = _largest(sizes)
     explained = axis.without(chosen & np.isin(pieces.name, names[shown]))
+    if told := _by_name(axis, subject, kind, edit):
+        return replace(told, explained_ns=axis.without(chosen))
     how, factor = _how(axis, kind, chosen, edit)
     texts = [pieces.graph.names[code] for code in names[shown].tolist() if code != NONE]
     if kind == "host" and how == "longer":
@@ -89,6 +94,36 @@ def _largest(sizes: Ints) -> list[int]:
     return most
 
 
+def _by_name(axis: Axis, subject: int, kind: CauseClass, edit: Ints) -> Cause | None:
+    """Where pieces do not tell: most of what is too much is in those without a name, or on the host of a rank without a
+    GPU, whose pieces reach from collective to collective."""
+    pieces = axis.targets.pieces
+    on_host = axis.name == "rank" and kind == "host" and bool(axis.replays.graph.is_alone[subject])
+    unnamed = kind == "compute" and edit[pieces.name == NONE].sum() > edit.sum() / 2
+    beside = beside_peers(axis, subject, on_host) if on_host or unnamed else None
+    if beside is None:
+        return None
+    if beside.excess.sum() <= edit.sum() / 2:
+        before = pieces.graph.names[pieces.name[edit.argmax()]]
+        return Cause(kind, "pause", (f"{_BEFORE}{before}",)) if on_host else None
+    names = tuple(beside.names[at] for at in _largest(beside.excess))
+    if beside.of_more.sum() > beside.excess.sum() / 2:
+        return Cause(kind, "extra", names)
+    there = np.minimum(beside.took, beside.usual) > 0
+    factor = _one_factor(beside.took[there], beside.usual[there])
+    if factor and not (on_host and there.sum() == 1):
+        return Cause(kind, "slower", names, factor=factor)
+    return Cause(kind, "longer", names)
+
+
+def _one_factor(took: Ints, usual: Ints) -> float | None:
+    """How many times as long most of the time takes; None where it differs, or is no longer."""
+    factor = float(took.sum() / max(usual.sum(), 1))
+    alike = np.abs(took / usual / factor - 1) <= _SAME_FACTOR
+    is_one = factor > 1 + _SAME_FACTOR and usual[alike].sum() > usual.sum() / 2
+    return factor if is_one else None
+
+
 def _how(axis: Axis, kind: str, chosen: Mask, edit: Ints) -> tuple[How, float | None]:
     if axis.name == "stage":
         factor = _slower_than_others(axis, chosen)
@@ -102,12 +137,8 @@ def _how(axis: Axis, kind: str, chosen: Mask, edit: Ints) -> tuple[How, float | 
     if kind != "compute":
         return "longer", None
     compared = chosen & (usual > 0)
-    took, weight = pieces.took[compared], usual[compared]
-    factor = float(took.sum() / max(weight.sum(), 1))
-    alike = np.abs(took / weight / factor - 1) <= _SAME_FACTOR
-    if factor > 1 + _SAME_FACTOR and weight[alike].sum() > weight.sum() / 2:
-        return "slower", factor
-    return "longer", None
+    factor = _one_factor(pieces.took[compared], usual[compared])
+    return ("slower", factor) if factor else ("longer", None)
 
 
 def _slower_than_others(axis: Axis, chosen: Mask) -> float | None:
@@ -116,7 +147,7 @@ def _slower_than_others(axis: Axis, chosen: Mask) -> float | None:
     pieces = axis.targets.pieces
     alike = np.flatnonzero(pieces.is_own & (pieces.kind == PATH_CLASSES.index("compute")))
     name, mine, took = pieces.name[alike], chosen[alike], pieces.took[alike]
-    common = np.intersect1d(name[mine], name[~mine])
+    common = unique_values(name[mine & np.isin(name, name[~mine])])
     if not len(common):
         return None
     medians = [

@@ -1,12 +1,56 @@
-"""Why the subject of a fault is late, in words and figures."""
+"""Why the subject of a fault is late, in words and figures: what its edits are, and never more."""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from rankscope.analysis.across_ranks.host_cpu import host_reason, thread_state
+from rankscope.analysis.across_ranks.main_thread import gap_between, gaps
+from rankscope.analysis.across_ranks.op_differences import extra_ops
+from rankscope.analysis.across_ranks.slow_clock import explains
+from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.collective_waits import waits
+from rankscope.analysis.core.device_events import gpu_ranks
+from rankscope.analysis.core.host_labels import latest_around
+from rankscope.analysis.core.host_spans import loading_line, rank_annotations
+from rankscope.analysis.core.intervals import Ints
+from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.result import Fact
+from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.faults.axes import AXES, Axis, AxisName, Replays
+from rankscope.analysis.faults.causes import host_work
 from rankscope.analysis.faults.faults import Fault, Subject
+from rankscope.analysis.faults.targets import in_passes, peer_groups
+from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
+from rankscope.analysis.within_rank.event_tables import kernel_sums
+from rankscope.analysis.within_rank.gpu_state import gpu_states, low_clock
+from rankscope.collective_kinds import KINDS
+from rankscope.ranges import rank_words
 from rankscope.records import dataclass
+from rankscope.store.arrays import Floats, number_rows, unique_values
+from rankscope.text.names import bare_name
 from rankscope.timeline.run import Run
+from rankscope.units import format_rounded, shorten_middle
+
+_NAME_WIDTH = 60
+_COVERS = 0.8
+"""Of what is too much: an annotation or a micro-batch that has this much of it is named."""
+_MOST_PEERS = 64
+"""Of more ranks than this, so many are compared by the names of their ops."""
+_MORE_TOKENS = 1.2
+"""Times the mean of its group: what all_to_all brings to a rank that has more tokens."""
+_NEARLY_ALL = 0.84
+"""Everything takes longer where what has this share of the time does. Jobs of benchmarks/exam/ordinary_job.py: from
+0.85 on a slow core, up to 0.78 with a large batch."""
+_ALIKE = 1.05
+"""Times as many kernels, bytes or time: still the same work."""
+_DIRECTIONS = {"HtoD": "to the GPU", "DtoH": "from the GPU", "DtoD": "on the GPU", "PtoP": "between GPUs"}
 
 
 @dataclass(frozen=True)
@@ -25,7 +69,670 @@ class Why:
 
 
 def why(run: Run, scope: Scope, fault: Fault, subject: Subject) -> Why:
+    """What the subject does for too long, compared with its peers on the axis of the fault."""
+    asked = _Asked(run, scope, fault, subject)
     cause = subject.cause
-    how = f"{cause.how} x{cause.factor:.2f}" if cause.factor else cause.how
-    names = ", ".join(cause.names)
-    return Why(f"{cause.kind}, {how}" + (f": {names}" if names else ""), names=cause.names)
+    if cause.kind == "transfer":
+        answer = _transfer(asked)
+    elif not asked.cut.any():
+        answer = Why("it starts late, after what was not recorded", report="faults")
+    else:
+        find = {"compute": _compute, "copy": _copy, "host": _host, "dataloader": _dataloader}
+        answer = find[cause.kind](asked)
+    if fault.axis != "link":
+        answer = replace(answer, text=answer.text + asked.in_micro_batch)
+    kind = "link" if cause.kind == "transfer" else cause.kind
+    facts = (asked.fact("cause", kind), asked.fact("how", cause.how))
+    if any(fact.quantity == "cause" for fact in answer.facts):
+        facts = facts[1:]
+    explained = Fact(
+        "explained_ns", round(cause.explained_ns), "ns", asked.whom, asked.ranks, asked.row, "faults"
+    )
+    return replace(answer, facts=(*answer.facts, *facts, explained))
+
+
+@once_per_run
+def _axis(run: Run, scope: Scope, name: AxisName) -> Axis:
+    """Everything as it was recorded but the targets of this axis."""
+    replays = Replays(run, scope)
+    return next(axis for make in AXES if (axis := make(replays)).name == name)
+
+
+class _Asked:
+    """A subject, and the work of it that is too much: that of the rank that has most of it."""
+
+    def __init__(self, run: Run, scope: Scope, fault: Fault, subject: Subject) -> None:
+        self.run, self.scope, self.fault, self.subject = run, scope, fault, subject
+        self.cause = subject.cause
+        self.axis = axis = _axis(run, scope, fault.axis)
+        self.pieces, self.graph = axis.targets.pieces, axis.replays.graph
+        pieces = self.pieces
+        late = set(subject.late_steps) or set(range(len(self.graph.steps)))
+        self.late = sorted(late)
+        """Indices of the steps in which it is late."""
+        mine = axis.pieces_of(subject.subject)
+        if self.late:
+            mine = mine & np.isin(pieces.step, self.late)
+        if self.cause.kind in PATH_CLASSES:
+            mine = mine & (pieces.kind == PATH_CLASSES.index(self.cause.kind))
+        self.usual = axis.targets.usual
+        cut = np.where(mine, np.maximum(pieces.took - axis.targets.then, 0), 0)
+        by_rank = np.bincount(pieces.rank, weights=cut, minlength=len(self.graph.ranks))
+        number = int(by_rank.argmax())
+        self.rank = subject.number if fault.axis == "rank" else self.graph.ranks[number]
+        self.mine: Mask = mine & (pieces.rank == number)
+        self.cut: Ints = np.where(self.mine, cut, 0)
+        """By piece: what is too much of it."""
+        self.together = [each.number for each in fault.subjects] if fault.axis == "rank" else []
+        is_everywhere = len(by_rank) > 1 and bool(2 * by_rank.min() >= by_rank.max())
+        self.it, self.its = "it", "its"
+        if fault.axis == "step":
+            self.it = "each rank" if is_everywhere else f"rank {self.rank}"
+            self.its = f"{self.it}'s"
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return (self.subject.number,) if self.fault.axis == "rank" else ()
+
+    @property
+    def row(self) -> dict[str, str]:
+        """The key of its row in the table of faults."""
+        number = self.subject.number
+        is_link = self.fault.axis == "link"
+        return {
+            "axis": self.fault.axis,
+            "subject": self.run.collectives.groups[number].name if is_link else str(number),
+        }
+
+    @property
+    def whom(self) -> str:
+        return f"{self.fault.axis} {self.row['subject']}"
+
+    def fact(self, quantity: str, value: str) -> Fact:
+        return Fact(quantity, value, "", self.whom, self.ranks, self.row, "faults")
+
+    def of_rank(
+        self, quantity: str, value: float, unit: Literal["", "ns", "count"] = "", report: str = ""
+    ) -> Fact:
+        """A figure of the rank, per late step."""
+        return Fact(
+            quantity, value, unit, f"rank {self.rank}{self.when}", (self.rank,), {"rank": self.rank}, report
+        )
+
+    @property
+    def when(self) -> str:
+        """Over which steps a mean is."""
+        if not self.graph.steps or self.fault.axis == "step":
+            return ""
+        return " a step" if len(self.late) == len(self.graph.steps) else " in each late step"
+
+    def per_step(self, total: float) -> float:
+        return total / max(len(self.late), 1)
+
+    def time(self, chosen: Mask | None = None) -> str:
+        """What is too much of these pieces, per late step."""
+        cut = self.cut if chosen is None else self.cut[chosen]
+        return format_rounded("ns", self.per_step(float(cut.sum())))
+
+    @property
+    def step_numbers(self) -> list[int]:
+        return [self.graph.steps[at] for at in self.late]
+
+    @cached_property
+    def factor(self) -> float:
+        """How many times as long it takes for what its counterparts do as well."""
+        compared = self.mine & (self.usual > 0)
+        return float(self.pieces.took[compared].sum() / max(self.usual[compared].sum(), 1))
+
+    @property
+    def is_slower_everywhere(self) -> bool:
+        """Nearly all that its counterparts do as well takes longer."""
+        compared = self.mine & (self.usual > 0)
+        names, name = np.unique(self.pieces.name[compared], return_inverse=True)
+        took, usual = (
+            np.bincount(name.reshape(-1), weights=time[compared], minlength=len(names))
+            for time in (self.pieces.took, self.usual)
+        )
+        slower = took >= (1 + self.factor) / 2 * usual
+        return bool(self.factor > 1 and usual[slower].sum() >= _NEARLY_ALL * usual.sum())
+
+    def of_name(self, code: int) -> Mask:
+        chosen: Mask = (self.cut > 0) & (self.pieces.name == code)
+        return chosen
+
+    @cached_property
+    def top(self) -> int:
+        """The name of which most is too much."""
+        edited = np.flatnonzero((self.cut > 0) & (self.pieces.name != NONE))
+        if not len(edited):
+            return NONE
+        return int(np.bincount(self.pieces.name[edited], weights=self.cut[edited]).argmax())
+
+    @property
+    def top_name(self) -> str:
+        return self.graph.names[self.top] if self.top != NONE else ""
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.rank in gpu_ranks(self.run)
+
+    @cached_property
+    def annotation(self) -> str:
+        """The innermost one of the program that has most of what is too much, but not most of all the rank does."""
+        pieces = self.pieces
+        used = np.flatnonzero(self.mine)
+        point = pieces.point[used]
+        on_device = pieces.is_own[used]
+        time = np.where(
+            on_device, self.graph.launched[point], self.graph.start[point] - pieces.took[used] // 2
+        )
+        spans = rank_annotations(part_of(self.run, frozenset({self.rank})), self.rank)
+        order = np.argsort(spans.start, kind="stable")
+        name = latest_around(spans.start[order], spans.end[order], spans.name[order], time)
+        known = name != NONE
+        if not known.any():
+            return ""
+        cut, took = (np.bincount(name[known], weights=each[used][known]) for each in (self.cut, pieces.took))
+        most = int(cut.argmax())
+        has_most = cut[most] >= _COVERS * self.cut.sum()
+        return all_names(self.run)[most] if has_most and took[most] < _COVERS * took.sum() else ""
+
+    @property
+    def where(self) -> str:
+        return f", most of it in {_short(self.annotation)}" if self.annotation else ""
+
+    @property
+    def in_micro_batch(self) -> str:
+        """Where one of several has most of what is too much."""
+        if self.cause.kind != "compute" or self.fault.axis not in ("rank", "step"):
+            return ""
+        used, (_, batch, _, _), _ = in_passes(self.run, self.scope, self.pieces, self.mine)
+        if len(unique_values(batch)) < 2:
+            return ""
+        cut = np.bincount(batch, weights=self.cut[used])
+        if cut.max() < _COVERS * self.cut.sum():
+            return ""
+        return f"; most of it in micro-batch {int(cut.argmax()) + 1} of {len(unique_values(batch))}"
+
+    @property
+    def compared(self) -> Scope:
+        """Its rank and others, evenly chosen, in the steps of the scope."""
+        others = [rank for rank in self.run.ranks if rank != self.rank and rank not in self.together]
+        chosen = others[:: -(-len(others) // _MOST_PEERS)] if others else []
+        return Scope(frozenset({self.rank, *chosen}), self.scope.steps)
+
+    @property
+    def worst_step(self) -> int | None:
+        """The number of the step in which it is late most."""
+        in_steps = self.mine & (self.pieces.step != NONE)
+        if not in_steps.any():
+            return None
+        return self.graph.steps[
+            int(np.bincount(self.pieces.step[in_steps], weights=self.cut[in_steps]).argmax())
+        ]
+
+    @cached_property
+    def by_step(self) -> Floats:
+        """What is too much in each late step."""
+        return np.array([float(self.cut[self.mine & (self.pieces.step == at)].sum()) for at in self.late])
+
+
+def _short(name: str) -> str:
+    return shorten_middle(bare_name(name), _NAME_WIDTH)
+
+
+# -- compute
+
+
+def _compute(asked: _Asked) -> Why:
+    if asked.fault.axis == "stage":
+        return _stage(asked)
+    if asked.fault.axis == "rank" and (tokens := _tokens(asked)):
+        return tokens
+    if asked.cause.how == "slower":
+        return _slow_device(asked)
+    return _more_work(asked) if asked.cause.how == "extra" else _longer(asked)
+
+
+def _tokens(asked: _Asked) -> Why | None:
+    """Whether all_to_all brings more to the rank than to the others of its group."""
+    rows = waits(asked.run, Scope(steps=asked.scope.steps)).rows
+    used = np.flatnonzero((rows.kind == KINDS.index("all_to_all")) & (rows.out_elements > 0))
+    if asked.graph.steps:
+        used = used[np.isin(rows.step[used], asked.step_numbers)]
+    if not len(used):
+        return None
+    places, number = number_rows([rows.group[used], rows.step[used], rows.rank[used]])
+    received = np.bincount(number, weights=rows.out_elements[used])
+    group = number_rows([*places[:, :2].T])[1]
+    ratio = received * np.bincount(group)[group] / np.bincount(group, weights=received)[group]
+    mine = ratio[places[:, 2] == asked.rank]
+    if not len(mine) or mine.mean() < _MORE_TOKENS:
+        return None
+    load = float(mine.mean())
+    name = asked.top_name
+    return Why(
+        f"it has more tokens: all_to_all brings it {load:.1f}x the mean of its group",
+        (f"most of the time in {_short(name)}",) if name else (),
+        "Balance the experts: their capacity factor, the auxiliary loss of the router.",
+        (asked.of_rank("all_to_all_load", load),),
+        (name,) if name else (),
+        "collectives",
+    )
+
+
+def _slow_device(asked: _Asked) -> Why:
+    factor = asked.cause.factor or asked.factor
+    kernels = f"its kernels take {factor:.2f}x as long"
+    slower = asked.of_rank("slowdown", round(factor, 3), report="kernels")
+    low = low_clock(gpu_states(asked.run, Scope(steps=asked.scope.steps)), asked.rank, tuple(asked.together))
+    if low is not None and explains(low, factor):
+        return Why(
+            f"its GPU is clocked at {low.mine_mhz:,.0f} of {low.others_mhz:,.0f} MHz{low.reason}: {kernels}",
+            (f"{low.state.samples:,} samples of its clock while it computed",),
+            low.hint,
+            (*low.facts(), slower),
+            report="gpu",
+        )
+    if asked.is_slower_everywhere:
+        return Why(
+            f"its GPU is slow: {kernels}",
+            (),
+            "Compare its clock, power and temperature with those of the others.",
+            (slower,),
+            report="kernels",
+        )
+    return Why(
+        f"{kernels}: its GPU is slow, or it has more data",
+        (),
+        "Compare its clock and the shapes of its tensors with those of the others.",
+        (slower,),
+        report="kernels",
+    )
+
+
+def _more_work(asked: _Asked) -> Why:
+    """What the rank runs in addition to its peers, by its ops, else by its kernels."""
+    if asked.fault.axis == "rank" and (ops := _more_ops(asked)):
+        return ops
+    name, chosen = asked.top_name, asked.of_name(asked.top)
+    extra = asked.per_step(int((chosen & (asked.usual == 0)).sum()))
+    op, line = _source(asked, name)
+    evidence = tuple(text for text in (op and f"launched by {op}", line and f"at {line}") if text)
+    if not extra:
+        return _longer(asked)
+    number = f"{round(extra):,}" if extra >= 1 else f"{extra:.1f}"
+    text = f"{asked.it} runs {number} more {_short(name)}{asked.when} ({asked.time(chosen)}){asked.where}"
+    if _has_as_many_kernels(asked):
+        text = (
+            f"{asked.its} work is larger: as many kernels, but longer ones, such as {_short(name)} "
+            f"({asked.time(chosen)}{asked.when}){asked.where}"
+        )
+    return Why(
+        text,
+        evidence,
+        "Give every rank the same work, do it less often, or do it outside the step."
+        if asked.fault.axis == "rank"
+        else "Do it less often, or outside the training loop.",
+        (asked.of_rank("extra_kernels", extra, "count", "kernels"),),
+        tuple(filter(None, (name, asked.annotation, op, line))),
+        "kernels",
+    )
+
+
+def _has_as_many_kernels(asked: _Asked) -> bool:
+    """As its peers: what is too much are other kernels in the place of theirs."""
+    sums = kernel_sums(asked.run, Scope(steps=asked.scope.steps))
+    if sums is None or asked.fault.axis != "rank":
+        return False
+    ranks = asked.graph.ranks
+    group = peer_groups(asked.run, ranks)
+    counts = {
+        rank: sum(kernel.kernels for kernel in sums.get(rank, ()) if kernel.kind == "COMPUTE")
+        for rank, number in zip(ranks, group.tolist(), strict=True)
+        if number == group[ranks.index(asked.rank)]
+    }
+    mine = counts.pop(asked.rank)
+    return bool(counts) and mine <= _ALIKE * float(np.median([*counts.values()]))
+
+
+def _more_ops(asked: _Asked) -> Why | None:
+    """Ops that it runs more often than its peers, where they have most of what is too much."""
+    step = asked.worst_step
+    extra = extra_ops(asked.run, asked.compared, asked.rank, asked.together, step)
+    if extra is None:
+        return None
+    on_device = asked.cause.kind != "host" and asked.on_gpu
+    times = {op: op.device_ns if on_device else op.host_ns for op in extra.ops}
+    top = max(times, key=lambda op: times[op])
+    passes = extra.passes()
+    repeated = passes[1] if passes and passes[0].denominator == 1 else ()
+    took = sum(times[op] for op in repeated) if repeated else times[top]
+    in_step = asked.cut[asked.pieces.step == asked.graph.steps.index(step)] if step is not None else asked.cut
+    if took < in_step.sum() / 2:
+        return None
+    name = _short(top.name)
+    when = asked.when if extra.every_step or step is None else f" in step {step}"
+    spent = format_rounded("ns", took)
+    if passes and repeated:
+        number = passes[0].numerator
+        text = f"it runs {number:,} more forward pass{'es' * (number != 1)}{when} ({spent})"
+    elif top.median_calls:
+        text = f"it runs {top.calls - top.median_calls:,} more {name}{when} ({spent})"
+    else:
+        times_run = "once" if top.calls == 1 else f"{top.calls:,} times"
+        whose = "and no other rank does" if top.only_here else "and most others do not"
+        text = f"it runs {name} {times_run}{when} ({spent}), {whose}"
+    listed = ", ".join(f"{_short(op.name)} {op.calls:,} ({op.median_calls:,})" for op in extra.ops[:3])
+    at = f" of step {step}" if step is not None else ""
+    whom = f"rank {asked.rank}{at}"
+    return Why(
+        text + asked.where,
+        (
+            f"calls{at} (those of the others): {listed}",
+            f"it runs more ops than its peers in {extra.in_steps} of {extra.steps} steps",
+        ),
+        "Give every rank this work, do it less often, or do it outside the step.",
+        (
+            Fact("calls", top.calls, "count", whom, (asked.rank,), report="op_differences"),
+            Fact("median_calls", top.median_calls, "count", whom, (asked.rank,), report="op_differences"),
+            Fact("extra_op_ns", round(took), "ns", whom, (asked.rank,), report="op_differences"),
+        ),
+        tuple(filter(None, (*(op.name for op in extra.ops[:3]), asked.annotation))),
+        "op_differences",
+    )
+
+
+def _longer(asked: _Asked) -> Why:
+    """Kernels that take longer than their counterparts."""
+    name = asked.top_name
+    if not name:
+        return Why(
+            f"{asked.its} small kernels take {asked.time()} longer{asked.when}{asked.where}",
+            hint="Compare the shapes of its tensors with those of the others.",
+            names=(asked.annotation,) if asked.annotation else (),
+            report="kernels",
+        )
+    chosen = asked.mine & (asked.pieces.name == asked.top)
+    usual = asked.usual[chosen & (asked.usual > 0)].sum()
+    factor = float(asked.pieces.took[chosen].sum() / max(usual, 1))
+    times = f"takes {factor:.1f}x as long" if usual and factor >= _ALIKE else "takes longer"
+    op, line = _source(asked, name)
+    return Why(
+        f"{asked.its} {_short(name)} {times} ({asked.time(chosen)} more{asked.when}){asked.where}",
+        tuple(text for text in (op and f"launched by {op}", line and f"at {line}") if text),
+        "Compare the shapes of its tensors with those of the others."
+        if asked.fault.axis == "rank"
+        else "Compare the shapes of its tensors with those in other steps.",
+        (asked.of_rank("slowdown", round(factor, 3), report="kernels"),),
+        tuple(filter(None, (name, asked.annotation, op, line))),
+        "kernels",
+    )
+
+
+def _source(asked: _Asked, kernel: str) -> tuple[str, str]:
+    """The op that launches most of a kernel, and its line of Python; empty where they were not recorded."""
+    window = Scope(steps=asked.scope.steps).where()
+    rows = part_of(asked.run, frozenset({asked.rank})).rows(
+        f"SELECT op_name, line FROM gpu WHERE rank = {asked.rank} AND name = ? AND {window} "
+        "GROUP BY ALL ORDER BY sum(dur_ns) DESC LIMIT 1",
+        [kernel],
+    )
+    op, line = rows[0] if rows else (None, None)
+    return op or "", line or ""
+
+
+def _stage(asked: _Asked) -> Why:
+    """More layers, heavier work, or slow devices: by the kernels of the same names on the other stages."""
+    factor = asked.cause.factor
+    if factor:
+        return Why(
+            f"its devices are slow: its kernels take {factor:.2f}x as long as those of the other stages",
+            hint="Compare the clock, power and temperature of its GPUs with those of the others.",
+            facts=(asked.of_rank("slowdown", round(factor, 3), report="kernels"),),
+            report="kernels",
+        )
+    compared = np.flatnonzero(asked.pieces.is_own & (asked.pieces.kind == PATH_CLASSES.index("compute")))
+    stage = asked.axis.of_point[asked.pieces.point[compared]]
+    cells, cell = number_rows([stage, asked.pieces.rank[compared]])
+    count = np.bincount(cell)
+    is_mine = cells[:, 0] == asked.subject.subject
+    if not is_mine.any() or is_mine.all():
+        return Why("its work is heavier", hint=_MOVE_LAYERS, report="kernels")
+    ratio = float(count[is_mine].mean() / np.median(count[~is_mine]))
+    name = asked.top_name
+    more = asked.of_rank("kernels_ratio", round(ratio, 3), report="kernels")
+    evidence = (f"most of it in {_short(name)}",) if name else ()
+    names = (name,) if name else ()
+    on_mine = stage == asked.subject.subject
+    codes = asked.pieces.name[compared]
+    is_common = np.isin(codes[on_mine], codes[~on_mine])
+    if ratio < _ALIKE:
+        others = f"{ratio:.1f}x" if ratio < 1 / _ALIKE else "as many"
+        text = f"its work is heavier, not more: {others} kernels as the other stages"
+        text = (
+            text if others == "as many" else f"its work is heavier: {others} the kernels of the other stages"
+        )
+    elif is_common.mean() >= 1 / 2:
+        text = f"it has more layers: {ratio:.1f}x the kernels of the other stages"
+    else:
+        text = f"it has work that the other stages do not have: {ratio:.1f}x their kernels"
+    return Why(text, evidence, _MOVE_LAYERS, (more,), names, "kernels")
+
+
+_MOVE_LAYERS = "Move layers to other stages."
+
+
+# -- copies and data
+
+
+def _copy(asked: _Asked) -> Why:
+    name = asked.top_name
+    direction = next((words for key, words in _DIRECTIONS.items() if key in name), "")
+    memory = next((word for word in ("pageable", "pinned") if word in name.lower()), "")
+    copies = " ".join(filter(None, ("copies", memory and f"of {memory} memory", direction)))
+    mine, others = _bytes_and_time(asked, name)
+    time, evidence = asked.time(), tuple[str, ...]()
+    text = f"{asked.its} {copies} take {time} longer{asked.when}{asked.where}"
+    if mine[0] and others[0]:
+        ratio = mine[0] / others[0]
+        rates = [format_rounded("GB/s", moved / max(took, 1)) for moved, took in (mine, others)]
+        evidence = (f"{rates[0]}, on the others {rates[1]}", f"{ratio:.2f}x their bytes")
+        if ratio >= _ALIKE:
+            text = f"{asked.it} copies {ratio:.1f}x the bytes {direction} ({time} longer{asked.when}){asked.where}"
+    elif asked.cause.how == "extra":
+        text = f"{asked.it} copies more {direction} ({time}{asked.when}){asked.where}"
+    pageable = (
+        "Pin the memory (pin_memory=True) and copy with non_blocking=True." if memory == "pageable" else ""
+    )
+    return Why(
+        " ".join(text.split()),
+        evidence,
+        pageable or "Compare what it copies, and the width and generation of the bus of its GPU.",
+        (asked.of_rank("extra_copy_ns", round(asked.per_step(asked.cut.sum())), "ns", "memcpy"),),
+        tuple(filter(None, (name, asked.annotation))),
+        "memcpy",
+    )
+
+
+def _bytes_and_time(asked: _Asked, name: str) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Bytes and time of the copies of a name on the rank, and the medians of its peers; 0 where not recorded."""
+    scope = asked.compared
+    rows = part_of(asked.run, scope.ranks).rows(
+        "SELECT rank, coalesce(sum(bytes), 0)::DOUBLE, sum(dur_ns)::DOUBLE FROM gpu "
+        f"WHERE name = ? AND {scope.where()} GROUP BY rank",
+        [name],
+    )
+    mine = next(((moved, took) for rank, moved, took in rows if rank == asked.rank), (0.0, 0.0))
+    others = [(moved, took) for rank, moved, took in rows if rank != asked.rank]
+    if not others or asked.fault.axis != "rank":
+        return mine, (0.0, 0.0)
+    moved, took = np.median(np.array(others), axis=0).tolist()
+    return mine, (moved, took)
+
+
+def _dataloader(asked: _Asked) -> Why:
+    line = loading_line(part_of(asked.run, frozenset({asked.rank})), asked.rank)
+    return Why(
+        f"{asked.it} waits {asked.time()} longer for data{asked.when}" + (f", at {line}" if line else ""),
+        hint=(f"Look at {line}. " if line else "")
+        + "Use more workers, or check what this rank reads: storage, node, size of its files."
+        if asked.fault.axis == "rank"
+        else "Use more workers, or load further ahead (prefetch_factor).",
+        facts=(asked.of_rank("extra_data_ns", round(asked.per_step(asked.cut.sum())), "ns", "dataloader"),),
+        names=(line,) if line else (),
+        report="dataloader",
+    )
+
+
+# -- transfers
+
+
+def _transfer(asked: _Asked) -> Why:
+    """The kind and size of transfer that is too long by most, and its rate against that of others."""
+    axis, graph = asked.axis, asked.graph
+    matched, took = graph.collectives, graph.work.transfer
+    mine = np.flatnonzero(axis.of_match == asked.subject.subject)
+    cut = took[mine] - axis.targets.transfer[mine]
+    alike, number = number_rows([matched.kind[mine], matched.bytes[mine], matched.group[mine]])
+    most = int(np.bincount(number, weights=cut).argmax())
+    kind, moved, group = alike[most].tolist()
+    chosen = mine[number == most]
+    own_ns = float(np.median(took[chosen]))
+    usual_ns = float(np.median(axis.targets.transfer[chosen]))
+    groups = [asked.run.collectives.groups[at] for at in unique_values(matched.group[mine]).tolist()]
+    name = asked.run.collectives.groups[group].name
+    members = sorted({rank for each in groups for rank in each.ranks or ()})
+    nodes = sorted({asked.run.hosts[rank] for rank in members if asked.run.hosts.get(rank)})
+    same = (matched.kind == kind) & (matched.bytes == moved) & (axis.of_match != asked.subject.subject)
+    others = "in other groups" if same.any() else "in its other steps"
+    if moved > 0:
+        rates = [moved / max(time, 1) for time in (own_ns, usual_ns)]
+        speed = f"runs at {rates[0]:.3g} of {rates[1]:.3g} GB/s"
+        figures = (f"{format_rounded('bytes', moved)} in {format_rounded('ns', own_ns)}",)
+    else:
+        speed, figures = f"takes {own_ns / max(usual_ns, 1):.1f}x as long as {others}", ()
+    of = f"of {rank_words(members)}" if 0 < len(members) <= _FEW else f"in group {name}"
+    where = f" on {nodes[0]}" if len(nodes) == 1 else f" across {len(nodes)} nodes" if nodes else ""
+    several = f"; {len(groups)} groups of it are slow" if len(groups) > 1 else ""
+    link = "NICs and switch ports" if len(nodes) > 1 else "NVLink or PCIe" if asked.on_gpu else "network"
+    whom = f"{KINDS[kind]} in group {name}"
+    return Why(
+        f"{KINDS[kind]} {of}{where} {speed}{several}",
+        (*figures, f"{format_rounded('ns', usual_ns)} {others}"),
+        f"Check the links of {rank_words(members) if members else name}: {link}.",
+        (
+            Fact("transfer_ns", round(own_ns), "ns", whom, tuple(members), report="collectives"),
+            Fact("transfer_ns", round(usual_ns), "ns", f"the same {others}", report="collectives"),
+        ),
+        (*(each.name for each in groups), *nodes),
+        "collectives",
+    )
+
+
+_FEW = 8
+"""Members of a group that are listed."""
+
+
+# -- the host
+
+
+def _host(asked: _Asked) -> Why:
+    steps, by_step = asked.step_numbers, asked.by_step
+    reason = None
+    if asked.fault.axis == "rank" and steps:
+        reason = host_reason(asked.run, asked.rank, asked.together, steps, by_step)
+    if reason is not None:
+        facts = reason.facts
+        if reason.cause == "contention":
+            facts = (*facts, asked.fact("cause", reason.cause))
+        return Why(reason.title, (reason.evidence,), reason.hint, facts, reason.names, "host_cpu")
+    if asked.cause.how == "slower":
+        return _slow_core(asked)
+    if asked.cause.how == "extra" and asked.fault.axis == "rank" and (ops := _more_ops(asked)):
+        return ops
+    return _pause(asked) if asked.cause.how == "pause" else _long_ops(asked)
+
+
+def _slow_core(asked: _Asked) -> Why:
+    everything = "all ops take" if asked.is_slower_everywhere else "its ops take"
+    core = "its core is slow" if asked.is_slower_everywhere and not asked.on_gpu else "its host is slower"
+    return Why(
+        f"{core}: {everything} {asked.factor:.1f}x as long",
+        (f"{asked.time()} longer{asked.when}, in many short pieces",),
+        "Look for other processes on its cores (top, ps -eLo psr,pcpu,comm), and compare their clock with that of the "
+        "others.",
+        (asked.of_rank("slowdown", round(asked.factor, 3), report="ops"),),
+        report="ops",
+    )
+
+
+def _long_ops(asked: _Asked) -> Why:
+    """Ops, or annotations around host time without one."""
+    work = Counter[str]()
+    for each in host_work(asked.axis, asked.cut):
+        work[each.around] += each.ns
+    work.pop("", None)
+    if not work:
+        return _pause(asked)
+    (name, spent), *_ = work.most_common(1)
+    time = format_rounded("ns", asked.per_step(spent))
+    op, line = name, ""
+    return Why(
+        f"{asked.its} host spends {time} longer in {_short(op)}{asked.when}",
+        (f"{asked.time()} longer{asked.when} in all",) if len(work) > 1 else (),
+        f"Look at what {asked.it} does in {_short(op)}.",
+        (asked.of_rank("extra_host_ns", round(asked.per_step(spent)), "ns", "ops"),),
+        tuple(filter(None, (name, line))),
+        "ops",
+    )
+
+
+def _pause(asked: _Asked) -> Why:
+    """Host time in which the training thread runs no op: where, and whether it was on a CPU."""
+    pieces, graph, run = asked.pieces, asked.graph, part_of(asked.run, frozenset({asked.rank}))
+    order = np.argsort(-asked.cut, kind="stable")
+    order = order[: int(np.searchsorted(np.cumsum(asked.cut[order]), _COVERS * asked.cut.sum())) + 1]
+    ends = graph.start[pieces.point[order]]
+    times = gaps(run, asked.rank, [*zip((ends - pieces.took[order]).tolist(), ends.tolist(), strict=True)])
+    totals = times.totals()
+    state = thread_state(asked.run, asked.rank, asked.together, asked.step_numbers, asked.by_step)
+    state = f": {state}" if state else ""
+    longest = max(totals, key=lambda ops: totals[ops], default=None)
+    length = asked.time()
+    if longest is None or totals[longest] < asked.cut[order].sum() / 2:
+        after = _short(asked.top_name)
+        return Why(
+            f"{asked.its} host pauses {length}{asked.when}" + (f" before {after}" if after else "") + state,
+            hint=_hint(asked, "", ""),
+            facts=(asked.of_rank("gap_ns", round(asked.per_step(asked.cut.sum())), "ns"),),
+            names=(asked.top_name,) if after else (),
+            report="gaps" if asked.on_gpu else "ops",
+        )
+    gap = gap_between(run, asked.rank, times, longest)
+    ops = [_short(name.removeprefix(_ENGINE)) for name in (gap.before, gap.after)]
+    between = " ".join(f"{word} {op}" for word, op in zip(("after", "before"), ops, strict=True) if op)
+    where = f"in {_short(gap.annotation)}" if gap.annotation else between
+    line = f" at {gap.line}" if gap.line else ""
+    return Why(
+        f"{asked.its} host pauses {length}{asked.when} {where}{state}",
+        (f"no op runs {between}{line} ({gap.count:,} gap{'s' * (gap.count != 1)})",),
+        _hint(asked, gap.line, gap.annotation),
+        (asked.of_rank("gap_ns", round(asked.per_step(gap.dur_ns)), "ns"),),
+        tuple(filter(None, (gap.annotation, gap.line, gap.before, gap.after))),
+        "gaps" if asked.on_gpu else "ops",
+    )
+
+
+_ENGINE = "autograd::engine::evaluate_function: "
+
+
+def _hint(asked: _Asked, line: str, annotation: str) -> str:
+    if line:
+        return f"Look at {line}."
+    if annotation:
+        return f"Look at what the program does in {_short(annotation)}."
+    stacks = f"SELECT 1 FROM slices WHERE rank = {asked.rank} AND category = 'python_function' LIMIT 1"
+    if asked.run.rows(stacks):
+        return "Look at what Python runs there."
+    return "Record Python stacks to see what the host does: rankscope profile --with-stack"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from dataclasses import replace
 from typing import NamedTuple
 
+from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.faults.axes import AXES, Axis, AxisName, Replays
 from rankscope.analysis.faults.causes import Cause, cause_of
 from rankscope.analysis.faults.naming import Named as Outcome
-from rankscope.analysis.faults.naming import named
+from rankscope.analysis.faults.naming import late_steps, named
 from rankscope.analysis.faults.targets import Targets, evened_targets
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
@@ -131,14 +133,16 @@ class _Candidate:
 def faults_of(run: Run, scope: Scope) -> Faults:
     """What hides behind others is found once they are mended."""
     listed: list[Fault] = []
+    moved = set[AxisName]()
     replays = Replays(run, scope)
     while replays.is_possible and len(listed) < _MOST:
         named_before = {(fault.axis, each.subject) for fault in listed for each in fault.subjects}
-        moved = {fault.axis for fault in listed if fault.moves or fault.axis in MOVED}
         new, mended = _claimed(replays, _candidates(replays, named_before, moved))
         if not new:
             break
-        listed += new
+        for fault in new:
+            _add(fault, listed, run)
+        moved |= {fault.axis for fault in new if fault.moves or fault.axis in MOVED}
         replays = Replays(run, scope, replays.mended.with_also(mended))
     return Faults(tuple(listed), replays.step_ns, sum(fault.cost_ns for fault in listed), replays.mended)
 
@@ -178,7 +182,40 @@ def _parts(axis: Axis, who: list[int]) -> list[list[int]]:
     rest = [each for each in who if each not in slow]
     if slow and rest and axis.alone_ns(rest) < axis.alone_ns(who) / 2:
         return [who]
-    return [part for part in (rest, slow) if part]
+    return [part for each in (rest, slow) if each for part in _by_node(axis, each)]
+
+
+def _by_node(axis: Axis, who: list[int]) -> list[list[int]]:
+    """Whole machines, each late in one class of work, are faults of their own, one for each class, unless neither they
+    nor the others save anything alone."""
+    ranks = axis.replays.graph.ranks
+    of_nodes = dict[str, list[int]]()
+    for node in _nodes(axis, who):
+        mine = [ranks.index(rank) for rank in node.ranks]
+        classes = {axis.main_class(each) for each in mine}
+        if len(classes) == 1:
+            of_nodes.setdefault(classes.pop(), []).extend(mine)
+    apart = {each for part in of_nodes.values() for each in part}
+    parts = [*of_nodes.values(), [each for each in who if each not in apart]]
+    parts = [part for part in parts if part]
+    least = _LEAST * axis.replays.step_ns
+    return parts if len(parts) > 1 and any(axis.alone_ns(part) >= least for part in parts) else [who]
+
+
+def _nodes(axis: Axis, who: Sequence[int]) -> tuple[Node, ...]:
+    """The machines of two ranks or more, among several, of which all recorded ranks are named."""
+    if axis.name != "rank":
+        return ()
+    machines = dict[str, list[int]]()
+    for number, rank in enumerate(axis.replays.graph.ranks):
+        if host := axis.replays.run.hosts.get(rank):
+            machines.setdefault(host, []).append(number)
+    ranks, named_ones = axis.replays.graph.ranks, {*who}
+    return tuple(
+        Node(name, tuple(ranks[each] for each in mine))
+        for name, mine in machines.items()
+        if 1 < len(mine) < len(ranks) and named_ones.issuperset(mine)
+    )
 
 
 def _claimed(replays: Replays, candidates: Sequence[_Candidate]) -> tuple[list[Fault], Targets]:
@@ -207,20 +244,55 @@ def _claimed(replays: Replays, candidates: Sequence[_Candidate]) -> tuple[list[F
 
 def _fault(claimed: _Candidate, cost_ns: float) -> Fault:
     axis, outcome, ranks = claimed.axis, claimed.outcome, claimed.axis.replays.graph.ranks
-    subjects = [
-        Subject(
+
+    def subject(number: int, late: tuple[int, ...]) -> Subject:
+        margin = axis.margins_ns[number]
+        return Subject(
             number,
             _number(axis, number),
-            axis.margins_ns[number],
+            min(margin, cost_ns) if axis.name in MOVED else margin,
             cause_of(axis, number),
             late,
+            tuple(axis.by_step[number].tolist()) if number in axis.by_step else (),
+            axis.groups.get(number, ()),
         )
-        for number, late in zip(outcome.subjects, outcome.late_steps, strict=True)
-    ]
+
+    subjects = [subject(*each) for each in zip(outcome.subjects, outcome.late_steps, strict=True)]
     subjects.sort(key=lambda each: -each.margin_ns)
-    turns = tuple(None if number is None else ranks[number] for number in outcome.turns)
-    alone = Replays(axis.replays.run, axis.replays.scope).saved_ns(claimed.targets)
-    return Fault(axis.name, tuple(subjects), outcome.moves, turns, cost_ns, alone, claimed.others)
+    example = None
+    if outcome.moves and axis.by_step:
+        most = max(axis.by_step, key=lambda each: axis.margins_ns[each])
+        example = subject(most, late_steps(axis.by_step[most]))
+    return Fault(
+        axis.name,
+        tuple(subjects),
+        outcome.moves,
+        tuple(None if number is None else ranks[number] for number in outcome.turns),
+        cost_ns,
+        Replays(axis.replays.run, axis.replays.scope).saved_ns(claimed.targets),
+        claimed.others,
+        outcome.varies,
+        example,
+        _nodes(axis, outcome.subjects),
+    )
+
+
+def _add(fault: Fault, listed: list[Fault], run: Run) -> None:
+    """A stage whose ranks are all named already is the same thing seen from another axis."""
+    if fault.axis == "stage" and not fault.moves:
+        layout = layout_of(run, Scope())
+        stages = {each.number for each in fault.subjects}
+        theirs = {rank for rank in run.ranks if layout.stage(rank) in stages}
+        for at, other in enumerate(listed):
+            if other.axis == "rank" and theirs <= {each.number for each in other.subjects}:
+                listed[at] = replace(
+                    other,
+                    cost_ns=other.cost_ns + fault.cost_ns,
+                    alone_ns=other.alone_ns + fault.alone_ns,
+                    others=(*other.others, "stage"),
+                )
+                return
+    listed.append(fault)
 
 
 def _number(axis: Axis, subject: int) -> int:

@@ -64,7 +64,7 @@ def named(axis: Axis) -> Named:
         if margin < least or varies:
             continue
         if _recurs(values):
-            (recurring if len(_late_steps(values)) > 2 else seldom).append(subject)
+            (recurring if len(late_steps(values)) > 2 else seldom).append(subject)
         elif margin - usual >= max(
             (_LEAST if axis.name == "step" else _MOVES) * step_ns, _SURE * noise / steps**0.5
         ):
@@ -72,7 +72,7 @@ def named(axis: Axis) -> Named:
     if axis.name == "step":
         return _slow_steps(axis, others)
     # Two or more that are late now and then, at different times and for the same reason, take turns.
-    apart = [_late_steps(by_step[each]) for each in dict.fromkeys(seldom)]
+    apart = [late_steps(by_step[each]) for each in dict.fromkeys(seldom)]
     if sum(map(len, {*apart})) == len(set().union(*apart)) and len({*apart}) + len(others) > 1:
         others += seldom
     else:
@@ -81,7 +81,7 @@ def named(axis: Axis) -> Named:
     single = [each for each in others if reasons[axis.main_class(each)] == 1]
     who = sorted(recurring + single)
     if who and axis.alone_ns(who) >= axis.value_ns / 2:
-        return Named(tuple(who), tuple(_late_steps(by_step[each]) for each in who))
+        return Named(tuple(who), tuple(late_steps(by_step[each]) for each in who))
     return _moving(axis, len(others) > len(single)) if axis.name == "rank" and by_step else Named()
 
 
@@ -95,7 +95,7 @@ def _slow_steps(axis: Axis, slow: list[int]) -> Named:
 
 def _recurs(values: Floats) -> bool:
     """Whether a subject is late in all steps, or in every second, third …, each time as much."""
-    steps, late = len(values), _late_steps(values)
+    steps, late = len(values), late_steps(values)
     if steps > 2 and np.quantile(values, 0.25) >= _STEADY * values.mean():
         late = tuple(range(steps))
     elif not _is_periodic(late, steps):
@@ -136,6 +136,7 @@ def _moving(axis: Axis, take_turns: bool) -> Named:
     return Named(moves=True, turns=tuple(turns), varies=varies)
 
 
-def _late_steps(values: Floats) -> tuple[int, ...]:
+def late_steps(values: Floats) -> tuple[int, ...]:
+    """Those in which a subject costs much of what it costs at most."""
     most = values.max()
     return tuple(np.flatnonzero(values > _LATE * most).tolist()) if most > 0 else ()

@@ -49,6 +49,7 @@ def faults(run: Run, scope: Scope, by: str | None = None) -> Result:
     else:
         joint = format_rounded("ns", answer.joint_ns)
         notes.append(f"together: {joint} of a step of {format_rounded('ns', answer.step_ns)}")
+    notes += answer.notes
     title = "Faults: what would be saved if it were as its peers are, per step"
     return Result(
         "faults",
@@ -57,7 +58,7 @@ def faults(run: Run, scope: Scope, by: str | None = None) -> Result:
         _COLUMNS,
         rows,
         findings_of(run, scope),
-        (*notes, *answer.notes),
+        tuple(notes),
         unknown="",
     )
 

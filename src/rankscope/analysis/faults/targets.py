@@ -55,7 +55,7 @@ class Targets:
     usual: Ints
     """By piece: what its counterparts take; NONE where it was not compared."""
     below: Floats
-    """[class of WORK_CLASSES, member]: by how much its stretches are shorter than the median, where they are."""
+    """[class of WORK_CLASSES, member]: by how much its work in a step is less than the median, where it is."""
 
     @classmethod
     def unchanged(cls, pieces: Pieces) -> Targets:
@@ -138,12 +138,15 @@ class Targets:
         _, same = number_rows([*stretches[:, :3].T])
         too_much = total - _median_of_others(same, total, members[stretches[:, 0]], with_itself)
         left, every = self.took.copy(), self.usual.copy()
-        left[used] = took - _taken(of_stretch, np.maximum(took - usual, 0), np.maximum(too_much, 0))
+        left[used] = took - longest_cut(of_stretch, np.maximum(took - usual, 0), np.maximum(too_much, 0))
         every[used] = usual
         mine = np.zeros(len(left), dtype=bool)
         mine[chosen] = True
+        # Work that is later by one stretch is not less work.
+        whole, of_whole = number_rows([stretches[:, 0], stretches[:, 2], stretches[:, 3]])
+        net = np.bincount(of_whole, weights=too_much)
         below = np.zeros((len(WORK_CLASSES), int(member.max(initial=0)) + 1))
-        np.add.at(below, (np.searchsorted(KINDS, stretches[:, 2]), stretches[:, 3]), np.maximum(-too_much, 0))
+        np.add.at(below, (np.searchsorted(KINDS, whole[:, 1]), whole[:, 2]), np.maximum(-net, 0))
         return replace(
             self, took=np.where(mine, left, self.took), usual=np.where(mine, every, self.usual), below=below
         )
@@ -194,7 +197,7 @@ def _lone_targets(run: Run, scope: Scope, targets: Targets, is_lone: Mask) -> Ta
     """Of ranks that do what no other does: their compute by their other micro-batches; the rest step by step, and there
     only single long pieces."""
     pieces = targets.pieces
-    used, of_pass, position = _in_passes(run, scope, pieces, is_lone & (pieces.kind == _COMPUTE))
+    used, of_pass, position = in_passes(run, scope, pieces, is_lone & (pieces.kind == _COMPUTE))
     if len(used):
         _, batch, phase, _ = of_pass
         member, at = np.full((2, len(pieces.took)), NONE)
@@ -244,7 +247,7 @@ def _usual_of_name(pieces: Pieces, used: Ints) -> Ints:
     return np.where(alone, np.where(on_host, typical, 0), middle)[of_rank]
 
 
-def _in_passes(run: Run, scope: Scope, pieces: Pieces, chosen: Mask) -> tuple[Ints, tuple[Ints, ...], Ints]:
+def in_passes(run: Run, scope: Scope, pieces: Pieces, chosen: Mask) -> tuple[Ints, tuple[Ints, ...], Ints]:
     """The chosen pieces that are in a pass of a micro-batch through a stage; the step, micro-batch, phase and stage of
     each; and its position in the pass."""
     graph, parts = pieces.graph, segments(run, scope)
@@ -268,18 +271,20 @@ def _in_passes(run: Run, scope: Scope, pieces: Pieces, chosen: Mask) -> tuple[In
     return used, (step, batch, phase, stage), number_rows([chunk, parts.position[segment]])[1]
 
 
-def evened_targets(run: Run, scope: Scope) -> Targets:
-    """Of the compute of every rank: the mean of those that do the same. It can only be moved."""
+def evened_targets(run: Run, scope: Scope, *, of_all_kinds: bool = False) -> Targets:
+    """Of the compute of every rank, or of all that it does: the mean of those that do the same. It can only be
+    moved."""
     pieces = pieces_of(run, scope)
     group = peer_groups(run, pieces.graph.ranks)
-    used = np.flatnonzero((pieces.kind == _COMPUTE) & (pieces.step != NONE))
+    compared = (pieces.step != NONE) | (not pieces.graph.steps)
+    used = np.flatnonzero(compared & (of_all_kinds | (pieces.kind == _COMPUTE)))
     keys = [group[pieces.rank[used]], pieces.step[used]]
     there, _ = number_rows([*keys, pieces.rank[used]])
     _, step = number_rows([np.append(there[:, 0], keys[0]), np.append(there[:, 1], keys[1])])
     members = np.bincount(step[: len(there)])[step[len(there) :]]
-    stretches, number = number_rows([*keys, pieces.stretch[used], pieces.rank[used]])
+    stretches, number = number_rows([*keys, pieces.stretch[used], pieces.kind[used], pieces.rank[used]])
     total = np.bincount(number, weights=pieces.took[used])
-    _, alike = number_rows([*stretches[:, :3].T])
+    _, alike = number_rows([*stretches[:, :4].T])
     count = np.zeros(len(stretches))
     count[number] = members
     mean = np.bincount(alike, weights=total)[alike] / np.maximum(count, 1)
@@ -332,7 +337,7 @@ def stage_targets(run: Run, scope: Scope) -> Targets:
     pieces, targets = pieces_of(run, scope), rank_targets(run, scope)
     scale = np.ones(len(pieces.took))
     for kind in (_COMPUTE, _HOST):
-        used, (step, batch, phase, stage), _ = _in_passes(run, scope, pieces, pieces.kind == kind)
+        used, (step, batch, phase, stage), _ = in_passes(run, scope, pieces, pieces.kind == kind)
         stages = len(unique_values(stage))
         if stages < 2:
             continue
@@ -364,6 +369,10 @@ def link_targets(run: Run, scope: Scope) -> Targets:
     most = np.full(len(transfer), np.iinfo(np.int64).max)
     # A member that was not recorded may have come late: what looks like a transfer is then waiting.
     is_whole = (sizes[matched.group] <= matched.members) | matched.is_message
+    # Within a machine what the host itself sends goes over no link.
+    met, by_host = np.flatnonzero(graph.match != NONE), np.zeros(len(transfer), dtype=bool)
+    by_host[graph.match[met]] = graph.on_host[met]
+    is_whole &= ~(by_host & (spans[matched.group] == 1))
     for same in unique_values(of_group[:, 0]).tolist():
         groups = np.flatnonzero(of_group[:, 0] == same)
         mine = np.flatnonzero(np.isin(number, groups) & is_whole)
@@ -388,7 +397,7 @@ def _place_in_step(pieces: Pieces, matches: Ints) -> Ints:
 
 
 def _group_kinds(run: Run) -> tuple[Ints, Ints, Ints]:
-    """By group: its dimension of the mesh, on how many nodes its ranks are (0: not known), and how many there are."""
+    """By group: its dimension of the mesh, on how many machines its ranks are (0: unknown), and how many there are."""
     layout = layout_of(run, Scope())
     names = {group.name: group.axis for group in layout.groups}
     groups = run.collectives.groups
@@ -396,8 +405,7 @@ def _group_kinds(run: Run) -> tuple[Ints, Ints, Ints]:
     axis = np.array(
         [*(axes.get(names.get(group.name, "other"), NONE) for group in groups), NONE], dtype=np.int64
     )
-    hosts = {entry.rank: entry.host for entry in run.timelines}
-    spans = [len({hosts.get(rank) for rank in group.ranks or ()}) for group in groups]
+    spans = [len({run.hosts.get(rank, rank) for rank in group.ranks or ()}) for group in groups]
     sizes = [group.size or len(group.ranks or ()) for group in groups]
     return axis, np.array([*spans, 0], dtype=np.int64), np.array([*sizes, 0], dtype=np.int64)
 
@@ -479,7 +487,7 @@ def _median_of_others(group: Ints, value: Ints, members: Ints, with_itself: bool
     return median
 
 
-def _taken(stretch: Ints, excess: Ints, too_much: Ints) -> Ints:
+def longest_cut(stretch: Ints, excess: Ints, too_much: Ints) -> Ints:
     """By piece: what is taken from it, the longest beyond their counterparts first, until the stretch has lost what is
     too much."""
     order = np.lexsort((-excess, stretch))

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.recurrence import telemetry_folder
 from rankscope.analysis.core.result import Column, Finding, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope, cut_ranks
 from rankscope.analysis.health.flight import NO_DUMP, NOT_JOINED, WAIT_FOR_EACH_OTHER, flight_recorder
+from rankscope.analysis.health.telemetry import telemetry_folder
 from rankscope.capture.telemetry_ring import FOLDER
 from rankscope.collective_kinds import TOGETHER, kind_of
 from rankscope.errors import RankscopeError

@@ -10,15 +10,15 @@ from typing import Any, cast
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.recurrence import telemetry_folder
 from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
+from rankscope.capture.telemetry_ring import FOLDER
 from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run
 from rankscope.watch.alarms import CONFIRMED_AFTER_S, SPIKE, Alarm, Episode, utc
 from rankscope.watch.hang import failures, hangs, judged_at, phase_of
 from rankscope.watch.judge import alarms_over
-from rankscope.watch.rings import RankRing, read_whole, tables
+from rankscope.watch.rings import RankRing, has_telemetry, read_whole, tables
 from rankscope.watch.step_table import StepTable, low_median, middle
 
 COLUMNS = (
@@ -47,6 +47,14 @@ COLUMNS = (
     Column("phase", help="what its training thread did last", minor=True),
 )
 _MEDIANS = ("step_ns", "own_ns", "wait_ns", "data_ns", "optimizer_ns", "cpu_ns", "run_delay_ns")
+
+
+def telemetry_folder(run: Run) -> Path | None:
+    """The run folder that holds the telemetry of these traces."""
+    # Dumps of the flight recorder that ranks wrote in a hang are among the telemetry.
+    sources = (entry.source.parent for entry in run.segments)
+    folders = dict.fromkeys(folder.parent if folder.name == FOLDER else folder for folder in sources)
+    return next((folder for folder in folders if has_telemetry(folder)), None)
 
 
 def telemetry(run: Run, scope: Scope, by: str | None = None) -> Result:

@@ -16,14 +16,10 @@ from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.run_steps import NO_STEP
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
+from rankscope.analysis.core.severity import LIMIT_SHARE, mean_on
 from rankscope.analysis.core.step_times import windows
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
-from rankscope.units import format_rounded
-
-LEAST_STALL = 0.05
-"""Share of the step time. A loader that prefetches makes the loop wait for microseconds only."""
 
 COLUMNS = (
     Column("rank"),
@@ -54,6 +50,11 @@ class RankWaits:
     longest: tuple[int, int]
     """In ns from the start of its first file."""
     has_gpu: bool
+
+    @property
+    def lost_ns(self) -> int:
+        """What the waits may cost."""
+        return sum((window.gpu_idle_ns or 0) if self.has_gpu else window.wait_ns for window in self.windows)
 
 
 @kept_per_rank("dataloader", RankWaits)
@@ -88,15 +89,11 @@ def _rank_waits(run: Run, rank: int, scope: Scope) -> RankWaits:
 def dataloader(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank and step."""
     rows: list[dict[str, Any]] = []
-    findings: list[OnRank] = []
     for rank, waits in rank_waits(run, scope).items():
-        of_rank = []
         for window in waits.windows:
             values = {"rank": rank, **window._asdict()}
             values["wait_pct"] = 100 * window.wait_ns / window.step_ns if window.step_ns else None
-            of_rank.append({column.name: values[column.name] for column in COLUMNS})
-        rows += of_rank
-        findings += _finding(run, rank, of_rank, waits) if scope.steps is not None else []
+            rows.append({column.name: values[column.name] for column in COLUMNS})
     notes = left_out(run, scope)
     if not rows:
         by_torch = "torch records them for its DataLoader with ProfilerActivity.CPU. For another loader, "
@@ -106,44 +103,46 @@ def dataloader(run: Run, scope: Scope, by: str | None = None) -> Result:
         )
     elif scope.steps is None:
         notes.append(no_steps(run))
-    worst = of_the_worst(findings, len(scope.ranks_in(run)))
-    return Result("dataloader", "Waits for data", scope.window, COLUMNS, rows, worst, tuple(notes))
+    limits = _limits(run, scope) if scope.steps is not None else ()
+    return Result("dataloader", "Waits for data", scope.window, COLUMNS, rows, limits, tuple(notes))
 
 
-def _finding(run: Run, rank: int, rows: list[dict[str, Any]], waits: RankWaits) -> list[OnRank]:
+def _limits(run: Run, scope: Scope) -> tuple[Finding, ...]:
     """What counts is the idle time of the GPU: a wait costs nothing while it works. Without a GPU it is the wait."""
-    has_gpu, origin = waits.has_gpu, run.origin_ns(rank)
-    total = sum(row["step_ns"] for row in rows)
-    waited = sum(row["wait_ns"] for row in rows)
-    lost = sum(row["gpu_idle_ns"] for row in rows) if has_gpu else waited
-    severity = graded(lost, total, LEAST_STALL)
-    if severity is None:
-        return []
-    subject = f"rank {rank}, all steps"
-    facts = (
-        Fact("wait_ns", waited, "ns", subject, (rank,), {"rank": rank}),
-        Fact("gpu_idle_ns", lost if has_gpu else None, "ns", subject, (rank,), {"rank": rank}),
-        Fact("step_ns", total, "ns", subject, (rank,), {"rank": rank}),
-        Fact("lost_pct", 100 * lost / total, "percent", subject, (rank,), {"rank": rank}),
+    records = rank_waits(run, scope)
+    lost = {
+        rank: waits.lost_ns
+        for rank, waits in records.items()
+        if waits.lost_ns > 0
+        and waits.lost_ns >= LIMIT_SHARE * sum(window.step_ns for window in waits.windows)
+    }
+    if not lost:
+        return ()
+    rank = max(lost, key=lambda rank: lost[rank])
+    waits, origin = records[rank], run.origin_ns(rank)
+    line, subject = loading_line(run, rank), f"rank {rank}, all steps"
+    mean = mean_on(lost, len(scope.ranks_in(run)), len(waits.windows))
+    return (
+        Finding(
+            "limit",
+            "Data loading",
+            f"{mean} {'a GPU is idle while the host' if waits.has_gpu else 'the host'} waits for a batch"
+            + (f", most of it at {line}" if line else ""),
+            tuple(sorted(lost)),
+            (waits.longest[0] + origin, waits.longest[1] + origin),
+            load_faster(run, line),
+            facts=(
+                Fact(
+                    "wait_ns",
+                    sum(window.wait_ns for window in waits.windows),
+                    "ns",
+                    subject,
+                    (rank,),
+                    {"rank": rank},
+                ),
+                Fact("lost_ns", waits.lost_ns, "ns", subject, (rank,)),
+            ),
+            remedy=Remedy("data ready"),
+            names=(line,) if line else (),
+        ),
     )
-
-    def title(whose: str, up_to: str) -> str:
-        return (
-            f"{'GPU idle while the host waits' if has_gpu else 'The host waits'} for data on {whose}: "
-            f"{up_to}{100 * lost / total:.0f} % of the step time ({format_rounded('ns', lost / len(rows))} per step)"
-        )
-
-    line = loading_line(run, rank)
-    finding = Finding(
-        severity,
-        title(f"rank {rank}", ""),
-        f"rank {rank}: {format_rounded('ns', waited)} in the DataLoader over {len(rows)} steps"
-        + (f", most of it at {line}" if line else ""),
-        (rank,),
-        (waits.longest[0] + origin, waits.longest[1] + origin),
-        load_faster(run, line),
-        facts=facts,
-        remedy=Remedy("data ready"),
-        names=(line,),
-    )
-    return [OnRank(rank, lost / total, finding, title)]

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from rankscope.analysis.core.advice import Recorded, how_to_record
-from rankscope.analysis.core.device_events import has_gpu
+from rankscope.analysis.core.advice import Recorded, copy_less, how_to_record
+from rankscope.analysis.core.device_events import has_gpu, steps_in
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.names import name_codes
 from rankscope.analysis.core.notes import gpu_outside_steps, left_out, no_gpu, slices_outside_steps
-from rankscope.analysis.core.result import Column, ColumnRows, Result
+from rankscope.analysis.core.result import Column, ColumnRows, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.severity import LIMIT_SHARE, mean_on
+from rankscope.analysis.core.step_times import mean_step_ns, step_count
 from rankscope.model import LAUNCH_CATEGORIES, ORIGINS
 from rankscope.records import dataclass
 from rankscope.sql import sql_texts
 from rankscope.timeline.run import Run
+from rankscope.units import format_rounded
 
 _STATISTICS = """
     sum(dur_ns)::BIGINT AS total_ns, count(*) AS {count}, avg(dur_ns) AS avg_ns, median(dur_ns) AS med_ns,
@@ -279,6 +283,14 @@ def _rank_copies(run: Run, scope: Scope) -> dict[int, RankCopies]:
     return {rank: RankCopies(tuple(sums)) for rank, sums in copies.items()}
 
 
+def copy_time(run: Run, scope: Scope, chosen: Callable[[str], bool]) -> dict[int, int]:
+    """By rank: the time of the copies whose kind is chosen."""
+    return {
+        rank: sum(copies.total_ns for copies in record.sums if chosen(copies.kind))
+        for rank, record in _rank_copies(run, scope).items()
+    }
+
+
 def memcpy(run: Run, scope: Scope, by: str | None = None) -> Result:
     """Copies and fills of device memory by direction, with their bandwidth."""
     groups: dict[tuple[Any, ...], list[CopySum]] = {}
@@ -308,6 +320,75 @@ def memcpy(run: Run, scope: Scope, by: str | None = None) -> Result:
     if not rows:
         notes.append(no_gpu(run, "copies"))
     unknown = "" if gpu_counts(run, scope) else None
-    return Result(
-        "memcpy", "Memory copies and fills", scope.window, columns, rows, notes=tuple(notes), unknown=unknown
+    limits = _copy_limits(run, scope) if by is None else ()
+    title = "Memory copies and fills"
+    return Result("memcpy", title, scope.window, columns, rows, limits, tuple(notes), unknown=unknown)
+
+
+def _copy_limits(run: Run, scope: Scope) -> tuple[Finding, ...]:
+    """By direction and kind of memory: exposed copies take no time."""
+    least_ns = LIMIT_SHARE * mean_step_ns(run, scope) * step_count(run, scope)
+    by_kind: dict[str, dict[int, CopySum]] = {}
+    for rank, record in _rank_copies(run, scope).items():
+        for copies in record.sums:
+            by_kind.setdefault(copies.kind, {})[rank] = copies
+    groups: dict[str, list[str]] = {}
+    for kind in by_kind:
+        groups.setdefault(_copies_of(kind), []).append(kind)
+    limits = []
+    for what, kinds in groups.items():
+        times: Counter[int] = Counter()
+        for kind in kinds:
+            times.update({rank: copies.total_ns for rank, copies in by_kind[kind].items()})
+        if times.total() > 0 and times.total() >= least_ns:
+            limits.append(_copy_limit(run, scope, what, {kind: by_kind[kind] for kind in kinds}, times))
+    return tuple(limits)
+
+
+def _copies_of(kind: str) -> str:
+    """The direction of a kind of copies, and whether it needs memory that is not pinned: 'Pageable copies to the
+    device'."""
+    if "memset" in kind.lower():
+        return "Fills of device memory"
+    direction = next((where for mark, where in _DIRECTIONS.items() if mark in kind.lower()), "")
+    if not direction:
+        return f"Copies: {kind}"
+    memory = next((copies for mark, copies in _MEMORIES.items() if mark in kind.lower()), "Copies")
+    return f"{memory} {direction}"
+
+
+_MEMORIES = {"pageable": "Pageable copies", "pinned": "Copies of pinned memory"}
+_DIRECTIONS = {
+    "htod": "to the device",
+    "host-to-device": "to the device",
+    "dtoh": "to the host",
+    "device-to-host": "to the host",
+    "dtod": "on the device",
+    "device-to-device": "on the device",
+    "ptop": "between devices",
+    "peer-to-peer": "between devices",
+}
+
+
+def _copy_limit(
+    run: Run, scope: Scope, what: str, by_kind: dict[str, dict[int, CopySum]], times: Counter[int]
+) -> Finding:
+    every = [(kind, copies) for kind, by_rank in by_kind.items() for copies in by_rank.values()]
+    count, size = sum(copies.copies for _, copies in every), sum(copies.bytes or 0 for _, copies in every)
+    sized = sum(copies.sized_ns or 0 for _, copies in every)
+    rate = f" at {format_rounded('GB/s', size / sized)}" if size and sized else ""
+    totals = {kind: sum(copies.total_ns for copies in by_rank.values()) for kind, by_rank in by_kind.items()}
+    return Finding(
+        "limit",
+        what,
+        f"{mean_on(times, len(scope.ranks_in(run)), steps_in(run, scope))} in {count:,} copies{rate}; "
+        "what compute hides of it costs nothing",
+        tuple(sorted(times)),
+        hint=copy_less(run, what),
+        facts=tuple(
+            Fact("total_ns", total, "ns", "all ranks", tuple(sorted(by_kind[kind])), {"kind": kind})
+            for kind, total in totals.items()
+        ),
+        remedy=Remedy("copies gone", names=tuple(sorted(by_kind))),
+        names=(what.removeprefix("Copies: "),) if ": " in what else (),
     )

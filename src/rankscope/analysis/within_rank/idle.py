@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from rankscope.analysis.core.advice import ahead_of_gpu, framework, recording_hint, together
+from rankscope.analysis.core.advice import ahead_of_gpu, framework, in_the_optimizer
 from rankscope.analysis.core.device_events import UNKNOWN, steps_in
 from rankscope.analysis.core.gpu_counts import kernels_end_in
 from rankscope.analysis.core.notes import gpu_outside_steps, left_out, no_gpu
-from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result, Severity, Unit
+from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
+from rankscope.analysis.core.severity import LIMIT_SHARE, mean_on
 from rankscope.analysis.within_rank.idle_gaps import CAUSES, GapGroup, gap_groups, idle_by_device
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
-
-LEAST_IDLE = 0.05
-"""Share of the span. Below it the GPU counts as busy."""
 
 COLUMNS = (
     Column("rank"),
@@ -44,28 +41,20 @@ class DeviceSums(NamedTuple):
     span: int
     """The length of the window."""
     region: GapGroup | None
-    """The phase or annotation whose launches end the most idle time, of those with the device's main causes; None
-    where the GPU is busy enough."""
+    """The phase or annotation before whose launches the host is late most; None where it hardly is."""
     line: GapGroup | None
-    """The line of Python whose launches do."""
+    """The line of Python."""
 
     @property
-    def launch_idle(self) -> int:
-        return _launch_idle(self.causes)
+    def host_late(self) -> int:
+        """The idle time before launches that come late, without waits for data and synchronising calls."""
+        return _host_late(self.causes)
 
     @property
-    def main_causes(self) -> tuple[str, ...]:
-        return _main_causes(self.causes)
-
-    @property
-    def has_launches(self) -> bool:
-        """Whether the launches of most events that end a gap are in the file."""
-        return 2 * self.without_launch < max(self.gaps, 1)
-
-    @property
-    def severity(self) -> Severity | None:
-        """By the idle time without waits for data and synchronising calls, which have findings of their own."""
-        return graded(self.launch_idle, self.span, LEAST_IDLE)
+    def is_late(self) -> bool:
+        """Whether the host is late by a part of the window that matters; unknown where most launches were not
+        recorded."""
+        return 2 * self.without_launch < max(self.gaps, 1) and self.host_late >= LIMIT_SHARE * self.span
 
 
 @dataclass(frozen=True)
@@ -91,32 +80,26 @@ def rank_idle(run: Run, scope: Scope) -> dict[int, RankIdle]:
             region=None,
             line=None,
         )
-        if sums.severity is not None:
+        if sums.is_late:
             lines = [line for line in gap_groups(run, scope, device, ("source",)) if line.key[0] is not None]
-            sums = sums._replace(line=max(lines, key=lambda line: _launch_idle(line.causes), default=None))
             regions = gap_groups(run, scope, device, ("within",))
-            alike = [region for region in regions if _main_causes(region.causes) == sums.main_causes]
-            sums = sums._replace(region=max(alike, key=lambda region: _launch_idle(region.causes)))
+            sums = sums._replace(
+                line=max(lines, key=lambda line: _host_late(line.causes), default=None),
+                region=max(regions, key=lambda region: _host_late(region.causes)),
+            )
         devices.setdefault(device.rank, []).append(sums)
     return {rank: RankIdle(tuple(of_rank)) for rank, of_rank in devices.items()}
 
 
-def _launch_idle(causes: dict[str, int]) -> int:
-    """Without waits for data and synchronising calls."""
-    return sum(causes[cause] for cause in _LAUNCH_CAUSES)
-
-
-def _main_causes(causes: dict[str, int]) -> tuple[str, ...]:
-    """Whether the host was late or the work was queued already: the larger part of that idle time."""
-    return _QUEUED if causes["other"] > sum(causes[cause] for cause in _HOST_LATE) else _HOST_LATE
+def _host_late(causes: dict[str, int]) -> int:
+    return causes["host_bound"] + causes["launch_latency"]
 
 
 def idle(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank and device."""
     rows: list[dict[str, Any]] = []
-    findings: list[OnRank] = []
+    late: dict[int, DeviceSums] = {}
     inside = without_launch = 0
-    steps = steps_in(run, scope)
     lost = kernels_end_in(run, scope)
     for rank, record in rank_idle(run, scope).items():
         for device in record.devices:
@@ -125,8 +108,9 @@ def idle(run: Run, scope: Scope, by: str | None = None) -> Result:
             rows.append(row)
             inside += device.inside
             without_launch += device.without_launch
-            if rank not in lost:  # then its GPU only seems idle, and a doubt of the run says so
-                findings += _finding(run, device, row, steps)
+            # Where kernels were lost, the GPU only seems idle, and a doubt of the run says so.
+            if rank not in lost and device.is_late:
+                late[rank] = max(late.get(rank, device), device, key=lambda each: each.host_late)
     notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside)
     if not rows:
         notes.append(no_gpu(run))
@@ -134,88 +118,56 @@ def idle(run: Run, scope: Scope, by: str | None = None) -> Result:
         notes.append(
             f"{without_launch:,} gaps end with a GPU event that has no launch in the file; they count as 'other'"
         )
-    worst = of_the_worst(findings, len(scope.ranks_in(run)))
-    return Result("idle", "Why the GPU is idle", scope.window, COLUMNS, rows, worst, tuple(notes))
+    limits = (_limit(run, scope, late),) if late else ()
+    return Result("idle", "Why the GPU is idle", scope.window, COLUMNS, rows, limits, tuple(notes))
 
 
-def _finding(run: Run, device: DeviceSums, row: dict[str, Any], steps: int) -> list[OnRank]:
-    severity, region, rank = device.severity, device.region, row["rank"]
-    if severity is None or region is None:
-        return []
-    (name,) = region.key
-    key = {"rank": rank, "device": row["device"]}
-    subject = f"rank {rank}" + ("" if row["device"] is None else f", device {row['device']}")
-
-    def fact(quantity: str, value: float, unit: Unit = "ns") -> Fact:
-        return Fact(quantity, value, unit, subject, (rank,), key)
-
-    idle = sum(device.causes.values())
-    facts = (
-        fact("idle_ns", idle),
-        fact("idle_pct", 100 * idle / device.span, "percent"),
-        fact("span_ns", device.span),
-        fact("gaps", device.gaps, "count"),
-        *(fact(f"{cause}_ns", row[f"{cause}_ns"]) for cause in CAUSES),
-        fact("largest_place_ns", _launch_idle(region.causes)),
-    )
-    per_step = " per step" if steps > 1 else ""
-    # Without launches only waits for data tell why.
-    times = {cause.replace("_", " "): row[f"{cause}_ns"] for cause in CAUSES}
-    if not device.has_launches:
-        times = {"dataloader": row["dataloader_ns"], "not known": idle - row["dataloader_ns"]}
-    parts = ", ".join(f"{cause} {format_rounded('ns', time)}" for cause, time in times.items())
-    if not device.has_launches:
-        reason, why = "", "why is not known, since launches were not recorded"
-    else:
-        reason = max(device.main_causes, key=region.causes.__getitem__)
-        what = "events without a recorded launch"
-        if name is not None:
-            phase = (
-                "the step" if name == "forward" and framework(run) == "jax" else _PHASE_NAMES.get(name, name)
-            )
-            what = f"work launched in {phase}: mainly {_REASONS[reason]}"
-        part = format_rounded("ns", _launch_idle(region.causes) / max(steps, 1))
-        why = f"{part}{per_step} before {what}"
+def _limit(run: Run, scope: Scope, late: dict[int, DeviceSums]) -> Finding:
+    """No GPU waits for a launch. Of each rank, its device that waits most."""
+    rank = max(late, key=lambda rank: late[rank].host_late)
+    device, steps = late[rank], steps_in(run, scope)
+    assert device.region is not None
+    (name,) = device.region.key
+    line = device.line.key[0] if device.line else None
+    waited = {rank: device.host_late for rank, device in late.items()}
+    places = [f"{format_rounded('ns', _host_late(device.region.causes))} of it before {_place(run, name)}"]
     if device.line is not None:
-        parts += f"; {format_rounded('ns', _launch_idle(device.line.causes))} before launches at {device.line.key[0]}"
+        places.append(f"{format_rounded('ns', _host_late(device.line.causes))} before launches at {line}")
+    causes = ("host_bound_ns", "launch_latency_ns")
+    key = {"rank": rank, "device": device.device if device.device >= 0 else None}
     origin = run.origin_ns(rank)
-
-    def title(whose: str, up_to: str) -> str:
-        return f"GPU of {whose} idle {up_to}{100 * idle / device.span:.0f} % of the time; {why}"
-
-    finding = Finding(
-        severity,
-        title(f"rank {rank}", ""),
-        f"{subject}: {format_rounded('ns', idle)} of {format_rounded('ns', device.span)} in "
-        f"{device.gaps:,} gaps: {parts}",
-        (rank,),
-        (region.longest_span[0] + origin, region.longest_span[1] + origin),
-        _hint(run, device, name, reason),
-        facts=facts,
-        remedy=Remedy("host gaps gone"),
-        names=tuple(
-            filter(None, (None if name in _PHASE_NAMES else name, device.line and device.line.key[0]))
+    return Finding(
+        "limit",
+        "Host gaps",
+        f"{mean_on(waited, len(scope.ranks_in(run)), steps)} a GPU waits for a launch; "
+        f"of rank {rank}, {format_rounded('ns', device.host_late)} in {device.gaps:,} gaps, {'; '.join(places)}",
+        tuple(sorted(late)),
+        (device.region.longest_span[0] + origin, device.region.longest_span[1] + origin),
+        _hint(run, device, name),
+        facts=tuple(
+            Fact(cause, device.causes[cause.removesuffix("_ns")], "ns", f"rank {rank}", (rank,), key)
+            for cause in causes
         ),
-        why=why,
+        remedy=Remedy("host gaps gone"),
+        names=tuple(filter(None, (None if name in _PHASE_NAMES else name, line))),
     )
-    return [OnRank(rank, idle / device.span, finding, title)]
 
 
-def _hint(run: Run, device: DeviceSums, where: str | None, reason: str) -> str:
-    """Advice follows the cause; data loading and synchronising calls come first where they are the larger part."""
-    if not reason:
-        return recording_hint(run, "launches")
+def _place(run: Run, name: str | None) -> str:
+    if name is None:
+        return "events without a recorded launch"
+    is_jax = name == "forward" and framework(run) == "jax"
+    return f"work launched in {'the step' if is_jax else _PHASE_NAMES.get(name, name)}"
+
+
+def _hint(run: Run, device: DeviceSums, where: str | None) -> str:
+    """Data loading and synchronising calls come first where they are the larger part."""
     first = ""
-    if device.causes["dataloader"] > device.launch_idle or where == "dataloader":
+    if device.causes["dataloader"] > device.host_late or where == "dataloader":
         first = "Load data faster first (-r dataloader). "
-    elif device.causes["sync"] > device.launch_idle:
+    elif device.causes["sync"] > device.host_late:
         first = "Remove synchronising calls first (-r syncs). "
-    if reason == "other":
-        if device.causes["other"] < _SHORT_GAP_NS * device.gaps:
-            return f"{first}Fewer and larger kernels: between two queued kernels the GPU needs about a microsecond."
-        return f"{first}The work was queued in time: see what its stream waits for, such as other streams (-r gaps)."
-    if where and where.lower().startswith("optim") and framework(run) != "jax":
-        ways = ["fused=True (or foreach=True) in the optimizer", *together(run)]
+    if where and where.lower().startswith("optim") and (ways := in_the_optimizer(run)):
         return f"{first}Launch less in the optimizer: {', '.join(ways)}. -r gaps shows where."
     ways = ahead_of_gpu(run)
     return (
@@ -223,16 +175,6 @@ def _hint(run: Run, device: DeviceSums, where: str | None, reason: str) -> str:
     )
 
 
-_HOST_LATE, _QUEUED = ("host_bound", "launch_latency"), ("other",)
-_LAUNCH_CAUSES = (*_HOST_LATE, *_QUEUED)
-"""All causes except waits for data and synchronising calls."""
-_SHORT_GAP_NS = 5_000
-"""Shorter gaps, on average, are those between the kernels of one queue."""
-_REASONS = {
-    "host_bound": "host-bound (the launch calls come too late)",
-    "launch_latency": "launch latency (from the launch call to the start on the GPU)",
-    "other": "other (the work was already queued)",
-}
 _PHASE_NAMES = {
     "dataloader": "data loading",
     "forward": "the forward pass",

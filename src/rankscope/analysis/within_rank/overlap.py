@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankscope.analysis.core.device_events import COMM, COMPUTE, DeviceEvents, device_events, gpu_ranks
+from rankscope.analysis.core.advice import ways_to_overlap
+from rankscope.analysis.core.device_events import (
+    COMM,
+    COMPUTE,
+    DeviceEvents,
+    device_events,
+    gpu_ranks,
+    steps_in,
+)
 from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.intervals import Intervals, covered, intersect, length, union
 from rankscope.analysis.core.names import all_names
@@ -18,17 +26,13 @@ from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.run_steps import NO_STEP
 from rankscope.analysis.core.scope import Scope, cut_ranks
-from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
+from rankscope.analysis.core.severity import LIMIT_SHARE, mean_on
 from rankscope.analysis.core.step_times import StepWindows, windows
 from rankscope.analysis.within_rank.breakdown import exposed_waits, rank_parts
 from rankscope.analysis.within_rank.kernel_families import kernel_name
 from rankscope.records import dataclass
 from rankscope.store.arrays import unique_values
 from rankscope.timeline.run import Run
-from rankscope.units import format_rounded
-
-LEAST_EXPOSED = 0.05
-"""Share of the span with an exposed transfer."""
 
 ON_HOST = "collectives on the host"
 COLUMNS = (
@@ -86,7 +90,6 @@ def _gpu_windows(run: Run, scope: Scope) -> Iterator[tuple[int, StepWindows]]:
 def overlap(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank for all collectives, then one per kind; --by step: one per rank and step."""
     rows: list[dict[str, Any]] = []
-    findings: list[OnRank] = []
     if by == "step":
         for rank, window in _gpu_windows(run, scope):
             for step in unique_values(window.step[window.step != NO_STEP]).tolist():
@@ -95,17 +98,15 @@ def overlap(run: Run, scope: Scope, by: str | None = None) -> Result:
                 rows += [row.as_row(rank, step) for row in _rows(run, rank, times, each=False)]
     else:
         for rank, record in rank_overlap(run, scope).items():
-            of_rank = [row.as_row(rank, None) for row in record.rows]
-            rows += of_rank
-            findings += _finding(run, rank, of_rank, scope)
+            rows += [row.as_row(rank, None) for row in record.rows]
     inside = sum(count.events for count in gpu_counts(run, scope))
     notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside)
     if not inside:
         notes.append(no_gpu(run))
     elif not rows:
         notes.append("no communication in the window: the run has one rank, or collectives were not recorded")
-    title, worst = "Overlap of communication and compute", of_the_worst(findings, len(scope.ranks_in(run)))
-    return Result("overlap", title, scope.window, COLUMNS, rows, worst, tuple(notes))
+    title, limits = "Overlap of communication and compute", _limits(run, scope, rows if by is None else [])
+    return Result("overlap", title, scope.window, COLUMNS, rows, limits, tuple(notes))
 
 
 def _rows(run: Run, rank: int, window: Intervals, each: bool) -> Iterator[OverlapRow]:
@@ -143,52 +144,42 @@ def _longest(compute: DeviceEvents, spans: Intervals, names: Any) -> str:
     return max(times, key=lambda name: times[name])
 
 
-def _finding(run: Run, rank: int, rows: list[dict[str, Any]], scope: Scope) -> list[OnRank]:
-    """By the transfers alone: waiting for a late rank is no matter of overlap (-r stragglers)."""
-    if not rows or cut_ranks(run):  # which part of it is waiting is not known
-        return []
-    whole, *kinds = rows
-    waiting = int(exposed_waits(run, scope)[rank].sum())
-    transfer = whole["exposed_ns"] - waiting
-    parts = rank_parts(run, scope)[rank]
-    severity = graded(transfer, parts.span, LEAST_EXPOSED)
-    if severity is None:
-        return []
+def _limits(run: Run, scope: Scope, rows: list[dict[str, Any]]) -> tuple[Finding, ...]:
+    """By the transfers alone: no overlap shortens the wait for a late rank."""
+    if cut_ranks(run):  # which part of it is waiting is not known
+        return ()
+    waited, parts = exposed_waits(run, scope), rank_parts(run, scope)
+    exposed = {row["rank"]: row for row in rows if row["collective"] is None}
+    waits = {rank: int(waited[rank].sum()) for rank in exposed}
+    transfer = {
+        rank: time
+        for rank, row in exposed.items()
+        if (time := row["exposed_ns"] - waits[rank]) > 0 and time >= LIMIT_SHARE * parts[rank].span
+    }
+    if not transfer:
+        return ()
+    rank = max(transfer, key=lambda rank: transfer[rank])
+    whole, steps = exposed[rank], steps_in(run, scope)
+    kinds = [row for row in rows if row["rank"] == rank and row["collective"] is not None]
     most = max(kinds, key=lambda row: row["exposed_ns"])
-    steps = 0 if (parts.step == NO_STEP).all() else len(parts.step)
-    share = transfer / parts.span
-    per_step = f" ({format_rounded('ns', transfer / steps)} per step)" if steps else ""
+    key = {"rank": rank, "step": None, "collective": None}
+    without = ", without waiting for other ranks" if waits[rank] else ""
     quantities: tuple[tuple[str, float, Unit], ...] = (
         ("exposed_ns", whole["exposed_ns"], "ns"),
         ("comm_ns", whole["comm_ns"], "ns"),
-        ("exposed_wait_ns", waiting, "ns"),
-        ("transfer_pct", 100 * share, "percent"),
+        ("exposed_wait_ns", waits[rank], "ns"),
     )
-    key = {"rank": rank, "step": None, "collective": None}
-    facts = tuple(Fact(*quantity, f"rank {rank}", (rank,), key) for quantity in quantities)
-    of_it = f"; {format_rounded('ns', waiting)} of that is waiting for another rank" if waiting else ""
-
-    def title(whose: str, up_to: str) -> str:
-        return (
-            f"Exposed communication takes {up_to}{100 * share:.0f} % of the time on {whose}{per_step}"
-            f"{', without waiting' if waiting else ''}"
-        )
-
-    finding = Finding(
-        severity,
-        title(f"rank {rank}", ""),
-        f"rank {rank}: {format_rounded('ns', whole['exposed_ns'])} of {format_rounded('ns', whole['comm_ns'])} "
-        f"does not overlap with compute{of_it}; the largest part is {most['collective']} "
-        f"({format_rounded('ns', most['exposed_ns'])})",
-        (rank,),
-        hint=_OVERLAP,
-        facts=facts,
-        remedy=Remedy("communication hidden"),
+    return (
+        Finding(
+            "limit",
+            "Communication",
+            f"{mean_on(transfer, len(scope.ranks_in(run)), steps)} that compute does not hide{without}; "
+            f"most of it is {most['collective']}",
+            tuple(sorted(transfer)),
+            hint=f"Overlap it with compute ({', '.join(ways_to_overlap(run))}), or send less data. "
+            "Predict the gain: rankscope whatif RUN --hide-comm",
+            facts=tuple(Fact(*quantity, f"rank {rank}", (rank,), key) for quantity in quantities),
+            remedy=Remedy("communication hidden"),
+            names=(most["collective"],),
+        ),
     )
-    return [OnRank(rank, share, finding, title)]
-
-
-_OVERLAP = (
-    "Overlap it with compute (larger DDP buckets, FSDP prefetch, async_op=True), or send less data. "
-    "Predict the gain: rankscope whatif RUN --hide-comm"
-)

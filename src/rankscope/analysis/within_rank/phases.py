@@ -23,22 +23,17 @@ from rankscope.analysis.core.host_spans import (
 )
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, intersect, join, length, subtract, union
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Fact, Finding, Result
+from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.severity import OnRank, of_the_worst
 from rankscope.analysis.core.step_times import host_windows, recordings
 from rankscope.records import dataclass
 from rankscope.timeline.linking import slice_at
 from rankscope.timeline.nesting import nest
 from rankscope.timeline.run import Run
-from rankscope.units import format_rounded
 
 PHASES = ("dataloader", "forward", "backward", "recompute", "optimizer", "other")
 DATALOADER, FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER, OTHER = range(len(PHASES))
-
-RECOMPUTE_INFO = 0.05
-"""Share of the GPU time. Recomputation trades time for memory on purpose, so the finding is never a warning."""
 
 # Annotations that name a phase: those of torch, and common names of user and NVTX ranges.
 OPTIMIZER_PATTERN = r"^Optimizer\.(?:step|zero_grad)#|^\W*(?:optimizer|optim)(?:[^a-z]|$)"
@@ -83,12 +78,8 @@ class Partition:
 def phases(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank and phase that occurs."""
     rows: list[dict[str, Any]] = []
-    findings: list[OnRank] = []
-    steps = steps_in(run, scope)
     for rank, record in rank_phases(run, scope).items():
-        of_rank = record.rows(rank)
-        rows += of_rank
-        findings += _recomputation_finding(rank, of_rank, steps)
+        rows += record.rows(rank)
     notes = left_out(run, scope)
     seen = {row["phase"] for row in rows}
     if not rows:
@@ -98,10 +89,9 @@ def phases(run: Run, scope: Scope, by: str | None = None) -> Result:
             "no backward pass and no optimizer in the window; if ops are not recorded (nsys), mark the phases with "
             f"annotations named forward, backward and optimizer: {how_to_record(run, 'annotations')}"
         )
-    if rows and not steps:
+    if rows and not steps_in(run, scope):
         notes.append("no steps in the trace: host time is from the first op to the last of each recording")
-    worst = of_the_worst(findings, len(scope.ranks_in(run)))
-    return Result("phases", "Phases of the step", scope.window, COLUMNS, rows, worst, tuple(notes))
+    return Result("phases", "Phases of the step", scope.window, COLUMNS, rows, notes=tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -143,35 +133,6 @@ def rank_phases(run: Run, scope: Scope) -> dict[int, RankPhases]:
         counts = np.bincount(phase, minlength=len(PHASES))
         records[rank] = RankPhases(tuple(partition.lengths()), tuple(time.tolist()), tuple(counts.tolist()))
     return records
-
-
-def _recomputation_finding(rank: int, rows: list[dict[str, Any]], steps: int) -> list[OnRank]:
-    row = next((row for row in rows if row["phase"] == "recompute"), None)
-    if row is None:
-        return []
-    column = "device" if row["device_pct"] is not None else "host"
-    share, time = row[f"{column}_pct"], row[f"{column}_ns"]
-    if share is None or share < 100 * RECOMPUTE_INFO:
-        return []
-    per_step = f" ({format_rounded('ns', time / steps)} per step)" if steps else ""
-    where = "GPU" if column == "device" else "host"
-    key = {"rank": rank, "phase": "recompute"}
-
-    def title(whose: str, up_to: str) -> str:
-        return f"Recomputation takes {up_to}{share:.0f} % of the {where} time of {whose}{per_step}"
-
-    finding = Finding(
-        "info",
-        title(f"rank {rank}", ""),
-        f"rank {rank}: {format_rounded('ns', time)} in forward ops that run inside the backward pass",
-        (rank,),
-        hint="Activation checkpointing trades time for memory. If memory is free (-r memory), checkpoint fewer layers.",
-        facts=(
-            Fact(f"{column}_ns", time, "ns", f"rank {rank}", (rank,), key),
-            Fact(f"{column}_pct", share, "percent", f"rank {rank}", (rank,), key),
-        ),
-    )
-    return [OnRank(rank, share, finding, title)]
 
 
 @once_per_run

@@ -15,7 +15,7 @@ from rankscope.analysis.core.notes import gpu_outside_steps, left_out, no_gpu, n
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
+from rankscope.analysis.core.severity import LIMIT_SHARE, mean_on
 from rankscope.analysis.core.step_times import windows
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
@@ -24,8 +24,7 @@ from rankscope.units import format_rounded
 SHORT_NS = 10_000
 """A launch costs the host 5 to 10 µs under the profiler (median 8.2 µs on the H200 traces), so a shorter kernel can
 end before the next one is launched."""
-LEAST_COST = 0.05
-"""Share of the span: launch time minus run time of the short kernels."""
+_MAX_LIMITS = 3
 
 _MEASURES = (
     Column("count", "count", f"compute kernels under {SHORT_NS // 1000} µs"),
@@ -87,13 +86,11 @@ def short_kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per op (--by: line of Python, or rank) that launches short kernels."""
     key = {"rank": "rank", "source": "source"}.get(by or "", "op")
     groups: dict[Any, dict[str, Any]] = {}
-    findings: list[OnRank] = []
-    inside, steps = 0, steps_in(run, scope)
+    inside = 0
     by_rank = _by_launcher(run, scope, "line") if key == "source" else rank_short(run, scope)
     for rank, record in by_rank.items():
         sums = record.sums
         inside += sums.kernels
-        findings += _finding(run, rank, sums, record.span, steps)
         for group in (sums,) if key == "rank" else record.groups:
             name = rank if key == "rank" else group.name
             row = groups.setdefault(name, dict.fromkeys(("count", "total_ns", "launch_ns", "all"), 0))
@@ -121,8 +118,8 @@ def short_kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
         notes.append(no_lines(run))
     columns = (Column(key, help="origin of the launches", at_end=key != "rank"), *_MEASURES)
     title, unknown = f"Kernels under {SHORT_NS // 1000} µs", "" if inside else None
-    worst = of_the_worst(findings, len(scope.ranks_in(run)))
-    return Result("short_kernels", title, scope.window, columns, rows, worst, tuple(notes), unknown=unknown)
+    limits = _limits(run, scope, by_rank) if key == "op" else ()
+    return Result("short_kernels", title, scope.window, columns, rows, limits, tuple(notes), unknown=unknown)
 
 
 def _groups(events: DeviceEvents, codes: Ints, names: list[str]) -> Iterator[GroupSums]:
@@ -143,35 +140,39 @@ def _groups(events: DeviceEvents, codes: Ints, names: list[str]) -> Iterator[Gro
         yield GroupSums(None if code == UNKNOWN else names[code], *sums)
 
 
-def _finding(run: Run, rank: int, sums: GroupSums, span: int, steps: int) -> list[OnRank]:
-    excess = sums.launch_ns - sums.total_ns
-    severity = graded(excess, span, LEAST_COST)
-    if severity is None:
-        return []
-    steps = max(steps, 1)
-    per_step = " per step" if steps > 1 else ""
-    subject = f"rank {rank}"
+def _limits(run: Run, scope: Scope, by_rank: dict[int, RankShort]) -> tuple[Finding, ...]:
+    """The ops whose short kernels take longest to launch: one kernel a step instead would be launched once."""
+    steps, ops = steps_in(run, scope), dict[str, dict[int, GroupSums]]()
+    spared: dict[str, dict[int, float]] = {}
+    for rank, record in by_rank.items():
+        for group in record.groups:
+            calls = group.short / max(steps, 1)
+            less = group.launch_ns * (1 - 1 / calls) if calls > 1 and group.launch_ns > group.total_ns else 0
+            if group.name is not None and less > 0 and less >= LIMIT_SHARE * record.span:
+                ops.setdefault(group.name, {})[rank] = group
+                spared.setdefault(group.name, {})[rank] = less
+    most = sorted(ops, key=lambda op: -max(spared[op].values()))[:_MAX_LIMITS]
+    return tuple(_limit(run, scope, op, ops[op], max(spared[op].values()) / max(steps, 1)) for op in most)
 
-    def title(whose: str, up_to: str) -> str:
-        count = f"{'About ' if up_to else ''}{sums.short / steps:,.0f} kernels"
-        return (
-            f"{count}{per_step} of {whose} are under {SHORT_NS // 1000} µs: "
-            f"{format_rounded('ns', sums.launch_ns / steps)} to launch, "
-            f"{format_rounded('ns', sums.total_ns / steps)} to run"
-        )
 
-    finding = Finding(
-        severity,
-        title(subject, ""),
-        f"rank {rank}: {sums.short:,} of {sums.kernels:,} compute kernels",
-        (rank,),
+def _limit(run: Run, scope: Scope, op: str, by_rank: dict[int, GroupSums], most_ns: float) -> Finding:
+    steps, ranks = steps_in(run, scope), tuple(sorted(by_rank))
+    launched = {rank: group.launch_ns for rank, group in by_rank.items()}
+    count, total = (sum(getattr(group, name) for group in by_rank.values()) for name in ("short", "total_ns"))
+    key, everywhere = {"op": op}, len(by_rank) == len(scope.ranks_in(run))
+    return Finding(
+        "limit",
+        f"Small kernels of {op}",
+        f"{mean_on(launched, len(scope.ranks_in(run)), steps)} to launch kernels under {SHORT_NS // 1000} µs, "
+        f"{count:,} in all, which run {format_rounded('ns', total / count)} on average",
+        ranks,
         hint=f"Launch fewer and larger kernels: {', '.join(fewer_kernels(run))}.",
         facts=(
-            Fact("count", sums.short, "count", subject, (rank,)),
-            Fact("kernels", sums.kernels, "count", subject, (rank,)),
-            Fact("total_ns", sums.total_ns, "ns", subject, (rank,)),
-            Fact("launch_ns", sums.launch_ns, "ns", subject, (rank,)),
-        ),
-        remedy=Remedy("host gaps gone"),
+            Fact("count", count, "count", "all ranks", ranks, key),
+            Fact("launch_ns", sum(launched.values()), "ns", "all ranks", ranks, key),
+        )
+        if everywhere
+        else (),
+        remedy=Remedy("host gaps gone", most_ns=most_ns),
+        names=(op,),
     )
-    return [OnRank(rank, excess / span, finding, title)]

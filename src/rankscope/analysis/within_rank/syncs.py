@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -19,18 +21,16 @@ from rankscope.analysis.core.notes import left_out, no_gpu, no_lines
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.severity import graded, named_ranks
+from rankscope.analysis.core.severity import LIMIT_SHARE, mean_on
 from rankscope.analysis.core.slice_counts import has_launches
 from rankscope.analysis.core.step_times import windows
 from rankscope.analysis.within_rank.idle_gaps import waits_for_host
+from rankscope.model import COMMUNICATING_OP_PATTERN
 from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows, unique_values
 from rankscope.timeline.run import Run
-from rankscope.units import format_rounded
 
-LEAST_IDLE = 0.02
-"""Share of the span in which the device is idle while the host is in such a call."""
-_MAX_FINDINGS = 3
+_MAX_LIMITS = 3
 
 COLUMNS = (
     Column("calls", "count"),
@@ -117,9 +117,9 @@ def syncs(run: Run, scope: Scope, by: str | None = None) -> Result:
     elif all(row["source"] is None for row in rows):
         notes.append(no_lines(run))
     columns = (*((Column("rank"),) if by == "rank" else ()), *COLUMNS)
-    findings = _findings(run, in_steps, span, steps_in(run, scope))
+    limits = _limits(run, in_steps, span, steps_in(run, scope))
     title, unknown = "Calls that wait for the GPU", "" if has_calls else None
-    return Result("syncs", title, scope.window, columns, rows, findings, tuple(notes), unknown=unknown)
+    return Result("syncs", title, scope.window, columns, rows, limits, tuple(notes), unknown=unknown)
 
 
 def _calls(names: list[str], columns: dict[str, Any], idle: Intervals, has_steps: bool) -> Iterator[CallSums]:
@@ -137,54 +137,61 @@ def _calls(names: list[str], columns: dict[str, Any], idle: Intervals, has_steps
     ):
         op, line = (None if code == UNKNOWN else names[code] for code in callers)
         stepped = mine[columns["step"][mine] >= 0] if has_steps else mine
-        label = names[call] if waits else f"{names[call]}, pageable"
+        label = names[call] if waits else f"{names[call]}{_PAGEABLE}"
         yield CallSums(label, op, line, sums(mine), sums(stepped))
 
 
 def _hint(run: Run) -> str:
     text = f"Read results later or less often ({read_later(run)})."
-    if framework(run) == "jax":
-        return text
-    return (
-        f"{text} Copy from pinned memory with non_blocking=True; wait for an event, not for the whole device."
+    return text if framework(run) == "jax" else f"{text} Wait for an event, not for the whole device."
+
+
+def _limits(
+    run: Run, groups: dict[tuple[Any, ...], dict[int, tuple[int, ...]]], span: dict[int, int], steps: int
+) -> tuple[Finding, ...]:
+    """By call, those inside steps during which a GPU is idle. Waiting for communication is no synchronisation of the
+    program's own, and copies of pageable memory are the copies report's."""
+    callers: dict[str, list[tuple[Any, dict[int, tuple[int, ...]]]]] = {}
+    for (name, op, source), by_rank in groups.items():
+        if not name.endswith(_PAGEABLE) and not (op and _COMMUNICATES.search(op)):
+            callers.setdefault(name, []).append(((op, source), by_rank))
+    limits = []
+    for name, mine in callers.items():
+        idle: Counter[int] = Counter()
+        for _, by_rank in mine:
+            idle.update({rank: sums[3] for rank, sums in by_rank.items()})
+        ranks = {rank: time for rank, time in idle.items() if time > 0 and time >= LIMIT_SHARE * span[rank]}
+        if ranks:
+            limits.append((max(ranks.values()), _limit(run, name, mine, ranks, len(span), steps)))
+    limits.sort(key=itemgetter(0), reverse=True)
+    return tuple(limit for _, limit in limits[:_MAX_LIMITS])
+
+
+def _limit(
+    run: Run,
+    name: str,
+    callers: list[tuple[Any, dict[int, tuple[int, ...]]]],
+    idle: dict[int, int],
+    ranks_in_scope: int,
+    steps: int,
+) -> Finding:
+    """With the caller during whose calls the GPU is idle longest."""
+    (op, source), by_rank = max(callers, key=lambda caller: sum(sums[3] for sums in caller[1].values()))
+    key, place = {"name": name, "op": op, "source": source}, source or op
+    calls, every = sum(sums[0] for sums in by_rank.values()), tuple(sorted(by_rank))
+    return Finding(
+        "limit",
+        f"Synchronising calls: {name}",
+        f"{mean_on(idle, ranks_in_scope, steps)} a GPU is idle during these calls"
+        + (f", most of it at {place}" if place else "")
+        + f"; {calls:,} calls there",
+        tuple(sorted(idle)),
+        hint=_hint(run),
+        facts=(Fact("calls", calls, "count", "all ranks", every, key),),
+        remedy=Remedy("syncs gone", names=(name,), most_ns=max(idle.values()) / max(steps, 1)),
+        names=(name, place) if place else (name,),
     )
 
 
-def _findings(
-    run: Run, groups: dict[tuple[Any, ...], dict[int, tuple[int, ...]]], span: dict[int, int], steps: int
-) -> tuple[Finding, ...]:
-    """The calls inside steps with the most GPU idle time during them; of each the worst rank."""
-    findings = []
-    for (name, op, source), by_rank in groups.items():
-        rank = max(by_rank, key=lambda r: by_rank[r][3])
-        calls, time, _, idle = by_rank[rank]
-        severity, on_all = graded(idle, span[rank], LEAST_IDLE), sum(sums[0] for sums in by_rank.values())
-        if severity is None:
-            continue
-        per_step = " per step" if steps else ""
-        alike = tuple(sorted(r for r, sums in by_rank.items() if graded(sums[3], span[r], LEAST_IDLE)))
-        key = {"name": name, "op": op, "source": source}
-        subject = f"rank {rank}"
-        finding = Finding(
-            severity,
-            f"GPU of {named_ranks(alike, len(span))} idle {'up to ' * (len(alike) > 1)}"
-            f"{format_rounded('ns', idle / max(steps, 1))}{per_step} during {name} "
-            f"({source or op or 'outside any op'})",
-            f"rank {rank}: {calls:,} calls, {format_rounded('ns', time)} on the host, GPU idle for "
-            f"{format_rounded('ns', idle)} of it; {on_all:,} calls on all ranks",
-            alike,
-            hint=_hint(run),
-            facts=(
-                Fact("calls", calls, "count", subject, (rank,), {"rank": rank, **key}),
-                Fact("total_ns", time, "ns", subject, (rank,), {"rank": rank, **key}),
-                Fact("gpu_idle_ns", idle, "ns", subject, (rank,), {"rank": rank, **key}),
-                Fact("calls", on_all, "count", "all ranks", tuple(sorted(by_rank)), key),
-            ),
-            # A copy of pageable memory has to be made another way: there is no change to replay.
-            remedy=None
-            if name.endswith(", pageable")
-            else Remedy("syncs gone", names=(name,), most_ns=idle / max(steps, 1)),
-        )
-        findings.append((idle, finding))
-    findings.sort(key=itemgetter(0), reverse=True)
-    return tuple(finding for _, finding in findings[:_MAX_FINDINGS])
+_PAGEABLE = ", pageable"
+_COMMUNICATES = re.compile(f"{COMMUNICATING_OP_PATTERN}|^record_param_comms$|^nccl:|^gloo:")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from rankscope.analysis import REPORTS
-from rankscope.analysis.across_ranks.rank_matrices import arrival_skew, lateness_by_step, traffic, who_waited
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.faults.rank_matrices import arrival_skew, lateness_by_step, traffic, who_waited
 from rankscope.analysis.memory.block_map import held_by_line
 from rankscope.analysis.memory.usage import memory_curve
 from rankscope.errors import UsageError

@@ -136,7 +136,6 @@ class Bar:
     values: Sequence[float]
     note: str = ""
     """Text at the end of the bar."""
-    alarming: bool = False
     rank: int | None = None
     """Bars of ranks may be joined."""
     spread: tuple[float, float] | None = None
@@ -156,16 +155,16 @@ def joined(rows: Sequence[Bar]) -> list[Bar]:
     groups: list[list[Bar]] = []
     while not groups or len(groups) > _MOST_BARS:
         groups, alike = _groups(rows, alike), 1.5 * alike
-    return [_band(group) for group in sorted(groups, key=lambda group: (not group[0].alarming, len(group)))]
+    return [_band(group) for group in sorted(groups, key=len)]
 
 
 def _groups(rows: Sequence[Bar], alike: float) -> list[list[Bar]]:
-    """Each bar with the first one that it is like; alarming ones with each other."""
+    """Each bar with the first one that it is like."""
     groups: list[list[Bar]] = []
     for row in rows:
         for group in groups:
             pairs = zip(row.values, group[0].values, strict=True)
-            if row.alarming == group[0].alarming and all(abs(a - b) <= alike for a, b in pairs):
+            if all(abs(a - b) <= alike for a, b in pairs):
                 group.append(row)
                 break
         else:
@@ -182,7 +181,7 @@ def _band(group: Sequence[Bar]) -> Bar:
     notes = {row.note for row in group}
     note = notes.pop() if len(notes) == 1 else ""
     label = f"{len(ranks)} ranks: {as_ranges(ranks)}"
-    return Bar(label, values, note, group[0].alarming, spread=(min(sums), max(sums)))
+    return Bar(label, values, note, spread=(min(sums), max(sums)))
 
 
 def bars(
@@ -201,11 +200,11 @@ def bars(
     longest = max((row.spread[1] if row.spread else sum(row.values) for row in rows), default=0) or 1
     scale = Linear(0, longest, left, right)
     x_axis(drawing, Axis(scale, axis_title, unit), top, bottom)
-    labelled = labelled_rows(pitch, [row.alarming for row in rows])
+    labelled = labelled_rows(pitch, [False] * len(rows))
     for index, (row, label) in enumerate(zip(rows, labels, strict=True)):
         y = top + index * pitch
         if index in labelled:
-            row_label(drawing, left, y + thick / 2, label, row.alarming)
+            row_label(drawing, left, y + thick / 2, label, alarming=False)
         done = 0.0
         for part, value in zip(parts, row.values, strict=True):
             if value > 0:

@@ -92,8 +92,8 @@ def breakdown(result: Result) -> Chart:
     return bars(result.name, result.title, subtitle, *_known_parts(drawn), "ns", "Time")
 
 
-def _of_rank(rank: int, values: Sequence[float], note: str = "", alarming: bool = False) -> Bar:
-    return Bar(f"rank {rank}", values, note, alarming, rank)
+def _of_rank(rank: int, values: Sequence[float], note: str = "") -> Bar:
+    return Bar(f"rank {rank}", values, note, rank)
 
 
 def _of_ranks(text: str, drawn: Sequence[Bar]) -> str:
@@ -296,16 +296,9 @@ def stragglers(result: Result) -> Chart:
     rows = [row for row in result.rows if row.get("caused_wait_ns") is not None]
     if not any(row["caused_wait_ns"] for row in rows):
         raise nothing_to_draw(result, "has no rank that other ranks waited for")
-    worst = max(row["caused_wait_ns"] for row in rows)
-    blamed = {rank for finding in result.findings if finding.severity != "info" for rank in finding.ranks}
     drawn = joined(
         [
-            _of_rank(
-                row["rank"],
-                [row["caused_wait_ns"]],
-                row.get("cause") or "",
-                row["rank"] in blamed and row["caused_wait_ns"] == worst,
-            )
+            _of_rank(row["rank"], [row["caused_wait_ns"]], row.get("cause") or "")
             for row in sorted(rows, key=lambda row: row["rank"])
         ]
     )

@@ -11,7 +11,7 @@ from typing import TypeVar
 from rankscope.analysis.across_ranks.schedule_picture import schedule_picture
 from rankscope.analysis.across_ranks.step_picture import step_picture
 from rankscope.analysis.core.ceilings import device_names
-from rankscope.analysis.core.result import SEVERITIES, Doubt, Finding, Result, Severity
+from rankscope.analysis.core.result import PROBLEMS, SEVERITIES, Doubt, Finding, Result, Severity
 from rankscope.analysis.core.rollups import are_worth_it
 from rankscope.analysis.core.scope import Scope, step_numbers
 from rankscope.analysis.core.step_times import run_step_times
@@ -27,20 +27,20 @@ from rankscope.model import TIMELINE_FORMATS
 from rankscope.ranges import as_ranges
 from rankscope.text.run_words import Runs, RunWords
 from rankscope.timeline.run import Run
-from rankscope.units import format_bytes, format_ns
+from rankscope.units import format_bytes, format_ns, format_pair
 from rankscope.views.charts import Chart, NothingToDrawError, charts_beside, memory_chart, rank_heatmap
 from rankscope.views.charts.heatmap import NARROW, USUAL, WIDE, step_picture_chart
 from rankscope.views.charts.report_charts import two_breakdowns
 from rankscope.views.charts.schedule import schedule
 from rankscope.views.commands import advice_and_commands, finding_with_paths, result_with_paths
-from rankscope.views.envelope import whatif_options
+from rankscope.views.limits import apart
 from rankscope.views.report.one_line import one_line
 from rankscope.views.text import sentence
 
 Drawn = TypeVar("Drawn", "Chart", "Picture")
 _LEAST_ROWS = 100
 # The ranks in findings of these reports are the cause; in those of other reports they are examples.
-_NAME_RANKS = ("stragglers", "flight_recorder")
+_NAME_RANKS = ("faults", "flight_recorder")
 # Detailed reports. With many ranks they cover a few, evenly spread, and the rank that others wait for most. A note in
 # the section and its command name these ranks.
 _OF_FEW_RANKS = (
@@ -139,6 +139,17 @@ class Content:
     command: str
     """The command that made this report."""
 
+    @property
+    def lists(self) -> dict[str, list[Finding]]:
+        """The findings by what they are; without empty lists."""
+        problems, limits = apart(self.findings)
+        lists = {
+            "Changes": [finding for finding in problems if finding.report == "diff"],
+            "Faults": [finding for finding in problems if finding.report != "diff"],
+            "Limits": limits,
+        }
+        return {heading: findings for heading, findings in lists.items() if findings}
+
 
 @dataclass(frozen=True)
 class Request:
@@ -195,10 +206,8 @@ def build(request: Request, compared: Result | None = None) -> Content:
         findings = [*changes, *findings]
     blamed = {
         rank
-        for section in sections
-        if section.name in _NAME_RANKS
-        for finding in section.result.findings
-        if finding.severity in ("warning", "critical")
+        for finding in findings
+        if finding.report in _NAME_RANKS and finding.severity in PROBLEMS
         for rank in finding.ranks
     }
     return Content(
@@ -226,13 +235,16 @@ def saving(finding: Finding, step_ns: float | None) -> str:
     """'saves 10.6 of 17.2 ms a step': what a finding costs, of the mean step; a limit 'saves up to' that."""
     if not finding.cost_ns:
         return ""
-    saves = "saves" if finding.reachable or finding.alone_ns is None else "saves up to"
-    cost = format_ns(finding.cost_ns, 1)
+    saves = "saves up to" if finding.kind == "limit" else "saves"
     if step_ns is None or finding.cost_ns > step_ns:
-        return f"{saves} {cost}{' a step' if step_ns is not None else ' in total'}"
-    step = format_ns(step_ns, 1)
-    number, _, unit = cost.partition(" ")
-    return f"{saves} {number if step.endswith(f' {unit}') else cost} of {step} a step"
+        return f"{saves} {format_ns(finding.cost_ns, 1)}{' a step' if step_ns is not None else ' in total'}"
+    return f"{saves} {format_pair(finding.cost_ns, step_ns)} a step"
+
+
+def noted(finding: Finding, step_ns: float | None) -> list[str]:
+    """Its severity, which a limit has not, and what it saves."""
+    severity = "" if finding.kind == "limit" else finding.severity
+    return [words for words in (severity, saving(finding, step_ns)) if words]
 
 
 def _saving_on_average(finding: Finding, overview: Result) -> str:
@@ -244,26 +256,24 @@ def _saving_on_average(finding: Finding, overview: Result) -> str:
 
 
 def _headline(request: Request, findings: list[Finding], overview: Result) -> Headline:
-    """The costliest finding of warning or above; without one, what a step consists of."""
-    worst = next((finding for finding in findings if finding.severity in ("warning", "critical")), None)
+    """The verdict, and the costliest finding of warning or above; without one, what a step consists of."""
+    worst = next((finding for finding in findings if finding.severity in PROBLEMS), None)
     look = ("Look closer", f"rankscope view {request.path}")
     if not _is_traced(request.run):
         look = ("All findings", f"rankscope stats {request.path} -r findings")
+    verdict = overview.facts.get("verdict")
+    parts = sentence(overview.title)
     if worst is None:
-        count = len(findings)
-        detail = f"No report has a warning; {count} finding{'s' * (count > 1)} for information."
-        detail = detail if count else "No report has a finding."
-        return Headline(f"{overview.title}.", detail, picture=_picture(request, None), commands=(look,))
+        title, detail = (verdict, parts) if verdict else (parts, "")
+        return Headline(title, detail, picture=_picture(request, None), commands=(look,))
     advice, commands = advice_and_commands(worst.hint)
     step_ns = overview.facts["mean_step_ns"]
     share = worst.cost_ns / step_ns if worst.cost_ns and step_ns else None
-    why = f"Cause: {worst.why}" if worst.why and worst.fact("cause") else worst.why
-    options = whatif_options(worst.remedy, _FEW_RANKS)
     words = " ".join(filter(None, (request.path, request.window)))
-    estimate = [("Estimate the gain", f"rankscope whatif {words} {options}")] if options else []
+    estimate = [("Estimate the gain", f"rankscope whatif {words}")] if worst.kind == "fault" else []
     return Headline(
-        worst.headline,
-        " ".join(map(sentence, filter(None, (why, worst.evidence)))),
+        verdict or worst.headline,
+        " ".join(map(sentence, filter(None, (worst.why, worst.evidence)))),
         f"-{100 * share:.0f} %" if share is not None and share <= 1 else "",
         _saving_on_average(worst, overview),
         picture=_picture(request, worst),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from functools import cache
+from itertools import count
 from pathlib import Path
 
-from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.result import Finding, Result
 from rankscope.text.names import Parts, is_inside_word
 from rankscope.version import __version__
 from rankscope.views.charts import Chart
@@ -16,7 +17,7 @@ from rankscope.views.charts.theme import style_variables
 from rankscope.views.columns import Field, fields
 from rankscope.views.commands import advice_and_commands
 from rankscope.views.html import attributes, escape
-from rankscope.views.report.content import Content, Section, saving
+from rankscope.views.report.content import Content, Section, noted
 from rankscope.views.report.definitions import definition
 from rankscope.views.text import sentence
 
@@ -174,18 +175,24 @@ def _folded(anchor: str, severity: str, name: str, line: str, note: str, inside:
 
 def _findings(content: Content) -> str:
     shown = {section.name for section in content.sections if not section.empty}
-    rows = ""
-    for number, finding in enumerate(content.findings, 1):
-        report = escape(finding.report)
-        advice, commands = advice_and_commands(finding.hint)
-        inside = f"<p>{escape(sentence(finding.evidence))}</p>" if finding.evidence else ""
-        inside += f"<p><b>Next:</b> {escape(advice)}</p>" if advice else ""
-        inside += "".join(f"<p>{escape(what)}: {_command(how)}</p>" for what, how in commands)
-        inside += f'<p>All figures: <a href="#{report}">{report}</a>.</p>' if finding.report in shown else ""
-        note = ", ".join(filter(None, (finding.severity, saving(finding, content.step_ns))))
-        name = f"{number}. {finding.report}"
-        rows += _folded(f"finding-{number}", finding.severity, name, finding.title, note, inside)
-    return f'<section id="findings"><h2>Findings</h2>{rows or "<p>No report has a finding.</p>"}</section>'
+    numbers = count(1)
+    parts = ""
+    for heading, findings in content.lists.items():
+        rows = "".join(_finding(content, finding, next(numbers), shown) for finding in findings)
+        parts += f"<h2>{heading}</h2>{rows}"
+    return f'<section id="findings">{parts or "<h2>Findings</h2><p>None.</p>"}</section>'
+
+
+def _finding(content: Content, finding: Finding, number: int, shown: Set[str]) -> str:
+    report = escape(finding.report)
+    advice, commands = advice_and_commands(finding.hint)
+    inside = f"<p>{escape(sentence(finding.evidence))}</p>" if finding.evidence else ""
+    inside += f"<p><b>Next:</b> {escape(advice)}</p>" if advice else ""
+    inside += "".join(f"<p>{escape(what)}: {_command(how)}</p>" for what, how in commands)
+    inside += f'<p>All figures: <a href="#{report}">{report}</a>.</p>' if finding.report in shown else ""
+    note = ", ".join(noted(finding, content.step_ns))
+    name = f"{number}. {finding.report}"
+    return _folded(f"finding-{number}", finding.severity, name, finding.title, note, inside)
 
 
 def _topics(content: Content) -> Iterator[str]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rankscope.version import __version__
 from rankscope.views.markdown import markdown, prose
-from rankscope.views.report.content import Content, Headline, Section, saving
+from rankscope.views.report.content import Content, Headline, Section, noted
 
 _ROWS = {
     "breakdown": 8,
@@ -48,12 +48,14 @@ def _headline(headline: Headline) -> str:
 
 
 def _findings(content: Content) -> str:
-    lines = []
-    for number, finding in enumerate(content.findings, 1):
-        cost = ", ".join(filter(None, (finding.severity, saving(finding, content.step_ns))))
-        text = f"{prose(finding.title.rstrip('.'))}. {prose(finding.evidence)}".rstrip()
-        lines.append(f"{number}. **{cost}**: {text}")
-    return "## Findings\n\n" + "\n".join(lines) if lines else ""
+    blocks = []
+    for heading, findings in content.lists.items():
+        lines = [f"## {heading}\n"]
+        for number, finding in enumerate(findings, 1):
+            text = f"{prose(finding.title.rstrip('.'))}. {prose(finding.evidence)}".rstrip()
+            lines.append(f"{number}. **{', '.join(noted(finding, content.step_ns))}**: {text}")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
 
 
 def _section(section: Section) -> str:

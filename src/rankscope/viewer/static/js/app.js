@@ -102,15 +102,20 @@ export class App {
     return this.checked.length ? `No finding in: ${this.checked.join(", ")}.` : "No report can be answered from this recording.";
   }
 
-  /** The finding that the headline is about: that of the address, or the first; an old address may name one that is gone. */
+  /** The finding that the headline is about: that of the address, or the first that is no limit; -1: none. An old address may name one that is gone. */
   get shownFinding() {
     const { finding } = this.store.view;
-    return this.findings[finding] ? finding : 0;
+    return this.findings[finding] ? finding : this.firstProblem;
   }
 
-  /** Whether the shown finding is a problem; information is not coloured as one. */
+  /** The number of the first fault, or of what else is wrong; limits come after them. -1: none. */
+  get firstProblem() {
+    return this.findings.findIndex(({ kind }) => kind !== "limit");
+  }
+
+  /** Whether the shown finding is a problem; information and limits are not coloured as one. */
   get isAlarming() {
-    return this.findings[this.store.view.finding]?.severity !== "info";
+    return !["info", "limit"].includes(this.findings[this.store.view.finding]?.severity);
   }
 
   /** The colour of what the shown finding points at. */
@@ -129,7 +134,7 @@ export class App {
       if (this.run.titles) answer = differences(this, this.diff = answer);
       this.findings = answer.findings;
       this.checked = answer.facts.checked;
-      this.late = new Set(this.findings.filter(({ report, scene }) => report === "stragglers" && scene.groups.includes("host")).flatMap(({ ranks }) => ranks));
+      this.late = new Set(this.findings.filter(({ kind, scene }) => kind === "fault" && scene.groups.includes("host")).flatMap(({ ranks }) => ranks));
       byId("late-key").hidden = !this.late.size;
       this.setScene();
       this.panels.countFindings();

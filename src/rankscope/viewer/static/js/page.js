@@ -14,14 +14,15 @@ import { EMPTY, Store, decode } from "./state.js";
 import { listenToTrackTools } from "./track_tools.js";
 import { loadVerdict } from "./verdict.js";
 
-/** A page without a state in its address opens on the first finding, or on the one that its address names; without one, on
+/** A page without a state in its address opens on the first fault, or on the finding that its address names; without one, on
  * the whole run. What has no timeline is open already. The findings of two runs are their differences.
  * @param {App} app @param {number} finding -1: none is named */
 async function open(app, finding) {
   const { run } = app;
+  const at = app.findings[finding] ? finding : app.firstProblem;
   if (run.titles && !app.findings.length) app.store.set({ tab: "diff" });
   else if (run.opens_on && finding < 0) return;
-  else if (app.findings.length) await app.showFinding(Math.max(finding, 0), {});
+  else if (at >= 0) await app.showFinding(at, {});
   else app.store.set({ open: app.ranks.slice(0, 1) });
 }
 

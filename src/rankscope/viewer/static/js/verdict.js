@@ -5,7 +5,7 @@ import { byId, fill, h } from "./dom.js";
 import { percent, time } from "./format.js";
 import { drawTwin } from "./twin.js";
 
-/** @typedef {{ step_ns: number | null, steps: number, [name: string]: number | null }} Facts of the report `summary` */
+/** @typedef {{ step_ns: number | null, steps: number, verdict?: string, [name: string]: any }} Facts of the report `summary` */
 
 /** @param {import("./app.js").App} app */
 export async function loadVerdict(app) {
@@ -30,8 +30,8 @@ function drawVerdict(app, { title: summary, facts }) {
   const at = app.shownFinding;
   const finding = app.findings[at];
   if (!finding) {
-    const isTimeline = app.checked.length > 0 && !app.run.opens_on;
-    fill(byId("verdict"), headline(app.checked.length ? "ok" : "info", isTimeline ? "No problems found." : summary.replace(/ \(-r [^)]*\)/g, ""), app.checkedText),
+    const parts = summary.replace(/ \(-r [^)]*\)/g, "");
+    fill(byId("verdict"), facts.verdict ? headline("ok", facts.verdict, parts) : headline("info", parts, ""), walkButtons(app, "finding"),
       h("span", { class: "space" }), ...figures(app, facts));
     return;
   }
@@ -45,14 +45,16 @@ function drawVerdict(app, { title: summary, facts }) {
 function drawChange(app) {
   const finding = app.findings[app.shownFinding];
   fill(byId("verdict"), headline(finding?.severity ?? "ok", finding?.title ?? "No change between the runs.", finding?.evidence ?? ""),
-    h("span", { class: "space" }), finding ? walkButtons(app, "difference") : "");
+    h("span", { class: "space" }), walkButtons(app, "difference"));
 }
 
 /** @param {import("./app.js").App} app @param {string} what */
 function walkButtons(app, what) {
+  const { findings: { length }, shownFinding } = app;
+  if (!length) return "";
   return h("div", { class: "walk" },
     h("button", { class: "plain", title: `previous ${what} (P)`, onclick: () => app.walk(-1) }, "‹ P"),
-    h("span", { class: "quiet" }, `${what} ${app.shownFinding + 1} of ${app.findings.length}`),
+    h("span", { class: "quiet" }, shownFinding < 0 ? `${length} ${what}${length > 1 ? "s" : ""}` : `${what} ${shownFinding + 1} of ${length}`),
     h("button", { class: "plain", title: `next ${what} (N)`, onclick: () => app.walk(1) }, "N ›"));
 }
 
@@ -65,7 +67,7 @@ function headline(severity, title, why) {
 function saving(finding, facts) {
   if (!finding.cost_ns) return "";
   const share = facts.mean_step_ns ? ` a step (${wholePercent(finding.cost_ns / facts.mean_step_ns)})` : "";
-  return h("span", { class: `pill ${finding.severity}` }, `fix saves ${finding.reachable ? "" : "up to "}${time(finding.cost_ns)}${share}`);
+  return h("span", { class: `pill ${finding.severity}` }, `fix saves ${finding.kind === "limit" ? "up to " : ""}${time(finding.cost_ns)}${share}`);
 }
 
 /** @param {number} share */

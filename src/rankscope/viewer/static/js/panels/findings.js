@@ -16,24 +16,29 @@ export async function findingsPanel(app) {
   const [findings, step] = await Promise.all([app.loadFindings(), app.panels.stepTime()]);
   if (!findings.length) return h("p", { class: "quiet" }, app.checkedText);
   const at = app.shownFinding;
-  const { collective, bubbles } = findings[at].scene;
-  return h("div", { class: `columns three findings ${findings[at].severity}` }, h("div", {}, list(app, findings, at, step)), h("div", {}, details(app, findings[at])),
+  const shown = findings[at];
+  const { collective, bubbles } = shown?.scene ?? {};
+  return h("div", { class: `columns three findings ${shown?.severity ?? ""}` }, h("div", {}, list(app, findings, "Faults", step), list(app, findings, "Limits", step)),
+    shown ? h("div", {}, details(app, shown)) : "",
     collective ? h("div", {}, h("h2", {}, `${collective.title} on every rank`), peersTable(app, collective), h("p", { class: "quiet" }, collective.text)) : "",
     bubbles ? h("div", {}, h("h2", {}, "Bubbles per step, and what they come from"), table(BUBBLES.filter(({ name }) => bubbles.some((/** @type {any} */ row) => name === "stage" || row[name] > LEAST * row.bubble_ns)), bubbles, { caption: "Bubbles", tools: false })) : "");
 }
 
-/** @param {import("../app.js").App} app @param {any[]} findings @param {number} at @param {number | null} step ns */
-function list(app, findings, at, step) {
-  const saved = findings.reduce((sum, finding) => sum + (finding.cost_ns ?? 0), 0);
-  const row = (/** @type {any} */ finding, /** @type {number} */ index) => h("tr", {
-    "data-go": true, tabindex: 0, class: index === at ? "chosen" : "", "aria-selected": String(index === at), onclick: () => app.showFinding(index),
+/** @param {import("../app.js").App} app @param {any[]} findings @param {"Faults" | "Limits"} what @param {number | null} step ns */
+function list(app, findings, what, step) {
+  const listed = findings.map((finding, index) => ({ finding, index })).filter(({ finding }) => (finding.kind === "limit") === (what === "Limits"));
+  if (!listed.length) return "";
+  const most = what === "Limits" ? "Saves at most" : "Saves";
+  const saved = listed.reduce((sum, { finding }) => sum + (finding.cost_ns ?? 0), 0);
+  const row = (/** @type {{ finding: any, index: number }} */ { finding, index }) => h("tr", {
+    "data-go": true, tabindex: 0, class: index === app.shownFinding ? "chosen" : "", "aria-selected": String(index === app.shownFinding), onclick: () => app.showFinding(index),
     onkeydown: (/** @type {KeyboardEvent} */ event) => { if (event.key === "Enter") app.showFinding(index); },
   }, h("td", { class: "text" }, h("i", { class: `dot ${finding.severity}`, title: finding.severity }), finding.title),
-  h("td", {}, finding.cost_ns === null ? "–" : `${finding.reachable ? "" : "up to "}${time(finding.cost_ns)}`), h("td", {}, finding.cost_ns === null || !step ? "–" : percent(finding.cost_ns / step)));
-  return h("div", {}, h("table", { class: "wrapping" }, h("caption", { class: "unseen" }, "Findings"),
-    h("thead", {}, h("tr", {}, h("th", { class: "text", scope: "col" }, "Finding"), h("th", { scope: "col" }, step ? "Saves a step" : "Saves"), h("th", { scope: "col" }, "Share"))),
-    h("tbody", {}, findings.map(row))),
-  saved && step ? h("p", { class: "quiet" }, `Each time is counted once. Together: ${time(saved)} of ${time(step)}.`) : "");
+  h("td", {}, finding.cost_ns === null ? "–" : time(finding.cost_ns)), h("td", {}, finding.cost_ns === null || !step ? "–" : percent(finding.cost_ns / step)));
+  return h("div", {}, h("table", { class: "wrapping" }, h("caption", { class: "unseen" }, what),
+    h("thead", {}, h("tr", {}, h("th", { class: "text", scope: "col" }, what), h("th", { scope: "col" }, step ? `${most} a step` : most), h("th", { scope: "col" }, "Share"))),
+    h("tbody", {}, listed.map(row))),
+  saved && step && listed.length > 1 ? h("p", { class: "quiet" }, `Each time is counted once. Together: ${time(saved)} of ${time(step)}.`) : "");
 }
 
 /** @param {import("../app.js").App} app @param {any} finding */

@@ -8,12 +8,11 @@ from typing import Any
 
 from rankscope.analysis.across_ranks.collectives import collectives
 from rankscope.analysis.across_ranks.layout import layout_of
-from rankscope.analysis.across_ranks.nodes import nodes
-from rankscope.analysis.across_ranks.stragglers import COLUMNS as STRAGGLER_COLUMNS
-from rankscope.analysis.across_ranks.stragglers import stragglers, stragglers_by_step
 from rankscope.analysis.core.report import Analyse
 from rankscope.analysis.core.result import Column, Result, Row
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.faults.stragglers import COLUMNS as STRAGGLER_COLUMNS
+from rankscope.analysis.faults.stragglers import stragglers, stragglers_by_step
 from rankscope.analysis.within_rank.breakdown import COLUMNS as BREAKDOWN_COLUMNS
 from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.ranges import as_ranges
@@ -48,10 +47,9 @@ def rank_groups(run: Run, scope: Scope, by: str) -> list[RankGroup]:
     ranks = scope.ranks_in(run)
     members: dict[tuple[str, ...], list[int]] = {}
     if by == "node":
-        hosts = nodes(run)
         for rank in ranks:
-            if rank in hosts:
-                members.setdefault((hosts[rank],), []).append(rank)
+            if rank in run.hosts:
+                members.setdefault((run.hosts[rank],), []).append(rank)
     else:
         layout = layout_of(run, Scope())
         for axis in layout.axes:
@@ -99,6 +97,12 @@ def _mean(rows: Sequence[Row], name: str) -> int | None:
     return round(sum(values) / len(values)) if values else None
 
 
+def _sum(values: Sequence[int | None]) -> int | None:
+    """Not known where one is not."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
 _TIMES = (
     "span_ns",
     "compute_ns",
@@ -130,7 +134,7 @@ _SUMS = (
 def _stragglers_of(rows: Sequence[Row]) -> dict[str, Any]:
     """Sums over the ranks, and the rank that caused most of the waiting."""
     worst = max(rows, key=lambda row: (row["caused_wait_ns"], -row["rank"]))
-    return {name: sum(row[name] for row in rows) for name in _SUMS} | {
+    return {name: _sum([row[name] for row in rows]) for name in _SUMS} | {
         "worst_rank": worst["rank"],
         "worst_caused_wait_ns": worst["caused_wait_ns"],
         "cause": worst["cause"],

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope.analysis.across_ranks.heatmap import buckets
-from rankscope.analysis.across_ranks.lateness import culprits, lateness
-from rankscope.analysis.across_ranks.stragglers import caused_waits
+from rankscope.analysis.across_ranks.own_times import own_times
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.step_times import mean_step_ns
+from rankscope.analysis.faults.stragglers import caused_waits, causes_of_ranks
 from rankscope.collective_kinds import KINDS, bus_factor
-from rankscope.store.arrays import NONE, Ints, number_rows
+from rankscope.store.arrays import NONE, Floats, Ints, number_rows, unique_values
 from rankscope.timeline.run import Run
 
 MOST_ROWS = 64
@@ -27,8 +27,6 @@ _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _BINS_PER_DECADE = 4
 _LEAST_SKEW_NS = 1000.0
 """The first bin of the histogram has all that is below: ranks arrive together."""
-
-Floats = NDArray[np.float64]
 
 
 class _Rows:
@@ -82,34 +80,37 @@ def lateness_by_step(run: Run, scope: Scope) -> Result:
         Column("excess_ns", "ns", "how much longer than its peers it took, without waiting"),
     )
     title = "How late each rank is, step by step"
-    late = lateness(run, Scope(steps=scope.steps))
-    if late is None or late.steps == (None,):
+    own = own_times(run, Scope(steps=scope.steps))
+    if own.steps in ((), (None,)):
         reason = ("it takes two or more ranks with common steps",)
         return Result("lateness", title, scope.window, columns, [], notes=reason)
-    chosen = [number for number, rank in enumerate(late.ranks) if scope.ranks is None or rank in scope.ranks]
-    shown = _Rows(run, [late.ranks[number] for number in chosen])
-    latest = np.full((len(shown.labels), len(late.steps)), -np.inf)
-    np.maximum.at(latest, shown.of([late.ranks[number] for number in chosen]), late.own_excess[chosen])
+    chosen = [number for number, rank in enumerate(own.ranks) if scope.ranks is None or rank in scope.ranks]
+    shown = _Rows(run, [own.ranks[number] for number in chosen])
+    latest = np.zeros((len(shown.labels), len(own.steps)))
+    np.maximum.at(latest, shown.of([own.ranks[number] for number in chosen]), own.excess[chosen])
     rows = [
         {"rank": label, "step": step, "excess_ns": round(excess)}
         for label, of_row in zip(shown.labels, latest.tolist(), strict=True)
-        for step, excess in zip(late.steps, of_row, strict=True)
+        for step, excess in zip(own.steps, of_row, strict=True)
     ]
-    named = [shown.labels[row] for row in shown.of(culprits(late).ranks).tolist() if row != NONE]
-    facts = {"mean_step_ns": late.mean_step_ns, "late": named}
+    named = unique_values(shown.of(sorted(causes_of_ranks(run, scope))))
+    facts = {
+        "mean_step_ns": mean_step_ns(run, Scope(steps=scope.steps)),
+        "late": [shown.labels[row] for row in named.tolist() if row != NONE],
+    }
     return Result("lateness", title, scope.window, columns, rows, facts=facts)
 
 
 def who_waited(run: Run, scope: Scope) -> Result:
     """Which rank waited for which: a column adds up to `caused_wait_ns` of `stragglers`."""
-    causing, waiting, waited = caused_waits(run, scope)
+    caused = caused_waits(run, scope)
     shown = _Rows(run, scope.ranks_in(run))
     columns = (
         Column("rank"),
         Column("waited_for"),
         Column("wait_ns", "ns", "at most the time by which the other one was slower than its peers"),
     )
-    values = shown.matrix(waiting, causing, waited)
+    values = shown.matrix(caused.groups[:, 2], caused.groups[:, 1], caused.waited)
     note = (
         "chains of waits are followed" if values.any() else "no rank is known to have waited for another one"
     )
