@@ -26,6 +26,8 @@ WHY = "Why is that rank late?"
 SAVES = "What would be saved in a step if it were as fast as the others?"
 MISSING = "Which rank is missing in a hang?"
 GROWS = "Does memory grow?"
+_OF_RANKS = ("rank", "node", "group", "stage", "all")
+"""How the subject of a fault begins that names ranks."""
 
 
 def ask_mcp(folder: Path) -> dict[str, Any]:
@@ -62,9 +64,9 @@ async def _answer(ask: Any) -> dict[str, Any]:
     if subject:
         _, (cause,) = await ask(WHY)
         _, (saved_ns,) = await ask(SAVES)
-        word = subject.partition(" ")[0]
+        word = subject.partition(" ")[0].rstrip("s")
         cost = {"ms_per_step": saved_ns / 1e6} if saved_ns is not None else {}
-        if not ranks:
+        if word not in _OF_RANKS:
             return {"who": "nobody", "ranks": [], "cause": "uneven", **cost}
         who = "stage" if word == "stage" else "rank" if len(ranks) == 1 else "node"
         why = "stages" if who == "stage" else cause_word(cause or "")

@@ -121,7 +121,7 @@ def planted_questions(name: str, planted: Planted, kind: str) -> Iterator[Questi
         yield Question(name, WHO, "nobody", lambda reply: reply.outcome == "none" and not reply.values[0])
     elif kind == "moving":
         # Uneven work costs time (a problem), and no rank is to blame for it.
-        yield Question(name, WHO, "no single rank", lambda reply: reply.values[0] == [])
+        yield Question(name, WHO, "each in turn", lambda reply: str(reply.values[1]).startswith("each "))
     elif kind in REPORTS:
         if kind == "leak":  # has no cost, so what costs most is something else
             yield Question(name, WRONG, "yes", outcome("problem"))

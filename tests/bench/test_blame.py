@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ask import answer_of, ask_baseline
+from ask import ask_baseline
 from ask import main as ask_main
 from rankscope.bench.blame import make as making
 from rankscope.bench.blame import score as scoring
@@ -262,39 +262,6 @@ def test_hidden_faults_are_not_counted(tmp_path: Path) -> None:
     listed = [{**TRUTHS[0], "case": "a", "hidden": True}, {**TRUTHS[2], "case": "b", "hidden": False}]
     _, answers = marked(path, listed)
     assert [answer.truth["case"] for answer in answers] == ["b"] and answers[0].who == "unknown"
-
-
-def finding(report: str, ranks: list[int], severity: str = "warning", **facts: Any) -> dict[str, Any]:
-    listed = [{"quantity": quantity, "value": value} for quantity, value in facts.items()]
-    shown = {"report": report, "ranks": ranks, "severity": severity, "title": "…", "alone_ns": 2_000_000}
-    return {**shown, "facts": listed}
-
-
-def test_findings_become_answers() -> None:
-    late = finding("stragglers", [3], cause="host")
-    grows = finding("memory", [1], growth_bytes=1)
-    said = [
-        answer_of(findings)
-        for findings in (
-            [finding("overlap", [0, 1]), late],
-            [finding("bubbles", [5, 4], stage=2)],
-            [finding("stragglers", [])],
-            [finding("flight_recorder", [2]), late],
-            [finding("stragglers", [3], "info", cause="host"), grows],
-            [late, grows],
-            [finding("memory", [0], unused_bytes=1)],
-        )
-    ]
-    assert [(answer["who"], answer["ranks"], answer["cause"]) for answer in said] == [
-        ("rank", [3], "host"),
-        ("stage", [4, 5], "stages"),
-        ("nobody", [], "uneven"),
-        ("rank", [2], "hang"),
-        ("rank", [1], "memory"),
-        ("rank", [3], "host"),
-        ("nobody", [], "none"),
-    ]
-    assert said[0]["ms_per_step"] == 2.0 and said[4]["confidence"] > 0.5
 
 
 def test_the_baseline_names_the_rank_that_waits_least(folder: Path) -> None:

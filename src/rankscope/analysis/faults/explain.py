@@ -82,9 +82,9 @@ def why(run: Run, scope: Scope, fault: Fault, subject: Subject) -> Why:
     if fault.axis != "link":
         answer = replace(answer, text=answer.text + asked.in_micro_batch)
     kind = "link" if cause.kind == "transfer" else cause.kind
-    facts = (asked.fact("cause", kind), asked.fact("how", cause.how))
-    if any(fact.quantity == "cause" for fact in answer.facts):
-        facts = facts[1:]
+    facts = [asked.fact("how", cause.how)]
+    if not any(fact.quantity == "cause" for fact in answer.facts):
+        facts.insert(0, asked.fact("cause", kind))
     explained = Fact(
         "explained_ns", round(cause.explained_ns), "ns", asked.whom, asked.ranks, asked.row, "faults"
     )
@@ -123,7 +123,13 @@ class _Asked:
         self.mine: Mask = mine & (pieces.rank == number)
         self.cut: Ints = np.where(self.mine, cut, 0)
         """By piece: what is too much of it."""
-        self.together = [each.number for each in fault.subjects] if fault.axis == "rank" else []
+        alike = [
+            each
+            for each in fault.subjects
+            if (each.cause.kind, each.cause.how) == (self.cause.kind, self.cause.how)
+        ]
+        self.together = [each.number for each in alike] if fault.axis == "rank" else []
+        """The ranks that are late for the same reason: the others are compared with."""
         is_everywhere = len(by_rank) > 1 and bool(2 * by_rank.min() >= by_rank.max())
         self.it, self.its = "it", "its"
         if fault.axis == "step":
@@ -164,6 +170,8 @@ class _Asked:
         """Over which steps a mean is."""
         if not self.graph.steps or self.fault.axis == "step":
             return ""
+        if len(self.late) == 1:
+            return f" in step {self.step_numbers[0]}"
         return " a step" if len(self.late) == len(self.graph.steps) else " in each late step"
 
     def per_step(self, total: float) -> float:
@@ -218,7 +226,7 @@ class _Asked:
 
     @cached_property
     def annotation(self) -> str:
-        """The innermost one of the program that has most of what is too much, but not most of all the rank does."""
+        """The innermost one of the program that has most of what is too much, but not most of the rest, too."""
         pieces = self.pieces
         used = np.flatnonzero(self.mine)
         point = pieces.point[used]
@@ -235,7 +243,8 @@ class _Asked:
         cut, took = (np.bincount(name[known], weights=each[used][known]) for each in (self.cut, pieces.took))
         most = int(cut.argmax())
         has_most = cut[most] >= _COVERS * self.cut.sum()
-        return all_names(self.run)[most] if has_most and took[most] < _COVERS * took.sum() else ""
+        rest = took[most] - cut[most] >= _COVERS * max(float((pieces.took - self.cut)[used].sum()), 1.0)
+        return all_names(self.run)[most] if has_most and not rest else ""
 
     @property
     def where(self) -> str:
@@ -278,7 +287,8 @@ class _Asked:
 
 
 def _short(name: str) -> str:
-    return shorten_middle(bare_name(name), _NAME_WIDTH)
+    """A name as a sentence has it: that of a kernel without its types."""
+    return shorten_middle(name if name.startswith("aten::") else bare_name(name), _NAME_WIDTH)
 
 
 # -- compute
@@ -307,12 +317,14 @@ def _tokens(asked: _Asked) -> Why | None:
     group = number_rows([*places[:, :2].T])[1]
     ratio = received * np.bincount(group)[group] / np.bincount(group, weights=received)[group]
     mine = ratio[places[:, 2] == asked.rank]
-    if not len(mine) or mine.mean() < _MORE_TOKENS:
+    load, name = float(mine.mean()) if len(mine) else 0.0, asked.top_name
+    of_name = asked.of_name(asked.top) & (asked.usual > 0)
+    factor = asked.pieces.took[of_name].sum() / max(asked.usual[of_name].sum(), 1)
+    # The mean of the group contains its own.
+    if load < (min(_MORE_TOKENS, 1 + (factor - 1) / 2) if factor > _ALIKE else _MORE_TOKENS):
         return None
-    load = float(mine.mean())
-    name = asked.top_name
     return Why(
-        f"it has more tokens: all_to_all brings it {load:.1f}x the mean of its group",
+        f"it has more tokens: all_to_all brings it {load:.2f}x the mean of its group",
         (f"most of the time in {_short(name)}",) if name else (),
         "Balance the experts: their capacity factor, the auxiliary loss of the router.",
         (asked.of_rank("all_to_all_load", load),),
@@ -363,7 +375,7 @@ def _more_work(asked: _Asked) -> Why:
         return _longer(asked)
     number = f"{round(extra):,}" if extra >= 1 else f"{extra:.1f}"
     text = f"{asked.it} runs {number} more {_short(name)}{asked.when} ({asked.time(chosen)}){asked.where}"
-    if _has_as_many_kernels(asked):
+    if _has_as_many_kernels(asked, extra):
         text = (
             f"{asked.its} work is larger: as many kernels, but longer ones, such as {_short(name)} "
             f"({asked.time(chosen)}{asked.when}){asked.where}"
@@ -380,20 +392,23 @@ def _more_work(asked: _Asked) -> Why:
     )
 
 
-def _has_as_many_kernels(asked: _Asked) -> bool:
-    """As its peers: what is too much are other kernels in the place of theirs."""
+def _has_as_many_kernels(asked: _Asked, extra: float) -> bool:
+    """As its peers: what is too much are other kernels in the place of theirs, not `extra` more in a late step."""
     sums = kernel_sums(asked.run, Scope(steps=asked.scope.steps))
     if sums is None or asked.fault.axis != "rank":
         return False
     ranks = asked.graph.ranks
     group = peer_groups(asked.run, ranks)
-    counts = {
-        rank: sum(kernel.kernels for kernel in sums.get(rank, ()) if kernel.kind == "COMPUTE")
+    alike = [
+        rank
         for rank, number in zip(ranks, group.tolist(), strict=True)
         if number == group[ranks.index(asked.rank)]
-    }
-    mine = counts.pop(asked.rank)
-    return bool(counts) and mine <= _ALIKE * float(np.median([*counts.values()]))
+    ]
+    mine, *others = (
+        sum(kernel.kernels for kernel in sums.get(rank, ()) if kernel.kind == "COMPUTE")
+        for rank in (asked.rank, *(rank for rank in alike if rank not in asked.together))
+    )
+    return bool(others) and 2 * (mine - float(np.median(others))) < extra * len(asked.late)
 
 
 def _more_ops(asked: _Asked) -> Why | None:
@@ -408,12 +423,16 @@ def _more_ops(asked: _Asked) -> Why | None:
     passes = extra.passes()
     repeated = passes[1] if passes and passes[0].denominator == 1 else ()
     took = sum(times[op] for op in repeated) if repeated else times[top]
+    part = took / max(sum(max(ns, 0.0) for ns in times.values()), 1.0)
     in_step = asked.cut[asked.pieces.step == asked.graph.steps.index(step)] if step is not None else asked.cut
     if took < in_step.sum() / 2:
         return None
     name = _short(top.name)
-    when = asked.when if extra.every_step or step is None else f" in step {step}"
-    spent = format_rounded("ns", took)
+    is_mean = step is None or extra.every_step or extra.in_steps == len(asked.late)
+    when = asked.when if is_mean else f" in step {step}"
+    spent = format_rounded(
+        "ns", part * extra.per_step_ns(on_device) * extra.steps / max(len(asked.late), 1) if is_mean else took
+    )
     if passes and repeated:
         number = passes[0].numerator
         text = f"it runs {number:,} more forward pass{'es' * (number != 1)}{when} ({spent})"
@@ -606,12 +625,13 @@ def _transfer(asked: _Asked) -> Why:
     nodes = sorted({asked.run.hosts[rank] for rank in members if asked.run.hosts.get(rank)})
     same = (matched.kind == kind) & (matched.bytes == moved) & (axis.of_match != asked.subject.subject)
     others = "in other groups" if same.any() else "in its other steps"
+    figures = tuple[str, ...]()
     if moved > 0:
         rates = [moved / max(time, 1) for time in (own_ns, usual_ns)]
         speed = f"runs at {rates[0]:.3g} of {rates[1]:.3g} GB/s"
         figures = (f"{format_rounded('bytes', moved)} in {format_rounded('ns', own_ns)}",)
     else:
-        speed, figures = f"takes {own_ns / max(usual_ns, 1):.1f}x as long as {others}", ()
+        speed = f"takes {own_ns / max(usual_ns, 1):.1f}x as long as {others}"
     of = f"of {rank_words(members)}" if 0 < len(members) <= _FEW else f"in group {name}"
     where = f" on {nodes[0]}" if len(nodes) == 1 else f" across {len(nodes)} nodes" if nodes else ""
     several = f"; {len(groups)} groups of it are slow" if len(groups) > 1 else ""
@@ -711,7 +731,10 @@ def _pause(asked: _Asked) -> Why:
         )
     gap = gap_between(run, asked.rank, times, longest)
     ops = [_short(name.removeprefix(_ENGINE)) for name in (gap.before, gap.after)]
-    between = " ".join(f"{word} {op}" for word, op in zip(("after", "before"), ops, strict=True) if op)
+    before, after = ops
+    between = (
+        f"between {before} and {after}" if all(ops) else f"after {before}" if before else f"before {after}"
+    )
     where = f"in {_short(gap.annotation)}" if gap.annotation else between
     line = f" at {gap.line}" if gap.line else ""
     return Why(
