@@ -52,9 +52,12 @@ def simulated(folder: Path, job: Job, *faults: Fault) -> Run:
 
 
 SAID: dict[str, tuple[Job, tuple[Fault, ...], str, str, str]] = {
-    "a rank": (JOB, (Fault("compute", (2,), 3 * MS),), r"Rank 2 costs 3\.\d+ ms per step \(\d+ %\); ", "rank 2", ""),
+    "a rank": (
+        JOB, (Fault("compute", (2,), 3 * MS),), r"Rank 2 costs (3\.0|2\.9)\d ms per step \(\d+ %\); ", "rank 2", "",
+    ),
     "two of one cause": (
-        JOB, (Fault("compute", (0, 2), 3 * MS),), r"Ranks 0,2 cost .+ \(\d+ %\); rank \d, as the others: ", "ranks 0,2", "",
+        JOB, (Fault("compute", (0, 2), 3 * MS),),
+        r"Ranks 0,2 cost .+ \(\d+ %\); rank \d, as the others: ", "ranks 0,2", "",
     ),
     "two causes": (
         JOB, (Fault("compute", (0,), 3 * MS), Fault("host", (2,), 3 * MS)),
@@ -77,9 +80,12 @@ SAID: dict[str, tuple[Job, tuple[Fault, ...], str, str, str]] = {
         r"Another rank is late from step to step: .+; in turn, as rank \d: ", "each rank in turn", "",
     ),
     "lengths": (
-        JOB, (Fault("lengths", ALL, 4 * MS),), r"The work of the ranks differs from step to step: ", "each rank in turn", "",
+        JOB, (Fault("lengths", ALL, 4 * MS),),
+        r"The work of the ranks differs from step to step: ", "each rank in turn", "",
     ),
-    "a link": (JOB, (Fault("link", (3,), 3 * MS),), r"Group .+ \(ranks? .+\) costs ", "group", ""),
+    "a link": (
+        replace(JOB, tensor=2), (Fault("link", (3,), 3 * MS),), r"The link of rank 3 \(groups .+\) costs ", "groups ", "",
+    ),
     "a stage": (replace(PIPELINE, stage_layers=(1, 1, 2, 1)), (), r"Stage 2 \(ranks .+\) costs ", "stage 2", ""),
     "a node": (
         NODES, (Fault("throttle", tuple(range(8, 16)), 6 * MS),), r"Node \S+ \(ranks 8-15\) costs ", "node ", "",
@@ -175,5 +181,5 @@ def test_a_name_keeps_its_case_within_a_sentence() -> None:
 
 def test_a_part_has_the_unit_of_its_whole() -> None:
     assert format_pair(8_000_000, 27_900_000) == "8.0 of 27.9 ms"
-    assert format_pair(35_000, 27_900_000) == "0.0 of 27.9 ms"
+    assert format_pair(35_000, 27_900_000) == "0.04 of 27.90 ms"
     assert format_pair(12, 700) == "12 of 700 ns"

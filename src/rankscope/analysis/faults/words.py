@@ -54,7 +54,7 @@ def _finding(run: Run, scope: Scope, fault: Fault, step_ns: float) -> Finding:
     subjects = fault.subjects or ((fault.example,) if fault.example else ())
     reasons = [why(run, scope, fault, each) for each in subjects]
     who = _who(run, fault)
-    late = sorted({at for each in subjects for at in each.late_steps}) if fault.axis != "step" else []
+    late = sorted({at for each in fault.subjects for at in each.late_steps})
     some = tuple(steps[at] for at in late) if len(late) < len(steps) else ()
     if fault.axis == "step":
         some = tuple(each.number for each in fault.subjects)
@@ -140,6 +140,8 @@ def _who_of_links(run: Run, fault: Fault) -> _Who:
     ranks = tuple(sorted(set.intersection(*members) or set.union(*members)))
     subject = f"group{'s' * (len(names) > 1)} {', '.join(names[:_MOST_LISTED])}"
     subject += f" and {len(names) - _MOST_LISTED} more" * (len(names) > _MOST_LISTED)
+    if len(names) > 1 and len(ranks) == 1:
+        return _Who(f"The link of rank {ranks[0]} ({subject})", subject, ranks, False, names)
     name = subject.replace("group", "Group", 1) + (f" ({rank_words(ranks)})" if ranks else "")
     return _Who(name, subject, ranks, len(names) > 1, names)
 
