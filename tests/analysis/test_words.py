@@ -86,7 +86,9 @@ SAID: dict[str, tuple[Job, tuple[Fault, ...], str, str, str]] = {
     "a link": (
         replace(JOB, tensor=2), (Fault("link", (3,), 3 * MS),), r"The link of rank 3 \(groups .+\) costs ", "groups ", "",
     ),
-    "a stage": (replace(PIPELINE, stage_layers=(1, 1, 2, 1)), (), r"Stage 2 \(ranks .+\) costs ", "stage 2", ""),
+    "a stage": (
+        replace(PIPELINE, stage_layers=(1, 1, 2, 1)), (), r"Stage 2 \(ranks .+\) costs ", "stage 2", "",
+    ),
     "a node": (
         NODES, (Fault("throttle", tuple(range(8, 16)), 6 * MS),), r"Node \S+ \(ranks 8-15\) costs ", "node ", "",
     ),
