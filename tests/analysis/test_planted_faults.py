@@ -76,7 +76,9 @@ def test_half_of_the_ranks_are_a_slow_node(tmp_path: Path) -> None:
     job = Job(data=8, steps=8, layers=2, kernels=1, seed=6, ranks_per_node=4, measured=True)
     job = replace(job, faults=(Fault("host", (0, 1, 2, 3), 300_000),))
     write_traces(job, simulate(job), tmp_path)
-    finding = findings_of(Run(ingest([tmp_path])), Scope())[0]  # in step 4 all are late, without the fault too
+    finding = findings_of(Run(ingest([tmp_path])), Scope())[
+        0
+    ]  # in step 4 all are late, without the fault too
     assert finding.ranks == (0, 1, 2, 3) and finding.subject == "node node0"
     assert cause(finding) == "host"
 
