@@ -12,12 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import DATA, kernel_event, write_kineto
+from conftest import DATA, kernel_event, slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.across_ranks.collectives import SizeFit, Worth, fit_sizes, small_calls
+from rankscope.analysis.across_ranks.collectives import SizeFit, fit_sizes, small_calls
 from rankscope.analysis.core.machine import Machine, load_baseline
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.critical_path.savings import savings_of, scenario_of
+from rankscope.analysis.questions import QUESTIONS
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.collective_kinds import bus_factor
 from rankscope.errors import UsageError
@@ -126,8 +128,7 @@ def test_unbalanced_all_to_all(tmp_path: Path) -> None:
     assert (row["transfer_ns"], row["wait_ns"]) == (40_000, 5_000)
     run = unbalanced_run(tmp_path / "more")
     run.collectives.in_elements[run.collectives.rank == 1] *= 3
-    finding = ask(run).findings[0]
-    assert "unbalanced" in finding.title and "1.8x the mean" in finding.title
+    assert ask(run).rows[0]["imbalance"] == pytest.approx(1.8, abs=0.05)
 
 
 def test_baselines_in_both_forms(tmp_path: Path) -> None:
@@ -170,10 +171,13 @@ def test_a_baseline_names_what_is_slower_than_the_baseline(tmp_path: Path) -> No
         "time_us": large["transfer_ns"] / 3e3,
     }
     file.write_text(json.dumps([alone]))
-    result = ask(Run(ingest([tmp_path / "run"])), Scope(machine=Machine(baseline=load_baseline(file))))
+    scope = Scope(machine=Machine(baseline=load_baseline(file)))
+    result = QUESTIONS["collectives"].analyse(Run(ingest([tmp_path / "run"])), scope, None)
     row = next(r for r in result.rows if (r["kind"], r["bytes"]) == (large["kind"], large["bytes"]))
     assert row["baseline_pct"] == pytest.approx(100 / 3, rel=0.05)
-    assert any("of its baseline bandwidth" in finding.title for finding in result.findings)
+    slow = [finding for finding in result.findings if "of the baseline bandwidth" in finding.evidence]
+    assert slow and {finding.kind for finding in slow} == {"limit"}
+    assert all(finding.remedy and finding.remedy.change == "calls faster" for finding in slow)
 
 
 @pytest.mark.slow
@@ -210,13 +214,40 @@ def test_many_small_collectives_are_latency(calls: int, size: int, hidden: float
     """Eight a step of 64 kB, at 1 ms + S / 1 GB/s: 8 ms of latency, unless compute hides them."""
     steps, fit = 5, SizeFit(1e6, 1.0)
     row = {"group": "0", "kind": "all_reduce", "bytes": size, "count": calls * steps, "hidden_pct": hidden}
-    row |= {"_median": fit.time_ns(size), "_ranks": (0, 1)}
-    finding = small_calls(("0", "all_reduce"), [row], fit, Worth(steps, 20e6))
+    row |= {"_median": fit.time_ns(size), "_ranks": (0, 1), "description": "dp"}
+    finding = small_calls([row], fit, steps, 20e6, ["one call"])
     assert (finding is not None) == is_small
     if finding:
         latency = finding.fact("exposed_latency_ns")
-        assert finding.title.startswith("8 small collectives a step: 1.00 ms of each") and latency
-        assert latency.value == 8_000_000
+        assert finding.title == "8 small all_reduce calls of group dp" and latency
+        assert latency.value == 8_000_000 and finding.remedy and finding.remedy.most_bytes == 1_000_000
+
+
+def test_many_small_calls_of_one_size_are_merged(tmp_path: Path) -> None:
+    """61 a step of 1 kB and 20 µs, and one of 100 MB: merging the small ones spares 60 latencies."""
+    for rank in (0, 1):
+        events: list[Any] = []
+        for step in range(3):
+            begin = 5_000 * step
+            events.append(slice_event(f"ProfilerStep#{step}", begin, 4_990, cat="user_annotation"))
+            for number in range(62):
+                size, took = (256, 20) if number < 61 else (25_000_000, 1_000)
+                kernel = kernel_event("ncclDevKernel_AllReduce_Sum_f32", begin + 50 * number + 10, took)
+                kernel["args"] |= {
+                    "Collective name": "allreduce", "In msg nelems": size, "Out msg nelems": size,
+                    "dtype": "Float", "Group size": 2, "Process Group Name": "0",
+                    "Process Group Description": "default_pg", "Process Group Ranks": "[0, 1]",
+                }  # fmt: skip
+                events.append(kernel)
+        write_kineto(tmp_path / f"rank-{rank}.json", events, distributedInfo={"rank": rank, "world_size": 2})
+    run = Run(ingest([tmp_path]))
+    (limit,) = QUESTIONS["collectives"].analyse(run, Scope(), None).findings
+    assert limit.title == "61 small all_reduce calls of group default_pg" and limit.remedy
+    assert limit.remedy.latency_ns == pytest.approx(20_000, rel=0.01) and limit.remedy.most_bytes is not None
+    savings = savings_of(run, Scope().in_run(run))
+    assert savings
+    saved = savings.length - savings.length_with([scenario_of(run, limit.remedy)])
+    assert saved == pytest.approx(3 * 60 * 20_000, rel=0.05)
 
 
 def test_too_few_sizes_or_none_that_matters_give_no_fit() -> None:

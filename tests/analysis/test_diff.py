@@ -168,14 +168,14 @@ def test_a_large_change_with_three_steps_is_likely() -> None:
     assert found.likely and found.rows[0]["verdict"] == "same" and found.rows[0]["p_value"] == 0.1
     (finding,) = findings(found)
     assert finding.severity == "warning" and finding.cost_ns is None
-    assert finding.title == "A step is 60.0 % slower (3 steps: likely; record 6 to be sure)"
+    assert finding.title == "A step takes 66.0 ms longer (+60.0 %, 3 steps: likely; record 6 to be sure)"
     assert finding.hint.endswith("rankscope profile --active 6")
     change = finding.fact("change_pct")
     assert change is not None and change.value == pytest.approx(60)
     assert change.row == {"report": "steps", "key": "step"}
     (faster,) = findings(compare(timed(160e6, 210e6, 176e6), timed(100e6, 130e6, 110e6), Rules()))
     assert faster.severity == "info"
-    assert faster.title == "A step takes 37.5 % less time (3 steps: likely; record 6 to be sure)"
+    assert faster.title == "A step takes 66.0 ms less (-37.5 %, 3 steps: likely; record 6 to be sure)"
 
 
 def test_what_is_not_likely() -> None:
@@ -185,14 +185,16 @@ def test_what_is_not_likely() -> None:
     overlapping = compare(base, timed(90e6, 180e6, 160e6), Rules())
     finding = next(findings(overlapping))
     assert not overlapping.likely and finding.severity == "info"
-    assert finding.title == "A step is 45.5 % slower (3 steps: perhaps noise; record 6 to be sure)"
+    assert (
+        finding.title == "A step takes 50.0 ms longer (+45.5 %, 3 steps: perhaps noise; record 6 to be sure)"
+    )
 
 
 def test_no_large_change_is_called_no_change() -> None:
     """A change of a half is not 'ok', nor 'same' in the table."""
     found = compare(timed(210e6, 230e6, 205e6), timed(100e6, 95e6, 130e6), Rules())
     (finding,) = findings(found)
-    assert finding.title == "A step is 2.1x faster (3 steps: likely; record 6 to be sure)"
+    assert finding.title == "A step takes 110 ms less (2.1x faster, 3 steps: likely; record 6 to be sure)"
     for likely, shown in ((True, "likely"), (False, "unclear")):
         (table,) = by_unit(Result("diff", "", "", COLUMNS, found.rows, facts={"likely": likely}))
         assert found.rows[0]["verdict"] == "same" and table.rows[0]["verdict"] == shown
@@ -205,7 +207,7 @@ def test_no_large_change_is_called_no_change() -> None:
 def test_steps_that_vary_are_likely_slower_too() -> None:
     found = compare(timed(100, 140, 120, 160, 110, 150), timed(150, 190, 140, 200, 145, 180), Rules())
     assert found.rows[0]["verdict"] == "same" and 0.01 < found.rows[0]["p_value"] <= 0.05
-    assert "(6 steps that vary: likely; record 13 to be sure)" in next(findings(found)).title
+    assert " 6 steps that vary: likely; record 13 to be sure)" in next(findings(found)).title
 
 
 def test_the_step_time_is_that_of_the_summary(open_real: Callable[[Path], Run]) -> None:
@@ -232,7 +234,7 @@ def test_the_gate_counts_likely_only_when_asked(tmp_path: Path, capsys: pytest.C
     assert main(words) == 0
     printed = capsys.readouterr()
     assert "steps: step: likely +60.0 %, not counted" in printed.err
-    assert "A step is 60.0 % slower (3 steps: likely; record 6 to be sure)" in printed.out
+    assert "A step takes 66.0 ms longer (+60.0 %, 3 steps: likely; record 6 to be sure)" in printed.out
     assert main([*words, "--fail-on-likely", "--format", "junit"]) == 3
     printed = capsys.readouterr()
     assert "rankscope: steps: step: +60.0 %, over 10%" in printed.err

@@ -21,7 +21,10 @@ FREE, LOCKED = DATA / "clocks-h200-free", DATA / "clocks-h200-900mhz"
 def test_the_clock_is_named_first(open_real: OpenReal) -> None:
     result = diff(open_real(FREE), open_real(LOCKED), Scope())
     first = result.findings[0]
-    assert first.title == "A step is 60.3 % slower: the SM clock is locked at 900 MHz, against 1,452 MHz"
+    assert (
+        first.title
+        == "A step takes 12.1 ms longer (+60.3 %): the SM clock is locked at 900 MHz, against 1,452 MHz"
+    )
     assert first.severity == "critical" and first.evidence.startswith("20.0 ms -> 32.1 ms per step")
     assert "1.61x lower" in first.evidence and "1.56x slower" in first.evidence and "-rgc" in first.hint
     assert [fact.value for fact in first.facts if fact.quantity == "sm_clock_mhz"] == [900, 1452]
@@ -33,7 +36,7 @@ def test_the_clock_is_named_first(open_real: OpenReal) -> None:
 
 def test_the_other_way_round(open_real: OpenReal) -> None:
     first = diff(open_real(LOCKED), open_real(FREE), Scope()).findings[0]
-    assert first.title.endswith("less time: the SM clock is 1,452 MHz, against 900 MHz (locked)")
+    assert first.title.endswith("ms less (-37.6 %): the SM clock is 1,452 MHz, against 900 MHz (locked)")
     assert first.severity == "info" and not first.hint
 
 
@@ -55,7 +58,10 @@ def test_without_logs_nothing_is_claimed(open_real: OpenReal, tmp_path: Path) ->
     without = open_trace(tmp_path)
     assert clock_change(open_real(FREE), without, Scope()) is None
     title = diff(open_real(FREE), without, Scope()).findings[0].title
-    assert title.startswith("A step is 60.3 % slower: compute takes 11.4 ms more") and "clock" not in title
+    assert (
+        title.startswith("A step takes 12.1 ms longer (+60.3 %): compute adds 10.9 ms")
+        and "clock" not in title
+    )
 
 
 def test_the_same_clock_is_no_change(open_real: OpenReal) -> None:

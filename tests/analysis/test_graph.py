@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rankscope.analysis.critical_path.costs import with_costs
 
 from analysis.event_replay import (
     Durations,
@@ -29,7 +30,6 @@ from rankscope import native
 from rankscope.analysis.core.result import Finding, Remedy
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path import scenarios
-from rankscope.analysis.critical_path.costs import with_costs
 from rankscope.analysis.critical_path.report import SMALL, critical
 from rankscope.analysis.critical_path.savings import Savings, savings_of
 from rankscope.analysis.critical_path.scenarios import Scenario

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +16,11 @@ from hypothesis import strategies as st
 from analysis.event_replay import EventReplay, durations_of, events_of
 from conftest import open_trace
 from gloo_traces import GlooJob, pipeline
-from rankscope.analysis.across_ranks.lateness import Culprits, Lateness, culprits
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.analysis.critical_path.savings import savings_of
 from rankscope.analysis.critical_path.scenarios import balanced, rank_at_median
+from rankscope.analysis.faults import faults_of
 from rankscope.analysis.findings import collect
 from rankscope.analysis.graph.build import host_waits
 from rankscope.timeline.run import Run
@@ -168,10 +167,6 @@ def test_uneven_work_costs_what_the_last_rank_takes_over_the_mean(tmp_path: Path
     assert savings is not None
     planted = float((batches.max(axis=0) - batches.mean(axis=0)).mean())
     assert savings.saved_ns([balanced("ranks")]) == pytest.approx(planted, rel=0.02)
-    finding = collect(run, Scope())[0]
-    assert finding.title.startswith("The work of the ranks differs")
-    assert finding.cost_ns == pytest.approx(planted, rel=0.02)
-    assert (finding.severity, finding.ranks) == ("critical", ())
 
 
 def test_ordinary_jitter_is_no_finding(tmp_path: Path) -> None:
@@ -192,35 +187,7 @@ def test_a_step_that_nobody_else_recorded_stays_as_it_is(tmp_path: Path) -> None
         missing={rank: range(3, 6) for rank in (1, 2, 3)},
     )
     assert abs(saved_ms(run, 0, (0, 5))) < 0.1
-    assert not [
-        finding for finding in collect(run, Scope()) if finding.ranks and finding.report == "stragglers"
-    ]
-
-
-def test_the_finding_says_why_less_is_saved_than_waited(tmp_path: Path) -> None:
-    """Rank 3 is nearly as late as rank 1: without rank 1 the others wait for rank 3."""
-    extra = {1: 20 * MS, 3: 12 * MS}
-    run = write_job(tmp_path, 8, lambda rank, step: 10 * MS + extra.get(rank, 0), lambda rank, step: 0)
-    finding = next(finding for finding in collect(run, Scope()) if finding.report == "stragglers")
-    waited, alone = finding.fact("wait_per_step_ns"), finding.alone_ns
-    assert waited and alone and alone < 0.75 * float(waited.value or 0)
-    assert "the others would still wait" in finding.evidence
-
-
-HEALTHY = Lateness((0, 1, 2, 3), (2, 3, 4), np.zeros((5, 4, 3)), 60.0 * MS, np.ones(4, dtype=bool), 0.0, True)
-
-
-def late_by(*excess: list[float]) -> Culprits:
-    parts = np.zeros((5, 4, 3))
-    parts[0] = np.array(excess) * MS
-    return culprits(replace(HEALTHY, excess=parts))
-
-
-def test_a_rank_that_is_late_in_one_step_is_named_with_it() -> None:
-    """Another rank is late by chance in each step, by less than half of it."""
-    named = late_by([-2, -1, 75], [2, 1, -5], [27, 13, 11], [-7, -2, -8])
-    assert (named.ranks, named.in_steps) == ((0,), (4,))
-    assert late_by([-2, -1, 50], [2, 1, -5], [27, 13, 11], [-7, -2, -8]) == Culprits(moves=True)
+    assert not faults_of(run, Scope(steps=(0, 5))).listed
 
 
 def test_the_mean_step_is_that_of_the_window(tmp_path: Path) -> None:

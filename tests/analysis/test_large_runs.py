@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankscope.analysis.across_ranks import by_group, heatmap
+from rankscope.analysis.across_ranks import heatmap
 from rankscope.analysis.across_ranks import time_split as time_splits
 from rankscope.analysis.across_ranks.heatmap import rank_times, time_maps
-from rankscope.analysis.across_ranks.lateness import _between, middle_of_others
-from rankscope.analysis.across_ranks.stragglers import stragglers
 from rankscope.analysis.across_ranks.time_split import TimeSplit, time_split
+from rankscope.analysis.core.grouping import middle_of_others
 from rankscope.analysis.core.intervals import Intervals, Ints
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.faults.stragglers import stragglers
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.bench.synthetic.cluster import Fault, Job, simulate
 from rankscope.bench.synthetic.cluster_trace import write_traces
@@ -85,14 +85,6 @@ def test_the_middle_of_the_others(count: int) -> None:
                 assert (one[place] + two[place]) / 2 == np.median(others)
 
 
-def test_how_much_the_other_ranks_differ() -> None:
-    mean = np.random.default_rng(5).normal(size=9)
-    for rank in range(len(mean)):
-        others = np.delete(mean, rank)
-        expected = 1.4826 * np.median(np.abs(others - np.median(others)))
-        assert _between(mean)[rank] == pytest.approx(expected, rel=1e-12)
-
-
 @pytest.mark.slow
 def test_a_part_of_a_run_is_on_the_time_axis_of_all(again: OpenAgain) -> None:
     run = again()
@@ -101,18 +93,6 @@ def test_a_part_of_a_run_is_on_the_time_axis_of_all(again: OpenAgain) -> None:
     assert part.ranks == [1, 3] and part.rows(times) == run.rows(times)
     assert set(part.collectives.rank.tolist()) == {1, 3}
     assert part.clocks is run.clocks, "a part neither measures clocks nor stores them"
-
-
-@pytest.mark.slow
-def test_the_peers_of_a_late_rank_are_a_share_of_many(
-    again: OpenAgain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from rankscope.analysis.across_ranks import straggler_cause
-
-    (whole,) = stragglers(again(), Scope(steps=(0, 2))).findings
-    monkeypatch.setattr(straggler_cause, "_MOST_PEERS", 2)
-    (share,) = stragglers(again(), Scope(steps=(0, 2))).findings
-    assert share.ranks == (2,) and share.title == whole.title
 
 
 @pytest.mark.slow
@@ -140,8 +120,7 @@ def test_many_ranks_share_rows_of_the_heat_map(again: OpenAgain, monkeypatch: py
 
 
 def test_ranks_of_a_node_share_a_row(again: OpenAgain, monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts = {0: "a", 1: "b", 2: "a", 3: "b"}
-    monkeypatch.setattr(heatmap, "nodes", lambda run: hosts)
+    monkeypatch.setattr(Run, "hosts", {0: "a", 1: "b", 2: "a", 3: "b"})
     assert heatmap.buckets(again(), [0, 1, 2, 3], 2) == {"a": [0, 2], "b": [1, 3]}
     assert list(heatmap.buckets(again(), [0, 1, 2, 3], 1)) == ["ranks 0-3"], "too many nodes"
 
@@ -152,7 +131,7 @@ def by(run: Run, report: str, key: str) -> Result:
 
 def test_a_row_for_each_node(again: OpenAgain, monkeypatch: pytest.MonkeyPatch) -> None:
     run = again()
-    monkeypatch.setattr(by_group, "nodes", lambda run: {0: "a", 1: "a", 2: "b", 3: "b"})
+    monkeypatch.setattr(Run, "hosts", {0: "a", 1: "a", 2: "b", 3: "b"})
     each = {
         row["rank"]: row
         for row in QUESTIONS["breakdown"].analyse(run, Scope(), None).rows
@@ -164,11 +143,9 @@ def test_a_row_for_each_node(again: OpenAgain, monkeypatch: pytest.MonkeyPatch) 
     assert min(each[0]["overlap_pct"], each[1]["overlap_pct"]) <= rows[1]["overlap_pct"]
     late = by(run, "stragglers", "node")
     assert late.rows[0]["node"] == "b" and late.rows[0]["worst_rank"] == 2
-    (finding,) = stragglers(run, Scope(steps=(0, 2))).findings
-    assert [one.title for one in late.findings] == [finding.title]
     caused = [row["caused_wait_ns"] for row in stragglers(run, Scope(steps=(0, 2))).rows]
     assert sum(row["caused_wait_ns"] for row in late.rows) == sum(caused)
-    monkeypatch.setattr(by_group, "nodes", lambda run: {})
+    monkeypatch.setattr(Run, "hosts", {})
     assert any(
         "hosts of the ranks are not recorded" in note for note in by(again(), "breakdown", "node").notes
     )

@@ -123,7 +123,7 @@ def test_groups_without_names_are_told_apart_by_stream_and_order(tmp_path: Path)
     assert [group.name for group in found.rows.groups] == ["?"]
     assert sorted(found.transfer.tolist()) == sorted(c["transfer_ns"] for c in truth["collectives"])
     result = REPORTS["stragglers"].analyse(run, Scope(), None)
-    assert result.rows[0]["rank"] == 1 and result.findings[0].ranks == (1,)
+    assert (result.rows[0]["rank"], result.rows[0]["cause"]) == (1, "compute")
     assert any("have no name" in note for note in result.notes)
 
 

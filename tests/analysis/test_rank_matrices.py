@@ -10,12 +10,12 @@ import pytest
 
 from conftest import DATA
 from pipeline_traces import PipelinePlan, write_pipeline
-from rankscope.analysis.across_ranks import rank_matrices
-from rankscope.analysis.across_ranks.lateness import lateness
-from rankscope.analysis.across_ranks.rank_matrices import arrival_skew, lateness_by_step, traffic, who_waited
-from rankscope.analysis.across_ranks.stragglers import stragglers
+from rankscope.analysis.across_ranks.own_times import own_times
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.faults import rank_matrices
+from rankscope.analysis.faults.rank_matrices import arrival_skew, lateness_by_step, traffic, who_waited
+from rankscope.analysis.faults.stragglers import stragglers
 from rankscope.collective_kinds import KINDS
 from rankscope.store.arrays import NONE
 from rankscope.timeline.run import Run, open_run
@@ -48,13 +48,13 @@ def test_a_column_of_waits_is_the_wait_that_a_rank_caused(
 def test_lateness_is_the_excess_of_each_rank_and_step(open_real: Callable[[Path], Run]) -> None:
     run = open_real(SLOW)
     scope = Scope().in_run(run)
-    result, late = lateness_by_step(run, scope), lateness(run, scope)
-    assert late is not None and result.facts["late"] == ["2"]
+    result, own = lateness_by_step(run, scope), own_times(run, scope)
+    assert result.facts["late"] == ["2"]
     assert [row["excess_ns"] for row in result.rows] == [
-        round(excess) for of_rank in late.own_excess.tolist() for excess in of_rank
+        round(excess) for of_rank in own.excess.tolist() for excess in of_rank
     ]
     worst = {
-        step: max(result.rows, key=lambda row: (row["step"] == step, row["excess_ns"])) for step in late.steps
+        step: max(result.rows, key=lambda row: (row["step"] == step, row["excess_ns"])) for step in own.steps
     }
     assert {row["rank"] for row in worst.values()} == {"2"}
     some = lateness_by_step(run, Scope(ranks=frozenset({1, 2}), steps=(3, 4)))

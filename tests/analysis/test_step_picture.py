@@ -18,12 +18,14 @@ from rankscope.analysis.across_ranks.step_picture import (
     step_picture,
 )
 from rankscope.analysis.core.intervals import EMPTY, Intervals, length
-from rankscope.analysis.core.result import Finding
+from rankscope.analysis.core.result import Fact, Finding
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.findings import collect
+from rankscope.analysis.core.step_times import run_step_times
 from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.timeline.run import Run
 from rankscope.views.charts.heatmap import NARROW, caption, step_picture_chart
+
+SLOW = Finding("critical", "Rank 2 costs time", "", (2,), facts=(Fact("cause", "compute"),), report="faults")
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def drawn(run: Run, finding: Finding | None) -> StepPicture:
 
 
 def test_the_culprit_and_those_who_wait(run: Run) -> None:
-    picture = drawn(run, collect(run, Scope())[0])
+    picture = drawn(run, SLOW)
     assert [row.rank for row in picture.rows if row.is_culprit] == [2]
     stretches = [row.stretch for row in picture.rows]
     assert [stretch and stretch.label for stretch in stretches] == ["waits", "waits", "slow_extra", "waits"]
@@ -87,9 +89,14 @@ def test_without_a_finding_it_is_the_longest_step(run: Run) -> None:
     assert not any(row.is_culprit for row in picture.rows)
 
 
-def test_a_finding_that_names_examples_marks_no_culprit(run: Run) -> None:
-    blaming = collect(run, Scope())[0]
-    assert not any(row.is_culprit for row in drawn(run, replace(blaming, remedy=None)).rows)
+def test_only_a_fault_marks_culprits(run: Run) -> None:
+    assert not any(row.is_culprit for row in drawn(run, replace(SLOW, report="dataloader")).rows)
+
+
+def test_of_the_steps_of_a_fault_the_longest_is_drawn(run: Run) -> None:
+    times = run_step_times(run, Scope())
+    for late in [(3,), (4, 5, 6)]:
+        assert drawn(run, replace(SLOW, steps=late)).step == max(late, key=times.__getitem__)
 
 
 def test_a_run_without_steps_has_no_such_picture(open_real: Callable[[Path], Run]) -> None:
@@ -108,7 +115,7 @@ def test_of_many_ranks_some_are_drawn() -> None:
 
 
 def test_the_caption_says_what_is_drawn(run: Run) -> None:
-    picture = drawn(run, collect(run, Scope())[0])
+    picture = drawn(run, SLOW)
     text = caption(picture)
     assert text.startswith(f"Step {picture.step} on all ranks, clocks aligned to ±")
     assert caption(replace(picture, ranks=1024, clock_error_ns=None, arrival=None)) == (

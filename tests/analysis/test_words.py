@@ -14,7 +14,6 @@ from rankscope.analysis.core.result import PROBLEMS, SEVERITIES, Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.findings import collect, findings
 from rankscope.analysis.summary import summary
-from rankscope.analysis.verdict import uncapitalised
 from rankscope.bench.synthetic.cluster import Fault, Job, simulate
 from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.timeline.reading import ingest
@@ -166,7 +165,7 @@ def test_recorded_runs(open_real: Callable[[Path], Run], name: str) -> None:
 
 def test_a_name_keeps_its_case_within_a_sentence() -> None:
     def said(title: str, *names: str) -> str:
-        return uncapitalised(Finding("limit", title, "", names=names))
+        return Finding("limit", title, "", names=names).uncapitalised
 
     assert said("Data loading") == "data loading"
     assert said("GPU idle") == "GPU idle"

@@ -32,7 +32,13 @@ def shown(*findings: Finding, width: int = 80) -> str:
     columns = (Column("rank"), Column("steps", "count"), Column("step_ns", "ns"))
     rows = [{"rank": rank, "steps": 6, "step_ns": 27_900_000} for rank in range(4)]
     summary = Result(
-        "summary", "A step takes 27.9 ms", "steps 0:5", columns, rows, findings, facts={"verdict": VERDICT}
+        "summary",
+        "A step takes 27.9 ms",
+        "steps 0:5",
+        columns,
+        rows,
+        findings,
+        facts={"verdict": VERDICT, "mean_step_ns": 27_900_000},
     )
     return screen(Screen("RUN", "4 ranks", summary, replace(summary, rows=()), findings), width, color=False)
 
@@ -40,7 +46,7 @@ def shown(*findings: Finding, width: int = 80) -> str:
 def test_limits_stand_below_the_faults_with_one_line_each() -> None:
     text = shown(FAULT, *LIMITS)
     assert text.startswith(f"{VERDICT}\nA step takes 27.9 ms.\n")
-    assert "1. critical, 10.6 ms per step: Rank 2 costs 10.6 ms per step\n   → Look at it.\n\n" in text
+    assert "1. critical: Rank 2 costs 10.6 ms per step\n   It computes longer.\n   → Look at it.\n\n" in text
     assert (
         "\n\nLimits, at most per step:\n   8.0 ms  29 %  data loading\n   0.3 ms   2 %  communication\n\n"
         in text

@@ -21,6 +21,9 @@ from rankscope.units import format_rounded
 
 _CLAIMED = 0.98
 """A limit that keeps less than this share of what it would save alone says how much is left. Chosen, not measured."""
+_AS_LARGE = 0.9
+"""Of the largest: of limits that save as much, one of certain calls, kernels or ops is claimed before what it is a part
+of. The same as of faults."""
 _LEAST_LEFT = 0.2
 """A limit that keeps less than this share is evidence of another one."""
 
@@ -35,6 +38,11 @@ class _Claim:
     alone_ns: float
     cost_ns: float
     views: list[Finding]
+
+    @property
+    def is_part(self) -> bool:
+        """It is of certain calls, kernels or ops."""
+        return bool(self.remedy.names) or self.remedy.most_ns is not None
 
 
 class _Prices:
@@ -68,21 +76,24 @@ class _Prices:
     def claim(self, claims: Sequence[_Claim], least_ns: float) -> None:
         """The one that saves most, then the one that saves most in addition to it, and so on.
 
-        A change seldom saves more because of another one, so a value computed earlier is an upper limit: only the best
-        candidate is computed again.
+        A change seldom saves more because of another one, so a value computed earlier is an upper limit: only those
+        that may be the best are computed again.
         """
         left, fresh = list(claims), set(map(id, claims))
         while left:
-            best = max(left, key=lambda claim: (claim.cost_ns, id(claim) in fresh))
-            if best.cost_ns < least_ns:
+            most_ns = max(claim.cost_ns for claim in left)
+            if most_ns < least_ns:
                 break
-            if id(best) not in fresh:
-                best.cost_ns = self.more_ns(best)
-                fresh.add(id(best))
+            best = [claim for claim in left if claim.cost_ns >= _AS_LARGE * most_ns]
+            if stale := [claim for claim in best if id(claim) not in fresh]:
+                for claim in stale:
+                    claim.cost_ns = self.more_ns(claim)
+                fresh.update(map(id, stale))
                 continue
-            left.remove(best)
-            self.claimed.append(best)
-            self.claimed_ns += best.cost_ns
+            chosen = max(best, key=lambda claim: (claim.is_part, claim.cost_ns))
+            left.remove(chosen)
+            self.claimed.append(chosen)
+            self.claimed_ns += chosen.cost_ns
             fresh.clear()
         for claim in left if self.claimed else ():
             if self.more_ns(claim) < _LEAST_LEFT * claim.alone_ns:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rankscope.analysis.core.result import PROBLEMS, Finding
+from rankscope.analysis.core.result import PROBLEMS
 from rankscope.analysis.core.scope import Scope, cut_ranks
+from rankscope.analysis.core.step_times import periods
 from rankscope.analysis.faults.report import has_peers, nothing_compared
 from rankscope.analysis.findings import collect
 from rankscope.records import dataclass
@@ -16,6 +17,7 @@ class Verdict:
     """The sentence, and which of the limits it names."""
 
     text: str
+    """Empty where nothing was recorded that takes time, and nothing is wrong."""
     limit: str = ""
 
 
@@ -33,11 +35,13 @@ def verdict(run: Run, scope: Scope, step_ns: float | None) -> Verdict:
     )
     if problem:
         return Verdict(f"{problem.title}.")
+    if not periods(run, scope):
+        return Verdict("")
     text = _nothing_found(run, scope)
     if not limits or not step_ns:
         return Verdict(text)
     cost = format_pair(limits[0].cost_ns or 0, step_ns)
-    return Verdict(f"{text} Largest limit: {uncapitalised(limits[0])}, up to {cost}.", limits[0].title)
+    return Verdict(f"{text} Largest limit: {limits[0].uncapitalised}, up to {cost}.", limits[0].title)
 
 
 def _nothing_found(run: Run, scope: Scope) -> str:
@@ -54,11 +58,3 @@ def _nothing_found(run: Run, scope: Scope) -> str:
     if not has_peers(run, scope):
         return "No fault found; not every rank has others that do the same work."
     return f"No fault found: the {len(ranks)} ranks are alike."
-
-
-def uncapitalised(finding: Finding) -> str:
-    """A title within a sentence. Names out of the trace and abbreviations stay as they are."""
-    title = finding.title
-    first = title.split(" ", 1)[0]
-    is_name = any(title.startswith(name) for name in finding.names if name)
-    return title if is_name or first[1:] != first[1:].lower() else title[:1].lower() + title[1:]

@@ -14,7 +14,7 @@ from rankscope.views.commands import advice_lines, command_lines
 from rankscope.views.limits import apart, share_of
 from rankscope.views.table import grid
 from rankscope.views.terminal import BOLD, DIM, SEVERITY_STYLES, paint
-from rankscope.views.text import clean, hang
+from rankscope.views.text import clean, hang, sentence
 
 _MOST_FINDINGS = 3
 _MOST_RANKS = 4
@@ -42,18 +42,18 @@ def screen(content: Screen, width: int, color: bool) -> str:
     prose = min(width, _PROSE_WIDTH)
     each = "per step" if any(row["steps"] for row in content.summary.rows) else "in total"
     problems, limits = apart(content.findings)
-    verdict = clean(content.summary.facts.get("verdict") or "")
+    verdict = content.summary.facts["verdict"]
     doubtful = "; ".join(clean(doubt.text) for doubt in content.doubts)
     painted = (
         (f"In doubt: {doubtful}." if doubtful else "", SEVERITY_STYLES["warning"]),
-        (verdict, BOLD),
+        (clean(verdict), BOLD),
         (clean(content.summary.title) + ".", "" if verdict else BOLD),
         (clean(f"{content.subject} · {content.summary.window}"), DIM),
     )
     blocks = [
         [paint(line, style, color) for text, style in painted for line in hang("", text, prose)],
-        _problems(problems, each, prose, color),
-        _limits(limits, each, prose),
+        _problems(problems, verdict, each, prose, color),
+        _limits(limits, content.summary.facts["mean_step_ns"], each, prose),
         _ranks(content.summary, width, color),
         _kernels(content.kernels, width, color),
         _next(content, len(problems), len(limits), prose, color),
@@ -61,43 +61,38 @@ def screen(content: Screen, width: int, color: bool) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def _problems(findings: Sequence[Finding], each: str, width: int, color: bool) -> list[str]:
+def _problems(findings: Sequence[Finding], verdict: str, each: str, width: int, color: bool) -> list[str]:
     lines: list[str] = []
     for number, finding in enumerate(findings[:_MOST_FINDINGS], 1):
-        cost = f", {format_ns(finding.cost_ns, 1)} {each}" if finding.cost_ns else ""
+        # The title of a fault has its cost. The verdict is the title of the first one: only its subject is repeated.
+        cost = (
+            f", {format_ns(finding.cost_ns, 1)} {each}" if finding.cost_ns and finding.kind != "fault" else ""
+        )
+        is_told = finding.subject and verdict.startswith(finding.title)
+        title = clean(finding.subject if is_told else finding.title)
         word = f"{number}. {finding.severity}"
-        text = hang(f"{word}{cost}: ", clean(finding.title), width)
+        text = hang(f"{word}{cost}: ", title, width)
         if len(text) > 1:  # indenting by the length of the first words would leave too little room
-            text = hang("", f"{word}{cost}: {clean(finding.title)}", width)
+            text = hang("", f"{word}{cost}: {title}", width)
             text[1:] = hang("   ", " ".join(text[1:]), width)
         text[0] = paint(word, SEVERITY_STYLES[finding.severity], color) + text[0][len(word) :]
-        lines += [*text, *advice_lines("   → ", finding.hint, width)]
+        lines += [*text, *hang("   ", clean(sentence(finding.evidence)), width)]
+        lines += advice_lines("   → ", finding.hint, width)
     return lines
 
 
-def _limits(limits: Sequence[Finding], each: str, width: int) -> list[str]:
-    """A line for each: what it saves at most, which share of the step that is, and its name."""
+def _limits(limits: Sequence[Finding], step_ns: float | None, each: str, width: int) -> list[str]:
+    """A line for each: what it saves at most, in the unit of the step, which share of it that is, and its name."""
     if not limits:
         return []
-    costs = format_together([limit.cost_ns or 0 for limit in limits])
+    costs = format_together([step_ns or 0, *(limit.cost_ns or 0 for limit in limits)])[1:]
     shares = [share_of(limit) for limit in limits]
-    widths = [max(map(len, texts)) for texts in (costs, shares)]
+    room = [max(map(len, texts)) for texts in (costs, shares)]
     lines = [f"Limits, at most {each}:"]
-    for limit, cost, share in zip(limits, costs, shares, strict=True):
-        first = (
-            f"   {cost:>{widths[0]}}  {share:>{widths[1]}}  " if any(shares) else f"   {cost:>{widths[0]}}  "
-        )
-        lines += hang(first, clean(_in_a_list(limit)), width)
+    for limit, *texts in zip(limits, costs, shares, strict=True):
+        aligned = [f"{text:>{size}}  " for text, size in zip(texts, room, strict=True) if size]
+        lines += hang(f"   {''.join(aligned)}", clean(limit.uncapitalised), width)
     return lines
-
-
-def _in_a_list(limit: Finding) -> str:
-    """Its title without a capital letter, where that is none of a name or an acronym."""
-    title = limit.title
-    first = title.partition(" ")[0]
-    if (limit.names and title.startswith(limit.names)) or first[1:] != first[1:].lower():
-        return title
-    return title[:1].lower() + title[1:]
 
 
 def _ranks(summary: Result, width: int, color: bool) -> list[str]:
@@ -152,9 +147,7 @@ def _next(content: Screen, problems: int, limits: int, width: int, color: bool) 
     all_of = f"all findings ({more} more), with evidence" if more > 0 else "the findings, with evidence"
     commands = [(f"rankscope stats {content.run} -r findings", all_of)] if problems or limits else []
     if any(finding.kind == "fault" for finding in content.findings):
-        commands.append(
-            (f"rankscope whatif {content.run}", "what mending them would save, and the usual changes")
-        )
+        commands.append((f"rankscope whatif {content.run}", "what mending the faults saves"))
     commands += [
         (f"rankscope view {content.run}", "the timeline of all ranks"),
         (f"rankscope stats {content.run} -r list", "all reports"),

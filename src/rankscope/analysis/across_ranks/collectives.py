@@ -5,6 +5,7 @@ Limits: many small calls, and a size far slower than the other sizes, or than th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -299,31 +300,31 @@ def _limits(
     run: Run, scope: Scope, rows: list[dict[str, Any]], fits: dict[tuple[str, str], SizeFit]
 ) -> tuple[Finding, ...]:
     steps = len(run_step_times(run, scope))
-    if not steps:
-        return ()
     step_ns, limits, small = mean_step_ns(run, scope), list[Finding](), set[tuple[str, str]]()
-    for key in dict.fromkeys((row["group"], row["kind"]) for row in rows):
+    for key in dict.fromkeys((row["group"], row["kind"]) for row in rows) if steps else ():
         mine = [row for row in rows if (row["group"], row["kind"]) == key and row["bytes"] and row["_median"]]
-        if mine and (
-            limit := small_calls(run, mine, fits.get(key) or _rough_fit(mine, rows), steps, step_ns)
-        ):
+        fit = fits.get(key) or (_rough_fit(mine, rows) if mine else None)
+        if fit and (limit := small_calls(mine, fit, steps, step_ns, larger_messages(run))):
             small.add(key)
             limits.append(limit)
     for row in rows:
         key = row["group"], row["kind"]
-        fit = None if key in small else fits.get(key)
+        of_sizes = None if key in small else fits.get(key)
         if (row.get("baseline_pct") or 100.0) < _SLOW_PCT:
             limits.append(_below_baseline(scope, row))
-        elif fit and row["_median"] and row["bytes"] and fit.is_outlier(row["bytes"], row["_median"]):
-            limits.append(_outlier(row, fit))
+        elif (
+            of_sizes and row["_median"] and row["bytes"] and of_sizes.is_outlier(row["bytes"], row["_median"])
+        ):
+            limits.append(_outlier(row, of_sizes))
     return tuple(limits)
 
 
 def _rough_fit(mine: list[dict[str, Any]], rows: list[dict[str, Any]]) -> SizeFit:
-    """Of few sizes: bytes move at the highest rate of any collective, and the rest is latency."""
+    """Of few sizes: bytes move at the highest rate of any collective, and the rest of the smallest is latency."""
     rates = (row["bytes"] / row["_median"] for row in rows if row["bytes"] and row["_median"])
     fastest = max(_SLOWEST_LINK, *rates)
-    return SizeFit(max(min(row["_median"] - row["bytes"] / fastest for row in mine), 0.0), fastest)
+    smallest = min(mine, key=lambda row: row["bytes"])
+    return SizeFit(max(smallest["_median"] - smallest["bytes"] / fastest, 0.0), fastest)
 
 
 def _fact(row: dict[str, Any], quantity: str, value: float | None, unit: Unit, subject: str = "") -> Fact:
@@ -333,10 +334,10 @@ def _fact(row: dict[str, Any], quantity: str, value: float | None, unit: Unit, s
 
 
 def small_calls(
-    run: Run, rows: list[dict[str, Any]], fit: SizeFit, steps: int, step_ns: float
+    rows: list[dict[str, Any]], fit: SizeFit, steps: int, step_ns: float, ways: Sequence[str]
 ) -> Finding | None:
     """Many collectives of a group and kind in a step of which at least half the time is latency, which one larger one
-    would have once."""
+    would have once. `ways`: how to send larger ones."""
     most_bytes = int(fit.latency_ns * fit.bandwidth)
     rows = [row for row in rows if row["bytes"] <= most_bytes]
     count = sum(row["count"] for row in rows) / steps
@@ -350,10 +351,10 @@ def small_calls(
     return Finding(
         "limit",
         f"{count:.0f} small {kind} calls of group {group}",
-        f"so many a step, of {format_rounded('bytes', mean)} on average; {format_rounded('ns', fit.latency_ns)} of each "
-        f"is latency, {format_rounded('ns', latency)} a step without what compute hides",
+        f"so many a step, of {format_rounded('bytes', mean)} on average; {format_rounded('ns', fit.latency_ns)} of "
+        f"each is latency, {format_rounded('ns', latency)} a step without what compute hides",
         ranks=rows[0]["_ranks"],
-        hint=f"Send fewer and larger messages: {', '.join(larger_messages(run))}.",
+        hint=f"Send fewer and larger messages: {', '.join(ways)}.",
         facts=(
             Fact("calls_per_step", count, "count", f"{kind} in group {group}"),
             Fact("latency_ns", round(fit.latency_ns), "ns", f"{kind} in group {group}, each"),

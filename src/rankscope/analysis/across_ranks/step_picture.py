@@ -127,8 +127,9 @@ def _step(run: Run, scope: Scope, finding: Finding | None) -> int | None:
         for period in periods(run, scope):
             if period.step is not None and period.start_ns <= begin < period.end_ns:
                 return period.step
+    late = {step: time for step, time in times.items() if finding is not None and step in finding.steps}
     usual = {step: time for step, time in times.items() if step not in run_step(run, scope).left_out}
-    return max(usual, key=lambda step: usual[step]) if usual else None
+    return max(late or usual, key=times.__getitem__, default=None)
 
 
 def _arrival(run: Run, step: int, culprits: Sequence[int]) -> tuple[Arrival | None, list[int]]:

@@ -149,6 +149,15 @@ class Finding:
         """The title without the cause."""
         return self.title[: -len(f"; {self.why}")] if self.why else self.title
 
+    @property
+    def uncapitalised(self) -> str:
+        """The title within a sentence. Names out of the trace and abbreviations stay as they are."""
+        first = self.title.partition(" ")[0]
+        is_name = any(self.title.startswith(name) for name in self.names if name)
+        if is_name or first[1:] != first[1:].lower():
+            return self.title
+        return self.title[:1].lower() + self.title[1:]
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
         values = {

@@ -78,13 +78,13 @@ def _rows(
     whole = saved_ns[BALANCES.index("all")]
     rows = []
     for (kind, key, _), saved in zip(cases, saved_ns, strict=True):
-        rest = step_ns - saved
+        rest = round(step_ns) - round(saved)
         rows.append(
             {
                 "scope": kind,
                 "key": key,
                 "t_ns": round(step_ns),
-                "balanced_ns": round(rest),
+                "balanced_ns": rest,
                 "slowdown": step_ns / rest if rest > 0 else None,
                 "share": saved / whole if whole >= _LEAST_SHARE * step_ns and whole > 0 else None,
             }

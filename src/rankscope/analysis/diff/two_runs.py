@@ -216,8 +216,12 @@ def _comparison_words(row: dict[str, Any]) -> str:
         return f"is {word}"
     ratio, percent = max(base, new) / min(base, new), f"{abs(row['change_pct']):.1f} %"
     if ratio >= _AS_RATIO and (slower or not in_bytes):
-        return f"is {ratio:.1f}x {word}" if ratio < 100 else f"is {format_rounded('count', ratio)}x {word}"
+        return f"is {_times(ratio)} {word}"
     return f"is {percent} {word}" if slower or in_bytes else f"takes {percent} less time"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}x" if ratio < 100 else f"{format_rounded('count', ratio)}x"
 
 
 def _longer_words(row: dict[str, Any], more: str = "") -> str:
@@ -226,9 +230,9 @@ def _longer_words(row: dict[str, Any], more: str = "") -> str:
     low, high = sorted((base, new))
     change = f"{row['change_pct']:+.1f} %" if base else ""
     if low and high / low >= _AS_RATIO:
-        change = f"{format_rounded('count', high / low)}x {'slower' if new > base else 'faster'}"
+        change = f"{_times(high / low)} {'slower' if new > base else 'faster'}"
     words = f"takes {format_rounded('ns', high - low)} {'longer' if new > base else 'less'}"
-    brackets = "; ".join(filter(None, (change, more)))
+    brackets = ", ".join(filter(None, (change, more)))
     return f"{words} ({brackets})" if brackets else words
 
 
@@ -351,7 +355,7 @@ def _moved(base: Run, new: Run, scope: Scope, comparison: Comparison) -> Moved |
         return None
     counted = comparison.base.steps, comparison.new.steps
     least = comparison.min_change_pct / 100
-    return moved(base, new, scope, counted, row["new"] > row["base"], least)
+    return moved(base, new, scope, counted, row["new"] - row["base"], least)
 
 
 def by_unit(result: Result) -> list[Result]:

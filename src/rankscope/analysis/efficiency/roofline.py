@@ -278,7 +278,7 @@ def _kernels_of(work: dict[int, RankWork], row: dict[str, Any]) -> tuple[str, ..
 def _part_of_step(slow: _Slow) -> str:
     """Of what was recorded, where there are no steps."""
     time, whole = format_rounded("ns", slow.time_ns), format_rounded("ns", slow.step_ns)
-    return f"{time} of a {whole} step" if slow.has_steps else f"{time} of {whole}"
+    return f"{time} of a step of {whole}" if slow.has_steps else f"{time} of {whole}"
 
 
 def _float32(slow: _Slow, roof: Ceilings) -> Finding:

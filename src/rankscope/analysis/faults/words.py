@@ -67,9 +67,10 @@ def _finding(run: Run, scope: Scope, fault: Fault, step_ns: float) -> Finding:
     if fault.others:
         evidence.append(f"a part of the same time shows by {' and '.join(dict.fromkeys(fault.others))}")
     at_once = fault.varies or not reasons
+    head, cause = _head(fault, who, cost, some, len(steps)), _reason(fault, who, reasons)
     return Finding(
         _severity(fault, share, len(some) == 1 < len(steps)),
-        _title(fault, who, cost, some, len(steps), reasons),
+        f"{head}; {cause}" if cause else head,
         "; ".join(evidence),
         who.ranks,
         _span(run, scope, fault, subjects),
@@ -82,6 +83,7 @@ def _finding(run: Run, scope: Scope, fault: Fault, step_ns: float) -> Finding:
             *(fact for reason in reasons for fact in reason.facts),
         ),
         names=(*who.names, *(name for reason in reasons for name in reason.names)),
+        why=cause,
         alone_ns=round(fault.alone_ns),
         subject=who.subject,
         steps=some,
@@ -142,30 +144,31 @@ def _who_of_links(run: Run, fault: Fault) -> _Who:
     return _Who(name, subject, ranks, len(names) > 1, names)
 
 
-def _title(fault: Fault, who: _Who, cost: str, some: tuple[int, ...], steps: int, reasons: list[Why]) -> str:
+def _head(fault: Fault, who: _Who, cost: str, some: tuple[int, ...], steps: int) -> str:
+    """Who, how much and when."""
     if fault.varies:
         return f"The work of the ranks differs from step to step: {cost}"
     if fault.moves:
-        turn = f"; in turn, as rank {fault.example.number}: {reasons[0].text}" if fault.example else ""
-        return f"Another rank is late from step to step: {cost}{turn}"
+        return f"Another rank is late from step to step: {cost}"
     if fault.axis == "step":
         longest = format_rounded("ns", max(each.margin_ns for each in fault.subjects) * max(steps, 1))
         takes = "take up to" if who.is_many else "takes"
-        return f"{who.name} {takes} {longest} longer on all ranks, {cost}{_reason(fault, who, reasons)}"
+        return f"{who.name} {takes} {longest} longer on all ranks, {cost}"
     where = f", in step{'s' * (len(some) > 1)} {as_ranges([*some])}" if some else ""
-    verb = "cost" if who.is_many else "costs"
-    return f"{who.name} {verb} {cost}{where}{_reason(fault, who, reasons)}"
+    return f"{who.name} cost{'s' * (not who.is_many)} {cost}{where}"
 
 
 def _reason(fault: Fault, who: _Who, reasons: list[Why]) -> str:
     """The cause of the first one, who costs most; of many, whether the others have it too."""
-    if len(fault.subjects) == 1 or not reasons:
-        return f"; {reasons[0].text}" if reasons else ""
+    if not reasons or fault.varies:
+        return ""
+    text = reasons[0].text
+    if fault.moves:
+        return f"in turn, as rank {fault.example.number}: {text}" if fault.example else ""
     if not _is_alike(fault):
-        return "; each for a reason of its own"
-    if fault.axis == "rank" and who.is_many:
-        return f"; rank {fault.subjects[0].number}, as the others: {reasons[0].text}"
-    return f"; {reasons[0].text}"
+        return "each for a reason of its own"
+    is_one_of_many = fault.axis == "rank" and who.is_many
+    return f"rank {fault.subjects[0].number}, as the others: {text}" if is_one_of_many else text
 
 
 def _is_alike(fault: Fault) -> bool:

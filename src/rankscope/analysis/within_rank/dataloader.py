@@ -126,7 +126,7 @@ def _limits(run: Run, scope: Scope) -> tuple[Finding, ...]:
         Finding(
             "limit",
             "Data loading",
-            f"{mean} {'a GPU is idle while the host' if waits.has_gpu else 'the host'} waits for a batch"
+            f"{'a GPU is idle while the host' if waits.has_gpu else 'the host'} waits for a batch: {mean}"
             + (f", most of it at {line}" if line else ""),
             tuple(sorted(lost)),
             (waits.longest[0] + origin, waits.longest[1] + origin),

@@ -381,7 +381,7 @@ def _copy_limit(
     return Finding(
         "limit",
         what,
-        f"{mean_on(times, len(scope.ranks_in(run)), steps_in(run, scope))} in {count:,} copies{rate}; "
+        f"{count:,} copies{rate} take {mean_on(times, len(scope.ranks_in(run)), steps_in(run, scope))}; "
         "what compute hides of it costs nothing",
         tuple(sorted(times)),
         hint=copy_less(run, what),

@@ -130,17 +130,23 @@ def _limit(run: Run, scope: Scope, late: dict[int, DeviceSums]) -> Finding:
     (name,) = device.region.key
     line = device.line.key[0] if device.line else None
     waited = {rank: device.host_late for rank, device in late.items()}
-    places = [f"{format_rounded('ns', _host_late(device.region.causes))} of it before {_place(run, name)}"]
-    if device.line is not None:
-        places.append(f"{format_rounded('ns', _host_late(device.line.causes))} before launches at {line}")
+    whole, region, at_line = (
+        format_rounded("ns", time / max(steps, 1))
+        for time in (
+            device.host_late,
+            _host_late(device.region.causes),
+            _host_late(device.line.causes) if device.line else 0,
+        )
+    )
+    most = f"on rank {rank}, {region} of {whole} before {_place(run, name)}"
     causes = ("host_bound_ns", "launch_latency_ns")
     key = {"rank": rank, "device": device.device if device.device >= 0 else None}
     origin = run.origin_ns(rank)
     return Finding(
         "limit",
         "Host gaps",
-        f"{mean_on(waited, len(scope.ranks_in(run)), steps)} a GPU waits for a launch; "
-        f"of rank {rank}, {format_rounded('ns', device.host_late)} in {device.gaps:,} gaps, {'; '.join(places)}",
+        f"a GPU waits for a launch: {mean_on(waited, len(scope.ranks_in(run)), steps)}; {most}"
+        + (f"; {at_line} before launches at {line}" if line else ""),
         tuple(sorted(late)),
         (device.region.longest_span[0] + origin, device.region.longest_span[1] + origin),
         _hint(run, device, name),

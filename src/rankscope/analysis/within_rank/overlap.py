@@ -173,7 +173,7 @@ def _limits(run: Run, scope: Scope, rows: list[dict[str, Any]]) -> tuple[Finding
         Finding(
             "limit",
             "Communication",
-            f"{mean_on(transfer, len(scope.ranks_in(run)), steps)} that compute does not hide{without}; "
+            f"compute does not hide it{without}: {mean_on(transfer, len(scope.ranks_in(run)), steps)}; "
             f"most of it is {most['collective']}",
             tuple(sorted(transfer)),
             hint=f"Overlap it with compute ({', '.join(ways_to_overlap(run))}), or send less data. "

@@ -163,8 +163,8 @@ def _limit(run: Run, scope: Scope, op: str, by_rank: dict[int, GroupSums], most_
     return Finding(
         "limit",
         f"Small kernels of {op}",
-        f"{mean_on(launched, len(scope.ranks_in(run)), steps)} to launch kernels under {SHORT_NS // 1000} µs, "
-        f"{count:,} in all, which run {format_rounded('ns', total / count)} on average",
+        f"{count:,} kernels under {SHORT_NS // 1000} µs run {format_rounded('ns', total / count)} on average; to "
+        f"launch them takes {mean_on(launched, len(scope.ranks_in(run)), steps)}",
         ranks,
         hint=f"Launch fewer and larger kernels: {', '.join(fewer_kernels(run))}.",
         facts=(

@@ -182,7 +182,7 @@ def _limit(
     return Finding(
         "limit",
         f"Synchronising calls: {name}",
-        f"{mean_on(idle, ranks_in_scope, steps)} a GPU is idle during these calls"
+        f"a GPU is idle during these calls: {mean_on(idle, ranks_in_scope, steps)}"
         + (f", most of it at {place}" if place else "")
         + f"; {calls:,} calls there",
         tuple(sorted(idle)),

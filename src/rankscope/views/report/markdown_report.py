@@ -7,6 +7,7 @@ from dataclasses import replace
 from rankscope.version import __version__
 from rankscope.views.markdown import markdown, prose
 from rankscope.views.report.content import Content, Headline, Section, noted
+from rankscope.views.text import sentence
 
 _ROWS = {
     "breakdown": 8,
@@ -40,10 +41,10 @@ def markdown_page(content: Content) -> str:
 
 def _headline(headline: Headline) -> str:
     change = " ".join(filter(None, (headline.change, headline.change_note)))
-    text = f"**{prose(headline.title)}** {prose(headline.detail)}" + (
-        f" **{prose(change)}**" if change else ""
-    )
-    lines = [text, prose(headline.advice)] + [f"{prose(what)}: `{how}`" for what, how in headline.commands]
+    bold = f"**{prose(change)}**" if change else ""
+    texts = (f"**{prose(headline.title)}**", prose(headline.detail), bold)
+    commands = (f"{prose(what)}: `{how}`" for what, how in headline.commands)
+    lines = (" ".join(filter(None, texts)), prose(headline.advice), *commands)
     return "\\\n".join(filter(None, lines))
 
 
@@ -52,7 +53,7 @@ def _findings(content: Content) -> str:
     for heading, findings in content.lists.items():
         lines = [f"## {heading}\n"]
         for number, finding in enumerate(findings, 1):
-            text = f"{prose(finding.title.rstrip('.'))}. {prose(finding.evidence)}".rstrip()
+            text = " ".join(prose(sentence(part)) for part in (finding.title, finding.evidence) if part)
             lines.append(f"{number}. **{', '.join(noted(finding, content.step_ns))}**: {text}")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
