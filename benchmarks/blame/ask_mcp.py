@@ -26,6 +26,7 @@ WHY = "Why is that rank late?"
 SAVES = "What would be saved in a step if it were as fast as the others?"
 MISSING = "Which rank is missing in a hang?"
 GROWS = "Does memory grow?"
+FIRST_RANKS = "Which ranks is the first finding about?"
 _OF_RANKS = ("rank", "node", "group", "stage", "all")
 """How the subject of a fault begins that names ranks."""
 
@@ -74,7 +75,8 @@ async def _answer(ask: Any) -> dict[str, Any]:
     _, (missing,) = await ask(MISSING)
     if missing:
         return {"who": "rank", "ranks": sorted(missing), "cause": "hang"}
-    outcome, (_, _, grows) = await ask(GROWS)
-    if outcome == "problem" and grows:
-        return {"who": "rank", "ranks": sorted(grows), "cause": "memory"}
+    grows, _ = await ask(GROWS)
+    _, (first_ranks,) = await ask(FIRST_RANKS)
+    if grows == "problem" and first_ranks:
+        return {"who": "rank", "ranks": sorted(first_ranks), "cause": "memory"}
     return {"who": "nobody", "ranks": [], "cause": "none"}
