@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from rankscope.analysis.core.advice import ahead_of_gpu, framework, in_the_optimizer
+from rankscope.analysis.core.advice import ahead_of_gpu, framework, how_to_record, in_the_optimizer
 from rankscope.analysis.core.device_events import UNKNOWN, steps_in
 from rankscope.analysis.core.gpu_counts import kernels_end_in
 from rankscope.analysis.core.notes import gpu_outside_steps, left_out, no_gpu
@@ -116,7 +116,8 @@ def idle(run: Run, scope: Scope, by: str | None = None) -> Result:
         notes.append(no_gpu(run))
     elif without_launch:
         notes.append(
-            f"{without_launch:,} gaps end with a GPU event that has no launch in the file; they count as 'other'"
+            f"{without_launch:,} gaps end with a GPU event that has no launch in the file; they count as 'other': "
+            f"{how_to_record(run, 'launches')}"
         )
     limits = (_limit(run, scope, late),) if late else ()
     return Result("idle", "Why the GPU is idle", scope.window, COLUMNS, rows, limits, tuple(notes))
@@ -138,14 +139,14 @@ def _limit(run: Run, scope: Scope, late: dict[int, DeviceSums]) -> Finding:
             _host_late(device.line.causes) if device.line else 0,
         )
     )
-    most = f"on rank {rank}, {region} of {whole} before {_place(run, name)}"
+    most = f"on rank {rank}, {region} of {whole}" if len(late) > 1 else f"{region} of it"
     causes = ("host_bound_ns", "launch_latency_ns")
     key = {"rank": rank, "device": device.device if device.device >= 0 else None}
     origin = run.origin_ns(rank)
     return Finding(
         "limit",
         "Host gaps",
-        f"a GPU waits for a launch: {mean_on(waited, len(scope.ranks_in(run)), steps)}; {most}"
+        f"a GPU waits for a launch: {mean_on(waited, len(scope.ranks_in(run)), steps)}; {most} before {_place(run, name)}"
         + (f"; {at_line} before launches at {line}" if line else ""),
         tuple(sorted(late)),
         (device.region.longest_span[0] + origin, device.region.longest_span[1] + origin),
