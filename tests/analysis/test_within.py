@@ -250,6 +250,37 @@ def test_many_short_kernels_are_a_finding(tmp_path: Path) -> None:
     assert "part of the same time: small kernels outside any op" in first.evidence
 
 
+# copies
+
+
+@pytest.mark.parametrize(
+    ("kind", "title"),
+    [
+        ("Memcpy HtoD (Pageable -> Device)", "Pageable copies to the device"),
+        ("Memcpy DtoH (Device -> Pinned)", "Copies of pinned memory to the host"),
+        ("Memcpy DtoD (Device -> Device)", "Copies on the device"),
+        ("Memset (Device)", "Fills of device memory"),
+        ("odd", "Copies: odd"),
+    ],
+)
+def test_exposed_copies_are_a_limit(kind: str, title: str, tmp_path: Path) -> None:
+    """A copy of 100 µs between two kernels, and one of 40 that a kernel on another stream hides."""
+    events = [mark("ProfilerStep#1", 0, 400)]
+    for number, (name, start, time, stream) in enumerate(
+        [("a", 20, 80, 7), (kind, 100, 100, 7), ("b", 200, 200, 7), (kind, 220, 40, 9)], 1
+    ):
+        events += [call("cudaLaunchKernel", 3 * number, 2, number)]
+        events += [kernel_event(name, start, time, number, stream=stream)]
+        if name == kind:
+            events[-1]["cat"] = "gpu_memset" if "Memset" in kind else "gpu_memcpy"
+    run = open_trace(write_kineto(tmp_path / "t.json", events))
+    (limit,) = report(run, "memcpy").findings
+    assert (limit.kind, limit.title) == ("limit", title)
+    assert limit.cost_ns == pytest.approx(100_000, rel=0.02)
+    share = limit.fact("cost_pct")
+    assert share and share.value == pytest.approx(25, rel=0.02)
+
+
 # syncs
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rankscope.analysis.core.advice import ahead_of_gpu, framework, how_to_record, in_the_optimizer
@@ -146,11 +147,12 @@ def _limit(run: Run, scope: Scope, late: dict[int, DeviceSums]) -> Finding:
     return Finding(
         "limit",
         "Host gaps",
-        f"a GPU waits for a launch: {mean_on(waited, len(scope.ranks_in(run)), steps)}; {most} before {_place(run, name)}"
+        f"a GPU waits for a launch: {mean_on(waited, len(scope.ranks_in(run)), steps)}; {most} before "
+        + _place(run, name)
         + (f"; {at_line} before launches at {line}" if line else ""),
         tuple(sorted(late)),
         (device.region.longest_span[0] + origin, device.region.longest_span[1] + origin),
-        _hint(run, device, name),
+        _hint(run, tuple(late.values()), name),
         facts=tuple(
             Fact(cause, device.causes[cause.removesuffix("_ns")], "ns", f"rank {rank}", (rank,), key)
             for cause in causes
@@ -167,12 +169,13 @@ def _place(run: Run, name: str | None) -> str:
     return f"work launched in {'the step' if is_jax else _PHASE_NAMES.get(name, name)}"
 
 
-def _hint(run: Run, device: DeviceSums, where: str | None) -> str:
+def _hint(run: Run, late: Sequence[DeviceSums], where: str | None) -> str:
     """Data loading and synchronising calls come first where they are the larger part."""
-    first = ""
-    if device.causes["dataloader"] > device.host_late or where == "dataloader":
+    first, waited = "", sum(device.host_late for device in late)
+    loading, syncs = (sum(device.causes[cause] for device in late) for cause in ("dataloader", "sync"))
+    if loading > waited or where == "dataloader":
         first = "Load data faster first (-r dataloader). "
-    elif device.causes["sync"] > device.host_late:
+    elif syncs > waited:
         first = "Remove synchronising calls first (-r syncs). "
     if where and where.lower().startswith("optim") and (ways := in_the_optimizer(run)):
         return f"{first}Launch less in the optimizer: {', '.join(ways)}. -r gaps shows where."
