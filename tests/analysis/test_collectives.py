@@ -18,7 +18,8 @@ from rankscope.analysis.across_ranks.collectives import SizeFit, fit_sizes, smal
 from rankscope.analysis.core.machine import Machine, load_baseline
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.critical_path.savings import savings_of, scenario_of
+from rankscope.analysis.critical_path.savings import scenario_of
+from rankscope.analysis.graph.graph import graph_of
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.collective_kinds import bus_factor
@@ -244,10 +245,11 @@ def test_many_small_calls_of_one_size_are_merged(tmp_path: Path) -> None:
     (limit,) = QUESTIONS["collectives"].analyse(run, Scope(), None).findings
     assert limit.title == "61 small all_reduce calls of group default_pg" and limit.remedy
     assert limit.remedy.latency_ns == pytest.approx(20_000, rel=0.01) and limit.remedy.most_bytes is not None
-    savings = savings_of(run, Scope().in_run(run))
-    assert savings
-    saved = savings.length - savings.length_with([scenario_of(run, limit.remedy)])
-    assert saved == pytest.approx(3 * 60 * 20_000, rel=0.05)
+    graph = graph_of(run, Scope().in_run(run))
+    merged = scenario_of(run, limit.remedy).change(run, graph, graph.work)
+    spared = graph.work.transfer - merged.transfer
+    assert spared.sum() == pytest.approx(3 * 60 * 20_000, rel=0.01)
+    assert not spared[graph.collectives.bytes > 1024].any()
 
 
 def test_too_few_sizes_or_none_that_matters_give_no_fit() -> None:

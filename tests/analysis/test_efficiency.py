@@ -19,6 +19,7 @@ from rankscope.analysis.core.result import Remedy, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import periods
 from rankscope.analysis.efficiency.mfu import _OTHER_KERNEL, _TENSOR_CORE_KERNEL
+from rankscope.analysis.questions import QUESTIONS
 from rankscope.analysis.within_rank.op_work import FORMULAS, op_work, work_of
 from rankscope.bench.synthetic import Plan, write
 from rankscope.devices import Ceilings, find_device
@@ -241,7 +242,7 @@ def test_float32_has_the_peak_of_the_kernel_that_ran(tmp_path: Path) -> None:
     assert [plain.rows[0]["dtype"], tensor.rows[0]["dtype"]] == ["float32", "tf32"]
     assert plain.rows[0]["pct_of_roof"] == pytest.approx(tensor.rows[0]["pct_of_roof"] * 494 / 67)
     (finding,) = plain.findings
-    assert finding.severity == "warning" and "without tensor cores" in finding.title
+    assert finding.kind == "limit" and finding.title.endswith("on tensor cores")
     less = finding.fact("less_ns_per_step")
     assert less is not None and less.value == round(2_010_000 * (1 - 67 / 494))
     # whatif makes the product faster, not its helper of 10 µs
@@ -249,13 +250,14 @@ def test_float32_has_the_peak_of_the_kernel_that_ran(tmp_path: Path) -> None:
     assert "set_float32_matmul_precision" in finding.hint
     assert finding.remedy == Remedy("kernels faster", names=("sm80_xmma_gemm_f32f32_ffma",), factor=494 / 67)
     assert [fact.value for fact in finding.facts if fact.quantity == "peak_flop_s"] == [67e12, 494e12]
-    assert all("without tensor cores" not in finding.title for finding in tensor.findings)
+    assert all("on tensor cores" not in finding.title for finding in tensor.findings)
 
 
 @pytest.mark.slow
 def test_a_product_far_below_its_roof_is_a_finding(tmp_path: Path) -> None:
     (finding,) = report(product(tmp_path, dur=990), "roofline").findings or (None,)
-    assert finding is not None and "14 % of its roof" in finding.title
+    assert finding is not None and "14 % of its roof" in finding.evidence
+    assert finding.title == "Kernels faster: aten::addmm (bfloat16)"
     less, share = finding.fact("less_ns_per_step"), finding.fact("pct_of_roof")
     assert less is not None and less.value == pytest.approx(1_000_000 * (1 - 13.9 / 80), rel=0.01)
     assert share is not None and share.value == pytest.approx(13.9, rel=0.01)
@@ -273,7 +275,8 @@ def test_only_ranks_that_are_far_below_the_roof_are_counted(tmp_path: Path) -> N
         text["distributedInfo"] = {"rank": rank, "world_size": 2}
         (tmp_path / "run").mkdir(exist_ok=True)
         (tmp_path / "run" / f"rank-{rank}.json").write_text(json.dumps(text))
-    (finding,) = report(Run(ingest([tmp_path / "run"])), "roofline").findings
+    run = Run(ingest([tmp_path / "run"]))
+    (finding,) = QUESTIONS["roofline"].analyse(run, Scope(), None).findings
     assert finding.ranks == (0,) and "1 of 2 ranks are under 40 %" in finding.evidence
 
 

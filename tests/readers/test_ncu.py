@@ -408,10 +408,10 @@ def test_far_from_both_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     path = tmp_path / "rank-0.csv"
     path.write_text(page)
     (finding,) = REPORTS["ncu"].analyse(open_trace(path), Scope(), None).findings
-    assert (
-        finding.title == "gemm, the <1> kernel reaches 20 % of the compute peak and 30 % of the memory peak"
-    )
+    assert (finding.kind, finding.title) == ("limit", "Kernels faster: gemm, the <1> kernel")
+    assert "20 % of the compute peak and 30 % of the memory peak" in finding.evidence
     assert "50 % of the measured time" in finding.evidence
+    assert finding.cost_ns == 50_000, "at 60 % of the memory peak it takes half of its 100 µs"
     assert main(["stats", str(path)]) == 0
     screen = capsys.readouterr().out
     assert "No trace, but 1 Nsight Compute report (-r ncu,roofline)." in screen

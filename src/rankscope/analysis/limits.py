@@ -131,8 +131,9 @@ def limits_of(run: Run, scope: Scope, findings: Sequence[Finding]) -> tuple[Find
             left_ns -= cost_ns
             listed.append(replace(limit, cost_ns=cost_ns, alone_ns=limit.cost_ns))
     has_steps = steps_in(run, scope) > 0
-    every = [_with_share(limit, step_ns, has_steps) for limit in listed if (limit.cost_ns or 0) >= least_ns]
-    return tuple(sorted(every, key=lambda limit: -(limit.cost_ns or 0)))
+    every = [limit for limit in listed if (limit.cost_ns or 0) >= least_ns]
+    every.sort(key=lambda limit: -(limit.cost_ns or 0))
+    return tuple(_with_share(limit, step_ns, scope) if has_steps else limit for limit in every)
 
 
 def _priced(claim: _Claim) -> Finding:
@@ -156,8 +157,7 @@ def _priced(claim: _Claim) -> Finding:
     )
 
 
-def _with_share(limit: Finding, step_ns: float, has_steps: bool) -> Finding:
-    if not has_steps:
-        return limit
-    share = Fact("cost_pct", 100 * (limit.cost_ns or 0) / step_ns, "percent", "the mean step")
-    return replace(limit, facts=(*limit.facts, share))
+def _with_share(limit: Finding, step_ns: float, scope: Scope) -> Finding:
+    share = 100 * (limit.cost_ns or 0) / step_ns
+    fact = Fact("cost_pct", share, "percent", "the mean step", report=limit.report, window=scope.window)
+    return replace(limit, facts=(*limit.facts, fact))

@@ -114,8 +114,8 @@ class Finding:
     hint: str = ""
     cost_ns: int | None = None
     """Time that would be saved per step (in the window, where there are no steps) if the cause were gone, in addition
-    to what findings before it claim; None where whatif cannot tell. It is filled in from `remedy`, as are alone_ns and
-    reachable (critical_path/costs.py)."""
+    to what findings before it claim; None where whatif cannot tell. Of a limit it is filled in from `remedy`, as is
+    alone_ns (limits.py)."""
     facts: tuple[Fact, ...] = ()
     """The figures behind the text."""
     remedy: Remedy | None = None

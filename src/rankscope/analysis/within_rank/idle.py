@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from rankscope.analysis.core.advice import ahead_of_gpu, framework, in_the_optimizer
+from rankscope.analysis.core.advice import ahead_of_gpu, framework, how_to_record, in_the_optimizer
 from rankscope.analysis.core.device_events import UNKNOWN, steps_in
 from rankscope.analysis.core.gpu_counts import kernels_end_in
 from rankscope.analysis.core.notes import gpu_outside_steps, left_out, no_gpu
@@ -116,7 +117,8 @@ def idle(run: Run, scope: Scope, by: str | None = None) -> Result:
         notes.append(no_gpu(run))
     elif without_launch:
         notes.append(
-            f"{without_launch:,} gaps end with a GPU event that has no launch in the file; they count as 'other'"
+            f"{without_launch:,} gaps end with a GPU event that has no launch in the file; they count as 'other': "
+            f"{how_to_record(run, 'launches')}"
         )
     limits = (_limit(run, scope, late),) if late else ()
     return Result("idle", "Why the GPU is idle", scope.window, COLUMNS, rows, limits, tuple(notes))
@@ -138,18 +140,19 @@ def _limit(run: Run, scope: Scope, late: dict[int, DeviceSums]) -> Finding:
             _host_late(device.line.causes) if device.line else 0,
         )
     )
-    most = f"on rank {rank}, {region} of {whole} before {_place(run, name)}"
+    most = f"on rank {rank}, {region} of {whole}" if len(late) > 1 else f"{region} of it"
     causes = ("host_bound_ns", "launch_latency_ns")
     key = {"rank": rank, "device": device.device if device.device >= 0 else None}
     origin = run.origin_ns(rank)
     return Finding(
         "limit",
         "Host gaps",
-        f"a GPU waits for a launch: {mean_on(waited, len(scope.ranks_in(run)), steps)}; {most}"
+        f"a GPU waits for a launch: {mean_on(waited, len(scope.ranks_in(run)), steps)}; {most} before "
+        + _place(run, name)
         + (f"; {at_line} before launches at {line}" if line else ""),
         tuple(sorted(late)),
         (device.region.longest_span[0] + origin, device.region.longest_span[1] + origin),
-        _hint(run, device, name),
+        _hint(run, tuple(late.values()), name),
         facts=tuple(
             Fact(cause, device.causes[cause.removesuffix("_ns")], "ns", f"rank {rank}", (rank,), key)
             for cause in causes
@@ -166,12 +169,13 @@ def _place(run: Run, name: str | None) -> str:
     return f"work launched in {'the step' if is_jax else _PHASE_NAMES.get(name, name)}"
 
 
-def _hint(run: Run, device: DeviceSums, where: str | None) -> str:
+def _hint(run: Run, late: Sequence[DeviceSums], where: str | None) -> str:
     """Data loading and synchronising calls come first where they are the larger part."""
-    first = ""
-    if device.causes["dataloader"] > device.host_late or where == "dataloader":
+    first, waited = "", sum(device.host_late for device in late)
+    loading, syncs = (sum(device.causes[cause] for device in late) for cause in ("dataloader", "sync"))
+    if loading > waited or where == "dataloader":
         first = "Load data faster first (-r dataloader). "
-    elif device.causes["sync"] > device.host_late:
+    elif syncs > waited:
         first = "Remove synchronising calls first (-r syncs). "
     if where and where.lower().startswith("optim") and (ways := in_the_optimizer(run)):
         return f"{first}Launch less in the optimizer: {', '.join(ways)}. -r gaps shows where."

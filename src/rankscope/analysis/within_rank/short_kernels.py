@@ -142,27 +142,27 @@ def _groups(events: DeviceEvents, codes: Ints, names: list[str]) -> Iterator[Gro
 
 def _limits(run: Run, scope: Scope, by_rank: dict[int, RankShort]) -> tuple[Finding, ...]:
     """The ops whose short kernels take longest to launch: one kernel a step instead would be launched once."""
-    steps, ops = steps_in(run, scope), dict[str, dict[int, GroupSums]]()
-    spared: dict[str, dict[int, float]] = {}
+    steps, ops = steps_in(run, scope), dict[str | None, dict[int, GroupSums]]()
+    spared: dict[str | None, dict[int, float]] = {}
     for rank, record in by_rank.items():
         for group in record.groups:
             calls = group.short / max(steps, 1)
             less = group.launch_ns * (1 - 1 / calls) if calls > 1 and group.launch_ns > group.total_ns else 0
-            if group.name is not None and less > 0 and less >= LIMIT_SHARE * record.span:
+            if less > 0 and less >= LIMIT_SHARE * record.span:
                 ops.setdefault(group.name, {})[rank] = group
                 spared.setdefault(group.name, {})[rank] = less
     most = sorted(ops, key=lambda op: -max(spared[op].values()))[:_MAX_LIMITS]
     return tuple(_limit(run, scope, op, ops[op], max(spared[op].values()) / max(steps, 1)) for op in most)
 
 
-def _limit(run: Run, scope: Scope, op: str, by_rank: dict[int, GroupSums], most_ns: float) -> Finding:
+def _limit(run: Run, scope: Scope, op: str | None, by_rank: dict[int, GroupSums], most_ns: float) -> Finding:
     steps, ranks = steps_in(run, scope), tuple(sorted(by_rank))
     launched = {rank: group.launch_ns for rank, group in by_rank.items()}
     count, total = (sum(getattr(group, name) for group in by_rank.values()) for name in ("short", "total_ns"))
     key, everywhere = {"op": op}, len(by_rank) == len(scope.ranks_in(run))
     return Finding(
         "limit",
-        f"Small kernels of {op}",
+        f"Small kernels {f'of {op}' if op else 'outside any op'}",
         f"{count:,} kernels under {SHORT_NS // 1000} µs run {format_rounded('ns', total / count)} on average; to "
         f"launch them takes {mean_on(launched, len(scope.ranks_in(run)), steps)}",
         ranks,
@@ -174,5 +174,5 @@ def _limit(run: Run, scope: Scope, op: str, by_rank: dict[int, GroupSums], most_
         if everywhere
         else (),
         remedy=Remedy("host gaps gone", most_ns=most_ns),
-        names=(op,),
+        names=(op,) if op else (),
     )
