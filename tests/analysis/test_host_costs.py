@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from analysis.event_replay import EventReplay, durations_of, events_of
 from conftest import open_trace
 from gloo_traces import GlooJob, pipeline
+from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.analysis.critical_path.savings import savings_of
@@ -188,6 +189,17 @@ def test_a_step_that_nobody_else_recorded_stays_as_it_is(tmp_path: Path) -> None
     )
     assert abs(saved_ms(run, 0, (0, 5))) < 0.1
     assert not faults_of(run, Scope(steps=(0, 5))).listed
+
+
+def test_a_wait_belongs_to_the_step_in_which_its_cause_is_late(tmp_path: Path) -> None:
+    """Rank 2 works longer after the all_reduce of step 3: the others wait for it in step 4."""
+    run = write_job(
+        tmp_path, 6, lambda rank, step: 10 * MS, lambda rank, step: 15 * MS * ((rank, step) == (2, 3))
+    )
+    rows = REPORTS["stragglers"].analyse(run, Scope(), "step").rows
+    assert [(row["step"], row["last_rank"], row["caused_wait_ns"]) for row in rows if row["last_rank"]] == [
+        (3, 2, 3 * 15 * MS)
+    ]
 
 
 def test_the_mean_step_is_that_of_the_window(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from rankscope.analysis.across_ranks.time_split import PARTS, step_times
 from rankscope.analysis.core.host_spans import program_frame
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.faults.stragglers import _counted_once, caused_waits, causes_of_ranks
+from rankscope.analysis.faults.stragglers import _charged, _counted_once, caused_waits, causes_of_ranks
 from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.store.arrays import NONE
 from rankscope.timeline.reading import ingest
@@ -294,6 +294,23 @@ def test_each_moment_of_waiting_counts_once(waits: list[tuple[int, int, int]]) -
     for key, value in zip((100 * rank + end).tolist(), alone.tolist(), strict=True):
         counted[key] = counted.get(key, 0) + value
     assert (alone >= 0).all() and {key: value for key, value in counted.items() if value} == ends
+
+
+tables = st.lists(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=3, max_size=3), min_size=1
+)
+
+
+@given(tables)
+def test_waits_are_charged_to_the_step_that_made_them(rows: list[list[tuple[int, int]]]) -> None:
+    """By pair and step: at most what the one is late in it, and what the other waits then and in the next step."""
+    waited, allowed = np.array(rows, dtype=np.int64).transpose(2, 0, 1)
+    charged = _charged(waited, allowed)
+    assert (charged <= allowed).all() and (charged >= np.minimum(waited, allowed)).all()
+    assert (
+        charged.cumsum(axis=1) <= np.append(waited, 0 * waited[:, :1], axis=1).cumsum(axis=1)[:, 1:]
+    ).all()
+    assert (charged[:, -1] <= waited[:, -1]).all()
 
 
 def test_no_wait_is_charged_beyond_what_its_cause_is_late(open_real: Callable[[Path], Run]) -> None:

@@ -92,7 +92,7 @@ class CausedWaits(NamedTuple):
 
 @once_per_run
 def caused_waits(run: Run, scope: Scope) -> CausedWaits:
-    """Steps are numbered as in `own_times`; nothing where waits are not known.
+    """Steps are numbered as in `own_times`, each with the waiting that is due to it; nothing where waits are not known.
 
     A rank that waits in two collectives at once waits for the later one. Without traces it is not known what a rank
     may be charged with.
@@ -111,14 +111,23 @@ def caused_waits(run: Run, scope: Scope) -> CausedWaits:
     blamed = (
         _through_chains(run, scope, why, own, arrival[at], step) if run.has_traces else why.rank[arrival[at]]
     )
-    groups, group = number_rows([step, blamed, entries.rank[at]])
-    waited = np.zeros(len(groups), dtype=np.int64)
-    np.add.at(waited, group, alone)
-    if run.has_traces and len(groups):
-        allowed = np.zeros((max(*own.ranks, int(groups[:, 1].max())) + 1, len(own.steps)), dtype=np.int64)
+    pairs, pair = number_rows([blamed, entries.rank[at]])
+    table = np.zeros((len(pairs), max(len(own.steps), 1)), dtype=np.int64)
+    np.add.at(table, (pair, step), alone)
+    if run.has_traces and len(pairs):
+        allowed = np.zeros((max(*own.ranks, int(pairs[:, 0].max())) + 1, len(own.steps)), dtype=np.int64)
         allowed[list(own.ranks)] = own.excess
-        waited = np.minimum(waited, allowed[groups[:, 1], groups[:, 0]])
-    return CausedWaits(groups[waited > 0], waited[waited > 0])
+        table = _charged(table, allowed[pairs[:, 0]])
+    number, step = np.nonzero(table)
+    return CausedWaits(np.column_stack([step, pairs[number]]), table[number, step])
+
+
+def _charged(waited: Ints, allowed: Ints) -> Ints:
+    """Both by pair of ranks and step. What a rank is late at the end of a step, others wait for in the next one: they
+    waited because of that step."""
+    charged = np.minimum(waited, allowed)
+    charged[:, :-1] += np.minimum((waited - charged)[:, 1:], (allowed - charged)[:, :-1])
+    return charged
 
 
 def _counted_once(rank: Ints, start: Ints, end: Ints) -> Ints:
