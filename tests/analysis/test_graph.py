@@ -211,13 +211,7 @@ CHANGES: list[tuple[Scenario, Change]] = [
     (scenarios.data_ready(), without_host_time("dataloader")),
     (scenarios.syncs_gone(), without_syncs()),
     (scenarios.kernel("", 2.0), kernels_faster),
-    *(
-        (scenario, of_transfers(scenario))
-        for scenario in (
-            scenarios.bandwidth(2.0),
-            scenarios.links_at_median((2,), {0: (0, 1), 1: (2, 3)}),
-        )
-    ),
+    *((scenario, of_transfers(scenario)) for scenario in (scenarios.bandwidth(2.0),)),
 ]
 
 

@@ -28,7 +28,6 @@ from rankscope.analysis.across_ranks.segments import (
 )
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
-from rankscope.analysis.core.grouping import middle_of_others
 from rankscope.analysis.core.intervals import (
     EMPTY,
     Axis,
