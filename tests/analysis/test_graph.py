@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rankscope.analysis.critical_path.costs import with_costs
 
 from analysis.event_replay import (
     Durations,
@@ -27,7 +26,6 @@ from analysis.event_replay import (
 from analysis.plain_walk import pieces, plain_walk
 from pipeline_traces import PipelinePlan, write_pipeline
 from rankscope import native
-from rankscope.analysis.core.result import Finding, Remedy
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path import scenarios
 from rankscope.analysis.critical_path.report import SMALL, critical
@@ -342,13 +340,10 @@ def test_the_path_of_a_window_begins_with_what_came_before(
         assert working > 0.99 * (high - low)
 
 
-def test_predictions_and_costs_of_a_large_run(run: Run, few: Run) -> None:
+def test_predictions_of_a_large_run(run: Run, few: Run) -> None:
     scope = Scope().in_run(run)
     hidden = [scenarios.hide_comm()]
     assert whatif(few, scope, hidden).rows == whatif(run, scope, hidden).rows
-    late = Finding("info", "late", "", ranks=(2,), remedy=Remedy("rank at median", ranks=(2,)))
-    (priced,) = with_costs(few, scope, [late])
-    assert priced.cost_ns == pytest.approx(LATE_NS, rel=0.02)
 
 
 def test_ranks_that_wait_in_a_cycle_are_not_replayed(run: Run) -> None:
