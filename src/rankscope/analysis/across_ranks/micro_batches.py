@@ -9,7 +9,6 @@ waiting.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -181,13 +180,6 @@ def _on_device(run: Run, scope: Scope) -> Ints:
     several = np.bincount(step, weights=whole, minlength=1)[step] > 1 if len(step) else whole
     columns: Ints = np.concatenate([rows.T, times])[:, whole & several]
     return columns
-
-
-def micro_batch_count(run: Run, ranks: Sequence[int]) -> int:
-    """How many micro-batches a step of these ranks has; 1 where it has no parts that are told apart."""
-    rank, step = (getattr(micro_batches_of(run, Scope(frozenset(ranks))), name) for name in ("rank", "step"))
-    _, row = number_rows([rank, step])
-    return int(np.median(np.bincount(row))) if len(row) else 1
 
 
 def _to_others(table: Floats) -> tuple[Floats, Floats]:

@@ -250,10 +250,6 @@ class Segments:
         return Segments(*(getattr(self, f.name)[mask] for f in fields(self)))
 
 
-def no_segments() -> Segments:
-    return Segments(*(_NO_INTS for _ in fields(Segments)))
-
-
 def tells_phases(stage: Ints, step: Ints, micro_batch: Ints, phase: Ints) -> bool:
     """Whether all stages have as many forward and backward passes: without autograd, a stage that turns round runs both
     in one."""
