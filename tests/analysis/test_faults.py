@@ -191,18 +191,18 @@ def test_what_comes_every_few_steps_recurs(
     assume(len(late) >= 2)
     values = np.zeros(steps)
     values[late] = np.array(noise)[late]
-    assert _recurs(values)
+    assert _recurs(values, 1.0)
     if len(late) > 3 and period > 1:
         values[late[len(late) // 2]] = 0
-        assert not _recurs(values)
+        assert not _recurs(values, 1.0)
 
 
 @pytest.mark.parametrize("late", [(3,), (0, 1), (3, 4), (1, 2, 7), (0, 4, 6, 11)])
 def test_what_comes_now_and_then_does_not(late: tuple[int, ...]) -> None:
     values = np.zeros(12)
     values[[*late]] = 1.0
-    assert not _recurs(values)
-    assert not _recurs(np.array([1.0, 0.1] * 6) * np.arange(12))
+    assert not _recurs(values, 1.0)
+    assert not _recurs(np.array([1.0, 0.1] * 6) * np.arange(12), 100.0)
 
 
 PLANTED = with_faults(
@@ -484,6 +484,55 @@ HEALTHY = {
 def test_where_all_are_alike_nobody_is_named(runs: Runs, name: str) -> None:
     answer = ask(runs(HEALTHY[name]))
     assert (answer.listed, answer.joint_ns) == ((), 0.0)
+
+
+def test_what_belongs_to_the_job_is_noted(runs: Runs) -> None:
+    (note,) = ask(runs(HEALTHY["every sixth step"])).notes
+    assert re.fullmatch(r"One step in 6 takes 1[78]\.\d ms longer on all ranks: .+\.", note), note
+    (note,) = ask(runs(with_faults(LONG, in_steps(ALL, 6 * MS, 0)))).notes
+    assert re.fullmatch(r"Step 0, the first of its recording, takes (5\.9|6\.0)\d ms longer\.", note), note
+    assert not ask(runs(JOB)).notes
+
+
+NODE = replace(JOB, data=8, steps=4, ranks_per_node=4)
+
+
+def test_a_node_and_a_rank_are_two_faults(runs: Runs) -> None:
+    """The rank waits for the slow GPUs; it is late for a reason of its own."""
+    job = with_faults(NODE, Fault("throttle", (4, 5, 6, 7), 4 * MS), Fault("host", (1,), 2 * MS))
+    answer = ask(runs(job))
+    node, rank = sorted(answer.listed, key=lambda fault: -len(fault.subjects))
+    assert [each.ranks for each in node.nodes] == [(4, 5, 6, 7)] and not rank.nodes
+    assert [each.number for each in rank.subjects] == [1]
+    assert answer.joint_ns == pytest.approx(step_ns(simulate(job)) - without(job), rel=0.03)
+
+
+def test_a_whole_run_is_no_node(runs: Runs) -> None:
+    assert only(ask(runs(with_faults(JOB, Fault("compute", (1, 2), 3 * MS))))).nodes == ()
+
+
+def test_what_a_subject_costs_in_each_step(runs: Runs) -> None:
+    for fault in ask(runs(CULPRITS["alternating"][0])).listed:
+        for each in fault.subjects:
+            late = [each.by_step[step] for step in each.late_steps]
+            assert sum(each.by_step) == pytest.approx(sum(late), abs=0.05 * sum(late))
+            assert sum(late) / len(each.by_step) == pytest.approx(each.margin_ns, rel=0.05)
+
+
+def test_the_slow_groups_of_a_link(runs: Runs) -> None:
+    run = runs(LINKS["data"])
+    (link,) = only(ask(run)).subjects
+    names = {run.collectives.groups[group].ranks for group in link.groups}
+    assert len(names) == 2 and all(3 in (ranks or ()) for ranks in names)
+
+
+def test_an_example_of_what_moves(runs: Runs) -> None:
+    for name in MOVING:
+        fault = only(ask(runs(MOVING[name])))
+        assert fault.varies == (name in ("lengths", "experts"))
+        assert fault.example and fault.example.late_steps
+        for step in fault.example.late_steps:
+            assert fault.turns[step] in (fault.example.number, None) or name not in ("moving", "in turn")
 
 
 # What is recorded

@@ -167,9 +167,6 @@ def test_uneven_work_costs_what_the_last_rank_takes_over_the_mean(tmp_path: Path
     assert savings is not None
     planted = float((batches.max(axis=0) - batches.mean(axis=0)).mean())
     assert savings.saved_ns([balanced("ranks")]) == pytest.approx(planted, rel=0.02)
-    (fault,) = faults_of(run, Scope(steps=(0, 5))).listed
-    assert fault.moves and not fault.subjects
-    assert fault.cost_ns == pytest.approx(planted, rel=0.02)
 
 
 def test_ordinary_jitter_is_no_finding(tmp_path: Path) -> None:

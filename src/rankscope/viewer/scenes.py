@@ -54,8 +54,8 @@ def findings(session: Session, query: dict[str, str]) -> Answer:
 def _scene(session: Session, finding: Finding) -> dict[str, Any]:
     """What the page shows of one finding. The session's database must be held."""
     run = session.run
-    # The ranks that the figures are of; a finding that holds for many ranks states those of the worst.
-    stated = finding.facts[0].ranks if finding.facts else ()
+    # The ranks that the figures are of; a finding that holds for all ranks states those of the worst.
+    stated = next((fact.ranks for fact in finding.facts if 0 < len(fact.ranks) < len(run.ranks)), ())
     culprits = stated if stated and set(stated) <= set(finding.ranks) else finding.ranks
     culprits = culprits or tuple(run.ranks[:1])
     # The names of slices that the facts name.
@@ -201,7 +201,7 @@ def _collective(
         weight = waited.wait[at]
     elif is_transfer:
         at = np.flatnonzero(usable & np.isin(rows.rank, culprits))
-        weight = rows.duration[at]
+        weight = rows.duration[at] - np.maximum(waited.wait[at], 0)
     else:
         return None
     if len(at) == 0:

@@ -312,7 +312,8 @@ def thread_state(run: Run, rank: int, together: Sequence[int], steps: Sequence[i
         np.nan_to_num(late.mine.of_steps(late.steps, name)) for name in ("wall_ns", "cpu_ns", "run_delay_ns")
     )
     # It ran, or waited for a core, for less than half of the pauses even if it did so nowhere else.
-    if wall.all() and 2 * (cpu + delay).sum() < late.own.sum():
+    paused = late.own > 0
+    if wall[paused].all() and 2 * (cpu + delay)[paused].sum() < late.own.sum():
         return "asleep"
     if late.peers and late.explains(late.extra("cpu_ns")):
         return "on a CPU"

@@ -38,13 +38,15 @@ class Beside:
 
     @property
     def excess(self) -> Ints:
-        return np.maximum(self.took - self.usual, 0)
+        excess: Ints = np.maximum(self.took - self.usual, 0)
+        return excess
 
     @property
     def of_more(self) -> Ints:
         """The part of the excess that more calls take."""
         more = np.maximum(self.count - self.usual_count, 0) * self.took // np.maximum(self.count, 1)
-        return np.minimum(more, self.excess)
+        part: Ints = np.minimum(more, self.excess)
+        return part
 
 
 def beside_peers(axis: Axis, subject: int, on_host: bool) -> Beside | None:

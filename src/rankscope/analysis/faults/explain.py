@@ -194,15 +194,36 @@ class _Asked:
 
     @property
     def is_slower_everywhere(self) -> bool:
-        """Nearly all that its counterparts do as well takes longer."""
+        """Nearly all that its peers do as well takes longer: kernels, or ops by their own time."""
+        took, usual = self._kernels() if self.cause.kind == "compute" else self._ops()
+        whole = took.sum() / max(usual.sum(), 1.0)
+        slower = took >= (1 + whole) / 2 * usual
+        return bool(whole > 1 and usual[slower].sum() >= _NEARLY_ALL * usual.sum())
+
+    def _kernels(self) -> tuple[Floats, Floats]:
+        """By name: their time, and that of their counterparts."""
         compared = self.mine & (self.usual > 0)
-        names, name = np.unique(self.pieces.name[compared], return_inverse=True)
+        name = np.unique(self.pieces.name[compared], return_inverse=True)[1].reshape(-1)
         took, usual = (
-            np.bincount(name.reshape(-1), weights=time[compared], minlength=len(names))
-            for time in (self.pieces.took, self.usual)
+            np.bincount(name, weights=time[compared]).astype(float) for time in (self.pieces.took, self.usual)
         )
-        slower = took >= (1 + self.factor) / 2 * usual
-        return bool(self.factor > 1 and usual[slower].sum() >= _NEARLY_ALL * usual.sum())
+        return took, usual
+
+    def _ops(self) -> tuple[Floats, Floats]:
+        """By name: their time on the rank, and the median of the others."""
+        late = f" AND step IN ({', '.join(map(str, self.step_numbers))})" if self.late else ""
+        rows = part_of(self.run, self.compared.ranks).arrays(
+            "SELECT rank::BIGINT AS rank, dense_rank() OVER (ORDER BY name)::BIGINT - 1 AS name, "
+            "sum(self_ns)::BIGINT AS took FROM slices "
+            f"WHERE category = 'cpu_op' AND self_ns > 0 AND {self.compared.where()}{late} GROUP BY rank, name"
+        )
+        ranks, line = np.unique(rows["rank"], return_inverse=True)
+        table = np.zeros((len(ranks), int(rows["name"].max(initial=-1)) + 1))
+        table[line.reshape(-1), rows["name"]] = rows["took"]
+        is_mine = ranks == self.rank
+        if not is_mine.any() or is_mine.all():
+            return np.zeros(0), np.zeros(0)
+        return table[is_mine][0], np.median(table[~is_mine], axis=0)
 
     def of_name(self, code: int) -> Mask:
         chosen: Mask = (self.cut > 0) & (self.pieces.name == code)
@@ -253,7 +274,11 @@ class _Asked:
     @property
     def in_micro_batch(self) -> str:
         """Where one of several has most of what is too much."""
-        if self.cause.kind != "compute" or self.fault.axis not in ("rank", "step"):
+        if (
+            self.cause.kind not in ("compute", "host")
+            or self.cause.how == "pause"
+            or self.fault.axis not in ("rank", "step")
+        ):
             return ""
         used, (_, batch, _, _), _ = in_passes(self.run, self.scope, self.pieces, self.mine)
         if len(unique_values(batch)) < 2:
@@ -273,17 +298,16 @@ class _Asked:
     @property
     def worst_step(self) -> int | None:
         """The number of the step in which it is late most."""
-        in_steps = self.mine & (self.pieces.step != NONE)
-        if not in_steps.any():
-            return None
-        return self.graph.steps[
-            int(np.bincount(self.pieces.step[in_steps], weights=self.cut[in_steps]).argmax())
-        ]
+        return self.graph.steps[int(self.by_step.argmax())] if self.graph.steps else None
 
     @cached_property
     def by_step(self) -> Floats:
-        """What is too much in each late step."""
-        return np.array([float(self.cut[self.mine & (self.pieces.step == at)].sum()) for at in self.late])
+        """What is too much, by step of the graph."""
+        used = self.mine & (self.pieces.step != NONE)
+        sums: Floats = np.bincount(
+            self.pieces.step[used], weights=self.cut[used], minlength=len(self.graph.steps)
+        )
+        return sums
 
 
 def _short(name: str) -> str:
@@ -617,20 +641,21 @@ def _transfer(asked: _Asked) -> Why:
     most = int(np.bincount(number, weights=cut).argmax())
     kind, moved, group = alike[most].tolist()
     chosen = mine[number == most]
-    own_ns = float(np.median(took[chosen]))
-    usual_ns = float(np.median(axis.targets.transfer[chosen]))
+    own_ns, usual_ns = (float(time[chosen].mean()) for time in (took, axis.targets.transfer))
     groups = [asked.run.collectives.groups[at] for at in unique_values(matched.group[mine]).tolist()]
     name = asked.run.collectives.groups[group].name
     members = sorted({rank for each in groups for rank in each.ranks or ()})
-    nodes = sorted({asked.run.hosts[rank] for rank in members if asked.run.hosts.get(rank)})
+    hosts = asked.run.hosts
+    nodes = sorted({hosts[rank] for rank in members if hosts.get(rank)}) if len({*hosts.values()}) > 1 else []
     same = (matched.kind == kind) & (matched.bytes == moved) & (axis.of_match != asked.subject.subject)
     others = "in other groups" if same.any() else "in its other steps"
     figures = tuple[str, ...]()
-    if moved > 0:
-        rates = [moved / max(time, 1) for time in (own_ns, usual_ns)]
+    if moved >= usual_ns:
+        rates = [moved / max(time, 1) for time in (own_ns, usual_ns)]  # bytes per ns
         speed = f"runs at {rates[0]:.3g} of {rates[1]:.3g} GB/s"
         figures = (f"{format_rounded('bytes', moved)} in {format_rounded('ns', own_ns)}",)
     else:
+        figures = (f"{format_rounded('ns', own_ns)} each",)
         speed = f"takes {own_ns / max(usual_ns, 1):.1f}x as long as {others}"
     of = f"of {rank_words(members)}" if 0 < len(members) <= _FEW else f"in group {name}"
     where = f" on {nodes[0]}" if len(nodes) == 1 else f" across {len(nodes)} nodes" if nodes else ""
@@ -658,10 +683,9 @@ _FEW = 8
 
 
 def _host(asked: _Asked) -> Why:
-    steps, by_step = asked.step_numbers, asked.by_step
-    reason = None
+    steps, reason = asked.graph.steps, None
     if asked.fault.axis == "rank" and steps:
-        reason = host_reason(asked.run, asked.rank, asked.together, steps, by_step)
+        reason = host_reason(asked.run, asked.rank, asked.together, steps, asked.by_step)
     if reason is not None:
         facts = reason.facts
         if reason.cause == "contention":
@@ -669,16 +693,20 @@ def _host(asked: _Asked) -> Why:
         return Why(reason.title, (reason.evidence,), reason.hint, facts, reason.names, "host_cpu")
     if asked.cause.how == "slower":
         return _slow_core(asked)
-    if asked.cause.how == "extra" and asked.fault.axis == "rank" and (ops := _more_ops(asked)):
+    if asked.cause.how != "pause" and asked.fault.axis == "rank" and (ops := _more_ops(asked)):
         return ops
     return _pause(asked) if asked.cause.how == "pause" else _long_ops(asked)
 
 
 def _slow_core(asked: _Asked) -> Why:
-    everything = "all ops take" if asked.is_slower_everywhere else "its ops take"
-    core = "its core is slow" if asked.is_slower_everywhere and not asked.on_gpu else "its host is slower"
+    times = f"{asked.factor:.1f}x as long"
+    text = f"its core is slow: all ops take {times}"
+    if asked.on_gpu:
+        text = f"its host is slower: all ops take {times}"
+    if not asked.is_slower_everywhere:
+        text = f"what its host does takes {times}: its core is slow, or it has more to do"
     return Why(
-        f"{core}: {everything} {asked.factor:.1f}x as long",
+        text,
         (f"{asked.time()} longer{asked.when}, in many short pieces",),
         "Look for other processes on its cores (top, ps -eLo psr,pcpu,comm), and compare their clock with that of the "
         "others.",
@@ -716,7 +744,7 @@ def _pause(asked: _Asked) -> Why:
     ends = graph.start[pieces.point[order]]
     times = gaps(run, asked.rank, [*zip((ends - pieces.took[order]).tolist(), ends.tolist(), strict=True)])
     totals = times.totals()
-    state = thread_state(asked.run, asked.rank, asked.together, asked.step_numbers, asked.by_step)
+    state = thread_state(asked.run, asked.rank, asked.together, graph.steps, asked.by_step)
     state = f": {state}" if state else ""
     longest = max(totals, key=lambda ops: totals[ops], default=None)
     length = asked.time()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from rankscope.analysis.faults.naming import late_steps, named
 from rankscope.analysis.faults.targets import Targets, evened_targets
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
+from rankscope.units import format_rounded
 
 _AS_LARGE = 0.9
 """Of the largest: faults that save as much are claimed by the number of their subjects."""
@@ -23,7 +24,7 @@ _LEAST_LEFT = 0.2
 """Of what it would save alone: a fault with less left is another view of one before it."""
 _LEAST, _LEAST_ON_HOST = 0.02, 0.05
 """Of a mean step; of stages whose hosts differ."""
-_MOST = 12
+_MOST, _MOST_NAMES = 12, 2
 MOVED = ("stage",)
 """Axes on which work is moved from one subject to the others: it costs what all of them at the mean would save."""
 
@@ -133,30 +134,42 @@ class _Candidate:
 def faults_of(run: Run, scope: Scope) -> Faults:
     """What hides behind others is found once they are mended."""
     listed: list[Fault] = []
-    moved = set[AxisName]()
+    moved, notes = set[AxisName](), dict[tuple[int, ...], str]()
     replays = Replays(run, scope)
     while replays.is_possible and len(listed) < _MOST:
         named_before = {(fault.axis, each.subject) for fault in listed for each in fault.subjects}
-        new, mended = _claimed(replays, _candidates(replays, named_before, moved))
+        new, mended = _claimed(replays, _candidates(replays, named_before, moved, notes))
         if not new:
             break
         for fault in new:
             _add(fault, listed, run)
         moved |= {fault.axis for fault in new if fault.moves or fault.axis in MOVED}
         replays = Replays(run, scope, replays.mended.with_also(mended))
-    return Faults(tuple(listed), replays.step_ns, sum(fault.cost_ns for fault in listed), replays.mended)
+    return Faults(
+        tuple(listed),
+        replays.step_ns,
+        sum(fault.cost_ns for fault in listed),
+        replays.mended,
+        tuple(notes.values()),
+    )
 
 
 def _candidates(
-    replays: Replays, named_before: Set[tuple[AxisName, int]], moved: Set[AxisName]
+    replays: Replays,
+    named_before: Set[tuple[AxisName, int]],
+    moved: Set[AxisName],
+    notes: dict[tuple[int, ...], str],
 ) -> list[_Candidate]:
-    """The subjects that were not named before, on axes on which nothing moves."""
+    """The subjects that were not named before, on axes on which nothing moves. `notes` gets what is no fault, by
+    step."""
     candidates = []
     for make in AXES:
         axis = make(replays)
         if axis.name in moved:
             continue
         outcome = named(axis)
+        for steps, note in _notes(axis, outcome):
+            notes.setdefault(steps, note)
         if axis.name == "stage" and axis.value_ns < _LEAST_ON_HOST * replays.step_ns:
             stages = {cause_of(axis, stage).kind for stage in outcome.subjects}
             outcome = outcome if "host" not in stages else Outcome()
@@ -174,6 +187,23 @@ def _candidates(
             part = Outcome(tuple(who), tuple(late[each] for each in who))
             candidates.append(_Candidate(axis, part, targets, alone))
     return candidates
+
+
+def _notes(axis: Axis, outcome: Outcome) -> Iterator[tuple[tuple[int, ...], str]]:
+    for step in outcome.firsts:
+        more = format_rounded("ns", axis.margins_ns[step] * axis.replays.steps)
+        yield (step,), f"Step {_number(axis, step)}, the first of its recording, takes {more} longer."
+    if len(outcome.periodic) > 1:
+        first, second = outcome.periodic[:2]
+        longest = max(outcome.periodic, key=lambda step: axis.margins_ns[step])
+        more = format_rounded(
+            "ns", axis.margin_ns(*outcome.periodic) * axis.replays.steps / len(outcome.periodic)
+        )
+        names = ", ".join(cause_of(axis, longest).names[:_MOST_NAMES])
+        yield (
+            outcome.periodic,
+            f"One step in {second - first} takes {more} longer on all ranks{names and f': {names}'}.",
+        )
 
 
 def _parts(axis: Axis, who: list[int]) -> list[list[int]]:
@@ -262,7 +292,7 @@ def _fault(claimed: _Candidate, cost_ns: float) -> Fault:
     example = None
     if outcome.moves and axis.by_step:
         most = max(axis.by_step, key=lambda each: axis.margins_ns[each])
-        example = subject(most, late_steps(axis.by_step[most]))
+        example = subject(most, late_steps(axis.by_step[most], axis.replays.step_ns))
     return Fault(
         axis.name,
         tuple(subjects),

@@ -21,7 +21,7 @@ _SURE = 4.0
 _STEADY = 0.5
 """Of the mean: what three quarters of the steps cost at least."""
 _LATE = 0.25
-"""Of the largest: what a subject costs in a step in which it is late."""
+"""Of the largest, or of a mean step: what a subject costs in a step in which it is late."""
 _VARIES = {"compute": 0.12}
 _VARIES_ELSEWHERE = 0.4
 """Of what is too much: where a subject is as often below its peers by this share, its work varies. Of 130 culprits in
@@ -45,11 +45,19 @@ class Named:
     """Where it moves: by step, whose turn it was; None where nobody was late."""
     varies: bool = False
     """Where it moves: all have more in one step and less in another."""
+    firsts: tuple[int, ...] = ()
+    """Slow steps that are the first of a recording: the profiler itself takes time there."""
+    periodic: tuple[int, ...] = ()
+    """Slow steps that recur on all ranks with a period: they belong to the job."""
 
 
 def named(axis: Axis) -> Named:
     margins, by_step = axis.margins_ns, axis.by_step
     step_ns, steps = axis.replays.step_ns, axis.replays.steps
+
+    def late(subject: int) -> tuple[int, ...]:
+        return late_steps(by_step[subject], step_ns)
+
     if not margins or axis.value_ns < _LEAST * step_ns:
         return Named()
     usual = float(np.quantile([*margins.values()], 0.25)) if len(margins) > 1 else 0.0
@@ -63,8 +71,8 @@ def named(axis: Axis) -> Named:
         varies = axis.below_share(subject) > _VARIES.get(axis.main_class(subject), _VARIES_ELSEWHERE)
         if margin < least or varies:
             continue
-        if _recurs(values):
-            (recurring if len(late_steps(values)) > 2 else seldom).append(subject)
+        if _recurs(values, step_ns):
+            (recurring if len(late(subject)) > 2 else seldom).append(subject)
         elif margin - usual >= max(
             (_LEAST if axis.name == "step" else _MOVES) * step_ns, _SURE * noise / steps**0.5
         ):
@@ -72,7 +80,7 @@ def named(axis: Axis) -> Named:
     if axis.name == "step":
         return _slow_steps(axis, others)
     # Two or more that are late now and then, at different times and for the same reason, take turns.
-    apart = [late_steps(by_step[each]) for each in dict.fromkeys(seldom)]
+    apart = [late(each) for each in dict.fromkeys(seldom)]
     if sum(map(len, {*apart})) == len(set().union(*apart)) and len({*apart}) + len(others) > 1:
         others += seldom
     else:
@@ -81,21 +89,23 @@ def named(axis: Axis) -> Named:
     single = [each for each in others if reasons[axis.main_class(each)] == 1]
     who = sorted(recurring + single)
     if who and axis.alone_ns(who) >= axis.value_ns / 2:
-        return Named(tuple(who), tuple(late_steps(by_step[each]) for each in who))
+        return Named(tuple(who), tuple(late(each) for each in who))
     return _moving(axis, len(others) > len(single)) if axis.name == "rank" and by_step else Named()
 
 
 def _slow_steps(axis: Axis, slow: list[int]) -> Named:
-    """The first step of a recording is slow by nature; what recurs on all ranks with a period belongs to the job."""
-    who = [step for step in sorted(slow) if step not in axis.first_steps]
-    if not who or _is_periodic(who, axis.replays.steps) or axis.alone_ns(who) < axis.value_ns / 2:
-        return Named()
-    return Named(tuple(who), tuple((step,) for step in who))
+    who = tuple(step for step in sorted(slow) if step not in axis.first_steps)
+    firsts = tuple(step for step in sorted(slow) if step in axis.first_steps)
+    if _is_periodic(who, axis.replays.steps):
+        return Named(firsts=firsts, periodic=who)
+    if not who or axis.alone_ns(who) < axis.value_ns / 2:
+        return Named(firsts=firsts)
+    return Named(who, tuple((step,) for step in who), firsts=firsts)
 
 
-def _recurs(values: Floats) -> bool:
+def _recurs(values: Floats, step_ns: float) -> bool:
     """Whether a subject is late in all steps, or in every second, third …, each time as much."""
-    steps, late = len(values), late_steps(values)
+    steps, late = len(values), late_steps(values, step_ns)
     if steps > 2 and np.quantile(values, 0.25) >= _STEADY * values.mean():
         late = tuple(range(steps))
     elif not _is_periodic(late, steps):
@@ -136,7 +146,7 @@ def _moving(axis: Axis, take_turns: bool) -> Named:
     return Named(moves=True, turns=tuple(turns), varies=varies)
 
 
-def late_steps(values: Floats) -> tuple[int, ...]:
-    """Those in which a subject costs much of what it costs at most."""
-    most = values.max()
+def late_steps(values: Floats, step_ns: float) -> tuple[int, ...]:
+    """Those in which a subject costs much of what it costs at most, or of a step."""
+    most = min(float(values.max()), step_ns)
     return tuple(np.flatnonzero(values > _LATE * most).tolist()) if most > 0 else ()

@@ -201,7 +201,8 @@ def _sums(index: Ints, value: Ints, count: int) -> Ints:
 STEP_COLUMNS = (
     Column("step"),
     Column(
-        "last_rank", help="the rank that caused most of the waiting in this step, chains of waits followed"
+        "last_rank",
+        help="the rank that caused most of the waiting in this step, chains of waits followed; null: nobody is late",
     ),
     Column("excess_ns", "ns", "how much longer than its peers it took in this step, without waiting"),
     Column(
@@ -234,17 +235,17 @@ def stragglers_by_step(run: Run, scope: Scope) -> Result:
 
 
 def _of_step(run: Run, scope: Scope, own: OwnTimes, number: int) -> dict[str, Any]:
-    """Without known waits, the last rank is the one that took longest without waiting."""
+    """Without waits, the last rank is the one that took longest on its own."""
     caused = caused_waits(run, scope)
     mine = caused.groups[:, 0] == number
     total = _sums(caused.groups[mine, 1], caused.waited[mine], max(own.ranks) + 1)
     wait = int(total.max()) if len(caused.groups) else None
-    last = int(total.argmax()) if wait else own.ranks[int(own.excess[:, number].argmax())]
-    at = own.ranks.index(last)
+    at = own.ranks.index(int(total.argmax())) if wait else int(own.excess[:, number].argmax())
+    last, excess = own.ranks[at], round(float(own.excess[at, number]))
     return {
         "step": own.steps[number],
-        "last_rank": last,
-        "excess_ns": round(float(own.excess[at, number])),
-        "cause": causes_of_ranks(run, scope).get(last, own.cause(at, number)),
+        "last_rank": last if excess else None,
+        "excess_ns": excess,
+        "cause": causes_of_ranks(run, scope).get(last, own.cause(at, number)) if excess else None,
         "caused_wait_ns": wait,
     }

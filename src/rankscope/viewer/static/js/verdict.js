@@ -36,7 +36,7 @@ function drawVerdict(app, { title: summary, facts }) {
     return;
   }
   const { headline: title, why } = finding.scene;
-  fill(byId("verdict"), headline(finding.severity, title, [why, finding.evidence].filter(Boolean).join("; ")), saving(finding, facts),
+  fill(byId("verdict"), headline(finding.severity, finding.kind === "limit" ? `Limit: ${title}` : title, [why, finding.evidence].filter(Boolean).join("; ")), saving(finding, facts),
     walkButtons(app, "finding"),
     h("span", { class: "space" }), ...figures(app, facts));
 }
