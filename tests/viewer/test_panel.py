@@ -15,7 +15,7 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 
 from conftest import DATA, kernel_event, slice_event, write_kineto
-from rankscope.analysis.core.result import Finding, Remedy
+from rankscope.analysis.core.result import Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.readers import looks_like_a_trace
 from rankscope.text.run_words import RunWords, shell_word
@@ -112,13 +112,15 @@ def test_commands_of_a_finding_can_be_pasted() -> None:
         "warning",
         "Rank 2 is late",
         "it came last",
+        (2,),
         hint="List its kernels: rankscope stats RUN -r kernels --by rank --ranks 2. Then look.",
-        remedy=Remedy("rank at median", (2,)),
+        report="faults",
+        subject="rank 2",
     )
     runs = {"RUN": RunWords(shell_word("runs/it's mine"))}
-    assert finding_commands(finding, "stragglers", runs) == [
+    assert finding_commands(finding, "faults", runs) == [
         "rankscope stats 'runs/it'\"'\"'s mine' -r kernels --by rank --ranks 2",
-        "rankscope stats 'runs/it'\"'\"'s mine' -r stragglers",
+        "rankscope stats 'runs/it'\"'\"'s mine' -r faults",
         "rankscope whatif 'runs/it'\"'\"'s mine' --rank 2=median",
     ]
 

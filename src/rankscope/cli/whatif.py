@@ -26,7 +26,7 @@ _CHANGES = """\
 --bandwidth 2x  transfers are this many times as fast; latency stays
 --rank R=median ...  rank R (or R-S) computes, copies and launches as fast as the median rank (may be repeated)
 --kernel NAME=2x ...  kernels with NAME in their name are this many times as fast (may be repeated)
---balance {ranks,stages,all}  compute is spread evenly: ranks: over the ranks of a stage;
+--balance {ranks,stages,all}  work is spread evenly: ranks: over the ranks of a stage;
     stages: also over the stages; all: also over micro-batches and steps, with transfers at their median (may be
     repeated)
 --no-gaps  the host and its data are always ready

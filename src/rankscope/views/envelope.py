@@ -16,8 +16,9 @@ from dataclasses import field, replace
 from typing import Any, Literal
 from urllib.parse import urlencode
 
-from rankscope.analysis.core.result import PROBLEMS, Change, Finding, Remedy, Result
+from rankscope.analysis.core.result import PROBLEMS, Change, Finding, Result
 from rankscope.analysis.evidence import evidence_id
+from rankscope.ranges import rank_words
 from rankscope.records import dataclass
 from rankscope.text.json_values import plain
 from rankscope.text.run_words import Runs, shell_words, with_paths
@@ -126,18 +127,16 @@ def finding_commands(finding: Finding, report: str, runs: Runs) -> list[str]:
         return []
     wanted = [piece.strip() for piece, is_command in pieces(finding.hint) if is_command]
     wanted.append(f"rankscope stats RUN -r {report}")
-    if change := whatif_options(finding.remedy):
+    if change := whatif_options(finding):
         wanted.append(f"rankscope whatif RUN {change}")
     return unique(with_paths(command, runs) for command in wanted)
 
 
-def whatif_options(remedy: Remedy | None, most_ranks: int | None = None) -> str:
-    """The options of `whatif` that predict the gain of a remedy; empty where it has none."""
-    if remedy is None:
-        return ""
-    if remedy.change == "rank at median":
-        return " ".join(f"--rank {rank}=median" for rank in remedy.ranks[:most_ranks])
-    return _WHATIF_OPTIONS.get(remedy.change, "")
+def whatif_options(finding: Finding) -> str:
+    """The options of `whatif` that predict the gain of a finding; empty where it has none."""
+    if finding.kind == "fault" and finding.subject == rank_words(finding.ranks):
+        return " ".join(f"--rank {rank}=median" for rank in finding.ranks[:_MOST_SHOWN_RANKS])
+    return _WHATIF_OPTIONS.get(finding.remedy.change, "") if finding.remedy else ""
 
 
 def next_commands(result: Result, findings: Iterable[Mapping[str, Any]], runs: Runs) -> list[str]:

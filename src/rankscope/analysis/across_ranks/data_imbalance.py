@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from rankscope.analysis.across_ranks.segments import BACKWARD, FORWARD, Segments, segments
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
-from rankscope.analysis.core.result import Fact
 from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import KINDS
 from rankscope.records import dataclass
@@ -39,33 +36,16 @@ class DataCorrelation:
             return None
         return self.phases > _FOLLOWS and (self.stages is None or self.stages > _FOLLOWS)
 
-    def facts(self) -> list[Fact]:
-        figures = {"forward_backward_correlation": self.phases, "stage_correlation": self.stages}
-        return [
-            Fact(name, value, "", "micro-batches") for name, value in figures.items() if value is not None
-        ]
 
-
-class DataEvidence(NamedTuple):
-    """What the data say about uneven work, for a finding about it."""
-
-    text: str
-    """The end of its evidence; empty where the data say nothing."""
-    hint: str
-    """Empty where the work does not follow the data."""
-    facts: tuple[Fact, ...]
-
-
-def data_evidence(run: Run, scope: Scope) -> DataEvidence:
-    text = hint = ""
+def data_notes(run: Run, scope: Scope) -> list[str]:
+    """What the data say about uneven work."""
+    notes = []
     if data_correlation(run, scope).follows:
-        text = "; it follows the data: forward and backward of a micro-batch are long together"
-        hint = "Assign sequences to ranks by their length, or pack them: the work differs, not the machines."
-    load = expert_load(run, scope)
-    if load is None:
-        return DataEvidence(text, hint, ())
-    text += f"; the rank with the most all_to_all bytes has {load.value:.2f}x the mean"
-    return DataEvidence(text, hint, (load,))
+        notes.append(
+            "the work follows the data: forward and backward of a micro-batch are long together (assign sequences to "
+            "ranks by their length, or pack them)"
+        )
+    return [*notes, *expert_load(run, scope)]
 
 
 @once_per_run
@@ -111,13 +91,12 @@ def _correlation(pairs: Floats) -> float | None:
     return float((a * b).sum() / np.sqrt((a * a).sum() * (b * b).sum()))
 
 
-def expert_load(run: Run, scope: Scope) -> Fact | None:
-    """The largest number of bytes that a rank receives in all_to_all, over the mean of its group; None where they are
-    equal or not recorded."""
+def expert_load(run: Run, scope: Scope) -> list[str]:
+    """How much the rank that receives most in all_to_all does; nothing where they are equal or not recorded."""
     rows = waits(run, scope).rows
     used = (rows.kind == KINDS.index("all_to_all")) & (rows.out_elements > 0)
     if not used.any():
-        return None
+        return []
     places, number = number_rows([rows.group[used], rows.rank[used]])
     received = np.bincount(number, weights=rows.out_elements[used])
     _, group = number_rows([places[:, 0]])
@@ -125,8 +104,5 @@ def expert_load(run: Run, scope: Scope) -> Fact | None:
     ratio = received / mean[group]
     worst = int(ratio.argmax())
     if ratio[worst] < 1 + _LEAST_SPREAD:
-        return None
-    rank = int(places[worst, 1])
-    return Fact(
-        "all_to_all_load", float(ratio[worst]), "", f"rank {rank}, over the mean of its group", (rank,)
-    )
+        return []
+    return [f"rank {places[worst, 1]} receives {ratio[worst]:.2f} times the mean of its group in all_to_all"]

@@ -9,7 +9,6 @@ waiting.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,12 +29,9 @@ from rankscope.analysis.core.step_times import host_windows
 from rankscope.analysis.within_rank.phases import OPTIMIZER_PATTERN
 from rankscope.model import HOST_COLLECTIVE_PATTERN, WAITING_PATTERN
 from rankscope.records import dataclass
-from rankscope.store.arrays import NONE, Floats, Mask, number_rows, starts_group, unique_values
+from rankscope.store.arrays import NONE, Floats, Mask, number_rows, starts_group
 from rankscope.timeline.run import Run
 
-_LEAST_RATIO, _LEAST_RATIO_OF_PASS = 1.5, 1.25
-"""A micro-batch that takes so many times as long as the others of its step is long. Chosen, not measured: the last
-micro-batch of a step also copies gradients into buckets."""
 _ALIKE = 0.5
 """Passes of one step with fewer ops than this share of the largest are not passes of the same program."""
 _IS_WAIT = re.compile(
@@ -184,69 +180,6 @@ def _on_device(run: Run, scope: Scope) -> Ints:
     several = np.bincount(step, weights=whole, minlength=1)[step] > 1 if len(step) else whole
     columns: Ints = np.concatenate([rows.T, times])[:, whole & several]
     return columns
-
-
-def micro_batch_count(run: Run, ranks: Sequence[int]) -> int:
-    """How many micro-batches a step of these ranks has; 1 where it has no parts that are told apart."""
-    rank, step = (getattr(micro_batches_of(run, Scope(frozenset(ranks))), name) for name in ("rank", "step"))
-    _, row = number_rows([rank, step])
-    return int(np.median(np.bincount(row))) if len(row) else 1
-
-
-@dataclass(frozen=True)
-class LongMicroBatch:
-    """A micro-batch that takes longer than the others in most steps, always the one of the same number."""
-
-    number: int
-    """From 0."""
-    count: int
-    """Micro-batches of a step."""
-    ratio: float
-    """Its time over the median of the others; the median over the steps in which it is long."""
-    steps: int
-    """Steps in which it is long."""
-    of_steps: int
-    extra_ns: float
-    """How much longer than the median of the others, per step."""
-
-    @property
-    def name(self) -> str:
-        return f"micro-batch {self.number + 1} of {self.count}"
-
-    @property
-    def words(self) -> str:
-        return f"{self.name} takes {self.ratio:.1f} times as long as the others"
-
-
-def long_micro_batches(run: Run, scope: Scope) -> dict[int, LongMicroBatch]:
-    """By rank, for those that have one: in more than half of several steps the longest one has the same number."""
-    batches = micro_batches_of(run, scope)
-    rank, table = batches.side_by_side(batches.total_ns)
-    usual, ratio = _to_others(table)
-    # A longer micro-batch is longer forward and backward; what is longer in one of them is something else.
-    passes = [
-        _to_others(batches.side_by_side(time)[1])[1] for time in (batches.forward_ns, batches.backward_ns)
-    ]
-    in_both = np.minimum(*passes) >= _LEAST_RATIO_OF_PASS
-    longest = ratio.argmax(axis=1) if ratio.shape[1] else np.empty(0, dtype=np.int64)
-    records = {}
-    for number in unique_values(rank).tolist():
-        mine = np.flatnonzero(rank == number)
-        is_long = (ratio[mine, longest[mine]] >= _LEAST_RATIO) & in_both[mine, longest[mine]]
-        which = np.bincount(longest[mine][is_long], minlength=1)
-        best = int(which.argmax())
-        if len(mine) < 2 or 2 * which[best] <= len(mine):
-            continue
-        steps = mine[is_long & (longest[mine] == best)]
-        records[number] = LongMicroBatch(
-            best,
-            int(np.median((~np.isnan(table[steps])).sum(axis=1))),
-            float(np.median(ratio[steps, best])),
-            len(steps),
-            len(mine),
-            float((table - usual)[steps, best].sum() / len(mine)),
-        )
-    return records
 
 
 def _to_others(table: Floats) -> tuple[Floats, Floats]:

@@ -71,8 +71,6 @@ class RankSegments:
     other_start: Ints
     """When it does not compute, but copies or takes part in a collective other than send and recv."""
     other_end: Ints
-    forward_calls: Ints
-    """By name of a kernel, how often it runs forward in the middle step: equal layers show as equal numbers."""
 
 
 @kept_per_rank("segments", RankSegments, any_window=True)
@@ -92,7 +90,7 @@ def rank_segments(run: Run, scope: Scope) -> dict[int, RankSegments]:
         record = (_on_device if rank in gpu_ranks(run) else _on_host)(run, rank, comm)
         if record is None:
             continue
-        columns, compute, other, forward_calls = record
+        columns, compute, other = record
         for name in ("launched", "start", "end"):
             columns[name] = columns[name] - origin
         records[rank] = RankSegments(
@@ -101,13 +99,12 @@ def rank_segments(run: Run, scope: Scope) -> dict[int, RankSegments]:
             compute_end=compute.end - origin,
             other_start=other.start - origin,
             other_end=other.end - origin,
-            forward_calls=forward_calls,
         )
     return records
 
 
-_Parts = tuple[dict[str, Ints], Intervals, Intervals, Ints]
-"""The segments of a rank, when it computes, when it does something else, and how often it runs what forward."""
+_Parts = tuple[dict[str, Ints], Intervals, Intervals]
+"""The segments of a rank, when it computes, and when it does something else."""
 
 
 def _on_device(run: Run, rank: int, comm: dict[str, Any]) -> _Parts:
@@ -121,9 +118,8 @@ def _on_device(run: Run, rank: int, comm: dict[str, Any]) -> _Parts:
         union(events.start[of_others], events.end[of_others]),
         subtract(union(events.start, events.end), p2p),
     )
-    calls = _forward_calls(events.step, events.work, computing & (autograd == FORWARD))
     columns = cut(events, comm["start"][~comm["on_device"]], autograd)
-    return columns, compute, subtract(rest, compute), calls
+    return columns, compute, subtract(rest, compute)
 
 
 def _on_host(run: Run, rank: int, comm: dict[str, Any]) -> _Parts | None:
@@ -137,14 +133,7 @@ def _on_host(run: Run, rank: int, comm: dict[str, Any]) -> _Parts | None:
     columns = _cut(compute.start, comm["called"], compute, step, file, phase)
     met = ~comm["p2p"]
     other = subtract(union(comm["start"][met], comm["end"][met]), compute)
-    ops = run.arrays(
-        "SELECT s.start_ns AS start, n.code AS name FROM slices s "
-        "JOIN internal.names n ON n.category = s.category AND n.name = s.name "
-        f"WHERE s.category = 'cpu_op' AND s.op IS NULL AND s.rank = {rank}"
-    )
-    of_op, _ = _steps_at(steps, ops["start"])
-    forward = _host_phase(run, rank, ops["start"], of_op) == FORWARD
-    return columns, compute, other, _forward_calls(of_op, ops["name"], forward)
+    return columns, compute, other
 
 
 def _steps_at(steps: dict[str, Ints], time: Ints) -> tuple[Ints, Ints]:
@@ -153,29 +142,6 @@ def _steps_at(steps: dict[str, Ints], time: Ints) -> tuple[Ints, Ints]:
     inside = (at >= 0) & (time < np.append(steps["stop"], 0)[at])
     step, file = (np.where(inside, np.append(steps[name], 0)[at], NO_STEP) for name in ("step", "segment"))
     return step, file
-
-
-_MORE_KERNELS = 1.02
-"""A stage of fifty layers has one more. Chosen, not measured."""
-
-
-def runs_more_kernels(run: Run, stage: int) -> bool | None:
-    """Whether a pipeline stage runs its kernels more often forward than the median of the other stages: it has more
-    layers. A kernel that others do not run at all does not count.
-
-    None where forward passes were not recorded.
-    """
-    layout = layout_of(run, Scope())
-    counts: dict[int, list[int]] = {}
-    for rank, record in rank_segments(run, Scope()).items():
-        calls = record.forward_calls  # half of all calls are of kernels that run at least so often
-        usual = calls[np.searchsorted(np.cumsum(calls), calls.sum() / 2)] if len(calls) else 0
-        counts.setdefault(layout.stage(rank), []).append(int(usual))
-    typical = {other: float(np.median(of_stage)) for other, of_stage in counts.items()}
-    if stage not in typical or len(typical) < 2 or not all(typical.values()):
-        return None
-    others = [count for other, count in typical.items() if other != stage]
-    return typical[stage] > _MORE_KERNELS * float(np.median(others))
 
 
 def _autograd(run: Run, rank: int, events: DeviceEvents) -> Ints:
@@ -224,16 +190,6 @@ def _backward_threads(run: Run) -> dict[int, Ints]:
 
 def _thread(segment: Ints, track: Ints) -> Ints:
     return (segment << 32) | (track + 1)
-
-
-def _forward_calls(step: Ints, name: Ints, is_forward: Mask) -> Ints:
-    """How often each kernel or op runs forward in the middle step."""
-    forward = np.flatnonzero(is_forward)
-    steps = unique_values(step[forward])
-    if not len(steps):
-        return _NO_INTS
-    counts = np.bincount(name[forward[step[forward] == steps[len(steps) // 2]]])
-    return np.sort(counts[counts > 0])
 
 
 def launch_order(launch_start: Ints, start: Ints) -> Ints:
@@ -292,10 +248,6 @@ class Segments:
 
     def pick(self, mask: Mask) -> Segments:
         return Segments(*(getattr(self, f.name)[mask] for f in fields(self)))
-
-
-def no_segments() -> Segments:
-    return Segments(*(_NO_INTS for _ in fields(Segments)))
 
 
 def tells_phases(stage: Ints, step: Ints, micro_batch: Ints, phase: Ints) -> bool:

@@ -65,8 +65,6 @@ class Fact:
 
 
 Change = Literal[
-    "rank at median",
-    "links at median",
     "host gaps gone",
     "data ready",
     "syncs gone",
@@ -75,7 +73,6 @@ Change = Literal[
     "calls merged",
     "calls faster",
     "kernels faster",
-    "balanced",
 ]
 """The changes that whatif can replay (critical_path/scenarios.py)."""
 
@@ -85,8 +82,6 @@ class Remedy:
     """The change that would remove the cause of a finding: what `whatif` then saves is the finding's cost."""
 
     change: Change
-    ranks: tuple[int, ...] = ()
-    """The ranks that change; none: all of them."""
     names: tuple[str, ...] = ()
     """The kernels, calls or copies that change; of calls their group and kind."""
     factor: float = 1.0
@@ -95,8 +90,6 @@ class Remedy:
     """What a merged call need not wait for."""
     most_bytes: int | None = None
     """Only calls up to this size are merged; only those of this size become faster."""
-    what: Literal["", "ranks", "stages", "all"] = ""
-    """What is balanced."""
     most_ns: float | None = None
     """Per step: the saving is not counted above this, where the finding's own table sets a limit."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.analysis.across_ranks.data_imbalance import data_notes
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Result
@@ -50,6 +51,7 @@ def imbalance(run: Run, scope: Scope, by: str | None = None) -> Result:
         cases = _cases(run, savings.graph.scope)
         step, saved = savings.step_ns, [savings.saved_ns([scenario]) for *_, scenario in cases]
         rows = _rows(cases, step, saved)
+        notes += data_notes(run, savings.graph.scope)
     return Result("imbalance", title, scope.window, _COLUMNS, rows, notes=tuple(notes))
 
 

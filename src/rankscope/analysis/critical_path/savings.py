@@ -19,7 +19,6 @@ from rankscope.analysis.graph.graph import Graph, Work, graph_of
 from rankscope.analysis.graph.replay import Replay
 from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.records import dataclass
-from rankscope.store.arrays import number_rows
 from rankscope.timeline.run import Run
 
 
@@ -120,12 +119,6 @@ def scenario_of(run: Run, remedy: Remedy) -> Scenario:
 
 
 def _scenario_of(run: Run, remedy: Remedy) -> Scenario:
-    if remedy.change == "rank at median":
-        return scenarios.ranks_at_median(remedy.ranks)
-    if remedy.change == "links at median":
-        return scenarios.links_at_median(remedy.ranks, _members(run))
-    if remedy.change == "balanced" and remedy.what:
-        return scenarios.balanced(remedy.what)
     if remedy.change == "kernels faster":
         return scenarios.kernels(remedy.names, remedy.factor)
     if remedy.change in ("calls merged", "calls faster"):
@@ -143,14 +136,3 @@ def _scenario_of(run: Run, remedy: Remedy) -> Scenario:
         "data ready": scenarios.data_ready,
         "communication hidden": scenarios.hide_comm,
     }[remedy.change]()
-
-
-@once_per_run
-def _members(run: Run) -> dict[int, tuple[int, ...]]:
-    """The recorded ranks of each process group."""
-    rows = run.collectives
-    pairs, _ = number_rows([rows.group, rows.rank])
-    members: dict[int, list[int]] = {group: [] for group in range(len(rows.groups))}
-    for group, rank in pairs.tolist():
-        members[group].append(rank)
-    return {group: tuple(ranks) for group, ranks in members.items()}

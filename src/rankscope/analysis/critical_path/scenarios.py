@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -39,8 +39,6 @@ class Scenario:
     """The class of the breakdown that it makes shorter: it saves no more than that class takes on any rank."""
     most_ns: float = float("inf")
     """Nor more than this per step."""
-    reachable: bool = False
-    """Other ranks, steps or stages of the same run do it already; else it is a limit."""
 
 
 def hide_comm() -> Scenario:
@@ -80,16 +78,13 @@ def bandwidth(factor: float) -> Scenario:
     )
 
 
-def _transfers(
-    what: str, change: Callable[[MatchedCollectives, Ints], Ints], assumption: str, *, reachable: bool = False
-) -> Scenario:
+def _transfers(what: str, change: Callable[[MatchedCollectives, Ints], Ints], assumption: str) -> Scenario:
     """A change of the transfer times only."""
     return Scenario(
         what,
         lambda run, graph, work: replace(work, transfer=change(graph.collectives, work.transfer)),
         assumption,
         _EXPOSED,
-        reachable=reachable,
     )
 
 
@@ -264,8 +259,7 @@ def syncs_gone(names: Sequence[str] = ()) -> Scenario:
 
 
 def rank_at_median(rank: int) -> Scenario:
-    """As a user asks for it."""
-    scenario = ranks_at_median((rank,))
+    """As fast as the median of its peers."""
 
     def change(run: Run, graph: Graph, work: Work) -> Work:
         if rank not in graph.ranks:
@@ -280,48 +274,14 @@ def rank_at_median(rank: int) -> Scenario:
                 why="Only one rank was recorded, or chosen.",
                 hint="Capture more ranks: rankscope profile --ranks all",
             )
-        return scenario.change(run, graph, work)
+        return whole_ranks(run, graph.scope, [rank]).on(work)
 
-    return replace(scenario, change=change)
-
-
-def ranks_at_median(ranks: Sequence[int]) -> Scenario:
-    """Each of `ranks` as fast as the median of its peers."""
-    named = rank_words(sorted(ranks))
+    what = f"rank {rank} at the median"
     return Scenario(
-        f"{named} at the median",
-        lambda run, graph, work: whole_ranks(run, graph.scope, ranks).on(work),
-        f"{named} at the median: between two communications, each kind of work takes at most as long as the median "
-        "over the ranks that do the same; what is too much is taken from what is longest beyond its counterparts",
-        reachable=True,
-    )
-
-
-def links_at_median(ranks: Sequence[int], members: Mapping[int, Sequence[int]]) -> Scenario:
-    """Transfers in the groups of `ranks` as fast as the median in the other groups of the same kind and size.
-
-    `members` has the ranks of each group.
-    """
-
-    def change(matched: MatchedCollectives, transfer: Ints) -> Ints:
-        slow = [group for group, its_ranks in members.items() if set(its_ranks) & set(ranks)]
-        is_slow = np.isin(matched.group, slow)
-        _, alike = number_rows([matched.kind, matched.bytes])
-        transfer = transfer.copy()
-        for number in unique_values(alike[is_slow]).tolist():
-            others = transfer[(alike == number) & ~is_slow]
-            mine = is_slow & (alike == number)
-            if len(others):
-                transfer[mine] = np.minimum(transfer[mine], np.rint(np.median(others)).astype(np.int64))
-        return transfer
-
-    named = rank_words(sorted(ranks))
-    return _transfers(
-        f"links of {named} at the median",
+        what,
         change,
-        f"links of {named} at the median: their transfers take as long as those of the same kind and size in groups "
-        "without them",
-        reachable=True,
+        f"{what}: between two communications, each kind of work takes at most as long as the median over the ranks "
+        "that do the same; what is too much is taken from what is longest beyond its counterparts",
     )
 
 
@@ -348,7 +308,6 @@ def balanced(what: Balance, ranks: Sequence[int] | None = None) -> Scenario:
         change,
         f"balanced ({what}): between two communications, each kind of work of a rank takes {means[what]}; the order "
         "does not change",
-        reachable=True,
     )
 
 
@@ -357,7 +316,6 @@ def faults_mended() -> Scenario:
         "the faults mended",
         lambda run, graph, work: faults_of(run, graph.scope).mended.on(work),
         "the faults mended: what the report `faults` names is as its peers are",
-        reachable=True,
     )
 
 
