@@ -304,10 +304,10 @@ class _Asked:
     def by_step(self) -> Floats:
         """What is too much, by step of the graph."""
         used = self.mine & (self.pieces.step != NONE)
-        sums: Floats = np.bincount(
+        sums = np.bincount(
             self.pieces.step[used], weights=self.cut[used], minlength=len(self.graph.steps)
         )
-        return sums
+        return sums.astype(float)
 
 
 def _short(name: str) -> str:
