@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from explained import cause, explained
 
+from analysis.explained import cause, explained
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.faults import faults_of
 from rankscope.analysis.faults.explain import Why, why

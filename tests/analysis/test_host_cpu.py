@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from explained import cause, explained
 
+from analysis.explained import cause, explained
 from conftest import slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
