@@ -75,7 +75,7 @@ def why(run: Run, scope: Scope, fault: Fault, subject: Subject) -> Why:
     if cause.kind == "transfer":
         answer = _transfer(asked)
     elif not asked.cut.any():
-        answer = Why("it starts late, after what was not recorded", report="faults")
+        answer = Why(f"{asked.it} starts late, after what was not recorded", report="faults")
     else:
         find = {"compute": _compute, "copy": _copy, "host": _host, "dataloader": _dataloader}
         answer = find[cause.kind](asked)
@@ -111,12 +111,13 @@ class _Asked:
         self.late = sorted(late)
         """Indices of the steps in which it is late."""
         mine = axis.pieces_of(subject.subject)
-        if self.late:
-            mine = mine & np.isin(pieces.step, self.late)
         if self.cause.kind in PATH_CLASSES:
             mine = mine & (pieces.kind == PATH_CLASSES.index(self.cause.kind))
+        too_much = np.maximum(pieces.took - axis.targets.then, 0)
+        if self.late and (in_late := mine & np.isin(pieces.step, self.late))[too_much > 0].any():
+            mine = in_late
         self.usual = axis.targets.usual
-        cut = np.where(mine, np.maximum(pieces.took - axis.targets.then, 0), 0)
+        cut = np.where(mine, too_much, 0)
         by_rank = np.bincount(pieces.rank, weights=cut, minlength=len(self.graph.ranks))
         number = int(by_rank.argmax())
         self.rank = subject.number if fault.axis == "rank" else self.graph.ranks[number]
@@ -304,9 +305,7 @@ class _Asked:
     def by_step(self) -> Floats:
         """What is too much, by step of the graph."""
         used = self.mine & (self.pieces.step != NONE)
-        sums = np.bincount(
-            self.pieces.step[used], weights=self.cut[used], minlength=len(self.graph.steps)
-        )
+        sums = np.bincount(self.pieces.step[used], weights=self.cut[used], minlength=len(self.graph.steps))
         return sums.astype(float)
 
 
@@ -700,11 +699,9 @@ def _host(asked: _Asked) -> Why:
 
 def _slow_core(asked: _Asked) -> Why:
     times = f"{asked.factor:.1f}x as long"
-    text = f"its core is slow: all ops take {times}"
-    if asked.on_gpu:
-        text = f"its host is slower: all ops take {times}"
+    text = f"{asked.its} {'host is slower' if asked.on_gpu else 'core is slow'}: all ops take {times}"
     if not asked.is_slower_everywhere:
-        text = f"what its host does takes {times}: its core is slow, or it has more to do"
+        text = f"what {asked.its} host does takes {times}: a slow core, or more to do"
     return Why(
         text,
         (f"{asked.time()} longer{asked.when}, in many short pieces",),
