@@ -393,7 +393,6 @@ def _more_work(asked: _Asked) -> Why:
     name, chosen = asked.top_name, asked.of_name(asked.top)
     extra = asked.per_step(int((chosen & (asked.usual == 0)).sum()))
     op, line = _source(asked, name)
-    evidence = tuple(text for text in (op and f"launched by {op}", line and f"at {line}") if text)
     if not extra:
         return _longer(asked)
     number = f"{round(extra):,}" if extra >= 1 else f"{extra:.1f}"
@@ -405,7 +404,7 @@ def _more_work(asked: _Asked) -> Why:
         )
     return Why(
         text,
-        evidence,
+        _launched_by(op, line),
         "Give every rank the same work, do it less often, or do it outside the step."
         if asked.fault.axis == "rank"
         else "Do it less often, or outside the training loop.",
@@ -502,7 +501,7 @@ def _longer(asked: _Asked) -> Why:
     op, line = _source(asked, name)
     return Why(
         f"{asked.its} {_short(name)} {times} ({asked.time(chosen)} more{asked.when}){asked.where}",
-        tuple(text for text in (op and f"launched by {op}", line and f"at {line}") if text),
+        _launched_by(op, line),
         "Compare the shapes of its tensors with those of the others."
         if asked.fault.axis == "rank"
         else "Compare the shapes of its tensors with those in other steps.",
@@ -522,6 +521,10 @@ def _source(asked: _Asked, kernel: str) -> tuple[str, str]:
     )
     op, line = rows[0] if rows else (None, None)
     return op or "", line or ""
+
+
+def _launched_by(op: str, line: str) -> tuple[str, ...]:
+    return tuple(text for text in (op and f"launched by {op}", line and f"at {line}") if text)
 
 
 def _stage(asked: _Asked) -> Why:
@@ -550,11 +553,7 @@ def _stage(asked: _Asked) -> Why:
     codes = asked.pieces.name[compared]
     is_common = np.isin(codes[on_mine], codes[~on_mine])
     if ratio < _ALIKE:
-        others = f"{ratio:.1f}x" if ratio < 1 / _ALIKE else "as many"
-        text = f"its work is heavier, not more: {others} kernels as the other stages"
-        text = (
-            text if others == "as many" else f"its work is heavier: {others} the kernels of the other stages"
-        )
+        text = f"its work is heavier: it takes longer with {ratio:.2f}x the kernels of the other stages"
     elif is_common.mean() >= 1 / 2:
         text = f"it has more layers: {ratio:.1f}x the kernels of the other stages"
     else:
@@ -722,13 +721,12 @@ def _long_ops(asked: _Asked) -> Why:
         return _pause(asked)
     (name, spent), *_ = work.most_common(1)
     time = format_rounded("ns", asked.per_step(spent))
-    op, line = name, ""
     return Why(
-        f"{asked.its} host spends {time} longer in {_short(op)}{asked.when}",
+        f"{asked.its} host spends {time} longer in {_short(name)}{asked.when}",
         (f"{asked.time()} longer{asked.when} in all",) if len(work) > 1 else (),
-        f"Look at what {asked.it} does in {_short(op)}.",
+        f"Look at what {asked.it} does in {_short(name)}.",
         (asked.of_rank("extra_host_ns", round(asked.per_step(spent)), "ns", "ops"),),
-        tuple(filter(None, (name, line))),
+        (name,),
         "ops",
     )
 
