@@ -762,7 +762,7 @@ def _pause(asked: _Asked) -> Why:
     line = f" at {gap.line}" if gap.line else ""
     return Why(
         f"{asked.its} host pauses {length}{asked.when} {where}{state}",
-        (f"no op runs {between}{line} ({gap.count:,} gap{'s' * (gap.count != 1)})",),
+        (f"no op runs {between}{line}",) if gap.annotation or line else (),
         _hint(asked, gap.line, gap.annotation),
         (asked.of_rank("gap_ns", round(asked.per_step(gap.dur_ns)), "ns"),),
         tuple(filter(None, (gap.annotation, gap.line, gap.before, gap.after))),
