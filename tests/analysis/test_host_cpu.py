@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from analysis.explained import cause, explained
 from conftest import slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.core.result import Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.findings import collect
 from rankscope.timeline.reading import ingest
@@ -93,16 +93,6 @@ def _each(value: Any) -> list[int]:
     return [round(MS * each) for each in (value if isinstance(value, list) else [value] * STEPS)]
 
 
-def straggler(run: Run) -> Finding:
-    (finding,) = REPORTS["stragglers"].analyse(run, Scope(), None).findings
-    return finding
-
-
-def cause(finding: Finding) -> object:
-    fact = finding.fact("cause")
-    return fact.value if fact else None
-
-
 def late_rank_2(rank: int, _step: int) -> float:
     return 10.0 if rank == 2 else 0.0
 
@@ -114,10 +104,9 @@ def test_ranks_that_share_too_few_cores_are_one_finding_and_nobody_is_accused(tm
     run = job(tmp_path, moving, lambda _rank: host_record([0, 1], wall_ms=31.0, run_delay_ns=9.0, busy=1.9))
     (finding,) = REPORTS["host_cpu"].analyse(run, Scope(), None).findings
     assert finding.title.startswith("4 ranks share 2 cores: each waits 9.00 ms per step for a core (29 %)")
-    assert (finding.ranks, cause(finding), finding.reachable) == ((), "contention", True)
+    assert finding.ranks == () and finding.facts[0].value == "contention"
     # 9 ms, and 9/29 of the time in the collective: at most the 2 ms in which it neither ran nor waited for a core.
     assert finding.cost_ns == pytest.approx(MS * (9 + 2 * 9 / 29), rel=0.02)
-    assert straggler(run).title == "No straggler"
     assert not any(each.ranks for each in collect(run, Scope()) if each.severity in ("warning", "critical"))
 
 
@@ -134,9 +123,9 @@ def test_a_core_that_another_process_takes(tmp_path: Path) -> None:
         delay = 10.0 if rank == 2 else 0.1
         return host_record([rank], wall_ms=33.0, run_delay_ns=delay, busy=1.0 if rank == 2 else 0.65)
 
-    finding = straggler(job(tmp_path, late_rank_2, host))
-    assert (finding.ranks, cause(finding)) == ((2,), "contention")
-    assert finding.why == "it waits 9.90 ms per step for a core: other processes use 0.36 of its core 2"
+    rank, answer = explained(job(tmp_path, late_rank_2, host))
+    assert (rank, cause(answer)) == (2, "contention")
+    assert answer.text == "it waits 9.90 ms per step for a core: other processes use 0.36 of its core 2"
 
 
 def test_garbage_collection_in_some_steps(tmp_path: Path) -> None:
@@ -146,10 +135,10 @@ def test_garbage_collection_in_some_steps(tmp_path: Path) -> None:
     def host(rank: int) -> dict[str, Any]:
         return host_record([rank], gc_ns=[0.2, 59.0, 0.2, 0.2, 59.0, 0.2] if rank == 1 else 0.2)
 
-    finding = straggler(job(tmp_path, late, host))
-    assert (finding.ranks, cause(finding)) == ((1,), "host")
-    assert finding.why == "garbage collection takes 58.8 ms in each of 2 steps"
-    assert finding.fact("gc_ns") is not None
+    rank, answer = explained(job(tmp_path, late, host))
+    assert (rank, cause(answer)) == (1, "host")
+    assert answer.text == "garbage collection takes 58.8 ms in each of 2 steps"
+    assert any(fact.quantity == "gc_ns" for fact in answer.facts)
 
 
 def test_a_thread_with_the_gil(tmp_path: Path) -> None:
@@ -161,9 +150,9 @@ def test_a_thread_with_the_gil(tmp_path: Path) -> None:
             [rank], wall_ms=33.0, process_ns=32.0, run_delay_ns=6.0, threads={"tokenizer": 11.5}
         )
 
-    finding = straggler(job(tmp_path, late_rank_2, host))
-    assert (finding.ranks, cause(finding)) == ((2,), "host")
-    assert finding.why == "thread tokenizer used 0.35 of a core" and "tokenizer" in finding.names
+    rank, answer = explained(job(tmp_path, late_rank_2, host))
+    assert (rank, cause(answer)) == (2, "host")
+    assert answer.text == "thread tokenizer used 0.35 of a core" and "tokenizer" in answer.names
 
 
 def test_a_busy_thread_beside_a_training_thread_that_runs_is_not_the_reason(tmp_path: Path) -> None:
@@ -172,7 +161,7 @@ def test_a_busy_thread_beside_a_training_thread_that_runs_is_not_the_reason(tmp_
             return host_record([rank], wall_ms=33.0)
         return host_record([0, 1, 2], wall_ms=33.0, cpu_ns=30.0, process_ns=60.0, threads={"writer": 29.0})
 
-    assert "writer" not in straggler(job(tmp_path, late_rank_2, host)).title
+    assert "writer" not in explained(job(tmp_path, late_rank_2, host))[1].text
 
 
 def test_compilation_with_the_loading_before_it(tmp_path: Path) -> None:
@@ -189,10 +178,10 @@ def test_compilation_with_the_loading_before_it(tmp_path: Path) -> None:
             slice_event("_compile.compile_inner (dynamo_timed)", begin + 10, 10_000),
         ]
 
-    finding = straggler(job(tmp_path, late, lambda _rank: None, events))
-    assert (finding.ranks, cause(finding)) == ((3,), "host")
-    assert finding.why == "torch.compile takes 48.8 ms in step 1, 11.3 ms in 1 other step"
-    assert "loads its modules" in finding.evidence
+    rank, answer = explained(job(tmp_path, late, lambda _rank: None, events))
+    assert (rank, cause(answer)) == (3, "host")
+    assert answer.text == "torch.compile takes 48.8 ms in step 1"
+    assert "loads its modules" in answer.evidence[0]
 
 
 def test_rows_by_step_and_what_is_said_without_a_recording(tmp_path: Path) -> None:

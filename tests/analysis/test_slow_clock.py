@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from analysis.explained import cause, explained
 from gpu_logs import SECOND, Sample, query_csv, write
 from rankscope.analysis import REPORTS
-from rankscope.analysis.across_ranks.slow_clock import SlowClock, slow_clock
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.faults.explain import Why
 from rankscope.bench.synthetic.cluster import COMPUTE, Fault, Job, RankRun, simulate
 from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.timeline.reading import ingest
@@ -70,26 +72,29 @@ def report(folder: Path, name: str) -> Result:
     return REPORTS[name].analyse(Run(ingest([folder])), Scope(), None)
 
 
-def low_clock_of(folder: Path, late: Fault = THROTTLED) -> SlowClock | None:
-    """Of the rank that is late by so much."""
-    run = Run(ingest([folder]))
-    return slow_clock(run, Scope().in_run(run), late.ranks[0], late.ranks, late.ns, JOB.steps)
+def why_late(folder: Path) -> tuple[int, Why]:
+    return explained(Run(ingest([folder])))
 
 
 def test_a_clock_23_percent_lower_is_the_cause(tmp_path: Path) -> None:
     """In two of three samples the GPU is too hot."""
     folder_with(tmp_path, THROTTLED, reasons=lambda number, gpu: 0x20 * (gpu == 1 and number % 3 > 0))
-    found = low_clock_of(tmp_path)
-    assert found is not None and found.slower == pytest.approx(1.3, rel=0.02)
-    assert (found.low.mine_mhz, found.low.others_mhz) == (LOW, USUAL)
-    assert found.low.reason.startswith(", thermal slowdown 6")
+    rank, answer = why_late(tmp_path)
+    assert rank == 1
+    assert re.match(
+        r"its GPU is clocked at 1,350 of 1,755 MHz, thermal slowdown 6\d % of the time: its kernels take 1\.3",
+        answer.text,
+    )
+    assert "cooling" in answer.hint and answer.report == "gpu"
+    clocks = [fact.value for fact in answer.facts if fact.quantity == "sm_clock_mhz"]
+    assert clocks == [LOW, USUAL]
+    assert cause(answer) == "compute"
 
 
 @pytest.mark.slow
 def test_a_limit_that_all_gpus_have_is_not_named(tmp_path: Path) -> None:
     folder_with(tmp_path, THROTTLED, reasons=lambda number, gpu: 0x4)
-    found = low_clock_of(tmp_path)
-    assert found is not None and not found.low.reason
+    assert why_late(tmp_path)[1].text.startswith("its GPU is clocked at 1,350 of 1,755 MHz: its kernels take")
 
 
 @pytest.mark.slow
@@ -105,14 +110,15 @@ def test_a_limit_that_all_gpus_have_is_not_named(tmp_path: Path) -> None:
 )
 def test_a_low_clock_that_is_not_the_cause_is_not_named(fault: Fault, tmp_path: Path) -> None:
     folder_with(tmp_path, fault)
-    assert low_clock_of(tmp_path, fault) is None
+    rank, answer = why_late(tmp_path)
+    assert (rank,) == fault.ranks and "clocked" not in answer.text
     assert "1,350" in report(tmp_path, "gpu").findings[0].title, "the fact is in the report"
 
 
 @pytest.mark.slow
 def test_equal_clocks_are_no_cause(tmp_path: Path) -> None:
     folder_with(tmp_path, THROTTLED, lambda time, gpu, runs: USUAL - 20 * gpu)
-    assert low_clock_of(tmp_path) is None
+    assert "clocked" not in why_late(tmp_path)[1].text
     assert report(tmp_path, "gpu").findings == ()
 
 
@@ -158,7 +164,7 @@ def test_the_clock_of_an_idle_gpu_is_not_compared(tmp_path: Path) -> None:
         return LOW if gpu == 1 and not computes(runs[1], time) else USUAL
 
     folder_with(tmp_path, THROTTLED, idle_low)
-    assert low_clock_of(tmp_path) is None
+    assert "clocked" not in why_late(tmp_path)[1].text
     rows = {row["rank"]: row for row in report(tmp_path, "gpu").rows}
     assert rows[1]["sm_clock_mhz"] == USUAL and rows[1]["samples"] > 3
 
@@ -166,7 +172,7 @@ def test_the_clock_of_an_idle_gpu_is_not_compared(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_too_few_samples_make_no_claim(tmp_path: Path) -> None:
     folder_with(tmp_path, THROTTLED, every_ns=30_000_000)
-    assert low_clock_of(tmp_path) is None
+    assert "clocked" not in why_late(tmp_path)[1].text
     result = report(tmp_path, "gpu")
     assert result.findings == () and any("fewer than 3 samples" in note for note in result.notes)
 
@@ -175,7 +181,7 @@ def test_too_few_samples_make_no_claim(tmp_path: Path) -> None:
 def test_samples_outside_the_traces_are_left_out(tmp_path: Path) -> None:
     """One sample every ten seconds: the log covers the traces, and none of its samples does."""
     folder_with(tmp_path, THROTTLED, every_ns=10 * SECOND)
-    assert low_clock_of(tmp_path) is None
+    assert "clocked" not in why_late(tmp_path)[1].text
     assert [row["samples"] for row in report(tmp_path, "gpu").rows] == [0, 0, 0]
 
 
@@ -186,7 +192,7 @@ def test_another_model_is_not_compared(tmp_path: Path) -> None:
         THROTTLED,
         change=lambda text: text.replace("GPU-0000-1, NVIDIA H200", "GPU-0000-1, NVIDIA H100"),
     )
-    assert low_clock_of(tmp_path) is None
+    assert "clocked" not in why_late(tmp_path)[1].text
     assert report(tmp_path, "gpu").findings == ()
 
 
@@ -194,7 +200,7 @@ def test_another_model_is_not_compared(tmp_path: Path) -> None:
 def test_times_in_whole_seconds_need_whole_seconds_of_work(tmp_path: Path) -> None:
     """As dmon writes them: when in its second a sample was taken is not known."""
     folder_with(tmp_path, THROTTLED, every_ns=SECOND // 10, change=_whole_seconds)
-    assert low_clock_of(tmp_path) is None
+    assert "clocked" not in why_late(tmp_path)[1].text
     assert {row["samples"] for row in report(tmp_path, "gpu").rows} == {0}
 
 

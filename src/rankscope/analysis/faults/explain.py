@@ -75,7 +75,7 @@ def why(run: Run, scope: Scope, fault: Fault, subject: Subject) -> Why:
     if cause.kind == "transfer":
         answer = _transfer(asked)
     elif not asked.cut.any():
-        answer = Why("it starts late, after what was not recorded", report="faults")
+        answer = Why(f"{asked.it} starts late, after what was not recorded", report="faults")
     else:
         find = {"compute": _compute, "copy": _copy, "host": _host, "dataloader": _dataloader}
         answer = find[cause.kind](asked)
@@ -111,12 +111,13 @@ class _Asked:
         self.late = sorted(late)
         """Indices of the steps in which it is late."""
         mine = axis.pieces_of(subject.subject)
-        if self.late:
-            mine = mine & np.isin(pieces.step, self.late)
         if self.cause.kind in PATH_CLASSES:
             mine = mine & (pieces.kind == PATH_CLASSES.index(self.cause.kind))
+        too_much = np.maximum(pieces.took - axis.targets.then, 0)
+        if self.late and (in_late := mine & np.isin(pieces.step, self.late))[too_much > 0].any():
+            mine = in_late
         self.usual = axis.targets.usual
-        cut = np.where(mine, np.maximum(pieces.took - axis.targets.then, 0), 0)
+        cut = np.where(mine, too_much, 0)
         by_rank = np.bincount(pieces.rank, weights=cut, minlength=len(self.graph.ranks))
         number = int(by_rank.argmax())
         self.rank = subject.number if fault.axis == "rank" else self.graph.ranks[number]
@@ -304,10 +305,8 @@ class _Asked:
     def by_step(self) -> Floats:
         """What is too much, by step of the graph."""
         used = self.mine & (self.pieces.step != NONE)
-        sums: Floats = np.bincount(
-            self.pieces.step[used], weights=self.cut[used], minlength=len(self.graph.steps)
-        )
-        return sums
+        sums = np.bincount(self.pieces.step[used], weights=self.cut[used], minlength=len(self.graph.steps))
+        return sums.astype(float)
 
 
 def _short(name: str) -> str:
@@ -394,7 +393,6 @@ def _more_work(asked: _Asked) -> Why:
     name, chosen = asked.top_name, asked.of_name(asked.top)
     extra = asked.per_step(int((chosen & (asked.usual == 0)).sum()))
     op, line = _source(asked, name)
-    evidence = tuple(text for text in (op and f"launched by {op}", line and f"at {line}") if text)
     if not extra:
         return _longer(asked)
     number = f"{round(extra):,}" if extra >= 1 else f"{extra:.1f}"
@@ -406,7 +404,7 @@ def _more_work(asked: _Asked) -> Why:
         )
     return Why(
         text,
-        evidence,
+        _launched_by(op, line),
         "Give every rank the same work, do it less often, or do it outside the step."
         if asked.fault.axis == "rank"
         else "Do it less often, or outside the training loop.",
@@ -503,7 +501,7 @@ def _longer(asked: _Asked) -> Why:
     op, line = _source(asked, name)
     return Why(
         f"{asked.its} {_short(name)} {times} ({asked.time(chosen)} more{asked.when}){asked.where}",
-        tuple(text for text in (op and f"launched by {op}", line and f"at {line}") if text),
+        _launched_by(op, line),
         "Compare the shapes of its tensors with those of the others."
         if asked.fault.axis == "rank"
         else "Compare the shapes of its tensors with those in other steps.",
@@ -523,6 +521,10 @@ def _source(asked: _Asked, kernel: str) -> tuple[str, str]:
     )
     op, line = rows[0] if rows else (None, None)
     return op or "", line or ""
+
+
+def _launched_by(op: str, line: str) -> tuple[str, ...]:
+    return tuple(text for text in (op and f"launched by {op}", line and f"at {line}") if text)
 
 
 def _stage(asked: _Asked) -> Why:
@@ -551,11 +553,7 @@ def _stage(asked: _Asked) -> Why:
     codes = asked.pieces.name[compared]
     is_common = np.isin(codes[on_mine], codes[~on_mine])
     if ratio < _ALIKE:
-        others = f"{ratio:.1f}x" if ratio < 1 / _ALIKE else "as many"
-        text = f"its work is heavier, not more: {others} kernels as the other stages"
-        text = (
-            text if others == "as many" else f"its work is heavier: {others} the kernels of the other stages"
-        )
+        text = f"its work is heavier: it takes longer with {ratio:.2f}x the kernels of the other stages"
     elif is_common.mean() >= 1 / 2:
         text = f"it has more layers: {ratio:.1f}x the kernels of the other stages"
     else:
@@ -700,11 +698,9 @@ def _host(asked: _Asked) -> Why:
 
 def _slow_core(asked: _Asked) -> Why:
     times = f"{asked.factor:.1f}x as long"
-    text = f"its core is slow: all ops take {times}"
-    if asked.on_gpu:
-        text = f"its host is slower: all ops take {times}"
+    text = f"{asked.its} {'host is slower' if asked.on_gpu else 'core is slow'}: all ops take {times}"
     if not asked.is_slower_everywhere:
-        text = f"what its host does takes {times}: its core is slow, or it has more to do"
+        text = f"what {asked.its} host does takes {times}: a slow core, or more to do"
     return Why(
         text,
         (f"{asked.time()} longer{asked.when}, in many short pieces",),
@@ -725,13 +721,12 @@ def _long_ops(asked: _Asked) -> Why:
         return _pause(asked)
     (name, spent), *_ = work.most_common(1)
     time = format_rounded("ns", asked.per_step(spent))
-    op, line = name, ""
     return Why(
-        f"{asked.its} host spends {time} longer in {_short(op)}{asked.when}",
+        f"{asked.its} host spends {time} longer in {_short(name)}{asked.when}",
         (f"{asked.time()} longer{asked.when} in all",) if len(work) > 1 else (),
-        f"Look at what {asked.it} does in {_short(op)}.",
+        f"Look at what {asked.it} does in {_short(name)}.",
         (asked.of_rank("extra_host_ns", round(asked.per_step(spent)), "ns", "ops"),),
-        tuple(filter(None, (name, line))),
+        (name,),
         "ops",
     )
 
@@ -767,7 +762,7 @@ def _pause(asked: _Asked) -> Why:
     line = f" at {gap.line}" if gap.line else ""
     return Why(
         f"{asked.its} host pauses {length}{asked.when} {where}{state}",
-        (f"no op runs {between}{line} ({gap.count:,} gap{'s' * (gap.count != 1)})",),
+        (f"no op runs {between}{line}",) if gap.annotation or line else (),
         _hint(asked, gap.line, gap.annotation),
         (asked.of_rank("gap_ns", round(asked.per_step(gap.dur_ns)), "ns"),),
         tuple(filter(None, (gap.annotation, gap.line, gap.before, gap.after))),
