@@ -394,7 +394,9 @@ class _Longer:
 
     def _name(self, kind: PartClass, cut: Ints) -> tuple[str, str, bool]:
         """Of the pieces with most to cut; where that is; and whether only this side has it."""
-        if kind in ("host", "dataloader"):
+        if kind == "dataloader":
+            return "", "", False
+        if kind == "host":
             axis = Axis("rank", self.replays, self.targets, (), self.replays.graph.rank)
             work = Counter[tuple[str, str]]()
             for each in host_work(axis, cut):
