@@ -212,7 +212,7 @@ def test_without_steps_it_cannot_be_told(tmp_path: Path) -> None:
     for name, took in (("a", 400), ("b", 900)):
         write_kineto(tmp_path / f"{name}.json", [slice_event("aten::mm", 0, took)])
         windows.append(open_trace(tmp_path / f"{name}.json"))
-    result = diff(*windows, Scope())
+    result = diff(windows[0], windows[1], Scope())
     assert "what moved cannot be told: not all steps are known" in result.notes
 
 
