@@ -147,7 +147,7 @@ def test_the_headline_names_the_rank_that_computes_longer(open_real: Callable[[P
 # What must hold of any two runs
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_parts_add_up_to_the_difference_of_the_replays(seed: int, runs: Runs) -> None:
     source = random.Random(seed)
     jobs = [
@@ -212,7 +212,7 @@ def test_without_steps_it_cannot_be_told(tmp_path: Path) -> None:
     for name, took in (("a", 400), ("b", 900)):
         write_kineto(tmp_path / f"{name}.json", [slice_event("aten::mm", 0, took)])
         windows.append(open_trace(tmp_path / f"{name}.json"))
-    result = diff(*windows, Scope())
+    result = diff(windows[0], windows[1], Scope())
     assert "what moved cannot be told: not all steps are known" in result.notes
 
 

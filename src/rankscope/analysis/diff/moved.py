@@ -72,7 +72,7 @@ class Part:
     only_here: bool = False
     """The other run does not have this name there."""
     steps: tuple[int, ...] = ()
-    """Where nearly all of it is in a few steps."""
+    """The one in which most of it is; none where it is in several."""
     is_all: bool = False
 
     @property
@@ -114,9 +114,10 @@ class Moved:
 
     @property
     def leading(self) -> tuple[Part, ...]:
-        """The largest, and those that are nearly as large."""
-        first = self.parts[0].moved_ns
-        return tuple(part for part in self.parts if part.moved_ns / first >= _TELLING)
+        """Of those that explain the change, the largest and others that are nearly as large."""
+        parts = [part for part in self.parts if part.moved_ns * self.change_ns > 0]
+        most = max((abs(part.moved_ns) for part in parts), default=0)
+        return tuple(part for part in parts if abs(part.moved_ns) >= _TELLING * most)
 
     @property
     def words(self) -> str:
@@ -394,7 +395,9 @@ class _Longer:
 
     def _name(self, kind: PartClass, cut: Ints) -> tuple[str, str, bool]:
         """Of the pieces with most to cut; where that is; and whether only this side has it."""
-        if kind in ("host", "dataloader"):
+        if kind == "dataloader":
+            return "", "", False
+        if kind == "host":
             axis = Axis("rank", self.replays, self.targets, (), self.replays.graph.rank)
             work = Counter[tuple[str, str]]()
             for each in host_work(axis, cut):

@@ -83,9 +83,9 @@ def _explains(clock: ClockChange | None, comparison: Comparison) -> bool:
 
 def _with_moved(finding: Finding, what_moved: Moved | None) -> Finding:
     """The step time, with what changed it."""
-    if what_moved is None or not what_moved.parts:
+    if what_moved is None or not what_moved.leading:
         return finding
-    first = what_moved.parts[0]
+    first = what_moved.leading[0]
     evidence = what_moved.evidence
     is_new = first.moved_ns > 0
     return replace(
