@@ -75,7 +75,11 @@ def test_the_findings_of_stats_and_findings_have_one_order(
     assert [row["title"] for row in listed] == [finding["title"] for finding in summary]
     assert [row["cost_ns"] for row in listed] == [finding["cost_ns"] for finding in summary]
     screen = output(capsys, "stats", run_folder)
-    assert screen.index("Rank 2 costs") < screen.index("Limits, at most per step:") < screen.index("communication\n")
+    assert (
+        screen.index("Rank 2 costs")
+        < screen.index("Limits, at most per step:")
+        < screen.index("communication\n")
+    )
 
 
 def test_a_command_is_broken_where_a_shell_continues_it() -> None:

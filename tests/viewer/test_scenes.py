@@ -44,8 +44,9 @@ def test_the_scene_of_a_straggler(slow: Session, ask: dict[str, Route]) -> None:
     assert waits[2] == 0 and min(waits[rank] for rank in (0, 1, 3)) > 10e6
     ((begin, end),) = slow.run.rows("SELECT min(end_ns - time_ns), max(end_ns) FROM steps WHERE step = 5")
     assert scene["begin_ns"] <= begin and end <= scene["end_ns"] < end + (end - begin) // 10
-    assert len(scene["slices"]) == 10
-    assert {(s["rank"], s["name"][:5], s["category"]) for s in scene["slices"]} == {(2, "nvjet", "kernel")}
+    assert {s["rank"] for s in scene["slices"]} == {2} and "slow_extra" in {
+        s["name"] for s in scene["slices"]
+    }
     for slice in scene["slices"]:
         assert scene["begin_ns"] <= slice["start_ns"] < scene["end_ns"]
     assert "host" not in scene["groups"]

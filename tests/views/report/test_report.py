@@ -133,7 +133,7 @@ def test_the_picture_marks_the_culprit_and_those_who_wait(slow2: tuple[Content, 
     assert picture is not None
     for chart in (picture.narrow, picture.usual, picture.wide):
         text = re.findall(r">([^<>]+)</text>", chart.body)
-        assert "slow_extra, 13.1 ms" in text and sum(label.startswith("waits 10.") for label in text) == 3
+        assert "slow_extra, 11.2 ms" in text and sum(label.startswith("waits 11.") for label in text) == 3
         assert re.search(r'font-weight="700">rank 2<', chart.body)
     assert "The dashed line is the arrival of rank 2, the last, at reduce_scatter." in picture.wide.subtitle
     assert picture.narrow.width < 400
