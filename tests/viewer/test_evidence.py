@@ -54,6 +54,9 @@ def test_an_idle_gap_has_a_bracket_with_its_reason(tmp_path: Path, screen: Scree
     shutil.copytree(DATA / "hf-trainer-h200", tmp_path / "run")
     viewer = serve(tmp_path / "run")
     page = screen.open(viewer.url).page
+    at = page.evaluate("window.rankscope.findings.findIndex(({ report }) => report === 'idle')")
+    page.evaluate(f"window.rankscope.showFinding({at})")
+    screen.settle()
     texts = page.evaluate("window.rankscope.timeline.labels.boxes.map((box) => box.text)")
     assert "2.09 ms idle: host bound before aten::gather" in texts
     stop(viewer)

@@ -36,7 +36,7 @@ def flight(folder: Path, dataset: Dataset) -> None:
     ("make", "tab", "panel", "verdict"),
     [
         (snapshot, "memory", "Allocated at the peak", "8 blocks of 16.8 MB from mix.py(9) were never freed"),
-        (ncu, "roofline", "peaks of NVIDIA H200", "No finding in: roofline, ncu."),
+        (ncu, "roofline", "peaks of NVIDIA H200", "No trace, but 1 Nsight Compute report"),
         (flight, "reports", "Missing ranks", "rank 1 stopped the job"),
     ],
 )
@@ -58,7 +58,7 @@ def test_what_is_not_a_timeline_opens_on_what_it_is(
     stop(viewer)
 
 
-def test_a_single_rank_opens_with_its_host_and_information_is_not_an_alarm(screen: Screen) -> None:
+def test_a_single_rank_opens_with_its_host_and_a_limit_is_not_an_alarm(screen: Screen) -> None:
     viewer = serve(DATA / "gpt-h200")
     page = screen.open(viewer.url).page
     groups = "window.rankscope.timeline.layout().rows.filter((row) => row.type === 'track').map((row) => row.group)"
@@ -67,9 +67,9 @@ def test_a_single_rank_opens_with_its_host_and_information_is_not_an_alarm(scree
     assert "idle" in figures and "waiting" not in figures and "transfer" not in figures
     severity = "window.rankscope.findings[window.rankscope.store.view.finding].severity"
     alarm = "window.rankscope.blame === window.rankscope.palette.text.bad"
-    assert page.evaluate(severity) == "warning" and page.evaluate(alarm)
+    assert screen.view()["finding"] == -1 and "No fault found" in page.inner_text("#verdict")
     screen.press("p")
-    assert page.evaluate(severity) == "info" and not page.evaluate(alarm)
+    assert page.evaluate(severity) == "limit" and not page.evaluate(alarm)
     assert "host" in page.evaluate(groups)
     screen.press("Home")
     assert screen.view()["open"] == [0]

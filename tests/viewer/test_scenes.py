@@ -38,14 +38,15 @@ def test_the_scene_of_a_straggler(slow: Session, ask: dict[str, Route]) -> None:
     answer: Any = ask["findings"]({})
     first, *others = answer["findings"]
     scene = first["scene"]
-    assert (scene["ranks"], scene["peers"], scene["step"]) == ((2,), (0, 1, 3), 4)
+    assert (scene["ranks"], scene["peers"], scene["step"]) == ((2,), (0, 1, 3), 5)
     assert scene["collective"]["title"].startswith("reduce_scatter #") and scene["collective"]["last"] == 2
     waits = {row["rank"]: row["wait_ns"] for row in scene["collective"]["rows"]}
     assert waits[2] == 0 and min(waits[rank] for rank in (0, 1, 3)) > 10e6
-    ((begin, end),) = slow.run.rows("SELECT min(end_ns - time_ns), max(end_ns) FROM steps WHERE step = 4")
+    ((begin, end),) = slow.run.rows("SELECT min(end_ns - time_ns), max(end_ns) FROM steps WHERE step = 5")
     assert scene["begin_ns"] <= begin and end <= scene["end_ns"] < end + (end - begin) // 10
-    assert len(scene["slices"]) == 10
-    assert {(s["rank"], s["name"][:5], s["category"]) for s in scene["slices"]} == {(2, "nvjet", "kernel")}
+    assert {s["rank"] for s in scene["slices"]} == {2} and "slow_extra" in {
+        s["name"] for s in scene["slices"]
+    }
     for slice in scene["slices"]:
         assert scene["begin_ns"] <= slice["start_ns"] < scene["end_ns"]
     assert "host" not in scene["groups"]
@@ -58,11 +59,11 @@ def test_the_scene_of_a_straggler(slow: Session, ask: dict[str, Route]) -> None:
         assert bounds[0] <= scene["begin_ns"] < scene["end_ns"] <= bounds[1] and scene["ranks"]
 
 
-def test_a_finding_about_calls_on_the_host_shows_them(ask: dict[str, Route]) -> None:
+def test_a_limit_of_the_host_shows_it(ask: dict[str, Route]) -> None:
     answer: Any = ask["findings"]({})
-    scene = next(finding["scene"] for finding in answer["findings"] if finding["report"] == "syncs")
-    assert "host" in scene["groups"] and {s["name"] for s in scene["slices"]} == {"cudaStreamSynchronize"}
-    assert scene["step"] is not None and scene["end_ns"] - scene["begin_ns"] < 30e6
+    scene = next(finding["scene"] for finding in answer["findings"] if finding["report"] == "idle")
+    assert "host" in scene["groups"] and scene["step"] is not None
+    assert scene["end_ns"] - scene["begin_ns"] < 30e6
 
 
 def test_streams_with_little_in_them_fold_and_annotations_stand_below_their_stream(slow: Session) -> None:

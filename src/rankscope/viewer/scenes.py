@@ -58,10 +58,11 @@ def _scene(session: Session, finding: Finding) -> dict[str, Any]:
     stated = next((fact.ranks for fact in finding.facts if 0 < len(fact.ranks) < len(run.ranks)), ())
     culprits = stated if stated and set(stated) <= set(finding.ranks) else finding.ranks
     culprits = culprits or tuple(run.ranks[:1])
-    # The names of slices that the facts name.
+    # The names of slices that the facts or texts name.
     rows = [fact.row.get("name") for fact in finding.facts]
     annotations = [fact.value for fact in finding.facts if fact.quantity == "annotation"]
-    names = [*dict.fromkeys(name for name in [*rows, *annotations] if isinstance(name, str))]
+    stated_names = (*rows, *annotations, *finding.names)
+    names = [*dict.fromkeys(name for name in stated_names if isinstance(name, str))]
     begin, end = session.bounds
     span = finding.span
     if span and span[1] - span[0] >= _WHOLE_SHARE * (end - begin):
