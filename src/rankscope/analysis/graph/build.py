@@ -42,8 +42,8 @@ _PAUSE_SHARE, _PAUSE_NS = 0.1, 200_000
 """A pause between two ops in which a collective ends is a wait for it when it is at least this share of the collective,
 or this long: ops of a backward pass are some µs apart. Chosen, not measured."""
 _HELD_UP, _SHORT = 20, 10
-"""Times the shortest launch of a rank but for a tenth: where the queue is always full, most are held up. Chosen on a recorded job of two H100: launches into a full queue take 200 times as
-long and more, others up to 30 times."""
+"""Times the shortest launch of a rank but for a tenth: where the queue is always full, most are held up. Chosen on a
+recorded job of two H100: launches into a full queue take 500 times as long and more, others up to 50 times."""
 
 
 @dataclass(frozen=True)
