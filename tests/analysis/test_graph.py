@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -350,3 +351,33 @@ def test_ranks_that_wait_in_a_cycle_are_not_replayed(run: Run) -> None:
     graph = graph_of(run, Scope().in_run(run))
     to, origin = np.concatenate([graph.to, graph.origin]), np.concatenate([graph.origin, graph.to])
     assert Replay(replace(graph, to=to, origin=origin)).has_cycle
+
+
+def test_launches_into_a_full_queue_wait_for_the_device(tmp_path: Path) -> None:
+    """The host launches as fast as the queue has room, so that what it seems to do is waiting for kernels."""
+    depth, count, took, step = 8, 64, 1000, 10
+    events: list[dict[str, Any]] = []
+    now = 0
+    for number in range(count):
+        ends = max(now + step, (number - depth + 1) * took + step + 1) if number >= depth else now + step
+        begin = max(now + step, number * took + step)
+        shared = {"ph": "X", "pid": 0, "args": {"correlation": number + 1, "stream": 7, "device": 0}}
+        events += [
+            {
+                **shared,
+                "name": "cudaLaunchKernel",
+                "cat": "cuda_runtime",
+                "tid": 1,
+                "ts": now,
+                "dur": ends - now,
+            },
+            {**shared, "name": "gemm", "cat": "kernel", "tid": 7, "ts": begin, "dur": took},
+        ]
+        now = ends + 2
+    trace = {"traceEvents": events, "distributedInfo": {"rank": 0, "world_size": 1}}
+    (tmp_path / "rank0.json").write_text(json.dumps(trace))
+    run = Run(ingest([tmp_path]))
+    graph = graph_of(run, Scope().in_run(run))
+    replay = Replay(graph)
+    half = replace(graph.work, own_ns=graph.work.own_ns // 2)
+    assert replay.length_ns(half) == pytest.approx(replay.length_ns(graph.work) / 2, rel=0.05)

@@ -27,7 +27,7 @@ from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
 from rankscope.analysis.graph.graph import WORK_CLASSES
 from rankscope.analysis.graph.pieces import KINDS, Pieces
 from rankscope.analysis.graph.replay import Played, Replay
-from rankscope.store.arrays import Floats, number_rows, starts_group, unique_values
+from rankscope.store.arrays import Floats, grouped, number_rows, starts_group, unique_values
 from rankscope.timeline.run import Run
 
 AxisName = Literal["rank", "link", "step", "stage", "position"]
@@ -117,15 +117,15 @@ class Axis:
 
     def margin_ns(self, *subjects: int, step: int | None = None) -> float:
         """M: what these cost once all others are mended; with `step`, what they cost in it alone."""
-        points, matches = self._mask(subjects, step)
-        return self.value_ns - self.replays.saved_by(self._with_recorded(points, matches))
+        return self.value_ns - self.replays.saved_by(self._with_recorded(subjects, step))
 
     def alone_ns(self, subjects: Sequence[int]) -> float:
         """A: what mending only these brings."""
         return self.replays.saved_ns(self.only(subjects))
 
     def only(self, subjects: Sequence[int]) -> Targets:
-        return self.targets.only(*self._mask(subjects, None))
+        points, matches = (np.isin(of, subjects) for of in (self.of_point, self.of_match))
+        return self.targets.only(points, matches)
 
     def without(self, chosen: Mask) -> float:
         """What these pieces cost once all others are mended."""
@@ -184,12 +184,6 @@ class Axis:
         sums: Floats = np.bincount(kinds, weights=cut[mine], minlength=len(KINDS)).astype(float)
         return sums
 
-    def _mask(self, subjects: Sequence[int], step: int | None) -> tuple[Mask, Mask]:
-        points, matches = (np.isin(of, subjects) for of in (self.of_point, self.of_match))
-        if step is None:
-            return points, matches
-        return points & (self.replays.pieces.steps == step), matches & (self.match_step == step)
-
     @cached_property
     def first_steps(self) -> set[int]:
         """Of each recording: the steps in which the profiler itself takes time."""
@@ -208,18 +202,54 @@ class Axis:
         steps[graph.match[met]] = self.replays.pieces.steps[met]
         return steps
 
-    def _with_recorded(self, points: Mask, matches: Mask) -> Played:
+    @cached_property
+    def _ways(self) -> tuple[Ints, Ints]:
+        """The entries of the weights by subject, and where each begins; those of nobody first."""
+        return self._by_subject(self.of_point[self.replays.replay.way_points])
+
+    @cached_property
+    def _units(self) -> tuple[Ints, Ints]:
+        """The same of the units."""
+        at = self.replays.replay.unit_points
+        match = self.replays.graph.match[at]
+        return self._by_subject(
+            np.where(match != NONE, np.append(self.of_match, NONE)[match], self.of_point[at])
+        )
+
+    def _by_subject(self, subject: Ints) -> tuple[Ints, Ints]:
+        return grouped(subject + 1, max(self.subjects, default=0) + 2)
+
+    @cached_property
+    def _begins(self) -> tuple[Ints, Ints, Ints]:
+        """The points that stay where they are and move to their targets; how much later they are, mended, and there."""
+        mended = self.replays.mended.begins_ns
+        target = np.minimum(mended, self.targets.begins_ns)
+        at = np.flatnonzero((mended != 0) | (target != 0))
+        return at, mended[at], target[at]
+
+    def _with_recorded(self, subjects: Sequence[int], step: int | None) -> Played:
         """Everything at its target, but these as they were."""
         replay, recorded, target = self.replays.replay, self.replays.before, self._target
         weight, took = target.weight.copy(), target.took.copy()
-        ways = np.flatnonzero(points[replay.way_points])
+        ways, units = (_of(subjects, *each) for each in (self._ways, self._units))
+        at, mended, begins = self._begins
+        is_mine = np.isin(self.of_point[at], subjects)
+        if step is not None:
+            steps = self.replays.pieces.steps
+            ways = ways[steps[replay.way_points[ways]] == step]
+            point = replay.unit_points[units]
+            match = self.replays.graph.match[point]
+            units = units[
+                np.where(match != NONE, np.append(self.match_step, NONE)[match], steps[point]) == step
+            ]
+            is_mine &= steps[at] == step
         weight[ways] = recorded.weight[ways]
-        at, match = replay.unit_points, self.replays.graph.match[replay.unit_points]
-        units = np.flatnonzero(np.where(match != NONE, np.append(matches, False)[match], points[at]))
         took[units] = recorded.took[units]
-        mended = self.replays.mended.begins_ns
-        begins = np.where(points, mended, np.minimum(mended, self.targets.begins_ns))
-        return Played(weight, took, replay.begins_of(begins))
+        graph = self.replays.graph
+        begins_ns = np.bincount(
+            graph.rank[at], weights=np.where(is_mine, mended, begins), minlength=len(graph.ranks)
+        )
+        return Played(weight, took, begins_ns.astype(np.int64))
 
     @cached_property
     def margins_ns(self) -> dict[int, float]:
@@ -248,6 +278,11 @@ class Axis:
             for subject, margin in self.margins_ns.items()
             if margin > least
         }
+
+
+def _of(subjects: Sequence[int], order: Ints, first: Ints) -> Ints:
+    """The entries of these subjects."""
+    return np.concatenate([order[first[each + 1] : first[each + 2]] for each in subjects])
 
 
 def rank_axis(replays: Replays) -> Axis:

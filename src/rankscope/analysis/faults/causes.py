@@ -56,24 +56,27 @@ def cause_of(axis: Axis, subject: int) -> Cause:
         return Cause("transfer", "transfer", explained_ns=axis.margin_ns(subject))
     pieces, targets = axis.targets.pieces, axis.targets
     mine = axis.pieces_of(subject)
+    changed = mine & (targets.then != pieces.took)
+    cut = np.abs(pieces.took - targets.then)
+    of_class = {name: changed & (pieces.kind == PATH_CLASSES.index(name)) for name in _CLASSES}
     costs: dict[CauseClass, float] = {}
-    for name in _CLASSES:
-        chosen = mine & (pieces.kind == PATH_CLASSES.index(name))
-        if (targets.then != pieces.took)[chosen].any():
-            costs[name] = axis.without(chosen)
+    for name in sorted(_CLASSES, key=lambda each: -int(cut[of_class[each]].sum())):
+        # It costs at most what is cut from it.
+        if cut[of_class[name]].sum() > max(costs.values(), default=0.0) * axis.replays.steps:
+            costs[name] = axis.without(of_class[name])
     if not costs:
         return Cause("host", "pause", explained_ns=axis.margin_ns(subject))  # it began late
     kind = max(costs, key=lambda name: costs[name])
-    if kind == "host" and (does := _what_the_host_does(axis, mine)) in costs:
+    if kind == "host" and of_class[does := _what_the_host_does(axis, mine)].any():
         kind = does
     chosen = mine & (pieces.kind == PATH_CLASSES.index(kind))
     edit = np.where(chosen, pieces.took - targets.then, 0)
     names, number = np.unique(pieces.name[chosen], return_inverse=True)
     sizes = np.bincount(number.reshape(-1), weights=np.maximum(edit[chosen], 0))
     shown = _largest(sizes)
-    explained = axis.without(chosen & np.isin(pieces.name, names[shown]))
     if told := _by_name(axis, subject, kind, edit):
-        return replace(told, explained_ns=axis.without(chosen))
+        return replace(told, explained_ns=costs[kind] if kind in costs else axis.without(chosen))
+    explained = axis.without(chosen & np.isin(pieces.name, names[shown]))
     how, factor = _how(axis, kind, chosen, edit)
     texts = [pieces.graph.names[code] for code in names[shown].tolist() if code != NONE]
     if kind == "host" and how == "longer":

@@ -41,6 +41,9 @@ from rankscope.timeline.run import Run
 _PAUSE_SHARE, _PAUSE_NS = 0.1, 200_000
 """A pause between two ops in which a collective ends is a wait for it when it is at least this share of the collective,
 or this long: ops of a backward pass are some µs apart. Chosen, not measured."""
+_HELD_UP, _SHORT = 20, 10
+"""Times the shortest launch of a rank but for a tenth: where the queue is always full, most are held up. Chosen on a
+recorded job of two H100: launches into a full queue take 500 times as long and more, others up to 50 times."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +249,7 @@ def host_nodes(
     where = {"file": raw["segment"][calls], "track": raw["launch_track"][calls]}
     launches = nodes.add(raw["rank"][calls], raw["launch_start"][calls], 5, _HOST, raw["op"][calls], **where)
     # A call that returns after its copy has ended made the host wait for the copy.
-    blocking = calls[raw["end"][calls] <= raw["launch_end"][calls]]
+    blocking = calls[(raw["end"][calls] <= raw["launch_end"][calls]) | _waited_for_room(raw, calls)]
     nodes.add(
         raw["rank"][blocking], raw["launch_end"][blocking], 6, _SYNC, raw["op"][blocking],
         target_low=raw["launch_start"][blocking], sync=1,
@@ -261,6 +264,21 @@ def host_nodes(
     launch = np.full(len(raw["rank"]), NONE)
     launch[launched] = position[launches[which]]
     return host, launch
+
+
+def _waited_for_room(raw: dict[str, Any], calls: Ints) -> Mask:
+    """Whether each launch was held up by a full queue: the device had to end something before there was room. What it
+    launched was then far from its turn."""
+    if not len(calls):
+        return np.zeros(0, dtype=bool)
+    took = raw["launch_end"][calls] - raw["launch_start"][calls]
+    rank = raw["rank"][calls]
+    order = np.lexsort((took, rank))
+    sizes = np.bincount(rank)
+    short = np.minimum(np.cumsum(sizes) - sizes + sizes // _SHORT, len(order) - 1)
+    usual = took[order][short][rank]
+    held: Mask = (took > _HELD_UP * usual) & (raw["start"][calls] - raw["launch_end"][calls] > took)
+    return held
 
 
 def _add_recordings(run: Run, scope: Scope, nodes: _Collector, number: Ints, code: dict[str, int]) -> None:
