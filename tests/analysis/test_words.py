@@ -103,7 +103,11 @@ def check(found: Iterable[Finding], run: Run) -> None:
     for each in listed:
         assert (each.kind == "limit") is (each.severity == "limit")
         assert each.cost_ns is None or 0 <= each.cost_ns <= step_ns
-        assert each.title[0] != each.title[0].lower() or each.title.startswith(each.names) or each.title[0].isdigit()
+        assert (
+            each.title[0] != each.title[0].lower()
+            or each.title.startswith(each.names)
+            or each.title[0].isdigit()
+        )
         if each.kind == "fault":
             assert each.subject and each.ranks and each.cost_ns and each.fact("cost_pct")
             assert f"({each.fact('cost_pct').value:.0f} %)" in each.title  # type: ignore[union-attr]

@@ -78,7 +78,10 @@ def _finding(run: Run, scope: Scope, fault: Fault, step_ns: float) -> Finding:
         round(fault.cost_ns),
         (
             Fact("cost_pct", round(100 * share, 2), "percent", who.subject, who.ranks),
-            *([Fact("turns", ", ".join("-" if who is None else str(who) for who in fault.turns))] * fault.moves),
+            *(
+                [Fact("turns", ", ".join("-" if who is None else str(who) for who in fault.turns))]
+                * fault.moves
+            ),
             *(fact for each in subjects for fact in _facts(run, fault, each)),
             *(fact for reason in reasons for fact in reason.facts),
         ),
