@@ -118,12 +118,8 @@ class Finding:
     """Names out of the trace in its texts that no fact holds. Whoever must tell them from our own words quotes them."""
     why: str = ""
     """The end of the title, after a colon or semicolon, where that states the cause: a headline shows it apart."""
-    most_severity: Severity = "critical"
-    """It is never rated above this, whatever it costs."""
     alone_ns: int | None = None
     """The same without other findings: what `whatif` says."""
-    reachable: bool = False
-    """Other ranks, steps or stages of the same run do better; else the cost is a limit, written "up to"."""
     subject: str = ""
     """Of a fault: what is compared, and whose it is: 'rank 2', 'stage 1', 'step 7'."""
     steps: tuple[int, ...] = ()
@@ -156,7 +152,7 @@ class Finding:
         values = {
             f.name: getattr(self, f.name)
             for f in fields(self)
-            if f.name not in ("facts", "remedy", "names", "why", "most_severity")
+            if f.name not in ("facts", "remedy", "names", "why")
         }
         return {"kind": self.kind} | values | {"facts": [fact.to_dict() for fact in self.facts]}
 
@@ -172,7 +168,6 @@ class NoteKind(Enum):
     """What the table does not contain. It is not the reason why a table is empty."""
     IN_GRAPHS = "in graphs"
     """Why MFU is not known: kernels run in CUDA graphs."""
-    NO_FINDINGS = "no findings"
     UNEXPLAINED = "unexplained"
     """How much of the time a replay cannot explain, and keeps."""
 
@@ -187,9 +182,6 @@ class Note(str):
         note = cls(text)
         note.kind = kind
         return note
-
-
-NOTHING_FOUND = Note.of(NoteKind.NO_FINDINGS, "No findings (-r findings lists the reports that were checked)")
 
 
 def left_out_note(text: str) -> Note:

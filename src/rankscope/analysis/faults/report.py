@@ -11,7 +11,7 @@ from rankscope.analysis.faults.axes import Replays, rank_axis
 from rankscope.analysis.faults.causes import Cause
 from rankscope.analysis.faults.faults import Fault, faults_of
 from rankscope.analysis.faults.targets import LEAST_STEPS
-from rankscope.analysis.faults.words import findings_of
+from rankscope.analysis.faults.words import findings_of, turns_of
 from rankscope.analysis.graph.graph import graph_of
 from rankscope.ranges import as_ranges
 from rankscope.timeline.run import Run
@@ -89,8 +89,7 @@ def _rows(run: Run, scope: Scope, fault: Fault) -> list[dict[str, Any]]:
         "alone_ns": round(fault.alone_ns),
     }
     if fault.moves:
-        turns = ", ".join("-" if who is None else str(who) for who in fault.turns)
-        return [{**shared, "how": "moves", "names": f"by step: {fault.axis} {turns}"}]
+        return [{**shared, "how": "moves", "names": f"by step: {fault.axis} {turns_of(fault)}"}]
     steps = graph_of(run, scope).steps
     return [
         {

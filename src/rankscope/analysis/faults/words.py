@@ -84,6 +84,7 @@ def _finding(run: Run, scope: Scope, fault: Fault, step_ns: float) -> Finding:
             ),
             *(fact for each in subjects for fact in _facts(run, fault, each)),
             *(fact for reason in reasons for fact in reason.facts),
+            *([Fact("turns", turns_of(fault), "", who.subject)] if fault.moves else []),
         ),
         names=(*who.names, *(name for reason in reasons for name in reason.names)),
         why=cause,
@@ -209,7 +210,6 @@ def _facts(run: Run, fault: Fault, each: Subject) -> list[Fact]:
     subject, row = f"{_name(fault.axis)} {number}", {"axis": fault.axis, "subject": number}
     return [
         Fact("margin_ns", round(each.margin_ns), "ns", subject, ranks, row),
-        Fact("how", each.cause.how, "", subject, ranks, row),
     ]
 
 
