@@ -27,7 +27,7 @@ def test_a_slow_stage_is_named_with_its_cost(tmp_path: Path) -> None:
     assert layout.axes == ("pp",) and [layout.stage(rank) for rank in range(4)] == [0, 1, 2, 3]
     first = collect(run, Scope())[0]
     assert first.ranks == (1,) and first.severity == "critical"
-    assert first.title.startswith("Stage 1 (rank 1) made 3 others wait")
+    assert first.subject == "rank 1"
     assert first.cost_ns == pytest.approx(1000 * (job.step_us() - twin.step_us()), rel=0.1)
 
 
