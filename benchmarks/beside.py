@@ -91,7 +91,7 @@ def _finding(finding: Mapping[str, Any]) -> str:
     ranks = ",".join(map(str, finding["ranks"]))
     who = finding.get("subject") or (f"ranks {ranks}" if ranks else "")
     # Before there were limits, what peers did not show to be possible was one.
-    is_limit = finding["severity"] == "limit" or not finding.get("reachable", True)
+    is_limit = finding["severity"] == "limit" if "kind" in finding else not finding["reachable"]
     cost = finding["cost_ns"]
     size = "" if cost is None else f"{'up to ' * is_limit}{cost / 1e6:.2f} ms"
     parts = (finding["severity"], finding["report"], who, str(cause), size)
