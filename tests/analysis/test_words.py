@@ -84,7 +84,8 @@ SAID: dict[str, tuple[Job, tuple[Fault, ...], str, str, str]] = {
         r"The work of the ranks differs from step to step: ", "each rank in turn", "",
     ),
     "a link": (
-        replace(JOB, tensor=2), (Fault("link", (3,), 3 * MS),), r"The link of rank 3 \(groups .+\) costs ", "groups ", "",
+        replace(JOB, tensor=2), (Fault("link", (3,), 3 * MS),),
+        r"The link of rank 3 \(groups .+\) costs ", "groups ", "",
     ),
     "a stage": (
         replace(PIPELINE, stage_layers=(1, 1, 2, 1)), (), r"Stage 2 \(ranks .+\) costs ", "stage 2", "",

@@ -213,6 +213,11 @@ def _facts(run: Run, fault: Fault, each: Subject) -> list[Fact]:
     ]
 
 
+def turns_of(fault: Fault) -> str:
+    """By step, which rank was late."""
+    return ", ".join("-" if rank is None else str(rank) for rank in fault.turns)
+
+
 def _span(run: Run, scope: Scope, fault: Fault, subjects: tuple[Subject, ...]) -> tuple[int, int] | None:
     """The step in which it costs most, on the rank that it is about."""
     steps = graph_of(run, scope).steps
