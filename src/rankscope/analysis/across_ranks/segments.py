@@ -30,7 +30,7 @@ from rankscope.analysis.core.device_events import (
     gpu_ranks,
 )
 from rankscope.analysis.core.grouping import split_by_rank
-from rankscope.analysis.core.intervals import Axis, Intervals, Ints, union
+from rankscope.analysis.core.intervals import Axis, Intervals, Ints, join, subtract, union
 from rankscope.analysis.core.rank_activity import rank_activity
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.run_steps import NO_STEP, all_steps, in_order_of_start
@@ -38,6 +38,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank import phases
 from rankscope.collective_kinds import KINDS
 from rankscope.records import dataclass
+from rankscope.sql import sql_text
 from rankscope.store.arrays import NONE, Mask, count_before, number_rows, starts_group, unique_values
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
@@ -46,12 +47,13 @@ PHASES = ("forward", "backward", "other")
 FORWARD, BACKWARD, OTHER = range(len(PHASES))
 _NO_INTS = np.empty(0, dtype=np.int64)
 _SEND, _RECV = KINDS.index("send"), KINDS.index("recv")
+_POINT_TO_POINT = ("send", "recv", "sendrecv")
 _OF_AUTOGRAD = {phases.BACKWARD: BACKWARD, phases.RECOMPUTE: BACKWARD, phases.FORWARD: FORWARD}
 
 
 @dataclass(frozen=True)
 class RankSegments:
-    """The segments of a rank in launch order. Times count from run.origin_ns(rank)."""
+    """The segments of a rank in launch order, and when it was busy. Times count from run.origin_ns(rank)."""
 
     step: Ints
     cut: Ints
@@ -63,15 +65,22 @@ class RankSegments:
     duration_ns: Ints
     autograd: Ints
     """FORWARD, BACKWARD or OTHER by autograd, or NONE where the file does not tell."""
+    compute_start: Ints
+    """When it computes, as disjoint intervals."""
+    compute_end: Ints
+    other_start: Ints
+    """When it does not compute, but copies or takes part in a collective other than send and recv."""
+    other_end: Ints
 
 
 @kept_per_rank("segments", RankSegments, any_window=True)
 def rank_segments(run: Run, scope: Scope) -> dict[int, RankSegments]:
     """Of the ranks that compute. Of a rank without GPU events, the compute is that of its host."""
     ranks = scope.ranks_in(run)
+    between = ", ".join(map(sql_text, _POINT_TO_POINT))
     rows = run.arrays(
-        "SELECT rank::BIGINT AS rank, start_ns AS start, "
-        "coalesce(call_ns, start_ns) AS called, place = 'device' AS on_device "
+        "SELECT rank::BIGINT AS rank, start_ns AS start, start_ns + dur_ns AS end, "
+        f"coalesce(call_ns, start_ns) AS called, kind IN ({between}) AS p2p, place = 'device' AS on_device "
         f"FROM collectives WHERE kind IS NOT NULL AND place IS NOT NULL AND {scope.where()}"
     )
     collectives = split_by_rank(rows, ranks)
@@ -81,18 +90,39 @@ def rank_segments(run: Run, scope: Scope) -> dict[int, RankSegments]:
         record = (_on_device if rank in gpu_ranks(run) else _on_host)(run, rank, comm)
         if record is None:
             continue
+        columns, compute, other = record
         for name in ("launched", "start", "end"):
-            record[name] = record[name] - origin
-        records[rank] = RankSegments(**record)
+            columns[name] = columns[name] - origin
+        records[rank] = RankSegments(
+            **columns,
+            compute_start=compute.start - origin,
+            compute_end=compute.end - origin,
+            other_start=other.start - origin,
+            other_end=other.end - origin,
+        )
     return records
 
 
-def _on_device(run: Run, rank: int, comm: dict[str, Any]) -> dict[str, Ints]:
+_Parts = tuple[dict[str, Ints], Intervals, Intervals]
+"""The segments of a rank, when it computes, and when it does something else."""
+
+
+def _on_device(run: Run, rank: int, comm: dict[str, Any]) -> _Parts:
     events = device_events(run, rank, Scope())
-    return cut(events, comm["start"][~comm["on_device"]], _autograd(run, rank, events))
+    autograd = _autograd(run, rank, events)
+    p2p = union(comm["start"][comm["p2p"]], comm["end"][comm["p2p"]])
+    computing = events.kind == COMPUTE
+    compute = union(events.start[computing], events.end[computing])
+    of_others = events.kind != COMM
+    rest = join(
+        union(events.start[of_others], events.end[of_others]),
+        subtract(union(events.start, events.end), p2p),
+    )
+    columns = cut(events, comm["start"][~comm["on_device"]], autograd)
+    return columns, compute, subtract(rest, compute)
 
 
-def _on_host(run: Run, rank: int, comm: dict[str, Any]) -> dict[str, Ints] | None:
+def _on_host(run: Run, rank: int, comm: dict[str, Any]) -> _Parts | None:
     """Each time in which the host computes without a pause counts as a kernel that was launched when it began."""
     compute = rank_activity(run, rank).compute
     if not len(compute.start):
@@ -100,7 +130,10 @@ def _on_host(run: Run, rank: int, comm: dict[str, Any]) -> dict[str, Ints] | Non
     steps = split_by_rank(in_order_of_start(all_steps(run)), [rank])[rank]
     step, file = _steps_at(steps, compute.start)
     phase = _host_phase(run, rank, compute.start, step)
-    return _cut(compute.start, comm["called"], compute, step, file, phase)
+    columns = _cut(compute.start, comm["called"], compute, step, file, phase)
+    met = ~comm["p2p"]
+    other = subtract(union(comm["start"][met], comm["end"][met]), compute)
+    return columns, compute, other
 
 
 def _steps_at(steps: dict[str, Ints], time: Ints) -> tuple[Ints, Ints]:

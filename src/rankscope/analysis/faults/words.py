@@ -78,10 +78,6 @@ def _finding(run: Run, scope: Scope, fault: Fault, step_ns: float) -> Finding:
         round(fault.cost_ns),
         (
             Fact("cost_pct", round(100 * share, 2), "percent", who.subject, who.ranks),
-            *(
-                [Fact("turns", ", ".join("-" if who is None else str(who) for who in fault.turns))]
-                * fault.moves
-            ),
             *(fact for each in subjects for fact in _facts(run, fault, each)),
             *(fact for reason in reasons for fact in reason.facts),
             *([Fact("turns", turns_of(fault), "", who.subject)] if fault.moves else []),
@@ -208,9 +204,7 @@ def _facts(run: Run, fault: Fault, each: Subject) -> list[Fact]:
     number = run.collectives.groups[each.number].name if fault.axis == "link" else str(each.number)
     ranks = (each.number,) if fault.axis == "rank" else ()
     subject, row = f"{_name(fault.axis)} {number}", {"axis": fault.axis, "subject": number}
-    return [
-        Fact("margin_ns", round(each.margin_ns), "ns", subject, ranks, row),
-    ]
+    return [Fact("margin_ns", round(each.margin_ns), "ns", subject, ranks, row)]
 
 
 def turns_of(fault: Fault) -> str:
