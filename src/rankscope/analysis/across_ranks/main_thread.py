@@ -157,11 +157,3 @@ def gap_between(run: Run, rank: int, times: Gaps, ops: OpsAround) -> Gap:
     around = dict(rows)
     annotation = next(iter(around.get(False, ())), "")
     return Gap(int(length.sum()), len(mine), *ops, annotation, program_frame(around.get(True, ())))
-
-
-def longest_gap(run: Run, rank: int, window: tuple[int, int]) -> Gap | None:
-    """The gaps between ops of the same names that take longest together in a window of time."""
-    times = gaps(run, rank, [window])
-    totals = times.totals()
-    longest = max(totals, key=lambda ops: totals[ops], default=None)
-    return gap_between(run, rank, times, longest) if longest else None

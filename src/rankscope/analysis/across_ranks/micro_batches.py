@@ -135,15 +135,14 @@ class MicroBatches:
     def total_ns(self) -> Ints:
         return self.forward_ns + self.backward_ns
 
-    def side_by_side(self, time_ns: Ints) -> tuple[Ints, Floats]:
-        """The rank of each row, and a table of the times: a row for each rank and step, a column for each number.
-
-        NaN where a step has fewer.
-        """
+    def median_of_others(self) -> Floats:
+        """By entry, the median over the other micro-batches of its rank and step; NaN where there is none."""
         rows, row = number_rows([self.rank, self.step])
         table = np.full((len(rows), int(self.number.max(initial=-1)) + 1), np.nan)
-        table[row, self.number] = time_ns
-        return rows[:, 0], table
+        table[row, self.number] = self.total_ns
+        low, high = middle_of_others(table)
+        median: Floats = ((low + high) / 2)[row, self.number]
+        return median
 
 
 @once_per_run
@@ -182,24 +181,12 @@ def _on_device(run: Run, scope: Scope) -> Ints:
     return columns
 
 
-def _to_others(table: Floats) -> tuple[Floats, Floats]:
-    """By cell the median of the others of its row, and its ratio to that; 0 where there is none."""
-    low, high = middle_of_others(table)
-    usual = (low + high) / 2
-    ratio = np.divide(table, usual, out=np.zeros_like(table), where=usual > 0)
-    return usual, np.nan_to_num(ratio)
-
-
 def micro_batches(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank, step and micro-batch."""
     batches = micro_batches_of(run, Scope(steps=scope.steps))
-    _, table = batches.side_by_side(batches.total_ns)
-    _, row = number_rows([batches.rank, batches.step])
-    usual = _to_others(table)[0][row, batches.number]
-    shown: Mask = (
-        np.isin(batches.rank, [*scope.ranks]) if scope.ranks is not None else np.ones(len(row), dtype=bool)
-    )
-    ratio = np.divide(batches.total_ns, usual, out=np.full(len(row), np.nan), where=usual > 0)
+    usual = batches.median_of_others()
+    shown: Mask = np.isin(batches.rank, scope.ranks_in(run))
+    ratio = np.divide(batches.total_ns, usual, out=np.full(len(usual), np.nan), where=usual > 0)
     columns: dict[str, Any] = {
         "rank": batches.rank,
         "step": batches.step,
@@ -209,7 +196,7 @@ def micro_batches(run: Run, scope: Scope, by: str | None = None) -> Result:
         "ratio": np.where(np.isnan(ratio), None, ratio),
     }
     notes = left_out(run, scope)
-    if not len(row):
+    if not len(usual):
         notes.append("no step runs several forward and backward passes, or autograd's ops were not recorded")
     return Result(
         "micro_batches",

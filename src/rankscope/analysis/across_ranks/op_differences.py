@@ -30,8 +30,6 @@ _MOST_NAMES = 10_000
 _PASS_NAMES, _PASS_SHARE = 4, 0.8
 """A forward pass is so many ops or more that are repeated equally often, with this share of the extra time. Chosen, not
 measured."""
-_SMALL_PART = 0.1
-"""A step with less than this part of the extra time of another one is not listed. Chosen, not measured."""
 
 COLUMNS = (
     Column("rank"),
@@ -191,38 +189,6 @@ def op_differences(run: Run, scope: Scope, by: str | None = None) -> Result:
         notes=tuple(notes),
         unknown=unknown,
     )
-
-
-@dataclass(frozen=True)
-class MostExtra:
-    """The rank that runs most in addition to what its peers run."""
-
-    rank: int
-    per_step_ns: float
-    in_steps: tuple[int, ...]
-    """Those in which it does; empty: in all of them."""
-
-
-def most_extra(run: Run, scope: Scope, on_device: bool) -> MostExtra | None:
-    """By the time of ops that a rank runs more often than its peers; None where the next rank has over half as much."""
-    candidates: list[MostExtra] = []
-    for table in op_calls(run, Scope(steps=scope.steps)):
-        times = table.device_ns if on_device else table.host_ns
-        more = np.nan_to_num(table.calls - table.median_calls) > 0
-        extra = np.where(more, np.nan_to_num(times - middle_of_others(times)[0]), 0.0).clip(0)
-        numbers, number = number_rows([table.step])
-        by_step = np.zeros((len(numbers), len(table.ranks)))
-        np.add.at(by_step, number, extra)
-        for column, rank in enumerate(table.ranks):
-            mine = by_step[:, column]
-            often = mine > _SMALL_PART * mine.max(initial=0)
-            steps = () if often.all() else tuple(numbers[often, 0].tolist())
-            candidates.append(MostExtra(rank, float(mine.mean()) if len(mine) else 0.0, steps))
-    candidates.sort(key=lambda each: -each.per_step_ns)
-    if not candidates or not candidates[0].per_step_ns:
-        return None
-    next_ns = candidates[1].per_step_ns if len(candidates) > 1 else 0.0
-    return candidates[0] if 2 * next_ns < candidates[0].per_step_ns else None
 
 
 class ExtraOp(NamedTuple):

@@ -7,48 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.within_rank.event_tables import KernelSum, kernel_sums
-from rankscope.analysis.within_rank.gpu_state import LowClock, gpu_states, low_clock
-from rankscope.records import dataclass
-from rankscope.timeline.run import Run
+from rankscope.analysis.within_rank.event_tables import KernelSum
+from rankscope.analysis.within_rank.gpu_state import LowClock
 
 _LEAST_EXPLAINED, _MOST_EXPLAINED = 0.5, 1.5
 """A kernel bound by memory is slowed by less than the clock. Kernels slower by much more have another cause as well."""
-_LEAST_SHARE = 0.5
-"""Of the rank's extra time, the part that its slower kernels must make up."""
-
-
-@dataclass(frozen=True)
-class SlowClock:
-    """A low clock, and how much longer the rank's kernels take."""
-
-    low: LowClock
-    slower: float
-    """The time of its kernels as a multiple of that on the other ranks; of half of its time it is more."""
-
-
-def slow_clock(
-    run: Run, window: Scope, rank: int, together: tuple[int, ...], extra_ns: float, steps: int
-) -> SlowClock | None:
-    """The low clock of a rank whose compute takes `extra_ns` per step longer, if that explains it.
-
-    `together` are the ranks that are late for the same reason; the others are compared with.
-    """
-    low = low_clock(gpu_states(run, window), rank, together)
-    if low is None:
-        return None
-    sums = kernel_sums(run, window)
-    if sums is None:
-        return None
-    slowdown = slower_kernels(sums.get(rank, ()), [sums.get(other, ()) for other, _ in low.others])
-    if slowdown is None:
-        return None
-    slower, compute_ns = slowdown
-    saved_ns = compute_ns / steps * (1 - 1 / slower) if slower > 1 else 0.0
-    if not explains(low, slower) or saved_ns < _LEAST_SHARE * extra_ns:
-        return None
-    return SlowClock(low, slower)
 
 
 def explains(low: LowClock, slower: float) -> bool:

@@ -1,13 +1,11 @@
-"""The severity of a finding, and one finding for several ranks."""
+"""The severity of a finding, and the words for the ranks that it is about."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
-from rankscope.analysis.core.result import SEVERITIES, Fact, Finding, Severity
+from rankscope.analysis.core.result import SEVERITIES, Severity
 from rankscope.ranges import rank_words
-from rankscope.records import dataclass
 from rankscope.units import format_rounded
 
 WARNING_SHARE, CRITICAL_SHARE = 0.05, 0.20
@@ -31,40 +29,6 @@ def graded(
 
 def at_most(severity: Severity, most: Severity) -> Severity:
     return min(severity, most, key=SEVERITIES.index)
-
-
-Title = Callable[[str, str], str]
-"""Makes a title from whose it is ('rank 3', 'all 4 ranks') and what stands before its figures ('', 'up to ')."""
-
-
-@dataclass(frozen=True)
-class OnRank:
-    """A finding about one rank, and the share that decides which rank is the worst."""
-
-    rank: int
-    share: float
-    finding: Finding
-    title: Title
-
-
-def of_the_worst(findings: Sequence[OnRank], ranks_in_scope: int) -> tuple[Finding, ...]:
-    """The finding about the worst rank, with all ranks that have it: what all ranks have is not said of one."""
-    if not findings:
-        return ()
-    worst = max(findings, key=lambda each: each.share)
-    ranks = tuple(sorted({each.rank for each in findings}))
-    if len(ranks) < 2:
-        return (worst.finding,)
-    alike = Fact("ranks_alike", len(ranks), "count", "ranks with this finding", ranks)
-    return (
-        replace(
-            worst.finding,
-            title=worst.title(named_ranks(ranks, ranks_in_scope), "up to "),
-            evidence=f"{worst.finding.evidence}; it is the worst of {len(ranks)} ranks with this finding",
-            ranks=ranks,
-            facts=(*worst.finding.facts, alike),
-        ),
-    )
 
 
 def mean_on(times: Mapping[int, float], ranks_in_scope: int, steps: int) -> str:

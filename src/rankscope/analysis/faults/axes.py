@@ -30,7 +30,7 @@ from rankscope.analysis.graph.replay import Played, Replay
 from rankscope.store.arrays import Floats, grouped, number_rows, starts_group, unique_values
 from rankscope.timeline.run import Run
 
-AxisName = Literal["rank", "link", "step", "stage", "position"]
+AxisName = Literal["rank", "link", "step", "stage"]
 _HOST = PATH_CLASSES.index("host")
 _SLOW_LINK = 0.05
 """Of the time of a group's transfers: what is beyond their targets."""

@@ -11,7 +11,6 @@ from rankscope.analysis.core.result import Fact, Finding, Severity
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import at_most, graded
 from rankscope.analysis.core.step_times import periods
-from rankscope.analysis.faults.axes import AxisName
 from rankscope.analysis.faults.explain import Why, why
 from rankscope.analysis.faults.faults import Fault, Subject, faults_of
 from rankscope.analysis.graph.graph import graph_of
@@ -28,7 +27,6 @@ _BALANCE = (
     "Give every rank as much work in each step: sort samples by length, pack them, or balance the experts. "
     "Hosts that share cores differ, too: rankscope stats RUN -r host_cpu"
 )
-_NOUN: dict[AxisName, str] = {"stage": "stage", "position": "micro-batch"}
 
 
 class _Who(NamedTuple):
@@ -78,10 +76,6 @@ def _finding(run: Run, scope: Scope, fault: Fault, step_ns: float) -> Finding:
         round(fault.cost_ns),
         (
             Fact("cost_pct", round(100 * share, 2), "percent", who.subject, who.ranks),
-            *(
-                [Fact("turns", ", ".join("-" if who is None else str(who) for who in fault.turns))]
-                * fault.moves
-            ),
             *(fact for each in subjects for fact in _facts(run, fault, each)),
             *(fact for reason in reasons for fact in reason.facts),
             *([Fact("turns", turns_of(fault), "", who.subject)] if fault.moves else []),
@@ -114,7 +108,7 @@ def _who(run: Run, fault: Fault) -> _Who:
         return _Who(words.capitalize(), words, every, len(numbers) > 1)
     if fault.axis == "link":
         return _who_of_links(run, fault)
-    word, ranks = _NOUN[fault.axis], every
+    word, ranks = fault.axis, every
     if fault.axis == "stage":
         layout = layout_of(run, Scope())
         ranks = tuple(rank for rank in every if layout.stage(rank) in numbers)
@@ -192,25 +186,19 @@ def _each(fault: Fault, reasons: list[Why]) -> list[str]:
         low, high = (format_rounded("ns", cost) for cost in (min(costs), max(costs)))
         return [f"with all else mended, each costs {low}" + (f" to {high}" if low != high else "")]
     told = [
-        f"{_name(fault.axis)} {each.number}: {format_rounded('ns', each.margin_ns)}, {reason.text}"
+        f"{fault.axis} {each.number}: {format_rounded('ns', each.margin_ns)}, {reason.text}"
         for each, reason in zip(fault.subjects[:_MOST_LISTED], reasons, strict=False)
     ]
     more = len(fault.subjects) - len(told)
     return [*told, *([f"and {more} more"] if more else [])]
 
 
-def _name(axis: AxisName) -> str:
-    return _NOUN.get(axis, axis)
-
-
 def _facts(run: Run, fault: Fault, each: Subject) -> list[Fact]:
     """What `-r faults` says of the subject."""
     number = run.collectives.groups[each.number].name if fault.axis == "link" else str(each.number)
     ranks = (each.number,) if fault.axis == "rank" else ()
-    subject, row = f"{_name(fault.axis)} {number}", {"axis": fault.axis, "subject": number}
-    return [
-        Fact("margin_ns", round(each.margin_ns), "ns", subject, ranks, row),
-    ]
+    subject, row = f"{fault.axis} {number}", {"axis": fault.axis, "subject": number}
+    return [Fact("margin_ns", round(each.margin_ns), "ns", subject, ranks, row)]
 
 
 def turns_of(fault: Fault) -> str:

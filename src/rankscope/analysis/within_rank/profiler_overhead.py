@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from rankscope.analysis.core.grouping import split_by_rank
@@ -10,7 +11,7 @@ from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.severity import OnRank, graded, of_the_worst
+from rankscope.analysis.core.severity import graded, named_ranks
 from rankscope.analysis.core.slice_counts import slice_counts
 from rankscope.analysis.core.step_times import windows
 from rankscope.records import dataclass
@@ -37,22 +38,21 @@ COLUMNS = (
 def overhead(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank and kind of overhead."""
     rows: list[dict[str, Any]] = []
-    findings: list[OnRank] = []
-    for rank, record in rank_overhead(run, scope).items():
+    records = rank_overhead(run, scope)
+    for rank, record in records.items():
         step_ns = record.step_ns
         of_rank = [{"rank": rank, **kind._asdict(), "step_pct": None} for kind in record.kinds]
         for row in of_rank:
             row["step_pct"] = 100 * row["in_steps_ns"] / step_ns if step_ns else None
             row["in_steps_ns"] = row["in_steps_ns"] if step_ns else None
         rows += of_rank
-        findings += _finding(rank, of_rank, record.in_steps_ns, step_ns)
     notes = left_out(run, scope)
     if not rows:
         notes.append(
             "the trace has no events of category 'overhead'. The profiler still has a cost; a run without it shows "
             "how much"
         )
-    every = (*of_the_worst(findings, len(scope.ranks_in(run))), *_stacks(run, scope))
+    every = (*_finding(records, len(scope.ranks_in(run))), *_stacks(run, scope))
     return Result("overhead", "Profiler overhead", scope.window, COLUMNS, rows, every, tuple(notes))
 
 
@@ -102,30 +102,38 @@ def rank_overhead(run: Run, scope: Scope) -> dict[int, RankOverhead]:
     return records
 
 
-def _finding(rank: int, rows: list[dict[str, Any]], inside: int, step_ns: int) -> list[OnRank]:
-    severity = graded(inside, step_ns, SHARE_INFO, SHARE_WARNING, SHARE_CRITICAL)
-    if severity is None:
-        return []
-    most, share = rows[0], inside / step_ns
-    name = most["name"]
-
-    def title(whose: str, up_to: str) -> str:
-        return f"Profiler overhead on {whose}: {up_to}{100 * share:.0f} % of the step time"
-
-    finding = Finding(
-        severity,
-        title(f"rank {rank}", ""),
-        f"rank {rank}: {format_rounded('ns', inside)} in the steps; the largest kind is {name} "
-        f"({format_rounded('ns', most['total_ns'])} in total)",
-        (rank,),
-        hint="Record fewer steps at a time, add a warm-up step, and leave out stacks and shapes.",
-        facts=(
-            Fact("in_steps_ns", inside, "ns", f"rank {rank}, all kinds", (rank,), {"rank": rank}),
-            Fact("step_pct", 100 * share, "percent", f"rank {rank}, all kinds", (rank,), {"rank": rank}),
-            Fact("total_ns", most["total_ns"], "ns", name, (rank,), {"rank": rank, "name": name}),
+def _finding(records: Mapping[int, RankOverhead], ranks_in_scope: int) -> tuple[Finding, ...]:
+    """About the worst rank, with all ranks that lose as large a share of their steps that it is said."""
+    shares = {
+        rank: record.in_steps_ns / record.step_ns
+        for rank, record in records.items()
+        if graded(record.in_steps_ns, record.step_ns, SHARE_INFO)
+    }
+    if not shares:
+        return ()
+    ranks, rank = sorted(shares), max(shares, key=lambda rank: shares[rank])
+    record, share, most = records[rank], shares[rank], records[rank].kinds[0]
+    several = len(ranks) > 1
+    worst = f"; it is the worst of {len(ranks)} ranks with this finding" if several else ""
+    facts = [
+        Fact("in_steps_ns", record.in_steps_ns, "ns", f"rank {rank}, all kinds", (rank,), {"rank": rank}),
+        Fact("step_pct", 100 * share, "percent", f"rank {rank}, all kinds", (rank,), {"rank": rank}),
+        Fact("total_ns", most.total_ns, "ns", most.name, (rank,), {"rank": rank, "name": most.name}),
+    ]
+    if several:
+        facts.append(Fact("ranks_alike", len(ranks), "count", "ranks with this finding", tuple(ranks)))
+    return (
+        Finding(
+            graded(record.in_steps_ns, record.step_ns, SHARE_INFO, SHARE_WARNING, SHARE_CRITICAL) or "info",
+            f"Profiler overhead on {named_ranks(ranks, ranks_in_scope)}: {'up to ' * several}{100 * share:.0f} % of "
+            "the step time",
+            f"rank {rank}: {format_rounded('ns', record.in_steps_ns)} in the steps; the largest kind is {most.name} "
+            f"({format_rounded('ns', most.total_ns)} in total){worst}",
+            tuple(ranks),
+            hint="Record fewer steps at a time, add a warm-up step, and leave out stacks and shapes.",
+            facts=tuple(facts),
         ),
     )
-    return [OnRank(rank, share, finding, title)]
 
 
 def _stacks(run: Run, scope: Scope) -> list[Finding]:
