@@ -114,7 +114,7 @@ def test_shift_drag_pans_and_a_tooltip_stays_with_its_slice(slow2: Viewer, scree
     page.mouse.move(x, y)
     tooltip = page.locator("#tooltip")
     screen.until("!document.querySelector('#tooltip').hidden")
-    assert "reduce_scatter" in tooltip.inner_text() and "into step 4" in tooltip.inner_text()
+    assert "reduce_scatter" in tooltip.inner_text() and "into step 5" in tooltip.inner_text()
     page.evaluate("window.rankscope.show(0, 1e5)")  # nothing is there
     screen.until("document.querySelector('#tooltip').hidden")
     page.evaluate(f"window.rankscope.show({before['begin']}, {before['end']})")
@@ -140,7 +140,7 @@ def test_times_count_from_the_step_and_sql_keeps_its_caret(slow2: Viewer, screen
       timeline.redraw();
       requestAnimationFrame(() => requestAnimationFrame(() => { delete g.fillText; done(texts); }));
     })""")
-    assert any(text.startswith("step 4 ") for text in written) and "+2.00 ms" in written
+    assert any(text.startswith("step 5 ") for text in written) and "+2.00 ms" in written
     page.click("#tab-sql")
     page.fill("#panel textarea", "SELECT nme FROM gpu")
     page.keyboard.press("Control+Enter")
