@@ -217,7 +217,7 @@ class Axis:
         )
 
     def _by_subject(self, subject: Ints) -> tuple[Ints, Ints]:
-        return grouped(subject + 1, max(self.subjects, default=0) + 2)
+        return grouped(subject + 1, max(*self.subjects, int(subject.max(initial=NONE)), 0) + 2)
 
     @cached_property
     def _begins(self) -> tuple[Ints, Ints, Ints]:

@@ -90,10 +90,12 @@ class Pieces:
         small = changed[~self.is_own[changed]]
         for kind in np.unique(self.kind[small]).tolist():
             mine = small[self.kind[small] == kind]
-            share = np.ones(len(graph.rank))
-            share[self.point[mine]] = took[mine] / self.took[mine]
+            share, longer = np.ones(len(graph.rank)), np.zeros(len(graph.rank), dtype=np.int64)
+            share[self.point[mine]] = np.minimum(took[mine] / self.took[mine], 1)
+            longer[self.point[mine]] = np.maximum(took[mine] - self.took[mine], 0)
             where = graph.host_end if kind in _HOST_KINDS else graph.to
-            spent[kind] = np.rint(spent[kind] * share[where]).astype(np.int64)
+            shorter = np.rint(spent[kind] * share[where]).astype(np.int64)
+            spent[kind] = np.where(spent[kind] > 0, shorter + longer[where], shorter)
         return replace(work, spent=tuple(spent), own_ns=own_ns)
 
 
