@@ -345,7 +345,7 @@ class OpenRun:
     nccl: PlainReport
     """How fast are collectives by NCCL's own measurement?"""
     stragglers: SplittableReport[Literal["node", "group", "step"]]
-    """Which rank delays the others, and why?"""
+    """Which rank do the others wait for, and how long?"""
     op_differences: PlainReport
     """Does a rank run ops that others do not, or more of them?"""
     micro_batches: PlainReport
