@@ -60,7 +60,7 @@ def test_findings_have_a_list_a_text_with_commands_and_the_collective(slow2: Vie
     assert peers.locator("tr.hot td").first.inner_text() == "2"
     rows.nth(1).click()
     screen.until("window.rankscope.store.view.finding === 1")
-    screen.until("document.querySelector('#panel table.wrapping tr.chosen')?.rowIndex === 2")
+    screen.until("document.querySelectorAll('#panel table.wrapping tbody tr')[1].className === 'chosen'")
 
 
 def test_a_command_is_copied_as_it_is(slow2: Viewer, screen: Screen) -> None:

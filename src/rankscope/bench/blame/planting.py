@@ -101,7 +101,8 @@ def _scaled(job: Job, kind: str, share: float, fault: Fault, healthy_ns: float) 
     if kind not in MOVING:
         return Planted(faulty, runs, fault.ranks, cost, step_ns(runs))
     balanced = balance(faulty)
-    cost = balanced["t_ns"] - balanced[f"{MOVING[kind]}_ns"]
+    if kind != "moving":  # what is extra on another rank from step to step is mended, not shared
+        cost = balanced["t_ns"] - balanced[f"{MOVING[kind]}_ns"]
     return Planted(faulty, runs, (), cost, step_ns(runs), balanced)
 
 
