@@ -15,7 +15,7 @@ from rankscope.analysis.faults.axes import Axis
 from rankscope.analysis.faults.beside import beside_peers
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
 from rankscope.records import dataclass
-from rankscope.store.arrays import unique_values
+from rankscope.store.arrays import quantile, unique_values
 
 CauseClass = Literal["compute", "copy", "host", "dataloader", "transfer"]
 How = Literal["extra", "slower", "longer", "pause", "transfer"]
@@ -154,7 +154,7 @@ def _slower_than_others(axis: Axis, chosen: Mask) -> float | None:
     if not len(common):
         return None
     medians = [
-        np.array([np.median(took[(name == each) & whose]) for each in common.tolist()])
+        np.array([quantile(took[(name == each) & whose], 0.5) for each in common.tolist()])
         for whose in (mine, ~mine)
     ]
     weight = np.array([took[(name == each) & mine].sum() for each in common.tolist()])
@@ -199,7 +199,7 @@ def host_work(axis: Axis, cut: Ints) -> list[HostWork]:
     used = used[cut[used] > 0]
     middle = graph.start[pieces.point[used]] - pieces.took[used] // 2
     work = list[HostWork]()
-    for number in np.unique(pieces.rank[used]).tolist():
+    for number in unique_values(pieces.rank[used]).tolist():
         mine = used[pieces.rank[used] == number]
         run = part_of(axis.replays.run, frozenset({graph.ranks[number]}))
         texts = covering_names(run, graph.ranks[number], middle[pieces.rank[used] == number])

@@ -33,7 +33,7 @@ from rankscope.analysis.within_rank.gpu_state import gpu_states, low_clock
 from rankscope.collective_kinds import KINDS
 from rankscope.ranges import rank_words
 from rankscope.records import dataclass
-from rankscope.store.arrays import Floats, number_rows, unique_values
+from rankscope.store.arrays import Floats, number_rows, quantile, unique_values
 from rankscope.text.names import bare_name
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded, shorten_middle
@@ -430,7 +430,7 @@ def _has_as_many_kernels(asked: _Asked, extra: float) -> bool:
         sum(kernel.kernels for kernel in sums.get(rank, ()) if kernel.kind == "COMPUTE")
         for rank in (asked.rank, *(rank for rank in alike if rank not in asked.together))
     )
-    return bool(others) and 2 * (mine - float(np.median(others))) < extra * len(asked.late)
+    return bool(others) and 2 * (mine - quantile(others, 0.5)) < extra * len(asked.late)
 
 
 def _more_ops(asked: _Asked) -> Why | None:
@@ -544,7 +544,7 @@ def _stage(asked: _Asked) -> Why:
     is_mine = cells[:, 0] == asked.subject.subject
     if not is_mine.any() or is_mine.all():
         return Why("its work is heavier", hint=_MOVE_LAYERS, report="kernels")
-    ratio = float(count[is_mine].mean() / np.median(count[~is_mine]))
+    ratio = float(count[is_mine].mean() / quantile(count[~is_mine], 0.5))
     name = asked.top_name
     more = asked.of_rank("kernels_ratio", round(ratio, 3), report="kernels")
     evidence = (f"most of it in {_short(name)}",) if name else ()

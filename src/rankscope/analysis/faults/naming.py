@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope.analysis.faults.axes import Axis
 from rankscope.records import dataclass
-from rankscope.store.arrays import Floats
+from rankscope.store.arrays import Floats, quantile
 
 _LEAST, _MOVES, _PAUSES_MOVE = 0.02, 0.05, 0.10
 """Of a mean step: what a subject costs that is named; all of them together, where it moves, and one that is late now
@@ -64,9 +64,9 @@ def named(axis: Axis) -> Named:
 
     if not margins or axis.value_ns < _LEAST * step_ns:
         return Named()
-    usual = float(np.quantile([*margins.values()], 0.25)) if len(margins) > 1 else 0.0
+    usual = quantile([*margins.values()], 0.25) if len(margins) > 1 else 0.0
     spreads = [float(np.std(values, ddof=1)) for values in by_step.values()] if steps > 1 else []
-    noise = float(np.quantile([*spreads, *[0.0] * (len(margins) - len(spreads))], 0.25))
+    noise = quantile([*spreads, *[0.0] * (len(margins) - len(spreads))], 0.25)
     recurring, others, seldom = list[int](), list[int](), list[int]()
     for subject, values in by_step.items():
         margin = margins[subject]
@@ -122,13 +122,13 @@ def _slow_steps(axis: Axis, slow: list[int]) -> Named:
 def _recurs(values: Floats, step_ns: float) -> bool:
     """Whether a subject is late in all steps, or in every second, third …, each time as much."""
     steps, late = len(values), late_steps(values, step_ns)
-    if steps > 2 and np.quantile(values, 0.25) >= _STEADY * values.mean():
+    if steps > 2 and quantile(values, 0.25) >= _STEADY * values.mean():
         late = tuple(range(steps))
     elif not _is_periodic(late, steps):
         return False
     mine = values[list(late)]
     error = float(np.std(mine, ddof=1)) / len(mine) ** 0.5
-    return bool(np.quantile(mine, 0.25) >= _STEADY * mine.mean() and mine.mean() >= _SURE * error)
+    return bool(quantile(mine, 0.25) >= _STEADY * mine.mean() and mine.mean() >= _SURE * error)
 
 
 def _is_periodic(late: Sequence[int], steps: int) -> bool:
@@ -152,7 +152,7 @@ def _moving(axis: Axis, take_turns: bool) -> Named:
     if len({*turn.tolist()}) < 2 or not is_known or axis.is_diffuse(None) or (axis.lone and not dominates):
         return Named()
     together = [axis.margin_ns(*axis.subjects, step=step) * steps for step in range(steps)]
-    if not (take_turns or dominates or np.quantile(together, 0.25) >= _MOVES * step_ns):
+    if not (take_turns or dominates or quantile(together, 0.25) >= _MOVES * step_ns):
         return Named()
     varies = axis.below_share(None) > _EVENED and axis.main_class(None) == "compute"
     late = costs.max(axis=0) > _LATE * costs.max()

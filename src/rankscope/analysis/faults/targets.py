@@ -26,7 +26,14 @@ from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
 from rankscope.analysis.graph.graph import WORK_CLASSES, Graph, Work, graph_of
 from rankscope.analysis.graph.pieces import KINDS, Pieces
 from rankscope.records import dataclass
-from rankscope.store.arrays import Floats, count_before, number_rows, starts_group, unique_values
+from rankscope.store.arrays import (
+    Floats,
+    count_before,
+    number_rows,
+    quantile,
+    starts_group,
+    unique_values,
+)
 from rankscope.timeline.run import Run
 
 _COMPUTE, _HOST = map(PATH_CLASSES.index, ("compute", "host"))
@@ -243,7 +250,7 @@ def _usual_of_name(pieces: Pieces, used: Ints) -> Ints:
     )
     alone = np.bincount(mine[:, 0])[mine[:, 0]] == 1
     on_host = names[mine[:, 0], 0] == _HOST
-    typical = int(np.median(took[kind == _HOST])) if (kind == _HOST).any() else 0
+    typical = int(quantile(took[kind == _HOST], 0.5)) if (kind == _HOST).any() else 0
     return np.where(alone, np.where(on_host, typical, 0), middle)[of_rank]
 
 
@@ -456,7 +463,7 @@ def _late_starts(run: Run, scope: Scope, rank: int, others: Sequence[int]) -> li
             continue
         entries = np.flatnonzero((rows.match == met[0]) & np.isin(rows.rank, [rank, *peers]))
         took = {int(rows.rank[at]): int(rows.end[at]) - begins[int(rows.rank[at]), step][0] for at in entries}
-        usual = np.median([time for who, time in took.items() if who != rank])
+        usual = quantile([time for who, time in took.items() if who != rank], 0.5)
         late.append((start, max(round(float(usual)) - took[rank], 0)))
     return late
 

@@ -10,7 +10,7 @@ from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
 from rankscope.analysis.graph.graph import WORK_CLASSES, Graph, Work
 from rankscope.records import dataclass
-from rankscope.store.arrays import count_before, number_rows
+from rankscope.store.arrays import count_before, number_rows, quantile, unique_values
 
 KINDS = np.array([*map(PATH_CLASSES.index, WORK_CLASSES)])
 """They ascend."""
@@ -88,7 +88,7 @@ class Pieces:
         own_ns[self.point[events]] = took[events]
         spent = [*work.spent]
         small = changed[~self.is_own[changed]]
-        for kind in np.unique(self.kind[small]).tolist():
+        for kind in unique_values(self.kind[small]).tolist():
             mine = small[self.kind[small] == kind]
             share, longer = np.ones(len(graph.rank)), np.zeros(len(graph.rank), dtype=np.int64)
             share[self.point[mine]] = np.minimum(took[mine] / self.took[mine], 1)
@@ -105,7 +105,7 @@ def _stretches(graph: Graph) -> tuple[Ints, Ints]:
     meets = np.flatnonzero(graph.match != NONE)
     low = int(graph.launched.min(initial=0))
     width = int(graph.launched.max(initial=0)) - low + 2
-    times = np.unique(graph.rank[meets] * width + graph.launched[meets] - low)
+    times = unique_values(graph.rank[meets] * width + graph.launched[meets] - low)
     before = np.searchsorted(times, graph.rank * width + graph.launched - low)
     if not len(step):
         return step, before
@@ -130,9 +130,9 @@ def aligned_steps(graph: Graph) -> Ints:
             for number in range(1, len(graph.ranks)):
                 mine = (graph.rank[order] == number) & (order != first)
                 if mine.any():
-                    shift[number] = round(float(np.median(ahead[mine] + shift[graph.rank[first[mine]]])))
+                    shift[number] = round(quantile(ahead[mine] + shift[graph.rank[first[mine]]], 0.5))
             steps = np.where(steps != NONE, steps - shift[graph.rank], NONE)
-    inside = np.unique(steps[graph.inside & (steps != NONE)])
+    inside = unique_values(steps[graph.inside & (steps != NONE)])
     number = np.searchsorted(inside, steps)
     return (
         np.where(np.append(inside, NONE)[number] == steps, number, NONE)
