@@ -116,6 +116,8 @@ def _by_name(axis: Axis, subject: int, kind: CauseClass, edit: Ints) -> Cause | 
     factor = _one_factor(beside.took[there], beside.usual[there])
     if factor and not (on_host and there.sum() == 1):
         return Cause(kind, "slower", names, factor=factor)
+    if on_host and axis.is_diffuse(subject):
+        return Cause(kind, "slower", names, factor=float(beside.took.sum() / max(beside.usual.sum(), 1)))
     return Cause(kind, "longer", names)
 
 

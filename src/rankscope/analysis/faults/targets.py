@@ -130,12 +130,15 @@ class Targets:
     ) -> Targets:
         """Of the pieces `used`, those that are `chosen` with each stretch at the median of the other members of its
         group: in a group, `alike` has the same values. `usual`: what the counterparts of each piece take, where that is
-        not the median of its place."""
+        not the median of its place; those that are chosen are then cut to one level."""
         pieces = self.pieces
         took, who = pieces.took[used], member[used]
         _, group = number_rows([column[used] for column in alike])
         there, _ = number_rows([group, who])
         members = np.bincount(there[:, 0])
+        is_level = usual is not None
+        mine = np.zeros(len(pieces.took), dtype=bool)
+        mine[chosen] = True
         if usual is None:
             _, spot = number_rows([group, pieces.places(used, member, stretch)])
             usual = _median_of_others(spot, took, members[group], with_itself)
@@ -145,10 +148,12 @@ class Targets:
         _, same = number_rows([*stretches[:, :3].T])
         too_much = total - _median_of_others(same, total, members[stretches[:, 0]], with_itself)
         left, every = self.took.copy(), self.usual.copy()
-        left[used] = took - longest_cut(of_stretch, np.maximum(took - usual, 0), np.maximum(too_much, 0))
+        excess, too_long = np.maximum(took - usual, 0), np.maximum(too_much, 0)
+        if is_level:
+            left[used] = took - level_cut(of_stretch, np.where(mine[used], excess, 0), too_long)
+        else:
+            left[used] = took - longest_cut(of_stretch, excess, too_long)
         every[used] = usual
-        mine = np.zeros(len(left), dtype=bool)
-        mine[chosen] = True
         # Work that is later by one stretch is not less work.
         whole, of_whole = number_rows([stretches[:, 0], stretches[:, 2], stretches[:, 3]])
         net = np.bincount(of_whole, weights=too_much)
@@ -505,3 +510,19 @@ def longest_cut(stretch: Ints, excess: Ints, too_much: Ints) -> Ints:
     taken = np.empty_like(excess)
     taken[order] = np.clip(too_much[stretch[order]] - before, 0, excess[order])
     return taken
+
+
+def level_cut(stretch: Ints, excess: Ints, too_much: Ints) -> Ints:
+    """By piece: what is taken from it where the longest are cut to one level, so low that the stretch has lost what is
+    too much."""
+    order = np.lexsort((-excess, stretch))
+    total = np.cumsum(excess[order])
+    first = np.flatnonzero(starts_group([stretch[order]]))
+    sizes = np.diff(first, append=len(order))
+    first = np.repeat(first, sizes)
+    total -= (total - excess[order])[first]
+    level = np.zeros(len(too_much), dtype=np.int64)
+    np.maximum.at(
+        level, stretch[order], (total - too_much[stretch[order]]) // (np.arange(len(order)) - first + 1)
+    )
+    return np.maximum(excess - level[stretch], 0)
