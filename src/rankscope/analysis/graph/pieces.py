@@ -10,7 +10,7 @@ from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
 from rankscope.analysis.graph.graph import WORK_CLASSES, Graph, Work
 from rankscope.records import dataclass
-from rankscope.store.arrays import count_before, number_rows
+from rankscope.store.arrays import count_before, number_rows, unique_values
 
 KINDS = np.array([*map(PATH_CLASSES.index, WORK_CLASSES)])
 """They ascend."""
@@ -88,7 +88,7 @@ class Pieces:
         own_ns[self.point[events]] = took[events]
         spent = [*work.spent]
         small = changed[~self.is_own[changed]]
-        for kind in np.unique(self.kind[small]).tolist():
+        for kind in unique_values(self.kind[small]).tolist():
             mine = small[self.kind[small] == kind]
             share = np.ones(len(graph.rank))
             share[self.point[mine]] = took[mine] / self.took[mine]
@@ -103,7 +103,7 @@ def _stretches(graph: Graph) -> tuple[Ints, Ints]:
     meets = np.flatnonzero(graph.match != NONE)
     low = int(graph.launched.min(initial=0))
     width = int(graph.launched.max(initial=0)) - low + 2
-    times = np.unique(graph.rank[meets] * width + graph.launched[meets] - low)
+    times = unique_values(graph.rank[meets] * width + graph.launched[meets] - low)
     before = np.searchsorted(times, graph.rank * width + graph.launched - low)
     if not len(step):
         return step, before
@@ -130,7 +130,7 @@ def aligned_steps(graph: Graph) -> Ints:
                 if mine.any():
                     shift[number] = round(float(np.median(ahead[mine] + shift[graph.rank[first[mine]]])))
             steps = np.where(steps != NONE, steps - shift[graph.rank], NONE)
-    inside = np.unique(steps[graph.inside & (steps != NONE)])
+    inside = unique_values(steps[graph.inside & (steps != NONE)])
     number = np.searchsorted(inside, steps)
     return (
         np.where(np.append(inside, NONE)[number] == steps, number, NONE)
