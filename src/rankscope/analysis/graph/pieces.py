@@ -10,11 +10,7 @@ from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
 from rankscope.analysis.graph.graph import WORK_CLASSES, Graph, Work
 from rankscope.records import dataclass
-<<<<<<< HEAD
 from rankscope.store.arrays import count_before, number_rows, quantile, unique_values
-=======
-from rankscope.store.arrays import count_before, number_rows, unique_values
->>>>>>> h-view
 
 KINDS = np.array([*map(PATH_CLASSES.index, WORK_CLASSES)])
 """They ascend."""
