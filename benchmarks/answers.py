@@ -149,7 +149,8 @@ def _cost_line(finding: Finding) -> str:
     why = f"; cause {cause.value}" if cause else ""
     ranks = f"; ranks {', '.join(map(str, finding.ranks))}" if finding.ranks else ""
     steps = f"; steps {', '.join(map(str, finding.steps))}" if finding.steps else ""
-    return f"{finding.kind}, {finding.severity}, {cost}{alone}{ranks}{steps}{why} (-r {finding.report})"
+    severity = f", {finding.severity}" if finding.kind != "limit" else ""
+    return f"{finding.kind}{severity}, {cost}{alone}{ranks}{steps}{why} (-r {finding.report})"
 
 
 def _report_lines(name: str, result: Result) -> list[str]:
