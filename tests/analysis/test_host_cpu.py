@@ -180,7 +180,7 @@ def test_compilation_with_the_loading_before_it(tmp_path: Path) -> None:
 
     rank, answer = explained(job(tmp_path, late, lambda _rank: None, events))
     assert (rank, cause(answer)) == (3, "host")
-    assert answer.text == "torch.compile takes 48.8 ms in step 1"
+    assert answer.text == "torch.compile takes 48.8 ms in step 1, 11.3 ms in 1 other step"
     assert "loads its modules" in answer.evidence[0]
 
 

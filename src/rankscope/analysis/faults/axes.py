@@ -170,11 +170,17 @@ class Axis:
         out: Mask = (usual >= 0) & ((took >= LONG * usual) | is_much)
         return out
 
-    def without_diffuse(self, targets: Targets) -> Targets:
-        """Targets of this axis with host time that is only a little too long as recorded."""
+    def without_diffuse(self, targets: Targets, late: Mapping[int, tuple[int, ...]] | None = None) -> Targets:
+        """Targets of this axis with host time that is only a little too long as recorded; but not where a subject is
+        `late` in some steps only, in these."""
         if self.name != "rank":
             return targets
-        return targets.except_for((targets.pieces.kind == _HOST) & ~self._stands_out)
+        pieces = targets.pieces
+        diffuse = (pieces.kind == _HOST) & ~self._stands_out
+        for subject, steps in (late or {}).items():
+            if len(steps) < self.replays.steps:
+                diffuse &= ~(self.pieces_of(subject) & np.isin(pieces.step, steps))
+        return targets.except_for(diffuse)
 
     def _cut_by_class(self, subject: int | None) -> Floats:
         pieces = self.targets.pieces

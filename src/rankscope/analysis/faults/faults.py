@@ -181,10 +181,11 @@ def _candidates(
         for who in _parts(axis, [each for each in late if (axis.name, each) not in named_before]):
             targets = axis.targets if axis.name in MOVED else axis.only(who)
             alone = replays.saved_ns(targets)
-            sharp = targets if all(map(axis.is_diffuse, who)) else axis.without_diffuse(targets)
+            part = Outcome(tuple(who), tuple(late[each] for each in who))
+            in_steps = dict(zip(part.subjects, part.late_steps, strict=True))
+            sharp = targets if all(map(axis.is_diffuse, who)) else axis.without_diffuse(targets, in_steps)
             if (saved := replays.saved_ns(sharp)) >= alone / 2:
                 targets, alone = sharp, saved
-            part = Outcome(tuple(who), tuple(late[each] for each in who))
             candidates.append(_Candidate(axis, part, targets, alone))
     return candidates
 
