@@ -19,7 +19,7 @@ from rankscope.analysis.faults import Fault as Found
 from rankscope.analysis.faults import Faults, faults_of
 from rankscope.analysis.faults.axes import AXES, QUIET, Replays, link_axis, rank_axis, step_axis
 from rankscope.analysis.faults.naming import _recurs
-from rankscope.analysis.faults.targets import _median_of_others, longest_cut, pieces_of
+from rankscope.analysis.faults.targets import _median_of_others, level_cut, longest_cut, pieces_of
 from rankscope.analysis.graph.events import NONE
 from rankscope.analysis.graph.graph import graph_of
 from rankscope.analysis.graph.pieces import aligned_steps
@@ -137,9 +137,7 @@ def test_the_median_of_the_others_counts_who_is_missing_as_nothing(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20)), min_size=1, max_size=12),
     st.lists(st.integers(0, 40), min_size=3, max_size=3),
 )
-def test_what_is_too_much_islongest_cut_from_the_longest(
-    pieces: list[tuple[int, int]], too_much: list[int]
-) -> None:
+def test_what_is_too_much_is_cut_from_the_longest(pieces: list[tuple[int, int]], too_much: list[int]) -> None:
     stretch, excess = np.array(pieces, dtype=np.int64).T
     taken = longest_cut(stretch, excess, np.array(too_much))
     for number, wanted in enumerate(too_much):
@@ -149,6 +147,24 @@ def test_what_is_too_much_islongest_cut_from_the_longest(
         assert 0 <= taken[at] <= much
         if taken[at] < much:  # nothing is taken from shorter ones then
             assert not taken[(stretch == number) & (excess < much)].any()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20)), min_size=1, max_size=12),
+    st.lists(st.integers(0, 40), min_size=3, max_size=3),
+)
+def test_the_longest_are_cut_to_one_level(pieces: list[tuple[int, int]], too_much: list[int]) -> None:
+    stretch, excess = np.array(pieces, dtype=np.int64).T
+    left = excess - level_cut(stretch, excess, np.array(too_much))
+    for number, wanted in enumerate(too_much):
+        mine = stretch == number
+        if not mine.any():
+            continue
+        level = left[mine].max()
+        assert (left[mine] == np.minimum(excess[mine], level)).all()
+        lost = (excess - left)[mine].sum()
+        # The level is a whole number.
+        assert min(wanted, excess[mine].sum()) <= lost < wanted + mine.sum()
 
 
 def test_a_place_is_the_nth_piece_of_its_name_in_a_stretch(runs: Runs) -> None:

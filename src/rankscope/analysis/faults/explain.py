@@ -701,9 +701,10 @@ def _slow_core(asked: _Asked) -> Why:
     text = f"{asked.its} {'host is slower' if asked.on_gpu else 'core is slow'}: all ops take {times}"
     if not asked.is_slower_everywhere:
         text = f"what {asked.its} host does takes {times}: a slow core, or more to do"
+    most = f", most of it in {', '.join(map(_short, asked.cause.names[:2]))}" if asked.cause.names else ""
     return Why(
         text,
-        (f"{asked.time()} longer{asked.when}, in many short pieces",),
+        (f"{asked.time()} longer{asked.when}, in many short pieces{'' if asked.on_gpu else most}",),
         "Look for other processes on its cores (top, ps -eLo psr,pcpu,comm), and compare their clock with that of the "
         "others.",
         (asked.of_rank("slowdown", round(asked.factor, 3), report="ops"),),

@@ -525,4 +525,5 @@ def level_cut(stretch: Ints, excess: Ints, too_much: Ints) -> Ints:
     np.maximum.at(
         level, stretch[order], (total - too_much[stretch[order]]) // (np.arange(len(order)) - first + 1)
     )
-    return np.maximum(excess - level[stretch], 0)
+    taken: Ints = np.maximum(excess - level[stretch], 0)
+    return taken

@@ -18,7 +18,7 @@ from rankscope.ranges import as_ranges, rank_words
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
-_LARGE_OF_CORES = 0.15
+_LARGE_OF_CORES = 0.1
 """Of a mean step: a core that is slower than the others and costs less is no problem of the job, but of its machine."""
 _MORE = 1.02
 """Times what it saves alone: a fault that costs more does so only once others are mended."""
