@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rankscope.analysis.core.result import Column, Doubt, Finding, Result
+from rankscope.ranges import rank_words
 from rankscope.records import dataclass
 from rankscope.units import format_ns, format_together
 from rankscope.views.columns import fields
@@ -68,8 +69,10 @@ def _problems(findings: Sequence[Finding], verdict: str, each: str, width: int, 
         cost = (
             f", {format_ns(finding.cost_ns, 1)} {each}" if finding.cost_ns and finding.kind != "fault" else ""
         )
-        is_told = finding.subject and verdict.startswith(finding.title)
-        title = clean(finding.subject if is_told else finding.title)
+        subject = finding.subject
+        if finding.kind == "health" and finding.ranks:
+            subject = rank_words(finding.ranks)
+        title = clean(subject if subject and verdict.startswith(finding.title) else finding.title)
         word = f"{number}. {finding.severity}"
         text = hang(f"{word}{cost}: ", title, width)
         if len(text) > 1:  # indenting by the length of the first words would leave too little room
