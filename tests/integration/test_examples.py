@@ -100,12 +100,12 @@ def test_the_demo_names_the_slow_rank(tmp_path: Path) -> None:
     for program in ("sh", "rm", "mkdir", "cat", "dirname", "readlink"):
         (tmp_path / "bin" / program).symlink_to(shutil.which(program) or "")
     done = run(["sh", "examples/demo.sh"], tmp_path, env=environment() | {"PATH": str(tmp_path / "bin")})
-    assert "Rank 2 made 3 others wait" in done.stdout and "longer for data" in done.stdout
+    assert "Rank 2 costs " in done.stdout and "longer for data" in done.stdout
     assert "RUN" not in done.stdout and "rankscope stats demo/run -r findings" in done.stdout
     report = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     # The picture is of the first finding: on a busy machine that may be the lack of cores.
     first = next(line for line in done.stdout.splitlines() if line.startswith("1. "))
-    assert "loads data, " in report if "Rank 2" in first else "cores" in first, first
+    assert "loads data, " in report if "rank 2" in first.lower() else "cores" in first, first
     assert "rankscope view demo/run" in report
     assert not (tmp_path / "demo" / "viewer.png").exists()
     answered = run([*PROFILE[:-1], "stats", "demo/run", "-r", "stragglers", "--format", "json"], tmp_path)
