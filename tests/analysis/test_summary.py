@@ -96,7 +96,9 @@ def test_findings_are_ordered_by_severity_and_cost(tmp_path: Path, monkeypatch: 
     text = screen(
         Screen("RUN", "s", summary(run, Scope()), kernels, [replace(planted[2], report="x")]), 80, False
     )
-    assert text.startswith("hangs.\n1.0 µs were recorded") and "1. warning, 100 ns in total: dear" in text, text
+    assert text.startswith("hangs.\n1.0 µs were recorded") and "1. warning, 100 ns in total: dear" in text, (
+        text
+    )
 
 
 def test_waiting_is_blamed_on_who_is_late_and_counted_once(open_real: OpenReal) -> None:

@@ -326,7 +326,9 @@ def link_axis(replays: Replays) -> Axis:
             mine = by_rank.pop(rank)
             subject[mine] = mine.min(initial=len(subject))
             by_rank = {
-                each: left for each, groups in by_rank.items() if len(left := groups[~np.isin(groups, mine)]) > 1
+                each: left
+                for each, groups in by_rank.items()
+                if len(left := groups[~np.isin(groups, mine)]) > 1
             }
     subjects = unique_values(subject[group]).tolist()
     groups = {each: tuple(slow[subject[slow] == each].tolist()) for each in subjects}
