@@ -72,7 +72,7 @@ def _finding(run: Run, scope: Scope, fault: Fault, step_ns: float) -> Finding:
         "; ".join(evidence),
         who.ranks,
         _span(run, scope, fault, subjects),
-        _BALANCE if at_once else reasons[0].hint,
+        _BALANCE if at_once else _advice(fault, reasons),
         round(fault.cost_ns),
         (
             Fact("cost_pct", round(100 * share, 2), "percent", who.subject, who.ranks),
@@ -171,10 +171,17 @@ def _reason(fault: Fault, who: _Who, reasons: list[Why]) -> str:
     return f"rank {fault.subjects[0].number}, as the others: {text}" if is_one_of_many else text
 
 
+def _advice(fault: Fault, reasons: list[Why]) -> str:
+    """That of the first one; where the others have other causes, it says for whom."""
+    if len(fault.subjects) < 2 or _is_alike(fault):
+        return reasons[0].hint
+    return f"{fault.axis.capitalize()} {fault.subjects[0].number}: {reasons[0].hint}"
+
+
 def _is_alike(fault: Fault) -> bool:
-    """The subjects have one cause."""
+    """The subjects have one cause; where all that a device or core does is slower, whatever it runs most."""
     causes = [each.cause for each in fault.subjects]
-    return len({(cause.kind, cause.how, cause.names[:1]) for cause in causes}) == 1
+    return len({(each.kind, each.how, each.names[:1] * (each.how != "slower")) for each in causes}) == 1
 
 
 def _each(fault: Fault, reasons: list[Why]) -> list[str]:
