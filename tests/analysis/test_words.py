@@ -91,7 +91,8 @@ SAID: dict[str, tuple[Job, tuple[Fault, ...], str, str, str]] = {
         replace(PIPELINE, stage_layers=(1, 1, 2, 1)), (), r"Stage 2 \(ranks .+\) costs ", "stage 2", "",
     ),
     "a node": (
-        NODES, (Fault("throttle", tuple(range(8, 16)), 6 * MS),), r"Node \S+ \(ranks 8-15\) costs .+; its GPU is slow: ", "node ", "",
+        NODES, (Fault("throttle", tuple(range(8, 16)), 6 * MS),),
+        r"Node \S+ \(ranks 8-15\) costs .+; its GPU is slow: ", "node ", "",
     ),
 }  # fmt: skip
 
