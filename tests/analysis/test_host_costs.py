@@ -44,13 +44,11 @@ def brute_force(rank: int, start: int, end: int, ops: list[tuple[int, int, int]]
         stopped -= 1
     stopped = max(stopped, start)
     pause = resumed - stopped
-    if pause >= 0.1 * (end - start) and (resumed == end or pause > end - resumed):
-        return True, stopped
-    for resumed in (time for time in range(end - 1, start, -1) if time in busy and time - 1 not in busy):
-        stopped = next(time for time in range(resumed, start - 1, -1) if time == start or time - 1 in busy)
-        if resumed - stopped >= 20 * (end - resumed):
-            return True, stopped
-    return False, stopped
+    for late in (time for time in range(end - 1, start, -1) if time in busy and time - 1 not in busy):
+        since = next(time for time in range(late, start - 1, -1) if time == start or time - 1 in busy)
+        if late - since >= 20 * (end - late):
+            return True, since
+    return pause >= 0.1 * (end - start) and (resumed == end or pause > end - resumed), stopped
 
 
 lengths = st.integers(0, 15) | st.integers(30, 60)

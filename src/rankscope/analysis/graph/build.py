@@ -111,8 +111,8 @@ def host_waits(rows: Collectives, begins: Ints, ops: dict[str, Ints]) -> tuple[M
     pause = resumed - stopped
     least = np.minimum(_PAUSE_SHARE * (closed - opened), _PAUSE_NS)
     waited = (pause >= least) & np.where(works, pause > closed - resumed, pause >= 0)
-    # Several short ops may run before a late mark: back to the pause that is much longer than all that follows it.
-    at, left = before, np.flatnonzero(~waited & (begun > 0))
+    # Short ops and pauses may precede a late mark: back to the pause that is much longer than all that follows it.
+    at, left = before, np.flatnonzero(begun > 0)
     while len(left):
         resumed, since = busy.start[at[left]], opened[left]
         after = _LATE_MARK * (closed[left] - resumed)
