@@ -22,7 +22,10 @@ async function opened(phases) {
     again = 0;
     if (state.telemetry) showTelemetryLink();
     if (state.title) byId("title").textContent = state.title;
-    if (state.state === "telemetry") location.replace("watch");
+    if (state.state === "telemetry") {
+      location.replace("watch");
+      await new Promise(() => {}); // asked again, a slow page would begin to load again and again
+    }
     phases.told(state);
     if (state.state === "open") return true;
     if (state.state === "failed") {
