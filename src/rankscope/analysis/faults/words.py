@@ -58,12 +58,13 @@ def _finding(run: Run, scope: Scope, fault: Fault, step_ns: float) -> Finding:
         some = tuple(each.number for each in fault.subjects)
     share = fault.cost_ns / step_ns
     cost = f"{format_rounded('ns', fault.cost_ns)}{' per step' * bool(steps)} ({100 * share:.0f} %)"
-    evidence = [*(reasons[0].evidence if reasons else ()), *_each(fault, reasons)]
+    evidence = [] if fault.varies or not reasons else [*reasons[0].evidence, *_each(fault, reasons)]
     if fault.cost_ns > _MORE * fault.alone_ns:
         alone = format_rounded("ns", fault.alone_ns)
         evidence.append(f"alone it would save {alone}: the rest only once the others are mended")
     if fault.others:
-        evidence.append(f"a part of the same time shows by {' and '.join(dict.fromkeys(fault.others))}")
+        axes = " and ".join(f"{axis}s" for axis in dict.fromkeys(fault.others))
+        evidence.append(f"a part of the same time shows where {axes} are compared, too")
     at_once = fault.varies or not reasons
     head, cause = _head(fault, who, cost, some, len(steps)), _reason(fault, who, reasons)
     return Finding(
