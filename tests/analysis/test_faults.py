@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -443,6 +443,68 @@ def test_a_stage_with_more_layers_costs_what_moving_them_saves(
     assert (stage.cause.kind, stage.cause.how) == ("compute", "extra")
     times = balance(uneven)
     assert fault.cost_ns == pytest.approx(times["ranks_ns"] - times["stages_ns"], rel=0.03)
+
+
+class LongThird(Job):
+    """The third micro-batch is one and a half times as long."""
+
+    def length(self, step: int, batch: int, data: int) -> float:
+        return 1.5 if batch == 2 else 1.0
+
+
+class LongLast(Job):
+    """The last one, which sends its gradients in backward."""
+
+    def length(self, step: int, batch: int, data: int) -> float:
+        return 2.0 if batch == self.batches - 1 else 1.0
+
+
+class LongElsewhere(Job):
+    """Another one in each step, the same on all ranks."""
+
+    def length(self, step: int, batch: int, data: int) -> float:
+        return 2.0 if batch == 3 * step % self.batches else 1.0
+
+
+class LongOnOneRank(Job):
+    def length(self, step: int, batch: int, data: int) -> float:
+        return 2.0 if (batch, data) == (2, 1) else 1.0
+
+
+def as_long(kind: type[Job], job: Job) -> Job:
+    return kind(**{field.name: getattr(job, field.name) for field in fields(job)})
+
+
+SCHEDULES = {
+    "1f1b": PIPELINE,
+    "no twins": SINGLE_STAGES,
+    "gpipe": replace(PIPELINE, schedule="gpipe", p2p="separate"),
+    "interleaved": replace(PIPELINE, schedule="interleaved", chunks=2, layers=2),
+    "eight": replace(PIPELINE, micro_batches=8, steps=6),
+    "two stages": replace(PIPELINE, stages=2, tensor=2),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_micro_batch_that_is_long_on_all_ranks(runs: Runs, name: str) -> None:
+    job = SCHEDULES[name]
+    long = as_long(LongThird, job)
+    fault = only(ask(runs(long)))
+    (batch,) = fault.subjects
+    assert (fault.axis, batch.number) == ("position", 3)
+    assert batch.cause.kind == "compute"
+    assert fault.cost_ns == pytest.approx(step_ns(simulate(long)) - step_ns(simulate(job)), rel=0.03)
+
+
+def test_the_last_micro_batch_is_compared_too(runs: Runs) -> None:
+    fault = only(ask(runs(as_long(LongLast, PIPELINE))))
+    assert (fault.axis, [each.number for each in fault.subjects]) == ("position", [4])
+
+
+@pytest.mark.parametrize("kind", [LongElsewhere, LongOnOneRank])
+def test_a_micro_batch_is_not_named(runs: Runs, kind: type[Job]) -> None:
+    """Where it is another one in each step, or long on a few ranks only."""
+    assert not said(ask(runs(as_long(kind, replace(PIPELINE, steps=8)))), "position")
 
 
 MOVING = {

@@ -21,7 +21,9 @@ from rankscope.analysis.across_ranks.op_differences import OpCalls, RankOps, _si
 from rankscope.analysis.core.result import Finding, Result
 from rankscope.analysis.core.run_steps import NO_STEP
 from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.faults import faults_of
 from rankscope.analysis.faults.stragglers import causes_of_ranks
+from rankscope.analysis.findings import collect
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 
@@ -166,6 +168,46 @@ def test_a_long_micro_batch_of_one_rank_is_its_reason(tmp_path: Path) -> None:
         assert row["ratio"] == dur
     assert not ask(run, "micro_batches").findings
     assert causes_of_ranks(run, Scope()).keys() == {2}
+
+
+def test_a_long_micro_batch_of_all_ranks_is_a_fault(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", 4, 5, accumulates(range(4)))
+    (fault,) = faults_of(run, Scope()).listed
+    (batch,) = fault.subjects
+    assert (fault.axis, batch.number) == ("position", 3)
+    extra_ns = 7 * 500_000 * len(FORWARD + BACKWARD)
+    assert fault.cost_ns == pytest.approx(extra_ns)
+    found = collect(run, Scope())[0]
+    assert found.title == (
+        "Micro-batch 3 of 4 costs 38.5 ms per step (63 %) on all ranks; it takes 8.0x as long as the others"
+    )
+    assert found.subject == "micro-batch 3"
+    assert found.evidence == "on rank 0: 44.0 ms forward and backward, the others 5.50 ms"
+
+
+def test_micro_batches_that_are_long_in_turn_name_none(tmp_path: Path) -> None:
+    def work(script: Script, rank: int, step: int) -> None:
+        for number in range(4):
+            dur = 4000.0 if number == 3 * step % 4 else 500.0
+            script.forward(dur)
+            script.backward(dur)
+
+    assert not faults_of(record(tmp_path / "run", 4, 8, work), Scope()).listed
+
+
+@pytest.mark.parametrize("number", range(2, 6))
+def test_of_two_micro_batches_none_is_named(number: int, tmp_path: Path) -> None:
+    """From three on it can be told which is long."""
+
+    def work(script: Script, rank: int, step: int) -> None:
+        for at in range(number):
+            dur = 4000.0 if at == 0 else 500.0
+            script.forward(dur)
+            script.backward(dur)
+
+    listed = faults_of(record(tmp_path / "run", 4, 5, work), Scope()).listed
+    named = [(fault.axis, [each.number for each in fault.subjects]) for fault in listed]
+    assert named == ([("position", [1])] if number > 2 else [])
 
 
 @pytest.mark.parametrize("seed", range(3))

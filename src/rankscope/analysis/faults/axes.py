@@ -19,6 +19,7 @@ from rankscope.analysis.faults.targets import (
     link_targets,
     peer_groups,
     pieces_of,
+    position_targets,
     rank_targets,
     stage_targets,
     step_targets,
@@ -30,7 +31,15 @@ from rankscope.analysis.graph.replay import Played, Replay
 from rankscope.store.arrays import Floats, grouped, number_rows, starts_group, unique_values
 from rankscope.timeline.run import Run
 
-AxisName = Literal["rank", "link", "step", "stage"]
+AxisName = Literal["rank", "link", "step", "stage", "position"]
+NOUNS: dict[AxisName, str] = {
+    "rank": "rank",
+    "link": "link",
+    "step": "step",
+    "stage": "stage",
+    "position": "micro-batch",
+}
+"""What the subject of an axis is called."""
 _HOST = PATH_CLASSES.index("host")
 _SLOW_LINK = 0.05
 """Of the time of a group's transfers: what is beyond their targets."""
@@ -342,4 +351,9 @@ def stage_axis(replays: Replays) -> Axis:
     return Axis("stage", replays, targets, unique_values(stage).tolist(), stage[replays.graph.rank])
 
 
-AXES: tuple[Callable[[Replays], Axis], ...] = (rank_axis, link_axis, step_axis, stage_axis)
+def position_axis(replays: Replays) -> Axis:
+    targets, of_point = position_targets(replays.run, replays.scope)
+    return Axis("position", replays, targets, unique_values(of_point[of_point != NONE]).tolist(), of_point)
+
+
+AXES: tuple[Callable[[Replays], Axis], ...] = (rank_axis, link_axis, step_axis, stage_axis, position_axis)

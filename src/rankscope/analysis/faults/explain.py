@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Literal
@@ -11,6 +12,7 @@ import numpy as np
 
 from rankscope.analysis.across_ranks.host_cpu import host_reason, thread_state
 from rankscope.analysis.across_ranks.main_thread import gap_between, gaps
+from rankscope.analysis.across_ranks.micro_batches import micro_batches_of
 from rankscope.analysis.across_ranks.op_differences import extra_ops
 from rankscope.analysis.across_ranks.slow_clock import explains
 from rankscope.analysis.core.cache import once_per_run
@@ -26,7 +28,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.faults.axes import AXES, Axis, AxisName, Replays
 from rankscope.analysis.faults.causes import host_work
 from rankscope.analysis.faults.faults import Fault, Subject
-from rankscope.analysis.faults.targets import in_passes, peer_groups
+from rankscope.analysis.faults.targets import in_passes, peer_groups, position_targets
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
 from rankscope.analysis.within_rank.event_tables import kernel_sums
 from rankscope.analysis.within_rank.gpu_state import gpu_states, low_clock
@@ -72,7 +74,9 @@ def why(run: Run, scope: Scope, fault: Fault, subject: Subject) -> Why:
     """What the subject does for too long, compared with its peers on the axis of the fault."""
     asked = _Asked(run, scope, fault, subject)
     cause = subject.cause
-    if cause.kind == "transfer":
+    if fault.axis == "position":
+        answer = _micro_batch(asked)
+    elif cause.kind == "transfer":
         answer = _transfer(asked)
     elif not asked.cut.any():
         answer = Why(f"{asked.it} starts late, after what was not recorded", report="faults")
@@ -147,13 +151,13 @@ class _Asked:
         number = self.subject.number
         is_link = self.fault.axis == "link"
         return {
-            "axis": self.fault.axis,
+            "axis": self.fault.noun,
             "subject": self.run.collectives.groups[number].name if is_link else str(number),
         }
 
     @property
     def whom(self) -> str:
-        return f"{self.fault.axis} {self.row['subject']}"
+        return f"{self.fault.noun} {self.row['subject']}"
 
     def fact(self, quantity: str, value: str) -> Fact:
         return Fact(quantity, value, "", self.whom, self.ranks, self.row, "faults")
@@ -312,6 +316,46 @@ class _Asked:
 def _short(name: str) -> str:
     """A name as a sentence has it: that of a kernel without its types."""
     return shorten_middle(name if name.startswith("aten::") else bare_name(name), _NAME_WIDTH)
+
+
+# -- a micro-batch
+
+
+def micro_batch_ranks(run: Run, scope: Scope, numbers: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+    """How many micro-batches a step has, and the ranks on which these are long; the first one is 1."""
+    targets, of_point = position_targets(run, scope)
+    pieces = targets.pieces
+    batches = micro_batches_of(run, Scope(steps=scope.steps)).number
+    mine = np.isin(of_point[pieces.point], [number - 1 for number in numbers])
+    cut = np.where(mine, pieces.took - targets.took, 0)
+    ranks = np.flatnonzero(np.bincount(pieces.rank, weights=cut, minlength=len(pieces.graph.ranks)))
+    return int(max(batches.max(initial=0), of_point.max())) + 1, tuple(pieces.graph.ranks[at] for at in ranks)
+
+
+def _micro_batch(asked: _Asked) -> Why:
+    """How long it takes on the rank that has most of what is too much, by the others of its steps."""
+    batches = micro_batches_of(asked.run, Scope(steps=asked.scope.steps))
+    used = (batches.number == asked.subject.number - 1) & (batches.rank == asked.rank)
+    if asked.late:
+        used &= np.isin(batches.step, asked.step_numbers)
+    text = "it takes longer than the others"
+    evidence = (f"{asked.time()} longer{asked.when} on rank {asked.rank}",)
+    if used.any():
+        mine, usual = float(batches.total_ns[used].mean()), float(batches.median_of_others()[used].mean())
+        text = f"it takes {mine / max(usual, 1):.1f}x as long as the others"
+        evidence = (
+            f"on rank {asked.rank}: {format_rounded('ns', mine)} forward and backward, "
+            f"the others {format_rounded('ns', usual)}",
+        )
+    name = asked.top_name if asked.on_gpu else ""
+    return Why(
+        text,
+        (*evidence, *([f"most of the time in {_short(name)}"] if name else [])),
+        "Give every micro-batch as much work: sort samples by length, or pack them; else look at what runs in it only.",
+        (asked.of_rank("extra_micro_batch_ns", round(asked.per_step(asked.cut.sum())), "ns"),),
+        (name,) if name else (),
+        "micro_batches",
+    )
 
 
 # -- compute

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.faults.axes import AXES, Axis, AxisName, Replays
+from rankscope.analysis.faults.axes import AXES, NOUNS, Axis, AxisName, Replays
 from rankscope.analysis.faults.causes import Cause, cause_of
 from rankscope.analysis.faults.naming import Named as Outcome
 from rankscope.analysis.faults.naming import late_steps, named
@@ -36,7 +36,7 @@ class Subject:
     subject: int
     """As its axis numbers it."""
     number: int
-    """A rank; a stage; the index of a step or of a process group."""
+    """A rank; a stage; a micro-batch, from 1; the index of a step or of a process group."""
     margin_ns: float
     """What it costs once all else on its axis is mended."""
     cause: Cause
@@ -77,6 +77,11 @@ class Fault:
     """Where it moves: the subject that costs most, in the steps in which it does."""
     nodes: tuple[Node, ...] = ()
     """Of the rank axis: whole machines among the subjects."""
+
+    @property
+    def noun(self) -> str:
+        """What a subject is called."""
+        return NOUNS[self.axis]
 
     @property
     def is_of_cores(self) -> bool:
@@ -330,4 +335,6 @@ def _number(axis: Axis, subject: int) -> int:
     graph = axis.replays.graph
     if axis.name == "rank":
         return graph.ranks[subject]
+    if axis.name == "position":
+        return subject + 1
     return graph.steps[subject] if axis.name == "step" and subject < len(graph.steps) else subject

@@ -14,8 +14,8 @@ from rankscope.store.arrays import Floats, quantile
 
 _LEAST, _MOVES, _PAUSES_MOVE = 0.02, 0.05, 0.10
 """Of a mean step: what a subject costs that is named; all of them together, where it moves, and one that is late now
-and then, whose host takes a little longer everywhere, or that is compared with itself; pauses that move, which healthy
-hosts have too."""
+and then, whose host takes a little longer everywhere, or that is compared with itself, and a micro-batch; pauses that
+move, which healthy hosts have too."""
 _HOSTS_DIFFER, _CORE = 0.2, 0.10
 """Of what is too much: where the hosts are as often below their peers by this share, they differ by themselves, and a
 slow core is named only from this part of a mean step that mending it saves beside the other slow cores. In 22
@@ -71,7 +71,8 @@ def named(axis: Axis) -> Named:
     recurring, others, seldom = list[int](), list[int](), list[int]()
     for subject, values in by_step.items():
         margin = margins[subject]
-        is_doubtful = len(margins) == 1 or subject in axis.lone or axis.is_diffuse(subject)
+        is_doubtful = len(margins) == 1 or subject in axis.lone or axis.name == "position"
+        is_doubtful |= axis.is_diffuse(subject)
         least = (_MOVES if is_doubtful else _LEAST) * step_ns
         varies = axis.below_share(subject) > _VARIES.get(axis.main_class(subject), _VARIES_ELSEWHERE)
         if margin < least or varies:
@@ -84,6 +85,9 @@ def named(axis: Axis) -> Named:
             others.append(subject)
     if axis.name == "step":
         return _slow_steps(axis, others)
+    if axis.name == "position":
+        recurring = [each for each in recurring + seldom if 2 * len(late(each)) > steps]
+        others, seldom = [], []
     # Two or more that are late now and then, at different times and for the same reason, take turns.
     apart = [late(each) for each in dict.fromkeys(seldom)]
     if sum(map(len, {*apart})) == len(set().union(*apart)) and len({*apart}) + len(others) > 1:

@@ -18,8 +18,11 @@ from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
 _COLUMNS = (
-    Column("axis", help="what is compared: ranks, links, steps or stages"),
-    Column("subject", help="the rank, group, step or stage; null where another one is late in each step"),
+    Column("axis", help="what is compared: ranks, links, steps, stages or micro-batches"),
+    Column(
+        "subject",
+        help="the rank, group, step, stage or micro-batch (from 1); null where another one is late in each step",
+    ),
     Column("cost_ns", "ns", "per step, in addition to the faults above; of all subjects of a fault together"),
     Column("alone_ns", "ns", "the same without the faults above", minor=True),
     Column("margin_ns", "ns", "what this subject costs once all else on its axis is mended"),
@@ -42,7 +45,7 @@ def faults(run: Run, scope: Scope, by: str | None = None) -> Result:
         notes.append(f"nothing to compare with: {reason}")
     elif not rows:
         notes.append(
-            "no fault found: nothing would be saved if a rank, link, step or stage were as the others are"
+            "no fault found: nothing would be saved if a rank, link, step, stage or micro-batch were as the others are"
             if len(run.ranks) > 1
             else "one rank: only its steps were compared"
         )
@@ -84,7 +87,7 @@ def has_peers(run: Run, scope: Scope) -> bool:
 def _rows(run: Run, scope: Scope, fault: Fault) -> list[dict[str, Any]]:
     shared = {
         **_NOTHING,
-        "axis": fault.axis,
+        "axis": fault.noun,
         "cost_ns": round(fault.cost_ns),
         "alone_ns": round(fault.alone_ns),
     }

@@ -38,7 +38,7 @@ from rankscope.timeline.run import Run
 
 _COMPUTE, _HOST = map(PATH_CLASSES.index, ("compute", "host"))
 LEAST_STEPS = 3
-"""Steps that are compared with each other."""
+"""Steps that are compared with each other; micro-batches."""
 LONG, _LEAST_LONG = 5, 0.01
 """Times as long as its counterparts, a piece stands out by itself; of a rank that has no peers, also from this part of
 a step."""
@@ -362,6 +362,102 @@ def stage_targets(run: Run, scope: Scope) -> Targets:
         whole = (np.bincount(alike) == stages)[alike]
         scale[used] = np.where(whole & (usual > 0), mean / np.maximum(usual, 1), 1.0)[of_pass[number]]
     return replace(Targets.unchanged(pieces), scale=scale)
+
+
+@once_per_run
+def position_targets(run: Run, scope: Scope) -> tuple[Targets, Ints]:
+    """Of the compute of every micro-batch, and on ranks without a GPU of all that their host does in it: the median of
+    the others of the same rank and step that communicate as often in that pass. What a rank has too much is counted as
+    far as half of those that do the same work have it. And by point, its micro-batch."""
+    pieces = pieces_of(run, scope)
+    graph = pieces.graph
+    targets, batches = Targets.unchanged(pieces), np.full(len(graph.rank), NONE)
+    group = peer_groups(run, graph.ranks)
+    used, (step, batch, phase, _), at = in_passes(run, scope, pieces, pieces.kind == _COMPUTE)
+    if len(used):
+        keys = [pieces.rank[used], step, phase]
+        sizes = _last_of([*keys, batch], at)
+        enough = _of_several([*keys, sizes], batch)
+        used, batch, at = used[enough], batch[enough], at[enough]
+        alike, member = np.full((2, len(pieces.took)), NONE)
+        alike[used] = number_rows([*(key[enough] for key in keys), sizes[enough]])[1]
+        member[used] = batch
+        targets = targets.at_median(used, [alike], member, np.zeros_like(alike), used)
+        cut = (pieces.took - targets.took)[used]
+        passes = [step[enough], batch, phase[enough]]
+        cut = _of_most(cut, [*passes, group[pieces.rank[used]]], pieces.rank[used])
+        took = targets.took.copy()
+        took[used] = pieces.took[used] - cut
+        targets = replace(targets, took=took)
+        batches[pieces.point[used]] = batch
+    return _position_on_host(run, scope, targets, group, batches), batches
+
+
+def _position_on_host(run: Run, scope: Scope, targets: Targets, group: Ints, batches: Ints) -> Targets:
+    """The pieces of the host reach from collective to collective: each loses what one micro-batch has too much in it,
+    that which has most. `batches` gets its number."""
+    pieces, graph, parts = targets.pieces, targets.pieces.graph, segments(run, scope)
+    rank = np.searchsorted(graph.ranks, parts.rank)
+    parts = parts.pick(graph.is_alone[rank] & (parts.micro_batch != NONE))
+    if not len(parts.rank):
+        return targets
+    rank = np.searchsorted(graph.ranks, parts.rank)
+    keys, batch = [rank, parts.step, parts.phase], parts.micro_batch
+    passes, number = number_rows([*keys, _last_of([*keys, batch], parts.position), batch])
+    total = np.bincount(number, weights=parts.duration_ns).astype(np.int64)
+    _, alike = number_rows([*passes[:, :4].T])
+    usual = _median_of_others(alike, total, np.bincount(alike)[alike], with_itself=False)
+    several = np.bincount(alike)[alike] >= LEAST_STEPS
+    below = targets.below
+    below = np.zeros((len(below), max(below.shape[1], int(batch.max()) + 1)))
+    below[:, : targets.below.shape[1]] = targets.below
+    net = np.where(several, total - usual, 0)
+    np.add.at(below[WORK_CLASSES.index("host")], passes[:, 4], np.maximum(-net, 0))
+    excess = _of_most(np.maximum(net, 0), [*passes[:, [1, 2, 4]].T, group[passes[:, 0]]], passes[:, 0])
+    lost = parts.duration_ns * (excess / np.maximum(total, 1))[number]
+    ends = np.flatnonzero((pieces.kind == _HOST) & graph.is_alone[pieces.rank])
+    ends = ends[np.lexsort((graph.start[pieces.point[ends]], pieces.rank[ends]))]
+    low = int(min(graph.start[pieces.point[ends]].min(initial=0), parts.end.min()))
+    width = int(max(graph.start[pieces.point[ends]].max(initial=0), parts.end.max())) - low + 2
+    after = pieces.rank[ends] * width + graph.start[pieces.point[ends]] - low
+    at = np.searchsorted(after, rank * width + parts.end - low)
+    known = at < len(ends)
+    known[known] = pieces.rank[ends[at[known]]] == rank[known]
+    cells, cell = number_rows([at[known], batch[known]])
+    cut = np.bincount(cell, weights=lost[known])
+    order = np.lexsort((-cut, cells[:, 0]))
+    most = order[starts_group([cells[order, 0]])]
+    where = ends[cells[most, 0]]
+    took, typical = targets.took.copy(), targets.usual.copy()
+    took[where] = np.maximum(pieces.took[where] - np.rint(cut[most]).astype(np.int64), 0)
+    typical[where] = took[where]
+    batches[pieces.point[where]] = cells[most, 1]
+    return replace(targets, took=took, usual=typical, below=below)
+
+
+def _last_of(columns: Sequence[Ints], value: Ints) -> Ints:
+    """By entry, the largest value of those that are alike."""
+    _, alike = number_rows(columns)
+    last = np.zeros(int(alike.max(initial=0)) + 1, dtype=np.int64)
+    np.maximum.at(last, alike, value)
+    return last[alike]
+
+
+def _of_several(columns: Sequence[Ints], member: Ints) -> Mask:
+    """By entry, whether those that are alike are of at least three members."""
+    there, number = number_rows([number_rows(columns)[1], member])
+    several: Mask = (np.bincount(there[:, 0])[there[:, 0]] >= LEAST_STEPS)[number]
+    return several
+
+
+def _of_most(cut: Ints, alike: Sequence[Ints], rank: Ints) -> Ints:
+    """What is cut of each entry, less where half of the ranks have less to cut of those that are alike."""
+    there, number = number_rows([number_rows(alike)[1], rank])
+    total = np.bincount(number, weights=cut).astype(np.int64)
+    usual = _medians(there[:, 0], total)[there[:, 0]]
+    share = np.minimum(usual / np.maximum(total, 1), 1.0)[number]
+    left: Ints = np.rint(cut * share).astype(np.int64)
+    return left
 
 
 @once_per_run

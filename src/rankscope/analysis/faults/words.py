@@ -11,7 +11,8 @@ from rankscope.analysis.core.result import Fact, Finding, Severity
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import at_most, graded
 from rankscope.analysis.core.step_times import periods
-from rankscope.analysis.faults.explain import Why, why
+from rankscope.analysis.faults.axes import NOUNS
+from rankscope.analysis.faults.explain import Why, micro_batch_ranks, why
 from rankscope.analysis.faults.faults import Fault, Subject, faults_of
 from rankscope.analysis.graph.graph import graph_of
 from rankscope.ranges import as_ranges, rank_words
@@ -38,6 +39,8 @@ class _Who(NamedTuple):
     is_many: bool
     names: tuple[str, ...] = ()
     """Out of the trace."""
+    where: str = ""
+    """Of a micro-batch: on which ranks it is long."""
 
 
 @once_per_run
@@ -51,7 +54,7 @@ def _finding(run: Run, scope: Scope, fault: Fault, step_ns: float) -> Finding:
     steps = graph_of(run, scope).steps
     subjects = fault.subjects or ((fault.example,) if fault.example else ())
     reasons = [why(run, scope, fault, each) for each in subjects]
-    who = _who(run, fault)
+    who = _who(run, scope, fault)
     late = sorted({at for each in fault.subjects for at in each.late_steps})
     some = tuple(steps[at] for at in late) if len(late) < len(steps) else ()
     if fault.axis == "step":
@@ -63,7 +66,7 @@ def _finding(run: Run, scope: Scope, fault: Fault, step_ns: float) -> Finding:
         alone = format_rounded("ns", fault.alone_ns)
         evidence.append(f"alone it would save {alone}: the rest only once the others are mended")
     if fault.others:
-        axes = " and ".join(f"{axis}s" for axis in dict.fromkeys(fault.others))
+        axes = " and ".join(f"{NOUNS[axis]}s" for axis in dict.fromkeys(fault.others))
         evidence.append(f"a part of the same time shows where {axes} are compared, too")
     at_once = fault.varies or not reasons
     head, cause = _head(fault, who, cost, some, len(steps)), _reason(fault, who, reasons)
@@ -97,7 +100,7 @@ def _severity(fault: Fault, share: float, is_once: bool) -> Severity:
     return at_most(severity, "warning") if is_once else severity
 
 
-def _who(run: Run, fault: Fault) -> _Who:
+def _who(run: Run, scope: Scope, fault: Fault) -> _Who:
     numbers = tuple(sorted(each.number for each in fault.subjects))
     every = tuple(run.ranks)
     if fault.moves:
@@ -109,12 +112,16 @@ def _who(run: Run, fault: Fault) -> _Who:
         return _Who(words.capitalize(), words, every, len(numbers) > 1)
     if fault.axis == "link":
         return _who_of_links(run, fault)
-    word, ranks = fault.axis, every
+    word, ranks = fault.noun, every
     if fault.axis == "stage":
         layout = layout_of(run, Scope())
         ranks = tuple(rank for rank in every if layout.stage(rank) in numbers)
     subject = f"{word}{'s' * (len(numbers) > 1)} {as_ranges([*numbers])}"
     name = subject.capitalize() + (f" ({rank_words(ranks)})" if fault.axis == "stage" else "")
+    if fault.axis == "position":
+        batches, slow = micro_batch_ranks(run, scope, numbers)
+        where = "all ranks" if slow == every else rank_words(slow)
+        return _Who(f"{name} of {batches}", subject, slow, len(numbers) > 1, where=where)
     return _Who(name, subject, ranks, len(numbers) > 1)
 
 
@@ -155,6 +162,8 @@ def _head(fault: Fault, who: _Who, cost: str, some: tuple[int, ...], steps: int)
         longest = format_rounded("ns", max(each.margin_ns for each in fault.subjects) * max(steps, 1))
         takes = "take up to" if who.is_many else "takes"
         return f"{who.name} {takes} {longest} longer on all ranks, {cost}"
+    if fault.axis == "position":
+        return f"{who.name} cost{'s' * (not who.is_many)} {cost} on {who.where}"
     where = f", in step{'s' * (len(some) > 1)} {as_ranges([*some])}" if some else ""
     return f"{who.name} cost{'s' * (not who.is_many)} {cost}{where}"
 
@@ -176,7 +185,7 @@ def _advice(fault: Fault, reasons: list[Why]) -> str:
     """That of the first one; where the others have other causes, it says for whom."""
     if len(fault.subjects) < 2 or _is_alike(fault):
         return reasons[0].hint
-    return f"{fault.axis.capitalize()} {fault.subjects[0].number}: {reasons[0].hint}"
+    return f"{fault.noun.capitalize()} {fault.subjects[0].number}: {reasons[0].hint}"
 
 
 def _is_alike(fault: Fault) -> bool:
@@ -194,7 +203,7 @@ def _each(fault: Fault, reasons: list[Why]) -> list[str]:
         low, high = (format_rounded("ns", cost) for cost in (min(costs), max(costs)))
         return [f"with all else mended, each costs {low}" + (f" to {high}" if low != high else "")]
     told = [
-        f"{fault.axis} {each.number}: {format_rounded('ns', each.margin_ns)}, {reason.text}"
+        f"{fault.noun} {each.number}: {format_rounded('ns', each.margin_ns)}, {reason.text}"
         for each, reason in zip(fault.subjects[:_MOST_LISTED], reasons, strict=False)
     ]
     more = len(fault.subjects) - len(told)
@@ -205,7 +214,7 @@ def _facts(run: Run, fault: Fault, each: Subject) -> list[Fact]:
     """What `-r faults` says of the subject."""
     number = run.collectives.groups[each.number].name if fault.axis == "link" else str(each.number)
     ranks = (each.number,) if fault.axis == "rank" else ()
-    subject, row = f"{fault.axis} {number}", {"axis": fault.axis, "subject": number}
+    subject, row = f"{fault.noun} {number}", {"axis": fault.noun, "subject": number}
     return [Fact("margin_ns", round(each.margin_ns), "ns", subject, ranks, row)]
 
 
