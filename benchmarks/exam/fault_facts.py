@@ -97,8 +97,8 @@ def who(finding: Said) -> str:
 
 
 def cause(finding: Said) -> str:
-    """The cause class of its first subject; of stages that place of the work, and of what moves nothing."""
-    if axis_of(finding) == "stage":
+    """The cause class of its first subject; of stages with more work, that work is there."""
+    if axis_of(finding) == "stage" and fact(finding, "how") == "extra":
         return "stages"
     return cause_word(str(fact(finding, "cause") or ""))
 
@@ -132,7 +132,7 @@ def _named(finding: Said, margin: Said) -> Named:
     return Named(
         axis,
         (members if axis == "link" else int(subject),),
-        "stages" if axis == "stage" else cause_word(raw),
+        "stages" if axis == "stage" and how == "extra" else cause_word(raw),
         margin["value"],
         raw in ("contention", "core") or (raw == "host" and how.startswith("slower")),
     )

@@ -111,7 +111,9 @@ def _by_name(axis: Axis, subject: int, kind: CauseClass, edit: Ints) -> Cause | 
         return Cause(kind, "pause", (f"{_BEFORE}{before}",)) if on_host else None
     names = tuple(beside.names[at] for at in _largest(beside.excess))
     if beside.of_more.sum() > beside.excess.sum() / 2:
-        return Cause(kind, "extra", names)
+        copied = beside.excess[np.isin(beside.names, [*_COPIES])].sum()
+        on_cpu: CauseClass = "copy" if copied > beside.excess.sum() / 2 else "compute"
+        return Cause(on_cpu if on_host else kind, "extra", names)
     there = np.minimum(beside.took, beside.usual) > 0
     factor = _one_factor(beside.took[there], beside.usual[there])
     if factor and not (on_host and there.sum() == 1):

@@ -82,7 +82,7 @@ def why(run: Run, scope: Scope, fault: Fault, subject: Subject) -> Why:
         answer = Why(f"{asked.it} starts late, after what was not recorded", report="faults")
     else:
         find = {"compute": _compute, "copy": _copy, "host": _host, "dataloader": _dataloader}
-        answer = find[cause.kind](asked)
+        answer = find["host" if asked.is_on_host else cause.kind](asked)
     if fault.axis != "link":
         answer = replace(answer, text=answer.text + asked.in_micro_batch)
     kind = "link" if cause.kind == "transfer" else cause.kind
@@ -115,8 +115,12 @@ class _Asked:
         self.late = sorted(late)
         """Indices of the steps in which it is late."""
         mine = axis.pieces_of(subject.subject)
-        if self.cause.kind in PATH_CLASSES:
-            mine = mine & (pieces.kind == PATH_CLASSES.index(self.cause.kind))
+        alone = fault.axis == "rank" and bool(self.graph.is_alone[subject.subject])
+        self.is_on_host = alone and self.cause.kind in ("compute", "copy", "host")
+        """Its rank has no GPU: what it computes and copies is time of the host."""
+        kind = "host" if self.is_on_host else self.cause.kind
+        if kind in PATH_CLASSES:
+            mine = mine & (pieces.kind == PATH_CLASSES.index(kind))
         too_much = np.maximum(pieces.took - axis.targets.then, 0)
         if self.late and (in_late := mine & np.isin(pieces.step, self.late))[too_much > 0].any():
             mine = in_late
@@ -200,7 +204,7 @@ class _Asked:
     @property
     def is_slower_everywhere(self) -> bool:
         """Nearly all that its peers do as well takes longer: kernels, or ops by their own time."""
-        took, usual = self._kernels() if self.cause.kind == "compute" else self._ops()
+        took, usual = self._kernels() if self.cause.kind == "compute" and not self.is_on_host else self._ops()
         whole = took.sum() / max(usual.sum(), 1.0)
         slower = took >= (1 + whole) / 2 * usual
         return bool(whole > 1 and usual[slower].sum() >= _NEARLY_ALL * usual.sum())
