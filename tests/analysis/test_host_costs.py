@@ -174,13 +174,20 @@ def test_the_graph_has_the_same_waits_as_the_events(early_op_ns: int, tmp_path: 
         assert savings.length_with([rank_at_median(rank)]) == expected, rank
 
 
-def test_uneven_work_costs_what_the_last_rank_takes_over_the_mean(tmp_path: Path) -> None:
-    batches = np.random.default_rng(1).integers(1, 8, (4, 6)) * 5 * MS
+@pytest.mark.parametrize("seed", range(4))
+def test_uneven_work_costs_what_the_last_rank_takes_over_the_mean(seed: int, tmp_path: Path) -> None:
+    batches = np.random.default_rng(seed).integers(1, 8, (4, 6)) * 5 * MS
     run = write_job(tmp_path, 6, lambda rank, step: int(batches[rank, step]), lambda rank, step: 0)
     savings = savings_of(run, Scope(steps=(0, 5)))
     assert savings is not None
     planted = float((batches.max(axis=0) - batches.mean(axis=0)).mean())
     assert savings.saved_ns([balanced("ranks")]) == pytest.approx(planted, rel=0.02)
+    (fault,) = faults_of(run, Scope()).listed
+    assert fault.moves and fault.varies and not fault.subjects
+    assert fault.cost_ns == pytest.approx(planted, rel=0.02)
+    finding = collect(run, Scope())[0]
+    assert finding.title.startswith("The work of the ranks differs")
+    assert (finding.severity, finding.subject) == ("critical", "each rank in turn")
 
 
 def test_ordinary_jitter_is_no_finding(tmp_path: Path) -> None:

@@ -179,8 +179,10 @@ def _candidates(
             stages = {cause_of(axis, stage).kind for stage in outcome.subjects}
             outcome = outcome if "host" not in stages else Outcome()
         if outcome.moves:
-            every = evened_targets(replays.run, replays.scope) if outcome.varies else axis.targets
-            targets = axis.without_diffuse(every)
+            targets = axis.without_diffuse(axis.targets)
+            if outcome.varies:
+                on_host = axis.main_class(None) == "host"
+                targets = evened_targets(replays.run, replays.scope, of_all_kinds=on_host)
             candidates.append(_Candidate(axis, outcome, targets, replays.saved_ns(targets)))
         late = dict(zip(outcome.subjects, outcome.late_steps, strict=True))
         for who in _parts(axis, [each for each in late if (axis.name, each) not in named_before]):
