@@ -24,8 +24,7 @@ the share is 0.01 in 8 of 9 random jobs with slow cores, and in the ninth each s
 _SURE = 4.0
 """Times the standard error of what a subject costs over the steps."""
 _OF_ONE = 0.8
-"""Of what is too much in a step: one rank has so much of it. In steps in which all save or evaluate it has 0.26 of 4
-ranks, in those with one pause on one rank 0.9 and more."""
+"""Of what is too much in a step: one rank alone is late in it. Chosen, not measured."""
 _STEADY = 0.5
 """Of the mean: what three quarters of the steps cost at least."""
 _LATE = 0.25
