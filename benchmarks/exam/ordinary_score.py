@@ -40,7 +40,7 @@ EXPECTED: dict[str, str] = {
     "few-cores": r"share \d+ cores|cores",
     "save-everywhere": r"[Ss]teps? \d+",
     "micro-batch": r"micro-batch 3 of 4",
-    "long-micro-batch": r"micro-batch 3 of 4",
+    "long-micro-batch": r"Micro-batch 3 of 4",
     "tensor-parallel": r"compute|aten::",
     "tensor-data": r"data",
     "pipeline": r"[Ss]tage 1|layers",
