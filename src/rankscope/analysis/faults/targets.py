@@ -368,7 +368,8 @@ def stage_targets(run: Run, scope: Scope) -> Targets:
 def position_targets(run: Run, scope: Scope) -> tuple[Targets, Ints]:
     """Of the compute of every micro-batch, and on ranks without a GPU of all that their host does in it: the median of
     the others of the same rank and step that communicate as often in that pass. What a rank has too much is counted as
-    far as half of those that do the same work have it. And by point, its micro-batch."""
+    far as half of those that do the same work have it, and what one micro-batch alone runs is not. And by point, its
+    micro-batch."""
     pieces = pieces_of(run, scope)
     graph = pieces.graph
     targets, batches = Targets.unchanged(pieces), np.full(len(graph.rank), NONE)
@@ -383,7 +384,7 @@ def position_targets(run: Run, scope: Scope) -> tuple[Targets, Ints]:
         alike[used] = number_rows([*(key[enough] for key in keys), sizes[enough]])[1]
         member[used] = batch
         targets = targets.at_median(used, [alike], member, np.zeros_like(alike), used)
-        cut = (pieces.took - targets.took)[used]
+        cut = np.where(targets.usual == 0, 0, pieces.took - targets.took)[used]  # work of its own is no delay
         passes = [step[enough], batch, phase[enough]]
         cut = _of_most(cut, [*passes, group[pieces.rank[used]]], pieces.rank[used])
         took = targets.took.copy()
