@@ -308,8 +308,8 @@ TOOLS = {
         ),
         Tool(
             "blame",
-            "Which rank, link, step, stage or micro-batch is at fault, why, in which steps, and what it costs. It accuses nobody "
-            "where none stands out.",
+            "Which rank, link, step, stage or micro-batch is at fault, why, in which steps, and what it costs. It "
+            "accuses nobody where none stands out.",
             (_RUN, _STEPS, _PAGE),
             _named("faults"),
         ),
