@@ -15,12 +15,14 @@ from rankscope.analysis.core.result import Fact, Finding
 MS = 1_000_000
 
 
-def fault(axis: str, *subjects: str, ranks: tuple[int, ...] = (), why: str = "host") -> Finding:
+def fault(
+    axis: str, *subjects: str, ranks: tuple[int, ...] = (), why: str = "host", how: str = "pause"
+) -> Finding:
     """Each subject costs 1 ms, all together 2."""
     facts = [Fact("cost_pct", 20.0)]
     for subject in subjects:
         row: Mapping[str, Any] = {"axis": axis, "subject": subject}
-        facts += [Fact("margin_ns", MS, row=row), Fact("how", "pause", row=row), Fact("cause", why, row=row)]
+        facts += [Fact("margin_ns", MS, row=row), Fact("how", how, row=row), Fact("cause", why, row=row)]
     return Finding(
         "critical", "It costs time", "", ranks, cost_ns=2 * MS, facts=tuple(facts), report="faults",
         alone_ns=3 * MS, subject=f"{axis} {', '.join(subjects)}",
@@ -53,7 +55,8 @@ def test_each_subject_of_a_fault_is_named_with_its_own_cause() -> None:
     ("finding", "named", "ranks", "whose", "word"),
     [
         (fault("link", "dp", ranks=(2, 0), why="transfer"), ((0, 2),), (0, 2), "node", "link"),
-        (fault("stage", "1", ranks=(4, 5)), (1,), (4, 5), "stage", "stages"),
+        (fault("stage", "1", ranks=(4, 5), how="extra"), (1,), (4, 5), "stage", "stages"),
+        (fault("stage", "1", ranks=(4, 5), why="compute", how="slower"), (1,), (4, 5), "stage", "compute"),
         (fault("step", "7", ranks=(0, 1, 2, 3)), (7,), (), "nobody", "host"),
         (fault("position", "3", ranks=(0, 1), why="data"), (3,), (), "nobody", "dataloader"),
     ],
@@ -92,7 +95,7 @@ def test_slow_cores_can_be_left_out(why: str, how: str) -> None:
         ([GROWS, LIMIT], "rank", [3], "memory"),
         ([fault("rank", "2", ranks=(2,), why="dataloader"), GROWS, LIMIT], "rank", [2], "dataloader"),
         ([MOVES, LIMIT], "nobody", [], "uneven"),
-        ([fault("stage", "1", ranks=(5, 4))], "stage", [4, 5], "stages"),
+        ([fault("stage", "1", ranks=(5, 4), how="extra")], "stage", [4, 5], "stages"),
     ],
 )
 def test_the_answer_to_a_case_of_the_benchmark_of_blame(
