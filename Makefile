@@ -43,10 +43,10 @@ $(DEMO): pyproject.toml
 	@touch $@
 
 # uv takes a third of pip's CPU time, on all cores. Where it fails, as without PyPI, pip does it.
-$(STAMP): pyproject.toml tests/requirements-torch.txt
+$(STAMP): pyproject.toml bench/pyproject.toml tests/requirements-torch.txt
 	$(PYTHON) -m venv .venv
-	$(PIP) uv && $(UV) --editable '.[dev]' --requirement tests/requirements-torch.txt || \
-	  $(PIP) --editable '.[dev]' --requirement tests/requirements-torch.txt
+	$(PIP) uv && $(UV) --editable '.[dev]' --editable ./bench --requirement tests/requirements-torch.txt || \
+	  $(PIP) --editable '.[dev]' --editable ./bench --requirement tests/requirements-torch.txt
 	@touch $@
 
 # Collecting once leaves the bytecode of tests and packages, which each of pytest's processes would compile.
@@ -75,7 +75,8 @@ demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO))
 pictures: $(TOOLS)
 	$(BIN)/python docs/pictures.py
 
-# At once: what is installed, then lint, which uses one core, beside the tests, which wait a third of their time for jobs.
+# At once: what is installed, then lint, which uses one core, beside the tests, which wait for jobs, browsers and disks:
+# three of them fill two cores.
 test:
 	$(MAKE) --jobs 3 lint tests
 
@@ -119,9 +120,9 @@ sanitize: $(STAMP)
 faults: $(TOOLS)
 	$(BIN)/python tests/faults/run.py
 
-# What takes over half a second and is not marked slow. A slow setup makes its whole file slow: pytestmark.
+# What takes over a third of a second and is not marked slow. A slow setup makes its whole file slow: pytestmark.
 test-times: $(TOOLS)
-	$(PYTEST) -m "not slow" --durations=0 --durations-min=0.5
+	$(PYTEST) -m "not slow" --durations=0 --durations-min=0.33
 
 # Needs a quiet machine: every figure of benchmarks/last.json and docs/performance.md is measured anew.
 bench: $(STAMP)
@@ -138,8 +139,8 @@ bench-check: $(STAMP)
 
 # Faults planted in 270 simulated and 34 real jobs; fails below the floor.
 exam: $(STAMP)
-	$(BIN)/python benchmarks/exam/exam_agents.py
-	$(BIN)/python benchmarks/exam/exam.py
+	$(BIN)/python -m rankscope_bench.exam.agents
+	$(BIN)/rankscope bench exam
 
 # What a change did to the answers is in its diff.
 answers: $(STAMP)

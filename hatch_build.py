@@ -64,8 +64,7 @@ class BuildHook(BuildHookInterface):
             raise RuntimeError(f"the C parts cannot be built: {why}")
         if why:
             self.app.display_warning(
-                f"rankscope is installed without its C parts: it reads more slowly, and no Perfetto traces and "
-                f".xplane.pb: {why}"
+                f"rankscope is installed without its C parts: it reads more slowly, and no .xplane.pb: {why}"
             )
         return not why
 

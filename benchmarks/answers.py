@@ -20,27 +20,25 @@ import lzma
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent / "exam"))
-
 from beside import HEADINGS, Case, as_line, rows
-from exam_cases import all_cases, plant
 from rankscope.analysis.core.result import Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.whatif import whatif
 from rankscope.analysis.health.doctor import doctor
 from rankscope.analysis.reports import REPORTS
 from rankscope.analysis.summary import subject
-from rankscope.bench.blame.planting import job_of
-from rankscope.bench.synthetic.cluster import RankRun, simulate, step_ns
-from rankscope.bench.synthetic.cluster_trace import write_traces
-from rankscope.bench.synthetic.job import Fault, Job
 from rankscope.errors import RankscopeError
-from rankscope.timeline.run import open_run
+from rankscope.timeline.run import Run, open_run
+from rankscope_bench.blame.planting import job_of
+from rankscope_bench.exam.cases import all_cases, plant
+from rankscope_bench.synthetic.cluster import RankRun, simulate, step_ns
+from rankscope_bench.synthetic.cluster_trace import write_traces
+from rankscope_bench.synthetic.job import Fault, Job
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "answers"
@@ -114,12 +112,8 @@ def _fault(text: str, job: Job) -> Fault:
     )
 
 
-def answers(run_folder: Path) -> str:
+def answers(run: Run) -> str:
     """All answers about one run."""
-    try:
-        run = open_run([run_folder], jobs=1)
-    except RankscopeError as error:
-        return f"{error}\n".replace(str(run_folder), "RUN")
     scope = Scope().in_run(run)
     summary = REPORTS["summary"].analyse(run, scope, None)
     lines = [
@@ -135,7 +129,7 @@ def answers(run_folder: Path) -> str:
             lines += _report_lines(name, report.analyse(run, Scope(), None))
     lines += _report_lines("whatif", whatif(run, Scope()))
     lines += _report_lines("doctor", doctor(run, Scope()))
-    return "\n".join(lines).replace(str(run_folder), "RUN") + "\n"
+    return "\n".join(lines)
 
 
 def _cost_line(finding: Finding) -> str:
@@ -166,20 +160,32 @@ def _report_lines(name: str, result: Result) -> list[str]:
     return lines + ["   " + " · ".join(sums)] * bool(sums)
 
 
-def dumps(folders: Sequence[Path] = ()) -> Iterator[tuple[str, str]]:
-    """Name and answers of each run."""
+def run_folders(folders: Sequence[Path] = ()) -> Iterator[tuple[str, Path]]:
+    """Name and folder of each run, which is there until the next is asked for."""
     for root in folders or (RECORDED,):
         for name, files in recorded_runs(root):
             with unpacked(files) as run:
-                yield name, answers(run)
+                yield name, run
     for text in () if folders else SIMULATED:
-        with tempfile.TemporaryDirectory() as run:
-            job = simulated_job(text)
-            write_traces(job, simulate(job), Path(run, "run"))
-            yield (
-                f"simulated-{text}".replace(" ", "-").replace(":", "-").replace("/", "-every"),
-                answers(Path(run, "run")),
-            )
+        with tempfile.TemporaryDirectory() as temporary:
+            job, run = simulated_job(text), Path(temporary, "run")
+            write_traces(job, simulate(job), run)
+            yield f"simulated-{text}".replace(" ", "-").replace(":", "-").replace("/", "-every"), run
+
+
+def dumps(
+    folders: Sequence[Path] = (), also: Callable[[str, Run], None] = lambda name, run: None
+) -> Iterator[tuple[str, str]]:
+    """Name and answers of each run. `also` is done with each that can be opened."""
+    for name, folder in run_folders(folders):
+        try:
+            run = open_run([folder], jobs=1)
+        except RankscopeError as error:
+            text = str(error)
+        else:
+            text = answers(run)
+            also(name, run)
+        yield name, text.replace(str(folder), "RUN") + "\n"
 
 
 def cases(folders: Sequence[Path], wanted: str) -> Iterator[Case]:

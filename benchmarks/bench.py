@@ -9,9 +9,9 @@
     python benchmarks/bench.py --page                 docs/performance.md and docs/scale.md again, from
                                                       benchmarks/last.json and benchmarks/scaling.json
 
-Parts: read (whole traces), gzip, perfetto, analyses (three reports from nothing), reports (all of a large run), start
+Parts: read (whole traces), gzip, analyses (three reports from nothing), reports (all of a large run), start
 (a 10 MB trace until its first table), nsys (an export), snapshot (of memory), accelerators (files of JAX and Ascend),
-nccl (an Inspector log), counters (a log of nvidia-smi beside traces), rocprof, beside, viewer (tiles and frames). With
+nccl (an Inspector log), counters (a log of nvidia-smi beside traces), rocprof, replays, viewer (tiles and frames). With
 --scaling: cores (one file), jobs (many files), ranks (questions about a run). They may be measured on another machine:
 scaling.json has its description. Inputs are made by traces.py, accelerators.py and snapshots.py and kept in .bench.
 Peers are used where they are found; --install-peers installs those that pip can, each into an environment of its own in
@@ -203,17 +203,6 @@ def gzip(bench: Bench) -> None:
             bench.run_trace(program, trace, f"stacks {size}", ingest(path), from_nothing=True)
 
 
-def perfetto(bench: Bench) -> None:
-    """The same trace as JSON and as rankscope exports it; MB/s are of each file's own size."""
-    for size in bench.sizes(("100MB", "300MB", "1GB")):
-        trace = traces.stacks(size, bench.options.source)
-        exported = traces.exported(trace)
-        traces.into_page_cache([trace.path, exported.path])
-        bench.run_trace(OURS, trace, f"stacks {size}", ingest(trace.path), from_nothing=True)
-        program = f"{OURS}, .perfetto-trace"
-        bench.run_trace(program, exported, f"stacks {size}", ingest(exported.path), from_nothing=True)
-
-
 def analyses(bench: Bench) -> None:
     """On synthetic traces, because overlap needs collectives: the real trace is of a job of one rank."""
     for size in bench.sizes(("300MB", "1GB")):
@@ -349,20 +338,8 @@ def rocprof_files(bench: Bench) -> None:
             bench.run(peer, kind, [sys.executable, "-c", code, path], size=bytes_read, events=events)
 
 
-def beside(bench: Bench) -> None:
-    """What lies beside a trace: the folder is read with it, and the trace alone is the measure."""
-    for size in bench.sizes(("100MB",)):
-        folder = WORK / f"execution-trace-{size}"
-        path, nodes = companions.execution_trace(folder, parse_bytes(size))
-        kind = f"execution trace of {size}"
-        traces.into_page_cache([path, folder / "rank0.json"])
-        bench.run(
-            "its Kineto trace alone", kind, ingest(folder / "rank0.json"), events=nodes, from_nothing=True
-        )
-        bytes_read = path.stat().st_size
-        bench.run(OURS, kind, ingest(folder), size=bytes_read, events=2 * nodes, from_nothing=True)
-        code = f"import json; json.load(open({str(path)!r}))"
-        bench.run(JSON_LOAD, kind, [sys.executable, "-c", code], size=bytes_read)
+def replays(bench: Bench) -> None:
+    """A trace of a CUDA graph that is replayed again and again."""
     path, events = companions.replays(WORK / "replays", 1000)
     traces.into_page_cache([path])
     bytes_read = path.stat().st_size
@@ -382,7 +359,6 @@ class Kind:
 PARTS = {
     "read": Kind("A whole trace read into the store", OURS, read),
     "gzip": Kind("The same trace as .json.gz", OURS, gzip),
-    "perfetto": Kind("The same trace as .perfetto-trace", OURS, perfetto),
     "analyses": Kind("Three reports from nothing", ASKED, analyses),
     "reports": Kind("All reports of a run", "", reports),
     "start": Kind("A small trace until its first table", IMPORTS, start),
@@ -392,7 +368,7 @@ PARTS = {
     "nccl": Kind("A log of NCCL Inspector", OURS, nccl_log),
     "counters": Kind("A log of nvidia-smi beside traces", "", counters),
     "rocprof": Kind("Files of rocprofv3", OURS, rocprof_files),
-    "beside": Kind("Execution traces and replayed graphs", "", beside),
+    "replays": Kind("Replayed graphs", "", replays),
     "viewer": Kind("The viewer's tiles and frames", "", viewer_frames),
 }
 SCALING_PARTS = {

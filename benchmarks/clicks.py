@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from playwright.sync_api import sync_playwright
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
-from rankscope.bench.synthetic.cluster_trace import write_job
-from rankscope.bench.synthetic.job import Fault, Job
 from rankscope.text.plain_table import plain_table
+from rankscope_bench.synthetic.cluster_trace import write_job
+from rankscope_bench.synthetic.job import Fault, Job
 from viewer_server import Screen, browser_program, serve, stop
 
 ROOT = Path(__file__).parent.parent
@@ -60,28 +60,28 @@ RUNS: dict[str, tuple[Answer, ...]] = {
         Answer((), (r"^Rank 0 made .*, late in step 2;",)),
         Answer(("Rank 0 made 3 others wait", BY_STEP), (r"^2 0 .* true$", r"^3 .* false$", r"^4 .* false$")),
         Answer((), (r"its host is 3.64 ms late",)),
-        Answer(("op_differences",), (EQUAL,)),
+        Answer(("stragglers.op_differences",), (EQUAL,)),
     ),
     "seqpar-gloo4-slow2": (
         Answer((), (r"^Rank 2 made 3 others wait",)),
         Answer((), (ALL_STEPS,)),
         Answer((BY_STEP,), (r"^2 2 .* true$",)),
         Answer((), (r"slow_extra runs 12.8 ms on its GPU",)),
-        Answer(("op_differences",), (r"^2 \d matmul 12 2 ",)),
+        Answer(("stragglers.op_differences",), (r"^2 \d matmul 12 2 ",)),
     ),
     "dp64": (
         Answer((), (r"^Rank 37 made \d+ others wait",)),
         Answer((), (ALL_STEPS,)),
         Answer((BY_STEP,), (r"^0 37 .* true$",)),
         Answer((), (r"its host is [4-6]\.\d+ ms late",)),
-        Answer(("op_differences",), (EQUAL,)),
+        Answer(("stragglers.op_differences",), (EQUAL,)),
     ),
     "pp32": (
         Answer((), (r"^Rank 13 made \d+ others wait",)),
         Answer((), (ALL_STEPS,)),
         Answer((BY_STEP,), (r"^0 13 .* true$",)),
         Answer((), (r"nvjet_sm90_(forward|backward)_\S+ takes 2\.\d+?x the median",)),
-        Answer(("op_differences",), (EQUAL,)),
+        Answer(("stragglers.op_differences",), (EQUAL,)),
     ),
     "hf-trainer-h200": (
         Answer((), (r"^GPU of rank 0 idle 78 %",)),

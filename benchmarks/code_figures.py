@@ -33,6 +33,8 @@ from types import FrameType
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
+PACKAGES = (SRC / "rankscope", ROOT / "bench" / "src" / "rankscope_bench")
+"""Of each distribution."""
 SIZES = ROOT / "size.json"
 FIGURES = ("tokens", "statements", "branches", "definitions", "words")
 COMPLEXITY = 20
@@ -65,27 +67,29 @@ Sizes = dict[str, dict[str, int]]
 def size(text: str) -> Counter[str]:
     """The five figures of a module."""
     figures, inside = Counter[str](), 0
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        figures["tokens"] += not inside and (token.type in _TOKENS or token.type in _PARTED)
-        inside += _PARTED.get(token.type, 0)
-    for node in ast.walk(ast.parse(text)):
-        figures["statements"] += isinstance(node, ast.stmt)
-        figures["branches"] += isinstance(node, _BRANCHES)
-        figures["definitions"] += isinstance(node, _DEFINITIONS)
-        if isinstance(node, ast.BoolOp):
-            figures["branches"] += len(node.values) - 1
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            figures["words"] += len(node.value.split())
+    counted = {*_TOKENS, *_PARTED}
+    for kind, *_ in tokenize.generate_tokens(io.StringIO(text).readline):
+        if kind in counted:
+            figures["tokens"] += not inside
+            inside += _PARTED.get(kind, 0)
+    nodes = list(ast.walk(ast.parse(text)))
+    kinds = Counter(map(type, nodes))
+    for name, wanted in (("statements", ast.stmt), ("branches", _BRANCHES), ("definitions", _DEFINITIONS)):
+        figures[name] = sum(count for kind, count in kinds.items() if issubclass(kind, wanted))
+    figures["branches"] += sum(len(node.values) - 1 for node in nodes if isinstance(node, ast.BoolOp))
+    texts = (node.value for node in nodes if isinstance(node, ast.Constant))
+    figures["words"] = sum(len(text.split()) for text in texts if isinstance(text, str))
     return figures
 
 
-def sizes(package: Path) -> Sizes:
-    """Of each package in a package, of the sub-packages of analysis too; "." are its own modules."""
+def sizes(first: Path, *others: Path) -> Sizes:
+    """Of each package in the first, of the sub-packages of analysis too; "." are its modules. The others as a whole."""
     counts: dict[str, Counter[str]] = {}
-    for path in sorted(package.rglob("*.py")):
+    paths = [(package, path) for package in (first, *others) for path in package.rglob("*.py")]
+    for package, path in paths:
         figures, folders = size(path.read_text()), path.relative_to(package).parts[:-1]
-        names = {folders[0] if folders else "."}
-        if folders[:1] == ("analysis",):
+        names = {folders[0] if folders else "."} if package == first else {package.name}
+        if package == first and folders[:1] == ("analysis",):
             names.add("/".join(folders[:2]))
         for name in names:
             counts.setdefault(name, Counter()).update(figures)
@@ -103,14 +107,13 @@ def grown(allowed: Sizes, now: Sizes) -> list[str]:
 
 
 def size_table(counted: Sizes) -> str:
-    total = {
-        figure: sum(figures[figure] for name, figures in counted.items() if "/" not in name)
-        for figure in FIGURES
-    }
+    others = [package.name for package in PACKAGES[1:]]
+    of_first = [figures for name, figures in counted.items() if "/" not in name and name not in others]
+    total = {figure: sum(figures[figure] for figures in of_first) for figure in FIGURES}
     rows: list[tuple[str, ...]] = [("", *FIGURES)]
     rows += [
         (name, *(f"{figures[figure]:,}" for figure in FIGURES))
-        for name, figures in (counted | {"all": total}).items()
+        for name, figures in (counted | {PACKAGES[0].name: total}).items()
     ]
     return "\n".join(f"{name:24}" + "".join(f"{figure:>13}" for figure in figures) for name, *figures in rows)
 
@@ -256,7 +259,9 @@ def print_shape(details: bool) -> None:
     print(*complex_ones, sep="\n", end="\n" if complex_ones else "")
 
 
-def main(argv: Sequence[str] | None = None, package: Path = SRC / "rankscope", allowed: Path = SIZES) -> int:
+def main(
+    argv: Sequence[str] | None = None, packages: Sequence[Path] = PACKAGES, allowed: Path = SIZES
+) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -273,7 +278,7 @@ def main(argv: Sequence[str] | None = None, package: Path = SRC / "rankscope", a
     if options.shape:
         print_shape(options.details)
         return 0
-    counted = sizes(package)
+    counted = sizes(*packages)
     if options.check:
         more = grown(json.loads(allowed.read_text()), counted)
         if more:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,16 +20,16 @@ from typing import Any
 import numpy as np
 
 from measure import measure
-from rankscope.analysis.core.rollups import rollups_of
+from rankscope.analysis.core.rollups import _specs, in_store, rollups_of
+from rankscope.analysis.rollups import load_modules
 from rankscope.files import make_private_folder
 from rankscope.store.arrays import NONE, Ints
-from rankscope.store.derived import ANSWERS, ROLLUPS, Columns, File, RawTable, path_of
+from rankscope.store.derived import ANSWERS, path_of
 from rankscope.store.index import STORE_NAME, Index, SegmentEntry
 from rankscope.store.ingest import Ingested
-from rankscope.timeline.clocks.alignment import Clocks, save
-from rankscope.timeline.collectives.entries import Collectives
-from rankscope.timeline.collectives.groups import Group
-from rankscope.timeline.collectives.loading import keep_collectives
+from rankscope.timeline.clocks import Clocks, save
+from rankscope.timeline.collectives.entries import Collectives, Group
+from rankscope.timeline.collectives.loading import KEPT
 from rankscope.timeline.run import Run
 from traces import RANKSCOPE
 
@@ -85,10 +84,14 @@ def write_store(run: Run, store: Path, repeated: Repeated) -> None:
     large = Run(Ingested(store, Index.load(store), (), ()))
     clocks = [replace(run.clocks.of(of), rank=rank) for rank, of in enumerate(originals)]
     save(Clocks(tuple(clocks)), store, large.timelines)
-    rollups_of(large).add(store, [dict(_tables(run, originals))])
+    load_modules()
+    records = {name: in_store(run, name) for name in _specs}
+    rollups_of(large).add(
+        [{n: {r: rows[of] for r, of in enumerate(originals)} for n, rows in records.items()}]
+    )
     shifts = large.axis.shifts
     key = [[e.rank, e.segment, e.build, shifts[e.rank, e.segment]] for e in large.timelines]
-    keep_collectives(store, key, collectives(run.collectives, repeated))
+    KEPT.save(store, key, collectives(run.collectives, repeated))
 
 
 def _entry(entry: SegmentEntry, rank: int, ranks: int) -> SegmentEntry:
@@ -97,16 +100,6 @@ def _entry(entry: SegmentEntry, rank: int, ranks: int) -> SegmentEntry:
     header = {**entry.header, "distributedInfo": info}
     manifest = {**entry.manifest, "source": source, "header": header, "files": {}}
     return SegmentEntry(rank, entry.segment, entry.rank_source, manifest, f"simulated-{rank}")
-
-
-def _tables(run: Run, originals: list[int]) -> Iterator[tuple[str, RawTable]]:
-    for name, table in File(path_of(run.store, ROLLUPS)).tables.items():
-        texts = {key: column for key, column in table.columns.items() if key.startswith("texts")}
-        columns = Columns({key: np.asarray(c) for key, c in table.columns.items() if key not in texts})
-        row = {rank: number for number, rank in enumerate(columns["rank"].tolist())}
-        columns.select(np.array([row[of] for of in originals]))
-        columns["rank"] = np.arange(len(originals))
-        yield name, RawTable(table.fingerprint, {**columns, **texts})
 
 
 def collectives(rows: Collectives, repeated: Repeated) -> Collectives:

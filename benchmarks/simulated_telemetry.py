@@ -28,8 +28,11 @@ from rankscope.watch.alarms import (
     SLOW_RANK,
     SLOWDOWN,
     SPIKE,
+    Alarm,
 )
+from rankscope.watch.hang import Explain
 from rankscope.watch.judge import SPIKE_NS
+from rankscope.watch.state import JobWatcher, State, as_it_is
 from rankscope.watch.step_table import Numbers, StepTable
 
 BEGAN_UNIX_NS = 1_790_000_000_000_000_000
@@ -217,3 +220,8 @@ def write_rings(
         rows = numbers.tolist()
         for begin in range(0, len(rows), capacity):
             writer.write(rows[begin : begin + capacity], alive_unix_ns or end, phase, end)
+
+
+def read_state(run: Path, explain: Explain = as_it_is) -> tuple[State, list[Alarm]]:
+    """The state of a run, and its alarms."""
+    return JobWatcher(run, explain=explain).look()

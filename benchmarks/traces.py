@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 
 from measure import measure
-from rankscope.bench.synthetic.cluster import Fault, Job, RankRun, simulate
-from rankscope.bench.synthetic.cluster_trace import RankTrace, file_name, write_traces
-from rankscope.bench.synthetic.job import kernels_for
-from rankscope.bench.synthetic.trace_files import write_pieces
 from rankscope.host import usable_cores
 from rankscope.units import parse_bytes
+from rankscope_bench.synthetic.cluster import Fault, Job, RankRun, simulate
+from rankscope_bench.synthetic.cluster_trace import RankTrace, file_name, write_traces
+from rankscope_bench.synthetic.job import kernels_for
+from rankscope_bench.synthetic.trace_files import write_pieces
 
 ROOT = Path(__file__).parents[1]
 WORK = ROOT / ".bench"
@@ -317,30 +317,6 @@ def gpu_log(size: int) -> tuple[Path, int, int]:
                 file.writelines(line.format(when, gpu, gpu) for gpu in range(8))
         os.utime(log, (GPU_LOG_END_S, GPU_LOG_END_S))  # tells the zone of its times
     return folder, log.stat().st_size, 8 * seconds
-
-
-def exported(trace: Trace) -> Trace:
-    """The same trace in Perfetto's format, written by `rankscope export`."""
-    folder = trace.path.parent.with_name(trace.path.parent.name + "-perfetto")
-    target = folder / "rank-00000.perfetto-trace"
-    if not _is_made(target):
-        folder.mkdir(parents=True, exist_ok=True)
-        command = [
-            "export",
-            trace.path,
-            "-t",
-            "perfetto",
-            "-f",
-            "-q",
-            "-o",
-            target,
-            "--cache",
-            folder / "store",
-        ]
-        measure([*RANKSCOPE, *command])
-        shutil.rmtree(folder / "store")
-        _made(target, trace.events)
-    return Trace(target, trace.events)
 
 
 def into_page_cache(paths: Iterable[Path]) -> None:

@@ -22,8 +22,8 @@ import nsys
 import snapshots
 import traces
 from measure import Cost, measure
-from rankscope.bench.synthetic.cluster import Job, simulate
-from rankscope.bench.synthetic.cluster_trace import write_traces
+from rankscope_bench.synthetic.cluster import Job, simulate
+from rankscope_bench.synthetic.cluster_trace import write_traces
 from traces import RANKSCOPE, ROOT, WORK
 
 
@@ -47,7 +47,6 @@ def cases() -> Iterator[Case]:
     files = {
         "Kineto, 100 MB": stacks,
         "nsys, 50 MB": nsys.make_export(nsys.SOURCE, 50),
-        "Perfetto, 30 MB of JSON": traces.exported(traces.stacks("30MB")).path,
         "xplane.pb, 30 MB": accelerators.xplane(30).path,
         "snapshot, 50 MB": snapshot,
         "64 ranks": ranks,

@@ -30,10 +30,10 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from measure import Cost
-from rankscope.bench.synthetic import Plan, write
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 from rankscope.viewer.lanes import Lanes, build_pyramid, save_lanes
+from rankscope_bench.synthetic import Plan, write
 
 FOLDER_OF_RUNS = Path(__file__).parents[1] / ".bench"
 TEST_DATA = Path(__file__).parents[1] / "tests" / "data"

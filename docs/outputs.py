@@ -56,7 +56,7 @@ def pages() -> Iterator[Path]:
     """README and the pages of the site; decisions are about their time, and commands.md is written by generate.py."""
     yield HERE.parent / "README.md"
     for path in sorted(HERE.rglob("*.md")):
-        if "adr" not in path.parts and path.name != "commands.md":
+        if "adr" not in path.relative_to(HERE).parts and path.name != "commands.md":
             yield path
 
 
@@ -112,7 +112,8 @@ def _output(line: re.Match[str], folder: Path, width: int) -> str | None:
     """What the command prints in `folder`, on both streams; only its errors where it writes to a file."""
     words = shlex.split(line[1].replace("\\\n", " "))
     options = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
-    runs = [word for word in words[1:options] if _copy(word, folder)]
+    named = [*words[1:options], *(words[words.index("--from") + 1 :][:1] if "--from" in words else ())]
+    runs = [word for word in named if _copy(word, folder)]
     if not runs and words[0] != "job":
         if not PUBLIC.is_dir():
             return None

@@ -18,10 +18,10 @@ sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 import simulated_telemetry as telemetry
 from flight_dumps import dump, op
 from gpu_logs import Sample, query_csv, write
-from rankscope.bench.synthetic.cluster import Fault, Job, simulate
-from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.cli import main as rankscope
 from rankscope.watch.alarms import HOST, SLOW_RANK
+from rankscope_bench.synthetic.cluster import Fault, Job, simulate
+from rankscope_bench.synthetic.cluster_trace import write_traces
 
 STARTED_UNIX_NS = 1_794_701_458_600_000_000
 """When simulated jobs begin."""

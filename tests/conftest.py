@@ -30,12 +30,17 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
 
-# On a busy machine an example can take long; that is no failure. make test-all tries twice as many examples.
+EXAMPLES_PCT = int(os.environ.get("RANKSCOPE_TEST_EXAMPLES", "25"))
+
+
+def examples(most: int) -> int:
+    """How many random examples are tried of those that make test-all tries."""
+    return most * EXAMPLES_PCT // 100
+
+
+# On a busy machine an example can take long; that is no failure.
 settings.register_profile(
-    "rankscope",
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    max_examples=int(os.environ.get("RANKSCOPE_TEST_EXAMPLES", "50")),
+    "rankscope", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=examples(100)
 )
 settings.load_profile("rankscope")
 

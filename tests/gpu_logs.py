@@ -1,4 +1,4 @@
-"""Logs of GPU counters as nvidia-smi, dcgmi, dcgm-exporter and amd-smi write them, from samples with known values."""
+"""Logs of GPU counters as nvidia-smi, dcgmi and dcgm-exporter write them, from samples with known values."""
 
 from __future__ import annotations
 
@@ -78,34 +78,6 @@ def query_csv(samples: Sequence[Sample], zone_s: int = 0, units: bool = True, sp
     return "\n".join(lines) + "\n"
 
 
-def dmon(samples: Sequence[Sample], zone_s: int = 0, times: str = "DT", csv: bool = False) -> str:
-    """nvidia-smi dmon -o DT -s pcv, as text or csv; the header comes again every 20 lines."""
-    heads = {"DT": (["Date", "Time"], ["YYYYMMDD", "HH:MM:SS"]), "T": (["Time"], ["HH:MM:SS"]), "": ([], [])}[
-        times
-    ]
-    names = [*heads[0], "gpu", "pwr", "gtemp", "mtemp", "mclk", "pclk", "pviol", "tviol"]
-    unit = [*heads[1], "Idx", "W", "C", "C", "MHz", "MHz", "%", "bool"]
-    formats = {"DT": "%Y%m%d %H:%M:%S", "T": "%H:%M:%S", "": ""}
-    between = ", " if csv else "     "
-    lines = []
-    for number, one in enumerate(samples):
-        if number % 20 == 0:
-            lines += ["#" + between.join(names), "#" + between.join(unit)]
-        when = _local(one, zone_s).strftime(formats[times]).split()
-        values = [
-            one.gpu,
-            round(one.power_w),
-            one.celsius,
-            "-",
-            one.memory_mhz,
-            one.sm_mhz,
-            0,
-            one.reasons >> 5 & 1,
-        ]
-        lines.append(("" if csv else " ") + between.join([*when, *map(str, values)]))
-    return "\n".join(lines) + "\n"
-
-
 def dcgmi(samples: Sequence[Sample], when: Callable[[Sample], str] | None = None) -> str:
     """dcgmi dmon -e 100,101,155,150,112, with a time before each line if a program added it."""
     when = when or (lambda sample: "")
@@ -133,17 +105,6 @@ def prometheus(samples: Sequence[Sample], host: str = "node0", times: bool = Tru
     return "\n".join(lines) + "\n"
 
 
-def amd_smi(samples: Sequence[Sample]) -> str:
-    """amd-smi monitor --csv."""
-    lines = ["timestamp,gpu,xcp,power_usage,hotspot_temperature,memory_temperature,gfx_clk,gfx,mem_clock"]
-    for one in samples:
-        seconds = one.time_ns // SECOND
-        lines.append(
-            f"{seconds},{one.gpu},0,{one.power_w},{one.celsius},N/A,{one.sm_mhz},100,{one.memory_mhz}"
-        )
-    return "\n".join(lines) + "\n"
-
-
 def write(path: Path, text: str) -> Path:
     path.write_text(text, encoding="utf-8")
     return path
@@ -154,9 +115,7 @@ __all__ = [
     "SERIES",
     "SW_THERMAL",
     "Sample",
-    "amd_smi",
     "dcgmi",
-    "dmon",
     "evenly",
     "prometheus",
     "query_csv",

@@ -11,8 +11,7 @@ import numpy as np
 
 from rankscope.collective_kinds import KINDS
 from rankscope.store.arrays import NONE
-from rankscope.timeline.collectives.entries import Collectives, Message
-from rankscope.timeline.collectives.groups import Group
+from rankscope.timeline.collectives.entries import Collectives, Group, Message
 
 
 @dataclass

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rankscope.bench.synthetic.rank_grid import DESCRIPTIONS, RankGrid
 from rankscope.errors import UsageError
+from rankscope_bench.synthetic.rank_grid import DESCRIPTIONS, RankGrid
 
 _UNIX_START_NS = 1_794_701_458_600_000_000
 _BASE_TIME_NS = 1_790_857_026_000_000_000

@@ -20,7 +20,7 @@ if [ "${1-}" = fuzz ]; then
 else
   [ $# -gt 0 ] || set -- tests/readers/test_native_scan.py tests/readers/test_kineto_exact.py \
     tests/readers/test_pickled_tree.py tests/readers/test_sqlite_pages.py tests/readers/test_nsys_pages.py \
-    tests/readers/test_execution_trace.py tests/readers/test_xplane.py tests/readers/test_perfetto.py tests/readers/test_native_limits.py tests/timeline/test_nesting.py \
+    tests/readers/test_xplane.py tests/readers/test_native_limits.py tests/timeline/test_nesting.py \
     tests/timeline/test_linking.py tests/analysis/test_intervals.py tests/analysis/test_graph.py tests/store/test_parquet_writer.py tests/fuzz
   set -- -m pytest -q -p no:cacheprovider "$@"
   sanitizers="address,undefined -fno-sanitize-recover=all"

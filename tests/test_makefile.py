@@ -18,7 +18,8 @@ def dry_run(folder: Path, target: str) -> str:
     make = shutil.which("make")
     if make is None:
         pytest.skip("needs make")
-    for name in ("Makefile", "pyproject.toml"):
+    (folder / "bench").mkdir()
+    for name in ("Makefile", "pyproject.toml", "bench/pyproject.toml"):
         shutil.copyfile(ROOT / name, folder / name)
     (folder / "tests" / "integration").mkdir(parents=True)
     for name in ("requirements-torch.txt", "install-packages.sh", "integration/install-nsight.sh"):
@@ -35,12 +36,13 @@ def test_the_demo_installs_only_what_it_needs(tmp_path: Path) -> None:
 
 def test_the_tests_install_the_rest(tmp_path: Path) -> None:
     commands = dry_run(tmp_path, "tests")
-    assert "--editable '.[dev]'" in commands and "tests/install-packages.sh" in commands
+    assert "--editable '.[dev]' --editable ./bench" in commands and "tests/install-packages.sh" in commands
 
 
 def test_an_environment_for_tests_is_enough_for_the_demo(tmp_path: Path) -> None:
     (tmp_path / ".venv").mkdir()
-    for name in ("Makefile", "pyproject.toml"):
+    (tmp_path / "bench").mkdir()
+    for name in ("Makefile", "pyproject.toml", "bench/pyproject.toml"):
         shutil.copyfile(ROOT / name, tmp_path / name)
     (tmp_path / "tests").mkdir()
     shutil.copyfile(ROOT / "tests" / "requirements-torch.txt", tmp_path / "tests" / "requirements-torch.txt")

@@ -96,9 +96,9 @@ def test_the_oldest_versions_are_those_of_the_metadata() -> None:
     """tests/requirements-oldest.txt is what CI installs to try the lower bounds."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     section = text.partition("\ndependencies = [")[2].partition("\n]")[0]
-    bounds = dict(re.findall(r'^ +"([a-z0-9-]+)>=([0-9.]+)', section, re.MULTILINE))
+    bounds = dict(re.findall(r'^ +"([a-z0-9.-]+)>=([0-9.]+)', section, re.MULTILINE))
     pinned = re.findall(
-        r"^([a-z0-9-]+)==([0-9.]+)", (ROOT / "tests" / "requirements-oldest.txt").read_text(), re.MULTILINE
+        r"^([a-z0-9.-]+)==([0-9.]+)", (ROOT / "tests" / "requirements-oldest.txt").read_text(), re.MULTILINE
     )
     assert bounds
     assert set(bounds) == {name for name, _ in pinned}

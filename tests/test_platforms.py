@@ -24,10 +24,9 @@ import yaml
 from conftest import DATA, ROOT
 from fake_programs import Fake
 from integration.jobs import environment
-from rankscope.environment import plan_of
+from rankscope.integrations.environment import plan_of
 from rankscope.watch.metrics import metrics
-from rankscope.watch.state import read_state
-from simulated_telemetry import Job, telemetry, write_rings
+from simulated_telemetry import Job, read_state, telemetry, write_rings
 
 DEPLOY = ROOT / "deploy"
 

@@ -63,7 +63,7 @@ def test_samples_bring_their_own_context_switches() -> None:
 
 
 def test_ncu_in_its_own_words() -> None:
-    line = ncu(kernels="regex:gemm", section_set="full", clock_control="none", ranged=True, overwrite=True)
+    line = ncu(kernels="regex:gemm", set="full", clock_control="none", ranged=True, overwrite=True)
     assert line == (
         "ncu --set=full --kernel-name-base=function --kernel-name=regex:gemm --clock-control=none "
         "--profile-from-start=off --force-overwrite --export=r/rank-00003.ncu-rep python train.py"

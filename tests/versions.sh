@@ -14,7 +14,7 @@ esac
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 "$python" -m venv "$folder/venv"
-"$folder/venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev]' "${constraints[@]}"
+"$folder/venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --editable ./bench "${constraints[@]}"
 "$folder/venv/bin/python" -c 'import sys, duckdb, numpy
 print("Python", sys.version.split()[0], "duckdb", duckdb.__version__, "numpy", numpy.__version__)'
 "$folder/venv/bin/python" -m pytest -q -n 2 --dist loadfile -m "not slow" --basetemp "$folder/tests" \

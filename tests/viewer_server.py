@@ -96,6 +96,24 @@ OVERLAPS = """() => {
   const apart = (a, b) => before(a, b) || before(b, a);
   return boxes.flatMap((a, at) => boxes.slice(at + 1).filter((b) => !apart(a, b)).map((b) => [a.text, b.text]));
 }"""
+# What the page asks for and has not got yet; it runs before the scripts of the page.
+COUNT_REQUESTS = """
+window.asked = 0;
+const request = window.fetch;
+window.fetch = (...words) => { window.asked++; return request(...words).finally(() => { window.asked--; }); };
+"""
+SETTLED = """() => new Promise((done, fail) => {
+  const last = performance.now() + 60_000;
+  let calm = 0; // frames one after the other in which nothing is drawn or awaited
+  const look = () => {
+    const { timeline } = window.rankscope;
+    calm = timeline.pending || timeline.tiles.busy || window.asked ? 0 : calm + 1;
+    if (calm > 3) done();
+    else if (performance.now() > last) fail(new Error(`still drawing, or awaiting ${window.asked} answers`));
+    else requestAnimationFrame(look);
+  };
+  requestAnimationFrame(look);
+})"""
 
 
 @dataclass
@@ -114,9 +132,8 @@ class Screen:
         return self
 
     def settle(self) -> None:
-        """Until every tile that is wanted is drawn."""
-        self.page.wait_for_timeout(100)
-        self.until("document.querySelector('#canvas').dataset.busy === 'false'")
+        """Until everything that is wanted is drawn."""
+        self.page.evaluate(SETTLED)
 
     def until(self, expression: str, seconds: float = 60) -> None:
         """Asked again and again from outside: the page itself may not evaluate text (its CSP)."""
@@ -129,6 +146,12 @@ class Screen:
         for key in keys:
             self.page.keyboard.press(key)
         self.settle()
+
+    def link(self) -> str:
+        """The address, which follows the view."""
+        view = "window.rankscope.store.view"
+        self.until(f"async () => (await import('/js/state.js')).encode({view}) === location.hash")
+        return str(self.page.evaluate("location.href"))
 
     def view(self) -> dict[str, Any]:
         state: dict[str, Any] = self.page.evaluate("window.rankscope.store.view")

@@ -26,7 +26,6 @@ from rankscope.version import __version__
 _NAMES = {
     "notebook": ("open", "OpenRun", "Answer"),
     "inapp.profiler": ("profile", "schedule"),
-    "inapp.trainers": ("trainer_callback", "lightning_callback"),
     "inapp.engine": ("mark_step",),
     "inapp.watch": ("watch",),
     "inapp.annotate": ("trace",),
@@ -37,7 +36,7 @@ _NAMES = {
     "inapp.memory": ("memory_history", "memory_line", "memory_now"),
     "inapp.flags": ("add_profile_arguments", "profiler_from_args"),
     "errors": (
-        "RankscopeError", "UsageError", "ReadError", "NoTimesError", "NotATraceError",
+        "RankscopeError", "UsageError", "ReadError", "NotATraceError",
         "EmptyTraceError", "MixedRunsError", "RankError", "StoreError", "CaptureError",
         "ToolError", "RemoteError", "MissingPackageError", "QueryError",
     ),
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
         MissingPackageError,
         MixedRunsError,
         NotATraceError,
-        NoTimesError,
         QueryError,
         RankError,
         RankscopeError,
@@ -69,7 +67,6 @@ if TYPE_CHECKING:
     from rankscope.inapp.operator_table import Summary
     from rankscope.inapp.profiler import profile, schedule
     from rankscope.inapp.timers import Timers
-    from rankscope.inapp.trainers import lightning_callback, trainer_callback
     from rankscope.inapp.watch import watch
     from rankscope.inapp.window_handlers import ChromeTrace, Recorded, TensorBoard
     from rankscope.notebook import Answer, OpenRun, open
@@ -85,11 +82,11 @@ else:  # hidden from type checkers, which would accept any attribute because of 
 
 __all__ = [
     "Answer", "CaptureError", "ChromeTrace", "EmptyTraceError", "MissingPackageError", "MixedRunsError",
-    "NoTimesError", "NotATraceError", "OpenRun", "QueryError", "RankError", "RankscopeError", "ReadError",
+    "NotATraceError", "OpenRun", "QueryError", "RankError", "RankscopeError", "ReadError",
     "Recorded", "RemoteError", "StoreError", "Summary", "TensorBoard", "Timers", "ToolError", "UsageError",
-    "__version__", "add_profile_arguments", "cuda_profiler_range", "lightning_callback", "mark_step",
+    "__version__", "add_profile_arguments", "cuda_profiler_range", "mark_step",
     "memory_history", "memory_line", "memory_now", "open", "profile", "profiler_from_args", "schedule",
-    "trace", "trainer_callback", "watch",
+    "trace", "watch",
 ]  # fmt: skip
 
 

@@ -4,8 +4,7 @@ RankscopeError              exit 1
 ├── UsageError              exit 2: an argument or option is wrong; nothing was started
 ├── ReadError               a file cannot be read
 │   ├── NotATraceError      it is not a trace, or of a format that no reader knows
-│   │   ├── EmptyTraceError it is empty: a trace that was never written
-│   │   └── NoTimesError    it has no times: it can only add to the trace of its rank
+│   │   └── EmptyTraceError it is empty: a trace that was never written
 │   ├── RankError           the rank of a file is not known, or two files have the same rank
 │   └── MixedRunsError      the files are of different runs
 ├── StoreError              the run folder cannot be opened or written
@@ -71,10 +70,6 @@ class NotATraceError(ReadError):
 
 class EmptyTraceError(NotATraceError):
     """A file is empty: a trace that was never written."""
-
-
-class NoTimesError(NotATraceError):
-    """A file has no times: it can only add to the trace of its rank."""
 
 
 class RankError(ReadError):

@@ -53,7 +53,7 @@ CATEGORY_ALIASES = {
     "scope": "user_annotation",
     "metric": "user_annotation",
 }
-"""Categories of torch 1.8 to 1.10, Paddle, MTIA and Proton, and those used here (store/categories.py applies them)."""
+"""Categories of torch 1.8 to 1.10, Paddle, MTIA and Proton, and those used here: timeline/recording.py applies them."""
 
 COLLECTIVE_NAME_PATTERN = r"(?i)(?:^|[^a-z])(?:nccl|rccl|oneccl|msccl|nvshmem|deep_?ep)|cross_device_reduce"
 """Names of kernels that communicate, for files without collective metadata (docs/facts.md, Kineto traces)."""
@@ -67,6 +67,11 @@ HOST_COLLECTIVE_PATTERN = (
 
 GRAPH_LAUNCH_PATTERN = r"^(?:cuda|cu|hip)GraphLaunch"
 """Runtime calls that replay a CUDA graph: one call starts all its kernels."""
+
+# At most nine digits: the column is a 32-bit integer.
+PROFILER_STEP_PATTERN = r"^ProfilerStep#(\d{1,9})$"
+NUMBERED_STEP_PATTERN = r"(?i)^(?:train(?:ing)?[_ ]?)?(?:step|iter(?:ation)?)[ _#:=]*(\d{1,9})$"
+"""Annotations of training steps: torch.profiler's, and those that programs number themselves."""
 
 COMPILED_PATTERN = r"^(?:Torch-Compiled Region: |## Call CompiledFxGraph )"
 """Ranges that torch.compile's code runs in: one per compiled frame, and one per graph of Inductor."""
@@ -559,24 +564,6 @@ ORIGINS = Table(
     ),
 )
 
-EXECUTED_OPS = Table(
-    "executed_ops",
-    "Ops that an execution trace (PyTorch, Chakra) describes, linked by their record function id.",
-    (
-        Field("id", "BIGINT", "id of its slice"),
-        Field("record", "BIGINT", "record function id"),
-        Field("node", "BIGINT", "id of its node in the execution trace"),
-        Field("shapes", "VARCHAR", "of its inputs, as Kineto's Input Dims"),
-        Field("types", "VARCHAR", "of its inputs, as Kineto's Input type"),
-        Field("concrete", "VARCHAR", "of its inputs that are no tensors, as Kineto's Concrete Inputs"),
-        Field(
-            "tensors",
-            "VARCHAR",
-            "its inputs: ids of tensor and storage, offset, elements, bytes each, device; or the value",
-        ),
-    ),
-)
-
 TABLES = (SLICES, GPU, COMPUTING, EVENTS, INSTANTS, COUNTERS, LINKS, TRACKS, STEPS, COLLECTIVES)
 """Tables that every segment has."""
 
@@ -590,11 +577,12 @@ FURTHER_TABLES = (
     FLIGHT_GROUPS,
     NCCL,
     ORIGINS,
-    EXECUTED_OPS,
 )
 """Tables of some file formats only. The views always exist, and may be empty."""
 
-TIMELINE_FORMATS = ("kineto", "perfetto", "nsys", "rocprof", "ascend", "xla")
+OTHER_FORMAT = "other"
+"""Of readers that other packages add."""
+TIMELINE_FORMATS = ("kineto", "nsys", "rocprof", "ascend", "xla", OTHER_FORMAT)
 """Formats that record a rank's whole timeline, in order of preference. A rank is analysed from one of them."""
 
 NCCL_FORMATS = ("nccl_inspector", "nccl_plugin")
@@ -619,7 +607,7 @@ TIMES = frozenset(
 )
 """Columns that are points in time. Files hold them relative to their own origin, views relative to the run's start."""
 
-# Counters of GPUs, from nvidia-smi, DCGM and amd-smi: in the table `counters`, `name` is the GPU ("GPU 3") and `series`
+# Counters of GPUs, from nvidia-smi and DCGM: in the table `counters`, `name` is the GPU ("GPU 3") and `series`
 # is one of these.
 
 SM_CLOCK = "SM clock (MHz)"
@@ -638,8 +626,6 @@ HW_SLOWDOWN = "throttle: HW slowdown"
 SW_THERMAL = "throttle: SW thermal slowdown"
 HW_THERMAL = "throttle: HW thermal slowdown"
 HW_POWER_BRAKE = "throttle: HW power brake"
-POWER_VIOLATION = "throttle: power violation (%)"
-THERMAL_VIOLATION = "throttle: thermal violation"
 
 REASON_BITS = {
     0x01: "throttle: GPU idle",
@@ -654,8 +640,8 @@ REASON_BITS = {
 }
 """Bits of NVML's clock event reasons. A value of 1 means that the reason was active when the sample was taken."""
 
-THERMAL_REASONS = (SW_THERMAL, HW_THERMAL, THERMAL_VIOLATION)
-POWER_REASONS = (SW_POWER_CAP, HW_POWER_BRAKE, POWER_VIOLATION)
+THERMAL_REASONS = (SW_THERMAL, HW_THERMAL)
+POWER_REASONS = (SW_POWER_CAP, HW_POWER_BRAKE)
 HARDWARE_REASONS = (HW_SLOWDOWN, HW_THERMAL, HW_POWER_BRAKE)
 
 

@@ -31,8 +31,8 @@ from rankscope.records import dataclass
 from rankscope.store.ingest import IngestProgress
 from rankscope.store.on_dask.option import parse_dask
 from rankscope.text.spelling import RENAMED_REPORTS, did_you_mean
+from rankscope.timeline.clocks import ClockMode
 from rankscope.timeline.run import Run, open_run
-from rankscope.timeline.time_axis import ClockMode
 from rankscope.views import render, terminal_width
 from rankscope.views.charts import Chart, chart_of, find_chart
 from rankscope.views.frames import arrow_table, pandas_frame, polars_frame
@@ -243,7 +243,7 @@ class OpenRun:
         return Answer("reports", "Reports", "", columns, rows)
 
     def chart(self, name: str, *, ranks: Ranks = None, steps: Steps = None) -> Chart:
-        """A chart of `rankscope chart -r list`; some of them belong to no report, like heatmap."""
+        """A chart of `rankscope report --chart list`; some of them belong to no report, like heatmap."""
         return find_chart(_current_name(name)).make(self._run, self._scope(ranks, steps))
 
     def query(self, sql: str) -> Answer:
@@ -299,97 +299,103 @@ class OpenRun:
 
     # The reports, in the order of REPORTS, as type checkers and editors see them; `_method` makes them from REPORTS.
     summary: PlainReport
-    """How long is a step, what is it made of, and what was found?"""
+    """What is a step made of, and what was found?"""
     findings: PlainReport
     """What costs most, and what can be done about it?"""
     breakdown: SplittableReport[Literal["node", "group"]]
-    """Where did the time go: compute, communication, copies, idle?"""
+    """Where did the time go?"""
+    phases: PlainReport
+    """How much is forward, backward, optimizer?"""
+    steps: PlainReport
+    """How long does each step take?"""
     overlap: SplittableReport[Literal["step"]]
-    """Is communication hidden behind compute, and behind what?"""
+    """Is communication hidden, and behind what?"""
     idle: PlainReport
     """Why is the GPU idle?"""
     gaps: SplittableReport[Literal["rank", "source"]]
-    """Before which op, annotation or line does the GPU wait?"""
-    phases: PlainReport
-    """How much is forward, backward, optimizer, recomputation?"""
+    """Before which op or line does the GPU wait?"""
     launches: PlainReport
-    """Is the host ahead of the GPU: launch delays, queue depth?"""
+    """Is the host ahead: launch delays, queue depth?"""
     short_kernels: SplittableReport[Literal["rank", "source"]]
     """Which ops launch kernels that are too short?"""
     syncs: SplittableReport[Literal["rank"]]
-    """Which calls wait for the GPU, and which Python line made them?"""
+    """Which calls and lines wait for the GPU?"""
     dataloader: PlainReport
     """Does the training loop wait for data?"""
-    overhead: PlainReport
-    """How much time did the profiler itself take?"""
-    families: SplittableReport[Literal["rank"]]
-    """Which kinds of kernels take the time?"""
     kernels: SplittableReport[Literal["rank", "op", "module", "source"]]
     """Which GPU kernels take the time?"""
+    families: SplittableReport[Literal["rank"]]
+    """Which kinds of kernels take the time?"""
     ops: SplittableReport[Literal["rank", "shape", "module", "source"]]
-    """Which operators take the time, on host and device?"""
-    steps: PlainReport
-    """How long does each step take, on the host and with the GPU?"""
+    """Which operators take the time?"""
+    annotations: SplittableReport[Literal["rank"]]
+    """How long do annotated ranges take?"""
     runtime_api: SplittableReport[Literal["rank"]]
-    """Which runtime and driver calls take the host's time?"""
+    """Which runtime and driver calls take time?"""
+    python: SplittableReport[Literal["rank"]]
+    """Which Python functions take the time?"""
     memcpy: SplittableReport[Literal["rank"]]
     """Which copies run, and how fast?"""
-    annotations: SplittableReport[Literal["rank"]]
-    """How long do the program's annotated ranges take?"""
-    mfu: PlainReport
-    """Which share of the device's peak does the model use?"""
-    roofline: SplittableReport[Literal["shape", "kernel", "rank"]]
-    """How close is each op or kernel to the limits of the device?"""
-    collectives: SplittableReport[Literal["group"]]
-    """How fast are collectives, and how long do ranks wait in them?"""
-    nccl: PlainReport
-    """How fast are collectives by NCCL's own measurement?"""
+    faults: PlainReport
+    """Who costs time that peers do not need, and why?"""
+    imbalance: PlainReport
+    """What does uneven work cost, and whose is it?"""
     stragglers: SplittableReport[Literal["node", "group", "step"]]
-    """Which rank do the others wait for, and how long?"""
+    """Which rank do the others wait for, how long?"""
     op_differences: PlainReport
-    """Does a rank run ops that others do not, or more of them?"""
+    """Does a rank run ops that others do not?"""
     micro_batches: PlainReport
     """How long does each micro-batch take?"""
     host_cpu: SplittableReport[Literal["step"]]
-    """Do ranks lack CPU: cores, threads, garbage collection?"""
+    """Do ranks lack CPU: cores, threads, Python's GC?"""
+    collectives: SplittableReport[Literal["group"]]
+    """How fast are collectives, and who waits?"""
+    nccl: PlainReport
+    """How fast are collectives, by NCCL's own times?"""
+    critical: PlainReport
+    """What is on the critical path of all ranks?"""
+    bubbles: SplittableReport[Literal["rank"]]
+    """How long are pipeline stages idle?"""
     clocks: PlainReport
     """How far apart are the clocks of the ranks?"""
     layout: SplittableReport[Literal["rank"]]
-    """Which rank has which place: pipeline, data, tensor, expert?"""
+    """Which rank has which place in the parallelism?"""
     groups: PlainReport
-    """Which process groups exist, and what are they used for?"""
-    critical: PlainReport
-    """What is on the critical path through all ranks?"""
-    faults: PlainReport
-    """Who costs time beyond what the others need, why, and how much?"""
-    imbalance: PlainReport
-    """What does uneven work cost, and whose share is it?"""
-    bubbles: SplittableReport[Literal["rank"]]
-    """How long are pipeline stages idle?"""
-    fragmentation: PlainReport
-    """How much reserved memory is not in use, and in which pieces?"""
-    flight_recorder: PlainReport
-    """The job hung: which rank is missing at which sequence number?"""
-    telemetry: PlainReport
-    """What did the telemetry show, rank by rank, with which alarms?"""
-    hang: PlainReport
-    """The job makes no step: where does each rank stand?"""
+    """Which process groups exist, and for what?"""
+    mfu: PlainReport
+    """Which share of the peak does the model use?"""
+    roofline: SplittableReport[Literal["shape", "kernel", "rank"]]
+    """How close are ops or kernels to the limits?"""
     ncu: PlainReport
-    """How close to the device's limits are kernels, measured by ncu?"""
+    """How close to the limits are kernels, by ncu?"""
     gpu: PlainReport
-    """How fast was each GPU clocked, how hot, was it throttled?"""
+    """How fast was each GPU clocked; was it throttled?"""
     memory: SplittableReport[Literal["step"]]
-    """How much memory is used at the peak, and does it grow?"""
+    """How much memory is used; does it grow?"""
     allocators: SplittableReport[Literal["module"]]
-    """Which ops and modules hold the memory at the peak?"""
+    """Which ops hold the memory at the peak?"""
+    fragmentation: PlainReport
+    """How much reserved memory is not in use?"""
+    overhead: PlainReport
+    """How much time did the profiler itself take?"""
+    telemetry: PlainReport
+    """What did the telemetry show, with which alarms?"""
+    hang: PlainReport
+    """The job makes no step: where is each rank?"""
+    flight_recorder: PlainReport
+    """Which rank is missing at which collective?"""
     short: SplittableReport[Literal["rank", "source"]]
-    """The former name of short_kernels."""
+    """The former name of idle.short_kernels."""
     api: SplittableReport[Literal["rank"]]
     """The former name of runtime_api."""
     flight: PlainReport
     """The former name of flight_recorder."""
     fragments: PlainReport
     """The former name of fragmentation."""
+
+
+_METHODS = {name.rpartition(".")[2]: report for name, report in REPORTS.items()}
+"""By the names of the methods: `gaps` for idle.gaps."""
 
 
 def _current_name(name: str) -> str:
@@ -404,7 +410,7 @@ def _current_name(name: str) -> str:
 
 def _method(name: str) -> Callable[..., Answer]:
     """The method of a report, by its name or a former one, with its question as help."""
-    report = REPORTS[RENAMED_REPORTS.get(name, name)]
+    report = _METHODS.get(name) or REPORTS[RENAMED_REPORTS[name]]
 
     def ask(
         self: OpenRun,
@@ -414,7 +420,8 @@ def _method(name: str) -> Callable[..., Answer]:
         steps: Steps = None,
         top: int | None = None,
     ) -> Answer:
-        _current_name(name)
+        if name not in _METHODS:
+            _current_name(name)
         return self._ask(report, by, ranks, steps, top)
 
     ask.__name__, ask.__qualname__ = name, f"OpenRun.{name}"
@@ -431,5 +438,5 @@ def _method(name: str) -> Callable[..., Answer]:
     return ask
 
 
-for _name in (*REPORTS, *RENAMED_REPORTS):
+for _name in (*_METHODS, *RENAMED_REPORTS.keys() - _METHODS.keys()):
     setattr(OpenRun, _name, _method(_name))

@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,18 +51,21 @@ def find_tool(name: str, given: str | None = None) -> Tool:
             why="There is no such program." if given else f"{product} is not on PATH.",
             hint=f"Load its module, install {product} ({page}), or give its path: --{name} PATH",
         )
-    return Tool(name, Path(path), _version(Path(path)))
+    return Tool(name, Path(path), _version_in(_VERSION, _run([path, "--version"]).stdout))
 
 
-def _version(path: Path) -> tuple[int, ...]:
-    match = _VERSION.search(_ask([path, "--version"]))
+def _version_in(pattern: re.Pattern[str], text: str) -> tuple[int, ...]:
+    match = pattern.search(text)
     return tuple(map(int, match[1].split("."))) if match else ()
 
 
-def _ask(words: Sequence[str | Path], seconds: float = _ANSWER_SECONDS) -> str:
-    """What a tool prints on stdout."""
+def _run(
+    words: Sequence[str | Path], seconds: float = _ANSWER_SECONDS, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     try:
-        return _run(words, seconds).stdout
+        return subprocess.run(
+            words, capture_output=True, text=True, errors="replace", timeout=seconds, env=env, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         program = words[0]
         raise ToolError(
@@ -70,17 +73,11 @@ def _ask(words: Sequence[str | Path], seconds: float = _ANSWER_SECONDS) -> str:
         ) from error
 
 
-def _run(
-    words: Sequence[str | Path], seconds: float, env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=seconds, env=env)
-
-
-def mentions(words: Sequence[str], text: str) -> bool:
+def _help_has(words: Sequence[str], text: str) -> bool:
     """Whether the help that this command prints has the text: options differ between versions."""
     try:
-        answer = _run([*words, "--help"], _ANSWER_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
+        answer = _run([*words, "--help"])
+    except ToolError:
         return False
     return text in answer.stdout + answer.stderr
 
@@ -106,7 +103,7 @@ class Launch(NamedTuple):
 
 def ncu_launches(tool: Tool, report: Path) -> list[Launch]:
     """The launches that a report of ncu has, in their order. Needs only the standard library, as in a job."""
-    return read_ncu_launches(_ask(ncu_raw_page(tool, report), _READ_SECONDS))
+    return read_ncu_launches(_run(ncu_raw_page(tool, report), _READ_SECONDS).stdout)
 
 
 def read_ncu_launches(page: str) -> list[Launch]:
@@ -180,8 +177,8 @@ class NcuOptions:
 
     kernels: str | None = None
     """A name, or regex:… (`any_kernel` of several); None is every kernel but those that wait for other ranks."""
-    section_set: str = "roofline"
-    name_base: str = "function"
+    set: str = "roofline"
+    kernel_name_base: str = "function"
     """What ``kernels`` is compared with. "function": the name without namespaces, template arguments and parameters,
     in which versions differ; or demangled, mangled."""
     launch_skip: int = 0
@@ -199,7 +196,7 @@ class NcuOptions:
     @property
     def used_set(self) -> str:
         """The sections that are measured: --tool-arg=--set replaces ours."""
-        return given_options("ncu", self.extra).get("--set", self.section_set)
+        return given_options("ncu", self.extra).get("--set", self.set)
 
     @property
     def used_count(self) -> str:
@@ -219,47 +216,39 @@ def any_kernel(names: Sequence[str]) -> str | None:
 
 def nsys_profile(program: str, options: NsysOptions, output: Path, application: list[str]) -> list[str]:
     """The command that runs an application under nsys."""
-    ours = [
-        f"--trace={options.trace}",
-        f"--sample={options.sample}",
-        # With samples, nsys sets this option itself.
-        *(["--cpuctxsw=none"] if options.sample == "none" else []),
-        # End with the application: do not wait for processes that it leaves in the background.
-        "--wait=primary",
-        # By default nsys ends the application when a range or a duration ends.
-        "--kill=none",
-        *_nsys_range(options),
-        *(
-            [f"{options.gpu_metrics_option}={options.gpu_metrics_device}"]
-            if options.gpu_metrics_device
-            else []
-        ),
-        *(["--cuda-memory-usage=true"] if options.cuda_memory_usage else []),
-        *(["--nic-metrics=true"] if options.nic_metrics else []),
-        *([] if options.show_output else ["--show-output=false"]),
-        *([f"--run-as={options.run_as}"] if options.run_as else []),
-        *(["--force-overwrite=true"] if options.overwrite else []),
-    ]
     given = given_options("nsys", options.extra)
-    if given.get("--sample", "none") != "none":
-        given.setdefault("--cpuctxsw", "")
+    kind, _, name = (options.capture_range or "").partition(":")
+    repeat = f"repeat:{options.captures}" if options.captures else "repeat"
+    ours: dict[str, str | int | None] = {
+        "--trace": options.trace,
+        "--sample": options.sample,
+        # With samples, nsys sets this option itself.
+        "--cpuctxsw": "none" if given.get("--sample", options.sample) == "none" else None,
+        # End with the application: do not wait for processes that it leaves in the background.
+        "--wait": "primary",
+        # By default nsys ends the application when a range or a duration ends.
+        "--kill": "none",
+        "--capture-range": kind,
+        "--capture-range-end": kind and ("stop" if options.captures == 1 else repeat),
+        "--nvtx-capture": name,
+        "--delay": options.delay_s,
+        "--duration": options.duration_s,
+        options.gpu_metrics_option: options.gpu_metrics_device,
+        "--cuda-memory-usage": "true" if options.cuda_memory_usage else None,
+        "--nic-metrics": "true" if options.nic_metrics else None,
+        "--show-output": None if options.show_output else "false",
+        "--run-as": options.run_as,
+        "--force-overwrite": "true" if options.overwrite else None,
+    }
     if "--capture-range" in given:
         given |= dict.fromkeys(("--capture-range-end", "--nvtx-capture"), "")
-    words = [program, "profile", *_without(ours, given), *options.extra, f"--output={_escaped(output)}"]
+    words = [program, "profile", *_words(ours, given), *options.extra, f"--output={_escaped(output)}"]
     return [*words, *application]
 
 
-def _nsys_range(options: NsysOptions) -> list[str]:
-    words = []
-    if options.capture_range is not None:
-        kind, _, name = options.capture_range.partition(":")
-        repeat = f"repeat:{options.captures}" if options.captures else "repeat"
-        end = "stop" if options.captures == 1 else repeat
-        words += [f"--capture-range={kind}", f"--capture-range-end={end}"]
-        words += [f"--nvtx-capture={name}"] if kind == "nvtx" else []
-    words += [f"--delay={options.delay_s}"] if options.delay_s else []
-    words += [f"--duration={options.duration_s}"] if options.duration_s else []
-    return words
+def _words(ours: Mapping[str, str | int | None], given: Collection[str]) -> list[str]:
+    """Our options that have a value, without those that the user has given: some are refused when given twice."""
+    return [f"{name}={value}" for name, value in ours.items() if value and name not in given]
 
 
 def nsys_environment(options: NsysOptions) -> dict[str, str]:
@@ -272,8 +261,8 @@ def nsys_environment(options: NsysOptions) -> dict[str, str]:
 def refuses_cpu_profiling(program: str, scope: str) -> bool:
     """Whether nsys asks for root for samples of this scope, or does not answer; older versions name no scope."""
     try:
-        answer = _run([program, "status", "--environment"], _ANSWER_SECONDS).stdout
-    except (OSError, subprocess.TimeoutExpired):
+        answer = _run([program, "status", "--environment"]).stdout
+    except ToolError:
         return True
     lines = [line for line in answer.splitlines() if "Environment" in line and "Fail" in line]
     return any(f"({scope})" in line or "(" not in line for line in lines)
@@ -313,8 +302,8 @@ def nsys_importer(program: Path, version: tuple[int, ...] = ()) -> Tool | None:
     paths += [Path(named) for named in [shutil.which("QdstrmImporter")] if named]
     first = None
     for path in dict.fromkeys(paths):
-        match = _IMPORTER_VERSION.search(_run_importer(path, ["--version"]))
-        importer = Tool("QdstrmImporter", path, tuple(map(int, match[1].split("."))) if match else ())
+        answer = _run_importer(path, ["--version"])
+        importer = Tool("QdstrmImporter", path, _version_in(_IMPORTER_VERSION, answer))
         if not version or importer.version == version:
             return importer
         first = first or importer
@@ -349,8 +338,8 @@ def _run_importer(importer: Path, words: list[str]) -> str:
     env = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(paths)}
     try:
         done = _run([importer, *words], _IMPORT_SECONDS, env)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{error}"
+    except ToolError as error:
+        return error.why
     return done.stdout + done.stderr
 
 
@@ -358,19 +347,20 @@ def ncu_profile(
     program: str, options: NcuOptions, output: Path, log: Path | None, application: list[str]
 ) -> list[str]:
     """The command that runs an application under ncu."""
-    ours = [
-        f"--set={options.section_set}",
-        f"--kernel-name-base={options.name_base}",
-        f"--kernel-name={options.kernels or _NCU_ALL}",
-        *([f"--filter-mode={options.filter_mode}"] if options.filter_mode else []),
-        *([f"--launch-skip={options.launch_skip}"] if options.launch_skip else []),
-        *([f"--launch-count={options.launch_count}"] if options.launch_count else []),
-        f"--clock-control={options.clock_control}",
-        *(["--profile-from-start=off"] if options.ranged else []),
-        *(["--force-overwrite"] if options.overwrite else []),
-        *([f"--log-file={_escaped(log)}"] if log else []),
-    ]
-    words = [program, *_without(ours, given_options("ncu", options.extra)), *options.extra]
+    ours: dict[str, str | int | None] = {
+        "--set": options.set,
+        "--kernel-name-base": options.kernel_name_base,
+        "--kernel-name": options.kernels or _NCU_ALL,
+        "--filter-mode": options.filter_mode,
+        "--launch-skip": options.launch_skip,
+        "--launch-count": options.launch_count,
+        "--clock-control": options.clock_control,
+        "--profile-from-start": "off" if options.ranged else None,
+        "--log-file": _escaped(log) if log else None,
+    }
+    given = given_options("ncu", options.extra)
+    overwrite = ["--force-overwrite"] if options.overwrite and "--force-overwrite" not in given else []
+    words = [program, *_words(ours, given), *overwrite, *options.extra]
     return [*words, f"--export={_escaped(output)}", *application]
 
 
@@ -412,11 +402,6 @@ def given_options(tool: str, extra: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def _without(ours: Iterable[str], given: Collection[str]) -> list[str]:
-    """Our options without those that the user has given: for some, the tools refuse two of a kind."""
-    return [word for word in ours if word.partition("=")[0] not in given]
-
-
 _FIRST_WITH_CUDA_13 = (2025, 3)
 _DRIVER_OF_CUDA_13 = 580
 
@@ -432,12 +417,12 @@ def nsys_loses_kernels(tool: Tool, driver: int) -> bool:
 def gpu_metrics_option(program: str) -> str:
     """--gpu-metrics-device, which newer versions of nsys call --gpu-metrics-devices."""
     newer = "--gpu-metrics-devices"
-    return newer if mentions([program, "profile"], newer) else newer.removesuffix("s")
+    return newer if _help_has([program, "profile"], newer) else newer.removesuffix("s")
 
 
 def ncu_counts_by_size(program: str) -> bool:
     """Whether this ncu has --filter-mode per-launch-config."""
-    return mentions([program], "per-launch-config")
+    return _help_has([program], "per-launch-config")
 
 
 def _escaped(path: Path) -> str:

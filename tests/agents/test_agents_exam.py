@@ -1,4 +1,4 @@
-"""A part of the exam for assistants (docs/exam.md): real runs, and one of each kind of planted fault."""
+"""A part of the exam for assistants (docs/accuracy.md): real runs, and one of each kind of planted fault."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from exam_agents import PLANTED, case_named, examine, questions, summary_of
 from rankscope.agents.small_answers import MOST_BYTES
 from rankscope.agents.tools import Tools
+from rankscope_bench.exam.agents import PLANTED, case_named, examine, questions, summary_of
 
 pytestmark = pytest.mark.slow
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.agents.guide import guide_for_tools, guide_table, guide_text
+from rankscope.agents.guide import guide_for_tools, guide_text
 from rankscope.agents.tools import TOOLS, Tools
 from rankscope.cli import main
-from scripted_client import call_of, read
+from rankscope_bench.exam.scripted_client import call_of, guide_table, read
 
 pytestmark = pytest.mark.slow
 
@@ -75,8 +75,8 @@ def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_arguments_in_the_guide_are_json_or_python() -> None:
-    assert call_of('whatif(hide_comm=true, kernels=["a=2x"])') == (
+    assert call_of('whatif(hide_comm=true, kernel=["a=2x"])') == (
         "whatif",
-        {"hide_comm": True, "kernels": ["a=2x"]},
+        {"hide_comm": True, "kernel": ["a=2x"]},
     )
     assert ast.literal_eval("{}") == {}

@@ -48,7 +48,7 @@ async def _session(run: Path, other: Path, seen: dict[str, Any]) -> None:
         ):
             assert "error" not in await call(name)
         assert (await call("blame"))["findings"][0]["ranks"] == [2]
-        assert (await call("report", name="flight_recorder"))["outcome"] == "cannot_answer"
+        assert (await call("report", name="hang.flight_recorder"))["outcome"] == "cannot_answer"
         assert (await call("report", name="kernels"))["outcome"] == "none"
         assert (await call("query", sql="SELECT 1 AS one"))["rows"] == [{"one": 1}]
         assert (await call("link", finding=1))["facts"]["url"].startswith("http://127.0.0.1:")

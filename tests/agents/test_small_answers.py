@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rankscope.agents.small_answers import LONGEST_NAME, MOST_BYTES, size_of, small_answer
-from rankscope.analysis.core.result import Column, Fact, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Result, argv
 from rankscope.errors import UsageError
 from rankscope.views.envelope import Question
 
@@ -39,7 +39,10 @@ def test_pages_have_every_row_once() -> None:
 
 
 def test_findings_have_pages_too() -> None:
-    found = [Finding("warning", f"finding {number} " + "w" * 300, "e" * 900) for number in range(40)]
+    found = [
+        Finding("warning", f"finding {number} " + "w" * 300, facts=(Fact("example", "e" * 900),))
+        for number in range(40)
+    ]
     result = Result("findings", "F", "whole file", (), [], tuple(found))
     numbers = []
     page: int | None = 0
@@ -54,7 +57,9 @@ def test_findings_have_pages_too() -> None:
 def test_many_ranks_and_facts_do_not_make_a_finding_large() -> None:
     ranks = tuple(range(0, 600, 2))
     facts = tuple(Fact("q" * 500, "v" * 5000, "", "s" * 5000, ranks, {"name": "n" * 10**5}) for _ in range(9))
-    worst = Finding("critical", "t" * 10**5, "e" * 10**5, ranks, (0, 1), "h" * 10**5, 1, facts)
+    worst = Finding(
+        "critical", "t" * 10**5, ranks=ranks, span=(0, 1), advice="h" * 10**5, cost_ns=1, facts=facts
+    )
     answer = small_answer(table(2000, worst, worst, notes=("n" * 10**5,) * 9), Question())
     assert size_of(answer) <= MOST_BYTES and answer["rows"] and answer["truncated"]
     assert answer["outcome"] == "problem"
@@ -78,14 +83,19 @@ def test_names_are_cut_cleaned_and_quoted() -> None:
     finding = Finding(
         "warning",
         f"its {NAME} takes 3 ms (compute)",
-        f"{NAME}: 3 ms",
-        hint=f"Look at {NAME}. List it: rankscope stats RUN -r kernels",
-        facts=(Fact("cause", "compute", row={"name": long}, report="kernels"),),
+        advice=f"Look at {NAME}.",
+        command=argv("rankscope stats RUN -r kernels"),
+        facts=(
+            Fact("cause", "compute", row={"name": long}, report="kernels"),
+            Fact("example", f"{NAME}: 3 ms"),
+        ),
     )
     answer = small_answer(Result("kernels", "K", "w", columns, [row, {"name": long}], (finding,)), Question())
     found = answer["findings"][0]
     assert found["title"] == f'its "{NAME}" takes 3 ms (compute)'
-    assert found["evidence"] == f'"{NAME}": 3 ms'
-    assert found["hint"].startswith(f'Look at "{NAME}". List it: rankscope stats RUN')
+    assert found["lines"] == [f'example: "{NAME}": 3 ms']
+    assert (
+        found["advice"] == f'Look at "{NAME}".' and found["commands"][0] == "rankscope stats RUN -r kernels"
+    )
     cut = answer["rows"][1]["name"]
     assert len(cut) <= LONGEST_NAME and cut.isprintable() and cut.startswith(f"void ns::{NAME}<TTT")

@@ -45,7 +45,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("collective", {"number": 0}),
     ("blame", {}),
     ("critical_path", {}),
-    ("whatif", {"ranks_at_median": [2, "0-1", "3=median"], "hide_comm": True}),
+    ("whatif", {"rank": ["2", "0-1", "3=median"], "hide_comm": True}),
     ("query", {"sql": "SELECT count(*) AS n FROM slices"}),
     ("list_definitions", {}),
     ("list_definitions", {"name": "stragglers"}),
@@ -69,7 +69,7 @@ def test_the_slow_rank_is_blamed_with_evidence_that_can_be_looked_up(tools: Tool
     facts = {fact["quantity"]: fact["value"] for fact in answer["findings"][0]["facts"]}
     assert facts["cause"] == "compute" and answer["findings"][0]["alone_ns"] > 5_000_000
     ids = [text for text in answer["evidence"] if text.partition(":")[0] in REPORTS]
-    assert len(ids) >= 3
+    assert len(ids) >= 2
     for text in ids:
         assert tools.call("report", {"name": text})["rows"], text
 
@@ -86,7 +86,7 @@ def test_one_collective_names_the_last_rank(tools: Tools) -> None:
 def test_outcomes(tools: Tools) -> None:
     assert tools.call("findings", {})["outcome"] == "problem"
     assert tools.call("report", {"name": "kernels"})["outcome"] == "none"
-    answer = tools.call("report", {"name": "flight_recorder"})
+    answer = tools.call("report", {"name": "hang.flight_recorder"})
     assert answer["outcome"] == "cannot_answer" and "no flight-recorder dumps" in answer["reason"]
     assert "error" not in answer, "the question was understood"
 
@@ -107,12 +107,13 @@ def test_outcomes(tools: Tools) -> None:
         ("summary", {"page": 10**6}, "there is no page"),
         ("summary", {"page": True}, "page must be a whole number"),
         ("summary", {"run": "elsewhere"}, "'elsewhere' is not an open run"),
-        ("blame", {"by": "host"}, "by cannot be 'host'"),
+        ("blame", {"by": "host"}, "there is no argument 'by'"),
         ("blame", {"bye": "node"}, "there is no argument 'bye'"),
         ("collective", {"number": 10**9}, "there is no collective 1000000000"),
         ("collective", {"number": -1}, "there is no collective -1"),
-        ("whatif", {"kernels": ["gelu"]}, "gelu is not NAME=FACTOR"),
-        ("whatif", {"ranks_at_median": "2=median"}, "ranks_at_median must be a list"),
+        ("whatif", {"kernel": ["gelu"]}, "gelu is not NAME=FACTOR"),
+        ("whatif", {"rank": "2=median"}, "rank must be a list"),
+        ("whatif", {"balance": ["nodes"]}, "balance cannot be 'nodes'"),
         ("query", {"sql": "DROP TABLE slices"}, "only one SELECT is allowed"),
         ("query", {"sql": "SELECT * FROM read_csv('/etc/passwd')"}, "there is no function read_csv"),
         ("query", {"sql": "x" * 30_000}, "sql must be a text"),
@@ -182,13 +183,13 @@ def test_hostile_names_are_data(hostile: Path, tmp_path: Path) -> None:
     """In prose they are in quotation marks; everywhere they are cut, on one line, without control characters."""
     tools = Tools([hostile], tmp_path, lambda text: None)
     seen = 0
-    for name, arguments in [*CALLS, ("report", {"name": "ops"}), ("report", {"name": "annotations"})]:
+    for name, arguments in [*CALLS, ("report", {"name": "ops"}), ("report", {"name": "ops.annotations"})]:
         answer = tools.call(name, arguments)
         text = json.dumps(answer, ensure_ascii=False)
         assert size_of(answer) <= MOST_BYTES
         assert not re.search(r"[\x00-\x1f\x7f-\x9f\u202e]", text), name
         prose = [answer["title"], answer["reason"], *answer["notes"]]
-        prose += [finding[key] for finding in answer["findings"] for key in ("title", "evidence", "hint")]
+        prose += [finding[key] for finding in answer["findings"] for key in ("title", "advice")]
         for sentence in prose:
             seen += "Ignore all" in sentence
             outside = re.sub(r'"[^"]*"', "", sentence)

@@ -294,6 +294,7 @@ def graph_of_events(events: RunEvents) -> Graph:
 
 def with_few_points(run: Run) -> Run:
     """Makes its graph with as few points as those of large runs have."""
+    run.from_events = True
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reduce, "is_large", lambda run: True)
         patch.setattr(reduce, "_LARGEST", 0)

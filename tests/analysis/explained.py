@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from rankscope.analysis.core.result import Why
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.faults import faults_of
-from rankscope.analysis.faults.explain import Why, why
+from rankscope.analysis.faults.explain import why
 from rankscope.timeline.run import Run
 
 

@@ -15,12 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.event_replay import EventReplay, durations_of, events_of
-from conftest import DATA
+from conftest import DATA, examples
 from rankscope.analysis import REPORTS
-from rankscope.analysis.across_ranks.bubbles import bubble_times
+from rankscope.analysis.across_ranks.bubbles import Order, bubble_times, replay
 from rankscope.analysis.across_ranks.data_imbalance import data_correlation
 from rankscope.analysis.across_ranks.layout import layout_of
-from rankscope.analysis.across_ranks.schedule import Order, replay
 from rankscope.analysis.across_ranks.schedule_picture import schedule_picture
 from rankscope.analysis.across_ranks.segments import (
     BACKWARD,
@@ -39,17 +38,16 @@ from rankscope.analysis.faults.axes import Replays
 from rankscope.analysis.faults.balanced import BALANCES, Balance, balanced_targets
 from rankscope.analysis.faults.faults import faults_of
 from rankscope.analysis.faults.targets import in_passes, pieces_of
-from rankscope.bench.synthetic.cluster_trace import write_job
-from rankscope.bench.synthetic.job import Fault, Job
-from rankscope.bench.synthetic.pipeline import blocks
 from rankscope.cli import main
-from rankscope.errors import UsageError
 from rankscope.store.arrays import Floats
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope_bench.synthetic.cluster_trace import write_job
+from rankscope_bench.synthetic.job import Fault, Job
+from rankscope_bench.synthetic.pipeline import blocks
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_segments_are_cut_where_communication_is_launched(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -109,7 +107,7 @@ def one_forward_one_backward(stages: int, batches: int) -> Order:
     return tuple(orders)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(2, 5), st.integers(1, 8), st.integers(0, 2**32 - 1))
 def test_a_schedule_is_its_longest_path(stages: int, batches: int, seed: int) -> None:
     order = one_forward_one_backward(stages, batches)
@@ -178,7 +176,7 @@ def answer(run: Run, name: str, by: str | None = None) -> Result:
 def test_slowdown_is_that_of_the_simulation(simulated: Simulated, job: dict[str, Any]) -> None:
     run, truth = simulated(**job)
     expected = truth["balance"]
-    rows = {(row["scope"], row["key"]): row for row in answer(run, "imbalance").rows}
+    rows = {(row["scope"], row["key"]): row for row in answer(run, "faults.imbalance").rows}
     for what in ("ranks", "stages", "all"):
         assert rows["run", what]["balanced_ns"] == pytest.approx(expected[f"{what}_ns"], rel=0.02)
     assert rows["run", "all"]["t_ns"] == pytest.approx(expected["t_ns"], rel=0.02)
@@ -278,7 +276,7 @@ def test_whatif_imbalance_and_faults_have_the_same_figures(tmp_path: Path) -> No
     assert [fault.subjects[0].number for fault in faults.listed] == [2]
     assert saved[0] == round(faults.joint_ns) == whatif(run, Scope()).rows[0]["saved_ns"]
     assert saved[1] == pytest.approx(faults.listed[0].alone_ns, rel=0.01) == pytest.approx(6e6, rel=0.02)
-    rows = {row["key"]: row for row in answer(run, "imbalance").rows if row["scope"] == "run"}
+    rows = {row["key"]: row for row in answer(run, "faults.imbalance").rows if row["scope"] == "run"}
     for what, by_whatif in zip(BALANCES, saved[2:], strict=False):
         assert rows[what]["t_ns"] - rows[what]["balanced_ns"] == by_whatif
     assert saved[2] == round(replays.saved_ns(balanced_targets(run, scope, "ranks")))
@@ -293,7 +291,7 @@ def test_an_uneven_pipeline(simulated: Simulated) -> None:
         assert sum(parts) == row["bubble_ns"] and min(parts) >= 0
     assert result.rows[0]["schedule_ns"] == pytest.approx(truth["balance"]["schedule_bubble_ns"], rel=0.03)
     assert result.rows[0]["stages_ns"] > 0.5 * result.rows[0]["bubble_ns"]
-    shares = {(row["scope"], row["key"]): row["share"] for row in answer(run, "imbalance").rows}
+    shares = {(row["scope"], row["key"]): row["share"] for row in answer(run, "faults.imbalance").rows}
     assert shares["run", "all"] == 1 and shares["stage", "1"] > 0.5 > shares["stage", "0"]
     assert {scope for scope, _ in shares} == {"run", "stage", "rank"}
 
@@ -353,8 +351,8 @@ def test_a_balanced_pipeline_is_not_told_to_move_layers(simulated: Simulated) ->
     run, _ = simulated(**INTERLEAVED)
     (finding,) = answer(run, "bubbles").findings
     assert (finding.kind, finding.title) == ("limit", "The schedule's own bubble") and not finding.ranks
-    assert "more micro-batches" in finding.hint and "2 chunks a stage" in finding.evidence
-    assert {row["share"] for row in answer(run, "imbalance").rows} == {None}  # under 1 % of a step
+    assert "more micro-batches" in finding.hint and "chunks of a stage: 2" in finding.lines
+    assert {row["share"] for row in answer(run, "faults.imbalance").rows} == {None}  # under 1 % of a step
     parts = segments(run, Scope().in_run(run))
     of_rank = (parts.rank == 3) & (parts.step == 1) & (parts.position == 0) & (parts.phase == FORWARD)
     passes = list(zip(parts.micro_batch[of_rank].tolist(), parts.chunk[of_rank].tolist(), strict=True))
@@ -364,14 +362,10 @@ def test_a_balanced_pipeline_is_not_told_to_move_layers(simulated: Simulated) ->
 @pytest.mark.slow
 def test_whether_work_follows_the_data(simulated: Simulated) -> None:
     (lengths, _), (uneven, _) = simulated(**LENGTHS), simulated(**UNEVEN)
-    scope = Scope().in_run(lengths)
-    correlation = data_correlation(lengths, scope)
-    assert correlation.follows is True
-    assert correlation.phases is not None and correlation.phases > 0.95
-    assert correlation.stages is not None and correlation.stages > 0.95
-    (note,) = (note for note in answer(lengths, "imbalance").notes if "follows the data" in note)
-    assert note not in answer(uneven, "imbalance").notes
-    assert not data_correlation(uneven, Scope().in_run(uneven)).follows
+    phases, stages = data_correlation(lengths, Scope().in_run(lengths))
+    assert phases is not None and phases > 0.95 and stages is not None and stages > 0.95
+    (note,) = (note for note in answer(lengths, "faults.imbalance").notes if "follows the data" in note)
+    assert note not in answer(uneven, "faults.imbalance").notes
 
 
 @pytest.mark.slow
@@ -389,11 +383,3 @@ def test_whatif_states_what_it_cannot_explain(
     assert "ranks balanced" in capsys.readouterr().out
     assert main(["whatif", str(run.store.parent), "--bandwidth", "2x"]) == 0
     assert "bandwidth x2" in capsys.readouterr().out
-
-
-def test_another_balance_is_refused() -> None:
-    from rankscope.analysis.critical_path.scenarios import parse_balance
-
-    assert parse_balance("all") == "all"
-    with pytest.raises(UsageError, match="--balance nodes is not one of ranks, stages, all"):
-        parse_balance("nodes")

@@ -13,15 +13,15 @@ import pytest
 from conftest import DATA, kernel_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
-from rankscope.bench.synthetic import Plan, write
-from rankscope.bench.synthetic.cluster import Job, simulate
-from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.store.derived import CLOCKS, path_of
-from rankscope.timeline.clocks import fit as clock_fit
-from rankscope.timeline.clocks.alignment import RankClock, _at_start
-from rankscope.timeline.clocks.fit import fit_many
+from rankscope.timeline import clock_fit
+from rankscope.timeline.clock_fit import fit_many
+from rankscope.timeline.clocks import RankClock, _at_start
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope_bench.synthetic import Plan, write
+from rankscope_bench.synthetic.cluster import Job, simulate
+from rankscope_bench.synthetic.cluster_trace import write_traces
 
 _UNIX_START_NS = 1_794_701_458_600_000_000  # of synthetic traces: when true time is 0
 
@@ -150,7 +150,7 @@ def test_the_fit_is_kept_and_may_be_deleted(tmp_path: Path, monkeypatch: pytest.
     kept = path_of(ingested.store, CLOCKS)
     assert kept.is_file()
     with monkeypatch.context() as patch:
-        patch.setattr("rankscope.timeline.clocks.alignment.measure", lambda *_: pytest.fail("measured again"))
+        patch.setattr("rankscope.timeline.clocks.measure", lambda *_: pytest.fail("measured again"))
         assert Run(ingested).clocks == first
     kept.write_text("{ not json")
     assert Run(ingested).clocks == first

@@ -21,11 +21,11 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.savings import scenario_of
 from rankscope.analysis.graph.graph import graph_of
 from rankscope.analysis.questions import QUESTIONS
-from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.collective_kinds import bus_factor
 from rankscope.errors import UsageError
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope_bench.synthetic import Plan, Straggler, write
 
 NCCL_TESTS = """\
 # nThread 1 nGpus 1 minBytes 1048576 maxBytes 4194304 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1
@@ -176,7 +176,7 @@ def test_a_baseline_names_what_is_slower_than_the_baseline(tmp_path: Path) -> No
     result = QUESTIONS["collectives"].analyse(Run(ingest([tmp_path / "run"])), scope, None)
     row = next(r for r in result.rows if (r["kind"], r["bytes"]) == (large["kind"], large["bytes"]))
     assert row["baseline_pct"] == pytest.approx(100 / 3, rel=0.05)
-    slow = [finding for finding in result.findings if "of the baseline bandwidth" in finding.evidence]
+    slow = [finding for finding in result.findings if finding.fact("baseline_pct")]
     assert slow and {finding.kind for finding in slow} == {"limit"}
     assert all(finding.remedy and finding.remedy.change == "calls faster" for finding in slow)
 

@@ -103,17 +103,6 @@ def test_a_report_without_data_says_what_records_it(dataset: Dataset, open_real:
 
 
 @pytest.mark.slow
-def test_mpi_events_of_an_older_version_are_found_in_their_nvtx_domain(
-    dataset: Dataset, open_real: Open
-) -> None:
-    run = open_real(dataset("public/pipit/saxpy-mpi-cuda_nsys_perlmutter0.sqlite"))
-    heading, *rows = compat_csv(run, "mpi_event_trace")
-    assert heading[:4] == ["Start (ns)", "End (ns)", "Duration (ns)", "Event"]
-    assert [row[3] for row in rows].count("MPI_Send") == 10
-    assert rows[0][:8] == ["65117824", "710796807", "645678983", "MPI_Init", "1230493", "1230493", "", "0"]
-
-
-@pytest.mark.slow
 def test_two_ranks_stand_in_one_table_or_apart(dataset: Dataset, open_real: Open) -> None:
     run = open_real(dataset("nsys/seqpar-gloo2"))
     together = compat_csv(run, "cuda_gpu_mem_time_sum")

@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 from analysis.event_replay import events_of, graph_of_events
 from analysis.plain_walk import pieces, plain_walk, random_events
 from analysis.random_programs import events_of_program, longest_path, random_program
-from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
+from conftest import DATA, examples, kernel_event, open_trace, slice_event, write_kineto
 from pipeline_traces import PipelinePlan, write_pipeline
 from rankscope.analysis import REPORTS
-from rankscope.analysis.core.host_labels import latest_around
+from rankscope.analysis.core.host_spans import latest_around
 from rankscope.analysis.core.result import Result, Row
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.graph.events import NONE
 from rankscope.analysis.graph.graph import graph_of
-from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope_bench.synthetic import Plan, Straggler, write
 
 
 def critical(run: Run, **scope: Any) -> Result:
@@ -43,7 +43,7 @@ def by_class(rows: Sequence[Row]) -> Counter[str]:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_the_path_is_the_longest_of_all(seed: int) -> None:
     program = random_program(seed)
@@ -62,7 +62,7 @@ def test_the_path_is_the_longest_of_all(seed: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_the_path_is_that_of_the_plain_walk(seed: int) -> None:
     events = random_events(seed)
@@ -169,6 +169,7 @@ def test_clocks_that_disagree_change_nothing_but_microseconds(tmp_path: Path) ->
         assert result.rows[0]["rank"] == 1 and result.rows[0]["class"] == "compute"
 
 
+@pytest.mark.slow
 def test_real_ranks(open_real: Callable[[Path], Run]) -> None:
     run = open_real(DATA / "seqpar-gloo4-slow2")
     result = critical(run)

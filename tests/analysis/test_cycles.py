@@ -15,7 +15,7 @@ import pytest
 
 from conftest import DATA, open_trace
 from rankscope.analysis import REPORTS
-from rankscope.analysis.across_ranks.heatmap import rank_times
+from rankscope.analysis.across_ranks.heatmap import time_maps
 from rankscope.analysis.core.scope import Scope
 from rankscope.timeline.run import Run
 from rankscope.views.charts.heatmap import rank_heatmap
@@ -94,9 +94,9 @@ def doubled(once: Any, twice: Any, columns: tuple[str, ...]) -> bool:
     [
         ("breakdown", ("span_ns", "compute_ns", "exposed_comm_ns", "idle_ns")),
         ("idle", ("host_bound_ns", "launch_latency_ns", "sync_ns", "other_ns")),
-        ("gaps", ("idle_ns", "idle_pct", "gaps")),
-        ("phases", ("host_ns", "host_pct", "device_ns")),
-        ("launches", ("depth_avg", "empty_pct")),
+        ("idle.gaps", ("idle_ns", "idle_pct", "idle.gaps")),
+        ("breakdown.phases", ("host_ns", "host_pct", "device_ns")),
+        ("idle.launches", ("depth_avg", "empty_pct")),
         ("stragglers", ("caused_wait_ns", "host_ns", "copy_ns")),
         ("summary", ("compute_pct", "exposed_comm_pct", "idle_pct")),
     ],
@@ -136,11 +136,10 @@ def test_costs_of_findings_are_the_same_per_step(case: Case) -> None:
 
 def test_the_heat_map_leaves_it_blank(case: Case) -> None:
     scope = case.scope.in_run(case.twice)
-    once = rank_times(case.once, case.scope.in_run(case.once), [*RANKS])
-    twice = rank_times(case.twice, scope, [*RANKS])
-    for a, b in zip(once, twice, strict=True):
-        assert b.idle_ns == pytest.approx(2 * a.idle_ns, rel=0.02)
-        assert len(b.recorded.start) == 2
+    once, twice = time_maps(case.once, case.scope.in_run(case.once)), time_maps(case.twice, scope)
+    for rank in RANKS:
+        assert twice[rank].idle_ns == pytest.approx(2 * once[rank].idle_ns, rel=0.02)
+        assert len(twice[rank].recorded.start) == 2
     chart = rank_heatmap(case.twice, scope)
     assert "blank: not recorded" in chart.subtitle
     assert "blank" not in rank_heatmap(case.once, case.scope.in_run(case.once)).subtitle

@@ -22,10 +22,10 @@ from rankscope.analysis.diff.moved import Moved, _in_other, moved
 from rankscope.analysis.diff.samples import STEP, Measure, Samples
 from rankscope.analysis.diff.two_runs import COLUMNS, by_unit, diff, shown_rows
 from rankscope.analysis.faults.axes import Replays
-from rankscope.bench.synthetic.cluster import Fault, Job, simulate, step_ns
-from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope_bench.synthetic.cluster import Fault, Job, simulate, step_ns
+from rankscope_bench.synthetic.cluster_trace import write_traces
 
 MS = 1_000_000
 JOB = Job(data=4, layers=2, kernels=2, steps=6, seed=3)
@@ -88,6 +88,7 @@ PLANTED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("faults", "subjects"), PLANTED)
 def test_what_is_planted_in_one_run_is_what_moved(
     faults: list[Fault], subjects: list[str], runs: Runs
@@ -107,7 +108,7 @@ def test_the_headline_names_the_new_kernel(runs: Runs) -> None:
     slow = runs(with_faults(Fault("compute", (2,), 6 * MS)))
     slower, faster = (diff(*pair, Scope()).findings[0] for pair in ((runs(JOB), slow), (slow, runs(JOB))))
     assert slower.title.endswith("compute on rank 2 adds 5.96 ms, most in reduce_kernel, which is new")
-    assert slower.ranks == (2,) and "-r ops --by source --ranks 2 " in slower.hint
+    assert slower.ranks == (2,) and slower.hint.endswith("-r ops --by source --ranks 2")
     fact = slower.fact("moved_ns")
     assert fact is not None and fact.subject == "compute on rank 2" and fact.ranks == (2,)
     assert fact.value == pytest.approx(6 * MS, rel=0.03)
@@ -130,7 +131,7 @@ def test_what_others_hide_is_said(runs: Runs) -> None:
     assert [part.subject for part in answer.parts] == ["compute on rank 2"]
     (hidden,) = answer.hidden
     assert hidden.subject == "host time on rank 1" and hidden.moved_ns < 0.5 * MS < 2 * MS < hidden.alone_ns
-    assert "Host time on rank 1 alone would add" in answer.evidence
+    assert [fact.subject for fact in answer.facts if fact.quantity == "hidden_ns"] == [hidden.subject]
 
 
 @pytest.mark.slow
@@ -147,6 +148,7 @@ def test_the_headline_names_the_rank_that_computes_longer(open_real: Callable[[P
 # What must hold of any two runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_the_parts_add_up_to_the_difference_of_the_replays(seed: int, runs: Runs) -> None:
     source = random.Random(seed)
@@ -200,6 +202,7 @@ def test_the_shortest_is_compared_with_the_shortest(
 # Where it cannot be told
 
 
+@pytest.mark.slow
 def test_without_the_same_ranks_it_cannot_be_told(runs: Runs) -> None:
     slow = runs(replace(JOB, data=2, faults=(Fault("compute", (1,), 9 * MS),)))
     result = diff(runs(JOB), slow, Scope())
@@ -265,6 +268,7 @@ def trace(folder: Path, command: list[str], torch: str, shape: list[int], **head
     return open_trace(path)
 
 
+@pytest.mark.slow
 def test_what_else_differs_is_named(tmp_path: Path) -> None:
     base = trace(
         tmp_path / "a", ["python", "train.py", "--dtype", "fp32", "--fused"], "2.9.0", [4, 4], record_shapes=1

@@ -17,13 +17,13 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.health.doctor import doctor
 from rankscope.analysis.health.doubts import doubts
 from rankscope.analysis.summary import summary
-from rankscope.bench.blame.planting import job_of, plant
-from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.cli import main
 from rankscope.timeline.run import Run, open_run
 from rankscope.views.report.content import Request, build
 from rankscope.views.report.html_report import html_page
 from rankscope.views.report.markdown_report import markdown_page
+from rankscope_bench.blame.planting import job_of, plant
+from rankscope_bench.synthetic.cluster_trace import write_traces
 
 NOON = 1_760_000_000 * 10**9
 
@@ -50,7 +50,7 @@ def header(rank: int, world: int, at: int = NOON) -> dict[str, Any]:
 
 
 def texts(run: Run, scope: Scope | None = None) -> list[str]:
-    return [doubt.text for doubt in doubts(run, scope or Scope())]
+    return [doubt.title for doubt in doubts(run, scope or Scope())]
 
 
 def test_a_complete_run_has_none(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_missing_ranks_and_clocks(tmp_path: Path) -> None:
         write_kineto(tmp_path / f"rank{rank}.json", events(), **header(rank, 8))
     run = open_run([tmp_path])
     assert texts(run) == ["2 of 8 ranks", "clocks of rank 5 not aligned"]
-    assert "no trace of ranks 1-4,6-7" in doubts(run, Scope())[0].reason
+    assert "no trace of ranks 1-4,6-7" in doubts(run, Scope())[0].advice
     assert texts(run.with_options(clocks="raw")) == ["2 of 8 ranks"]
 
 
@@ -77,8 +77,8 @@ def test_a_cut_file(tmp_path: Path) -> None:
     whole = kineto_text(events(), **header(0, 1))
     (tmp_path / "trace.json").write_text(whole[: whole.rindex("gemm")])
     (doubt,) = doubts(open_run([tmp_path]), Scope())
-    assert doubt.text == "recording cut on rank 0"
-    assert doubt.reason.startswith("the file ends before the end of its list of events (rank 0)")
+    assert doubt.title == "recording cut on rank 0"
+    assert doubt.advice.startswith("the file ends before the end of its list of events (rank 0)")
 
 
 @pytest.mark.parametrize("share", [0.3, 0.7, 0.9])
@@ -151,10 +151,11 @@ def test_events_that_are_not_understood(tmp_path: Path) -> None:
     others = [slice_event("task", 10 * n, 5, cat="task", tid=9) for n in range(60)]
     write_kineto(tmp_path / "trace.json", [*events(), *others], **header(0, 1))
     (doubt,) = doubts(open_run([tmp_path]), Scope())
-    assert doubt.text == "31 % of the events understood"
-    assert '60 of category "task"' in doubt.reason
+    assert doubt.title == "31 % of the events understood"
+    assert '60 of category "task"' in doubt.advice
 
 
+@pytest.mark.slow
 def test_where_they_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_kineto(tmp_path / "trace.json", events(), **header(0, 8))
     assert main(["stats", str(tmp_path), "-q"]) == 0

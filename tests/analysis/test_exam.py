@@ -1,4 +1,4 @@
-"""A fixed part of the exam (docs/exam.md): every fault once, and healthy jobs; the floors are those of `make exam`."""
+"""A fixed part of the exam (docs/accuracy.md): every fault once, and healthy jobs, with the floors of `make exam`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from exam import answer
-from exam_cases import LAYOUTS, REPORTS, all_cases
-from exam_report import page
-from exam_score import AT_MOST, FLOOR, Answer, below_floor, scores, total
-from rankscope.bench.blame.case_set import CAUSES, MOVING
+from rankscope_bench.blame.case_set import CAUSES, MOVING
+from rankscope_bench.exam.cases import LAYOUTS, REPORTS, all_cases
+from rankscope_bench.exam.exam import answer
+from rankscope_bench.exam.report import section
+from rankscope_bench.exam.score import AT_MOST, FLOOR, Answer, below_floor, scores, total
 
 pytestmark = pytest.mark.slow
 
@@ -57,10 +57,10 @@ def test_costs_are_close_to_the_truth(answers: list[Answer]) -> None:
     assert total(answers)["balance"] == 1.0
 
 
-def test_the_page_has_every_table(answers: list[Answer]) -> None:
-    text = page(answers, answers)
+def test_the_section_has_every_table(answers: list[Answer]) -> None:
+    text = section(answers, answers)
     for title in ("By effect", "By fault", "By layout", "Real processes", "What is wrong"):
-        assert f"## {title}" in text
+        assert f"\n{title}" in text
 
 
 def test_the_cases_are_as_many_as_promised() -> None:

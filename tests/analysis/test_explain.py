@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from analysis.explained import cause, explained
+from rankscope.analysis.core.result import Why
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.faults import faults_of
-from rankscope.analysis.faults.explain import Why, why
-from rankscope.bench.synthetic.cluster import Fault, Job, simulate
-from rankscope.bench.synthetic.cluster_trace import write_traces
+from rankscope.analysis.faults.explain import why
 from rankscope.store.ingest import Options
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope_bench.synthetic.cluster import Fault, Job, simulate
+from rankscope_bench.synthetic.cluster_trace import write_traces
 
 MS = 1_000_000
 JOB = Job(data=4, steps=6, layers=2, seed=3)
@@ -37,6 +38,7 @@ def simulated(tmp_path: Path) -> Simulate:
     return run_of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "fault", "text"),
     [
@@ -85,7 +87,7 @@ def test_the_planted_cause_is_said(simulated: Simulate, job: Job, fault: Fault |
     run = simulated(job, *([fault] if fault else []))
     _, answer = explained(run)
     assert re.fullmatch(text, answer.text), answer.text
-    assert answer.hint and answer.report
+    assert answer.advice and answer.report
 
 
 def of_each(run: Run) -> dict[int, Why]:

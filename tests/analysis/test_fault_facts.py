@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ask import answer_of as blamed
-from fault_facts import Named, accused, answer_of, cause, moves, who
 from rankscope.analysis.core.result import Fact, Finding
+from rankscope_bench.blame.ask import answer_of as blamed
+from rankscope_bench.exam.fault_facts import Named, accused, answer_of, cause, moves, who
 
 MS = 1_000_000
 
@@ -19,12 +19,12 @@ def fault(
     axis: str, *subjects: str, ranks: tuple[int, ...] = (), why: str = "host", how: str = "pause"
 ) -> Finding:
     """Each subject costs 1 ms, all together 2."""
-    facts = [Fact("cost_pct", 20.0)]
+    facts: list[Fact] = []
     for subject in subjects:
         row: Mapping[str, Any] = {"axis": axis, "subject": subject}
         facts += [Fact("margin_ns", MS, row=row), Fact("how", how, row=row), Fact("cause", why, row=row)]
     return Finding(
-        "critical", "It costs time", "", ranks, cost_ns=2 * MS, facts=tuple(facts), report="faults",
+        "critical", "It costs time", ranks=ranks, cost_ns=2 * MS, facts=tuple(facts), report="faults",
         alone_ns=3 * MS, subject=f"{axis} {', '.join(subjects)}",
     )  # fmt: skip
 
@@ -33,11 +33,11 @@ def said(*findings: Finding) -> list[dict[str, Any]]:
     return [finding.to_dict() for finding in findings]
 
 
-LIMIT = Finding("limit", "Data loading", "", (0, 1), cost_ns=5 * MS, alone_ns=5 * MS, report="dataloader")
-HANG = Finding("critical", "Rank 1 is missing", "", (1,), report="hang")
+LIMIT = Finding("limit", "Data loading", ranks=(0, 1), cost_ns=5 * MS, alone_ns=5 * MS, report="dataloader")
+HANG = Finding("critical", "Rank 1 is missing", ranks=(1,), report="hang")
 MOVES = replace(fault("rank", "2"), facts=(Fact("turns", "0, 2, -, 1"), *fault("rank", "2").facts))
 GROWS = Finding(
-    "warning", "Memory grows", "", (3,), facts=(Fact("growth_bytes", 2**20, "bytes"),), report="memory"
+    "warning", "Memory grows", ranks=(3,), facts=(Fact("growth_bytes", 2**20, "bytes"),), report="memory"
 )
 
 

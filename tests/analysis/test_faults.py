@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -17,18 +20,19 @@ from hypothesis import strategies as st
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.faults import Fault as Found
 from rankscope.analysis.faults import Faults, faults_of
-from rankscope.analysis.faults.axes import AXES, QUIET, Replays, link_axis, rank_axis, step_axis
-from rankscope.analysis.faults.naming import _recurs
-from rankscope.analysis.faults.targets import _median_of_others, level_cut, longest_cut, pieces_of
+from rankscope.analysis.faults.axes import QUIET, Axis, Replays, link_axis, rank_axis, step_axis
+from rankscope.analysis.faults.naming import _moving, _recurs
+from rankscope.analysis.faults.targets import _median_of_others, level_cut, longest_cut, one_factor, pieces_of
+from rankscope.analysis.graph import reduce
 from rankscope.analysis.graph.events import NONE
 from rankscope.analysis.graph.graph import graph_of
 from rankscope.analysis.graph.pieces import aligned_steps
-from rankscope.bench.synthetic.balance import balance
-from rankscope.bench.synthetic.cluster import Fault, Job, simulate, step_ns
-from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.store.ingest import Options
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope_bench.synthetic.balance import balance, balanced_durations
+from rankscope_bench.synthetic.cluster import Fault, Job, simulate, step_ns
+from rankscope_bench.synthetic.cluster_trace import write_traces
 
 MS = 1_000_000
 ALL = (0, 1, 2, 3)
@@ -125,7 +129,7 @@ def test_the_median_of_the_others_counts_who_is_missing_as_nothing(
     entries: list[tuple[int, int]], members: list[int], with_itself: bool
 ) -> None:
     place, value = np.array(entries, dtype=np.int64).T
-    found = _median_of_others(place, value, np.array(members)[place], with_itself)
+    found = _median_of_others(place, value, np.array(members)[place], with_itself=with_itself)
     for at, (where, mine) in enumerate(entries):
         others = [v for i, (p, v) in enumerate(entries) if p == where and (with_itself or i != at)]
         there = len(others) + (not with_itself)
@@ -167,6 +171,7 @@ def test_the_longest_are_cut_to_one_level(pieces: list[tuple[int, int]], too_muc
         assert min(wanted, excess[mine].sum()) <= lost < wanted + mine.sum()
 
 
+@pytest.mark.slow
 def test_a_place_is_the_nth_piece_of_its_name_in_a_stretch(runs: Runs) -> None:
     pieces = pieces_of(runs(CULPRITS["different sizes"][0]), Scope(steps=(1, 2)))
     used = np.flatnonzero(pieces.step != NONE)
@@ -183,6 +188,7 @@ def test_a_place_is_the_nth_piece_of_its_name_in_a_stretch(runs: Runs) -> None:
     assert len({*number.values()}) == len(number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [GRID, PIPELINE], ids=["grid", "pipeline"])
 @settings(max_examples=5, deadline=None)
 @given(ahead=st.lists(st.integers(0, 9), min_size=8, max_size=8))
@@ -221,6 +227,13 @@ def test_what_comes_now_and_then_does_not(late: tuple[int, ...]) -> None:
     assert not _recurs(np.array([1.0, 0.1] * 6) * np.arange(12), 100.0)
 
 
+def test_one_factor_of_most_of_the_time() -> None:
+    took, usual = np.array([150, 30, 0, 20]), np.array([100, 20, 0, 20])
+    assert one_factor(took, usual) == pytest.approx(200 / 140)
+    assert one_factor(took, usual, of=500.0) is None  # most is something else
+    assert one_factor(usual, usual) is None
+
+
 PLANTED = with_faults(
     replace(GRID, steps=4),
     Fault("host", (5,), 2 * MS),
@@ -229,11 +242,12 @@ PLANTED = with_faults(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [rank_axis, link_axis, step_axis])
-def test_margins_are_those_of_leaving_each_out_by_itself(runs: Runs, make: Callable[..., object]) -> None:
+def test_margins_are_those_of_leaving_each_out_by_itself(runs: Runs, make: Callable[[Replays], Axis]) -> None:
     run = runs(PLANTED)
     replays = Replays(run, Scope().in_run(run))
-    axis = next(each for each in AXES if each is make)(replays)
+    axis = make(replays)
     assert axis.value_ns > 0
     for subject in axis.subjects:
         others = [other for other in axis.subjects if other != subject]
@@ -242,8 +256,7 @@ def test_margins_are_those_of_leaving_each_out_by_itself(runs: Runs, make: Calla
         found = axis.margins_ns[subject]
         assert found == alone or (found == 0 and alone < QUIET * replays.step_ns)
         # A step costs no more than it would with all others as they were.
-        for step in range(replays.steps):
-            assert axis.margin_ns(subject, step=step) <= alone + 1
+        assert (axis.by_step.get(subject, np.zeros(1)) / replays.steps <= alone + 1).all()
 
 
 # What is planted
@@ -308,6 +321,7 @@ def check_costs(run: Run, answer: Faults) -> None:
     assert answer.joint_ns == pytest.approx(replays.saved_ns(answer.mended))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CULPRITS)
 def test_late_ranks_are_named_with_what_they_cost(runs: Runs, name: str) -> None:
     job, expected = CULPRITS[name]
@@ -360,6 +374,7 @@ HALVES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HALVES)
 def test_half_of_the_ranks(runs: Runs, name: str) -> None:
     job = HALVES[name]
@@ -385,15 +400,16 @@ def test_half_of_the_ranks(runs: Runs, name: str) -> None:
     ids=["alone", "beside a rank"],
 )  # fmt: skip
 def test_a_node_whose_clocks_are_low(runs: Runs, job: Job) -> None:
-    """All kernels of its ranks are longer by one factor, and a late rank elsewhere has its own cause."""
-    fault = only(ask(runs(job)))
-    how = {each.number: (each.cause.kind, each.cause.how) for each in fault.subjects}
+    """All kernels of its ranks are longer by one factor; a late rank elsewhere is a fault of its own."""
+    answer = ask(runs(job))
+    subjects = [each for fault in answer.listed for each in fault.subjects]
+    how = {each.number: (each.cause.kind, each.cause.how) for each in subjects}
     expected = dict.fromkeys(job.faults[0].ranks, ("compute", "slower"))
     expected |= {rank: ("compute", "extra") for other in job.faults[1:] for rank in other.ranks}
-    assert how == expected
-    slow = [each.cause.factor for each in fault.subjects if each.cause.how == "slower"]
+    assert how == expected and len(answer.listed) == len(job.faults)
+    slow = [each.cause.factor for each in subjects if each.cause.how == "slower"]
     assert min(factor or 0 for factor in slow) > 1.3
-    assert fault.cost_ns == pytest.approx(step_ns(simulate(job)) - without(job), rel=0.03)
+    assert answer.joint_ns == pytest.approx(step_ns(simulate(job)) - without(job), rel=0.03)
 
 
 LINKS = {
@@ -404,6 +420,7 @@ LINKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LINKS)
 def test_a_slow_link_is_that_of_its_groups(runs: Runs, name: str) -> None:
     job = LINKS[name]
@@ -415,6 +432,7 @@ def test_a_slow_link_is_that_of_its_groups(runs: Runs, name: str) -> None:
     assert fault.cost_ns == pytest.approx(step_ns(simulate(job)) - without(job), rel=0.03)
 
 
+@pytest.mark.slow
 def test_one_slow_step_of_all_ranks(runs: Runs) -> None:
     job = with_faults(LONG, in_steps(ALL, 6 * MS, 7))
     fault = only(ask(runs(job)))
@@ -422,6 +440,7 @@ def test_one_slow_step_of_all_ranks(runs: Runs) -> None:
     assert fault.cost_ns == pytest.approx(MS / 2, rel=0.03)
 
 
+@pytest.mark.slow
 def test_a_late_rank_and_a_slow_step(runs: Runs) -> None:
     job = with_faults(LONG, Fault("compute", (2,), 2 * MS), in_steps(ALL, 6 * MS, 7))
     answer = ask(runs(job))
@@ -430,6 +449,7 @@ def test_a_late_rank_and_a_slow_step(runs: Runs) -> None:
     assert answer.joint_ns == pytest.approx(2.5 * MS, rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "layers"), [(PIPELINE, (1, 1, 2, 1)), (SINGLE_STAGES, (1, 1, 1, 2))], ids=["twins", "no twins"]
 )
@@ -485,6 +505,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_micro_batch_that_is_long_on_all_ranks(runs: Runs, name: str) -> None:
     job = SCHEDULES[name]
@@ -497,11 +518,13 @@ def test_a_micro_batch_that_is_long_on_all_ranks(runs: Runs, name: str) -> None:
         assert fault.cost_ns == pytest.approx(step_ns(simulate(long)) - step_ns(simulate(job)), rel=0.03)
 
 
+@pytest.mark.slow
 def test_the_last_micro_batch_is_compared_too(runs: Runs) -> None:
     fault = only(ask(runs(as_long(LongLast, PIPELINE))))
     assert (fault.axis, [each.number for each in fault.subjects]) == ("position", [4])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [LongElsewhere, LongOnOneRank])
 def test_a_micro_batch_is_not_named(runs: Runs, kind: type[Job]) -> None:
     """Where it is another one in each step, or long on a few ranks only."""
@@ -522,13 +545,56 @@ MOVING = {
 }  # fmt: skip
 
 
-def test_a_stage_whose_devices_are_slow_has_no_more_work(runs: Runs) -> None:
-    answer = ask(runs(with_faults(replace(PIPELINE, stages=4, data=1), Fault("throttle", (2,), 6 * MS))))
-    (stage,) = only(answer).subjects
-    assert (stage.number, stage.cause.kind, stage.cause.how) == (2, "compute", "slower")
-    assert stage.cause.factor and stage.cause.factor > 1.2
+HOST_BOUND_STAGES = replace(
+    HOST_BOUND, data=1, stages=4, kernels=16, layers=2, sum_ns=20_000, send_ns=20_000, offset_ns=MS
+)  # fmt: skip
+SLOW_STAGES = {
+    "a device": (with_faults(SINGLE_STAGES, Fault("throttle", (2,), 6 * MS)), 2, "compute"),
+    "a node": (with_faults(replace(PIPELINE, ranks_per_node=2), Fault("throttle", (4, 5), 6 * MS)), 2, "compute"),
+    "a core": (with_faults(HOST_BOUND_STAGES, Fault("contention", (1,), 1_600_000)), 1, "host"),
+}  # fmt: skip
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW_STAGES)
+def test_a_stage_that_is_slow_costs_what_its_repair_saves(runs: Runs, name: str) -> None:
+    job, number, kind = SLOW_STAGES[name]
+    fault = only(ask(runs(job)))
+    (stage,) = fault.subjects
+    assert (fault.axis, stage.number, stage.cause.kind, stage.cause.how) == ("stage", number, kind, "slower")
+    assert fault.cost_ns == pytest.approx(step_ns(simulate(job)) - without(job), rel=0.05)
+
+
+@pytest.mark.slow
+def test_pieces_without_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in large runs, where only the longest have one."""
+    monkeypatch.setattr(reduce, "is_large", lambda run: True)
+    monkeypatch.setattr(reduce, "_LARGEST", 64)
+    job, number, _ = SLOW_STAGES["a node"]
+    write_traces(job, simulate(job), tmp_path)
+    fault = only(ask(Run(ingest([tmp_path]))))
+    assert (fault.subjects[0].number, fault.subjects[0].cause.how) == (number, "slower")
+    assert fault.cost_ns == pytest.approx(step_ns(simulate(job)) - without(job), rel=0.08)
+
+
+@pytest.mark.slow
+def test_layers_cost_what_moving_them_saves_where_stages_turn_round(runs: Runs) -> None:
+    """A pass begins when its message has come, also where that was there long before."""
+    uneven = replace(HEALTHY["gpipe"], norm_ns=0, stages=2, stage_layers=(4, 2))
+    moved = step_ns(simulate(uneven)) - step_ns(simulate(uneven, balanced_durations(uneven, "stages")))
+    assert only(ask(runs(uneven))).cost_ns == pytest.approx(moved, rel=0.08)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 6])
+def test_a_slow_core_among_pauses_now_and_then(runs: Runs, ranks: int) -> None:
+    pauses = [in_steps([rank], 300_000, rank, rank + 1) for rank in (0, 3) if rank < ranks]
+    slow = replace(HOST_BOUND, data=ranks, steps=6)
+    answer = ask(runs(with_faults(slow, Fault("contention", (1,), 500_000), *pauses)))
+    assert said(answer) == {1: "host"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MOVING)
 def test_what_moves_accuses_nobody(runs: Runs, name: str) -> None:
     job = MOVING[name]
@@ -559,12 +625,14 @@ HEALTHY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEALTHY)
 def test_where_all_are_alike_nobody_is_named(runs: Runs, name: str) -> None:
     answer = ask(runs(HEALTHY[name]))
     assert (answer.listed, answer.joint_ns) == ((), 0.0)
 
 
+@pytest.mark.slow
 def test_what_belongs_to_the_job_is_noted(runs: Runs) -> None:
     (note,) = ask(runs(HEALTHY["every sixth step"])).notes
     assert re.fullmatch(r"One step in 6 takes 1[78]\.\d ms longer on all ranks: .+\.", note), note
@@ -576,6 +644,7 @@ def test_what_belongs_to_the_job_is_noted(runs: Runs) -> None:
 NODE = replace(JOB, data=8, steps=4, ranks_per_node=4)
 
 
+@pytest.mark.slow
 def test_a_node_and_a_rank_are_two_faults(runs: Runs) -> None:
     """The rank waits for the slow GPUs; it is late for a reason of its own."""
     job = with_faults(NODE, Fault("throttle", (4, 5, 6, 7), 4 * MS), Fault("host", (1,), 2 * MS))
@@ -603,6 +672,22 @@ def test_the_slow_groups_of_a_link(runs: Runs) -> None:
     (link,) = only(ask(run)).subjects
     names = {run.collectives.groups[group].ranks for group in link.groups}
     assert len(names) == 2 and all(3 in (ranks or ()) for ranks in names)
+
+
+@pytest.mark.parametrize(("turns", "moves"), [("1111.2", False), ("112.33", True)])
+def test_what_is_compared_with_itself_moves_where_nobody_has_most_turns(turns: str, moves: bool) -> None:
+    by_step = {rank: np.array([0.1 * (turn == str(rank)) for turn in turns]) for rank in (1, 2, 3)}
+    axis = SimpleNamespace(
+        by_step=by_step,
+        replays=SimpleNamespace(step_ns=1.0, steps=len(turns)),
+        value_ns=0.08,
+        lone={1, 2, 3},
+        subjects=(1, 2, 3),
+        below_share=lambda _: 0.0,
+        main_class=lambda _: "compute",
+        is_diffuse=lambda _: False,
+    )
+    assert _moving(cast(Axis, axis), take_turns=True).moves == moves
 
 
 def test_an_example_of_what_moves(runs: Runs) -> None:
@@ -637,6 +722,28 @@ def rewritten(job: Job, folder: Path, change: Callable[[int, str], str]) -> Run:
         with gzip.open(path, "wt", compresslevel=1) as file:
             file.write(change(rank, text))
     return Run(ingest([folder]))
+
+
+@pytest.mark.slow
+def test_work_whose_launches_were_not_recorded_hides_nobody(tmp_path: Path) -> None:
+    """Kernels on a stream that never pauses: of each time something ended there just before."""
+
+    def with_busy_stream(_: int, text: str) -> str:
+        trace = json.loads(text)
+        events = trace["traceEvents"]
+        kernel = next(event for event in events if event.get("cat") == "kernel")
+        first, last = (limit(event["ts"] for event in events if "dur" in event) for limit in (min, max))
+        events += [
+            kernel | {"tid": 99, "name": "busy", "ts": at, "dur": 6.5}
+            | {"args": {**kernel["args"], "stream": 99, "correlation": 10**7 + round(at)}}
+            for at in np.arange(first, last, 7.0).tolist()
+        ]  # fmt: skip
+        return json.dumps(trace)
+
+    job = with_faults(JOB, Fault("host", (2,), 4 * MS))
+    answer = ask(rewritten(job, tmp_path, with_busy_stream))
+    assert said(answer) == {2: "host"}
+    assert answer.joint_ns == pytest.approx(step_ns(simulate(job)) - without(job), rel=0.03)
 
 
 def test_ranks_whose_step_numbers_differ(tmp_path: Path) -> None:
@@ -692,12 +799,14 @@ def recorded(path: Path, cache: Path) -> Faults:
     return ask(Run(ingest([path], Options(cache=cache))))
 
 
+@pytest.mark.slow(every_variation=True)
 @pytest.mark.parametrize("name", ["seqpar-gloo4", "ddp-gloo4", "seqpar-nccl1-bf16"])
 def test_healthy_recordings(name: str, dataset: Callable[[str], Path], tmp_path: Path) -> None:
     answer = recorded(dataset(name), tmp_path)
     assert answer.joint_ns < 0.05 * answer.step_ns
 
 
+@pytest.mark.slow
 def test_a_recorded_rank_that_computes_more(dataset: Callable[[str], Path], tmp_path: Path) -> None:
     (subject,) = only(recorded(dataset("seqpar-gloo4-slow2"), tmp_path)).subjects
     assert (subject.number, subject.cause.kind, subject.cause.how) == (2, "compute", "extra")

@@ -26,7 +26,7 @@ def analyse(folder: Path, dumps: dict[int, dict[str, Any]]) -> Result:
     paths = {rank: folder / f"_dump_{rank}" for rank in dumps}
     for rank, content in dumps.items():
         paths[rank].write_bytes(pickle.dumps(content, 2))
-    return REPORTS["flight_recorder"].analyse(cast(Run, Tables(paths)), Scope(), None)
+    return REPORTS["hang.flight_recorder"].analyse(cast(Run, Tables(paths)), Scope(), None)
 
 
 def only(result: Result) -> Finding:
@@ -167,7 +167,7 @@ def test_nothing_is_wrong(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_without_dumps_the_variables_are_named(tmp_path: Path) -> None:
     run = open_trace(write_kineto(tmp_path / "rank-0.json", [slice_event("aten::mm", 1, 2)]))
-    result = REPORTS["flight_recorder"].analyse(run, Scope(), None)
+    result = REPORTS["hang.flight_recorder"].analyse(run, Scope(), None)
     assert result.rows == () and result.findings == ()
     assert any("TORCH_NCCL_DUMP_ON_TIMEOUT=1" in note for note in result.notes)
 
@@ -214,7 +214,7 @@ def test_wrong_types_everywhere(tmp_path: Path) -> None:
 def test_the_real_hang(shared: Path, open_real: Callable[[Path], Run]) -> None:
     folder = shared / "public" / "flight-recorder" / "gpu_error_1st"
     injected = json.loads((folder / "fault_injection.log").read_text().splitlines()[0].partition(": ")[2])
-    result = REPORTS["flight_recorder"].analyse(open_real(folder), Scope(), None)
+    result = REPORTS["hang.flight_recorder"].analyse(open_real(folder), Scope(), None)
     finding = only(result)
     assert finding.severity == "critical" and list(finding.ranks) == injected == [12, 14]
     assert "ranks 12,14 did not finish what ranks 13,15 finished" in finding.evidence

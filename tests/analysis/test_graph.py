@@ -36,14 +36,14 @@ from rankscope.analysis.critical_path.whatif import whatif
 from rankscope.analysis.faults.balanced import BALANCES
 from rankscope.analysis.graph.events import DEVICE_CLASSES, HOST_CLASSES, NONE
 from rankscope.analysis.graph.graph import Graph, graph_of
-from rankscope.analysis.graph.replay import Replay
-from rankscope.bench.synthetic.cluster import Fault, Job, simulate
-from rankscope.bench.synthetic.cluster_trace import write_traces
+from rankscope.analysis.graph.replay import Part, Replay
 from rankscope.errors import UsageError
 from rankscope.store.arrays import grouped
 from rankscope.store.ingest import Options
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope_bench.synthetic.cluster import Fault, Job, simulate
+from rankscope_bench.synthetic.cluster_trace import write_traces
 
 LATE_NS = 2_000_000
 
@@ -66,9 +66,9 @@ def run(folder: Path) -> Run:
 
 
 @pytest.fixture
-def few(folder: Path) -> Run:
+def few(folder: Path, tmp_path: Path) -> Run:
     """The same, with as few points as a graph has."""
-    return with_few_points(Run(ingest([folder])))
+    return with_few_points(Run(ingest([folder], Options(output=tmp_path))))
 
 
 def by_class(run: Run, scope: Scope) -> Counter[tuple[str, int]]:
@@ -100,6 +100,7 @@ def check_as_recorded(run: Run, scope: Scope) -> None:
     assert (replay.ends(replay.arrays(graph.work)) == graph.end[replay._points]).all()
 
 
+@pytest.mark.slow(every_variation=True)
 @pytest.mark.parametrize("points", ["run", "few"])
 def test_a_replay_without_changes_gives_the_recorded_times(
     points: str, request: pytest.FixtureRequest
@@ -159,12 +160,47 @@ def test_arrays_that_do_not_belong_together_are_refused() -> None:
         native.functions.grouped(some, 1)
     with pytest.raises(ValueError, match="bounds"):
         native.functions.levels(some, np.array([7]))
+    way, lane, no_lane = np.array([0]), np.zeros(1, dtype=np.int8), np.empty(0, dtype=np.int8)
+    for origin, lanes, lane_of_way in (
+        (9, 1, lane),
+        (0, 1, lane + 1),
+        (0, 0, lane),
+        (0, 9, lane),
+        (0, 1, no_lane),
+    ):
+        columns = (np.array([origin]), some, way, some, way, way, way, way, lane_of_way, lane)
+        with pytest.raises(ValueError, match="belong"):
+            native.functions.replay(np.zeros(9, dtype=np.int64), lanes, *columns)
+    native.functions.replay(
+        np.zeros(1, dtype=np.int64), 1, way, some, way, some, way, way, way, way, lane, lane
+    )
     with pytest.raises(ValueError, match="belong"):
-        native.functions.replay(
-            np.zeros(1, dtype=np.int64), np.array([4]), np.array([0]), some, some[:1], some, some[:1]
-        )
-    with pytest.raises(ValueError, match="belong"):
-        native.functions.replay(none.copy(), none, none, none, none, none, none)
+        native.functions.replay(none.copy(), 1, *[none] * 8, no_lane, no_lane)
+
+
+@needs_c
+def test_lanes_are_replays_of_their_own(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = graph_of(run, Scope().in_run(run))
+    replay = Replay(graph)
+    recorded, other = (
+        replay.arrays(work) for work in (graph.work, scenarios.no_gaps().change(run, graph, graph.work))
+    )
+    nothing = np.zeros(len(graph.ranks), dtype=np.int64)
+    of_rank = graph.rank[replay.way_points], graph.rank[replay.unit_points]
+    for lanes in (1, 3, 8, 11):
+        parts = []
+        for lane in range(lanes):
+            ways, units = (np.flatnonzero((rank == lane % 4) & (lane < 4)) for rank in of_rank)
+            parts.append(Part(ways, units, nothing))
+        lengths = replay.lengths_ns(recorded, other, parts)
+        for part, length in zip(parts, lengths, strict=True):
+            mixed = replay.arrays(graph.work)
+            mixed.weight[part.ways] = other.weight[part.ways]
+            mixed.took[part.units] = other.took[part.units]
+            assert replay.played_ns(mixed) == length
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "functions", None)
+            assert replay.lengths_ns(recorded, other, parts) == lengths
 
 
 Change = Callable[[RunEvents, Durations], Durations]
@@ -257,9 +293,9 @@ def check_few_points(run: Run, few: Run) -> None:
     syncs = [scenarios.syncs_gone((name,)) for name in sync_calls(whole.graph)]
     for change in [*(scenario for scenario, _ in CHANGES), *syncs]:
         assert rest.saved_ns([change]) == pytest.approx(whole.saved_ns([change]), rel=1e-4), change.what
-    for change in compared(run):  # the most is 0.13 % of a step, in seqpar-gloo4
+    for change in compared(run):  # the most is 0.33 % of a step: nsys/gpt-h200 has 25 points for 2,603 events
         assert rest.saved_ns([change]) == pytest.approx(
-            whole.saved_ns([change]), rel=0.02, abs=2e-3 * whole.step_ns
+            whole.saved_ns([change]), rel=0.02, abs=4e-3 * whole.step_ns
         ), change.what
 
 
@@ -271,17 +307,17 @@ def test_so_it_does_with_few_points(run: Run, few: Run) -> None:
     check_few_points(run, few)
 
 
-RECORDED = ("ddp-gloo4", "seqpar-gloo4", "seqpar-gloo4-slow2", "gpt-h200", "gpt-h200-stack", "gpt-graph-h200",
-            "hf-trainer-h200", "captured-h200", "batched-p2p-h200", "seqpar-nccl1-bf16", "seqpar-nccl1-fp32",
-            "nsys/gpt-h200", "nsys/seqpar-gloo2")  # fmt: skip
+QUICK = ("ddp-gloo4", "seqpar-gloo4-slow2")
+"""Hosts whose threads part and meet, and whose work becomes longer."""
+RECORDED = ("seqpar-gloo4", "gpt-h200", "gpt-h200-stack", "gpt-graph-h200", "hf-trainer-h200", "captured-h200",
+            "batched-p2p-h200", "seqpar-nccl1-bf16", "seqpar-nccl1-fp32", "nsys/gpt-h200",
+            "nsys/seqpar-gloo2")  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RECORDED)
-def test_recorded_runs(
-    name: str, dataset: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, few = (Run(ingest([dataset(name)], Options(cache=tmp_path))) for _ in range(2))
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in RECORDED)])
+def test_recorded_runs(name: str, dataset: Callable[[str], Path], tmp_path: Path) -> None:
+    run, few = (Run(ingest([dataset(name)], Options(output=tmp_path / part))) for part in ("run", "few"))
     with_few_points(few)
     scope = Scope().in_run(run)
     for each in (run, few):
@@ -326,12 +362,13 @@ def test_the_path_has_the_same_classes(run: Run, few: Run, steps: tuple[int, int
     assert SMALL in names
 
 
+@pytest.mark.slow
 def test_the_path_of_a_window_begins_with_what_came_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last stage begins its step while the others compute backwards in the one before: that is no host time."""
     write_pipeline(PipelinePlan(stages=3, micro_batches=4, steps=2, slow_stage=1, slow_ns=900_000), tmp_path)
-    run, few = (Run(ingest([tmp_path])) for _ in range(2))
+    run, few = (Run(ingest([tmp_path], Options(output=tmp_path / name))) for name in ("run", "few"))
     with_few_points(few)
     check_windows(run)
     for each in (run, few):

@@ -43,7 +43,9 @@ WAITS = [*RAN, call(4, False)]
 
 
 def test_the_rank_that_did_not_call_what_the_others_wait_in(tmp_path: Path) -> None:
-    title = "Rank 2 did not join the last all_reduce of group [0, 1, 2, 3]: ranks 0-1,3 wait"
+    title = (
+        "Rank 2 holds up the job: not joined at the last all_reduce of group [0, 1, 2, 3]; ranks 0-1,3 wait"
+    )
     calls = {0: WAITS, 1: [*WAITS, call(5, False)], 2: RAN, 3: WAITS}
     assert judged(tmp_path, calls) == [("critical", title, (2,))]
 
@@ -62,6 +64,7 @@ def test_what_is_no_hang(calls: dict[int, Any], tmp_path: Path) -> None:
     assert judged(tmp_path, calls) == []
 
 
+@pytest.mark.slow
 def test_a_call_that_a_cut_file_may_lack(tmp_path: Path) -> None:
     assert judged(tmp_path, {0: WAITS, 1: WAITS, 2: RAN, 3: WAITS}, cut=2) == []
     assert judged(tmp_path, {0: RAN, 1: RAN, 2: [*WAITS, call(9, False)], 3: RAN}, cut=2) == []

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from conftest import DATA
 from rankscope.analysis.across_ranks import heatmap
-from rankscope.analysis.across_ranks.heatmap import RankTime, rank_times, rank_times_in_store
+from rankscope.analysis.across_ranks.heatmap import rank_times, rank_times_in_store
 from rankscope.analysis.core import rollups
 from rankscope.analysis.core.device_events import CLASSES
-from rankscope.analysis.core.intervals import EMPTY, union
+from rankscope.analysis.core.intervals import share_of, union
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.breakdown import breakdown
-from rankscope.bench.synthetic import Plan, write
 from rankscope.timeline.run import Run, open_run
+from rankscope_bench.synthetic import Plan, write
 
 times = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12)
 
@@ -31,10 +31,10 @@ def test_cells_against_counting(pairs: list[tuple[int, int]], cuts: list[int]) -
     edges = np.array(sorted(cuts), dtype=np.int64)
     start = np.array([a for a, _ in pairs], dtype=np.int64)
     end = start + np.array([d for _, d in pairs], dtype=np.int64)
-    shares = RankTime(0, union(start, end), EMPTY, EMPTY, False, EMPTY).shares(edges)
+    shares = share_of(union(start, end), edges)
     covered = {t for a, d in pairs for t in range(a, a + d)}
     expected = [len(covered & set(range(a, b))) / (b - a) for a, b in pairwise(edges)]
-    assert shares[0].tolist() == expected and not shares[1:].any()
+    assert shares.tolist() == expected
 
 
 def test_a_row_adds_up_to_the_breakdown(open_real: Callable[[Path], Run]) -> None:
@@ -52,13 +52,12 @@ def test_what_is_kept_when_ranks_are_read_is_their_time_on_any_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The viewer's map of many ranks reads no events; of a long recording nothing is kept, and it reads them."""
-    monkeypatch.setattr(rollups, "_LEAST_RANKS", 1)
     write(Plan(ranks=2, events_per_rank=1_300, steps=3, max_offset_ns=2_000_000), tmp_path / "run")
     for most, ranks in ((20_000, [0, 1]), (3, [])):
         monkeypatch.setattr(heatmap, "_MOST_KEPT", most)
         run = open_run([tmp_path / "run"], cache=tmp_path / f"cache-{most}")
         stored = rollups.Rollups(run)
-        stored.add(run.store, [rollups.encode(rollups.make(run, run.ranks, stored))])
+        stored.add([rollups.make(run, run.ranks, Scope())])
         for clocks in ("aligned", "raw"):
             again = open_run([tmp_path / "run"], cache=tmp_path / f"cache-{most}").with_options(clocks=clocks)
             times = rank_times_in_store(again, again.ranks)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.event_replay import EventReplay, durations_of, events_of
-from conftest import open_trace
+from conftest import examples, open_trace
 from gloo_traces import GlooJob, pipeline
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
@@ -55,7 +55,8 @@ lengths = st.integers(0, 15) | st.integers(30, 60)
 spans = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 60), lengths), max_size=8)
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=examples(200), deadline=None)
 @given(spans, spans)
 def test_a_wait_is_the_last_pause_of_the_host(
     comm: list[tuple[int, int, int]], ran: list[tuple[int, int, int]]
@@ -158,6 +159,7 @@ def test_work_before_the_collective_is_saved_too(tmp_path: Path) -> None:
     assert saved_ms(run, 1, (0, 3)) == pytest.approx(8, rel=0.01)
 
 
+@pytest.mark.slow(every_variation=True)
 @pytest.mark.parametrize("early_op_ns", [0, 200_000])
 def test_the_graph_has_the_same_waits_as_the_events(early_op_ns: int, tmp_path: Path) -> None:
     def work(rank: int, step: int) -> int:
@@ -174,6 +176,7 @@ def test_the_graph_has_the_same_waits_as_the_events(early_op_ns: int, tmp_path: 
         assert savings.length_with([rank_at_median(rank)]) == expected, rank
 
 
+@pytest.mark.slow(every_variation=True)
 @pytest.mark.parametrize("seed", range(4))
 def test_uneven_work_costs_what_the_last_rank_takes_over_the_mean(seed: int, tmp_path: Path) -> None:
     batches = np.random.default_rng(seed).integers(1, 8, (4, 6)) * 5 * MS
@@ -190,6 +193,7 @@ def test_uneven_work_costs_what_the_last_rank_takes_over_the_mean(seed: int, tmp
     assert (finding.severity, finding.subject) == ("critical", "each rank in turn")
 
 
+@pytest.mark.slow
 def test_ordinary_jitter_is_no_finding(tmp_path: Path) -> None:
     jitter = np.random.default_rng(2).normal(0, 0.05, (4, 10))
     run = write_job(
@@ -211,6 +215,7 @@ def test_a_step_that_nobody_else_recorded_stays_as_it_is(tmp_path: Path) -> None
     assert not faults_of(run, Scope(steps=(0, 5))).listed
 
 
+@pytest.mark.slow
 def test_a_wait_belongs_to_the_step_in_which_its_cause_is_late(tmp_path: Path) -> None:
     """Rank 2 works longer after the all_reduce of step 3: the others wait for it in step 4."""
     run = write_job(
@@ -227,6 +232,7 @@ def test_the_mean_step_is_that_of_the_window(tmp_path: Path) -> None:
     assert mean_step_ns(run, Scope(steps=(0, 3))) == pytest.approx(27 * MS, rel=0.01)
 
 
+@pytest.mark.slow(every_variation=True)
 @pytest.mark.parametrize("slow", [1, 2])
 def test_a_slow_stage_of_a_pipeline_over_gloo(slow: int, tmp_path: Path) -> None:
     """Sends and receives on the host wait for each other in the replay: it predicts the job with equal stages."""

@@ -33,6 +33,7 @@ def brute_force(path: Path) -> list[HotKernel]:
     return sorted(kernels, key=lambda kernel: (-kernel.total_ns, kernel.name))
 
 
+@pytest.mark.slow
 def test_by_total_time(open_real: Callable[[Path], Run]) -> None:
     [path] = (DATA / "gpt-h200-stack").glob("*.json.gz")
     expected = brute_force(path)

@@ -16,10 +16,10 @@ from analysis.within import CAUSES, idle_causes, raw, report
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis.core.device_events import UNKNOWN, DeviceEvents
 from rankscope.analysis.core.intervals import Intervals, union
-from rankscope.analysis.within_rank.idle_gaps import find_gaps
-from rankscope.bench.synthetic import Plan, Straggler, write
+from rankscope.analysis.within_rank.idle import find_gaps
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope_bench.synthetic import Plan, Straggler, write
 
 OpenReal = Callable[[Path], Run]
 
@@ -185,14 +185,14 @@ def test_random_gaps_against_brute_force(
             expected["sync"] += 1
         else:
             expected["host_bound" if time < launch_at else "launch_latency"] += 1
-    assert {cause: int(getattr(gaps, cause).sum()) for cause in CAUSES} == expected
+    assert dict(zip(CAUSES, gaps.causes.sum(axis=1).tolist(), strict=True)) == expected
 
 
 @pytest.mark.parametrize("name", ["graph-captured-h200", "captured-h200", "gpt-graph-h200"])
 def test_queued_work_is_not_blamed_on_a_synchronising_call(name: str, open_real: OpenReal) -> None:
     """`syncs` and `idle` agree: no call is charged for gaps between kernels of a graph that is running."""
     run = open_real(DATA / name)
-    (row,), calls = report(run, "idle").rows, report(run, "syncs").rows
+    (row,), calls = report(run, "idle").rows, report(run, "idle.syncs").rows
     assert row["sync_ns"] == sum(c["gpu_idle_ns"] for c in calls if not c["name"].endswith("pageable"))
     if name == "graph-captured-h200":
         assert row["sync_ns"] < 60_000 and row["other_ns"] > 100_000  # all of it was 'sync'
@@ -202,11 +202,13 @@ def test_gaps_add_up_to_idle_and_name_the_place(open_real: OpenReal) -> None:
     run = open_real(DATA / "gpt-h200-stack")
     idle = report(run, "breakdown").rows[0]["idle_ns"]
     for by in (None, "rank", "source"):
-        assert sum(row["idle_ns"] for row in report(run, "gaps", by).rows) == idle
-    places = {(row["within"], row["op"]): row for row in report(run, "gaps").rows}
+        assert sum(row["idle_ns"] for row in report(run, "idle.gaps", by).rows) == idle
+    places = {(row["within"], row["op"]): row for row in report(run, "idle.gaps").rows}
     optimizer = places["Optimizer.step#AdamW.step", "aten::_foreach_add_"]
     assert (optimizer["gaps"], optimizer["cause"]) == (3, "host_bound")
-    assert any((row["source"] or "").startswith("gpt.py(31)") for row in report(run, "gaps", "source").rows)
+    assert any(
+        (row["source"] or "").startswith("gpt.py(31)") for row in report(run, "idle.gaps", "source").rows
+    )
 
 
 @pytest.mark.slow
@@ -224,5 +226,5 @@ def test_the_finding_names_the_place_and_the_reason(tmp_path: Path) -> None:
     (finding,) = report(open_trace(write_kineto(tmp_path / "t.json", events)), "idle").findings
     assert (finding.kind, finding.title) == ("limit", "Host gaps")
     assert finding.cost_ns is not None and 8_000 <= finding.cost_ns <= 10_000
-    assert "9.00 µs of it before work launched in Optimizer.step#AdamW.step" in finding.evidence
+    assert "9.00 µs, rank 0, before work launched in Optimizer.step#AdamW.step" in finding.evidence
     assert finding.span == (10_000, 19_000) and "fused=True" in finding.hint

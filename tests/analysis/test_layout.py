@@ -14,10 +14,10 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.layout import ObservedGroup, axis_from_name, infer_layout
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.bench.synthetic import Plan, write
 from rankscope.errors import UsageError
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope_bench.synthetic import Plan, write
 
 
 def report(run: Run, name: str, by: str | None = None, **scope: Any) -> Result:
@@ -48,7 +48,7 @@ def test_the_grid_of_a_pipeline(pipeline: tuple[Run, PipelinePlan, Any]) -> None
 @pytest.mark.slow
 def test_groups_of_a_pipeline(pipeline: tuple[Run, PipelinePlan, Any]) -> None:
     run, _, _ = pipeline
-    rows = {row["axis"]: row for row in report(run, "groups").rows}
+    rows = {row["axis"]: row for row in report(run, "layout.groups").rows}
     assert {axis: (row["groups"], row["size"], row["stride"]) for axis, row in rows.items()} == {
         "world": (1, 12, 1),
         "pp": (4, 3, 4),
@@ -57,10 +57,11 @@ def test_groups_of_a_pipeline(pipeline: tuple[Run, PipelinePlan, Any]) -> None:
     }
     # two steps, three micro-batches, two directions, two of three links, four pipelines, both ends
     assert rows["pp"]["kinds"] == "send 96, recv 96"
-    one_step = {row["axis"]: row for row in report(run, "groups", steps=(0, 0)).rows}
+    one_step = {row["axis"]: row for row in report(run, "layout.groups", steps=(0, 0)).rows}
     assert one_step["tp"]["collectives"] == rows["tp"]["collectives"] // 2
 
 
+@pytest.mark.slow
 def test_bubbles_are_exact(pipeline: tuple[Run, PipelinePlan, Any]) -> None:
     run, plan, truth = pipeline
     rows = {row["rank"]: row for row in report(run, "bubbles", "rank", steps=(1, 1)).rows}
@@ -247,14 +248,14 @@ def test_one_group_of_all_ranks(open_real: Callable[[Path], Run]) -> None:
     result = report(run, "layout")
     assert list(result.rows) == [{"ranks": "0-3"}]
     assert result.findings[0].title == "4 ranks, 1 process group: world"
-    assert report(run, "groups").rows[0]["axis"] == "world"
+    assert report(run, "layout.groups").rows[0]["axis"] == "world"
     bubbles = report(run, "bubbles")
     assert bubbles.rows == () and any("no pipeline-parallel process group" in note for note in bubbles.notes)
 
 
 def test_real_nccl_metadata(shared: Path, open_real: Callable[[Path], Run]) -> None:
     run = open_real(shared / "public/hta/nccl_data.json.gz")
-    (row,) = report(run, "groups").rows
+    (row,) = report(run, "layout.groups").rows
     assert (row["axis"], row["size"], row["kinds"]) == ("world", 2, "all_reduce 15, broadcast 6")
     assert "no file for rank 1" in report(run, "layout").notes
 
@@ -264,7 +265,7 @@ def test_no_groups_at_all(tmp_path: Path) -> None:
     run = open_trace(
         write_kineto(tmp_path / "a.json", [slice_event("aten::mm", 1, 5), kernel_event("k", 2, 3)])
     )
-    for name in ("layout", "groups", "bubbles"):
+    for name in ("layout", "layout.groups", "bubbles"):
         assert REPORTS[name].analyse(run, Scope(), None).notes
     assert any("no process groups" in note for note in report(run, "layout").notes)
 

@@ -14,11 +14,11 @@ from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.scope import Scope
-from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.collective_kinds import KINDS
 from rankscope.store.arrays import NONE
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope_bench.synthetic import Plan, Straggler, write
 
 pytestmark = pytest.mark.slow
 

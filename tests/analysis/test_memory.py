@@ -13,9 +13,9 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.allocators import BEFORE, UNKNOWN, live_at_peak
-from rankscope.bench.synthetic import Plan, write
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope_bench.synthetic import Plan, write
 
 
 def report(run: Run, name: str, by: str | None = None, **scope: Any) -> Result:
@@ -127,19 +127,19 @@ def test_the_calling_op_is_named_and_not_the_allocating_one(tmp_path: Path) -> N
         memory(72, 32, 132, 2),
     ]
     run = open_trace(write_kineto(tmp_path / "t.json", events))
-    rows = {row["name"]: row for row in report(run, "allocators").rows}
+    rows = {row["name"]: row for row in report(run, "memory.allocators").rows}
     assert {name: (row["bytes"], row["count"]) for name, row in rows.items()} == {
         "aten::addmm": (64, 1), "aten::empty_strided": (32, 1), BEFORE: (36, None),
     }  # fmt: skip
     assert rows["aten::addmm"]["source"] == "train.py(7): step"
-    by_module = {row["name"]: row["module"] for row in report(run, "allocators", "module").rows}
+    by_module = {row["name"]: row["module"] for row in report(run, "memory.allocators", "module").rows}
     assert by_module["aten::addmm"] == "nn.Module: Linear_0"
 
 
 def test_what_a_gpt_holds_at_its_peak(open_real: Any) -> None:
     """The loss is computed in float32: 1 GB of logits there, 1 GB of their gradient, 0.5 GB of bfloat16 softmax."""
     run = open_real(DATA / "gpt-h200-stack")
-    rows = [row for row in report(run, "allocators").rows if row["device"] == "GPU 0"]
+    rows = [row for row in report(run, "memory.allocators").rows if row["device"] == "GPU 0"]
     (peak,) = [row for row in report(run, "memory").rows if row["device"] == "GPU 0"]
     assert sum(row["bytes"] for row in rows) == peak["peak_allocated_bytes"] == 5_477_374_464
     largest = {row["name"]: (row["bytes"], row["source"]) for row in rows[:4]}
@@ -155,7 +155,7 @@ def test_planted_peaks_and_all_of_them_explained(tmp_path: Path) -> None:
     truth = write(Plan(ranks=2, events_per_rank=12_000), tmp_path)
     run = Run(ingest([tmp_path]))
     rows = report(run, "memory").rows
-    held = report(run, "allocators").rows
+    held = report(run, "memory.allocators").rows
     for rank in truth["ranks"]:
         (row,) = [r for r in rows if r["rank"] == rank["rank"] and r["device"] != "CPU"]
         assert row["peak_allocated_bytes"] == rank["peak_allocated_bytes"]
@@ -199,7 +199,7 @@ def test_memory_that_is_full_and_memory_that_is_not_used(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["memory", "allocators"])
+@pytest.mark.parametrize("name", ["memory", "memory.allocators"])
 def test_without_memory_events_it_says_how_to_record_them(name: str, tmp_path: Path) -> None:
     run = open_trace(write_kineto(tmp_path / "t.json", [slice_event("aten::add", 0, 1)]))
     result = report(run, name)

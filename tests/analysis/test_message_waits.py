@@ -13,7 +13,7 @@ import pytest
 from message_rows import Kernel, expected, program, table
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.store.arrays import NONE
-from rankscope.timeline.clocks.alignment import Clocks, RankClock
+from rankscope.timeline.clocks import Clocks, RankClock
 from rankscope.timeline.collectives.matching import match_collectives
 from rankscope.timeline.run import AnswerCache
 

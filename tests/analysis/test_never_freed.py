@@ -13,7 +13,7 @@ from conftest import DATA, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Finding, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.memory.block_map import held_by_line
+from rankscope.analysis.memory.snapshot import held_by_line
 from rankscope.timeline.run import Run
 from rankscope.views.charts import CHARTS
 
@@ -95,6 +95,7 @@ def leaks(path: Path) -> list[Finding]:
     return [finding for finding in memory(path).findings if "never freed" in finding.title]
 
 
+@pytest.mark.slow(every_variation=True)
 @pytest.mark.parametrize(
     ("every", "at_once", "words"),
     [(1, 1, "one every step"), (2, 1, "one every 2 steps"), (1, 3, "3 every step")],
@@ -113,7 +114,7 @@ def test_a_planted_leak(tmp_path: Path, every: int, at_once: int, words: str) ->
     assert finding.title.startswith(
         f"{count} blocks of 4.00 MB from train.py(30) were never freed, {words} ("
     )
-    assert "train.py(30): step < train.py(99): <module>" in finding.evidence
+    assert "called by: train.py(30): step < train.py(99): <module>" in finding.lines
     held, growth = finding.fact("held_bytes"), finding.fact("growth_bytes")
     assert held and held.value == count * 4 * MB
     assert growth and growth.value == 4 * MB * at_once // every
@@ -141,9 +142,10 @@ def test_how_long_until_the_device_is_full(tmp_path: Path) -> None:
     write_kineto(tmp_path / "rank0.json", [slice_event("aten::mm", 1.0, 5.0)], deviceProperties=device)
     (finding,) = leaks(tmp_path)
     left = finding.fact("steps_until_full")
-    assert left and left.value == 10 and "full in 10 steps" in finding.evidence
+    assert left and left.value == 10 and "steps until it is full: 10, GPU 0 of rank 0" in finding.lines
 
 
+@pytest.mark.slow
 def test_the_same_line_of_two_ranks_is_one_finding(tmp_path: Path) -> None:
     for rank in range(2):
         loop = Loop()
@@ -223,6 +225,7 @@ HEALTHY = (
 )
 
 
+@pytest.mark.slow
 def test_what_only_looks_like_a_leak(tmp_path: Path) -> None:
     """Each job as a rank."""
     for rank, job in enumerate(HEALTHY):
@@ -271,7 +274,7 @@ def test_the_recorded_leak(dataset: Callable[[str], Path], open_real: Callable[[
     (row,) = REPORTS["memory"].analyse(run, Scope(), None).rows
     assert row["growth_bytes"] == 16 << 20
     # The charts of its report: one curve, and what the line holds, from nothing to eight blocks.
-    assert CHARTS["memory"].make(run, Scope()).body and CHARTS["allocators"].make(run, Scope()).body
+    assert CHARTS["memory"].make(run, Scope()).body and CHARTS["memory.allocators"].make(run, Scope()).body
     held = [row["held_bytes"] for row in held_by_line(run, Scope()).rows if row["line"] == "mix.py(9): one"]
     assert held == sorted(held) and held[0] == 0 and held[-1] == 8 << 24
 
@@ -293,7 +296,7 @@ def test_fragmentation_is_judged_at_the_peak(tmp_path: Path) -> None:
     for block in blocks:
         loop.free(block)
     loop.write(tmp_path / "a" / "rank0.pickle", 8 * gb)
-    result = REPORTS["fragmentation"].analyse(open_trace(tmp_path / "a"), Scope(), None)
+    result = REPORTS["memory.fragmentation"].analyse(open_trace(tmp_path / "a"), Scope(), None)
     (finding,) = result.findings
     pieces, largest = finding.fact("free_blocks"), finding.fact("largest_free_bytes")
     assert pieces and largest and (pieces.value, largest.value) == (8, gb // 2)
@@ -305,6 +308,6 @@ def test_fragmentation_is_judged_at_the_peak(tmp_path: Path) -> None:
     for block in [loop.allocate(STATE, gb) for _ in range(8)]:
         loop.free(block)
     loop.write(tmp_path / "b" / "rank0.pickle", 8 * gb)
-    full = REPORTS["fragmentation"].analyse(open_trace(tmp_path / "b"), Scope(), None)
+    full = REPORTS["memory.fragmentation"].analyse(open_trace(tmp_path / "b"), Scope(), None)
     assert not full.findings and full.rows[0]["free_bytes"] == 8 * gb
     assert any("at the peak 0 B of 8.59 GB are not allocated" in note for note in full.notes)

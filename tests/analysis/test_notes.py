@@ -34,7 +34,7 @@ def test_only_the_kind_decides_whether_a_report_is_answered() -> None:
 
 
 def test_the_headline_of_a_finding_ends_where_its_cause_begins() -> None:
-    late = Finding("info", "Rank 2; the last: it waits; for data", "", why="it waits; for data")
+    late = Finding("info", "Rank 2; the last: it waits; for data", why="it waits; for data")
     assert late.headline == "Rank 2; the last"
-    assert Finding("info", "a; b", "").headline == "a; b"
+    assert Finding("info", "a; b").headline == "a; b"
     assert "why" not in late.to_dict()

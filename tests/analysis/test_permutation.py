@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import examples
 from rankscope.analysis.diff.compare import adjusted_p, smallest_p
 
 
@@ -35,7 +36,7 @@ def brute_force(base: Any, new: Any) -> list[float]:
     return [sum(one >= row * (1 - 1e-7) for one in largest) / len(largest) for row in real]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.integers(2, 4), st.integers(2, 4), st.integers(1, 5), st.integers(0, 2**32 - 1))
 def test_p_values_are_those_of_trying_every_split(first: int, second: int, rows: int, seed: int) -> None:
     source = np.random.default_rng(seed)

@@ -10,10 +10,10 @@ import pytest
 from rankscope.analysis.core.result import PROBLEMS, Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.faults.words import findings_of
-from rankscope.bench.synthetic.cluster import Fault, Job, simulate, step_ns
-from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope_bench.synthetic.cluster import Fault, Job, simulate, step_ns
+from rankscope_bench.synthetic.cluster_trace import write_traces
 
 pytestmark = pytest.mark.slow
 

@@ -11,17 +11,17 @@ import pytest
 from analysis.event_replay import EventReplay, Times, durations_of, events_of, recorded
 from analysis.plain_walk import pieces, plain_walk
 from rankscope.analysis import REPORTS
-from rankscope.analysis.across_ranks.own_times import own_times
+from rankscope.analysis.across_ranks.time_split import own_times
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.savings import savings_of
 from rankscope.analysis.critical_path.scenarios import bandwidth, hide_comm
 from rankscope.analysis.faults.stragglers import causes_of_ranks
-from rankscope.bench.synthetic.cluster import Fault, Job, RankRun, simulate
-from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.store.arrays import NONE
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run, open_run
+from rankscope_bench.synthetic.cluster import Fault, Job, RankRun, simulate
+from rankscope_bench.synthetic.cluster_trace import write_traces
 
 pytestmark = pytest.mark.slow
 

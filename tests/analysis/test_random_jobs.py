@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from fault_facts import Answer, Named
-from random_jobs import Culprit, Mark, Truth, marked, table, truth_of
-from rankscope.bench.synthetic.job import Fault, Job
+from rankscope_bench.exam.fault_facts import Answer, Named
+from rankscope_bench.exam.random_jobs import Culprit, Mark, Truth, marked, table, truth_of
+from rankscope_bench.synthetic.job import Fault, Job
 
 MS = 1_000_000
 JOB = Job(data=4, steps=4, layers=2, noise_pct=0.0)
@@ -44,13 +44,18 @@ def test_a_right_answer() -> None:
     for more in ((), (Named("rank", (3,), "host", MS / 10),)):
         mark = marked(TWO, replace(RIGHT, named=RIGHT.named + more))
         assert mark.what == "" and mark.wrongly == 0
-        assert (mark.found, mark.causes, mark.margins, mark.joint) == ((2, 2), (2, 2), (2, 2), (1, 1))
+        twice = [True, True]
+        assert mark.right == {"found": twice, "causes": twice, "margins": twice, "joint": [True]}
 
 
 @pytest.mark.parametrize(
     ("answer", "figures", "what"),
     [
-        (replace(RIGHT, named=RIGHT.named[:1]), {"found": (1, 2)}, "not found host of rank (2,) (10.0 %)"),
+        (
+            replace(RIGHT, named=RIGHT.named[:1]),
+            {"found": [True, False]},
+            "not found host of rank (2,) (10.0 %)",
+        ),
         (
             replace(RIGHT, named=(*RIGHT.named, Named("rank", (0,), "host"))),
             {"wrongly": 1},
@@ -58,17 +63,17 @@ def test_a_right_answer() -> None:
         ),
         (
             replace(RIGHT, named=(RIGHT.named[0], Named("rank", (2,), "copy", MS))),
-            {"causes": (1, 2)},
+            {"causes": [True, False]},
             "cause of host of rank (2,) (10.0 %): copy",
         ),
-        (replace(RIGHT, joint_ns=3.4 * MS), {"joint": (0, 1)}, "joint 3.40 for 3.00 ms"),
-        (replace(RIGHT, moves=True), {"wrongly_moving": 1}, "moves"),
+        (replace(RIGHT, joint_ns=3.4 * MS), {"joint": [False]}, "joint 3.40 for 3.00 ms"),
+        (replace(RIGHT, moves=True), {"wrongly_moving": True}, "moves"),
     ],
 )
 def test_a_wrong_answer(answer: Answer, figures: dict[str, object], what: str) -> None:
     mark = marked(TWO, answer)
     assert mark.what == what
-    assert {name: getattr(mark, name) for name in figures} == figures
+    assert {name: {**vars(mark), **mark.right}[name] for name in figures} == figures
 
 
 def test_links_stages_and_steps() -> None:
@@ -83,14 +88,14 @@ def test_links_stages_and_steps() -> None:
         Named("step", (1, 3), "host"),
     )
     mark = marked(truth, Answer(named, 3 * MS))
-    assert (mark.found, mark.stages, mark.wrongly) == ((2, 2), (1, 1), 0)
+    assert (mark.right["found"], mark.right["stages"], mark.wrongly) == ([True, True], [True], 0)
     strays = (
         Named("link", ((0, 1),), "link"),
         Named("stage", (1,), "stages"),
         Named("rank", (4,), "compute"),
     )
     mark = marked(truth, Answer((*strays, Named("step", (2,), "host")), 3 * MS))
-    assert (mark.found, mark.stages, mark.wrongly) == ((0, 2), (0, 1), 4)
+    assert (mark.right["found"], mark.right["stages"], mark.wrongly) == ([False, False], [False], 4)
 
 
 def test_the_table_has_the_ratios() -> None:
@@ -99,7 +104,7 @@ def test_the_table_has_the_ratios() -> None:
         marked(TWO, RIGHT),
         marked(healthy, RIGHT),
         marked(moving, Answer((), 3 * MS, moves=True)),
-        Mark(TWO, found=(0, 2), error=True),
+        Mark(TWO, {"found": [False, False]}, error=True),
     ]
     lines = dict(line.split("  ", 1) for line in table(marks).splitlines())
     assert lines["culprits named, from 2 % of the step"].strip() == "2 of 4 (0.500)"

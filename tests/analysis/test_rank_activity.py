@@ -56,6 +56,7 @@ def first_that_applies(time: int, window: Spans, sets: dict[str, Spans]) -> list
     return [next((name for name in ("copy", "data_loading") if inside(sets[name])), "idle")]
 
 
+@pytest.mark.slow
 @given(spans, spans, spans, spans, spans, spans)
 def test_each_nanosecond_of_the_window_is_in_one_part(
     window: Spans, compute: Spans, communication: Spans, copy: Spans, waiting: Spans, data_loading: Spans
@@ -175,7 +176,7 @@ def test_random_traces(seed: int, tmp_path: Path) -> None:
     seen: set[str] = set()
     rows = {row["rank"]: row for row in breakdown(run, Scope()).rows}
     for rank in run.ranks:
-        window = windows(run, rank, Scope()).intervals
+        window = windows(run, Scope()).of(rank).intervals
         activity = rank_activity(run, rank)
         assert activity.has_gpu == has_gpu(run, Scope(frozenset({rank})))
         parts = activity.parts(window, waiting_times(run)[rank], dataloader_spans(run, rank))

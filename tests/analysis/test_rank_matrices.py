@@ -10,7 +10,7 @@ import pytest
 
 from conftest import DATA
 from pipeline_traces import PipelinePlan, write_pipeline
-from rankscope.analysis.across_ranks.own_times import own_times
+from rankscope.analysis.across_ranks.time_split import own_times
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.faults import rank_matrices
@@ -95,6 +95,7 @@ def counted_bytes(run: Run) -> dict[tuple[int, int], float]:
     return total
 
 
+@pytest.mark.slow
 def test_bytes_against_counting(open_real: Callable[[Path], Run], pipeline: Run) -> None:
     for run in (open_real(SLOW), pipeline):
         rows = traffic(run, Scope()).rows

@@ -14,13 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import slice_event, write_kineto
+from conftest import examples, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.main_thread import gaps
 from rankscope.analysis.across_ranks.op_differences import OpCalls, RankOps, _side_by_side
 from rankscope.analysis.core.result import Finding, Result
-from rankscope.analysis.core.run_steps import NO_STEP
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.scope import NO_STEP, Scope
 from rankscope.analysis.faults import faults_of
 from rankscope.analysis.faults.stragglers import causes_of_ranks
 from rankscope.analysis.findings import collect
@@ -87,7 +86,7 @@ Counts = dict[tuple[int, int, int], int]
 """By rank, step and op."""
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(80))
 @given(st.dictionaries(st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 3)), st.integers(1, 4)))
 def test_calls_are_compared_with_the_median_of_the_others(counts: Counts) -> None:
     """A rank that has no op in a step was not recorded in it."""
@@ -129,15 +128,16 @@ def evaluates(script: Script, rank: int, step: int) -> None:
             script.forward()
 
 
+@pytest.mark.slow
 def test_evaluation_on_one_rank_is_so_many_forward_passes(tmp_path: Path) -> None:
     run = record(tmp_path / "run", 4, 9, evaluates)
-    rows = ask(run, "op_differences").rows
+    rows = ask(run, "stragglers.op_differences").rows
     assert {(row["rank"], row["steps"]) for row in rows} == {(1, "3,6,9")} and len(rows) == len({*FORWARD})
     assert {row["name"]: (row["calls"], row["median_calls"]) for row in rows} == {
         name: (24 * FORWARD.count(name), 3 * FORWARD.count(name)) for name in FORWARD
     }
     assert all(row["host_ns"] == row["calls"] * 500_000 for row in rows)
-    assert {row["rank"] for row in ask(run, "op_differences", ranks=frozenset({0})).rows} == set()
+    assert {row["rank"] for row in ask(run, "stragglers.op_differences", ranks=frozenset({0})).rows} == set()
     assert causes_of_ranks(run, Scope()).keys() == {1}
     by_step = ask(run, "stragglers", "step").rows
     extra = 7 * len(FORWARD) * 510_000
@@ -157,19 +157,21 @@ def accumulates(long: Sequence[int]) -> Any:
     return work
 
 
+@pytest.mark.slow
 def test_a_long_micro_batch_of_one_rank_is_its_reason(tmp_path: Path) -> None:
     run = record(tmp_path / "run", 4, 5, accumulates([2]))
-    rows = ask(run, "micro_batches").rows
+    rows = ask(run, "stragglers.micro_batches").rows
     assert len(rows) == 4 * 5 * 4
     for row in rows:
         dur = 8 if (row["rank"], row["micro_batch"]) == (2, 3) else 1
         assert row["forward_ns"] == dur * len(FORWARD) * 500_000
         assert row["backward_ns"] == dur * len(BACKWARD) * 500_000
         assert row["ratio"] == dur
-    assert not ask(run, "micro_batches").findings
+    assert not ask(run, "stragglers.micro_batches").findings
     assert causes_of_ranks(run, Scope()).keys() == {2}
 
 
+@pytest.mark.slow
 def test_a_long_micro_batch_of_all_ranks_is_a_fault(tmp_path: Path) -> None:
     run = record(tmp_path / "run", 4, 5, accumulates(range(4)))
     (fault,) = faults_of(run, Scope()).listed
@@ -182,9 +184,12 @@ def test_a_long_micro_batch_of_all_ranks_is_a_fault(tmp_path: Path) -> None:
         "Micro-batch 3 of 4 costs 38.5 ms per step (63 %) on all ranks; it takes 8.0x as long as the others"
     )
     assert found.subject == "micro-batch 3"
-    assert found.evidence == "on rank 0: 44.0 ms forward and backward, the others 5.50 ms"
+    assert (
+        found.evidence == "forward and backward: 44.0 ms, rank 0; forward and backward: 5.50 ms, the others"
+    )
 
 
+@pytest.mark.slow
 def test_micro_batches_that_are_long_in_turn_name_none(tmp_path: Path) -> None:
     def work(script: Script, rank: int, step: int) -> None:
         for number in range(4):
@@ -195,6 +200,7 @@ def test_micro_batches_that_are_long_in_turn_name_none(tmp_path: Path) -> None:
     assert not faults_of(record(tmp_path / "run", 4, 8, work), Scope()).listed
 
 
+@pytest.mark.slow(every_variation=True)
 @pytest.mark.parametrize("number", range(2, 6))
 def test_of_two_micro_batches_none_is_named(number: int, tmp_path: Path) -> None:
     """From three on it can be told which is long."""

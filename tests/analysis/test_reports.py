@@ -16,8 +16,8 @@ from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Result, Row
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.health.doctor import _percent, doctor, grade
-from rankscope.analysis.health.doubts import doubts
+from rankscope.analysis.health.doctor import doctor, grade
+from rankscope.analysis.health.doubts import doubts, percent
 from rankscope.timeline.run import Run
 from rankscope.views import render
 
@@ -88,6 +88,7 @@ def ns(microseconds: float) -> int:
     return round(microseconds * 1000)
 
 
+@pytest.mark.slow
 def test_kernels_against_brute_force(open_real: OpenReal) -> None:
     durations = defaultdict(list)
     for event in raw_events(DATA / "gpt-h200-stack" / "gpt.pt.trace.json.gz"):
@@ -112,6 +113,7 @@ def test_kernels_against_brute_force(open_real: OpenReal) -> None:
     assert totals == sorted(totals, reverse=True)
 
 
+@pytest.mark.slow
 def test_ops_against_brute_force(open_real: OpenReal) -> None:
     """Calls and host time by name; device time through External id, the way torch's own tables do it."""
     events = raw_events(DATA / "gpt-h200-stack" / "gpt.pt.trace.json.gz")
@@ -273,7 +275,7 @@ def test_metadata_goes_before_the_name(tmp_path: Path) -> None:
 
 
 # Reports that have rows for a trace with ops only; the others need a note on what is missing.
-NEED_ONLY_OPS = ("ops", "breakdown", "phases", "summary", "clocks", "layout", "groups")
+NEED_ONLY_OPS = ("ops", "breakdown", "breakdown.phases", "summary", "clocks", "layout", "layout.groups")
 
 
 @pytest.mark.slow
@@ -297,7 +299,7 @@ def test_an_empty_run_has_empty_reports(tmp_path: Path) -> None:
 
 
 def test_shares_of_the_doctor_have_no_exponent() -> None:
-    assert [_percent(share) for share in (100, 99.7, 12.3, 4.56, 0.00001)] == [
+    assert [percent(share) for share in (100, 99.7, 12.3, 4.56, 0.00001)] == [
         "100", "100", "12", "4.6", "under 0.1",
     ]  # fmt: skip
 
@@ -332,6 +334,7 @@ def test_grades() -> None:
     ] == list("ABCDF")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dur", [0.0, 3.0])
 def test_every_report_of_events_that_are_all_at_one_time(dur: float, tmp_path: Path) -> None:
     """As after a clock that stood still: no rate, share or ratio may be over a time of zero."""
@@ -358,4 +361,4 @@ def test_every_report_of_events_that_are_all_at_one_time(dur: float, tmp_path: P
     run = open_trace(tmp_path)
     for name in REPORTS:
         render(report(run, name))
-    assert not [doubt for doubt in doubts(run, Scope()) if "warm-up" in doubt.text]
+    assert not [doubt for doubt in doubts(run, Scope()) if "warm-up" in doubt.title]

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from conftest import open_trace
@@ -21,13 +20,13 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path import scenarios
 from rankscope.analysis.critical_path.whatif import whatif
 from rankscope.analysis.rollups import keep_rollups
-from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.cli import main
 from rankscope.store import derived
-from rankscope.store.derived import ROLLUPS, File, RawTable, path_of
+from rankscope.store.derived import path_of
 from rankscope.store.ingest import Options
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope_bench.synthetic import Plan, Straggler, write
 
 pytestmark = pytest.mark.slow
 
@@ -37,9 +36,10 @@ GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 WITHOUT_STORE = shutil.ignore_patterns(".rankscope")
 
 
-@pytest.fixture(autouse=True)
-def for_small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollups, "_LEAST_RANKS", 1)
+@pytest.fixture
+def of_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank is read alone."""
+    monkeypatch.setattr(rollups, "_CHUNK_EVENTS", 1)
 
 
 @pytest.fixture(scope="module")
@@ -49,19 +49,17 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def path(run: Run) -> Path:
-    return path_of(run.store, ROLLUPS)
+def path(run: Run, name: str = "breakdown") -> Path:
+    return path_of(run.store, name)
 
 
 def rows(run: Run, name: str = "breakdown") -> dict[int, int]:
     """By rank, the keys of the rows of a table."""
-    columns = File(path(run)).tables[name].columns
-    return dict(zip(columns["rank"].tolist(), columns["key"].tolist(), strict=True))
+    return {rank: key for rank, (key, _) in rollups._specs[name].table.rows(run.store).items()}
 
 
 def make_all(run: Run) -> None:
-    kept = rollups.Rollups(run)
-    kept.add(run.store, [rollups.encode(rollups.make(run, run.ranks, kept))])
+    rollups.Rollups(run).add([rollups.make(run, run.ranks, Scope())])
 
 
 def opened(run: Run, *patterns: str, **options: Any) -> Run:
@@ -123,18 +121,16 @@ def mixed(dataset: Callable[[str], Path], tmp_path_factory: pytest.TempPathFacto
 @pytest.mark.thorough
 def test_records_do_not_depend_on_how_ranks_are_grouped(mixed: Path, tmp_path: Path) -> None:
     run = Run(ingest([mixed], Options(cache=tmp_path)))
-    kept = rollups.Rollups(run)
-    together = rollups.encode(rollups.make(run, run.ranks, kept))
+    together = rollups.make(run, run.ranks, Scope())
     for groups in ([[0], [1], [2], [3]], [[0, 2], [1, 3]], [[0, 1], [2, 3]]):
-        parts = [rollups.make(run, group, kept) for group in groups]
-        of_rank = {rank: part for group, part in zip(groups, parts, strict=True) for rank in group}
-        apart = rollups.encode(
-            {name: {rank: of_rank[rank][name][rank] for rank in run.ranks} for name in parts[0]}
-        )
-        assert apart.keys() == together.keys()
-        for name, table in apart.items():
-            for column, values in table.columns.items():
-                assert np.array_equal(values, together[name].columns[column]), (name, column, groups)
+        parts = [rollups.make(run, group, Scope()) for group in groups]
+        for name, records in together.items():
+            apart = {rank: record for part in parts for rank, record in part[name].items()}
+            written = []
+            for each in (records, {rank: apart[rank] for rank in records}):
+                rollups.write_part({name: each}, tmp_path / "part")
+                written.append(path_of(tmp_path / "part", name).read_bytes())
+            assert written[0] == written[1], (name, groups)
 
 
 @pytest.mark.slow
@@ -175,28 +171,26 @@ def test_a_damaged_or_foreign_file_is_made_again(run: Run, damage: str) -> None:
     whole = path(run).read_bytes()
     expected = steps_of(opened(run, from_events=True))
     other = {
-        "a byte": whole.replace(b"Memset", b"Memsot", 1),
+        "a byte": whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:],
         "cut off": whole[: len(whole) // 2],
         "empty": b"",
-        "foreign": b'{"tables": {}}\n',
+        "foreign": b'{"columns": []}\n',
         "another length": whole + bytes(8),
     }
-    assert other[damage] != whole
     path(run).write_bytes(other[damage])
-    assert File(path(run)).tables == {}
-    make_all(run)
-    assert path(run).read_bytes() == whole
+    assert rows(run) == {}
     assert steps_of(run) == expected
+    assert path(run).read_bytes() == whole
 
 
 def test_other_code_computes_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     before = path(run).read_bytes()
     expected = steps_of(opened(run, from_events=True))
-    monkeypatch.setattr(derived, "code_fingerprint", lambda *modules: "of another version")
-    assert File(path(run)).rows(rollups._specs["breakdown"].table, rows(run)) == {}
+    monkeypatch.setattr(derived, "code_fingerprint", lambda: "of another version")
+    assert rows(run) == {}
     assert steps_of(run) == expected
     assert path(run).read_bytes() != before
-    assert {table.fingerprint for table in File(path(run)).tables.values()} == {"of another version"}
+    assert {*rows(run)} == {0, 1, 2}
 
 
 @pytest.mark.parametrize(
@@ -221,7 +215,7 @@ def test_a_rank_that_is_read_again_or_is_gone(run: Run, tmp_path: Path) -> None:
     traces = sorted(tmp_path.glob("*.json*"))
     os.utime(traces[0], (0, 0))
     again = open_trace(tmp_path)
-    assert again.newly_read
+    assert again.ingested.read
     before = rows(run)
     assert steps_of(again) == steps_of(opened(again, from_events=True))
     changed = [rank for rank, key in rows(run).items() if key != before[rank]]
@@ -231,18 +225,13 @@ def test_a_rank_that_is_read_again_or_is_gone(run: Run, tmp_path: Path) -> None:
     assert left.store == run.store
     assert steps_of(left) == steps_of(opened(left, from_events=True))
     assert rollup_use(left).from_rollups == {*left.ranks}
-    make_all(left)
     assert {*rows(run)} == {0, 1, 2}, "nothing was missing, nothing is written"
 
 
 def without_first_rank(run: Run) -> None:
-    kept = rollups.Rollups(run)
-    tables = {
-        name: rollups.encode({name: {rank: row for rank, row in kept.of(spec).items() if rank}})[name]
-        for name, spec in rollups._specs.items()
-    }
-    path(run).unlink()
-    kept.add(run.store, [tables])
+    for spec in rollups._specs.values():
+        kept = spec.table.rows(run.store)
+        spec.table.write(run.store, {rank: row for rank, row in kept.items() if rank})
 
 
 def test_a_store_that_cannot_be_written_to(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,23 +239,35 @@ def test_a_store_that_cannot_be_written_to(run: Run, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Run, "keeps_results", False)
     assert steps_of(run) == steps_of(opened(run, from_events=True))
     assert {*rows(run)} == {1, 2}
-    assert rollup_use(run).from_rollups == {1, 2}
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_what_is_missing_is_made(run: Run, several: bool, request: pytest.FixtureRequest) -> None:
+    if several:
+        request.getfixturevalue("of_several_chunks")
+    without_first_rank(run)
+    assert steps_of(run) == steps_of(opened(run, from_events=True))
+    assert {*rows(run)} == {0, 1, 2}
+    assert {*rows(run, "kernels")} == ({0, 1, 2} if several else {1, 2}), (
+        "events are read once for all functions"
+    )
 
 
 def test_what_is_made_is_written_when_the_rest_fails(run: Run) -> None:
     without_first_rank(run)
-    kept = rollups.Rollups(run)
 
-    def parts() -> Iterator[dict[str, RawTable]]:
-        yield rollups.encode(rollups.make(run, [0], kept))
+    def parts() -> Iterator[rollups.Records]:
+        yield rollups.make(run, [0], Scope())
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        kept.add(run.store, parts())
+        rollups.Rollups(run).add(parts())
     assert {*rows(run)} == {0, 1, 2}
 
 
-def test_made_when_ranks_are_read(traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_made_when_ranks_are_read(
+    traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_several_chunks: None
+) -> None:
     calls: list[Any] = []
     monkeypatch.setattr(
         "rankscope.analysis.rollups.run_calls",
@@ -276,10 +277,25 @@ def test_made_when_ranks_are_read(traces: Path, tmp_path: Path, monkeypatch: pyt
     keep_rollups(run, 2, lambda done, ranks: calls.append((done, ranks)), calls.append)
     assert calls == [(1, 3), (2, 3), (3, 3)]
     assert {*rows(run)} == {0, 1, 2}
-    names = {each.name.partition(".")[0] for each in path(run).parent.iterdir()}
-    assert names == {"rollups", "clocks"}, "nothing is left of the parts; few collectives are not kept"
+    names = {each.stem for each in path(run).parent.iterdir()}
+    assert names == {*rollups._specs, "clocks", "collectives"}, "nothing is left of the parts"
     steps_of(run)
     assert str(rollup_use(run)) == "from rollups: 3 of 3 ranks"
+
+
+def test_what_was_made_by_other_code_is_made_for_all_ranks_at_once(
+    traces: Path, tmp_path: Path, of_several_chunks: None
+) -> None:
+    """Else each report makes its own, in one process."""
+    run = Run(ingest([traces], Options(cache=tmp_path)))
+    keep_rollups(run, 2, lambda done, ranks: None, lambda text: None)
+    kept = {file.name for file in (run.store / derived.FOLDER).iterdir()}
+    shutil.rmtree(run.store / derived.FOLDER)
+    again, done = Run(ingest([traces], Options(cache=tmp_path))), list[tuple[int, int]]()
+    assert not again.ingested.read and rollups.not_kept(again) == {0, 1, 2}
+    keep_rollups(again, 2, lambda ranks, of: done.append((ranks, of)), lambda text: None)
+    assert {file.name for file in (run.store / derived.FOLDER).iterdir()} == kept
+    assert done[-1] == (3, 3) and not rollups.not_kept(opened(again))
 
 
 def test_stats_says_what_it_used(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

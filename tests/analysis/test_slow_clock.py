@@ -12,13 +12,12 @@ import pytest
 from analysis.explained import cause, explained
 from gpu_logs import SECOND, Sample, query_csv, write
 from rankscope.analysis import REPORTS
-from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.result import Result, Why
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.faults.explain import Why
-from rankscope.bench.synthetic.cluster import COMPUTE, Fault, Job, RankRun, simulate
-from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope_bench.synthetic.cluster import COMPUTE, Fault, Job, RankRun, simulate
+from rankscope_bench.synthetic.cluster_trace import write_traces
 
 START = 1_794_701_458_600_000_000
 """When the simulated jobs begin: 600 ms after a whole second."""
@@ -76,6 +75,7 @@ def why_late(folder: Path) -> tuple[int, Why]:
     return explained(Run(ingest([folder])))
 
 
+@pytest.mark.slow
 def test_a_clock_23_percent_lower_is_the_cause(tmp_path: Path) -> None:
     """In two of three samples the GPU is too hot."""
     folder_with(tmp_path, THROTTLED, reasons=lambda number, gpu: 0x20 * (gpu == 1 and number % 3 > 0))
@@ -85,7 +85,7 @@ def test_a_clock_23_percent_lower_is_the_cause(tmp_path: Path) -> None:
         r"its GPU is clocked at 1,350 of 1,755 MHz, thermal slowdown 6\d % of the time: its kernels take 1\.3",
         answer.text,
     )
-    assert "cooling" in answer.hint and answer.report == "gpu"
+    assert "cooling" in answer.advice and answer.report == "gpu"
     clocks = [fact.value for fact in answer.facts if fact.quantity == "sm_clock_mhz"]
     assert clocks == [LOW, USUAL]
     assert cause(answer) == "compute"
@@ -127,11 +127,13 @@ def after_1980(mhz: int) -> Clock:
     return lambda time, gpu, runs: 1980 if time < START else mhz
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_low_on_all_ranks(tmp_path: Path) -> None:
     folder_with(tmp_path, None, after_1980(900))
     (finding,) = report(tmp_path, "gpu").findings
     expected = "The SM clock of ranks 0-2 is locked at 900 MHz while they compute, 55 % below 1,980 MHz"
     assert finding.title == expected and finding.severity == "warning" and "-rgc" in finding.hint
+    assert "clock while it computes: always 900 MHz" in finding.evidence
 
 
 @pytest.mark.slow
@@ -147,7 +149,7 @@ def test_a_low_clock_by_the_limit_of_power(tmp_path: Path) -> None:
     assert finding.title.endswith(
         "at 1,500 MHz while they compute, 25 % below 2,000 MHz, power cap 100 % of the time"
     )
-    assert finding.severity == "info" and "power 652 W of 700 W" in finding.evidence
+    assert finding.severity == "info" and "power: 652 W of 700 W" in finding.evidence
 
 
 @pytest.mark.slow
@@ -198,7 +200,7 @@ def test_another_model_is_not_compared(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_times_in_whole_seconds_need_whole_seconds_of_work(tmp_path: Path) -> None:
-    """As dmon writes them: when in its second a sample was taken is not known."""
+    """As dcgmi with `date +%s` writes them: when in its second a sample was taken is not known."""
     folder_with(tmp_path, THROTTLED, every_ns=SECOND // 10, change=_whole_seconds)
     assert "clocked" not in why_late(tmp_path)[1].text
     assert {row["samples"] for row in report(tmp_path, "gpu").rows} == {0}
@@ -209,6 +211,7 @@ def _whole_seconds(text: str) -> str:
     return "\n".join([head, *(f"{line[:20]}000{line[23:]}" for line in lines)]) + "\n"
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_a_plain_count(tmp_path: Path) -> None:
     chance = np.random.default_rng(4)
     clocks = {(gpu, number): int(chance.integers(1000, 2000)) for gpu in range(3) for number in range(2000)}

@@ -15,8 +15,7 @@ import pytest
 from conftest import DATA, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.memory.block_map import read_blocks
-from rankscope.analysis.memory.snapshot import BEFORE, held_at_peak, snapshot_peaks
+from rankscope.analysis.memory.snapshot import BEFORE, held_at_peak, read_blocks, snapshot_peaks
 from rankscope.readers.safe_pickle import Budget
 from rankscope.readers.stack_frames import frames_in, op_name, own_line
 from rankscope.timeline.reading import ingest
@@ -110,6 +109,7 @@ def without_times(value: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_history_without_times_has_the_same_peak(tmp_path: Path, open_real: Callable[[Path], Run]) -> None:
     path = DATA / "memory" / "gpt-h200.pickle.gz"
     value = pickle.loads(gzip.decompress(path.read_bytes()))
@@ -135,7 +135,7 @@ def test_the_peak_of_a_history_without_times_is_not_the_moment_of_the_snapshot(t
     )
     (row,) = REPORTS["memory"].analyse(run, Scope(), None).rows
     assert (row["peak_allocated_bytes"], row["unused_bytes"], row["at_ns"]) == (6_000, 2_000, None)
-    held = [(holder.op, holder.bytes) for holder in held_at_peak(run, Scope())]
+    held = [(holder.name, holder.bytes) for holder in held_at_peak(run, Scope())]
     assert sum(size for _, size in held) == 6_000
 
 
@@ -147,17 +147,19 @@ def test_a_snapshot_without_history_says_that_its_figures_are_no_peak(tmp_path: 
     assert any("no history: rank 0" in note and "may have been higher" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_a_snapshot_beside_a_trace_with_steps_is_used(tmp_path: Path) -> None:
     """By default the window is all steps of the trace; a snapshot knows no steps, and is left out of a part of them."""
     events = [slice_event(f"ProfilerStep#{step}", 1000 * step, 900, cat="user_annotation") for step in (1, 2)]
     write_kineto(tmp_path / "rank-0.json", events, distributedInfo={"rank": 0, "world_size": 1})
     write(tmp_path / "rank-0.pickle", snapshot([entry("alloc", 1, 5_000, 0)], {1: 5_000}, 8_000))
     run = Run(ingest([tmp_path]))
-    for name, column in (("memory", "peak_allocated_bytes"), ("allocators", "bytes")):
+    for name, column in (("memory", "peak_allocated_bytes"), ("memory.allocators", "bytes")):
         assert [row[column] for row in REPORTS[name].analyse(run, Scope(), None).rows] == [5_000]
         assert REPORTS[name].analyse(run, Scope(steps=(1, 1)), None).rows == ()
 
 
+@pytest.mark.slow
 def test_findings_of_a_snapshot_carry_their_figures(tmp_path: Path) -> None:
     gigabyte = 10**9
     history = [entry("alloc", 1, 3 * gigabyte, 0)]
@@ -165,7 +167,7 @@ def test_findings_of_a_snapshot_carry_their_figures(tmp_path: Path) -> None:
     for name, path in (("timed", value), ("untimed", without_times(value))):
         run = open_trace(write(tmp_path / f"{name}.rank-0.pickle", path))
         assert not REPORTS["memory"].analyse(run, Scope(), None).findings  # it would be said twice
-        (finding,) = REPORTS["fragmentation"].analyse(run, Scope(), None).findings
+        (finding,) = REPORTS["memory.fragmentation"].analyse(run, Scope(), None).findings
         unused = finding.fact("free_bytes")
         assert unused is not None and (unused.value, unused.ranks) == (5 * gigabyte, (0,))
         assert finding.title.startswith("5.00 GB") or finding.title.startswith("5 GB")
@@ -185,7 +187,7 @@ def test_the_real_snapshot(open_real: Callable[[Path], Run]) -> None:
     for holder in held_at_peak(run, Scope()):
         by_line[holder.source or ""] += holder.bytes
     assert by_line == holders
-    top = REPORTS["allocators"].analyse(run, Scope(), None).rows[0]
+    top = REPORTS["memory.allocators"].analyse(run, Scope(), None).rows[0]
     assert (top["name"], top["source"], top["bytes"], top["count"]) == (
         "aten::cross_entropy_loss",
         "gpt.py(34): step",
@@ -202,7 +204,7 @@ def test_the_reports_use_it(open_real: Callable[[Path], Run]) -> None:
     run = open_real(DATA / "memory" / "gpt-h200.pickle.gz")
     (row,) = REPORTS["memory"].analyse(run, Scope(), None).rows
     assert (row["device"], row["peak_allocated_bytes"]) == ("GPU 0", 6_432_652_760)
-    result = REPORTS["allocators"].analyse(run, Scope(), None)
+    result = REPORTS["memory.allocators"].analyse(run, Scope(), None)
     assert sum(row["bytes"] for row in result.rows) == 6_432_652_760
     first = {key: result.rows[0][key] for key in ("rank", "name", "bytes", "count", "source")}
     assert first == {
@@ -215,10 +217,11 @@ def test_the_reports_use_it(open_real: Callable[[Path], Run]) -> None:
     assert any("snapshot" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_fragments_of_the_real_snapshot(open_real: Callable[[Path], Run]) -> None:
     path = DATA / "memory" / "gpt-h200.pickle.gz"
     value = pickle.loads(gzip.decompress(path.read_bytes()))
-    result = REPORTS["fragmentation"].analyse(open_real(path), Scope(), None)
+    result = REPORTS["memory.fragmentation"].analyse(open_real(path), Scope(), None)
     for row in result.rows:
         segments = [s for s in value["segments"] if s["segment_type"] == row["kind"]]
         free = [b["size"] for s in segments for b in s["blocks"] if b["state"] == "inactive"]
@@ -264,8 +267,8 @@ def test_any_history(tmp_path: Path) -> None:
         assert peaks[device] == expected
         found: Counter[str] = Counter()
         for holder in holders:
-            if holder.device == device:
-                before = holder.op == BEFORE or holder.source == "train.py(99): step"
+            if holder.device == f"GPU {device}":
+                before = holder.name == BEFORE or holder.source == "train.py(99): step"
                 found["?" if before else holder.source or ""] += holder.bytes
         assert found == by_line
         late += by_line["?"] > 0
@@ -313,7 +316,7 @@ def test_where_in_the_program() -> None:
     assert op_name(read([*inner[:1], *node])) == "MmBackward0"
 
 
-@pytest.mark.parametrize("name", ["fragmentation", "memory", "allocators"])
+@pytest.mark.parametrize("name", ["memory.fragmentation", "memory", "memory.allocators"])
 def test_note_without_a_snapshot(tmp_path: Path, name: str) -> None:
     from conftest import slice_event, write_kineto
 

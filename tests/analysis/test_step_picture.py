@@ -25,7 +25,9 @@ from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.timeline.run import Run
 from rankscope.views.charts.heatmap import NARROW, caption, step_picture_chart
 
-SLOW = Finding("critical", "Rank 2 costs time", "", (2,), facts=(Fact("cause", "compute"),), report="faults")
+SLOW = Finding(
+    "critical", "Rank 2 costs time", ranks=(2,), facts=(Fact("cause", "compute"),), report="faults"
+)
 
 
 @pytest.fixture
@@ -59,9 +61,10 @@ def test_the_sets_are_those_of_the_breakdown(run: Run) -> None:
     for row in picture.rows:
         known = rows[row.rank]
         assert row.end_ns - row.start_ns == known["span_ns"]
-        assert length(row.compute) == known["compute_ns"] and length(row.copy) == known["exposed_copy_ns"]
-        assert length(row.wait) == known["exposed_wait_ns"] and row.idle_ns == known["idle_ns"]
-        assert length(row.transfer) == known["exposed_comm_ns"] - known["exposed_wait_ns"]
+        parts = row.parts
+        assert length(parts.compute) == known["compute_ns"] and length(parts.copy) == known["exposed_copy_ns"]
+        assert length(parts.waiting) == known["exposed_wait_ns"] and length(parts.idle) == known["idle_ns"]
+        assert length(parts.communication) == known["exposed_comm_ns"] - known["exposed_wait_ns"]
 
 
 def test_a_wait_is_not_said_over_compute(run: Run) -> None:

@@ -17,16 +17,15 @@ from conftest import DATA, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.blame import range_argmax
 from rankscope.analysis.across_ranks.main_thread import gap_between, gaps
-from rankscope.analysis.across_ranks.own_times import OWN, own_times
-from rankscope.analysis.across_ranks.time_split import PARTS, step_times
+from rankscope.analysis.across_ranks.time_split import OWN, PARTS, own_times, step_times
 from rankscope.analysis.core.host_spans import program_frame
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.faults.stragglers import _charged, _counted_once, caused_waits, causes_of_ranks
-from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.store.arrays import NONE
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope_bench.synthetic import Plan, Straggler, write
 
 
 def ask(run: Run, scope: Scope | None = None) -> Result:
@@ -268,10 +267,10 @@ def test_own_times_are_those_beyond_the_median_of_the_others(open_real: Callable
     """All four ranks do the same work."""
     run = open_real(DATA / "seqpar-gloo4-slow2")
     scope = Scope().in_run(run)
-    own, split = own_times(run, scope), step_times(run, scope)
-    assert (own.ranks, own.steps) == (split.ranks, split.steps)
+    own, (ranks, steps, parts) = own_times(run, scope), step_times(run, scope)
+    assert (own.ranks, own.steps) == (ranks, steps)
     for part, name in enumerate(OWN):
-        times = split.parts[PARTS.index(name)]
+        times = parts[PARTS.index(name)]
         for rank in range(4):
             usual = np.median(np.delete(times, rank, axis=0), axis=0)
             assert own.of_parts[part, rank] == pytest.approx(np.maximum(times[rank] - usual, 0))

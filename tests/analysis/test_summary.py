@@ -16,17 +16,18 @@ import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.core.result import Finding
+from rankscope.analysis.core.result import Fact, Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.findings import collect, findings
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.analysis.summary import summary
-from rankscope.bench.synthetic import Plan, Straggler, write
 from rankscope.cli import main
+from rankscope.text.run_words import RunWords
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 from rankscope.views.columns import fields
 from rankscope.views.summary import Screen, screen
+from rankscope_bench.synthetic import Plan, Straggler, write
 
 OpenReal = Callable[[Path], Run]
 
@@ -34,7 +35,9 @@ OpenReal = Callable[[Path], Run]
 def shown(run: Run, width: int = 80) -> str:
     result = summary(run, Scope())
     kernels = REPORTS["kernels"].analyse(run, Scope(), None)
-    return screen(Screen("RUN", "subject", result, kernels, collect(run, Scope())), width, color=False)
+    return screen(
+        Screen(RunWords(("RUN",)), "subject", result, kernels, collect(run, Scope())), width, color=False
+    )
 
 
 def test_the_verdict_comes_first(open_real: OpenReal) -> None:
@@ -70,11 +73,13 @@ def test_one_screen_for_few_ranks_and_for_many(tmp_path: Path, open_real: OpenRe
 @pytest.mark.slow
 def test_findings_are_ordered_by_severity_and_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planted = (
-        Finding("info", "cheap", "e", cost_ns=1),
-        Finding("info", "a remark", "e", cost_ns=500),
-        Finding("warning", "dear", "e", ranks=(1,), span=(2, 3), hint="h", cost_ns=100),
-        Finding("critical", "hangs", "e"),
-        Finding("ok", "fine", "e"),
+        Finding("info", "cheap", facts=(Fact("example", "e"),), cost_ns=1),
+        Finding("info", "a remark", facts=(Fact("example", "e"),), cost_ns=500),
+        Finding(
+            "warning", "dear", facts=(Fact("example", "e"),), ranks=(1,), span=(2, 3), advice="h", cost_ns=100
+        ),
+        Finding("critical", "hangs", facts=(Fact("example", "e"),)),
+        Finding("ok", "fine", facts=(Fact("example", "e"),)),
     )
     roofline = REPORTS["roofline"]
 
@@ -90,13 +95,15 @@ def test_findings_are_ordered_by_severity_and_cost(tmp_path: Path, monkeypatch: 
     assert rows[2] == {
         "kind": "health", "severity": "warning", "cost_ns": 100, "alone_ns": None, "subject": None, "steps": None,
         "report": "roofline",
-        "title": "dear", "evidence": "e", "hint": "h", "ranks": (1,), "start_ns": 2, "end_ns": 3,
+        "title": "dear", "evidence": "example: e", "hint": "h", "ranks": (1,), "start_ns": 2, "end_ns": 3,
     }  # fmt: skip
     kernels = REPORTS["kernels"].analyse(run, Scope(), None)
     text = screen(
-        Screen("RUN", "s", summary(run, Scope()), kernels, [replace(planted[2], report="x")]), 80, False
+        Screen(RunWords(("RUN",)), "s", summary(run, Scope()), kernels, planted[3:1:-1]),
+        80,
+        False,
     )
-    assert text.startswith("hangs.\n1.0 µs were recorded") and "1. warning, 100 ns in total: dear" in text, (
+    assert text.startswith("hangs.\n1.0 µs were recorded") and "2. warning, 100 ns in total: dear" in text, (
         text
     )
 

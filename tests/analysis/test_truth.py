@@ -11,9 +11,9 @@ import pytest
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.health.doctor import doctor
-from rankscope.bench.synthetic import Defect, Plan, Straggler, write
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope_bench.synthetic import Defect, Plan, Straggler, write
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from analysis.event_replay import graph_of_events, nodes_of
 from analysis.random_programs import Program, events_of_program, play, random_program
-from conftest import DATA, kernel_event, open_trace, write_kineto
+from conftest import DATA, examples, kernel_event, open_trace, write_kineto
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.step_times import mean_step_ns
@@ -24,15 +24,15 @@ from rankscope.analysis.critical_path.whatif import whatif
 from rankscope.analysis.graph.events import HOST_CLASSES, NONE
 from rankscope.analysis.graph.graph import Graph, Work, graph_of
 from rankscope.analysis.graph.replay import Replay
-from rankscope.bench.synthetic import Plan, Slower, Straggler, write
 from rankscope.cli import main
 from rankscope.errors import UsageError
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope_bench.synthetic import Plan, Slower, Straggler, write
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_a_replay_is_what_playing_the_program_gives(seed: int) -> None:
     program = random_program(seed)
@@ -131,6 +131,7 @@ def test_two_changes_together(make: Make) -> None:
     assert result.findings[0].cost_ns == result.rows[-1]["saved_ns"]
 
 
+@pytest.mark.slow
 def test_the_usual_questions_and_no_gaps(make: Make) -> None:
     slow = make(straggler=Straggler(2, "dataloader", 3_000_000))
     rows = {row["what"]: row for row in whatif(slow, Scope()).rows}

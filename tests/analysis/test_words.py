@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from analysis.finding_properties import violations
 from conftest import DATA
 from rankscope.analysis.core.result import PROBLEMS, SEVERITIES, Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.findings import collect, findings
 from rankscope.analysis.summary import summary
-from rankscope.bench.synthetic.cluster import Fault, Job, simulate
-from rankscope.bench.synthetic.cluster_trace import write_traces
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 from rankscope.units import format_pair
+from rankscope_bench.synthetic.cluster import Fault, Job, simulate
+from rankscope_bench.synthetic.cluster_trace import write_traces
 
 MS = 1_000_000
 ALL = (0, 1, 2, 3)
@@ -111,14 +112,15 @@ def check(found: Iterable[Finding], run: Run) -> None:
             or each.title[0].isdigit()
         )
         if each.kind == "fault":
-            assert each.subject and each.ranks and each.cost_ns and each.fact("cost_pct")
-            assert f"({each.fact('cost_pct').value:.0f} %)" in each.title  # type: ignore[union-attr]
+            assert each.subject and each.ranks and each.cost_ns and each.cost_pct
+            assert f"({each.cost_pct:.0f} %)" in each.title
     together = sum(each.cost_ns or 0 for each in listed if each.kind == "fault")
     assert together <= step_ns * 1.000001
     rows = findings(run, Scope()).rows
     assert [row["title"] for row in rows] == [each.title for each in listed]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAID)
 def test_what_is_said_of_a_fault(tmp_path: Path, name: str) -> None:
     job, planted, title, subject, steps = SAID[name]
@@ -130,13 +132,16 @@ def test_what_is_said_of_a_fault(tmp_path: Path, name: str) -> None:
     assert ",".join(map(str, faults[0].steps)) == steps
     assert summary(run, Scope()).facts["verdict"] == f"{faults[0].title}."
     check(found, run)
+    assert violations(run) == []
 
 
+@pytest.mark.slow
 def test_a_fault_of_one_step_is_no_critical_problem(tmp_path: Path) -> None:
     (fault, *_) = collect(simulated(tmp_path, replace(JOB, steps=3), in_steps([2], 30 * MS, 1)), Scope())
     assert (fault.severity, fault.steps) == ("warning", (1,))
 
 
+@pytest.mark.slow
 def test_where_all_are_alike_it_says_so(tmp_path: Path) -> None:
     run = simulated(tmp_path, JOB)
     facts = summary(run, Scope()).facts
@@ -148,6 +153,7 @@ def test_where_all_are_alike_it_says_so(tmp_path: Path) -> None:
     check(collect(run, Scope()), run)
 
 
+@pytest.mark.slow
 def test_who_was_not_recorded_is_not_called_alike(tmp_path: Path) -> None:
     write_traces(job := replace(JOB, data=16, steps=3), simulate(job), tmp_path)
     for rank, path in enumerate(sorted(tmp_path.glob("*.json.gz"))):
@@ -164,6 +170,7 @@ def test_one_rank_has_its_steps_to_compare_with(tmp_path: Path) -> None:
     assert one.startswith("Nothing to compare with: one rank, one step.")
 
 
+@pytest.mark.slow
 def test_ranks_without_peers_are_not_called_alike(tmp_path: Path) -> None:
     said = summary(simulated(tmp_path, replace(PIPELINE, data=1)), Scope()).facts["verdict"]
     assert said.startswith("No fault found; not every rank has others that do the same work.")
@@ -179,7 +186,7 @@ def test_recorded_runs(open_real: Callable[[Path], Run], name: str) -> None:
 
 def test_a_name_keeps_its_case_within_a_sentence() -> None:
     def said(title: str, *names: str) -> str:
-        return Finding("limit", title, "", names=names).uncapitalised
+        return Finding("limit", title, names=names).uncapitalised
 
     assert said("Data loading") == "data loading"
     assert said("GPU idle") == "GPU idle"

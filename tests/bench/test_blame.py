@@ -15,18 +15,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ask import ask_baseline
-from ask import main as ask_main
-from rankscope.bench.blame import make as making
-from rankscope.bench.blame import score as scoring
-from rankscope.bench.blame.cases import LAYOUTS, Case, cases
-from rankscope.bench.blame.make import make
-from rankscope.bench.blame.planting import job_of
-from rankscope.bench.blame.score import CAUSES, WHO, Marked, best_f1, f1, marked, scores, wilson
-from rankscope.bench.synthetic.job import Job
+from conftest import examples
 from rankscope.cli import main as run_cli
 from rankscope.errors import ReadError, StoreError
-from record import step_times_ms
+from rankscope_bench.blame import make as making
+from rankscope_bench.blame import score as scoring
+from rankscope_bench.blame.ask import ask_baseline
+from rankscope_bench.blame.ask import main as ask_main
+from rankscope_bench.blame.cases import LAYOUTS, Case, cases
+from rankscope_bench.blame.make import make
+from rankscope_bench.blame.planting import job_of
+from rankscope_bench.blame.record import step_times_ms
+from rankscope_bench.blame.score import CAUSES, WHO, Marked, best_f1, f1, marked, scores, wilson
+from rankscope_bench.synthetic.job import Job
 
 SHA256 = "9f599bd6b7d3312081ed3775dba4db385b080bff18196bc9c94ab641dcbe1691"
 """Of `tiny` on any machine: of the uncompressed bytes."""
@@ -216,7 +217,7 @@ answered = st.builds(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(80))
 @given(st.lists(answered, min_size=1, max_size=12))
 def test_scores_are_those_of_counting(answers: list[Marked]) -> None:
     culprits = [answer for answer in answers if answer.truth["who"] != "nobody"]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
-from rankscope.bench.synthetic.cluster import Fault, Job, simulate
-from rankscope.bench.synthetic.cluster_trace import write_job, write_traces
 from rankscope.cli import main
+from rankscope.errors import StoreError
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope_bench.synthetic.cluster import Fault, Job, simulate
+from rankscope_bench.synthetic.cluster_trace import RankTrace, write_job, write_traces
+from rankscope_bench.synthetic.host import RankRun
 
 SMALL = ("--steps", "3", "--layers", "2", "--events", "600")
 
@@ -22,6 +28,7 @@ def run(*options: str | Path) -> int:
     return main(["bench", "cluster", *map(str, options)])
 
 
+@pytest.mark.slow
 def test_it_writes_the_events_that_were_asked_for_and_the_truth(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -51,6 +58,50 @@ def test_the_folder_is_needed_and_must_be_empty(tmp_path: Path, capsys: pytest.C
     (tmp_path / "file").touch()
     assert run(*SMALL, "-o", tmp_path) == 1
     assert "is not empty" in capsys.readouterr().err
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.slow
+def test_several_processes_write_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "rankscope_bench.synthetic.cluster_trace._WORKS_AT_A_TIME", 100
+    )  # several forks a file
+    job = Job(data=2, stages=2, steps=3, layers=1, seed=4, faults=(Fault("compute", (1,), 1_000_000),))
+    progress: list[int] = []
+    truth = write_job(job, tmp_path / "forked", progress.append, processes=3)
+    assert truth == write_job(job, tmp_path / "alone")
+    assert contents(tmp_path / "forked") == contents(tmp_path / "alone")
+    assert sum(progress) == sum(path.stat().st_size for path in (tmp_path / "forked").glob("rank-*"))
+
+
+@pytest.mark.parametrize("how", ["raises", "is killed"])
+def test_what_a_process_cannot_write_is_an_error(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def events(trace: RankTrace, run: RankRun) -> Iterator[str]:
+        if how == "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RankTrace, "events", events)
+    with pytest.raises((OSError, StoreError), match=r"No space left|ended with status -9"):
+        write_job(Job(data=2, steps=1, layers=1), tmp_path / "run", processes=2)
+
+
+def test_the_size_is_said_before_more_than_a_gigabyte_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rankscope_bench.synthetic.cluster_trace.write_job", stop)
+    assert run("--data", "32", "--events", "6e5", "-o", tmp_path / "run") == 130
+    assert f"about 4.45 GB will be written to {tmp_path / 'run'}" in capsys.readouterr().err
+    assert run(*SMALL, "-o", tmp_path / "run") == 130
+    assert "will be written" not in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.bench.synthetic.balance import balance, schedule_bubble_ns
-from rankscope.bench.synthetic.cluster import Fault, Job, RankRun, simulate, step_ns
-from rankscope.bench.synthetic.cluster_trace import write_job
-from rankscope.bench.synthetic.pipeline import Pass, blocks
 from rankscope.cli import main
+from rankscope_bench.synthetic.balance import balance, schedule_bubble_ns
+from rankscope_bench.synthetic.cluster import Fault, Job, RankRun, simulate, step_ns
+from rankscope_bench.synthetic.cluster_trace import write_job
+from rankscope_bench.synthetic.pipeline import Pass, blocks
 
 PASS_NS = 700_000
 BARE = Job(
@@ -52,6 +52,7 @@ def pipelines(draw: st.DrawFn) -> Job:
     )
 
 
+@pytest.mark.slow
 @given(pipelines())
 @settings(max_examples=10, deadline=None)
 def test_no_schedule_hangs_and_its_bubble_is_the_textbook_one(job: Job) -> None:
@@ -193,6 +194,7 @@ def test_a_periodic_fault_costs_as_much_on_average(every: int) -> None:
     assert [step for step in range(12) if fault.in_step(step)] == list(range(every - 1, 12, every))
 
 
+@pytest.mark.slow
 def test_the_truth_file_has_the_balanced_times(tmp_path: Path) -> None:
     options = (
         "--data 1 --pipeline 4 --micro-batches 4 --schedule interleaved --p2p batched --steps 2 --layers 2 "

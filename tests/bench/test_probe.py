@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import DATA, ROOT
+from conftest import DATA, ROOT, examples
 from integration.jobs import PYTHON, needs_torch, run
 from rankscope import host
 from rankscope.bench.probe import gpu_state
@@ -180,7 +180,7 @@ def test_the_share_is_that_of_the_rates() -> None:
     assert "matmuls 2.5x slower than" in slow(judge(results))[0].text
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(60))
 @given(st.integers(4, 24), st.randoms(use_true_random=False))
 def test_any_set_that_leaves_two_fast_ones_is_named(size: int, chance: random.Random) -> None:
     """Also more than half. With one cause, a host has one verdict."""
@@ -343,7 +343,7 @@ def test_the_page_shows_what_is_printed() -> None:
     assert report_text(results, judge(results)) in (ROOT / "docs" / "probe.md").read_text(encoding="utf-8")
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(60))
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=20))
 def test_each_pair_of_a_node_and_of_equal_places_meets_once(sizes: list[int]) -> None:
     """Sizes of nodes. Of more than 16 ranks or nodes, some pairs do not meet, but none meets twice."""

@@ -6,15 +6,14 @@ import errno
 import gzip
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from rankscope.bench.synthetic import Plan, write
 from rankscope.cli import main
-from rankscope.cli.bench import synthetic as bench_command
 from rankscope.errors import StoreError
+from rankscope_bench.commands import synthetic as bench_command
+from rankscope_bench.synthetic import Plan, write
 
 SMALL = ["bench", "synthetic", "--ranks", "2", "--events", "3e3", "--steps", "2"]
 
@@ -189,7 +188,7 @@ def test_a_full_disk_is_said_in_three_parts_and_nothing_stays(
         path.write_bytes(b"some of it")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("rankscope.bench.synthetic.generator.write_pieces", full)
+    monkeypatch.setattr("rankscope_bench.synthetic.generator.write_pieces", full)
     with pytest.raises(StoreError, match="cannot write to") as caught:
         write(Plan(ranks=1, events_per_rank=2_000, steps=1), tmp_path / "run")
     assert caught.value.why == "No space left on device."
@@ -229,10 +228,3 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "examples:" in text
     assert "--defect list" in text
-
-
-def test_gzip_works_without_isal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "isal.igzip", None)
-    assert run("-o", tmp_path / "run", "--gzip") == 0
-    content = (tmp_path / "run" / "rank-00000-of-00002.pt.trace.json.gz").read_bytes()
-    assert len(json.loads(gzip.decompress(content))["traceEvents"]) == 3_000

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from rankscope.bench.synthetic import Plan, write
-from rankscope.bench.synthetic.defects import CATALOGUE, Defect, parse_defect
 from rankscope.errors import UsageError
+from rankscope_bench.synthetic import Plan, write
+from rankscope_bench.synthetic.defects import CATALOGUE, Defect, parse_defect
 
 Event = dict[str, Any]
 CLEAN = Plan(ranks=2, events_per_rank=3_000, steps=2)
@@ -82,6 +82,7 @@ def test_the_other_ranks_stay_whole(tmp_path: Path) -> None:
     assert (folder / other).read_bytes() == (tmp_path / "clean" / other).read_bytes()
 
 
+@pytest.mark.slow
 def test_control_characters_break_strict_json_only(tmp_path: Path) -> None:
     folder, [record] = damaged(tmp_path, "control-characters")
     text = (folder / FILE).read_text()

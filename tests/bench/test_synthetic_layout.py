@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from conftest import DATA
-from rankscope.bench.synthetic import Plan, write
+from rankscope_bench.synthetic import Plan, write
 
 
 def split_events(text: str) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankscope.bench.synthetic import Plan, Straggler, write
+from rankscope_bench.synthetic import Plan, Straggler, write
 
 Event = dict[str, Any]
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")

@@ -1,21 +1,69 @@
-"""The answers about the recorded runs and some simulated ones are those of tests/answers (benchmarks/answers.py)."""
+"""All runs are opened once, the recorded ones and some simulated: their answers are those of tests/answers
+(benchmarks/answers.py), findings of the recorded ones have the six properties (finding_properties.py), and those of
+ordinary jobs name the rank and the reason."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from answers import FOLDER, differences, dumps
+from analysis.finding_properties import violations
+from answers import FOLDER, RECORDED, differences, dumps
+from rankscope.timeline.run import Run
+from rankscope_bench.exam.ordinary_job import FAULTS
+from rankscope_bench.exam.ordinary_record import HEALTHY
+from rankscope_bench.exam.ordinary_score import EXPECTED, ask
+from rankscope_bench.exam.ordinary_score import Asked as OrdinaryAnswer
 
 MOST_BYTES = 2_000_000
+ORDINARY = "data-ordinary-"
+
+
+class Asked(NamedTuple):
+    """What all runs were asked for."""
+
+    changed: list[str]
+    violations: dict[str, list[str]]
+    ordinary: dict[str, OrdinaryAnswer]
+
+
+@pytest.fixture(scope="module")
+def asked(without_workers: None) -> Asked:
+    wrong, ordinary = {}, {}
+
+    def also(name: str, run: Run) -> None:
+        if not name.startswith("simulated-"):  # of these test_words.py asks
+            wrong[name] = violations(run)
+        if name.startswith(ORDINARY):
+            ordinary[name.removeprefix(ORDINARY)] = ask(run)
+
+    return Asked([*differences(FOLDER, dumps(also=also))], wrong, ordinary)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("without_workers")
-def test_no_answer_has_changed() -> None:
-    changed = [*differences(FOLDER, dumps())]
-    if changed:
+def test_faults_of_ordinary_jobs_are_named(asked: Asked) -> None:
+    assert asked.ordinary.keys() == {path.name for path in (RECORDED / "ordinary").iterdir()}
+    for name, answer in asked.ordinary.items():
+        if name.startswith(HEALTHY):
+            assert (answer.ranks, answer.alarms) == ((), 0), name
+        else:
+            assert answer.ranks == FAULTS[name].ranks, name
+            assert re.search(EXPECTED[name], answer.text, re.DOTALL), answer.text
+
+
+@pytest.mark.slow
+def test_findings_have_the_six_properties(asked: Asked) -> None:
+    assert len(asked.violations) > 40
+    broken = {name: wrong for name, wrong in asked.violations.items() if wrong}
+    assert not broken
+
+
+@pytest.mark.slow
+def test_no_answer_has_changed(asked: Asked) -> None:
+    if changed := asked.changed:
         advice = "Where that is intended: `make answers`, and commit tests/answers with the change."
         pytest.fail("\n".join(("Answers have changed.", *changed, advice)), pytrace=False)
 

@@ -33,22 +33,27 @@ def test_the_figures_of_a_module() -> None:
 
 def test_a_package_that_has_grown_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     package, allowed = tmp_path / "package", tmp_path / "size.json"
+    packages = (package, tmp_path / "apart")
+    (tmp_path / "apart" / "views").mkdir(parents=True)
+    for name in ("main.py", "views/module.py"):
+        (tmp_path / "apart" / name).write_text("a = 1\n")
     for folder in ("views", "analysis/memory"):
         (package / folder).mkdir(parents=True)
         (package / folder / "module.py").write_text(MODULE)
     (package / "errors.py").write_text("")
-    assert main(["--write"], package, allowed) == 0
+    assert main(["--write"], packages, allowed) == 0
     written = json.loads(allowed.read_text())
-    assert [*written] == [".", "analysis", "analysis/memory", "views"]
+    assert [*written] == [".", "analysis", "analysis/memory", "apart", "views"]
+    assert written["apart"]["tokens"] == 6
     assert written["analysis"] == written["analysis/memory"] == FIGURES
-    assert main(["--check"], package, allowed) == 0
+    assert main(["--check"], packages, allowed) == 0
 
     (package / "views" / "module.py").write_text(MODULE.replace("Three words", "Four words stand"))
     (package / "analysis" / "memory" / "module.py").write_text("")
     (package / "new").mkdir()
     (package / "new" / "module.py").write_text("a = 1\n")
     capsys.readouterr()
-    assert main(["--check"], package, allowed) == 1
+    assert main(["--check"], packages, allowed) == 1
     assert capsys.readouterr().out.splitlines()[1:-1] == [
         "  new: 3 tokens, allowed are 0",
         "  new: 1 statements, allowed are 0",

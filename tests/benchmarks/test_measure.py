@@ -15,7 +15,7 @@ code = "import sys; held = b'x' * {MEMORY}; print(flush=True); sys.stdin.read()"
 def start():
     child = subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     child.stdout.readline()
-    time.sleep(0.2)
+    time.sleep(1)
     child.communicate()
 held = b"y" * {MEMORY}
 thread = threading.Thread(target=start)
@@ -24,13 +24,15 @@ thread.join()
 """
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_all_processes_also_of_those_that_a_thread_started() -> None:
     cost = measure([sys.executable, "-S", "-c", TREE])
     assert 2 * MEMORY < cost.peak_bytes < 3 * MEMORY
 
 
+@pytest.mark.slow
 def test_a_peak_between_two_samples_counts() -> None:
-    code = f"import time; b'x' * {MEMORY}; time.sleep(0.2)"
+    code = f"import time; b'x' * {MEMORY}; time.sleep(1)"
     assert MEMORY < measure([sys.executable, "-S", "-c", code]).peak_bytes < 2 * MEMORY
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from integration.jobs import wait_until_in_front
+
 FRONT = """\
 import os, sys
 from rankscope.capture.child_process import end_like, run_command
@@ -45,6 +47,11 @@ while number != signal.SIGINT:
     print("got", int(number), flush=True)
 sys.exit(5)
 """
+SLOW = {
+    "at once": "import rankscope.capture.signal_relay as relay\nrelay._DELIVERY_S = 0.3\n",
+    "soon": "import os, time\nnames = os.listdir\nos.listdir = lambda path: time.sleep(0.3) or names(path)\n",
+}
+"""What is done in front of the job takes long."""
 PYTHON = [sys.executable, "-I", "-S"]
 # Importing rankscope needs site.
 WITH_US = [sys.executable, "-c", FRONT]
@@ -149,22 +156,29 @@ def test_a_job_with_its_own_group_reads_the_terminal(job: list[str]) -> None:
         assert "read a line" in read_until(terminal, "read .*\n")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("group", ["group", ""])
+@pytest.mark.slow(every_variation=True)
+@pytest.mark.parametrize("group", ["group", "group, at once", "group, soon", ""])
 def test_ctrl_z_and_fg_stop_and_continue_the_job(group: str, tmp_path: Path) -> None:
-    """bash with job control."""
-    (tmp_path / "front.py").write_text(FRONT)
+    """bash with job control. At once, soon: before and while it is looked whether the job has to be woken."""
+    group, _, when = group.partition(", ")
+    (tmp_path / "front.py").write_text(SLOW.get(when, "") + FRONT)
     (tmp_path / "job.py").write_text(JOB)
     command = f"{sys.executable} {tmp_path}/front.py {sys.executable} -IS {tmp_path}/job.py stops {group}\n"
+
+    def is_meant(pid: int) -> bool:
+        """The job where it has a group of its own, else the process in front of it."""
+        words = Path(f"/proc/{pid}/cmdline").read_text()
+        return "job.py" in words and ("front.py" in words) == (not group)
+
     with in_terminal(["/bin/bash", "--norc", "--noprofile", "-i"]) as (_, terminal):
         os.write(terminal, command.encode())
         read_until(terminal, r"\nup")
-        time.sleep(0.3)  # in the first 0.2 s the job does not have the terminal yet
+        wait_until_in_front(terminal, is_meant)
         os.write(terminal, b"\x1a")
         read_until(terminal, "Stopped")
         os.write(terminal, b"echo shell $((1 + 1)); fg\n")
         read_until(terminal, r"shell 2[\s\S]*job\.py")
-        time.sleep(0.3)
+        wait_until_in_front(terminal, is_meant)
         os.write(terminal, b"\x03")
         read_until(terminal, "got 2")
         os.write(terminal, b"echo status $?\n")

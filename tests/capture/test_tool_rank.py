@@ -37,6 +37,8 @@ def parsed(*words: str) -> argparse.Namespace:
         (["--tool", "ncu", "--per-node"], "--per-node is an option of --tool nsys"),
         (["-t", "cuda"], "--trace is an option of --tool nsys"),
         (["--show-output=false"], "--show-output is an option of --tool nsys"),
+        (["--tool", "ncu", "--top", "3"], "--top needs --from RUN or --kernels FILE"),
+        (["--top", "3"], "--top is an option of --tool ncu"),
         (["--tool", "ncu", "-c", "many"], "-c many is neither a number of launches nor cudaProfilerApi"),
         (["--tool", "nsys", "-c", "nvtx"], "-c nvtx is not a capture range"),
         (["--tool", "nsys", "-c", "hotkey"], "-c hotkey is not a capture range"),
@@ -187,12 +189,12 @@ def test_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert kinds == ["ext4", "nfs4", "lustre"]
     monkeypatch.setattr(temp_folder, "file_system", lambda _path: "nfs4")
-    made = temp_folder.make_temp_folder({"TMPDIR": str(tmp_path)}, "rankscope-test-")
-    assert made.path.parent == tmp_path
-    assert "network file system (nfs4)" in made.notes[0]
-    made = temp_folder.make_temp_folder({"TMPDIR": "/no/such"}, "rankscope-test-")
-    assert "TMPDIR=/no/such cannot be used" in made.notes[0]
-    made.path.rmdir()
+    folder, notes = temp_folder.make_temp_folder({"TMPDIR": str(tmp_path)}, "rankscope-test-")
+    assert folder.parent == tmp_path
+    assert "network file system (nfs4)" in notes[0]
+    folder, notes = temp_folder.make_temp_folder({"TMPDIR": "/no/such"}, "rankscope-test-")
+    assert "TMPDIR=/no/such cannot be used" in notes[0]
+    folder.rmdir()
 
 
 def test_a_folder_that_is_lost_with_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

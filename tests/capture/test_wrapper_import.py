@@ -48,7 +48,7 @@ WRAPPERS = Path(__file__).parent / "wrappers"
             "cases",
             "rankscope profile --tool nsys --ranks 0,8 --nsys /opt/nsight/bin/nsys -o reports --trace=cuda,nvtx "
             "--sample=none --tool-arg=--python-sampling=true --after 330s --for 50s",
-            ["$EXTRAS, which depends on the rank", "--session-new=r$SLURM_PROCID is left out."],
+            ["$EXTRAS is not known here", "--session-new=r$SLURM_PROCID is left out."],
         ),
         (
             "all_ranks",
@@ -67,18 +67,38 @@ WRAPPERS = Path(__file__).parent / "wrappers"
             'srun -n 8 rankscope profile --tool nsys --ranks all -o out --trace=cuda python train.py --size "$size"',
             ["in the loop of line 6"],
         ),
+        (
+            "loop",
+            "rankscope profile --tool nsys --ranks 0,4,8,12 -o '%q{SCRATCH}' --trace=cuda,nvtx",
+            [],
+        ),
     ],
 )
 def test_the_line_of_a_wrapper(
     name: str, words: str, notes: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["import-wrapper", str(WRAPPERS / f"{name}.sh")]) == 0
+    old_name = name == "loop"
+    start = ["import-wrapper"] if old_name else ["profile", "--from-wrapper"]
+    assert main([*start, str(WRAPPERS / f"{name}.sh")]) == 0
     printed = capsys.readouterr()
     assert printed.out == f"{words}\n"
     said = printed.err.splitlines()
     assert len(said) == len(notes)
     for line, note in zip(said, notes, strict=True):
         assert note in line
+
+
+def test_options_beside_those_that_are_commented_out_are_offered() -> None:
+    lines = import_wrapper(WRAPPERS / "commented.sh")
+    start = "rankscope profile --tool ncu --ranks local:0@ranks:0-3 -o /lus/project/ncu --set="
+    assert [" ".join(line.words) for line in lines] == [
+        f"{start}full",
+        f"{start}detailed",
+        f"{start}roofline --kernel-name=regex:gemm",
+    ]
+    sources = ("$NCU_OPTS_FULL", "$NCU_OPTS_DETAILED", "$NCU_OPTS_ROOFLINE")
+    for line, source in zip(lines, sources, strict=True):
+        assert line.notes[0] == f"$NCU_OPTS_FULL is commented out; this line has the options of {source}"
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in WRAPPERS.glob("*.sh")))
@@ -89,7 +109,7 @@ def test_profile_accepts_the_line(
     monkeypatch.setenv("SCRATCH", str(tmp_path))
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.chdir(tmp_path)
-    [line] = import_wrapper(WRAPPERS / f"{name}.sh")
+    line = import_wrapper(WRAPPERS / f"{name}.sh")[-1]
     words = shlex.split(" ".join(line.words))
     words = words[words.index("rankscope") + 1 :]
     tool = words[words.index("--tool") + 1]
@@ -105,6 +125,12 @@ def test_profile_accepts_the_line(
 def test_a_file_without_a_profiler(tmp_path: Path, text: str) -> None:
     (path := tmp_path / "w.sh").write_text(text)
     with pytest.raises(UsageError, match="runs neither"):
+        import_wrapper(path)
+
+
+def test_a_large_file_is_refused(tmp_path: Path) -> None:
+    (path := tmp_path / "w.sh").write_text("nsys profile true\n" * 10_000)
+    with pytest.raises(UsageError, match="too large for a wrapper"):
         import_wrapper(path)
 
 
@@ -184,44 +210,3 @@ def condition(source: random.Random, field: str) -> str:
         f"test {value} {sign} ${name}",
     ]
     return source.choice(forms)
-
-
-@pytest.mark.parametrize(
-    "quoting",
-    [
-        *(
-            "$OPTS",
-            "${OPTS} -t cuda",
-            '"${LIST[@]}"',
-            "${LIST[*]}",
-            "'a b'\"c $ONE\"d",
-            "$ONE$TWO",
-            '"$TWO"x',
-        ),
-        *(
-            "\\$ONE",
-            '"it\'s $ONE"',
-            "x${NONE:-$ONE}y",
-            "$EMPTY",
-            '"$EMPTY"',
-            "a\\ b",
-            "${LIST[@]}-z",
-            '"-k=${ONE}"',
-        ),
-    ],
-)
-def test_words_become_what_bash_makes_of_them(quoting: str) -> None:
-    from rankscope.capture.bash.script import Script
-    from rankscope.capture.bash.words import MARK, WITH_DEFAULT
-
-    text = 'OPTS=" -o \'x\' --stats=true "\nONE=1\nTWO="2  3"\nEMPTY=\n'
-    text += f'LIST=(a "b c" $TWO)\nLIST+=( d ) # more\nshow {quoting}\n'
-    answer = subprocess.run(
-        ["bash", "-c", "unset NONE; show() { for word; do printf '%s\\0' \"$word\"; done; }\n" + text],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    [command] = Script(text).commands
-    words = [MARK.sub(lambda mark: WITH_DEFAULT.sub(r"\2", mark[1]), word) for word in command.words[1:]]
-    assert words == answer.stdout.split("\0")[:-1]

@@ -6,6 +6,7 @@ import csv
 import importlib.util
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -103,8 +104,9 @@ def test_csv_has_the_stable_names(ddp: Path, capsys: pytest.CaptureFixture[str])
         "overlap_pct",
         "kernels": "name,class,time_pct,total_ns,instances,avg_ns,med_ns,min_ns,max_ns,stddev_ns",
         "ops": "name,calls,self_host_ns,total_host_ns,self_device_ns,total_device_ns,flops",
-        "runtime_api": "name,calls,total_ns,avg_ns,med_ns,min_ns,max_ns,stddev_ns",
-        "annotations": "name,calls,total_ns,avg_ns,med_ns,min_ns,max_ns,stddev_ns",
+        "ops.python": "calls,self_host_ns,total_host_ns,name",
+        "ops.runtime_api": "name,calls,total_ns,avg_ns,med_ns,min_ns,max_ns,stddev_ns",
+        "ops.annotations": "name,calls,total_ns,avg_ns,med_ns,min_ns,max_ns,stddev_ns",
         "memcpy": "kind,count,bytes,total_ns,gb_s",
         "steps": "rank,step,start_ns,dur_ns,end_ns,time_ns",
         "memory": "rank,device,peak_allocated_bytes,peak_reserved_bytes,at_ns,unused_bytes,growth_bytes",
@@ -117,13 +119,14 @@ def test_csv_has_the_stable_names(ddp: Path, capsys: pytest.CaptureFixture[str])
         assert all(len(row) == len(rows[0]) for row in rows)
 
 
+@pytest.mark.slow
 def test_json_is_one_object_of_one_shape(ddp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = json.loads(run(capsys, "stats", ddp, "-r", "steps", "--format", "json")[1])
     assert {"name", "title", "window", "columns", "rows", "findings"} <= set(one)
     assert one["name"] == "steps" and len(one["rows"]) == 12
     two = json.loads(run(capsys, "stats", ddp, "-r", "steps,runtime_api", "--format", "json")[1])
     assert two.pop("others") == [
-        json.loads(run(capsys, "stats", ddp, "-r", "runtime_api", "--format", "json")[1])
+        json.loads(run(capsys, "stats", ddp, "-r", "ops.runtime_api", "--format", "json")[1])
     ]
     assert two == one
 
@@ -137,20 +140,22 @@ def test_a_change_of_several_ranks_and_two_balances(ddp: Path, capsys: pytest.Ca
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_former_names_of_reports_are_accepted_and_said_once(
     ddp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = run(capsys, "stats", ddp, "-r", "steps,api,flight,api", "--format", "json")
     assert code == 0
     assert [result["name"] for result in json.loads(out)["others"]] == [
-        "runtime_api", "flight_recorder", "runtime_api",
+        "ops.runtime_api", "hang.flight_recorder", "ops.runtime_api",
     ]  # fmt: skip
-    assert err.count("\n") == 1 and "api is now runtime_api, flight is now flight_recorder" in err
+    assert err.count("\n") == 1 and "api is now ops.runtime_api, flight is now hang.flight_recorder" in err
     code, out, err = run(capsys, "chart", ddp, "-r", "api", "-o", tmp_path / "calls.svg")
-    assert code == 0 and err.count("\n") == 1 and "api is now runtime_api" in err
-    listed = run(capsys, "stats", ddp, "-r", "list")[1].split()
+    assert code == 0 and err.count("\n") == 1 and "api is now ops.runtime_api" in err
+    lines = run(capsys, "stats", ddp, "-r", "list")[1].splitlines()
+    listed = [line.split()[0] for line in lines if line.startswith("  ")]
     assert not set(RENAMED_REPORTS) & set(listed) and set(RENAMED_REPORTS.values()) <= set(listed)
-    assert parse_evidence("short:op:0123abcd").report == "short_kernels"
+    assert parse_evidence("short:op:0123abcd").report == "idle.short_kernels"
     assert end_tables("kernels,short") == [["-r", "kernels,short"]]
 
 
@@ -171,12 +176,56 @@ def test_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_list_of_reports(ddp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "stats", ddp, "-r", "list")
-    assert code == 0 and "breakdown" in out and "--by module: kernels, ops, allocators" in out
+    assert code == 0 and "breakdown" in out and "--by module: kernels, ops, memory.allocators" in out
+
+
+def test_commands_that_are_options_now_work_by_their_old_names(
+    ddp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chart = tmp_path / "steps.svg"
+    pairs = (
+        (["skill"], ["mcp", "--guide"]),
+        (["chart", ddp, "-r", "list"], ["report", "--chart", "list"]),
+        (
+            ["chart", ddp, "-r", "steps", "-f", "-o", chart],
+            ["report", ddp, "--chart=steps", "-f", "-o", chart],
+        ),
+        (["scrub", ddp / "none"], ["export", "--scrub", ddp / "none"]),
+        (["ncu", "--kernels", "none"], ["profile", "--tool", "ncu", "--kernels", "none"]),
+        (["ncu", ddp, "--top", "0"], ["profile", "--tool=ncu", f"--from={ddp}", "--top", "0"]),
+    )
+    of_the_job = ["profile", "--tool", "ncu", "-n", "-q", "true", "--from", "--kernels"]
+    assert run(capsys, *of_the_job)[1].endswith("true --from --kernels\n")
+    for old, new in pairs:
+        assert run(capsys, *old) == (answer := run(capsys, *new)) and any(answer[1:])
+    assert not {"skill", "chart", "scrub", "ncu", "import-wrapper"} & set(COMMANDS) and len(COMMANDS) == 17
+
+
+def test_without_a_run_the_newest_one_here_is_taken(
+    ddp: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for age, name in enumerate(("runs/new", "older")):
+        shutil.copytree(ddp, tmp_path / name)
+        (manifest := tmp_path / name / "rankscope.json").write_text("{}")
+        os.utime(manifest, (1e9 - age, 1e9 - age))
+    monkeypatch.chdir(tmp_path)
+    named = run(capsys, "stats", "runs/new", "-q", "-r", "steps")
+    code, out, err = run(capsys, "stats", "-q", "-r", "steps")
+    assert (code, out) == named[:2]
+    assert err.splitlines()[0] == f"rankscope: the newest run here: {Path('runs/new')}"
+    assert run(capsys, "runs/new", "-q", "-r", "steps")[:2] == named[:2]
 
 
 WRONG = {
     "no such command": (["frobnicate"], 2, "is not a rankscope command"),
-    "no run": (["stats"], 2, "required: RUN"),
+    "no run": (["stats"], 2, "no RUN is named"),
+    "a type and a removal": (["export", "RUN", "--scrub", "-t", "csv"], 2, "--scrub has no --type"),
+    "dark without a chart": (["report", "RUN", "--dark"], 2, "--dark is for charts"),
+    "kernels of a run without ncu": (
+        ["profile", "--from", "RUN", "true"],
+        2,
+        "--from is an option of --tool ncu",
+    ),
     "unknown report": (["stats", "RUN", "-r", "nonsense"], 2, "there is no report 'nonsense'"),
     "bad key": (["stats", "RUN", "-r", "steps", "--by", "shape"], 2, "cannot be split by shape"),
     "bad ranks": (["stats", "RUN", "--ranks", "1-"], 2, "does not name ranks"),
@@ -207,9 +256,14 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_is_said_in_three_parts(
-    case: str, ddp: Path, capsys: pytest.CaptureFixture[str]
+    case: str,
+    ddp: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     argv, expected, message = WRONG[case]
+    monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, *(str(ddp) if arg == "RUN" else arg for arg in argv))
     assert (code, out) == (expected, "")
     assert err.startswith("rankscope: ") and message in err
@@ -217,6 +271,7 @@ def test_what_is_wrong_is_said_in_three_parts(
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_query_formats(ddp: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sql = "SELECT rank, count(*) AS n FROM steps GROUP BY rank ORDER BY rank"
     assert run(capsys, "query", ddp, sql, "--format", "csv")[1] == "rank,n\n0,3\n1,3\n2,3\n3,3\n"

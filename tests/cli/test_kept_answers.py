@@ -62,6 +62,7 @@ def no_analysis(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return refuse
 
 
+@pytest.mark.slow
 def test_the_second_answer_is_the_first(
     tmp_path: Path, without_workers: None, capsys: pytest.CaptureFixture[str], no_analysis: Callable[[], None]
 ) -> None:
@@ -79,6 +80,7 @@ def test_the_second_answer_is_the_first(
         assert main(["stats", str(run), "-q", *words]) != 0, "another question: it cannot be answered now"
 
 
+@pytest.mark.slow
 def test_a_change_is_noticed(
     tmp_path: Path, without_workers: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,6 +110,7 @@ def test_telemetry_is_read_anew(
     assert main(["stats", str(run), "-q"]) != 0
 
 
+@pytest.mark.slow
 def test_it_needs_no_library(tmp_path: Path) -> None:
     run = _write(tmp_path / "run")
     for _ in range(2):
@@ -139,6 +142,7 @@ def test_values_of_other_types_are_not_kept() -> None:
         to_json({"x": object()})
 
 
+@pytest.mark.slow
 def test_damage_is_found_by_who_reads_the_tables(
     tmp_path: Path, without_workers: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,17 +7,20 @@ import re
 import shlex
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from conftest import DATA, slice_event, write_kineto
 from rankscope.analysis import REPORTS
+from rankscope.analysis.core.result import Finding
 from rankscope.analysis.questions import QUESTIONS, TOPICS
 from rankscope.cli import COMMANDS, command_parser, help_texts, main, top_level_help
-from rankscope.cli.bench.synthetic import Progress
 from rankscope.cli.help_text import fitted
-from rankscope.views.commands import advice_and_commands, advice_lines, command_lines, pieces
+from rankscope.text.spelling import RENAMED_REPORTS
+from rankscope.views.findings import advice_lines, command_lines
+from rankscope_bench.commands.synthetic import Progress
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +39,7 @@ def output(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
 def pasted(text: str) -> list[list[str]]:
     """The commands of a text, as a shell reads them."""
     joined = re.sub(r" \\\n *", " ", text)
-    return [shlex.split(command) for command, is_command in pieces(joined.replace("\n", " ; ")) if is_command]
+    return [shlex.split(command) for command in re.findall(r"rankscope .+?(?=   |$)", joined, re.MULTILINE)]
 
 
 @pytest.mark.slow
@@ -83,24 +86,15 @@ def test_the_findings_of_stats_and_findings_have_one_order(
 
 
 def test_a_command_is_broken_where_a_shell_continues_it() -> None:
-    command = "rankscope stats /a/long/path/to/some/run -r kernels --by rank --ranks 2"
+    command = shlex.split("rankscope stats /a/long/path/to/some/run -r kernels --by rank --ranks 2")
     lines = command_lines(command, "    ", 50)
     assert len(lines) == 2 and lines[0].endswith(" \\") and all(len(line) <= 50 for line in lines)
-    assert shlex.split(" ".join(line.rstrip("\\") for line in lines)) == shlex.split(command)
-    assert command_lines(command, "    ", 80) == [f"    {command}"]
-    quoted = "rankscope stats 'a b/c d' -r ops"
-    assert pieces(f"List its ops: {quoted}") == [("List its ops: ", False), (quoted, True)]
-    assert advice_lines("→ ", f"Do it. List its ops: {quoted}", 30)[-1].strip() in quoted
-
-
-def test_advice_is_told_apart_from_its_commands() -> None:
-    text = "Balance it. Compare them: rankscope stats run -r breakdown. Check the links."
-    assert advice_and_commands(text) == (
-        "Balance it. Check the links.",
-        [("Compare them", "rankscope stats run -r breakdown")],
-    )
-    assert advice_and_commands("Read it later.") == ("Read it later.", [])
-    assert advice_and_commands("") == ("", [])
+    assert shlex.split(" ".join(line.rstrip("\\") for line in lines)) == command
+    assert command_lines(command, "    ", 80) == [f"    {shlex.join(command)}"]
+    finding = Finding("info", "", advice="List its ops.", command=("rankscope", "stats", "a b/c d"))
+    assert advice_lines("→ ", finding, 80) == ["→ List its ops: rankscope stats 'a b/c d'"]
+    assert advice_lines("→ ", finding, 30) == ["→ List its ops:", "  rankscope stats 'a b/c d'"]
+    assert advice_lines("→ ", replace(finding, command=()), 30) == ["→ List its ops."]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +128,7 @@ def test_nothing_is_suggested_for_what_is_like_nothing(
     run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["stats", str(run_folder), "-r", "xyzzy"]) == 2
-    assert main(["profile", "--report-format", "csv", "true"]) == 2
+    assert main(["profile", "--zebra", "csv", "true"]) == 2
     assert "Did you mean" not in capsys.readouterr().err
 
 
@@ -149,8 +143,10 @@ def test_reports_are_listed_by_topic(run_folder: Path, capsys: pytest.CaptureFix
     assert peers[0] == "Reports" and max(map(len, peers)) <= 100
 
 
-def test_every_report_has_a_topic() -> None:
-    assert sorted(name for names in TOPICS.values() for name in names) == sorted(QUESTIONS)
+def test_every_table_belongs_to_a_report_and_has_a_function() -> None:
+    assert len([name for name in QUESTIONS if "." not in name]) == 24
+    assert {name.partition(".")[0] for name in QUESTIONS} <= QUESTIONS.keys()
+    assert set(RENAMED_REPORTS.values()) < {name for name in QUESTIONS if "." in name}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -246,7 +242,7 @@ def test_progress_redraws_its_line_only_on_a_terminal(
     is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = iter(range(0, 1000, 5))
-    monkeypatch.setattr("rankscope.cli.bench.synthetic.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("rankscope_bench.commands.synthetic.time.monotonic", lambda: next(now))
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
     progress = Progress()
     for _ in range(9):

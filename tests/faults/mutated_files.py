@@ -25,9 +25,7 @@ from typing import Any
 
 import ascend_files
 import gpu_logs
-import perfetto_files
 from conftest import DATA, kernel_event, kineto_text, slice_event
-from execution_traces import Node, chakra_bytes, json_text
 from faults.forked import Child, Ended, load_commands
 from faults.outcome import Outcome, Part
 from flight_dumps import dump, op
@@ -96,7 +94,6 @@ def _samples() -> Iterator[Sample]:
     yield Sample("trace_view.json", json.dumps(ascend_files.events()).encode())
     yield Sample("node.trace.json.gz", gzip.compress(_xla_json().encode()))
     yield Sample("node.xplane.pb", space(*gpu_planes(), tpu_plane()))
-    yield Sample("rank-0.pftrace", perfetto_files.torch_gpu_trace())
     activity = Activity(
         kernels=[KernelRun("gemm", 1_000, 1_500, call=11), KernelRun("ncclDevKernel", 1_600, 2_600, call=14)],
         copies=[Copy("HtoD", 500, 700, 4096, call=12)],
@@ -134,16 +131,11 @@ def _samples() -> Iterator[Sample]:
     readings = gpu_logs.evenly(0, 10**9, 10**8, [0, 1])
     for name, text in (
         ("smi.csv", gpu_logs.query_csv(readings)),
-        ("dmon.log", gpu_logs.dmon(readings)),
         ("dcgmi.log", gpu_logs.dcgmi(readings)),
         ("dcgm.prom", gpu_logs.prometheus(readings)),
-        ("amd.csv", gpu_logs.amd_smi(readings)),
     ):
         yield Sample(name, text.encode(), beside_a_trace=True)
     yield Sample("smi.csv.gz", gzip.compress(gpu_logs.query_csv(readings).encode()), beside_a_trace=True)
-    nodes = [Node(step, "aten::mm", [[2, 3], [3, 4]]) for step in (1, 2, 3)]
-    yield Sample("rank-0_et.json", json_text(nodes).encode(), beside_a_trace=True)
-    yield Sample("chakra_trace.0.et", chakra_bytes(nodes), beside_a_trace=True)
 
 
 # Changes of the bytes.

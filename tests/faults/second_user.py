@@ -133,7 +133,7 @@ def _links_in_the_way(viewer: Viewer, random: Random) -> tuple[str, str]:
                 ["stats", str(trace)],
                 ["report", str(trace), "-o", str(shared / "out.html")],
                 ["export", str(trace), "-t", "chrome", "-o", str(shared / "out.json")],
-                ["chart", str(trace), "-r", "breakdown", "-o", str(shared / "out.svg")],
+                ["report", str(trace), "--chart", "breakdown", "-o", str(shared / "out.svg")],
             )
         )
         for link in (".rankscope", "out.html", "out.json", "out.svg", ".out.html.tmp", ".out.json.tmp"):

@@ -29,7 +29,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("job", "pbs", "--nodes", "1", "-o", OUT, "--", "python", "train.py"),
     ("watch", RUN, "--once"),
     ("capture", RUN),
-    ("ncu", RUN),
+    ("profile", "--tool", "ncu", "--from", RUN),
     ("ingest", RUN),
     ("stats", RUN),
     ("stats", RUN, "-r", "kernels", "--format", "json"),
@@ -39,12 +39,12 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("view", RUN, "--no-open", "--port", "0"),
     ("fetch", f"localhost:{RUN}", "--ssh", "false", "-o", OUT),
     ("report", RUN, "-f", "-o", OUT),
-    ("chart", RUN, "-r", "breakdown", "-o", f"{OUT}.svg"),
+    ("report", RUN, "--chart", "breakdown", "-o", f"{OUT}.svg"),
     ("query", RUN, "SELECT name FROM slices"),
     ("mcp", RUN),
-    ("skill",),
+    ("mcp", "--guide"),
     ("export", RUN, "-t", "chrome", "-f", "-o", f"{OUT}.json"),
-    ("scrub", f"{RUN}/report.sqlite"),
+    ("export", "--scrub", f"{RUN}/report.sqlite"),
     ("bench", "synthetic", "-o", OUT, "--ranks", "1", "--events", "3000"),
 )
 NOBODY, UNLISTED = 65534, 54321
@@ -145,7 +145,7 @@ KINDS: dict[str, Callable[[Path, Random], Path]] = {
 _NEED_ROOT = (_unreadable, _unreadable_file, _unlisted_user)
 _WORKS = (_no_home, _latin)
 """What only differs from the usual: whatever works elsewhere works here."""
-_FAILS_EVERYWHERE = ("watch", "capture", "ncu", "fetch", "scrub")
+_FAILS_EVERYWHERE = {"watch", "capture", "--from", "fetch", "--scrub"}
 """Nothing of the run is for these: there is no running job, no other machine and no nsys export."""
 
 
@@ -190,7 +190,7 @@ def _trial(base: Path, words: tuple[str, ...], kind: str, random: Random) -> str
 
     ended = Child(argv, base, before).wait()
     shutil.rmtree(run, ignore_errors=True)
-    return _difference(words[0], KINDS[kind], ended)
+    return _difference(words, KINDS[kind], ended)
 
 
 def _with_places(word: str, places: dict[str, str]) -> str:
@@ -199,12 +199,12 @@ def _with_places(word: str, places: dict[str, str]) -> str:
     return word
 
 
-def _difference(command: str, kind: Callable[[Path, Random], Path], ended: Ended) -> str:
+def _difference(words: tuple[str, ...], kind: Callable[[Path, Random], Path], ended: Ended) -> str:
     if "Traceback" in ended.stderr or "defect of rankscope" in ended.stderr:
         return f"a traceback: {ended.stderr[-1500:]}"
-    if ended.status == 0 or (command == "view" and ended.status == 128 + signal.SIGINT):
+    if ended.status == 0 or (words[0] == "view" and ended.status == 128 + signal.SIGINT):
         return ""
-    if kind in _WORKS and command not in _FAILS_EVERYWHERE:
+    if kind in _WORKS and _FAILS_EVERYWHERE.isdisjoint(words):
         return f"ended with {ended.status}, not 0: {ended.stderr[-500:]}"
     return ended.unclear()
 

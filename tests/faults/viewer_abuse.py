@@ -26,7 +26,7 @@ from urllib.parse import quote, urlencode
 
 from conftest import ROOT
 from faults.outcome import Outcome, Part
-from rankscope.bench.synthetic import Plan, write
+from rankscope_bench.synthetic import Plan, write
 from sql_statements import HARMFUL
 
 _MOST_MEMORY = 600 << 20

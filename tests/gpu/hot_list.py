@@ -48,5 +48,5 @@ order = [
 listed = KernelList(tuple(kernels), step, tuple(order))
 write_kernels(Path(out), listed, trace)
 chosen = select(listed, None, by_size=True)
-print(f"step {step}, {len(order)} launches of {len(functions)} functions; ncu: {' '.join(chosen.words())}")
+print(f"step {step}, {len(order)} launches of {len(functions)} functions; ncu: {chosen.options()}")
 print(f"expected: {expected_launches(chosen, listed.order)} launches")

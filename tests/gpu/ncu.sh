@@ -23,8 +23,8 @@ cat "$W"/none/rank-00000.rankscope.json >>"$log"
 for p in bfloat16 float32; do
   go python3 tests/gpu/hot_list.py "$W/torch-$p/rank-00000.pt.trace.json.gz" 3 "$W/kernels-$p.json" "the list, $p"
   cp "$W/kernels-$p.json" "$OUT/"
-  go "${R[@]}" ncu --kernels "$W/kernels-$p.json" -n -- "${B[@]}" -p $p "rankscope ncu --kernels -n, $p"
-  go "${R[@]}" ncu --kernels "$W/kernels-$p.json" -o "$W/ncu-$p" -- "${B[@]}" -p $p "rankscope ncu --kernels, $p"
+  go "${R[@]}" ncu --kernels "$W/kernels-$p.json" -n -- "${B[@]}" -p $p "rankscope profile --tool ncu --kernels -n, $p"
+  go "${R[@]}" ncu --kernels "$W/kernels-$p.json" -o "$W/ncu-$p" -- "${B[@]}" -p $p "rankscope profile --tool ncu --kernels, $p"
   cp "$W/ncu-$p"/rank-00000.ncu-rep "$OUT/seqpar-$p.rank-00000.ncu-rep"
   cat "$W/ncu-$p"/rank-00000.rankscope.json >>"$log"
 done
@@ -32,7 +32,7 @@ done
 G=(python3 examples/gpt_train.py --steps 8 --layers 4 --dim 512 --heads 8 --length 512 --batch 4 --vocabulary 8192)
 go "${R[@]}" profile -o "$W/torch-gpt" "${G[@]}" "torch trace, gpt"
 go python3 tests/gpu/hot_list.py "$W/torch-gpt/rank-00000.pt.trace.json.gz" 5 "$W/kernels-gpt.json" "the list, gpt"
-go timeout 300 python3 -m rankscope ncu --kernels "$W/kernels-gpt.json" --top 5 -o "$W/ncu-gpt" -- "${G[@]}" "rankscope ncu, gpt"
+go timeout 300 python3 -m rankscope profile --tool ncu --kernels "$W/kernels-gpt.json" --top 5 -o "$W/ncu-gpt" -- "${G[@]}" "rankscope ncu, gpt"
 cp "$W"/ncu-gpt/*.ncu-rep "$W"/ncu-gpt/*.json "$W"/torch-gpt/*.json.gz "$OUT/"
 # how often a kernel is run for each set (tools.NCU_PASSES), and steps by cudaProfilerStart
 for s in roofline detailed full; do

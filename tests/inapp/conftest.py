@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
+
+if find_spec("torch") is not None:
+    from integration import fake_compiler  # noqa: F401 - it saves importing torch's compiler, seconds of CPU time
 
 
 @pytest.fixture

@@ -60,6 +60,7 @@ def test_a_script_that_ends_in_the_further_steps_has_a_whole_window(
     assert "; as that is little, 6 steps instead of 3 (--active sets how many)" in said
 
 
+@pytest.mark.slow
 def test_what_would_pause_training_for_long_has_three_steps(
     tmp_path: Path,
     train: Callable[[], None],

@@ -41,6 +41,7 @@ def by_hand_and_tensorboard(profile: Profile, folder: Path) -> list[object]:
     return [len([*(folder / "tb").iterdir()]), "mine" in prof.key_averages().table()]
 
 
+@pytest.mark.slow(every_variation=True)
 @pytest.mark.parametrize("program", [whole_block, by_hand_and_tensorboard])
 def test_a_program_of_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Callable[[Profile, Path], list[object]]
@@ -56,6 +57,7 @@ def test_a_program_of_torch(
     assert answers[0] == answers[1]
 
 
+@pytest.mark.slow
 def test_a_name_of_freed_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch 2.13 gives one, now and then, to a function that was freed while stacks were recorded."""
     event = torch._C._autograd._KinetoEvent

@@ -37,14 +37,13 @@ def test_the_cpu_time_of_each_step() -> None:
         host.step(step)
         inside = time.thread_time_ns()
         spin(3_000_000 * (step - 6))
-        bounds.append((time.thread_time_ns() - inside, before))
+        bounds.append((time.thread_time_ns() - inside, before, inside))
     fields = host.fields()
     end = time.thread_time_ns()
     steps = fields["steps"]
     assert (steps["step"], fields["ranks_on_host"]) == ([7, 8], 4)
-    for cpu_ns, (least, _), most in zip(
-        steps["cpu_ns"], bounds, (bounds[1][1] - bounds[0][1] + 2_000_000, end - bounds[1][1]), strict=True
-    ):
+    at_most = (bounds[1][2] - bounds[0][1], end - bounds[1][1])
+    for cpu_ns, (least, _, _), most in zip(steps["cpu_ns"], bounds, at_most, strict=True):
         assert least <= cpu_ns <= most
     assert fields["window_ns"] == sum(steps["wall_ns"])
 
@@ -85,6 +84,7 @@ def test_another_thread_is_named_with_its_cpu_time() -> None:
     assert fields["steps"]["process_ns"][0] >= first
 
 
+@pytest.mark.slow
 def test_a_long_garbage_collection_is_an_event_of_its_step() -> None:
     added = AddedEvents()
     host = HostCpu(added, None)

@@ -139,6 +139,7 @@ def test_the_summary_is_torchs_own_table_of_the_same_profile(tmp_path: Path, tra
     assert "host" in text
 
 
+@pytest.mark.slow
 def test_nothing_of_ours_is_in_a_trace_with_stacks_or_its_table(
     tmp_path: Path, train: Train, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -405,6 +406,7 @@ def test_a_schedule_is_torchs_for_every_combination(**cycle: int) -> None:
     assert [ours.action(step) for step in range(50)] == [theirs(step).value for step in range(50)]
 
 
+@pytest.mark.slow(every_variation=True)
 @pytest.mark.parametrize("wait", [0, 1, 3])
 def test_a_window_waits_for_a_profiler_of_the_script(
     tmp_path: Path, train: Train, capfd: pytest.CaptureFixture[str], wait: int

@@ -8,13 +8,12 @@ import sys
 
 import pytest
 
-# In a process of its own, because the signal ends it; the guard's patience is shorter here.
+# In a process of its own, because the signal ends it.
 HEAD = """\
 import multiprocessing, os, signal, sys, time
 from rankscope.inapp import sigterm
 from rankscope.inapp.sigterm import SigtermGuard
 
-sigterm.STUCK_S = 0.3
 guard = SigtermGuard(lambda lives_on: print("saved", lives_on, flush=True))
 
 def term():
@@ -97,6 +96,7 @@ def test_a_handler_that_the_script_saves_does_not_call_itself(script: str, lines
 
 STUCK = """\
 import ctypes, threading
+sigterm.STUCK_S = 0.3
 signal.signal(signal.SIGUSR1, lambda *_: None)
 guard.on()
 

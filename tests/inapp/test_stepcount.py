@@ -52,6 +52,7 @@ def test_an_optimizer_that_comes_later_joins() -> None:
     assert [counter.ends_step(one) for one in (adam, muon, adam, muon)] == [True, False, True, False]
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_is_gone_is_forgotten() -> None:
     adam, others = Adam(), [Muon()]
     counter = StepCounter(None, lambda: [adam, *others])

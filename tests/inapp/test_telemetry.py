@@ -25,6 +25,7 @@ from rankscope.capture.telemetry_ring import (
     NONE,
     PHASES,
     RECORD,
+    RingWriter,
     read_header,
     ring_path,
 )
@@ -295,6 +296,27 @@ def test_events_of_the_gpu_are_read_later(
 # -- the thread's work
 
 
+def test_a_rank_that_has_ended_says_why_whenever_it_is_read(
+    tmp_path: Path, telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reasons = []
+
+    def seen_after(method: Callable[..., None]) -> Callable[..., None]:
+        def called(ring: RingWriter, *words: Any) -> None:
+            method(ring, *words)
+            read = read_header(ring.path.read_bytes())
+            if read is not None and PHASES[read.header.phase] == "ended":
+                reasons.append(read.about.get("off"))
+
+        return called
+
+    for name in ("write", "describe"):
+        monkeypatch.setattr(RingWriter, name, seen_after(getattr(RingWriter, name)))
+    monkeypatch.setattr(telemetry.cost, "excess", lambda: "it costs 9 % of the step time")
+    assert telemetry._run(False) is False
+    assert {*reasons} == {"it costs 9 % of the step time"}
+
+
 def test_the_ring_describes_the_rank_and_its_phase(tmp_path: Path, telemetry: Telemetry) -> None:
     telemetry.clock.step_ended(0, profiled=False)
     telemetry.look()
@@ -430,6 +452,7 @@ def test_above_its_budget_the_telemetry_ends_and_the_job_goes_on(
     from torch.optim.optimizer import _global_optimizer_post_hooks as hooks
 
     before = len(hooks)
+    monkeypatch.setattr("rankscope.inapp.telemetry.start_waiting_thread", lambda *_: None)
     made = engine(tmp_path, JobLog(0))
     telemetry = made._telemetry
     assert telemetry is not None

@@ -31,7 +31,7 @@ def test_timers_measure_and_report() -> None:
     assert [line.split(":")[0] for line in said] == ["forward", "step"]
     assert "2 calls" in said[0]
     [forward, _] = timers._last
-    assert 20e6 <= forward.mean < 1e9
+    assert 20e6 <= forward.mean < 60e9
     assert [one.calls for one in timers.collect()] == [0, 0], "a report starts the next one"
 
 
@@ -216,6 +216,7 @@ def test_a4s_style_flags(
     assert list((tmp_path / "tb").glob("*.pt.trace.json.gz"))
 
 
+@pytest.mark.slow
 def test_megatron_style_flags(tmp_path: Path, train: Callable[[], None]) -> None:
     cycle = (
         "--torch-profile-wait 0 --torch-profile-warmup 1 --torch-profile-active 1 --torch-profile-repeat 2"

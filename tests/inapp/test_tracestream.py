@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import examples
 from rankscope.inapp.added_events import AddedEvents, header_text
 from rankscope.inapp.trace_stream import TraceStream
 
@@ -47,7 +48,7 @@ def test_a_whole_trace_comes_out_as_it_went_in(events: list[str], chunk: int) ->
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(names, st.integers(1, 300), st.data())
 def test_cut_anywhere_it_is_json_with_whole_events(
     events: list[str], chunk: int, draw: st.DataObject

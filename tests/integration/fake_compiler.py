@@ -1,7 +1,8 @@
 """Fakes of torch._dynamo and torch._inductor for jobs that compile nothing: the real ones take every process seconds
 of CPU to import.
 
-Optimizers, DistributedDataParallel and torch.profiler import them to tell them something; these are all their calls.
+Optimizers, DistributedDataParallel, checkpoints and torch.profiler import them to tell them something; these are all
+their calls.
 """
 
 import sys
@@ -28,6 +29,7 @@ torch._dynamo = _fake(
     disable=_unchanged,
     utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"),
     trace_rules=SimpleNamespace(clear_lru_cache=lambda: None),
+    config=SimpleNamespace(error_on_nested_fx_trace=False),
 )
 _config = _fake("_inductor.config", triton=SimpleNamespace(cudagraphs=False))
 torch._inductor = _fake("_inductor", config=_config)

@@ -11,7 +11,10 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +44,35 @@ def environment(**more: str) -> dict[str, str]:
         **env,
         "PATH": f"{BIN}{os.pathsep}{env['PATH']}",
         "OMP_NUM_THREADS": "1",
-        "PET_MASTER_PORT": str(_free_port()),  # torchrun's; with the default, two tests would meet in one job
+        "PET_MASTER_PORT": str(free_port()),  # torchrun's; with the default, two tests would meet in one job
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         **more,
     }
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+_ports = count(26_000 + 1_500 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")))
+"""Below those that the system gives to connections: nobody takes one before the job has it."""
+
+
+def free_port() -> int:
+    for port in _ports:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError
+
+
+def wait_until_in_front(terminal: int, is_meant: Callable[[int], bool]) -> None:
+    """Until the terminal belongs to the group of the process that is meant, and that goes on."""
+
+    def goes_on(pid: int) -> bool:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T"
+
+    deadline = time.monotonic() + 60
+    while not (is_meant(pid := os.tcgetpgrp(terminal)) and goes_on(pid)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def run(

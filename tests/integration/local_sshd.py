@@ -11,6 +11,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from integration.jobs import free_port
+
 SSHD = "/usr/sbin/sshd"
 
 
@@ -36,9 +38,7 @@ class LocalSshd:
         for name in ("host", "user"):
             words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
             subprocess.run(words, check=True)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         (folder / "authorized").write_bytes((folder / "user.pub").read_bytes())
         (folder / "authorized").chmod(0o600)
         lines = [

@@ -77,7 +77,7 @@ def test_time_counts_once(dataset: Callable[[str], Path], ingested: Ingested, tm
     }
     for prefer, lone in alone.items():
         run = Run(ingested, prefer=prefer)
-        for name in ("breakdown", "kernels", "runtime_api", "memcpy", "ops"):
+        for name in ("breakdown", "kernels", "ops.runtime_api", "memcpy", "ops"):
             together = REPORTS[name].analyse(run, Scope(), None)
             assert exact(together) == exact(REPORTS[name].analyse(lone, Scope(), None)), (name, prefer)
             assert any("another tool's file" in note for note in together.notes)
@@ -87,17 +87,21 @@ def test_memory_counts_once(ingested: Ingested) -> None:
     run = Run(ingested)
     rows = {row["device"]: row for row in REPORTS["memory"].analyse(run, Scope(), None).rows}
     assert rows["GPU 0"]["growth_bytes"] is not None  # the trace's, which knows the steps
-    held = [row for row in REPORTS["allocators"].analyse(run, Scope(), None).rows if row["device"] == "GPU 0"]
+    held = [
+        row
+        for row in REPORTS["memory.allocators"].analyse(run, Scope(), None).rows
+        if row["device"] == "GPU 0"
+    ]
     assert sum(row["bytes"] for row in held) == 6_432_652_760  # the snapshot's, not both
 
 
 def test_each_kind_has_its_report(ingested: Ingested) -> None:
     run = Run(ingested)
     assert len(REPORTS["ncu"].analyse(run, Scope(), None).rows) == 4
-    assert {row["state"] for row in REPORTS["flight_recorder"].analyse(run, Scope(), None).rows} == {
+    assert {row["state"] for row in REPORTS["hang.flight_recorder"].analyse(run, Scope(), None).rows} == {
         "waiting"
     }
-    assert len(REPORTS["fragmentation"].analyse(run, Scope(), None).rows) == 2
+    assert len(REPORTS["memory.fragmentation"].analyse(run, Scope(), None).rows) == 2
 
 
 WITH_UNIT = re.compile(r"[+-]?[\d.,]+ (?:[numµ]?s|[kMGT]?B|%|GB/s|MHz|W|°C|[kMGTP]?FLOP(?:/s)?)")

@@ -82,13 +82,6 @@ def test_ddp_over_gloo(tmp_path: Path) -> None:
     assert steps_of(prof) == {(rank, step) for rank in (0, 1) for step in (2, 3, 4)}
 
 
-@pytest.mark.thorough
-def test_trainer_callbacks(tmp_path: Path) -> None:
-    run(example("trainer_callbacks"), tmp_path)
-    for name in ("hf", "lightning"):
-        assert steps_of(tmp_path / f"prof-{name}") == {(0, 2), (0, 3), (0, 4)}
-
-
 def test_the_demo_names_the_slow_rank(tmp_path: Path) -> None:
     """As `make demo` runs it, but without a browser and torch's compiler."""
     shutil.copytree(EXAMPLES, tmp_path / "examples")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from integration.jobs import free_port
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
 from rankscope.timeline.reading import ingest
@@ -53,10 +53,12 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dumps")
     (folder / "pickle").mkdir()
     (folder / "json").mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "3"}
+    environment = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": "3",
+    }
     environment |= {"TORCH_FR_BUFFER_SIZE": "100", "OMP_NUM_THREADS": "1"}
     jobs = [
         subprocess.Popen([sys.executable, "-c", JOB, str(folder)], env={**environment, "RANK": str(rank)})
@@ -73,7 +75,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", ["pickle", "json"])
 def test_the_missing_rank_is_named(dumps: Path, kind: str) -> None:
     run = Run(ingest([dumps / kind]))
-    result = REPORTS["flight_recorder"].analyse(run, Scope(), None)
+    result = REPORTS["hang.flight_recorder"].analyse(run, Scope(), None)
     (finding,) = result.findings
     assert finding.severity == "critical" and finding.ranks == (2,)
     row = result.rows[0]

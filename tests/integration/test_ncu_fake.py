@@ -200,7 +200,7 @@ def test_the_hot_launches_of_a_step(tmp_path: Path) -> None:
     assert "--launch-skip=70 --launch-count=6" in runs[0]
     assert "ncu will profile about 6 launches of step 2" in done.stderr
     assert "ncu measured 3 of 3 kernels, 6 launches in 1 run of the command" in done.stderr
-    assert "where rankscope is installed in full: rankscope ncu out" in done.stderr
+    assert "where rankscope is installed in full: rankscope profile --tool ncu --from out" in done.stderr
 
 
 def test_the_command_runs_again_for_what_was_missed(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ pytestmark = [
 JOB = [PYTHON, str(Path(__file__).with_name("nvtx_ranges_job.py"))]
 PROFILE = ["nsys", "profile", "--sample=none", "--cpuctxsw=none", "--trace=nvtx,osrt,mpi"]
 SECRET = "live-secret-of-the-test"
-REPORTS = ("nvtx_sum", "nvtx_pushpop_sum", "osrt_sum", "mpi_event_trace")
+REPORTS = ("nvtx_sum", "nvtx_pushpop_sum", "osrt_sum")
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def entangled(source: Path, target: Path, seed: int) -> Path:
 @pytest.mark.thorough
 def test_sixteen_tables_of_a_complicated_export(dataset: Callable[[str], Path], tmp_path: Path) -> None:
     export = entangled(dataset("nsys/gpt-h200/gpt.sqlite"), tmp_path / "x.sqlite", seed=11)
-    names = [name for name in COMPAT["nsys"] if name not in ("osrt_sum", "mpi_event_trace")]
+    names = [name for name in COMPAT["nsys"] if name != "osrt_sum"]
     words: list[str | Path] = [
         NSYS,
         "stats",
@@ -207,7 +207,7 @@ def test_scrub_of_a_real_export(recorded: Path, tmp_path: Path) -> None:
     run([PYTHON, "-m", "rankscope", "scrub", "x.sqlite"], tmp_path)
     content = (tmp_path / "x.rank-1.scrubbed.sqlite").read_bytes()
     assert SECRET.encode() not in content and b"MY_API_TOKEN" not in content
-    stats = [PYTHON, "-m", "rankscope", "stats", "x.rank-1.scrubbed.sqlite", "-r", "annotations", "-q"]
+    stats = [PYTHON, "-m", "rankscope", "stats", "x.rank-1.scrubbed.sqlite", "-r", "ops.annotations", "-q"]
     assert "inner, with a comma" in run(stats, tmp_path).stdout
 
 

@@ -15,7 +15,16 @@ from pathlib import Path
 import pytest
 
 from faults.capture_trials import JOB, Signal, Trial, tried
-from integration.jobs import PROFILE, PYTHON, WITH_STANDIN, environment, needs_torch, our_lines, run
+from integration.jobs import (
+    PROFILE,
+    PYTHON,
+    WITH_STANDIN,
+    environment,
+    needs_torch,
+    our_lines,
+    run,
+    wait_until_in_front,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -87,7 +96,7 @@ def test_ctrl_c_in_a_terminal_arrives_once_and_ctrl_z_stops_the_job(tmp_path: Pa
     type_in(" ".join([*PROFILE, "-o", "out", PYTHON, JOB, "--handle", "--end", "5"]) + "\n", "own line")
     type_in("\x1a", "Stopped")
     type_in("fg\n", "capture_job")
-    time.sleep(0.2)
+    wait_until_in_front(terminal, lambda group: group != pid)
     type_in("\x03", "done")
     type_in("echo status $?\n", r"status \d")
     os.write(terminal, b"exit\n")

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from integration.jobs import environment, needs_torch, run
-from rankscope import environment as asked
-from rankscope import ray
 from rankscope.capture.plan import Plan
 from rankscope.capture.rank import Identity
 from rankscope.capture.run_folder import open_run, rank_stem
 from rankscope.inapp import engine
+from rankscope.integrations import environment as asked
+from rankscope.integrations import ray
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 

@@ -29,7 +29,7 @@ from integration.jobs import (
 )
 from rankscope.capture.capture_request import CaptureRequest, make_request
 from rankscope.capture.telemetry_ring import FIELDS, HEADER_BYTES, NONE, PHASES, RECORD, Ring, read_header
-from rankscope.watch.state import read_state
+from simulated_telemetry import read_state
 
 pytestmark = [pytest.mark.slow, needs_torch]
 

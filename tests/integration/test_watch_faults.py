@@ -120,7 +120,7 @@ def test_the_rank_that_hangs(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         job.terminate()
         job.communicate(timeout=WAIT_S)
     assert "have made no step" in capsys.readouterr().out
-    assert finding.ranks == (1,) and "Flight recorder: rank 1" in finding.evidence
+    assert finding.ranks == (1,) and "flight recorder: rank 1" in finding.evidence
 
 
 def _wait_for(path: Path) -> None:

@@ -56,6 +56,7 @@ def test_dockerfile_by_hadolint() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+@pytest.mark.slow
 def test_scripts_by_shellcheck() -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed (tests/install-packages.sh installs it)")
@@ -245,6 +246,7 @@ def test_a_login_that_aws_refuses(tmp_path: Path) -> None:
     assert "run 'aws sso login' or 'aws configure', or set AWS_PROFILE, and try again" in done.stderr
 
 
+@pytest.mark.slow
 def test_reports_have_a_folder_that_outlives_the_container(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,6 +49,7 @@ def test_golden(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert text == path.read_text(), f"UPDATE_GOLDEN=1 rewrites {path.name}"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not shutil.which("shellcheck"), reason="shellcheck is not installed (apt install shellcheck)"
 )

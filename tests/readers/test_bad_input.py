@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,10 +12,12 @@ import pytest
 
 from conftest import kernel_event, kineto_text, open_trace, slice_event, write_kineto
 from gpu_logs import evenly, query_csv
-from rankscope.errors import NotATraceError, ReadError, StoreError
+from rankscope.errors import NotATraceError, RankscopeError, ReadError, StoreError
+from rankscope.readers.byte_stream import line_blocks, open_stream
 from rankscope.readers.gpu_counters.reader import GpuCountersReader
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope.zstd import ZstdCompressor
 
 GOOD = [slice_event(f"good {i}", 10.0 * i, 5.0) for i in range(4)]
 
@@ -143,6 +146,21 @@ def test_truncated_gzip(tmp_path: Path) -> None:
     assert "gzip" in report(run)["damage"]
 
 
+def test_zstd_whole_cut_and_corrupt(tmp_path: Path) -> None:
+    text = kineto_text([slice_event(f"op {i}", 10.0 * i, 5.0) for i in range(3000)]).encode()
+    frames = [
+        ZstdCompressor().compress(part, ZstdCompressor.FLUSH_FRAME) for part in (text[:999], text[999:])
+    ]
+    (tmp_path / "rank-0.json.zst").write_bytes(b"".join(frames))
+    run = open_trace(tmp_path)
+    assert run.rows("SELECT count(*) FROM slices") == [(3000,)] and not report(run)["damage"]
+    cut, corrupt = tmp_path / "cut.json.zst", tmp_path / "corrupt.json.zst"
+    cut.write_bytes(b"".join(frames)[:-200])
+    assert "zstd file ends in the middle" in report(open_trace(cut))["damage"]
+    corrupt.write_bytes(frames[0] + frames[1][:-200] + bytes(200))
+    assert "zstd data is corrupt" in report(open_trace(corrupt))["damage"]
+
+
 @pytest.mark.slow
 def test_corrupt_gzip(tmp_path: Path) -> None:
     events = [slice_event(f"event {i}", 10.0 * i, 5.0, args={"i": i * 7919 % 1009}) for i in range(5000)]
@@ -171,6 +189,10 @@ NOT_TRACES = {
     "not JSON": (b"hello, this is text", "is not a trace"),
     "JSON of another kind": (b'{"learning_rate": 0.1, "layers": [1, 2]}', "not a trace"),
     "array of numbers": (b"[1, 2, 3]", "not a trace"),
+    "execution trace": (
+        b'{"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": [{"id": 1, "name": "aten::mm"}]}',
+        "is an execution trace",
+    ),
     "ends before the events": (b'{"schemaVersion": 1, "trace', "not a trace"),
 }
 
@@ -183,6 +205,14 @@ def test_what_is_not_a_trace_says_so(case: str, tmp_path: Path) -> None:
     with pytest.raises(NotATraceError, match=message) as caught:
         open_trace(path)
     assert caught.value.why and caught.value.hint
+
+
+def test_a_perfetto_trace_says_what_to_record_instead(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.pftrace").write_bytes(b"\x0a\x02\x50\x01" * 10)
+    with pytest.raises(RankscopeError) as caught:
+        ingest([tmp_path])
+    assert "rank-0.pftrace" in str(caught.value) and "Perfetto" in caught.value.why
+    assert "traceconv json rank-0.pftrace" in caught.value.hint
 
 
 def test_empty_list_of_events_is_an_empty_run(tmp_path: Path) -> None:
@@ -248,3 +278,15 @@ def test_a_reader_that_fails_is_a_message_about_its_file(
     assert [entry.source.name for entry in ingested.read] == ["rank-0.json"]
     (problem,) = [str(problem) for problem in ingested.problems if "smi.csv" in str(problem)]
     assert "ZeroDivisionError: two lines" in problem and len(problem.splitlines()) == 3
+
+
+@pytest.mark.parametrize("size", range(1, 14))
+def test_a_stream_is_cut_between_lines(tmp_path: Path, size: int) -> None:
+    """Also its last line without an end is read; one that is too long is left out, and told once."""
+    path = tmp_path / "a.log"
+    path.write_bytes(b"one\ntwo\n" + b"x" * 40 + b"\nthree\nend")
+    told: list[int] = []
+    with closing(open_stream(path)) as stream:
+        blocks = [*line_blocks(stream, size, 20, lambda: told.append(1))]
+    assert b"".join(blocks) == b"one\ntwo\nthree\nend" and told == [1]
+    assert all(block.endswith(b"\n") for block in blocks[:-1])

@@ -75,7 +75,7 @@ def test_a_gzip_bomb_is_given_up(case: str, tmp_path: Path) -> None:
     assert {"good 0", "good 1", "good 2"} <= names(run)
     assert reading(run)["events_lost"] <= 1
     assert "expands more than 500-fold" in reading(run)["damage"]
-    assert any("cut" in doubt.text for doubt in doubts(run, Scope()))
+    assert any("cut" in doubt.title for doubt in doubts(run, Scope()))
 
 
 @pytest.mark.thorough
@@ -265,7 +265,7 @@ def test_values_that_no_tool_writes(tmp_path: Path) -> None:
     (lacking,) = (entry for entry in run.segments if entry.rank == ranks["no column for the stream"])
     assert lacking.manifest["reading"]["events_lost"] == 2
     assert lacking.manifest["reading"]["damage"] == f"{KERNEL} has no column streamId: its rows are not read"
-    assert any("cut" in doubt.text for doubt in doubts(run, Scope(ranks=frozenset({lacking.rank}))))
+    assert any("cut" in doubt.title for doubt in doubts(run, Scope(ranks=frozenset({lacking.rank}))))
 
 
 def test_another_sqlite_file_with_odd_names(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ VERSIONS: dict[str, tuple[Callable[[int, str], dict[str, Any]], Made, Callable[[
 
 def flight(folder: Path) -> tuple[Tables, Result]:
     run = Tables({rank: folder / f"_dump_{rank}" for rank in range(2)})
-    return run, QUESTIONS["flight_recorder"].analyse(cast(Run, run), Scope(), None)
+    return run, QUESTIONS["hang.flight_recorder"].analyse(cast(Run, run), Scope(), None)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

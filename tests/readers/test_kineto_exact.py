@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import DATA, SHARED, kineto_text
+from conftest import DATA, SHARED, examples, kineto_text
 from event_rows import event_rows
 from rankscope.readers import find_reader
 from rankscope.readers.kineto import reader
@@ -123,7 +123,7 @@ def test_any_layout(layout: str, block_bytes: int, tmp_path: Path, monkeypatch: 
 
 @pytest.mark.slow
 @given(st.lists(st.integers(0, 2**43 * 1000 - 1), min_size=1, max_size=20))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_times_are_exact_to_the_nanosecond(times: list[int]) -> None:
     text = ",".join(
         f'{{"ph":"X","ts":{t // 1000}.{t % 1000:03d},"dur":{t // 1000}.{t % 1000:03d}}}' for t in times
@@ -133,7 +133,7 @@ def test_times_are_exact_to_the_nanosecond(times: list[int]) -> None:
 
 @pytest.mark.thorough
 @given(st.lists(st.integers(1_600_000_000_000_000_000, 1_900_000_000_000_000_000), min_size=1, max_size=20))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_times_since_1970_with_fractions_are_exact_too(times: list[int]) -> None:
     text = ", ".join(f'{{"ph": "X", "ts": {t // 1000}.{t % 1000:03d}, "dur": 1.5}}' for t in times)
     assert _times(f'{{"traceEvents": [{text}]}}') == [(t, 1500) for t in times]

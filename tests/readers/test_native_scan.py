@@ -11,15 +11,15 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from conftest import DATA, SHARED
+from conftest import DATA, SHARED, examples
 from fuzz.codes import Codes
 from fuzz.json_text import events_text
 from kineto_columns import same_or_refused, scanned
 from rankscope import native
-from rankscope.bench.synthetic import Plan, write
-from rankscope.bench.synthetic.defects import CATALOGUE, Defect
 from rankscope.errors import NotATraceError
 from rankscope.readers.kineto.reader import KinetoReading
+from rankscope_bench.synthetic import Plan, write
+from rankscope_bench.synthetic.defects import CATALOGUE, Defect
 
 pytestmark = pytest.mark.skipif(native.functions is None, reason="the C parts were not built")
 
@@ -42,7 +42,7 @@ def test_real_traces(path: Path) -> None:
 
 @pytest.mark.slow
 @given(st.binary(max_size=200))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_any_json_is_read_the_same_or_refused(data: bytes) -> None:
     event("read" if same_or_refused(events_text(Codes(data))) else "refused")
 
@@ -76,7 +76,7 @@ ALIKE = [
 
 @pytest.mark.slow
 @given(st.lists(st.sampled_from(ALIKE), min_size=1, max_size=12), st.sampled_from([b",", b" ,\n  "]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_events_that_are_written_nearly_alike(events: list[bytes], between: bytes) -> None:
     event("read" if same_or_refused(between.join(events)) else "refused")
 

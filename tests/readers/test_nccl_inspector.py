@@ -55,6 +55,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return write_run(tmp_path_factory.mktemp("plain"), verbose=False)
 
 
+@pytest.mark.slow
 def test_every_operation_and_its_figures_come_back(verbose: Run) -> None:
     found = verbose.rows(
         "SELECT rank, function, seq, rank_bytes, duration_ns, algbw_gb_s, busbw_gb_s FROM nccl ORDER BY ALL"
@@ -74,10 +75,11 @@ def test_every_operation_and_its_figures_come_back(verbose: Run) -> None:
     assert found == expected
 
 
+@pytest.mark.slow(every_variation=True)
 @pytest.mark.parametrize("verbose_lines", [True, False])
 def test_reported_and_computed_bandwidth_agree(verbose_lines: bool, verbose: Run, plain: Run) -> None:
     run = verbose if verbose_lines else plain
-    rows = {row["kind"]: row for row in report("nccl", run).rows}
+    rows = {row["kind"]: row for row in report("collectives.nccl", run).rows}
     assert set(rows) == {"all_reduce", "all_gather", "reduce_scatter"}
     assert [row["differing"] for row in rows.values()] == [0, 0, 0]
     assert {row["count"] for row in rows.values()} == {5} and {row["ranks"] for row in rows.values()} == {4}
@@ -96,7 +98,7 @@ def test_a_bandwidth_that_differs_is_counted(tmp_path: Path) -> None:
     lines[0]["coll_perf"]["coll_busbw_gbs"] *= 1.05
     path = tmp_path / "a.log"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = report("nccl", Run(ingest([path])))
+    found = report("collectives.nccl", Run(ingest([path])))
     assert {row["kind"]: row["differing"] for row in found.rows} == {"all_reduce": 1, "all_to_all": 1}
     assert any(
         "differs from the computed one in 2 operations (all_reduce, all_to_all)" in n for n in found.notes
@@ -122,7 +124,7 @@ def test_without_start_times_nobody_is_called_late(plain: Run) -> None:
         found = report(name, plain)
         assert not found.rows and found.findings == ()
         assert any(note.startswith("cannot say who arrives late") for note in found.notes)
-    assert any("cannot say who arrives late" in note for note in report("nccl", plain).notes)
+    assert any("cannot say who arrives late" in note for note in report("collectives.nccl", plain).notes)
 
 
 def test_the_slices_are_on_the_wall_clock_and_in_no_class(verbose: Run) -> None:
@@ -156,7 +158,7 @@ def test_beside_traces_nothing_counts_twice(tmp_path: Path) -> None:
     assert {entry.format for entry in run.segments} == {"kineto", "nccl_inspector"}
     assert len(run.collectives.rank) == 2
     assert [(row["dtype"], row["count"]) for row in report("collectives", run).rows] == [("float32", 1)]
-    found = report("nccl", run)
+    found = report("collectives.nccl", run)
     assert [(row["count"], row["trace_busbw_gb_s"]) for row in found.rows] == [
         (1, pytest.approx((1 << 20) / 1e5))
     ]
@@ -177,6 +179,7 @@ def test_a_log_of_the_whole_job_does_not_join_recordings(tmp_path: Path) -> None
     assert len(set(sessions(Run(ingest([tmp_path]))).values())) == 2
 
 
+@pytest.mark.slow
 def test_send_and_recv_match_in_the_communicator_of_the_job(tmp_path: Path) -> None:
     for rank in range(3):
         function, peer = ("Send", 1) if rank == 0 else ("Recv", 0)
@@ -223,6 +226,7 @@ def test_two_processes_with_one_rank_are_refused(tmp_path: Path) -> None:
         ingest([tmp_path])
 
 
+@pytest.mark.slow
 def test_older_lines_have_no_name_and_newer_versions_are_read(tmp_path: Path) -> None:
     old = write_inspector(tmp_path / "old", 0, program(0), named=False)
     new = write_inspector(
@@ -231,7 +235,7 @@ def test_older_lines_have_no_name_and_newer_versions_are_read(tmp_path: Path) ->
     assert Run(ingest([old])).rows("SELECT DISTINCT communicator_name FROM nccl") == [(None,)]
     run = Run(ingest([new]))
     assert run.rows("SELECT communicator_name FROM nccl") == [("DP Group 0",)]
-    assert any("v9.1" in note for note in report("nccl", run).notes)
+    assert any("v9.1" in note for note in report("collectives.nccl", run).notes)
 
 
 # -- bad input
@@ -279,6 +283,7 @@ def test_bad_lines_are_counted_and_the_others_are_read(tmp_path: Path) -> None:
 VALUES: tuple[Any, ...] = (None, "x", -1, 10**30, 1e308, [], {"a": 1}, True, 2**63)
 
 
+@pytest.mark.slow
 def test_values_of_other_types(tmp_path: Path) -> None:
     lines = [line.decode() for line in GOOD]
     for value in VALUES:
@@ -294,7 +299,7 @@ def test_values_of_other_types(tmp_path: Path) -> None:
             lines.append(json.dumps(changed))
     run = read(tmp_path / "a.log", "\n".join(lines).encode())
     assert run.rows("SELECT count(*) FROM nccl") == [(len(lines),)]
-    for name in ("nccl", "collectives", "stragglers", "clocks"):
+    for name in ("collectives.nccl", "collectives", "stragglers", "clocks"):
         report(name, run)
 
 
@@ -307,7 +312,7 @@ def test_names_that_hurt(tmp_path: Path) -> None:
         lines.append(json.dumps(line))
     run = read(tmp_path / "a.log", "\n".join(lines).encode())
     assert run.rows("SELECT count(*) FROM nccl") == [(4,)]
-    assert {row["kind"] for row in report("nccl", run).rows} == {"other"}
+    assert {row["kind"] for row in report("collectives.nccl", run).rows} == {"other"}
 
 
 def test_a_line_that_never_ends_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from nccl_files import GPU_NS, WORLD, Op, plugin_dump
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.health.contents import understood
+from rankscope.analysis.health.doubts import understood
 from rankscope.analysis.questions import QUESTIONS
 from rankscope.errors import RankError
 from rankscope.readers import find_reader, looks_like_a_trace
@@ -83,7 +83,7 @@ def test_the_late_rank_and_the_bandwidth(tmp_path: Path) -> None:
     run = two_ranks(tmp_path)
     rows = {row["rank"]: row for row in report("stragglers", run).rows}
     assert rows[1]["last_count"] == 6 and rows[1]["caused_wait_ns"] == 6 * LATE_US * 1000
-    found = report("nccl", run)
+    found = report("collectives.nccl", run)
     bandwidth = {row["kind"]: (row["bytes"], row["ranks"], row["transfer_busbw_gb_s"]) for row in found.rows}
     assert bandwidth == {
         "all_reduce": (1 << 20, 2, pytest.approx((1 << 20) / 3e5)),
@@ -104,11 +104,11 @@ def test_without_kernels_nobody_is_called_late(tmp_path: Path) -> None:
     assert run.rows("SELECT DISTINCT dtype, channels, duration_ns, started_ns FROM nccl") == [
         ("float32", 2, None, None)
     ]
-    assert [(row["kind"], row["count"], row["dur_ns"]) for row in report("nccl", run).rows] == [
+    assert [(row["kind"], row["count"], row["dur_ns"]) for row in report("collectives.nccl", run).rows] == [
         ("all_gather", 3, None),
         ("all_reduce", 3, None),
     ]
-    assert any("cannot say who arrives late" in note for note in report("nccl", run).notes)
+    assert any("cannot say who arrives late" in note for note in report("collectives.nccl", run).notes)
     assert not report("stragglers", run).rows
 
 
@@ -159,5 +159,5 @@ def test_damaged_dumps(tmp_path: Path) -> None:
     bad.write_bytes(b"\n".join(lines))
     run = Run(ingest([bad]))
     assert run.segments[0].manifest["reading"]["events_lost"] >= 1
-    report("nccl", run)
+    report("collectives.nccl", run)
     report("collectives", run)

@@ -30,7 +30,7 @@ def write(folder: Path, gpu: int, text: str) -> Path:
 def test_the_gauges_come_back(tmp_path: Path) -> None:
     run = Run(ingest([write(tmp_path, 3, prometheus_text(3, ROWS))]))
     assert [entry.rank for entry in run.segments] == [3]
-    found = QUESTIONS["nccl"].analyse(run, Scope(), None)
+    found = QUESTIONS["collectives.nccl"].analyse(run, Scope(), None)
     assert [
         (row["kind"], row["size_range"], row["busbw_gb_s"], row["dur_ns"], row["count"]) for row in found.rows
     ] == [

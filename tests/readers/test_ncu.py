@@ -10,8 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar
 
 import pytest
 
@@ -20,7 +18,7 @@ from rankscope import tools
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.efficiency.hot_kernels import hot_kernels
-from rankscope.analysis.efficiency.ncu_metrics import measured_kernels, roofline_points
+from rankscope.analysis.efficiency.ncu import measured_kernels
 from rankscope.capture.ncu_selection import BY_SIZE, Selection
 from rankscope.cli import main
 from rankscope.errors import ReadError
@@ -128,14 +126,9 @@ def test_launches_with_the_same_work_are_one_point(tmp_path: Path) -> None:
     }
     path = tmp_path / "a.csv"
     path.write_text(raw_page(metrics, rows=4))
-    (point,) = roofline_points(open_trace(path), Scope())
-    assert (point.calls, point.flops, point.bytes, point.duration_ns, point.dtype) == (
-        4,
-        12e6,
-        4e6,
-        8000,
-        "bf16",
-    )
+    (row,) = REPORTS["roofline"].analyse(open_trace(path), Scope(), None).rows
+    figures = [row[name] for name in ("calls", "flops", "bytes", "device_ns", "dtype")]
+    assert figures == [4, 12_000_000, 4_000_000, 8000, "bfloat16"]
 
 
 @pytest.mark.parametrize(
@@ -177,15 +170,15 @@ def test_the_real_report_by_either_way(
         Run(ingest([dataset(f"ncu/{name}")], Options(cache=tmp_path)))
         for name in ("gemm_bf16.raw.csv", "gemm_bf16.ncu-rep")
     ]
-    from_csv, from_report = (roofline_points(run, Scope()) for run in opened)
+    from_csv, from_report = (measured_kernels(run, Scope()) for run in opened)
     assert len(from_csv) == len(from_report) == 4
     for ours, theirs in zip(from_csv, from_report, strict=True):
-        assert (ours.name, ours.grid, ours.block, ours.calls) == (theirs.name, theirs.grid, theirs.block, 1)
+        assert (ours.name, ours.grid, ours.block) == (theirs.name, theirs.grid, theirs.block)
         assert ours.duration_ns == theirs.duration_ns
         assert ours.flops == pytest.approx(theirs.flops, rel=1e-8)  # the csv is rounded to six digits
-        assert ours.bytes == pytest.approx(theirs.bytes, rel=2e-6)
+        assert ours.dram_bytes == pytest.approx(theirs.dram_bytes, rel=2e-6)
         assert ours.dtype == theirs.dtype == "bf16"
-    tensor = [kernel.flops_by_type["bf16"] for kernel in measured_kernels(opened[0], Scope())]
+    tensor = [kernel.flops_by_type["bf16"] for kernel in from_csv]
     assert tensor == [51_539_607_552, 17_179_869_184, 68_719_476_736, 68_719_476_736]
 
 
@@ -221,7 +214,7 @@ def test_the_real_ncu_accepts_the_filter(
     selection = Selection(kernels, 1, whole_names=whole, by_size=True, skip=1, take=1)
     options = tools.NcuOptions(
         kernels=selection.pattern,
-        name_base="demangled" if whole else "function",
+        kernel_name_base="demangled" if whole else "function",
         launch_skip=1,
         filter_mode=BY_SIZE,
         launch_count=1,
@@ -339,60 +332,6 @@ def test_without_ncu_the_error_names_the_command(tmp_path: Path) -> None:
     assert "ncu --import rank-0.ncu-rep --csv --page raw" in caught.value.hint
 
 
-class FakeAction:
-    """As ncu_report's IAction, as far as it is used."""
-
-    metrics: ClassVar[dict[str, tuple[Any, str]]] = {
-        "gpu__time_duration.sum": (2000.0, "second"),  # so says ncu 2024.1 of nanoseconds
-        "dram__bytes.sum.per_second": (5.0, "byte_per_second"),
-        "sm__cycles_elapsed.avg.per_second": (1e9, "cycle_per_second"),
-        "sm__ops_path_tensor_src_fp16.sum.per_second": (1.0, "1_per_second"),
-        "launch__func_cache_config": ("CachePreferNone", ""),
-        "launch__grid_dim_x": (4, ""),
-        "launch__grid_dim_y": (2, ""),
-        "launch__grid_dim_z": (1, ""),
-        "launch__device_id": (1, ""),
-    }
-
-    def name(self) -> str:
-        return "gemm"
-
-    def metric_names(self) -> list[str]:
-        return list(self.metrics)
-
-    def metric_by_name(self, name: str) -> SimpleNamespace:
-        value, unit = self.metrics[name]
-        return SimpleNamespace(value=lambda: value, unit=lambda: unit)
-
-
-@pytest.mark.usefixtures("without_ncu")
-@pytest.mark.parametrize("ranges", [0, 1])
-def test_the_module_that_comes_with_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranges: int) -> None:
-    from rankscope.readers.base import ReadReport
-    from rankscope.readers.ncu import _load_report
-
-    part = SimpleNamespace(num_actions=lambda: 1, action_by_idx=lambda index: FakeAction())
-    module = ModuleType("ncu_report")
-    module.load_report = lambda path: SimpleNamespace(  # type: ignore[attr-defined]
-        num_ranges=lambda: ranges, range_by_idx=lambda index: part
-    )
-    monkeypatch.setitem(sys.modules, "ncu_report", module)
-    if ranges == 0:  # an older module: it finds nothing in a newer file, and does not say so
-        with pytest.raises(ReadError, match="without Nsight Compute"):
-            _load_report(report_file(tmp_path), ReadReport())
-        return
-    (kernel,) = _load_report(report_file(tmp_path), ReadReport())
-    assert kernel.name == "gemm"
-    assert kernel.about["Grid Size"] == "4, 2, 1" and kernel.about["Device"] == "1"
-    assert [kernel.metrics[name][:2] for name in list(FakeAction.metrics)[:5]] == [
-        (2000.0, "ns"),
-        (5.0, "byte/s"),
-        (1e9, "hz"),
-        (1.0, "/s"),
-        (None, ""),
-    ]
-
-
 @pytest.mark.slow
 def test_far_from_both_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def metrics(time: str, compute: str, memory: str) -> dict[str, tuple[str, str]]:
@@ -409,8 +348,12 @@ def test_far_from_both_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     path.write_text(page)
     (finding,) = REPORTS["ncu"].analyse(open_trace(path), Scope(), None).findings
     assert (finding.kind, finding.title) == ("limit", "Kernels faster: gemm, the <1> kernel")
-    assert "20 % of the compute peak and 30 % of the memory peak" in finding.evidence
-    assert "50 % of the measured time" in finding.evidence
+    assert [line.partition(",")[0] for line in finding.lines] == [
+        "share of the compute peak: 20 %",
+        "share of the memory peak: 30 %",
+        "its time: 100 µs",
+        "share of the measured time: 49.8 %",
+    ]
     assert finding.cost_ns == 50_000, "at 60 % of the memory peak it takes half of its 100 µs"
     assert main(["stats", str(path)]) == 0
     screen = capsys.readouterr().out

@@ -15,7 +15,7 @@ import pytest
 from event_rows import event_rows
 from nsys_files import ExportFile, thread
 from rankscope.analysis.across_ranks.main_thread import main_thread
-from rankscope.analysis.core.gpu_counts import kernels_end_in
+from rankscope.analysis.core.device_events import kernels_end_in
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.report import critical
 from rankscope.analysis.health.doctor import doctor
@@ -345,6 +345,7 @@ def test_a_foreign_sqlite_is_named_and_refused(tmp_path: Path) -> None:
     assert "cookies" in error.value.why and "nsys export" in error.value.hint
 
 
+@pytest.mark.slow
 def test_a_report_without_events_is_empty_for_a_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -359,7 +360,7 @@ def test_a_report_without_events_is_empty_for_a_reason(
         export.write()
     run = open_run([tmp_path])
     assert [entry.rank for entry in run.used] == [0, 1]
-    assert next(doubt.text for doubt in doubts(run, Scope())) == "no events of rank 0"
+    assert next(doubt.title for doubt in doubts(run, Scope())) == "no events of rank 0"
     assert main(["stats", str(tmp_path), "-q"]) == 0
     assert "nsys recorded none (CUDA was traced, NVTX was not traced)" in capsys.readouterr().out.replace(
         "\n ", ""
@@ -490,7 +491,7 @@ def test_kernels_that_nsys_lost_are_a_doubt(
 ) -> None:
     """Without a kernel and without a copy there is no GPU, and no doubt."""
     run = marked_run(tmp_path, kernels)
-    assert [doubt.text for doubt in doubts(run, Scope()) if "kernels" in doubt.text] == (
+    assert [doubt.title for doubt in doubts(run, Scope()) if "kernels" in doubt.title] == (
         [said] if said else []
     )
     assert [row["rank"] for row in breakdown(run, Scope()).rows] == []

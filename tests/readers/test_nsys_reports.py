@@ -61,7 +61,7 @@ def test_a_report_is_exported_once_and_read_as_its_export(stand_in: Path, tmp_pa
     reader = find_reader(path)
     identity = reader.identify(path)
     assert (identity.rank, identity.world_size) == (3, 4)
-    names = [batch.events.source.table for batch in NSYS_REPORT.open(path).batches()]
+    names = [batch.source.table for batch in NSYS_REPORT.open(path).batches()]
     assert "CUPTI_ACTIVITY_KIND_KERNEL" in names
     assert len(stand_in.read_text().splitlines()) == 1
 
@@ -140,7 +140,7 @@ def test_scrub_removes_the_secrets_of_the_command_line(
         "64",
     ]
     file.command("python", *words)
-    file.table("TARGET_INFO_SYSTEM_ENV", "name value", [("CommandLine", "mysql -phunter3 db")])
+    file.table("TARGET_INFO_SYSTEM_ENV", "name value", [("CommandLine", "mysql -p hunter3 db")])
     file.table("NVTX_EVENTS", "start end eventType text globalTid", [(1, 2, 59, f"with {SECRET}", 500 << 24)])
     assert main(["scrub", str(file.write())]) == 0
     assert "(3 secret arguments removed)" in capsys.readouterr().out

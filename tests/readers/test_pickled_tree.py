@@ -208,6 +208,7 @@ def test_a_dictionary_that_is_searched_for_ever(tmp_path: Path) -> None:
             tables(path)
 
 
+@pytest.mark.slow
 @needs_c
 def test_a_written_snapshot(tmp_path: Path) -> None:
     """The generator of the benchmark: what it says, and a tree that is smaller than the file."""

@@ -46,7 +46,7 @@ WRITERS: dict[str, tuple[Callable[[Path], Path], set[str], set[str]]] = {
     "kineto": (lambda folder: written(folder, "rank-0.json", PLAIN), {IN_C}, {DUCKDB}),
     "kineto, damaged": (lambda folder: written(folder, "rank-0.json", BROKEN), {DUCKDB}, {DUCKDB}),
     "nsys": (lambda folder: ExportFile(folder / "a.sqlite").kernel("k", 5, 9).write(), {IN_C}, {SQLITE}),
-    "rocpd": (lambda folder: write_rocpd(folder / "x.db", STEP), {IN_C, SQLITE, IN_PYTHON}, {SQLITE, IN_PYTHON}),
+    "rocpd": (lambda folder: write_rocpd(folder / "x.db", STEP), {IN_C, IN_PYTHON}, {SQLITE, IN_PYTHON}),
     "rocprofv3": (
         lambda folder: write_tool_json(folder / "x_results.json", STEP), {DUCKDB, IN_PYTHON}, {DUCKDB, IN_PYTHON}
     ),

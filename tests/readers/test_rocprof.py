@@ -478,4 +478,4 @@ def test_doctor_understands_every_event(tmp_path: Path) -> None:
     run: Run = open_trace(FORMATS["rocpd schema 3"](tmp_path, STEP))
     values = {row["check"]: row["value"] for row in doctor(run, Scope()).rows}
     assert values["events understood"].startswith("100")
-    assert "C (3 of" in values["read by"]
+    assert "Python (3 of 7 batches)" in values["read by"]

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from conftest import examples
 from rankscope import native
 from rankscope.errors import ReadError
 from rankscope.readers import sqlite_pages
 from rankscope.readers.columns import NULL
 from rankscope.readers.nsys.export import NsysExport
-from rankscope.readers.sqlite_pages import find_table, open_pages
+from rankscope.readers.sqlite_pages import TablePiece, open_pages, table_pieces
 
 pytestmark = pytest.mark.skipif(native.functions is None, reason="the C parts were not built")
 
@@ -61,22 +62,29 @@ def scanned(
     path: Path, numbers: tuple[str, ...], texts: tuple[str, ...] = ()
 ) -> list[tuple[Any, ...]] | None:
     """The rows of t, with their ids; None if the table is refused, or empty."""
-    with closing(NsysExport(path)) as export:
-        file = open_pages(path)
-        table = None if file is None else find_table(file, export.rows, "t", (*numbers, *texts))
-        if table is None:
+    rows: list[tuple[Any, ...]] = []
+    try:
+        pieces = pieces_of(path, ("rowid", *numbers), texts)
+    except ReadError:  # nor can sqlite read it
+        return None
+    for piece in pieces:
+        if piece.pages is None:
             return None
-        rows: list[tuple[Any, ...]] = []
-        for piece in table.pieces():
-            found, coded = table.read(piece, ("rowid", *numbers), texts)
-            columns = [
-                [None if value == NULL else value for value in column.tolist()] for column in found.values()
-            ]
-            columns += [column.at(np.arange(len(column.codes), dtype=np.int32)) for column in coded.values()]
-            part = list(zip(*columns, strict=True))
-            assert all(piece.rows[0] <= row[0] <= piece.rows[1] for row in part)
-            rows += part
-        return rows
+        read = piece.from_pages(piece.pages)
+        columns = [
+            [None if value == NULL else value for value in column.tolist()]
+            for column in read.numbers.values()
+        ]
+        columns += [column.at(np.arange(len(column.codes), dtype=np.int32)) for column in read.texts.values()]
+        part = list(zip(*columns, strict=True))
+        assert all(piece.rows[0] <= row[0] <= piece.rows[1] for row in part)
+        rows += part
+    return rows or None
+
+
+def pieces_of(path: Path, numbers: tuple[str, ...], texts: tuple[str, ...] = ()) -> list[TablePiece]:
+    with closing(NsysExport(path)) as export:
+        return list(table_pieces(export, open_pages(path), "t", numbers, texts))
 
 
 def by_sqlite(path: Path, columns: str) -> list[tuple[Any, ...]]:
@@ -85,7 +93,9 @@ def by_sqlite(path: Path, columns: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     first=ROWS.filter(len),
     later=ROWS,
@@ -125,12 +135,9 @@ def test_many_rows_with_ids_of_any_size(tmp_path: Path) -> None:
     ids = [-(1 << 63) + 1, -1, *range(0, 900_000, 300), (1 << 63) - 1]
     rows = [(number, number % 1000, f"text {number % 7}") for number in ids]
     path = write(tmp_path / "t.sqlite", rows, "id INTEGER PRIMARY KEY, a INTEGER, b TEXT", 512)
-    with closing(NsysExport(path)) as export:
-        file = open_pages(path)
-        assert file is not None
-        table = find_table(file, export.rows, "t", ["id", "a"])
-        assert table is not None and len(table.leaves) > 100
-        assert [int(id) for id in table.read(next(table.pieces()), ["id"], [])[0]["id"]] == ids
+    (piece,) = pieces_of(path, ("id", "a"))
+    assert piece.leaves is not None and len(piece.leaves) > 100
+    assert [int(id) for id in piece.read().numbers["id"]] == ids
     assert scanned(path, ("a",), ("b",)) == by_sqlite(path, "a, b")
 
 
@@ -223,12 +230,9 @@ def test_a_page_that_leads_back_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_shrinks_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "t.sqlite", [(number, "text", None) for number in range(2000)])
-    with closing(NsysExport(path)) as export:
-        file = open_pages(path)
-        assert file is not None
-        table = find_table(file, export.rows, "t", ["a"])
-        assert table is not None
-        with path.open("r+b") as cut:
-            cut.truncate(8192)
-        with pytest.raises(ValueError, match="ends early"):
-            table.read(next(table.pieces()), ["a"], [])
+    (piece,) = pieces_of(path, ("a",))
+    assert piece.pages is not None
+    with path.open("r+b") as cut:
+        cut.truncate(8192)
+    with pytest.raises(ValueError, match="ends early"):
+        piece.from_pages(piece.pages)

@@ -84,6 +84,7 @@ def categories(run: Run) -> dict[str, tuple[int, int]]:
     return {category: (count, ns) for category, count, ns in found}
 
 
+@pytest.mark.slow
 def test_gpu(tmp_path: Path) -> None:
     path = write(tmp_path / "node.trace.json.gz", gpu_events())
     assert find_reader(path).name == "xla"
@@ -103,6 +104,7 @@ def test_gpu(tmp_path: Path) -> None:
     assert run.segments[0].manifest["misplaced"] == 0
 
 
+@pytest.mark.slow
 def test_tpu(tmp_path: Path) -> None:
     run = open_trace(write(tmp_path / "node.trace.json.gz", tpu_events()))
     assert categories(run) == {

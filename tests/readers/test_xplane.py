@@ -172,10 +172,12 @@ def test_what_was_written_is_read(events: list[tuple[int, int, int, dict[str, An
     shared = xla_planes.NamedTexts.of(dict.fromkeys(content.events, ""))
     picked = np.array([ids.get("correlation_id", -5)], dtype=np.int64)
     [piece] = content.lines[0].pieces
-    columns = xla_planes.read_events(piece, shared, content.stat_texts, picked)
-    assert (columns.without_time, columns.without_metadata, columns.damaged) == (1, 1, 0)
+    columns, *lost = native.functions.line_events(piece, shared.buffers, content.stat_texts.buffers, picked)
+    assert lost == [1, 1, 0, 0], "without time, without metadata, damaged, without arguments"
+    numbers = (columns[at] for at in (0, 1, 2, 5))
+    read = map(np.frombuffer, numbers, (np.int32, np.int64, np.int64, np.uint32))
     labels = [content.events[id].label for id in shared.ids.tolist()]
-    rows = zip(columns.metadata, columns.offset_ps, columns.duration_ps, columns.args_offset, strict=True)
+    rows, args = zip(*read, strict=True), bytes(columns[4])
     for (kind, begin, duration, stats), (index, offset, length, args_at) in zip(events, rows, strict=True):
         assert (labels[index], offset, length) == (f"event {kind}", begin, duration)
         named = {key: value for key, value in stats.items() if not key.startswith("_")}
@@ -184,8 +186,8 @@ def test_what_was_written_is_read(events: list[tuple[int, int, int, dict[str, An
             key: "" if isinstance(value, Ref) and value.text.startswith("_") else shown(value)
             for key, value in named.items()
         }
-        size = int.from_bytes(bytes(columns.args)[args_at : args_at + 4], "little") if named else 0
-        text = bytes(columns.args)[args_at + 4 : args_at + 4 + size] if named else b"{}"
+        size = int.from_bytes(args[args_at : args_at + 4], "little") if named else 0
+        text = args[args_at + 4 : args_at + 4 + size] if named else b"{}"
         assert json.loads(text) == wanted
 
 
@@ -210,11 +212,11 @@ def test_any_byte_of_a_line_may_be_damaged() -> None:
         line = memoryview(bytes(damaged[: chance.randrange(1, 2 * len(damaged))]))
         (ends, _), count, _ = native.functions.line_cuts(line, xla_planes.PIECE_BYTES)
         cuts = np.frombuffer(ends, np.int64).tolist()
-        columns = xla_planes.read_events(line[: cuts[-1] if cuts else 0], shared, stats, picked)
-        lost = columns.without_time + columns.without_metadata + columns.damaged
-        assert len(columns.metadata) + lost == count
-        args = bytes(columns.args)
-        for at in columns.args_offset.tolist():
+        whole = line[: cuts[-1] if cuts else 0]
+        columns, *lost = native.functions.line_events(whole, shared.buffers, stats.buffers, picked)
+        assert len(np.frombuffer(columns[0], np.int32)) + sum(lost[:3]) == count
+        args = bytes(columns[4])
+        for at in np.frombuffer(columns[5], np.uint32).tolist():
             if at < 0xFFFF_FFFF:
                 json.loads(args[at + 4 : at + 4 + int.from_bytes(args[at : at + 4], "little")])
 

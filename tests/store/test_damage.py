@@ -116,6 +116,7 @@ def places(value: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...
         yield from places(value[0], (*path, 0))
 
 
+@pytest.mark.slow
 def test_an_odd_index_with_a_right_checksum_is_an_odd_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

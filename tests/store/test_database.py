@@ -9,9 +9,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from rankscope.files import side_by_side
 from rankscope.store import database
 from rankscope.store.database import connect, connect_early
-from rankscope.store.side_by_side import side_by_side
 
 
 def threads(connection: duckdb.DuckDBPyConnection) -> int:

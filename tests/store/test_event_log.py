@@ -42,8 +42,8 @@ def test_what_was_added_comes_out_in_the_order_of_the_batches() -> None:
         )
     events = log.events()
     assert [events.texts[code] for code in events.name.tolist()] == ["b", "a", "b"]
-    assert events.number("stream", np.arange(3)).tolist() == [NULL, 5, 5]
-    assert events.number("stream", np.array([2, 0, 1, 1, 0])).tolist() == [5, NULL, 5, 5, NULL]
+    assert events.number("stream", events.places(np.arange(3))).tolist() == [NULL, 5, 5]
+    assert events.number("stream", events.places(np.array([2, 0, 1, 1, 0]))).tolist() == [5, NULL, 5, 5, NULL]
     assert {events.texts[code] for code in events.category[:].tolist()} == {"kernel"}
     assert [events.texts[-1 - flow] for flow in events.flow.tolist()] == ["x"] * 3
 

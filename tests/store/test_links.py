@@ -44,8 +44,7 @@ def precious(tmp_path: Path) -> Path:
         "lock",
         ".a.tmp",
         f"{tables}/slices.parquet",
-        "rollups/rank=00009.json",
-        "derived/rollups.columns",
+        "derived/steps.table",
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("precious")
@@ -70,12 +69,11 @@ def _link(path: Path, target: Path) -> None:
 LINKS: dict[str, Callable[[Path, Path], Path]] = {
     "the store": lambda store, precious: store,
     "derived": lambda store, precious: store / "derived",
-    "earlier rollups": lambda store, precious: store / "rollups",
     "a rank": lambda store, precious: store / "rank=00007",
     "a segment": lambda store, precious: store / "rank=00000" / "segment=9",
     "tables": lambda store, precious: store / "rank=00000" / "segment=0" / f"{socket.gethostname()}.1.bb",
-    "drawn slices": lambda store, precious: next(store.glob("rank=00000/segment=0/*")) / "lod",
-    "a result": lambda store, precious: store / "derived" / "rollups.columns",
+    "drawn slices": lambda store, precious: next(store.glob("rank=00000/segment=0/*")) / "slices.parquet",
+    "a result": lambda store, precious: store / "derived" / "steps.table",
     "unfinished": lambda store, precious: store / f"incoming-{socket.gethostname()}.1.aa",
     "an unfinished file": lambda store, precious: store / ".x.1.tmp",
     "converted": lambda store, precious: store / "converted",

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_logs import SECOND, Sample, dmon, evenly, prometheus, query_csv, write
+from gpu_logs import SECOND, Sample, evenly, prometheus, query_csv, write
 from rankscope.errors import RankError, ReadError
-from rankscope.readers.base import LOCAL, TIME_OF_DAY, UNIX, LoggedDevice, NodeLog, NodePart
+from rankscope.readers.base import LOCAL, UNIX, LoggedDevice, NodeLog, NodePart
 from rankscope.store.ingest import IngestProgress, Options
 from rankscope.store.node_logs import shift_ns
 from rankscope.timeline.reading import ingest
@@ -124,7 +124,7 @@ def test_the_host_is_in_the_name_of_the_log(tmp_path: Path) -> None:
     for rank in range(4):
         trace(tmp_path, rank, device=rank % 2, host=f"node{1 + 9 * (rank // 2)}.cluster", world=4)
     write(tmp_path / "gpu-node1.csv", query_csv(around([0, 1], SECOND // 2)))
-    write(tmp_path / "node10.txt", dmon(around([0, 1])))
+    write(tmp_path / "node10.txt", query_csv(around([0, 1])))
     assert samples_of(tmp_path) == {0: {"GPU 0": 9}, 1: {"GPU 1": 9}, 2: {"GPU 0": 5}, 3: {"GPU 1": 5}}
     write(tmp_path / "other.csv", query_csv(around([0, 1])))
     (problem,) = problems_of(tmp_path)
@@ -207,8 +207,6 @@ def test_zones(tmp_path: Path, in_zone: None) -> None:
         shift = -quarters * HOUR // 4
         local = log(LOCAL, START - shift - 60 * SECOND, end - shift + 60 * SECOND)
         assert shift_ns(path, local, START, end) == shift
-    day = START % (24 * HOUR) + 2 * HOUR
-    assert shift_ns(path, log(TIME_OF_DAY, day, day + 4 * SECOND), START, end) + day == START
     # Many zones fit a log of 20 hours: the file's time of change decides, then the zone of this machine.
     long = log(LOCAL, START - 8 * HOUR, START + 12 * HOUR)
     assert shift_ns(path, long, START, end) == -3 * HOUR

@@ -139,6 +139,7 @@ def test_the_script_is_that_of_rankscope_job_and_that_for_pbs_is_not_submitted(
     assert (tmp_path / "tls-key.pem").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 @needs_dask
 def test_a_node_s_memory_is_asked_for_and_limits_its_processes(tmp_path: Path) -> None:
     def script(where: str, needed: int) -> str:

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import examples
 from rankscope import native
 from rankscope.model import Field
 from rankscope.readers.columns import NO_ARGS, NULL, Texts
@@ -26,7 +27,7 @@ from rankscope.store.parquet_writer import Chunk, Coded, Lists, Numbers, Parquet
 
 DUCKDB = duckdb.connect(config={"threads": 1})
 
-EXAMPLES = settings(max_examples=25)
+EXAMPLES = settings(max_examples=examples(50))
 
 BIGINT = st.integers(NULL + 1, (1 << 63) - 1) | st.integers(-200, 200)
 INTEGER = st.integers(-(1 << 31), (1 << 31) - 1) | st.integers(-200, 200)
@@ -268,6 +269,7 @@ def test_after_an_error_there_is_no_footer(tmp_path: Path) -> None:
 NATIVE = pytest.mark.skipif(native.functions is None, reason="the C parts were not built")
 
 
+@pytest.mark.slow
 @NATIVE
 @settings(max_examples=8)
 @given(

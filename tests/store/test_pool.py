@@ -20,6 +20,7 @@ def answers(function: Any, count: int = 5, jobs: int = 2, **arguments: Any) -> l
     return [outcomes[number] for number in range(count)]
 
 
+@pytest.mark.slow
 def test_all_workers_are_forked_from_one_process_that_stays_for_the_next_calls() -> None:
     first, second = answers(os.getppid), answers(os.getppid)
     assert len({*first, *second}) == 1 and first[0] != os.getpid()
@@ -33,6 +34,7 @@ def test_workers_have_one_thread_for_matrices() -> None:
     assert answers(os.getenv, key="OPENBLAS_NUM_THREADS") == ["1"] * 5
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_is_replaced() -> None:
     (before,) = {*answers(os.getppid)}
     os.kill(before, signal.SIGKILL)
@@ -40,6 +42,7 @@ def test_a_process_that_was_killed_is_replaced() -> None:
     assert after != before
 
 
+@pytest.mark.slow
 def test_another_environment_is_that_of_the_next_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(os.getppid)
     monkeypatch.setenv("RANKSCOPE_TEST_VALUE", "7")

@@ -16,8 +16,8 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.run_info import facts
 from rankscope.analysis.summary import subject, summary
 from rankscope.store.arrays import NONE
-from rankscope.store.discover import folder_with_traces
-from rankscope.store.roles import world_of
+from rankscope.store.discover import Folders
+from rankscope.store.index import world_of
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 
@@ -77,7 +77,7 @@ def roles(run: Run) -> dict[str, list[int]]:
 
 
 def opened(folder: Path) -> Run:
-    return Run(ingest([folder_with_traces(folder)]))
+    return Run(ingest([Folders().meant(folder)]))
 
 
 def write_verl(folder: Path) -> None:
@@ -97,6 +97,7 @@ def write_verl(folder: Path) -> None:
 VERL = {"actor-rollout-ref": [0, 1], "rollout": [2, 3, 4, 5], "value-model": [6, 7]}
 
 
+@pytest.mark.slow
 def test_verl(tmp_path: Path) -> None:
     write_verl(tmp_path)
     run = opened(tmp_path)

@@ -12,8 +12,8 @@ import pytest
 
 from rankscope import native
 from rankscope.readers.pickled_tree import PickledTree
-from rankscope.store import event_log, scratch
-from rankscope.store.scratch import Scratch
+from rankscope.store import event_log, table_files
+from rankscope.store.table_files import Scratch
 from rankscope.timeline.segment import build_segment
 
 TRACE = Path(__file__).parents[1] / "data" / "gpt-h200-stack" / "gpt.pt.trace.json.gz"
@@ -28,9 +28,9 @@ def in_file(array: np.ndarray) -> bool:
 
 @pytest.fixture
 def everything_in_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "_LEAST_BYTES", 1000)
-    monkeypatch.setattr(scratch, "_BLOCK_BYTES", 100_000)
-    monkeypatch.setattr(scratch, "_MOST_TOUCHED", 50_000)
+    monkeypatch.setattr(table_files, "_LEAST_BYTES", 1000)
+    monkeypatch.setattr(table_files, "_BLOCK_BYTES", 100_000)
+    monkeypatch.setattr(table_files, "_MOST_TOUCHED", 50_000)
     monkeypatch.setattr(event_log, "_MOST_IN_MEMORY", 0)
 
 
@@ -82,6 +82,7 @@ def test_the_tables_are_the_same(
     assert tables(tmp_path / "files", 1) == expected
 
 
+@pytest.mark.slow
 def test_a_pickle_that_is_kept_in_files(tmp_path: Path) -> None:
     """Six million numbers, in lists that grow."""
     if native.functions is None:

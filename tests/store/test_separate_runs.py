@@ -91,6 +91,7 @@ def rank_folder(parent: Path, name: str, rank: int, job: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_folder_for_each_rank_of_a_job_is_one_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,6 +191,7 @@ def test_mixed_runs_follow_each_other(mixed: Path) -> None:
     assert run.rows("SELECT max(end_ns) FROM steps") == [(6_000_000,)]
 
 
+@pytest.mark.slow
 def test_no_report_covers_the_time_between_mixed_runs(mixed: Path) -> None:
     """39 days are 3,369,600 s: no figure, cost or text may contain anything of that size."""
     run = open_run([mixed], mix=True)

@@ -179,7 +179,7 @@ def test_of_two_that_read_a_fresh_run_the_second_keeps_the_segments_of_the_first
             first.append(Run(ingest([tmp_path])))
 
     second = Run(ingest([tmp_path], progress=IngestProgress(advance=read_by_another)))
-    assert second.segments == first[0].segments and second.newly_read == ()
+    assert second.segments == first[0].segments and second.ingested.read == ()
     assert counts(first[0]) == counts(second) == [(0, 3), (1, 3)]
     assert not list(second.store.glob("incoming-*"))
     assert len(list(second.store.glob("rank=*/segment=*/*"))) == 2
@@ -199,6 +199,7 @@ def test_eight_pairs_at_the_same_moment(tmp_path: Path) -> None:
             assert [one.result() for one in pair] == [[(0, 3), (1, 3)]] * 2
 
 
+@pytest.mark.slow
 def test_tables_that_are_replaced_stay_while_they_are_read(tmp_path: Path) -> None:
     write_rank(tmp_path, 0)
     reader = Run(ingest([tmp_path]))

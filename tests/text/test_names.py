@@ -12,7 +12,7 @@ from rankscope.text.names import applied_function, bare_name, shorten_name, shor
 from rankscope.units import display_width
 
 SHORT_NAMES = Path(__file__).with_name("short_names.json")
-"""Real names and what is shown of them in some widths. tests/viewer/js/modules.test.js reads it too."""
+"""Real names and what is shown of them in some widths."""
 FILL = "void at::native::fill<float>(int, T2)"
 GATHER = "void at::native::(anonymous namespace)::gather<int, long>(int)"
 GELU = (

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rankscope.readers.columns import NULL
 from rankscope.store.arrays import NONE
-from rankscope.timeline.tables import device_time
+from rankscope.timeline.segment import device_time
 
 
 @given(st.lists(st.tuples(st.integers(-1, 30), st.booleans(), st.integers(0, 9)), max_size=30))

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankscope.timeline.clocks import fit as clock_fit
-from rankscope.timeline.clocks.fit import Fit, Sightings, few_moments, fit, fit_many
+from conftest import examples
+from rankscope.timeline import clock_fit
+from rankscope.timeline.clock_fit import Fit, Sightings, few_moments, fit, fit_many
 
 SPAN_NS = 200_000_000
 
@@ -56,7 +57,7 @@ planted = st.tuples(
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(planted)
 def test_without_noise_clocks_are_found_to_the_nanosecond(
     plan: tuple[str, list[int], list[float], int],
@@ -71,7 +72,7 @@ def test_without_noise_clocks_are_found_to_the_nanosecond(
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(planted, st.sampled_from([100.0, 5_000.0, 200_000.0]))
 def test_with_noise_the_error_is_as_stated(
     plan: tuple[str, list[int], list[float], int], noise: float
@@ -86,7 +87,7 @@ def test_with_noise_the_error_is_as_stated(
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(planted, st.floats(0.05, 0.3))
 def test_outliers_do_not_mislead(plan: tuple[str, list[int], list[float], int], share: float) -> None:
     """Some ranks leave late by milliseconds, now and then: always late, never early."""

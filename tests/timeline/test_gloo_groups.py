@@ -14,9 +14,8 @@ import pytest
 
 from gloo_traces import GlooJob, Idle, Item, Op, Program, Recv, Reduce, Send, pipeline
 from rankscope.store.arrays import NONE
-from rankscope.timeline.collectives.groups import Group
-from rankscope.timeline.collectives.inferred_groups import assignments
-from rankscope.timeline.collectives.recorded_calls import calls_of, complete_groups, recorded_calls
+from rankscope.timeline.collectives.inferred import assignments
+from rankscope.timeline.collectives.table import calls_of, complete_groups, recorded_calls
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 
@@ -177,8 +176,11 @@ def test_a_call_in_the_header() -> None:
         "rankscope": {"collectives": FIELD},
     }
     (call,) = recorded_calls(header, 400)
-    assert (call.time_ns, call.kind, call.seq, call.peer) == (5600, "all_reduce", 3, None)
-    assert call.group == Group("1", "", (0, 1), 2) and call.columns()["group_ranks"] == "[0, 1]"
+    assert (call.time_ns, call.kind, call.dtype) == (5600, "all_reduce", "Float")
+    assert call.columns == {
+        "group_name": "1", "group_description": None, "group_ranks": "[0, 1]", "group_size": 2, "peer": None,
+        "in_elements": 8, "seq": 3,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -207,8 +209,8 @@ def test_calls_are_found_inside_and_after_their_time() -> None:
     calls = recorded_calls({"rankscope": {"collectives": field}}, 0)
     kinds = ["all_reduce", "send", "reduce_scatter", "send"]
     starts = np.array([1_000_000, 2_010_000, 3_000_000, 4_000_000])
-    assert [call and call.seq for call in calls_of(calls, kinds, starts)] == [1, None, 2, None]
-    assert [call and call.peer for call in calls_of(calls, kinds, starts)] == [None, 3, None, None]
+    assert [call and call.columns["seq"] for call in calls_of(calls, kinds, starts)] == [1, None, 2, None]
+    assert [call and call.columns["peer"] for call in calls_of(calls, kinds, starts)] == [None, 3, None, None]
 
 
 def test_two_calls_in_one_op_are_not_claimed() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -15,16 +16,14 @@ import numpy as np
 import pytest
 
 from rankscope import native
-from rankscope.readers.pairing import pair_by_key, pair_nested
 from rankscope.store.event_log import Events
-from rankscope.timeline.clocks.fit import Sightings, fit, fit_many
-from rankscope.timeline.collectives.entries import Collectives
-from rankscope.timeline.collectives.groups import Group
+from rankscope.timeline.clock_fit import Sightings, fit, fit_many
+from rankscope.timeline.collectives.entries import Collectives, Group
 from rankscope.timeline.collectives.matching import match_collectives
-from rankscope.timeline.linking import Annotation, find_steps, match_first, nearest_ancestor
-from rankscope.timeline.nesting import nest_with_numpy
+from rankscope.timeline.nesting import nearest_ancestor, nest_with_numpy
 from rankscope.timeline.recording import _tracks
-from rankscope.timeline.tables import _flow_steps, device_time
+from rankscope.timeline.segment import _flow_steps, device_time
+from rankscope.timeline.slices import find_steps, match_first, pair_halves
 
 SIZE = 400
 MOST = 2.6
@@ -196,19 +195,19 @@ def test_flows() -> None:
     assert_linear(make, _flow_steps)
 
 
-@pytest.mark.parametrize("pair", [pair_nested, pair_by_key])
-def test_pairs(pair: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("nested", [True, False])
+def test_pairs(nested: bool) -> None:
     def make(size: int) -> tuple[Any, ...]:
         index = np.arange(size)
         return counted(index % 2 * 0), counted(index), counted(index < size // 2)
 
-    assert_linear(make, pair)
+    assert_linear(make, partial(pair_halves, nested=nested))
 
 
 @pytest.mark.parametrize("name", ["ProfilerStep#{}", "step {}", "Optimizer.step#{}"])
 def test_steps(name: str) -> None:
     def make(size: int) -> tuple[Any, ...]:
-        return ([Annotation(name.format(number), number, number + 1) for number in range(size, 0, -1)],)
+        return ([(name.format(number), number, number + 1) for number in range(size, 0, -1)],)
 
     assert_linear(make, find_steps)
 
@@ -242,6 +241,7 @@ def test_places_of_linked_events(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_linear(make, look_up)
 
 
+@pytest.mark.slow(every_variation=True)
 @pytest.mark.parametrize(("many_ranks", "size"), [(False, 5000), (True, SIZE)])
 @pytest.mark.parametrize("numbered", [True, False])
 def test_collectives_of_ranks(many_ranks: bool, size: int, numbered: bool) -> None:

@@ -1,4 +1,4 @@
-"""The matched collectives of a large run are kept in the store, and made again where they do not fit."""
+"""The matched collectives of a run are kept in the store, and made again where they do not fit."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from rankscope.store.arrays import Ints
-from rankscope.store.derived import COLLECTIVES, path_of
-from rankscope.timeline.collectives.entries import Collectives, Message, Unmatched
-from rankscope.timeline.collectives.groups import Group
-from rankscope.timeline.collectives.loading import keep_collectives, kept_collectives
+from rankscope.timeline.collectives.entries import Collectives, Group, Message, Unmatched
+from rankscope.timeline.collectives.loading import KEPT
 
 
 def made(count: int) -> Collectives:
@@ -32,9 +30,9 @@ def made(count: int) -> Collectives:
 
 
 def test_they_come_back_as_they_were(tmp_path: Path) -> None:
-    rows = made(20_000)
-    keep_collectives(tmp_path, [[0, 0, "a", 5]], rows)
-    found = kept_collectives(tmp_path, [[0, 0, "a", 5]])
+    rows = made(2_000)
+    KEPT.save(tmp_path, [[0, 0, "a", 5]], rows)
+    found = KEPT.load(tmp_path, [[0, 0, "a", 5]])
     assert found is not None
     for name, value in vars(rows).items():
         other = getattr(found, name)
@@ -42,14 +40,4 @@ def test_they_come_back_as_they_were(tmp_path: Path) -> None:
             assert (other == value).all() and other.dtype == value.dtype
         else:
             assert other == value
-    assert kept_collectives(tmp_path, [[0, 0, "b", 5]]) is None, "another file"
-
-
-def test_a_damaged_file_is_ignored_and_few_are_not_kept(tmp_path: Path) -> None:
-    assert kept_collectives(tmp_path, []) is None
-    keep_collectives(tmp_path, [], made(100))
-    path = path_of(tmp_path, COLLECTIVES)
-    assert not path.exists()
-    keep_collectives(tmp_path, [], made(20_000))
-    path.write_bytes(path.read_bytes().replace(b"default_pg", b"default_qg"))
-    assert kept_collectives(tmp_path, []) is None
+    assert KEPT.load(tmp_path, [[0, 0, "b", 5]]) is None, "another file"

@@ -6,11 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.readers.pairing import pair_by_key, pair_nested
 from rankscope.store.arrays import NONE
-from rankscope.timeline.linking import Annotation, SliceLookup, find_steps, match_first, self_time, slice_at
-from rankscope.timeline.nesting import nest
-from rankscope.timeline.tables import device_time
+from rankscope.timeline.nesting import nest, self_time, slice_at, slice_at_with_numpy
+from rankscope.timeline.segment import device_time
+from rankscope.timeline.slices import find_steps, match_first, pair_halves
 
 
 def ints(*values: int) -> np.ndarray:
@@ -34,7 +33,7 @@ def test_slice_at_finds_the_innermost_open_slice() -> None:
     track, start, end = ints(0, 0, 0, 1), ints(0, 2, 20, 0), ints(10, 4, 30, 5)
     nesting = nest(track, start, end)
     places = [(0, 0), (0, 3), (0, 7), (0, 15), (0, 20), (1, 4), (2, 0)]
-    found = slice_at(nesting, track, start, end, *np.array(places, dtype=np.int64).T)
+    found = slice_at(nesting, track, start, end - start, *np.array(places, dtype=np.int64).T)
     assert found.tolist() == [0, 1, 0, NONE, 2, 3, NONE]
 
 
@@ -47,51 +46,48 @@ def test_the_open_slice_is_the_same_in_c_and_numpy(
     slices: list[tuple[int, int, int]], questions: list[tuple[int, int]]
 ) -> None:
     track, start, duration = np.array(slices, dtype=np.int64).reshape(-1, 3).T
-    lookup = SliceLookup(nest(track, start, start + duration), track, start, duration)
     at_track, at_time = np.array(questions, dtype=np.int64).reshape(-1, 2).T
-    expected = lookup.at_with_numpy(at_track, at_time).tolist()
-    assert lookup.at(at_track, at_time).tolist() == expected
+    asked = nest(track, start, start + duration), track, start, duration, at_track, at_time
+    assert slice_at(*asked).tolist() == slice_at_with_numpy(*asked).tolist()
 
 
 def test_profiler_steps_come_first() -> None:
-    steps = find_steps([Annotation("Optimizer.step#SGD.step", 3, 4), Annotation("ProfilerStep#7", 0, 5)])
+    steps = find_steps([("Optimizer.step#SGD.step", 3, 4), ("ProfilerStep#7", 0, 5)])
     assert (steps.number.tolist(), steps.source) == ([7], "profiler")
     assert steps.at(ints(0, 4, 5, -1)).tolist() == [7, 7, NONE, NONE]
 
 
 def test_numbered_annotations_are_steps_too() -> None:
-    steps = find_steps(
-        [Annotation("step 3", 0, 5), Annotation("Iteration #4", 6, 9), Annotation("stepping", 0, 1)]
-    )
+    steps = find_steps([("step 3", 0, 5), ("Iteration #4", 6, 9), ("stepping", 0, 1)])
     assert (steps.number.tolist(), steps.source) == ([3, 4], "annotation")
 
 
 def test_without_either_the_optimizer_tells() -> None:
     steps = find_steps(
         [
-            Annotation("forward", 1, 2),
-            Annotation("Optimizer.step#A", 3, 5),
-            Annotation("Optimizer.step#A", 8, 9),
+            ("forward", 1, 2),
+            ("Optimizer.step#A", 3, 5),
+            ("Optimizer.step#A", 8, 9),
         ]
     )
     assert (steps.start.tolist(), steps.end.tolist(), steps.source) == ([1, 5], [5, 9], "optimizer")
 
 
 def test_no_annotations_no_steps() -> None:
-    steps = find_steps([Annotation("forward", 1, 2)])
+    steps = find_steps([("forward", 1, 2)])
     assert (len(steps.number), steps.source) == (0, "")
 
 
 def test_begin_and_end_pair_like_brackets() -> None:
     begins = np.array([True, True, False, False, True, False, False, True])
-    pairs = pair_nested(ints(0, 0, 0, 0, 1, 1, 1, 0), ints(0, 1, 2, 3, 0, 1, 2, 9), begins)
+    pairs = pair_halves(ints(0, 0, 0, 0, 1, 1, 1, 0), ints(0, 1, 2, 3, 0, 1, 2, 9), begins, nested=True)
     assert sorted(zip(pairs.begin.tolist(), pairs.end.tolist(), strict=True)) == [(0, 3), (1, 2), (4, 5)]
     assert (pairs.never_ended.tolist(), pairs.never_begun.tolist()) == ([7], [6])
 
 
 def test_async_events_pair_by_key() -> None:
     begins = np.array([True, True, False, False])
-    pairs = pair_by_key(ints(5, 6, 5, 6), ints(0, 1, 2, 3), begins)
+    pairs = pair_halves(ints(5, 6, 5, 6), ints(0, 1, 2, 3), begins, nested=False)
     assert sorted(zip(pairs.begin.tolist(), pairs.end.tolist(), strict=True)) == [(0, 2), (1, 3)]
 
 

@@ -10,8 +10,7 @@ import pytest
 from message_rows import Kernel, expected, program, table
 from rankscope.store.arrays import NONE
 from rankscope.timeline.collectives.entries import Collectives
-from rankscope.timeline.collectives.matching import match_collectives
-from rankscope.timeline.collectives.messages import pair_messages
+from rankscope.timeline.collectives.matching import match_collectives, pair_messages
 
 
 def pairs_of(entries: Collectives) -> set[tuple[int, int]]:

@@ -16,7 +16,7 @@ from rankscope.analysis.within_rank.ops import ops
 from rankscope.readers.torch_trace import TorchTrace, is_torch_trace
 from rankscope.timeline.run import Run
 from rankscope.viewer.session import Session
-from rankscope.viewer.slices import slice_details
+from rankscope.viewer.slices import slice as slice_details
 
 Events = list[dict[str, Any]]
 MODULES = ("Embedding_0", "Linear_0", "Linear_1", "LayerNorm_0")

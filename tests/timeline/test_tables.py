@@ -11,7 +11,7 @@ import pytest
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.model import COLLECTIVES, COUNTERS
 from rankscope.readers.columns import NO_ARGS, joined_texts, text_spans
-from rankscope.timeline.json_arguments import all_arguments, arguments
+from rankscope.text.json_values import all_arguments, arguments
 from rankscope.timeline.run import Run
 from rankscope.timeline.sql_views import VIEWS, describe
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conftest import DATA
-from viewer_server import Screen, Viewer, serve, stop
+from viewer_server import COUNT_REQUESTS, Screen, Viewer, serve, stop
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +26,7 @@ def slow2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
 def screen(chromium: Any) -> Iterator[Screen]:
     """A fresh page of 1400 by 820; errors and requests that leave the machine fail the test."""
     context = chromium.new_context(viewport={"width": 1400, "height": 820})
+    context.add_init_script(COUNT_REQUESTS)
     page = context.new_page()
     found = Screen(page, [])
     page.on(

@@ -157,7 +157,7 @@ def test_groups_fold_and_the_filter_finds_tracks(slow2: Viewer, screen: Screen) 
     assert page.evaluate(rows) == ["communication", "stream 7", "annotations"]
     page.fill("#filter", "stream 7")
     screen.until(f"{rows}.length === 2")
-    assert "filter=stream" in wait_for_link(screen)
+    assert "filter=stream" in screen.link()
     page.fill("#filter", "cpu_op")
     screen.until(f"{rows}.every((name) => name.startsWith('thread')) && {rows}.length > 0")
     page.fill("#filter", "")
@@ -174,7 +174,7 @@ def test_groups_fold_and_the_filter_finds_tracks(slow2: Viewer, screen: Screen) 
     host = "window.rankscope.timeline.layout().rows.filter((r) => r.group === 'host' && r.type === 'track')"
     screen.until(f"new Set({host}.map((r) => r.rank)).size === 4")
     screen.settle()
-    link = wait_for_link(screen)
+    link = screen.link()
     folds = screen.view()["folds"]
     assert "fold=" in link and screen.open(link).view()["folds"] == folds
 
@@ -183,11 +183,6 @@ def place_of_text(screen: Screen, wanted: str) -> tuple[float, float]:
     box = screen.page.locator("#canvas").bounding_box()
     y = next(y for text, _, y in screen.page.evaluate(TEXTS) if text == wanted)
     return box["x"] + 120, box["y"] + y
-
-
-def wait_for_link(screen: Screen) -> str:
-    screen.page.wait_for_timeout(300)  # the address follows the view
-    return str(screen.page.url)
 
 
 def test_tracks_are_pinned_and_moved(slow2: Viewer, screen: Screen) -> None:
@@ -202,7 +197,7 @@ def test_tracks_are_pinned_and_moved(slow2: Viewer, screen: Screen) -> None:
     page.mouse.move(*place_of_text(screen, "• 2 communication"))
     screen.press("{")
     assert screen.view()["pins"] == pins[::-1]
-    link = wait_for_link(screen)
+    link = screen.link()
     assert screen.open(link).view()["pins"] == pins[::-1]
     page.mouse.click(*place_of_text(screen, "• 2 communication"))
     screen.until("window.rankscope.store.view.pins.length === 1")
@@ -240,7 +235,7 @@ def test_the_panel_is_resized_and_docked(slow2: Viewer, screen: Screen) -> None:
     screen.settle()
     aside = page.locator("#aside").bounding_box()
     assert aside["x"] > 700 and aside["height"] > 500
-    assert "dock=right" in wait_for_link(screen)
+    assert "dock=right" in screen.link()
     page.focus("#splitter")
     page.keyboard.press("ArrowLeft")
     assert page.locator("#aside").bounding_box()["width"] > aside["width"]
@@ -363,8 +358,7 @@ def test_findings_lead_to_their_time_and_rank(slow2: Viewer, screen: Screen) -> 
 def test_a_link_shows_the_same_picture(slow2: Viewer, screen: Screen) -> None:
     screen.open(slow2.url)
     screen.press("w", "w", "d", "3")
-    screen.page.wait_for_timeout(400)
-    link, view = screen.page.url, screen.view()
+    link, view = screen.link(), screen.view()
     assert "#v=1" in link
     screen.page.goto("about:blank")
     assert screen.open(link).view() == view
@@ -503,7 +497,9 @@ def test_a_link_without_the_token_asks_for_it_once(slow2: Viewer, screen: Screen
         if is_wrong:
             page.wait_for_selector("#wrong")
     page.wait_for_selector("body[data-ready=true]", timeout=60_000)
-    assert page.url.startswith(base + "#v=1&t=0-20000000") and screen.view()["open"] == [2]
+    assert page.evaluate("location.href").startswith(base + "#v=1&t=0-20000000") and screen.view()[
+        "open"
+    ] == [2]
     page.goto(base + place + "&tab=ops")
     page.wait_for_selector("#tab-ops[aria-selected=true]")
 
@@ -573,7 +569,8 @@ def test_an_assistant_moves_the_page(slow2: Viewer, screen: Screen) -> None:
     token = slow2.server.address.token
     words = urlencode({"token": token, "link": "#v=1&finding=1"})
     address = f"http://127.0.0.1:{slow2.server.address.port}/api/move?{words}"
-    screen.page.wait_for_timeout(1500)  # the page has asked for its place once
+    with screen.page.expect_response(re.compile("/api/place")):
+        pass  # the page knows its place, and follows those that come later
     with urllib.request.urlopen(urllib.request.Request(address, method="POST")) as answer:
         assert answer.status == 200
     screen.until("window.rankscope.store.view.finding === 0", 20)

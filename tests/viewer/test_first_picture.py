@@ -11,12 +11,9 @@ from typing import Any
 
 import pytest
 
-from rankscope.analysis.core import rollups
-from rankscope.analysis.core.run_steps import rank_steps
-from rankscope.analysis.core.selection import Selection
-from rankscope.bench.synthetic import Plan, write
 from rankscope.timeline.run import open_run
 from rankscope.viewer import run_map
+from rankscope_bench.synthetic import Plan, write
 
 ASK = """
 import json, sys
@@ -53,15 +50,10 @@ def test_it_needs_neither_the_database_nor_the_reports(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_steps_of_a_large_run_are_those_of_its_tables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kept_steps_of_a_run_are_those_of_its_tables(tmp_path: Path) -> None:
     write(Plan(ranks=2, events_per_rank=1_300, steps=3, max_offset_ns=2_000_000), tmp_path)
     run = open_run([tmp_path])
-    from_tables = run_map._steps(run)
-    monkeypatch.setattr(rollups, "_LEAST_EVENTS", 1)
-    large = open_run([tmp_path])
-    assert [*run_map._kept_steps(large)] == []
-    rank_steps(large, Selection())  # keeps them
-    kept = [*run_map._kept_steps(open_run([tmp_path]))]
-    assert len(kept) == 2 and kept[0] == from_tables and len(from_tables) == 3
+    table = "SELECT step, min(end_ns - time_ns) AS start_ns, sum(time_ns)::BIGINT AS dur_ns FROM steps"
+    rows = run.records(f"{table} WHERE rank = 0 GROUP BY step ORDER BY 2")
+    assert run_map._steps(run) == rows and len(rows) == 3
+    assert run_map._steps(open_run([tmp_path])) == rows, "as they are kept"

@@ -28,7 +28,7 @@ def test_a_skeleton_and_the_phases_until_the_run_is_open(tmp_path: Path, screen:
     page.goto(viewer.url)
     phases = page.locator("#verdict .phases li")
     assert phases.all_inner_texts() == ["read", "link", "align clocks", "draw", "findings"]
-    skeleton = page.locator("#growing.skeleton")
+    skeleton = page.locator("#tracks .skeleton")
     assert skeleton.bounding_box()["height"] > 300 and page.locator("#aside").bounding_box()["height"] > 250
     # Each phase that ends stays in the list, with its time, until the verdict takes its place.
     page.evaluate("""() => {
@@ -48,7 +48,7 @@ def test_a_skeleton_and_the_phases_until_the_run_is_open(tmp_path: Path, screen:
         "findings",
     ]
     assert all(re.search(r" \d+\.\d s$", phase) for phase in last)
-    assert not page.locator("#growing").is_visible() and phases.count() == 0
+    assert not page.locator("#tracks .skeleton").is_visible() and phases.count() == 0
     assert len(said) == 1 and re.fullmatch(r"Read 1 file \(.*\) in \d+\.\d s; analysing", said[0])
     stop(viewer)
 

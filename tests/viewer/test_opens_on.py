@@ -37,7 +37,7 @@ def flight(folder: Path, dataset: Dataset) -> None:
     [
         (snapshot, "memory", "Allocated at the peak", "8 blocks of 16.8 MB from mix.py(9) were never freed"),
         (ncu, "roofline", "peaks of NVIDIA H200", "No trace, but 1 Nsight Compute report"),
-        (flight, "reports", "Missing ranks", "rank 1 stopped the job"),
+        (flight, "reports", "Missing ranks", "Rank 1 holds up the job"),
     ],
 )
 def test_what_is_not_a_timeline_opens_on_what_it_is(

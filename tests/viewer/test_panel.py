@@ -15,10 +15,10 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 
 from conftest import DATA, kernel_event, slice_event, write_kineto
-from rankscope.analysis.core.result import Finding
+from rankscope.analysis.core.result import Fact, Finding, argv
 from rankscope.analysis.core.scope import Scope
 from rankscope.readers import looks_like_a_trace
-from rankscope.text.run_words import RunWords, shell_word
+from rankscope.text.run_words import RunWords
 from rankscope.timeline.run import Run
 from rankscope.views.charts import CHARTS
 from rankscope.views.envelope import finding_commands
@@ -107,17 +107,18 @@ def test_a_flame_graph_of_many_calls_takes_the_ranks_that_fit(
 
 
 def test_commands_of_a_finding_can_be_pasted() -> None:
-    """The command of the hint, the report, the predicted gain; with the path as it is, quoted."""
+    """The command of the advice, the report, the predicted gain; with the path as it is, quoted."""
     finding = Finding(
         "warning",
         "Rank 2 is late",
-        "it came last",
-        (2,),
-        hint="List its kernels: rankscope stats RUN -r kernels --by rank --ranks 2. Then look.",
+        ranks=(2,),
+        facts=(Fact("example", "it came last"),),
+        advice="List its kernels.",
+        command=argv("rankscope stats RUN -r kernels --by rank --ranks 2"),
         report="faults",
         subject="rank 2",
     )
-    runs = {"RUN": RunWords(shell_word("runs/it's mine"))}
+    runs = {"RUN": RunWords(("runs/it's mine",))}
     assert finding_commands(finding, "faults", runs) == [
         "rankscope stats 'runs/it'\"'\"'s mine' -r kernels --by rank --ranks 2",
         "rankscope stats 'runs/it'\"'\"'s mine' -r faults",
@@ -218,4 +219,21 @@ def test_the_charts_of_a_report_are_those_of_the_command(open_real: Callable[[Pa
         assert (answer["title"], answer["svg"]) == (drawn.title, drawn.inline("drawn"))
     assert viewer.ask("charts", name="clocks")[1]["charts"] == []
     assert viewer.ask("charts", name="nonsense")[0] == 400
+    stop(viewer)
+
+
+def test_names_come_with_their_short_forms(tmp_path: Path) -> None:
+    """Those of the tables of the command line; the page cuts them to its room, and nothing else."""
+    write_kineto(tmp_path / "rank-0.json", [slice_event("aten::mm", 10, 100)])
+    viewer = serve(tmp_path)
+    window = {**_window(viewer), "ranks": "0"}
+    (track,) = viewer.ask("tracks", rank=0)[1]["tracks"]
+    tile = viewer.ask("tile.json", rank=0, segment=0, level=40, index=0, track=track["track"])[1]
+    columns = viewer.ask("report", name="ops")[1]["columns"]
+    (name,) = [column for column in columns if column["name"] == "name"]
+    for short in (tile["short"], viewer.ask("flame", by="op")[1]["short"], name["short"]):
+        assert short == {"aten::mm": "mm"}
+    tables = [viewer.ask("search", q="mm")[1]["names"], viewer.ask("area", **window)[1]["host"]]
+    tables.append(viewer.ask("events", **window)[1]["rows"])
+    assert [(row["name"], row["short"]) for (row,) in tables] == [("aten::mm", "mm")] * 3
     stop(viewer)

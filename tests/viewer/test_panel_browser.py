@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -171,9 +172,10 @@ def test_a_flame_graph_of_two_runs_shows_the_change(slow2: Viewer, screen: Scree
 def test_memory_is_drawn_as_steps_with_its_peak(gpt: Viewer, screen: Screen) -> None:
     screen.open(gpt.url)
     panel = open_tab(screen, "memory")
-    screen.page.wait_for_selector("#panel svg.chart path", state="attached")
-    path = panel.locator("svg.chart path").last.get_attribute("d")
-    assert "L" not in path and path.count("H") > 10
+    screen.page.wait_for_selector("#panel svg.drawn polyline", state="attached")
+    line = panel.locator("svg.drawn polyline").last.get_attribute("points")
+    corners = [point.split(",") for point in line.split()]
+    assert len(corners) > 10 and all(a[0] == b[0] or a[1] == b[1] for a, b in pairwise(corners))
     assert "peak" in panel.inner_text() and "Allocated at the peak" in panel.inner_text()
     assert screen.page.evaluate(CLIPPED) == []
 
@@ -210,12 +212,12 @@ def test_marks_have_names_and_stay_in_the_address(slow2: Viewer, screen: Screen)
     page.mouse.move(box["x"] + 600, box["y"] + 100)
     page.keyboard.press("m")
     page.wait_for_selector("#marks[open] input")
-    page.wait_for_timeout(50)
+    screen.until("document.activeElement.selectionEnd > document.activeElement.selectionStart")
     page.keyboard.type("here, it waits")
     page.keyboard.press("Enter")
     (mark,) = screen.view()["marks"]
     assert mark["name"] == "here, it waits" and not page.is_visible("#marks")
-    link = page.url
+    link = screen.link()
     page.goto("about:blank")
     screen.open(link)
     assert screen.view()["marks"] == [mark]

@@ -11,14 +11,14 @@ import pytest
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.intervals import Intervals, intersect, join, length
 from rankscope.analysis.core.scope import Scope
-from rankscope.bench.synthetic.cluster_trace import write_job
-from rankscope.bench.synthetic.job import Job
-from rankscope.bench.synthetic.pipeline import blocks
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 from rankscope.viewer.answers import Route
 from rankscope.viewer.session import ACTIVITIES, Session
 from rankscope.viewer.startup import routes_of
+from rankscope_bench.synthetic.cluster_trace import write_job
+from rankscope_bench.synthetic.job import Job
+from rankscope_bench.synthetic.pipeline import blocks
 from viewer_server import OVERLAPS, Screen, serve, stop
 
 pytestmark = pytest.mark.slow

@@ -20,12 +20,11 @@ import pytest
 
 from conftest import DATA, ROOT, kernel_event, open_trace, slice_event, write_kineto
 from gpu_logs import SECOND, evenly, query_csv
+from integration.jobs import free_port
 from nsys_files import ExportFile
 from rankscope.analysis import REPORTS
 from rankscope.analysis.core.scope import Scope
-from rankscope.bench.synthetic import Plan, write
 from rankscope.cli import main
-from rankscope.remote.tunnel import free_port
 from rankscope.store.ingest import Options
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
@@ -35,6 +34,7 @@ from rankscope.viewer.perfetto import ORIGIN, PerfettoServer
 from rankscope.viewer.server import CSP, Server
 from rankscope.viewer.startup import Opening
 from rankscope.views.export.perfetto import write_perfetto
+from rankscope_bench.synthetic import Plan, write
 from viewer_server import Viewer, serve, stop, watched
 
 
@@ -92,7 +92,7 @@ def test_every_route_is_listed_and_answers(slow2: Viewer) -> None:
         "collective": key, "area": window, "search": {"q": "gloo"}, "find": {"name": "x", "at": 0},
         "neighbour": {**key, "by": 1}, "flows": {**window, "rank": 0, "name": "aten::mm"},
         "events": window, "charts": {"name": "stragglers"}, "roofline": {}, "marks": {}, "flame": {"ranks": 0},
-        "share": {**window, "ranks": "2"}, "memory": {"rank": 0}, "blocks": {"rank": 0}, "place": {}, "growing": {},
+        "share": {**window, "ranks": "2"}, "memory": {"rank": 0}, "place": {},
         "query": {"sql": "SELECT count(*) FROM slices"}, "report": {"name": "breakdown"},
     }  # fmt: skip
     assert set(asked) | {"diff", "keep-marks", "watch", "capture", "move"} == set(
@@ -265,9 +265,24 @@ def test_two_runs_share_an_axis(slow2: Viewer, tmp_path: Path) -> None:
     assert found[0]["start_ns"] == found[1]["start_ns"] and found[1]["rank"] == 1_000_000
     rows = viewer.ask("diff")[1]["rows"]
     assert rows and {row["verdict"] for row in rows} == {"same"}
-    share = viewer.ask("area", begin=run["begin_ns"], end=run["end_ns"], ranks="0,1000000")[1]["shares"]
-    assert share[0]["compute"] == pytest.approx(share[1]["compute"]) and share[1]["rank"] == 1_000_000
+    window = {"begin": run["begin_ns"], "end": run["end_ns"]}
+    share = [viewer.ask("area", **window, ranks=ranks)[1]["shares"] for ranks in ("0,1000000", "1000000")]
+    assert [[each["rank"] for each in shares] for shares in share] == [[0], [1_000_000]]
+    assert share[0][0]["compute"] == pytest.approx(share[1][0]["compute"])
     stop(viewer)
+
+
+def test_the_phases_of_reading_are_over_when_the_run_is_open(tmp_path: Path) -> None:
+    write_kineto(tmp_path / "rank-0.json", [slice_event("aten::mm", 1, 2)])
+    for expected in (["read", "link"], []):  # the second time nothing is read
+        opening = Opening([tmp_path], Options, lambda text: None)
+        opening.start()
+        assert opening.wait(60)
+        phases = opening.state()["phases"]
+        assert [phase["name"] for phase in phases if phase["done"]] == expected and len(phases) == len(
+            expected
+        )
+        opening.close()
 
 
 def test_a_run_that_cannot_be_opened_is_said(tmp_path: Path) -> None:
@@ -280,10 +295,8 @@ def test_a_run_that_cannot_be_opened_is_said(tmp_path: Path) -> None:
         "read_bytes": 0,
         "total_bytes": 0,
         "count": 0,
-        "files": [],
         "title": "nothing",
         "phases": [],
-        "batches": 0,
         "telemetry": False,
     }
     viewer = watched(Server(Address("127.0.0.1", 0), opening.routes()), tmp_path, opening)

@@ -15,6 +15,7 @@ import pytest
 from conftest import DATA
 from rankscope.cli import main
 from rankscope.timeline.run import open_run
+from rankscope.units import format_ns
 from rankscope.viewer import shared_file
 from viewer_server import Screen, Viewer
 
@@ -42,10 +43,12 @@ def test_the_file_holds_every_slice_of_the_window(exported: Path, slow2: Viewer)
     (count,) = with_store.rows(
         f"SELECT count(*) FROM slices WHERE start_ns < {run['end_ns']} AND start_ns + dur_ns > {run['begin_ns']}"
     )[0]
-    assert len(content["slices"]["id"]) == count
+    slices = content["slices"]
+    here = [at for at, track in enumerate(slices["track"]) if track >= 0]  # the others are collectives
+    assert len(here) == count and here == [*range(count)] and len(slices["id"]) > count
     assert [step["step"] for step in run["steps"]] == [3, 4, 5]
     assert (
-        sum(content["slices"]["start_ns"])
+        sum(slices["start_ns"][:count])
         == with_store.rows(
             "SELECT start_ns FROM slices WHERE rank = 3 AND start_ns < ? AND start_ns + dur_ns > ? "
             "ORDER BY segment DESC, track DESC, depth DESC, start_ns DESC LIMIT 1",
@@ -157,18 +160,14 @@ def test_the_peak_of_memory_is_at_its_time(
     assert main([*map(str, words)]) == 0
     page = offline.open((tmp_path / "4.html").as_uri()).page
     page.click("#tab-memory")
-    page.wait_for_selector("#panel svg.chart circle")
-    apart = page.evaluate("""async () => {
+    page.wait_for_selector("#panel svg.drawn polyline", state="attached")
+    ((at, begin, end),) = page.evaluate("""async () => {
       const { run } = window.rankscope;
-      const { curves } = await (await import('rankscope/js/api.js')).json('memory', { rank: run.ranks[0] });
-      const [curve] = curves.filter((each) => each.device !== 'CPU');
-      const peak = curve.ts_ns[curve.allocated.indexOf(Math.max(...curve.allocated))];
-      const svg = document.querySelector('#panel svg.chart'), { width } = svg.viewBox.baseVal;
-      const [first, last] = [Math.min(run.begin_ns, curve.ts_ns[0]), Math.max(run.end_ns, curve.ts_ns.at(-1))];
-      const x = 64 + (peak - first) / (last - first) * (width - 12 - 64);
-      return [Math.abs(svg.querySelector('circle').cx.baseVal.value - x), peak < run.begin_ns || peak > run.end_ns];
+      const { peaks } = await (await import('rankscope/js/api.js')).json('memory', { rank: run.ranks[0] });
+      return peaks.filter((each) => each.device !== 'CPU').map((each) => [each.ts_ns, run.begin_ns, run.end_ns]);
     }""")
-    assert apart[0] < 1 and apart[1]
+    assert not begin <= at <= end and page.locator("#panel button", has_text="Show the peak").count() <= 1
+    assert f"at {format_ns(at, 1)}" in page.inner_text("#panel")
 
 
 @pytest.mark.thorough

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -13,15 +14,18 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from conftest import ROOT, slice_event, write_kineto
+from rankscope.errors import system_error
 from rankscope.store.ingest import Options
 from rankscope.viewer.address import Address
 from rankscope.viewer.server import Server
 from rankscope.viewer.startup import Opening
 from rankscope.watch.alarms import HOST, SLOW_RANK
+from rankscope.watch.rings import has_telemetry
 from simulated_telemetry import Fault, Job, telemetry, write_rings
 from viewer_server import Screen, Viewer, stop, watched
 
@@ -113,6 +117,36 @@ def test_view_of_a_watched_job_goes_on_and_opens_what_it_records(tmp_path: Path)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 0 and "There is no trace yet: the page shows the telemetry" in said
+
+
+def test_a_page_that_asks_while_telemetry_is_looked_for_is_told_to_wait(
+    alone: Viewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told "failed", it would not ask again."""
+    states: list[str] = []
+
+    def looked_for(run: Path) -> bool:
+        if not states:
+            states.append("asking")
+            states.append(alone.opening.state()["state"])
+        return has_telemetry(run)
+
+    monkeypatch.setattr("rankscope.watch.rings.has_telemetry", looked_for)
+    alone.opening.start()
+    assert alone.opening.wait(20) and states == ["asking", "reading"]
+    assert alone.opening.state()["state"] == "telemetry"
+
+
+def test_telemetry_of_another_user_does_not_keep_the_page_waiting(
+    alone: Viewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is closed to others: what else is there is shown, or said to be missing."""
+    refused = system_error(PermissionError(errno.EACCES, "Permission denied", "telemetry"))
+    monkeypatch.setattr("rankscope.watch.rings._ring_files", Mock(side_effect=refused))
+    alone.opening.start()
+    assert alone.opening.wait(20)
+    status, state = alone.ask("state")
+    assert (status, state["state"], state["telemetry"]) == (200, "failed", False)
 
 
 def test_telemetry_alone_that_is_deleted_is_said(alone: Viewer) -> None:

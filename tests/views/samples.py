@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Result, argv
 
 _KERNELS: tuple[tuple[Any, ...], ...] = (
     # From tests/data/nsys/gpt-h200 (nsys stats -r cuda_gpu_kern_sum), and one NCCL kernel.
@@ -79,12 +79,18 @@ BREAKDOWN = Result(
         Finding(
             "warning",
             "rank 2 made the others wait 11.3 ms a step, 66 % of it",
-            "It was last in 12 of 12 steps; its GPU computes 12.8 ms a step longer than the median rank's.",
+            facts=(
+                Fact(
+                    "example",
+                    "It was last in 12 of 12 steps; its GPU computes 12.8 ms a step longer than the median rank's.",
+                ),
+            ),
             ranks=(2,),
             span=(1_000, 2_000),
-            hint="Look at its kernels: rankscope stats RUN -r kernels --by rank --ranks 2",
+            advice="Look at its kernels",
+            command=argv("rankscope stats RUN -r kernels --by rank --ranks 2"),
         ),
-        Finding("ok", "clocks agree within 12 µs (p95)", "From 48 collectives."),
+        Finding("ok", "clocks agree within 12 µs (p95)", facts=(Fact("example", "From 48 collectives."),)),
     ),
     notes=(
         "3 GPU events left out: their launch is not in the file.",

@@ -11,7 +11,7 @@ import pytest
 
 from conftest import DATA, ROOT
 from rankscope.analysis import REPORTS
-from rankscope.analysis.core.result import Column, Fact, Finding, Result, left_out_note
+from rankscope.analysis.core.result import Column, Fact, Finding, Result, argv, left_out_note
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.evidence import evidence_id, looked_up, parse_evidence
 from rankscope.cli import main
@@ -22,7 +22,7 @@ from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 from rankscope.views.envelope import Question, definition_page, envelope, outcome
 
-HERE = Question({"RUN": RunWords("runs/a", "--steps 3:5")})
+HERE = Question({"RUN": RunWords(("runs/a",), ("--steps", "3:5"))})
 
 
 def result(*findings: Finding, rows: int = 1, **more: object) -> Result:
@@ -37,9 +37,9 @@ def slow2(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_outcomes() -> None:
-    late = Finding("warning", "Rank 2 is late", "")
-    assert outcome(result(Finding("info", "a", ""), late)) == ("problem", "Rank 2 is late")
-    assert outcome(result(Finding("info", "a", ""))) == ("none", "")
+    late = Finding("warning", "Rank 2 is late")
+    assert outcome(result(Finding("info", "a"), late)) == ("problem", "Rank 2 is late")
+    assert outcome(result(Finding("info", "a"))) == ("none", "")
     assert outcome(result()) == ("none", "")
     empty = result(rows=0, notes=(left_out_note("3 events"), "only one rank was recorded"))
     assert outcome(empty) == ("cannot_answer", "only one rank was recorded")
@@ -49,8 +49,9 @@ def test_outcomes() -> None:
 
 
 def test_commands_have_the_path_and_the_window() -> None:
-    hint = "List its kernels: rankscope stats RUN -r kernels --ranks 2"
-    answer = envelope(result(Finding("info", "a", "", (2,), (10, 20), hint)), HERE)
+    command = argv("rankscope stats RUN -r kernels --ranks 2")
+    finding = Finding("info", "a", ranks=(2,), span=(10, 20), advice="List its kernels.", command=command)
+    answer = envelope(result(finding), HERE)
     assert answer["next"] == [
         "rankscope stats runs/a --steps 3:5 -r kernels --ranks 2",
         "rankscope stats runs/a --steps 3:5 -r stragglers",
@@ -58,6 +59,9 @@ def test_commands_have_the_path_and_the_window() -> None:
     (found,) = answer["findings"]
     assert found["link"] == "#v=1&t=10-20&open=2"
     assert shlex.split(found["view"]) == ["rankscope", "view", "runs/a", "--at", found["link"]]
+    assert (
+        found["hint"] == f"List its kernels: {answer['next'][0]}" and found["advice"] == "List its kernels."
+    )
     assert "RUN" not in json.dumps(answer)
 
 

@@ -8,20 +8,24 @@ import pytest
 
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.cli.common import exit_code
+from rankscope.text.run_words import RunWords
 from rankscope.views import render
 from rankscope.views.html import html
 from rankscope.views.report.content import saving
 from rankscope.views.summary import Screen, screen
 
 FAULT = Finding(
-    "critical", "Rank 2 costs 10.6 ms per step", "It computes longer.", (2,), hint="Look at it.",
+    "critical", "Rank 2 costs 10.6 ms per step", ranks=(2,), advice="Look at it.",
+    facts=(Fact("example", "It computes longer."),),
     cost_ns=10_600_000, report="faults", subject="rank 2",
 )  # fmt: skip
 
 
 def limit(title: str, cost_ns: int, share: float, **more: object) -> Finding:
-    facts = (Fact("cost_pct", share, "percent"),)
-    return Finding("limit", title, "Its evidence.", hint="Its hint.", cost_ns=cost_ns, facts=facts, **more)  # type: ignore[arg-type]
+    facts = (Fact("kernels", 1234, "count", "all ranks"),)
+    return Finding(
+        "limit", title, advice="Its hint.", cost_ns=cost_ns, cost_pct=share, facts=facts, **more  # type: ignore[arg-type]
+    )  # fmt: skip
 
 
 LIMITS = (limit("Data loading", 8_000_000, 28.7), limit("Communication", 310_000, 2.1))
@@ -40,18 +44,22 @@ def shown(*findings: Finding, width: int = 80) -> str:
         findings,
         facts={"verdict": VERDICT, "mean_step_ns": 27_900_000},
     )
-    return screen(Screen("RUN", "4 ranks", summary, replace(summary, rows=()), findings), width, color=False)
+    return screen(
+        Screen(RunWords(("RUN",)), "4 ranks", summary, replace(summary, rows=()), findings),
+        width,
+        color=False,
+    )
 
 
 def test_limits_stand_below_the_faults_with_one_line_each() -> None:
     text = shown(FAULT, *LIMITS)
     assert text.startswith(f"{VERDICT}\nA step takes 27.9 ms.\n")
-    assert "1. critical: Rank 2 costs 10.6 ms per step\n   It computes longer.\n   → Look at it.\n\n" in text
+    assert "1. critical: rank 2\n   example: It computes longer.\n   → Look at it.\n\n" in text
     assert (
         "\n\nLimits, at most per step:\n   8.0 ms  29 %  data loading\n   0.3 ms   2 %  communication\n\n"
         in text
     )
-    assert "Its evidence" not in text and "Its hint" not in text
+    assert "1,234" not in text and "Its hint" not in text
     assert text.count("rankscope whatif RUN") == 1
 
 
@@ -78,7 +86,7 @@ def test_names_and_acronyms_keep_their_capital(title: str, names: tuple[str, ...
 def test_tables_say_what_a_limit_saves_with_its_evidence() -> None:
     result = Result("idle", "Idle", "", (), [], (FAULT, *LIMITS))
     text = render(result, "table", 80)
-    assert "limit: Data loading: up to 8.0 ms (29 %)\n  Its evidence.\n  → Its hint.\n" in text
+    assert "limit: Data loading: up to 8.0 ms (29 %)\n  kernels: 1,234, all ranks\n  → Its hint.\n" in text
     assert "→ Look at it.\n\nlimit: " in text, "the lists are apart"
     assert "critical: Rank 2 costs 10.6 ms per step\n" in text
     assert "- **limit**: Data loading: up to 8.0 ms (29 %)" in render(result, "markdown")

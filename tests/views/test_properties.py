@@ -27,7 +27,7 @@ floats = st.floats(allow_nan=True, allow_infinity=True)
 names = st.builds(
     "{}_{}".format, st.integers(0, 99).map("col{}".format), st.sampled_from(("ns", "pct", "gb_s", "x_y"))
 )
-findings = st.builds(Finding, st.sampled_from(SEVERITIES), texts, texts, hint=texts)
+findings = st.builds(Finding, st.sampled_from(SEVERITIES), texts, texts, advice=texts)
 
 
 @st.composite

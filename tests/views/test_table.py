@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.analysis.core.result import SEVERITIES, Column, Finding, Result, Unit
+from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Result, Unit
 from rankscope.errors import UsageError
 from rankscope.units import display_width
 from rankscope.views import render
@@ -142,7 +142,7 @@ def test_names_cannot_reach_the_terminal() -> None:
     nasty = "evil\x1b]0;owned\x07\r\n\x9b31m\u202egpj\ud800"
     result = Result(
         nasty, nasty, nasty, (Column("name", title=nasty),), [{"name": nasty}],
-        (Finding("critical", nasty, nasty, hint=nasty),), (nasty,),
+        (Finding("critical", nasty, facts=(Fact("example", nasty),), advice=nasty),), (nasty,),
     )  # fmt: skip
     for format in ("table", "markdown"):
         text = render(result, format, 80)
@@ -154,14 +154,19 @@ def test_names_cannot_reach_the_terminal() -> None:
 def test_findings_are_words_first() -> None:
     for severity in SEVERITIES:
         result = Result(
-            "r", "R", "", (), [], (Finding(severity, "a title", "some evidence", hint="do this"),)
+            "r",
+            "R",
+            "",
+            (),
+            [],
+            (Finding(severity, "a title", facts=(Fact("example", "some evidence"),), advice="do this"),),
         )
         plain_text = render(result, "table", 80)
-        assert f"{severity}: a title\n  some evidence\n  → do this\n" in plain_text
+        assert f"{severity}: a title\n  example: some evidence\n  → do this\n" in plain_text
         colored = render(result, "table", 80, color=True)
         assert "\x1b[" in colored
         assert without_color(colored) == plain_text
-    bare = Result("r", "R", "", (), [], (Finding("info", "", ""),))
+    bare = Result("r", "R", "", (), [], (Finding("info", ""),))
     assert "info:\n" in render(bare, "table", 80)
 
 

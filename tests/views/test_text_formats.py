@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.text.json_values import plain
 from rankscope.views import render
 from views.samples import BREAKDOWN, EMPTY, KERNELS, OPS
@@ -140,8 +140,18 @@ def test_markdown_cuts_names_no_one_reads() -> None:
 
 
 def test_markdown_findings_and_emptiness() -> None:
-    result = Result("r", "R", "", (Column("a"),), [], (Finding("critical", "t", "e", hint="h"),))
-    assert render(result, "markdown") == "## R\n\n- **critical**: t\\\n  e\\\n  h\n\n_nothing to show_\n"
+    result = Result(
+        "r",
+        "R",
+        "",
+        (Column("a"),),
+        [],
+        (Finding("critical", "t", facts=(Fact("example", "e"),), advice="h"),),
+    )
+    assert (
+        render(result, "markdown")
+        == "## R\n\n- **critical**: t\n  - example: e\n  - h\n\n_nothing to show_\n"
+    )
 
 
 def test_text_that_starts_a_formula_is_quoted_for_spreadsheets() -> None:

@@ -25,8 +25,7 @@ from rankscope.watch import kubeflow
 from rankscope.watch.alarms import HOST, SLOW_RANK
 from rankscope.watch.kubeflow import TrainJobStatus, trainer_status
 from rankscope.watch.metrics import metrics
-from rankscope.watch.state import read_state
-from simulated_telemetry import Fault, Job, telemetry, write_rings
+from simulated_telemetry import Fault, Job, read_state, telemetry, write_rings
 
 TEXT = {"type": "string", "minLength": 1, "maxLength": 64}
 METRIC = {
@@ -146,6 +145,7 @@ def test_a_status_stays_within_kubeflows_limits(tmp_path: Path) -> None:
     assert trainer_status(state, 50)["progressPercentage"] == 0
 
 
+@pytest.mark.slow
 def test_at_most_one_report_in_five_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock of the test's own: one state a second for 20 s, then the end."""
     state, _ = read_state(simulated(tmp_path))
@@ -183,6 +183,7 @@ def test_without_kubeflow(
     assert what in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_opentelemetry_gets_the_metrics_of_prometheus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

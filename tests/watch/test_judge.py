@@ -232,6 +232,7 @@ def test_who_waits_for_a_rank_has_no_slow_network() -> None:
     assert [(each.cause, "turns" in each.text) for each in judge(network)] == [(COMMUNICATION, False)]
 
 
+@pytest.mark.slow
 def test_what_lasts_some_seconds_only_is_a_suspicion() -> None:
     """Steps of 40 ms, a rank that is slow for five seconds, and later for good."""
     job = Job(4, steps=900, step_ns=40e6)
@@ -253,7 +254,8 @@ def test_what_lasts_some_seconds_only_is_a_suspicion() -> None:
     assert [each.alarm.since_step for each in watcher.book.episodes] == [begin]
 
 
-@pytest.mark.parametrize("per_stage", [1, 2, 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("per_stage", [2, 1, 4])
 def test_ranks_are_compared_within_their_pipeline_stage(per_stage: int) -> None:
     """The last of four stages has half as much work again, from the first step on."""
     ranks = 4 * per_stage

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import ROOT
+from conftest import ROOT, examples
 from rankscope.capture.capture_request import request_path
 from rankscope.capture.telemetry_ring import FIELDS, NONE, RingWriter, ring_path
 from rankscope.cli import main
@@ -19,7 +19,7 @@ from rankscope.watch.ask_capture import ask_capture
 from rankscope.watch.hang import read_stacks
 from rankscope.watch.rings import RankRing, has_telemetry, read_rings
 from rankscope.watch.roles import bottleneck, role_lines, role_states
-from rankscope.watch.state import read_state
+from simulated_telemetry import read_state
 
 MS = 1_000_000
 RANKS = {"rollout": (0, 1), "reward": (2,), "training": (3, 4)}
@@ -57,7 +57,7 @@ def rings(run: Path, records: dict[str, list[list[int]]]) -> list[RankRing]:
     return read_rings(run)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(50))
 @given(st.tuples(*[st.integers(50, 1000)] * 3), st.integers(0, 10**6))
 def test_a_cycle_of_roles(
     tmp_path_factory: pytest.TempPathFactory, times: tuple[int, ...], seed: int

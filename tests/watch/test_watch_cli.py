@@ -30,8 +30,8 @@ from rankscope.errors import StoreError
 from rankscope.watch.alarms import HOST, SLOW_RANK, SPIKE
 from rankscope.watch.live import WIDTH, LiveView, LogLines, follow, lines, sparkline
 from rankscope.watch.metrics import metrics
-from rankscope.watch.state import like_the_median, read_state, worst_ranks
-from simulated_telemetry import Fault, Job, telemetry, write_rings
+from rankscope.watch.state import like_the_median, worst_ranks
+from simulated_telemetry import Fault, Job, read_state, telemetry, write_rings
 
 
 def job_in(

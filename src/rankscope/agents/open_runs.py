@@ -19,7 +19,7 @@ from rankscope.host import usable_cores
 from rankscope.store.discover import no_such_path
 from rankscope.store.index import INDEX_FILE
 from rankscope.store.ingest import IngestProgress
-from rankscope.text.run_words import Runs, RunWords, shell_words
+from rankscope.text.run_words import Runs, RunWords
 from rankscope.text.spelling import did_you_mean
 from rankscope.timeline.run import Run, open_run
 from rankscope.viewer.address import checked_link
@@ -41,9 +41,9 @@ class OpenRun:
         self._sql = SqlProcess(lambda: list(self.run.definitions()), self.run.folder)
         self._stamp = self._index_stamp()
 
-    def words(self, window: str = "") -> Runs:
+    def words(self, window: tuple[str, ...] = ()) -> Runs:
         """How commands name it."""
-        return {"RUN": RunWords(shell_words([self.path]), window)}
+        return {"RUN": RunWords((str(self.path),), window)}
 
     def query(self, sql: str) -> dict[str, Any]:
         return self._sql.query(sql, threading.Event())

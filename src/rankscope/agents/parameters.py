@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from rankscope.errors import UsageError
 from rankscope.records import dataclass
+from rankscope.text.option_table import option_table
 from rankscope.text.spelling import did_you_mean
 
-Kind = Literal["string", "integer", "boolean", "strings", "ranks"]
+Kind = Literal["string", "integer", "boolean", "strings"]
+_KINDS: dict[str, Kind] = {"store_true": "boolean", "append": "strings"}
+"""By the action of an option."""
 _LONGEST = 20_000
 """Characters of a text: SQL may be long."""
 _MOST_ITEMS = 64
@@ -19,7 +22,6 @@ _WORDS = {
     "integer": "a whole number",
     "boolean": "true or false",
     "strings": "a list of texts",
-    "ranks": "a list of ranks",
 }
 
 
@@ -34,10 +36,9 @@ class Parameter:
     choices: tuple[str, ...] = ()
 
     def schema(self) -> dict[str, Any]:
-        if self.kind in ("strings", "ranks"):
-            item = {"type": ["integer", "string"] if self.kind == "ranks" else "string"}
-            return {"type": "array", "items": item, "description": self.help}
         enum = {"enum": list(self.choices)} if self.choices else {}
+        if self.kind == "strings":
+            return {"type": "array", "items": {"type": "string", **enum}, "description": self.help}
         return {"type": self.kind, "description": self.help, **enum}
 
     def checked(self, value: Any) -> Any:
@@ -47,12 +48,13 @@ class Parameter:
                 why=f"It is {type(value).__name__}: {str(value)[:80]!r}.",
                 hint=f"{self.name}: {self.help}",
             )
-        if self.choices and value not in self.choices:
-            raise UsageError(
-                f"{self.name} cannot be '{value[:80]}'",
-                why=f"It can be: {', '.join(self.choices)}.",
-                hint=f"{did_you_mean(value[:80], self.choices)}list_definitions lists the reports.",
-            )
+        for text in value if self.kind == "strings" else [value]:
+            if self.choices and text not in self.choices:
+                raise UsageError(
+                    f"{self.name} cannot be '{text[:80]}'",
+                    why=f"It can be: {', '.join(self.choices)}.",
+                    hint=f"{did_you_mean(text[:80], self.choices)}list_definitions lists the reports.",
+                )
         return value
 
     def _fits(self, value: Any) -> bool:
@@ -62,9 +64,17 @@ class Parameter:
             return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST
         if self.kind == "boolean":
             return isinstance(value, bool)
-        items = (int, str) if self.kind == "ranks" else str
-        fits = isinstance(value, list) and all(isinstance(item, items) for item in value)
+        fits = isinstance(value, list) and all(isinstance(item, str) for item in value)
         return fits and len(value) <= _MOST_ITEMS and len(str(value)) <= _LONGEST
+
+
+def parameters_of(table: str) -> Iterator[Parameter]:
+    """The options of a command line as arguments of a tool."""
+    for option in option_table(table):
+        settings = option.settings
+        kind = _KINDS.get(settings.get("action", ""), "string")
+        form = f"{settings['metavar']}: " if "metavar" in settings else ""
+        yield Parameter(option.dest, kind, form + settings["help"], choices=(*settings.get("choices", ()),))
 
 
 def schema_of(parameters: Sequence[Parameter]) -> dict[str, Any]:

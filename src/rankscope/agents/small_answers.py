@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.words import NAMES
 from rankscope.errors import UsageError
 from rankscope.ranges import as_ranges
 from rankscope.text.json_values import plain
@@ -33,9 +34,10 @@ _NAME_COLUMNS = frozenset(
     {
         *("name", "op", "source", "line", "annotation", "module", "within", "before", "key", "group"),
         *("description", "collective", "hidden_by", "file", "node"),
+        *NAMES,
     }
 )
-"""Columns whose cells are names out of the trace."""
+"""Columns whose cells, and quantities whose values, are names out of the trace."""
 _ROWS_TO_LOOK_AT = 50
 _SHORTEST_CUT, _LONGEST_CUT = 20, 121
 """Cells to which the reports shorten names in their sentences."""
@@ -69,7 +71,10 @@ def small_answer(result: Result, question: Question, page: int = 0, **more: Any)
         "title": _sentence(answer["title"], names),
         "window": answer["window"],
         "columns": [{"name": _name(name), "unit": unit} for name, unit in columns],
-        "facts": {key: _value(value) for key, value in answer["facts"].items()},
+        "facts": {
+            key: _sentence(value, names) if isinstance(value, str) else _value(value)
+            for key, value in answer["facts"].items()
+        },
         "rows": [],
         "findings": [],
         "notes": [_sentence(note, names) for note in answer["notes"][:_MOST_NOTES]],
@@ -105,26 +110,8 @@ def small_answer(result: Result, question: Question, page: int = 0, **more: Any)
 def refused(name: str, message: str, why: str, hint: str, **more: Any) -> dict[str, Any]:
     """The envelope of an error: it has three parts."""
     parts = {"message": _name(message), "why": _text(why), "hint": _text(hint)}
-    return {
-        **more,
-        "name": name,
-        "title": "",
-        "window": "",
-        "columns": [],
-        "facts": {},
-        "rows": [],
-        "findings": [],
-        "notes": [],
-        "outcome": "cannot_answer",
-        "reason": parts["message"],
-        "evidence": [],
-        "definition": "docs/assistants.md",
-        "next": [],
-        "truncated": False,
-        "next_page": None,
-        "rows_total": 0,
-        "error": parts,
-    }
+    empty = small_answer(Result(name, "", "", (), [], unknown=parts["message"]), Question(), **more)
+    return {**empty, "definition": "docs/assistants.md", "next": [], "error": parts}
 
 
 def size_of(answer: Mapping[str, Any]) -> int:
@@ -160,7 +147,9 @@ def _small_finding(finding: Mapping[str, Any], names: list[str], number: int) ->
         "kind": finding["kind"],
         "severity": finding["severity"],
         "report": finding["report"],
-        **{key: _sentence(finding[key], all_names) for key in ("title", "evidence", "hint")},
+        "title": _sentence(finding["title"], all_names),
+        "lines": [_sentence(line, all_names) for line in finding["lines"]],
+        "advice": _sentence(finding["advice"], all_names),
         "ranks": list(finding["ranks"][:_LONGEST_LIST]),
         "ranks_text": shorten_middle(as_ranges(sorted(finding["ranks"])), LONGEST_NAME)
         if finding["ranks"]

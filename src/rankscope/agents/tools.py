@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.agents.open_runs import OpenRun, OpenRuns, Viewers
-from rankscope.agents.parameters import Parameter, checked_arguments
+from rankscope.agents.parameters import Parameter, checked_arguments, parameters_of
 from rankscope.agents.small_answers import refused, small_answer
 from rankscope.analysis import REPORTS
 from rankscope.analysis.across_ranks.collectives import one_collective, worst_collectives
 from rankscope.analysis.core.report import Report
 from rankscope.analysis.core.result import Column, Result, query_result
-from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps, ranks_at_median
-from rankscope.analysis.critical_path.scenarios import Changes, scenarios_of
+from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
+from rankscope.analysis.critical_path.changes import Changes
+from rankscope.analysis.critical_path.scenarios import scenarios_of
 from rankscope.analysis.critical_path.whatif import whatif
 from rankscope.analysis.diff.compare import Rules
 from rankscope.analysis.diff.samples import REPORTS as COMPARED
 from rankscope.analysis.diff.two_runs import diff
 from rankscope.analysis.evidence import looked_up, parse_evidence
-from rankscope.analysis.faults.balanced import BALANCES
 from rankscope.analysis.health.doctor import doctor
 from rankscope.analysis.summary import subject
 from rankscope.errors import RankscopeError, UsageError
@@ -99,7 +99,7 @@ def _scope(given: Mapping[str, Any], opened: OpenRun) -> Scope:
 
 
 def _question(given: Mapping[str, Any], opened: OpenRun) -> Question:
-    window = f"--steps {shell_word(given['steps'])}" if given.get("steps") else ""
+    window = ("--steps", given["steps"]) if given.get("steps") else ()
     whole = not given.get("steps") and given.get("ranks") in (None, "all")
     return Question(opened.words(window), whole_run=whole)
 
@@ -157,7 +157,7 @@ def _diff(tools: Tools, given: Mapping[str, Any]) -> Answer:
     base, new = tools.runs.find(given["base"]), tools.runs.find(given["new"])
     scopes = [_scope(given, opened) for opened in (base, new)]
     rules = Rules((given["report"],)) if "report" in given else Rules()
-    words = {"BASE": RunWords(shell_word(base.path)), "NEW": RunWords(shell_word(new.path))}
+    words = {"BASE": RunWords((str(base.path),)), "NEW": RunWords((str(new.path),))}
     result = diff(base.run, new.run, scopes[0], rules)
     names = {"base": str(base.path), "new": str(new.path)}
     return small_answer(result, Question(words), given.get("page", 0), **names)
@@ -165,16 +165,7 @@ def _diff(tools: Tools, given: Mapping[str, Any]) -> Answer:
 
 def _whatif(tools: Tools, given: Mapping[str, Any]) -> Answer:
     opened = tools.runs.find(given.get("run"))
-    changes = Changes(
-        hide_comm=given.get("hide_comm", False),
-        bandwidth=given.get("bandwidth"),
-        ranks=ranks_at_median(given.get("ranks_at_median", ())),
-        kernels=tuple(given.get("kernels", ())),
-        no_gaps=given.get("no_gaps", False),
-        data_ready=given.get("data_ready", False),
-        no_sync=given.get("no_sync", False),
-        balance=given.get("balance"),
-    )
+    changes = Changes(**{name: value for name, value in given.items() if name in Changes.__annotations__})
     return _small(given, opened, whatif(opened.run, _scope(given, opened), scenarios_of(changes)))
 
 
@@ -336,19 +327,7 @@ TOOLS = {
             "How long would a step take after a change? Replays the run. Without a change: the common ones.",
             (
                 _RUN,
-                Parameter("ranks_at_median", "ranks", "ranks as fast as the median: [2, '40-47']"),
-                Parameter("kernels", "strings", "kernels by a part of their name: ['gelu=2x']"),
-                Parameter("bandwidth", "string", "transfers faster: '2x'"),
-                Parameter("hide_comm", "boolean", "collectives take no time once all ranks have arrived"),
-                Parameter("no_gaps", "boolean", "the host and its data are always ready"),
-                Parameter("data_ready", "boolean", "no step waits for its batch"),
-                Parameter("no_sync", "boolean", "synchronising calls do not wait"),
-                Parameter(
-                    "balance",
-                    "string",
-                    "compute spread evenly over the ranks of a stage; also over stages; also over micro-batches",
-                    choices=BALANCES,
-                ),
+                *parameters_of(Changes.OPTIONS),
                 _STEPS,
             ),
             _whatif,

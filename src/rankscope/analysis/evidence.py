@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rankscope.analysis.core.scope import Scope
     from rankscope.timeline.run import Run
 
-_ID = re.compile(r"([a-z_]+)(?::([a-z_+]+):([0-9a-f]{8}))?")
+_ID = re.compile(r"([a-z_.]+)(?::([a-z_+]+):([0-9a-f]{8}))?")
 
 
 @dataclass(frozen=True)

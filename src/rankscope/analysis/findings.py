@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.report import Report
 from rankscope.analysis.core.result import PROBLEMS, Column, Finding, Result, Unit
 from rankscope.analysis.core.scope import Scope, cut_ranks
 from rankscope.analysis.faults.report import nothing_compared
@@ -40,7 +39,7 @@ COLUMNS = tuple(
     for name, unit, text in _COLUMNS
 )
 
-_EVIDENCE_OF = {"flight_recorder": "hang"}
+_EVIDENCE_OF = {"hang.flight_recorder": "hang"}
 """Reports of which the findings are part of another's."""
 
 
@@ -54,7 +53,7 @@ def _collect(run: Run, scope: Scope) -> tuple[Finding, ...]:
     findings = [
         finding
         for report in QUESTIONS.values()
-        if report.finds
+        if report.finds and report.is_recorded(run)
         for finding in report.analyse(run, scope, None).findings
         if finding.severity != "ok"
     ]
@@ -71,15 +70,6 @@ def _order(finding: Finding) -> tuple[int, int]:
     if finding.cost_ns:
         return 1, -finding.cost_ns
     return 0 if finding.severity == "critical" else 2 if finding.severity in PROBLEMS else 3, 0
-
-
-def of_one_report(report: Report) -> Report:
-    """The report with its findings as they are among all findings of the run."""
-
-    def analysed(run: Run, scope: Scope, by: str | None) -> Result:
-        return with_listed_findings(run, scope, report.analyse(run, scope, by))
-
-    return replace(report, analyse=analysed)
 
 
 def with_listed_findings(run: Run, scope: Scope, result: Result) -> Result:
@@ -122,7 +112,11 @@ def findings(run: Run, scope: Scope, by: str | None = None) -> Result:
     scope = scope.in_run(run)
     looked = f"reports checked: {', '.join(asked())}"
     notes = (looked,) if rows else (f"nothing found; {looked}",)
-    unanswered = [name for name in asked() if QUESTIONS[name].analyse(run, scope, None).unanswered]
+    unanswered = [
+        name
+        for name in asked()
+        if not (report := QUESTIONS[name]).is_recorded(run) or report.analyse(run, scope, None).unanswered
+    ]
     nothing = "no report can be answered from this recording" if len(unanswered) == len(asked()) else ""
     if not rows and not nothing and (reason := nothing_compared(run, scope)):
         nothing = f"nothing to compare with: {reason}"

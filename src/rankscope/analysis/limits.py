@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from rankscope.analysis.core.device_events import steps_in
 from rankscope.analysis.core.result import Fact, Finding, Remedy
-from rankscope.analysis.core.scope import Scope, cut_ranks
+from rankscope.analysis.core.scope import Scope, cut_ranks, steps_in
 from rankscope.analysis.core.severity import LIMIT_SHARE
 from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.analysis.critical_path.savings import Savings, savings_after_faults, scenario_of
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
-from rankscope.units import format_rounded
 
-_CLAIMED = 0.98
-"""A limit that keeps less than this share of what it would save alone says how much is left. Chosen, not measured."""
 _AS_LARGE = 0.9
 """Of the largest: of limits that save as much, one of certain calls, kernels or ops is claimed before what it is a part
 of. The same as of faults."""
@@ -124,40 +120,28 @@ def limits_of(run: Run, scope: Scope, findings: Sequence[Finding]) -> tuple[Find
         candidates = [prices.candidate(limit, limit.remedy) for limit in limits if limit.remedy]
         prices.claim([claim for claim in candidates if claim.alone_ns >= max(least_ns, 1)], least_ns)
         left_ns = savings.most_ns - prices.claimed_ns
-        listed += map(_priced, prices.claimed)
+        listed += (_priced(claim, scope.window) for claim in prices.claimed)
     for limit in limits:
         if limit.cost_ns is not None and (savings is None or limit.remedy is None):
             cost_ns = round(min(limit.cost_ns, max(left_ns, 0.0)))
             left_ns -= cost_ns
             listed.append(replace(limit, cost_ns=cost_ns, alone_ns=limit.cost_ns))
-    has_steps = steps_in(run, scope) > 0
     every = [limit for limit in listed if (limit.cost_ns or 0) >= least_ns]
     every.sort(key=lambda limit: -(limit.cost_ns or 0))
-    return tuple(_with_share(limit, step_ns, scope) if has_steps else limit for limit in every)
+    if not steps_in(run, scope):
+        return tuple(every)
+    return tuple(replace(limit, cost_pct=100 * (limit.cost_ns or 0) / step_ns) for limit in every)
 
 
-def _priced(claim: _Claim) -> Finding:
-    """It says so where a part of its time is claimed by others."""
-    evidence = [claim.finding.evidence]
-    if claim.cost_ns < _CLAIMED * claim.alone_ns:
-        left = f"{format_rounded('ns', claim.cost_ns)} of it are left"
-        alone = f"alone it would save {format_rounded('ns', claim.alone_ns)}"
-        evidence.append(f"{alone}, {left} after what other limits claim")
-    if claim.views:
-        views = ", ".join(
-            f"{view.title[:1].lower()}{view.title[1:]} (-r {view.report})" for view in claim.views
-        )
-        evidence.append(f"part of the same time: {views}")
+def _priced(claim: _Claim, window: str) -> Finding:
+    views = (
+        Fact("same_time", view.title, "", f"-r {view.report}", report=view.report, window=window)
+        for view in claim.views
+    )
     return replace(
         claim.finding,
         cost_ns=round(claim.cost_ns),
         alone_ns=round(claim.alone_ns),
-        evidence="; ".join(filter(None, evidence)),
+        facts=(*claim.finding.facts, *views),
         names=(*claim.finding.names, *(name for view in claim.views for name in view.names)),
     )
-
-
-def _with_share(limit: Finding, step_ns: float, scope: Scope) -> Finding:
-    share = 100 * (limit.cost_ns or 0) / step_ns
-    fact = Fact("cost_pct", share, "percent", "the mean step", report=limit.report, window=scope.window)
-    return replace(limit, facts=(*limit.facts, fact))

@@ -1,116 +1,90 @@
-"""The reports that answer one question each. A new report is one function in its own file and one line here."""
+"""The reports that answer one question each. A new report is one function in its own file and one line here.
+
+A name with a dot is a further table of a report. A module is imported when its report is asked for.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from importlib import import_module
+from typing import Any
 
-from rankscope.analysis.across_ranks.bubbles import bubbles
-from rankscope.analysis.across_ranks.clocks import clocks
-from rankscope.analysis.across_ranks.host_cpu import host_cpu
-from rankscope.analysis.across_ranks.layout import groups, layout
-from rankscope.analysis.across_ranks.micro_batches import micro_batches
-from rankscope.analysis.across_ranks.nccl import nccl
-from rankscope.analysis.across_ranks.op_differences import op_differences
-from rankscope.analysis.across_ranks.steps import steps
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.report import Analyse, Report
+from rankscope.analysis.core.notes import left_out as events_left_out
+from rankscope.analysis.core.report import Report
 from rankscope.analysis.core.result import Finding, Result, left_out_note
 from rankscope.analysis.core.scope import Scope, in_whole_files
-from rankscope.analysis.critical_path.imbalance import imbalance
-from rankscope.analysis.critical_path.report import critical
-from rankscope.analysis.efficiency.mfu import mfu
-from rankscope.analysis.efficiency.ncu import ncu
-from rankscope.analysis.efficiency.roofline import roofline
-from rankscope.analysis.faults.by_group import KEYS, breakdown_by, collectives_by, stragglers_by
-from rankscope.analysis.faults.report import faults
-from rankscope.analysis.health.flight import flight_recorder
-from rankscope.analysis.health.hang import hang
-from rankscope.analysis.health.telemetry import telemetry
-from rankscope.analysis.memory.allocators import allocators
-from rankscope.analysis.memory.fragmentation import fragmentation
-from rankscope.analysis.memory.usage import memory
-from rankscope.analysis.within_rank.dataloader import dataloader
-from rankscope.analysis.within_rank.event_tables import annotated, kernels, memcpy, runtime_api
-from rankscope.analysis.within_rank.gpu_state import gpu
-from rankscope.analysis.within_rank.idle import idle
-from rankscope.analysis.within_rank.idle_gaps import gaps
-from rankscope.analysis.within_rank.kernel_families import families
-from rankscope.analysis.within_rank.launches import launches
-from rankscope.analysis.within_rank.ops import ops
-from rankscope.analysis.within_rank.overlap import overlap
-from rankscope.analysis.within_rank.phases import phases
-from rankscope.analysis.within_rank.profiler_overhead import overhead
-from rankscope.analysis.within_rank.short_kernels import short_kernels
-from rankscope.analysis.within_rank.syncs import syncs
+from rankscope.analysis.health.pending import pending_calls, telemetry_folder
+from rankscope.model import FLIGHT, MEMORY_SEGMENTS, NCCL, Table
 from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run
 
-TOPICS = {
-    "Where time goes": (
-        "breakdown", "steps", "overlap", "idle", "gaps", "phases", "launches", "short_kernels", "syncs",
-        "dataloader", "families", "kernels", "ops", "runtime_api", "memcpy", "annotations",
-    ),
-    "Across ranks": (
-        "faults", "stragglers", "op_differences", "micro_batches", "host_cpu", "collectives", "nccl", "critical",
-        "imbalance", "bubbles", "clocks", "layout", "groups",
-    ),
-    "Efficiency": ("mfu", "roofline", "ncu", "gpu"),
-    "Memory": ("memory", "allocators", "fragmentation"),
-    "Health": ("overhead", "telemetry", "hang", "flight_recorder"),
-}  # fmt: skip
-"""The reports by topic, in the order in which `stats -r list` and the HTML report show them."""
+_FILES: dict[str, Any] = {"needs": "whole files"}
+_RANKS: dict[str, Any] = {"needs": "all ranks"}
+_FINDS: dict[str, Any] = {"finds": True}
+MODULES: set[str] = set()
+"""Of all reports."""
 
 
-_OF_WHOLE_FILES = (
-    "breakdown", "overlap", "idle", "gaps", "phases", "launches", "short_kernels", "syncs", "dataloader", "mfu",
-    "steps", "stragglers", "op_differences", "micro_batches",
-)  # fmt: skip
-"""Reports whose figures also follow from what is not in a file: idle times, step times, waits."""
-_OF_WHOLE_RUNS = ("critical", "faults", "imbalance", "bubbles")
-"""Those that replay all ranks."""
+def _has_files(kind: str) -> dict[str, Any]:
+    """Findings, in runs that have files of this format."""
+    return {"finds": True, "is_recorded": lambda run: any(entry.format == kind for entry in run.used)}
 
 
-_WORST_BY = {
-    "overlap": "exposed_ns", "idle": "host_bound_ns", "phases": "host_ns", "dataloader": "wait_ns",
-    "overhead": "total_ns", "steps": "time_ns", "host_cpu": "run_delay_ns", "clocks": "error_ns",
-    "memory": "peak_allocated_bytes", "allocators": "bytes", "mfu": "mfu_pct",
-}  # fmt: skip
-"""Tables with rows of each rank: the column whose sum tells which rank is worst. Of MFU the lowest is."""
+def _has_table(table: Table) -> dict[str, Any]:
+    return {"finds": True, "is_recorded": lambda run: run.has(table)}
 
 
-def _worst_first(result: Result) -> Result:
-    """Whole windows before steps; the rows of a rank stay together, in their order."""
-    by, sums = _WORST_BY.get(result.name), Counter[int | None]()
-    if by is None:
+def _may_hang(run: Run) -> object:
+    return telemetry_folder(run) or pending_calls(run, Scope())
+
+
+def _report(name: str, question: str, place: str, *keys: str, **fields: Any) -> Report:
+    """`place`: the module in rankscope.analysis; after a colon the function, unless it is called as the table is."""
+    module, _, function = f"rankscope.analysis.{place}".partition(":")
+    function = function or name.rpartition(".")[2]
+    MODULES.add(module)
+
+    def analyse(run: Run, scope: Scope, by: str | None) -> Result:
+        result: Result = getattr(import_module(module), function)(run, scope, by)
         return result
-    for row in result.rows:
-        sums[row.get("rank")] += (row[by] or 0) * (1 if by == "mfu_pct" else -1)
-    rows = sorted(result.rows, key=lambda row: (row.get("step") is not None, sums[row.get("rank")]))
-    return replace(result, rows=rows)
+
+    return _in_window(Report(name, question, analyse, keys, **fields))
 
 
-def in_window(name: str, analyse: Analyse) -> Analyse:
-    """The analysis with the window that its scope means in the run, and facts that say where they come from.
-
-    Ranks whose file is cut are left out where their figures cannot be known.
+def _in_window(report: Report) -> Report:
+    """With the window that its scope means in the run, notes on what is in no table, and facts that say where they come
+    from.
 
     Its answer is kept: summary and findings use most reports again.
     """
 
     @once_per_run
     def analysed(run: Run, scope: Scope, by: str | None) -> Result:
-        whole = in_whole_files(run, scope) if name in (*_OF_WHOLE_RUNS, *_OF_WHOLE_FILES) else scope
+        whole = in_whole_files(run, scope) if report.needs else scope
         left_out = sorted({*scope.ranks_in(run)} - {*whole.ranks_in(run)})
         note = left_out_note(f"{rank_words(left_out)}, whose recording is cut: what it lacks is not known")
-        if left_out and (not whole.ranks or name in _OF_WHOLE_RUNS):
-            return Result(name, QUESTIONS[name].question, scope.window, (), [], notes=(note,), unknown=note)
-        result = _worst_first(analyse(run, whole, by))
-        if left_out:
-            result = replace(result, notes=(*result.notes, note))
-        return replace(result, findings=tuple(_placed(finding, result) for finding in result.findings))
+        if left_out and (not whole.ranks or report.needs == "all ranks"):
+            return Result(report.name, report.question, scope.window, (), [], notes=(note,), unknown=note)
+        result = _worst_first(report, report.analyse(run, whole, by))
+        notes = dict.fromkeys((*events_left_out(run, whole), *result.notes, *([note] if left_out else ())))
+        findings = tuple(_placed(finding, result) for finding in result.findings)
+        return replace(result, notes=tuple(notes), findings=findings)
 
-    return lambda run, scope, by: analysed(run, scope.in_run(run), by)
+    return replace(report, analyse=lambda run, scope, by: analysed(run, scope.in_run(run), by))
+
+
+def _worst_first(report: Report, result: Result) -> Result:
+    """Whole windows before steps; the rows of a rank stay together, in their order."""
+    if not report.worst_by:
+        return result
+    column, sums = report.worst_by.lstrip("-"), Counter[int | None]()
+    for row in result.rows:
+        sums[row.get("rank")] += row[column] or 0
+    sign = 1 if column != report.worst_by else -1
+    rows = sorted(result.rows, key=lambda row: (row.get("step") is not None, sign * sums[row.get("rank")]))
+    return replace(result, rows=rows)
 
 
 def _placed(finding: Finding, result: Result) -> Finding:
@@ -121,131 +95,253 @@ def _placed(finding: Finding, result: Result) -> Finding:
     return replace(finding, facts=tuple(facts), report=result.name)
 
 
-QUESTIONS = {
-    report.name: replace(report, analyse=in_window(report.name, report.analyse))
-    for report in (
-        Report(
-            "breakdown", "Where did the time go: compute, communication, copies, idle?", breakdown_by, KEYS
+TOPICS = {
+    "Where time goes": (
+        _report(
+            "breakdown", "Where did the time go?", "faults.by_group:breakdown_by", "node", "group", **_FILES
         ),
-        Report(
+        _report(
+            "breakdown.phases",
+            "How much is forward, backward, optimizer?",
+            "within_rank.phases",
+            **_FILES,
+            worst_by="host_ns",
+        ),
+        _report(
+            "steps", "How long does each step take?", "within_rank.event_tables", **_FILES, worst_by="time_ns"
+        ),
+        _report(
             "overlap",
-            "Is communication hidden behind compute, and behind what?",
-            overlap,
-            ("step",),
-            finds=True,
+            "Is communication hidden, and behind what?",
+            "within_rank.overlap",
+            "step",
+            **_FILES,
+            **_FINDS,
+            worst_by="exposed_ns",
         ),
-        Report("idle", "Why is the GPU idle?", idle, finds=True),
-        Report(
-            "gaps",
-            "Before which op, annotation or line does the GPU wait?",
-            gaps,
-            ("rank", "source"),
+        _report(
+            "idle", "Why is the GPU idle?", "within_rank.idle", **_FILES, **_FINDS, worst_by="host_bound_ns"
         ),
-        Report("phases", "How much is forward, backward, optimizer, recomputation?", phases),
-        Report("launches", "Is the host ahead of the GPU: launch delays, queue depth?", launches),
-        Report(
-            "short_kernels",
+        _report(
+            "idle.gaps",
+            "Before which op or line does the GPU wait?",
+            "within_rank.idle",
+            "rank",
+            "source",
+            **_FILES,
+        ),
+        _report(
+            "idle.launches",
+            "Is the host ahead: launch delays, queue depth?",
+            "within_rank.launches",
+            **_FILES,
+        ),
+        _report(
+            "idle.short_kernels",
             "Which ops launch kernels that are too short?",
-            short_kernels,
-            ("rank", "source"),
-            finds=True,
+            "within_rank.short_kernels",
+            "rank",
+            "source",
+            **_FILES,
+            **_FINDS,
         ),
-        Report(
-            "syncs",
-            "Which calls wait for the GPU, and which Python line made them?",
-            syncs,
-            ("rank",),
-            finds=True,
+        _report(
+            "idle.syncs",
+            "Which calls and lines wait for the GPU?",
+            "within_rank.syncs",
+            "rank",
+            **_FILES,
+            **_FINDS,
         ),
-        Report("dataloader", "Does the training loop wait for data?", dataloader, finds=True),
-        Report("overhead", "How much time did the profiler itself take?", overhead, finds=True),
-        Report("families", "Which kinds of kernels take the time?", families, ("rank",)),
-        Report("kernels", "Which GPU kernels take the time?", kernels, ("rank", "op", "module", "source")),
-        Report(
-            "ops",
-            "Which operators take the time, on host and device?",
-            ops,
-            ("rank", "shape", "module", "source"),
+        _report(
+            "dataloader",
+            "Does the training loop wait for data?",
+            "within_rank.dataloader",
+            **_FILES,
+            **_FINDS,
+            worst_by="wait_ns",
         ),
-        Report("steps", "How long does each step take, on the host and with the GPU?", steps),
-        Report("runtime_api", "Which runtime and driver calls take the host's time?", runtime_api, ("rank",)),
-        Report("memcpy", "Which copies run, and how fast?", memcpy, ("rank",), finds=True),
-        Report("annotations", "How long do the program's annotated ranges take?", annotated, ("rank",)),
-        Report("mfu", "Which share of the device's peak does the model use?", mfu),
-        Report(
-            "roofline",
-            "How close is each op or kernel to the limits of the device?",
-            roofline,
-            ("shape", "kernel", "rank"),
-            finds=True,
+        _report(
+            "kernels",
+            "Which GPU kernels take the time?",
+            "within_rank.event_tables",
+            "rank",
+            "op",
+            "module",
+            "source",
         ),
-        Report(
-            "collectives",
-            "How fast are collectives, and how long do ranks wait in them?",
-            collectives_by,
-            ("group",),
-            finds=True,
+        _report(
+            "kernels.families", "Which kinds of kernels take the time?", "within_rank.kernel_families", "rank"
         ),
-        Report("nccl", "How fast are collectives by NCCL's own measurement?", nccl, finds=True),
-        Report(
-            "stragglers", "Which rank do the others wait for, and how long?", stragglers_by, (*KEYS, "step")
+        _report(
+            "ops", "Which operators take the time?", "within_rank.ops", "rank", "shape", "module", "source"
         ),
-        Report(
-            "op_differences",
-            "Does a rank run ops that others do not, or more of them?",
-            op_differences,
+        _report(
+            "ops.annotations",
+            "How long do annotated ranges take?",
+            "within_rank.event_tables:annotated",
+            "rank",
         ),
-        Report("micro_batches", "How long does each micro-batch take?", micro_batches),
-        Report(
+        _report(
+            "ops.runtime_api", "Which runtime and driver calls take time?", "within_rank.event_tables", "rank"
+        ),
+        _report(
+            "ops.python",
+            "Which Python functions take the time?",
+            "within_rank.python_functions:python_functions",
+            "rank",
+        ),
+        _report("memcpy", "Which copies run, and how fast?", "within_rank.event_tables", "rank", **_FINDS),
+    ),
+    "Across ranks": (
+        _report(
+            "faults", "Who costs time that peers do not need, and why?", "faults.report", **_RANKS, **_FINDS
+        ),
+        _report(
+            "faults.imbalance",
+            "What does uneven work cost, and whose is it?",
+            "critical_path.imbalance",
+            **_RANKS,
+        ),
+        _report(
+            "stragglers",
+            "Which rank do the others wait for, how long?",
+            "faults.by_group:stragglers_by",
+            "node",
+            "group",
+            "step",
+            **_FILES,
+        ),
+        _report(
+            "stragglers.op_differences",
+            "Does a rank run ops that others do not?",
+            "across_ranks.op_differences",
+            **_FILES,
+        ),
+        _report(
+            "stragglers.micro_batches",
+            "How long does each micro-batch take?",
+            "across_ranks.micro_batches",
+            **_FILES,
+        ),
+        _report(
             "host_cpu",
-            "Do ranks lack CPU: cores, threads, garbage collection?",
-            host_cpu,
-            ("step",),
-            finds=True,
+            "Do ranks lack CPU: cores, threads, Python's GC?",
+            "across_ranks.host_cpu",
+            "step",
+            **_FINDS,
+            worst_by="run_delay_ns",
         ),
-        Report("clocks", "How far apart are the clocks of the ranks?", clocks, finds=True),
-        Report("layout", "Which rank has which place: pipeline, data, tensor, expert?", layout, ("rank",)),
-        Report("groups", "Which process groups exist, and what are they used for?", groups),
-        Report("critical", "What is on the critical path through all ranks?", critical),
-        Report(
-            "faults", "Who costs time beyond what the others need, why, and how much?", faults, finds=True
+        _report(
+            "collectives",
+            "How fast are collectives, and who waits?",
+            "faults.by_group:collectives_by",
+            "group",
+            **_FINDS,
         ),
-        Report("imbalance", "What does uneven work cost, and whose share is it?", imbalance),
-        Report("bubbles", "How long are pipeline stages idle?", bubbles, ("rank",), finds=True),
-        Report(
-            "fragmentation",
-            "How much reserved memory is not in use, and in which pieces?",
-            fragmentation,
-            finds=True,
+        _report(
+            "collectives.nccl",
+            "How fast are collectives, by NCCL's own times?",
+            "across_ranks.nccl",
+            **_has_table(NCCL),
         ),
-        Report(
-            "flight_recorder",
-            "The job hung: which rank is missing at which sequence number?",
-            flight_recorder,
-            finds=True,
+        _report("critical", "What is on the critical path of all ranks?", "critical_path.report", **_RANKS),
+        _report(
+            "bubbles",
+            "How long are pipeline stages idle?",
+            "across_ranks.bubbles",
+            "rank",
+            **_RANKS,
+            **_FINDS,
         ),
-        Report(
-            "telemetry",
-            "What did the telemetry show, rank by rank, with which alarms?",
-            telemetry,
-            finds=True,
+        _report(
+            "clocks",
+            "How far apart are the clocks of the ranks?",
+            "across_ranks.clocks",
+            **_FINDS,
+            worst_by="error_ns",
         ),
-        Report("hang", "The job makes no step: where does each rank stand?", hang, finds=True),
-        Report(
-            "ncu",
-            "How close to the device's limits are kernels, measured by ncu?",
-            ncu,
-            finds=True,
+        _report("layout", "Which rank has which place in the parallelism?", "across_ranks.layout", "rank"),
+        _report("layout.groups", "Which process groups exist, and for what?", "across_ranks.layout"),
+    ),
+    "Efficiency": (
+        _report(
+            "mfu",
+            "Which share of the peak does the model use?",
+            "efficiency.mfu",
+            **_FILES,
+            worst_by="-mfu_pct",
         ),
-        Report(
+        _report(
+            "roofline",
+            "How close are ops or kernels to the limits?",
+            "efficiency.roofline",
+            "shape",
+            "kernel",
+            "rank",
+            **_FINDS,
+        ),
+        _report("ncu", "How close to the limits are kernels, by ncu?", "efficiency.ncu", **_has_files("ncu")),
+        _report(
             "gpu",
-            "How fast was each GPU clocked, how hot, was it throttled?",
-            gpu,
+            "How fast was each GPU clocked; was it throttled?",
+            "within_rank.gpu_state",
+            **_has_files("gpu-counters"),
+        ),
+    ),
+    "Memory": (
+        _report(
+            "memory",
+            "How much memory is used; does it grow?",
+            "memory.usage",
+            "step",
+            **_FINDS,
+            worst_by="peak_allocated_bytes",
+        ),
+        _report(
+            "memory.allocators",
+            "Which ops hold the memory at the peak?",
+            "memory.allocators",
+            "module",
+            worst_by="bytes",
+        ),
+        _report(
+            "memory.fragmentation",
+            "How much reserved memory is not in use?",
+            "memory.fragmentation",
+            **_has_table(MEMORY_SEGMENTS),
+        ),
+    ),
+    "Health": (
+        _report(
+            "overhead",
+            "How much time did the profiler itself take?",
+            "within_rank.profiler_overhead",
+            **_FINDS,
+            worst_by="total_ns",
+        ),
+        _report(
+            "telemetry",
+            "What did the telemetry show, with which alarms?",
+            "health.telemetry",
             finds=True,
+            is_recorded=telemetry_folder,
         ),
-        Report(
-            "memory", "How much memory is used at the peak, and does it grow?", memory, ("step",), finds=True
+        _report(
+            "hang",
+            "The job makes no step: where is each rank?",
+            "health.hang",
+            finds=True,
+            is_recorded=_may_hang,
         ),
-        Report("allocators", "Which ops and modules hold the memory at the peak?", allocators, ("module",)),
-    )
+        _report(
+            "hang.flight_recorder",
+            "Which rank is missing at which collective?",
+            "health.flight",
+            **_has_table(FLIGHT),
+        ),
+    ),
 }
+"""The reports by topic, in the order in which `stats -r list` and the HTML report show them."""
+
+QUESTIONS = {report.name: report for reports in TOPICS.values() for report in reports}

@@ -6,17 +6,40 @@ from dataclasses import replace
 
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.report import Report
-from rankscope.analysis.findings import findings, of_one_report
+from rankscope.analysis.core.result import Result
+from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.questions import QUESTIONS
-from rankscope.analysis.summary import summary
+from rankscope.timeline.run import Run
 
-_OVERVIEWS = (
-    Report("summary", "How long is a step, what is it made of, and what was found?", summary),
-    Report("findings", "What costs most, and what can be done about it?", findings),
-)
+
+@once_per_run
+def _summary(run: Run, scope: Scope, by: str | None) -> Result:
+    from rankscope.analysis.summary import summary
+
+    return summary(run, scope)
+
+
+@once_per_run
+def _findings(run: Run, scope: Scope, by: str | None) -> Result:
+    from rankscope.analysis.findings import findings
+
+    return findings(run, scope)
+
+
+def _with_listed_findings(report: Report) -> Report:
+    """With its findings as they are among all findings of the run."""
+
+    def analysed(run: Run, scope: Scope, by: str | None) -> Result:
+        from rankscope.analysis.findings import with_listed_findings
+
+        return with_listed_findings(run, scope, report.analyse(run, scope, by))
+
+    return replace(report, analyse=analysed)
+
 
 REPORTS = {
-    **{report.name: replace(report, analyse=once_per_run(report.analyse)) for report in _OVERVIEWS},
-    **{name: of_one_report(report) if report.finds else report for name, report in QUESTIONS.items()},
+    "summary": Report("summary", "What is a step made of, and what was found?", _summary),
+    "findings": Report("findings", "What costs most, and what can be done about it?", _findings),
+    **{name: _with_listed_findings(report) if report.finds else report for name, report in QUESTIONS.items()},
 }
 """Every report by its name, in the order in which they are listed."""

@@ -1,25 +1,33 @@
-"""Makes what the store keeps about ranks when they are read, in several processes."""
+"""Makes what the store keeps about the ranks of a run of several chunks when they are read, in several processes."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rankscope.analysis.core.rollups import (
-    are_made_when_read,
+    Records,
     chunks,
     default_window,
-    encode,
+    fits_in_memory,
     is_large,
     make,
+    not_kept,
+    read_part,
     rollups_of,
+    write_part,
 )
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.questions import MODULES
 from rankscope.errors import RankscopeError
+from rankscope.files import temporary_path
 from rankscope.host import usable_cores
 from rankscope.ranges import as_ranges
 from rankscope.store import database
-from rankscope.store.derived import ROLLUPS, File, RawTable, path_of_part, write
+from rankscope.store.derived import FOLDER
 from rankscope.store.index import Index, SegmentEntry
 from rankscope.store.ingest import Ingested
 from rankscope.store.pool import run_calls
@@ -30,13 +38,13 @@ from rankscope.timeline.run import Run
 def keep_rollups(
     run: Run, jobs: int, advance: Callable[[int, int], None], say: Callable[[str], None]
 ) -> None:
-    """Make the rollups of the ranks that were read when the run was opened, where there are many.
+    """Make the rollups of the ranks that have none: they were read when the run was opened, or by an earlier version.
 
     `advance` is called with the number of ranks that are done and of all.
     """
-    ranks = {entry.rank for entry in run.newly_read}
-    if not ranks or run.from_events or not run.keeps_results or not are_made_when_read(run):
+    if run.from_events or not run.keeps_results or fits_in_memory(run) or not (ranks := not_kept(run)):
         return
+    load_modules()
     rollups = rollups_of(run)  # measures the clocks where keys need them, once and not in every process
     common = {
         "store": str(run.store),
@@ -57,20 +65,19 @@ def keep_rollups(
         for chunk in parts_of_ranks
     }
 
-    def parts() -> Iterator[dict[str, RawTable]]:
+    def parts() -> Iterator[Records]:
         done = 0
         for chunk, outcome in run_calls(calls, jobs):
             if isinstance(outcome, RankscopeError):  # reports read the events of these ranks
                 say(f"rankscope: {outcome}")
             elif chunk:
-                path = Path(outcome["path"])
-                yield File(path).tables
-                path.unlink(missing_ok=True)
+                yield read_part(Path(outcome["folder"]))
+                shutil.rmtree(outcome["folder"])
             if chunk:
                 done += len(chunk)
                 advance(done, len(ranks))
 
-    rollups.add(run.store, parts())
+    rollups.add(parts())
 
 
 def _needed(run: Run, ranks: list[int]) -> list[SegmentEntry]:
@@ -84,17 +91,17 @@ def _needed(run: Run, ranks: list[int]) -> list[SegmentEntry]:
 def make_part(
     store: str, segments: list[SegmentEntry], ranks: list[int], window: str, is_large: bool, threads: int
 ) -> dict[str, Any]:
-    """In a worker process, with some cores: a part of the file with the rollups."""
+    """In a worker process, with some cores: the rollups of some ranks, in a folder of their own."""
     load_modules()
     run = Run(Ingested(Path(store), Index(segments), (), ()))
     run.part_of_large = is_large
-    path = path_of_part(run.store, ROLLUPS)
+    folder = temporary_path(run.store / FOLDER / "part")
     before, database.most_threads = database.most_threads, threads
     try:
-        write(path, encode(make(run, ranks, rollups_of(run), window)))
+        write_part(make(run, ranks, Scope(), window), folder)
     finally:  # a single part is made in the process that goes on
         database.most_threads = before
-    return {"path": str(path)}
+    return {"folder": str(folder)}
 
 
 def match_ranks(store: str, segments: list[SegmentEntry]) -> dict[str, Any]:
@@ -109,3 +116,6 @@ def load_modules() -> None:
 
     import rankscope.analysis.across_ranks.heatmap
     import rankscope.analysis.summary  # noqa: F401
+
+    for module in sorted(MODULES):
+        import_module(module)

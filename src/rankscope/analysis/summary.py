@@ -8,10 +8,9 @@ from typing import Any
 
 from rankscope.analysis.core.advice import how_to_record
 from rankscope.analysis.core.ceilings import ceilings, device_names
-from rankscope.analysis.core.device_events import has_gpu
+from rankscope.analysis.core.device_events import has_gpu, has_launches, runs_on_cpu
 from rankscope.analysis.core.result import Column, NoteKind, Result, Row, note_kind
-from rankscope.analysis.core.scope import Scope, cut_ranks, in_whole_files
-from rankscope.analysis.core.slice_counts import has_launches, runs_on_cpu
+from rankscope.analysis.core.scope import NO_STEP, Scope, cut_ranks, in_whole_files
 from rankscope.analysis.core.step_times import (
     mean_step_ns,
     periods,
@@ -19,14 +18,13 @@ from rankscope.analysis.core.step_times import (
     run_step,
     run_step_times,
 )
+from rankscope.analysis.faults.report import has_peers, nothing_compared
 from rankscope.analysis.findings import collect
-from rankscope.analysis.health.contents import contents
-from rankscope.analysis.health.doubts import doubts
+from rankscope.analysis.health.doubts import as_note, contents, doubts
 from rankscope.analysis.questions import QUESTIONS
-from rankscope.analysis.verdict import verdict
 from rankscope.ranges import role_words
 from rankscope.timeline.run import Run
-from rankscope.units import format_ns
+from rankscope.units import format_ns, format_pair
 
 COLUMNS = (
     Column("rank"),
@@ -44,12 +42,12 @@ COLUMNS = (
     Column("peak_allocated_bytes", "bytes", "most that was allocated on its GPU", title="Memory"),
 )
 _WITHOUT_TRACE = {
-    "flight": ("flight-recorder dump", "flight_recorder"),
-    "memory": ("memory snapshot", "memory,allocators,fragmentation"),
+    "flight": ("flight-recorder dump", "hang.flight_recorder"),
+    "memory": ("memory snapshot", "memory,memory.allocators,memory.fragmentation"),
     "ncu": ("Nsight Compute report", "ncu,roofline"),
-    "nccl_inspector": ("NCCL Inspector log", "nccl,collectives,stragglers"),
-    "nccl_prometheus": ("NCCL Inspector metrics file", "nccl"),
-    "nccl_plugin": ("NCCL profiler dump", "nccl,collectives,stragglers"),
+    "nccl_inspector": ("NCCL Inspector log", "collectives.nccl,collectives,stragglers"),
+    "nccl_prometheus": ("NCCL Inspector metrics file", "collectives.nccl"),
+    "nccl_plugin": ("NCCL profiler dump", "collectives.nccl,collectives,stragglers"),
 }
 _SAME_STEP = 0.05
 """Mean and median that differ by less are not told apart in the first line."""
@@ -69,9 +67,10 @@ def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
         if row["device"] != "CPU" and row["peak_allocated_bytes"] is not None:
             peak[row["rank"]] = max(peak.get(row["rank"], 0), row["peak_allocated_bytes"])
     counts, recorded, cut = Counter[int](), Counter[int](), cut_ranks(run)
-    for period in periods(run, scope):
-        counts[period.rank] += period.step is not None
-        recorded[period.rank] += period.dur_ns
+    times = periods(run, scope)
+    for rank, step, time in zip(times.rank.tolist(), times.step.tolist(), times.ns.tolist(), strict=True):
+        counts[rank] += step != NO_STEP
+        recorded[rank] += time
     typical = rank_step_times(run, in_whole_files(run, scope))
     rows = [
         {
@@ -88,12 +87,11 @@ def summary(run: Run, scope: Scope, by: str | None = None) -> Result:
     facts = _facts(run, scope, rows, list(parts.values())) | dict(broken.facts)
     # Without a trace there is no breakdown, and its notes do not apply.
     notes = [
-        *map(str, doubts(run, scope)),
+        *map(as_note, doubts(run, scope)),
         *(broken.notes if rows else ()),
         *_missing(run, scope, rows, used_of),
     ]
-    first = verdict(run, scope, facts["mean_step_ns"])
-    facts |= {"verdict": first.text, "limit": first.limit or None}
+    facts["verdict"] = _verdict(run, scope, facts["mean_step_ns"])
     title = step_parts(run, scope, facts)
     return Result("summary", title, scope.window, COLUMNS, rows, findings, tuple(notes), facts=facts)
 
@@ -156,10 +154,9 @@ def _step_time(facts: Mapping[str, Any]) -> str:
 
 def _recorded(run: Run, scope: Scope) -> str:
     """Without steps: how long was recorded, from the shortest to the longest recording of a rank."""
-    times = Counter[int]()
-    for period in periods(run, scope):
-        times[period.rank] += period.dur_ns
-    low, high = format_ns(min(times.values()), 1), format_ns(max(times.values()), 1)
+    cycles = periods(run, scope)
+    times = [cycles.of(rank).span for rank in {*cycles.rank.tolist()}]
+    low, high = format_ns(min(times), 1), format_ns(max(times), 1)
     how_long = low if low == high else f"{low} to {high} a rank"
     return f"{how_long} were recorded, without steps"
 
@@ -211,3 +208,35 @@ def _without_mfu(run: Run, scope: Scope, mfu: Result) -> list[str]:
     if not has_peak:
         notes.append("MFU needs the peak of the device: --peak 989TF")
     return notes
+
+
+def _verdict(run: Run, scope: Scope, step_ns: float | None) -> str:
+    """The first fault or what broke; else that nothing was found, among whom, and the largest limit. Empty where
+    nothing was recorded that takes time, and nothing is wrong."""
+    findings = collect(run, scope)
+    if problem := next((finding for finding in findings if finding.accuses), None):
+        return f"{problem.title}."
+    if not periods(run, scope):
+        return ""
+    text = _nothing_found(run, scope)
+    limits = [finding for finding in findings if finding.kind == "limit"]
+    if not limits or not step_ns:
+        return text
+    cost = format_pair(limits[0].cost_ns or 0, step_ns)
+    return f"{text} Largest limit: {limits[0].uncapitalised}, up to {cost}."
+
+
+def _nothing_found(run: Run, scope: Scope) -> str:
+    if cut_ranks(run):
+        return "Nothing to compare: a recording is cut."
+    if reason := nothing_compared(run, scope):
+        return f"Nothing to compare with: {reason}."
+    ranks = scope.ranks_in(run)
+    world = max((entry.world_size or 0 for entry in run.timelines), default=0)
+    if len(ranks) < world:
+        return f"No fault found among the {len(ranks)} of {world} ranks recorded."
+    if len(ranks) == 1:
+        return "No fault found: the steps are alike."
+    if not has_peers(run, scope):
+        return "No fault found; not every rank has others that do the same work."
+    return f"No fault found: the {len(ranks)} ranks are alike."

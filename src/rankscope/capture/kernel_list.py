@@ -149,7 +149,7 @@ def default_folder(command: Sequence[str], in_front: bool) -> str:
         raise UsageError(
             "-o DIR is needed behind a launcher",
             why="Every rank must find the same folder, and the list of kernels is written there too.",
-            hint="Name it: rankscope ncu --kernels FILE -o DIR -- COMMAND",
+            hint="Name it: rankscope profile --tool ncu --kernels FILE -o DIR -- COMMAND",
         )
     return f"rankscope-ncu-{script_name(command)}-{time.strftime('%Y%m%d-%H%M%S')}"
 
@@ -170,7 +170,7 @@ def write_kernels(path: Path, listed: KernelList, run: str) -> None:
 
 
 def read_kernels(path: Path) -> KernelList:
-    """A list that `rankscope ncu RUN --kernels-out FILE` wrote; the order of launches is missing in older ones."""
+    """A list that --kernels-out wrote; the order of launches is missing in older ones."""
     try:
         value = json.loads(path.read_text())
         kernels = [
@@ -185,7 +185,7 @@ def read_kernels(path: Path) -> KernelList:
         raise UsageError(
             f"{path} is not a list of kernels",
             why=f"{type(error).__name__}: {error}.",
-            hint="Make one where rankscope is installed in full: rankscope ncu RUN --top 3 --kernels-out FILE",
+            hint="Make one where rankscope is installed in full: profile --tool ncu --from RUN --kernels-out FILE",
         ) from error
 
 

@@ -27,28 +27,21 @@ DEEPSPEED_ENTRY = "rankscope.capture.deepspeed"
 _LAUNCHER_MODULES = ("torch.distributed.", "accelerate.commands", "deepspeed.launcher")
 
 
-class Option(NamedTuple):
-    """One option in a command line: its names (several in a bundle of short ones) and its words."""
-
-    names: tuple[str, ...]
-    words: Words
-
-
 class CommandLine(NamedTuple):
     """A launcher's options and the index of its program; no index where the program cannot be told."""
 
-    options: list[Option]
+    options: list[tuple[tuple[str, ...], Words]]
+    """Of each its names (several in a bundle of short ones) and its words."""
     program: int | None
 
     def has(self, *names: str) -> bool:
-        return any(name in option.names for option in self.options for name in names)
+        return any(set(names) & set(given) for given, _ in self.options)
 
     def without(self, *names: str) -> Words | None:
         """The options' words without these flags; None where one is bundled with others."""
-        left = [option for option in self.options if not set(option.names) & set(names)]
-        if any(len(option.names) > 1 for option in self.options if option not in left):
+        if any(len(given) > 1 for given, _ in self.options if set(given) & set(names)):
             return None
-        return [word for option in left for word in option.words]
+        return [word for given, words in self.options if not set(given) & set(names) for word in words]
 
 
 def rewrite(command: Sequence[str], inserted: Sequence[str], env: Mapping[str, str]) -> Words | None:
@@ -62,14 +55,20 @@ def rewrite(command: Sequence[str], inserted: Sequence[str], env: Mapping[str, s
     size = 3 if module else 2 if name == "accelerate" else 1
     head, rest = words[:size], words[size:]
     if name == "torchrun" or module == "torch.distributed.run":
-        return _torchrun(head, rest, inserted, env)
+        if {"PET_MODULE", "PET_NO_PYTHON", "PET_RUN_PATH"} & set(
+            env
+        ):  # it takes each option from the environment too
+            return None
+        # -u because torchrun gives it to the scripts it starts itself
+        python = env.get("PYTHON_EXEC")
+        return _python_launcher(head, rest, inserted, TORCHRUN, "--no-python", python, ["-u"])
     if name in MPI:
         return _programs(head, rest, inserted, MPI[name])
     if name == "deepspeed":
         return _deepspeed(head, rest, inserted)
     in_two_words = name == "accelerate" and words[1:2] == ["launch"]
     if in_two_words or name == "accelerate-launch" or module == "accelerate.commands.launch":
-        return _accelerate(head, rest, inserted)
+        return _python_launcher(head, rest, inserted, ACCELERATE, "--no_python")
     return None
 
 
@@ -93,38 +92,22 @@ def _python_launcher(
     inserted: Sequence[str],
     grammar: Grammar,
     no_python: str,
-    python: Words | None,
+    python: str | None = None,
+    flags: Sequence[str] = (),
 ) -> Words | None:
-    """Of a launcher that starts scripts with ``python`` unless ``no_python`` is given."""
+    """Of a launcher that starts scripts with Python unless ``no_python`` is given: with the one that runs it, which is
+    named in `python -m LAUNCHER`, or is that of its script."""
     line = read_options(rest, grammar)
     if line is None or line.program is None or (options := line.without("m", "module")) is None:
         return None
     program = rest[line.program :]
     if line.has("no-python"):
         return [*head, *options, *inserted, *program]
+    python = python or (head[0] if len(head) > 2 else interpreter_of(head[0]))
     if python is None:
         return None
     as_module = ["-m"] if line.has("m", "module") else []
-    return [*head, *options, no_python, *inserted, *python, *as_module, *program]
-
-
-def _torchrun(head: Words, rest: Words, inserted: Sequence[str], env: Mapping[str, str]) -> Words | None:
-    # torchrun takes each option from the environment too
-    if {"PET_MODULE", "PET_NO_PYTHON", "PET_RUN_PATH"} & set(env):
-        return None
-    # -u because torchrun gives it to the scripts it starts itself
-    python = env.get("PYTHON_EXEC") or _python_of(head)
-    return _python_launcher(head, rest, inserted, TORCHRUN, "--no-python", [python, "-u"] if python else None)
-
-
-def _accelerate(head: Words, rest: Words, inserted: Sequence[str]) -> Words | None:
-    python = _python_of(head)
-    return _python_launcher(head, rest, inserted, ACCELERATE, "--no_python", [python] if python else None)
-
-
-def _python_of(head: Words) -> str | None:
-    """The Python that runs the launcher: named in `python -m LAUNCHER`, else that of its script."""
-    return head[0] if len(head) > 2 else interpreter_of(head[0])
+    return [*head, *options, no_python, *inserted, python, *flags, *as_module, *program]
 
 
 def _programs(head: Words, rest: Words, inserted: Sequence[str], grammars: Sequence[Grammar]) -> Words | None:
@@ -174,7 +157,7 @@ def program_indices(words: Sequence[str], grammar: Grammar) -> tuple[int, ...] |
 
 def read_options(words: Sequence[str], grammar: Grammar) -> CommandLine | None:
     """A launcher's words up to its program; None where an option is not in the table."""
-    options: list[Option] = []
+    options: list[tuple[tuple[str, ...], Words]] = []
     index = 0
     while index < len(words) and words[index].startswith("-") and words[index] not in ("-", "--"):
         word = words[index]
@@ -184,9 +167,15 @@ def read_options(words: Sequence[str], grammar: Grammar) -> CommandLine | None:
             return None
         if takes is Takes.ENVIRONMENT:
             return CommandLine(options, None)
-        following = words[index + 1] if index + 1 < len(words) else ""
-        end = index + 1 + _separate_words(takes, value, following)
-        options.append(Option(names, list(words[index:end])))
+        end = (
+            index
+            + 1
+            + int(takes in (Takes.VALUE, Takes.VARIABLE) and value is None)
+            + 2 * (takes is Takes.PAIR)
+        )
+        if takes is Takes.VARIABLE and "=" not in (value or "".join(words[index + 1 : index + 2])):
+            end += 1
+        options.append((names, list(words[index:end])))
         index = end
     if words[index : index + 1] == ["--"]:
         index += 1
@@ -218,16 +207,6 @@ def _bundle(letters: str, grammar: Grammar) -> tuple[tuple[str, ...], Takes | No
             value = letters[index + 1 :] or None
             return tuple(letters[: index + 1]), Takes.NOTHING if takes is Takes.ATTACHED else takes, value
     return tuple(letters), Takes.NOTHING, None
-
-
-def _separate_words(takes: Takes, value: str | None, following: str) -> int:
-    """How many words behind the option's own belong to it."""
-    if takes is Takes.PAIR:
-        return 2
-    if takes is Takes.VARIABLE:
-        name = following if value is None else value
-        return (value is None) + ("=" not in name)
-    return int(takes is Takes.VALUE and value is None)
 
 
 def interpreter_of(script: str) -> str | None:

@@ -2,7 +2,7 @@
 
 ncu filters by name, and skips and counts the launches that match; it cannot filter by grid or block. So the order of
 launches in the earlier run decides what is skipped and counted, and what ncu measured is compared with what was asked:
-for the kernels it did not meet, the command runs again with a wider selection (docs/adr/0123-launches-for-ncu.md).
+for the kernels it did not meet, the command runs again with a wider selection (docs/adr/0123-nsys-and-ncu.md).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rankscope.capture.kernel_list import HotKernel, KernelList, canonical_name, function_name, template_name
 from rankscope.tools import NCU_PASSES, Launch
@@ -71,13 +71,16 @@ class Selection(NamedTuple):
                 chosen.append(launch)
         return chosen
 
-    def words(self) -> list[str]:
-        """The options of `rankscope profile` for it."""
-        words = ["--tool", "ncu", "-k", self.pattern, "-c", str(self.take)]
-        words += ["--kernel-name-base", "demangled"] if self.whole_names else []
-        words += ["--filter-mode", BY_SIZE] if self.by_size else []
-        words += ["--launch-skip", str(self.skip)] if self.skip else []
-        return [*words, *(["--steps", f"{self.step}:{self.step}"] if self.step is not None else [])]
+    def options(self) -> dict[str, Any]:
+        """Of `rankscope profile`, by their names there; None is not given."""
+        return {
+            "kernel_name": [self.pattern],
+            "launch_count": self.take,
+            "kernel_name_base": "demangled" if self.whole_names else None,
+            "filter_mode": BY_SIZE if self.by_size else None,
+            "launch_skip": self.skip or None,
+            "steps": f"{self.step}:{self.step}" if self.step is not None else None,
+        }
 
 
 def select(listed: KernelList, wanted: int | None, *, by_size: bool) -> Selection:
@@ -137,13 +140,6 @@ def select_again(
     return wide._replace(take=count)
 
 
-def replay_ns(selection: Selection, order: Sequence[Launch], section_set: str) -> int:
-    """A lower bound of ncu's kernel time: passes x launches x duration, without saving and restoring memory."""
-    launches = expected_launches(selection, order)
-    mean = [kernel.total_ns / max(1, kernel.calls) for kernel in selection.kernels]
-    return round(NCU_PASSES[section_set] * launches * sum(mean) / len(mean))
-
-
 def expected_launches(selection: Selection, order: Sequence[Launch]) -> int:
     """How many launches ncu will profile, if the command launches what the earlier run did."""
     if not order:
@@ -155,7 +151,9 @@ def plan_text(selection: Selection, listed: KernelList, section_set: str) -> str
     """What ncu will do, and how long that takes at least."""
     launches = expected_launches(selection, listed.order)
     where = "the whole run" if selection.step is None else f"step {selection.step}"
-    least = format_ns(replay_ns(selection, listed.order, section_set), 2)
+    # A lower bound: passes x launches x duration, without saving and restoring memory.
+    mean_ns = [kernel.total_ns / max(1, kernel.calls) for kernel in selection.kernels]
+    least = format_ns(round(NCU_PASSES[section_set] * launches * sum(mean_ns) / len(mean_ns)), 2)
     return (
         f"ncu will profile about {launches} launches of {where}: at least {least} of kernel time, and about half a "
         "second more for each launch"

@@ -104,18 +104,14 @@ class RankFiles:
                 # Another trainer of the job has the same ranks: this one gets a run of its own.
                 self.job = self.manifest["job"] = f"{self.job}-{trainer}"
                 self.folder, self.first = open_run(self.folder, {**manifest, "job": self.job}, force=False)
-            self._claim_rank(force)
-            self.claimed = True
-
-    def _claim_rank(self, force: bool) -> None:
-        while True:
-            try:
-                claim_rank(self.folder, self.manifest, force=force)
-                return
-            except CaptureError:
-                if self.identity.source != UNNUMBERED:
-                    raise
-                self.identify(self.identity._replace(rank=self.identity.rank + 1))
+            while not self.claimed:
+                try:
+                    claim_rank(self.folder, self.manifest, force=force)
+                    self.claimed = True
+                except CaptureError:
+                    if self.identity.source != UNNUMBERED:
+                        raise
+                    self.identify(self.identity._replace(rank=self.identity.rank + 1))
 
     @property
     def taken(self) -> bool:

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rankscope.capture.telemetry_ring import FOLDER as TELEMETRY
 from rankscope.errors import CaptureError
@@ -84,16 +84,10 @@ def read_json(path: Path) -> Manifest | None:
     return value if isinstance(value, dict) else None
 
 
-class OpenedRun(NamedTuple):
-    """The folder that a job has taken."""
+def open_run(asked: Path, manifest: Manifest, *, force: bool, for_group: bool = False) -> tuple[Path, bool]:
+    """Take a folder for this job; returns it, and whether this process is the first of the job there.
 
-    folder: Path
-    first: bool
-    """This process is the first of the job there."""
-
-
-def open_run(asked: Path, manifest: Manifest, *, force: bool, for_group: bool = False) -> OpenedRun:
-    """Take a folder for this job: the first writer creates rankscope.json, the others find their job in it.
+    The first writer creates rankscope.json, the others find their job in it.
 
     A folder that holds another job is left alone: the job takes DIR-2, DIR-3 and so on. Every rank comes to the same
     one, because each takes the first that is free or holds its own job. With ``force`` the other job is replaced. A new
@@ -105,7 +99,7 @@ def open_run(asked: Path, manifest: Manifest, *, force: bool, for_group: bool = 
         try:
             make_private_folder(folder, for_group=for_group)
             if create_json(path, {"format": FORMAT, **manifest}):
-                return OpenedRun(folder, first=True)
+                return folder, True
         except OSError as error:
             raise CaptureError(
                 f"cannot write the run folder {folder}",
@@ -113,11 +107,11 @@ def open_run(asked: Path, manifest: Manifest, *, force: bool, for_group: bool = 
                 hint="Name another folder with -o DIR. The job runs without being captured.",
             ) from error
         if (read_json(path) or {}).get("job") == job:
-            return OpenedRun(folder, first=False)
+            return folder, False
         if force:
             _remove_other_jobs(folder, job)
             write_json(path, {"format": FORMAT, **manifest})
-            return OpenedRun(folder, first=True)
+            return folder, True
     raise CaptureError(
         f"{asked} and {_MOST_NAMES - 2} folders named after it hold other jobs",
         why="Two jobs in one folder would mix their ranks.",

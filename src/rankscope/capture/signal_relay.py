@@ -182,7 +182,7 @@ class Terminal:
                 os.tcsetpgrp(self._descriptor, self._job)
                 self._given = True
                 time.sleep(_DELIVERY_S)
-                self._wake()
+                self._wake(unless_ctrl_z=True)
 
     def request_stop(self, number: int) -> None:
         """This process has received a signal that stops: it stops with the job, if that does or has."""
@@ -209,12 +209,16 @@ class Terminal:
             self.follow()
             self._wake()
 
-    def _wake(self) -> None:
+    def _wake(self, *, unless_ctrl_z: bool = False) -> None:
         """Continue the job's group where it is stopped; a job that handles SIGCONT gets it for no other reason."""
         names = os.listdir("/proc")  # noqa: PTH208
         if any(_is_stopped(int(name), self._job) for name in names if name.isdecimal()):
+            state = None
+            with contextlib.suppress(ChildProcessError):  # not ours
+                state = os.waitid(os.P_PID, self._job, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
             with contextlib.suppress(OSError):
-                os.killpg(self._job, signal.SIGCONT)
+                if not (unless_ctrl_z and state and state.si_status == signal.SIGTSTP):
+                    os.killpg(self._job, signal.SIGCONT)
 
     def take_back(self) -> None:
         if self._descriptor is not None and self._given:

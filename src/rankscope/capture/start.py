@@ -23,10 +23,11 @@ from rankscope.capture.rank import Identity, detect
 from rankscope.capture.rank_files import run_manifest
 from rankscope.capture.run_folder import folder_of, open_run, rank_manifests, remove_if_empty
 from rankscope.capture.selector import parse_selector
-from rankscope.capture.summary import short_path, summary
+from rankscope.capture.summary import summary
 from rankscope.capture.under_tool.tool_rank import ToolRequest, run_rank
 from rankscope.capture.wrapper import Output, is_launcher_name, requested_signal, starts_ranks_here
 from rankscope.errors import CaptureError, RankscopeError, system_error
+from rankscope.text.run_words import short_path
 
 # How long a rank that prints tables waits for ranks that end later.
 _OTHER_RANKS_WAIT_S = 60.0
@@ -75,7 +76,16 @@ class Start:
             return self._run_plainly(error)
         if launched is None and self.tool is not None:
             if is_launcher_name(command) and not starts_ranks_here(command):
-                return self._tool_cannot_reach_ranks(folder)
+                # Its command line does not tell where the program begins.
+                remove_if_empty(folder)
+                tool, launcher = plan.tool, Path(command[0]).name
+                return self._run_plainly(
+                    CaptureError(
+                        f"cannot tell the program in this {launcher} command: the job runs without {tool}",
+                        why="An option is unknown, or the program is in a file or a container.",
+                        hint=f"Put it behind {launcher}: {launcher} OPTIONS rankscope profile --tool {tool} PROGRAM",
+                    )
+                )
             return self._tool_in_front(plan, folder, self.tool)
         launched = list(command) if launched is None else launched
         if self.dry_run:
@@ -113,10 +123,15 @@ class Start:
         def report() -> Path | None:
             collect()
             taken = folder_of(folder, job)  # another than was asked for, where that holds an earlier job
-            if taken is None or not _was_captured(taken, identity.rank, since_ns=began):
+            manifests = list(rank_manifests(taken)) if taken is not None else []
+            # Jobs without an id of their own have the same one each time, and the second is refused.
+            clocks = [manifest["clock"] for manifest in manifests if manifest["rank"] == identity.rank]
+            if taken is None or not any(clock[0]["unix_ns"] >= began for clock in clocks):
                 return None
             deadline = time.monotonic() + _OTHER_RANKS_WAIT_S
-            while time.monotonic() < deadline and _runs(taken):
+            while time.monotonic() < deadline and any(
+                manifest["state"] == "running" for manifest in rank_manifests(taken)
+            ):
                 time.sleep(0.2)
             return taken
 
@@ -142,26 +157,13 @@ class Start:
 
         return Ended(ended.status, report)
 
-    def _tool_cannot_reach_ranks(self, folder: Path) -> Ended:
-        """srun or mpiexec starts the ranks elsewhere, and its command line does not tell where the program begins."""
-        remove_if_empty(folder)
-        tool, launcher = self.plan.tool, Path(self.plan.command[0]).name
-        return self._run_plainly(
-            CaptureError(
-                f"cannot tell the program in this {launcher} command: the job runs without {tool}",
-                why="An option is unknown, or the program is in a file or a container.",
-                hint=f"Put it behind {launcher}: {launcher} OPTIONS rankscope profile --tool {tool} PROGRAM",
-            )
-        )
-
     def _open_run(self) -> tuple[Path, str]:
         """Take the run folder for this job, unless another process has done so."""
         plan = self.plan
         folder, job = self._name_run()
         if self.inserted or self.dry_run:
             return folder, job
-        manifest = run_manifest(plan, job)
-        opened = open_run(folder, manifest, force=plan.force, for_group=plan.group_readable).folder
+        opened, _ = open_run(folder, run_manifest(plan, job), force=plan.force, for_group=plan.group_readable)
         if opened != folder:
             self.output.message(
                 f"{short_path(folder)} holds another job: this one goes to {short_path(opened)} "
@@ -219,14 +221,3 @@ def _capturing_environment(plan: Plan) -> dict[str, str]:
     """The environment that makes the Python processes of the command capture themselves."""
     direct = is_python(Path(plan.command[0]).name)
     return bootstrap_environment(os.environ, plan._replace(direct=direct).to_json(), PLAN_VARIABLE)
-
-
-def _was_captured(folder: Path, rank: int, since_ns: int) -> bool:
-    """Whether the rank's files are of a process that began after this moment: jobs without an id of their own have the
-    same one each time, and the second is refused."""
-    manifests = (manifest for manifest in rank_manifests(folder) if manifest["rank"] == rank)
-    return any(manifest["clock"][0]["unix_ns"] >= since_ns for manifest in manifests)
-
-
-def _runs(folder: Path) -> bool:
-    return any(manifest["state"] == "running" for manifest in rank_manifests(folder))

@@ -12,7 +12,7 @@ from rankscope.capture.run_folder import rank_manifests, remove_if_empty
 from rankscope.capture.schedule import EveryStep, OnRequest, OnSignal, ScheduleFunction, TimeWindow
 from rankscope.capture.selector import parse_selector
 from rankscope.capture.telemetry_ring import FOLDER
-from rankscope.text.run_words import shell_word
+from rankscope.text.run_words import shell_word, short_path
 from rankscope.units import format_bytes, format_ns
 
 Windows = list[tuple[int, dict[str, Any]]]
@@ -27,7 +27,12 @@ def summary(folder: Path, plan: Plan, status: int = 0) -> str | None:
         return f"the run folder {short_path(folder)} is gone, and what was captured with it"
     if not manifests:
         remove_if_empty(folder)
-        return _nothing_captured(plan, status)
+        under = f"ran under {plan.tool}" if plan.tool != "torch" else "trained with torch"
+        lines = [f"nothing was captured: no selected rank (--ranks {plan.ranks}) of the command {under}"]
+        if plan.tool == "torch":
+            needs = "rankscope captures Python processes that import torch; it is not loaded under python -I, -S or -E."
+            lines.append(f"The command failed before that: status {status}." if status else needs)
+        return "\n  ".join([*lines, "See what would run: rankscope profile --dry-run ..."])
     windows = [(manifest["rank"], window) for manifest in manifests for window in manifest["windows"]]
     # A rank that was killed leaves a window without its end.
     written = [
@@ -35,7 +40,9 @@ def summary(folder: Path, plan: Plan, status: int = 0) -> str | None:
         for rank, window in windows
         if window.get("state") in ("whole", "partial") and "bytes" in window
     ]
-    telemetry = _telemetry(folder)
+    rings = len(list((folder / FOLDER).glob("*.ring")))  # --watch
+    show = f"rankscope stats {short_path(folder)} -r telemetry"
+    telemetry = f"telemetry of {_plural(rings, 'rank')}: {show}" if rings else None
     if plan.quiet or not (written or telemetry):
         return None
     if not written:
@@ -52,14 +59,6 @@ def summary(folder: Path, plan: Plan, status: int = 0) -> str | None:
         )
     parts += [telemetry] if telemetry is not None else []
     return "\n  ".join([*parts, f"Next: rankscope stats {short_path(folder)}"])
-
-
-def _telemetry(folder: Path) -> str | None:
-    """--watch: how many ranks have kept telemetry, and the command that shows it."""
-    ranks = len(list((folder / FOLDER).glob("*.ring")))
-    if not ranks:
-        return None
-    return f"telemetry of {_plural(ranks, 'rank')}: rankscope stats {short_path(folder)} -r telemetry"
 
 
 def ranks_of(recorded: int, world: int) -> str:
@@ -83,21 +82,6 @@ def cycles(windows: Iterable[dict[str, Any]]) -> str:
     return f"{'step' if named.isdecimal() else 'steps'} {named}"
 
 
-def _nothing_captured(plan: Plan, status: int) -> str:
-    if plan.tool != "torch":
-        lines = [
-            f"nothing was captured: no selected rank (--ranks {plan.ranks}) of the command ran under {plan.tool}"
-        ]
-    else:
-        lines = [
-            f"nothing was captured: no selected rank (--ranks {plan.ranks}) of the command trained with torch",
-            f"The command failed before that: status {status}."
-            if status
-            else "rankscope captures Python processes that import torch; it is not loaded under python -I, -S or -E.",
-        ]
-    return "\n  ".join([*lines, "See what would run: rankscope profile --dry-run ..."])
-
-
 def _amount(windows: Windows, noun: str, world: int) -> str:
     ranks = {rank for rank, _ in windows}
     no_steps = "no steps found"
@@ -116,11 +100,6 @@ def _amount(windows: Windows, noun: str, world: int) -> str:
 
 def has_traces(folder: Path) -> bool:
     return any(window.get("bytes") for manifest in rank_manifests(folder) for window in manifest["windows"])
-
-
-def short_path(folder: Path) -> str:
-    """Quoted for a shell; relative to the working directory when it is below that."""
-    return shell_word(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
 
 
 def _plural(count: int, word: str) -> str:

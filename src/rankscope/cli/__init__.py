@@ -25,12 +25,10 @@ from rankscope.version import __version__
 # In the order of a first session: capture, read, analyse, view, export.
 COMMANDS = {
     "profile": "capture a training command with no code change",
-    "import-wrapper": "a bash wrapper around nsys or ncu, as a profile command",
     "job": "the same as a batch job: a script for PBS, Slurm, Kubernetes",
     "watch": "a running job: step time, the slowest ranks and why, alarms",
     "probe": "short tests on every GPU: is a device slow, or its work",
     "capture": "record the next steps of a running job, on all its ranks",
-    "ncu": "profile the costliest kernels of a run with Nsight Compute",
     "ingest": "read raw traces into a store (the other commands do it too)",
     "stats": "summary and tables: where the time goes, kernels, ops, steps",
     "whatif": "estimate the gain of a change: no straggler, faster kernels, …",
@@ -39,19 +37,25 @@ COMMANDS = {
     "view": "the timeline of all ranks in a browser",
     "fetch": "copy a run from another machine, without its raw traces",
     "report": "one HTML file to mail: findings, charts, tables, definitions",
-    "chart": "a chart as SVG, PNG or HTML: rank by time, roofline, memory, …",
     "query": "SQL over the run: slices, steps, links, arguments of events",
     "mcp": "the same answers as tools for an assistant",
-    "skill": "a guide for assistants: which report answers which question",
     "export": "a Perfetto or Chrome trace, or tables as Parquet or CSV",
-    "scrub": "remove the recorded environment from an nsys export",
     "bench": "a workload to try rankscope on; traces with known answers",
 }
 
+_OLD_NAMES = {
+    "import-wrapper": ("profile", "--from-wrapper"),
+    "chart": ("report",),
+    "skill": ("mcp", "--guide"),
+    "scrub": ("export", "--scrub"),
+    "ncu": ("profile", "--tool", "ncu"),
+}
+"""Commands that are an option of another now. They work as before, and no list shows them."""
 EPILOG = """\
 first steps:
   rankscope profile torchrun --nproc-per-node 4 train.py   capture, unchanged
   rankscope stats RUN           RUN is a trace file, or a folder of one per rank
+  rankscope stats               of the newest run here
   rankscope stats RUN -r list   all reports
   rankscope stats --help        every command has a help text with examples
 """
@@ -90,6 +94,8 @@ class Parser(argparse.ArgumentParser):
     subcommands: tuple[argparse.ArgumentParser, ...] = ()
     main_options: frozenset[str] = frozenset()
     """The options that --help shows, by dest, where --help-all shows the others; empty: it shows all."""
+    finds_run: bool = False
+    """Without RUN it takes the newest run folder."""
     rewritten: Callable[[Sequence[str], argparse.ArgumentParser], list[str]] | None = None
     """What puts options of another program into ours, before the words are parsed."""
 
@@ -190,7 +196,8 @@ def help_texts(name: str) -> list[tuple[str, str]]:
     """The help of a command and of its subcommands, each with its title; docs/commands.md is made from it."""
     parser, _ = command_parser(name)
     texts = [(parser.prog, parser.format_full_help())]
-    return [*texts, *((sub.prog, sub.format_help()) for sub in parser.subcommands)]
+    texts += [(sub.prog, sub.format_help()) for sub in parser.subcommands]
+    return texts
 
 
 def top_level_help() -> str:
@@ -246,6 +253,7 @@ def _main(argv: Sequence[str]) -> int:
         return 0
     args = argparse.Namespace()
     try:
+        argv = _by_todays_name(argv)
         if argv[0] not in COMMANDS:
             raise UsageError(
                 f"'{argv[0]}' is not a rankscope command",
@@ -254,6 +262,17 @@ def _main(argv: Sequence[str]) -> int:
             )
         parser, command = command_parser(argv[0])
         args = _parsed(parser, command, list(argv[1:]))
+        if (
+            parser.finds_run
+            and not args.run
+            and "list" not in (vars(args).get("report"), vars(args).get("chart"))
+        ):
+            from rankscope.cli.common import newest_run
+
+            args.run = [newest_run()] if args.run == [] else newest_run()
+        if argv[0] == "profile" and args.tool == "ncu" and (args.from_run or args.kernels):
+            # Not from profile: it reads runs, and a captured job must need none of what that takes.
+            command = importlib.import_module("rankscope.cli.ncu")
         return command.main(args)
     except RankscopeError as error:
         print(f"rankscope: {_with_path(str(error), args)}", file=sys.stderr)
@@ -272,6 +291,20 @@ def _main(argv: Sequence[str]) -> int:
             return _interrupted()  # within an import: a module in C that cannot be loaded
         print(f"rankscope: {_defect(error)}", file=sys.stderr)
         return 1
+
+
+def _by_todays_name(argv: Sequence[str]) -> list[str]:
+    """The words of a command line, by the names that commands have today."""
+    name, *words = argv
+    if name == "chart":
+        options = {"-r": "--chart", "--report": "--chart"}
+        words = [options.get(head := word.partition("=")[0], head) + word[len(head) :] for word in words]
+    if name == "ncu" and words and not words[0].startswith("-"):
+        words = ["--from", *words]
+    if name not in (*COMMANDS, *_OLD_NAMES) and os.path.exists(name):  # noqa: PTH110  (pathlib takes long to import)
+        return ["stats", *argv]
+    today = _OLD_NAMES.get(name, (name,))
+    return [*(today[:1] if words[:1] in (["-h"], ["--help"]) else today), *words]
 
 
 def _interrupted() -> int:
@@ -306,10 +339,10 @@ def _with_path(message: str, args: argparse.Namespace) -> str:
     """The path of the run in the commands of an error."""
     if not hasattr(args, "run") or " RUN" not in message:
         return message
-    from rankscope.text.run_words import RunWords, shell_words, with_paths
+    from rankscope.text.run_words import RunWords, with_paths
 
     runs = args.run if isinstance(args.run, list) else [args.run]
-    return with_paths(message, {"RUN": RunWords(shell_words(runs))})
+    return with_paths(message, {"RUN": RunWords(tuple(map(str, runs)))})
 
 
 def run() -> None:

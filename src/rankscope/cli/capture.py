@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from rankscope.cli.common import add_remote_options, positive
-from rankscope.cli.options import add_options
+from rankscope.cli.common import add_remote_options, add_run_argument
+from rankscope.cli.options import positive
 from rankscope.cli.remote import WATCHED_RUN, path_or_remote, run_there
 from rankscope.text.run_words import shell_word
 
@@ -28,13 +28,13 @@ _OPTIONS = """\
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Record the next steps of a running job, the same ones on all its ranks."
     parser.epilog = EXAMPLES
-    add_options(parser, WATCHED_RUN + _OPTIONS, run=path_or_remote, steps=positive, ranks="all")
+    add_run_argument(parser, WATCHED_RUN + _OPTIONS, run=path_or_remote, steps=positive, ranks="all")
     add_remote_options(parser, "ssh://host/path")
 
 
 def main(args: argparse.Namespace) -> int:
     if isinstance(args.run, str):
-        return run_there(args, "capture", {"--steps": args.steps, "--ranks": args.ranks})
+        return run_there(args, "capture", configure)
     from rankscope.watch.ask_capture import ask_capture
 
     for asked in ask_capture(args.run, steps=args.steps, ranks=args.ranks, reason="rankscope capture"):

@@ -9,9 +9,9 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from rankscope.cli.options import add_options
+from rankscope.cli.options import READING, add_options, positive
 from rankscope.errors import StoreError, UsageError
 from rankscope.text.visible_text import unchecked, visible_or_colour
 
@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from rankscope.analysis.core.scope import Scope
     from rankscope.store.ingest import Ingested, IngestProgress, Options
     from rankscope.store.on_dask.option import DaskCluster
+    from rankscope.text.run_words import Runs
     from rankscope.timeline.run import Run
     from rankscope.views.envelope import Question
 
 DEFAULT_ROWS = 20
+_DEEPEST_RUN = 3
+"""Levels of folders in which a run is looked for, this one included."""
 _QUIET_SECONDS = 2.0
 """No progress is shown before."""
 _REDRAW_SECONDS = 0.1
@@ -31,49 +34,63 @@ _PLAIN_LINE_SECONDS = 10.0
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
-_READING = """\
---cache DIR  keep the store under DIR, not beside the traces
---jobs N  files read at a time (default: by cores and memory)
---dask WHERE  read on a Dask cluster: local, slurm, pbs, tcp://HOST:PORT, or a scheduler's file (.json)
---dask-option K=V ...  with slurm and pbs: an option of `rankscope job`, such as nodes=4, ppn=16, account=A,
-    walltime=1h; or memory=64GB (of a node), interface=ib0; may be repeated
+_RUN = """\
+[RUN ...]  a folder with one trace per rank, or a trace file, or several files (default: the newest run folder here)
+"""
+_TOOLS = """\
 --nsys PATH  the nsys that exports .nsys-rep files (default: on PATH)
 --ncu PATH  the ncu that reads .ncu-rep files (default: on PATH)
---mix  open files of different runs together; they are not compared (default: an error)
 -q, --quiet  no progress, only errors
 """
 _WINDOW = """\
 --window {steps,file}  what figures cover: the steps, or the whole file with what lies outside steps (default: steps,
     where there are any)
 """
-_FROM_EVENTS = """\
+FROM_EVENTS = """\
 --from-events  compute everything from the events: neither use nor keep the store's rollups (same figures, slower)
 """
 _CEILINGS = """\
 --peak RATE  989TF, bf16=989TF,tf32=494TF, or the file that `rankscope bench seqpar --json` wrote
 --bandwidth RATE  peak memory bandwidth: 4.8TB/s
 """
-_CLOCKS = """\
+CLOCKS = """\
 --clocks {aligned,raw}  ranks aligned by their collectives, or each by its own wall clock (default: aligned)
 """
 _REMOTE = """\
 --ssh COMMAND  such as 'ssh -i KEY -J GATE' (default: ssh)
 --remote-rankscope COMMAND  over there, such as .venv/bin/rankscope or 'python3 -m rankscope' (default: rankscope)
 """
-_FAIL_ON = """\
+FAIL_ON = """\
 --fail-on {info,warning,critical}  exit with 3 when a finding is at least this severe, or when the recording cannot
     answer the question
 """
 
 
-def add_run_argument(parser: argparse.ArgumentParser) -> None:
-    text = "RUN ...  a folder with one trace per rank, or a trace file, or several files"
-    add_options(parser, text, run=Path)
+def add_run_argument(parser: argparse.ArgumentParser, text: str = "", **settings: Any) -> None:
+    """RUN, or another table of arguments with it. Without RUN the newest run folder is taken."""
+    add_options(parser, text or _RUN, **{"run": Path, **settings})
+    parser.finds_run = True  # type: ignore[attr-defined]
+
+
+def newest_run() -> Path:
+    """The newest run folder here or below, which is said."""
+    from rankscope.capture.run_folder import RUN_MANIFEST
+
+    found = [path for depth in range(_DEEPEST_RUN) for path in Path().glob("*/" * depth + RUN_MANIFEST)]
+    if not found:
+        raise UsageError(
+            "no RUN is named, and there is no run folder here",
+            why=f"None of the folders in {Path.cwd()} is one that `rankscope profile` made.",
+            hint="Name a run: a folder with one trace per rank, or a trace file.",
+        )
+    run = max(found, key=lambda path: path.stat().st_mtime_ns).parent
+    say(f"rankscope: the newest run here: {run}")
+    return run
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reading raw traces (done once; later calls use the store)")
-    add_options(group, _READING, cache=Path, jobs=positive, dask_option=[])
+    add_options(group, READING + _TOOLS, cache=Path, jobs=positive)
 
 
 def say(text: str) -> None:
@@ -81,20 +98,10 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a positive number")
-    return int(text)
-
-
 def add_scope_options(parser: argparse.ArgumentParser) -> None:
     """Which ranks and steps figures are about."""
     add_part_options(parser, "all steps")
     add_options(parser, _WINDOW, window="steps")
-
-
-def add_from_events(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, _FROM_EVENTS)
 
 
 def add_part_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup, all_steps: str) -> None:
@@ -108,16 +115,8 @@ def add_ceiling_options(parser: argparse.ArgumentParser) -> None:
     add_options(parser.add_argument_group(title), _CEILINGS)
 
 
-def add_clocks(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, _CLOCKS, clocks="aligned")
-
-
 def add_remote_options(parser: argparse.ArgumentParser, title: str) -> None:
     add_options(parser.add_argument_group(title), _REMOTE, ssh="ssh", remote_rankscope="rankscope")
-
-
-def add_fail_on(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, _FAIL_ON)
 
 
 def exit_code(fail_on: str | None, results: Iterable[Result], must_answer: Iterable[Result] = ()) -> int:
@@ -180,13 +179,11 @@ def scope_of(args: argparse.Namespace) -> Scope:
     return Scope(parse_ranks(args.ranks), steps, whole_file, machine)
 
 
-def window_words(args: argparse.Namespace) -> str:
+def window_words(args: argparse.Namespace) -> tuple[str, ...]:
     """The options that chose the window, to be repeated in commands; empty for the default."""
-    from rankscope.text.run_words import shell_words
-
     if args.steps:
-        return shell_words(["--steps", args.steps])
-    return "--window file" if args.window == "file" else ""
+        return "--steps", args.steps
+    return ("--window", "file") if args.window == "file" else ()
 
 
 def run_paths(args: argparse.Namespace) -> list[Path]:
@@ -194,12 +191,17 @@ def run_paths(args: argparse.Namespace) -> list[Path]:
 
 
 def question_of(args: argparse.Namespace) -> Question:
-    """What a command line asks: its run, and the window where the command has one, for the commands of the answer."""
-    from rankscope.text.run_words import RunWords, shell_words
     from rankscope.views.envelope import Question
 
-    window = window_words(args) if hasattr(args, "window") else ""
-    return Question({"RUN": RunWords(shell_words(run_paths(args)), window)})
+    return Question(runs_of(args))
+
+
+def runs_of(args: argparse.Namespace) -> Runs:
+    """The run of a command line, and the window where the command has one, for the commands of the answer."""
+    from rankscope.text.run_words import RunWords
+
+    window = window_words(args) if hasattr(args, "window") else ()
+    return {"RUN": RunWords(tuple(map(str, run_paths(args))), window)}
 
 
 def open_run(
@@ -251,14 +253,10 @@ def open_part(
 
 
 def _keep_rollups(run: Run, args: argparse.Namespace) -> None:
-    """Summarise the ranks that were read now, showing progress."""
-    from rankscope.store.derived import LEAST_RANKS_WITH_ROLLUPS
+    """Summarise the ranks that are not yet, showing progress, where reports do not make what they need sooner."""
+    from rankscope.analysis.core.rollups import fits_in_memory
 
-    if not run.newly_read or len(run.ranks) < LEAST_RANKS_WITH_ROLLUPS:
-        return  # most runs: the analyses, which take 0.2 s to import, are not needed here
-    from rankscope.analysis.core.rollups import are_made_when_read
-
-    if not are_made_when_read(run):
+    if fits_in_memory(run):  # most runs: the other analyses, which take 0.2 s to import, are not needed here
         return
     from rankscope.analysis.rollups import keep_rollups
     from rankscope.host import usable_cores
@@ -275,8 +273,6 @@ def _keep_rollups(run: Run, args: argparse.Namespace) -> None:
 
 def dask_cluster(args: argparse.Namespace) -> DaskCluster | None:
     """The cluster of --dask; None to read without Dask."""
-    from rankscope.store.on_dask.option import LOCAL, parse_dask
-
     if args.dask is None:
         if args.dask_option:
             raise UsageError(
@@ -285,6 +281,8 @@ def dask_cluster(args: argparse.Namespace) -> DaskCluster | None:
                 hint="For example: --dask slurm",
             )
         return None
+    from rankscope.store.on_dask.option import LOCAL, parse_dask
+
     if args.jobs and args.dask != LOCAL:
         raise UsageError(
             f"--jobs cannot be used with --dask {args.dask}",

@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
     from rankscope.analysis.diff.compare import Rules
     from rankscope.analysis.diff.two_runs import diff, likely_slower, slower_rows
     from rankscope.analysis.memory.snapshot_diff import both_are_snapshots, snapshot_diff
-    from rankscope.text.run_words import RunWords, shell_word
+    from rankscope.text.run_words import RunWords
     from rankscope.views.envelope import Question
 
     stacks = args.report == STACKS
@@ -83,7 +83,7 @@ def main(args: argparse.Namespace) -> int:
     failed = slower_rows(result, limit, args.fail_on_likely) if limit is not None else []
     doubtful = likely_slower(result, limit) if limit is not None and not args.fail_on_likely else []
     names = {"BASE": args.base, "NEW": args.new}
-    runs = {name: RunWords(shell_word(path), common.window_words(args)) for name, path in names.items()}
+    runs = {name: RunWords((str(path),), common.window_words(args)) for name, path in names.items()}
     common.show(_text(result, failed, args.format, shown, Question(runs)))
     for row in failed:
         change = "from nothing" if row["change_pct"] is None else f"{row['change_pct']:+.1f} %"
@@ -122,7 +122,7 @@ def _stacks(args: argparse.Namespace, result: Result, limit: float | None, shown
 def _text(result: Result, failed: Sequence[Row], format: str, shown: int | None, question: Question) -> str:
     from rankscope.analysis.diff.two_runs import by_unit
     from rankscope.views import render, terminal_width, use_color
-    from rankscope.views.commands import result_with_paths
+    from rankscope.views.findings import result_with_paths
     from rankscope.views.junit import junit
 
     named = result_with_paths(result, question.runs)

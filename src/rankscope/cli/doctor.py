@@ -20,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EXAMPLES
     common.add_run_argument(parser)
-    common.add_fail_on(parser)
+    add_options(parser, common.FAIL_ON)
     add_options(parser, "--format {table,csv,json,markdown}  default: table", format="table")
     common.add_reading_options(parser)
 
@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from rankscope.analysis.core.scope import Scope
     from rankscope.analysis.health.doctor import doctor
-    from rankscope.views.commands import result_with_paths
+    from rankscope.views.findings import result_with_paths
 
     question = common.question_of(args)
     result = doctor(common.open_run(args), Scope())

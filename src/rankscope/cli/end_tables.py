@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
+import sys
 from collections.abc import Sequence
 from itertools import groupby
 
 from rankscope.capture.launcher_command import own_command
-from rankscope.cli.store_libraries import missing_libraries
 from rankscope.errors import UsageError
 from rankscope.text.spelling import RENAMED_REPORTS
 
 _NSYS = "nsys:"
+_LIBRARIES = ("duckdb", "numpy", "isal", *(() if sys.version_info >= (3, 14) else ("backports.zstd",)))
+
+
+def missing_libraries() -> list[str]:
+    """What reading traces needs and capturing does not: a training image may lack it."""
+    missing = []
+    for name in _LIBRARIES:
+        try:
+            missing += [] if importlib.util.find_spec(name) else [name]
+        except ModuleNotFoundError:  # of the package that it is in
+            missing.append(name)
+    return missing
 
 
 def end_tables(text: str, tool_path: Sequence[str] = ()) -> list[list[str]]:
@@ -27,23 +40,16 @@ def end_tables(text: str, tool_path: Sequence[str] = ()) -> list[list[str]]:
     for of_nsys, same in groupby(names or [""], lambda name: name.startswith(_NSYS)):
         peer = ["--compat", "nsys"] if of_nsys else []
         wanted = [name.removeprefix(_NSYS) for name in same]
-        _check(wanted, peer)
+        # A process of its own lists the reports: it needs libraries that the job may lack.
+        words = [*own_command(), "stats", ".", "-r", "list", *peer]
+        listed = "" if missing_libraries() else subprocess.run(words, capture_output=True, text=True).stdout
+        reports = [line.split()[0] for line in listed.splitlines() if line.strip()]
+        known = ("all", *reports, *(() if peer else RENAMED_REPORTS))
+        if reports and (wrong := next((name for name in wanted if name not in known), None)) is not None:
+            raise UsageError(
+                f"--stats: there is no table '{wrong}'",
+                why=f"There are: {', '.join(reports)}.",
+                hint=f"See: rankscope stats RUN {' '.join([*peer, '-r list'])}",
+            )
         calls.append([*peer, "-r", ",".join(wanted), *tool_path])
     return calls
-
-
-def _check(names: list[str], peer: list[str]) -> None:
-    """Refuse a name that is no report. A process of its own lists them: it needs libraries that the job may lack."""
-    if missing_libraries():
-        return
-    words = [*own_command(), "stats", ".", "-r", "list", *peer]
-    listed = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
-    renamed = () if peer else RENAMED_REPORTS
-    reports = [line.split()[0] for line in listed.stdout.splitlines() if line.strip()]
-    wrong = next((name for name in names if name not in ("all", *reports, *renamed)), None)
-    if wrong is not None and reports:
-        raise UsageError(
-            f"--stats: there is no table '{wrong}'",
-            why=f"There are: {', '.join(reports)}.",
-            hint=f"See: rankscope stats RUN {' '.join([*peer, '-r list'])}",
-        )

@@ -9,6 +9,7 @@ from rankscope import units
 from rankscope.cli import common
 from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
+from rankscope.text.run_words import shell_word
 
 EXAMPLES = """\
 examples:
@@ -19,15 +20,22 @@ examples:
   rankscope export RUN -t parquet -o tables/       for pandas, Polars, DuckDB, Spark
   rankscope export RUN -t csv -o tables/ --ranks 0 --steps 3:5
   rankscope export RUN -t html --steps 4:4         RUN.html: the viewer with this part in it, to send by mail
+  rankscope export --scrub rank_*.sqlite           nsys exports that can be shared: each as REPORT.scrubbed.sqlite
 
 Parquet and CSV: every table of `rankscope query` becomes one file, all ranks in it. Times are ns from the run's
 start everywhere.
+
+nsys records every environment variable of the job, keys and tokens included, its command line, and what the program
+printed. --scrub removes variables, output and the command line's secrets, and searches the new file's bytes as a check.
+The data that rankscope reads is not changed; a rank that only the variables contain is added to the new file's name.
+A .nsys-rep cannot be changed: export it, scrub the export, and do not share the report.
 """
 TRACES = ("perfetto", "chrome")
 TABLES = ("parquet", "csv")
 PAGE = "html"
 _OPTIONS = f"""\
 -t, --type TYPE  what to write: {", ".join((*TRACES, *TABLES, PAGE))}
+--scrub  RUN is one nsys export (.sqlite) or several: write them without the recorded environment and secrets
 -o, --output PATH  the trace or page, or the folder for tables (default: named after RUN, here)
 --gzip  compress the trace (a name that ends in .gz does it too)
 --no-args  traces without the events' arguments: smaller, and written faster
@@ -40,18 +48,26 @@ _OPTIONS = f"""\
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write the run as a trace for timeline viewers, its tables to files, or a part of it as a page that needs "
-        "no server."
+        "no server. Or remove the environment and secrets from nsys exports."
     )
     parser.epilog = EXAMPLES
     common.add_run_argument(parser)
-    types = {"choices": (*TRACES, *TABLES, PAGE), "required": True}
+    types = {"choices": (*TRACES, *TABLES, PAGE)}
     add_options(parser, _OPTIONS, type=types, output=Path)
     common.add_part_options(parser, "the whole file")
-    common.add_clocks(parser)
+    add_options(parser, common.CLOCKS, clocks="aligned")
     common.add_reading_options(parser)
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.scrub == bool(args.type):
+        raise UsageError(
+            "--scrub has no --type" if args.scrub else "export: no --type",
+            why="--scrub writes an nsys export again." if args.scrub else "It says what to write.",
+            hint=f"Give one of them: -t {','.join((*TRACES, *TABLES, PAGE))} or --scrub. See: rankscope export --help",
+        )
+    if args.scrub:
+        return _scrub(args)
     if args.archive and args.type != "perfetto":
         raise UsageError(
             "--archive is for Perfetto",
@@ -116,3 +132,42 @@ def _tables(args: argparse.Namespace) -> int:
         print(f"{', '.join(tables_without_steps())} have no steps and are whole.")
     print(f"Wrote {len(names)} tables to {target}/")
     return 0
+
+
+def _scrub(args: argparse.Namespace) -> int:
+    from rankscope.readers.nsys.scrub import scrub
+
+    if args.output and len(args.run) > 1:
+        raise UsageError(
+            "-o names one file, but there are several reports", hint="Leave -o out, or scrub them one by one."
+        )
+    targets = {report: args.output or _scrubbed(report) for report in args.run}
+    for target in targets.values():
+        common.check_target(target, args.force)
+    for report, target in targets.items():
+        done = scrub(report, target)
+        counts = {"variable": done.variables, "printed text": done.outputs, "secret argument": done.arguments}
+        removed = [f"{number} {noun}{'s' * (number > 1)}" for noun, number in counts.items() if number]
+        outcome = f"{', '.join(removed)} removed" if removed else "no variables were recorded"
+        print(f"Wrote {target} ({outcome})")
+    return 0
+
+
+def _scrubbed(report: Path) -> Path:
+    """REPORT.scrubbed.sqlite, with the rank in its name where only the recorded variables contain it."""
+    from rankscope.readers.base import rank_from_name
+    from rankscope.readers.nsys.identity import FROM_ENVIRONMENT
+    from rankscope.readers.nsys.reader import NSYS
+
+    if not report.is_file():
+        raise UsageError(f"there is no {report}", why="No such file.", hint="Check the path.")
+    if report.suffix == ".nsys-rep":
+        raise UsageError(
+            f"{report} cannot be scrubbed",
+            why="Only nsys can write its own reports.",
+            hint=f"Scrub its export instead: nsys export --type sqlite {shell_word(report.name)}",
+        )
+    identity = NSYS.identify(report)
+    only_recorded = identity.rank_source == FROM_ENVIRONMENT and rank_from_name(report) != identity.rank
+    rank = f".rank-{identity.rank}" if only_recorded else ""
+    return report.with_name(f"{report.stem}{rank}.scrubbed.sqlite")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -26,33 +27,26 @@ def _paragraph(text: str, width: int) -> Iterator[str]:
             yield from wrapped(" ".join(lines), width)
 
 
-def _example(line: str, width: int) -> Iterator[str]:
+def _example(line: str, width: int) -> list[str]:
     match = _EXAMPLE.match(line)
     if len(line) <= width or match is None:
-        yield line
-        return
+        return [line]
     indent, command, explanation = match[1], match[2], match[3] or ""
     if len(indent) > _DEEPEST or not re.match(r"\S*(rankscope|torchrun|mpiexec|srun|--)", command):
-        yield from wrapped(f"{command} {explanation}".strip(), width, indent[:6])
-        return
-    yield from _continued(command, indent, width)
-    yield from wrapped(explanation, width, f"{indent}    ")
+        return wrapped(f"{command} {explanation}", width, indent[:6])
+    *begun, last = wrapped(command, width - 2, indent)
+    further = [f"    {line}" for line in [*begun[1:], last]] if begun else [last]
+    lines = [f"{line} \\" for line in [*begun[:1], *further[:-1]]] + further[-1:]
+    return [*lines, *wrapped(explanation, width, f"{indent}    ")]
 
 
-def wrapped(text: str, width: int, indent: str = "") -> Iterator[str]:
+def wrapped(text: str, width: int, indent: str = "") -> list[str]:
     """The words in lines of at most `width` characters."""
-    line = indent
-    for word in text.split():
-        if line.strip() and len(line) + 1 + len(word) > width:
-            yield line
-            line = indent
-        line = f"{line} {word}" if line.strip() else indent + word
-    if line.strip():
-        yield line
-
-
-def _continued(command: str, indent: str, width: int) -> Iterator[str]:
-    lines = list(wrapped(command, width - 2, indent))
-    for number, line in enumerate(lines):
-        further = "    " if number else ""
-        yield f"{further}{line} \\" if number < len(lines) - 1 else f"{further}{line}"
+    return textwrap.wrap(
+        " ".join(text.split()),
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 from rankscope import units
 from rankscope.cli.common import add_reading_options, add_run_argument, dask_cluster, read, show, use_tools
-from rankscope.cli.options import add_options
+from rankscope.cli.options import add_options, made_of
 from rankscope.errors import UsageError
 from rankscope.text.run_words import shell_words
 
@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Read raw traces once into a store that the other commands open quickly."
     parser.epilog = EXAMPLES
     add_run_argument(parser)
-    add_options(parser, _OPTIONS, output=Path, rank=[])
+    add_options(parser, _OPTIONS, output=Path)
     add_reading_options(parser)
 
 
@@ -45,10 +45,10 @@ def main(args: argparse.Namespace) -> int:
     from rankscope.store.ingest import Options
 
     ranks = dict(_given_rank(text) for text in args.rank)
-    paths = args.run + [path for path in ranks if not any(_holds(run, path) for run in args.run)]
-    options = Options(
-        output=args.output, cache=args.cache, ranks=ranks, jobs=args.jobs, dask=dask_cluster(args)
-    )
+    runs = [run.resolve() for run in args.run]
+    held = {*runs, *(path for run in runs if run.is_dir() for path in run.iterdir())}
+    paths = args.run + [path for path in ranks if path.resolve() not in held]
+    options = made_of(Options, args, ranks=ranks, dask=dask_cluster(args))
     use_tools(args)
     ingested = read(paths, options, args)
     if args.print_store:
@@ -87,7 +87,3 @@ def _given_rank(text: str) -> tuple[Path, int]:
     if not path.is_file():
         raise UsageError(f"--rank {text} is not a file", why=f"There is no {path}.", hint="Check the path.")
     return path, int(match[1])
-
-
-def _holds(run: Path, path: Path) -> bool:
-    return path.resolve() in (run.resolve(), *(run.resolve().iterdir() if run.is_dir() else ()))

@@ -15,12 +15,14 @@ examples:
   rankscope mcp                 the assistant opens runs by their path
   rankscope mcp runs/a runs/b   two runs that it can ask about at once
   claude mcp add rankscope -- rankscope mcp runs/a
+  rankscope mcp --guide > SKILL.md     for an assistant that reads files and runs commands
 
 The assistant's program starts it and speaks MCP over stdin and stdout. It only reads; the store is made beside raw
-traces, as every command does. `rankscope skill` prints what the assistant is told.
+traces, as every command does.
 """
 _OPTIONS = """\
 [RUN ...]  a folder with one trace per rank, or a trace file
+--guide  print what the assistant is told, and stop: which report answers which question, and how to read it
 --cache DIR  keep the store under DIR, not beside the traces
 """
 
@@ -34,6 +36,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.guide:
+        from rankscope.agents.guide import guide_text
+
+        print(guide_text(), end="")
+        return 0
     if importlib.util.find_spec("mcp") is None:
         raise MissingPackageError(
             "rankscope mcp needs the package mcp",

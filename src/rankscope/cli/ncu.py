@@ -1,11 +1,13 @@
-"""rankscope ncu: the costliest kernels of an earlier run, profiled by Nsight Compute."""
+"""rankscope profile --tool ncu --from RUN: the costliest kernels of an earlier run, profiled by Nsight Compute."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rankscope import tools
 from rankscope.capture.after_job import after_job
@@ -20,82 +22,55 @@ from rankscope.capture.kernel_list import (
     size_text,
     write_kernels,
 )
-from rankscope.capture.ncu_runs import REPORTS, NcuRuns
-from rankscope.capture.ncu_selection import Selection, plan_text, select, why_missed
+from rankscope.capture.ncu_selection import Selection, plan_text, select, select_again, why_missed
 from rankscope.capture.rank import SINGLE, detect
-from rankscope.capture.run_folder import folder_of
-from rankscope.capture.selector import FORMS
-from rankscope.capture.summary import short_path
-from rankscope.cli.common import add_reading_options, say, show_results
-from rankscope.cli.options import add_options
-from rankscope.cli.store_libraries import missing_libraries
+from rankscope.capture.run_folder import folder_of, rank_manifests, write_rank
+from rankscope.capture.under_tool.reports import NO_NCU_REPORT
+from rankscope.cli import profile
+from rankscope.cli.common import say, show_results
+from rankscope.cli.end_tables import missing_libraries
+from rankscope.cli.tool_options import FROM_GROUP, is_ranged
 from rankscope.errors import ToolError, UsageError
 from rankscope.text.plain_table import plain_table
-from rankscope.text.run_words import shell_word
+from rankscope.text.run_words import shell_word, short_path
 from rankscope.units import choose_scale
 
-# The command to profile follows `--` (see cli/__init__.py).
-TAKES_COMMAND = True
-
-DESCRIPTION = """\
-Take the costliest kernels of RUN (torch or nsys traces), run COMMAND with ncu on just those, and show what ncu
-measured beside what they cost in RUN. Kernels that wait for other ranks (NCCL) are never chosen. ncu filters by name,
-not by size: RUN's order of launches tells which to skip, and if ncu does not meet a kernel, COMMAND runs once more.
-"""
-
-EPILOG = """\
-examples:
-  rankscope ncu RUN                                        list the kernels, run nothing
-  rankscope ncu RUN --top 3 -- torchrun --nproc-per-node 4 train.py
-  rankscope ncu RUN --by calls --runs 1 -- python train.py      the most frequent, and COMMAND runs only once
-  rankscope ncu RUN -n -- python train.py                  print the ncu command
-  rankscope ncu RUN --kernels-out hot.json                 choose here, run elsewhere:
-  srun -n 8 rankscope ncu --kernels hot.json -o NCU -- python train.py
-  rankscope ncu NCU                                        what ncu measured, beside that list
-"""
-
+COMMAND = "rankscope profile --tool ncu --from"
 NAME_WIDTH = 60
-_OPTIONS = f"""\
-[RUN]  the run to choose from, or a run that this command made
---top N  how many kernels (default: 3)
---by {{time,calls}}  the costliest or the most frequent (default: time)
---kernels FILE  read the list from FILE; needs no RUN and no libraries
---kernels-out FILE  write the list to FILE
--c, --launch-count N  launches of each (default: 5, fewer where ncu would have to profile hundreds)
---runs N  run COMMAND at most this often, until every kernel is measured (default: 2)
---set {{roofline,detailed,full}}  ncu's sections (default: roofline)
---clock-control {{base,none}}  lock the clocks or not (default: lock them where the machine allows it)
---ranks SEL  which ranks run under ncu: {FORMS} (default: 0)
--o, --output DIR  the folder for the reports
---tool-arg X ...  pass X to ncu unchanged: --tool-arg=-X
--n, --dry-run  print the ncu command, and stop
--f, --force  replace a folder that holds another run
---format {{table,csv,json,markdown}}  of what ncu measured (default: table)
-"""
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "rankscope ncu [RUN] [options] [-- COMMAND...]"
-    parser.description = DESCRIPTION
-    parser.epilog = EPILOG
-    defaults = {"by": "time", "set": "roofline", "ranks": "0", "format": "table"}
-    numbers = {name: {"type": int, "default": value} for name, value in (("top", 3), ("runs", 2))}
-    paths = dict.fromkeys(("run", "kernels", "kernels_out"), Path)
-    add_options(parser, _OPTIONS, launch_count=int, **defaults, **numbers, **paths)
-    add_reading_options(parser)
+_REPORTS = "*.ncu-rep"
+_DEFAULTS = {"top": 3, "by": "time", "runs": 2, "format": "table", "ranks": "0", "set": "roofline"}
 
 
 def main(args: argparse.Namespace) -> int:
-    if min(args.top, args.runs, 1 if args.launch_count is None else args.launch_count) < 1:
-        raise UsageError("--top, -c and --runs count from 1", hint="For example: --top 3 -c 5")
-    made_by_us = args.run is not None and (args.run / LIST_NAME).is_file()
-    if made_by_us and not args.command and args.kernels is None:
-        return _show(args.run, read_kernels(args.run / LIST_NAME), args)
+    """Take the costliest kernels of a run, and run a command with ncu on just those. Kernels that wait for other ranks
+    (NCCL) are never chosen. ncu filters by name, not by size: the run's order of launches tells which to skip, and if
+    ncu does not meet a kernel, the command runs once more."""
+    if args.kernel_name or is_ranged(args):
+        raise UsageError(
+            "-k and a schedule are not for --from",
+            why="Which kernels of which step are profiled is taken from the run.",
+            hint="Leave them out, or leave out --from.",
+        )
+    command = tuple(args.command[1:] if args.command[:1] == ["--"] else args.command)
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    paths: dict[str, Any] = {
+        name: Path(given[name]) for name in ("kernels", "kernels_out", "cache") if name in given
+    }
+    run = Path(args.from_run) if args.from_run else None
+    more: dict[str, Any] = {**_DEFAULTS, **given, **paths, "run": run, "command": command}
+    args = argparse.Namespace(**{**vars(args), **more})
+    count = args.capture_range if args.launch_count is None else args.launch_count
+    if count is not None and (not str(count).isdecimal() or int(count) < 1):
+        raise UsageError(f"-c {count} is not a number of launches", hint="For example: -c 5")
+    args.launch_count = None if count is None else int(count)
+    made_by_us = run is not None and (run / LIST_NAME).is_file()
+    if run is not None and made_by_us and not command and args.kernels is None:
+        return _show(run, read_kernels(run / LIST_NAME), args)
     listed = _chosen(args)
     if args.kernels_out is not None:
-        write_kernels(args.kernels_out, listed, str(args.run or args.kernels))
+        write_kernels(args.kernels_out, listed, str(run or args.kernels))
         say(f"Wrote {args.kernels_out}")
-    if not args.command:
+    if not command:
         _print_list(listed.kernels)
         return 0
     return _profile(listed, args)
@@ -104,10 +79,8 @@ def main(args: argparse.Namespace) -> int:
 def _chosen(args: argparse.Namespace) -> KernelList:
     if args.kernels is not None:
         return read_kernels(args.kernels).top(args.top)
-    if args.run is None:
-        raise UsageError("no RUN to choose kernels from", hint="Name a run, or give a list: --kernels FILE")
     _require_libraries(
-        "choosing kernels", f"rankscope ncu {shell_word(args.run)} --top {args.top} --kernels-out FILE"
+        "choosing kernels", f"{COMMAND} {shell_word(args.run)} --top {args.top} --kernels-out FILE"
     )
     from rankscope.analysis.efficiency.hot_kernels import hot_kernels
     from rankscope.cli.common import open_run
@@ -128,7 +101,10 @@ def _profile(listed: KernelList, args: argparse.Namespace) -> int:
     in_front = identity.source == SINGLE
     output = args.output or default_folder(args.command, in_front)
     asked, job = name_run(os.environ, identity, args.command, output, None)
-    ncu = _ncu(args)
+    try:
+        ncu = tools.find_tool("ncu", args.ncu)
+    except ToolError:  # `profile` says so
+        ncu = None
     by_size = ncu is None or tools.ncu_counts_by_size(str(ncu.path))
     selection = select(listed, args.launch_count, by_size=by_size)
     if in_front and not args.quiet:
@@ -138,70 +114,89 @@ def _profile(listed: KernelList, args: argparse.Namespace) -> int:
         _message(
             f"{plan_text(selection, listed, args.set)}\n  1 run of the command{more if args.runs > 1 else ''}."
         )
-    code = _run(selection, asked, job, args)
+    none = dict.fromkeys(("capture_range", *(option.dest for option in FROM_GROUP.options)))
+
+    def run(selection: Selection, output: Path) -> int:
+        more: dict[str, Any] = {**none, **selection.options(), "output": str(output), "job": job}
+        return profile.main(argparse.Namespace(**{**vars(args), **more}))
+
+    code = run(selection, asked)
     folder = folder_of(asked, job)
     if args.dry_run or folder is None:
         return code
     # An unselected rank has become the command and does not get here.
-    codes = [code]
     with after_job(_message):
         write_kernels(folder / LIST_NAME, listed, str(args.run or args.kernels))
         if in_front and ncu is not None:
-            runs = NcuRuns(
-                listed,
-                folder,
-                ncu,
-                args.runs,
-                by_size,
-                lambda selection, later: _run(selection, later, job, args),
-                lambda selection: _message(
-                    f"ncu did not meet {len(selection.kernels)} of {len(listed.kernels)} kernels; running the command "
-                    f"again\n  {plan_text(selection, listed, args.set)}"
-                ),
-            )
-            codes.append(_until_measured(runs, selection, code, args))
-    return codes[-1]
+            code = _until_measured(listed, selection, folder, ncu, by_size, code, run, args)
+    return code
 
 
-def _ncu(args: argparse.Namespace) -> tools.Tool | None:
-    """ncu, if it is on this machine; where it is missing, `profile` says so."""
-    try:
-        return tools.find_tool("ncu", args.ncu)
-    except ToolError:
-        return None
+def _until_measured(
+    listed: KernelList,
+    selection: Selection,
+    folder: Path,
+    ncu: tools.Tool,
+    by_size: bool,
+    code: int,
+    run: Callable[[Selection, Path], int],
+    args: argparse.Namespace,
+) -> int:
+    """Run the command again while ncu has not met every kernel, then show what it measured. A job or an ncu that fails
+    would do so again. The exit code of the last run."""
 
+    def launches_in(folder: Path) -> list[tools.Launch]:
+        reports = sorted(folder.glob(_REPORTS))
+        return [launch for report in reports for launch in tools.ncu_launches(ncu, report)]
 
-def _run(selection: Selection, output: Path, job: str, args: argparse.Namespace) -> int:
-    from rankscope.cli import command_parser
-
-    words = [*selection.words(), "--set", args.set, "--ranks", args.ranks, "-o", str(output), "--job", job]
-    words += ["--clock-control", args.clock_control] if args.clock_control else []
-    words += ["--ncu", str(args.ncu)] if args.ncu else []
-    words += [f"--tool-arg={word}" for word in args.tool_arg or ()]
-    words += ["-n"] * args.dry_run + ["-f"] * args.force + ["-q"] * args.quiet
-    parser, profile = command_parser("profile")
-    return profile.main(parser.parse_args([*words, "--", *args.command]))
-
-
-def _until_measured(runs: NcuRuns, selection: Selection, code: int, args: argparse.Namespace) -> int:
-    """Run the command again while a kernel is missing, then show what ncu measured."""
-    listed, folder = runs.listed, runs.folder
-    measured = runs.until_measured(selection, code)
-    times = "1 run" if measured.runs == 1 else f"{measured.runs} runs"
-    _message(
-        f"ncu measured {len(listed.kernels) - len(measured.missed)} of {len(listed.kernels)} kernels, "
-        f"{len(measured.launches)} launches in {times} of the command"
-    )
-    if list(folder.glob(REPORTS)) and not missing_libraries():
-        _show(folder, listed, args)  # its notes name what was missed
-        return measured.code
-    for kernel in measured.missed:
-        _message(f"not measured: {kernel.name} ({kernel.size}): {why_missed(kernel, measured.launches)}")
-    if measured.launches:
+    met = last = launches_in(folder)
+    runs, latest = 1, folder
+    while (missed := listed.missed(met)) and code == 0 and runs < args.runs and not _has_failed(latest):
+        selection = select_again(listed, selection, missed, last, by_size=by_size)
+        runs += 1
         _message(
-            f"to see the results, where rankscope is installed in full: rankscope ncu {short_path(folder)}"
+            f"ncu did not meet {len(missed)} of {len(listed.kernels)} kernels; running the command again\n"
+            f"  {plan_text(selection, listed, args.set)}"
         )
-    return measured.code
+        latest = folder / f"run-{runs}"
+        code = run(selection, latest)
+        last = launches_in(latest)
+        met = [*met, *last]
+    for number in range(2, runs + 1):
+        _take_reports(folder, folder / f"run-{number}", number)
+    _message(
+        f"ncu measured {len(listed.kernels) - len(missed)} of {len(listed.kernels)} kernels, "
+        f"{len(met)} launches in {runs} run{'s' * (runs > 1)} of the command"
+    )
+    if list(folder.glob(_REPORTS)) and not missing_libraries():
+        _show(folder, listed, args)  # its notes name what was missed
+        return code
+    for kernel in missed:
+        _message(f"not measured: {kernel.name} ({kernel.size}): {why_missed(kernel, met)}")
+    if met:
+        _message(f"to see the results, where rankscope is installed in full: {COMMAND} {short_path(folder)}")
+    return code
+
+
+def _has_failed(folder: Path) -> bool:
+    """Whether ncu itself failed in this run."""
+    notes = [note for manifest in rank_manifests(folder) for note in manifest["notes"]]
+    return any(note.startswith(NO_NCU_REPORT) for note in notes)
+
+
+def _take_reports(folder: Path, later: Path, number: int) -> None:
+    """Move the reports of a later run into the folder of the first, as rank-00000.2.ncu-rep, with their windows."""
+    first = {manifest["rank"]: manifest for manifest in rank_manifests(folder)}
+    for manifest in rank_manifests(later):
+        target_manifest = first.setdefault(manifest["rank"], {**manifest, "windows": []})
+        windows = target_manifest["windows"]
+        for window in manifest["windows"]:
+            source = later / window["file"]
+            target = folder / f"{source.stem}.{number}{source.suffix}"
+            source.replace(target)
+            windows.append({**window, "index": len(windows), "file": target.name})
+        write_rank(folder, target_manifest)
+    shutil.rmtree(later, ignore_errors=True)
 
 
 def _message(text: str) -> None:
@@ -210,7 +205,7 @@ def _message(text: str) -> None:
 
 def _show(folder: Path, listed: KernelList, args: argparse.Namespace) -> int:
     """One table: what the kernels cost in RUN, and what ncu measured."""
-    _require_libraries("reading ncu's reports", f"rankscope ncu {shell_word(folder)}")
+    _require_libraries("reading ncu's reports", f"{COMMAND} {shell_word(folder)}")
     from rankscope.analysis.efficiency.hot_kernels import hot_kernels_measured
     from rankscope.cli.common import open_run
 

@@ -1,31 +1,45 @@
-"""Options as data, so that several commands can share them with other help texts."""
+"""Options of the command line, from tables (text/option_table.py)."""
 
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-Settings = dict[str, Any]
-"""Keyword arguments of `add_argument`."""
-_ENTRY = re.compile(r"^(\S.*?) {2,}(.+(?:\n +.+)*)", re.MULTILINE)
-_NARGS = {"": None, "[]": "?", " ...": "+", "[ ...]": "*"}
-"""Of an argument, by what stands around its name."""
+from rankscope.text.option_table import Option, Settings, option_table
+
+Made = TypeVar("Made")
+READING = """\
+--cache DIR  keep the store under DIR, not beside the traces
+--jobs N  files read at a time (default: by cores and memory)
+--dask WHERE  read on a Dask cluster: local, slurm, pbs, tcp://HOST:PORT, or a scheduler's file (.json)
+--dask-option K=V ...  with slurm and pbs: an option of `rankscope job`, such as nodes=4, ppn=16, account=A,
+    walltime=1h; or memory=64GB (of a node), interface=ib0; may be repeated
+--mix  open files of different runs together; they are not compared (default: an error)
+"""
+"""How raw traces are read."""
 
 
-class Option(NamedTuple):
-    names: tuple[str, ...]
-    settings: Settings
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive number")
+    return int(text)
 
-    @property
-    def dest(self) -> str:
-        """Its name in the parsed arguments, as argparse derives it."""
-        given = self.settings.get("dest")
-        if given is not None:
-            return str(given)
-        long = next((name for name in self.names if name.startswith("--")), self.names[0])
-        return long.lstrip("-").replace("-", "_")
+
+def names(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def seconds(text: str) -> float:
+    from rankscope.units import parse_seconds  # late, as it is rarely needed
+
+    return parse_seconds(text)
+
+
+def size(text: str) -> int:
+    from rankscope.units import parse_bytes
+
+    return parse_bytes(text)
 
 
 class ValueWithEquals(argparse.Action):
@@ -93,44 +107,52 @@ def option(*names: str, **settings: Any) -> Option:
     return Option(names, settings)
 
 
-def option_table(text: str, **settings: Any) -> Iterator[Option]:
-    """Options from a table as --help prints it: `-o, --output DIR  the run folder`. An indented line goes on the last.
-
-    A name alone is a flag, {a,b} are choices, and `X ...` may be given several times. RUN is an argument, [RUN] may be
-    left out, `RUN ...` is at least one and [RUN ...] any number. ``settings`` are more, by dest: its type (something
-    to call), its default, or a dictionary of both and others.
-    """
-    for usage, help_text in _ENTRY.findall(text):
-        *names, last = usage.split(", ")
-        name, _, value = last.partition(" ")
-        option = Option((*names, name), {"help": " ".join(help_text.split())})
-        if not usage.startswith("-"):
-            metavar = usage.strip("[ .]")
-            option = Option((metavar.lower(),), {**option.settings, "metavar": metavar})
-            option.settings["nargs"] = _NARGS[usage.replace(metavar, "")]
-        elif not value:
-            option.settings["action"] = "store_true"
-        elif value.startswith("{"):
-            option.settings["choices"] = value.strip("{}").split(",")
-        else:
-            option.settings["metavar"] = value.removesuffix(" ...")
-            option.settings.update({"action": "append"} if value.endswith(" ...") else {})
-        more = settings.get(option.dest, {})
-        if not isinstance(more, dict):
-            more = {"type" if callable(more) else "default": more}
-        option.settings.update(more)
-        yield option
-
-
-def add_options(parser: argparse._ActionsContainer, text: str, **settings: Any) -> None:
+def add_options(parser: argparse._ActionsContainer, text: str, of: Any = None, **settings: Any) -> None:
     """Add the options of a table to a parser, or to a group of it."""
-    for option in option_table(text, **settings):
+    for option in option_table(text, of, **settings):
         parser.add_argument(*option.names, **option.settings)
 
 
-def group(title: str, text: str, **settings: Any) -> Group:
+def add_tables(parser: argparse.ArgumentParser, tables: Mapping[str, str], of: Any, **settings: Any) -> None:
+    """Add a table for each title of a group; "" is none."""
+    for title, text in tables.items():
+        add_options(parser.add_argument_group(title) if title else parser, text, of, **settings)
+
+
+def group(title: str, text: str, of: Any = None, **settings: Any) -> Group:
     """A group with the options of a table."""
-    return Group(title, tuple(option_table(text, **settings)))
+    return Group(title, tuple(option_table(text, of, **settings)))
+
+
+def made_of(made: type[Made], args: argparse.Namespace, **more: Any) -> Made:
+    """An object of a class whose fields are options: its defaults, what was given, and ``more``."""
+    fields = made.__annotations__
+    given = {name: value for name, value in vars(args).items() if name in fields and value is not None}
+    return made(**{**given, **more})
+
+
+def words_of(
+    args: argparse.Namespace, configure: Callable[[argparse.ArgumentParser], object], *without: str
+) -> list[str]:
+    """The options that ``configure`` adds and that were given, again as words, for a process of its own; ``without``
+    are dests of others."""
+    configure(parser := argparse.ArgumentParser(add_help=False))
+    words = []
+    for action in parser._actions:
+        value = getattr(args, action.dest, action.default)
+        if not action.option_strings or action.dest in without or value == action.default:
+            continue
+        name = action.option_strings[-1]
+        if isinstance(value, list):
+            words += [f"{name}={item}" for item in value]
+        elif isinstance(value, str) and value.startswith("-"):
+            words.append(f"{name}={value}")
+        elif isinstance(action, ValueWithEquals):
+            words.append(f"{name}={str(value).lower() if isinstance(value, bool) else value}")
+        else:
+            text = ",".join(value) if isinstance(value, tuple) else str(value)
+            words += [name, *([] if value is True else [text])]
+    return words
 
 
 def add_groups(

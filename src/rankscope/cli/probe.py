@@ -13,9 +13,8 @@ from rankscope.bench.probe.report_text import report_text
 from rankscope.bench.probe.results import Results, read_results
 from rankscope.bench.ranks.world import require_torch
 from rankscope.capture.rank import SINGLE, detect
-from rankscope.cli.bench.seqpar import NPROC, WHERE, words_of
-from rankscope.cli.common import positive
-from rankscope.cli.options import add_options
+from rankscope.cli.bench.seqpar import NPROC, WHERE
+from rankscope.cli.options import add_options, positive, words_of
 from rankscope.errors import UsageError
 from rankscope.units import parse_seconds
 
@@ -65,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
     if ranks is not None and (ranks > 1 or args.nproc):
         from rankscope.bench.ranks.spawn import run_ranks
 
-        return run_ranks(_rank_words(args), ranks)
+        return run_ranks(["probe", *words_of(args, configure, "nproc")], ranks)
     return _run_rank(args, baseline)
 
 
@@ -85,18 +84,6 @@ def _gpus(device: str | None) -> int:
     import torch
 
     return max(1, torch.cuda.device_count()) if device in (None, "cuda") else 1
-
-
-def _rank_words(args: argparse.Namespace) -> list[str]:
-    """This command line for one rank: everything but --nproc."""
-    where = {
-        "--backend": args.backend,
-        "--device": args.device,
-        "--disk": args.disk,
-        "--no-disk": args.no_disk,
-    }
-    results = {"--baseline": args.baseline, "--json": args.json, "--fail-on": args.fail_on}
-    return ["probe", *words_of({"-t": args.seconds, **where, **results})]
 
 
 def _run_rank(args: argparse.Namespace, baseline: Results | None) -> int:

@@ -16,16 +16,28 @@ from rankscope.capture.rank import detect, parse_identity
 from rankscope.capture.schedule import MOST_ACTIVE, OnRequest, Schedule, TimeWindow, When, choose_when
 from rankscope.capture.selector import AUTO, AUTO_ALL, FORMS, parse_selector
 from rankscope.capture.wrapper import Output, check_program, is_in_front, is_selected, requested_signal
-from rankscope.cli.options import Group, Settings, ValueWithEquals, add_groups, group, option, option_table
+from rankscope.cli.options import (
+    Group,
+    ValueWithEquals,
+    add_groups,
+    group,
+    made_of,
+    names,
+    option,
+    seconds,
+    size,
+    words_of,
+)
 from rankscope.cli.tool_options import (
+    FROM_GROUP,
     TOOL_GROUPS,
     check_tool_options,
-    nvtx_ranges,
     tool_path,
     tool_request,
     with_tool_options,
 )
 from rankscope.errors import UsageError
+from rankscope.text.option_table import Settings, option_table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +75,8 @@ _WHAT = f"""\
 -f, --force  replace a run folder that holds another job
 --group-readable  let the group read the run folder (default: only its owner, unless the folder around it is shared by
     set-group-ID)
+--from-wrapper FILE  print the `rankscope profile` line that does what a bash wrapper around nsys or ncu does (which
+    ranks, which options, which folder), and stop. The file is read, not run; what is not taken over is said on stderr
 -q, --quiet  print only errors
 -v, --verbose  print what every captured rank does
 """
@@ -101,6 +115,15 @@ _TORCH = """\
 """
 _COMMAND_HELP = "the training command, with its launcher if any"
 _NUMBERS = dict.fromkeys(Schedule._fields, int)
+_TORCH_GROUPS = (
+    group(
+        "telemetry while the job runs",
+        _TELEMETRY,
+        hang_after={"dest": "hang_after_s", "type": seconds},
+        watch_budget={"dest": "watch_budget_pct", "type": float},
+    ),
+    group("what torch's profiler records", _TORCH, activities=names, max_size=size),
+)
 _GROUPS = (
     Group(
         "what and where",
@@ -117,10 +140,11 @@ _GROUPS = (
     group(
         "when (one of: a schedule, --steps, a time window, a signal)",
         _WHEN.format(Schedule(), FALLBACK_AFTER_S, MOST_ACTIVE),
-        **{"for": {"dest": "for_"}, **_NUMBERS},
+        after=seconds,
+        fallback_after={"dest": "fallback_after_s", "type": seconds},
+        **{"for": {"dest": "for_", "type": seconds}, **_NUMBERS},
     ),
-    group("telemetry while the job runs", _TELEMETRY, watch_budget=float),
-    group("what torch's profiler records", _TORCH),
+    *_TORCH_GROUPS,
     *TOOL_GROUPS,
     Group(
         "the rank of this process, for unknown launchers (%q{VAR} works)",
@@ -148,7 +172,17 @@ MAIN_OPTIONS = frozenset(
     }
 )
 # Not passed on to the command that is inserted into a launcher's: it gets its own, or must not have them.
-_NOT_PASSED_ON = ("command", "dry_run", "stats", "output", "inner", "job", "front", "force")
+_NOT_PASSED_ON = (
+    "command",
+    "dry_run",
+    "stats",
+    "output",
+    "inner",
+    "job",
+    "front",
+    "force",
+    "from_wrapper",
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -157,17 +191,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.rewritten = with_tool_options  # type: ignore[attr-defined]
     # All options are in groups: argparse makes a help formatter for each option outside one, which takes time.
-    add_groups(parser, (*_GROUPS, _MORE))
+    add_groups(parser, (*_GROUPS, FROM_GROUP, _MORE))
 
 
 def add_profile_options(parser: argparse.ArgumentParser, changes: Mapping[str, Settings | None]) -> None:
     """These options for a command that finds COMMAND itself."""
     parser.rewritten = with_tool_options  # type: ignore[attr-defined]
-    add_groups(parser, _GROUPS, {"command": None, **changes})
+    add_groups(parser, _GROUPS, {"command": None, "from_wrapper": None, **changes})
 
 
 def main(args: argparse.Namespace) -> int:
     command = tuple(args.command[1:] if args.command[:1] == ["--"] else args.command)
+    if args.from_wrapper is not None:
+        return _print_wrapper(args.from_wrapper, command)
     plan = plan_of(args, command)
     if not command:
         raise UsageError("no COMMAND to profile", hint="For example: rankscope profile torchrun train.py")
@@ -214,6 +250,24 @@ def main(args: argparse.Namespace) -> int:
     return end_like(ended.status)
 
 
+def _print_wrapper(file: str, command: tuple[str, ...]) -> int:
+    from pathlib import Path
+
+    from rankscope.capture.wrapper_import import import_wrapper
+
+    if command:
+        raise UsageError(
+            "--from-wrapper takes no COMMAND",
+            why="It prints the line that stands in place of the wrapper, and runs nothing.",
+            hint=f"Leave out: {' '.join(command)}",
+        )
+    for line in import_wrapper(Path(file)):
+        for note in line.notes:
+            _message(note)
+        print(" ".join(line.words))
+    return 0
+
+
 def _warn_of_container(output: str | None) -> None:
     from pathlib import Path
 
@@ -228,55 +282,39 @@ def plan_of(args: argparse.Namespace, command: tuple[str, ...]) -> Plan:
     # ncu runs a kernel many times, while the other ranks wait: one rank of a node is enough.
     ranks = args.ranks or ("local:0" if args.tool == "ncu" else AUTO)
     parse_selector(ranks)
-    check_tool_options(args)
+    check_tool_options(args, _TORCH_GROUPS)
     _check_telemetry(args)
-    same = (
-        "tool",
-        "output",
-        "job",
-        "step_on",
-        "force",
-        "quiet",
-        "verbose",
-        "group_readable",
-        "watch",
-        "watcher",
-    )
-    recording = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
     ranks_given = {"rank": args.rank, "local_rank": args.local_rank, "node": args.node_rank}
     when = _when(args)
     grows = isinstance(when, Schedule) and {args.active, args.steps, args.repeat, args.max_size} == {None}
-    return Plan(
+    return made_of(
+        Plan,
+        args,
         when=when,
         active_up_to=MOST_ACTIVE if grows and args.tool == "torch" else 0,
         ranks=ranks,
         command=command,
         identity=parse_identity({**ranks_given, "world_size": args.world_size}, os.environ),
-        activities=tuple(args.activities.split(",")) if args.activities else (),
-        max_size=_bytes(args.max_size) if args.max_size else None,
         # os.path because pathlib would double what an unselected rank imports
         tensorboard_dir=args.tensorboard_dir and os.path.abspath(args.tensorboard_dir),  # noqa: PTH100
-        fallback_after_s=_seconds(args.fallback_after) if args.fallback_after else FALLBACK_AFTER_S,
         speaks=not args.inner,
         front=Front.from_text(args.front) if args.front else None,
-        nvtx=nvtx_ranges(args),
-        hang_after_s=_seconds(args.hang_after) if args.hang_after else HANG_AFTER_S,
-        watch_budget_pct=WATCH_BUDGET_PCT if args.watch_budget is None else args.watch_budget,
-        **{name: getattr(args, name) for name in (*same, *recording)},
     )
 
 
 def _check_telemetry(args: argparse.Namespace) -> None:
-    for name in ("hang_after", "watch_budget", "watcher"):
-        if getattr(args, name) is not None and not args.watch:
+    budget = args.watch_budget_pct
+    given = {"--hang-after": args.hang_after_s, "--watch-budget": budget, "--watcher": args.watcher}
+    for name, value in given.items():
+        if value is not None and not args.watch:
             raise UsageError(
-                f"--{name.replace('_', '-')} needs --watch",
+                f"{name} needs --watch",
                 why="It is about the telemetry, which --watch turns on.",
                 hint="Give --watch too.",
             )
-    if args.watch_budget is not None and not 0 < args.watch_budget <= 100:
+    if budget is not None and not 0 < budget <= 100:
         raise UsageError(
-            f"--watch-budget {args.watch_budget:g} is not a share of the step time",
+            f"--watch-budget {budget:g} is not a share of the step time",
             hint="Give a percentage, such as 0.5; 100 never switches it off.",
         )
     if args.watcher is not None:
@@ -295,47 +333,22 @@ def _check_telemetry(args: argparse.Namespace) -> None:
 def _when(args: argparse.Namespace) -> When:
     cycle = {name: getattr(args, name) for name in Schedule._fields if getattr(args, name) is not None}
     by_clock = args.after is not None or args.for_ is not None
-    window = TimeWindow(_seconds(args.after or "0s"), _seconds(args.for_ or "10s")) if by_clock else None
+    window = TimeWindow(args.after or 0.0, 10.0 if args.for_ is None else args.for_) if by_clock else None
     if args.watch and not cycle and window is None and args.steps is None and args.on_signal is None:
         return OnRequest()
     return choose_when(cycle, steps=args.steps, window=window, signal=args.on_signal)
 
 
-def _seconds(text: str) -> float:
-    from rankscope.units import parse_seconds  # late, as it is rarely needed
-
-    return parse_seconds(text)
-
-
-def _bytes(text: str) -> int:
-    from rankscope.units import parse_bytes
-
-    return parse_bytes(text)
-
-
 def option_words(args: argparse.Namespace) -> list[str]:
     """This command's own options again, for the command that is inserted into a launcher's."""
-    words = []
-    for action in add_groups(argparse.ArgumentParser(add_help=False), _GROUPS):
-        value = getattr(args, action.dest) if action.dest not in _NOT_PASSED_ON else action.default
-        if value == action.default:
-            continue
-        name = action.option_strings[-1]
-        if isinstance(value, list):
-            words += [f"{name}={item}" for item in value]
-        elif isinstance(value, str) and value.startswith("-"):
-            words.append(f"{name}={value}")
-        elif isinstance(action, ValueWithEquals):
-            words.append(f"{name}={str(value).lower() if isinstance(value, bool) else value}")
-        else:
-            words += [name, *([] if value is True else [str(value)])]
-    return words
+    return words_of(args, lambda parser: add_groups(parser, _GROUPS), *_NOT_PASSED_ON)
 
 
 def _print_stats(folder: Path, tables: list[list[str]]) -> None:
     """The tables, from processes of their own, as they need libraries that the job may lack."""
-    from rankscope.capture.summary import has_traces, short_path
-    from rankscope.cli.store_libraries import missing_libraries
+    from rankscope.capture.summary import has_traces
+    from rankscope.cli.end_tables import missing_libraries
+    from rankscope.text.run_words import short_path
 
     if not has_traces(folder):
         return

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from rankscope.cli import common
-from rankscope.cli.options import add_options
+from rankscope.cli.options import add_options, positive
 
 EXAMPLES = """\
 examples:
@@ -29,9 +29,9 @@ RUN  a folder with one trace per rank, or a trace file
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "Query the run in SQL. Without SQL: print the tables and their columns."
     parser.epilog = EXAMPLES
-    rows = {"type": common.positive, "default": _MOST_ROWS}
+    rows = {"type": positive, "default": _MOST_ROWS}
     add_options(parser, _OPTIONS, run=Path, format="table", rows=rows)
-    common.add_clocks(parser)
+    add_options(parser, common.CLOCKS, clocks="aligned")
     common.add_reading_options(parser)
 
 

@@ -6,11 +6,13 @@ import argparse
 import signal
 import sys
 import webbrowser
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 
+from rankscope.cli.common import add_reading_options
+from rankscope.cli.options import words_of
 from rankscope.errors import UsageError
 from rankscope.remote.ssh import (
     NOT_FOUND,
@@ -18,14 +20,15 @@ from rankscope.remote.ssh import (
     SSH_FAILED,
     Ssh,
     check_remote,
-    option_words,
     parse_remote_path,
     path_argument,
     program_words,
 )
 from rankscope.remote.tunnel import Tunnel, check_one_machine, free_port, local_url, viewer_command
 
-WATCHED_RUN = "RUN  the run folder of a job that was started with --watch; or ssh://host/path\n"
+WATCHED_RUN = """\
+[RUN]  the run folder of a job that was started with --watch; or ssh://host/path (default: the newest one here)
+"""
 
 
 def path_or_remote(text: str) -> Path | str:
@@ -33,11 +36,14 @@ def path_or_remote(text: str) -> Path | str:
     return text if text.startswith(SCHEME) else Path(text)
 
 
-def run_there(args: argparse.Namespace, command: str, options: Mapping[str, object]) -> int:
-    """Run `rankscope COMMAND PATH OPTIONS` over there; its output is ours, and so is its exit code."""
+def run_there(
+    args: argparse.Namespace, command: str, configure: Callable[[argparse.ArgumentParser], object]
+) -> int:
+    """Run a command with the same options over there; its output is ours, and so is its exit code."""
     remote = parse_remote_path(args.run)
     program = program_words(args.remote_rankscope)
-    words = [*program, command, path_argument(remote.path), *option_words(options)]
+    options = words_of(args, configure, "ssh", "remote_rankscope")
+    words = [*program, command, path_argument(remote.path), *options]
     with Ssh.connected(remote, args.ssh) as ssh:
         code = ssh.run_attached(words, terminal=sys.stdout.isatty())
     if code in (SSH_FAILED, NOT_FOUND):
@@ -64,15 +70,7 @@ def view_remote(args: argparse.Namespace) -> int:
             raise UsageError(what, why=why, hint=hint)
     program = program_words(args.remote_rankscope)
     port = args.port or free_port()
-    options = {
-        "--cache": args.cache,
-        "--jobs": args.jobs,
-        "--dask": args.dask,
-        "--dask-option": args.dask_option or None,
-        "--nsys": args.nsys,
-        "--ncu": args.ncu,
-        "--mix": args.mix or None,
-    }
+    options = words_of(args, add_reading_options, "quiet")
     command = viewer_command(program, remote_paths, port, options)
     host = remote_paths[0].host
     with (

@@ -11,7 +11,6 @@ from rankscope import units
 from rankscope.cli import common
 from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
-from rankscope.text.run_words import shell_word, shell_words
 
 EXAMPLES = """\
 examples:
@@ -20,13 +19,20 @@ examples:
   rankscope report BASE NEW                     of NEW, with the changes from BASE
   rankscope report RUN --format markdown        the same in short, for a pull request (-o - prints it)
   rankscope report RUN --ranks 0-7 --steps 3:5
+  rankscope report RUN --chart heatmap -o ranks.svg         one chart: what every rank did when
+  rankscope report RUN --chart roofline -o roofline.png     PNG needs pip install 'rankscope[png]'
+  rankscope report sweep.json --chart sweep -o sweep.svg    of `rankscope bench sweep --format json > sweep.json`
+  rankscope report --chart list                             every chart
 
 The file is complete: it loads nothing from the network, and names from traces are shown as text only.
 """
 ENDINGS = {"html": ".html", "markdown": ".md"}
 _OPTIONS = """\
-RUN ...  a folder with one trace per rank, or a trace file; with two, BASE and NEW
+[RUN ...]  a folder with one trace per rank, or a trace file; with two, BASE and NEW (default: the newest run folder
+    here)
 -o, --output FILE  where to (default: RUN-report.html here; - prints it)
+--chart NAME  one chart in place of the report, as FILE.svg, .png or .html; list shows the names
+--dark  with --chart: SVG and PNG on a dark background
 --format {html,markdown}  default: by the file name's ending, else html
 --open  open it in the browser
 -f, --force  overwrite an existing file
@@ -36,9 +42,9 @@ RUN ...  a folder with one trace per rank, or a trace file; with two, BASE and N
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = "One file to mail: findings, charts, tables, and how each number is computed."
     parser.epilog = EXAMPLES
-    add_options(parser, _OPTIONS, run=Path, output=Path)
+    common.add_run_argument(parser, _OPTIONS, output=Path)
     common.add_scope_options(parser)
-    common.add_from_events(parser)
+    add_options(parser, common.FROM_EVENTS)
     common.add_reading_options(parser)
 
 
@@ -48,6 +54,12 @@ def main(args: argparse.Namespace) -> int:
     from rankscope.views.report.html_report import html_page
     from rankscope.views.report.markdown_report import markdown_page
 
+    if args.chart:
+        return _chart(args)
+    if args.dark:
+        raise UsageError(
+            "--dark is for charts", why="The report follows the browser.", hint="Use it with --chart NAME."
+        )
     if len(args.run) > 2:
         raise UsageError(
             "a report is of one run, or of two to compare",
@@ -66,14 +78,14 @@ def main(args: argparse.Namespace) -> int:
         run,
         scope,
         common.run_name(subject),
-        shell_word(subject),
-        "" if args.ranks == "all" else shell_words(["--ranks", args.ranks]),
+        str(subject),
+        () if args.ranks == "all" else ("--ranks", args.ranks),
         common.window_words(args),
     )
     compared = None
     if len(args.run) == 2:
         base = common.open_run(args, args.run[0])
-        request = replace(request, base=shell_word(args.run[0]), base_run=base)
+        request = replace(request, base=str(args.run[0]), base_run=base)
         compared = diff(base, run, scope)
     content = build(request, compared)
     text = html_page(content) if format == "html" else markdown_page(content)
@@ -83,6 +95,41 @@ def main(args: argparse.Namespace) -> int:
     with common.replacing(target) as temporary:
         temporary.write_text(text, encoding="utf-8")
     print(f"Wrote {target} ({units.format_bytes(target.stat().st_size)}): {content.headline.title}")
+    if args.open:
+        webbrowser.open(target.resolve().as_uri())
+    return 0
+
+
+def _chart(args: argparse.Namespace) -> int:
+    """One chart, in the format that the file's name ends in."""
+    from rankscope.views.charts import CHARTS, chart_of, find_chart
+    from rankscope.views.charts.chart import FILE_TYPES
+    from rankscope.views.charts.report_charts import SWEEP, read_sweep
+
+    if args.chart == "list":
+        for kind in CHARTS.values():
+            print(f"{kind.name:<13} {kind.question}")
+        print(
+            f"{SWEEP:<13} How does the rate change with the sequence length? (of bench sweep --format json)"
+        )
+        return 0
+    name = ",".join(common.current_reports(args.chart))
+    target = args.output or Path(f"{name}.svg")
+    if target.suffix not in FILE_TYPES or args.format:
+        raise UsageError(
+            f"--format {args.format} is not for a chart"
+            if args.format
+            else f"{target} is not a name for a chart",
+            why="The ending decides the format.",
+            hint=f"End it in {', '.join(FILE_TYPES)}.",
+        )
+    common.check_target(target, args.force)
+    sweep = name == SWEEP
+    chart = chart_of(read_sweep(args.run[0])) if sweep else find_chart(name).make(*common.open_part(args))
+    content = chart.content(target.suffix, "dark" if args.dark else "light")
+    with common.replacing(target) as temporary:
+        temporary.write_bytes(content)
+    print(f"Wrote {target}: {chart.title}, {chart.subtitle}")
     if args.open:
         webbrowser.open(target.resolve().as_uri())
     return 0

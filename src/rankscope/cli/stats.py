@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,9 @@ from rankscope.errors import NotATraceError, UsageError
 from rankscope.text.spelling import did_you_mean
 
 if TYPE_CHECKING:
-    from rankscope.analysis.core.kept_answers import Answers
     from rankscope.analysis.core.report import Report
-    from rankscope.analysis.core.result import Doubt, Finding, Result
+    from rankscope.analysis.core.result import Finding, Result
     from rankscope.analysis.core.scope import Scope
-    from rankscope.text.run_words import Runs
     from rankscope.timeline.run import Run
 
 EXAMPLES = """\
@@ -35,18 +33,16 @@ examples:
 """
 # Derived from the other reports, so not part of 'all'.
 GATHERED = ("summary", "findings")
-SUMMARY = (("summary", None), ("kernels", 10))
+SUMMARY = {"summary": None, "kernels": 10}
+"""The reports of the summary, and the rows of each."""
 _CHANGES = (
     "by", "compat", "prefer", "comm_pattern", "baseline", "from_events", "verbose", "peak", "bandwidth", "steps", "mix",
     "dask",
 )  # fmt: skip
 """Options that ask for something else than what a run is by default."""
-_ACROSS_RANKS = ("stragglers", "collectives", "clocks")
-"""Their answers are kept with the screen: of many ranks they take longest, and are asked for next."""
-_SCREEN = ("subject", "summary", "kernels", "findings", "doubts")
 _WHICH = """\
--r, --report NAME,…  which reports: names, all, or list to print the names; or an evidence id of a JSON answer, for its
-    rows (default: the summary)
+-r, --report NAME,…  which reports: names (idle.gaps is a further table of idle), all, or list to print the names; or
+    an evidence id of a JSON answer, for its rows (default: the summary)
 --by KEY  rows by rank, node, group (of tensor, pipeline or data parallelism), shape, op, module, source or kernel,
     where the report supports it
 """
@@ -70,11 +66,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     common.add_run_argument(parser)
     add_options(parser, _WHICH)
     common.add_scope_options(parser)
-    add_options(parser, _HOW, format="table", comm_pattern=[])
-    common.add_clocks(parser)
+    add_options(parser, _HOW, format="table")
+    add_options(parser, common.CLOCKS, clocks="aligned")
     add_options(parser, _BASELINE, baseline=Path)
-    common.add_fail_on(parser)
-    common.add_from_events(parser)
+    add_options(parser, common.FAIL_ON + common.FROM_EVENTS)
     add_options(
         parser, "-v, --verbose  also print what was read: rollups, or the events of which ranks and why"
     )
@@ -83,11 +78,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    answers = None
-    if _is_usual(args) and common.may_be_kept(args):
-        answers = _answers(args)
-        if (results := _shown_from(answers, args)) is not None:
-            return _exit_code(args, results)
+    answers, is_usual = None, _is_usual(args)
+    if is_usual and common.may_be_kept(args):
+        from rankscope.analysis.core.kept_answers import Answers
+
+        answers = Answers(common.open_run(args, for_kept=True))
+        asked = args.report.split(",") if args.report else SUMMARY
+        if (kept := answers.get(*_keys(args, asked))) is not None:
+            return _show(args, kept)
         if answers.run.is_damaged():  # it is opened again, and repaired
             answers = None
     if args.report != "list":
@@ -100,7 +98,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
     wanted = _wanted(args, list(reports))
     if args.by:
-        _check_key(args.by, [_report_of(name) for name, _ in wanted], reports)
+        _check_key(args.by, [_report_of(name) for name in wanted], reports)
     scope = common.scope_of(args)
     prefer = {"torch": "kineto", "nsys": "nsys", None: "nsys" if args.compat == "nsys" else ""}[args.prefer]
     try:
@@ -112,28 +110,40 @@ def main(args: argparse.Namespace) -> int:
         return _telemetry_alone(args, wanted, scope)
     scope.check(run)
     if _is_screen(args):
-        screen = _screen_parts(run, scope)
-        answered = {f"screen {name}": part for name, part in screen.items()}
-        results = _show_screen(args, **screen)
-        if _is_usual(args):  # computed already, for the findings
-            beside = {name: reports[name].analyse(run, scope, None) for name in _ACROSS_RANKS}
-            answered |= {f"report {name}": result for name, result in beside.items()}
+        computed = _screen_parts(run, scope)
     else:
-        whole = {name: _answer(name, reports, run, scope, args.by) for name, _ in wanted}
-        answered = {f"report {name}": result for name, result in whole.items()}
-        results = _show_tables(args, [whole[name].head(rows) for name, rows in wanted])
-    if _is_usual(args):
-        (answers or Answers(run)).keep(answered)
+        computed = [_answer(name, reports, run, scope, args.by) for name in wanted]
+    if is_usual:
+        (answers or Answers(run)).keep(dict(zip(_keys(args, wanted), computed, strict=True)))
     if args.verbose:
         from rankscope.analysis.core.rollups import rollup_use
 
         common.say(f"rankscope: {rollup_use(run)}")
-    return _exit_code(args, results)
+    return _show(args, computed)
 
 
-def _exit_code(args: argparse.Namespace, results: list[Result]) -> int:
+def _keys(args: argparse.Namespace, reports: Iterable[str]) -> list[str]:
+    """Under which names answers are kept."""
+    if _is_screen(args):
+        return [f"screen {part}" for part in ("subject", "summary", "kernels", "findings", "doubts")]
+    return [f"report {name.strip()}" for name in reports]
+
+
+def _show(args: argparse.Namespace, answers: list[Any]) -> int:
+    """The parts of the screen, or results of reports."""
+    if _is_screen(args):
+        results = [_show_screen(args, *answers)]
+    else:
+        results = [answer.head(_rows(args, answer.name)) for answer in answers]
+        _show_tables(args, results)
     asked_by_name = args.report not in (None, "all")
     return common.exit_code(args.fail_on, results, results if asked_by_name else results[:1])
+
+
+def _rows(args: argparse.Namespace, report: str) -> int | None:
+    shown = common.rows_shown(args)
+    is_summary = args.report is None and not args.compat and not args.top
+    return SUMMARY[report] if is_summary and shown is not None else shown
 
 
 def _is_usual(args: argparse.Namespace) -> bool:
@@ -151,29 +161,8 @@ def _is_screen(args: argparse.Namespace) -> bool:
     return args.report is None and args.compat is None and args.format == "table"
 
 
-def _answers(args: argparse.Namespace) -> Answers:
-    from rankscope.analysis.core.kept_answers import Answers
-
-    return Answers(common.open_run(args, for_kept=True))
-
-
-def _shown_from(answers: Answers, args: argparse.Namespace) -> list[Result] | None:
-    """Show what is kept; None if that does not answer the question."""
-    if _is_screen(args):
-        parts = answers.get(*(f"screen {name}" for name in _SCREEN))
-        return None if parts is None else _show_screen(args, **dict(zip(_SCREEN, parts, strict=True)))
-    if args.report is None:
-        wanted = _summary_rows(args)
-    else:
-        wanted = [(name.strip(), common.rows_shown(args)) for name in args.report.split(",")]
-    results = answers.get(*(f"report {name}" for name, _ in wanted))
-    if results is None:
-        return None
-    return _show_tables(args, [r.head(rows) for r, (_, rows) in zip(results, wanted, strict=True)])
-
-
-def _screen_parts(run: Run, scope: Scope) -> dict[str, Any]:
-    """What the screen shows, by the names above."""
+def _screen_parts(run: Run, scope: Scope) -> list[Any]:
+    """What the screen shows, in the order of _keys."""
     from rankscope.analysis import REPORTS
     from rankscope.analysis.findings import collect
     from rankscope.analysis.health.doubts import doubts
@@ -184,33 +173,25 @@ def _screen_parts(run: Run, scope: Scope) -> dict[str, Any]:
     kernels = top_kernels(run, scope.in_run(run))
     if not kernels.rows:
         kernels = REPORTS["ncu"].analyse(run, scope, None)
-    return {
-        "subject": subject(run, scope, summary),
-        "summary": summary,
-        "kernels": kernels.head(dict(SUMMARY)["kernels"]),
-        "findings": collect(run, scope),
-        "doubts": doubts(run, scope),
-    }
+    return [
+        subject(run, scope, summary),
+        summary,
+        kernels.head(SUMMARY["kernels"]),
+        collect(run, scope),
+        doubts(run, scope),
+    ]
 
 
-def _named(args: argparse.Namespace) -> Runs:
-    from rankscope.text.run_words import RunWords, shell_words
-
-    return {"RUN": RunWords(shell_words(args.run), common.window_words(args))}
-
-
-def _show_tables(args: argparse.Namespace, results: list[Result]) -> list[Result]:
-    from rankscope.views.commands import result_with_paths
+def _show_tables(args: argparse.Namespace, results: list[Result]) -> None:
     from rankscope.views.envelope import Question
+    from rankscope.views.findings import result_with_paths
 
-    named = _named(args)
-    printed = results
+    named = common.runs_of(args)
     if args.format != "json":
-        printed = [result_with_paths(result, named) for result in results]
+        results = [result_with_paths(result, named) for result in results]
     whole_run = args.ranks == "all" and not args.steps and args.window == "steps"
     question = Question(named, whole_run=whole_run)
-    common.show_results(printed, args.format, question, quote_formulas=not args.compat)
-    return results
+    common.show_results(results, args.format, question, quote_formulas=not args.compat)
 
 
 def _answer(name: str, reports: dict[str, Report], run: Run, scope: Scope, by: str | None) -> Result:
@@ -234,12 +215,12 @@ def _is_watched(paths: list[Path]) -> bool:
     return len(paths) == 1 and has_telemetry(paths[0])
 
 
-def _telemetry_alone(args: argparse.Namespace, wanted: list[tuple[str, int | None]], scope: Scope) -> int:
+def _telemetry_alone(args: argparse.Namespace, wanted: list[str], scope: Scope) -> int:
     """The reports of a run folder that holds telemetry and no trace."""
     from rankscope.analysis.health.hang import hang_in
     from rankscope.analysis.health.telemetry import telemetry_in
     from rankscope.capture.run_folder import rank_manifests
-    from rankscope.text.run_words import RunWords, shell_words
+    from rankscope.text.run_words import RunWords
     from rankscope.views.envelope import Question
 
     able = {"telemetry": telemetry_in, "hang": hang_in}
@@ -250,17 +231,18 @@ def _telemetry_alone(args: argparse.Namespace, wanted: list[tuple[str, int | Non
         texts = [text for listed in notes if isinstance(listed, list) for text in listed]
         for text in dict.fromkeys(map(str, texts)):  # a requested capture that came too late, for one
             common.say(f"rankscope: {text}")
-        wanted = [(name, wanted[0][1] if args.top else common.DEFAULT_ROWS) for name in able]
-    for name, _ in wanted:
+        wanted = [*able]
+    for name in wanted:
         if name not in able:
             raise NotATraceError(
                 f"{args.run[0]} holds telemetry and no trace: there is no report '{name}'",
                 why=f"Telemetry has these: {', '.join(able)}.",
                 hint="While the job runs, a trace can be recorded: rankscope capture RUN",
             )
-    results = [able[name](args.run[0], scope.ranks).head(rows) for name, rows in wanted]
+    rows = common.rows_shown(args) if asked_by_name or args.top else common.DEFAULT_ROWS
+    results = [able[name](args.run[0], scope.ranks).head(rows) for name in wanted]
     shown = [result for result in results if result.rows or result.findings] or results
-    common.show_results(shown, args.format, Question({"RUN": RunWords(shell_words(args.run))}))
+    common.show_results(shown, args.format, Question({"RUN": RunWords(tuple(map(str, args.run)))}))
     return common.exit_code(args.fail_on, results, results if asked_by_name else ())
 
 
@@ -270,19 +252,20 @@ def _show_screen(
     summary: Result,
     kernels: Result,
     findings: Sequence[Finding],
-    doubts: Sequence[Doubt],
-) -> list[Result]:
+    doubts: Sequence[Finding],
+) -> Result:
     from rankscope.views import terminal_width, use_color
-    from rankscope.views.commands import finding_with_paths
+    from rankscope.views.findings import finding_with_paths
     from rankscope.views.summary import Screen, screen
 
-    named = _named(args)
-    shown = dict(_summary_rows(args))
-    summary = summary.head(shown["summary"])
+    named = common.runs_of(args)
+    summary, kernels = (
+        result.head(_rows(args, name)) for result, name in zip((summary, kernels), SUMMARY, strict=True)
+    )
     findings = [finding_with_paths(finding, named) for finding in findings]
-    content = Screen(named["RUN"].path, subject, summary, kernels.head(shown["kernels"]), findings, doubts)
+    content = Screen(named["RUN"], subject, summary, kernels, findings, doubts)
     common.show(screen(content, terminal_width(sys.stdout), use_color(sys.stdout)))
-    return [summary]
+    return summary
 
 
 def _reports(peer: str | None) -> dict[str, Report]:
@@ -301,13 +284,12 @@ def _reports(peer: str | None) -> dict[str, Report]:
     return COMPAT[peer]
 
 
-def _wanted(args: argparse.Namespace, names: list[str]) -> list[tuple[str, int | None]]:
-    """Reports with the number of rows to show of each (None for all)."""
-    shown = common.rows_shown(args)
+def _wanted(args: argparse.Namespace, names: list[str]) -> list[str]:
+    """The names of the reports."""
     if args.report is None and args.compat:
-        return [(name, shown) for name in names]
+        return names
     if args.report is None:
-        return _summary_rows(args)
+        return [*SUMMARY]
     every = [name for name in names if args.compat or name not in GATHERED]
     if args.report == "all":
         wanted = every
@@ -322,23 +304,19 @@ def _wanted(args: argparse.Namespace, names: list[str]) -> list[tuple[str, int |
                 why=f"rankscope has {len(names)} reports, and none of this name.",
                 hint=f"{did_you_mean(name, names)}All of them: rankscope stats RUN -r list",
             )
-    return [(name, shown) for name in wanted]
-
-
-def _summary_rows(args: argparse.Namespace) -> list[tuple[str, int | None]]:
-    shown = common.rows_shown(args)
-    return [(name, shown if args.top or shown is None else rows) for name, rows in SUMMARY]
+    return wanted
 
 
 def _listed(reports: dict[str, Report]) -> list[str]:
     """A line for each report, by topic, and which of them can be split."""
     from rankscope.analysis.questions import TOPICS
 
-    are_ours = all(name in reports for name in GATHERED)
-    topics = {"Overview": GATHERED, **TOPICS} if are_ours else {"Reports": tuple(reports)}
+    topics = {"Reports": tuple(reports.values())}
+    if all(name in reports for name in GATHERED):
+        topics = {"Overview": tuple(reports[name] for name in GATHERED), **TOPICS}
     lines = []
-    for topic, names in topics.items():
-        lines += [topic, *(f"  {name:<15} {reports[name].question}" for name in names), ""]
+    for topic, listed in topics.items():
+        lines += [topic, *(f"  {report.name:<26} {report.question}" for report in listed), ""]
     for key in dict.fromkeys(key for report in reports.values() for key in report.keys):
         lines += wrapped(f"--by {key}: {_split_by(key, reports)}", 80)
     return lines

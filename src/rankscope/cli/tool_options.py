@@ -4,45 +4,17 @@ starts."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rankscope.capture.schedule import OnSignal, Schedule, TimeWindow, When
-from rankscope.cli.options import OnOff, group
+from rankscope.cli.options import READING, Group, OnOff, group, made_of, names, positive
 from rankscope.errors import UsageError
 
 if TYPE_CHECKING:
     from rankscope.capture.under_tool.tool_rank import ToolRequest
     from rankscope.tools import NcuOptions, NsysOptions
 
-# Which options make sense for which tool, by their name in the parsed arguments.
-_ONLY_NSYS = (
-    *("trace", "sample", "gpu_metrics_device", "cuda_memory_usage", "nic_metrics", "show_output", "per_node"),
-    "run_as",
-)
-_ONLY_NCU = (
-    *(
-        "kernel_name",
-        "kernel_name_base",
-        "launch_count",
-        "launch_skip",
-        "filter_mode",
-        "set",
-        "clock_control",
-    ),
-)
-_ONLY_TORCH = (
-    *(
-        "record_shapes",
-        "profile_memory",
-        "with_stack",
-        "with_flops",
-        "with_modules",
-        "activities",
-        "max_size",
-    ),
-    *("tensorboard_dir", "watch", "hang_after", "watch_budget"),
-)
 _SCHEDULES = ("skip_first", "wait", "warmup", "active", "repeat", "steps", "after", "for_", "on_signal")
 # How many launches ncu profiles without -c: all of them would take hundreds of times the job's walltime.
 NCU_LAUNCHES = 32
@@ -77,6 +49,16 @@ _NCU = """\
 --clock-control {base,none}  lock the clocks or not (default: lock them where the machine allows it)
 --ncu PATH  where ncu is, when it is not on PATH
 """
+_FROM = """\
+--from RUN  run COMMAND with only the costliest kernels of RUN (torch or nsys traces), and show what ncu measured beside
+    what they cost there. Without COMMAND: list them, or show what was measured in RUN
+--top N  how many kernels (default: 3)
+--by {time,calls}  the costliest or the most frequent (default: time)
+--kernels FILE  read the list from FILE; needs no RUN and no libraries
+--kernels-out FILE  write the list to FILE
+--runs N  run COMMAND at most this often, until every kernel is measured (default: 2)
+--format {table,csv,json,markdown}  of what ncu measured (default: table)
+"""
 _ON_OFF = {"action": OnOff}
 _BOTH = ("true", "false")
 # Values of options of these names as only the tool has them, or has them behind a blank too.
@@ -97,9 +79,20 @@ TOOL_GROUPS = (
         cuda_memory_usage=_ON_OFF,
         nic_metrics=_ON_OFF,
         show_output={**_ON_OFF, "default": None},
+        nvtx=names,
     ),
     group("--tool ncu, with ncu's option names", _NCU, launch_count=int, launch_skip=int),
 )
+FROM_GROUP = group(
+    "--tool ncu --from RUN: the costliest kernels of an earlier run",
+    _FROM + READING,
+    top=positive,
+    runs=positive,
+    jobs=positive,
+    **{"from": {"dest": "from_run"}},
+)
+# The options of nsys above that ncu has too.
+_OF_BOTH = dict.fromkeys(("capture_range", "tool_arg", "nvtx"), ("nsys", "ncu"))
 
 
 def with_tool_options(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
@@ -150,26 +143,42 @@ def is_ranged(args: argparse.Namespace) -> bool:
     return any(getattr(args, name) is not None for name in _SCHEDULES)
 
 
-def check_tool_options(args: argparse.Namespace) -> None:
+def check_tool_options(args: argparse.Namespace, torch_groups: Iterable[Group]) -> None:
     """Refuse options of another tool, and values that cannot be parsed."""
-    others = {
-        "torch": (*_ONLY_NSYS, *_ONLY_NCU, "capture_range", "tool_arg", "nvtx", "nsys", "ncu"),
-        "nsys": (*_ONLY_TORCH, *_ONLY_NCU, "ncu"),
-        "ncu": (*_ONLY_TORCH, *_ONLY_NSYS, "nsys"),
-    }[args.tool]
-    for name in others:
-        if getattr(args, name) or (name == "show_output" and args.show_output is not None):
-            owner = "torch" if name in _ONLY_TORCH else "ncu" if name in (*_ONLY_NCU, "ncu") else "nsys"
+    all_groups = {"torch": torch_groups, "nsys": TOOL_GROUPS[:1], "ncu": (*TOOL_GROUPS[1:], FROM_GROUP)}
+    by_tool = (
+        (tool, option) for tool, groups in all_groups.items() for each in groups for option in each.options
+    )
+    for tool, option in by_tool:
+        given, of_tools = getattr(args, option.dest, None), _OF_BOTH.get(option.dest, (tool,))
+        is_given = given or (given is False and option.dest == "show_output")
+        if is_given and args.tool not in of_tools:
             raise UsageError(
-                f"--{name.replace('_', '-')} is an option of --tool {owner}",
+                f"{option.names[-1]} is an option of --tool {of_tools[0]}",
                 why=f"The tool here is {args.tool}.",
-                hint=f"Leave it out, or give --tool {owner}.",
+                hint=f"Leave it out, or give --tool {of_tools[0]}.",
             )
-    if unknown := set(nvtx_ranges(args)) - {"ops", "modules"}:
+    if unused := [each.names[-1] for each in FROM_GROUP.options if getattr(args, each.dest, None)]:
+        raise UsageError(
+            f"{unused[0]} needs --from RUN or --kernels FILE",
+            why="It is about kernels that are chosen from a run.",
+            hint="Give one of them, or leave it out.",
+        )
+    if unknown := set(args.nvtx or ()) - {"ops", "modules"}:
         raise UsageError(
             f"--nvtx {', '.join(sorted(unknown))} is not known", hint="Give ops, modules or both."
         )
-    _check_tool_arguments(args)
+    if args.tool_arg:
+        from rankscope.tools import NOT_REPLACED, given_options  # late: most unselected ranks do not get here
+
+        given = given_options(args.tool, args.tool_arg)
+        for name in NOT_REPLACED.get(args.tool, ()):
+            if name in given:
+                raise UsageError(
+                    f"--tool-arg {name} is not possible",
+                    why="rankscope looks for the report where it told the tool to write it.",
+                    hint="Name the run folder: -o DIR",
+                )
     given = args.capture_range
     if given is None:
         return
@@ -194,26 +203,6 @@ def check_tool_options(args: argparse.Namespace) -> None:
         )
 
 
-def nvtx_ranges(args: argparse.Namespace) -> tuple[str, ...]:
-    """--nvtx as a list."""
-    return tuple(args.nvtx.split(",")) if args.nvtx else ()
-
-
-def _check_tool_arguments(args: argparse.Namespace) -> None:
-    if not args.tool_arg:
-        return
-    from rankscope.tools import NOT_REPLACED, given_options  # late: most unselected ranks do not get here
-
-    given = given_options(args.tool, args.tool_arg)
-    for name in NOT_REPLACED.get(args.tool, ()):
-        if name in given:
-            raise UsageError(
-                f"--tool-arg {name} is not possible",
-                why="rankscope looks for the report where it told the tool to write it.",
-                hint="Name the run folder: -o DIR",
-            )
-
-
 def tool_request(args: argparse.Namespace, when: When) -> ToolRequest:
     from rankscope.capture.under_tool.tool_rank import ToolRequest
 
@@ -229,29 +218,23 @@ def tool_request(args: argparse.Namespace, when: When) -> ToolRequest:
 
 
 def nsys_options(args: argparse.Namespace, when: When) -> NsysOptions:
-    from rankscope.tools import NSYS_TRACE, NsysOptions
+    from rankscope.tools import NsysOptions
 
     window = when if isinstance(when, TimeWindow) and is_ranged(args) else None
-    by_steps = is_ranged(args) and window is None
-    given = None if args.capture_range == "none" else args.capture_range
+    capture_range = None if args.capture_range == "none" else args.capture_range
     captures = 1
-    if by_steps:  # 0 where the number of windows is not known in advance
+    if is_ranged(args) and window is None:  # 0 where the number of windows is not known in advance
         assert isinstance(when, OnSignal | Schedule)
-        captures = 0 if isinstance(when, OnSignal) else when.repeat
-    return NsysOptions(
-        trace=args.trace or NSYS_TRACE,
-        sample=args.sample or "none",
-        capture_range=OWN_RANGE if by_steps else given,
+        capture_range, captures = OWN_RANGE, 0 if isinstance(when, OnSignal) else when.repeat
+    return made_of(
+        NsysOptions,
+        args,
+        capture_range=capture_range,
         captures=captures,
         delay_s=round(window.after_s) if window else 0,
         duration_s=max(1, round(window.for_s)) if window else 0,
-        gpu_metrics_device=args.gpu_metrics_device,
-        cuda_memory_usage=args.cuda_memory_usage,
-        nic_metrics=args.nic_metrics,
-        show_output=args.show_output is not False,
-        run_as=args.run_as,
         overwrite=args.force,
-        extra=tuple(args.tool_arg or ()),
+        extra=tuple(args.tool_arg),
     )
 
 
@@ -259,14 +242,13 @@ def ncu_options(args: argparse.Namespace) -> NcuOptions:
     from rankscope.tools import NcuOptions, any_kernel
 
     count = int(args.capture_range) if (args.capture_range or "").isdecimal() else NCU_LAUNCHES
-    return NcuOptions(
-        kernels=any_kernel(args.kernel_name or ()),
-        name_base=args.kernel_name_base or "function",
-        launch_skip=args.launch_skip or 0,
-        filter_mode=args.filter_mode,
-        section_set=args.set or "roofline",
+    return made_of(
+        NcuOptions,
+        args,
+        kernels=any_kernel(args.kernel_name),
         launch_count=count if args.launch_count is None else args.launch_count,
+        clock_control="base",
         ranged=is_ranged(args) or args.capture_range == OWN_RANGE,
         overwrite=args.force,
-        extra=tuple(args.tool_arg or ()),
+        extra=tuple(args.tool_arg),
     )

@@ -26,9 +26,6 @@ from rankscope.host import user_name
 
 if TYPE_CHECKING:
     from rankscope.store.ingest import Options
-    from rankscope.store.on_dask.option import DaskCluster
-    from rankscope.viewer.listener import Listener
-    from rankscope.viewer.startup import Opening
 
 EXAMPLES = """\
 examples:
@@ -47,7 +44,8 @@ _LAST_PORT = 65535
 _LAST_ANSWER_SECONDS = 1.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _WHERE = """\
-RUN  a folder with one trace per rank, or a trace file; ssh://host/path for one on another machine
+[RUN]  a folder with one trace per rank, or a trace file; ssh://host/path for one on another machine (default: the
+    newest run folder here)
 [OTHER]  a second run, on the same axis, with what changed
 --host ADDRESS  listen here (default: 127.0.0.1)
 --port N  default: a free one
@@ -70,7 +68,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = EXAMPLES
     port = {"type": _port, "default": 0}
-    add_options(parser, _WHERE, run=path_or_remote, other=path_or_remote, host="127.0.0.1", port=port)
+    common.add_run_argument(
+        parser, _WHERE, run=path_or_remote, other=path_or_remote, host="127.0.0.1", port=port
+    )
     perfetto = parser.add_argument_group("with --perfetto")
     common.add_part_options(perfetto, "the whole file")
     add_options(perfetto, _PERFETTO)
@@ -92,13 +92,8 @@ def _port(text: str) -> int:
 
 
 def main(args: argparse.Namespace) -> int:
-    of_perfetto = {
-        "--ranks": args.ranks != "all",
-        "--steps": args.steps,
-        "--no-args": args.no_args,
-        "--trace-processor": args.trace_processor,
-    }
-    given = next((name for name, value in of_perfetto.items() if value), "")
+    of_perfetto = ("steps", "no_args", "trace_processor", *(["ranks"] if args.ranks != "all" else []))
+    given = next((f"--{name.replace('_', '-')}" for name in of_perfetto if getattr(args, name)), "")
     if given and not args.perfetto:
         raise UsageError(
             f"{given} is for --perfetto",
@@ -130,12 +125,32 @@ def _view(args: argparse.Namespace) -> int:
     from rankscope.viewer.startup import Opening
 
     dask = common.dask_cluster(args)
-    opening = Opening(runs, lambda: _options(args, dask), common.say, mix=args.mix, quiet=args.quiet)
+
+    def options() -> Options:
+        common.import_numpy_with_one_thread()
+        from rankscope.store.ingest import Options
+
+        return Options(cache=args.cache, jobs=args.jobs, dask=dask)
+
+    opening = Opening(runs, options, common.say, mix=args.mix, quiet=args.quiet)
     server = Server(address, opening.routes(), args.tunnel)
     opening.start()
-    if args.tunnel is not None:
-        threading.Thread(target=_end_with_stdin, args=(server,), daemon=True).start()
-    threading.Thread(target=_end_without_run, args=(server, opening), daemon=True).start()
+
+    def end_with_stdin() -> None:
+        """The process at the other end of ssh holds stdin open; its end is the only sign that it has ended."""
+        while os.read(sys.stdin.fileno(), 65536):
+            pass
+        server.stop()
+
+    def end_without_run() -> None:
+        """Where there is nothing to show; a page that is open asks once more, and shows the error."""
+        opening.wait()
+        if opening.has_failed:
+            time.sleep(_LAST_ANSWER_SECONDS)
+            server.stop()
+
+    for ends in (end_without_run, *([end_with_stdin] if args.tunnel is not None else [])):
+        threading.Thread(target=ends, daemon=True).start()
     _serve(server.serve, address.url + at, args.no_open)
     opening.close()
     if opening.has_failed:
@@ -145,13 +160,6 @@ def _view(args: argparse.Namespace) -> int:
         # end when their pipes close; unfinished files are removed by the next ingest.
         os._exit(0)
     return 0
-
-
-def _options(args: argparse.Namespace, dask: DaskCluster | None) -> Options:
-    common.import_numpy_with_one_thread()
-    from rankscope.store.ingest import Options
-
-    return Options(cache=args.cache, jobs=args.jobs, dask=dask)
 
 
 def _require_server() -> None:
@@ -253,21 +261,6 @@ def _serve(serve: Callable[[], None], url: str, no_open: bool) -> None:
         webbrowser.open(url)
     with contextlib.suppress(KeyboardInterrupt):
         serve()
-
-
-def _end_without_run(server: Listener, opening: Opening) -> None:
-    """Where there is nothing to show; a page that is open asks once more, and shows the error."""
-    opening.wait()
-    if opening.has_failed:
-        time.sleep(_LAST_ANSWER_SECONDS)
-        server.stop()
-
-
-def _end_with_stdin(server: Listener) -> None:
-    """The process at the other end of ssh holds stdin open; its end is the only sign that the process has ended."""
-    while os.read(sys.stdin.fileno(), 65536):
-        pass
-    server.stop()
 
 
 def _print_how_to_reach(port: int, host: str) -> None:

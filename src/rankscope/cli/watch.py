@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankscope import units
-from rankscope.cli.common import add_remote_options, positive
-from rankscope.cli.options import add_options, option_table
+from rankscope.cli.common import add_remote_options, add_run_argument
+from rankscope.cli.options import add_options, positive
 from rankscope.cli.remote import WATCHED_RUN, path_or_remote, run_there, stopped_by_signals
 from rankscope.errors import UsageError
 from rankscope.text.visible_text import unchecked
 
 if TYPE_CHECKING:
     from rankscope.watch.alarms import Alarm
+    from rankscope.watch.hang import Evidence
     from rankscope.watch.state import State
 
 EXAMPLES = """\
@@ -58,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "on any machine that sees the run folder; the job notices nothing."
     )
     parser.epilog = EXAMPLES
-    add_options(parser, WATCHED_RUN, run=path_or_remote)
+    add_run_argument(parser, WATCHED_RUN, run=path_or_remote)
     defaults = {"every": "1s", "format": "text", "auto_capture_every": "1h"}
     add_options(parser, _OPTIONS, prometheus=Path, auto_capture=positive, total_steps=positive, **defaults)
     # Set where a rank has started this: it ends with the rank, and leaves it the CPU.
@@ -73,8 +74,7 @@ def main(args: argparse.Namespace) -> int:
     hang_after_s = units.parse_seconds(args.hang_after) if args.hang_after else None
     between_captures_s = units.parse_seconds(args.auto_capture_every)
     if isinstance(args.run, str):
-        options = {option.names[0]: getattr(args, option.dest) or None for option in option_table(_OPTIONS)}
-        return run_there(args, "watch", options)
+        return run_there(args, "watch", configure)
     from rankscope.watch.ask_capture import capture_on_alarm
     from rankscope.watch.live import follow, tell
 
@@ -103,10 +103,10 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _explained(run: Path, alarm: Alarm) -> Sequence[Alarm]:
+def _explained(run: Path, evidence: Evidence) -> Evidence | None:
     from rankscope.analysis.health.hang import explain_hang  # late: it imports DuckDB
 
-    return explain_hang(run, alarm)
+    return explain_hang(run, evidence)
 
 
 def _exports(args: argparse.Namespace, at_end: contextlib.ExitStack) -> Callable[[State], None]:

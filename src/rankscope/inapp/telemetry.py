@@ -119,11 +119,13 @@ class Telemetry:
                 self.off_because = self.cost.excess()
                 if self.off_because is None:
                     return True
-            self._write((PHASES.index("ended"), time.perf_counter_ns()), last=True)
+            self._write(self.clock.phase, last=True)
             assert self._ring is not None
             share = self.cost.share()
             ending = {"cost": share and share._asdict(), "off": self.off_because, "failure": failure()}
             self._ring.describe(self._about() | ending)
+            # Last: who watches takes a rank that has ended without a reason for one that is done.
+            self._write((PHASES.index("ended"), time.perf_counter_ns()), last=True)
         except Exception as error:  # noqa: BLE001  (the job must go on)
             self.clock.off()
             reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else repr(error)

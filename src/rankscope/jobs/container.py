@@ -8,13 +8,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import re
 import shlex
 import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from rankscope.errors import UsageError
+from rankscope.jobs.spec import check_forms
 from rankscope.version import __version__
 
 ENGINES = ("docker", "podman", "apptainer")
@@ -22,10 +23,8 @@ DEFAULT_BASE = "nvcr.io/nvidia/pytorch:25.01-py3"
 WHEEL_FOLDER = "wheel"
 _TEMPLATES = Path(__file__).parent / "templates" / "container"
 _PACKAGE = Path(__file__).parents[1]
-_IMAGE = re.compile(r"[a-z0-9]+([._/-][a-z0-9]+)*")
-_TAG = re.compile(r"\w[\w.-]{0,127}")
-_REFERENCE = re.compile(r"[\w][\w.:/@-]*")
-_SIZE = re.compile(r"[1-9]\d*[kmg]")
+_TAG = r"\w[\w.-]{0,127}"
+_REFERENCE = r"\w[\w.:/@-]*"
 _METADATA = "Metadata-Version: 2.1\nName: rankscope\nVersion: {version}\nRequires-Python: >=3.10\n"
 _WHEEL = "Wheel-Version: 1.0\nGenerator: rankscope\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
@@ -34,6 +33,30 @@ _WHEEL = "Wheel-Version: 1.0\nGenerator: rankscope\nRoot-Is-Purelib: true\nTag: 
 class Container:
     """The settings that are written to .env, where they can be changed later."""
 
+    OPTIONS: ClassVar = {
+        "": f"""\
+--engine {{{",".join(ENGINES)}}}  what builds and runs it
+--base IMAGE  with torch in it
+--image NAME  its name
+--tag TAG  its tag
+--registry HOST/PATH  where ./push.sh pushes
+""",
+        "what is installed in addition to rankscope": """\
+--no-nsys  no Nsight Systems (by default it is installed where the base lacks it)
+--mpi  OpenMPI and ssh
+--efa  the libraries of AWS's EFA (needs --mpi)
+--nccl-tests  NVIDIA's nccl-tests (needs --efa)
+--efa-version V  of those libraries
+--nccl-tests-version V  of those tests
+""",
+        "how ./run.sh starts the container": """\
+--gpus N  all, none or a number
+--shm-size SIZE  of /dev/shm
+--counters  SYS_ADMIN, which ncu and --gpu-metrics-device need
+--reports DIR  the host's folder that is /reports inside: what is written elsewhere is lost with the container
+--tool {torch,nsys,ncu,none}  the profiler of ./test.sh; none: the example without one, to compare with
+""",
+    }
     engine: str = "docker"
     base: str = DEFAULT_BASE
     registry: str = ""
@@ -50,7 +73,6 @@ class Container:
     counters: bool = False
     reports: str = "./reports"
     tool: str = "torch"
-    """What ./test.sh profiles the example with; none: nothing."""
 
 
 def check(choices: Container) -> None:
@@ -65,22 +87,17 @@ def check(choices: Container) -> None:
             why="The tests measure the network that EFA provides.",
             hint="Give all three: --mpi --efa --nccl-tests",
         )
-    for option, value, form, example in (
+    check_forms(
+        "Container engines refuse it.",
         ("--base", choices.base, _REFERENCE, DEFAULT_BASE),
-        ("--image", choices.image, _IMAGE, "team/train"),
+        ("--image", choices.image, r"[a-z0-9]+([._/-][a-z0-9]+)*", "team/train"),
         ("--tag", choices.tag, _TAG, "2.4-cu124"),
-        ("--registry", choices.registry or "x", _REFERENCE, "registry.example.org/team"),
+        ("--registry", choices.registry or None, _REFERENCE, "registry.example.org/team"),
         ("--efa-version", choices.efa_version, _TAG, "1.34.0"),
         ("--nccl-tests-version", choices.nccl_tests_version, _TAG, "v2.13.10"),
-        ("--gpus", choices.gpus, re.compile(r"all|none|\d+"), "all, none or 2"),
-        ("--shm-size", choices.shm_size, _SIZE, "16g"),
-    ):
-        if not form.fullmatch(value):
-            raise UsageError(
-                f"{option} {value!r} cannot be used",
-                why="Container engines refuse it.",
-                hint=f"For example: {option} {example}",
-            )
+        ("--gpus", choices.gpus, r"all|none|\d+", "all, none or 2"),
+        ("--shm-size", choices.shm_size, r"[1-9]\d*[kmg]", "16g"),
+    )
     if "\n" in choices.reports:
         raise UsageError("--reports contains a line break", hint="Name a folder.")
 
@@ -137,14 +154,11 @@ def package_wheel() -> tuple[str, bytes]:
     files[f"{about}/METADATA"] = _METADATA.format(version=__version__).encode()
     files[f"{about}/WHEEL"] = _WHEEL.encode()
     files[f"{about}/entry_points.txt"] = b"[console_scripts]\nrankscope = rankscope.cli:run\n"
-    record = [f"{name},sha256={_digest(content)},{len(content)}" for name, content in files.items()]
+    digests = {name: base64.urlsafe_b64encode(hashlib.sha256(files[name]).digest()) for name in files}
+    record = [f"{name},sha256={digests[name].decode().rstrip('=')},{len(files[name])}" for name in files]
     files[f"{about}/RECORD"] = "\n".join([*record, f"{about}/RECORD,,", ""]).encode()
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in files.items():  # without times: the same files give the same wheel
             archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
     return f"rankscope-{__version__}-py3-none-any.whl", buffer.getvalue()
-
-
-def _digest(content: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple
 
 from rankscope.capture.job_name import script_name
 from rankscope.errors import UsageError
-
-Node: TypeAlias = "str | int | bool | Sequence[Node] | Mapping[str, Node]"
-Map: TypeAlias = dict[str, Node]
+from rankscope.jobs.spec import check_forms
 
 REPORTS = "/reports"
 """Where the volume for the reports is mounted in every container."""
@@ -32,13 +31,8 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]{0,46}[a-z0-9])?")
 _LAUNCHERS = ("torchrun", "mpirun", "mpiexec", "srun", "orterun")
 _UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9}
 
-_PLAIN_TEXT = re.compile(r"[A-Za-z/][A-Za-z0-9_./@-]*(:[A-Za-z0-9_./@-]+)*")
-_RESERVED = frozenset(("true", "false", "yes", "no", "on", "off", "null", "y", "n"))
 # Characters that YAML does not allow unescaped, or takes for a line break.
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-
-# Several lines with one line break at the end: a script, which reads better as it is.
-_BLOCK = re.compile(r"[^\s\x00-\x1f][^\x00-\x09\x0b-\x1f]*\n[^\x00-\x09\x0b-\x1f]*[^\x00-\x1f]\n")
 
 
 class Operator(NamedTuple):
@@ -116,15 +110,199 @@ export PET_MASTER_PORT="$MASTER_PORT"
 exec "$@"
 """
 
+_LABELS = """\
+app.kubernetes.io/name: {name}
+app.kubernetes.io/created-by: rankscope
+rankscope/job: {name}
+"""
+_HEAD = """\
+apiVersion: {version}
+kind: {kind}
+metadata:
+  name: {name}
+  {namespace}
+  labels:
+    {labels}
+  annotations:
+    rankscope/reports: {reports}
+    rankscope/image: {image}
+"""
+_MPI_JOB = """\
+spec:
+  slotsPerWorker: {ppn}
+  mpiImplementation: OpenMPI
+  runPolicy:
+    cleanPodPolicy: {policy}
+    backoffLimit: 0
+  mpiReplicaSpecs:
+    Launcher:
+      replicas: 1
+      restartPolicy: Never
+      template:
+        {launcher}
+    Worker:
+      replicas: {nodes}
+      restartPolicy: Never
+      template:
+        {worker}
+"""
+_PYTORCH_JOB = """\
+spec:
+  nprocPerNode: {ranks}
+  runPolicy:
+    cleanPodPolicy: None
+    backoffLimit: 0
+  pytorchReplicaSpecs:
+    Master:
+      replicas: 1
+      restartPolicy: Never
+      template:
+        {pod}
+    {worker}
+"""
+_PYTORCH_WORKER = """\
+Worker:
+  replicas: {count}
+  restartPolicy: Never
+  template:
+    {pod}
+"""
+_INDEXED_JOB = """\
+spec:
+  completions: {nodes}
+  parallelism: {nodes}
+  completionMode: Indexed
+  backoffLimit: 0
+  template:
+    {pod}
+"""
+# Host names for the pods of an indexed Job; the ranks connect before any pod is ready.
+_SERVICE = """\
+apiVersion: v1
+kind: Service
+metadata:
+  name: {name}
+  {namespace}
+  labels:
+    {labels}
+spec:
+  clusterIP: None
+  publishNotReadyAddresses: true
+  selector:
+    rankscope/job: {name}
+"""
+_POD = """\
+metadata:
+  labels:
+    {labels}
+spec:
+  {more}
+  containers:
+    - name: {name}
+      image: {image}
+      {command}
+      env:
+        {variables}
+      {privileges}
+      {resources}
+      volumeMounts:
+        - name: reports
+          mountPath: /reports
+        {shm_mount}
+  volumes:
+    - name: reports
+      {volume}
+    {shm}
+"""
+_NODE_RANK = """\
+- name: NODE_RANK
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.annotations['batch.kubernetes.io/job-completion-index']
+"""
+_COUNTERS = """\
+securityContext:
+  capabilities:
+    add:
+      - SYS_ADMIN
+"""
+_RESOURCES = """\
+resources:
+  requests:
+    {amounts}
+  limits:
+    {amounts}
+"""
+_SHM = """\
+- name: shm
+  emptyDir:
+    medium: Memory
+    sizeLimit: {size}
+"""
+_READER_POD = """\
+apiVersion: v1
+kind: Pod
+metadata:
+  name: {name}
+  {namespace}
+  labels:
+    app.kubernetes.io/created-by: rankscope
+    rankscope/reader-of: {job}
+spec:
+  {on_node}
+  restartPolicy: Never
+  activeDeadlineSeconds: 3600
+  containers:
+    - name: reader
+      image: {image}
+      command: [sleep, "3600"]
+      volumeMounts:
+        - name: reports
+          mountPath: /reports
+          readOnly: true
+  volumes:
+    - name: reports
+      {volume}
+"""
+
+
+KIND_OPTION = f"--kind {{{','.join(KINDS)}}}  the kind of job (default: mpijob)\n"
+CLUSTER_OPTIONS = """\
+--namespace NAME  (default: kubectl's)
+--context NAME  which cluster (default: kubectl's)
+"""
+
 
 @dataclass(frozen=True)
 class K8sJob:
     """The command, the resources, and the profiler's options."""
 
+    OPTIONS: ClassVar = {
+        "the job": f"""\
+--image NAME  has rankscope and the training code in it
+{KIND_OPTION}\
+--nodes N  workers, one a node
+--ppn N  ranks on each, and its GPUs
+--launcher {{mpirun,torchrun}}  what starts a node's ranks (default: mpirun in an MPIJob, else torchrun)
+--name NAME  the job's name (default: the script's, and the time)
+{CLUSTER_OPTIONS}\
+--env K=V ...  a variable of every rank; may be repeated
+""",
+        "resources of a worker": """\
+--gpus N  GPUs, when not one a rank; 0 for none
+--cpu N  cores
+--memory SIZE  such as 256Gi
+--shm SIZE  /dev/shm
+--efa N  AWS's network cards; needs --memory
+--hugepages SIZE  2 MiB pages (default: 5120Mi with --efa)
+--pvc NAME  the claim for the reports; all nodes write to it
+--host-path DIR  without --pvc: a folder of each node
+""",
+    }
     name: str
-    image: str
-    command: tuple[str, ...]
-    kind: str = "mpijob"
+    image: str = ""
+    command: tuple[str, ...] = ()
+    job_kind: str = "mpijob"
     nodes: int = 1
     ppn: int = 1
     profile: tuple[str, ...] = ()
@@ -151,7 +329,7 @@ class K8sJob:
 
     @property
     def starts_ranks(self) -> str:
-        return self.launcher or ("mpirun" if self.kind == "mpijob" else "torchrun")
+        return self.launcher or ("mpirun" if self.job_kind == "mpijob" else "torchrun")
 
     @property
     def run_folder(self) -> str:
@@ -166,10 +344,16 @@ def check(job: K8sJob) -> None:
             why="It becomes part of host names: lower-case letters, digits and '-', a letter first, at most 48.",
             hint="For example: --name train-4x8",
         )
-    for option, number, least in (("--nodes", job.nodes, 1), ("--ppn", job.ppn, 1), ("--efa", job.efa, 0)):
-        if number < least:
+    least = {
+        "--nodes": (job.nodes, 1),
+        "--ppn": (job.ppn, 1),
+        "--efa": (job.efa, 0),
+        "--gpus": (job.gpus or 0, 0),
+    }
+    for option, (number, smallest) in least.items():
+        if number < smallest:
             raise UsageError(
-                f"{option} {number} is too small", why=f"It is {least} or more.", hint=f"Give {option} N."
+                f"{option} {number} is too small", why=f"It is {smallest} or more.", hint=f"Give {option} N."
             )
     if not job.image:
         raise UsageError(
@@ -182,12 +366,12 @@ def check(job: K8sJob) -> None:
     if job.command[0].rpartition("/")[2] in _LAUNCHERS:
         raise UsageError(
             f"the command starts with {job.command[0]}",
-            why=f"{KINDS[job.kind].name} and rankscope start the ranks on every node themselves.",
+            why=f"{KINDS[job.job_kind].name} and rankscope start the ranks on every node themselves.",
             hint="Give the command of one rank: -- python train.py …",
         )
-    if job.starts_ranks == "mpirun" and job.kind != "mpijob":
+    if job.starts_ranks == "mpirun" and job.job_kind != "mpijob":
         raise UsageError(
-            f"--launcher mpirun is not for a {KINDS[job.kind].name}",
+            f"--launcher mpirun is not for a {KINDS[job.job_kind].name}",
             why="Only the MPI operator gives mpirun its hosts.",
             hint="Leave it out, or use --kind mpijob.",
         )
@@ -201,46 +385,30 @@ def check(job: K8sJob) -> None:
         raise UsageError(
             "the command is not valid text", why="A manifest is UTF-8.", hint="Remove the bytes that are not."
         )
-    _check_names(job)
-    _check_sizes(job)
-
-
-def _check_names(job: K8sJob) -> None:
-    for option, value, form, example in (
+    check_forms(
+        "The cluster would refuse it.",
         ("--image", job.image, r"\w[\w.:/@-]*", "registry.example.org/team/train:1"),
-        ("--pvc", job.pvc or "x", r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", "reports"),
-        ("--namespace", job.namespace or "x", r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "team"),
+        ("--pvc", job.pvc or None, r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", "reports"),
+        ("--namespace", job.namespace or None, r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", "team"),
         ("--host-path", job.host_path, r"/[^\0:\n]+", HOST_REPORTS),
+        ("--cpu", job.cpu or None, r"\d+(\.\d+)?|\d+m", "96 or --cpu 500m"),
         *(("--env", name, r"[A-Za-z_]\w*", "NCCL_DEBUG=INFO") for name in job.env),
-    ):
-        if not re.fullmatch(form, value, re.ASCII):
-            raise UsageError(
-                f"{option} {value!r} cannot be used",
-                why="The cluster would refuse it.",
-                hint=f"For example: {option} {example}",
-            )
-
-
-def _check_sizes(job: K8sJob) -> None:
+    )
     sizes = {"--memory": job.memory, "--shm": job.shm, "--hugepages": job.hugepages}
-    number = {option: size_bytes(option, text) for option, text in sizes.items() if text}
-    if job.cpu and not re.fullmatch(r"\d+(\.\d+)?|\d+m", job.cpu):
-        raise UsageError(
-            f"--cpu {job.cpu} is not a number of cores", hint="For example: --cpu 96 or --cpu 500m"
-        )
+    amounts = {option: _bytes(option, text) for option, text in sizes.items() if text}
     if (job.hugepages or job.efa) and not job.memory:
         raise UsageError(
             f"{'--efa' if job.efa else '--hugepages'} needs --memory",
             why="Kubernetes refuses a pod that requests huge pages without memory or cores.",
             hint="For example: --memory 256Gi",
         )
-    if number.get("--hugepages", 0) % (2 * 2**20):
+    if amounts.get("--hugepages", 0) % (2 * 2**20):
         raise UsageError(
             f"--hugepages {job.hugepages} is not a whole number of pages",
             why="A page is 2Mi.",
             hint=f"For example: --hugepages {_EFA_HUGEPAGES}",
         )
-    if job.memory and number["--shm"] > number["--memory"]:
+    if job.memory and amounts["--shm"] > amounts["--memory"]:
         raise UsageError(
             f"--shm {job.shm} is more than --memory {job.memory}",
             why="/dev/shm counts as memory of the pod: the pod would be killed when it is full.",
@@ -248,26 +416,13 @@ def _check_sizes(job: K8sJob) -> None:
         )
 
 
-def size_bytes(option: str, text: str) -> int:
+def _bytes(option: str, text: str) -> int:
     """A quantity as Kubernetes writes it: 64Gi, 500M."""
-    match = re.fullmatch(r"([1-9]\d*)([A-Za-z]*)", text)
-    if not match or match[2] not in _UNITS:
-        raise UsageError(
-            f"{option} {text} is not a size",
-            why="Sizes are written as in Kubernetes.",
-            hint="For example: 64Gi",
-        )
-    return int(match[1]) * _UNITS[match[2]]
-
-
-def parse_devices(option: str, value: object) -> int:
-    """A number of devices of a worker; 0 is none."""
-    text = str(value)
-    if not text.isascii() or not text.isdecimal():
-        raise UsageError(
-            f"{option} {text} is not a number", why="It counts devices.", hint=f"For example: {option} 4"
-        )
-    return int(text)
+    check_forms(
+        "Sizes are written as in Kubernetes.", (option, text, rf"[1-9]\d*({'|'.join(_UNITS)})", "64Gi")
+    )
+    digits = text.rstrip("".join(_UNITS))
+    return int(digits) * _UNITS[text[len(digits) :]]
 
 
 def default_name(command: tuple[str, ...]) -> str:
@@ -280,43 +435,51 @@ def default_name(command: tuple[str, ...]) -> str:
 def manifest(job: K8sJob) -> str:
     """The job as YAML; one document, or two for an indexed Job on several nodes."""
     check(job)
-    if job.kind == "mpijob":
-        return documents(_mpi_job(job))
-    if job.kind == "pytorchjob":
-        return documents(_pytorch_job(job))
-    return documents(*([_service(job)] if job.nodes > 1 else []), _indexed_job(job))
+    version, kind, _ = KINDS[job.job_kind]
+    common: dict[str, str | int] = {
+        "version": version,
+        "kind": kind,
+        "name": job.name,
+        "nodes": job.nodes,
+        "ppn": job.ppn,
+    }
+    common |= {"namespace": _namespace(job.namespace), "labels": _fill(_LABELS, name=job.name)}
+    common |= {"image": job.image, "reports": f"pvc:{job.pvc}" if job.pvc else f"hostPath:{job.host_path}"}
+    head = _fill(_HEAD, **common)
+    if job.job_kind == "mpijob":
+        # Reports on the nodes' disks are found through the workers' pods, so these are kept; a claim needs no pod.
+        common["policy"] = "Running" if job.pvc else "None"
+        # The worker only runs the ssh server of the image, which the operator starts.
+        launcher, worker = (
+            _pod(job, "launcher", _mpirun(job), on_gpu=False),
+            _pod(job, "worker", [], on_gpu=True),
+        )
+        return head + _fill(_MPI_JOB, launcher=launcher, worker=worker, **common)
+    if job.job_kind == "pytorchjob":
+        # The operator sets these variables in every pod. RANK is the pod's number there, not a rank.
+        where = ["--master-addr=$(MASTER_ADDR)", "--master-port=$(MASTER_PORT)"]
+        pod = _pod(job, "pytorch", _in_every_pod(job, "$(RANK)", where), on_gpu=True)  # the name is required
+        worker = _fill(_PYTORCH_WORKER, count=job.nodes - 1, pod=pod) if job.nodes > 1 else ""
+        return head + _fill(_PYTORCH_JOB, ranks=str(job.ppn), pod=pod, worker=worker)
+    where = [f"--master-addr={job.name}-0.{job.name}", f"--master-port={_PORT}"]
+    command = _in_every_pod(job, "$(NODE_RANK)", where)
+    more = _fill("restartPolicy: Never\nsubdomain: {name}\n", name=job.name)
+    pod = _pod(job, "worker", command, on_gpu=True, more=more, variables=_NODE_RANK)
+    service = _fill(_SERVICE, **common) + "---\n" if job.nodes > 1 else ""
+    return service + head + _fill(_INDEXED_JOB, nodes=job.nodes, pod=pod)
 
 
 def reader_pod(name: str, job: str, image: str, reports: str, node: str = "", namespace: str = "") -> str:
     """A pod that only mounts the reports, so that they can be copied after the job's pods have ended."""
     kind, _, where = reports.partition(":")
-    spec: Map = {
-        "restartPolicy": "Never",
-        "activeDeadlineSeconds": 3600,
-        "containers": [
-            {
-                "name": "reader",
-                "image": image,
-                "command": ["sleep", "3600"],
-                "volumeMounts": [{"name": "reports", "mountPath": REPORTS, "readOnly": True}],
-            }
-        ],
-        "volumes": [{"name": "reports", **_reports_volume(where if kind == "pvc" else "", where)}],
-    }
-    if node:  # bypasses the scheduler, and tolerates the taints that nodes with GPUs often have
-        spec = {"nodeName": node, "tolerations": [{"operator": "Exists"}], **spec}
-    labels: Map = {"app.kubernetes.io/created-by": "rankscope", "rankscope/reader-of": job}
-    return documents(
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name, **({"namespace": namespace} if namespace else {}), "labels": labels},
-            "spec": spec,
-        }
-    )
+    # Naming the node bypasses the scheduler; nodes with GPUs often have taints.
+    on_node = _fill("nodeName: {node}\ntolerations:\n  - operator: Exists\n", node=node) if node else ""
+    volume = _reports_volume(where if kind == "pvc" else "", where)
+    more: dict[str, str | int] = {"namespace": _namespace(namespace), "on_node": on_node, "volume": volume}
+    return _fill(_READER_POD, name=name, job=job, image=image, **more)
 
 
-def _mpi_job(job: K8sJob) -> Map:
+def _mpirun(job: K8sJob) -> list[str]:
     per_node = job.ppn if job.starts_ranks == "mpirun" else 1
     # sshd does not pass the variables of the pods on, so mpirun does.
     names = ["PATH", "LD_LIBRARY_PATH", "MASTER_ADDR", "MASTER_PORT", *_variables(job)]
@@ -327,68 +490,7 @@ def _mpi_job(job: K8sJob) -> Map:
     mpirun = ["mpirun", "--allow-run-as-root", "-np", str(job.nodes * per_node)]
     mpirun += ["--map-by", f"ppr:{per_node}:node", "--bind-to", "none"]
     mpirun += [word for name in dict.fromkeys(names) for word in ("-x", name)]
-    start = [*_escaped(["sh", "-c", _START_OF_MPIRUN]), "sh"]
-    launcher = _container(job, "launcher", [*start, *mpirun, *command], on_gpu=False)
-    # The worker only runs the ssh server of the image, which the operator starts.
-    worker = _container(job, "worker", [], on_gpu=True)
-    # Reports on the nodes' disks are found through the workers' pods, so these are kept; a claim needs no pod.
-    policy = "Running" if job.pvc else "None"
-    return _object(
-        job,
-        {
-            "slotsPerWorker": job.ppn,
-            "mpiImplementation": "OpenMPI",
-            "runPolicy": {"cleanPodPolicy": policy, "backoffLimit": 0},
-            "mpiReplicaSpecs": {
-                "Launcher": _replicas(job, 1, launcher, shm=False),
-                "Worker": _replicas(job, job.nodes, worker, shm=True),
-            },
-        },
-    )
-
-
-def _pytorch_job(job: K8sJob) -> Map:
-    # The operator sets these variables in every pod. RANK is the pod's number there, not a rank.
-    where = ["--master-addr=$(MASTER_ADDR)", "--master-port=$(MASTER_PORT)"]
-    command = _in_every_pod(job, "$(RANK)", where)
-    container = _container(job, "pytorch", command, on_gpu=True)  # the operator requires this name
-    replicas: Map = {"Master": _replicas(job, 1, container, shm=True)}
-    if job.nodes > 1:
-        replicas["Worker"] = _replicas(job, job.nodes - 1, container, shm=True)
-    policy: Map = {"cleanPodPolicy": "None", "backoffLimit": 0}
-    return _object(job, {"nprocPerNode": str(job.ppn), "runPolicy": policy, "pytorchReplicaSpecs": replicas})
-
-
-def _indexed_job(job: K8sJob) -> Map:
-    where = [f"--master-addr={job.name}-0.{job.name}", f"--master-port={_PORT}"]
-    container = _container(job, "worker", _in_every_pod(job, "$(NODE_RANK)", where), on_gpu=True)
-    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-    numbered: Map = {"name": "NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": index}}}
-    env = container.get("env", [])
-    assert isinstance(env, list)
-    container = {**container, "env": [numbered, *env]}
-    template = _template(job, container, shm=True, more={"restartPolicy": "Never", "subdomain": job.name})
-    return _object(
-        job,
-        {
-            "completions": job.nodes,
-            "parallelism": job.nodes,
-            "completionMode": "Indexed",
-            "backoffLimit": 0,
-            "template": template,
-        },
-    )
-
-
-def _service(job: K8sJob) -> Map:
-    """Host names for the pods of an indexed Job."""
-    metadata: Map = {"name": job.name, **_namespace(job), "labels": _labels(job)}
-    spec: Map = {
-        "clusterIP": "None",
-        "publishNotReadyAddresses": True,  # the ranks connect before any pod is ready
-        "selector": {JOB_LABEL: job.name},
-    }
-    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
+    return [*_escaped(["sh", "-c", _START_OF_MPIRUN]), "sh", *mpirun, *command]
 
 
 def _in_every_pod(job: K8sJob, number: str, where: list[str]) -> list[str]:
@@ -420,64 +522,36 @@ def _escaped(words: Sequence[str]) -> list[str]:
     return [word.replace("$", "$$") for word in words]
 
 
-def _object(job: K8sJob, spec: Map) -> Map:
-    version, kind, _ = KINDS[job.kind]
-    notes: Map = {
-        REPORTS_NOTE: f"pvc:{job.pvc}" if job.pvc else f"hostPath:{job.host_path}",
-        IMAGE_NOTE: job.image,
-    }
-    metadata: Map = {"name": job.name, **_namespace(job), "labels": _labels(job), "annotations": notes}
-    return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
+def _namespace(name: str) -> str:
+    return _fill("namespace: {name}\n", name=name) if name else ""
 
 
-def _namespace(job: K8sJob) -> Map:
-    return {"namespace": job.namespace} if job.namespace else {}
+def _pod(
+    job: K8sJob, name: str, command: list[str], *, on_gpu: bool, more: str = "", variables: str = ""
+) -> str:
+    for key, value in _variables(job).items():
+        variables += _fill("- name: {key}\n  value: {value}\n", key=key, value=value)
+    amounts = "".join(_fill(f"{key}: {{amount}}\n", amount=amount) for key, amount in _resources(job).items())
+    return _fill(
+        _POD,
+        labels=_fill(_LABELS, name=job.name),
+        more=more,
+        name=name,
+        image=job.image,
+        command=_list("command", command) if command else "",
+        variables=variables,
+        privileges=_COUNTERS if on_gpu and job.counters else "",
+        resources=_fill(_RESOURCES, amounts=amounts) if on_gpu and amounts else "",
+        shm_mount="- name: shm\n  mountPath: /dev/shm\n" if on_gpu else "",
+        volume=_reports_volume(job.pvc, job.host_path),
+        shm=_fill(_SHM, size=job.shm) if on_gpu else "",
+    )
 
 
-def _labels(job: K8sJob) -> Map:
-    return {
-        "app.kubernetes.io/name": job.name,
-        "app.kubernetes.io/created-by": "rankscope",
-        JOB_LABEL: job.name,
-    }
-
-
-def _replicas(job: K8sJob, count: int, container: Map, shm: bool) -> Map:
-    return {"replicas": count, "restartPolicy": "Never", "template": _template(job, container, shm, {})}
-
-
-def _template(job: K8sJob, container: Map, shm: bool, more: Map) -> Map:
-    volumes: list[Node] = [{"name": "reports", **_reports_volume(job.pvc, job.host_path)}]
-    if shm:
-        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": job.shm}})
-    return {
-        "metadata": {"labels": _labels(job)},
-        "spec": {**more, "containers": [container], "volumes": volumes},
-    }
-
-
-def _reports_volume(pvc: str, host_path: str) -> Map:
+def _reports_volume(pvc: str, host_path: str) -> str:
     if pvc:
-        return {"persistentVolumeClaim": {"claimName": pvc}}
-    return {"hostPath": {"path": host_path, "type": "DirectoryOrCreate"}}
-
-
-def _container(job: K8sJob, name: str, command: list[str], on_gpu: bool) -> Map:
-    mounts: list[Node] = [{"name": "reports", "mountPath": REPORTS}]
-    if on_gpu:
-        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
-    container: Map = {"name": name, "image": job.image}
-    if command:
-        container["command"] = command
-    variables: list[Node] = [{"name": key, "value": value} for key, value in _variables(job).items()]
-    if variables:
-        container["env"] = variables
-    if on_gpu and job.counters:
-        container["securityContext"] = {"capabilities": {"add": ["SYS_ADMIN"]}}
-    if on_gpu and (resources := _resources(job)):
-        container["resources"] = resources
-    container["volumeMounts"] = mounts
-    return container
+        return _fill("persistentVolumeClaim:\n  claimName: {pvc}\n", pvc=pvc)
+    return _fill("hostPath:\n  path: {path}\n  type: DirectoryOrCreate\n", path=host_path)
 
 
 def _variables(job: K8sJob) -> dict[str, str]:
@@ -487,64 +561,43 @@ def _variables(job: K8sJob) -> dict[str, str]:
     return {"PYTHONUNBUFFERED": "1", **efa, **given}  # so that output is not lost when a rank is killed
 
 
-def _resources(job: K8sJob) -> Map:
+def _resources(job: K8sJob) -> dict[str, str]:
     gpus = job.ppn if job.gpus is None else job.gpus
-    hugepages = job.hugepages or (_EFA_HUGEPAGES if job.efa else "")
     amounts = {
         "cpu": job.cpu,
         "memory": job.memory,
-        "hugepages-2Mi": hugepages,
-        "nvidia.com/gpu": str(gpus) if gpus else "",
-        "vpc.amazonaws.com/efa": str(job.efa) if job.efa else "",
+        "hugepages-2Mi": job.hugepages or (_EFA_HUGEPAGES if job.efa else ""),
+        "nvidia.com/gpu": str(gpus or ""),
+        "vpc.amazonaws.com/efa": str(job.efa or ""),
     }
-    limits: Map = {name: amount for name, amount in amounts.items() if amount}
-    return {"requests": limits, "limits": limits} if limits else {}
+    return {name: amount for name, amount in amounts.items() if amount}
 
 
-def documents(*nodes: Node) -> str:
-    """YAML, as far as a manifest needs it, of several documents in one file.
+def _fill(template: str, **values: str | int) -> str:
+    """A line that is only {name} becomes that text, indented alike, or goes where it is empty.
 
-    Text that YAML could read as something else (yes, 1e3, 12:30, a leading *) is quoted, as is any text with special
-    characters. A property test checks that PyYAML reads back what is written here.
+    Elsewhere {name} becomes a number, or a text in quotes, which YAML reads as JSON does.
     """
-    return "---\n".join("\n".join(_yaml_lines(node)) + "\n" for node in nodes)
+    lines = []
+    for line in template.splitlines(keepends=True):
+        if block := re.fullmatch(r"( *)\{(\w+)\}\n", line):
+            lines.append(textwrap.indent(str(values[block[2]]), block[1]))
+        else:
+            lines.append(re.sub(r"\{(\w+)\}", lambda match: _scalar(values[match[1]]), line))
+    return "".join(lines)
 
 
-def _yaml_lines(node: Node) -> list[str]:
-    """The lines of a map or list, not indented."""
-    if isinstance(node, Mapping):
-        return [
-            line
-            for key, value in node.items()
-            for line in _entry(f"{_yaml_text(key)}:", value, in_list=False)
-        ]
-    assert isinstance(node, Sequence) and not isinstance(node, str)
-    return [line for value in node for line in _entry("-", value, in_list=True)]
+def _list(key: str, words: Sequence[str]) -> str:
+    items = (
+        f"  - |\n{textwrap.indent(word, '    ')}" if word in _SCRIPTS else f"  - {_scalar(word)}\n"
+        for word in words
+    )
+    return f"{key}:\n{''.join(items)}"
 
 
-def _entry(head: str, value: Node, in_list: bool) -> list[str]:
-    if isinstance(value, str) and _BLOCK.fullmatch(value) and not _UNPRINTABLE.search(value):
-        return [f"{head} |", *(f"  {line}" if line else "" for line in value[:-1].split("\n"))]
-    if isinstance(value, str | int) or not value:
-        return [f"{head} {_scalar(value)}"]
-    inner = _yaml_lines(value)
-    if in_list:  # the first line follows the dash
-        return [f"- {inner[0]}", *(f"  {line}" for line in inner[1:])]
-    return [head, *(f"  {line}" for line in inner)]
+def _scalar(value: str | int) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _scalar(value: Node) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, str):
-        return _yaml_text(value)
-    return "{}" if isinstance(value, Mapping) else "[]"
-
-
-def _yaml_text(text: str) -> str:
-    if _PLAIN_TEXT.fullmatch(text) and text.lower() not in _RESERVED:
-        return text
-    quoted = json.dumps(text, ensure_ascii=False)
-    return _UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)
+_SCRIPTS = _escaped([_START_OF_MPIRUN, _START_OF_TORCHRUN])

@@ -52,52 +52,57 @@ def submit(job: k8s.K8sJob, text: str, kubectl: Kubectl, *, install: bool, log: 
 
     ``install`` allows to install the operator first, if the cluster lacks it; ``log`` gets what is applied.
     """
-    name, operator = k8s.KINDS[job.kind].name, k8s.KINDS[job.kind].operator
-    if operator is not None and not _is_installed(operator, kubectl):
+    _, name, operator = k8s.KINDS[job.job_kind]
+    found = kubectl.run("get", "crd", operator.resource) if operator is not None else None
+    # Reading definitions is often forbidden to users who may create jobs.
+    if operator is not None and found is not None and found.returncode and "Forbidden" not in found.stderr:
+        if "NotFound" not in found.stderr:
+            raise RemoteError(
+                "cannot reach the cluster",
+                why=_last_line(found.stderr),
+                hint="Check: kubectl cluster-info; kubectl config get-contexts",
+            )
         if not install:
             raise RemoteError(
                 f"this cluster has no {name}",
                 why=f"It lacks {operator.title}: there is no resource {operator.resource}.",
                 hint="Install it: --install-operator. Or use a plain Job, which every cluster has: --kind job",
             )
-        _install(operator, kubectl, log)
+        # Its project's own manifest; then wait until it can take jobs.
+        log(f"Installing {operator.title}: kubectl {' '.join(operator.apply)}")
+        for line in kubectl.ask(*operator.apply).strip().splitlines():
+            log(f"  {line}")
+        limit = f"--timeout={_READY_SECONDS}s"
+        kubectl.ask("wait", "--for=condition=Established", limit, f"crd/{operator.resource}")
+        where = ("-n", operator.namespace, f"deployment/{operator.deployment}")
+        kubectl.ask("wait", "--for=condition=Available", limit, *where)
     return kubectl.ask("create", "-f", "-", stdin=text).strip()
-
-
-def _is_installed(operator: k8s.Operator, kubectl: Kubectl) -> bool:
-    done = kubectl.run("get", "crd", operator.resource)
-    if done.returncode and "NotFound" in done.stderr:
-        return False
-    # Reading definitions is often forbidden to users who may create jobs.
-    if done.returncode and "Forbidden" not in done.stderr:
-        raise RemoteError(
-            "cannot reach the cluster",
-            why=_last_line(done.stderr),
-            hint="Check: kubectl cluster-info; kubectl config get-contexts",
-        )
-    return True
-
-
-def _install(operator: k8s.Operator, kubectl: Kubectl, log: Callable[[str], None]) -> None:
-    """Apply the operator's own manifest, and wait until it can take jobs."""
-    log(f"Installing {operator.title}: kubectl {' '.join(operator.apply)}")
-    applied = kubectl.ask(*operator.apply)
-    for line in applied.strip().splitlines():
-        log(f"  {line}")
-    limit = f"--timeout={_READY_SECONDS}s"
-    kubectl.ask("wait", "--for=condition=Established", limit, f"crd/{operator.resource}")
-    where = ("-n", operator.namespace, f"deployment/{operator.deployment}")
-    kubectl.ask("wait", "--for=condition=Available", limit, *where)
 
 
 def fetch(
     name: str, kind: str, target: Path, kubectl: Kubectl, namespace: str, log: Callable[[str], None]
 ) -> list[Path]:
     """Copy the reports of a job to `target`; returns the files. Works when its pods have ended."""
-    reports, image = _where(_job(name, kind, kubectl), name)
-    nodes = [""] if reports.startswith("pvc:") else _nodes(name, kubectl)
+    notes = _job(name, kind, kubectl)["metadata"].get("annotations") or {}
+    if k8s.REPORTS_NOTE not in notes or k8s.IMAGE_NOTE not in notes:
+        raise RemoteError(
+            f"the place of job {name}'s reports is not known",
+            why="The job has no annotation for it, which `rankscope job k8s` would have written.",
+            hint="Copy them by hand: kubectl cp POD:PATH DIR",
+        )
+    reports, image = notes[k8s.REPORTS_NOTE], notes[k8s.IMAGE_NOTE]
+    nodes = {""}
+    if not reports.startswith("pvc:"):
+        pods = json.loads(kubectl.ask("get", "pods", "-l", f"{k8s.JOB_LABEL}={name}", "-o", "json"))
+        nodes = {pod["spec"].get("nodeName", "") for pod in pods["items"]} - {""}
+    if not nodes:
+        raise RemoteError(
+            f"the nodes of job {name} are not known",
+            why="Its pods were deleted or never started, and the reports are on the nodes' own disks.",
+            hint="See: kubectl get pods -o wide. With --pvc NAME, reports do not depend on nodes.",
+        )
     target.mkdir(parents=True, exist_ok=True)
-    for number, node in enumerate(nodes):
+    for number, node in enumerate(sorted(nodes)):
         pod = f"{name}-reader-{number}"
         log(f"Copying from {node or reports.partition(':')[2]}")
         kubectl.ask("create", "-f", "-", stdin=k8s.reader_pod(pod, name, image, reports, node, namespace))
@@ -141,29 +146,6 @@ def _job(name: str, kind: str, kubectl: Kubectl) -> dict[str, Any]:
         )
     job: dict[str, Any] = json.loads(done.stdout)
     return job
-
-
-def _where(job: dict[str, Any], name: str) -> tuple[str, str]:
-    notes = job["metadata"].get("annotations") or {}
-    if k8s.REPORTS_NOTE not in notes or k8s.IMAGE_NOTE not in notes:
-        raise RemoteError(
-            f"the place of job {name}'s reports is not known",
-            why="The job has no annotation for it, which `rankscope job k8s` would have written.",
-            hint="Copy them by hand: kubectl cp POD:PATH DIR",
-        )
-    return notes[k8s.REPORTS_NOTE], notes[k8s.IMAGE_NOTE]
-
-
-def _nodes(name: str, kubectl: Kubectl) -> list[str]:
-    pods = json.loads(kubectl.ask("get", "pods", "-l", f"{k8s.JOB_LABEL}={name}", "-o", "json"))
-    nodes = {pod["spec"].get("nodeName", "") for pod in pods["items"]} - {""}
-    if not nodes:
-        raise RemoteError(
-            f"the nodes of job {name} are not known",
-            why="Its pods were deleted or never started, and the reports are on the nodes' own disks.",
-            hint="See: kubectl get pods -o wide. With --pvc NAME, reports do not depend on nodes.",
-        )
-    return sorted(nodes)
 
 
 def _last_line(text: str) -> str:

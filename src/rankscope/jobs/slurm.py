@@ -62,18 +62,11 @@ def state_of(job: str) -> State:
     if not fields:
         return State("unknown", True, None)
     word = fields["JobState"]
-    ended = word not in _NOT_ENDED
-    return State(word.lower(), ended, _code(fields.get("ExitCode", ""), word) if ended else None)
-
-
-def _code(text: str, word: str) -> int:
-    """Slurm writes CODE:SIGNAL."""
-    code, _, signal = text.partition(":")
-    if signal.isdecimal() and int(signal):
-        return 128 + int(signal)
-    if code.isdecimal() and int(code):
-        return int(code)
-    return 0 if word == "COMPLETED" else 1
+    if word in _NOT_ENDED:
+        return State(word.lower(), False, None)
+    parts = [int(part) if part.isdecimal() else 0 for part in fields.get("ExitCode", "").split(":")]
+    exit_code, signal = [*parts, 0, 0][:2]  # Slurm writes CODE:SIGNAL
+    return State(word.lower(), True, 128 + signal if signal else exit_code or int(word != "COMPLETED"))
 
 
 SCHEDULER = Scheduler(

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from rankscope.errors import UsageError
 
-_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@=,/-]*")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLAIN = r"\w[\w.:+@=,/-]*"
+_PATH = r"[\w.:+@=,/%~-]+"
 _END_LEAD_S = 60
 _WITHOUT_OPTION = ("select", "place", "keep")
 """Of a site's file."""
@@ -105,22 +105,27 @@ class Spec:
     def check(self) -> None:
         """Refuse values that are not allowed in a directive line, before anything is written or submitted."""
         in_directives = ("name", "queue", "account", "filesystems", "constraint", "gres", "gpus_per_node")
-        for field_name in (*in_directives, *_WITHOUT_OPTION, "cpu_bind", "conda"):
-            value: str | None = getattr(self, field_name)
-            option = field_name if field_name in _WITHOUT_OPTION else f"--{field_name.replace('_', '-')}"
-            if value is not None and not _PLAIN.fullmatch(value):
-                raise UsageError(
-                    f"{option} {value!r} is not allowed in a job script",
-                    why="A directive may hold letters, digits and . : + @ = , / _ -, and no spaces.",
-                    hint=f"Write {option} as the scheduler would show it.",
-                )
-        for option, value in (("--stdout", self.stdout), ("--stderr", self.stderr)):
-            if value is not None and not re.fullmatch(r"[\w.:+@=,/%~-]+", value, re.ASCII):
-                raise UsageError(
-                    f"{option} {value!r} cannot be used",
-                    why="A directive takes a path without spaces and quotes.",
-                    hint=f"For example: {option} logs/%j.out",
-                )
+        check_forms(
+            "A directive may hold letters, digits and . : + @ = , / _ -, and no spaces.",
+            *(
+                (f"--{field.replace('_', '-')}", getattr(self, field), _PLAIN, "debug_1")
+                for field in (*in_directives, "cpu_bind", "conda")
+            ),
+            *((field, getattr(self, field), _PLAIN, "ngpus=4") for field in _WITHOUT_OPTION),
+        )
+        check_forms(
+            "A directive takes a path without spaces and quotes.",
+            ("--stdout", self.stdout, _PATH, "logs/%j.out"),
+            ("--stderr", self.stderr, _PATH, "logs/%j.err"),
+        )
+        check_forms(
+            "It is created on each node, so it must be an absolute path without spaces.",
+            ("--tmpdir", self.tmpdir, f"/({_PLAIN})?", "/tmp, or the site's local disk"),
+        )
+        check_forms(
+            "The name of a shell variable consists of letters, digits and _.",
+            *(("--env", name, r"[A-Za-z_]\w*", "NAME=VALUE") for name in self.env),
+        )
         for directive in self.directives:
             if not directive.startswith("-") or not directive.isprintable():
                 raise UsageError(
@@ -128,45 +133,33 @@ class Spec:
                     why="It is written as one line of the script, and starts with - or --.",
                     hint="For example: --directive=--exclusive, or --directive='-j oe' for PBS.",
                 )
-        if not self.tmpdir.startswith("/") or not _PLAIN.fullmatch(self.tmpdir[1:] or "_"):
+
+
+def check_forms(why: str, *values: tuple[str, str | None, str, str]) -> None:
+    """Refuse a value that is not of its form: option, value, pattern, example."""
+    for option, value, form, example in values:
+        if value is not None and not re.fullmatch(form, value, re.ASCII):
             raise UsageError(
-                f"--tmpdir {self.tmpdir!r} cannot be used",
-                why="It is created on each node, so it must be an absolute path without spaces.",
-                hint="For example: --tmpdir /tmp, or the site's local disk.",
+                f"{option} {value!r} cannot be used", why=why, hint=f"For example: {option} {example}"
             )
-        for name in self.env:
-            if not _NAME.fullmatch(name):
-                raise UsageError(
-                    f"--env {name} is not a variable name",
-                    why="The name of a shell variable consists of letters, digits and _.",
-                    hint="Write --env NAME=VALUE.",
-                )
 
 
 def parse_walltime(text: str) -> int:
     """Seconds of 30 (minutes, as Slurm reads a bare number), 5:00, 1:30:00, 1-00:00:00, 90s, 45m, 2h."""
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d\d)", text)
-    if match and (match[1] is None or match[2] is not None) and int(match[4]) < 60:
-        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-        if match[2] is None or minutes < 60:
-            return _positive(text, ((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-    match = re.fullmatch(r"(\d+)(s|m|min|h|d|)", text)
-    if match:
-        unit = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "": 60}[match[2]]
-        return _positive(text, int(match[1]) * unit)
-    raise UsageError(
-        f"--walltime {text} is not a time",
-        why="A walltime has hours, minutes and seconds.",
-        hint="Write it like 0:30:00, 30m or 2h.",
-    )
-
-
-def _positive(text: str, seconds: int) -> int:
-    if seconds == 0:
+    seconds = None
+    if match := re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d\d)", text):
+        days, hours, minutes, rest = (int(part or 0) for part in match.groups())
+        if rest < 60 and ((match[2] is not None and minutes < 60) or match[1] is match[2] is None):
+            seconds = ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    elif match := re.fullmatch(r"(\d+)(s|m|min|h|d|)", text):
+        seconds = int(match[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "": 60}[match[2]]
+    if not seconds:
         raise UsageError(
-            f"--walltime {text} leaves no time to run",
-            why="It is zero.",
-            hint="For example: --walltime 0:30:00",
+            f"--walltime {text} is not a time"
+            if seconds is None
+            else f"--walltime {text} leaves no time to run",
+            why="A walltime has hours, minutes and seconds.",
+            hint="Write it like 0:30:00, 30m or 2h.",
         )
     return seconds
 

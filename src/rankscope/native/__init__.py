@@ -1,5 +1,5 @@
-"""The parts that are written in C, where they could be built. Without them reading is slower, and two formats are not
-read (readers.base.need_c_parts).
+"""The parts that are written in C, where they could be built. Without them reading is slower, and XLA's .xplane.pb is
+not read (readers.base.need_c_parts).
 
 The package is installed without them where there is no compiler (hatch_build.py). RANKSCOPE_NATIVE=0 turns them off,
 to compare.

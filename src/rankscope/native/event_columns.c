@@ -1,5 +1,4 @@
 #include "event_columns.h"
-#include "times.h"
 
 #define LARGEST_ARGS (INT32_MAX - 64) /* of all events: offsets have 32 bits */
 #define MOST_NESTED 256
@@ -106,18 +105,6 @@ done:
     return p == copy.end ? NULL : p; /* the last brace closes the event */
 }
 
-bool append_json(Array *out, Place p, Place end) {
-    if (!array_reserve(out, (size_t)(end - p) + CHUNK)) return false;
-    p = skip_space(p, end);
-    Copy copy = {p, end, out->data + out->size};
-    Spelling unused = {0};
-    p = copy_value(&copy, p, &unused);
-    if (!p || skip_space(p, end) != end - 1) return false;
-    copy_piece(&copy, p);
-    out->size = (size_t)(copy.out - out->data);
-    return true;
-}
-
 /* The number of the name of an argument with columns, or a negative number. */
 static inline int32_t name_of(const EventColumns *columns, Place key, size_t length) {
     if (!(columns->name_lengths[*key] >> (length & 31) & 1)) return NO_TEXT; /* most names end here */
@@ -140,7 +127,7 @@ Place read_args(EventColumns *columns, Place p, Place end, uint32_t *offset) {
         Spelling spelling = {0};
         Place key = p + 1;
         p = find_string_end(key, end, &spelling);
-        if (!p || (spelling.escaped && !columns->is_lenient)) return NULL;
+        if (!p || spelling.escaped) return NULL;
         int32_t name = name_of(columns, key, (size_t)(p - key));
         p = skip_colon(&copy, p + 1);
         if (!p) return NULL;
@@ -148,10 +135,9 @@ Place read_args(EventColumns *columns, Place p, Place end, uint32_t *offset) {
         p = *p == '{' || *p == '[' ? copy_value(&copy, p, &spelling) : skip_scalar(p, end, &spelling);
         if (!p) return NULL;
         if (name >= 0) {
-            bool is_repeated = columns->has >> name & 1;
-            if (is_repeated && !columns->is_lenient) return NULL;
+            if (columns->has >> name & 1) return NULL;
             columns->has |= 1u << name;
-            if (!is_repeated) columns->values[name] = (Value){value, copy.out + (p - copy.from), spelling};
+            columns->values[name] = (Value){value, copy.out + (p - copy.from), spelling};
             if (first) columns->first_name = name;
         }
         p = skip_gap(&copy, p);
@@ -177,14 +163,6 @@ static int64_t integer_of(Place begin, Place end) {
     return negative ? -(int64_t)value : (int64_t)value;
 }
 
-/* A number with a fraction and without an exponent, rounded; NO_NUMBER for all else. */
-static int64_t rounded(Place begin, Place end) {
-    Decimal number;
-    if (read_decimal(begin, end, &number) != end || !number.fraction) return NO_NUMBER;
-    double value = rint(nearest_double(number.digits, number.fraction));
-    return (int64_t)(number.negative ? -value : value);
-}
-
 /* An argument as a number, NO_NUMBER for what is none. False if DuckDB might read another one. */
 static bool number_of(const EventColumns *columns, int32_t name, int64_t *result) {
     *result = NO_NUMBER;
@@ -193,7 +171,7 @@ static bool number_of(const EventColumns *columns, int32_t name, int64_t *result
     bool is_whole;
     switch (*begin) {
     case 'n': case '[': case '{': return true;
-    case 't': case 'f': *result = *begin == 't'; return false;
+    case 't': case 'f': return false;
     case '"':
         begin++;
         end--;
@@ -203,7 +181,7 @@ static bool number_of(const EventColumns *columns, int32_t name, int64_t *result
         break;
     default: is_whole = skip_digits(begin + (*begin == '-')) == end;
     }
-    *result = is_whole ? integer_of(begin, end) : rounded(begin, end);
+    if (is_whole) *result = integer_of(begin, end);
     return is_whole;
 }
 
@@ -227,13 +205,13 @@ static bool add_links(EventColumns *columns, uint8_t category, bool typed) {
     int32_t collective = NO_TEXT, external_id = EXTERNAL_ID - CORRELATION;
     if (typed) {
         for (int32_t name = 0; name < LINKING_NUMBERS; name++)
-            if (!number_of(columns, name, &numbers[name]) && !columns->is_lenient) return false;
-        if (!text_of(columns, columns->names_of[LINK_TEXTS], &collective) && !columns->is_lenient) return false;
+            if (!number_of(columns, name, &numbers[name])) return false;
+        if (!text_of(columns, columns->names_of[LINK_TEXTS], &collective)) return false;
     } else if (category & CATEGORY_ID_ANYWHERE) {
-        if (!number_of(columns, external_id, &numbers[external_id]) && !columns->is_lenient) return false;
+        if (!number_of(columns, external_id, &numbers[external_id])) return false;
     } else if (category & CATEGORY_ID_FIRST && columns->first_name == external_id) {
         int64_t number;
-        if (!number_of(columns, external_id, &number) && !columns->is_lenient) return false;
+        if (!number_of(columns, external_id, &number)) return false;
         if (number >= 0 && *columns->values[external_id].begin != '"') numbers[external_id] = number;
     }
     bool linked = collective != NO_TEXT;
@@ -249,7 +227,7 @@ static bool add_memory(EventColumns *columns) {
     array_append_i32(&columns->column[MEMORY_EVENTS], columns->events);
     for (int32_t name = columns->names_of[MEMORY_NUMBERS]; name < columns->names_of[SHAPE_TEXTS]; name++) {
         int64_t number;
-        if (!number_of(columns, name, &number) && !columns->is_lenient) return false;
+        if (!number_of(columns, name, &number)) return false;
         array_append_i64(&columns->column[MEMORY], number);
     }
     return true;
@@ -259,7 +237,7 @@ static bool add_shapes(EventColumns *columns) {
     array_append_i32(&columns->column[COMPUTING], columns->events);
     for (int32_t name = columns->names_of[SHAPE_TEXTS]; name < columns->names_of[NAME_LISTS]; name++) {
         int32_t code;
-        if (!text_of(columns, name, &code) && !columns->is_lenient) return false;
+        if (!text_of(columns, name, &code)) return false;
         array_append_i32(&columns->column[SHAPES], code);
     }
     return true;

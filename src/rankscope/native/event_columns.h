@@ -1,5 +1,4 @@
-/* Events as columns (readers/columns.py): what the scanner of JSON (scan.c) and the decoder of Perfetto traces
- * (perfetto.c) build alike, and which arguments of an event get columns. */
+/* Events as columns (readers/columns.py): what the scanner of JSON (scan.c) builds, and which arguments of an event get columns. */
 #ifndef RANKSCOPE_EVENT_COLUMNS_H
 #define RANKSCOPE_EVENT_COLUMNS_H
 
@@ -36,7 +35,6 @@ typedef struct {
     Array column[COLUMNS];
     Texts texts;
     int32_t events;
-    bool is_lenient; /* else an event that DuckDB might read differently is refused */
     Array marks; /* uint8 for each text: the lists of words that have it */
     Texts words;
     uint8_t word_marks[256];
@@ -89,9 +87,5 @@ typedef struct {
 
 /* Any value, copied but for its last piece. There is room for all text that is left and CHUNK bytes more. */
 Place copy_value(Copy *result, Place p, Spelling *spelling);
-
-/* Append a text that is one JSON value, without space between its tokens. The text ends in a brace that is not part of
- * the value. False if it is not JSON. */
-bool append_json(Array *out, Place p, Place end);
 
 #endif

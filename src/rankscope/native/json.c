@@ -14,13 +14,13 @@ int character_length(Place p, Place end) {
     return length > 1 && at == length ? length : -at;
 }
 
-bool append_text(Array *out, Place p, Place end, bool escapes) {
+void append_quoted(Array *out, Place p, Place end) {
     static const char short_escapes[] = "btn_fr"; /* from 0x08 on; 0x0b has none */
-    bool is_replaced = false;
     Place copied = p;
+    array_append(out, "\"", 1);
     while ((p = find_special(p, end)) < end) {
         int length = character_length(p, end);
-        if (length > 1 || (length == 1 && *p && !escapes)) {
+        if (length > 1) {
             p += length;
             continue;
         }
@@ -31,12 +31,11 @@ bool append_text(Array *out, Place p, Place end, bool escapes) {
         else if (*p >= 8 && *p <= 13 && *p != 11) snprintf(escape, sizeof escape, "\\%c", short_escapes[*p - 8]);
         else snprintf(escape, sizeof escape, "\\u%04x", *p);
         array_append(out, escape, strlen(escape));
-        is_replaced |= length < 0;
         p += length < 0 ? -length : 1;
         copied = p;
     }
     array_append(out, copied, (size_t)(p - copied));
-    return is_replaced;
+    array_append(out, "\"", 1);
 }
 
 /* The number that four hexadecimal digits write; -1 if they are none. */

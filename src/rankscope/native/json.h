@@ -101,16 +101,8 @@ uint8_t *decode_string(Place p, Place end, uint8_t *out);
 /* The length of the character at this place; minus the number of bytes that are none, but begin like one. */
 int character_length(Place p, Place end);
 
-/* Append text with U+FFFD for NUL and for bytes that are not UTF-8; with `escapes` as the inside of a JSON string, as
- * json.dumps writes it. Returns whether it had bytes that are not UTF-8. The text may end in any byte. */
-bool append_text(Array *out, Place p, Place end, bool escapes);
-
-/* The same as a JSON string. */
-static inline bool append_quoted(Array *out, Place p, Place end) {
-    array_append(out, "\"", 1);
-    bool is_replaced = append_text(out, p, end, true);
-    array_append(out, "\"", 1);
-    return is_replaced;
-}
+/* Append a text as a JSON string, as json.dumps writes it, with U+FFFD for NUL and for bytes that are not UTF-8. The text
+ * may end in any byte. */
+void append_quoted(Array *out, Place p, Place end);
 
 #endif

@@ -249,10 +249,8 @@ PyMODINIT_FUNC PyInit__native(void) {
         PyModule_AddFunctions(module, scan_methods) < 0 ||
         PyModule_AddFunctions(module, packing_methods) < 0 || PyModule_AddFunctions(module, nesting_methods) < 0 ||
         PyModule_AddFunctions(module, sqlite_methods) < 0 || PyModule_AddFunctions(module, repeated_methods) < 0 ||
-        PyModule_AddFunctions(module, perfetto_methods) < 0 || PyModule_AddFunctions(module, xplane_methods) < 0 ||
-        PyModule_AddFunctions(module, pickled_methods) < 0 || PyModule_AddFunctions(module, interval_methods) < 0 ||
-        PyModule_AddFunctions(module, replay_methods) < 0 ||
-        PyModule_AddFunctions(module, node_methods) < 0) {
+        PyModule_AddFunctions(module, xplane_methods) < 0 || PyModule_AddFunctions(module, pickled_methods) < 0 ||
+        PyModule_AddFunctions(module, interval_methods) < 0 || PyModule_AddFunctions(module, replay_methods) < 0) {
         Py_DECREF(module);
         return NULL;
     }

@@ -68,9 +68,7 @@ extern PyMethodDef interval_methods[];
 extern PyMethodDef replay_methods[];
 extern PyMethodDef sqlite_methods[];
 extern PyMethodDef repeated_methods[];
-extern PyMethodDef perfetto_methods[];
 extern PyMethodDef xplane_methods[];
 extern PyMethodDef pickled_methods[];
-extern PyMethodDef node_methods[];
 
 #endif

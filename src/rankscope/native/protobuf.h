@@ -124,7 +124,4 @@ static inline double double_of(const Field *field) {
     return field->wire == WIRE_FIXED64 ? value : 0;
 }
 
-/* Values of type sint32 and sint64. */
-static inline int64_t zigzag_of(uint64_t value) { return (int64_t)(value >> 1) ^ -(int64_t)(value & 1); }
-
 #endif

@@ -2,6 +2,8 @@
  * level, of which a long job has thousands. All numbers have 8 bytes. */
 #include "native.h"
 
+enum { MOST_LANES = 8 };
+
 typedef struct {
     const int64_t *data;
     size_t count;
@@ -97,36 +99,81 @@ static PyObject *levels(PyObject *self, PyObject *arguments) {
     return valid ? array_to_python(&out) : refused("expected the bounds of each unit's effects, and units");
 }
 
-/* Fill in the ends of the points, unit by unit: a unit is done when the last of its points has arrived, which is when
- * the last of the point's ways has. */
+typedef struct {
+    Numbers origin, ways, shift, points;
+    Numbers weight[2], took[2];  /* the second: of the lane that a way or unit is in */
+    const int8_t *lane_of_way, *lane_of_unit;
+} Graph;
+
+/* The ends of all lanes, unit by unit: a unit is done when the last of its points has arrived, which is when the last of
+ * the point's ways has. */
+static inline void replay_lanes(const Graph *graph, int64_t *end, int lanes) {
+    for (size_t unit = 0; unit < graph->took[0].count; unit++) {
+        int64_t done[MOST_LANES];
+        for (int lane = 0; lane < lanes; lane++) done[lane] = INT64_MIN;
+        int64_t first = graph->points.data[unit], last = graph->points.data[unit + 1];
+        for (int64_t point = first; point < last; point++) {
+            int64_t shift = graph->shift.data[point];
+            for (int64_t way = graph->ways.data[point]; way < graph->ways.data[point + 1]; way++) {
+                const int64_t *from = end + graph->origin.data[way] * lanes;
+                int64_t weight = graph->weight[0].data[way] - shift;
+                int own = graph->lane_of_way[way];
+                int64_t kept = own < 0 ? 0 : done[own];
+                for (int lane = 0; lane < lanes; lane++)
+                    if (from[lane] + weight > done[lane]) done[lane] = from[lane] + weight;
+                if (own < 0) continue;
+                int64_t arrived = from[own] + graph->weight[1].data[way] - shift;
+                done[own] = arrived > kept ? arrived : kept;
+            }
+        }
+        for (int64_t point = first; point < last; point++)
+            for (int lane = 0; lane < lanes; lane++)
+                end[point * lanes + lane] = done[lane] + graph->shift.data[point] +
+                                            graph->took[lane == graph->lane_of_unit[unit]].data[unit];
+    }
+}
+
+static bool are_lanes(const Py_buffer *buffer, size_t count, int lanes) {
+    const int8_t *lane = buffer->buf;
+    for (size_t i = 0; i < count; i++)
+        if (lane[i] < -1 || lane[i] >= lanes) return false;
+    return true;
+}
+
+/* Fill in the ends of the points in several lanes at once, which differ in the durations of few. */
 static PyObject *replay(PyObject *self, PyObject *arguments) {
     (void)self;
-    Py_buffer buffers[7];
+    Py_buffer buffers[11];
+    int lanes;
     if (!PyArg_ParseTuple(
-            arguments, "w*y*y*y*y*y*y*", &buffers[0], &buffers[1], &buffers[2], &buffers[3], &buffers[4], &buffers[5],
-            &buffers[6]
+            arguments, "w*iy*y*y*y*y*y*y*y*y*y*", &buffers[0], &lanes, &buffers[1], &buffers[2], &buffers[3],
+            &buffers[4], &buffers[5], &buffers[6], &buffers[7], &buffers[8], &buffers[9], &buffers[10]
         ))
         return NULL;
-    int64_t *end = buffers[0].buf;
-    size_t ends = (size_t)buffers[0].len / 8;
-    Numbers origin = numbers(&buffers[1]), weight = numbers(&buffers[2]), ways = numbers(&buffers[3]),
-            shift = numbers(&buffers[4]), points = numbers(&buffers[5]), took = numbers(&buffers[6]);
-    bool valid = origin.count == weight.count && ways.count == shift.count + 1 && points.count == took.count + 1 &&
-                 shift.count <= ends && are_bounds(ways, origin.count) && are_bounds(points, shift.count) &&
-                 are_indices(origin, ends);
+    Graph graph = {
+        .origin = numbers(&buffers[1]),
+        .ways = numbers(&buffers[2]),
+        .shift = numbers(&buffers[3]),
+        .points = numbers(&buffers[4]),
+        .weight = {numbers(&buffers[5]), numbers(&buffers[6])},
+        .took = {numbers(&buffers[7]), numbers(&buffers[8])},
+        .lane_of_way = buffers[9].buf,
+        .lane_of_unit = buffers[10].buf,
+    };
+    size_t ways = graph.origin.count, units = graph.took[0].count;
+    size_t ends = lanes > 0 ? (size_t)buffers[0].len / 8 / (size_t)lanes : 0;
+    bool valid = lanes > 0 && lanes <= MOST_LANES && graph.weight[0].count == ways && graph.weight[1].count == ways &&
+                 graph.took[1].count == units && graph.ways.count == graph.shift.count + 1 &&
+                 graph.points.count == units + 1 && graph.shift.count <= ends && are_bounds(graph.ways, ways) &&
+                 are_bounds(graph.points, graph.shift.count) && are_indices(graph.origin, ends) &&
+                 (size_t)buffers[9].len == ways && (size_t)buffers[10].len == units &&
+                 are_lanes(&buffers[9], ways, lanes) && are_lanes(&buffers[10], units, lanes);
     Py_BEGIN_ALLOW_THREADS;
-    for (size_t unit = 0; valid && unit < took.count; unit++) {
-        int64_t done = INT64_MIN;
-        for (int64_t point = points.data[unit]; point < points.data[unit + 1]; point++)
-            for (int64_t way = ways.data[point]; way < ways.data[point + 1]; way++) {
-                int64_t arrived = end[origin.data[way]] + weight.data[way] - shift.data[point];
-                if (arrived > done) done = arrived;
-            }
-        for (int64_t point = points.data[unit]; point < points.data[unit + 1]; point++)
-            end[point] = done + took.data[unit] + shift.data[point];
-    }
+    if (valid && lanes == 1) replay_lanes(&graph, buffers[0].buf, 1);
+    else if (valid && lanes == MOST_LANES) replay_lanes(&graph, buffers[0].buf, MOST_LANES);
+    else if (valid) replay_lanes(&graph, buffers[0].buf, lanes);
     Py_END_ALLOW_THREADS;
-    for (int i = 0; i < 7; i++) PyBuffer_Release(&buffers[i]);
+    for (int i = 0; i < 11; i++) PyBuffer_Release(&buffers[i]);
     if (!valid) return refused("the arrays of the graph do not belong together");
     Py_RETURN_NONE;
 }
@@ -134,6 +181,8 @@ static PyObject *replay(PyObject *self, PyObject *arguments) {
 PyMethodDef replay_methods[] = {
     {"grouped", grouped, METH_VARARGS, "grouped(groups, count) -> the entries by group, and where each group begins."},
     {"levels", levels, METH_VARARGS, "levels(first, effects) -> the level of each unit; -1 where they wait in a cycle."},
-    {"replay", replay, METH_VARARGS, "replay(ends, origins, weights, ways, shifts, points, took) fills in the ends."},
+    {"replay", replay, METH_VARARGS, 
+     "replay(ends, lanes, origins, ways, shifts, points, weights, others, took, others, lanes of ways, of units) fills in "
+     "the ends."},
     {NULL, NULL, 0, NULL},
 };

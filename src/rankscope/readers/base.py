@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rankscope.errors import ReadError
-from rankscope.model import Table
+from rankscope.model import OTHER_FORMAT, Table
+from rankscope.readers.byte_stream import ByteStream, open_stream
 from rankscope.records import dataclass
 
 if TYPE_CHECKING:
     from rankscope.readers.columns import EventColumns
 
-PERFETTO_NAMES = (".pftrace", ".pftrace.gz", ".perfetto-trace", ".perfetto-trace.gz")
-PACKETS_NOT_READ = "packetsNotRead"
-"""In the header of a Perfetto trace: the number of packets of each kind that is not read."""
 _MAX_EXAMPLES = 5
 _MOST_RANKS = 1 << 20
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z0-9])rank[-_]?(\d{1,6})(?!\d)|-(\d{1,6})-of-\d", re.IGNORECASE)
@@ -143,6 +141,10 @@ class Reading:
         """Nanoseconds since 1970 at ts_ns = 0."""
         return 0
 
+    def open_file(self) -> ByteStream:
+        """The bytes of the file, decompressed."""
+        return open_stream(self._path)
+
     def further(self) -> Iterator[tuple[Table, Batch]]:
         """Tables besides the events. Called after the last batch."""
         return iter(())
@@ -151,11 +153,12 @@ class Reading:
 class Reader:
     """One format."""
 
-    name: str
+    name = OTHER_FORMAT
+    """In the column `format` of the table segments."""
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        """True if the name or the first bytes (decompressed) are of this format."""
-        raise NotImplementedError
+        """Whether a file is of this format. Asked where its name or its first bytes, here decompressed, may be."""
+        return True
 
     def identify(self, path: Path) -> TraceIdentity:
         return self.identify_parts(path)[0]
@@ -169,7 +172,12 @@ class Reader:
         raise NotImplementedError
 
 
-UNIX, LOCAL, TIME_OF_DAY, NO_CLOCK = "unix", "local", "time of day", ""
+XPLANE_NAME, JSON_NAME = ".xplane.pb", ".trace.json.gz"
+"""The files of one recording of XLA's profiler."""
+PERFETTO_NAME = "perfetto_trace.json.gz"
+"""The same events once more, for all hosts of a recording that was made with create_perfetto_trace."""
+
+UNIX, LOCAL, NO_CLOCK = "unix", "local", ""
 """The clocks of a node's log: since 1970; date and time without a zone; time of day without a date; no times at all."""
 
 
@@ -196,7 +204,7 @@ class NodeLog:
 
     devices: tuple[LoggedDevice, ...]
     clock: str
-    """UNIX, LOCAL or TIME_OF_DAY."""
+    """UNIX or LOCAL."""
     first_ns: int
     """Its first and last time, without a zone as if they were UTC; a time of day counts from the first midnight."""
     last_ns: int
@@ -285,7 +293,7 @@ def need_c_parts(path: Path) -> None:
     if native.functions is None:
         raise ReadError(
             f"{path} is not read: this installation has no C parts",
-            why="Perfetto traces and XLA's .xplane.pb are read in C only. There was no compiler when rankscope was "
+            why="XLA's .xplane.pb is read in C only. There was no compiler when rankscope was "
             "installed, Python is older than 3.11, or RANKSCOPE_NATIVE=0 is set.",
             hint="Install a wheel of rankscope for this platform; or install a C compiler, then: "
             "pip install --force-reinstall --no-binary rankscope rankscope",

@@ -1,18 +1,18 @@
-"""Reads the bytes of a plain, gzip or xz file in order. A damaged file yields the bytes before the damage."""
+"""Reads the bytes of a plain, gzip, xz or zstd file in order. A damaged file yields the bytes before the damage."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
 from rankscope.errors import ReadError, system_hint
 
-GZIP_MAGIC = b"\x1f\x8b"
-_XZ_MAGIC = b"\xfd7zXZ"
+PACKED = (".gz", ".xz", ".zst")
+"""How the names of compressed files end."""
 _XZ_MEMORY = 256 << 20
 """For its window; 65 MiB are usual at the highest level."""
 _PLAIN_PIECE = 1 << 20
@@ -94,7 +94,7 @@ class PlainStream(ByteStream):
 class GzipStream(ByteStream):
     """A gzip file of one or more members. A truncated or corrupt file yields the bytes before the damage."""
 
-    _name, _magic = "gzip", GZIP_MAGIC
+    name, magic = "gzip", b"\x1f\x8b"
 
     def __init__(self, path: Path, lines: bool = False) -> None:
         super().__init__(path.open("rb"))
@@ -129,22 +129,22 @@ class GzipStream(ByteStream):
         if self._inflate.needs_input and not self._pending:
             self._pending = self._file.read(_COMPRESSED_PIECE)
             if not self._pending:
-                return self._stop(f"the {self._name} file ends in the middle of its data")
+                return self._stop(f"the {self.name} file ends in the middle of its data")
         try:
             piece: bytes = self._inflate.decompress(self._pending, min(limit, _INFLATED_PIECE))
         except self._corrupt as error:
-            return self._stop(f"the {self._name} data is corrupt ({error})")
+            return self._stop(f"the {self.name} data is corrupt ({error})")
         self._pending = b""
         self._inflated += len(piece)
         if self._inflated > max(self._always_allowed, self._most_expansion * self._file.tell()):
             return self._stop(
-                f"the {self._name} data expands more than {self._most_expansion}-fold, as no trace does"
+                f"the {self.name} data expands more than {self._most_expansion}-fold, as no trace does"
             )
         return piece
 
     def _next_member(self) -> bytes:
         rest = self._inflate.unused_data or self._file.read(_COMPRESSED_PIECE)
-        if not rest.startswith(self._magic):
+        if not rest.startswith(self.magic):
             # The end, or padding after the last member, which gzip tools also ignore.
             return self._stop("")
         self._inflate = self._new_member()
@@ -166,12 +166,39 @@ class GzipStream(ByteStream):
 class XzStream(GzipStream):
     """The same of an xz file."""
 
-    _name, _magic = "xz", _XZ_MAGIC
+    name, magic = "xz", b"\xfd7zXZ"
 
     def _library(self) -> tuple[Callable[[], Any], Any]:
         import lzma
 
         return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY), lzma.LZMAError
+
+
+class ZstdStream(GzipStream):
+    """The same of a zstd file."""
+
+    name, magic = "zstd", b"\x28\xb5\x2f\xfd"
+
+    def _library(self) -> tuple[Callable[[], Any], Any]:
+        from rankscope.zstd import ZstdDecompressor, ZstdError
+
+        return ZstdDecompressor, ZstdError
+
+
+def _packed(path: Path) -> type[GzipStream] | None:
+    """The class of stream for a compressed file, by its first bytes."""
+    with path.open("rb") as file:
+        head = file.read(8)
+    return next((kind for kind in (GzipStream, XzStream, ZstdStream) if head.startswith(kind.magic)), None)
+
+
+def is_packed(path: Path) -> bool:
+    return _packed(path) is not None
+
+
+def unpacked_name(name: str) -> str:
+    """Without the ending of a compressed file."""
+    return next((name.removesuffix(ending) for ending in PACKED if name.endswith(ending)), name)
 
 
 def fill(buffer: memoryview, file: Any) -> int:
@@ -183,7 +210,7 @@ def fill(buffer: memoryview, file: Any) -> int:
 
 
 def open_stream(path: Path, lines: bool = False) -> ByteStream:
-    """Open as plain, gzip or xz, by the first bytes and not by the name. `lines`: Python reads it by lines."""
+    """Open as plain, gzip, xz or zstd, by the first bytes and not by the name. `lines`: Python reads it by lines."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) and not path.is_dir():
@@ -194,12 +221,29 @@ def open_stream(path: Path, lines: bool = False) -> ByteStream:
             )
         if not status.st_size:  # what the system makes while it is read may block: /proc/kmsg
             return PlainStream(Path(os.devnull))
-        magic = _magic(path)
-        if magic.startswith(GZIP_MAGIC):
-            return GzipStream(path, lines)
-        return XzStream(path, lines) if magic == _XZ_MAGIC else PlainStream(path)
+        packed = _packed(path)
+        return packed(path, lines) if packed else PlainStream(path)
     except OSError as error:
         raise cannot_read(path, error) from error
+
+
+def line_blocks(
+    stream: ByteStream, size: int, longest: int, too_long: Callable[[], object], rest: bytes = b""
+) -> Iterator[bytes]:
+    """Lines, some at a time, after `rest`; the last may have no end. Of one that is longer, `too_long` is told."""
+    while piece := stream.read(size):
+        data = rest + piece
+        end = data.rfind(b"\n") + 1 if len(piece) == size else len(data)
+        if end:
+            yield data[:end]
+        rest = data[end:]
+        if len(rest) > longest:
+            too_long()
+            newline = rest = b""
+            while not newline and (piece := stream.read(size)):
+                _, newline, rest = piece.partition(b"\n")
+    if rest:
+        yield rest
 
 
 def read_head(path: Path, size: int, lines: bool = False) -> tuple[bytes, str]:
@@ -209,15 +253,6 @@ def read_head(path: Path, size: int, lines: bool = False) -> tuple[bytes, str]:
             return stream.read(size), stream.damage
         except OSError as error:
             raise cannot_read(path, error) from error
-
-
-def is_gzip(path: Path) -> bool:
-    return _magic(path).startswith(GZIP_MAGIC)
-
-
-def _magic(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(len(_XZ_MAGIC))
 
 
 def cannot_read(path: Path, error: OSError) -> ReadError:

@@ -39,7 +39,8 @@ class Texts:
 
     @staticmethod
     def of(texts: Iterable[str]) -> Texts:
-        pieces = [text.encode() for text in texts]
+        """A lone surrogate, which JSON can have and UTF-8 cannot, is replaced."""
+        pieces = [text.encode("utf-8", "replace") for text in texts]
         offsets = np.zeros(len(pieces) + 1, dtype=np.int64)
         np.cumsum([len(piece) for piece in pieces], out=offsets[1:])
         return Texts(offsets, b"".join(pieces))
@@ -97,8 +98,20 @@ def distinct_rows(columns: Sequence[Numbers]) -> tuple[Codes, Codes]:
     if native.functions is not None:
         codes, firsts = native.functions.distinct_rows(tuple(map(np.ascontiguousarray, columns)))
         return np.frombuffer(codes, np.int32), np.frombuffer(firsts, np.int32)
+    columns = [column for column in columns if (column != column[:1]).any()] or columns[:1]
     _, first, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True)
     return inverse.reshape(-1).astype(np.int32), first.astype(np.int32)
+
+
+def text_codes(pool: dict[str, int], texts: Sequence[str | None]) -> Codes:
+    """The places of texts in a pool, to which new ones are added."""
+    distinct: dict[str | None, int] = dict.fromkeys(
+        texts, NO_TEXT
+    )  # in order; no step of Python for each text
+    for text in distinct:
+        if text is not None:
+            distinct[text] = pool.setdefault(text, len(pool))
+    return np.fromiter(map(distinct.__getitem__, texts), np.int32, len(texts))
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from rankscope.errors import ReadError
 from rankscope.model import FLIGHT, FLIGHT_GROUPS, READ_EVENTS, Table
 from rankscope.readers.base import Batch, EventBatch, Reader, Reading
 from rankscope.readers.byte_stream import read_head
-from rankscope.readers.checked_values import integer, text
-from rankscope.readers.row_batch import RowBatch
+from rankscope.readers.checked_values import as_object, integer, text
+from rankscope.readers.row_batch import RowBatch, name_row
 from rankscope.readers.safe_pickle import Budget, is_pickle, load_value
 from rankscope.readers.stack_frames import frames_in, own_line
 
@@ -52,8 +52,9 @@ class FlightReading(Reading):
         self._groups: list[dict[str, Any]] = []
 
     def batches(self) -> Iterator[EventBatch]:
-        dump, size = self._load()
+        content, size = self._content()
         budget = Budget(self._path, max(size, 1000))
+        dump = {"entries": content} if isinstance(content, list) else as_object(content)  # a list: torch 2.2
         entries = dump.get("entries", [] if "pg_config" in dump else None)
         if not isinstance(entries, list):
             raise ReadError(
@@ -62,17 +63,17 @@ class FlightReading(Reading):
                 hint="Torch writes dumps to TORCH_NCCL_DEBUG_INFO_TEMP_FILE when a collective times out.",
             )
         self.header = {key: dump[key] for key in _HEADER if isinstance(dump.get(key), str)}
-        if _is_newer(self.header.get("version", "")):
+        version = re.match(r"(\d{1,6})\.(\d{1,6})", self.header.get("version", ""))
+        if version and (int(version[1]), int(version[2])) > _NEWEST_VERSION:
             self.header["unknown_version"] = self.header["version"][:20]
         self._entries = [_entry_row(entry, budget) for entry in budget.dicts(entries)]
         self._groups = _group_rows(dump, budget)
-        yield RowBatch(READ_EVENTS, [*map(_event, self._entries), *self._tracks()])
-
-    def _load(self) -> tuple[dict[Any, Any], int]:
-        content, size = self._content()
-        if isinstance(content, list):  # torch 2.2
-            content = {"entries": content}
-        return content if isinstance(content, dict) else {}, size
+        groups = {(row["group_name"] or "", row["group_description"] or "") for row in self._entries}
+        tracks = [
+            name_row("thread_name", _TRACK, group, f"NCCL group {group} {description}".strip())
+            for group, description in sorted(groups)
+        ]
+        yield RowBatch(READ_EVENTS, [*map(_event, self._entries), *tracks])
 
     def _content(self) -> tuple[Any, int]:
         if is_pickle(read_head(self._path, 2)[0]):
@@ -84,16 +85,6 @@ class FlightReading(Reading):
             why = f"It is damaged or truncated: {damage or error}."
             raise ReadError(f"cannot read {self._path}", why=why, hint="Capture this rank again.") from None
         return dump, len(content)
-
-    def _tracks(self) -> Iterator[dict[str, Any]]:
-        """Names of the tracks, one per process group."""
-        for group, description in sorted(
-            {(row["group_name"] or "", row["group_description"] or "") for row in self._entries}
-        ):
-            name = f"NCCL group {group} {description}".strip()
-            yield {
-                "ph": "M", "category": "", "name": "thread_name", "pid": _TRACK, "tid": group, "args": {"name": name},
-            }  # fmt: skip
 
     def further(self) -> Iterator[tuple[Table, Batch]]:
         yield FLIGHT, RowBatch(FLIGHT, self._entries)
@@ -126,17 +117,21 @@ def _entry_row(entry: dict[Any, Any], budget: Budget) -> dict[str, Any]:
     input_sizes = _sizes(entry.get("input_sizes"), budget)
     output_sizes = _sizes(entry.get("output_sizes"), budget)
     dtypes = [text(item) for item in budget.take(entry.get("input_dtypes"))]
+    seq = integer(entry.get("collective_seq_id"))
+    # Entries of gloo stay "scheduled" until they are retired. With NCCL, one that is retired in another state than
+    # "completed" has timed out.
+    is_done = entry.get("retired") is True and label.startswith("gloo:")
     return {
         "record": integer(entry.get("record_id")),
         "group_name": text(name) if isinstance(name, str) else str(integer(entry.get("pg_id")) or 0),
         "group_description": text(description),
         "local_group": integer(entry.get("pg_id")),
-        "seq": _first_integer(entry, "collective_seq_id", "seq_id"),
+        "seq": integer(entry.get("seq_id")) if seq is None else seq,
         "p2p_seq": integer(entry.get("p2p_seq_id")) if is_p2p else None,
         "kind": kind.split(" ")[0] or "?",
         "peer": int(peers[2]) if peers else None,
         "is_p2p": is_p2p,
-        "state": _state(entry, label),
+        "state": "completed" if is_done else text(entry.get("state")) or "",
         "created_ns": _created(entry),
         "started_ns": integer(entry.get("time_discovered_started_ns")) or None,
         "completed_ns": integer(entry.get("time_discovered_completed_ns")) or None,
@@ -150,28 +145,11 @@ def _entry_row(entry: dict[Any, Any], budget: Budget) -> dict[str, Any]:
     }
 
 
-def _state(entry: dict[Any, Any], label: str) -> str:
-    """Entries of gloo stay "scheduled" until they are retired. With NCCL, one that is retired in another state than
-    "completed" has timed out."""
-    if entry.get("retired") is True and label.startswith("gloo:"):
-        return "completed"
-    return text(entry.get("state")) or ""
-
-
 def _created(entry: dict[Any, Any]) -> int | None:
     """JSON dumps have 0 for "not yet"; torch 2.2 counts in µs."""
     time = integer(entry.get("time_created_ns"))
     micros = integer(entry.get("time_created_us"))
     return time or (micros * 1000 if micros is not None and abs(micros) < 2**53 else None) or None
-
-
-def _is_newer(version: str) -> bool:
-    match = re.match(r"(\d{1,6})\.(\d{1,6})", version)
-    return match is not None and (int(match[1]), int(match[2])) > _NEWEST_VERSION
-
-
-def _first_integer(entry: dict[Any, Any], *keys: str) -> int | None:
-    return next((value for key in keys if (value := integer(entry.get(key))) is not None), None)
 
 
 def _duration(entry: dict[Any, Any]) -> int | None:

@@ -244,7 +244,7 @@ class _Snapshot:
                 total[0] += int(of_value.sum())
                 total[1] += float(of_value.sum(dtype=np.float64))
         places = {value: place for place, value in enumerate(sorted(added))}
-        names = tree.plain(np.array([*places], np.uint32))
+        names = tree.plain(np.array([*places], entries.dtype))
         actions = [name if isinstance(name, str) else "" for name in names]
         effects = np.array([_effect(action, actions) for action in actions], np.int8).reshape(-1, 2)
         totals = []
@@ -293,7 +293,7 @@ class _Snapshot:
         fixed = ["i", SNAPSHOT_CATEGORY, "memory snapshot", f"GPU {device}"]
         phase, category, pid, tid = (np.full(count, code, np.int32) for code in range(len(fixed)))
         return event_columns(
-            Texts.of(part.encode("utf-8", "replace").decode() for part in (*fixed, *actions)),
+            Texts.of((*fixed, *actions)),
             np.where(usable, times * 1000, NULL),
             np.full(count, NULL),
             {"device": np.full(count, device)},

@@ -1,4 +1,4 @@
-"""Nsight Compute: .ncu-rep, read with ncu or its Python module, and the csv that ncu prints.
+"""Nsight Compute: .ncu-rep, read with ncu, and the csv that ncu prints.
 
 A report has no timestamps, so its kernels are not events. They go into the tables ncu_kernels and ncu_metrics.
 Values are converted to base units without prefixes: ns, byte, byte/s, hz, …
@@ -13,7 +13,6 @@ import re
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +48,12 @@ class NcuReading(Reading):
             NCU_KERNELS,
             RowBatch(NCU_KERNELS, map(_kernel_row, *zip(*enumerate(self._kernels), strict=True))),
         )
-        yield NCU_METRICS, RowBatch(NCU_METRICS, self._metric_rows())
-
-    def _metric_rows(self) -> Iterator[dict[str, Any]]:
-        for number, kernel in enumerate(self._kernels):
-            for metric, (value, unit, text) in kernel.metrics.items():
-                yield {"kernel": number, "metric": metric, "value": value, "unit": unit, "text": text}
+        metrics = (
+            {"kernel": number, "metric": metric, "value": value, "unit": unit, "text": text}
+            for number, kernel in enumerate(self._kernels)
+            for metric, (value, unit, text) in kernel.metrics.items()
+        )
+        yield NCU_METRICS, RowBatch(NCU_METRICS, metrics)
 
 
 class NcuReader(Reader):
@@ -104,23 +103,16 @@ def _load_csv(path: Path, report: ReadReport) -> list[MeasuredKernel]:
 
 
 def _load_report(path: Path, report: ReadReport) -> list[MeasuredKernel]:
-    """With ncu; if it is not installed, with its Python module."""
+    """With ncu."""
     try:
         tool = tools.find_tool("ncu", os.environ.get(tools.NCU_VARIABLE))
     except ToolError as missing:
-        kernels = _load_with_module(path)
-        if kernels:
-            return kernels
         raise ReadError(
             f"cannot read {path} without Nsight Compute",
             why=f"{missing.why} Only ncu can read its format.",
             hint=f"Load the module or give --ncu PATH; or convert it where ncu is installed: "
             f"ncu --import {shell_word(path.name)} --csv --page raw > {shell_word(path.stem + '.csv')}",
         ) from missing
-    return _load_with_ncu(path, tool, report)
-
-
-def _load_with_ncu(path: Path, tool: tools.Tool, report: ReadReport) -> list[MeasuredKernel]:
     command = tools.ncu_raw_page(tool, path)
     try:
         answer = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_SECONDS, check=False)
@@ -141,49 +133,6 @@ def _load_with_ncu(path: Path, tool: tools.Tool, report: ReadReport) -> list[Mea
             hint="The file is damaged, or from a newer Nsight Compute: use that one (--ncu PATH), or capture again.",
         )
     return read_csv(csv_text(answer.stdout), str(path), report)
-
-
-def _load_with_module(path: Path) -> list[MeasuredKernel]:
-    """With the module ncu_report; [] if it is missing, or older than the file."""
-    try:
-        context = import_module("ncu_report").load_report(str(path))
-        ranges = [context.range_by_idx(index) for index in range(context.num_ranges())]
-        return [
-            _kernel_of_action(part.action_by_idx(index))
-            for part in ranges
-            for index in range(part.num_actions())
-        ]
-    except Exception:  # noqa: BLE001 - a third-party module of any version: a failure counts as missing
-        return []
-
-
-def _kernel_of_action(action: Any) -> MeasuredKernel:
-    kernel = MeasuredKernel(str(action.name()), {})
-    for name in action.metric_names():
-        metric = action.metric_by_name(name)
-        value = metric.value() if hasattr(metric, "value") else metric.as_double()
-        number = float(value) if isinstance(value, (int, float)) else None
-        kernel.metrics[str(name)] = (number, _module_unit(metric.unit()), str(value))
-    sizes = {
-        label: ", ".join(kernel.metrics[f"launch__{what}_dim_{axis}"][2] for axis in "xyz")
-        for label, what in (("Grid Size", "grid"), ("Block Size", "block"))
-        if all(f"launch__{what}_dim_{axis}" in kernel.metrics for axis in "xyz")
-    }
-    ids = {"Device": "launch__device_id", "Context": "launch__context_id", "Stream": "launch__stream_id"}
-    kernel.about |= sizes | {
-        label: kernel.metrics[name][2] for label, name in ids.items() if name in kernel.metrics
-    }
-    return kernel
-
-
-def _module_unit(unit: Any) -> str:
-    """The module's values are in base units, except that times are in nanoseconds under the unit 'second'."""
-    above, _, below = str(unit).partition("_per_")
-    if not below:
-        return "ns" if above == "second" else above
-    if (above, below) == ("cycle", "second"):
-        return "hz"
-    return f"{'' if above == '1' else above}/{'s' if below == 'second' else below}"
 
 
 _KEYS = {"ID", "Kernel Name"}

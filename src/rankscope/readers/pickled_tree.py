@@ -1,15 +1,14 @@
 """A pickle as columns: the value of one key in many dictionaries, the members of many lists; no object for each.
 
-The part in C keeps a large pickle in files without a name, and reads it in pieces. Without it, Python's
-unpickler makes the objects, which answer the same questions. Neither can run anything in the file.
+The part in C keeps a large pickle in files without a name, and reads it in pieces. Without it, Python's unpickler makes
+the objects, which answer the same questions. Neither can run anything in the file.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -28,11 +27,12 @@ from rankscope.readers.safe_pickle import (
     reading_pickle,
 )
 
-Values = NDArray[np.uint32]
+Values = NDArray[Any]
 """Some values of the pickle."""
 _PIECE = 1 << 22
 _NUMBER, _TEXT, _LIST, _DICT, _FLOAT = range(1, 6)
 _KINDS = {_NUMBER: "int", _TEXT: "str", _LIST: "list", _FLOAT: "float"}
+_LISTS = (list, tuple)
 _MORE, _DONE, _REFUSED = range(3)
 
 
@@ -95,49 +95,44 @@ class PickledTree:
         return self.plain(np.ascontiguousarray(pairs[0::2])), np.ascontiguousarray(pairs[1::2])
 
 
-class _TreeOfObjects(PickledTree):
-    """Without the part in C: the objects that Python's unpickler makes."""
+class _UnpickledTree(PickledTree):
+    """Without the part in C: objects that an unpickler made which refuses all but data. A value is the id of one."""
 
     read_by = IN_PYTHON
 
     def __init__(self, path: Path) -> None:
         root, self.size = load_plain(path)
-        self._objects: list[Any] = []
-        self._places: dict[Any, int] = {}
-        self._contents: dict[tuple[int, ...], int] = {}
+        self._objects: dict[int, Any] = {}
+        self._contents: dict[int, int] = {}
+        self._of_members: dict[tuple[int, ...], int] = {}
         self.root = self._values([root])
 
-    def _values(self, objects: Iterable[Any]) -> Values:
-        return np.fromiter(map(self._value, objects), np.uint32)
-
-    def _value(self, item: Any) -> int:
-        key = (type(item), item) if isinstance(item, (int, float, str, NoneType)) else id(item)
-        if (value := self._places.setdefault(key, len(self._objects))) == len(self._objects):
-            self._objects.append(item)
-        return value
+    def _values(self, objects: list[Any]) -> Values:
+        ids = [*map(id, objects)]
+        self._objects.update(zip(ids, objects, strict=True))
+        return np.array(ids, np.int64)
 
     def _at(self, values: Values) -> list[Any]:
-        return [self._objects[value] for value in values.tolist()]
+        return [*map(self._objects.__getitem__, values.tolist())]
 
     def fields(self, values: Values, key: str) -> Values:
-        return self._values(item.get(key) if isinstance(item, dict) else None for item in self._at(values))
+        return self._values([item.get(key) if type(item) is dict else None for item in self._at(values)])
 
     def are_dicts(self, values: Values) -> NDArray[np.bool_]:
-        return np.array([isinstance(item, dict) for item in self._at(values)], bool)
+        return np.array([type(item) is dict for item in self._at(values)], bool)
 
     def lengths(self, values: Values) -> Numbers:
-        return np.array([len(item) if _is_list(item) else -1 for item in self._at(values)], np.int64)
+        return np.array([len(item) if type(item) in _LISTS else -1 for item in self._at(values)], np.int64)
 
     def contents(self, values: Values) -> Numbers:
-        """Members are shared objects too, so their ids identify a list without comparing contents."""
-        members = (tuple(map(id, item)) if _is_list(item) else None for item in self._at(values))
-        numbers = (
-            -1 if ids is None else self._contents.setdefault(ids, len(self._contents)) for ids in members
-        )
-        return np.fromiter(numbers, np.int64, len(values))
+        for value in set(values.tolist()) - self._contents.keys():
+            if type(item := self._objects[value]) in _LISTS:
+                members = tuple(map(id, item))
+                self._contents[value] = self._of_members.setdefault(members, len(self._of_members))
+        return np.array([self._contents.get(value, -1) for value in values.tolist()], np.int64)
 
     def members(self, values: Values) -> Values:
-        return self._values(member for item in self._at(values) if _is_list(item) for member in item)
+        return self._values([*chain.from_iterable(item for item in self._at(values) if type(item) in _LISTS)])
 
     def numbers(self, values: Values) -> Numbers:
         numbers = map(integer, self._at(values))
@@ -148,16 +143,12 @@ class _TreeOfObjects(PickledTree):
 
     def pairs(self, value: Values) -> tuple[list[Any], Values]:
         (pairs,) = self._at(value)
-        return self.plain(self._values(pairs)), self._values(pairs.values())
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple))
+        return self.plain(self._values([*pairs])), self._values([*pairs.values()])
 
 
 def read_tree(path: Path) -> PickledTree:
     """The dictionary in a file. Raises ReadError for anything else, and for what contains more than data."""
-    return _TreeOfObjects(path) if native.functions is None else PickledTree(path)
+    return _UnpickledTree(path) if native.functions is None else PickledTree(path)
 
 
 def _feed(tree: Any, path: Path) -> int:

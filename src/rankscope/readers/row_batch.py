@@ -53,6 +53,11 @@ class RowBatch(EventBatch):
         self._file.close()
 
 
+def name_row(what: str, pid: str, tid: str, name: str) -> dict[str, Any]:
+    """The metadata event that names a process (`process_name`) or a thread (`thread_name`)."""
+    return {"ph": "M", "category": "", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
 def row_batches(rows: Iterator[Mapping[str, Any]]) -> Iterator[RowBatch]:
     """Rows of model.READ_EVENTS, some at a time."""
     while some := list(islice(rows, _ROWS_PER_BATCH)):

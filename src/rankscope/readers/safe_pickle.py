@@ -17,9 +17,9 @@ from typing import Any
 
 from rankscope.errors import ReadError
 from rankscope.host import address_space_bytes, physical_memory_bytes
-from rankscope.readers.byte_stream import ByteStream, open_stream
+from rankscope.readers.byte_stream import PACKED, ByteStream, open_stream
 
-PICKLE_NAMES = tuple(name + packed for name in (".pickle", ".pkl") for packed in ("", ".gz", ".xz"))
+PICKLE_NAMES = tuple(name + packed for name in (".pickle", ".pkl") for packed in ("", *PACKED))
 _PROTOCOL_MARK = b"\x80"
 LARGEST_CONTENT = 16 << 30
 _PIECE = 1 << 16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -12,14 +12,13 @@ from rankscope.model import MEMORY_ARGS, SHAPE_ARGS
 from rankscope.readers.base import Batch
 from rankscope.readers.columns import (
     LINKS,
-    NO_TEXT,
     NULL,
-    Codes,
     EventColumns,
     Numbers,
     Texts,
     event_columns,
     joined_texts,
+    text_codes,
     whole_number,
 )
 from rankscope.readers.database import new_database
@@ -32,7 +31,6 @@ _MEMORY_LIMIT = "1GB"
 """For one batch, which is some tens of MB of text."""
 
 _NEVER_NULL = ("ph", "category", "name", "pid", "tid")
-_TEXTS = (*_NEVER_NULL, "collective")
 _SPARSE = {
     "memory": (
         "memory IS NOT NULL AS has_memory",
@@ -82,9 +80,9 @@ def columns_of(select: str) -> EventColumns:
     wanted = [part for name in present for part in _SPARSE.get(name, (name,))]
     result: dict[str, Any] = database.execute(f"SELECT {', '.join(wanted)} FROM ({select})").fetchnumpy()
     pool: dict[str, int] = {}
-    codes = {
-        name: _codes(pool, _objects(result[name]), name in _NEVER_NULL) for name in _TEXTS if name in result
-    }
+    codes = {name: text_codes(pool, _objects(result[name], "")) for name in _NEVER_NULL if name in result}
+    if "collective" in result:
+        codes["collective"] = text_codes(pool, _objects(result["collective"]))
     links = {name: filled(result[name]) for name in LINKS if name in result}
     sparse: dict[str, Any] = {}
     if "flow" in result:
@@ -95,7 +93,7 @@ def columns_of(select: str) -> EventColumns:
         sparse |= {"memory_events": remembered.astype(np.int32), "memory": np.stack(memory, axis=1)}
     if "has_shapes" in result:
         computing = np.flatnonzero(np.ma.getdata(result["has_shapes"]))
-        shapes = [_codes(pool, _objects(result[f"shape_{i}"][computing])) for i in range(len(SHAPE_ARGS))]
+        shapes = [text_codes(pool, _objects(result[f"shape_{i}"][computing])) for i in range(len(SHAPE_ARGS))]
         sparse |= {"computing": computing.astype(np.int32), "shapes": np.stack(shapes, axis=1)}
     texts = [None if text is None else text.encode() for text in _objects(result["args"])]
     args, offsets = joined_texts(texts)
@@ -113,11 +111,11 @@ def columns_of(select: str) -> EventColumns:
     )
 
 
-def _objects(column: Any) -> list[Any]:
-    """Texts, with None for null."""
+def _objects(column: Any, null: str | None = None) -> list[Any]:
+    """Texts, with this for null."""
     texts = np.array(np.ma.getdata(column), dtype=object)
     if isinstance(column, np.ma.MaskedArray):
-        texts[np.ma.getmaskarray(column)] = None
+        texts[np.ma.getmaskarray(column)] = null
     texts_of_column: list[Any] = texts.tolist()
     return texts_of_column
 
@@ -136,11 +134,3 @@ def _flows(pool: dict[str, int], texts: Iterable[str | None]) -> Numbers:
         return -1 - pool.setdefault(text, len(pool)) if whole is None else whole
 
     return np.array([NULL if text is None else number(text) for text in texts], dtype=np.int64)
-
-
-def _codes(pool: dict[str, int], texts: Sequence[str | None], never_null: bool = False) -> Codes:
-    distinct: dict[str | None, Any] = dict.fromkeys(texts)  # in order; without a step of Python for each text
-    for text in distinct:
-        shown = "" if never_null and text is None else text
-        distinct[text] = NO_TEXT if shown is None else pool.setdefault(shown, len(pool))
-    return np.fromiter(map(distinct.__getitem__, texts), np.int32, len(texts))

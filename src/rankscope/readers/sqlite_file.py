@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from operator import index
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
-
 from rankscope.errors import ReadError
-from rankscope.readers.columns import NULL, Numbers
+from rankscope.readers.columns import NULL
 from rankscope.sql import sql_name
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
@@ -25,9 +22,7 @@ SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 _MOST_SECONDS = 300
 """For one statement. Reading a batch of rows takes less than one."""
 _STEPS_BETWEEN_CHECKS = 1_000_000
-_MOST_RANGES = 100_000
-_ROWS_AT_ONCE = 20_000
-"""As Python objects, ten times as large as in columns."""
+_LAST_ROWID = (1 << 63) - 1
 
 ROWID = "rowid"
 Rows = Callable[..., list[tuple[Any, ...]]]
@@ -141,63 +136,11 @@ def refused_by_sqlite(path: Path, hint: str) -> Iterator[None]:
 
 def row_ranges(rows: Rows, table: str, size: int) -> Iterator[tuple[int, int]]:
     """First and last rowid of successive pieces of a table. Rows may have any ids, with gaps of any length."""
-    ((low, high),) = rows(f"SELECT min(rowid), max(rowid) FROM {sql_name(table)}")
-    dense = low is not None and (high - low) // size < _MOST_RANGES
-    while low is not None and low <= high:
-        last = min(low + size - 1, high)
-        if not dense:
-            ids = f"SELECT rowid AS id FROM {sql_name(table)} WHERE rowid >= ? ORDER BY rowid LIMIT {size}"
-            ((last,),) = rows(f"SELECT max(id) FROM ({ids})", (low,))
+    ids = f"SELECT rowid AS id FROM {sql_name(table)} WHERE rowid >= ? ORDER BY rowid LIMIT {size}"
+    low: int = NULL
+    while low <= _LAST_ROWID:
+        ((last,),) = rows(f"SELECT max(id) FROM ({ids})", (low,))
+        if last is None:
+            return
         yield low, last
         low = last + 1
-        if not dense and low <= high:
-            ((low,),) = rows(f"SELECT min(rowid) FROM {sql_name(table)} WHERE rowid >= ?", (low,))
-
-
-def read_columns(
-    path: Path, sql: str, parameters: Sequence[object], names: Sequence[str], texts: Collection[str]
-) -> tuple[dict[str, Any], list[Any]]:
-    """The columns of a SELECT by name, over a new connection, so that threads can read in parallel.
-
-    Texts are as sqlite gives them. Other columns are numbers, and what is none is NULL there; those values follow.
-    """
-    pieces: dict[str, list[Any]] = {name: [] for name in names}
-    others: list[Any] = []
-    with closing(connect(path)) as connection:
-        if not set(texts) & set(names):
-            with suppress(sqlite3.Error, ValueError):
-                numbers = _all_numbers(connection, sql, parameters, len(names))
-                return dict(zip(names, numbers, strict=True)), []
-        cursor = connection.execute(sql, parameters)
-        while rows := cursor.fetchmany(_ROWS_AT_ONCE):
-            for name, values in zip(names, zip(*rows, strict=True), strict=True):
-                pieces[name].append(
-                    np.fromiter(values, object, len(values)) if name in texts else _numbers(values, others)
-                )
-    kinds = {name: object if name in texts else np.int64 for name in names}
-    return {name: np.concatenate([np.empty(0, kinds[name]), *pieces[name]]) for name in names}, others
-
-
-def _all_numbers(
-    connection: sqlite3.Connection, sql: str, parameters: Sequence[object], count: int
-) -> Numbers:
-    """The columns of a SELECT, through text that sqlite writes in one call: a third of the time that a Python object
-    for each value takes. Raises an error where a value is not a whole number or null."""
-    columns = [f"c{number}" for number in range(count)]
-    values = ", ".join(f"ifnull({column}, {NULL})" for column in columns)
-    ((rows,),) = connection.execute(
-        f"WITH r({', '.join(columns)}) AS ({sql}) SELECT group_concat(json_array({values})) FROM r",
-        parameters,
-    )
-    digits = (rows or b"").translate(None, b"[]")
-    if digits.translate(None, b"0123456789-,"):
-        raise ValueError("a value is not a whole number")
-    numbers = np.fromstring(digits, np.int64, sep=",") if digits else np.empty(0, np.int64)
-    return np.ascontiguousarray(numbers.reshape(-1, count).T)
-
-
-def _numbers(values: Sequence[Any], others: list[Any]) -> Numbers:
-    with suppress(TypeError, ValueError, OverflowError):
-        return np.fromiter(map(index, values), np.int64, len(values))
-    others += [value for value in values if value is not None and not isinstance(value, int)]
-    return np.array([value if isinstance(value, int) else NULL for value in values], dtype=np.int64)

@@ -1,6 +1,7 @@
 """Tables of a sqlite file as columns, read from its pages by the C part (docs/adr/0138-sqlite-pages.md).
 
-What it does not read exactly as sqlite does, it refuses, and sqlite reads that: a table, or a piece of one.
+What it does not read exactly as sqlite does, it refuses, and sqlite reads that: a table, or a piece of one. Users of
+this module call `table_pieces`, and see no difference.
 """
 
 from __future__ import annotations
@@ -8,19 +9,32 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope import native
-from rankscope.readers.columns import NO_TEXT, Codes, Numbers, Texts
-from rankscope.readers.sqlite_file import ROWID, SQLITE_MAGIC, Rows, text_of
+from rankscope.readers.columns import IN_C, NULL, SQLITE, Codes, Numbers, Texts, text_codes
+from rankscope.readers.sqlite_file import (
+    ROWID,
+    SQLITE_MAGIC,
+    Rows,
+    SqliteFile,
+    connect,
+    refused_by_sqlite,
+    row_ranges,
+    text_of,
+)
 from rankscope.sql import sql_name
 
 _BYTES_PER_PIECE = 16 << 20
+_ROWS_PER_PIECE = 100_000
+"""Where sqlite reads them, as Python objects."""
 _UTF8 = 1
 _PAYLOAD_FRACTIONS = bytes((64, 32, 32))
 """Constants in the header of every file."""
@@ -59,14 +73,6 @@ def open_pages(path: Path) -> PageFile | None:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Some leaves of a table. They have all rows with ids in this range, and no others."""
-
-    leaves: NDArray[np.uint32]
-    rows: tuple[int, int]
-
-
-@dataclass(frozen=True)
 class TextColumn:
     codes: Codes
     texts: Texts
@@ -76,11 +82,8 @@ class TextColumn:
     def of(values: Iterable[Any]) -> TextColumn:
         """From values as sqlite gives them."""
         pool: dict[str, int] = {}
-        codes = [NO_TEXT if value is None else pool.setdefault(text_of(value), len(pool)) for value in values]
-        return TextColumn(np.array(codes, dtype=np.int32), Texts.of(pool))
-
-    def all(self) -> NDArray[Any]:
-        return np.array(self.at(np.arange(len(self.codes), dtype=np.int32)), dtype=object)
+        codes = text_codes(pool, [None if value is None else text_of(value) for value in values])
+        return TextColumn(codes, Texts.of(pool))
 
     def at(self, rows: Codes) -> list[str | None]:
         """The texts of these rows."""
@@ -91,60 +94,6 @@ class TextColumn:
         ]
 
 
-@dataclass(frozen=True)
-class TablePages:
-    """One table."""
-
-    file: PageFile
-    places: dict[str, int]
-    """Where a column's value is in a row's record; -1 for the id of the row."""
-    leaves: NDArray[np.uint32]
-    last_rowids: Numbers
-    """The largest that each leaf can have."""
-
-    def pieces(self) -> Iterator[Piece]:
-        count = max(1, _BYTES_PER_PIECE // self.file.page_size)
-        first = _FIRST_ROWID
-        for start in range(0, len(self.leaves), count):
-            last = int(self.last_rowids[start : start + count][-1])
-            yield Piece(self.leaves[start : start + count], (first, last))
-            first = min(last, _LAST_ROWID - 1) + 1
-
-    def read(
-        self, piece: Piece, numbers: Sequence[str], texts: Sequence[str]
-    ) -> tuple[dict[str, Numbers], dict[str, TextColumn]]:
-        """Columns of the rows of a piece. Raises ValueError if a page is damaged, or a value is of another type."""
-        wanted = (
-            *((self.places[name], False) for name in numbers),
-            *((self.places[name], True) for name in texts),
-        )
-        _, columns = native.functions.sqlite_rows(self.file.address, piece.leaves, *piece.rows, wanted)
-        return (
-            {name: np.frombuffer(column, np.int64) for name, column in zip(numbers, columns, strict=False)},
-            {
-                name: TextColumn(
-                    np.frombuffer(codes, np.int32), Texts(np.frombuffer(offsets, np.int64), data)
-                )
-                for name, (codes, offsets, data) in zip(texts, columns[len(numbers) :], strict=True)
-            },
-        )
-
-
-def find_table(file: PageFile, rows: Rows, table: str, columns: Sequence[str]) -> TablePages | None:
-    """The pages of a table; None if it has no rows, or one of these columns cannot be read from pages."""
-    places = _places(rows, table)
-    if places is None or any(column not in places for column in columns):
-        return None
-    if not rows(f"SELECT 1 FROM {sql_name(table)} LIMIT 1"):
-        return None
-    ((root,),) = rows("SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = ?", (table,))
-    try:
-        leaves, last_rowids = native.functions.sqlite_leaves(file.address, root)
-    except ValueError:
-        return None
-    return TablePages(file, places, np.frombuffer(leaves, np.uint32), np.frombuffer(last_rowids, np.int64))
-
-
 def _places(rows: Rows, table: str) -> dict[str, int] | None:
     """Where the value of each column is in a record; without those that sqlite computes or changes when it reads."""
     described = rows(f"PRAGMA table_xinfo({sql_name(table)})")
@@ -152,17 +101,126 @@ def _places(rows: Rows, table: str) -> dict[str, int] | None:
     if any(hidden for *_, hidden in described) or ROWID in map(str.lower, names):
         return None
     keys = [name for name, (*_, key, _) in zip(names, described, strict=True) if key]
+    # With INTEGER PRIMARY KEY DESC the primary key is a column of its own.
+    has_key_index = any(origin == b"pk" for *_, origin, _ in rows(f"PRAGMA index_list({sql_name(table)})"))
     places = {ROWID: -1}
-    for index, (name, (_, _, raw, _, default, key, _)) in enumerate(zip(names, described, strict=True)):
+    for at, (name, (_, _, raw, _, default, key, _)) in enumerate(zip(names, described, strict=True)):
         kind = text_of(raw).upper()
-        if key and len(keys) == 1 and kind == "INTEGER" and not _has_key_index(rows, table):
+        if key and len(keys) == 1 and kind == "INTEGER" and not has_key_index:
             places[name] = -1  # another name of the rowid
         elif default is None and ("INT" in kind or not any(word in kind for word in _FRACTIONS)):
-            places[name] = index
+            places[name] = at
     return places
 
 
-def _has_key_index(rows: Rows, table: str) -> bool:
-    """Whether the primary key is a column of its own, as with INTEGER PRIMARY KEY DESC."""
-    indices = rows(f"PRAGMA index_list({sql_name(table)})")
-    return any(origin == b"pk" for _, _, _, origin, _ in indices)
+class RowColumns(NamedTuple):
+    """Columns of some rows."""
+
+    numbers: dict[str, Numbers]
+    texts: dict[str, TextColumn]
+    read_by: str
+    """As in EventColumns."""
+    others: list[Any]
+    """Values that are not whole numbers, where numbers are read; NULL stands there."""
+
+
+@dataclass(frozen=True)
+class TablePiece:
+    """Some rows of a table, with the columns that are read. Threads read pieces side by side."""
+
+    path: Path
+    again: str
+    """As in SqliteFile."""
+    table: str
+    numbers: Sequence[str]
+    texts: Sequence[str]
+    rows: tuple[int, int]
+    """Their first and last id; no other row of the table has one between them."""
+    pages: PageFile | None = None
+    leaves: NDArray[np.uint32] | None = None
+    """The pages that have them."""
+    places: Sequence[int] = ()
+    """Where the value of each column is in a row's record; -1 for the id of the row."""
+
+    def read(self) -> RowColumns:
+        """From the pages; by sqlite where a page is damaged, or a value is of another type."""
+        if self.pages is not None:
+            with suppress(ValueError):
+                return self.from_pages(self.pages)
+        names = [*self.numbers, *self.texts]
+        sql = f"SELECT {', '.join(map(sql_name, names))} FROM {sql_name(self.table)} WHERE rowid BETWEEN ? AND ?"
+        with refused_by_sqlite(self.path, self.again), closing(connect(self.path)) as connection:
+            rows = connection.execute(sql, self.rows).fetchall()
+        columns = dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
+        texts = {name: TextColumn.of(columns.pop(name)) for name in self.texts}
+        others: list[Any] = []
+        numbers = {name: _whole_numbers(column, others) for name, column in columns.items()}
+        return RowColumns(numbers, texts, SQLITE, others)
+
+    def from_pages(self, pages: PageFile) -> RowColumns:
+        """Raises ValueError if a page is damaged, or a value is of another type."""
+        count = len(self.numbers)
+        wanted = tuple((place, at >= count) for at, place in enumerate(self.places))
+        _, columns = native.functions.sqlite_rows(pages.address, self.leaves, *self.rows, wanted)
+        return RowColumns(
+            {
+                name: np.frombuffer(column, np.int64)
+                for name, column in zip(self.numbers, columns, strict=False)
+            },
+            {
+                name: TextColumn(
+                    np.frombuffer(codes, np.int32), Texts(np.frombuffer(offsets, np.int64), data)
+                )
+                for name, (codes, offsets, data) in zip(self.texts, columns[count:], strict=True)
+            },
+            IN_C,
+            [],
+        )
+
+
+def _whole_numbers(values: Sequence[Any], others: list[Any]) -> Numbers:
+    with suppress(TypeError):
+        return np.fromiter(map(index, values), np.int64, len(values))
+    others += [value for value in values if value is not None and not isinstance(value, int)]
+    return np.array([value if isinstance(value, int) else NULL for value in values], np.int64)
+
+
+def table_pieces(
+    file: SqliteFile,
+    pages: PageFile | None,
+    table: str,
+    numbers: Sequence[str],
+    texts: Sequence[str] = (),
+    whole: bool = False,
+) -> Iterator[TablePiece]:
+    """The table in pieces, or as one."""
+    columns = file.path, file.again, table, numbers, texts
+    found = None if pages is None or whole else _leaves(pages, file.rows, table)
+    if pages is None or found is None or not found[0].keys() >= {*numbers, *texts}:
+        for rows in row_ranges(file.rows, table, 1 << 62 if whole else _ROWS_PER_PIECE):
+            yield TablePiece(*columns, rows)
+        return
+    places, leaves, last_rowids = found
+    at_once = max(1, _BYTES_PER_PIECE // pages.page_size)
+    first = _FIRST_ROWID
+    for start in range(0, len(leaves), at_once):
+        last = int(last_rowids[start : start + at_once][-1])
+        some = leaves[start : start + at_once]
+        yield TablePiece(*columns, (first, last), pages, some, [places[name] for name in (*numbers, *texts)])
+        first = min(last, _LAST_ROWID - 1) + 1
+
+
+def _leaves(
+    pages: PageFile, rows: Rows, table: str
+) -> tuple[dict[str, int], NDArray[np.uint32], Numbers] | None:
+    """Where the columns of a table are, its leaves, and the largest id that each can have; None if it has no rows, or
+    cannot be read from pages."""
+    places = _places(rows, table)
+    if places is None or not rows(f"SELECT 1 FROM {sql_name(table)} LIMIT 1"):
+        return None
+    ((root,),) = rows("SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = ?", (table,))
+    try:
+        leaves, last_rowids = native.functions.sqlite_leaves(pages.address, root)
+    except ValueError:
+        return None
+    return places, np.frombuffer(leaves, np.uint32), np.frombuffer(last_rowids, np.int64)

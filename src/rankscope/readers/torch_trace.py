@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rankscope.readers.base import ReadReport
-from rankscope.readers.byte_stream import open_stream
+from rankscope.readers.byte_stream import line_blocks, open_stream
 from rankscope.readers.checked_values import json_object
 
 _RECORD = re.compile(rb"^V\d{4} [^\]\n]{5,300}\] (\{.*)$", re.MULTILINE)
@@ -68,22 +69,28 @@ class TorchTrace:
             if kind == _CODE:
                 self._kernels += [(compile_id, *kernel) for kernel in _kernels(payload)]
             elif kind:
-                nodes = self._nodes.setdefault(compile_id, {})
-                for node, line in _lines_of_nodes(payload):
-                    nodes.setdefault(node, line)
+                self._add_nodes(compile_id, payload)
             elif isinstance(name, str) and _KEY.match(name):
                 key = json_object("\n".join(payload)).get("key")
                 if isinstance(key, str):
                     code.graphs[key] = compile_id
             elif isinstance(metrics := record.get("compilation_metrics"), dict):
-                self._add_function(code, metrics)
+                names = [
+                    metrics.get(key) for key in ("compile_id", "co_filename", "co_firstlineno", "co_name")
+                ]
+                if isinstance(names[0], str) and all(name is not None for name in names):
+                    code.functions[names[0]] = f"{names[1]}({names[2]}): {names[3]}"
         self._add_lines(code)
         return code
 
-    def _add_function(self, code: CompiledCode, metrics: dict[str, Any]) -> None:
-        names = [metrics.get(key) for key in ("compile_id", "co_filename", "co_firstlineno", "co_name")]
-        if isinstance(names[0], str) and all(name is not None for name in names):
-            code.functions[names[0]] = f"{names[1]}({names[2]}): {names[3]}"
+    def _add_nodes(self, compile_id: str, graph: Iterable[str]) -> None:
+        """The nodes of a printed graph, each with the line of Python in the comment before it."""
+        nodes, line = self._nodes.setdefault(compile_id, {}), ""
+        for text in graph:
+            if match := _FILE.match(text):
+                line = f"{match[1]}({match[2]}): {match[3]}"
+            elif line and (node := _NODE.match(text)):
+                nodes.setdefault(node[1], line)
 
     def _add_lines(self, code: CompiledCode) -> None:
         """A kernel's file is its own; its name may be that of other kernels too, and then tells nothing."""
@@ -127,15 +134,9 @@ class TorchTrace:
 
     def _lines(self) -> Iterator[bytes]:
         with closing(open_stream(self._path, lines=True)) as stream:
-            rest = b""
-            while piece := stream.read(_PIECE):
-                *lines, rest = (rest + piece).split(b"\n")
-                yield from lines
-                if len(rest) > _LONGEST_LINE:
-                    self.report.lose(f"a line of more than {_LONGEST_LINE >> 20} MB")
-                    rest = b""
-            if rest:
-                yield rest
+            too_long = partial(self.report.lose, f"a line of more than {_LONGEST_LINE >> 20} MB")
+            for block in line_blocks(stream, _PIECE, _LONGEST_LINE, too_long):
+                yield from block.removesuffix(b"\n").split(b"\n")
             self.report.damage = stream.damage
 
 
@@ -143,16 +144,6 @@ def is_torch_trace(head: bytes) -> bool:
     """By the first bytes: a line of the structured log, with one of its keys."""
     match = _RECORD.match(head)
     return match is not None and any(key in match[1] for key in _KEYS)
-
-
-def _lines_of_nodes(code: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The nodes of a printed graph, each with the line of Python in the comment before it."""
-    line = ""
-    for text in code:
-        if match := _FILE.match(text):
-            line = f"{match[1]}({match[2]}): {match[3]}"
-        elif line and (node := _NODE.match(text)):
-            yield node[1], line
 
 
 def _kernels(code: Iterable[str]) -> Iterator[tuple[str, str, list[str]]]:

@@ -19,7 +19,7 @@ from rankscope.store.incoming import OWN_FILES, while_unread
 from rankscope.store.index import INDEX_FILE, STORE_NAME, Index, SegmentEntry, refuse_links
 
 _MANIFESTS = ("--include=/rankscope.json", "--include=/rank-*.rankscope.json", "--exclude=*")
-_ENDING = re.compile(r"(\.pt\.trace)?(\.json(\.gz)?|\.nsys-rep|\.ncu-rep|\.sqlite)$")
+_ENDING = re.compile(r"(\.pt\.trace)?(\.json(\.gz|\.xz|\.zst)?|\.nsys-rep|\.ncu-rep|\.sqlite)$")
 _RSYNC_PROTOCOL_ERROR = 12
 _RAW_NAMES = [f"*{ending}" for ending in (*TRACE_NAMES, ".csv")]
 _RAW_NAMES += ["*_dump_*", "nccl_trace_rank_*", "profiler_*"]

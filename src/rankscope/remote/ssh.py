@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -171,15 +171,3 @@ def program_words(text: str) -> list[str]:
 def path_argument(path: str) -> str:
     """A path as an argument: one that starts with a dash must not be taken for an option."""
     return f"./{path}" if path.startswith("-") else path
-
-
-def option_words(options: Mapping[str, object]) -> list[str]:
-    """Options as words of a command line. None: omitted; True: a flag; a list: repeated."""
-    given = []
-    for name, value in options.items():
-        if value is True:
-            given.append(name)
-        elif value is not None:
-            for item in value if isinstance(value, list) else [value]:
-                given += [name, str(item)]
-    return given

@@ -6,11 +6,11 @@ import contextlib
 import shlex
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from rankscope.errors import RemoteError, UsageError
-from rankscope.remote.ssh import SSH_FAILED, RemotePath, Ssh, check_remote, option_words, path_argument
+from rankscope.remote.ssh import SSH_FAILED, RemotePath, Ssh, check_remote, path_argument
 
 _ENDING_SECONDS = 5.0
 _ANSWER_SECONDS = 30.0
@@ -92,11 +92,11 @@ def answers(port: int) -> bool:
 
 
 def viewer_command(
-    program: Sequence[str], remote_paths: Sequence[RemotePath], port: int, options: Mapping[str, object]
+    program: Sequence[str], remote_paths: Sequence[RemotePath], port: int, options: Sequence[str]
 ) -> list[str]:
     """The command that starts the viewer over there, for a tunnel from ``port`` here."""
     paths = [path_argument(remote_path.path) for remote_path in remote_paths]
-    return [*program, "view", *paths, "--no-open", "--tunnel", str(port), *option_words(options)]
+    return [*program, "view", *paths, "--no-open", "--tunnel", str(port), *options]
 
 
 def check_one_machine(remote_paths: Sequence[RemotePath | None]) -> list[RemotePath]:

@@ -44,7 +44,15 @@ def number_rows(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
     """
     if len(columns[0]) == 0:
         return np.empty((0, len(columns)), dtype=np.int64), np.empty(0, dtype=np.int64)
+    _, first, inverse = np.unique(packed(columns), return_index=True, return_inverse=True)
+    return np.stack([column[first] for column in columns], axis=1), inverse.reshape(-1).astype(np.int64)
+
+
+def packed(columns: Sequence[Ints]) -> Ints:
+    """One number a row, in the order of the rows: by the first column, then by the second and so on."""
     code, used = np.zeros(len(columns[0]), dtype=np.int64), 1
+    if not len(code):
+        return code
     for column in columns:
         low, high = int(column.min()), int(column.max())
         width = high - low + 1
@@ -55,8 +63,7 @@ def number_rows(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
             offset, width = _dense(column)
         code = code * width + offset
         used *= width
-    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-    return np.stack([column[first] for column in columns], axis=1), inverse.reshape(-1).astype(np.int64)
+    return code
 
 
 def _dense(values: Ints) -> tuple[Ints, int]:
@@ -66,10 +73,9 @@ def _dense(values: Ints) -> tuple[Ints, int]:
 
 def count_before(keys: Sequence[Ints], time: Ints) -> Ints:
     """For each entry, how many entries with the same keys have an earlier time."""
-    order = np.lexsort((time, *reversed(keys)))
-    first = np.maximum.accumulate(
-        np.where(starts_group([key[order] for key in keys]), np.arange(len(order)), 0)
-    )
+    group = packed(keys)
+    order = np.argsort(packed([group, time]), kind="stable")
+    first = np.maximum.accumulate(np.where(starts_group([group[order]]), np.arange(len(order)), 0))
     count = np.empty(len(order), dtype=np.int64)
     count[order] = np.arange(len(order)) - first
     return count

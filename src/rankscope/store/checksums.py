@@ -1,7 +1,7 @@
 """Checksums of the store's files: they find damage by disks, copies and other programs, not by an attacker.
 
 CRC-32 is computed at 7 GB/s, faster than anything else is done with a table, so every table is checked whenever a run
-is opened (docs/adr/0132-damage-is-found.md).
+is opened (docs/adr/0133-several-writers.md).
 """
 
 from __future__ import annotations

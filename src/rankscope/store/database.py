@@ -5,9 +5,15 @@ thread while a command imports its modules.
 from __future__ import annotations
 
 import atexit
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rankscope.host import has_descriptor_paths
 from rankscope.readers.database import new_database
 
 if TYPE_CHECKING:
@@ -38,3 +44,22 @@ def connect(*, one_thread: bool) -> duckdb.DuckDBPyConnection:
     if not one_thread and most_threads != 1:
         connection.execute(f"SET threads = {most_threads}" if most_threads else "RESET threads")
     return connection
+
+
+class PlainFolder:
+    """A folder that is kept open: `path` names it within this process, until it is closed or this object is gone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.close: weakref.finalize[Any, Any]
+        self.descriptors: tuple[int, ...] = ()
+        """What a child process must inherit for `path` to be valid there."""
+        if has_descriptor_paths():
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self.descriptors = (descriptor,)
+            self.path = Path(f"/proc/self/fd/{descriptor}")
+            self.close = weakref.finalize(self, os.close, descriptor)
+        else:  # macOS
+            links = tempfile.mkdtemp(prefix="rankscope-")
+            self.path = Path(links) / "folder"
+            self.path.symlink_to(folder.resolve())
+            self.close = weakref.finalize(self, shutil.rmtree, links, ignore_errors=True)

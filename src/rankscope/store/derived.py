@@ -1,22 +1,22 @@
-"""What is computed from the tables of a run and kept in its store, in the folder `derived`. All of it may be deleted.
+"""Tables that are computed from those of a run and kept in the folder `derived` of its store. All may be deleted.
 
-| file | holds | rows | made and asked for by |
-|---|---|---|---|
-| rollups | results about single ranks, a table for each kind | ranks | analysis.core.rollups |
-| clocks | offset and drift of every rank's clock | one | timeline.clocks.alignment |
-| collectives | the matched collectives of a run with many | one | timeline.collectives.loading |
-| answers | answers about the whole run | one | analysis.core.kept_answers |
-| map-R | the activity over time of up to 32 ranks, from rank R on | ranks | viewer.session |
-| slices-R-S | the slices of a segment in drawing order | one | viewer.lanes |
+| table | a row is about | made and asked for by |
+|---|---|---|
+| one for each `kept_per_rank` | a rank | analysis.core.rollups |
+| clocks: offset and drift of every rank's clock | the run | timeline.clocks.alignment |
+| collectives: the matched collectives | the run | timeline.collectives.loading |
+| answers: what `stats` and the viewer show of the whole run | the run | analysis.core.kept_answers |
+| map-R: the activity over time of up to 32 ranks, from rank R on | a rank | viewer.session |
+| slices-R-S: the slices of a segment in drawing order | the segment | viewer.lanes |
 
-One rule decides whether a row is used (docs/adr/0163-one-derived-cache.md): the code that made it and what it was made
-from are those of now. A table has a fingerprint of the code: the version of rankscope, the schema, and the sources of
-the modules that compute it. A row has a key: the build ids of its segments (a file that is read again has a new one),
-their distances in time where these matter, and the parameters. Whatever does not fit is made again and replaced.
+A table is a file. One rule decides whether a row is used (docs/adr/0163-one-derived-cache.md): the code that made it
+and what it was made from are those of now. A table has a fingerprint of the code. A row has a key: the build ids of its
+segments (a file that is read again has a new one), their distances in time where these matter, and the parameters.
+Whatever does not fit is made again and replaced.
 
-One format holds them all: a line of JSON (tables, columns), the columns as little-endian numbers, and a checksum. A
-file is written as a whole; one that is damaged or foreign is as good as none. A store that cannot be written to is used
-as it is. Reading needs no DuckDB.
+One format holds them all: a line of JSON, the columns as little-endian numbers, and a checksum. A file is written as a
+whole; one that is damaged or foreign is as good as none. A store that cannot be written to is used as it is. Reading
+needs no DuckDB.
 
 Records become columns by the types of their fields: no code in a file can be run by reading it. A record is a dataclass
 or a named tuple of numbers, texts, tuples, lists, dictionaries with texts as keys, arrays, None and records. The values
@@ -31,15 +31,13 @@ of a field in all records are one column, `name.field`:
 | tuple of fixed length, record | the columns of its fields |
 
 Whole numbers are written in the type with the fewest bytes that has all of them. Reading numbers needs no numpy.
-
-Results about ranks come in parts: the tables of the ranks that one process has read. `keep_run_columns` joins the parts
-into the file of the run column by column; the names of the columns say how, so no record is made for it.
 """
 
 from __future__ import annotations
 
 import json
 import mmap
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -49,23 +47,20 @@ from itertools import accumulate, chain, pairwise, starmap
 from pathlib import Path
 from struct import calcsize
 from types import NoneType, UnionType
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from isal.isal_zlib import crc32
 
-from rankscope.files import make_private_folder, temporary_path, write_bytes
+from rankscope.files import make_private_folder, write_bytes
 from rankscope.version import __version__
 
 FOLDER = "derived"
-LEAST_RANKS_WITH_ROLLUPS = 8
-"""Runs of fewer ranks get their rollups with the first report that needs them."""
-ROLLUPS, CLOCKS, COLLECTIVES, ANSWERS = "rollups", "clocks", "collectives", "answers"
-_ENDING = ".columns"
-_EARLIER = ("rollups", "clocks.json", "collectives.json", "rank=*/map.npy", "rank=*/segment=*/*/lod")
-"""Where earlier versions kept them."""
-_SOURCES = Path(__file__).parents[2]
-_IMPORT = re.compile(rb"from (rankscope\.[\w.]+) import")
-_EVERYWHERE = ("rankscope.model", "rankscope.store.derived")
+CLOCKS, COLLECTIVES, ANSWERS = "clocks", "collectives", "answers"
+_ENDING = ".table"
+_SOURCES = Path(__file__).parents[1]
+_MAKERS = ("analysis", "timeline", "store", "readers", "viewer")
+"""The packages whose code decides what is in a table."""
+_OF_SEGMENTS = re.compile(r"(map|slices)-[\d-]+")
 _ALIGNMENT = 8
 _CHECKSUM_BYTES = 8
 _PIECE = 1 << 20
@@ -74,14 +69,13 @@ _FORMATS = {
     "float64": "d",
 }  # fmt: skip
 """By the name of a column's type, that of memoryview.cast."""
+_WIDTHS = ((8, "int8"), (16, "int16"), (32, "int32"), (64, "int64"))
 
 T = TypeVar("T")
 Column = Any
 """An array, or a memoryview of its bytes."""
 _TEXTS = "texts"
 _TEXT = "$"
-_AFTER_FIELD = ("", ".", "#", "?", "[", _TEXT)
-"""What may follow the name of a field in that of a column."""
 
 
 def map_file(rank: int) -> str:
@@ -106,117 +100,72 @@ def _digest(content: bytes) -> str:
 
 
 @cache
-def code_fingerprint(*modules: str) -> str:
-    """Of the version, the schema, and the sources of modules and of those of their package that they import."""
-    used: dict[str, str] = {}
-    waiting = [*modules, *_EVERYWHERE]
-    within = tuple(f"{'.'.join(module.split('.')[:2])}." for module in modules)
-    while waiting:
-        module = waiting.pop()
-        if module not in used:
-            used[module], imported = _source(module)
-            waiting += [name for name in imported if name.startswith(within)]
-    return _digest(repr((__version__, sorted(used.items()))).encode())
-
-
-@cache
-def _source(module: str) -> tuple[str, tuple[str, ...]]:
-    """A digest of the text of a module, and the modules that it imports, at its start or later."""
-    path = _SOURCES.joinpath(*module.split("."))
-    source = b""
-    with suppress(OSError):  # installed without sources
-        source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_bytes()
-    return _digest(source), tuple(map(bytes.decode, _IMPORT.findall(source)))
-
-
-@cache
-def tree_fingerprint(*packages: str) -> str:
-    """Of the version, and of the size and time of every source in some packages: they are not read."""
-    sources = [
-        [str(path), path.stat().st_size, path.stat().st_mtime_ns]
-        for package in packages
-        for path in sorted((_SOURCES / "rankscope" / package).rglob("*.py"))
-    ]
-    return _digest(json.dumps([__version__, sources]).encode())
-
-
-class RawTable(NamedTuple):
-    """A table as it is in a file."""
-
-    fingerprint: str
-    columns: Mapping[str, Column]
-    """`rank` and `key` of every row, and those of the records."""
+def code_fingerprint() -> str:
+    """Of the version, and of the size and time of every source that decides what is in a table: none is read."""
+    sources, folders = [], [str(_SOURCES / package) for package in _MAKERS]
+    for folder in folders:
+        for entry in os.scandir(folder):
+            if entry.is_dir():
+                folders.append(entry.path)
+            elif entry.name.endswith(".py"):
+                sources.append((entry.name, entry.stat().st_size, entry.stat().st_mtime_ns))
+    return _digest(json.dumps([__version__, sorted(sources)]).encode())
 
 
 class Table(Generic[T]):
-    """A kind of result: records of one type that some modules make."""
+    """Records of one type, in a file of the store: a row for each rank, or one about the whole run."""
 
-    def __init__(self, name: str, record: Any, *modules: str, mapped: bool = False) -> None:
+    def __init__(self, name: str, record: Any, *, mapped: bool = False) -> None:
         """`mapped`: arrays are used where they lie in the file; it may be larger than the memory."""
-        self.name, self._record, self._modules, self.mapped = name, record, modules, mapped
+        self.name, self._record, self._mapped = name, record, mapped
 
-    @property
-    def fingerprint(self) -> str:
-        return code_fingerprint(*self._modules)
+    def rows(self, store: Path) -> dict[int, tuple[int, T]]:
+        """By rank the key and the record; none where the file is missing, damaged or of other code."""
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+            columns = _read(path_of(store, self.name), self._mapped)
+            records = decode(Columns(columns), "record", self._record)
+            rows = zip(columns["key"].tolist(), records, strict=True)
+            return dict(zip(columns["rank"].tolist(), rows, strict=True))
+        return {}
 
-    def encode(self, rows: Mapping[int, tuple[int, T]]) -> RawTable:
-        """From rank to key and record; of a result about the whole run, the rank is 0."""
-        columns = Columns(narrow=not self.mapped)
+    def write(self, store: Path, rows: Mapping[int, tuple[int, T]]) -> None:
+        """Write or replace the file, unless that cannot be done: what is kept nowhere is made again."""
+        columns = Columns(narrow=not self._mapped)
         columns.add("rank", list(rows), "int64")
         columns.add("key", [key for key, _ in rows.values()], "int64")
-        encode(columns, "record", self._record, [record for _, record in rows.values()])
+        try:
+            encode(columns, "record", self._record, [record for _, record in rows.values()])
+        except OverflowError:  # a number of more than 64 bits
+            return
         columns.add_texts()
-        return RawTable(self.fingerprint, columns)
-
-    def decode(self, table: RawTable, keys: Mapping[int, int]) -> dict[int, T]:
-        """The records of the rows that have these keys, by rank; none if other code has made them."""
-        if table.fingerprint != self.fingerprint:
-            return {}
-        rows = zip(table.columns["rank"].tolist(), table.columns["key"].tolist(), strict=True)
-        usable = [keys.get(rank) == key for rank, key in rows]
-        if not any(usable):
-            return {}
-        records = decode(Columns(table.columns), "record", self._record)
-        ranks = table.columns["rank"].tolist()
-        return {rank: record for rank, record, use in zip(ranks, records, usable, strict=True) if use}
+        pieces = pack({"code": code_fingerprint()}, columns)
+        path = path_of(store, self.name)
+        if not path.parent.is_symlink():
+            with suppress(OSError):
+                make_private_folder(path.parent)
+                write_bytes(path, [*pieces, _checksum(pieces)])
 
     def load(self, store: Path, cache_key: object) -> T | None:
-        """The result about the whole run that is in the file of this name."""
-        return File(path_of(store, self.name), mapped=self.mapped).rows(self, {0: key_of(cache_key)}).get(0)
+        """The record about the whole run that was made from this."""
+        key, record = self.rows(store).get(0, (None, None))
+        return record if key == key_of(cache_key) else None
 
     def save(self, store: Path, cache_key: object, record: T) -> None:
-        """Write or replace that file."""
-        write(path_of(store, self.name), {self.name: self.encode({0: (key_of(cache_key), record)})})
+        """Write or replace it."""
+        self.write(store, {0: (key_of(cache_key), record)})
 
 
 def path_of(store: Path, name: str) -> Path:
     return store / FOLDER / f"{name}{_ENDING}"
 
 
-def path_of_part(store: Path, name: str) -> Path:
-    """A new path for a part of a file, which its maker hands to whoever writes the whole; abandoned, it is removed."""
-    return temporary_path(path_of(store, name))
-
-
-class File:
-    """The tables of a file; none where it is missing, damaged or foreign."""
-
-    def __init__(self, path: Path, *, mapped: bool = False) -> None:
-        self.tables: dict[str, RawTable] = {}
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            self.tables = _read(path, mapped)
-
-    def rows(self, table: Table[T], keys: Mapping[int, int]) -> dict[int, T]:
-        """The records that this code made from this, by rank."""
-        with suppress(ValueError, KeyError, TypeError, AttributeError, IndexError):
-            if raw := self.tables.get(table.name):
-                return table.decode(raw, keys)
-        return {}
-
-
-def _read(path: Path, mapped: bool) -> dict[str, RawTable]:
+def _read(path: Path, mapped: bool) -> dict[str, Column]:
+    """The columns of a file. Raises an error of many types where it is not what this code has written."""
     with path.open("rb") as file:
         line = file.readline()
+        header, at = json.loads(line), len(line)
+        if header["code"] != code_fingerprint():
+            raise ValueError(f"{path.name} is of other code")
         file.seek(0)
         content: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if mapped else file.read()
         end = len(content) - _CHECKSUM_BYTES
@@ -224,19 +173,16 @@ def _read(path: Path, mapped: bool) -> dict[str, RawTable]:
         read = iter(lambda: file.read(min(_PIECE, end - file.tell())), b"")
         if _checksum(read if mapped else [memoryview(content)[:end]]) != content[end:]:
             raise ValueError(f"{path.name} is not what was written")
-    header, at = json.loads(line), len(line)
     view: Any = memoryview(content)
-    tables = {name: RawTable(fingerprint, {}) for name, fingerprint in header["tables"].items()}
+    columns = {}
     for column in header["columns"]:
-        table, _, name = column["name"].partition("/")
         kind = _FORMATS[column["type"]]
         size = column["length"] * calcsize(kind)
-        columns: Any = tables[table].columns
-        columns[name] = view[at : at + size].cast(kind)
+        columns[column["name"]] = view[at : at + size].cast(kind)
         at += size + -size % _ALIGNMENT
     if at != end:
         raise ValueError(f"{path.name} has another length")
-    return tables
+    return columns
 
 
 def _checksum(pieces: Iterable[Any]) -> bytes:
@@ -244,19 +190,6 @@ def _checksum(pieces: Iterable[Any]) -> bytes:
     for piece in pieces:
         value = crc32(piece, value)
     return b"%08x" % value
-
-
-def write(path: Path, tables: Mapping[str, RawTable]) -> None:
-    """Write or replace a file, unless that cannot be done: what is kept nowhere is made again."""
-    columns = {
-        f"{name}/{key}": column for name, table in tables.items() for key, column in table.columns.items()
-    }
-    fingerprints = {name: table.fingerprint for name, table in tables.items()}
-    pieces = pack({"tables": fingerprints}, columns)
-    if not path.parent.is_symlink():
-        with suppress(OSError):
-            make_private_folder(path.parent)
-            write_bytes(path, [*pieces, _checksum(pieces)])
 
 
 def pack(
@@ -276,72 +209,13 @@ def pack(
     return [line, b" " * (-(len(line) + 1) % _ALIGNMENT), b"\n", *pieces]
 
 
-def keep_run_columns(
-    store: Path, keys: Mapping[int, int], parts: Iterable[Mapping[str, RawTable]]
-) -> dict[str, RawTable]:
-    """Add parts, each with the tables of some ranks, to the file with the results about ranks; the tables it has then.
-
-    They replace the rows of the same ranks, and tables that other code has made. `keys` are those of the rows, by rank:
-    a process that reads a file need not know them. What is there is written also if making the parts is interrupted.
-    """
-    by_name: dict[str, list[RawTable]] = {}
-    path = path_of(store, ROLLUPS)
-    for name, table in File(path).tables.items():
-        by_name[name] = [table]
-    joined: dict[str, RawTable] = {}
-    changed: set[str] = set()
-    try:
-        for part in parts:
-            for name, (fingerprint, columns) in part.items():
-                changed.add(name)
-                key = [keys[rank] for rank in columns["rank"].tolist()]
-                by_name.setdefault(name, []).append(RawTable(fingerprint, {**columns, "key": key}))
-    finally:
-        for name, tables in by_name.items():
-            joined[name] = _joined(tables) if name in changed else tables[0]
-        if changed:
-            write(path, joined)
-    return joined
-
-
-def _joined(tables: Sequence[RawTable]) -> RawTable:
-    """The rows of all tables that the same code as the last has made, by rank; of a rank that has several, the last.
-
-    The result does not depend on how the rows are divided among the tables.
-    """
-    import numpy as np
-
-    fingerprint = tables[-1].fingerprint
-    parts = [table.columns for table in tables if table.fingerprint == fingerprint]
-    columns = Columns()
-    texts = [Columns(part).texts for part in parts]
-    for text in sorted({*chain.from_iterable(texts)}):
-        columns.number(text)
-    numbers = [np.array([*map(columns.number, of_part)], np.int64) for of_part in texts]
-    for name, first in parts[0].items():
-        if name not in (_TEXTS, f"{_TEXTS}#"):
-            arrays = [np.asarray(part[name]) for part in parts]
-            if name.endswith(_TEXT):
-                arrays = [of[array] for of, array in zip(numbers, arrays, strict=True)]
-            kind = np.asarray(first).dtype
-            columns.add(name, np.concatenate(arrays), "int64" if kind.kind == "i" else kind.name)
-    backwards = columns["rank"][::-1]
-    rows = len(backwards) - 1 - np.unique(backwards, return_index=True)[1]
-    if not np.array_equal(rows, np.arange(len(backwards))):
-        columns.select(rows)
-    columns.add_texts()
-    return RawTable(fingerprint, columns)
-
-
 def unused(store: Path, segments: Collection[tuple[int, int]]) -> list[Path]:
-    """Files of segments that are not in the store, foreign and unfinished ones, and those of earlier versions."""
-    names = [ROLLUPS, CLOCKS, COLLECTIVES, ANSWERS]
-    for rank, segment in segments:
-        names += [map_file(rank), slices_file(rank, segment)]
-    used = {f"{name}{_ENDING}" for name in names}
+    """Tables about segments that are not in the store, and foreign and unfinished files."""
+    used = {name for rank, segment in segments for name in (map_file(rank), slices_file(rank, segment))}
     return [
-        *(path for path in (store / FOLDER).glob("*") if path.name not in used),
-        *(path for pattern in _EARLIER for path in store.glob(pattern)),
+        path
+        for path in (store / FOLDER).glob("*")
+        if path.suffix != _ENDING or (_OF_SEGMENTS.fullmatch(path.stem) and path.stem not in used)
     ]
 
 
@@ -365,32 +239,13 @@ class Columns(dict[str, Column]):
         array = np.ascontiguousarray(values, dtype=kind)
         if self._narrow and kind == "int64" and len(array):
             low, high = int(array.min()), int(array.max())
-            limits = ((small, np.iinfo(small)) for small in ("int8", "int16", "int32"))
-            array = array.astype(next((small for small, i in limits if i.min <= low and high <= i.max), kind))
+            bits = max(low, ~low, high, ~high).bit_length() + 1
+            array = array.astype(next(small for most, small in _WIDTHS if bits <= most), copy=False)
         self[name] = array
 
     def number(self, text: str) -> int:
         """Of a text."""
         return self._numbers.setdefault(text, len(self._numbers))
-
-    def select(self, rows: Any) -> None:
-        """Keep these rows, in this order: an array of their numbers."""
-        import numpy as np
-
-        from rankscope.store.arrays import ranges
-
-        selected: dict[str, Any] = {}
-        """By the beginning of names, the numbers of the values of such columns."""
-        for name, column in self.items():
-            ends = (at for at in range(len(name), 0, -1) if name[at : at + 1] in _AFTER_FIELD)
-            numbers = next((selected[name[:at]] for at in ends if name[:at] in selected), rows)
-            if name.endswith("#"):
-                counts = column.astype(np.int64)
-                starts = np.cumsum(counts) - counts
-                selected[f"{name[:-1]}[]"] = ranges(starts[numbers], counts[numbers])
-            elif name.endswith("?"):
-                selected[name[:-1]] = (np.cumsum(column) - 1)[numbers[column[numbers]]]
-            self[name] = column[numbers]
 
     def add_texts(self) -> None:
         """Those that have a number."""

@@ -1,4 +1,9 @@
-"""Which files are read: the traces of a run, those beside them that add to them, and what is left out and why."""
+"""Which files are read: the traces of a run, those beside them that add to them, and what is left out and why.
+
+A run is the traces in the folder that the user names and in those below it that LAYOUTS lists. Two need a look inside:
+folders that the ranks of one job wrote with -o RUN/%q{PMI_RANK}, and those beside Megatron's memory snapshots.
+JAX writes each recording of a job into a folder, and each is a run: the last is read.
+"""
 
 from __future__ import annotations
 
@@ -7,135 +12,194 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-from rankscope.capture.run_folder import RUN_MANIFEST, rank_manifests, read_json
-from rankscope.errors import (
-    EmptyTraceError,
-    NotATraceError,
-    NoTimesError,
-    RankscopeError,
-    ReadError,
-    StoreError,
-    ToolError,
-)
+from rankscope.capture.run_folder import RUN_MANIFEST, Manifest, rank_manifests, read_json
+from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, ReadError, StoreError, ToolError
 from rankscope.ranges import as_ranges
-from rankscope.readers import (
-    FORMATS_READ,
-    STREAM_NAME,
-    find_reader,
-    folders_below,
-    looks_like_a_trace,
-    one_file,
-)
-from rankscope.readers.base import is_usable_rank, rank_from_name
-from rankscope.readers.byte_stream import read_head
+from rankscope.readers import FORMATS_READ, STREAM_NAME, find_reader, looks_like_a_trace, one_file
+from rankscope.readers.base import JSON_NAME, PERFETTO_NAME, XPLANE_NAME, is_usable_rank, rank_from_name
+from rankscope.readers.byte_stream import PACKED, read_head, unpacked_name
 from rankscope.readers.safe_pickle import PICKLE_NAMES
-from rankscope.readers.xla.recordings import JSON_NAME, PERFETTO_NAME, XPLANE_NAME
 from rankscope.records import dataclass
-from rankscope.store.index import INDEX_FILE, STORE_NAME, can_write
-from rankscope.store.roles import folders_of_worlds
+from rankscope.store.index import INDEX_FILE, ROLLOUT_FOLDER, STAGE_FILE, STORE_NAME, can_write
 from rankscope.text.run_words import shell_word
 from rankscope.text.spelling import did_you_mean
 from rankscope.text.visible_text import visible
 
+CAPTURES = "capture_traces"
+"""Traces of the captures of CUDA graphs, in the folder of the traces that replay them (vLLM, SGLang)."""
+_MEGATRON = ("torch_profile", "pytorch_profile")
+"""Beside its TensorBoard folder. NeMo writes memory snapshots to the latter, or beside them."""
+_RECORDINGS = "plugins/profile"
 _EXPORTS = {
     ".nsys-rep": (".sqlite",),
     ".qdrep": (".sqlite",),
     ".ncu-rep": (".raw.csv", ".details.csv", ".csv"),
 }
 """Files that tools export from their reports; they hold the same recording."""
-_GZIP_RATIO = 12
-"""Typical compression ratio of a trace."""
-_MOST_RUNS = 20
-_CONVERTED = "converted"
-_HEAD_BYTES = 1 << 16
-_SIDECAR_FOLDERS = ("chakra", "et", "execution_trace", "execution_traces", "torch_trace")
-"""Folders in or beside that of the traces in which frameworks write what adds to them (Megatron: chakra)."""
-_CAPTURES = "capture_traces"
-"""Traces of the captures of CUDA graphs, in the folder of the traces that replay them (vLLM, SGLang)."""
-_MEGATRON = ("torch_profile", "pytorch_profile")
-"""Beside its TensorBoard folder. NeMo writes memory snapshots to the latter, or beside them."""
-_ITERATION = re.compile(r"iteration_(\d+)")
-_SIDECAR_NAMES = re.compile(r"\.(?:json|et|log)(?:\.gz)?$")
-_SIDECAR_NAMES_BESIDE = re.compile(r"\.et(?:\.gz)?$|torch_trace.*\.log$")
 
 
-@dataclass(frozen=True)
-class Sources:
-    """The trace files of a run, and an error for each file that was skipped."""
-
-    files: tuple[Path, ...]
-    skipped: tuple[RankscopeError, ...] = ()
-    ranks: Mapping[Path, int] = field(default_factory=dict)
-    """The rank of a file, where the capture's manifest names it."""
-    sidecar_files: tuple[Path, ...] = ()
-    """Files that may add to the traces: execution traces, captures of graphs, logs of torch.compile."""
-    copies: Mapping[Path, Path] = field(default_factory=dict)
-    """Files that are another one compressed or unpacked, and are not read; and that one."""
+LAYOUTS = (
+    ("*_ascend_*", "ASCEND_PROFILER_OUTPUT", None),  # Ascend: for each rank
+    ("ASCEND_PROFILER_OUTPUT", "", None),
+    ("iteration_[0-9]*", "", None),  # torchtitan: for each window
+    (f"{ROLLOUT_FOLDER}*", "", None),  # verl: for each rollout engine
+    ("[!.]*", "", STAGE_FILE),  # verl until January 2026: for each stage
+)
+"""Folders below the one that the user names: their names, the folder in them with the traces, a file that they have."""
 
 
-def find_sources(
-    paths: Sequence[Path], unchanged: Collection[Path] = (), store: Path | None = None
-) -> Sources:
-    """The given traces, and those in the given folders. Files that cannot be read are skipped and reported.
+class Folders:
+    """The folders that one opening looks into. Each is listed once, and its manifests are read once: folders on network
+    file systems have thousands of files."""
 
-    `unchanged` files are in a store already. They are not opened: otherwise every command would open every trace.
-    Recordings that nsys did not convert are converted, beside them or, where that is read-only, in the store's folder.
-    """
-    files: dict[Path, None] = {}
-    skipped: list[RankscopeError] = []
-    ranks: dict[Path, int] = {}
-    sidecars: dict[Path, None] = {}
-    without_times: list[RankscopeError] = []
-    for path in paths:
-        if not path.exists():
-            raise no_such_path(path)
-        candidates = [path]
-        if path.is_dir():
-            with one_file(path):
-                sidecars |= dict.fromkeys(_sidecars_near(path))
-                elsewhere = traces_elsewhere(path)
-                below, left_out = _traces_below(path)
-                candidates = [*_traces_in(path), *below, *elsewhere.files]
-            skipped += [*elsewhere.skipped, *left_out]
-            ranks |= elsewhere.ranks
-        for file in candidates:
-            try:
-                with one_file(file):
-                    if file.suffix == STREAM_NAME:
-                        # Late: it imports the tools, which few runs need.
-                        from rankscope.readers.nsys.stream import report_of
+    def __init__(self) -> None:
+        self._listed: dict[Path, tuple[list[Path], list[Path]]] = {}
+        self._manifests: dict[Path, list[Manifest]] = {}
 
-                        converted = (store or file.parent) / _CONVERTED
-                        file = report_of(file, converted, writable=can_write(file.parent))
-                    if file not in unchanged:
-                        find_reader(file)
-                files[file] = None
-            except NoTimesError as error:
-                sidecars[file] = None
-                without_times += [error] * path.is_file()
-            except NotATraceError as error:
-                # Other JSON files beside the traces are ignored silently, empty traces are not.
-                if path.is_file() or isinstance(error, EmptyTraceError) or rank_from_name(file) is not None:
-                    skipped.append(error)
-            except RankscopeError as error:
-                skipped.append(error)
-    if not files:
-        raise _no_traces(paths, skipped or without_times, [*sidecars])
-    copies = _copies([*files], unchanged)
-    unique = tuple(path for path in files if path not in copies)
-    return Sources(unique, tuple(skipped), ranks, tuple(sidecars), copies)
+    def _list(self, folder: Path) -> tuple[list[Path], list[Path]]:
+        if folder not in self._listed:
+            with os.scandir(folder) as entries:
+                named = sorted((entry.name, entry.is_dir(), entry.is_file()) for entry in entries)
+            self._listed[folder] = (
+                [folder / name for name, _, is_file in named if is_file],
+                [folder / name for name, is_folder, _ in named if is_folder],
+            )
+        return self._listed[folder]
+
+    def files(self, folder: Path) -> list[Path]:
+        """By name. Raises OSError for a folder that cannot be listed."""
+        return self._list(folder)[0]
+
+    def manifests(self, folder: Path) -> list[Manifest]:
+        """Those of the ranks that the capture recorded."""
+        if folder not in self._manifests:
+            self._manifests[folder] = [*rank_manifests(folder)]
+        return self._manifests[folder]
+
+    def traces(self, folder: Path) -> list[Path]:
+        """Judged by their names."""
+        return without_twins([path for path in self.files(folder) if looks_like_a_trace(path)])
+
+    def readable(self, folder: Path) -> Iterator[Path]:
+        """The traces in a folder that a reader takes, judged by their first bytes."""
+        with suppress(OSError):
+            for path in self.traces(folder):
+                with suppress(RankscopeError), one_file(path):
+                    if path.suffix != STREAM_NAME:
+                        find_reader(path)
+                    yield path
+
+    def with_traces(self, folder: Path) -> list[Path]:
+        """The folders in this one whose traces can be read."""
+        with suppress(OSError):
+            return [
+                path
+                for path in self._list(folder)[1]
+                if not path.name.startswith(".") and path.name != CAPTURES and any(self.readable(path))
+            ]
+        return []
+
+    def meant(self, path: Path) -> Path:
+        """The folder that is meant: this one, or the only one in it that has traces, where it has neither any nor a
+        store. Megatron writes pytorch_profile beside chakra, checkpoints and logs, torchtitan profiling/traces."""
+        if not path.is_dir() or (path / STORE_NAME).exists() or (path / INDEX_FILE).exists():
+            return path
+        if self.traces(path) or self.elsewhere(path)[0]:
+            return path
+        # torchtitan has profiling/traces.
+        near = (path, path / "traces", path / "profiling" / "traces")
+        below = self.with_traces(path)
+        return next(filter(self._laid_out, near), below[0] if len(below) == 1 else path)
+
+    def below(self, folder: Path) -> tuple[list[Path], list[Path]]:
+        """The traces in folders below this one, and the folders of recordings of which the last is used."""
+        recordings: list[Path] = []
+        with suppress(OSError):
+            recordings = self._list(folder / _RECORDINGS)[1]
+        used = [
+            *self._laid_out(folder),
+            *self._of_one_job(folder),
+            *self._beside_snapshots(folder),
+            *recordings[-1:],
+        ]
+        return [trace for each in used for trace in self.traces(each)], recordings
+
+    def _laid_out(self, folder: Path) -> list[Path]:
+        """The folders of LAYOUTS, iteration_5 before iteration_10."""
+        found: list[Path] = []
+        with suppress(OSError):
+            for path in sorted(self._list(folder)[1], key=lambda path: (len(path.name), path.name)):
+                found += [
+                    path / inside
+                    for name, inside, file in LAYOUTS
+                    if fnmatchcase(path.name, name)
+                    and (path / inside).is_dir()
+                    and (file is None or any(file.fullmatch(each.name) for each in self.files(path)))
+                ]
+        return found
+
+    def _of_one_job(self, folder: Path) -> list[Path]:
+        """The folders that the ranks of one job, or its roles, wrote below this one; [] for other folders."""
+        below = [path for path in self._list(folder)[1] if self._is_recorded(path)]
+        ranks = [(each.get("role"), each.get("rank")) for path in below for each in self.manifests(path)]
+        jobs = {str((read_json(path / RUN_MANIFEST) or {}).get("job") or path) for path in below}
+        distinct = len(set(ranks)) == len(ranks)
+        return below if len(below) > 1 and len(jobs) == 1 and distinct and not self.traces(folder) else []
+
+    @staticmethod
+    def _is_recorded(folder: Path) -> bool:
+        with suppress(PermissionError):
+            return (folder / RUN_MANIFEST).is_file()
+        return False
+
+    def _beside_snapshots(self, folder: Path) -> list[Path]:
+        """Megatron's folder of traces, and the other one, where memory snapshots are in that or in this one alone."""
+        near = [path for path in self._list(folder)[1] if path.name in _MEGATRON]
+        if not near:
+            return []
+        beside = self.traces(folder)
+        snapshots = all(path.name.endswith(PICKLE_NAMES) for path in beside)
+        return near[::-1] if snapshots and (beside or len(near) > 1) else []
+
+    def elsewhere(self, run: Path) -> tuple[dict[Path, int], list[RankscopeError]]:
+        """The traces of a run that the capture wrote to another folder (--tensorboard-dir), with their ranks: its
+        manifests name them. And an error if some are gone. A window that is also in the run folder is not read twice.
+        """
+        ranks: dict[Path, int] = {}
+        gone: list[Path] = []
+        for manifest in self.manifests(run):
+            if not is_usable_rank(manifest["rank"]):
+                continue
+            windows: dict[str, list[Path]] = {}
+            for window in manifest["windows"]:
+                if window.get("state") in ("whole", "partial"):
+                    names = [window[key] for key in ("file", "relative") if window.get(key)]
+                    paths = [Path(os.path.normpath(run / name)) for name in names if isinstance(name, str)]
+                    windows.setdefault(str(window.get("index")), []).extend(paths)
+            here = {path.name for path in self.files(run)} if windows else set()
+            for paths in windows.values():
+                if not paths or any(path.name in here for path in paths):
+                    continue
+                there = next((path for path in paths if path.is_file()), None)
+                if there is not None:
+                    ranks[there] = manifest["rank"]
+                elif paths[0].parent != run:
+                    gone.append(paths[0])
+        if not gone:
+            return ranks, []
+        count, them = ("its trace is", "it") if len(gone) == 1 else (f"{len(gone)} of its traces are", "them")
+        missing = StoreError(
+            f"{run}: {count} not where the capture wrote {them}",
+            why=f"Its manifest names {gone[0]}, and there is no such file: moved, deleted, or on another machine.",
+            hint="Give the folder that holds them now: rankscope stats DIR",
+        )
+        return ranks, [missing]
 
 
-def _traces_in(folder: Path) -> list[Path]:
-    """The traces of a folder."""
-    return _without_twins(
-        sorted(path for path in folder.iterdir() if path.is_file() and looks_like_a_trace(path))
-    )
-
-
-def _without_twins(paths: Collection[Path]) -> list[Path]:
+def without_twins(paths: Collection[Path]) -> list[Path]:
     """Of a report and its exports one is used: the fullest export unless it is older."""
     present = set(paths)
 
@@ -166,13 +230,98 @@ def _without_twins(paths: Collection[Path]) -> list[Path]:
     return [path for path in paths if not has_better_twin(path)]
 
 
+def changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # it has just been deleted: reading it tells
+        return 0
+
+
+_PACKED_RATIO = 12
+"""Typical compression ratio of a trace."""
+_MOST_RUNS = 20
+_CONVERTED = "converted"
+_HEAD_BYTES = 1 << 16
+_LOG_FOLDER = "torch_trace"
+"""Of logs of torch.compile, in or beside the folder of the traces."""
+_SIDECAR_NAMES = re.compile(r"\.(?:json|log)(?:\.gz)?$")
+_LOG_NAMES = re.compile(r"torch_trace.*\.log$")
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The trace files of a run, and an error for each file that was skipped."""
+
+    files: tuple[Path, ...]
+    skipped: tuple[RankscopeError, ...] = ()
+    ranks: Mapping[Path, int] = field(default_factory=dict)
+    """The rank of a file, where the capture's manifest names it."""
+    sidecar_files: tuple[Path, ...] = ()
+    """Files that may add to the traces: captures of graphs, logs of torch.compile."""
+    copies: Mapping[Path, Path] = field(default_factory=dict)
+    """Files that are another one compressed or unpacked, and are not read; and that one."""
+
+
+def find_sources(
+    paths: Sequence[Path],
+    unchanged: Collection[Path] = (),
+    store: Path | None = None,
+    folders: Folders | None = None,
+) -> Sources:
+    """The given traces, and those in the given folders. Files that cannot be read are skipped and reported.
+
+    `unchanged` files are in a store already. They are not opened: otherwise every command would open every trace.
+    Recordings that nsys did not convert are converted, beside them or, where that is read-only, in the store's folder.
+    """
+    folders = folders or Folders()
+    files: dict[Path, None] = {}
+    skipped: list[RankscopeError] = []
+    ranks: dict[Path, int] = {}
+    sidecars: dict[Path, None] = {}
+    for path in paths:
+        if not path.exists():
+            raise no_such_path(path)
+        candidates = [path]
+        if path.is_dir():
+            with one_file(path):
+                sidecars |= dict.fromkeys(_sidecars_near(path, folders))
+                elsewhere, gone = folders.elsewhere(path)
+                below, recordings = folders.below(path)
+                candidates = [*folders.traces(path), *below, *elsewhere]
+            skipped += [*gone, *_earlier(path, recordings)]
+            ranks |= elsewhere
+        for file in candidates:
+            try:
+                with one_file(file):
+                    if file.suffix == STREAM_NAME:
+                        # Late: it imports the tools, which few runs need.
+                        from rankscope.readers.nsys.stream import report_of
+
+                        converted = (store or file.parent) / _CONVERTED
+                        file = report_of(file, converted, writable=can_write(file.parent))
+                    if file not in unchanged:
+                        find_reader(file)
+                files[file] = None
+            except NotATraceError as error:
+                # Other JSON files beside the traces are ignored silently, empty traces are not.
+                if path.is_file() or isinstance(error, EmptyTraceError) or rank_from_name(file) is not None:
+                    skipped.append(error)
+            except RankscopeError as error:
+                skipped.append(error)
+    if not files:
+        raise _no_traces(paths, skipped, [*sidecars], folders)
+    copies = _copies([*files], unchanged)
+    unique = tuple(path for path in files if path not in copies)
+    return Sources(unique, tuple(skipped), ranks, tuple(sidecars), copies)
+
+
 def _copies(files: Sequence[Path], unchanged: Collection[Path]) -> dict[Path, Path]:
     """The files of which another one has the same recording, and that one: exports, and traces that are compressed too.
 
     Of these it is the one that is in the store already, or the older one, which is the original: a copy may be
     unfinished.
     """
-    best = _without_twins(files)
+    best = without_twins(files)
     present = set(best)
     copies = {
         path: next((other for other in best if other.stem == path.stem), best[0])
@@ -180,20 +329,13 @@ def _copies(files: Sequence[Path], unchanged: Collection[Path]) -> dict[Path, Pa
         if path not in present
     }
     for packed in best:
-        plain = packed.with_name(packed.name.removesuffix(".gz").removesuffix(".xz"))
+        plain = packed.with_name(unpacked_name(packed.name))
         if plain != packed and plain in present and _begin_alike(plain, packed):
             original, copy = sorted(
                 (plain, packed), key=lambda path: (path not in unchanged, changed_ns(path), path == packed)
             )
             copies[copy] = original
     return copies
-
-
-def changed_ns(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:  # it has just been deleted: reading it tells
-        return 0
 
 
 def _begin_alike(first: Path, second: Path) -> bool:
@@ -205,47 +347,23 @@ def _begin_alike(first: Path, second: Path) -> bool:
     return shared > 0 and heads[0][:shared] == heads[1][:shared]
 
 
-def _sidecars_near(folder: Path) -> list[Path]:
+def _sidecars_near(folder: Path, folders: Folders) -> list[Path]:
     """Files in the folder of the traces, and in certain folders in it and beside it, judged by their names."""
-    near = [base / name for base in (folder, folder.parent) for name in _SIDECAR_FOLDERS]
-    near = [other for other in (*near, folder / _CAPTURES) if other != folder and other.is_dir()]
-    paths = [path for path in folder.iterdir() if _SIDECAR_NAMES_BESIDE.search(path.name)]
-    paths += [path for other in near for path in other.iterdir() if _SIDECAR_NAMES.search(path.name)]
-    return sorted(path for path in paths if path.is_file())
+    named = (folder / _LOG_FOLDER, folder.parent / _LOG_FOLDER, folder / CAPTURES)
+    near = [other for other in named if other != folder and other.is_dir()]
+    paths = [path for path in folders.files(folder) if _LOG_NAMES.search(path.name)]
+    return sorted(
+        paths + [path for other in near for path in folders.files(other) if _SIDECAR_NAMES.search(path.name)]
+    )
 
 
-def sidecar_kind(path: Path) -> str:
-    """An execution trace, a capture of a CUDA graph, or a log of torch.compile, by content; '' for other files."""
-    # Late: few runs have such files.
-    from rankscope.readers.execution_trace import is_execution_trace
-    from rankscope.readers.torch_trace import is_torch_trace
-
-    with one_file(path):
-        head, _ = read_head(path, _HEAD_BYTES)
-        if is_execution_trace(head):
-            return "execution trace"
-        if is_torch_trace(head):
-            return "torch.compile log"
-        if path.parent.name == _CAPTURES and b'"traceEvents"' in head:
-            return "graph capture" if find_reader(path).name == "kineto" else ""
-    return ""
-
-
-def _traces_below(folder: Path) -> tuple[list[Path], list[RankscopeError]]:
-    """The traces in folders that profilers make below this one; of several recordings those of the last."""
-    ranks, recordings = folders_below(folder)
-    ranks += [
-        *_folders_of_one_job(folder),
-        *_iterations(folder),
-        *folders_of_worlds(folder),
-        *_beside_snapshots(folder),
-    ]
-    traces = [trace for below in (*ranks, *recordings[-1:]) for trace in _traces_in(below)]
+def _earlier(folder: Path, recordings: Sequence[Path]) -> list[RankscopeError]:
+    """The error for recordings that are not read."""
     if len(recordings) < 2:
-        return traces, []
+        return []
     earlier = len(recordings) - 1
     count = "an earlier recording, which is" if earlier == 1 else f"{earlier} earlier recordings, which are"
-    return traces, [
+    return [
         StoreError(
             f"{folder} has {count} not read",
             why=f"Each recording is a run of its own; the last is {recordings[-1].name}.",
@@ -254,76 +372,23 @@ def _traces_below(folder: Path) -> tuple[list[Path], list[RankscopeError]]:
     ]
 
 
-def _iterations(folder: Path) -> list[Path]:
-    """The folders of windows that torchtitan records one after another, each with all ranks: iteration_5, …"""
-    with suppress(OSError):
-        named = [(match, path) for path in folder.iterdir() if (match := _ITERATION.fullmatch(path.name))]
-        return [path for _, path in sorted((int(match[1]), path) for match, path in named if path.is_dir())]
-    return []
+def sidecar_kind(path: Path) -> str:
+    """A capture of a CUDA graph, or a log of torch.compile, by content; '' for other files."""
+    # Late: few runs have such files.
+    from rankscope.readers.torch_trace import is_torch_trace
 
-
-def _beside_snapshots(folder: Path) -> list[Path]:
-    """Megatron's folder of traces, and the other one, where memory snapshots are in that or in this one alone."""
-    near = [path for name in _MEGATRON if (path := folder / name).is_dir()]
-    if not near:
-        return []
-    beside = _traces_in(folder)
-    snapshots = all(path.name.endswith(PICKLE_NAMES) for path in beside)
-    return near if snapshots and (beside or len(near) > 1) else []
-
-
-def _folders_of_one_job(folder: Path) -> list[Path]:
-    """The folders that the ranks of one job, or its roles, wrote below this one, as with -o RUN/%q{PMI_RANK}; [] for
-    other folders."""
-    below = sorted(path.parent for path in folder.glob(f"*/{RUN_MANIFEST}"))
-    ranks = [
-        (manifest.get("role"), manifest.get("rank")) for path in below for manifest in rank_manifests(path)
-    ]
-    jobs = {str((read_json(path / RUN_MANIFEST) or {}).get("job") or path) for path in below}
-    distinct = len(set(ranks)) == len(ranks)
-    return below if len(below) > 1 and len(jobs) == 1 and distinct and not _traces_in(folder) else []
-
-
-def folder_with_traces(path: Path) -> Path:
-    """The folder that is meant: this one, or the only one in it that has traces, where it has neither any nor a store.
-
-    Megatron writes pytorch_profile beside chakra, checkpoints and logs, torchtitan profiling/traces.
-    """
-    if not path.is_dir() or (path / STORE_NAME).exists() or (path / INDEX_FILE).exists():
-        return path
-    if _traces_in(path) or traces_elsewhere(path).files:
-        return path
-    for folder in (path, path / "traces", path / "profiling" / "traces"):
-        if _iterations(folder) or folders_of_worlds(folder):
-            return folder
-    below = folders_with_traces(path)
-    return below[0] if len(below) == 1 else path
-
-
-def folders_with_traces(path: Path) -> list[Path]:
-    """The folders in this one whose traces can be read."""
-    try:
-        folders = sorted(
-            entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")
-        )
-    except OSError:
-        return []
-    return [folder for folder in folders if folder.name != _CAPTURES and any(readable_traces(folder))]
+    with one_file(path):
+        head, _ = read_head(path, _HEAD_BYTES)
+        if is_torch_trace(head):
+            return "torch.compile log"
+        if path.parent.name == CAPTURES and b'"traceEvents"' in head:
+            return "graph capture" if find_reader(path).name == "kineto" else ""
+    return ""
 
 
 def text_bytes(path: Path) -> int:
     """The size of a trace when it is decompressed, about."""
-    return path.stat().st_size * (_GZIP_RATIO if path.suffix == ".gz" else 1)
-
-
-def readable_traces(folder: Path) -> Iterator[Path]:
-    """The traces in a folder that a reader takes, judged by their first bytes."""
-    with suppress(OSError):
-        for path in _traces_in(folder):
-            with suppress(RankscopeError), one_file(path):
-                if path.suffix != STREAM_NAME:
-                    find_reader(path)
-                yield path
+    return path.stat().st_size * (_PACKED_RATIO if path.suffix in PACKED else 1)
 
 
 def named_by_manifests(run: Path) -> Iterator[str]:
@@ -332,41 +397,6 @@ def named_by_manifests(run: Path) -> Iterator[str]:
         for window in manifest["windows"]:
             if window.get("state") in ("whole", "partial") and window.get("file"):
                 yield str(window["file"])
-
-
-def traces_elsewhere(run: Path) -> Sources:
-    """The traces of a run that the capture wrote to another folder (--tensorboard-dir): its manifests name them.
-
-    A window that is also in the run folder is not read twice.
-    """
-    ranks: dict[Path, int] = {}
-    gone: list[Path] = []
-    for manifest in rank_manifests(run):
-        if not is_usable_rank(manifest["rank"]):
-            continue
-        windows: dict[str, list[Path]] = {}
-        for window in manifest["windows"]:
-            if window.get("state") in ("whole", "partial"):
-                names = [window[key] for key in ("file", "relative") if window.get(key)]
-                paths = [Path(os.path.normpath(run / name)) for name in names if isinstance(name, str)]
-                windows.setdefault(str(window.get("index")), []).extend(paths)
-        for paths in windows.values():
-            if not paths or any((run / path.name).is_file() for path in paths):
-                continue
-            there = next((path for path in paths if path.is_file()), None)
-            if there is not None:
-                ranks[there] = manifest["rank"]
-            elif paths[0].parent != run:
-                gone.append(paths[0])
-    if not gone:
-        return Sources(tuple(ranks), (), ranks)
-    count, them = ("its trace is", "it") if len(gone) == 1 else (f"{len(gone)} of its traces are", "them")
-    missing = StoreError(
-        f"{run}: {count} not where the capture wrote {them}",
-        why=f"Its manifest names {gone[0]}, and there is no such file: moved, deleted, or on another machine.",
-        hint="Give the folder that holds them now: rankscope stats DIR",
-    )
-    return Sources(tuple(ranks), (missing,), ranks)
 
 
 def no_such_path(path: Path) -> StoreError:
@@ -398,7 +428,7 @@ def _several_runs(parent: Path, below: Sequence[Path]) -> NotATraceError:
 
 
 def _no_traces(
-    paths: Sequence[Path], skipped: list[RankscopeError], sidecars: Sequence[Path]
+    paths: Sequence[Path], skipped: list[RankscopeError], sidecars: Sequence[Path], known: Folders
 ) -> RankscopeError:
     # Files that need a tool, or that the system does not let us read, are traces all the same.
     unread = [error for error in skipped if not isinstance(error, NotATraceError)]
@@ -411,13 +441,13 @@ def _no_traces(
         return first
     message = f"no trace in {', '.join(map(str, paths))}"
     folders = [path for path in paths if path.is_dir()]
-    below = [folder for path in folders for folder in folders_with_traces(path)]
+    below = [folder for path in folders for folder in known.with_traces(path)]
     if sidecars and not below:
-        sidecar_folders = [path for path in folders if path.name in _SIDECAR_FOLDERS]
-        beside = [folder for path in sidecar_folders for folder in folders_with_traces(path.parent)]
-        return NoTimesError(
+        logs = [path for path in folders if path.name == _LOG_FOLDER]
+        beside = [folder for path in logs for folder in known.with_traces(path.parent)]
+        return NotATraceError(
             message,
-            why=f"{sidecars[0].name} has no times: execution traces and logs of torch.compile only add to a trace.",
+            why=f"{sidecars[0].name} has no times: a log of torch.compile only adds to a trace.",
             hint=f"Open the profiler's traces: {beside[0]}"
             if beside
             else "Give the folder of the profiler's traces.",

@@ -23,14 +23,14 @@ from rankscope.store.arrays import Mask, number_rows
 from rankscope.store.packing import number_texts
 from rankscope.store.parquet_writer import Chunk, Coded, EncodedColumn, PlainTexts, encode
 from rankscope.store.parquet_writer import Numbers as NumberChunk
-from rankscope.store.scratch import Scratch
+from rankscope.store.table_files import Scratch
 
 _WITH_ARGS_PHASES = ("M", "C")
 _WITH_ARGS_NAMES = re.compile(rf"(?:{HOST_COLLECTIVE_PATTERN.removeprefix('(?i)')})|^c10d::", re.IGNORECASE)
 """Names of threads and processes, counters, and collectives: tables are made from the arguments of these events."""
 _GROUPED = ("phase", "category", "pid", "tid")
 _MOST_IN_TWO_BYTES = 1 << 15
-_NARROW_NULL = -(1 << 31)
+NARROW_NULL = -(1 << 31)
 """Stands for null in a sparse column of four bytes each."""
 _MOST_IN_MEMORY = 48 << 20
 """Bytes, of a million events of Kineto; those that follow are in the scratch file until all have been read."""
@@ -128,38 +128,18 @@ class Events:
     def coded_texts(self) -> Texts:
         return Texts.of(self.texts)
 
-    def number(self, column: str, events: NDArray[Any]) -> Numbers:
-        """A sparse column for these events: `correlation`, `device`, …; NULL where they have none."""
-        return self.number_at(column, self.places(events))
-
-    def collective_of(self, events: NDArray[Any]) -> Codes:
-        """The codes of their collectives' names, or NO_TEXT."""
-        return self.collective_at(self.places(events))
-
-    def ids(self, column: str, events: NDArray[Any]) -> NDArray[Any]:
-        """As `number`, in as few bytes as the column has; below 1 where they have none."""
-        return self._at(column, self.places(events))
-
     def places(self, events: NDArray[Any]) -> Codes:
         """Where these events are in the sparse columns; the last place for those that are not."""
         return _places(self.linked, events)
 
-    def number_at(self, column: str, places: Codes) -> Numbers:
-        """The numbers at some places of a sparse column."""
-        return _wide(self._at(column, places))
-
-    def stored_at(self, column: str, places: Codes) -> tuple[NDArray[Any], int]:
-        """The same in as few bytes as the column has, and what stands for null among them."""
-        values = self._at(column, places)
-        return values, _NARROW_NULL if values.dtype == np.int32 else NULL
-
-    def _at(self, column: str, places: Codes) -> NDArray[Any]:
+    def at(self, column: str, places: Codes) -> NDArray[Any]:
+        """A sparse column at some places, in as few bytes as it has: `correlation`, `collective`, …"""
         values: NDArray[Any] = getattr(self, column)[places]
         return values
 
-    def collective_at(self, places: Codes) -> Codes:
-        collective: Codes = self.collective[places]
-        return collective
+    def number(self, column: str, places: Codes) -> Numbers:
+        """The same of a column of numbers; NULL where there is none."""
+        return _wide(self.at(column, places))
 
     def flow_of(self, events: NDArray[Any]) -> Numbers:
         """The ids of their flows, or NULL."""
@@ -266,9 +246,9 @@ def _narrow(numbers: Numbers) -> NDArray[Any]:
     """The numbers in four bytes each, if they fit."""
     null = numbers == NULL
     small = np.where(null, 0, numbers)
-    if small.min(initial=0) <= _NARROW_NULL or small.max(initial=0) > -_NARROW_NULL - 1:
+    if small.min(initial=0) <= NARROW_NULL or small.max(initial=0) > -NARROW_NULL - 1:
         return numbers
-    return np.where(null, np.int32(_NARROW_NULL), small.astype(np.int32))
+    return np.where(null, np.int32(NARROW_NULL), small.astype(np.int32))
 
 
 def _shortened(piece: NDArray[Any]) -> NDArray[Any]:
@@ -287,33 +267,27 @@ def joined(pieces: list[NDArray[Any]], scratch: Scratch | None = None) -> NDArra
     kind = np.result_type(*pieces)
     pieces[:] = [piece for piece in pieces if len(piece)] or pieces[:1]
     first, rows = pieces[0][:1], sum(map(len, pieces))
-    if all(_is_short(piece) and _are_same(piece[:1], first) for piece in pieces):
-        return np.broadcast_to(_as_type(first, kind)[0], (rows, *first.shape[1:]))
+    if all(
+        _is_short(piece) and piece.dtype == first.dtype and (piece[:1] == first).all() for piece in pieces
+    ):
+        return np.broadcast_to((_wide(first) if kind == np.int64 else first)[0], (rows, *first.shape[1:]))
     values = (scratch.empty if scratch else np.empty)((rows, *first.shape[1:]), dtype=kind)
     pieces.reverse()
     end = 0
     while pieces:
         piece = pieces.pop()
         begin, end = end, end + len(piece)
-        values[begin:end] = _as_type(piece, kind)
+        values[begin:end] = _wide(piece) if kind == np.int64 else piece
         if scratch:
             scratch.touch(piece.nbytes + values[begin:end].nbytes)  # both are in its file
         del piece
     return values
 
 
-def _are_same(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    return a.dtype == b.dtype and bool((a == b).all())
-
-
-def _as_type(numbers: NDArray[Any], kind: Any) -> NDArray[Any]:
-    return _wide(numbers) if kind == np.int64 else numbers
-
-
 def _wide(numbers: NDArray[Any]) -> NDArray[Any]:
     if numbers.dtype == np.int64:
         return numbers
-    return np.where(numbers == _NARROW_NULL, NULL, numbers.astype(np.int64))
+    return np.where(numbers == NARROW_NULL, NULL, numbers.astype(np.int64))
 
 
 class EventLog:
@@ -365,7 +339,7 @@ class EventLog:
         kind = _least_type(len(self._groups))
         pieces = [batch.piece(name, kind) for batch in self._batches]
         if name in (*_SPARSE, "collective"):
-            null = NO_TEXT if name == "collective" else _NARROW_NULL
+            null = NO_TEXT if name == "collective" else NARROW_NULL
             pieces.append(np.broadcast_to(np.int32(null), 1))
         return joined(pieces, self._scratch)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, fields, replace
@@ -13,13 +14,60 @@ from pathlib import Path
 from stat import S_ISLNK
 from typing import Any
 
+from rankscope.capture.run_folder import RUN_MANIFEST, rank_manifests
 from rankscope.errors import StoreError
 from rankscope.model import FORMAT_VERSION, Table
-from rankscope.readers.base import is_usable_rank, rank_from_name, usable_world
+from rankscope.readers.base import LOCAL, is_usable_rank, rank_from_name, usable_world
 from rankscope.records import dataclass
 from rankscope.store.checksums import DamagedFileError, FileSums, read_checked_json, write_checked_json
 from rankscope.store.incoming import INCOMING
-from rankscope.store.roles import world_of
+
+ROLLOUT_FOLDER = "agent_loop_rollout_replica_"
+"""Where verl's rollout engines write; with relocate_results, into the folder of the other traces."""
+_REPLICA = re.compile(rf"(?:{ROLLOUT_FOLDER}|rollout-replica)(\d+)(?:$|[-_])")
+STAGE_FILE = re.compile(r"(?:.+_)?prof_rank-\d+\.json(?:\.gz)?")
+"""Of verl until January 2026, in a folder for each stage."""
+_STAGE_ROLES = {"compute_values": "critic", "compute_rm_score": "reward", "e2e": "actor"}
+"""Of stages whose names do not begin with the role."""
+_RANK_OF, _PROCESS = re.compile(r"rank\d+(?:-of-\d+)?"), re.compile(r"pid\d+")
+_NO_ROLE = re.compile(r"train|step\d+")
+
+World = tuple[str, int]
+"""The processes that number each other from 0 on: their role, and the number of the replica where a role has several,
+as in reinforcement learning. The ranks of a run are those of its worlds one after another."""
+
+
+def world_of(path: Path) -> World | None:
+    """The world that the name of a file or of its folder tells; None for most files."""
+    if replica := _REPLICA.match(path.name) or _REPLICA.fullmatch(path.parent.name):
+        return "rollout", int(replica[1])
+    if STAGE_FILE.fullmatch(path.name):
+        stage = path.parent.name
+        return _STAGE_ROLES.get(stage, stage.partition("_")[0]), 0
+    # verl: [role_][scope_][step2_]rank0-of-8_[tp0-pp0_]pid123_20260131…json.gz
+    fields = path.name.split("_")
+    at = next((number for number, text in enumerate(fields) if _RANK_OF.fullmatch(text)), len(fields))
+    if any(_PROCESS.fullmatch(text) for text in fields[at + 1 :]):
+        return ("" if at == 0 or _NO_ROLE.fullmatch(fields[0]) else fields[0]), 0
+    return None
+
+
+def worlds_of(files: Iterable[Path]) -> dict[Path, World]:
+    """The world of each file, where they are of several; {} for the files of most runs."""
+    files = list(files)
+    worlds = {path: world_of(path) for path in files}
+    folders = {path.parent for path, world in worlds.items() if world is None}
+    captured = {folder: (role_in(folder), 0) for folder in folders if len(folders) > 1}
+    told = {path: world or captured.get(path.parent) or ("", 0) for path, world in worlds.items()}
+    return told if len(set(told.values())) > 1 else {}
+
+
+def role_in(folder: Path) -> str:
+    """The role of the ranks that a capture wrote into this folder; '' for other folders."""
+    if not (folder / RUN_MANIFEST).is_file():
+        return ""
+    return next((str(manifest.get("role") or "") for manifest in rank_manifests(folder)), "")
+
 
 INDEX_FILE = "store.json"
 SEGMENT_FILE = "segment.json"
@@ -164,6 +212,15 @@ class SegmentEntry:
         """Properties of each GPU that the process saw."""
         listed = self.header.get("deviceProperties")
         return [device for device in listed if isinstance(device, dict)] if isinstance(listed, list) else []
+
+    @property
+    def log_zone(self) -> str:
+        """Of a log of GPU counters, the zone by which its times were read; '' for times since 1970, and other files."""
+        about = self.header.get("gpuCounters")
+        if not about or about["times"] != LOCAL:
+            return ""
+        minutes = -about["shift_ns"] // 60_000_000_000
+        return f"UTC{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02d}:{abs(minutes) % 60:02d}"
 
     def is_current(self) -> bool:
         """True unless the raw file has changed since it was read. A deleted file leaves the segment valid."""

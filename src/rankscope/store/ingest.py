@@ -11,25 +11,17 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankscope.errors import EmptyTraceError, NotATraceError, RankscopeError, StoreError
-from rankscope.files import make_private_folder, unique_name
+from rankscope.files import make_private_folder, side_by_side, unique_name
 from rankscope.host import available_memory_bytes, usable_cores
 from rankscope.model import FORMAT_VERSION
-from rankscope.readers import NodeLog, one_file
+from rankscope.readers import one_file
 from rankscope.readers.base import rank_from_name
 from rankscope.records import dataclass
 from rankscope.store.checksums import damage, read_checked_json
-from rankscope.store.discover import (
-    Sources,
-    find_sources,
-    folder_with_traces,
-    folders_with_traces,
-    readable_traces,
-    sidecar_kind,
-    traces_elsewhere,
-)
+from rankscope.store.discover import Folders, Sources, find_sources, sidecar_kind
 from rankscope.store.incoming import (
     PUBLISHING,
     ReadLock,
@@ -48,8 +40,6 @@ from rankscope.store.index import (
     refuse_links,
     sidecar_records,
 )
-from rankscope.store.node_logs import zone_of
-from rankscope.store.on_dask.option import LOCAL, DaskCluster
 from rankscope.store.rank_assignment import (
     ALONE,
     BESIDE,
@@ -59,9 +49,11 @@ from rankscope.store.rank_assignment import (
     assigned_before,
 )
 from rankscope.store.separate_runs import without_duplicates
-from rankscope.store.side_by_side import side_by_side
 from rankscope.store.worker import Build, Task
 from rankscope.text.run_words import shell_word
+
+if TYPE_CHECKING:
+    from rankscope.store.on_dask.option import DaskCluster
 
 Say = Callable[[str], None]
 
@@ -114,28 +106,6 @@ class Ingested:
     """Keeps the tables, also if another process replaces them."""
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What a store is to contain."""
-
-    store: Store
-    assignments: list[Assignment]
-    """Each file, or part of a file, with its rank."""
-    skipped: tuple[RankscopeError, ...]
-    logs: Mapping[Path, NodeLog] = field(default_factory=dict)
-    """Files about the GPUs of a node. Their ranks follow from the traces, when these have been read."""
-    given: Mapping[Path, int] = field(default_factory=dict)
-    """The ranks that the user gave."""
-    sidecar_files: Mapping[int, tuple[Path, ...]] = field(default_factory=dict)
-    """By rank: files that may add to its traces."""
-    of_no_rank: tuple[Path, ...] = ()
-    """Such files whose names do not tell which of the ranks they belong to."""
-    copies: Mapping[Path, Path] = field(default_factory=dict)
-    """Files that are not read, since another has the same trace; and that one."""
-    as_it_is: bool = False
-    """The raw files are elsewhere or gone: nothing is read but what is damaged."""
-
-
 def ingest(
     paths: Sequence[Path],
     build: Build,
@@ -146,90 +116,10 @@ def ingest(
 
     `build` reads one file. Segments whose tables are damaged are read again from the raw files.
     """
-    options, progress = options or Options(), progress or IngestProgress()
-    paths = [_with_traces(path.resolve(), progress.say) for path in paths]
-    folders = possible_stores(paths, options.output, options.cache, progress.say)
-    locks = {folder: ReadLock(folder) for folder in folders}
-    plan = _plan(paths, options, folders, progress.say)
-    store, lock = plan.store, locks[plan.store.folder]
-    update = _Update(plan, build, options, progress, lock)
-    update.compare(plan.assignments)
-    if not update.wanted:
-        update.add_logs()
-    is_complete = not update.wanted and len(update.up_to_date) == len(store.segments)
-    if is_complete and not (store.listed.recovered and store.can_be_written):
-        if store.has_leftovers and store.can_be_written and has_abandoned(store.folder):
-            update.clean_up()
-        return _ingested(update, Index(store.segments), [], [])
-    _tell_what_is_assumed(paths, plan, update.wanted, progress.say)
-    with _writing(store.folder), incoming_folder(store.folder) as update.incoming:
-        while True:
-            update.read()
-            update.add_logs()
-            update.read()
-            index, fresh, problems = update.outcome()
-            _tell_what_was_read(index.segments, fresh, progress.say)
-            if update.publish(index, fresh):
-                return _ingested(update, index, fresh, problems)
-            # Another process has changed the store in the meantime. What was read here, and not there, is still used.
-            update.plan, update.up_to_date = _plan(paths, options, [store.folder], progress.say), []
-            update.compare(update.plan.assignments)
-
-
-def _ingested(
-    update: _Update, index: Index, read: list[SegmentEntry], problems: list[RankscopeError]
-) -> Ingested:
-    segments, repeated = without_duplicates(index.segments)
-    problems = [*update.plan.skipped, *problems, *repeated]
-    return Ingested(update.plan.store.folder, Index(segments), tuple(read), tuple(problems), update.lock)
+    return _Opening(paths, build, options or Options(), progress or IngestProgress()).ingested()
 
 
 # Which files, with which ranks.
-
-
-def _with_traces(path: Path, say: Say) -> Path:
-    with one_file(path):
-        folder = folder_with_traces(path)
-    if folder != path:
-        say(f"{path} has no traces of its own; those in {folder.name} are read")
-    return folder
-
-
-def _plan(paths: Sequence[Path], options: Options, folders: Sequence[Path], say: Say) -> _Plan:
-    """Which files are to be in which of the possible stores, with which ranks."""
-    home = paths[0] if paths[0].is_dir() else paths[0].parent
-    stores = [Store.load(folder, home) for folder in folders]
-    if folders == paths:
-        if not stores[0].segments:
-            raise _of_another_version(stores[0])
-        return _as_it_is(stores[0])
-    filled = next((store for store in stores if store.segments and not options.ranks), None)
-    if filled is not None and _is_of_files_elsewhere(paths, filled, say):
-        return _as_it_is(filled)
-    unchanged = {entry.source for store in stores for entry in store.current}
-    try:
-        sources = find_sources(paths, unchanged, folders[-1])
-    except RankscopeError as error:
-        if filled is None:
-            for store in stores:
-                if isinstance(error, NotATraceError) and store.listed.other_format is not None:
-                    raise _of_another_version(store) from error
-            raise
-        # The raw files are gone; what could not be read instead of them is reported.
-        gone = isinstance(error, (StoreError, NotATraceError)) and not isinstance(error, EmptyTraceError)
-        return _as_it_is(filled, () if gone else (error,))
-    store = _choose_store(paths, sources, stores, say)
-    given = {path.resolve(): rank for path, rank in options.ranks.items()}
-    assignments, logs, unopened = assign(sources.files, given, sources.ranks, store.current, store.outdated)
-    skipped = (*sources.skipped, *unopened)
-    sidecar_files, of_no_rank = _by_rank(sources.sidecar_files, {each.rank for each in assignments})
-    return _Plan(store, assignments, skipped, logs, given, sidecar_files, of_no_rank, sources.copies)
-
-
-def _as_it_is(store: Store, skipped: tuple[RankscopeError, ...] = ()) -> _Plan:
-    listed = store.listed.segments
-    store = replace(store, segments=listed, current=listed, outdated=[])
-    return _Plan(store, [assigned_before(entry) for entry in listed], skipped, as_it_is=True)
 
 
 def _of_another_version(store: Store) -> StoreError:
@@ -240,48 +130,6 @@ def _of_another_version(store: Store) -> StoreError:
         why=f"{what if format is not None else 'It lists no segments'}; there is no trace to make it from.",
         hint="Give the folder of the traces, or open it with the rankscope that wrote it.",
     )
-
-
-def _is_of_files_elsewhere(paths: Sequence[Path], store: Store, say: Say) -> bool:
-    """True for a fetched store, and for one of `ingest -o`: the folder that was given has no raw files of its own."""
-    sources = [entry.source for entry in store.segments]
-    if len(paths) != 1 or not paths[0].is_dir() or len(store.current) < len(sources):
-        return False
-    if any(source.is_relative_to(paths[0]) for source in sources):
-        return False
-    if not any(source.is_absolute() for source in sources):
-        return True  # fetched
-    if traces_elsewhere(paths[0]).files:
-        return False  # the run's own traces, in another folder: they may be newer than the store
-    here = [path.name for path in readable_traces(paths[0])]
-    if not here:
-        return True
-    if not {source.name for source in sources}.isdisjoint(here):
-        say(
-            f"the traces in {paths[0]} have other times than its store lists, as after a copy: they are read again"
-        )
-        return False
-    say(
-        f"the store of {paths[0]} was made from other files, such as {sources[0]}: {here[0]} is not read, remove the "
-        "store to read it"
-    )
-    return True
-
-
-def _choose_store(paths: Sequence[Path], sources: Sources, stores: Sequence[Store], say: Say) -> Store:
-    """The default folder if it can be written to or already has every file, else the user's cache."""
-    store, *elsewhere = stores
-    if store.can_be_written or {entry.source for entry in store.current} >= set(sources.files):
-        return store
-    if not elsewhere:
-        raise StoreError(
-            f"cannot write to {store.folder}",
-            why="The folder is read-only.",
-            hint="Name another one: --cache DIR",
-        )
-    cached = elsewhere[0].folder
-    say(f"{paths[0]} cannot be written to; the store is in {cached} (--cache DIR changes that)")
-    return elsewhere[0]
 
 
 def _by_rank(
@@ -304,29 +152,158 @@ def _by_rank(
 # What of them is in the store, reading the rest, and publishing it.
 
 
-@dataclass
-class _Update:
-    """What is done to a store: what it keeps, what is to be read, and what has been read."""
+class _Opening:
+    """A store that is brought up to date: what it is to contain, what it has of that, and what is read."""
 
-    plan: _Plan
-    build: Build
-    options: Options
-    progress: IngestProgress
-    lock: ReadLock
-    incoming: Path = Path()
-    """The folder that files are read into."""
-    up_to_date: list[SegmentEntry] = field(default_factory=list)
-    wanted: list[Assignment] = field(default_factory=list)
-    built: dict[Assignment, SegmentEntry | RankscopeError] = field(default_factory=dict)
+    def __init__(
+        self, paths: Sequence[Path], build: Build, options: Options, progress: IngestProgress
+    ) -> None:
+        self.build, self.options, self.progress, self.say = build, options, progress, progress.say
+        self.folders = Folders()
+        self.paths = [self._meant(path.resolve()) for path in paths]
+        self.given = {path.resolve(): rank for path, rank in options.ranks.items()}
+        """The ranks that the user gave."""
+        self.incoming = Path()
+        """The folder that files are read into."""
+        self.up_to_date: list[SegmentEntry] = []
+        self.wanted: list[Assignment] = []
+        self.built: dict[Assignment, SegmentEntry | RankscopeError] = {}
+        folders = possible_stores(self.paths, options.output, options.cache, self.say)
+        locks = {folder: ReadLock(folder) for folder in folders}
+        self._plan(folders)
+        self.lock = locks[self.store.folder]
+
+    def ingested(self) -> Ingested:
+        self.compare(self.assignments)
+        if not self.wanted:
+            self.add_logs()
+        store = self.store
+        is_complete = not self.wanted and len(self.up_to_date) == len(store.segments)
+        if is_complete and not (store.listed.recovered and store.can_be_written):
+            if store.has_leftovers and store.can_be_written and has_abandoned(store.folder):
+                self.clean_up()
+            return self._result(Index(store.segments), [], [])
+        self._tell_what_is_assumed()
+        with _writing(store.folder), incoming_folder(store.folder) as self.incoming:
+            while True:
+                self.read()
+                self.add_logs()
+                self.read()
+                index, fresh, problems = self.outcome()
+                _tell_what_was_read(index.segments, fresh, self.say)
+                if self.publish(index, fresh):
+                    return self._result(index, fresh, problems)
+                # Another process has changed the store. What was read here, and not there, is still used.
+                self.folders = Folders()
+                self._plan([store.folder])
+                self.up_to_date = []
+                self.compare(self.assignments)
+
+    def _meant(self, path: Path) -> Path:
+        with one_file(path):
+            folder = self.folders.meant(path)
+        if folder != path:
+            self.say(f"{path} has no traces of its own; those in {folder.name} are read")
+        return folder
+
+    def _result(self, index: Index, read: list[SegmentEntry], problems: list[RankscopeError]) -> Ingested:
+        segments, repeated = without_duplicates(index.segments)
+        problems = [*self.skipped, *problems, *repeated]
+        return Ingested(self.store.folder, Index(segments), tuple(read), tuple(problems), self.lock)
+
+    def _plan(self, folders: Sequence[Path]) -> None:
+        """Which files are to be in which of the possible stores, with which ranks."""
+        paths = self.paths
+        home = paths[0] if paths[0].is_dir() else paths[0].parent
+        stores = [Store.load(folder, home) for folder in folders]
+        if folders == paths:
+            if not stores[0].segments:
+                raise _of_another_version(stores[0])
+            self._use_as_it_is(stores[0])
+            return
+        filled = next((store for store in stores if store.segments and not self.given), None)
+        if filled is not None and self._is_of_files_elsewhere(filled):
+            self._use_as_it_is(filled)
+            return
+        unchanged = {entry.source for store in stores for entry in store.current}
+        try:
+            sources = find_sources(paths, unchanged, folders[-1], self.folders)
+        except RankscopeError as error:
+            if filled is None:
+                for store in stores:
+                    if isinstance(error, NotATraceError) and store.listed.other_format is not None:
+                        raise _of_another_version(store) from error
+                raise
+            # The raw files are gone; what could not be read instead of them is reported.
+            gone = isinstance(error, (StoreError, NotATraceError)) and not isinstance(error, EmptyTraceError)
+            self._use_as_it_is(filled, () if gone else (error,))
+            return
+        self.as_it_is = False
+        self.store = self._choose_store(sources, stores)
+        self.assignments, self.logs, unopened = assign(
+            sources.files, self.given, sources.ranks, self.store.current, self.store.outdated
+        )
+        self.skipped, self.copies = (*sources.skipped, *unopened), sources.copies
+        ranks = {each.rank for each in self.assignments}
+        self.sidecar_files, self.of_no_rank = _by_rank(sources.sidecar_files, ranks)
+
+    def _is_of_files_elsewhere(self, store: Store) -> bool:
+        """True for a fetched store, and for one of `ingest -o`: the folder given has no raw files of its own."""
+        sources = [entry.source for entry in store.segments]
+        folder = self.paths[0]
+        if len(self.paths) != 1 or not folder.is_dir() or len(store.current) < len(sources):
+            return False
+        if any(source.is_relative_to(folder) for source in sources):
+            return False
+        if not any(source.is_absolute() for source in sources):
+            return True  # fetched
+        if self.folders.elsewhere(folder)[0]:
+            return False  # the run's own traces, in another folder: they may be newer than the store
+        here = [path.name for path in self.folders.readable(folder)]
+        if not here:
+            return True
+        if not {source.name for source in sources}.isdisjoint(here):
+            self.say(
+                f"the traces in {folder} have other times than its store lists, as after a copy: they are read again"
+            )
+            return False
+        self.say(
+            f"the store of {folder} was made from other files, such as {sources[0]}: {here[0]} is not read, remove the "
+            "store to read it"
+        )
+        return True
+
+    def _use_as_it_is(self, store: Store, skipped: tuple[RankscopeError, ...] = ()) -> None:
+        """The raw files are elsewhere or gone: nothing is read but what is damaged."""
+        listed = store.listed.segments
+        self.as_it_is, self.skipped = True, skipped
+        self.store = replace(store, segments=listed, current=listed, outdated=[])
+        self.assignments = [assigned_before(entry) for entry in listed]
+        self.logs, self.copies, self.sidecar_files, self.of_no_rank = {}, {}, {}, ()
+
+    def _choose_store(self, sources: Sources, stores: Sequence[Store]) -> Store:
+        """The default folder if it can be written to or already has every file, else the user's cache."""
+        store, *elsewhere = stores
+        if store.can_be_written or {entry.source for entry in store.current} >= set(sources.files):
+            return store
+        if not elsewhere:
+            raise StoreError(
+                f"cannot write to {store.folder}",
+                why="The folder is read-only.",
+                hint="Name another one: --cache DIR",
+            )
+        cached = elsewhere[0].folder
+        self.say(f"{self.paths[0]} cannot be written to; the store is in {cached} (--cache DIR changes that)")
+        return elsewhere[0]
 
     def compare(self, assignments: Sequence[Assignment]) -> None:
         """Keep the segments of these files that are up to date and undamaged; the other files are wanted.
 
         A segment that another process has listed is used instead of the one that was read here: it may be open there.
         """
-        plan, store = self.plan, self.plan.store.folder
+        store = self.store.folder
         by_file = {
-            (entry.source, entry.part, entry.rank, entry.segment): entry for entry in plan.store.current
+            (entry.source, entry.part, entry.rank, entry.segment): entry for entry in self.store.current
         }
         candidates: list[tuple[Assignment, SegmentEntry]] = []
         self.wanted = []
@@ -334,7 +311,7 @@ class _Update:
             entry = by_file.get((each.path, each.part, each.rank, each.segment))
             # Its build tells whether it is the one that was read here, and listed already.
             is_other = getattr(self.built.get(each), "build", None) != getattr(entry, "build", None)
-            if entry is not None and is_other and _has_same_sidecar_files(plan, entry):
+            if entry is not None and is_other and self._has_same_sidecar_files(entry):
                 candidates.append((each, entry))
             elif each not in self.built:
                 self.wanted.append(each)
@@ -355,7 +332,7 @@ class _Update:
                         f"{entry.source}.",
                         hint="Put the trace back there, or copy or fetch the store again.",
                     )
-                self.progress.say(
+                self.say(
                     f"the store is damaged at rank {each.rank} ({reason}): {each.path.name} is read again"
                 )
                 self.wanted.append(each)
@@ -363,14 +340,11 @@ class _Update:
     def add_logs(self) -> None:
         """Add the logs of nodes, whose ranks follow from the traces. They are read here: a cluster that read the traces
         is not started again for a little text."""
-        plan = self.plan
-        if not plan.logs:
+        if not self.logs:
             return
         traces = [*self.up_to_date, *(each for each in self.built.values() if isinstance(each, SegmentEntry))]
-        logs, problems = assign_logs(plan.logs, plan.given, plan.assignments, traces)
-        self.plan = replace(
-            plan, assignments=[*plan.assignments, *logs], skipped=(*plan.skipped, *problems), logs={}
-        )
+        logs, problems = assign_logs(self.logs, self.given, self.assignments, traces)
+        self.assignments, self.skipped, self.logs = [*self.assignments, *logs], (*self.skipped, *problems), {}
         self.options = replace(self.options, dask=None)
         self.compare(logs)
 
@@ -403,7 +377,7 @@ class _Update:
         most = max(1, min(cores, available_memory_bytes() // 2 // max(map(needed_bytes, files))))
         jobs = max(1, min(len(files), self.options.jobs or most))
         # The cores of other machines are shared by the number of their workers.
-        threads = max(1, cores // jobs) if dask is None or dask.where == LOCAL else 1
+        threads = max(1, cores // jobs) if dask is None or dask.is_local else 1
         tasks = {
             each: Task(
                 self.build,
@@ -412,7 +386,7 @@ class _Update:
                 threads,
                 each.part,
                 each.rank_source,
-                tuple(map(str, self.plan.sidecar_files.get(each.rank, ()))),
+                tuple(map(str, self.sidecar_files.get(each.rank, ()))),
             )
             for each in self.wanted
         }
@@ -449,7 +423,7 @@ class _Update:
 
     def outcome(self) -> tuple[Index, list[SegmentEntry], list[RankscopeError]]:
         """The new index, the segments in it that were read now, and an error for each file that could not be read."""
-        read = [self.built[each] for each in dict.fromkeys(self.plan.assignments) if each in self.built]
+        read = [self.built[each] for each in dict.fromkeys(self.assignments) if each in self.built]
         fresh = [outcome for outcome in read if isinstance(outcome, SegmentEntry)]
         problems = [outcome for outcome in read if isinstance(outcome, RankscopeError)]
         if not self.up_to_date and not fresh:
@@ -461,16 +435,16 @@ class _Update:
         if any(isinstance(outcome, SegmentEntry) for outcome in self.built.values()):
             index, fresh, _ = self.outcome()
             if self.publish(index, fresh):
-                self.plan = replace(self.plan, store=replace(self.plan.store, listed=index))
+                self.store = replace(self.store, listed=index)
 
     def publish(self, index: Index, fresh: list[SegmentEntry]) -> bool:
         """Move complete segments to their folders, list them, and remove what is no longer listed.
 
         False if another process has changed the store since the plan was made.
         """
-        store, incoming = self.plan.store.folder, self.incoming
+        store, incoming = self.store.folder, self.incoming
         with exclusive(store):
-            if Index.load(store) != self.plan.store.listed:
+            if Index.load(store) != self.store.listed:
                 return False
             (incoming / PUBLISHING).touch()
             for entry in fresh:
@@ -487,7 +461,7 @@ class _Update:
 
     def clean_up(self) -> None:
         """Remove what a process has left that was killed, or whose segments were read when it had replaced them."""
-        store = self.plan.store.folder
+        store = self.store.folder
         refuse_links(store)
         with exclusive(store):
             self._clean(Index.load(store))
@@ -497,18 +471,51 @@ class _Update:
         can be given up meanwhile: nobody else removes anything."""
         self.lock.release()
         try:
-            return clean(self.plan.store.folder, {entry.folder for entry in index.segments})
+            return clean(self.store.folder, {entry.folder for entry in index.segments})
         finally:
             self.lock.take()
 
+    def _has_same_sidecar_files(self, entry: SegmentEntry) -> bool:
+        """Whether the files that may add to a trace are those that were there when it was read."""
+        if self.as_it_is or entry.format != "kineto":
+            return True
+        now = {str(path): path.stat() for path in self.sidecar_files.get(entry.rank, ())}
+        then = {
+            file["path"]: (file["bytes"], file["mtime_ns"]) for file in entry.manifest.get("companions", ())
+        }
+        return then == {path: (stat.st_size, stat.st_mtime_ns) for path, stat in now.items()}
 
-def _has_same_sidecar_files(plan: _Plan, entry: SegmentEntry) -> bool:
-    """Whether the files that may add to a trace are those that were there when it was read."""
-    if plan.as_it_is or entry.format != "kineto":
-        return True
-    now = {str(path): path.stat() for path in plan.sidecar_files.get(entry.rank, ())}
-    then = {file["path"]: (file["bytes"], file["mtime_ns"]) for file in entry.manifest.get("companions", ())}
-    return then == {path: (stat.st_size, stat.st_mtime_ns) for path, stat in now.items()}
+    def _tell_what_is_assumed(self) -> None:
+        for each in self.wanted:
+            if each.rank_source == ALONE:
+                self.say(f"{each.path.name} has no rank; it is the only trace, so it is read as rank 0")
+            elif each.rank_source == BESIDE:
+                self.say(
+                    f"{each.path.name} has no rank; it is read as that of the only rank here, {each.rank}"
+                )
+        read = {folder for each in self.assignments for folder in each.path.parents}
+        unread = [
+            folder for path in self.paths for folder in self.folders.with_traces(path) if folder not in read
+        ]
+        if unread:
+            names = ", ".join(folder.name for folder in unread)
+            self.say(
+                f"the traces in {names} are not read, those beside the folders are\n"
+                f"  Open them alone: rankscope stats {shell_word(unread[0])}"
+            )
+        for copy, path in self.copies.items():
+            self.say(f"{copy.name} is not read: {path.name} beside it is the same trace")
+        usable = []
+        for path in self.of_no_rank:
+            with suppress(RankscopeError):
+                usable += [path] * bool(sidecar_kind(path))
+        if usable:
+            first, more = usable[0], len(usable) - 1
+            self.say(
+                f"{first} is not used{f', nor are {more} more' if more else ''}\n"
+                "  The run has several ranks, and its name does not say which it is of.\n"
+                "  Name it like the trace of its rank: rank0, rank-0 or rank_0."
+            )
 
 
 @contextmanager
@@ -527,35 +534,6 @@ def _writing(store: Path) -> Iterator[None]:
 # What the user is told.
 
 
-def _tell_what_is_assumed(paths: Sequence[Path], plan: _Plan, wanted: Sequence[Assignment], say: Say) -> None:
-    for each in wanted:
-        if each.rank_source == ALONE:
-            say(f"{each.path.name} has no rank; it is the only trace, so it is read as rank 0")
-        elif each.rank_source == BESIDE:
-            say(f"{each.path.name} has no rank; it is read as that of the only rank here, {each.rank}")
-    read = {folder for each in plan.assignments for folder in each.path.parents}
-    unread = [folder for path in paths for folder in folders_with_traces(path) if folder not in read]
-    if unread:
-        names = ", ".join(folder.name for folder in unread)
-        say(
-            f"the traces in {names} are not read, those beside the folders are\n"
-            f"  Open them alone: rankscope stats {shell_word(unread[0])}"
-        )
-    for copy, path in plan.copies.items():
-        say(f"{copy.name} is not read: {path.name} beside it is the same trace")
-    usable = []
-    for path in plan.of_no_rank:
-        with suppress(RankscopeError):
-            usable += [path] * bool(sidecar_kind(path))
-    if usable:
-        first, more = usable[0], len(usable) - 1
-        say(
-            f"{first} is not used{f', nor are {more} more' if more else ''}\n"
-            "  The run has several ranks, and its name does not say which it is of.\n"
-            "  Name it like the trace of its rank: rank0, rank-0 or rank_0."
-        )
-
-
 def _tell_what_was_read(segments: Sequence[SegmentEntry], fresh: Sequence[SegmentEntry], say: Say) -> None:
     for entry in fresh:
         if count := entry.header.get("mergedProcesses"):
@@ -563,7 +541,7 @@ def _tell_what_was_read(segments: Sequence[SegmentEntry], fresh: Sequence[Segmen
                 f"{entry.source.name} has {count} processes that use CUDA, and nothing tells their ranks: they are "
                 f"read as one, rank {entry.rank} (rankscope doctor says more)"
             )
-    for name, zone in sorted({(entry.source.name, zone) for entry in fresh if (zone := zone_of(entry))}):
+    for name, zone in sorted({(entry.source.name, entry.log_zone) for entry in fresh if entry.log_zone}):
         say(f"{name} has times without a zone; they are read as {zone}, by which they overlap the traces")
     # Why files beside the traces add nothing: in three parts, but no error, since the traces were read.
     tried = {sidecar["path"] for sidecar in sidecar_records(fresh)}

@@ -13,12 +13,11 @@ from pathlib import Path
 from rankscope.errors import RankError, RankscopeError, ReadError
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.readers import NodeLog
-from rankscope.readers.base import LOCAL, TIME_OF_DAY, UNIX, LoggedDevice, NodePart
+from rankscope.readers.base import LOCAL, UNIX, LoggedDevice, NodePart
 from rankscope.records import dataclass
 from rankscope.store.index import SegmentEntry
 
 _SECOND = 1_000_000_000
-_DAY_NS = 86_400 * _SECOND
 _QUARTER_NS = 900 * _SECOND
 _ZONES = range(-12 * 4, 14 * 4 + 1)
 """UTC-12 to UTC+14 in quarters of an hour."""
@@ -196,9 +195,6 @@ def shift_ns(path: Path, log: NodeLog, begin_ns: int, end_ns: int) -> int:
     shifts = [-zone * _QUARTER_NS for zone in _ZONES]
     if log.clock == UNIX:
         shifts = [0]
-    elif log.clock == TIME_OF_DAY:
-        midnight = begin_ns // _DAY_NS * _DAY_NS
-        shifts = sorted({midnight + day * _DAY_NS + shift for shift in shifts for day in (-1, 0, 1)})
     fit = [s for s in shifts if log.first_ns + s <= end_ns and begin_ns <= log.last_ns + s]
     if not fit:
         raise ReadError(
@@ -212,7 +208,7 @@ def shift_ns(path: Path, log: NodeLog, begin_ns: int, end_ns: int) -> int:
     changed = path.stat().st_mtime_ns
     written = [s for s in fit if abs(log.last_ns + s - changed) < _WRITTEN_NS]
     here = -time.localtime(begin_ns // _SECOND).tm_gmtoff * _SECOND
-    usual = [s for at in (here, 0) for s in fit if (s - at) % _DAY_NS == 0]
+    usual = [s for at in (here, 0) for s in fit if s == at]
     whole = [s for s in fit if s % (4 * _QUARTER_NS) == 0]
     chosen = [*written, *usual, *(whole if len(whole) == 1 else [])]
     if chosen:
@@ -229,14 +225,3 @@ def _utc(ns: int) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(ns // _SECOND))
     except (ValueError, OverflowError, OSError):
         return "an impossible time"
-
-
-def zone_of(entry: SegmentEntry) -> str:
-    """The zone by which the times of a log were read; '' for times since 1970, and for other files."""
-    about = entry.header.get("gpuCounters")
-    if not about or about["times"] not in (LOCAL, TIME_OF_DAY):
-        return ""
-    shift = about["shift_ns"]
-    minutes = -round((shift + _DAY_NS // 2) % _DAY_NS - _DAY_NS // 2) // (60 * _SECOND)
-    sign, minutes = ("-", -minutes) if minutes < 0 else ("+", minutes)
-    return f"UTC{sign}{minutes // 60:02d}:{minutes % 60:02d}"

@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope import native
+from rankscope.protobuf import varint
 from rankscope.readers.columns import NO_ARGS, NULL, Texts, joined_texts
-from rankscope.store.thrift import varint
 
 Int64 = NDArray[np.int64]
 Integers = NDArray[np.integer[Any]]
-Levels = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
 
 PLAIN, RLE, RLE_DICTIONARY = 0, 3, 8

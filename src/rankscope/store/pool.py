@@ -39,7 +39,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 _SMALL_BYTES = 32_000_000
 """Total size of files read without workers: reading this much text takes as long as starting two of them."""
-_WITHOUT_WORKERS = ("kineto", "perfetto", "gpu-counters", "nccl_inspector", "nccl_prometheus", "nccl_plugin")
+_WITHOUT_WORKERS = ("kineto", "gpu-counters", "nccl_inspector", "nccl_prometheus", "nccl_plugin")
 """Formats that may be read in this process: their readers run no other program and need little memory."""
 _FOR_WORKERS = {
     "OPENBLAS_NUM_THREADS": "1",

@@ -9,14 +9,12 @@ from itertools import accumulate
 from pathlib import Path
 
 from rankscope.errors import RankError, RankscopeError
+from rankscope.files import side_by_side
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.readers import NodeLog, NodeReader, TraceIdentity, find_reader, identities, one_file
 from rankscope.records import dataclass
 from rankscope.store.discover import changed_ns
-from rankscope.store.index import BY_ROLE, SegmentEntry
-from rankscope.store.node_logs import place_logs
-from rankscope.store.roles import World, worlds_of
-from rankscope.store.side_by_side import side_by_side
+from rankscope.store.index import BY_ROLE, SegmentEntry, World, worlds_of
 from rankscope.text.run_words import shell_word
 
 ALONE = "alone"
@@ -159,6 +157,8 @@ def assign_logs(
     entries: Sequence[SegmentEntry],
 ) -> tuple[list[Assignment], list[RankscopeError]]:
     """Each rank's part of the nodes' logs, after the traces, and an error for each log whose ranks cannot be told."""
+    from rankscope.store.node_logs import place_logs  # late: few runs have such logs
+
     parts, problems = place_logs(logs, entries, given)
     taken = {(each.rank, each.segment) for each in assigned}
     return [

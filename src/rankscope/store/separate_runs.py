@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import field
 from datetime import datetime, timezone
 
-from rankscope.capture.summary import short_path
 from rankscope.errors import MixedRunsError, RankError
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
 from rankscope.store.index import SegmentEntry
-from rankscope.text.run_words import shell_word
+from rankscope.text.run_words import shell_word, short_path
 
 SESSION_GAP_NS = 60_000_000_000
 """Recordings farther apart by wall clock are separate sessions; clocks within a cluster differ by less."""

@@ -2,7 +2,7 @@
 
 'void at::native::(anonymous namespace)::fill<float>(int)' is 'fill', 'aten::mm' is 'mm'. A kernel that applies a
 function has it beside its name: 'vectorized_elementwise_kernel…GeluCUDAKernelImpl'. Names that would then look the same
-show the first word in which they differ. static/js/names.js does the same in the browser.
+show the first word in which they differ.
 """
 
 from __future__ import annotations
@@ -65,6 +65,12 @@ def shown_parts(names: Sequence[str], width: int | None = None, verbatim: bool =
             _tell_apart(cut, lambda text, index, _: _around(text, index, width))
         parts = {name: _within(parts[name], cut[text]) for name, text in short.items()}
     return [parts[name] for name in names]
+
+
+def short_forms(names: Iterable[str]) -> dict[str, str]:
+    """By name, what it is called alone, of those that become shorter."""
+    forms = ((name, _joined(name, _essence(name))) for name in names)
+    return {name: form for name, form in forms if form != name}
 
 
 def bare_name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A text table for commands that run with only the standard library and torch (docs/adr/0022)."""
+"""A text table for commands that run with only the standard library and torch (docs/adr/0010)."""
 
 from __future__ import annotations
 

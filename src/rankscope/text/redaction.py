@@ -7,8 +7,8 @@ What counts as a secret (docs/capture.md lists it for users):
   are the names, `NOT_SECRET` and `NOT_SECRET_VALUES` the exceptions (--pad-token, --max-tokens 4096).
 - the password in a URL (https://user:PASSWORD@host), a long user name without one (https://TOKEN@host), and the path of
   a webhook.
-- the password that a program takes with a short option: mysql -pX, curl -u user:X. Of a program that is not listed,
-  -p X is a password unless X is a number, ports or a path, and -u A:X unless both are numbers.
+- -p X, unless X is a number, ports or a path, and X of -u A:X, unless both are numbers; not behind a program whose -p
+  and -u are something else (srun, ssh, docker …).
 - text of a known form, wherever it is: `KNOWN_FORMS` (hf_…, sk-…, ghp_…, AKIA…, JSON web tokens, Bearer …).
 
 A value that is too much is a smaller fault than a secret that stays. Every pattern reads a text once, whatever it is:
@@ -137,18 +137,6 @@ _SCHEME = re.compile(rf"(?i:{'|'.join(_SCHEMES)})[ \t]+")
 _WORDS_OF_A_NAME = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+")
 _NAMED_VALUE = re.compile(r"value|b64|base64|url|\d+")
 
-# Programs with a short option for a password, and its letters.
-_PASSWORD_LETTERS = {
-    **dict.fromkeys(("mysql", "mysqldump", "mysqladmin", "mysqlimport", "mariadb", "mariadb-dump"), "p"),
-    **dict.fromkeys(("sshpass", "mongo", "mongosh", "mongodump", "7z", "7za"), "p"),
-    **dict.fromkeys(("ldapsearch", "ldapadd", "ldapmodify"), "w"),
-    **dict.fromkeys(("zip", "unzip", "ipmitool", "sqlcmd"), "P"),
-    "redis-cli": "a",
-    "curl": "b",
-    "login": "p",  # docker login, podman login, helm registry login
-}
-# Programs with a short option for user:password.
-_USER_LETTERS = {"curl": "uU", "http": "a", "https": "a"}
 # Programs whose -p and -u mean something else: a partition, a port, a process.
 _OTHER_MEANING = _words(
     """
@@ -380,36 +368,21 @@ def _matched(pattern: re.Pattern[str], text: str, start: int) -> Span:
 
 
 def _passwords_of_programs(words: Sequence[str]) -> Iterator[tuple[int, Span]]:
-    """Passwords behind short options, which mean one to some programs only: (index of the word, span)."""
-    program, expected = "", ""
+    """Passwords behind -p, -u and login, which mean something else to some programs: (index of the word, span)."""
+    means_other, expected = False, ""
     for index, word in enumerate(words):
         if expected and not word.startswith("-"):
-            pair = _USER_AND_PASSWORD.fullmatch(word)
-            if expected == "user" and pair:
+            if expected == "-u" and (pair := _USER_AND_PASSWORD.fullmatch(word)):
                 yield index, pair.span("password")
-            elif (
-                expected == "password"
-                or (expected == "-p" and not _NO_PASSWORD.fullmatch(word))
-                or (expected == "key" and _WANDB_KEY.fullmatch(word))
+            elif (expected == "-p" and not _NO_PASSWORD.fullmatch(word)) or (
+                expected == "login" and _WANDB_KEY.fullmatch(word)
             ):
                 yield index, (0, len(word))
-        expected = "key" if word == "login" or (expected == "key" and word.startswith("-")) else ""
+        expected = "login" if word == "login" or (expected == "login" and word.startswith("-")) else ""
         name = word.rpartition("/")[2]
-        if name in _PASSWORD_LETTERS or name in _USER_LETTERS or name in _OTHER_MEANING:
-            if name != "login" or program in _OTHER_MEANING:
-                program = name
-        elif _INTERPRETED.fullmatch(name) or word[:1] in (";", "|", "&"):
-            program = ""
-        elif word.startswith("-") and not word.startswith("--"):
-            password, user = _PASSWORD_LETTERS.get(program, ""), _USER_LETTERS.get(program, "")
-            pair = _USER_AND_PASSWORD.fullmatch(word, 2)
-            if pair and word[1] in user:
-                yield index, pair.span("password")
-            elif len(word) > 2 and word[1] in password:
-                yield index, (2, len(word))
-            elif word[1:] in password:
-                expected = "password" if len(word) == 2 else ""
-            elif word[-1] in user or (word == "-u" and program not in _OTHER_MEANING):
-                expected = "user"
-            elif word == "-p" and program not in _OTHER_MEANING:
-                expected = "-p"
+        if name in _OTHER_MEANING:
+            means_other = True
+        elif name in ("login", "curl") or _INTERPRETED.fullmatch(name) or word[:1] in (";", "|", "&"):
+            means_other = False  # docker login -p X
+        elif word in ("-p", "-u") and not means_other:
+            expected = word

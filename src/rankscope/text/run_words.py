@@ -1,17 +1,18 @@
-"""How commands in texts name a run: with its path in place of RUN, as words of a shell. Standard library only."""
+"""How commands name a run: with its path in place of RUN, as words of a shell. Standard library only."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from rankscope.records import dataclass
 from rankscope.text.visible_text import visible
 
 _PLACEHOLDER = re.compile(r"(?<=rankscope )([a-z]+) (RUN|BASE|NEW)\b")
-_WINDOWED = ("stats", "whatif", "report", "chart")
+_WINDOWED = ("stats", "whatif", "report")
 """Commands that take --steps and --window."""
 
 
@@ -19,26 +20,33 @@ _WINDOWED = ("stats", "whatif", "report", "chart")
 class RunWords:
     """How commands name a run."""
 
-    path: str
-    """As the user typed it, quoted for a shell."""
-    window: str = ""
-    """'--steps 3:5' or '--window file', where figures are for that."""
+    paths: tuple[str, ...]
+    """As the user typed it."""
+    window: tuple[str, ...] = ()
+    """'--steps', '3:5' or '--window', 'file', where figures are for that."""
+
+    def __str__(self) -> str:
+        return shell_words((*self.paths, *self.window))
 
 
 Runs = Mapping[str, RunWords]
 """By RUN, BASE or NEW."""
 
 
+def named(command: Sequence[str], runs: Runs) -> tuple[str, ...]:
+    """The words of a command with the paths of the runs."""
+    words: list[str] = []
+    for word in command:
+        if run := runs.get(word):
+            words += [*run.paths, *(run.window if command[1] in _WINDOWED else ())]
+        else:
+            words.append(word)
+    return tuple(words)
+
+
 def with_paths(text: str, runs: Runs) -> str:
     """The text with the paths of the runs in its commands."""
-
-    def named(match: re.Match[str]) -> str:
-        verb, run = match[1], runs.get(match[2])
-        if run is None:
-            return match[0]
-        return " ".join(filter(None, (verb, run.path, run.window if verb in _WINDOWED else "")))
-
-    return _PLACEHOLDER.sub(named, text)
+    return _PLACEHOLDER.sub(lambda match: shell_words(named(["rankscope", *match.groups()], runs)[1:]), text)
 
 
 def shell_word(word: object) -> str:
@@ -57,3 +65,8 @@ def _plain(byte: int) -> str:
 def shell_words(words: Iterable[object]) -> str:
     """Several of them, with spaces between."""
     return " ".join(map(shell_word, words))
+
+
+def short_path(path: Path) -> str:
+    """Quoted for a shell; relative to the working directory when it is below that."""
+    return shell_word(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

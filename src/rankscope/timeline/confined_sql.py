@@ -3,7 +3,7 @@
 DuckDB's parser gives the tree of the statement, and only node types, tables and functions that are listed here, or of
 which the engine says that they have no side effects, may be in it. Behind that are two more walls, in case it has a
 gap: the statement runs in a read-only transaction, so tables cannot change; and the connection reaches no file but
-those of the store, loads no extension, and its settings are locked. docs/adr/0134-sql-of-users.md
+those of the store, loads no extension, and its settings are locked. docs/adr/0135-uvicorn-and-starlette.md
 """
 
 from __future__ import annotations

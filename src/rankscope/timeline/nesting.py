@@ -1,4 +1,6 @@
-"""Parent and row of each slice within its track: one pass in C (native/nesting.c), or numpy without a loop over slices.
+"""Parent and row of each slice within its track, and what follows from them: ancestors, self times, open slices.
+
+One pass in C (native/nesting.c), or numpy without a loop over slices.
 
 With numpy, two sorts are enough for a track whose slices nest properly (all threads, nearly all streams). Where slices
 cross, one starting inside another and ending after it, a loop runs over that cluster of slices.
@@ -195,3 +197,66 @@ def _rows_of_cluster(start: Ints, end: Ints, base: int, depth: Ints, parent: Int
         while at := at >> 1:
             latest[at] = max(latest[2 * at], latest[2 * at + 1])
             earliest[at] = min(earliest[2 * at], earliest[2 * at + 1])
+
+
+def nearest_ancestor(nesting: Nesting, wanted: Mask) -> Indices:
+    """For each slice, the innermost slice around it for which `wanted` holds."""
+    if not wanted.any():
+        return np.broadcast_to(np.int32(NONE), len(wanted))  # takes no memory
+    if native.functions is not None:
+        columns = map(np.ascontiguousarray, (nesting.order, nesting.parent, wanted))
+        return np.frombuffer(native.functions.nearest_ancestor(*columns), dtype=np.int32)
+    nearest = np.full(len(wanted), NONE, dtype=np.int32)
+    for level in nesting.levels[1:]:
+        parent = nesting.parent[level]
+        nearest[level] = np.where(wanted[parent], parent, nearest[parent])
+    return nearest
+
+
+def self_time(nesting: Nesting, duration: Ints) -> Ints:
+    """Duration minus that of the direct children."""
+    if native.functions is not None:
+        columns = map(np.ascontiguousarray, (nesting.parent, duration))
+        return np.frombuffer(native.functions.self_time(*columns), dtype=np.int64)
+    inside = nesting.parent != NONE
+    covered = np.bincount(nesting.parent[inside], weights=duration[inside], minlength=len(duration))
+    return np.maximum(duration - covered.astype(np.int64), 0)
+
+
+def follow(first: NDArray[Any], then: NDArray[Any]) -> NDArray[Any]:
+    """then[first], with NONE staying NONE."""
+    if len(then) == 0:
+        return np.full(len(first), NONE)
+    return np.where(first != NONE, then[first], NONE)
+
+
+def slice_at(
+    nesting: Nesting, track: NDArray[Any], start: Ints, duration: Ints, at_track: NDArray[Any], at_time: Ints
+) -> NDArray[Any]:
+    """The innermost slice on a track that is open at a time, or starts then."""
+    if native.functions is None:
+        return slice_at_with_numpy(nesting, track, start, duration, at_track, at_time)
+    slices = nesting.order, nesting.parent, track.astype(np.int32, copy=False)
+    times = start, duration, at_track.astype(np.int32, copy=False), at_time
+    tracks = int(track.max(initial=-1)) + 1
+    open_slices = native.functions.open_slices(*map(np.ascontiguousarray, (*slices, *times)), tracks)
+    return np.frombuffer(open_slices, dtype=np.int32)
+
+
+def slice_at_with_numpy(
+    nesting: Nesting, track: NDArray[Any], start: Ints, duration: Ints, at_track: NDArray[Any], at_time: Ints
+) -> NDArray[Any]:
+    """The same without the C parts."""
+    order, parent = nesting.order, nesting.parent
+    if len(order) == 0:
+        return np.full(len(at_track), NONE)
+    wanted = track_time_key(at_track, np.maximum(at_time, 0))
+    position = np.searchsorted(track_time_key(track, start)[order], wanted, side="right") - 1
+    innermost = np.where(position >= 0, order[np.maximum(position, 0)], NONE)
+    innermost = np.where((innermost != NONE) & (track[innermost] == at_track), innermost, NONE)
+    while True:
+        over = start[innermost] + duration[innermost] <= at_time
+        over &= (innermost != NONE) & (start[innermost] != at_time)
+        if not over.any():
+            return innermost
+        innermost = np.where(over, parent[innermost], innermost)

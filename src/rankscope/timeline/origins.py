@@ -24,8 +24,8 @@ from rankscope.readers.row_batch import RowBatch
 from rankscope.readers.sql_columns import connection
 from rankscope.readers.torch_trace import CompiledCode, TorchTrace
 from rankscope.sql import sql_text, sql_texts
-from rankscope.store.plain_folder import PlainFolder
-from rankscope.store.selected_tables import write_selected
+from rankscope.store.database import PlainFolder
+from rankscope.store.table_files import write_selected
 
 _CALL_PATTERN = r"Launch|Memcpy|Memset|Stream(?:Begin|End)Capture"
 _GRAPH_LAUNCH = re.compile(GRAPH_LAUNCH_PATTERN)

@@ -23,22 +23,30 @@ from rankscope.model import (
 from rankscope.records import dataclass
 from rankscope.sql import sql_text
 from rankscope.store.checksums import damage
+from rankscope.store.database import PlainFolder
 from rankscope.store.index import BY_ROLE, Index, SegmentEntry, can_write
 from rankscope.store.ingest import Ingested, IngestProgress, Options, ingest
-from rankscope.store.on_dask.option import DaskCluster
-from rankscope.store.plain_folder import PlainFolder
 from rankscope.store.separate_runs import RunFiles, mixed_runs, runs_among, stray
 from rankscope.text.visible_text import visible
-from rankscope.timeline.clocks.alignment import Clocks, load, measure, save, wall_clocks
-from rankscope.timeline.confined_sql import ConfinedSql, Rows
+from rankscope.timeline.clocks import (
+    ClockMode,
+    Clocks,
+    File,
+    TimeAxis,
+    load,
+    measure,
+    save,
+    wall_clocks,
+)
 from rankscope.timeline.reading import read_trace
 from rankscope.timeline.sql_views import SqlViews, with_rows
-from rankscope.timeline.time_axis import ClockMode, File, TimeAxis
 
 if TYPE_CHECKING:
     import duckdb
 
+    from rankscope.store.on_dask.option import DaskCluster
     from rankscope.timeline.collectives.entries import Collectives
+    from rankscope.timeline.confined_sql import ConfinedSql, Rows
 
 T = TypeVar("T")
 
@@ -143,8 +151,6 @@ class Run:
         """Answers of analyses about this run."""
         self.problems = ingested.problems
         """Files that could not be read; the others are in the run."""
-        self.newly_read = ingested.read
-        """The segments that were read when the run was opened."""
         self.store = ingested.store
         self.folder = folder or PlainFolder(ingested.store)
         """The store, as DuckDB is given it."""
@@ -446,6 +452,8 @@ class Run:
 
     @cached_property
     def _confined(self) -> ConfinedSql:
+        from rankscope.timeline.confined_sql import ConfinedSql  # late: only for users' queries
+
         return ConfinedSql(self.definitions(), self.folder.path)
 
     def query(self, sql: str, most_rows: int | None = None) -> Rows:
@@ -471,12 +479,7 @@ class Run:
     def collectives(self) -> Collectives:
         """The collectives of all ranks, matched across ranks."""
         # Late: imports numpy, which most commands do not need.
-        from rankscope.timeline.collectives.loading import (
-            keep_collectives,
-            kept_collectives,
-            matched_collectives,
-            shifted,
-        )
+        from rankscope.timeline.collectives.loading import KEPT, matched_collectives, shifted
 
         if self._part is not None and self._part.shares_collectives:
             return self._part.whole.collectives.of_ranks(self._part.ranks)
@@ -485,12 +488,12 @@ class Run:
         raw = self._aligned[1] if self._part is None else None
         if raw is not None:  # matched already, to measure the clocks
             rows = shifted(raw.collectives, {file: shifts[file] - raw.axis.shifts[file] for file in shifts})
-        elif self.clock_mode == "aligned" and (stored := kept_collectives(self.store, cache_key)):
+        elif self.clock_mode == "aligned" and (stored := KEPT.load(self.store, cache_key)):
             return stored
         else:
             rows = matched_collectives(self.own_collectives(), self.compared)
         if self.keeps_results and self._part is None:
-            keep_collectives(self.store, cache_key, rows)
+            KEPT.save(self.store, cache_key, rows)
         return rows
 
     def own_collectives(self) -> Collectives:

@@ -30,7 +30,7 @@ from rankscope.records import dataclass
 from rankscope.sql import sql_text, sql_texts
 from rankscope.store.database import connect
 from rankscope.store.index import SegmentEntry
-from rankscope.timeline.time_axis import File, TimeAxis
+from rankscope.timeline.clocks import File, TimeAxis
 
 if TYPE_CHECKING:
     import duckdb

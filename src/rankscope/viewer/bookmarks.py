@@ -23,7 +23,7 @@ _LONGEST_NAME = 200
 _MOST_TRIES = 1000
 
 
-def kept_marks(session: Session, query: dict[str, str]) -> Answer:
+def marks(session: Session, query: dict[str, str]) -> Answer:
     """The files with marks beside the run, oldest first."""
     files = []
     for path in sorted(path for path in _folder(session).glob(f"*{_ENDING}") if path.is_file()):

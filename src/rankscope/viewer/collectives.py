@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.collective_kinds import KINDS as COLLECTIVE_KINDS
 from rankscope.store.arrays import NONE, Ints, Mask, unique_values
-from rankscope.timeline.collectives.groups import Group
+from rankscope.timeline.collectives.entries import Group
 from rankscope.timeline.run import Run
 from rankscope.units import format_bytes, format_ns
 from rankscope.viewer.answers import KINDS, Answer, integers

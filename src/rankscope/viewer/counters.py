@@ -1,4 +1,4 @@
-"""Routes for values over time: memory per device, kernels queued on the GPU, counters of the file."""
+"""Routes for values over time as tracks: memory per device, kernels queued on the GPU, counters of the file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from rankscope.viewer.session import Session
 
 Series = tuple[NDArray[np.int64], NDArray[np.float64]]
 
-_CURVE_POINTS = 2000
 _QUEUE = "queue"
 _UNIT = re.compile(r"(.+) \((MHz|W|°C|%)\)")
 _UNITS = {"%": "percent"}
@@ -26,7 +25,11 @@ def counters(session: Session, query: dict[str, str]) -> Answer:
     power and reasons for throttling, is a group of tracks of its own."""
     rank = integer(query["rank"])
     with session.database() as run:
-        devices = _memory_devices(run, rank)
+        devices = run.rows(
+            "SELECT DISTINCT device_type, device FROM instants "
+            "WHERE rank = ? AND allocated_bytes IS NOT NULL ORDER BY ALL",
+            [rank],
+        )
         # A reason for throttling that was never active would be an empty row.
         series = run.rows(
             "SELECT name, series FROM counters WHERE rank = ? GROUP BY ALL "
@@ -36,7 +39,7 @@ def counters(session: Session, query: dict[str, str]) -> Answer:
         limits = _limits(run, rank)
         launched = run.rows("SELECT 1 FROM gpu WHERE rank = ? AND launch IS NOT NULL LIMIT 1", [rank])
     listed = [
-        (f"memory/{kind}/{device}", f"{_device_label(kind, device)} memory", "bytes", "counters", 0.0)
+        (f"memory/{kind}/{device}", f"{f'GPU {device}' if kind else 'CPU'} memory", "bytes", "counters", 0.0)
         for kind, device in devices
     ]
     if launched:
@@ -67,20 +70,6 @@ def _limits(run: Run, rank: int) -> dict[tuple[str, str], float]:
         [rank, *limited],
     )
     return limits | {(gpu, limited[series]): value for gpu, series, value in rows if value}
-
-
-def _memory_devices(run: Run, rank: int) -> list[tuple[int, int]]:
-    """The devices with allocator events on a rank: type (0 is the CPU) and number."""
-    rows = run.rows(
-        "SELECT DISTINCT device_type, device FROM instants "
-        "WHERE rank = ? AND allocated_bytes IS NOT NULL ORDER BY ALL",
-        [rank],
-    )
-    return [(int(kind), int(device)) for kind, device in rows]
-
-
-def _device_label(kind: int, device: int) -> str:
-    return "CPU" if kind == 0 else f"GPU {device}"
 
 
 def counter(session: Session, query: dict[str, str]) -> Answer:
@@ -156,28 +145,3 @@ def _highest(
         padded = np.append(values, 0.0)
         highest[full] = np.maximum(highest[full], np.maximum.reduceat(padded, cuts)[::2])
     return highest
-
-
-def memory(session: Session, query: dict[str, str]) -> Answer:
-    """Allocated and reserved bytes per device of a rank over time, thinned out without losing the highest points."""
-    rank = integer(query["rank"])
-    with session.database() as run:
-        curves: list[dict[str, Any]] = []
-        for kind, device in _memory_devices(run, rank):
-            points = run.arrays(
-                "SELECT ts_ns, allocated_bytes AS allocated, coalesce(reserved_bytes, 0) AS reserved FROM instants "
-                "WHERE rank = ? AND device_type = ? AND device = ? AND allocated_bytes IS NOT NULL ORDER BY ts_ns",
-                [rank, kind, device],
-            )
-            curves.append({"device": _device_label(kind, device), **_thin(points)})
-    return {"rank": rank, "curves": curves}
-
-
-def _thin(points: dict[str, Any]) -> dict[str, list[float]]:
-    """At most _CURVE_POINTS points: of each run of neighbours, the highest."""
-    count = len(points["ts_ns"])
-    size = -(-count // _CURVE_POINTS)
-    starts = np.arange(0, count, size)
-    allocated = points["allocated"]
-    best = np.array([int(at + np.argmax(allocated[at : at + size])) for at in starts], dtype=np.int64)
-    return {name: values[best].astype(np.float64).tolist() for name, values in points.items()}

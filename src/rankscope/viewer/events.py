@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.intervals import share_of
+from rankscope.text.names import shorten_name, shorten_names
 from rankscope.viewer.answers import Answer, integer, window_of
 from rankscope.viewer.session import ACTIVITIES, Session
 
 _MOST_ROWS = 500
 """Of one page of the table."""
 _MOST_GROUPS = 200
+_EVENT_NAME, _GROUP_NAME = 64, 26
+"""The width of names in both tables."""
 _SORTED_BY = ("name", "category", "rank", "track", "start_ns", "dur_ns", "self_ns", "step")
 _GROUPED_BY = {"name": "name, category", "track": "rank, label", "rank": "rank", "category": "category"}
 _ON_DEVICE = "device IS NOT NULL"
@@ -51,6 +54,7 @@ def events(session: Session, query: dict[str, str]) -> Answer:
                 f"WHERE rank = {rank} AND segment = {segment} AND id = {id}",
                 values,
             )
+    rows = [row | {"short": shorten_name(row["name"], _EVENT_NAME)} for row in rows]
     return {"count": count, "total_ns": total, "rows": rows, "place": places[0][0] if places else None}
 
 
@@ -76,6 +80,10 @@ def area(session: Session, query: dict[str, str]) -> Answer:
         side: [group for group in groups if group["on_device"] is on_device]
         for side, on_device in (("device", True), ("host", False))
     }
+    for side in sides.values() if by == "name" else ():
+        names = shorten_names([group["name"] for group in side[:_MOST_GROUPS]], _GROUP_NAME)
+        for group, name in zip(side, names, strict=False):
+            group["short"] = name
     return {
         "begin_ns": begin,
         "end_ns": end,

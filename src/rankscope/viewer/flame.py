@@ -8,6 +8,7 @@ import numpy as np
 
 from rankscope.ranges import as_ranges
 from rankscope.store.arrays import Ints
+from rankscope.text.names import short_forms
 from rankscope.timeline.run import Run
 from rankscope.viewer.answers import Answer, integer
 from rankscope.viewer.session import Session
@@ -44,10 +45,11 @@ def flame(session: Session, query: dict[str, str]) -> Answer:
         frames = _frames(run, ranks, by, window, device)
         ((steps,),) = run.rows(f"SELECT count(DISTINCT step) FROM steps WHERE true {window}")
     root = _tree(frames, device)
+    short = short_forms(dict.fromkeys(frames["name"].tolist()))
     note = _MISSING[by] if not root["total_ns"] else ""
     if len(ranks) < len(wanted):
         note = f"Ranks {as_ranges(ranks)} of {len(wanted)}: these have {_MOST_FRAMES:,} calls."
-    return {**root, "by": by, "note": note, "ranks": len(ranks), "steps": steps}
+    return {**root, "by": by, "note": note, "ranks": len(ranks), "steps": steps, "short": short}
 
 
 def _deepest(session: Session) -> str:

@@ -92,7 +92,7 @@ def _load(run: Run, entry: SegmentEntry) -> Lanes | None:
 
 
 def _table(entry: SegmentEntry) -> Table[Lanes]:
-    return Table(slices_file(entry.rank, entry.segment), Lanes, __name__, mapped=True)
+    return Table(slices_file(entry.rank, entry.segment), Lanes, mapped=True)
 
 
 def _build(run: Run, entry: SegmentEntry) -> Lanes:

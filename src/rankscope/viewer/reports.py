@@ -6,6 +6,7 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope, parse_ranks, parse_steps
 from rankscope.errors import UsageError
+from rankscope.text.names import shorten_names
 from rankscope.text.spelling import RENAMED_REPORTS
 from rankscope.timeline.run import Run
 from rankscope.timeline.sql_views import VIEWS, describe
@@ -14,6 +15,7 @@ from rankscope.viewer.session import Session
 from rankscope.views.envelope import Question, envelope
 
 _MOST_ROWS = 1000
+_NAME_WIDTH = 64
 
 
 def analysed(run: Run, asked: str, scope: Scope, by: str | None = None) -> Result:
@@ -36,13 +38,16 @@ def report(session: Session, query: dict[str, str]) -> Answer:
         result = analysed(run, query["name"], scope, query.get("by") or None)
     question = Question({"RUN": session.words}, whole_run=scope == Scope())
     answer = envelope(result.head(integer(query.get("top", str(_MOST_ROWS)))), question)
-    titles = [column.title or column.name.replace("_", " ") for column in result.columns]
-    for column, title in zip(answer["columns"], titles, strict=True):
-        column["title"] = title
+    for shown, column in zip(answer["columns"], result.columns, strict=True):
+        shown["title"] = column.title or column.name.replace("_", " ")
+        values = (row.get(column.name) for row in answer["rows"])
+        texts = [*dict.fromkeys(value for value in values if isinstance(value, str))]
+        forms = zip(texts, shorten_names(texts, _NAME_WIDTH, column.verbatim), strict=True)
+        shown["short"] = {text: form for text, form in forms if form != text}
     return answer
 
 
-def sql(session: Session, query: dict[str, str]) -> Answer:
+def query(session: Session, query: dict[str, str]) -> Answer:
     """One SELECT over the documented views, in a process of its own; it ends when the client leaves."""
     return session.sql.query(query["sql"], client_left.get())
 

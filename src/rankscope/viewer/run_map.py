@@ -6,7 +6,6 @@ So this module imports neither, nor do those that it imports.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,14 @@ from rankscope.viewer.answers import KINDS, TILE_WIDTH, Answer, columns_of, wind
 from rankscope.viewer.session import ACTIVITIES, Session
 
 _TABS = {
-    "flight": {"tab": "reports", "report": "flight_recorder"},
+    "flight": {"tab": "reports", "report": "hang.flight_recorder"},
     "memory": {"tab": "memory"},
     "ncu": {"tab": "roofline"},
 }
 """By format without a timeline, the tab that shows it. Of several, the first."""
 
 
-def run_info(session: Session, query: dict[str, str]) -> Answer:
+def run(session: Session, query: dict[str, str]) -> Answer:
     """What the page loads first: ranks, steps, bounds, names of reports."""
     begin, end = session.bounds
     return {
@@ -71,38 +70,19 @@ def _description(session: Session) -> dict[str, Any]:
 
 
 def _steps(run: Run) -> list[dict[str, Any]]:
-    """The steps of the first rank that has any, from what is kept of the ranks of a large run.
+    """The steps of the first rank that has any. It is asked alone: asking all opens every file of the store."""
+    from rankscope.analysis.core.scope import Scope, rank_steps
 
-    Else the first rank is asked alone: asking all opens every file of the store.
-    """
-    if (kept := next(iter(_kept_steps(run)), None)) is not None:
-        return kept
-    steps = "SELECT step, min(end_ns - time_ns) AS start_ns, sum(time_ns)::BIGINT AS dur_ns FROM steps"
-    if run.ranks:
-        first = run.ranks[0]
-        alone = run.only([first])
-        later = run.origin_ns(first) - alone.origin_ns(first)
-        rows = alone.records(f"{steps} GROUP BY step ORDER BY 2")
-        if rows:
-            return [row | {"start_ns": row["start_ns"] + later} for row in rows]
-    return run.records(f"{steps} WHERE rank = (SELECT min(rank) FROM steps) GROUP BY step ORDER BY 2")
-
-
-def _kept_steps(run: Run) -> Iterator[list[dict[str, Any]]]:
-    """By rank, of those that have steps; none where they are not kept."""
-    from rankscope.analysis.core import run_steps
-    from rankscope.analysis.core.rollups import in_store
-
-    records = in_store(run, run_steps.KEPT)
-    for rank in run.ranks if len(records) == len(run.ranks) else ():
-        if (record := records[rank]) is not None:
-            rows: dict[int, dict[str, Any]] = {}
-            begin, end = record.begin + run.origin_ns(rank), record.end + run.origin_ns(rank)
-            for step, start, stop in zip(record.step.tolist(), begin.tolist(), end.tolist(), strict=True):
-                row = rows.setdefault(step, {"step": step, "start_ns": start, "dur_ns": 0})
-                row["start_ns"] = min(row["start_ns"], start)
-                row["dur_ns"] += stop - start
-            yield sorted(rows.values(), key=lambda row: row["start_ns"])
+    first = next((entry.rank for entry in run.timelines if entry.manifest["steps"]), None)
+    if first is None:
+        return []
+    steps, origin = rank_steps(run.only([first]), Scope())[first], run.origin_ns(first)
+    rows: dict[int, dict[str, Any]] = {}
+    for step, start, stop in zip(steps.step.tolist(), steps.begin.tolist(), steps.end.tolist(), strict=True):
+        row = rows.setdefault(step, {"step": step, "start_ns": start + origin, "dur_ns": 0})
+        row["start_ns"] = min(row["start_ns"], start + origin)
+        row["dur_ns"] += stop - start
+    return sorted(rows.values(), key=lambda row: row["start_ns"])
 
 
 def _device(run: Run) -> str:

@@ -16,7 +16,7 @@ from rankscope.analysis.core.result import Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.findings import collect
 from rankscope.analysis.within_rank.breakdown import breakdown
-from rankscope.analysis.within_rank.idle_gaps import gap_words
+from rankscope.analysis.within_rank.idle import gap_words
 from rankscope.sql import sql_texts
 from rankscope.store.arrays import NONE, number_rows
 from rankscope.timeline.run import Run
@@ -35,7 +35,7 @@ _WHOLE_SHARE = 0.5
 
 _STEP_COLUMNS = {"overlap": "exposed_comm_ns", "idle": "idle_ns"}
 """By report, the column of the breakdown that is largest in the step where a finding shows best."""
-_ON_HOST = ("syncs", "idle", "dataloader", "launches", "short_kernels")
+_ON_HOST = ("idle.syncs", "idle", "dataloader", "idle.launches", "idle.short_kernels")
 """Reports whose findings are about the host."""
 _DEVICE_CAUSES = ("compute", "copy", "link")
 """Causes of a fault that are seen on streams."""

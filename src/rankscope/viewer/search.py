@@ -13,33 +13,23 @@ from rankscope.errors import UsageError
 from rankscope.ranges import as_ranges
 from rankscope.sql import sql_texts
 from rankscope.store.arrays import Ints
+from rankscope.text.names import shorten_names
 from rankscope.viewer.answers import Answer, integer
 from rankscope.viewer.session import Session
 
 _MOST_NAMES = 100
+_NAME_WIDTH = 44
 _FIRST = -(2**62)
-
-
-class _Tuples:
-    """The rows of an array as tuples, which bisect compares."""
-
-    def __init__(self, rows: Ints) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, at: int) -> tuple[int, ...]:
-        return tuple(self._rows[at].tolist())
 
 
 def search(session: Session, query: dict[str, str]) -> Answer:
     """Names that contain a text or match a regular expression, with category, ranks, count and total time."""
     matches = _matches(query)
     rows = [row for row in _all_names(session) if matches(row["name"])]
+    short = shorten_names([row["name"] for row in rows[:_MOST_NAMES]], _NAME_WIDTH)
     return {
         "q": query["q"],
-        "names": rows[:_MOST_NAMES],
+        "names": [row | {"short": name} for row, name in zip(rows, short, strict=False)],
         "count": sum(row["count"] for row in rows),
         "more_names": max(0, len(rows) - _MOST_NAMES),
     }
@@ -54,9 +44,13 @@ def find(session: Session, query: dict[str, str]) -> Answer:
     if len(after) not in (0, 3):
         raise ValueError("after must be rank.segment.id")
     position = (integer(query["at"]), *(after or [_FIRST if back else -_FIRST] * 3))
-    keys = _Tuples(hits)
+
+    def key(at: int) -> tuple[int, ...]:
+        return tuple(hits[at].tolist())
+
     # A slice at the position itself is left out.
-    at = bisect_left(keys, position) - 1 if back else bisect_right(keys, position)
+    places = range(len(hits))
+    at = bisect_left(places, position, key=key) - 1 if back else bisect_right(places, position, key=key)
     if after and len(same := np.flatnonzero((hits[:, 1:] == after).all(axis=1))):
         at = int(same[0]) + (-1 if back else 1)  # a collective begins at another time than its slice
     if not 0 <= at < len(hits):
@@ -91,17 +85,16 @@ def _hits(session: Session, query: dict[str, str]) -> Ints:
     last: dict[object, Ints] = session.once("hits", dict)
     if (hits := last.get(wanted)) is not None:
         return hits
+    names: list[str] = []
+    hits = np.zeros((0, 4), dtype=np.int64)
     if query.get("kind"):
-        last.clear()
-        last[wanted] = _collectives(session, query)
-        return last[wanted]
-    if query.get("name"):
+        hits = _collectives(session, query)
+    elif query.get("name"):
         names = [query["name"]]
     else:
         matches = _matches(query)
         names = [*dict.fromkeys(row["name"] for row in _all_names(session) if matches(row["name"]))]
     rank = f"AND rank = {integer(query['rank'])}" if query.get("rank") else ""
-    hits = np.zeros((0, 4), dtype=np.int64)
     if names:
         with session.drawing() as run:
             columns = run.arrays(

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankscope.analysis.core.intervals import EMPTY, Intervals, intersect, join, subtract
 from rankscope.analysis.core.kept_answers import Answers
-from rankscope.store.derived import File, Table, key_of, map_file, path_of, write
+from rankscope.store.derived import Table, key_of, map_file
 from rankscope.store.index import SegmentEntry, can_write
-from rankscope.text.run_words import RunWords, shell_word
+from rankscope.text.run_words import RunWords
 from rankscope.timeline.run import Run
 from rankscope.viewer.answers import integer
 from rankscope.viewer.sql_process import SqlProcess
@@ -57,15 +57,6 @@ class Activity:
         return (int(everything.start[0]), int(everything.end[-1])) if len(everything.start) else (0, 0)
 
 
-_MAP = Table[Activity](
-    "map",
-    Activity,
-    "rankscope.analysis.across_ranks.heatmap",
-    "rankscope.analysis.across_ranks.bubbles",
-    __name__,
-)
-
-
 class Session:
     """One run, open for a browser. Tiles read arrays and run concurrently; SQL runs one query at a time."""
 
@@ -86,7 +77,7 @@ class Session:
     @property
     def words(self) -> RunWords:
         """What commands on the page call the run."""
-        return RunWords(shell_word(self.path))
+        return RunWords((str(self.path),))
 
     @contextmanager
     def database(self) -> Iterator[Run]:
@@ -168,9 +159,10 @@ class Session:
         ranks = self.run.ranks
         first = ranks.index(rank) // _RANKS_OF_A_FILE * _RANKS_OF_A_FILE
         together = ranks[first : first + _RANKS_OF_A_FILE]
-        path = path_of(self.run.store, map_file(together[0]))
+        table = Table[Activity](map_file(together[0]), Activity)
         if self._activities.keys().isdisjoint(together):
-            self._activities |= File(path).rows(_MAP, dict.fromkeys(together, self._key))
+            rows = table.rows(self.run.store).items()
+            self._activities |= {each: kept for each, (key, kept) in rows if key == self._key}
         if rank in self._activities:
             return
         from rankscope.analysis.across_ranks.bubbles import bubble_times
@@ -190,10 +182,8 @@ class Session:
             each: _split(time, waits[each], bubbles.get(each, EMPTY)) for each, time in times.items()
         }
         if is_new and can_write(self.run.store):
-            rows = {
-                each: (self._key, self._activities[each]) for each in together if each in self._activities
-            }
-            write(path, {_MAP.name: _MAP.encode(rows)})
+            made = {each: self._activities[each] for each in together if each in self._activities}
+            table.write(self.run.store, {each: (self._key, kept) for each, kept in made.items()})
 
     @cached_property
     def _key(self) -> int:

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.analysis.core.intervals import Intervals, intersect
 from rankscope.analysis.core.scope import Scope
 from rankscope.errors import UsageError
+from rankscope.text.names import short_forms
 from rankscope.viewer import counters
 from rankscope.viewer.answers import Route, json_bytes, window_of
 from rankscope.viewer.collectives import COMMUNICATION, communication
@@ -29,7 +31,16 @@ from rankscope.viewer.static_files import static_files
 
 MOST_SLICES = 100_000
 """About 5 MB: what can be sent by mail."""
-_REPORTS = ("summary", "breakdown", "kernels", "ops", "collectives", "stragglers", "roofline", "allocators")
+_REPORTS = (
+    "summary",
+    "breakdown",
+    "kernels",
+    "ops",
+    "collectives",
+    "stragglers",
+    "roofline",
+    "memory.allocators",
+)
 _REPORT_ROWS = "200"
 _REFERENCES = ("launch", "op", "python", "module", "parent")
 _CSP = (
@@ -106,7 +117,6 @@ def page(session: Session, routes: Mapping[str, Route], window: Window, view: st
         "view": view,
         "recorded": _recorded(session, routes, window),
         **_slices(session, window),
-        "communication": {rank: _communication(session, rank, window) for rank in window.ranks},
         "activity": {rank: _activity(session, rank, window) for rank in window.ranks},
         "counters": {rank: _counters(session, routes, rank, window) for rank in window.ranks},
         "collectives": _collectives(session, routes, window),
@@ -169,7 +179,7 @@ def _scene(scene: dict[str, Any], window: Window) -> dict[str, Any]:
 def _origin(row: dict[str, Any]) -> dict[str, Any] | None:
     """What is known about a kernel of a graph or of compiled code."""
     names = ("graph", "node", "op", "module", "line", "compiled")
-    origin = {name: row[f"captured_{name}"] for name in names}
+    origin = {name: row.get(f"captured_{name}") for name in names}
     return origin if any(value is not None for value in origin.values()) else None
 
 
@@ -195,42 +205,42 @@ def _slices(session: Session, window: Window) -> dict[str, Any]:
         lanes = session.lanes(rank, segment)
         coloured = with_families(lanes.kind, lanes.name, lanes.names)
         kinds[rank, segment] = dict(zip(lanes.id.tolist(), coloured.tolist(), strict=True))
+    for row in rows:
+        row["kind"] = kinds[row["rank"], row["segment"]].get(row["id"], 0)
+    for rank in window.ranks:
+        rows += _communication(session, rank, window)
     columns: dict[str, list[Any]] = {
-        name: [row[name] for row in rows]
-        for name in ("rank", "segment", "track", "depth", "dur_ns", "self_ns", "step", "bytes")
+        name: [row.get(name) for row in rows]
+        for name in ("rank", "segment", "track", "depth", "dur_ns", "self_ns", "step", "bytes", "kind")
     }
     for name in ("id", "start_ns"):
         columns[name] = np.diff(np.array([row[name] for row in rows], dtype=np.int64), prepend=0).tolist()
     for name in _REFERENCES:
-        columns[name] = [None if row[name] is None else row["id"] - row[name] for row in rows]
-    columns["on_device"] = [int(row["on_device"]) for row in rows]
-    columns["kind"] = [kinds[row["rank"], row["segment"]].get(row["id"], 0) for row in rows]
-    columns["args"] = [json.loads(row["args"]) if row["args"] else None for row in rows]
+        columns[name] = [None if row.get(name) is None else row["id"] - row[name] for row in rows]
+    columns["on_device"] = [int(row.get("on_device", False)) for row in rows]
+    columns["args"] = [json.loads(row["args"]) if row.get("args") else None for row in rows]
     columns["origin"] = [_origin(row) for row in rows]
     texts: dict[str, int] = {}
     for name in ("name", "category"):
-        columns[name] = [texts.setdefault(row[name] or "", len(texts)) for row in rows]
-    return {"slices": columns, "texts": list(texts)}
+        columns[name] = [texts.setdefault(row.get(name) or "", len(texts)) for row in rows]
+    return {"slices": columns, "texts": list(texts), "short": short_forms(texts)}
 
 
-def _communication(session: Session, rank: int, window: Window) -> dict[str, Any]:
-    """The track of a rank's collectives."""
+def _communication(session: Session, rank: int, window: Window) -> list[dict[str, Any]]:
+    """The track of a rank's collectives, in drawing order."""
     lanes = communication(session, rank)
-    here = np.flatnonzero((lanes.start < window.end) & (lanes.start + lanes.duration > window.begin))
-    row = np.zeros(len(lanes.start), dtype=np.int64)
-    for _, number, first, last in lanes.lanes.tolist():
-        row[first:last] = number
-    segments = lanes.segment if lanes.segment is not None else np.zeros(len(lanes.start), dtype=np.int64)
-    return {
-        "track": COMMUNICATION,
-        "start_ns": lanes.start[here].tolist(),
-        "dur_ns": lanes.duration[here].tolist(),
-        "id": lanes.id[here].tolist(),
-        "segment": segments[here].tolist(),
-        "depth": row[here].tolist(),
-        "kind": lanes.kind[here].tolist(),
-        "name": [lanes.names[number] for number in lanes.name[here].tolist()],
+    here = (lanes.start < window.end) & (lanes.start + lanes.duration > window.begin)
+    columns: dict[str, NDArray[Any]] = {
+        "segment": np.zeros(len(here), dtype=np.int64) if lanes.segment is None else lanes.segment,
+        "depth": np.repeat(lanes.lanes[:, 1], lanes.lanes[:, 3] - lanes.lanes[:, 2]),
+        "id": lanes.id,
+        "start_ns": lanes.start,
+        "dur_ns": lanes.duration,
+        "kind": lanes.kind,
+        "name": np.array(lanes.names)[lanes.name],
     }
+    parts = zip(*(column[here].tolist() for column in columns.values()), strict=True)
+    return [{"rank": rank, "track": COMMUNICATION, **dict(zip(columns, each, strict=True))} for each in parts]
 
 
 def _activity(session: Session, rank: int, window: Window) -> dict[str, list[list[int]]]:
@@ -254,26 +264,20 @@ def _counters(
     return points
 
 
-def _collectives(session: Session, routes: Mapping[str, Route], window: Window) -> dict[str, Any]:
-    """The collectives that a rank of the file has in the window, each on all its ranks; and which one a slice is of."""
+def _collectives(session: Session, routes: Mapping[str, Route], window: Window) -> list[Any]:
+    """The collectives that a rank of the file has in the window, each on all its ranks."""
     answers: list[Any] = []
-    of: dict[str, int] = {}
+    done: set[tuple[int, int, int]] = set()
     with session.database() as run:
         rows = run.collectives
     inside = (rows.start < window.end) & (rows.end > window.begin) & np.isin(rows.rank, window.ranks)
     for at in np.flatnonzero(inside).tolist():
-        key = {"rank": int(rows.rank[at]), "segment": int(rows.segment[at]), "id": int(rows.slice[at])}
-        if _key(key) in of:
-            continue
-        answer: Any = routes["collective"]({name: str(value) for name, value in key.items()})
-        for member in answer["rows"]:
-            of[_key(member)] = len(answers)
-        answers.append(answer)
-    return {"answers": answers, "of": of}
-
-
-def _key(slice: Mapping[str, Any]) -> str:
-    return f"{slice['rank']}/{slice['segment']}/{slice['id']}"
+        rank, segment, id = int(rows.rank[at]), int(rows.segment[at]), int(rows.slice[at])
+        if (rank, segment, id) not in done:
+            answer: Any = routes["collective"]({"rank": str(rank), "segment": str(segment), "id": str(id)})
+            done |= {(member["rank"], member["segment"], member["id"]) for member in answer["rows"]}
+            answers.append(answer)
+    return answers
 
 
 _IMPORT = re.compile(r'(?P<before>\bfrom |\bimport |\bimport\()"(?P<path>\.{1,2}/[^"]+)"')

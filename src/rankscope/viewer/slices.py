@@ -19,7 +19,7 @@ _BRIEF = (
 _REFERENCES = ("launch", "op", "python", "module", "parent")
 
 
-def slice_details(session: Session, query: dict[str, str]) -> Answer:
+def slice(session: Session, query: dict[str, str]) -> Answer:
     """One slice: its arguments, its duration compared with others of its name, its callers and launches."""
     key = [*integers(query, "rank", "segment", "id")]
     with session.drawing() as run:

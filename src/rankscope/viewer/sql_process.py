@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from rankscope.errors import QueryError
 from rankscope.host import physical_memory_bytes
-from rankscope.store.plain_folder import PlainFolder
+from rankscope.store.database import PlainFolder
 from rankscope.text.json_values import plain
 from rankscope.timeline.confined_sql import ConfinedSql
 from rankscope.units import format_bytes

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,45 +23,28 @@ from rankscope.viewer.answers import Answer, NotReadyError, Route
 if TYPE_CHECKING:
     from rankscope.store.ingest import Options
     from rankscope.timeline.run import Run
-    from rankscope.viewer.growing import GrowingPicture
     from rankscope.viewer.session import Session
     from rankscope.watch.state import JobWatcher
 
 _ROUTES = {
-    "run": ("run_map", "run_info"),
-    "overview": ("run_map", "overview"),
-    "grid": ("run_map", "grid"),
-    "tracks": ("timeline", "tracks"),
-    "tile": ("timeline", "tile"),
-    "slice": ("slices", "slice_details"),
-    "neighbour": ("slices", "neighbour"),
-    "flows": ("slices", "flows"),
-    "search": ("search", "search"),
-    "find": ("search", "find"),
-    "collective": ("collectives", "collective"),
-    "counters": ("counters", "counters"),
-    "counter": ("counters", "counter"),
-    "memory": ("counters", "memory"),
-    "blocks": ("blocks", "blocks"),
-    "flame": ("flame", "flame"),
-    "report": ("reports", "report"),
-    "findings": ("scenes", "findings"),
-    "charts": ("charts", "charts"),
-    "roofline": ("charts", "roofline_chart"),
-    "query": ("reports", "sql"),
-    "schema": ("reports", "schema"),
-    "events": ("events", "events"),
-    "area": ("events", "area"),
-    "marks": ("bookmarks", "kept_marks"),
-    "keep-marks": ("bookmarks", "keep_marks"),
+    "run_map": ("run", "overview", "grid"),
+    "timeline": ("tracks", "tile"),
+    "slices": ("slice", "neighbour", "flows"),
+    "search": ("search", "find"),
+    "collectives": ("collective",),
+    "counters": ("counters", "counter"),
+    "flame": ("flame",),
+    "reports": ("report", "query", "schema"),
+    "scenes": ("findings",),
+    "charts": ("charts", "roofline", "memory"),
+    "events": ("events", "area"),
+    "bookmarks": ("marks", "keep-marks"),
 }
-"""The questions of the page about one run: the module of this package and its function. A module is imported when it is
-asked: the first picture needs few of them."""
+"""The questions of the page about one run, by the module of this package that has functions of these names. A module
+is imported when it is asked: the first picture needs few of them."""
 _WATCHED_RANKS = 20
 _PHASES = ("read", "link")
 """What is done with traces that are not in the store, before the run is open."""
-_MOST_FILES = 64
-"""Whose progress the page shows."""
 
 
 class Opening:
@@ -82,11 +66,10 @@ class Opening:
         self._times: list[float] = []
         """When reading began, when all files were read, and when their events were linked: ends of phases."""
         self._started = 0.0
-        self._growing: GrowingPicture | None = None
-        """Of a trace that is being read."""
+        self._state = "reading"
+        """Or "open", "failed", or "telemetry": the folder of a job that is watched, without a trace. It changes last:
+        a page asks at any moment."""
         self._error: RankscopeError | None = None
-        self._is_telemetry_alone = False
-        """The folder is that of a job that is watched, and has no trace."""
         self._sessions: list[Session] = []
         self._routes: dict[str, dict[str, Route]] = {}
         self._make_raw: Callable[[], dict[str, Route]]
@@ -105,18 +88,20 @@ class Opening:
     @property
     def has_failed(self) -> bool:
         """There is nothing to show."""
-        return self._error is not None and not self._is_telemetry_alone
+        return self._state == "failed"
 
     def close(self) -> None:
         for session in self._sessions:
             session.sql.close()
 
     def _open(self) -> None:
+        state = "failed"
         try:
             options = self._options()
             runs = [self._open_run(path, options) for path in self._runs]
             self._make_raw = lambda: self._routes_with([run.with_options(clocks="raw") for run in runs])
             self._routes["aligned"] = self._routes_with(runs)
+            state = "open"
         except RankscopeError as error:
             self._error = error
         except Exception as error:  # noqa: BLE001 - the page must not wait for a run that will never open
@@ -125,28 +110,29 @@ class Opening:
                 "the run cannot be opened", why, "Please report it, with this message."
             )
         finally:
-            if self._growing:
-                from rankscope.timeline import segment
-
-                segment.watching.clear()
-            self._is_telemetry_alone = isinstance(self._error, NotATraceError) and self._has_telemetry
-            if self._is_telemetry_alone:
+            if state == "failed" and isinstance(self._error, NotATraceError) and self._has_telemetry:
+                state = "telemetry"
                 self._say("There is no trace yet: the page shows the telemetry")
-            elif self._error:
+            elif state == "failed":
                 self._say(f"rankscope: {self._error}")
             elif self._times:
                 self._end_phase(len(_PHASES))
                 if not self._quiet:
                     files = f"{self._files} file{'s' * (self._files > 1)} ({units.format_bytes(self._total)})"
                     self._say(f"Read {files} in {self._times[-1] - self._started:.1f} s; analysing")
+            self._state = state
             self._done.set()
         import_module("rankscope.viewer.scenes")  # the page asks for the findings next, and draws meanwhile
 
     @property
     def _has_telemetry(self) -> bool:
+        """Telemetry that cannot be read is none: it may be another user's, or be deleted at this moment."""
         from rankscope.watch.rings import has_telemetry
 
-        return has_telemetry(self._runs[-1])
+        try:
+            return has_telemetry(self._runs[-1])
+        except (OSError, RankscopeError):
+            return False
 
     def _end_phase(self, number: int) -> None:
         """Phases before it that were not seen to end have ended too."""
@@ -186,7 +172,6 @@ class Opening:
             self._total += total_bytes
             self._files += files
             self._end_phase(0)
-            self._growing = self._watch_reading()
 
         def advance(path: Path, read: int, doing: str) -> None:
             self._read[path] = read
@@ -206,18 +191,9 @@ class Opening:
             self._say(f"rankscope: {problem}")
         return run
 
-    def _watch_reading(self) -> GrowingPicture:
-        """Draw what this process reads: one file, or small ones. Of other files their number is shown."""
-        from rankscope.timeline import segment
-        from rankscope.viewer.growing import GrowingPicture
-
-        picture = GrowingPicture()
-        segment.watching[:] = [picture.add]
-        return picture
-
     def routes(self) -> dict[str, Route]:
         """All routes by name. Those about the run answer when it is open."""
-        routes = {name: self._route(name) for name in (*_ROUTES, "share", "diff")}
+        routes = {name: self._route(name) for name in (*chain(*_ROUTES.values()), "share", "diff")}
         routes |= {
             "state": lambda query: self.state(again="again" in query),
             "index": lambda query: {"routes": sorted(routes)},
@@ -225,16 +201,15 @@ class Opening:
             "capture": lambda query: _capture(self._runs[-1]),
             "place": lambda query: self._link.to_dict(),
             "move": lambda query: self.move(query["link"]),
-            "growing": lambda query: self._growing.answer() if self._growing else {},
         }
         return routes
 
     def _route(self, name: str) -> Route:
         def answer(query: dict[str, str]) -> Answer:
-            if self._error:
-                raise self._error
-            if not self._done.is_set():
+            if self._state == "reading":
                 raise NotReadyError("the run is still being read", hint="/api/state has the progress.")
+            if self._state != "open" and self._error:
+                raise self._error
             routes = self._answering(query.get("clocks", ""))
             if name not in routes:
                 raise UsageError(
@@ -251,26 +226,19 @@ class Opening:
 
     def state(self, again: bool = False) -> dict[str, Any]:
         """`again`: look for traces that a job has written since its telemetry is shown."""
-        state: dict[str, Any]
         with self._making:
-            if again and self._is_telemetry_alone and self._done.is_set():
-                self._error, self._is_telemetry_alone = None, False
+            if again and self._state == "telemetry" and self._done.is_set():
                 self._done.clear()
+                self._state = "reading"
                 self.start()
-        if self._is_telemetry_alone:
-            state = {"state": "telemetry"}
-        elif error := self._error:
-            state = {"state": "failed", "error": error.message, "why": error.why, "hint": error.hint}
-        elif self._done.is_set():
-            state = {"state": "open"}
-        else:
-            state = {
-                "state": "reading",
+        state: dict[str, Any] = {"state": self._state}
+        if state["state"] == "failed" and (error := self._error):
+            state |= {"error": error.message, "why": error.why, "hint": error.hint}
+        elif state["state"] == "reading":
+            state |= {
                 "read_bytes": sum(self._read.values()),
                 "total_bytes": self._total,
-                "batches": self._growing.batches if self._growing else 0,
                 "count": self._files,
-                "files": [_share_of(*item) for item in [*self._read.items()][:_MOST_FILES]],
             }
         title = " and ".join(path.resolve().name for path in self._runs)
         return {**state, "title": title, "phases": self._phases(), "telemetry": self._has_telemetry}
@@ -289,20 +257,13 @@ class Opening:
         ]
 
 
-def _share_of(path: Path, read: int) -> tuple[str, float]:
-    """The name of a file, and how much of it has been read."""
-    try:
-        return path.name, min(read / max(path.stat().st_size, 1), 1.0)
-    except OSError:  # it has just been deleted: reading it tells
-        return path.name, 0.0
-
-
 def routes_of(session: Session) -> dict[str, Route]:
     """All routes of one run."""
 
-    def route(module: str, function: str) -> Route:
+    def route(module: str, name: str) -> Route:
         def answer(query: dict[str, str]) -> Answer:
-            result: Answer = getattr(import_module(f"rankscope.viewer.{module}"), function)(session, query)
+            function = getattr(import_module(f"rankscope.viewer.{module}"), name.replace("-", "_"))
+            result: Answer = function(session, query)
             return result
 
         return answer
@@ -312,7 +273,7 @@ def routes_of(session: Session) -> dict[str, Route]:
 
         return share(session, routes, query)
 
-    routes = {name: route(*where) for name, where in _ROUTES.items()}
+    routes = {name: route(module, name) for module, names in _ROUTES.items() for name in names}
     return {**routes, "share": shared}
 
 

@@ -6,6 +6,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from rankscope.text.colours import style_variables
+
 _CONTENT_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
@@ -22,4 +24,10 @@ def static_files() -> dict[str, tuple[bytes, str]]:
                 contents[prefix + entry.name] = (entry.read_bytes(), kind)
 
     add(files("rankscope.viewer") / "static", "")
+    colours = (
+        f":root {{ color-scheme: light; {style_variables('light')} }}\n"
+        f':root[data-theme="dark"] {{ color-scheme: dark; {style_variables("dark")} }}\n'
+    )
+    style, kind = contents["style.css"]
+    contents["style.css"] = colours.encode() + style, kind
     return contents

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.text.names import short_forms
 from rankscope.viewer.answers import KINDS, TILE_WIDTH, Answer, integer, integers
 from rankscope.viewer.collectives import COMMUNICATION, collective_slices, communication
 from rankscope.viewer.lanes import Lanes, with_families
@@ -137,7 +138,15 @@ def tile(session: Session, query: dict[str, str]) -> Answer:
     )
     names: dict[str, Any] = {str(number): lanes.names[number] for number in np.unique(name).tolist()}
     return (
-        {"rank": rank, "segment": segment, "track": track, "level": level, "index": index, "names": names},
+        {
+            "rank": rank,
+            "segment": segment,
+            "track": track,
+            "level": level,
+            "index": index,
+            "names": names,
+            "short": short_forms(names.values()),
+        },
         {
             "start": (np.asarray(lanes.start[shown]) + shift).astype(np.float64),
             "duration": np.asarray(lanes.duration[shown]).astype(np.float64),

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.two_runs import diff, shown_rows
 from rankscope.errors import UsageError
@@ -18,6 +16,8 @@ from rankscope.views.envelope import Question, envelope
 
 SECOND = 1_000_000
 """Added to rank numbers of the second run."""
+_WITH_RANKS = ("rank", "ranks", "tracks", "slice", "after")
+"""Parameters that are ranks, or begin with them: rank.segment.id."""
 
 
 def align(first: Session, second: Session) -> None:
@@ -36,42 +36,42 @@ def align(first: Session, second: Session) -> None:
 def combined(
     sessions: tuple[Session, Session], first: dict[str, Route], second: dict[str, Route]
 ) -> dict[str, Route]:
-    """Routes over both runs. The `rank` parameter selects the run, or `run=2` where there is no rank."""
+    """Routes over both runs. A question is about one: that of its ranks, or with `run=2` the second."""
 
-    def by_rank(name: str) -> Route:
+    def of_one(name: str) -> Route:
         def answer(query: dict[str, str]) -> Answer:
-            rank = integer(query.get("rank") or "0")
-            if rank < SECOND and query.get("run") != "2":
-                return first[name](query)
-            if rank >= SECOND:
-                query = {**query, "rank": str(rank - SECOND)}
-                if query.get("after"):  # a slice of that rank
-                    query["after"] = f"{rank - SECOND}.{query['after'].partition('.')[2]}"
-            return _renumbered(second[name](query))
+            is_second, own = _of_one(query)
+            renumbered: Answer = _renumber(second[name](own)) if is_second else first[name](own)
+            return renumbered
 
         return answer
 
-    routes = {name: by_rank(name) for name in first}
-    routes["run"] = lambda query: _run(first["run"](query), second["run"](query))
-    routes["overview"] = lambda query: _overview(query, sessions, first["overview"], second["overview"])
-    routes["area"] = lambda query: _area(query, first["area"], second["area"])
-    routes["events"] = lambda query: _events(query, first["events"], second["events"])
-    routes["share"] = lambda query: _share()
-    routes["diff"] = lambda query: _diff(sessions)
-    return routes
+    return {
+        **{name: of_one(name) for name in first},
+        "run": lambda query: _run(first["run"](query), second["run"](query)),
+        "share": lambda query: _share(),
+        "diff": lambda query: _diff(sessions),
+    }
 
 
-def _renumbered(answer: Answer) -> Answer:
-    """The answer of the second run with its ranks renumbered."""
-    if isinstance(answer, tuple):
-        return _renumber(answer[0]), answer[1]
-    renumbered: dict[str, Any] | list[Any] = _renumber(answer)
-    return renumbered
+def _of_one(query: dict[str, str]) -> tuple[bool, dict[str, str]]:
+    """Whether the second run is asked, and the question with its own ranks; of ranks of both, those of the first."""
+    lists = {name: query[name].split(",") for name in _WITH_RANKS if query.get(name)}
+    ranks = [integer(key.partition(".")[0]) for name in ("rank", "ranks") for key in lists.get(name, ())]
+    is_second = query.get("run") == "2" or (bool(ranks) and min(ranks) >= SECOND)
+    own = dict(query)
+    for name, keys in lists.items():
+        pairs = [(integer(key.partition(".")[0]), key.partition(".")) for key in keys]
+        own[name] = ",".join(
+            f"{rank % SECOND}{dot}{rest}" for rank, (_, dot, rest) in pairs if is_second or rank < SECOND
+        )
+    return is_second, own
 
 
 def _renumber(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_renumber(item) for item in value]
+    """An answer of the second run with its ranks renumbered."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_renumber, value))
     if not isinstance(value, dict):
         return value
     renumbered = {key: _renumber(item) if key != "args" else item for key, item in value.items()}
@@ -94,62 +94,6 @@ def _run(first: Any, second: Any) -> Answer:
         "end_ns": max(first["end_ns"], second["end_ns"]),
         "ends_ns": [first["end_ns"], second["end_ns"]],
     }
-
-
-def _split(query: dict[str, str], all_ranks: list[int]) -> tuple[list[int], list[int]]:
-    """The requested ranks of the first and of the second run."""
-    ranks = [integer(text) for text in query["ranks"].split(",")] if query.get("ranks") else all_ranks
-    return [rank for rank in ranks if rank < SECOND], [rank - SECOND for rank in ranks if rank >= SECOND]
-
-
-def _overview(
-    query: dict[str, str], sessions: tuple[Session, Session], first: Route, second: Route
-) -> Answer:
-    all_ranks = [*sessions[0].run.ranks, *(rank + SECOND for rank in sessions[1].run.ranks)]
-    parts = [
-        route({**query, "ranks": ",".join(map(str, ranks))})
-        for ranks, route in zip(_split(query, all_ranks), (first, second), strict=True)
-        if ranks
-    ]
-    header: dict[str, Any] = {}
-    columns: dict[str, list[Any]] = {}
-    for part in parts:
-        assert isinstance(part, tuple)
-        ranks = [*header.get("ranks", []), *part[0]["ranks"]]
-        header = {**part[0], "ranks": ranks}
-        for name, column in part[1].items():
-            columns.setdefault(name, []).append(column)
-    return header, {name: np.concatenate(pieces) for name, pieces in columns.items()}
-
-
-def _area(query: dict[str, str], first: Route, second: Route) -> Answer:
-    """Shares of both runs; names of the first run, or of the second when only its ranks are requested."""
-    in_first, in_second = _split(query, [])
-    answers: list[Any] = []
-    if in_first:
-        answers.append(first({**query, "ranks": ",".join(map(str, in_first))}))
-    if in_second:
-        answers.append(_renumber(second(_of_second(query, in_second))))
-    return {**answers[0], "shares": [share for answer in answers for share in answer["shares"]]}
-
-
-def _events(query: dict[str, str], first: Route, second: Route) -> Answer:
-    """Of the first run, or of the second when only its ranks are requested."""
-    in_first, in_second = _split(query, [])
-    if in_first:
-        return first({**query, "ranks": ",".join(map(str, in_first))})
-    return _renumbered(second(_of_second(query, in_second)))
-
-
-def _of_second(query: dict[str, str], ranks: list[int]) -> dict[str, str]:
-    """The query with the second run's own ranks, in the keys of tracks and slices too."""
-    translated = {**query, "ranks": ",".join(map(str, ranks))}
-    for name in ("tracks", "slice"):
-        keys = [key.partition(".") for key in query.get(name, "").split(",") if key]
-        translated[name] = ",".join(
-            f"{integer(rank) - SECOND}.{rest}" for rank, _, rest in keys if integer(rank) >= SECOND
-        )
-    return translated
 
 
 def _share() -> Answer:

@@ -8,14 +8,15 @@ nothing and compute no figures. A command ends in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from rankscope.analysis.core.result import Result
 from rankscope.errors import UsageError
-from rankscope.views.envelope import Question, csv_text, json_text
-from rankscope.views.markdown import markdown
 from rankscope.views.table import nsys_table, table
 from rankscope.views.terminal import PIPED_WIDTH, terminal_width, use_color
+
+if TYPE_CHECKING:
+    from rankscope.views.envelope import Question
 
 Format = Literal["table", "csv", "json", "markdown"]
 FORMATS: tuple[str, ...] = get_args(Format)
@@ -40,9 +41,13 @@ def render(
             for result in several
         )
     if format == "markdown":
+        from rankscope.views.markdown import markdown
+
         return "\n".join(map(markdown, several))
-    if format == "csv":
-        return csv_text(several, quote_formulas)
-    if format == "json":
-        return json_text(several, question or Question())
+    if format in FORMATS:
+        from rankscope.views import envelope
+
+        if format == "csv":
+            return envelope.csv_text(several, quote_formulas)
+        return envelope.json_text(several, question or envelope.Question())
     raise UsageError(f"'{format}' is not a format", hint=f"There are: {', '.join(FORMATS)}.")

@@ -16,13 +16,13 @@ from dataclasses import field, replace
 from typing import Any, Literal
 from urllib.parse import urlencode
 
-from rankscope.analysis.core.result import PROBLEMS, Change, Finding, Result
+from rankscope.analysis.core.result import PROBLEMS, Change, Finding, Result, argv
 from rankscope.analysis.evidence import evidence_id
 from rankscope.ranges import rank_words
 from rankscope.records import dataclass
 from rankscope.text.json_values import plain
-from rankscope.text.run_words import Runs, shell_words, with_paths
-from rankscope.views.commands import finding_with_paths, pieces, result_with_paths
+from rankscope.text.run_words import Runs, named, shell_words
+from rankscope.views.findings import finding_with_paths, result_with_paths
 from rankscope.views.text import clean
 
 Outcome = Literal["problem", "none", "cannot_answer"]
@@ -31,8 +31,8 @@ cannot_answer: it does not answer the question; the reason says why. A gate trea
 
 _PAGES = {
     "findings": "reports/summary",
-    **dict.fromkeys(("steps", "runtime_api", "annotations", "memcpy"), "reports/tables"),
-    **dict.fromkeys(("groups", "bubbles"), "reports/layout"),
+    **dict.fromkeys(("steps", "ops.runtime_api", "ops.annotations", "memcpy"), "reports/tables"),
+    "bubbles": "reports/layout",
     "blame": "reports/stragglers",
     "collective": "reports/collectives",
     "diff": "diff",
@@ -41,7 +41,7 @@ _PAGES = {
     **dict.fromkeys(("open", "link"), "assistants"),
     "definitions": "reports",
 }
-"""Below docs; every other report has a page of its own in docs/reports."""
+"""Below docs; every other report has a page of its own in docs/reports, with its further tables."""
 _ALL_FINDINGS = ("summary", "findings")
 _NO_REPORTS = ("diff", "whatif", "doctor", "query", "collective", "open", "link", "definitions")
 """Answers that `rankscope stats` does not give."""
@@ -102,7 +102,7 @@ def finding_dict(finding: Finding, result: Result, runs: Runs, number: int | Non
     """A finding with the ids of its facts, a link into the viewer and the commands that go on from it."""
     facts = [{**fact.to_dict(), "id": evidence_id(fact)} for fact in finding.facts]
     link = viewer_link(finding, number)
-    view = with_paths(f"rankscope view RUN --at {shell_words([link])}", _newest(runs))
+    view = _spelled(argv("rankscope view RUN --at", link), _newest(runs))
     report = finding.report or result.name
     commands = finding_commands(finding, report, runs)
     values = finding_with_paths(finding, runs).to_dict()
@@ -122,14 +122,17 @@ def viewer_link(finding: Finding, number: int | None) -> str:
 
 
 def finding_commands(finding: Finding, report: str, runs: Runs) -> list[str]:
-    """What to enter in a shell to go on: the command of the hint, the table behind the finding, the predicted gain."""
+    """What to enter in a shell: the command of the advice, the table behind the finding, the predicted gain."""
     if report in _NO_REPORTS:
         return []
-    wanted = [piece.strip() for piece, is_command in pieces(finding.hint) if is_command]
-    wanted.append(f"rankscope stats RUN -r {report}")
+    wanted = [finding.command, argv(f"rankscope stats RUN -r {report}")]
     if change := whatif_options(finding):
-        wanted.append(f"rankscope whatif RUN {change}")
-    return unique(with_paths(command, runs) for command in wanted)
+        wanted.append(argv(f"rankscope whatif RUN {change}"))
+    return unique(_spelled(command, runs) for command in wanted if command)
+
+
+def _spelled(command: Sequence[str], runs: Runs) -> str:
+    return shell_words(named(command, runs))
 
 
 def whatif_options(finding: Finding) -> str:
@@ -143,15 +146,18 @@ def next_commands(result: Result, findings: Iterable[Mapping[str, Any]], runs: R
     """Those of the first findings; without any, the command that gives the overview."""
     wanted = [command for finding in findings for command in finding["commands"]]
     if result.hidden and result.name not in _NO_REPORTS:
-        wanted.insert(0, with_paths(f"rankscope stats RUN -r {result.name} --top all --format json", runs))
+        wanted.insert(
+            0, _spelled(argv(f"rankscope stats RUN -r {result.name} --top all --format json"), runs)
+        )
     if not wanted and result.name not in (*_ALL_FINDINGS, "diff", "definitions"):
-        wanted.append(with_paths("rankscope stats RUN", runs))
+        wanted.append(_spelled(argv("rankscope stats RUN"), runs))
     return wanted
 
 
 def definition_page(report: str) -> str:
     """Where the figures of a report are defined: a page of the documentation."""
-    return f"docs/{_PAGES.get(report, f'reports/{report}')}.md"
+    page = _PAGES.get(report) or f"reports/{report.partition('.')[0]}"
+    return f"docs/{page}.md"
 
 
 def unique(items: Iterable[str]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from rankscope.analysis.core.result import Finding, Result
 from rankscope.views.columns import NOTHING, Field, fields
-from rankscope.views.limits import apart, titled
+from rankscope.views.findings import apart, titled
 from rankscope.views.text import clean
 
 _LONGEST_CELL = 80
@@ -47,10 +47,10 @@ def html(result: Result) -> str:
 
 def _finding(finding: Finding) -> str:
     text = f"<li><b>{finding.severity}</b>: {escape(titled(finding))}"
-    if finding.evidence:
-        text += f"<br>{escape(finding.evidence)}"
+    if finding.lines:
+        text += f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in finding.lines)}</ul>"
     if finding.hint:
-        text += f"<br>→ {escape(finding.hint)}"
+        text += f"→ {escape(finding.hint)}"
     return f"{text}</li>"
 
 

@@ -7,7 +7,7 @@ import re
 from rankscope.analysis.core.result import Finding, Result
 from rankscope.units import display_width
 from rankscope.views.columns import NOTHING, Field, fields
-from rankscope.views.limits import apart, titled
+from rankscope.views.findings import apart, titled
 from rankscope.views.text import clean, pad
 
 _LONGEST_CELL = 120
@@ -38,9 +38,8 @@ def markdown(result: Result) -> str:
 
 def _finding(finding: Finding) -> str:
     lines = [f"- **{finding.severity}**: {prose(titled(finding))}"]
-    lines += [f"  {prose(text)}" for text in (finding.evidence, finding.hint) if text]
-    # Two spaces at the end would break the line too, but editors strip them.
-    return "\\\n".join(lines)
+    lines += [f"  - {prose(line)}" for line in (*finding.lines, finding.hint) if line]
+    return "\n".join(lines)
 
 
 def _grid(columns: list[Field]) -> str:

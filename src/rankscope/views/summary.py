@@ -6,18 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rankscope.analysis.core.result import Column, Doubt, Finding, Result
+from rankscope.analysis.core.result import Column, Finding, Result, argv
 from rankscope.ranges import rank_words
 from rankscope.records import dataclass
+from rankscope.text.run_words import RunWords, named, shell_words
 from rankscope.units import format_ns, format_together
 from rankscope.views.columns import fields
-from rankscope.views.commands import advice_lines, command_lines
-from rankscope.views.limits import apart, share_of
+from rankscope.views.findings import advice_lines, apart, command_lines, share_of
 from rankscope.views.table import grid
 from rankscope.views.terminal import BOLD, DIM, SEVERITY_STYLES, paint
-from rankscope.views.text import clean, hang, sentence
+from rankscope.views.text import clean, hang
 
 _MOST_FINDINGS = 3
+_MOST_LINES = 3
+"""Of the facts of a finding; -r findings has more."""
 _MOST_RANKS = 4
 _MOST_KERNELS = 3
 _PROSE_WIDTH = 100
@@ -28,13 +30,13 @@ _LEAST_WIDTH = 40
 class Screen:
     """The content of the screen."""
 
-    run: str
+    run: RunWords
     """The run as the user typed it, so that the suggested commands can be copied."""
     subject: str
     summary: Result
     kernels: Result
     findings: Sequence[Finding]
-    doubts: Sequence[Doubt] = ()
+    doubts: Sequence[Finding] = ()
 
 
 def screen(content: Screen, width: int, color: bool) -> str:
@@ -44,7 +46,7 @@ def screen(content: Screen, width: int, color: bool) -> str:
     each = "per step" if any(row["steps"] for row in content.summary.rows) else "in total"
     problems, limits = apart(content.findings)
     verdict = content.summary.facts["verdict"]
-    doubtful = "; ".join(clean(doubt.text) for doubt in content.doubts)
+    doubtful = "; ".join(clean(doubt.title) for doubt in content.doubts)
     painted = (
         (f"In doubt: {doubtful}." if doubtful else "", SEVERITY_STYLES["warning"]),
         (clean(verdict), BOLD),
@@ -53,7 +55,7 @@ def screen(content: Screen, width: int, color: bool) -> str:
     )
     blocks = [
         [paint(line, style, color) for text, style in painted for line in hang("", text, prose)],
-        _problems(problems, verdict, each, prose, color),
+        _problems(problems, each, prose, color),
         _limits(limits, content.summary.facts["mean_step_ns"], each, prose),
         _ranks(content.summary, width, color),
         _kernels(content.kernels, width, color),
@@ -62,25 +64,30 @@ def screen(content: Screen, width: int, color: bool) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def _problems(findings: Sequence[Finding], verdict: str, each: str, width: int, color: bool) -> list[str]:
+def _problems(findings: Sequence[Finding], each: str, width: int, color: bool) -> list[str]:
     lines: list[str] = []
+    # The verdict is its title: only its subject is repeated.
+    first = next((finding for finding in findings if finding.accuses), None)
     for number, finding in enumerate(findings[:_MOST_FINDINGS], 1):
-        # The title of a fault has its cost. The verdict is the title of the first one: only its subject is repeated.
+        # The title of a fault has its cost.
         cost = (
             f", {format_ns(finding.cost_ns, 1)} {each}" if finding.cost_ns and finding.kind != "fault" else ""
         )
         subject = finding.subject
         if finding.kind == "health" and finding.ranks:
             subject = rank_words(finding.ranks)
-        title = clean(subject if subject and verdict.startswith(finding.title) else finding.title)
+        title = clean(subject if subject and finding is first else finding.title)
         word = f"{number}. {finding.severity}"
         text = hang(f"{word}{cost}: ", title, width)
         if len(text) > 1:  # indenting by the length of the first words would leave too little room
             text = hang("", f"{word}{cost}: {title}", width)
             text[1:] = hang("   ", " ".join(text[1:]), width)
         text[0] = paint(word, SEVERITY_STYLES[finding.severity], color) + text[0][len(word) :]
-        lines += [*text, *hang("   ", clean(sentence(finding.evidence)), width)]
-        lines += advice_lines("   → ", finding.hint, width)
+        lines += [
+            *text,
+            *(line for fact in finding.lines[:_MOST_LINES] for line in hang("   ", clean(fact), width)),
+        ]
+        lines += advice_lines("   → ", finding, width)
     return lines
 
 
@@ -148,25 +155,25 @@ def _next(content: Screen, problems: int, limits: int, width: int, color: bool) 
     lines = [line for note in content.summary.notes for line in hang("· ", clean(note), width)]
     more = problems - _MOST_FINDINGS
     all_of = f"all findings ({more} more), with evidence" if more > 0 else "the findings, with evidence"
-    commands = [(f"rankscope stats {content.run} -r findings", all_of)] if problems or limits else []
+    wanted = [("stats RUN -r findings", all_of)] if problems or limits else []
     if any(finding.kind == "fault" for finding in content.findings):
-        commands.append((f"rankscope whatif {content.run}", "what mending the faults saves"))
-    commands += [
-        (f"rankscope view {content.run}", "the timeline of all ranks"),
-        (f"rankscope stats {content.run} -r list", "all reports"),
-        (f"rankscope doctor {content.run}", "check the quality of the trace"),
+        wanted.append(("whatif RUN", "what mending the faults saves"))
+    wanted += [
+        ("view RUN", "the timeline of all ranks"),
+        ("stats RUN -r list", "all reports"),
+        ("doctor RUN", "check the quality of the trace"),
     ]
-    return [paint(line, DIM, color) for line in (*lines, *_next_commands(commands, width))]
-
-
-def _next_commands(commands: Sequence[tuple[str, str]], width: int) -> list[str]:
-    """Each with its purpose beside it, or above it where the line would be too long."""
-    room = max(len(command) for command, _ in commands)
-    lines = [f"  {command:<{room}}   {reason}" for command, reason in commands]
-    if max(map(len, lines)) <= width:
-        return lines
-    return [
-        line
-        for command, reason in commands
-        for line in (f"  {reason}:", *command_lines(command, "    ", width))
+    commands = [
+        (named(argv(f"rankscope {command}"), {"RUN": content.run}), reason) for command, reason in wanted
     ]
+    # Each with its purpose beside it, or above it where a line would be too long.
+    texts = [(shell_words(command), reason) for command, reason in commands]
+    room = max(len(text) for text, _ in texts)
+    beside = [f"  {text:<{room}}   {reason}" for text, reason in texts]
+    if max(map(len, beside)) > width:
+        beside = [
+            line
+            for command, reason in commands
+            for line in (f"  {reason}:", *command_lines(command, "    ", width))
+        ]
+    return [paint(line, DIM, color) for line in (*lines, *beside)]

@@ -15,8 +15,7 @@ from rankscope.text.json_values import plain
 from rankscope.text.names import shorten_name
 from rankscope.units import display_width
 from rankscope.views.columns import NOTHING, Field, Kind, fields
-from rankscope.views.commands import advice_lines
-from rankscope.views.limits import apart, titled
+from rankscope.views.findings import advice_lines, apart, titled
 from rankscope.views.terminal import BOLD, DIM, SEVERITY_STYLES, paint
 from rankscope.views.text import clean, hang, pad, wrap
 
@@ -72,12 +71,12 @@ def _title(result: Result, width: int, color: bool) -> list[str]:
 
 
 def _finding(finding: Finding, width: int, color: bool) -> list[str]:
-    """Severity as a word (not by colour alone) and title, then evidence and hint."""
+    """Severity as a word (not by colour alone) and title, then facts and advice."""
     word = f"{finding.severity}: "
     lines = hang(word, clean(titled(finding)), width) or [word.rstrip()]
     lines[0] = paint(word[:-1], SEVERITY_STYLES[finding.severity], color) + lines[0][len(word) - 1 :]
-    lines += hang("  ", clean(finding.evidence), width)
-    return lines + advice_lines("  → ", finding.hint, width)
+    lines += [line for text in finding.lines for line in hang("  ", clean(text), width)]
+    return lines + advice_lines("  → ", finding, width)
 
 
 def grid(columns: Sequence[Field], width: int, color: bool) -> tuple[list[str], list[str]]:

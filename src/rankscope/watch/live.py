@@ -18,10 +18,10 @@ from rankscope.text.plain_table import plain_table
 from rankscope.text.visible_text import visible
 from rankscope.units import Scale, choose_scale, format_rounded, shorten_middle
 from rankscope.watch.alarms import CONFIRMED_AFTER_S, Alarm
+from rankscope.watch.hang import Explain
 from rankscope.watch.roles import role_lines
 from rankscope.watch.state import (
     FINAL_STATES,
-    Explain,
     JobWatcher,
     State,
     as_it_is,

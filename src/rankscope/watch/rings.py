@@ -45,6 +45,9 @@ _NAME = re.compile(r"rank-(\d+)\.ring")
 _VALUES = FIELDS[2:-1]
 _PROFILED, _STEP, _STEP_NS = map(FIELDS.index, ("profiled", "step", "step_ns"))
 _ENDED = PHASES.index("ended")
+LOST_AFTER_S = 60.0
+"""A rank that has not written for so long has ended without saying so, or its node has. Ranks write every second, and
+the clocks of nodes may differ by seconds."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,34 @@ class RankRing:
         if len(self.records):
             return int(self.records[-1, FIELDS.index("end_unix_ns")])
         return int(self.about.get("started_unix_ns", self.header.alive_unix_ns))
+
+    @property
+    def has_ended(self) -> bool:
+        return self.header.phase == _ENDED
+
+    @property
+    def phase(self) -> str:
+        """What its training thread does."""
+        if self.off:
+            return "off"
+        return PHASES[self.header.phase] if 0 <= self.header.phase < len(PHASES) else "unknown"
+
+    @property
+    def failure(self) -> dict[str, Any]:
+        """The exception that ended it: type, message, where, unix_ns; {} without one."""
+        failure = self.about.get("failure")
+        if not isinstance(failure, dict) or not isinstance(failure.get("unix_ns"), int):
+            return {}
+        texts = {key: str(failure.get(key) or "") for key in ("type", "message", "where")}
+        return {} if texts["type"] == "KeyboardInterrupt" else {**texts, "unix_ns": failure["unix_ns"]}
+
+    def is_lost(self, at_unix_ns: int) -> bool:
+        return not self.has_ended and at_unix_ns - self.header.alive_unix_ns > LOST_AFTER_S * 1e9
+
+    def without_step_s(self, at_unix_ns: int) -> float:
+        """For how long it has made no step, by its own clock while it writes."""
+        alive = at_unix_ns if self.is_lost(at_unix_ns) else self.header.alive_unix_ns
+        return max(alive - self.last_end_unix_ns, 0) / 1e9
 
 
 class NoTelemetryError(StoreError):
@@ -257,7 +288,7 @@ def _table(rings: Sequence[RankRing]) -> StepTable | None:
 
 def _in_step(rings: Sequence[RankRing]) -> list[int]:
     """The indices of ranks that are waited for."""
-    going = [index for index, ring in enumerate(rings) if ring.header.phase != _ENDED] or [*range(len(rings))]
+    going = [index for index, ring in enumerate(rings) if not ring.has_ended] or [*range(len(rings))]
     newest = max(rings[index].last_end_unix_ns for index in going)
     longest = max((int(ring.records[-1, _STEP_NS]) for ring in rings if len(ring.records)), default=0)
     patience_ns = PATIENCE_S * 1e9 + 2 * longest

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rankscope.watch.alarms import Alarm, AlarmBook
-from rankscope.watch.changes import STEPS
-from rankscope.watch.hang import (
-    ENDED,
-    failure_of,
-    failures,
-    hangs,
-    is_lost,
-    is_over,
-    judged_at,
-    phase_of,
-    without_step_s,
-)
-from rankscope.watch.judge import StepWatcher, excesses, slow_limit, usual_step
+from rankscope.watch.hang import Evidence, Explain, failures, hangs, is_over, judged_at
+from rankscope.watch.judge import STEPS, StepWatcher, excesses, slow_limit, usual_step
 from rankscope.watch.rings import RECENT, NoTelemetryError, RankRing, read_rings, read_whole, tables
 from rankscope.watch.roles import bottleneck, role_states
 from rankscope.watch.step_table import StepTable, low_median, middle
@@ -34,11 +23,10 @@ _PAST = 20
 TREND = 60
 """Step times of the sparkline."""
 State = dict[str, Any]
-Explain = Callable[[Path, Alarm], Sequence[Alarm]]
 
 
-def as_it_is(_run: Path, alarm: Alarm) -> Sequence[Alarm]:
-    return [alarm]
+def as_it_is(_run: Path, evidence: Evidence) -> Evidence:
+    return evidence
 
 
 class JobWatcher:
@@ -51,7 +39,7 @@ class JobWatcher:
         explain: Explain = as_it_is,
         waits: bool = False,
     ) -> None:
-        """`explain` adds to the alarm of a hang what the ranks wrote about it. `waits`: the job may not have begun."""
+        """`explain`: with what the ranks wrote about a hang. `waits`: the job may not have begun."""
         self._run = run
         self._hang_after_s = hang_after_s
         self._explain = explain
@@ -92,16 +80,7 @@ class JobWatcher:
     def _stuck(self, rings: Sequence[RankRing], now: int) -> list[Alarm]:
         """Ranks that failed, or else hang: the others wait for a rank that has gone."""
         at = judged_at(rings, now)
-        ended = failures(rings, at)
-        hung = [] if ended else hangs(rings, at, self._hang_after_s)
-        return [*ended, *(part for alarm in hung for part in self._explain(self._run, alarm))]
-
-
-def read_state(
-    run: Path, hang_after_s: float | None = None, explain: Explain = as_it_is
-) -> tuple[State, list[Alarm]]:
-    """The state of a run, and its alarms."""
-    return JobWatcher(run, hang_after_s, explain).look()
+        return failures(rings, at) or hangs(rings, at, self._hang_after_s, self._run, self._explain)
 
 
 FINAL_STATES = ("ended", "failed", "silent", "off")
@@ -118,21 +97,21 @@ def _state(
     for stage in (stage for table in step_tables for stage in table.by_stage()):
         _add_figures(stage, by_rank)
     for alarm in alarms:
-        for number in alarm.ranks:
+        for number in by_rank.keys() & {*alarm.ranks}:  # one of them may have written no telemetry
             by_rank[number]["alarms"].append(alarm.kind)
             by_rank[number]["cause"] = alarm.cause
     roles = role_states(rings)
     word = "starting" if not rings else "running"
     if rings and is_over(rings, now):
-        word = "ended" if all(ring.header.phase == ENDED for ring in rings) else "silent"
-        word = "failed" if any(map(failure_of, rings)) else word
+        word = "ended" if all(ring.has_ended for ring in rings) else "silent"
+        word = "failed" if any(ring.failure for ring in rings) else word
         word = "off" if any(ring.off for ring in rings) else word
     return {
         "run": str(run),
         "unix_ns": now,
         "state": word,
         "world_size": _world_size(rings),
-        "alive_ranks": sum(ring.header.phase != ENDED and not is_lost(ring, at) for ring in rings),
+        "alive_ranks": sum(not ring.has_ended and not ring.is_lost(at) for ring in rings),
         "last_step": max((ring.last_step for ring in rings), default=0),
         "judged_step": max((int(table.steps[-1]) for table in step_tables), default=None),
         "last_end_unix_ns": max((ring.last_end_unix_ns for ring in rings), default=None),
@@ -167,9 +146,9 @@ def _rank(ring: RankRing, at: int, newest: int) -> dict[str, Any]:
         "node": ring.node,
         "role": ring.role,
         "last_step": ring.last_step,
-        "without_step_s": round(without_step_s(ring, at), 3),
-        "age_s": 0.0 if ring.header.phase == ENDED else round((newest - ring.header.alive_unix_ns) / 1e9, 3),
-        "phase": "lost" if is_lost(ring, at) else phase_of(ring),
+        "without_step_s": round(ring.without_step_s(at), 3),
+        "age_s": 0.0 if ring.has_ended else round((newest - ring.header.alive_unix_ns) / 1e9, 3),
+        "phase": "lost" if ring.is_lost(at) else ring.phase,
         "excess_ns": None,
         "slow": False,
         "memory_bytes": None,

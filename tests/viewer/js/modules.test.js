@@ -1,18 +1,16 @@
 // The page's pure parts, by node's own test runner: no browser, no packages.
 
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
 import test from "node:test";
 
 const js = new URL("../../../src/rankscope/viewer/static/js/", import.meta.url);
-const { moment, quantity, ticks, time } = await import(new URL("format.js", js));
+const { cut, moment, quantity, ticks, time } = await import(new URL("format.js", js));
 const { clamp, isFolded, named, ordered, rankName, rowsOf, stepAt, toggleFold, visible, zoomed } = await import(new URL("layout.js", js));
 const { Axis } = await import(new URL("axis.js", js));
 const { indicesOf, levelOf, Tiles } = await import(new URL("tiles.js", js));
 const { decode, encode, EMPTY } = await import(new URL("state.js", js));
 const { unpack } = await import(new URL("api.js", js));
 const { compare, tsv } = await import(new URL("table.js", js));
-const { shortenName, shortenNames } = await import(new URL("names.js", js));
 const { paint, repeat } = await import(new URL("raster.js", js));
 const { inkOn, mixed, number, paintShares, stretches } = await import(new URL("palette.js", js));
 const { bars } = await import(new URL("watch.js", js));
@@ -220,11 +218,9 @@ test("words stand out from their ground", () => {
   assert.equal(mixed(number("#ff0000"), number("#0000ff"), 0.25), number("#4000bf"));
 });
 
-test("names are as short as in the tables of the command line", () => {
-  const { names, shown } = JSON.parse(readFileSync(new URL("../../text/short_names.json", import.meta.url), "utf8"));
-  for (const width of Object.keys(shown)) assert.deepEqual(shortenNames(names, Number(width)), shown[width]);
-  assert.deepEqual(shortenNames(["aten::mm", "mm"], undefined, true), ["aten::mm", "mm"]);
-  assert.equal(shortenName("abcdefghij", -3), "");
+test("a text is cut in its middle", () => {
+  assert.deepEqual(["abcdefghij", "abc"].map((text) => cut(text, 6)), ["abc…ij", "abc"]);
+  assert.deepEqual([1, 0, -3].map((room) => cut("abcdefghij", room)), ["…", "", ""]);
 });
 
 test("a time is in the last step that begins before it", () => {

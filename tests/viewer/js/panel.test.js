@@ -7,8 +7,6 @@ const js = new URL("../../../src/rankscope/viewer/static/js/", import.meta.url);
 const { columnScale } = await import(new URL("format.js", js));
 const { headingOf } = await import(new URL("table.js", js));
 const { compared, inverted, matched } = await import(new URL("panels/flame.js", js));
-const { cellPath } = await import(new URL("panels/block_map.js", js));
-const { stepPath } = await import(new URL("panels/memory.js", js));
 const { marksFrom, marksText } = await import(new URL("marks.js", js));
 const { longest, shares, SharedFile } = await import(new URL("shared.js", js));
 
@@ -46,10 +44,6 @@ test("a flame graph with a baseline knows what each node took before", () => {
   assert.deepEqual([both.before_ns, both.children[0].before_ns, both.children[1].before_ns], [50, 30, 0]);
 });
 
-test("memory is drawn as steps", () => {
-  assert.equal(stepPath([0, 10, 20], [5, 3, 8], 30), "M0.0,5.0H10.0V3.0H20.0V8.0H30.0");
-});
-
 test("marks survive the address, whatever their names are", () => {
   const marks = [{ at: 5, name: "a, b: c & d" }, { at: -7, name: "größer" }];
   assert.deepEqual(marksFrom(marksText(marks)), marks);
@@ -76,8 +70,8 @@ const columns = {
 };
 const recorded = { run: { ranks: [0], tile_width: 1024, path: "runs/a" }, "tracks/0": { rank: 0, tracks: [{ segment: 0, track: 1, label: "thread" }, { segment: 0, track: 2, label: "stream 7" }] } };
 const file = new SharedFile({
-  view: "", recorded, slices: columns, texts: ["aten::mm", "cpu_op", "launch", "gemm", "kernel"], communication: {}, counters: { 0: { queue: { time: [90, 120], value: [1, 4] } } },
-  activity: { 0: { compute: [[110], [140]], comm: [[], []], copy: [[], []], recorded: [[100], [150]] } }, collectives: { answers: [], of: {} },
+  view: "", recorded, slices: columns, texts: ["aten::mm", "cpu_op", "launch", "gemm", "kernel"], short: { "aten::mm": "mm" }, counters: { 0: { queue: { time: [90, 120], value: [1, 4] } } },
+  activity: { 0: { compute: [[110], [140]], comm: [[], []], copy: [[], []], recorded: [[100], [150]] } }, collectives: [],
 });
 
 test("a shared file answers what the server answers", () => {
@@ -94,11 +88,4 @@ test("a shared file answers what the server answers", () => {
   assert.deepEqual([...file.answer("counter", { rank: 0, name: "queue", begin: 100, end: 140, width: 2 }).column.value], [4, 4]);
   assert.deepEqual([...file.answer("overview", { begin: 100, end: 150, width: 1 }).column.compute], [153]);
   assert.throws(() => file.answer("query", { sql: "SELECT 1" }), /does not contain/);
-});
-
-test("the cells of a code are one path of runs", () => {
-  const codes = Uint8Array.from([1, 1, 0, 1, 0, 2]);
-  const place = (/** @type {number} */ at) => 10 * at;
-  assert.equal(cellPath(codes, 1, 3, place, place), "M0.0,10.0H20.0V0.0H0.0zM0.0,20.0H10.0V10.0H0.0z");
-  assert.equal(cellPath(codes, 3, 3, place, place), "");
 });

@@ -71,7 +71,7 @@ STRAGGLERS = Result(
         {"rank": 0, "caused_wait_ns": 1_000_000, "cause": None},
         {"rank": 1, "caused_wait_ns": 203_000_000, "cause": "compute"},
     ],
-    findings=(Finding("critical", "rank 1 made the others wait", "", ranks=(1,)),),
+    findings=(Finding("critical", "rank 1 made the others wait", ranks=(1,)),),
 )
 NCU = result(
     "ncu", "Kernels", ("rank", "name", "duration_ns", "compute_pct", "memory_pct"),
@@ -153,7 +153,7 @@ RESULTS = {
     "overlap": OVERLAP,
     "idle": IDLE,
     "memory": MEMORY,
-    "allocators": HELD,
+    "memory.allocators": HELD,
     "roofline": ROOFLINE,
     "collectives": COLLECTIVES,
     "stragglers": STRAGGLERS,

@@ -13,7 +13,6 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,15 +27,18 @@ from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.cli import main
 from rankscope.errors import RankscopeError, UsageError
+from rankscope.text.colours import DARK, LIGHT, THEMES
 from rankscope.text.names import COLOURED
 from rankscope.timeline.run import Run
+from rankscope.viewer.answers import KINDS
+from rankscope.viewer.static_files import static_files
 from rankscope.views.charts import CHARTS, Chart, NothingToDrawError, chart_of, rank_heatmap
 from rankscope.views.charts import chart as chart_module
-from rankscope.views.charts.heatmap import Row, Step, heatmap
+from rankscope.views.charts.heatmap import Row, heatmap
 from rankscope.views.charts.plots import Bar, joined
 from rankscope.views.charts.scales import LEAST_TICKS, Linear, Log, decades, tick_labels
 from rankscope.views.charts.svg import step_path, text_width
-from rankscope.views.charts.theme import DARK, LIGHT, THEMES, resolve
+from rankscope.views.charts.theme import resolve
 from views.charts.samples import RESULTS
 from views.samples import KERNELS
 
@@ -157,7 +159,7 @@ def test_of_64_ranks_the_late_one_and_a_band_are_drawn() -> None:
 def test_annotations_are_drawn_without_the_profilers_own() -> None:
     columns = (Column("name"), Column("total_ns", "ns"))
     rows = [{"name": name, "total_ns": 5} for name in ("ProfilerStep#3", "forward")]
-    text = text_of(chart_of(Result("annotations", "Annotations", "whole file", columns, rows)))
+    text = text_of(chart_of(Result("ops.annotations", "Annotations", "whole file", columns, rows)))
     assert "forward" in text and "ProfilerStep" not in text
 
 
@@ -264,17 +266,11 @@ def test_names_on_kernels_can_be_read(theme: str) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("theme", "selector"), [("light", ":root {"), ("dark", ':root[data-theme="dark"] {')]
-)
-def test_the_page_has_the_same_colours(theme: str, selector: str) -> None:
-    style = (files("rankscope.viewer") / "static" / "style.css").read_text(encoding="utf-8")
-    rules = style.split(selector)[1].split("}")[0]
-    page = dict(re.findall(r"--([\w-]+): (#\w+);", rules))
-    assert set(COLOURED) <= page.keys()
-    assert {name: page[name] for name in page.keys() & THEMES[theme].keys()} == {
-        name: colour for name, colour in THEMES[theme].items() if name in page
-    }
+def test_the_page_has_the_same_colours() -> None:
+    style = static_files()["style.css"][0].decode()
+    for theme, selector in (("light", ":root {"), ("dark", ':root[data-theme="dark"] {')):
+        page = dict(re.findall(r"--([\w-]+): (#\w+);", style.split(selector)[1].split("}")[0]))
+        assert page == THEMES[theme] and {*KINDS} - page.keys() == {f"{name}-host" for name in COLOURED}
 
 
 def test_themes_have_the_same_names() -> None:
@@ -346,7 +342,7 @@ def test_step_path_covers_what_it_should(levels: list[int]) -> None:
 def test_heatmap_marks_ranks_and_steps() -> None:
     shares = [[1.0, 0.0], [0.0, 0.3], [0.0, 0.2], [0.0, 0.0]]
     rows = [Row(f"rank {r}", shares, "tip", alarming=r == 1) for r in range(2)]
-    chart = heatmap("Rank by time", "whole file", rows, [0, 500, 1000], [Step("step 3", 0)])
+    chart = heatmap("Rank by time", "whole file", rows, [0, 500, 1000], [(0, 3)])
     root = well_formed(chart.svg())
     bold = [
         element.text

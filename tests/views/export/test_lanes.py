@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.views.export.protobuf import varint
+from rankscope.protobuf import varint
 from rankscope.views.export.timeline_events import SliceEvent, _in_lanes
 
 SLICES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 12)), max_size=40)

@@ -15,12 +15,12 @@ import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis.core.scope import Scope
-from rankscope.bench.synthetic import Plan, write
 from rankscope.cli import main
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 from rankscope.views.export.chrome import write_chrome
 from rankscope.views.export.perfetto import MANIFEST_NAME, write_archive, write_perfetto
+from rankscope_bench.synthetic import Plan, write
 
 pb = pytest.importorskip(
     "perfetto.protos.perfetto.trace.perfetto_trace_pb2",

@@ -18,7 +18,7 @@ import pytest
 
 from conftest import DATA, kernel_event, open_trace, slice_event, write_kineto
 from rankscope.analysis import REPORTS
-from rankscope.analysis.core.result import Column, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.findings import collect
 from rankscope.analysis.questions import QUESTIONS
@@ -74,7 +74,7 @@ class Page(HTMLParser):
 
 
 def report(run: Run, scope: Scope | None = None, compared: Result | None = None) -> tuple[Content, str]:
-    content = build(Request(run, scope or Scope(), "my run", "'my runs/slow 2'"), compared)
+    content = build(Request(run, scope or Scope(), "my run", "my runs/slow 2"), compared)
     return content, html_page(content)
 
 
@@ -192,7 +192,7 @@ def test_sections_say_their_result_in_one_line(slow2: tuple[Content, str, Run]) 
     lines = {section.name: section.line for section in slow2[0].sections}
     assert {name: lines[name] for name in LINES} == LINES
     assert lines["kernels"].startswith("nvjet_sm90_tst_") and lines["kernels"].endswith(" 247 µs; 2 rows")
-    assert lines["launches"] == "76 rows", "streams have no names"
+    assert lines["idle.launches"] == "76 rows", "streams have no names"
 
 
 def test_figures_are_those_of_the_tables(slow2: tuple[Content, str, Run]) -> None:
@@ -255,24 +255,31 @@ def test_names_from_a_trace_stay_text(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_findings_come_worst_and_dearest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = (
-        Finding("ok", "fine", ""),
-        Finding("warning", "cheap", "", cost_ns=1),
-        Finding("critical", "rank 0 burns", "It is hot.", ranks=(0,), hint="Put it out.", cost_ns=20),
-        Finding("warning", "dear", "", cost_ns=9),
+        Finding("ok", "fine"),
+        Finding("warning", "cheap", cost_ns=1),
+        Finding(
+            "critical",
+            "rank 0 burns",
+            facts=(Fact("example", "It is hot."),),
+            ranks=(0,),
+            advice="Put it out.",
+            cost_ns=20,
+        ),
+        Finding("warning", "dear", cost_ns=9),
     )
     run = open_trace(write_kineto(tmp_path / "rank-0.json", [kernel_event("k", 10, 5)]))
-    real = QUESTIONS["short_kernels"]
+    real = QUESTIONS["idle.short_kernels"]
 
     def analyse(run: Run, scope: Scope, by: str | None) -> Result:
         result = real.analyse(run, scope, by)
         return Result(result.name, result.title, result.window, result.columns, result.rows, found)
 
-    monkeypatch.setitem(QUESTIONS, "short_kernels", replace(real, analyse=analyse))
+    monkeypatch.setitem(QUESTIONS, "idle.short_kernels", replace(real, analyse=analyse))
     content, html = report(run)
     titles = [one.title for one in content.findings if one in found]
     assert titles == ["rank 0 burns", "dear", "cheap"], "the worst first, then the dearest"
     headline = content.headline
-    assert (headline.title, headline.detail) == ("rank 0 burns.", "It is hot.")
+    assert (headline.title, headline.detail, headline.facts) == ("rank 0 burns.", "", ["example: It is hot."])
     assert (headline.advice, headline.change_note) == ("Put it out.", "saves 20 ns in total")
     assert '<i class="dot critical">' in html and "critical, saves 20 ns in total" in html
 
@@ -406,7 +413,7 @@ def test_a_sum_is_in_the_unit_of_its_column() -> None:
     rows: list[dict[str, Any]] = [
         {"name": "a", "bytes": size} for size in (2_000_000, 700_000, None, 998_000_000)
     ]
-    html = _table(Section("m", "?", Result("allocators", "M", "w", columns, rows), (), "c"))
+    html = _table(Section("m", "?", Result("memory.allocators", "M", "w", columns, rows), (), "c"))
     assert (
         "Size (MB)" in html and "1,000.700</td></tr></tfoot>" in html and ">-</td>" in html
     ) or "</svg>-</td>" in html
@@ -422,12 +429,12 @@ def test_charts_stand_beside_a_table(slow2: tuple[Content, str, Run]) -> None:
 
 
 @pytest.mark.slow
-def test_a_snapshot_has_its_curve_and_its_blocks(tmp_path: Path) -> None:
+def test_a_snapshot_has_its_curve(tmp_path: Path) -> None:
     packed = DATA / "leak-h200" / "snapshot_rank0.pickle.xz"
     (tmp_path / "snapshot_rank0.pickle").write_bytes(lzma.decompress(packed.read_bytes()))
     content, _ = report(open_trace(tmp_path / "snapshot_rank0.pickle"))
     sections = {section.name: section for section in content.sections}
-    assert [chart.name for chart in sections["memory"].charts] == ["memory", "blocks"]
+    assert [chart.name for chart in sections["memory"].charts] == ["memory"]
     assert content.headline.picture and content.headline.picture.wide.name == "memory"
 
 
@@ -473,7 +480,7 @@ def test_of_many_ranks_a_few_tell_the_details(tmp_path: Path) -> None:
     assert ops.result.rows[0]["calls"] == 7 and "of 7 ranks, 0,3,6,9,12,15,18" in ops.result.notes[0]
     assert len(sections["breakdown"].result.rows) == 20
     Page(html_page(content))
-    narrowed = build(Request(run, Scope(frozenset(range(4))), "few", "RUN", "--ranks 0-3"))
+    narrowed = build(Request(run, Scope(frozenset(range(4))), "few", "RUN", ("--ranks", "0-3")))
     assert (
         next(s for s in narrowed.sections if s.name == "ops").command
         == "rankscope stats RUN --ranks 0-3 -r ops"

@@ -56,8 +56,12 @@ def blame(run: Run) -> Blame:
     all_waits, split = waits(run), time_split(run)
     rows, opened, arrivals = all_waits.rows, split.opened, _arrivals(all_waits)
     excess = np.stack([_excess(part, arrivals) for part in split.of_entries])
-    cause, follows = _causes(all_waits, arrivals, excess, opened)
-    root = _roots(follows)
+    cause, root = _causes(all_waits, arrivals, excess, opened)
+    # The end of each chain, by pointer doubling. Chains go back in time, so they have an end.
+    for _ in range(int(np.log2(len(root) + 1)) + 2):
+        if (root[root] == root).all():
+            break
+        root = root[root]
     last = arrivals.last[root] if len(root) else root
     rank = np.where(arrivals.last != NONE, rows.rank[np.maximum(last, 0)], NONE) if len(rows.rank) else last
     return Blame(arrivals, excess, cause, root, rank, split.hidden)
@@ -141,13 +145,3 @@ def range_argmax(value: Ints, low: Ints, high: Ints) -> Ints:
         largest = np.where(value[left] >= value[right], left, right)
         level += 1
     return result
-
-
-def _roots(follows: Ints) -> Ints:
-    """The end of each chain, by pointer doubling. Chains go back in time, so they have an end."""
-    for _ in range(int(np.log2(len(follows) + 1)) + 2):
-        further = follows[follows]
-        if (further == follows).all():
-            break
-        follows = further
-    return follows

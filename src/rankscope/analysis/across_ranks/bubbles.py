@@ -7,27 +7,25 @@ rank (a slow rank). The rest is transfer and jitter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rankscope.analysis.across_ranks.layout import Layout, layout_of
-from rankscope.analysis.across_ranks.schedule import (
-    MODELS,
-    Schedule,
-    passes_of,
-    schedule_of,
-)
 from rankscope.analysis.across_ranks.segments import (
-    joined,
+    FORWARD,
+    Segments,
     rank_segments,
     segments,
+    tells_phases,
 )
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
+from rankscope.analysis.core.grouping import group_medians
 from rankscope.analysis.core.intervals import (
     EMPTY,
     Axis,
@@ -36,19 +34,206 @@ from rankscope.analysis.core.intervals import (
     covered,
     intersect,
     join,
+    one_after_another,
     shifted,
     subtract,
     union,
 )
-from rankscope.analysis.core.notes import left_out, no_gpu
+from rankscope.analysis.core.notes import no_gpu
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import LIMIT_SHARE
-from rankscope.analysis.core.step_times import all_windows, mean_step_ns
+from rankscope.analysis.core.step_times import Windows, mean_step_ns, windows
 from rankscope.records import dataclass
-from rankscope.store.arrays import Mask
+from rankscope.store.arrays import NONE, Floats, number_rows
 from rankscope.timeline.run import Run
-from rankscope.units import format_rounded
+
+Pass = tuple[int, int, int]
+"""Phase, chunk and micro-batch."""
+Order = tuple[tuple[Pass, ...], ...]
+"""By stage, its passes in order."""
+Times = Callable[[int, int, int], Floats]
+"""The time of a pass by stage, phase and chunk; an entry for each pipeline."""
+MODELS = ("schedule", "stages", "rank")
+"""A replay with the same time for all stages, with that of each stage, and with that of each rank."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """One entry for each pass of a micro-batch through a stage, on each rank; by rank, step and start."""
+
+    rank: Ints
+    stage: Ints
+    step: Ints
+    chunk: Ints
+    micro_batch: Ints
+    phase: Ints
+    start: Ints
+    end: Ints
+    took_ns: Ints
+    """From its first kernel to the end of its last, without waiting for other ranks."""
+
+    @cached_property
+    def model_ns(self) -> dict[str, Floats]:
+        """By model, the time of each pass: a median over passes of the same phase."""
+        groups = {
+            "schedule": [self.phase],
+            "stages": [self.stage, self.phase, self.chunk],
+            "rank": [self.rank, self.phase, self.chunk],
+        }
+        times = {}
+        for name, keys in groups.items():
+            _, number = number_rows(keys)
+            times[name] = group_medians(number, self.took_ns)[number]
+        return times
+
+    def by_rank(self) -> dict[int, float]:
+        """What a rank needs for a micro-batch."""
+        keys, first = np.unique(
+            np.stack([self.rank, self.phase, self.chunk], axis=1), axis=0, return_index=True
+        )
+        return dict(enumerate(np.bincount(keys[:, 0], self.model_ns["rank"][first]).tolist()))
+
+
+def passes_of(parts: Segments, waits: Callable[[Ints, Ints, Ints], Ints]) -> Passes | None:
+    """None where there are none, or where the trace does not tell forward from backward on all stages.
+
+    `waits`: how long ranks do not compute and wait for another one, from a time to another.
+    """
+    parts = parts.pick(parts.micro_batch != NONE)
+    if not len(parts.rank) or not tells_phases(parts.stage, parts.step, parts.micro_batch, parts.phase):
+        return None
+    places, number = number_rows([parts.rank, parts.step, parts.phase, parts.chunk, parts.micro_batch])
+    start = np.full(len(places), np.iinfo(np.int64).max)
+    end, stage = np.full(len(places), np.iinfo(np.int64).min), np.zeros(len(places), dtype=np.int64)
+    np.minimum.at(start, number, parts.start)
+    np.maximum.at(end, number, parts.end)
+    stage[number] = parts.stage
+    rank, step, phase, chunk, micro_batch = places.T
+    took = end - start - waits(rank, start, end)
+    order = np.lexsort((start, step, rank))
+    columns = (rank, stage, step, chunk, micro_batch, phase, start, end, took)
+    return Passes(*(column[order] for column in columns))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The pipelines of a run that have all stages, and the order in which they run."""
+
+    passes: Passes
+    orders: dict[Order, Counter[tuple[int, ...]]]
+    """By order, the pipelines (the rank of each stage) and in how many steps they run so."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Stages, micro-batches, and chunks of a rank, in the order of most steps."""
+        usual = max(self.orders, key=lambda order: self.orders[order].total())
+        every = [each for stage in usual for each in stage]
+        return (
+            len(usual),
+            1 + max(micro_batch for *_, micro_batch in every),
+            1 + max(chunk for _, chunk, _ in every),
+        )
+
+    def bubbles(self) -> dict[int, dict[str, float]]:
+        """By rank and model: how long it is idle in a step while its pipeline runs; the mean over steps."""
+        sums: dict[int, Counter[str]] = {}
+        steps = Counter[int]()
+        for order, pipelines in self.orders.items():
+            ranks = list(pipelines)
+            for name in MODELS:
+                replayed = replay(order, self.times(name, ranks))
+                if replayed is None:
+                    return {}
+                for stage, busy in enumerate(replayed.busy):
+                    for pipeline, idle in zip(ranks, (replayed.length - busy).tolist(), strict=True):
+                        sums.setdefault(pipeline[stage], Counter())[name] += idle * pipelines[pipeline]
+            for pipeline in ranks:
+                steps.update(dict.fromkeys(pipeline, pipelines[pipeline]))
+        return {rank: {name: idle[name] / steps[rank] for name in MODELS} for rank, idle in sums.items()}
+
+    def times(self, name: str, pipelines: list[tuple[int, ...]]) -> Times:
+        """Of the passes of these pipelines by a model."""
+        passes = self.passes
+        keys, first = np.unique(
+            np.stack([passes.rank, passes.phase, passes.chunk], axis=1), axis=0, return_index=True
+        )
+        of = dict(zip(map(tuple, keys.tolist()), passes.model_ns[name][first].tolist(), strict=True))
+        return lambda stage, phase, chunk: np.array([of[ranks[stage], phase, chunk] for ranks in pipelines])
+
+
+def schedule_of(passes: Passes, layout: Layout) -> Schedule:
+    sequences: dict[tuple[int, int], list[Pass]] = {}
+    columns = (passes.rank, passes.step, passes.phase, passes.chunk, passes.micro_batch)
+    for rank, step, *each in zip(*(column.tolist() for column in columns), strict=True):
+        sequences.setdefault((rank, step), []).append((each[0], each[1], each[2]))
+    orders: dict[Order, Counter[tuple[int, ...]]] = {}
+    stages = layout.sizes.get("pp", 1)
+    pipelines = {
+        rank: tuple(sorted(layout.group_of(rank, "pp"), key=layout.stage))
+        for rank in dict.fromkeys(rank for rank, _ in sequences)
+        if layout.stage(rank) == min(map(layout.stage, layout.group_of(rank, "pp")))
+    }
+    for rank, step in sequences:
+        pipeline = pipelines.get(rank, ())
+        if (
+            pipeline
+            and rank == pipeline[0]
+            and len(pipeline) == stages
+            and all((r, step) in sequences for r in pipeline)
+        ):
+            order = tuple(tuple(sequences[each, step]) for each in pipeline)
+            orders.setdefault(order, Counter())[pipeline] += 1
+    return Schedule(passes, orders)
+
+
+class Replay(NamedTuple):
+    """Passes in some order; an entry for each pipeline in all arrays."""
+
+    length: Floats
+    busy: list[Floats]
+    """How long each stage computes."""
+    ends: list[list[Floats]]
+    """By stage, when each of its passes ends."""
+
+
+def replay(order: Order, times: Times) -> Replay | None:
+    """The passes in this order; None where they wait in a cycle.
+
+    A stage runs its passes one after the other. A forward pass follows that of the stage before, a backward pass that
+    of the stage after.
+    """
+    stages = len(order)
+    last = stages * (1 + max(chunk for stage in order for _, chunk, _ in stage)) - 1
+    # A pass by phase, virtual stage and micro-batch.
+    every = {
+        (phase, chunk * stages + at, batch) for at, stage in enumerate(order) for phase, chunk, batch in stage
+    }
+    ended: dict[tuple[int, int, int], Floats] = {}
+    nothing = np.zeros_like(times(0, order[0][0][0], order[0][0][1]))
+    free, busy = [nothing] * stages, [nothing] * stages
+    ends: list[list[Floats]] = [[] for _ in order]
+    moved = True
+    while moved:
+        moved = False
+        for stage, passes in enumerate(order):
+            while len(ends[stage]) < len(passes):
+                phase, chunk, batch = passes[len(ends[stage])]
+                virtual = chunk * stages + stage
+                before = (phase, virtual - 1 if phase == FORWARD else virtual + 1, batch)
+                needed = before in every and 0 <= before[1] <= last
+                if needed and before not in ended:
+                    break
+                took = times(stage, phase, chunk)
+                begin = np.maximum(free[stage], ended[before]) if needed else free[stage]
+                free[stage] = ended[phase, virtual, batch] = begin + took
+                busy[stage] = busy[stage] + took
+                ends[stage].append(free[stage])
+                moved = True
+    if any(len(run) < len(passes) for run, passes in zip(ends, order, strict=True)):
+        return None
+    return Replay(np.max(free, axis=0), busy, ends)
+
 
 NO_STAGES = "no pipeline-parallel process group was recognised, so there are no stages to compare"
 NO_PASSES = (
@@ -60,32 +245,7 @@ _PARTS = (*(f"{name}_ns" for name in MODELS), "rest_ns")
 
 def bubbles(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each stage, the mean over its ranks and steps; with --by rank one row for each rank."""
-    columns = _columns(by)
-    layout = layout_of(run, Scope())
-    notes = [*left_out(run, scope), *layout.notes]
-    title = "Pipeline bubbles, per step"
-    records = rank_segments(run, scope) if "pp" in layout.axes else {}
-    if not records:
-        notes.append(no_gpu(run) if "pp" in layout.axes else NO_STAGES)
-        return Result("bubbles", title, scope.window, columns, [], notes=tuple(notes))
-    if scope.steps is None:
-        notes.append("no steps: the whole window counts as one step (call profiler.step() in the loop)")
-    activity = Activity.of(run, scope, layout)
-    measured = _Measured.of(activity)
-    passes = passes_of(segments(run, scope), activity.exposed_waits)
-    schedule = schedule_of(passes, layout) if passes else None
-    models = schedule.bubbles() if schedule else {}
-    if not models:
-        notes.append(NO_PASSES)
-    rows = _rows(measured, models, layout, by)
-    findings: tuple[Finding, ...] = ()
-    if schedule and models:
-        findings = tuple(_by_design(schedule, rows, mean_step_ns(run, scope)))
-    return Result("bubbles", title, scope.window, columns, rows, findings, tuple(notes))
-
-
-def _columns(by: str | None) -> tuple[Column, ...]:
-    return (
+    columns = (
         Column("stage"),
         *((Column("rank"),) if by == "rank" else ()),
         Column("bubble_ns", "ns", "idle and waiting in send and recv while another stage computes"),
@@ -98,6 +258,26 @@ def _columns(by: str | None) -> tuple[Column, ...]:
         Column("window_ns", "ns", "length of a step"),
         Column("busy_ns", "ns", "time in compute, copies and collectives other than send and recv"),
     )
+    layout = layout_of(run, Scope())
+    notes = [*layout.notes]
+    title = "Pipeline bubbles, per step"
+    records = rank_segments(run, scope) if "pp" in layout.axes else {}
+    if not records:
+        notes.append(no_gpu(run) if "pp" in layout.axes else NO_STAGES)
+        return Result("bubbles", title, scope.window, columns, [], notes=tuple(notes))
+    if scope.steps is None:
+        notes.append("no steps: the whole window counts as one step (call profiler.step() in the loop)")
+    activity = Activity.of(run, scope, layout)
+    passes = passes_of(segments(run, scope), activity.exposed_waits)
+    schedule = schedule_of(passes, layout) if passes else None
+    models = schedule.bubbles() if schedule else {}
+    if not models:
+        notes.append(NO_PASSES)
+    rows = _rows(activity, models, layout, by)
+    findings: tuple[Finding, ...] = ()
+    if schedule and models:
+        findings = tuple(_by_design(schedule, rows, mean_step_ns(run, scope)))
+    return Result("bubbles", title, scope.window, columns, rows, findings, tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -107,8 +287,8 @@ class Activity:
     ranks: Ints
     pipeline: Ints
     """By rank, the number of its pipeline."""
-    windows: dict[str, Ints]
-    """Of their time, in order: rank (its number among `ranks`), start, end."""
+    windows: Windows
+    """Of their time."""
     axis: Axis
     compute: Intervals
     busy: Intervals
@@ -124,24 +304,20 @@ class Activity:
         ranks = np.array([*records], dtype=np.int64)
         pipelines: dict[tuple[int, ...], int] = {}
         pipeline = [pipelines.setdefault(layout.group_of(rank, "pp"), len(pipelines)) for rank in records]
-        columns = all_windows(run, scope)
-        used, number = _among(ranks, columns["rank"])
-        windows = {"rank": number, **{name: columns[name][used] for name in ("start", "end")}}
+        spans = windows(run, scope)
+        spans = spans.pick(np.isin(spans.rank, ranks))
         rows, transfer = every.rows, every.entry_transfer
-        used, number = _among(ranks, rows.rank)
+        used = np.isin(rows.rank, ranks)
+        number = np.searchsorted(ranks, rows.rank[used])
         start, end, message = rows.start[used], rows.end[used], rows.point_to_point[used]
         ready = np.where(transfer > 0, rows.end - transfer, rows.start)[used]
-        origins = np.array([run.origin_ns(rank) for rank in ranks.tolist()], dtype=np.int64)
-        parts = [*records.values()]
-        sets = []
-        for name in ("compute", "other"):
-            sides = [joined(parts, f"{name}_{side}") for side in ("start", "end")]
-            of_rank = np.repeat(
-                np.arange(len(ranks)), [len(getattr(part, f"{name}_start")) for part in parts]
-            )
-            sets.append((of_rank, *(side + origins[of_rank] for side in sides)))
-        times = [*sets[0][1:], *sets[1][1:], start, end, windows["start"], windows["end"]]
-        axis = Axis.over(np.concatenate(times), np.concatenate(times), len(ranks))
+        parts, origins = [*records.values()], [run.origin_ns(rank) for rank in records]
+        sets = [
+            one_after_another([getattr(part, name) for part in parts], origins)
+            for name in ("compute", "other")
+        ]
+        times = np.concatenate([*sets[0][1:], *sets[1][1:], start, end, *spans.intervals])
+        axis = Axis.over(times, times, len(ranks))
         compute, other = (
             Intervals(axis.place(low, of_rank), axis.place(high, of_rank)) for of_rank, low, high in sets
         )
@@ -149,7 +325,7 @@ class Activity:
         return cls(
             ranks,
             np.array(pipeline, dtype=np.int64),
-            windows,
+            spans,
             axis,
             compute,
             join(compute, other),
@@ -159,8 +335,8 @@ class Activity:
 
     def window_edges(self) -> tuple[Ints, Ints]:
         """Of the windows, on the axis."""
-        rank, start, end = (self.windows[name] for name in ("rank", "start", "end"))
-        return self.axis.place(start, rank), self.axis.place(end, rank)
+        number = np.searchsorted(self.ranks, self.windows.rank)
+        return self.axis.place(self.windows.start, number), self.axis.place(self.windows.end, number)
 
     def exposed_waits(self, rank: Ints, start: Ints, end: Ints) -> Ints:
         """How long a rank waits for another and does not compute, in each interval."""
@@ -207,71 +383,40 @@ def bubble_times(run: Run) -> dict[int, Intervals]:
     return activity.by_rank(activity.bubbles)
 
 
-def _among(ranks: Ints, rank: Ints) -> tuple[Mask, Ints]:
-    """Which of the entries are of these ranks, and the number of the rank of each of these."""
-    used = np.isin(rank, ranks)
-    return used, np.searchsorted(ranks, rank[used])
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """By window of a rank, in order of the ranks: its length, its busy time, and its bubble."""
-
-    rank: Ints
-    window: Ints
-    busy: Ints
-    bubble: Ints
-
-    @classmethod
-    def of(cls, activity: Activity) -> _Measured:
-        start, end = activity.window_edges()
-        return cls(
-            activity.ranks[activity.windows["rank"]],
-            activity.windows["end"] - activity.windows["start"],
-            covered(activity.busy, start, end),
-            covered(activity.bubbles, start, end),
-        )
-
-
 def _rows(
-    measured: _Measured, models: Mapping[int, Mapping[str, float]], layout: Layout, by: str | None
+    activity: Activity, models: Mapping[int, Mapping[str, float]], layout: Layout, by: str | None
 ) -> list[dict[str, Any]]:
-    groups: dict[tuple[int, int], list[int]] = {}
-    ranks, first = np.unique(measured.rank, return_index=True)
-    bounds = np.append(first, len(measured.rank))
-    for number, rank in enumerate(ranks.tolist()):
-        groups.setdefault((layout.stage(rank), rank if by == "rank" else 0), []).append(number)
-    sums = {
-        name: np.add.reduceat(getattr(measured, name), first) if len(first) else first
-        for name in ("window", "busy", "bubble")
+    start, end = activity.window_edges()
+    columns = {
+        "window": activity.windows.ns,
+        "busy": covered(activity.busy, start, end),
+        "bubble": covered(activity.bubbles, start, end),
     }
+    number, ranks = np.searchsorted(activity.ranks, activity.windows.rank), activity.ranks.tolist()
+    sums = {name: np.bincount(number, values, len(ranks)) for name, values in columns.items()}
+    windows = np.bincount(number, minlength=len(ranks))
+    groups: dict[tuple[int, int], list[int]] = {}
+    for at in np.flatnonzero(windows).tolist():
+        groups.setdefault((layout.stage(ranks[at]), ranks[at] if by == "rank" else 0), []).append(at)
     rows = []
-    for (stage, _), numbers in sorted(groups.items()):
-        count = int(np.diff(bounds)[numbers].sum())
-        mean = {name: float(of_ranks[numbers].sum()) / count for name, of_ranks in sums.items()}
-        bubble = round(mean["bubble"])
-        replayed = [models[rank] for rank in ranks[numbers].tolist() if rank in models]
+    for (stage, _), members in sorted(groups.items()):
+        mean = {name: float(total[members].sum()) / windows[members].sum() for name, total in sums.items()}
+        bubble = rest = round(mean["bubble"])
+        parts: dict[str, int | None] = dict.fromkeys(_PARTS)
+        replayed, before = [models[ranks[at]] for at in members if ranks[at] in models], 0.0
+        # What each replay adds to the one before. The parts add up; none is negative.
+        for name in MODELS if replayed else ():
+            idle = sum(model[name] for model in replayed) / len(replayed)
+            part = min(max(round(idle - before), 0), rest)
+            parts[f"{name}_ns"], before, rest = part, idle, rest - part
+            parts["rest_ns"] = rest
         row: dict[str, Any] = {"stage": stage}
-        row |= {"rank": int(ranks[numbers[0]])} if by == "rank" else {"ranks": len(numbers)}
-        row |= {"bubble_ns": bubble, **_split(bubble, replayed)}
+        row |= {"rank": ranks[members[0]]} if by == "rank" else {"ranks": len(members)}
+        row |= {"bubble_ns": bubble, **parts}
         row |= {f"{name}_ns": round(mean[name]) for name in ("window", "busy")}
         row["bubble_pct"] = 100 * bubble / mean["window"] if mean["window"] else None
         rows.append(row)
     return rows
-
-
-def _split(bubble: int, replayed: list[Mapping[str, float]]) -> dict[str, int | None]:
-    """The parts of a bubble: what each replay adds to the one before. They add up; none is negative."""
-    if not replayed:
-        return dict.fromkeys(_PARTS)
-    parts: dict[str, int | None] = {}
-    rest, before = bubble, 0.0
-    for name in MODELS:
-        idle = sum(model[name] for model in replayed) / len(replayed)
-        part = min(max(round(idle - before), 0), rest)
-        parts[f"{name}_ns"], before = part, idle
-        rest -= part
-    return parts | {"rest_ns": rest}
 
 
 def _by_design(schedule: Schedule, rows: list[dict[str, Any]], step_ns: float) -> Iterator[Finding]:
@@ -282,20 +427,17 @@ def _by_design(schedule: Schedule, rows: list[dict[str, Any]], step_ns: float) -
     if of_schedule < LIMIT_SHARE * step_ns:
         return
     stages, micro_batches, chunks = schedule.shape
-    interleaved = f", {chunks} chunks a stage" if chunks > 1 else ""
     ideal = 100 * (stages - 1) / (chunks * micro_batches + stages - 1)
-    part, whole = (format_rounded("ns", time) for time in (of_schedule, bubble))
     yield Finding(
         "limit",
         "The schedule's own bubble",
-        f"{part} of bubbles of {whole}, mean over the stages; {stages} stages, {micro_batches} "
-        f"micro-batches{interleaved}: with equal stages and no transfer, a stage is idle for {ideal:.1f} % of the time "
-        "of the pipeline",
-        hint="Use more micro-batches per step, or an interleaved schedule.",
+        advice="Use more micro-batches per step, or an interleaved schedule.",
         cost_ns=round(of_schedule),
         facts=(
             Fact("schedule_ns", round(of_schedule), "ns", "mean of the rows, per step"),
             Fact("bubble_ns", round(bubble), "ns", "mean of the rows, per step"),
-            Fact("micro_batches", micro_batches, "count", "a step"),
+            Fact("idle_share", ideal, "percent"),
+            Fact("stages", stages, "count", f"{micro_batches} micro-batches"),
+            *([Fact("chunks", chunks, "count")] if chunks > 1 else []),
         ),
     )

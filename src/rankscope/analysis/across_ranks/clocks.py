@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Fact, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Result, argv
 from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import TOGETHER
 from rankscope.ranges import as_ranges, rank_words
-from rankscope.timeline.clocks.alignment import RankClock
+from rankscope.timeline.clocks import RankClock
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
@@ -57,7 +56,7 @@ def clocks(run: Run, scope: Scope, by: str | None = None) -> Result:
         }
         for clock in shown
     ]
-    notes = [*left_out(run, scope), *_notes(run, measured)]
+    notes = _notes(run, measured)
     return Result(
         "clocks", "Clocks of the ranks", "whole file", COLUMNS, rows, _findings(measured), tuple(notes)
     )
@@ -123,18 +122,16 @@ def _findings(measured: tuple[RankClock, ...]) -> tuple[Finding, ...]:
     worst = max(deviating, key=lambda clock: clock.residual_p50_ns or 0)
     subject, key = f"rank {worst.rank}, the largest of all ranks", {"rank": worst.rank}
     residual = Fact("residual_p50_ns", worst.residual_p50_ns, "ns", subject, (worst.rank,), key)
-    count = Fact("ranks_over_limit", len(ranks), "count", "all ranks", ranks)
+    count = Fact("ranks_over_limit", len(ranks), "count", f"of {len(measured)}: {as_ranges([*ranks])}", ranks)
     limit = Fact("residual_limit_ns", _DISAGREE_NS, "ns")
     distance = format_rounded("ns", worst.residual_p50_ns or 0)
     return (
         Finding(
             "warning",
             f"Half of the collectives of rank {worst.rank} end more than {distance} from the clock fit",
-            f"{count.value} of {len(measured)} ranks (ranks {as_ranges(list(ranks))}) are over "
-            f"{format_rounded('ns', _DISAGREE_NS)}; ranks leave a collective together, so the files may be from "
-            "different runs, or have lost events",
             ranks=ranks,
-            hint="List the files of the ranks: rankscope query RUN 'SELECT rank, file, unix_ns FROM segments'",
+            advice="The files may be from different runs, or have lost events: list those of the ranks",
+            command=argv("rankscope query RUN", "SELECT rank, file, unix_ns FROM segments"),
             facts=(residual, count, limit),
         ),
     )

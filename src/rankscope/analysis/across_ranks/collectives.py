@@ -16,7 +16,6 @@ from rankscope.analysis.across_ranks.time_split import PARTS
 from rankscope.analysis.core.advice import larger_messages
 from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.core.machine import Baseline
 from rankscope.analysis.core.result import (
     Column,
     Fact,
@@ -112,24 +111,26 @@ class SizeFit:
         return time_ns > _OUTLIER * self.time_ns(size)
 
 
-@dataclass(frozen=True)
-class _Table:
-    """The entries in scope, and the table row that each belongs to."""
-
-    entry: Ints
-    row: Ints
-    keys: Ints
-    """[row, (group, kind, dtype, size)]"""
-
-
 def collectives(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each group, kind, data type and size, by total time."""
-    all_waits = waits(run)
-    table = _table(all_waits, scope)
-    rows = _rows(run, all_waits, table)
-    fits = _fits(rows)
-    _compare(scope.machine.baseline, rows, fits)
-    notes = comparison_notes(run, scope)
+    rows, baseline = _rows(run, scope), scope.machine.baseline
+    points: dict[tuple[str, str], dict[int, float]] = {}
+    for row in rows:
+        if row["_median"] and row["bytes"]:
+            points.setdefault((row["group"], row["kind"]), {}).setdefault(row["bytes"], row["_median"])
+    fits = {
+        key: fit for key, times in sorted(points.items()) if (fit := fit_sizes([*times], [*times.values()]))
+    }
+    for row in rows:
+        fit = fits.get((row["group"], row["kind"]))
+        if fit and row["_median"] and row["bytes"]:
+            row["fit_pct"] = 100 * fit.time_ns(row["bytes"]) / row["_median"]
+        if baseline:
+            has_size = row["bytes"] and row["ranks"]
+            alone = baseline.busbw_gb_s(row["kind"], row["ranks"], row["bytes"]) if has_size else None
+            row["baseline_busbw_gb_s"] = alone
+            row["baseline_pct"] = 100 * row["busbw_gb_s"] / alone if alone and row["busbw_gb_s"] else None
+    notes = [*comparison_notes(run)]
     for (group, kind), fit in fits.items():
         notes.append(f"transfer time of {kind} in group {group}, fitted over the sizes: {fit}")
     if not rows:
@@ -141,49 +142,29 @@ def collectives(run: Run, scope: Scope, by: str | None = None) -> Result:
         )
     limits = _limits(run, scope, rows, fits)
     shown = [{name: value for name, value in row.items() if not name.startswith("_")} for row in rows]
-    columns = COLUMNS[:11] + (_BASELINE_COLUMNS if scope.machine.baseline else ()) + COLUMNS[11:]
+    columns = COLUMNS[:11] + (_BASELINE_COLUMNS if baseline else ()) + COLUMNS[11:]
     return Result("collectives", "Collectives", scope.window, columns, shown, limits, tuple(notes))
 
 
-def _table(all_waits: Waits, scope: Scope) -> _Table:
-    rows = all_waits.rows
-    matched = rows.match != NONE
-    step = rows.step.copy()
-    step[matched] = all_waits.step[rows.match[matched]]
-    inside = np.ones(len(step), dtype=bool)
-    if scope.steps is not None:
-        inside &= (step >= scope.steps[0]) & (step <= scope.steps[1])
-    if scope.ranks is not None:
-        inside &= np.isin(rows.rank, sorted(scope.ranks))
-    size = np.where(_sizes_vary(all_waits), _SIZE_VARIES, rows.bytes)
-    entry = np.flatnonzero(inside)
-    keys, row = number_rows([rows.group[entry], rows.kind[entry], rows.dtype[entry], size[entry]])
-    return _Table(entry, row, keys)
-
-
-def _sizes_vary(all_waits: Waits) -> Any:
-    """By entry: an all_to_all to which the ranks contribute different amounts (all_to_allv)."""
-    rows = all_waits.rows
-    wide = np.flatnonzero(
-        (rows.match != NONE) & (rows.kind == KINDS.index("all_to_all")) & (rows.bytes != NONE)
-    )
-    low = np.full(rows.count, np.iinfo(np.int64).max)
-    high = np.full(rows.count, NONE)
-    np.minimum.at(low, rows.match[wide], rows.bytes[wide])
-    np.maximum.at(high, rows.match[wide], rows.bytes[wide])
-    uneven = np.zeros(len(rows.rank), dtype=bool)
-    uneven[wide] = (low < high)[rows.match[wide]]
-    return uneven
-
-
-def _rows(run: Run, all_waits: Waits, table: _Table) -> list[dict[str, Any]]:
+def _rows(run: Run, scope: Scope) -> list[dict[str, Any]]:
+    all_waits = waits(run)
     entries, hidden = all_waits.rows, blame(run).hidden
+    step = np.where(entries.match != NONE, np.append(all_waits.step, NONE)[entries.match], entries.step)
+    inside = scope.mask(step, entries.rank)
+    # An all_to_all to which the ranks contribute different amounts (all_to_allv).
+    wide = (entries.match != NONE) & (entries.kind == KINDS.index("all_to_all")) & (entries.bytes != NONE)
+    low, high = np.full(entries.count, np.iinfo(np.int64).max), np.full(entries.count, NONE)
+    np.minimum.at(low, entries.match[wide], entries.bytes[wide])
+    np.maximum.at(high, entries.match[wide], entries.bytes[wide])
+    sizes = entries.bytes.copy()
+    sizes[wide] = np.where((low < high)[entries.match[wide]], _SIZE_VARIES, sizes[wide])
+    used = np.flatnonzero(inside)
+    keys, key = number_rows([column[used] for column in (entries.group, entries.kind, entries.dtype, sizes)])
     took, of_entry = entries.duration, all_waits.entry_transfer
-    order = np.argsort(table.row, kind="stable")
-    bounds = np.searchsorted(table.row[order], np.arange(len(table.keys) + 1))
+    order = np.argsort(key, kind="stable")
+    parts = np.split(used[order], np.searchsorted(key[order], np.arange(1, len(keys))))
     rows = []
-    for number, (group_number, kind_number, dtype, size) in enumerate(table.keys.tolist()):
-        mine = table.entry[order[bounds[number] : bounds[number + 1]]]
+    for (group_number, kind_number, dtype, size), mine in zip(keys.tolist(), parts, strict=False):
         group, kind = entries.groups[group_number], KINDS[kind_number]
         matches = unique_values(entries.match[mine][entries.match[mine] != NONE])
         wait = all_waits.wait[mine]
@@ -248,35 +229,6 @@ def _imbalance(all_waits: Waits, mine: Ints) -> float | None:
     return float(np.max(worst, axis=0).mean()) if worst else None
 
 
-def _fits(rows: list[dict[str, Any]]) -> dict[tuple[str, str], SizeFit]:
-    """By group and kind, where there are enough sizes."""
-    points: dict[tuple[str, str], dict[int, float]] = {}
-    for row in rows:
-        if row["_median"] and row["bytes"]:
-            points.setdefault((row["group"], row["kind"]), {}).setdefault(row["bytes"], row["_median"])
-    fits = {
-        key: fit_sizes(list(times), list(times.values()))
-        for key, times in points.items()
-        if len(times) >= LEAST_SIZES
-    }
-    return {key: fit for key, fit in sorted(fits.items()) if fit is not None}
-
-
-def _compare(
-    baseline: Baseline | None, rows: list[dict[str, Any]], fits: dict[tuple[str, str], SizeFit]
-) -> None:
-    """Fill in the columns that compare each row with the fit and with the baseline."""
-    for row in rows:
-        fit = fits.get((row["group"], row["kind"]))
-        if fit and row["_median"] and row["bytes"]:
-            row["fit_pct"] = 100 * fit.time_ns(row["bytes"]) / row["_median"]
-        if baseline:
-            has_size = row["bytes"] and row["ranks"]
-            alone = baseline.busbw_gb_s(row["kind"], row["ranks"], row["bytes"]) if has_size else None
-            row["baseline_busbw_gb_s"] = alone
-            row["baseline_pct"] = 100 * row["busbw_gb_s"] / alone if alone and row["busbw_gb_s"] else None
-
-
 def fit_sizes(sizes: list[int], times_ns: list[float]) -> SizeFit | None:
     """A Theil-Sen fit: the median of the slopes between all pairs, so that one slow size does not bend the line.
 
@@ -301,36 +253,66 @@ def _limits(
 ) -> tuple[Finding, ...]:
     steps = len(run_step_times(run, scope))
     step_ns, limits, small = mean_step_ns(run, scope), list[Finding](), set[tuple[str, str]]()
-    for key in dict.fromkeys((row["group"], row["kind"]) for row in rows) if steps else ():
-        mine = [row for row in rows if (row["group"], row["kind"]) == key and row["bytes"] and row["_median"]]
-        fit = fits.get(key) or (_rough_fit(mine, rows) if mine else None)
-        if fit and (limit := small_calls(mine, fit, steps, step_ns, larger_messages(run))):
+    sized = [row for row in rows if row["bytes"] and row["_median"]]
+    for key in dict.fromkeys((row["group"], row["kind"]) for row in sized) if steps else ():
+        mine = [row for row in sized if (row["group"], row["kind"]) == key]
+        fit = fits.get(key)
+        if fit is None:
+            # Of few sizes: bytes move at the highest rate of any collective, the rest of the smallest is latency.
+            fastest = max(_SLOWEST_LINK, *(row["bytes"] / row["_median"] for row in sized))
+            smallest = min(mine, key=lambda row: row["bytes"])
+            fit = SizeFit(max(smallest["_median"] - smallest["bytes"] / fastest, 0.0), fastest)
+        if limit := small_calls(mine, fit, steps, step_ns, larger_messages(run)):
             small.add(key)
             limits.append(limit)
     for row in rows:
         key = row["group"], row["kind"]
-        of_sizes = None if key in small else fits.get(key)
+        fit = None if key in small else fits.get(key)
         if (row.get("baseline_pct") or 100.0) < _SLOW_PCT:
-            limits.append(_below_baseline(scope, row))
-        elif (
-            of_sizes and row["_median"] and row["bytes"] and of_sizes.is_outlier(row["bytes"], row["_median"])
-        ):
-            limits.append(_outlier(row, of_sizes))
+            source = scope.machine.baseline.source if scope.machine.baseline else ""
+            advice = (
+                "Check the load on the network, and whether it runs at the same time as compute (-r overlap)."
+            )
+            factor, figures = (
+                100 / row["baseline_pct"],
+                [
+                    _fact(row, "baseline_pct", row["baseline_pct"], "percent"),
+                    _fact(row, "busbw_gb_s", row["busbw_gb_s"], "GB/s"),
+                    _fact(row, "baseline_busbw_gb_s", row["baseline_busbw_gb_s"], "GB/s", source),
+                ],
+            )
+        elif fit and row["_median"] and row["bytes"] and fit.is_outlier(row["bytes"], row["_median"]):
+            advice = f"Try other sizes: {', '.join(larger_messages(run))}; with NCCL also NCCL_ALGO and NCCL_PROTO."
+            expected = fit.time_ns(row["bytes"])
+            factor, figures = (
+                row["_median"] / expected,
+                [
+                    _fact(row, "transfer_median_ns", row["_median"], "ns"),
+                    _fact(row, "fit_ns", expected, "ns", str(fit)),
+                    _fact(row, "count", row["count"], "count"),
+                    _fact(row, "bytes", row["bytes"], "bytes"),
+                ],
+            )
+        else:
+            continue
+        size = format_rounded("bytes", row["bytes"])
+        limits.append(
+            Finding(
+                "limit",
+                f"Transfers of one size: {row['kind']} of {size} in group {row['group']}",
+                ranks=row["_ranks"],
+                advice=advice,
+                facts=tuple(figures),
+                remedy=Remedy("calls faster", names=key, factor=factor, most_bytes=row["bytes"]),
+                names=(row["group"],),
+            )
+        )
     return tuple(limits)
 
 
-def _rough_fit(mine: list[dict[str, Any]], rows: list[dict[str, Any]]) -> SizeFit:
-    """Of few sizes: bytes move at the highest rate of any collective, and the rest of the smallest is latency."""
-    rates = (row["bytes"] / row["_median"] for row in rows if row["bytes"] and row["_median"])
-    fastest = max(_SLOWEST_LINK, *rates)
-    smallest = min(mine, key=lambda row: row["bytes"])
-    return SizeFit(max(smallest["_median"] - smallest["bytes"] / fastest, 0.0), fastest)
-
-
 def _fact(row: dict[str, Any], quantity: str, value: float | None, unit: Unit, subject: str = "") -> Fact:
-    key = {name: row[name] for name in ("group", "kind", "dtype", "bytes")}
-    whose = subject or f"the ranks of group {row['group']}"
-    return Fact(quantity, value, unit, whose, row["_ranks"], key)
+    at = {name: row[name] for name in ("group", "kind", "dtype", "bytes")}
+    return Fact(quantity, value, unit, subject or f"the ranks of group {row['group']}", row["_ranks"], at)
 
 
 def small_calls(
@@ -351,12 +333,10 @@ def small_calls(
     return Finding(
         "limit",
         f"{count:.0f} small {kind} calls of group {group}",
-        f"so many a step, of {format_rounded('bytes', mean)} on average; {format_rounded('ns', fit.latency_ns)} of "
-        f"each is latency, {format_rounded('ns', latency)} a step without what compute hides",
         ranks=rows[0]["_ranks"],
-        hint=f"Send fewer and larger messages: {', '.join(ways)}.",
+        advice=f"Send fewer and larger messages: {', '.join(ways)}.",
         facts=(
-            Fact("calls_per_step", count, "count", f"{kind} in group {group}"),
+            Fact("bytes_per_call", round(mean), "bytes", "mean"),
             Fact("latency_ns", round(fit.latency_ns), "ns", f"{kind} in group {group}, each"),
             Fact("exposed_latency_ns", round(latency), "ns", f"{kind} in group {group}, per step"),
         ),
@@ -368,62 +348,6 @@ def small_calls(
             most_bytes=most_bytes,
         ),
         names=(group,),
-    )
-
-
-def _slow_size(
-    row: dict[str, Any], evidence: str, hint: str, factor: float, facts: tuple[Fact, ...]
-) -> Finding:
-    size = format_rounded("bytes", row["bytes"])
-    return Finding(
-        "limit",
-        f"Transfers of one size: {row['kind']} of {size} in group {row['group']}",
-        evidence,
-        ranks=row["_ranks"],
-        hint=hint,
-        facts=facts,
-        remedy=Remedy(
-            "calls faster", names=(row["group"], row["kind"]), factor=factor, most_bytes=row["bytes"]
-        ),
-        names=(row["group"],),
-    )
-
-
-def _outlier(row: dict[str, Any], fit: SizeFit) -> Finding:
-    expected = fit.time_ns(row["bytes"])
-    ratio = row["_median"] / expected
-    return _slow_size(
-        row,
-        f"they take {ratio:.1f}x the time that the fit over the sizes predicts: the median transfer takes "
-        f"{format_rounded('ns', row['_median'])}, and {format_rounded('ns', expected)} by the fit {fit}; "
-        f"{row['count']} calls on a rank",
-        "Try another message size (DDP: bucket_cap_mb, FSDP: the wrapped unit); with NCCL also "
-        "NCCL_ALGO and NCCL_PROTO.",
-        ratio,
-        (
-            _fact(row, "time_ratio", ratio, ""),
-            _fact(row, "transfer_median_ns", row["_median"], "ns"),
-            _fact(row, "fit_ns", expected, "ns", "the fit over the sizes"),
-            _fact(row, "count", row["count"], "count"),
-        ),
-    )
-
-
-def _below_baseline(scope: Scope, row: dict[str, Any]) -> Finding:
-    source = scope.machine.baseline.source if scope.machine.baseline else ""
-    return _slow_size(
-        row,
-        f"they reach {row['baseline_pct']:.0f} % of the baseline bandwidth: busbw "
-        f"{format_rounded('GB/s', row['busbw_gb_s'])} in this run, "
-        f"{format_rounded('GB/s', row['baseline_busbw_gb_s'])} in {source}",
-        "Check the load on the network, and whether it runs at the same time as compute: "
-        "rankscope stats RUN -r overlap",
-        100 / row["baseline_pct"],
-        (
-            _fact(row, "baseline_pct", row["baseline_pct"], "percent"),
-            _fact(row, "busbw_gb_s", row["busbw_gb_s"], "GB/s"),
-            _fact(row, "baseline_busbw_gb_s", row["baseline_busbw_gb_s"], "GB/s", source),
-        ),
     )
 
 
@@ -458,15 +382,13 @@ def worst_collectives(run: Run, scope: Scope) -> Result:
     entries = np.flatnonzero((all_waits.wait != NONE) & (rows.match != NONE))
     waited = np.bincount(rows.match[entries], weights=all_waits.wait[entries], minlength=rows.count)
     there, first = np.unique(rows.match[entries], return_index=True)
-    inside = np.ones(len(there), dtype=bool)
-    if scope.steps is not None:
-        inside = (all_waits.step[there] >= scope.steps[0]) & (all_waits.step[there] <= scope.steps[1])
+    inside = scope.mask(all_waits.step[there])
     order = np.flatnonzero(inside)[np.argsort(-waited[there[inside]], kind="stable")]
     table = [
         _described(run, all_waits, int(entries[first[at]]), int(waited[there[at]]))
         for at in order[:_MOST_ROWS].tolist()
     ]
-    notes = comparison_notes(run, scope)
+    notes = [*comparison_notes(run)]
     if len(order) > _MOST_ROWS:
         notes.append(left_out_note(f"{len(order) - _MOST_ROWS:,} collectives with less waiting"))
     title = "Collectives, by the time ranks wait in them"
@@ -477,7 +399,7 @@ def one_collective(run: Run, number: int) -> Result:
     """One row for each rank, in order of arrival; the facts are the row of `worst_collectives`."""
     all_waits = waits(run)
     rows = all_waits.rows
-    members = np.flatnonzero(rows.match == number) if number >= 0 else np.zeros(0, dtype=np.int64)
+    members = np.flatnonzero((rows.match == number) & (rows.match != NONE))
     if len(members) == 0:
         raise UsageError(
             f"there is no collective {number}",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.across_ranks.own_times import own_times
+from rankscope.analysis.across_ranks.time_split import own_times
 from rankscope.analysis.core.device_events import CLASSES
 from rankscope.analysis.core.intervals import (
     Intervals,
@@ -20,7 +20,7 @@ from rankscope.analysis.core.intervals import (
     intersect,
     join,
     length,
-    share_of,
+    shifted,
     subtract,
     union,
 )
@@ -50,46 +50,21 @@ class RankTime:
     def later(self, ns: int) -> RankTime:
         """The same, later by so much."""
         sets = (self.compute, self.comm, self.copy, self.recorded)
-        compute, comm, copy, recorded = (Intervals(part.start + ns, part.end + ns) for part in sets)
+        compute, comm, copy, recorded = (shifted(part, ns) for part in sets)
         return RankTime(self.rank, compute, comm, copy, self.on_host, recorded)
-
-    @property
-    def bounds(self) -> tuple[int, int] | None:
-        """The first start and the last end; None where nothing ran."""
-        everything = join(self.compute, self.comm, self.copy)
-        return (int(everything.start[0]), int(everything.end[-1])) if len(everything.start) else None
-
-    def shares(self, edges: Ints) -> Shares:
-        """One row for each class, one column for each interval between two edges."""
-        return np.stack([share_of(getattr(self, name), edges) for name in CLASSES])
-
-    def unrecorded(self, edges: Ints) -> Shares:
-        """The share of each interval between two edges in which nothing was recorded."""
-        return 1 - share_of(self.recorded, edges)
-
-    @property
-    def idle_ns(self) -> int:
-        """Between the first start and the last end."""
-        bounds = self.bounds
-        if bounds is None:
-            return 0
-        here = intersect(self.recorded, Intervals(*(np.array([time], dtype=np.int64) for time in bounds)))
-        return length(subtract(here, join(self.compute, self.comm, self.copy)))
 
 
 def rank_times(run: Run, scope: Scope, ranks: Sequence[int]) -> list[RankTime]:
     """The activity of these ranks in the windows of the breakdown; without steps, in all that was recorded."""
-    return [_rank_time(run, scope, rank) for rank in ranks]
-
-
-def _rank_time(run: Run, scope: Scope, rank: int) -> RankTime:
-    activity, recorded = rank_activity(run, rank), recordings(run)[rank]
-    compute, comm, copy = activity.compute, activity.exposed_communication, activity.exposed_copy
-    if scope.steps is not None:
-        window = windows(run, rank, scope).intervals
-        compute, comm, copy = (intersect(times, window) for times in (compute, comm, copy))
-        recorded = union(*window)
-    return RankTime(rank, compute, comm, copy, not activity.has_gpu, recorded)
+    times = []
+    for rank in ranks:
+        activity, recorded = rank_activity(run, rank), recordings(run)[rank]
+        compute, comm, copy = activity.compute, activity.exposed_communication, activity.exposed_copy
+        if scope.steps is not None:
+            recorded = union(*windows(run, scope).of(rank).intervals)
+            compute, comm, copy = (intersect(each, recorded) for each in (compute, comm, copy))
+        times.append(RankTime(rank, compute, comm, copy, not activity.has_gpu, recorded))
+    return times
 
 
 _MOST_KEPT = 20_000
@@ -113,7 +88,7 @@ def rank_times_in_store(run: Run, ranks: Sequence[int]) -> dict[int, RankTime]:
     return {rank: kept_times[rank].later(run.origin_ns(rank)) for rank in ranks if kept_times.get(rank)}
 
 
-MAP_INTERVALS = 256
+MAP_INTERVALS = 480
 """The resolution of what the store keeps of a rank's time."""
 _EDGES = MAP_INTERVALS + 1
 
@@ -130,9 +105,11 @@ class TimeMap:
     copy: Ints
     on_host: bool
     idle_ns: int
+    """Between low and high, where it was recorded."""
+    recorded: Intervals
 
     def shares(self, edges: Ints) -> Shares:
-        """As RankTime.shares, evenly distributed between the times that are known."""
+        """One row for each class, one column for each interval between two edges."""
         times = np.linspace(self.low, self.high, _EDGES)
         width = np.maximum(np.diff(edges), 1)
         parts = (np.interp(edges, times, getattr(self, name)) for name in CLASSES)
@@ -144,13 +121,20 @@ def time_maps(run: Run, scope: Scope) -> dict[int, TimeMap]:
     """Of the ranks that did something."""
     maps: dict[int, TimeMap] = {}
     for rank in scope.ranks_in(run):
-        time = _rank_time(run, scope, rank)
-        if time.bounds is None:
-            continue
-        (low, high), origin = time.bounds, run.origin_ns(rank)
-        edges = np.linspace(low, high, _EDGES).astype(np.int64)
-        compute, comm, copy = (covered_before(times, edges) for times in (time.compute, time.comm, time.copy))
-        maps[rank] = TimeMap(low - origin, high - origin, compute, comm, copy, time.on_host, time.idle_ns)
+        (time,), origin = rank_times(run, scope, [rank]), run.origin_ns(rank)
+        sets = (time.compute, time.comm, time.copy)
+        busy = join(*sets)
+        if len(busy.start):
+            low, high = int(busy.start[0]), int(busy.end[-1])
+            edges = np.linspace(low, high, _EDGES).astype(np.int64)
+            maps[rank] = TimeMap(
+                low=low - origin,
+                high=high - origin,
+                **{name: covered_before(times, edges) for name, times in zip(CLASSES, sets, strict=True)},
+                on_host=time.on_host,
+                idle_ns=length(subtract(intersect(time.recorded, union(edges[:1], edges[-1:])), busy)),
+                recorded=shifted(time.recorded, -origin),
+            )
     return maps
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.host_times import COLUMNS as TIMES
-from rankscope.analysis.across_ranks.host_times import Floats, HostTimes, core_use, host_times, use_of_host
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.device_events import has_gpu
 from rankscope.analysis.core.intervals import Ints, covered, join, union
-from rankscope.analysis.core.result import Column, Fact, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Result, Why
 from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope, step_numbers
 from rankscope.analysis.core.severity import WARNING_SHARE, graded
@@ -21,8 +20,143 @@ from rankscope.analysis.core.step_times import mean_step_ns, periods
 from rankscope.analysis.within_rank.breakdown import rank_parts
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
+from rankscope.store.arrays import Floats
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded, shorten_middle
+
+TIMES = ("wall_ns", "cpu_ns", "process_ns", "run_delay_ns", "gc_ns")
+
+
+@dataclass(frozen=True)
+class HostTimes:
+    """Of one rank. Arrays have an entry a step; NaN: the system did not say."""
+
+    host: str
+    cores: tuple[int, ...]
+    """The training thread may run on these."""
+    core_limit: float | None
+    """How many cores its container may use."""
+    ranks_on_host: int
+    """As the launcher counts them; 0: not known."""
+    step: Ints
+    times: Mapping[str, Floats]
+    """By TIMES: of the training thread the time, its time on a core and its wait for one; CPU time of the whole
+    process; garbage collection in any thread. By name the CPU time of Python's other threads that were busy."""
+    window_ns: int
+    process_ns: int
+    busy_ns: int | None
+    """Over the whole recording: how long its cores were busy, with any process."""
+
+    @property
+    def threads(self) -> list[str]:
+        return [name for name in self.times if name not in TIMES]
+
+    def of_steps(self, steps: Sequence[int | None], name: str) -> Floats:
+        """One of TIMES or a thread, for these steps; NaN where a step was not recorded."""
+        known = dict(zip(self.step.tolist(), self.times.get(name, ()), strict=False))
+        return np.array([known.get(step, np.nan) for step in steps], dtype=np.float64)
+
+
+@once_per_run
+def host_times(run: Run) -> dict[int, HostTimes]:
+    """By rank; ranks whose recording has none are left out."""
+    by_rank: dict[int, list[HostTimes]] = {}
+    for entry in run.timelines:
+        captured = entry.manifest.get("header", {}).get("rankscope")
+        recorded = captured.get("host_cpu") if isinstance(captured, dict) else None
+        if isinstance(recorded, dict) and (times := _read(str(captured.get("host")), recorded)) is not None:
+            by_rank.setdefault(entry.rank, []).append(times)
+    return {rank: _joined(cycles) for rank, cycles in by_rank.items()}
+
+
+def _read(host: str, recorded: Mapping[str, Any]) -> HostTimes | None:
+    """None where it is not what the capture writes."""
+    try:
+        steps, threads = recorded["steps"], recorded["threads"]
+        numbers = np.array(steps["step"], dtype=np.int64)
+        busy, limit = recorded["busy_ns"], recorded["core_limit"]
+        times = HostTimes(
+            host,
+            tuple(int(core) for core in recorded["cores"]),
+            None if limit is None else float(limit),
+            int(recorded["ranks_on_host"] or 0),
+            numbers,
+            {
+                str(name): np.array(values, dtype=np.float64)
+                for name, values in (threads | {name: steps[name] for name in TIMES}).items()
+            },
+            int(recorded["window_ns"]),
+            int(recorded["process_ns"]),
+            None if busy is None else int(busy),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        return None
+    lengths = {len(values) for values in times.times.values()}
+    return times if lengths == {len(numbers)} and len(numbers) else None
+
+
+def _joined(cycles: Sequence[HostTimes]) -> HostTimes:
+    """The cycles of a rank, one after another."""
+    names = dict.fromkeys(name for cycle in cycles for name in cycle.times)
+    busy = [cycle.busy_ns for cycle in cycles if cycle.busy_ns is not None]
+    return replace(
+        cycles[0],
+        step=np.concatenate([cycle.step for cycle in cycles]),
+        times={
+            name: np.concatenate([cycle.times.get(name, np.zeros(len(cycle.step))) for cycle in cycles])
+            for name in names
+        },
+        window_ns=sum(cycle.window_ns for cycle in cycles),
+        process_ns=sum(cycle.process_ns for cycle in cycles),
+        busy_ns=sum(busy) if len(busy) == len(cycles) else None,
+    )
+
+
+@dataclass(frozen=True)
+class CoreUse:
+    """How many cores are in use, on average, of those that some ranks may run on."""
+
+    ranks: int
+    """The ranks that may run on them."""
+    cores: float
+    """How many there are, or fewer where the container may use fewer."""
+    by_ranks: float
+    by_others: float | None
+    """By other processes; None where that is not known: other ranks may use these cores."""
+
+
+def core_use(times: Mapping[int, HostTimes], rank: int) -> CoreUse:
+    """Of the cores that this rank may use."""
+    mine = times[rank]
+    on_host = {other: each for other, each in times.items() if each.host == mine.host}
+    same = {other: each for other, each in on_host.items() if each.cores == mine.cores}
+    overlap = any(other not in same and set(each.cores) & set(mine.cores) for other, each in on_host.items())
+    by_ranks = sum(each.process_ns / max(each.window_ns, 1) for each in same.values())
+    unrecorded = mine.ranks_on_host > len(on_host)
+    by_others = None
+    if mine.busy_ns is not None and not overlap and not unrecorded:
+        by_others = max(mine.busy_ns / max(mine.window_ns, 1) - by_ranks, 0.0)
+    cores = float(len(mine.cores))
+    return CoreUse(len(same), min(cores, mine.core_limit or cores), by_ranks, by_others)
+
+
+def use_of_host(times: Mapping[int, HostTimes], host: str) -> CoreUse:
+    """Of all cores that the ranks of a host may use."""
+    on_host = {rank: each for rank, each in times.items() if each.host == host}
+    sets = {each.cores: rank for rank, each in on_host.items()}
+    uses = [core_use(times, rank) for rank in sets.values()]
+    others = [use.by_others for use in uses]
+    cores = float(len({core for each in sets for core in each}))
+    limit = max(each.core_limit or cores for each in on_host.values())
+    # Ranks that were not recorded run there, too, where the recorded ones are not bound.
+    listed = max(each.ranks_on_host for each in on_host.values()) if len(on_host) > len(sets) == 1 else 0
+    return CoreUse(
+        max(len(on_host), listed),
+        min(cores, limit),
+        sum(use.by_ranks for use in uses),
+        None if None in others else sum(other or 0.0 for other in others),
+    )
+
 
 COLUMNS = (
     Column("rank"),
@@ -69,23 +203,16 @@ def host_cpu(run: Run, scope: Scope, by: str | None = None) -> Result:
             for step in steps
             if step in times[rank].step
         ]
-    finding = _finding(run, scope)
-    return Result(
-        "host_cpu",
-        "CPU of the hosts",
-        scope.window,
-        COLUMNS,
-        rows,
-        (finding,) if finding else (),
-        notes=() if rows else (NOT_RECORDED,),
-        facts={"short_ranks": [rank for rank in _short_of_cores(run, scope) if rank in ranks]}
-        if rows
-        else {},
-    )
+    means = _mean_times(run, scope)
+    short = [rank for rank, mean in means.items() if _is_short(mean)]
+    findings = (_shortage(run, scope, means, short),) if 2 * len(short) > len(run.ranks) else ()
+    notes = () if rows else (NOT_RECORDED,)
+    facts = {"short_ranks": [rank for rank in short if rank in ranks]} if rows else {}
+    return Result("host_cpu", "CPU of the hosts", scope.window, COLUMNS, rows, findings, notes, facts=facts)
 
 
 def _row(rank: int, step: int | None, times: HostTimes, steps: Sequence[int]) -> dict[str, Any]:
-    sums = {name: _sum(times.of_steps(steps, name)) for name in (*TIMES, *times.threads)}
+    sums = {name: _sum(times.of_steps(steps, name)) for name in times.times}
     busiest = max(times.threads, key=lambda name: sums[name] or 0, default=None)
     process, cpu = sums["process_ns"], sums["cpu_ns"]
     return {
@@ -107,32 +234,6 @@ def _sum(values: Floats) -> int | None:
 # -- too few cores for all: nobody is late, everybody is slow
 
 
-@dataclass(frozen=True)
-class Shortage:
-    """More than half of the ranks wait for a core. Times are means over ranks and steps."""
-
-    ranks: tuple[int, ...]
-    wall_ns: float
-    cpu_ns: float
-    run_delay_ns: float
-    cost_ns: float | None
-    """Per step; None where GPUs may hide it."""
-
-
-@once_per_run
-def shortage_of_cores(run: Run, scope: Scope) -> Shortage | None:
-    """Over the steps in scope and all ranks; None where at least half of them have the cores that they need."""
-    means, short = _mean_times(run, scope), _short_of_cores(run, scope)
-    if 2 * len(short) <= len(run.ranks):
-        return None
-    wall, cpu, delay = (
-        _mean(np.array([mean[name] for mean in means.values()]))
-        for name in ("wall_ns", "cpu_ns", "run_delay_ns")
-    )
-    cost = None if has_gpu(run, Scope()) else _cost_ns(run, Scope(steps=scope.steps), means)
-    return Shortage(tuple(short), wall, cpu, delay, cost)
-
-
 def _mean_times(run: Run, scope: Scope) -> dict[int, dict[str, float]]:
     """By rank the mean of each of TIMES over the steps in scope."""
     steps = step_numbers(run, Scope(steps=scope.steps))
@@ -141,11 +242,6 @@ def _mean_times(run: Run, scope: Scope) -> dict[int, dict[str, float]]:
         for rank, times in host_times(run).items()
         if steps
     }
-
-
-def _short_of_cores(run: Run, scope: Scope) -> list[int]:
-    """The ranks that wait for a core."""
-    return [rank for rank, mean in _mean_times(run, scope).items() if _is_short(mean)]
 
 
 def _is_short(mean: Mapping[str, float]) -> bool:
@@ -173,17 +269,20 @@ def _cost_ns(run: Run, scope: Scope, means: Mapping[int, Mapping[str, float]]) -
     return float(np.mean(costs)) if costs else 0.0
 
 
-def _finding(run: Run, scope: Scope) -> Finding | None:
-    short = shortage_of_cores(run, Scope(steps=scope.steps))
-    if short is None:
-        return None
+def _shortage(run: Run, scope: Scope, means: Mapping[int, Mapping[str, float]], short: list[int]) -> Finding:
+    """More than half of the ranks wait for a core. Times are means over ranks and steps."""
+    wall, cpu, delay = (
+        _mean(np.array([mean[name] for mean in means.values()]))
+        for name in ("wall_ns", "cpu_ns", "run_delay_ns")
+    )
+    # GPUs may hide it.
+    cost = None if has_gpu(run, Scope()) else round(_cost_ns(run, Scope(steps=scope.steps), means))
     times = host_times(run)
     # Mostly all nodes are alike: the sentence is about the most common case.
-    uses = {host: use_of_host(times, host) for host in sorted({times[rank].host for rank in short.ranks})}
+    uses = {host: use_of_host(times, host) for host in sorted({times[rank].host for rank in short})}
     (count, cores), alike = Counter((use.ranks, use.cores) for use in uses.values()).most_common(1)[0]
     use = next(use for use in uses.values() if (use.ranks, use.cores) == (count, cores))
-    waits, step = format_rounded("ns", short.run_delay_ns), mean_step_ns(run, scope)
-    share = f"({100 * short.run_delay_ns / short.wall_ns:.0f} %)"
+    waits, share = format_rounded("ns", delay), f"({100 * delay / wall:.0f} %)"
     if count > cores:
         on_each = f" on each of {alike} nodes" if alike > 1 else ""
         title = (
@@ -193,25 +292,20 @@ def _finding(run: Run, scope: Scope) -> Finding | None:
         title = f"The ranks wait {waits} per step for their {_cores(cores)} {share}"
     if use.by_others is not None and use.by_others >= _OTHERS_SHARE * cores:
         title += f"; other processes use {use.by_others:.1f} of them"
-    who = "the ranks" if count > 1 else "the rank"
-    others = "" if use.by_others is None else f", other processes {use.by_others:.1f}"
-    evidence = (
-        f"per step the training threads run {format_rounded('ns', short.cpu_ns)} and wait {waits} for a core; "
-        f"{who} use{'s' * (count == 1)} {use.by_ranks:.1f} of {_cores(cores)}{others}"
-    )
     return Finding(
-        "info" if short.cost_ns is None else graded(short.cost_ns, step, 0.0) or "info",
+        (None if cost is None else graded(cost, mean_step_ns(run, scope), 0.0)) or "info",
         title,
-        evidence,
-        hint="Give each rank cores of its own (--cpus-per-task, the CPU limit of the container), or start fewer ranks, "
-        "threads (OMP_NUM_THREADS) and data loading workers.",
-        cost_ns=None if short.cost_ns is None else round(short.cost_ns),
-        alone_ns=None if short.cost_ns is None else round(short.cost_ns),
+        advice="Give each rank cores of its own (--cpus-per-task, the CPU limit of the container), or start fewer "
+        "ranks, threads (OMP_NUM_THREADS) and data loading workers.",
+        cost_ns=cost,
+        alone_ns=cost,
         facts=(
             Fact("cause", "contention", "", "all ranks"),
-            Fact("run_delay_per_step_ns", round(short.run_delay_ns), "ns", "mean over the ranks"),
-            Fact("cores", cores, "count", "cores that they share"),
-            Fact("sharing_ranks", count, "count", "ranks that share them"),
+            Fact("run_delay_per_step_ns", round(delay), "ns", "mean over the ranks"),
+            Fact("run_delay_pct", 100 * delay / wall, "percent", "mean over the ranks"),
+            Fact("training_thread_ns", round(cpu), "ns", "per step"),
+            Fact("cores_used", use.by_ranks, "count", f"of {_cores(cores)}, by the ranks"),
+            Fact("cores_used", use.by_others, "count", "by other processes"),
         ),
     )
 
@@ -221,19 +315,6 @@ def _cores(count: float) -> str:
 
 
 # -- why one rank is late
-
-
-@dataclass(frozen=True)
-class HostReason:
-    """Why the host of a rank is late. The texts are as those of explain.Why."""
-
-    cause: str
-    """'host', or 'contention' where its core is taken."""
-    title: str
-    evidence: str
-    hint: str
-    facts: tuple[Fact, ...]
-    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -263,32 +344,38 @@ class _LateSteps:
     def explains(self, extra: Floats) -> bool:
         return bool(self.own.sum() > 0 and extra.sum() >= _LEAST_PART * self.own.sum())
 
-    def took(self, extra: Floats) -> str:
+    def took(self, extra: Floats) -> tuple[tuple[float, str], ...]:
         """How long, and in which steps: those in which it explains most of a delay that counts."""
         late = (extra >= _LEAST_PART * self.own) & (self.own >= _SMALL_PART * self.own.mean())
         late[extra.argmax()] = True
         worst, others = int(extra.argmax()), np.flatnonzero(late)
         others = others[others != worst]
         if 2 * len(others) >= len(self.steps):
-            return f"{format_rounded('ns', extra[late].mean())} per step"
-        longest = f"{format_rounded('ns', extra[worst])} in step {self.steps[worst]}"
+            return ((extra[late].mean(), "per step"),)
+        longest = (extra[worst], f"in step {self.steps[worst]}")
         if not len(others):
-            return longest
+            return (longest,)
         usual = np.median(extra[others])
         if extra[worst] < _MUCH_LONGER * usual:
-            return f"{format_rounded('ns', extra[late].mean())} in each of {late.sum()} steps"
-        count = f"{len(others)} other step{'s' * (len(others) != 1)}"
-        return f"{longest}, {format_rounded('ns', usual)} in {count}"
+            return ((extra[late].mean(), f"in each of {late.sum()} steps"),)
+        return longest, (usual, f"in {len(others)} other step{'s' * (len(others) != 1)}")
+
+    def took_words(self, extra: Floats) -> str:
+        return ", ".join(f"{format_rounded('ns', value)} {when}" for value, when in self.took(extra))
 
     def facts(self, quantity: str, extra: Floats) -> tuple[Fact, ...]:
-        value = round(float(extra.mean()))
-        subject = f"rank {self.rank}, per step, more than its peers"
-        return (Fact(quantity, value, "ns", subject, (self.rank,), {"rank": self.rank}, "host_cpu"),)
+        """The mean, with the rank's row, and what the sentence says."""
+        subject, mine = f"rank {self.rank}, more than its peers", (self.rank,)
+        row = {"rank": self.rank}
+        return (
+            Fact(quantity, round(float(extra.mean())), "ns", subject, mine, row, "host_cpu"),
+            *(Fact("took_ns", round(value), "ns", when, mine) for value, when in self.took(extra)),
+        )
 
 
 def host_reason(
     run: Run, rank: int, together: Sequence[int], steps: Sequence[int], late_ns: Floats
-) -> HostReason | None:
+) -> Why | None:
     """The reason why the host of a rank is late by `late_ns` in each of these steps, where one was recorded that
     explains most of it.
 
@@ -332,24 +419,23 @@ def _late_steps(
     return _LateSteps(run, rank, tuple(steps), late_ns, times.get(rank), peers)
 
 
-def _garbage(late: _LateSteps) -> tuple[float, HostReason] | None:
+def _garbage(late: _LateSteps) -> tuple[float, Why] | None:
     extra = late.extra("gc_ns")
     if not late.explains(extra):
         return None
-    return float(extra.sum()), HostReason(
-        "host",
-        f"garbage collection takes {late.took(extra)}",
-        f"Python's garbage collection takes {format_rounded('ns', extra.mean())} per step longer than on its peers",
+    return float(extra.sum()), Why(
+        f"garbage collection takes {late.took_words(extra)}",
         "Collect on all ranks in the same step, or less often: gc.disable() and gc.collect() every so many steps, "
         "gc.freeze() after the set-up.",
-        late.facts("gc_ns", extra),
+        late.facts("gc_per_step_ns", extra),
+        report="host_cpu",
     )
 
 
 _COMPILES = "(name = 'dynamo' OR name LIKE '%(dynamo_timed)' OR name LIKE 'entire_frame_compile%')"
 
 
-def _compilation(late: _LateSteps) -> tuple[float, HostReason] | None:
+def _compilation(late: _LateSteps) -> tuple[float, Why] | None:
     """torch.compile marks its work by ranges. What it needs before the first one has none: it loads its modules."""
     run = part_of(late.run, frozenset({late.rank}))
     ranges = run.arrays(
@@ -362,33 +448,24 @@ def _compilation(late: _LateSteps) -> tuple[float, HostReason] | None:
         f"SELECT start_ns AS start, start_ns + dur_ns AS stop FROM slices WHERE rank = {late.rank} "
         f"AND category = 'cpu_op' AND op IS NULL AND NOT {_COMPILES} ORDER BY start"
     )
-    spans = {
-        period.step: (period.start_ns, period.end_ns)
-        for period in periods(late.run, Scope(frozenset({late.rank})))
-    }
-    start, end = (
-        np.array([spans.get(step, (0, 0))[side] for step in late.steps], dtype=np.int64) for side in (0, 1)
-    )
+    mine = periods(late.run, Scope(frozenset({late.rank})))
+    spans = dict(zip(mine.step.tolist(), zip(*mine.intervals, strict=True), strict=True))
+    start, end = np.array([spans.get(step, (0, 0)) for step in late.steps], dtype=np.int64).T
     loads = [_longest_before(ops, start, at) for at in compiles.start.tolist()]
     loading = union(*(np.array(side, dtype=np.int64) for side in zip(*loads, strict=True)))
     compiling = covered(compiles, start, end).astype(np.float64)
     extra = np.where(compiling > 0, covered(join(compiles, loading), start, end), 0).astype(np.float64)
     if not late.explains(extra):
         return None
-    worst = int(extra.argmax())
-    with_loading = ""
+    worst, facts = int(extra.argmax()), late.facts("compile_per_step_ns", extra)
     if compiling[worst] < _LEAST_PART * extra[worst]:
-        before_first = format_rounded("ns", extra[worst] - compiling[worst])
-        with_loading = (
-            f"; {before_first} of step {late.steps[worst]} lie before its first range (on its first call torch.compile "
-            "loads its modules)"
-        )
-    return float(extra.sum()), HostReason(
-        "host",
-        f"torch.compile takes {late.took(extra)}",
-        f"its ranges of dynamo take {format_rounded('ns', compiling.sum() / len(late.steps))} per step{with_loading}",
+        before_first, step = round(extra[worst] - compiling[worst]), f"step {late.steps[worst]}"
+        facts += (Fact("before_compile_ns", before_first, "ns", step, (late.rank,)),)
+    return float(extra.sum()), Why(
+        f"torch.compile takes {late.took_words(extra)}",
         "Find out why it compiles again (TORCH_LOGS=recompiles), and compile before the first step.",
-        late.facts("compile_ns", extra),
+        facts,
+        report="host_cpu",
     )
 
 
@@ -405,7 +482,7 @@ def _longest_before(ops: Mapping[str, Ints], steps: Ints, at: int) -> tuple[int,
     return int(begins[longest]), max(int(ends[longest]), int(begins[longest]))
 
 
-def _busy_thread(late: _LateSteps) -> HostReason | None:
+def _busy_thread(late: _LateSteps) -> Why | None:
     """A Python thread that is busy while the training thread is ready and does not run: it waits for the GIL."""
     assert late.mine is not None
     name = max(late.mine.threads, key=lambda thread: late.extra(thread).sum(), default=None)
@@ -418,16 +495,17 @@ def _busy_thread(late: _LateSteps) -> HostReason | None:
     used = late.mine.of_steps(late.steps, name)
     share = np.nansum(used) / max(np.nansum(wall), 1.0)
     thread = shorten_middle(name, _NAME_WIDTH)
-    runs, trains = (
-        format_rounded("ns", _mean(each)) for each in (used, late.mine.of_steps(late.steps, "cpu_ns"))
-    )
-    return HostReason(
-        "host",
+    runs, trains = (round(_mean(each)) for each in (used, late.mine.of_steps(late.steps, "cpu_ns")))
+    return Why(
         f"thread {thread} used {share:.2f} of a core",
-        f"thread {thread} runs {runs} per step, the training thread {trains}: Python's threads run one at a time (GIL)",
-        "Move its work into another process (multiprocessing, workers of the DataLoader).",
-        late.facts("thread_ns", late.extra(name)),
+        "Python's threads run one at a time (GIL): move its work into another process (workers of the DataLoader).",
+        (
+            Fact("thread_runs_ns", runs, "ns", "per step", (late.rank,)),
+            Fact("training_thread_ns", trains, "ns", "per step", (late.rank,)),
+            *late.facts("thread_per_step_ns", late.extra(name)),
+        ),
         (name,),
+        "host_cpu",
     )
 
 
@@ -451,23 +529,25 @@ def _not_running(late: _LateSteps) -> Floats:
     return extra
 
 
-def _taken_core(late: _LateSteps, times: Mapping[int, HostTimes]) -> HostReason | None:
+def _taken_core(late: _LateSteps, times: Mapping[int, HostTimes]) -> Why | None:
     """It waits for a core, and its peers do not."""
     extra = late.extra("run_delay_ns")
     if not late.explains(extra):
         return None
     use, mine = core_use(times, late.rank), times[late.rank]
-    waits = f"it waits {late.took(extra)} for a core"
+    waits = f"it waits {late.took_words(extra)} for a core"
     cores = f"core{'s' * (len(mine.cores) != 1)} {as_ranges([*mine.cores])}"
     taken = use.by_others is not None and use.by_others >= _OTHERS_SHARE * use.cores
     by = f": other processes use {use.by_others:.2f} of its {cores}" if taken else ""
-    others = "" if use.by_others is None else f", other processes {use.by_others:.2f}"
-    return HostReason(
-        "contention",
+    return Why(
         f"{waits}{by}",
-        f"its training thread waits {format_rounded('ns', extra.mean())} per step longer for a core than its peers; "
-        f"it may run on {cores}; the ranks there use {use.by_ranks:.2f} of {_cores(use.cores)}{others}",
         "Look for other processes on its cores (top, ps -eLo psr,pcpu,comm) and bind them elsewhere; data loading "
         "workers of the job count too.",
-        late.facts("run_delay_ns", extra),
+        (
+            *late.facts("run_delay_per_step_ns", extra),
+            Fact("cores_used", use.by_ranks, "count", f"of {_cores(use.cores)}, by the ranks there"),
+            Fact("cores_used", use.by_others, "count", "by other processes"),
+        ),
+        report="host_cpu",
+        kind="contention",
     )

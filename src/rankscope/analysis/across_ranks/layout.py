@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import field, replace
 from functools import cached_property
@@ -15,14 +15,13 @@ import numpy as np
 
 from rankscope.analysis.core.advice import framework
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.result import Column, Finding, Result, left_out_note
+from rankscope.analysis.core.result import Column, Fact, Finding, Result, left_out_note
 from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import KINDS
 from rankscope.ranges import as_ranges, rank_words
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE, number_rows, starts_group, unique_values
-from rankscope.timeline.collectives.entries import Collectives
-from rankscope.timeline.collectives.groups import listed_groups
+from rankscope.timeline.collectives.entries import Collectives, listed_groups
 from rankscope.timeline.run import Run
 
 Axis = Literal["world", "pp", "dp", "cp", "ep", "tp", "other"]
@@ -145,7 +144,7 @@ def axis_from_name(text: str) -> Axis | None:
 def infer_layout(groups: Sequence[ObservedGroup], world: int) -> Layout:
     """Assign an axis to every group and a position to every rank."""
     groups = _by_shape(_without_model_groups([_recognised(group, world) for group in groups]))
-    notes: list[str] = []
+    notes = []
     guessed = sorted({g.axis for g in groups if g.basis in ("traffic", "shape") and g.axis != "other"})
     if guessed:
         notes.append(
@@ -155,7 +154,17 @@ def infer_layout(groups: Sequence[ObservedGroup], world: int) -> Layout:
     chosen = _one_family_an_axis(groups, world, notes)
     sizes = {axis: max((g.size for g in chosen if g.axis == axis), default=1) for axis in AXES}
     axes = tuple(axis for axis in AXES if sizes[axis] > 1)
-    axes, sizes = _completed(axes, dict(sizes), world, notes)
+    # The axes must multiply to the world size; expert groups lie inside the data-parallel ranks and do not count.
+    size = prod(sizes[axis] for axis in axes if axis != "ep")
+    if 1 < size < world and world % size == 0 and "dp" not in axes:
+        sizes["dp"] = world // size
+        notes.append(
+            f"no group has all data-parallel copies: dp {sizes['dp']} is inferred from {world} ranks"
+        )
+        axes = tuple(axis for axis in AXES if axis in axes or axis == "dp")
+    elif size != world and axes:
+        shown = " x ".join(f"{axis} {sizes[axis]}" for axis in axes)
+        notes.append(f"{shown} does not multiply to {world} ranks: some groups are missing or not recognised")
     # Those that the layout uses first: `group_of` takes them.
     used = {id(group) for group in chosen}
     groups = [*chosen, *(group for group in groups if id(group) not in used)]
@@ -202,12 +211,12 @@ def _by_shape(groups: list[ObservedGroup]) -> list[ObservedGroup]:
 
 def _without_model_groups(groups: list[ObservedGroup]) -> list[ObservedGroup]:
     """Beside TENSOR_MODEL_PARALLEL_GROUP, MODEL_PARALLEL_GROUP spans the tensor-parallel ranks of all stages."""
-    tensor = ["tensor" in group.description.lower() for group in groups]
-    if not any(is_tensor and group.axis == "tp" for is_tensor, group in zip(tensor, groups, strict=True)):
+    of_tensors = [group for group in groups if "tensor" in group.description.lower()]
+    if all(group.axis != "tp" for group in of_tensors):
         return groups
     return [
-        replace(group, axis="other") if group.axis == "tp" and not is_tensor else group
-        for is_tensor, group in zip(tensor, groups, strict=True)
+        replace(group, axis="other") if group.axis == "tp" and group not in of_tensors else group
+        for group in groups
     ]
 
 
@@ -223,7 +232,14 @@ def _one_family_an_axis(groups: Sequence[ObservedGroup], world: int, notes: list
             if group.axis == axis and group.size > 1:
                 by_shape.setdefault((group.size, group.stride, group.description), []).append(group)
         if by_shape:
-            families[axis] = sorted(by_shape.values(), key=_preference)
+            families[axis] = sorted(
+                by_shape.values(),
+                key=lambda family: (
+                    _SECOND_CHOICE.search(family[0].description) is not None,
+                    -sum(group.calls for group in family),
+                    -len(family),
+                ),
+            )
     chosen = _that_make_the_world(families, world)
     for axis, of_axis in families.items():
         best = chosen.get(axis)
@@ -234,11 +250,6 @@ def _one_family_an_axis(groups: Sequence[ObservedGroup], world: int, notes: list
                 f"other groups of this axis: {', '.join(others[:3])}"
             )
     return [group for axis in AXES for group in chosen.get(axis, ())]
-
-
-def _preference(family: list[ObservedGroup]) -> tuple[bool, int, int]:
-    second = _SECOND_CHOICE.search(family[0].description) is not None
-    return second, -sum(group.calls for group in family), -len(family)
 
 
 def _that_make_the_world(
@@ -273,25 +284,6 @@ def _are_apart(choice: Mapping[Axis, list[ObservedGroup]]) -> bool:
     return len(set(whole)) == len(whole)
 
 
-def _completed(
-    axes: tuple[Axis, ...], sizes: dict[Axis, int], world: int, notes: list[str]
-) -> tuple[tuple[Axis, ...], dict[Axis, int]]:
-    """The axes must multiply to the world size; expert groups lie inside the data-parallel ranks and do not count."""
-    size = prod(sizes[axis] for axis in axes if axis != "ep")
-    if size == world:
-        return axes, sizes
-    if size and world % size == 0 and "dp" not in axes and size > 1:
-        sizes["dp"] = world // size
-        notes.append(
-            f"no group has all data-parallel copies: dp {sizes['dp']} is inferred from {world} ranks"
-        )
-        return tuple(axis for axis in AXES if axis in axes or axis == "dp"), sizes
-    if axes:
-        shown = " x ".join(f"{axis} {sizes[axis]}" for axis in axes)
-        notes.append(f"{shown} does not multiply to {world} ranks: some groups are missing or not recognised")
-    return axes, sizes
-
-
 def _places(
     chosen: Sequence[ObservedGroup], axes: tuple[Axis, ...], world: int
 ) -> dict[int, dict[Axis, int]]:
@@ -321,12 +313,6 @@ GROUP_COLUMNS = (
     Column("kinds", help="number of collectives of each kind"),
     Column("description", help="description given by the program", at_end=True),
 )
-
-
-def _no_groups(run: Run) -> str:
-    if framework(run) == "torch":
-        return "no process groups in the files: torch 2.3 and later record them in the header"
-    return "no process groups in the files"
 
 
 def stage_chains(rows: Collectives) -> list[tuple[int, ...]]:
@@ -416,44 +402,36 @@ def layout_of(run: Run, scope: Scope) -> Layout:
 
 def layout(run: Run, scope: Scope, by: str | None = None) -> Result:
     """The grid of ranks; with --by rank one row for each rank."""
-    ranks_layout = layout_of(run, Scope())
-    rows, columns = _by_rank(ranks_layout) if by == "rank" else _grid(ranks_layout)
-    notes = [*ranks_layout.notes]
-    if not ranks_layout.groups:
-        notes.append(_no_groups(run))
-    missing = sorted(set(range(ranks_layout.world)) - set(run.ranks))
+    found = layout_of(run, Scope())
+    rows, columns = _grid(found)
+    if by == "rank":
+        columns = (Column("rank"), *(Column(axis, help=TITLES[axis]) for axis in found.axes))
+        rows = [
+            {"rank": rank, **{axis: at.get(axis) for axis in found.axes}}
+            for rank, at in sorted(found.places.items())
+        ]
+    notes = _notes(run, found)
+    missing = sorted(set(range(found.world)) - set(run.ranks))
     if missing:
         notes.append(f"no file for {rank_words(missing)}")
-    ranks = f"{ranks_layout.world} rank{'s' * (ranks_layout.world != 1)}"
-    if ranks_layout.axes:
-        shape = " x ".join(f"{axis} {ranks_layout.sizes[axis]}" for axis in ranks_layout.axes)
-        meaning = "; ".join(f"{axis}: {TITLES[axis]}" for axis in ranks_layout.axes)
-        finding = Finding("ok", f"{ranks}: {shape}", meaning)
-    else:
-        finding = Finding(
-            "ok", f"{ranks}, {_group_counts(ranks_layout)}", "no group was recognised as pp, dp, ep, cp or tp"
-        )
-    findings: tuple[Finding, ...] = (finding,)
-    if not ranks_layout.groups:  # unknown groups are not the same as one group: show nothing
-        rows, findings = [], ()
-    return Result("layout", "Layout of the ranks", scope.window, columns, rows, findings, tuple(notes))
+    ranks = f"{found.world} rank{'s' * (found.world != 1)}"
+    shape = " x ".join(f"{axis} {found.sizes[axis]}" for axis in found.axes)
+    facts = tuple(Fact("axis", TITLES[axis], "", axis) for axis in found.axes)
+    finding = Finding("ok", f"{ranks}: {shape}", facts=facts)
+    if not found.axes:
+        counts = Counter(group.axis for group in found.groups)
+        parts = counts if len(counts) == 1 else [f"{count} {axis}" for axis, count in counts.items()]
+        groups = f"{counts.total()} process group{'s' * (counts.total() != 1)}: {', '.join(parts)}"
+        advice = "No group was recognised as pp, dp, ep, cp or tp."
+        finding = Finding("ok", f"{ranks}, {groups}", advice=advice)
+    if not found.groups:  # unknown groups are not the same as one group: show nothing
+        return Result("layout", "Layout of the ranks", scope.window, columns, [], notes=tuple(notes))
+    return Result("layout", "Layout of the ranks", scope.window, columns, rows, (finding,), tuple(notes))
 
 
-def _group_counts(ranks_layout: Layout) -> str:
-    """'1 process group: world' or '3 process groups: 1 world, 2 other'."""
-    counts = Counter(group.axis for group in ranks_layout.groups)
-    total = sum(counts.values())
-    parts = counts if len(counts) == 1 else [f"{count} {axis}" for axis, count in counts.items()]
-    return f"{total} process group{'s' * (total != 1)}: {', '.join(parts)}"
-
-
-def _by_rank(ranks_layout: Layout) -> tuple[list[dict[str, Any]], tuple[Column, ...]]:
-    columns = (Column("rank"), *(Column(axis, help=TITLES[axis]) for axis in ranks_layout.axes))
-    rows = [
-        {"rank": rank, **{axis: at.get(axis) for axis in ranks_layout.axes}}
-        for rank, at in sorted(ranks_layout.places.items())
-    ]
-    return rows, columns
+def _notes(run: Run, found: Layout) -> list[str]:
+    recorded = ": torch 2.3 and later record them in the header" if framework(run) == "torch" else ""
+    return [*found.notes, *([] if found.groups else [f"no process groups in the files{recorded}"])]
 
 
 def _grid(ranks_layout: Layout) -> tuple[list[dict[str, Any]], tuple[Column, ...]]:
@@ -470,10 +448,11 @@ def _grid(ranks_layout: Layout) -> tuple[list[dict[str, Any]], tuple[Column, ...
             row = cells.setdefault(tuple(at.get(axis) for axis in outer), {})
             row.setdefault(at[inner], []).append(rank)
     width = ranks_layout.sizes[inner]
-    rows = [
-        {**dict(zip(outer, key, strict=True)), **{f"{inner}_{i}": _cell(row.get(i)) for i in range(width)}}
-        for key, row in sorted(cells.items(), key=lambda pair: tuple(-1 if x is None else x for x in pair[0]))
-    ]
+    rows = list[dict[str, Any]]()
+    for key, row in sorted(cells.items(), key=lambda pair: tuple(-1 if x is None else x for x in pair[0])):
+        shown = {i: ranks[0] if len(ranks) == 1 else as_ranges(ranks) for i, ranks in row.items()}
+        places = {f"{inner}_{i}": shown.get(i) for i in range(width)}
+        rows.append({**dict(zip(outer, key, strict=True)), **places})
     columns = (
         *(Column(axis, help=TITLES[axis], title=axis.upper()) for axis in outer),
         *(Column(f"{inner}_{i}", help=TITLES[inner], title=f"{inner} {i}") for i in range(width)),
@@ -481,33 +460,17 @@ def _grid(ranks_layout: Layout) -> tuple[list[dict[str, Any]], tuple[Column, ...
     return rows, columns
 
 
-def _cell(ranks: list[int] | None) -> int | str | None:
-    if not ranks:
-        return None
-    return ranks[0] if len(ranks) == 1 else as_ranges(ranks)
-
-
 def groups(run: Run, scope: Scope, by: str | None = None) -> Result:
     """The process groups; groups of equal axis, size, stride and description share a row."""
-    ranks_layout = layout_of(run, Scope())
-    rows = run.collectives
-    time: Counter[tuple[str, tuple[int, ...]]] = Counter()
-    count: Counter[tuple[str, tuple[int, ...]]] = Counter()
-    inside = np.ones(len(rows.rank), dtype=bool)
-    if scope.ranks is not None:
-        inside &= np.isin(rows.rank, sorted(scope.ranks))
-    if scope.steps is not None:
-        inside &= (rows.step >= scope.steps[0]) & (rows.step <= scope.steps[1])
+    found, rows = layout_of(run, Scope()), run.collectives
+    inside = scope.mask(rows.step, rows.rank)
     counts = np.bincount(rows.group[inside], minlength=len(rows.groups))
-    times = np.zeros(len(rows.groups), dtype=np.int64)
-    np.add.at(times, rows.group[inside], rows.duration[inside])
+    times = np.bincount(rows.group[inside], rows.duration[inside], len(rows.groups)).astype(np.int64)
+    numbers = defaultdict[tuple[str, tuple[int, ...]], list[int]](list)
     for number, group in enumerate(rows.groups):
-        if group.ranks:
-            key = (group.name, tuple(group.ranks))
-            time[key] += int(times[number])
-            count[key] += int(counts[number])
+        numbers[group.name, tuple(group.ranks or ())].append(number)
     families: dict[tuple[Any, ...], list[ObservedGroup]] = {}
-    for observed in ranks_layout.groups:
+    for observed in found.groups:
         family = (observed.axis, observed.size, observed.stride, observed.basis, observed.description)
         families.setdefault(family, []).append(observed)
     table = []
@@ -515,7 +478,7 @@ def groups(run: Run, scope: Scope, by: str | None = None) -> Result:
         kinds: Counter[str] = Counter()
         for member in members:
             kinds.update(member.kinds)
-        keys = [(member.name, member.ranks) for member in members]
+        mine = [number for member in members for number in numbers[member.name, member.ranks]]
         table.append(
             {
                 "axis": axis,
@@ -523,16 +486,16 @@ def groups(run: Run, scope: Scope, by: str | None = None) -> Result:
                 "size": size,
                 "stride": stride if size > 1 else None,
                 "basis": basis,
-                "collectives": sum(count[key] for key in keys),
-                "time_ns": sum(time[key] for key in keys),
+                "collectives": int(counts[mine].sum()),
+                "time_ns": int(times[mine].sum()),
                 "kinds": ", ".join(f"{kind} {number}" for kind, number in kinds.most_common()) or None,
                 "description": description or None,
             }
         )
     order = ("world", *AXES, "other")
     table.sort(key=lambda row: (order.index(row["axis"]), -row["collectives"], -row["size"]))
-    notes = list(ranks_layout.notes) if ranks_layout.groups else [_no_groups(run)]
+    notes = _notes(run, found)
     unnamed = sum(int(counts[i]) for i, group in enumerate(rows.groups) if not group.ranks)
     if unnamed:
         notes.append(left_out_note(f"{unnamed:,} collectives whose process group is not known"))
-    return Result("groups", "Process groups", scope.window, GROUP_COLUMNS, table, notes=tuple(notes))
+    return Result("layout.groups", "Process groups", scope.window, GROUP_COLUMNS, table, notes=tuple(notes))

@@ -11,7 +11,6 @@ import numpy as np
 
 from rankscope.analysis.across_ranks.collectives import collectives
 from rankscope.analysis.across_ranks.comparison_notes import HOW_TO_RECORD_STARTS
-from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result, Row
 from rankscope.analysis.core.scope import Scope
 from rankscope.collective_kinds import bus_factor
@@ -83,14 +82,15 @@ WITH sized AS (
     SELECT {keys}, min(duration_ns) AS transfer FROM operations
     WHERE NOT is_mean AND peer IS NULL GROUP BY {keys}, function, seq HAVING count(DISTINCT rank) > 1
 ), transfers AS (
-    SELECT {keys}, avg(transfer) AS transfer, median(transfer) AS usual FROM matched GROUP BY {keys}
+    SELECT {keys}, round_even(avg(transfer), 0)::BIGINT AS transfer, median(transfer) AS usual
+    FROM matched GROUP BY {keys}
 ), counts AS (
     SELECT {keys}, max(count) AS count
     FROM (SELECT {keys}, rank, count(*) AS count FROM operations GROUP BY {keys}, rank) GROUP BY {keys}
 ), measured AS (
     SELECT {keys}, any_value(name) AS name, string_agg(DISTINCT timing, ', ' ORDER BY timing) AS timing,
-           list(DISTINCT rank ORDER BY rank) AS recorded, avg(duration_ns) AS dur_ns, median(algbw) AS algbw,
-           median(busbw) AS busbw, median(computed) AS computed, any_value(factor) AS factor,
+           list(DISTINCT rank ORDER BY rank) AS recorded, round_even(avg(duration_ns), 0)::BIGINT AS dur_ns,
+           median(algbw) AS algbw, median(busbw) AS busbw, median(computed) AS computed, any_value(factor) AS factor,
            bool_or(is_mean) AS is_mean,
            count(*) FILTER (abs(reported - computed) > {differs} * computed) AS differing,
            sum(duration_ns) AS total
@@ -106,7 +106,7 @@ def nccl(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each communicator, kind and size, by total time."""
     where = scope.only_ranks().where()
     rows = _rows(run, where) if run.has(NCCL) else []
-    notes = [*left_out(run, scope), *_notes(run, rows)]
+    notes = _notes(run, rows)
     in_traces: dict[tuple[Any, ...], Any] = {}
     if rows and run.has_traces:
         measured = collectives(run, Scope(ranks=scope.ranks)).rows
@@ -117,7 +117,7 @@ def nccl(run: Run, scope: Scope, by: str | None = None) -> Result:
     for row in rows:
         row["trace_busbw_gb_s"] = in_traces.get((row["kind"], row["bytes"], row["ranks"]))
     return Result(
-        "nccl",
+        "collectives.nccl",
         "Collectives by NCCL's own measurement",
         "whole file",
         COLUMNS,
@@ -151,29 +151,25 @@ def _rows(run: Run, where: str) -> list[dict[str, Any]]:
             differs=_DIFFERS,
         )
     )
-    return [_row(row) for row in rows]
-
-
-def _row(row: dict[str, Any]) -> dict[str, Any]:
-    moved = row["bytes"] and row["usual"] and row["factor"]
-    return {
-        **{key: row[key] for key in _KEYS},
-        "count": None if row["is_mean"] else row["count"],
-        "dur_ns": _whole(row["dur_ns"]),
-        "transfer_ns": _whole(row["transfer"]),
-        "algbw_gb_s": row["algbw"],
-        "busbw_gb_s": row["busbw"],
-        "computed_busbw_gb_s": row["computed"],
-        "differing": None if row["is_mean"] else row["differing"],
-        "transfer_busbw_gb_s": row["bytes"] / row["usual"] * row["factor"] if moved else None,
-        "timing": row["timing"],
-        "name": row["name"],
-        "recorded_ranks": as_ranges(row["recorded"]),
-    }
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else round(value)
+    return [
+        {
+            **{key: row[key] for key in _KEYS},
+            "count": None if row["is_mean"] else row["count"],
+            "dur_ns": row["dur_ns"],
+            "transfer_ns": row["transfer"],
+            "algbw_gb_s": row["algbw"],
+            "busbw_gb_s": row["busbw"],
+            "computed_busbw_gb_s": row["computed"],
+            "differing": None if row["is_mean"] else row["differing"],
+            "transfer_busbw_gb_s": row["bytes"] / row["usual"] * row["factor"]
+            if row["bytes"] and row["usual"] and row["factor"]
+            else None,
+            "timing": row["timing"],
+            "name": row["name"],
+            "recorded_ranks": as_ranges(row["recorded"]),
+        }
+        for row in rows
+    ]
 
 
 def _notes(run: Run, rows: list[dict[str, Any]]) -> list[str]:
@@ -227,23 +223,23 @@ def _findings(rows: list[dict[str, Any]]) -> tuple[Finding, ...]:
         slowest = min(members, key=lambda row: row["busbw_gb_s"])
         pct = 100 * slowest["busbw_gb_s"] / usual
         if len(members) >= _LEAST_ALIKE and pct < _SLOW_PCT:
-            findings.append(_slow(slowest, usual, pct, len(members)))
+            size, given = slowest["size_range"] or "unknown size", slowest["bytes"]
+            key = {name: slowest[name] for name in ("group", "kind", "bytes")}
+            whose = f"communicator {slowest['group']}"
+            usual_of = f"the median of {len(members)} communicators of {slowest['ranks']} ranks"
+            findings.append(
+                Finding(
+                    "warning",
+                    f"{slowest['kind']} of {format_rounded('bytes', given) if given else size} in {whose} reaches "
+                    f"{pct:.0f} % of the bandwidth of its like",
+                    advice="Check the links between its ranks, or a rank of it that is late: NCCL's times include "
+                    "waiting.",
+                    facts=(
+                        Fact("busbw_gb_s", slowest["busbw_gb_s"], "GB/s", whose, row=key),
+                        Fact("usual_busbw_gb_s", usual, "GB/s", usual_of),
+                        Fact("recorded_ranks", slowest["recorded_ranks"], "", whose, row=key),
+                        Fact("busbw_pct", pct, "percent", whose, row=key),
+                    ),
+                )
+            )
     return tuple(findings)
-
-
-def _slow(row: Row, usual: float, pct: float, count: int) -> Finding:
-    size = format_rounded("bytes", row["bytes"]) if row["bytes"] else row["size_range"] or "unknown size"
-    key = {name: row[name] for name in ("group", "kind", "bytes")}
-    whose = f"communicator {row['group']}"
-    return Finding(
-        "warning",
-        f"{row['kind']} of {size} in {whose} reaches {pct:.0f} % of the bandwidth of its like",
-        f"busbw {format_rounded('GB/s', row['busbw_gb_s'])}, and {format_rounded('GB/s', usual)} in the median of "
-        f"{count} communicators of {row['ranks']} ranks; its recorded ranks: {row['recorded_ranks']}",
-        hint="Check the links between its ranks, or a rank of it that is late: NCCL's times include waiting.",
-        facts=(
-            Fact("busbw_gb_s", row["busbw_gb_s"], "GB/s", whose, row=key),
-            Fact("usual_busbw_gb_s", usual, "GB/s", f"the median of {count} communicators"),
-            Fact("busbw_pct", pct, "percent", whose, row=key),
-        ),
-    )

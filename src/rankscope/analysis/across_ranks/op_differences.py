@@ -15,11 +15,9 @@ import numpy as np
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.grouping import middle_of_others, split_by_rank
 from rankscope.analysis.core.names import all_names
-from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, ColumnRows, Result
 from rankscope.analysis.core.rollups import kept_per_rank
-from rankscope.analysis.core.run_steps import NO_STEP
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.scope import NO_STEP, Scope
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
 from rankscope.store.arrays import Floats, Ints, number_rows, unique_values
@@ -124,8 +122,7 @@ def _side_by_side(records: dict[int, RankOps], steps: tuple[int, int] | None) ->
     which, step, name, *figures = np.concatenate(parts, axis=1)
     has_steps = bool((step != NO_STEP).any())
     inside = step != NO_STEP if has_steps else np.ones(len(step), dtype=bool)
-    if steps is not None:
-        inside &= (step >= steps[0]) & (step <= steps[1])
+    inside &= Scope(steps=steps).mask(step)
     which, step, name = which[inside], step[inside], name[inside]
     rows, row = number_rows([step, name])
     numbers, of_step = number_rows([step])
@@ -170,7 +167,7 @@ def op_differences(run: Run, scope: Scope, by: str | None = None) -> Result:
         rows[name] = np.bincount(group, weights=values, minlength=len(keys)).astype(np.int64)
     order = np.lexsort((rows["rank"], -rows["host_ns"]))
     rows = {name: values[order] for name, values in rows.items()}
-    notes = left_out(run, scope)
+    notes = []
     unknown = None
     if not tables:
         unknown = (
@@ -181,7 +178,7 @@ def op_differences(run: Run, scope: Scope, by: str | None = None) -> Result:
         unknown = ""
         notes.append("every rank runs each op as often as the median of its peers")
     return Result(
-        "op_differences",
+        "stragglers.op_differences",
         "Ops that a rank runs more or less often than its peers",
         scope.window,
         COLUMNS,

@@ -11,9 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.across_ranks.bubbles import NO_PASSES, NO_STAGES, Activity
+from rankscope.analysis.across_ranks.bubbles import (
+    NO_PASSES,
+    NO_STAGES,
+    Activity,
+    Pass,
+    Passes,
+    passes_of,
+    replay,
+    schedule_of,
+)
 from rankscope.analysis.across_ranks.layout import Layout, layout_of
-from rankscope.analysis.across_ranks.schedule import Pass, Passes, passes_of, replay, schedule_of
 from rankscope.analysis.across_ranks.segments import PHASES, rank_segments, segments
 from rankscope.analysis.core.intervals import Intervals, intersect, subtract, union
 from rankscope.analysis.core.notes import no_gpu
@@ -91,8 +99,8 @@ def _pipeline(layout: Layout, activity: Activity, passes: Passes | None, about: 
 def _step(run: Run, scope: Scope, activity: Activity, ranks: list[int]) -> tuple[int | None, Intervals]:
     """The step of median length on the first of these ranks, and when each of them has it; all that was recorded where
     there are no steps."""
-    step, rank = None, activity.ranks[activity.windows["rank"]]
-    begin, end = activity.windows["start"], activity.windows["end"]
+    step, rank = None, activity.windows.rank
+    begin, end = activity.windows.intervals
     steps = steps_in_scope(run, scope)
     of_first = np.flatnonzero(steps["rank"] == ranks[0])
     if scope.steps is not None and len(of_first):

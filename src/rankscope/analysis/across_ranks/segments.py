@@ -30,11 +30,10 @@ from rankscope.analysis.core.device_events import (
     gpu_ranks,
 )
 from rankscope.analysis.core.grouping import split_by_rank
-from rankscope.analysis.core.intervals import Axis, Intervals, Ints, join, subtract, union
+from rankscope.analysis.core.intervals import Axis, Intervals, Ints, join, shifted, subtract, union
 from rankscope.analysis.core.rank_activity import rank_activity
 from rankscope.analysis.core.rollups import kept_per_rank
-from rankscope.analysis.core.run_steps import NO_STEP, all_steps, in_order_of_start
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.scope import NO_STEP, Scope, all_steps, in_order_of_start
 from rankscope.analysis.within_rank import phases
 from rankscope.collective_kinds import KINDS
 from rankscope.records import dataclass
@@ -65,12 +64,14 @@ class RankSegments:
     duration_ns: Ints
     autograd: Ints
     """FORWARD, BACKWARD or OTHER by autograd, or NONE where the file does not tell."""
-    compute_start: Ints
-    """When it computes, as disjoint intervals."""
-    compute_end: Ints
-    other_start: Ints
+    compute: Intervals
+    """When it computes."""
+    other: Intervals
     """When it does not compute, but copies or takes part in a collective other than send and recv."""
-    other_end: Ints
+
+
+_Parts = tuple[dict[str, Ints], Intervals, Intervals]
+"""The segments of a rank, when it computes, and when it is busy with anything but send and recv."""
 
 
 @kept_per_rank("segments", RankSegments, any_window=True)
@@ -86,76 +87,46 @@ def rank_segments(run: Run, scope: Scope) -> dict[int, RankSegments]:
     collectives = split_by_rank(rows, ranks)
     records = {}
     for rank in ranks:
-        comm, origin = collectives[rank], run.origin_ns(rank)
-        record = (_on_device if rank in gpu_ranks(run) else _on_host)(run, rank, comm)
-        if record is None:
+        on_device, origin = rank in gpu_ranks(run), run.origin_ns(rank)
+        columns, compute, rest = (_on_device if on_device else _on_host)(run, rank, collectives[rank])
+        if not on_device and not len(compute.start):
             continue
-        columns, compute, other = record
         for name in ("launched", "start", "end"):
             columns[name] = columns[name] - origin
         records[rank] = RankSegments(
-            **columns,
-            compute_start=compute.start - origin,
-            compute_end=compute.end - origin,
-            other_start=other.start - origin,
-            other_end=other.end - origin,
+            **columns, compute=shifted(compute, -origin), other=shifted(subtract(rest, compute), -origin)
         )
     return records
 
 
-_Parts = tuple[dict[str, Ints], Intervals, Intervals]
-"""The segments of a rank, when it computes, and when it does something else."""
-
-
 def _on_device(run: Run, rank: int, comm: dict[str, Any]) -> _Parts:
     events = device_events(run, rank, Scope())
-    autograd = _autograd(run, rank, events)
+    launched = events.launch_start != UNKNOWN
+    # The phase at the launch on the host.
+    phase = np.where(launched, _phases_at(run, rank, events.launch_start), NONE)
+    threads = _backward_threads(run).get(rank, _NO_INTS)
+    phase[np.isin(_thread(events.segment, events.launch_track), threads) & launched] = BACKWARD
     p2p = union(comm["start"][comm["p2p"]], comm["end"][comm["p2p"]])
-    computing = events.kind == COMPUTE
+    computing, of_others = events.kind == COMPUTE, events.kind != COMM
     compute = union(events.start[computing], events.end[computing])
-    of_others = events.kind != COMM
     rest = join(
         union(events.start[of_others], events.end[of_others]),
         subtract(union(events.start, events.end), p2p),
     )
-    columns = cut(events, comm["start"][~comm["on_device"]], autograd)
-    return columns, compute, subtract(rest, compute)
+    autograd = _before_last_backward(phase, events.launch_start, events.step)
+    return cut(events, comm["start"][~comm["on_device"]], autograd), compute, rest
 
 
-def _on_host(run: Run, rank: int, comm: dict[str, Any]) -> _Parts | None:
+def _on_host(run: Run, rank: int, comm: dict[str, Any]) -> _Parts:
     """Each time in which the host computes without a pause counts as a kernel that was launched when it began."""
     compute = rank_activity(run, rank).compute
-    if not len(compute.start):
-        return None
-    steps = split_by_rank(in_order_of_start(all_steps(run)), [rank])[rank]
-    step, file = _steps_at(steps, compute.start)
-    phase = _host_phase(run, rank, compute.start, step)
-    columns = _cut(compute.start, comm["called"], compute, step, file, phase)
-    met = ~comm["p2p"]
-    other = subtract(union(comm["start"][met], comm["end"][met]), compute)
-    return columns, compute, other
-
-
-def _steps_at(steps: dict[str, Ints], time: Ints) -> tuple[Ints, Ints]:
-    """The step and the file at each time on the host; NO_STEP between steps."""
+    steps, time = split_by_rank(in_order_of_start(all_steps(run)), [rank])[rank], compute.start
     at = np.searchsorted(steps["start"], time, side="right") - 1
     inside = (at >= 0) & (time < np.append(steps["stop"], 0)[at])
     step, file = (np.where(inside, np.append(steps[name], 0)[at], NO_STEP) for name in ("step", "segment"))
-    return step, file
-
-
-def _autograd(run: Run, rank: int, events: DeviceEvents) -> Ints:
-    """By event: its phase by the time of its launch on the host; NONE where no backward pass was recorded."""
-    launched = events.launch_start != UNKNOWN
-    phase = np.where(launched, _phases_at(run, rank, events.launch_start), NONE)
-    threads = _backward_threads(run).get(rank, _NO_INTS)
-    phase[np.isin(_thread(events.segment, events.launch_track), threads) & launched] = BACKWARD
-    return _before_last_backward(phase, events.launch_start, events.step)
-
-
-def _host_phase(run: Run, rank: int, time: Ints, step: Ints) -> Ints:
-    """The phase at each time on the host; NONE where no backward pass was recorded."""
-    return _before_last_backward(_phases_at(run, rank, time), time, step)
+    phase = _before_last_backward(_phases_at(run, rank, time), time, step)
+    rest = union(comm["start"][~comm["p2p"]], comm["end"][~comm["p2p"]])
+    return _cut(time, comm["called"], compute, step, file, phase), compute, rest
 
 
 def _phases_at(run: Run, rank: int, time: Ints) -> Ints:
@@ -265,7 +236,7 @@ def segments(run: Run, scope: Scope) -> Segments:
     """Of the ranks and steps in scope; without steps, all that was recorded is one step."""
     every = _all_segments(run, Scope(ranks=scope.ranks))
     if scope.steps is not None:
-        return every.pick((every.step >= scope.steps[0]) & (every.step <= scope.steps[1]))
+        return every.pick(scope.mask(every.step))
     in_steps = every.step != NO_STEP
     return every.pick(in_steps) if in_steps.any() else every
 
@@ -318,7 +289,14 @@ def _messages(rows: Collectives, layout: Layout, ranks: Ints) -> _Messages:
     if stages < 2 or not len(rows.rank) or not len(ranks):
         nothing = _NO_INTS.astype(bool)
         return _Messages(_NO_INTS, _NO_INTS, _NO_INTS, nothing, nothing)
-    entry, is_recv, peer = _sides(rows)
+    alone = np.flatnonzero(np.isin(rows.kind, (_SEND, _RECV)) & (rows.batch == NONE))
+    batched = np.flatnonzero(rows.batch != NONE).tolist()
+    # For each message that an entry sends or receives: the entry, whether it receives, and the other rank.
+    sides = [(at, not each.is_send, each.peer) for at in batched for each in rows.batches[rows.batch[at]]]
+    of_batches = np.array(sides, dtype=np.int64).reshape(-1, 3)
+    of_others = np.stack([alone, rows.kind[alone] == _RECV, rows.peer[alone]], axis=1)
+    every = np.concatenate([of_others, of_batches])
+    entry, is_recv, peer = every[every[:, 2] != NONE].T
     highest = int(max(rows.rank.max(), peer.max(initial=0), max(layout.places, default=0))) + 1
     stage_of = np.array([layout.stage(rank) for rank in range(highest)])
     rank = rows.rank[entry]
@@ -332,24 +310,9 @@ def _messages(rows: Collectives, layout: Layout, ranks: Ints) -> _Messages:
         rank=number[used],
         launched=rows.call_start[entry[used]],
         start=rows.start[entry[used]],
-        is_recv=is_recv[used],
-        forward=(is_recv ^ to_next)[used],
+        is_recv=is_recv[used] > 0,
+        forward=(is_recv > 0)[used] ^ to_next[used],
     )
-
-
-def _sides(rows: Collectives) -> tuple[Ints, Mask, Ints]:
-    """For each message that an entry sends or receives: the entry, whether it receives, and the other rank."""
-    alone = np.flatnonzero(np.isin(rows.kind, (_SEND, _RECV)) & (rows.batch == NONE))
-    batched = np.flatnonzero(rows.batch != NONE)
-    entries = [alone, *(np.full(len(rows.batches[rows.batch[entry]]), entry) for entry in batched)]
-    sides = [message for entry in batched for message in rows.batches[rows.batch[entry]]]
-    is_recv = np.array([not message.is_send for message in sides], dtype=bool)
-    peer = np.array([message.peer for message in sides], dtype=np.int64)
-    entry = np.concatenate(entries)
-    is_recv = np.concatenate([rows.kind[alone] == _RECV, is_recv])
-    peer = np.concatenate([rows.peer[alone], peer])
-    named = peer != NONE
-    return entry[named], is_recv[named], peer[named]
 
 
 @dataclass(frozen=True)
@@ -382,8 +345,15 @@ def _blocks(rank: Ints, columns: dict[str, Ints], messages: _Messages, ranks: in
     sides[messages.is_recv.astype(int), messages.forward.astype(int), at + messages.rank] = True
     has_message = sides[:, :, np.arange(count) + rank].any(axis=(0, 1))
     between = np.flatnonzero(starts_group([rank, step]) | has_message)
-    got, sent = _next_to_messages(between, rank, sides)
-    told = _by_messages(got, sent)
+    # [backward or forward, group]: whether a message was received just before a group of segments, or is sent just
+    # after it.
+    behind, of_group = np.append(between[1:], count), rank[between]
+    got, sent = sides[1][:, between + of_group], sides[0][:, behind + of_group]
+    # What a stage has received says its phase; where it has received nothing, what it sends afterwards. A stage that
+    # sends back what it received last has run forward and backward: that counts as backward.
+    (recv_back, recv_on), (sent_back, sent_on) = got, sent
+    conditions = [recv_back | (recv_on & sent_back), recv_on | sent_on, sent_back]
+    told = np.select(conditions, [BACKWARD, FORWARD, BACKWARD], OTHER)
     phase = np.where(autograd == NONE, np.repeat(told, np.diff(between, append=count)), autograd)
     first = np.flatnonzero(starts_group([rank, step, np.cumsum(has_message), phase]))
     last = np.searchsorted(rank, np.arange(ranks), side="right")
@@ -414,24 +384,6 @@ def _following(rank: Ints, columns: dict[str, Ints], messages: _Messages) -> Int
     starts = np.maximum.accumulate(axis.place(columns["start"], rank))
     at[~is_known] = np.searchsorted(starts, axis.place(messages.start, messages.rank)[~is_known])
     return at
-
-
-def _next_to_messages(first: Ints, rank: Ints, sides: Mask) -> tuple[Mask, Mask]:
-    """[backward or forward, group]: whether a message was received just before a group of segments; whether one is sent
-    just after it. `first` has the first segment of each group."""
-    of_rank = rank[first]
-    return sides[1][:, first + of_rank], sides[0][:, np.append(first[1:], len(rank)) + of_rank]
-
-
-def _by_messages(received: Mask, sent: Mask) -> Ints:
-    """The phase of the segments between two messages.
-
-    What a stage has received says it; where it has received nothing, what it sends afterwards. A stage that sends back
-    what it received last has run forward and backward: that counts as backward.
-    """
-    (recv_back, recv_on), (sent_back, sent_on) = received, sent
-    conditions = [recv_back | (recv_on & sent_back), recv_on | sent_on, sent_back]
-    return np.select(conditions, [BACKWARD, FORWARD, BACKWARD], OTHER)
 
 
 def _chunks(rank: Ints, step: Ints, blocks: _Blocks, is_first_stage: Mask) -> int:

@@ -10,12 +10,12 @@ import numpy as np
 
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.host_spans import dataloader_spans
-from rankscope.analysis.core.intervals import Intervals, intersect, join, length, subtract, union
-from rankscope.analysis.core.rank_activity import rank_activity, waiting_times
+from rankscope.analysis.core.intervals import Intervals, intersect, union
+from rankscope.analysis.core.rank_activity import Parts, rank_activity, waiting_times
 from rankscope.analysis.core.result import Finding
 from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.step_times import Period, periods, run_step, run_step_times
+from rankscope.analysis.core.step_times import periods, run_step, run_step_times
 from rankscope.collective_kinds import KINDS
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE
@@ -46,24 +46,16 @@ class Stretch:
 
 @dataclass(frozen=True)
 class RankStep:
-    """The step of one rank, from start_ns to end_ns. The sets are disjoint; the rest is idle."""
+    """The step of one rank, from start_ns to end_ns."""
 
     rank: int
     start_ns: int
     end_ns: int
-    compute: Intervals
-    transfer: Intervals
-    wait: Intervals
-    copy: Intervals
+    parts: Parts
     is_culprit: bool
     on_host: bool
     """The rank has no GPU events, so compute is that of the host."""
-    stretch: Stretch | None
-
-    @property
-    def idle_ns(self) -> int:
-        spent = sum(map(length, (self.compute, self.transfer, self.wait, self.copy)))
-        return self.end_ns - self.start_ns - spent
+    stretch: Stretch | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +85,9 @@ def step_picture(run: Run, scope: Scope, finding: Finding | None) -> StepPicture
     step = _step(run, scope, finding)
     if step is None:
         return None
-    of_rank = {period.rank: period for period in periods(run, Scope(scope.ranks, (step, step)))}
+    windows = periods(run, Scope(scope.ranks, (step, step)))
+    times = zip(windows.start.tolist(), windows.end.tolist(), strict=True)
+    of_rank = dict(zip(windows.rank.tolist(), times, strict=True))
     blames = finding is not None and finding.kind == "fault"
     culprits = tuple(rank for rank in finding.ranks if rank in of_rank) if finding and blames else ()
     arrival, peers = _arrival(run, step, culprits)
@@ -102,7 +96,7 @@ def step_picture(run: Run, scope: Scope, finding: Finding | None) -> StepPicture
     ranks = _chosen(sorted(of_rank), culprits, arrival, peers)
     part = part_of(run, frozenset(ranks))
     cause = finding.fact("cause") if finding and culprits else None
-    rows = [_row(run, part, of_rank[rank], step, rank in culprits) for rank in ranks]
+    rows = [_row(run, part, rank, of_rank[rank], step, rank in culprits) for rank in ranks]
     return StepPicture(
         step,
         tuple(_marked(part, row, str(cause.value) if cause else "", arrival) for row in rows),
@@ -123,10 +117,10 @@ def _clock_error(run: Run, ranks: Sequence[int]) -> int | None:
 def _step(run: Run, scope: Scope, finding: Finding | None) -> int | None:
     times = run_step_times(run, scope)
     if finding is not None and finding.span is not None:
-        begin = finding.span[0]
-        for period in periods(run, scope):
-            if period.step is not None and period.start_ns <= begin < period.end_ns:
-                return period.step
+        begin, steps = finding.span[0], periods(run, scope)
+        around = steps.step[(steps.start <= begin) & (begin < steps.end)]
+        if len(around) and steps.has_steps:
+            return int(around[0])
     late = {step: time for step, time in times.items() if finding is not None and step in finding.steps}
     usual = {step: time for step, time in times.items() if step not in run_step(run, scope).left_out}
     return max(late or usual, key=times.__getitem__, default=None)
@@ -169,47 +163,36 @@ def _chosen(
     return sorted(chosen)
 
 
-def _row(run: Run, part: Run, period: Period, step: int, is_culprit: bool) -> RankStep:
+def _row(run: Run, part: Run, rank: int, times: tuple[int, int], step: int, is_culprit: bool) -> RankStep:
     """`part` has the events of the rank, `run` knows for whom it waits."""
     # A neighbouring step's kernels can run inside the window of this one.
-    activity = rank_activity(part, period.rank, (step - 1, step + 1))
-    window = union(np.array([period.start_ns]), np.array([period.end_ns]))
-    parts = activity.parts(window, waiting_times(run)[period.rank])
-    return RankStep(
-        rank=period.rank,
-        start_ns=period.start_ns,
-        end_ns=period.end_ns,
-        compute=parts.compute,
-        transfer=parts.communication,
-        wait=parts.waiting,
-        copy=parts.copy,
-        is_culprit=is_culprit,
-        on_host=not activity.has_gpu,
-        stretch=None,
-    )
+    activity = rank_activity(part, rank, (step - 1, step + 1))
+    window = union(np.array(times[:1]), np.array(times[1:]))
+    parts = activity.parts(window, waiting_times(run)[rank])
+    return RankStep(rank, *times, parts, is_culprit, on_host=not activity.has_gpu)
 
 
 def _marked(run: Run, row: RankStep, cause: str, arrival: Arrival | None) -> RankStep:
     """With a label on what made a culprit late, or on the longest wait of another rank."""
+    parts = row.parts
     if not row.is_culprit:
-        return replace(row, stretch=_longest(row, row.wait, "wait", "waits"))
+        return replace(row, stretch=_longest(row, parts.waiting, "wait", "waits"))
     # What happens after its arrival did not make it late.
     late = arrival is not None and arrival.rank == row.rank
     end = max(arrival.at_ns, row.start_ns) if arrival and late else row.end_ns
     before = Intervals(np.array([row.start_ns]), np.array([end]))
     if cause == "compute":
-        stretch = _longest(row, intersect(row.compute, before), "compute", "computes")
+        stretch = _longest(row, intersect(parts.compute, before), "compute", "computes")
         return replace(row, stretch=_named(run, row, stretch) if stretch else None)
     kind: Kind
     if cause == "dataloader":
         times, kind, label = intersect(dataloader_spans(run, row.rank), before), "idle", "loads data"
     elif cause == "copy":
-        times, kind, label = intersect(row.copy, before), "copy", "copies"
+        times, kind, label = intersect(parts.copy, before), "copy", "copies"
     elif cause == "link":
-        times, kind, label = row.transfer, "comm", "transfers"
+        times, kind, label = parts.communication, "comm", "transfers"
     elif cause == "host":
-        busy = join(row.compute, row.transfer, row.wait, row.copy)
-        times, kind, label = subtract(before, busy), "idle", "runs nothing"
+        times, kind, label = intersect(parts.idle, before), "idle", "runs nothing"
     else:
         return row
     return replace(row, stretch=_longest(row, times, kind, label))

@@ -10,15 +10,16 @@ then the difference of two cumulative sums, for all intervals of these ranks at 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
-from rankscope.analysis.core.grouping import split_by_rank
+from rankscope.analysis.core.grouping import middle_of_others, split_by_rank
 from rankscope.analysis.core.host_spans import dataloader_spans
 from rankscope.analysis.core.intervals import (
     EMPTY,
@@ -28,17 +29,17 @@ from rankscope.analysis.core.intervals import (
     covered,
     intersect,
     join,
+    one_after_another,
     shifted,
     subtract,
     union,
 )
 from rankscope.analysis.core.rank_activity import rank_activity
 from rankscope.analysis.core.rollups import kept_per_rank
-from rankscope.analysis.core.run_steps import all_steps
-from rankscope.analysis.core.scope import Scope, steps_in_scope
-from rankscope.analysis.core.step_times import Period, periods, windows
+from rankscope.analysis.core.scope import NO_STEP, Scope, all_steps, steps_in_scope
+from rankscope.analysis.core.step_times import Windows, periods, windows
 from rankscope.records import dataclass
-from rankscope.store.arrays import NONE, unique_values
+from rankscope.store.arrays import NONE, Floats, unique_values
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
 
@@ -54,7 +55,7 @@ waiting the rest of it, host what is left."""
 class TimeSplit:
     """How the time of all ranks splits into PARTS."""
 
-    periods: tuple[Period, ...]
+    periods: Windows
     """All steps of all ranks; of a run without steps, all cycles."""
     of_periods: Ints
     """[part, period]"""
@@ -66,36 +67,20 @@ class TimeSplit:
     """By entry: how long the collective overlapped with compute on its own rank."""
 
 
-class StepTimes(NamedTuple):
-    """How the time of each rank splits in each step."""
-
-    ranks: tuple[int, ...]
-    steps: tuple[int | None, ...]
-    """(None,) in a run without steps: the window counts as one."""
-    parts: NDArray[np.float64]
-    """[part, rank, step]; NaN where a rank lacks the step."""
-
-
-def step_times(run: Run, scope: Scope) -> StepTimes:
-    """Of all ranks, in the steps in scope."""
+def step_times(run: Run, scope: Scope) -> tuple[tuple[int, ...], tuple[int | None, ...], Floats]:
+    """How the time of each rank splits in each step in scope: the ranks, the steps ((None,) in a run without steps: the
+    window counts as one), and the times [part, rank, step]; NaN where a rank lacks the step."""
     times = time_split(run)
-    window = [
-        number
-        for number, period in enumerate(times.periods)
-        if scope.steps is None or scope.steps[0] <= (period.step or 0) <= scope.steps[1]
-    ]
-    periods = [times.periods[number] for number in window]
-    ranks = tuple(sorted({period.rank for period in periods}))
-    steps = tuple(sorted({period.step for period in periods}, key=lambda step: -1 if step is None else step))
-    row = {rank: number for number, rank in enumerate(ranks)}
-    column = {step: number for number, step in enumerate(steps)}
-    who = np.array([row[period.rank] for period in periods], dtype=np.int64)
-    at = np.array([column[period.step] for period in periods], dtype=np.int64)
-    parts = np.full((len(PARTS), len(ranks), len(steps)), np.nan)
+    window = np.flatnonzero(scope.mask(times.periods.step.clip(0)))
+    periods = times.periods.pick(window)
+    every_rank, who = np.unique(periods.rank, return_inverse=True)
+    every_step, at = np.unique(periods.step, return_inverse=True)
+    parts = np.full((len(PARTS), len(every_rank), len(every_step)), np.nan)
     parts[:, who, at] = 0.0
     for number, part in enumerate(times.of_periods[:, window]):
         np.add.at(parts[number], (who, at), part)  # without steps, several cycles are one window
-    return StepTimes(ranks, steps, parts)
+    known = tuple(None if step == NO_STEP else step for step in every_step.tolist())
+    return tuple(every_rank.tolist()), known, parts
 
 
 @once_per_run
@@ -106,9 +91,7 @@ def time_split(run: Run) -> TimeSplit:
     # The time of a collective that is not waiting is the end of it.
     moves = rows.end - collectives.entry_transfer
     steps = periods(run, Scope())
-    who = np.array([period.rank for period in steps], dtype=np.int64)
-    begin = np.array([period.start_ns for period in steps], dtype=np.int64)
-    end = np.array([period.end_ns for period in steps], dtype=np.int64)
+    who, begin, end = steps.rank, steps.start, steps.end
     opened = window_starts(run, rows)
     of_periods = np.zeros((len(PARTS), len(steps)), dtype=np.int64)
     of_entries = np.zeros((len(PARTS), len(opened)), dtype=np.int64)
@@ -174,7 +157,7 @@ def _busy(run: Run, rank: int, collectives: dict[str, Ints], steps: dict[str, In
     loading = subtract(dataloader_spans(run, rank), join(activity.compute, comm, copy))
     bounds = [steps[name] for name in ("start", "stop", "begin", "end")]
     if len(bounds[0]) == 0:
-        bounds = [*windows(run, rank, Scope()).intervals]
+        bounds = [*windows(run, Scope()).of(rank).intervals]
     times = unique_values(np.concatenate([*bounds, *collectives.values()]))
     sets = _reduced((activity.compute, comm, copy, loading), times, union(**collectives))
     return Busy(*(shifted(every, -run.origin_ns(rank)) for every in sets))
@@ -194,13 +177,12 @@ def _reduced(sets: Sequence[Intervals], bounds: Ints, inside: Intervals) -> Sequ
 
 def _placed(run: Run, axis: Axis, ranks: Ints, sets: dict[int, Busy], name: str) -> Intervals:
     """One set of these ranks, on the axis."""
-    numbers = [(number, rank) for number, rank in enumerate(ranks.tolist()) if rank in sets]
-    columns = []
-    for side in ("start", "end"):
-        times = [getattr(getattr(sets[rank], name), side) + run.origin_ns(rank) for _, rank in numbers]
-        number = np.repeat([number for number, _ in numbers], [len(values) for values in times])
-        columns.append(axis.place(np.concatenate(times), number) if times else np.empty(0, dtype=np.int64))
-    return union(*columns)
+    known = [rank for rank in ranks.tolist() if rank in sets]
+    times = one_after_another(
+        [getattr(sets[rank], name) for rank in known], [run.origin_ns(rank) for rank in known]
+    )
+    of_rank = np.searchsorted(ranks, known)[times[0]]
+    return union(*(axis.place(side, of_rank) for side in times[1:]))
 
 
 def _split(cover: Sequence[Intervals], start: Ints, end: Ints) -> Ints:
@@ -239,3 +221,43 @@ def window_starts(run: Run, rows: Collectives) -> Ints:
             files = {(rank, file): start for rank, file, start in starts}
         opened[i] = min(began.get((rank, step), files.get((rank, file), 0)), int(rows.start[i]))
     return opened
+
+
+OWN = tuple(name for name in PARTS if name != "waiting")
+
+
+class OwnTimes(NamedTuple):
+    """Of the steps that two ranks or more have."""
+
+    ranks: tuple[int, ...]
+    steps: tuple[int | None, ...]
+    """(None,) in a run without steps: the window counts as one."""
+    of_parts: Floats
+    """[part, rank, step]: time beyond the median of the peers, by OWN; 0 where a rank or all its peers lack the
+    step."""
+    excess: Floats
+    """[rank, step]: of all parts together."""
+
+    def cause(self, rank: int, step: int) -> str | None:
+        """The part with the largest excess, by the indices of rank and step."""
+        parts = self.of_parts[:, rank, step]
+        return OWN[int(parts.argmax())] if parts.max() > 0 else None
+
+
+@once_per_run
+def own_times(run: Run, scope: Scope) -> OwnTimes:
+    """Of all ranks, in the steps in scope. A rank without peers is compared with all others."""
+    ranks, every_step, split = step_times(run, scope)
+    common = np.flatnonzero((~np.isnan(split[0])).sum(axis=0) > 1)
+    own = split[[PARTS.index(name) for name in OWN]][:, :, common]
+    times = own.swapaxes(1, 2)
+    usual = np.full_like(times, np.nan)
+    layout = layout_of(run, Scope())
+    roles = [layout.work(rank) for rank in ranks]
+    for role, count in Counter(roles).items():
+        mine = [number for number, other in enumerate(roles) if other == role]
+        low, high = middle_of_others(times if count == 1 else times[..., mine])
+        middle = (low + high) / 2
+        usual[..., mine] = middle[..., mine] if count == 1 else middle
+    of_parts = np.maximum(np.nan_to_num(times - usual), 0).swapaxes(1, 2)
+    return OwnTimes(ranks, tuple(every_step[at] for at in common.tolist()), of_parts, of_parts.sum(axis=0))

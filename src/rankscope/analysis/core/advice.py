@@ -7,10 +7,10 @@ from collections import Counter
 from typing import Literal
 
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.device_events import runs_on_cpu
 from rankscope.analysis.core.names import sql_names, vocabulary
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.slice_counts import runs_on_cpu
 from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
@@ -159,13 +159,13 @@ def load_faster(run: Run, line: str = "") -> str:
     )
 
 
-def copy_less(run: Run, what: str) -> str:
-    """How to wait less for copies; `what` says of which memory and where to."""
+def copy_less(run: Run, *, is_pageable: bool, crosses: bool) -> str:
+    """How to wait less for copies, of pageable memory or not, between host and device or not."""
     if framework(run) == "jax":
         return "Copy less: keep arrays on the device, and put the next batch there ahead of time (jax.device_put)."
-    if what.startswith("Pageable"):
+    if is_pageable:
         return "Copy from and to pinned memory with non_blocking=True (DataLoader: pin_memory=True), ahead of time."
-    if "the host" in what or ("the device" in what and "on the device" not in what):
+    if crosses:
         return (
             "Copy ahead of time on another stream while the device computes, or keep the data on the device."
         )

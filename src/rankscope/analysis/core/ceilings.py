@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rankscope.analysis.core.device_events import runs_on_cpu
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.slice_counts import runs_on_cpu
 from rankscope.devices import Ceilings, ceilings_of, find_device
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded

@@ -11,16 +11,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.analysis.core.cache import once_per_run
+from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.core.rollups import are_worth_it, events_by_rank
-from rankscope.analysis.core.run_steps import NO_STEP
-from rankscope.analysis.core.scope import Scope, steps_in_scope
-from rankscope.model import GPU
+from rankscope.analysis.core.rollups import events_by_rank, fits_in_memory, kept_per_rank
+from rankscope.analysis.core.scope import NO_STEP, Scope, cut_ranks, steps_in_scope
+from rankscope.model import GPU, LAUNCH_CATEGORIES
 from rankscope.records import dataclass
 from rankscope.store.arrays import unique_values
 from rankscope.timeline.run import Run
@@ -92,15 +93,6 @@ def has_gpu(run: Run, scope: Scope) -> bool:
     return not gpu_ranks(run).isdisjoint(scope.ranks_in(run))
 
 
-def steps_in(run: Run, scope: Scope) -> int:
-    """The largest number of steps of any rank in the window; 0 without steps."""
-    steps = steps_in_scope(run, scope)
-    counts = Counter(
-        rank for rank, _ in set(zip(steps["rank"].tolist(), steps["step"].tolist(), strict=True))
-    )
-    return max(counts.values(), default=0)
-
-
 @once_per_run
 def _events_in_memory(run: Run) -> dict[tuple[int, int] | None, dict[int, DeviceEvents]]:
     """By steps (None: all events) and rank; `device_events` fills it, up to KEPT_EVENTS."""
@@ -110,7 +102,7 @@ def _events_in_memory(run: Run) -> dict[tuple[int, int] | None, dict[int, Device
 def device_events(run: Run, rank: int, scope: Scope) -> DeviceEvents:
     """A rank's GPU events in the window."""
     in_memory = _events_in_memory(run)
-    if scope.steps is None or rank in in_memory[None] or not are_worth_it(run) or scope.has_all_steps(run):
+    if scope.steps is None or rank in in_memory[None] or fits_in_memory(run) or scope.has_all_steps(run):
         read = replace(scope, steps=None, whole_file=True)
     else:
         read = scope
@@ -124,8 +116,7 @@ def device_events(run: Run, rank: int, scope: Scope) -> DeviceEvents:
     events = cached[rank]
     if scope.steps == read.steps:
         return events
-    first, last = scope.steps or (0, 0)
-    return events.pick((events.step >= first) & (events.step <= last))
+    return events.pick(scope.mask(events.step))
 
 
 def ranks_read_together(run: Run, rank: int, others: Iterable[int]) -> frozenset[int]:
@@ -162,3 +153,110 @@ def _load(run: Run, scope: Scope) -> dict[int, DeviceEvents]:
         rank: DeviceEvents(**{f.name: columns[f.name][order[low:high]] for f in fields(DeviceEvents)})
         for rank, low, high in zip(ranks, bounds[:-1], bounds[1:], strict=True)
     }
+
+
+class GpuCount(NamedTuple):
+    """The GPU events of one rank, file, step, category and class."""
+
+    rank: int
+    segment: int
+    step: int | None
+    category: str
+    kind: str
+    """COMPUTE, COMM or COPY."""
+    events: int
+    time_ns: int
+    """Sum of their durations; a negative one counts as 0."""
+
+
+_LEAST_STEPS = 2
+"""So many steps without a kernel, at the end of a recording with GPU events, are no accident."""
+
+
+@kept_per_rank("gpu_counts", list[GpuCount], any_window=True)
+def _rank_counts(run: Run, scope: Scope) -> dict[int, list[GpuCount]]:
+    """By file and step."""
+    rows = run.rows(
+        "SELECT rank, segment, step, category, class, count(*), sum(greatest(dur_ns, 0))::BIGINT FROM gpu "
+        f"WHERE {scope.where()} GROUP BY ALL"
+    )
+    by_rank: dict[int, list[GpuCount]] = {}
+    for row in sorted(rows, key=lambda row: (*row[:2], row[2] is None, *row[2:])):
+        by_rank.setdefault(row[0], []).append(GpuCount(*row))
+    return by_rank
+
+
+@once_per_run
+def _counts(run: Run) -> list[GpuCount]:
+    return [count for counts in _rank_counts(run, Scope()).values() for count in counts]
+
+
+def gpu_counts(run: Run, scope: Scope) -> list[GpuCount]:
+    """Those of the ranks and steps in scope, by rank, file and step."""
+    return [
+        count
+        for count in _counts(run)
+        if (scope.ranks is None or count.rank in scope.ranks)
+        and (
+            scope.steps is None or (count.step is not None and scope.steps[0] <= count.step <= scope.steps[1])
+        )
+    ]
+
+
+def kernels_end_in(run: Run, scope: Scope) -> dict[int, int | None]:
+    """By rank, the last step with kernels, where the later ones have none at all; None where no step has one.
+
+    All recorded steps are compared, not only those in scope.
+    """
+    return _kernels_end_in(run, scope.only_ranks())  # once for all windows of these ranks
+
+
+@once_per_run
+def _kernels_end_in(run: Run, ranks: Scope) -> dict[int, int | None]:
+    counts = gpu_counts(run, ranks)
+    with_events = sorted({count.rank for count in counts if count.step is not None})
+    with_kernels = {(c.rank, c.segment, c.step) for c in counts if c.category == "kernel"}
+    last_steps: dict[int, int | None] = {}
+    for rank, columns in split_by_rank(steps_in_scope(run, ranks), with_events).items():
+        steps = [*zip(*(columns[name].tolist() for name in ("start", "segment", "step")), strict=True)]
+        having = [(start, step) for start, segment, step in steps if (rank, segment, step) in with_kernels]
+        last = max((start for start, _ in having), default=None)
+        if sum(last is None or start > last for start, _, _ in steps) >= _LEAST_STEPS:
+            last_steps[rank] = max((step for start, step in having if start == last), default=None)
+    return last_steps
+
+
+SliceCounts = list[tuple[str, int | None, int]]
+"""By category and step."""
+
+
+@kept_per_rank("slice_counts", SliceCounts, any_window=True)
+def _rank_slices(run: Run, scope: Scope) -> dict[int, SliceCounts]:
+    of_rank: dict[int, SliceCounts] = {}
+    for rank, category, step, count in run.rows(
+        f"SELECT rank, category, step, count(*) FROM slices WHERE {scope.where()} GROUP BY ALL ORDER BY ALL"
+    ):
+        of_rank.setdefault(rank, []).append((category, step, count))
+    return of_rank
+
+
+@once_per_run
+def slice_counts(run: Run, scope: Scope) -> dict[str, int]:
+    """The number of slices of each category in scope, the most frequent first."""
+    counts = Counter[str]()
+    low, high = scope.steps or (None, None)
+    for slices in _rank_slices(run, scope).values():
+        for category, step, count in slices:
+            if low is None or high is None or (step is not None and low <= step <= high):
+                counts[category] += count
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def has_launches(run: Run) -> bool:
+    """Whether calls that launch work were recorded: without them, nobody knows why a GPU is idle."""
+    return any(category in LAUNCH_CATEGORIES for category in slice_counts(run, Scope()))
+
+
+def runs_on_cpu(run: Run) -> bool:
+    """No GPU events in files that are whole: what a cut file lacks may have been there."""
+    return not cut_ranks(run) and not has_gpu(run, Scope())

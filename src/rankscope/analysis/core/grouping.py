@@ -1,8 +1,8 @@
-"""Rows in groups: divided by rank, and their medians."""
+"""Rows in groups: divided by rank, their sums and medians."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,22 @@ def split_by_rank(columns: dict[str, Any], ranks: Iterable[int]) -> dict[int, di
     return {
         number: {name: values[rows] for name, values in ordered.items()} for number, rows in bounds.items()
     }
+
+
+def summed(parts: Iterable[tuple[Any, Iterable[Any]]], largest: Collection[int] = ()) -> dict[Any, list[Any]]:
+    """By key the sums of figures; of those at the places `largest` the maximum."""
+    sums: dict[Any, list[Any]] = {}
+    for key, figures in parts:
+        known = sums.get(key)
+        sums[key] = (
+            [*figures]
+            if known is None
+            else [
+                max(a, b) if at in largest else a + b
+                for at, (a, b) in enumerate(zip(known, figures, strict=True))
+            ]
+        )
+    return sums
 
 
 def group_medians(group: Ints, value: Ints) -> Floats:

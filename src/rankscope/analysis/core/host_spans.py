@@ -17,17 +17,18 @@ from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import Intervals, Ints, union
 from rankscope.analysis.core.names import all_names, name_codes, sql_names, vocabulary
 from rankscope.analysis.core.rollups import part_of
-from rankscope.analysis.core.run_steps import NO_STEP
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.scope import NO_STEP, Scope
 from rankscope.model import (
     DATALOADER_PATTERN,
     HOST_COLLECTIVE_PATTERN,
     LAUNCH_CATEGORIES,
+    NUMBERED_STEP_PATTERN,
+    PROFILER_STEP_PATTERN,
     SYNC_CALL_PATTERN,
 )
 from rankscope.records import dataclass
-from rankscope.timeline.linking import NUMBERED_STEP, PROFILER_STEP, slice_at
-from rankscope.timeline.nesting import nest
+from rankscope.store.arrays import NONE
+from rankscope.timeline.nesting import nest, slice_at
 from rankscope.timeline.run import Run
 
 _ANNOTATION, _SYNC, _OP, _ENGINE = range(4)
@@ -61,7 +62,7 @@ class HostEvents:
         if len(self.start) == 0 or len(track) == 0:
             return np.full(len(track), UNKNOWN)
         nesting = nest(self.track, self.start, self.end)
-        index = slice_at(nesting, self.track, self.start, self.end, track, time)
+        index = slice_at(nesting, self.track, self.start, self.end - self.start, track, time)
         return np.where(index >= 0, self.name[index], UNKNOWN)
 
 
@@ -130,8 +131,10 @@ def rank_annotations(run: Run, rank: int) -> HostEvents:
 
 @once_per_run
 def _is_of_program(run: Run) -> NDArray[np.bool_]:
-    others = [re.compile(pattern) for pattern in (DATALOADER_PATTERN, HOST_COLLECTIVE_PATTERN, "^nccl:")]
-    skipped = [PROFILER_STEP, NUMBERED_STEP, *others]
+    steps = PROFILER_STEP_PATTERN, NUMBERED_STEP_PATTERN
+    skipped = [
+        re.compile(pattern) for pattern in (*steps, DATALOADER_PATTERN, HOST_COLLECTIVE_PATTERN, "^nccl:")
+    ]
     return _is_wanted(run, lambda name: not any(pattern.search(name) for pattern in skipped))
 
 
@@ -225,3 +228,46 @@ def loading_line(run: Run, rank: int) -> str:
     )
     frame = program_frame([name for (name,) in rows])
     return "" if _is_library(frame) else frame
+
+
+def covering_names(run: Run, rank: int, time: Ints) -> list[str]:
+    """The op, else the annotation, that covers each moment on any thread; '' where none does."""
+    texts = all_names(run)
+    ops, annotations = (
+        latest_around(spans.start[order], spans.end[order], spans.name[order], time).tolist()
+        for spans in (outermost_ops(run, rank), rank_annotations(run, rank))
+        for order in [np.lexsort((spans.track, spans.start))]
+    )
+    return [
+        texts[op] if op != NONE else texts[note] if note != NONE else ""
+        for op, note in zip(ops, annotations, strict=True)
+    ]
+
+
+def latest_around(start: Ints, end: Ints, name: Ints, time: Ints) -> Ints:
+    """For each moment the name of the slice around it that started last; NONE where there is none.
+
+    Slices are sorted by start. Of those that have started, the last one that has not ended is found in a binary tree
+    over their ends: a node has the latest end of the two below it.
+    """
+    levels = [end]
+    while len(levels[-1]) > 1:
+        below = np.append(levels[-1], np.iinfo(np.int64).min)  # so that the last one has a neighbour
+        levels.append(np.maximum(below[:-1:2], below[1::2]))
+    node = np.searchsorted(start, time, side="right")  # the first one that has not started
+    height = np.full(len(time), NONE)
+    for level, latest in enumerate(levels):
+        is_right = (height == NONE) & (node % 2 == 1)
+        covers = is_right.copy()
+        covers[is_right] = latest[node[is_right] - 1] > time[is_right]
+        height[covers] = level
+        node[covers] -= 1
+        node[height == NONE] >>= 1
+    for level in range(len(levels) - 2, -1, -1):
+        above = np.flatnonzero(height > level)
+        right = np.minimum(2 * node[above] + 1, len(levels[level]) - 1)
+        is_right = levels[level][right] > time[above]
+        node[above] = np.where(is_right, right, 2 * node[above])
+    names = np.full(len(time), NONE)
+    names[height != NONE] = name[node[height != NONE]]
+    return names

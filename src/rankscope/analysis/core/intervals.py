@@ -2,11 +2,14 @@
 
 A set is a pair of arrays (starts, ends). To do many groups (rank and step) at once, shift each group onto a
 stretch of the axis of its own (`Axis`): sets never mix, and one pass serves all groups.
+
+Union and intersection are in C where it was built: numpy takes three times as long, 0.1 s more of the 3.9 s of CPU that
+a first `stats` of 16 ranks with 20,000 events each takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,6 +107,14 @@ def shifted(a: Intervals, by_ns: int) -> Intervals:
 def length(a: Intervals) -> int:
     """Total time in the set."""
     return int((a.end - a.start).sum())
+
+
+def one_after_another(sets: Sequence[Intervals], later: Sequence[int]) -> tuple[Ints, Ints, Ints]:
+    """The number of its set, the start and the end of each interval; each set later by so much."""
+    number = np.repeat(np.arange(len(sets)), [len(times.start) for times in sets])
+    by = np.array(later, dtype=np.int64)[number]
+    start, end = (np.concatenate([EMPTY.start, *side]) for side in zip(EMPTY, *sets, strict=True))
+    return number, start + by, end + by
 
 
 @dataclass(frozen=True)

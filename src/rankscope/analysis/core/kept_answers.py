@@ -1,6 +1,6 @@
 """Answers about a whole run that the store keeps: a question that is asked again is answered without its events.
 
-Kept are values of reports in their default scope: Results, findings, doubts, texts. They are JSON in one file of the
+Kept are values of reports in their default scope: Results, findings, texts. They are JSON in one file of the
 store (store.derived); records and tuples are marked, so that what is read equals what was written. Reading them needs
 neither numpy nor DuckDB, nor the analyses.
 
@@ -15,12 +15,10 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
-from itertools import accumulate, pairwise
 from typing import Any
 
 from rankscope.analysis.core.result import (
     Column,
-    Doubt,
     Fact,
     Finding,
     Note,
@@ -29,15 +27,13 @@ from rankscope.analysis.core.result import (
     Result,
 )
 from rankscope.capture.telemetry_ring import FOLDER as TELEMETRY
-from rankscope.store.derived import ANSWERS, File, RawTable, key_of, path_of, tree_fingerprint, write
+from rankscope.store.derived import ANSWERS, Table
 from rankscope.timeline.run import Run
 
-_RECORDS: dict[str, Any] = {
-    record.__name__: record for record in (Column, Doubt, Fact, Finding, Remedy, Result)
-}
+_RECORDS: dict[str, Any] = {record.__name__: record for record in (Column, Fact, Finding, Remedy, Result)}
 _SCALARS = {bool, int, float, str, type(None)}
 _MOST_ROWS = 20_000
-_PACKAGES = ("analysis", "timeline", "store", "readers")
+_TABLE = Table[dict[str, str]](ANSWERS, dict[str, str])
 
 
 class Answers:
@@ -45,16 +41,7 @@ class Answers:
 
     def __init__(self, run: Run) -> None:
         self.run, self._key = run, _key(run)
-        self._content: dict[str, bytes] = {}
-        with suppress(KeyError, ValueError):
-            fingerprint, columns = File(path_of(run.store, ANSWERS)).tables[ANSWERS]
-            if fingerprint == tree_fingerprint(*_PACKAGES) and columns["key"].tolist() == [self._key]:
-                names = bytes(columns["names"]).decode().split("\n")
-                ends = pairwise(accumulate(columns["content#"].tolist(), initial=0))
-                self._content = {
-                    name: bytes(columns["content"][low:high])
-                    for name, (low, high) in zip(names, ends, strict=True)
-                }
+        self._content = _TABLE.load(run.store, self._key) or {}
 
     def get(self, *names: str) -> list[Any] | None:
         """The values of these names, if all of them are kept."""
@@ -66,24 +53,15 @@ class Answers:
         """Add values, where the store may be written to."""
         if self._key is None or not self.run.keeps_results:
             return
-        import numpy as np
-
         for name, value in values.items():
             if isinstance(value, Result) and len(value.rows) > _MOST_ROWS:
                 continue
             with suppress(TypeError):  # it has a value of another type
-                self._content[name] = json.dumps(to_json(value), separators=(",", ":")).encode()
-        columns = {
-            "key": np.array([self._key]),
-            "names": memoryview("\n".join(self._content).encode()),
-            "content#": np.array([*map(len, self._content.values())]),
-            "content": memoryview(b"".join(self._content.values())),
-        }
-        table = RawTable(tree_fingerprint(*_PACKAGES), columns)
-        write(path_of(self.run.store, ANSWERS), {ANSWERS: table})
+                self._content[name] = json.dumps(to_json(value), separators=(",", ":"))
+        _TABLE.save(self.run.store, self._key, self._content)
 
 
-def _key(run: Run) -> int | None:
+def _key(run: Run) -> list[Any] | None:
     """Of all that answers depend on besides the code; None where that changes without being noticed."""
     beside: list[Any] = []
     for folder in sorted({*(entry.source.parent for entry in run.segments), run.store.parent}):
@@ -98,7 +76,7 @@ def _key(run: Run) -> int | None:
         [entry.rank, entry.segment, entry.build, entry.rank_source, entry.source.name]
         for entry in run.segments
     ]
-    return key_of(str(run.store), entries, sorted(beside), [str(problem) for problem in run.problems])
+    return [str(run.store), entries, sorted(beside), [str(problem) for problem in run.problems]]
 
 
 def to_json(value: Any) -> Any:

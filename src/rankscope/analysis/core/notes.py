@@ -6,12 +6,9 @@ from collections.abc import Sequence
 
 from rankscope.analysis.core.advice import framework, how_to_record
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.device_events import has_gpu
-from rankscope.analysis.core.gpu_counts import gpu_counts
-from rankscope.analysis.core.result import Note, left_out_note
-from rankscope.analysis.core.run_steps import rank_steps
-from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.slice_counts import slice_counts
+from rankscope.analysis.core.device_events import gpu_counts, has_gpu, slice_counts
+from rankscope.analysis.core.result import Note, NoteKind, left_out_note
+from rankscope.analysis.core.scope import Scope, rank_steps
 from rankscope.timeline.collectives.loading import recording_sessions
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
@@ -53,7 +50,8 @@ def _left_out(run: Run, scope: Scope) -> list[str]:
     if inferred := sorted(told - {"profiler"}):
         ways = {"optimizer": "optimizer steps", "annotation": "numbered annotations"}
         missing = "no ProfilerStep in the file: " if framework(run) == "torch" else ""
-        notes.append(f"{missing}steps are inferred from {ways.get(inferred[0], inferred[0])}")
+        how = f"{missing}steps are inferred from {ways.get(inferred[0], inferred[0])}"
+        notes.append(Note.of(NoteKind.LEFT_OUT, how))  # no reason why a table is empty
     return notes
 
 
@@ -70,13 +68,16 @@ def no_lines(run: Run) -> str:
     return f"the trace has no lines of Python: {how_to_record(run, 'stacks')}"
 
 
-def gpu_outside_steps(
-    run: Run, scope: Scope, inside: int, what: str = "GPU events", *, category: str = "", kind: str = ""
-) -> list[str]:
-    """How many GPU events a window of steps leaves out: all, or those of a category or a class."""
-    counts = gpu_counts(run, scope.only_ranks())
-    mine = (c.events for c in counts if category in ("", c.category) and kind in ("", c.kind))
-    return outside_steps(scope, inside, sum(mine), what)
+def gpu_notes(
+    run: Run, scope: Scope, what: str = "GPU events", *, category: str = "", kind: str = ""
+) -> tuple[int, list[str]]:
+    """How many GPU events (of a category or a class) are in the window. Notes: how many it leaves out, or that there
+    are none."""
+    inside, total = (
+        sum(c.events for c in gpu_counts(run, each) if category in ("", c.category) and kind in ("", c.kind))
+        for each in (scope, scope.only_ranks())
+    )
+    return inside, _outside_steps(scope, inside, total, what) + ([] if inside else [no_gpu(run, what)])
 
 
 def slices_outside_steps(
@@ -84,10 +85,10 @@ def slices_outside_steps(
 ) -> list[str]:
     """How many slices of some categories a window of steps leaves out."""
     counts = slice_counts(run, scope.only_ranks())
-    return outside_steps(scope, inside, sum(counts.get(category, 0) for category in categories), what)
+    return _outside_steps(scope, inside, sum(counts.get(category, 0) for category in categories), what)
 
 
-def outside_steps(scope: Scope, inside: int, total: int, what: str) -> list[str]:
+def _outside_steps(scope: Scope, inside: int, total: int, what: str) -> list[str]:
     """How many of all events a window of steps leaves out; nothing for the whole file."""
     if scope.steps is None or total <= inside:
         return []

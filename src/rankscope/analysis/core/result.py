@@ -11,7 +11,9 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, Literal, overload
 
+from rankscope.analysis.core.words import WORDS, value_text
 from rankscope.records import dataclass
+from rankscope.text.run_words import shell_words
 
 Unit = Literal["", "ns", "bytes", "count", "percent", "GB/s", "flop", "flop/s", "MHz", "W", "°C"]
 Severity = Literal["ok", "limit", "info", "warning", "critical"]
@@ -94,17 +96,22 @@ class Remedy:
     """Per step: the saving is not counted above this, where the finding's own table sets a limit."""
 
 
+_SAME = 0.02
+"""A cost and the cost alone that differ by less are told as one."""
+_MOST_LINES = 5
+
+
 @dataclass(frozen=True)
 class Finding:
-    """One sentence with a figure, its severity, the evidence and the next step."""
+    """What is wrong, or what could be saved: its title, its severity, the evidence and the next step."""
 
     severity: Severity
     title: str
-    evidence: str
     ranks: tuple[int, ...] = ()
     span: tuple[int, int] | None = None
     """Where it can be seen in the timeline: start and end in ns from the run's start."""
-    hint: str = ""
+    advice: str = ""
+    """What to do, without a command."""
     cost_ns: int | None = None
     """Time that would be saved per step (in the window, where there are no steps) if the cause were gone, in addition
     to what findings before it claim; None where whatif cannot tell. Of a limit it is filled in from `remedy`, as is
@@ -118,12 +125,42 @@ class Finding:
     """Names out of the trace in its texts that no fact holds. Whoever must tell them from our own words quotes them."""
     why: str = ""
     """The end of the title, after a colon or semicolon, where that states the cause: a headline shows it apart."""
+    cost_pct: float | None = None
+    """The cost, of the mean step."""
     alone_ns: int | None = None
     """The same without other findings: what `whatif` says."""
     subject: str = ""
     """Of a fault: what is compared, and whose it is: 'rank 2', 'stage 1', 'step 7'."""
     steps: tuple[int, ...] = ()
     """Of a fault: in which steps it is late; none: in all."""
+    command: tuple[str, ...] = ()
+    """The words of a command that goes on from the advice; RUN, BASE and NEW stand for the paths of runs."""
+
+    @property
+    def hint(self) -> str:
+        """The advice and its command in one line."""
+        if not self.command:
+            return self.advice
+        return f"{self.advice.rstrip('.')}: {shell_words(self.command)}"
+
+    @property
+    def lines(self) -> list[str]:
+        """What the facts say, at most five: 'SM clock: 1,200 MHz, rank 2'. What the title states is not repeated."""
+        lines = []
+        if self.cost_ns and self.alone_ns and abs(self.alone_ns - self.cost_ns) > _SAME * self.alone_ns:
+            lines.append(f"alone it would save: {value_text('', self.alone_ns, 'ns')}")
+        for fact in self.facts:
+            value = value_text(fact.quantity, fact.value, fact.unit)
+            if fact.quantity in WORDS and value and f" {value}" not in f" {self.title}":
+                whom = f", {fact.subject}" if fact.subject not in ("", self.subject) else ""
+                what = WORDS[fact.quantity]
+                lines.append(f"{what}: {value}{whom}" if what else f"{fact.subject}: {value}".lstrip(": "))
+        return [*dict.fromkeys(lines)][:_MOST_LINES]
+
+    @property
+    def evidence(self) -> str:
+        """The same in one line."""
+        return "; ".join(self.lines)
 
     @property
     def kind(self) -> Kind:
@@ -132,6 +169,11 @@ class Finding:
         if self.severity == "limit":
             return "limit"
         return "fault" if self.report == "faults" else "health"
+
+    @property
+    def accuses(self) -> bool:
+        """Whether the first sentence about the run may be about it."""
+        return self.kind == "fault" or (self.kind == "health" and self.severity in PROBLEMS)
 
     @property
     def headline(self) -> str:
@@ -149,16 +191,38 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        values = {
-            f.name: getattr(self, f.name)
-            for f in fields(self)
-            if f.name not in ("facts", "remedy", "names", "why")
-        }
-        return {"kind": self.kind} | values | {"facts": [fact.to_dict() for fact in self.facts]}
+        left_out = ("facts", "remedy", "names", "why")
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
+        facts = [fact.to_dict() for fact in self.facts]
+        texts = {"evidence": self.evidence, "lines": self.lines, "hint": self.hint}
+        return {"kind": self.kind} | values | texts | {"facts": facts}
 
     def fact(self, quantity: str) -> Fact | None:
         """The first fact about a quantity."""
         return next((fact for fact in self.facts if fact.quantity == quantity), None)
+
+
+def argv(command: str, *more: str) -> tuple[str, ...]:
+    """The words of a command; `more` are those that may have spaces in them."""
+    return (*command.split(), *more)
+
+
+@dataclass(frozen=True)
+class Why:
+    """The cause of a delay."""
+
+    text: str
+    """What follows 'rank 2 costs 10.6 ms per step; ': a clause without the subject's name."""
+    advice: str = ""
+    facts: tuple[Fact, ...] = ()
+    names: tuple[str, ...] = ()
+    """Names out of the trace in these texts that no fact holds."""
+    report: str = ""
+    """Where its cause can be seen in detail."""
+    command: tuple[str, ...] = ()
+    """That goes on from the advice."""
+    kind: str = ""
+    """Where the class of the work does not tell the cause: 'contention'."""
 
 
 class NoteKind(Enum):
@@ -196,19 +260,6 @@ def reworded(note: str, text: str) -> str:
     """The note with another text."""
     kind = note_kind(note)
     return Note.of(kind, text) if kind else text
-
-
-@dataclass(frozen=True)
-class Doubt:
-    """One reason to doubt the figures."""
-
-    text: str
-    """For the first line: '2 of 8 ranks'."""
-    reason: str
-    """A sentence: what it means, and what to do."""
-
-    def __str__(self) -> str:
-        return f"in doubt: {self.text}: {self.reason}"
 
 
 Row = Mapping[str, Any]

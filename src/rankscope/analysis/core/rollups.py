@@ -1,47 +1,39 @@
-"""Results about single ranks that the store keeps: reports of large runs read these instead of the events.
+"""Results about single ranks that the store keeps: reports read these instead of the events.
 
 `kept_per_rank` marks a function that returns, for each rank in scope, a small record that depends neither on other
 ranks nor on the rank's clock: its times count from `run.origin_ns(rank)`. The function itself makes what is kept, so
 figures are the same with and without. What is kept is the default: all steps (without steps, all that was recorded),
-no further patterns of collectives. For anything else the function reads the events (docs/adr/0140-rollups.md).
+no further patterns of collectives. For anything else the function reads the events
+(docs/adr/0163-one-derived-cache.md).
 
-The records of all ranks are in one file of the store, a table for each function (store.derived).
+Each function has a table (store.derived). What the store lacks is made when it is asked for, chunk by chunk: ranks
+whose events fit into memory together. A run of several chunks gets all tables when it is read, in several processes
+(analysis.rollups).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import field, replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.selection import S, Selection
 from rankscope.ranges import as_ranges
 from rankscope.records import dataclass
-from rankscope.store.derived import (
-    LEAST_RANKS_WITH_ROLLUPS,
-    ROLLUPS,
-    File,
-    RawTable,
-    Table,
-    keep_run_columns,
-    key_of,
-    path_of,
-)
+from rankscope.store.derived import Table, key_of
 from rankscope.timeline.run import Run
 
+S = TypeVar("S")
+"""A scope (analysis.core.scope), which is made with the steps that are kept."""
 T = TypeVar("T")
 PerRank = Callable[[Run, S], dict[int, T]]
 """By rank, for the ranks in scope; those that have nothing to report are left out."""
 Records = dict[str, dict[int, Any]]
 """By name and rank; None for a rank that has nothing to report."""
 
-_LEAST_RANKS, _LEAST_EVENTS = LEAST_RANKS_WITH_ROLLUPS, 1_000_000
-"""The events of smaller runs are read as quickly as what would be kept of them."""
-_CHUNK_RANKS, _CHUNK_EVENTS = 32, 1_000_000
+_LEAST_RANKS, _CHUNK_RANKS, _CHUNK_EVENTS = 8, 32, 1_000_000
 
 
 @dataclass(frozen=True)
@@ -65,14 +57,12 @@ def kept_per_rank(
     """
 
     def marked(function: PerRank[S, T]) -> PerRank[S, T]:
-        spec = _specs[name] = RollupSpec(
-            Table(name, record | None, function.__module__), function, any_window
-        )
+        spec = _specs[name] = RollupSpec(Table(name, record | None), function, any_window)
 
         @wraps(function)
         def answer(run: Run, scope: S) -> dict[int, T]:
-            asked = scope.about_ranks()
-            asked = asked.only_ranks() if any_window else asked
+            of_ranks: Any = scope
+            asked = (of_ranks.only_ranks() if any_window else of_ranks).about_ranks()
             return run.cache.get(function, asked, lambda: _answer(run, asked, spec))
 
         return answer
@@ -80,23 +70,32 @@ def kept_per_rank(
     return marked
 
 
-def _answer(run: Run, scope: Selection, spec: RollupSpec) -> dict[int, Any]:
+def _answer(run: Run, scope: Any, spec: RollupSpec) -> dict[int, Any]:
     ranks = scope.ranks_in(run)
     if reason := _reads_events(run, scope, spec):
         rollup_use(run).add_read(reason, ranks)
         return spec.function(run, scope)
     rollups = rollups_of(run)
     missing = [rank for rank in ranks if rank not in rollups.of(spec)]
-    if missing and run.keeps_results:
-        rollups.add(run.store, (encode(make(run, chunk, rollups)) for chunk in chunks(run, missing)))
-        missing = []
-    records = rollups.of(spec)
-    answers = {rank: records[rank] for rank in ranks if rank in records}
-    rollup_use(run).from_rollups.update(answers)
     if missing:
-        rollup_use(run).add_read("the store has no rollups of them and is not written to", missing)
-        answers |= spec.function(run, replace(scope, ranks=frozenset(missing)))
-    return {rank: answers[rank] for rank in ranks if answers.get(rank) is not None}
+        rollups.add(_made(run, scope, spec, missing))
+    records = rollups.of(spec)
+    rollup_use(run).from_rollups.update(ranks)
+    return {rank: records[rank] for rank in ranks if records[rank] is not None}
+
+
+def _made(run: Run, scope: Any, spec: RollupSpec, ranks: list[int]) -> Iterator[Records]:
+    """What the store lacks of some ranks. Chunk by chunk all functions are asked, since the events are dropped then."""
+    if fits_in_memory(run):
+        records = spec.function(run, replace(scope, ranks=frozenset(ranks)))
+        yield {spec.table.name: {rank: records.get(rank) for rank in ranks}}
+    else:
+        yield from (make(run, chunk, scope) for chunk in chunks(run, ranks))
+
+
+def not_kept(run: Run) -> set[int]:
+    """The ranks of which the store has nothing that this code has made: they are new, or it is."""
+    return set(run.ranks) - rollups_of(run).of(_specs["steps"]).keys()
 
 
 def in_store(run: Run, name: str) -> dict[int, Any]:
@@ -105,21 +104,15 @@ def in_store(run: Run, name: str) -> dict[int, Any]:
 
 
 @once_per_run
-def are_worth_it(run: Run) -> bool:
-    """Whether the run is so large that results about its ranks are kept."""
-    events = events_by_rank(run)
-    return len(events) >= _LEAST_RANKS or sum(events.values()) >= _LEAST_EVENTS
+def fits_in_memory(run: Run) -> bool:
+    """Whether the events of all ranks can be read together; else nothing is read of ranks that are not asked for."""
+    return len([*chunks(run, run.ranks)]) == 1
 
 
 @once_per_run
 def is_large(run: Run) -> bool:
     """Whether the run, or the one that it is a part of, has so many events that not all become points of its graph."""
-    return run.whole.part_of_large or sum(events_by_rank(run.whole).values()) >= _LEAST_EVENTS
-
-
-def are_made_when_read(run: Run) -> bool:
-    """A run of few ranks gets its rollups with the first report: several processes would make them no sooner."""
-    return len(events_by_rank(run)) >= _LEAST_RANKS
+    return run.whole.part_of_large or sum(events_by_rank(run.whole).values()) >= _CHUNK_EVENTS
 
 
 @once_per_run
@@ -133,8 +126,8 @@ def events_by_rank(run: Run) -> dict[int, int]:
 
 @once_per_run
 def part_of(run: Run, ranks: frozenset[int] | None) -> Run:
-    """Of a large run only these ranks (None: all), with the same times: what it reads does not grow with the others."""
-    if ranks is None or not are_worth_it(run) or ranks.issuperset(run.ranks):
+    """Only these ranks (None: all) of a run of several chunks, with the same times."""
+    if ranks is None or fits_in_memory(run) or ranks.issuperset(run.ranks):
         return run
     part = run.only(ranks, on_its_axis=True)
     part.from_events = True  # it is asked for events
@@ -146,12 +139,10 @@ def _ignored(run: Run) -> str:
     """Why nothing that is kept of this run is used, in a few words; '' if it is."""
     if run.from_events:
         return "--from-events"
-    if len(run.comm_patterns) > 1:
-        return "--comm-pattern"
-    return "" if are_worth_it(run) else "a small run"
+    return "--comm-pattern" if len(run.comm_patterns) > 1 else ""
 
 
-def _reads_events(run: Run, scope: Selection, spec: RollupSpec) -> str:
+def _reads_events(run: Run, scope: Any, spec: RollupSpec) -> str:
     """Why a function reads events; '' if it need not."""
     if (reason := _ignored(run)) or spec.any_window:
         return reason
@@ -191,30 +182,33 @@ class Rollups:
 
     def __init__(self, run: Run) -> None:
         window = default_window(run)
+        self._run, self._rows = run, dict[str, dict[int, tuple[int, Any]]]()
         self._keys = {rank: key_of(window, run.cache_key(rank)) for rank in run.ranks}
-        self._file = File(path_of(run.store, ROLLUPS))
-        self._records: Records = {}
 
     def of(self, spec: RollupSpec) -> dict[int, Any]:
         """The records of a function by rank."""
-        name = spec.table.name
-        if name not in self._records:
-            self._records[name] = self._file.rows(spec.table, self._keys)
-        return self._records[name]
+        rows = self._rows_of(spec.table)
+        return {
+            rank: rows[rank][1] for rank, key in self._keys.items() if rank in rows and rows[rank][0] == key
+        }
 
-    def add(self, store: Path, parts: Iterable[dict[str, RawTable]]) -> None:
+    def _rows_of(self, table: Table[Any]) -> dict[int, tuple[int, Any]]:
+        if table.name not in self._rows:
+            self._rows[table.name] = table.rows(self._run.store)
+        return self._rows[table.name]
+
+    def add(self, parts: Iterable[Records]) -> None:
         """Results about further ranks. They are written together, also when making them is interrupted."""
-        self._file.tables = keep_run_columns(store, self._keys, parts)
-        self._records = {}
-
-
-def encode(records: Records) -> dict[str, RawTable]:
-    """A part of the file: the tables of some ranks, without keys."""
-    tables = {}
-    for name, rows in records.items():
-        with suppress(OverflowError):  # a number of more than 64 bits: not kept
-            tables[name] = _specs[name].table.encode({rank: (0, row) for rank, row in rows.items()})
-    return tables
+        changed: dict[str, Table[Any]] = {}
+        try:
+            for part in parts:
+                for name, records in part.items():
+                    changed[name] = _specs[name].table
+                    rows = {rank: (self._keys[rank], record) for rank, record in records.items()}
+                    self._rows_of(changed[name]).update(rows)
+        finally:
+            for table in changed.values() if self._run.keeps_results else ():
+                table.write(self._run.store, self._rows_of(table))
 
 
 @once_per_run
@@ -245,29 +239,34 @@ def chunks(run: Run, ranks: Collection[int], workers: int = 1) -> Iterator[list[
         yield chunk
 
 
-_default = Selection()
+def make(run: Run, ranks: Collection[int], scope: Any, window: str = "") -> Records:
+    """All results about some ranks, computed from their events.
 
-
-def set_default_scope(scope: Selection) -> None:
-    """What is kept are the answers in this scope. It is given by its module, which needs the steps that are kept."""
-    global _default
-    _default = scope
-
-
-def make(run: Run, ranks: Collection[int], rollups: Rollups, window: str = "") -> Records:
-    """The results about some ranks, computed from their events, unless all of a function are kept already.
-
-    `window`: that of the whole run, where this one is a part of it.
+    `scope`: any; what is kept are the answers in the default one. `window`: that of the whole run, where this one is a
+    part of it.
     """
     part = run.only(ranks)
     part.from_events = True
     # The steps of other ranks may go further: the result is the same for every range that has all steps of a rank.
     is_default = default_window(part) == (window or default_window(run))
-    scope = _default.in_run(part) if is_default else replace(_default, steps=(0, 0))
+    scope = replace(scope, ranks=None, steps=None if is_default else (0, 0), whole_file=False).in_run(part)
     results: Records = {}
     for name, spec in _specs.items():
-        if not rollups.of(spec).keys() >= set(ranks):
-            asked = (scope.only_ranks() if spec.any_window else scope).about_ranks()
-            records = part.cache.get(spec.function, asked, partial(spec.function, part, asked))
-            results[name] = {rank: records.get(rank) for rank in ranks}
+        asked = (scope.only_ranks() if spec.any_window else scope).about_ranks()
+        records = part.cache.get(spec.function, asked, partial(spec.function, part, asked))
+        results[name] = {rank: records.get(rank) for rank in ranks}
     return results
+
+
+def write_part(records: Records, folder: Path) -> None:
+    """Tables of some ranks, without keys."""
+    for name, rows in records.items():
+        _specs[name].table.write(folder, {rank: (0, record) for rank, record in rows.items()})
+
+
+def read_part(folder: Path) -> Records:
+    """Those of `write_part`."""
+    return {
+        name: {rank: record for rank, (_, record) in spec.table.rows(folder).items()}
+        for name, spec in _specs.items()
+    }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rankscope.analysis.core.result import SEVERITIES, Severity
+from rankscope.analysis.core.result import SEVERITIES, Fact, Severity
+from rankscope.analysis.core.scope import Scope, steps_in
+from rankscope.analysis.core.step_times import windows
 from rankscope.ranges import rank_words
-from rankscope.units import format_rounded
+from rankscope.timeline.run import Run
 
 WARNING_SHARE, CRITICAL_SHARE = 0.05, 0.20
 """Of the mean step that a finding costs (docs/definitions.md, "Findings")."""
@@ -31,11 +33,21 @@ def at_most(severity: Severity, most: Severity) -> Severity:
     return min(severity, most, key=SEVERITIES.index)
 
 
-def mean_on(times: Mapping[int, float], ranks_in_scope: int, steps: int) -> str:
-    """Of times by rank, those of all steps together: 'on average 6.10 ms a step on all 4 ranks'."""
-    mean = format_rounded("ns", sum(times.values()) / len(times) / max(steps, 1))
-    on_average, per_step = "on average " * (len(times) > 1), " a step" * (steps > 0)
-    return f"{on_average}{mean}{per_step} on {named_ranks(sorted(times), ranks_in_scope)}"
+def that_matter(run: Run, scope: Scope, times: Mapping[int, float]) -> dict[int, float]:
+    """Of times by rank, those that are so large a part of the rank's window that a limit is listed."""
+    return {
+        rank: time
+        for rank, time in times.items()
+        if time > 0 and time >= LIMIT_SHARE * windows(run, scope).of(rank).span
+    }
+
+
+def mean_on(run: Run, scope: Scope, quantity: str, times: Mapping[int, float]) -> Fact:
+    """The mean of times by rank, which are those of all steps together: '6.10 ms, mean of all 4 ranks, per step'."""
+    steps, ranks = steps_in(run, scope), tuple(sorted(times))
+    whose = "mean of " * (len(ranks) > 1) + named_ranks(ranks, len(scope.ranks_in(run)))
+    mean = sum(times.values()) / len(times) / max(steps, 1)
+    return Fact(quantity, round(mean), "ns", whose + ", per step" * (steps > 0), ranks)
 
 
 def named_ranks(ranks: Sequence[int], ranks_in_scope: int) -> str:

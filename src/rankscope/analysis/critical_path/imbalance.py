@@ -12,7 +12,6 @@ import numpy as np
 
 from rankscope.analysis.across_ranks.data_imbalance import data_notes
 from rankscope.analysis.across_ranks.layout import layout_of
-from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.critical_path.savings import savings_of
@@ -41,7 +40,7 @@ _MOST_RANKS = 8
 
 def imbalance(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each way to balance the run, then for each stage and the worst ranks."""
-    notes = left_out(run, scope)
+    notes = []
     title = "Imbalance: what uneven work costs, per step"
     savings = savings_of(run, scope)
     rows: list[dict[str, Any]] = []
@@ -50,9 +49,21 @@ def imbalance(run: Run, scope: Scope, by: str | None = None) -> Result:
     else:
         cases = _cases(run, savings.graph.scope)
         step, saved = savings.step_ns, [savings.saved_ns([scenario]) for *_, scenario in cases]
-        rows = _rows(cases, step, saved)
+        whole = saved[BALANCES.index("all")]
+        for (kind, key, _), saved_ns in zip(cases, saved, strict=True):
+            rest = round(step) - round(saved_ns)
+            rows.append(
+                {
+                    "scope": kind,
+                    "key": key,
+                    "t_ns": round(step),
+                    "balanced_ns": rest,
+                    "slowdown": step / rest if rest > 0 else None,
+                    "share": saved_ns / whole if whole >= _LEAST_SHARE * step and whole > 0 else None,
+                }
+            )
         notes += data_notes(run, savings.graph.scope)
-    return Result("imbalance", title, scope.window, _COLUMNS, rows, notes=tuple(notes))
+    return Result("faults.imbalance", title, scope.window, _COLUMNS, rows, notes=tuple(notes))
 
 
 def _cases(run: Run, scope: Scope) -> list[tuple[str, str, Scenario]]:
@@ -72,23 +83,3 @@ def _cases(run: Run, scope: Scope) -> list[tuple[str, str, Scenario]]:
         ),
         *(("rank", str(rank), balanced("all", [rank])) for rank in worst),
     ]
-
-
-def _rows(
-    cases: list[tuple[str, str, Scenario]], step_ns: float, saved_ns: list[float]
-) -> list[dict[str, Any]]:
-    whole = saved_ns[BALANCES.index("all")]
-    rows = []
-    for (kind, key, _), saved in zip(cases, saved_ns, strict=True):
-        rest = round(step_ns) - round(saved)
-        rows.append(
-            {
-                "scope": kind,
-                "key": key,
-                "t_ns": round(step_ns),
-                "balanced_ns": rest,
-                "slowdown": step_ns / rest if rest > 0 else None,
-                "share": saved / whole if whole >= _LEAST_SHARE * step_ns and whole > 0 else None,
-            }
-        )
-    return rows

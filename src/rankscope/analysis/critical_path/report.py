@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.core.host_labels import covering_names
+from rankscope.analysis.core.host_spans import covering_names
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.core.notes import left_out, unrecorded_note
+from rankscope.analysis.core.notes import unrecorded_note
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope
@@ -67,7 +67,7 @@ def critical(run: Run, scope: Scope, by: str | None = None) -> Result:
         if ns and PATH_CLASSES[kind] != "unrecorded"
     ]
     rows.sort(key=lambda row: (-row["ns"], row["class"], row["rank"], row["name"] or ""))
-    notes = [*left_out(run, scope), *graph.notes]
+    notes = [*graph.notes]
     if unrecorded:
         notes.append(unrecorded_note(unrecorded))
     if not rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,14 @@ import numpy as np
 
 from rankscope.analysis.core.grouping import group_medians
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.faults.balanced import BALANCES, Balance, balanced_targets
+from rankscope.analysis.core.result import Remedy
+from rankscope.analysis.critical_path.changes import (
+    Changes,
+    parse_factor,
+    parse_kernel,
+    parse_ranks_at_median,
+)
+from rankscope.analysis.faults.balanced import Balance, balanced_targets
 from rankscope.analysis.faults.faults import faults_of
 from rankscope.analysis.faults.targets import whole_ranks
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
@@ -34,7 +40,8 @@ class Scenario:
 
     what: str
     change: Callable[[Run, Graph, Work], Work]
-    assumption: str
+    assumption: str = ""
+    """Empty where it is the change of a finding, whose text says it."""
     part: str = ""
     """The class of the breakdown that it makes shorter: it saves no more than that class takes on any rank."""
     most_ns: float = float("inf")
@@ -78,7 +85,9 @@ def bandwidth(factor: float) -> Scenario:
     )
 
 
-def _transfers(what: str, change: Callable[[MatchedCollectives, Ints], Ints], assumption: str) -> Scenario:
+def _transfers(
+    what: str, change: Callable[[MatchedCollectives, Ints], Ints], assumption: str = ""
+) -> Scenario:
     """A change of the transfer times only."""
     return Scenario(
         what,
@@ -88,33 +97,23 @@ def _transfers(what: str, change: Callable[[MatchedCollectives, Ints], Ints], as
     )
 
 
-def calls_merged(
-    group: int, kind: str, calls: float, latency_ns: float, most_bytes: int | None = None
-) -> Scenario:
-    """So many collectives of a group and kind, of at most this size, as one: they have its latency once."""
-    spared = round(latency_ns * (1 - 1 / calls))
+def calls(run: Run, remedy: Remedy) -> Scenario:
+    """Collectives of a group and kind: those of one size so many times as fast, or those up to a size merged, which
+    have the latency of one."""
+    name, kind = remedy.names
+    group = [each.name for each in run.collectives.groups].index(name)
+    spared = round(remedy.latency_ns * (1 - 1 / remedy.factor))
 
     def change(matched: MatchedCollectives, transfer: Ints) -> Ints:
-        merged = (matched.group == group) & (matched.kind == KINDS.index(kind))
-        if most_bytes is not None:
-            merged &= matched.bytes <= most_bytes
-        return np.where(merged, np.maximum(transfer - spared, 0), transfer)
+        chosen = (matched.group == group) & (matched.kind == KINDS.index(kind))
+        if remedy.change == "calls faster":
+            chosen &= matched.bytes == remedy.most_bytes
+            return np.where(chosen, np.rint(transfer / remedy.factor).astype(np.int64), transfer)
+        if remedy.most_bytes is not None:
+            chosen &= matched.bytes <= remedy.most_bytes
+        return np.where(chosen, np.maximum(transfer - spared, 0), transfer)
 
-    return _transfers(
-        f"{kind} calls merged",
-        change,
-        f"{kind} calls merged: {calls:.0f} calls a step have the latency of one; the bytes take as long as before",
-    )
-
-
-def calls_faster(group: int, kind: str, factor: float, size: int | None) -> Scenario:
-    """Collectives of a group, kind and size that are so many times as fast."""
-
-    def change(matched: MatchedCollectives, transfer: Ints) -> Ints:
-        chosen = (matched.group == group) & (matched.kind == KINDS.index(kind)) & (matched.bytes == size)
-        return np.where(chosen, np.rint(transfer / factor).astype(np.int64), transfer)
-
-    return _transfers(f"{kind} x{factor:g}", change, f"{kind} of one size is {factor:g} times as fast")
+    return _transfers(remedy.change, change)
 
 
 def _latencies(matched: MatchedCollectives, transfer: Ints) -> Ints:
@@ -159,18 +158,13 @@ def kernels(names: Sequence[str], factor: float) -> Scenario:
     return Scenario(
         f"{len(names)} kernels x{factor:g}",
         partial(_less_time, _COMPUTE, set(names).__contains__, factor, ""),
-        f"these kernels run {factor:g} times as fast, on every rank; nothing else changes",
-        "compute_ns",
+        part="compute_ns",
     )
 
 
 def copies_gone(names: Sequence[str]) -> Scenario:
     """Copies of these kinds take no time."""
-    return Scenario(
-        "copies gone",
-        partial(_less_time, _COPY, set(names).__contains__, float("inf"), ""),
-        "copies gone: they take no time on any rank; nothing else changes",
-    )
+    return Scenario("copies gone", partial(_less_time, _COPY, set(names).__contains__, float("inf"), ""))
 
 
 def _less_time(
@@ -325,79 +319,12 @@ def _median_transfers(matched: MatchedCollectives, transfer: Ints) -> Ints:
     return np.rint(group_medians(alike, transfer)[alike]).astype(np.int64)
 
 
-@dataclass(frozen=True)
-class Changes:
-    """The changes that a user asks for, as they are written."""
-
-    hide_comm: bool = False
-    bandwidth: str | None = None
-    """'2x'."""
-    ranks: tuple[str, ...] = ()
-    """'2=median'."""
-    kernels: tuple[str, ...] = ()
-    """'gelu=2x'."""
-    no_gaps: bool = False
-    data_ready: bool = False
-    no_sync: bool = False
-    balance: str | None = None
-    """'ranks', 'stages' or 'all'."""
-
-
 def scenarios_of(changes: Changes) -> list[Scenario]:
     scenarios = [hide_comm()] if changes.hide_comm else []
     if changes.bandwidth is not None:
         scenarios.append(bandwidth(parse_factor("--bandwidth", changes.bandwidth)))
-    scenarios += [rank_at_median(parse_rank(text)) for text in changes.ranks]
-    scenarios += [kernel(*parse_kernel(text)) for text in changes.kernels]
-    if changes.balance is not None:
-        scenarios.append(balanced(parse_balance(changes.balance)))
+    scenarios += [rank_at_median(rank) for text in changes.rank for rank in parse_ranks_at_median(text)]
+    scenarios += [kernel(*parse_kernel(text)) for text in changes.kernel]
     asked = ((changes.no_gaps, no_gaps), (changes.data_ready, data_ready), (changes.no_sync, syncs_gone))
-    return [*scenarios, *(scenario() for wanted, scenario in asked if wanted)]
-
-
-def parse_balance(text: str) -> Balance:
-    for what in BALANCES:
-        if text == what:
-            return what
-    raise UsageError(
-        f"--balance {text} is not one of {', '.join(BALANCES)}",
-        why="It says over what the compute is balanced.",
-        hint="Write it like --balance ranks",
-    )
-
-
-def parse_rank(text: str) -> int:
-    """The rank of 'R=median'."""
-    match = re.fullmatch(r"([0-9]+)=median", text)
-    if not match:
-        raise UsageError(
-            f"--rank {text} is not R=median",
-            why="The only change of a rank is to set it to the median of all ranks.",
-            hint="Write it like --rank 2=median",
-        )
-    return int(match[1])
-
-
-def parse_kernel(text: str) -> tuple[str, float]:
-    """The name and the factor of 'NAME=2x'."""
-    name, equals, factor = text.rpartition("=")
-    if not equals or not name:
-        raise UsageError(
-            f"--kernel {text} is not NAME=FACTOR",
-            why="NAME is a part of a kernel's name.",
-            hint="Write it like --kernel gelu=2x",
-        )
-    return name, parse_factor("--kernel", factor)
-
-
-def parse_factor(option: str, text: str) -> float:
-    """'2x' or '1.5'."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)x?", text.strip().lower())
-    value = float(match[1]) if match else 0.0
-    if value <= 0:
-        raise UsageError(
-            f"{option}: '{text}' is not a factor",
-            why="A factor is a number above 0.",
-            hint="Write it like 2x or 1.5x.",
-        )
-    return value
+    scenarios += [scenario() for wanted, scenario in asked if wanted]
+    return [*scenarios, *(balanced(over) for over in dict.fromkeys(changes.balance))]

@@ -109,7 +109,6 @@ def _findings(rows: list[dict[str, Any]], has_steps: bool) -> list[Finding]:
         Finding(
             "info",
             f"With {best['what']}, {unit} would take {would} instead of {took} ({best['change_pct']:+.1f} %)",
-            f"{format_rounded('ns', best['saved_ns'])} less, predicted by a replay of the run",
             cost_ns=best["saved_ns"],
             facts=tuple(
                 Fact(name, best[name], "ns", "the run, per step", row={"what": best["what"]}, report="whatif")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from rankscope.analysis.across_ranks.slow_clock import explains, slower_kernels
-from rankscope.analysis.core.result import Finding
+from rankscope.analysis.core.result import Fact, Finding
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.event_tables import kernel_sums
-from rankscope.analysis.within_rank.gpu_state import LOWER, LowClock, gpu_states
+from rankscope.analysis.within_rank.gpu_state import LOWER, LowClock, explains, gpu_states, slower_kernels
 from rankscope.ranges import rank_words
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
@@ -32,20 +31,27 @@ class ClockChange:
         mine, others = f"{low.mine_mhz:,.0f} MHz", f"{low.others_mhz:,.0f} MHz"
         locked = low.state.is_locked
         if self.is_new:
-            return f"the SM clock{whose} is {'locked at ' * locked}{mine}, against {others}{low.reason}"
+            return (
+                f"the SM clock{whose} is {'locked at ' * locked}{mine}, against {others}{low.slowed_by.words}"
+            )
         return f"the SM clock{whose} is {others}, against {mine}{' (locked)' * locked}"
 
     @property
-    def evidence(self) -> str:
-        low, where = self.low, "new" if self.is_new else "base"
+    def facts(self) -> tuple[Fact, ...]:
+        low, where = self.low, "in the new run" if self.is_new else "in the base"
         return (
-            f"In {where} the SM clock is {low.others_mhz / low.mine_mhz:.2f}x lower, and kernels that both runs launch "
-            f"are {self.slower:.2f}x slower; {low.state.samples:,} against {low.others[0][1].samples:,} samples"
+            *low.facts(),
+            Fact("clock_ratio", low.others_mhz / low.mine_mhz, "", where),
+            Fact("kernels_ratio_of_runs", self.slower, "", where),
         )
 
     @property
-    def hint(self) -> str:
-        return f"{self.low.hint} Compare runs with the same clock." if self.is_new else ""
+    def advice(self) -> str:
+        return f"Compare runs with the same clock. {self.low.advice}" if self.is_new else ""
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return self.low.slowed_by.command if self.is_new else ()
 
     def explains(self, base: float | None, new: float | None) -> bool:
         """Whether it explains a change, of the step or of a row."""
@@ -58,10 +64,10 @@ class ClockChange:
         return Finding(
             "info",
             f"{words[0].upper()}{words[1:]}",
-            self.evidence,
             ranks=self.ranks,
-            hint=self.hint,
-            facts=self.low.facts(),
+            advice=self.advice,
+            command=self.command,
+            facts=self.facts,
         )
 
 
@@ -73,7 +79,7 @@ def clock_change(base: Run, new: Run, scope: Scope) -> ClockChange | None:
     lower: dict[bool, list[LowClock]] = {True: [], False: []}
     common = [rank for rank in states[0] if rank in states[1]]
     for rank in common:
-        gpus = [state[rank].gpus for state in states]
+        gpus = [state[rank] for state in states]
         if any(len(each) != 1 for each in gpus) or gpus[0][0].model != gpus[1][0].model:
             continue
         before, after = gpus[0][0].clock, gpus[1][0].clock

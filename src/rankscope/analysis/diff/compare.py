@@ -135,9 +135,17 @@ def compare(base: Samples, new: Samples, rules: Rules) -> Comparison:
     p_values: dict[Measure, float | None] = {}
     # The step time is tested alone: among hundreds of other rows, its change would need to be much larger.
     for tested in ([m for m in both if m == headline], [m for m in both if m != headline]):
-        p_values |= dict(zip(tested, _p_values(base, new, tested), strict=True))
+        if tested and len(base.steps) + len(new.steps) >= 3:
+            values = (np.array([side.values[measure] for measure in tested]) for side in (base, new))
+            p_values |= dict(zip(tested, adjusted_p(*values).tolist(), strict=True))
+    least = steps_to_be_sure()
     if few:
-        notes.append(_few_note(base, new))
+        notes.append(
+            f"{len(base.steps)} against {len(new.steps)} steps are too few for the test (p is at least "
+            f"{smallest_p(len(base.steps), len(new.steps)):.2g}): only changes over {FEW_CHANGE_PCT:g} % and "
+            f"{FEW_SPREADS:g} times the spread between steps are called; record at least {least} steps of each run, "
+            f"and one more in case the first is slow (rankscope profile --active {least + 1})"
+        )
     rows = [_row(measure, base, new, p_values.get(measure), rules, few) for measure in measures]
     rows.sort(
         key=lambda row: (
@@ -150,23 +158,20 @@ def compare(base: Samples, new: Samples, rules: Rules) -> Comparison:
     )
     if not rows:
         notes.append("nothing to compare in the window")
-    comparison = Comparison(base, new, rows, tuple(notes), few, headline, False, rules.min_change_pct)
-    if not _likely(comparison, rules):
-        return comparison
-    change = rows[0]["change_pct"]
-    why = "the steps are too few" if few else "the steps vary too much"
-    note = f"the step time likely changed, by {change:+.1f} %: {why} to be sure"
-    return replace(comparison, likely=True, notes=(note, *notes))
-
-
-def _likely(comparison: Comparison, rules: Rules) -> bool:
-    """Whether the headline is not called, though its change is large and as certain as so few steps allow."""
-    row = comparison.headline_row
-    if row is None or row["verdict"] != "same" or row["p_value"] is None or row["change_pct"] is None:
-        return False
-    enough = max(LIKELY_P, smallest_p(len(comparison.base.steps), len(comparison.new.steps)))
-    large = abs(row["change_pct"]) >= max(FEW_CHANGE_PCT, rules.min_change_pct)
-    return bool(large and row["p_value"] <= enough + _P_ROUNDING)
+    # Whether the headline is not called, though its change is large and as certain as so few steps allow.
+    row = rows[0] if rows and (rows[0]["report"], rows[0]["key"]) == headline else {}
+    change, p_value = row.get("change_pct"), row.get("p_value")
+    likely = bool(
+        row.get("verdict") == "same"
+        and change is not None
+        and p_value is not None
+        and abs(change) >= max(FEW_CHANGE_PCT, rules.min_change_pct)
+        and p_value <= max(LIKELY_P, smallest_p(len(base.steps), len(new.steps))) + _P_ROUNDING
+    )
+    if likely:
+        why = "the steps are too few" if few else "the steps vary too much"
+        notes.insert(0, f"the step time likely changed, by {change:+.1f} %: {why} to be sure")
+    return Comparison(base, new, rows, tuple(notes), few, headline, likely, rules.min_change_pct)
 
 
 def steps_to_be_sure() -> int:
@@ -177,15 +182,6 @@ def steps_to_be_sure() -> int:
 _P_ROUNDING = 1e-4
 """p-values in rows have four digits."""
 _URGENCY = {"slower": 0, "faster": 1, "new": 2, "gone": 2, "same": 3}
-
-
-def _p_values(base: Samples, new: Samples, measures: Sequence[Measure]) -> list[float | None]:
-    if len(base.steps) + len(new.steps) < 3 or not measures:
-        return [None] * len(measures)
-    first = np.array([base.values[measure] for measure in measures])
-    second = np.array([new.values[measure] for measure in measures])
-    p_values: list[float | None] = adjusted_p(first, second).tolist()
-    return p_values
 
 
 def _row(
@@ -273,13 +269,3 @@ def _comparability_notes(base: Samples, new: Samples) -> Iterable[str]:
     if {base.has_shapes, new.has_shapes} == {True, False}:
         name = "new" if base.has_shapes else "base"
         yield f"{name} was recorded without shapes: ops are compared by name (--record-shapes records them)"
-
-
-def _few_note(base: Samples, new: Samples) -> str:
-    best = smallest_p(len(base.steps), len(new.steps))
-    return (
-        f"{len(base.steps)} against {len(new.steps)} steps are too few for the test (p is at least {best:.2g}): only "
-        f"changes over {FEW_CHANGE_PCT:g} % and {FEW_SPREADS:g} times the spread between steps are called; record at "
-        f"least {steps_to_be_sure()} steps of each run, and one more in case the first is slow (rankscope profile "
-        f"--active {steps_to_be_sure() + 1})"
-    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Literal, NamedTuple
 
@@ -137,19 +138,15 @@ def _breakdown(run: Run, scope: Scope, samples: Samples) -> None:
     # The span of a step is its time, which `steps` has.
     parts = (*(() if samples.has_steps else ("span",)), "compute", "exposed_comm", "exposed_copy", "idle")
     at = {step: index for index, step in enumerate(samples.steps)}
-    ranks = [0] * len(at)
-    sums = {part: [0.0] * len(at) for part in parts}
+    of_steps: list[list[list[int]]] = [[] for _ in at]
     for row in breakdown(run, scope).rows:
         step = row["step"] if samples.has_steps else NO_STEP
-        if (row["step"] is None) == samples.has_steps or step not in at:
-            continue
-        ranks[at[step]] += 1
-        for part in parts:
-            sums[part][at[step]] += row[f"{part}_ns"]
-    if any(ranks):
-        for part in parts:
-            mean = [total / max(count, 1) for total, count in zip(sums[part], ranks, strict=True)]
-            samples.values[Measure("breakdown", part)] = mean
+        if (row["step"] is None) != samples.has_steps and step in at:
+            of_steps[at[step]].append([row[f"{part}_ns"] for part in parts])
+    if any(of_steps):
+        means = [np.mean(rows, axis=0) if rows else np.zeros(len(parts)) for rows in of_steps]
+        for part, values in zip(parts, np.transpose(means).tolist(), strict=True):
+            samples.values[Measure("breakdown", part)] = values
 
 
 # Versions of torch write the dimensions with different spaces.
@@ -169,12 +166,11 @@ def _ops(run: Run, scope: Scope, samples: Samples) -> None:
         "JOIN events e ON e.rank = o.rank AND e.segment = o.segment AND e.id = o.id "
         f"WHERE g.class <> 'COMM' AND o.category = 'cpu_op' AND {scope.where('g')} GROUP BY ALL"
     )
-    sums: dict[tuple[int, str], int] = {}
-    for step, key, kernel, time in run.rows(launched):
-        sums[step, key] = sums.get((step, key), 0) + time
+    rows = run.rows(launched)
+    for _, key, kernel, _ in rows:
         if kernel is not None:
             samples.kernels_of.setdefault(key, set()).add(kernel)
-    _add(run, samples, "ops", ((step, key, time) for (step, key), time in sums.items()))
+    _add(run, samples, "ops", ((step, key, time) for step, key, _, time in rows))
 
 
 def _host(run: Run, scope: Scope, samples: Samples, report: str = "host") -> None:
@@ -187,24 +183,15 @@ def _host(run: Run, scope: Scope, samples: Samples, report: str = "host") -> Non
         _add(run, samples, report, run.rows(sql))
 
 
-def _kernels(run: Run, scope: Scope, samples: Samples) -> None:
-    _add(run, samples, "kernels", run.rows(_by_kernel(scope, samples)))
-
-
-def _families(run: Run, scope: Scope, samples: Samples) -> None:
-    rows = run.rows(_by_kernel(scope, samples))
-    family_of = {name: family(name) for name in {name for _, name, _ in rows}}
-    sums: dict[tuple[int, str], int] = {}
-    for step, name, time in rows:
-        sums[step, family_of[name]] = sums.get((step, family_of[name]), 0) + time
-    _add(run, samples, "families", ((step, key, time) for (step, key), time in sums.items()))
-
-
-def _by_kernel(scope: Scope, samples: Samples) -> str:
-    return (
+def _kernels(run: Run, scope: Scope, samples: Samples, report: str = "kernels") -> None:
+    rows = run.rows(
         f"SELECT {_step_column(samples)} AS step, name AS key, sum(greatest(dur_ns, 0))::BIGINT AS time "
         f"FROM gpu WHERE category = 'kernel' AND class <> 'COMM' AND {scope.where()} GROUP BY ALL"
     )
+    if report == "families":
+        names = {name: family(name) for name in {name for _, name, _ in rows}}
+        rows = [(step, names[name], time) for step, name, time in rows]
+    _add(run, samples, report, rows)
 
 
 def _collectives(run: Run, scope: Scope, samples: Samples) -> None:
@@ -246,7 +233,7 @@ _COLLECTORS: dict[str, Collector] = {
     "breakdown": _breakdown,
     "ops": _ops,
     "host": _host,
-    "families": _families,
+    "families": partial(_kernels, report="families"),
     "kernels": _kernels,
     "collectives": _collectives,
     "memory": _memory,

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.analysis.core.result import Column, Fact, Finding, Result, Row, Severity
+from rankscope.analysis.core.result import Column, Fact, Finding, Result, Row, Severity, argv
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.clock import ClockChange, clock_change
 from rankscope.analysis.diff.compare import FEW_CHANGE_PCT, Comparison, Rules, compare, steps_to_be_sure
 from rankscope.analysis.diff.conditions import different_conditions
 from rankscope.analysis.diff.moved import Moved, moved
-from rankscope.analysis.diff.samples import SHAPES, SPAN, Measure, collect, unit_of
+from rankscope.analysis.diff.samples import SHAPES, SPAN, STEP, Measure, collect, unit_of
 from rankscope.text.names import bare_name, shorten_names
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded, shorten_middle
@@ -28,12 +28,16 @@ _NAME_CELLS, _KEY_CELLS = 48, 80
 _WORTH_A_WARNING, _CRITICAL = 0.01, 0.25
 """Of a step, by which it is longer. Chosen, not measured."""
 _BY_CLOCK = "The lower clock explains it."
-_HINTS = {
-    "ops": "Find the call: rankscope stats NEW -r ops --by source (needs --with-stack).",
-    "host": "Look at the host: rankscope stats NEW -r ops,runtime_api.",
-    "collectives": "Find the ranks that wait: rankscope stats NEW -r collectives,stragglers.",
-    "memory": "Look at the memory: rankscope stats NEW -r memory.",
+_ADVICE = {
+    "ops": ("Find the call (needs --with-stack)", argv("rankscope stats NEW -r ops --by source")),
+    "host": ("Look at the host", argv("rankscope stats NEW -r ops,runtime_api")),
+    "collectives": (
+        "Find the ranks that wait",
+        argv("rankscope stats NEW -r collectives,stragglers"),
+    ),
+    "memory": ("Look at the memory", argv("rankscope stats NEW -r memory")),
 }
+_NO_ADVICE: tuple[str, tuple[str, ...]] = ("", ())
 
 
 def findings(
@@ -42,13 +46,7 @@ def findings(
     """The step time with its cause: a clock, or what moved. Then the rows that changed, costliest first. A clock that
     differs comes before all rows: what it explains is no change of the program."""
     by_clock = clock if _explains(clock, comparison) else None
-    for finding in _step(comparison):
-        if finding.severity == "ok":
-            yield finding
-        elif by_clock:
-            yield _with_clock(finding, by_clock)
-        else:
-            yield _with_moved(finding, what_moved)
+    yield from _step(comparison, by_clock, what_moved)
     if clock and not by_clock:
         yield clock.finding()
     changed = [
@@ -58,22 +56,12 @@ def findings(
     for row in changed[:_MOST]:
         finding = _changed(comparison, row)
         if by_clock and row["report"] == "ops" and by_clock.explains(row["base"], row["new"]):
-            finding = replace(finding, severity="info", hint=_BY_CLOCK if finding.hint else "")
+            finding = replace(
+                finding, severity="info", advice=_BY_CLOCK if finding.advice else "", command=()
+            )
         yield finding
     yield from _in_one_run(comparison)
     yield from _other_kernels(comparison, changed)
-
-
-def _with_clock(finding: Finding, clock: ClockChange) -> Finding:
-    """The step time, with the clock that explains it."""
-    return replace(
-        finding,
-        title=f"{finding.title}: {clock.words}",
-        evidence=f"{finding.evidence}. {clock.evidence}",
-        ranks=clock.ranks,
-        hint=clock.hint,
-        facts=(*finding.facts, *clock.low.facts()),
-    )
 
 
 def _explains(clock: ClockChange | None, comparison: Comparison) -> bool:
@@ -81,87 +69,74 @@ def _explains(clock: ClockChange | None, comparison: Comparison) -> bool:
     return clock is not None and clock.explains(headline.get("base"), headline.get("new"))
 
 
-def _with_moved(finding: Finding, what_moved: Moved | None) -> Finding:
-    """The step time, with what changed it."""
-    if what_moved is None or not what_moved.leading:
-        return finding
-    first = what_moved.leading[0]
-    evidence = what_moved.evidence
-    is_new = first.moved_ns > 0
-    return replace(
-        finding,
-        title=f"{finding.title}: {what_moved.words}",
-        evidence=f"{finding.evidence}. {evidence}" if evidence else finding.evidence,
-        ranks=first.ranks if is_new else (),
-        hint=first.hint if is_new else finding.hint,
-        facts=(*finding.facts, *what_moved.facts),
-        names=(*finding.names, *what_moved.names),
-    )
-
-
-def _step(comparison: Comparison) -> Iterator[Finding]:
+def _step(comparison: Comparison, clock: ClockChange | None, what_moved: Moved | None) -> Iterator[Finding]:
+    """The step time, with what changed it: a clock, or work that moved."""
     row = comparison.headline_row
     if row is None or row["base"] is None or row["new"] is None:
         return
-    change = row["change_pct"] or 0.0
-    in_steps = comparison.headline != SPAN
-    what, per = ("A step", "step, median of the steps") if in_steps else ("The window", "window")
-    took = (
-        f"{format_rounded('ns', row['base'])} -> {format_rounded('ns', row['new'])} per {per}{_p_value(row)}"
-    )
-    facts = _facts(comparison, row)
-    if row["verdict"] == "same" and abs(change) >= max(FEW_CHANGE_PCT, comparison.min_change_pct):
-        yield _unsure(comparison, row, what, took)
-        return
-    if row["verdict"] == "same":
-        subject = "step" if in_steps else "window"
+    change, slower = row["change_pct"] or 0.0, row["new"] > row["base"]
+    what, subject = ("The window", "window") if comparison.headline == SPAN else ("A step", "step")
+    facts, (advice, command) = _facts(comparison, row), _NO_ADVICE
+    ranks, names = tuple[int, ...](), tuple[str, ...]()
+    severity: Severity = "info"
+    if row["verdict"] != "same":
+        title = f"{what} {_longer_words(row)}"
+        if slower:
+            severity = "critical" if change >= 100 * _CRITICAL else "warning"
+            advice = "List all rows: many may have changed a little"
+            command = argv("rankscope diff BASE NEW --top all")
+    elif abs(change) >= max(FEW_CHANGE_PCT, comparison.min_change_pct):
+        # The steps are too few, or vary too much.
+        before, after = (len(samples.steps) for samples in (comparison.base, comparison.new))
+        steps = f"{before} against {after} steps" if before != after else f"{before} step{'s' * (before > 1)}"
+        # One more than the test needs: the first step of a recording is often slow, and then left out.
+        least = 1 + (steps_to_be_sure() if comparison.few else 2 * max(before, after))
+        how = "likely" if comparison.likely else "perhaps noise"
+        varied = "" if comparison.few else " that vary"
+        title = f"{what} {_longer_words(row, f'{steps}{varied}: {how}; record {least} to be sure')}"
+        severity = "warning" if slower and comparison.likely else "info"
+        advice, command = f"Record {least} steps of each run", argv(f"rankscope profile --active {least}")
+    else:
         title = f"No clear change in {subject} time ({change:+.1f} %)"
         if abs(change) >= FEW_CHANGE_PCT:
             limit = f"{comparison.min_change_pct:g} %"
             title = f"The {subject} time changed by {change:+.1f} %, less than the {limit} that count here"
-        yield Finding("ok", title, took, facts=facts)
+        yield Finding("ok", title, facts=facts)
         return
-    slower = row["verdict"] == "slower"
-    severity: Severity = "info"
-    if slower:
-        severity = "critical" if change >= 100 * _CRITICAL else "warning"
+    if clock:
+        title = f"{title}: {clock.words}"
+        ranks, advice, command, facts = clock.ranks, clock.advice, clock.command, (*clock.facts, *facts)
+    elif what_moved and what_moved.leading:
+        first = what_moved.leading[0]
+        title, names, facts = f"{title}: {what_moved.words}", what_moved.names, (*facts, *what_moved.facts)
+        if first.moved_ns > 0:
+            ranks, (advice, command) = first.ranks, first.advice
+    cost = None if row["verdict"] == "same" else max(row["new"] - row["base"], 0)
     yield Finding(
         severity,
-        f"{what} {_longer_words(row)}",
-        f"{took}{_effect(comparison, row)}",
-        hint="Many rows changed a little: rankscope diff BASE NEW --top all lists them." if slower else "",
-        cost_ns=max(row["new"] - row["base"], 0),
+        title,
+        ranks=ranks,
+        advice=advice,
+        command=command,
+        cost_ns=cost,
         facts=facts,
-    )
-
-
-def _unsure(comparison: Comparison, row: dict[str, Any], what: str, took: str) -> Finding:
-    """A large change of the step time for which the steps are too few, or vary too much."""
-    slower = row["new"] > row["base"]
-    before, after = (len(samples.steps) for samples in (comparison.base, comparison.new))
-    steps = f"{before} against {after} steps" if before != after else f"{before} step{'s' * (before > 1)}"
-    least = steps_to_be_sure() if comparison.few else 2 * max(before, after)
-    how = "likely" if comparison.likely else "perhaps noise"
-    varied = "" if comparison.few else " that vary"
-    # One more than the test needs: the first step of a recording is often slow, and then left out.
-    return Finding(
-        "warning" if slower and comparison.likely else "info",
-        f"{what} {_longer_words(row, f'{steps}{varied}: {how}; record {least + 1} to be sure')}",
-        f"{took}{_effect(comparison, row)}",
-        hint=f"Record {least + 1} steps of each run: rankscope profile --active {least + 1}",
-        facts=_facts(comparison, row),
+        names=names,
     )
 
 
 def _facts(comparison: Comparison, row: dict[str, Any]) -> tuple[Fact, ...]:
     """The figures of a row."""
     unit, key = unit_of(row["report"]), {"report": row["report"], "key": row["key"]}
-    over = "the highest rank" if unit == "bytes" else "mean over the ranks"
+    over = "the highest rank" if unit == "bytes" else _per(comparison)
+    if Measure(row["report"], row["key"]) in (STEP, SPAN):
+        over = "median of the steps" if comparison.headline == STEP else "mean over the ranks"
     facts = (
-        Fact("base", row["base"], unit, f"base, {over}", row=key),
-        Fact("new", row["new"], unit, f"new, {over}", row=key),
+        Fact("base", row["base"], unit, over, row=key),
+        Fact("new", row["new"], unit, over, row=key),
+        *(_kernels(comparison, row["key"]) if row["report"] == "ops" else ()),
         Fact("change_pct", row["change_pct"], "percent", "new against base", row=key),
-        Fact("p_value", row["p_value"], "", "new against base", row=key),
+        Fact("p_value", row["p_value"], "", "", row=key),
+        Fact("effect", _effect(comparison, row)),
         Fact("base_steps", len(comparison.base.steps), "count", "base"),
         Fact("new_steps", len(comparison.new.steps), "count", "new"),
     )
@@ -170,15 +145,14 @@ def _facts(comparison: Comparison, row: dict[str, Any]) -> tuple[Fact, ...]:
 
 def _changed(comparison: Comparison, row: dict[str, Any]) -> Finding:
     in_bytes = unit_of(row["report"]) == "bytes"
-    base, new = (format_rounded(unit_of(row["report"]), row[side]) for side in ("base", "new"))
     cost = 0 if in_bytes else max(row["new"] - row["base"], 0)
     worth = row["verdict"] == "slower" and (in_bytes or cost >= _WORTH_A_WARNING * comparison.new.step_ns)
-    kernels = _kernels(comparison, row["key"]) if row["report"] == "ops" else ""
+    advice, command = _ADVICE[row["report"]] if row["verdict"] == "slower" else _NO_ADVICE
     return Finding(
         "warning" if worth else "info",
         f"{row['report']}: {shorten_middle(row['key'], _KEY_CELLS)} {_comparison_words(row)}",
-        f"{base} -> {new}{'' if in_bytes else _per(comparison)}{_p_value(row)}{_effect(comparison, row)}{kernels}",
-        hint=_HINTS[row["report"]] if row["verdict"] == "slower" else "",
+        advice=advice,
+        command=command,
         cost_ns=cost,
         facts=_facts(comparison, row),
     )
@@ -192,11 +166,12 @@ def _in_one_run(comparison: Comparison) -> Iterator[Finding]:
         is_new = row["verdict"] == "new"
         takes = row["new"] if is_new else row["base"]
         if takes >= least:
+            advice, command = _ADVICE["ops"] if is_new else _NO_ADVICE
             yield Finding(
                 "warning" if is_new else "info",
                 f"ops: {shorten_middle(row['key'], _KEY_CELLS)} is {row['verdict']}",
-                f"it {'takes' if is_new else 'took'} {format_rounded('ns', takes)}{_per(comparison)}",
-                hint=_HINTS["ops"] if is_new else "",
+                advice=advice,
+                command=command,
                 cost_ns=takes if is_new else 0,
                 facts=_facts(comparison, row),
             )
@@ -204,7 +179,7 @@ def _in_one_run(comparison: Comparison) -> Iterator[Finding]:
 
 def _per(comparison: Comparison) -> str:
     in_steps = comparison.base.has_steps and comparison.new.has_steps
-    return " per step and rank" if in_steps else " per rank"
+    return "per step and rank" if in_steps else "per rank"
 
 
 def _comparison_words(row: dict[str, Any]) -> str:
@@ -236,30 +211,24 @@ def _longer_words(row: dict[str, Any], more: str = "") -> str:
     return f"{words} ({brackets})" if brackets else words
 
 
-def _p_value(row: dict[str, Any]) -> str:
-    return f", p = {row['p_value']:.2g}" if row["p_value"] is not None else ""
-
-
-def _effect(comparison: Comparison, row: dict[str, Any]) -> str:
+def _effect(comparison: Comparison, row: dict[str, Any]) -> float | None:
     """The change in standard deviations between steps (Cohen's d), where steps differ."""
     measure = Measure(row["report"], row["key"])
-    before, after = comparison.base.values[measure], comparison.new.values[measure]
+    before, after = (side.values.get(measure, ()) for side in (comparison.base, comparison.new))
     if len(before) < 2 or len(after) < 2:
-        return ""
+        return None
     spread = ((np.var(before, ddof=1) + np.var(after, ddof=1)) / 2) ** 0.5
-    if spread <= 1e-9 * max(before):
-        return ""
-    return f", {format_rounded('count', abs(row['new'] - row['base']) / spread)} standard deviations between steps"
+    return abs(row["new"] - row["base"]) / spread if spread > 1e-9 * max(before) else None
 
 
-def _kernels(comparison: Comparison, op: str) -> str:
+def _kernels(comparison: Comparison, op: str) -> tuple[Fact, ...]:
     """The kernels that an op no longer launches, and those that it launches now."""
     before = comparison.base.kernels_of.get(op, set())
     after = comparison.new.kernels_of.get(op, set())
-    if not before or not after or before == after:
-        return ""
-    gone, added = _listed(before - after), _listed(after - before)
-    return f"; its kernels changed: {gone or 'none removed'} -> {added or 'none added'}"
+    if not before or not after:
+        return ()
+    changes = (("gone_names", before - after), ("new_names", after - before))
+    return tuple(Fact(name, _listed(kernels)) for name, kernels in changes if kernels)
 
 
 def _listed(kernels: set[str]) -> str:
@@ -277,17 +246,15 @@ def _other_kernels(comparison: Comparison, changed: list[dict[str, Any]]) -> Ite
     if not (count["new"] and count["gone"] and ops):
         return
     saved = sum(row["base"] - row["new"] for row in ops)
-    word = "less" if saved > 0 else "more"
     yield Finding(
         "info",
         f"Some ops launch other kernels than before (new kernels: {count['new']}, gone: {count['gone']})",
-        f"ops with a changed time: {len(ops)}, in total {format_rounded('ns', abs(saved))} {word}{_per(comparison)}; "
-        "compare the rows of ops, not those of kernels",
+        advice="Compare the rows of ops, not those of kernels.",
         facts=(
             Fact("new_kernels", count["new"], "count", "new"),
             Fact("gone_kernels", count["gone"], "count", "base"),
             Fact("changed_ops", len(ops), "count", "ops that launch other kernels"),
-            Fact("saved_ns", saved, "ns", "new against base, mean over the ranks"),
+            Fact("ops_saved_ns", saved, "ns", _per(comparison)),
         ),
     )
 

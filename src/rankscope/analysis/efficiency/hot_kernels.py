@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.efficiency.ncu import OF_PEAKS, RATE, SIZE_COLUMNS
-from rankscope.analysis.efficiency.ncu_metrics import MeasuredKernel, measured_kernels
+from rankscope.analysis.efficiency.ncu import OF_PEAKS, RATE, SIZE_COLUMNS, measured_kernels
 from rankscope.capture.kernel_list import HotKernel, KernelList, function_name, size_text
 from rankscope.capture.ncu_selection import why_missed
 from rankscope.sql import sql_texts
@@ -90,17 +89,31 @@ def hot_kernels_measured(run: Run, listed: KernelList) -> Result:
     """One row per selected kernel: its figures in the run, and the mean of its launches that ncu measured."""
     measured = measured_kernels(run, Scope())
     launches = [Launch(kernel.name, kernel.grid or (), kernel.block or ()) for kernel in measured]
-    rows = []
+    rows = list[dict[str, Any]]()
     notes = []
     for kernel in listed.kernels:
         pairs = zip(measured, launches, strict=True)
-        of_kernel = [launched for launched, launch in pairs if listed.is_launch_of(kernel, launch)]
-        rows.append(_row(kernel, of_kernel))
-        if not of_kernel:
+        mine = [launched for launched, launch in pairs if listed.is_launch_of(kernel, launch)]
+        if not mine:
             notes.append(
                 f"not measured: {kernel.name} ({kernel.size}): {why_missed(kernel, launches)}; "
-                "rankscope ncu --runs N tries more"
+                "--runs N tries more"
             )
+        duration, flops = _mean(each.duration_ns for each in mine), _mean(each.flops for each in mine)
+        rows.append(
+            {
+                "name": kernel.name,
+                "calls": kernel.calls,
+                "total_ns": kernel.total_ns,
+                "avg_ns": kernel.total_ns / kernel.calls if kernel.calls else None,
+                "launches": len(mine),
+                "duration_ns": duration,
+                **{share.name: _mean(each.shares.get(share.name) for each in mine) for share in OF_PEAKS},
+                "flop_s": flops / duration * 1e9 if flops is not None and duration else None,
+                "grid": size_text(kernel.grid),
+                "block": size_text(kernel.block),
+            }
+        )
     others = len(measured) - sum(row["launches"] for row in rows)
     if others > 0:
         notes.append(
@@ -109,24 +122,6 @@ def hot_kernels_measured(run: Run, listed: KernelList) -> Result:
     return Result("ncu_top", "Hot kernels measured by ncu", "whole file", COLUMNS, rows, (), tuple(notes))
 
 
-def _row(kernel: HotKernel, launches: Sequence[MeasuredKernel]) -> dict[str, Any]:
-    duration = _mean([launch.duration_ns for launch in launches])
-    flops = _mean([launch.flops for launch in launches])
-    return {
-        "name": kernel.name,
-        "calls": kernel.calls,
-        "total_ns": kernel.total_ns,
-        "avg_ns": kernel.total_ns / kernel.calls if kernel.calls else None,
-        "launches": len(launches),
-        "duration_ns": duration,
-        "compute_pct": _mean([launch.shares.get("compute_pct") for launch in launches]),
-        "memory_pct": _mean([launch.shares.get("memory_pct") for launch in launches]),
-        "flop_s": flops / duration * 1e9 if flops is not None and duration else None,
-        "grid": size_text(kernel.grid),
-        "block": size_text(kernel.block),
-    }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
+def _mean(values: Iterable[float | None]) -> float | None:
     numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers else None

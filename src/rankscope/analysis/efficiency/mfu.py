@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from operator import add
+from typing import Any, NamedTuple
 
 from rankscope.analysis.core.advice import framework, how_to_record
 from rankscope.analysis.core.ceilings import ceiling_notes, ceilings
-from rankscope.analysis.core.gpu_counts import gpu_counts
 from rankscope.analysis.core.names import sql_names, vocabulary
-from rankscope.analysis.core.notes import left_out, no_steps
+from rankscope.analysis.core.notes import no_steps
 from rankscope.analysis.core.result import Column, Note, NoteKind, Result, Unit
 from rankscope.analysis.core.rollups import kept_per_rank
-from rankscope.analysis.core.run_steps import NO_STEP
-from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.step_times import Period, periods
-from rankscope.analysis.within_rank.op_work import RankWork, StepFlops, no_shapes, rank_work
-from rankscope.devices import Ceilings
+from rankscope.analysis.core.scope import NO_STEP, Scope
+from rankscope.analysis.core.step_times import periods
+from rankscope.analysis.within_rank.op_work import no_shapes, rank_work
 from rankscope.model import LAUNCH_CATEGORIES
-from rankscope.records import dataclass
 from rankscope.sql import sql_text
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
@@ -60,33 +56,61 @@ _OTHER_KERNEL = r"(?i)ffma|simt|(?:^|_)[sd]gemm_(?:$|[^t]|t(?:$|[^f])|tf(?:$|[^3
 
 def mfu(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank for the whole window, then one per rank and step."""
-    work = rank_work(run, scope)
-    spans = periods(run, scope)
-    roofs = ceilings(run, scope)
-    spent = [(c.rank, c.step, c.time_ns) for c in gpu_counts(run, scope) if c.kind == "COMPUTE"]
-    shares = _shares(_summed(_times(run, scope, "tensor_cores")), _summed(spent))
-    in_graphs = _graph_shares(run, scope, spent)
-    main = {rank: work[rank].main_dtype if rank in work else None for rank in roofs}
-    totals = Counter[int]()  # time between recording cycles does not count
-    for period in spans:
-        totals[period.rank] += period.dur_ns
-    wanted = [Period(rank, None, 0, total) for rank, total in sorted(totals.items())]
-    wanted += [period for period in spans if period.step is not None]
-    if not work and not shares:
-        wanted = []  # nothing is known about any step
-    done = _work_by_step(work)
-    rows = [_row(done, period, main[period.rank], roofs[period.rank], shares, in_graphs) for period in wanted]
-    uncounted = _graph_note(run, rows)
-    notes = [*left_out(run, scope), *uncounted]
+    work, spans, roofs = rank_work(run, scope), periods(run, scope), ceilings(run, scope)
+    kernels = _kernel_times(run, scope)
+    has_kernels = any(compute for compute, *_ in kernels.values())
+    # Step None: the sum over all steps of a rank, or over the recording if it has no steps.
+    times = [(rank, None, spans.of(rank).span) for rank in sorted({*spans.rank.tolist()})]
+    if spans.has_steps:
+        times += zip(spans.rank.tolist(), spans.step.tolist(), spans.ns.tolist(), strict=True)
+    done: dict[tuple[int, int | None], tuple[int, int]] = {}
+    for rank, of_rank in work.items():
+        steps = [step for step in of_rank.steps if step.step != NO_STEP]
+        done |= {(rank, step.step): step[1:] for step in steps}
+        whole = steps or of_rank.steps
+        done[rank, None] = sum(step.model for step in whole), sum(step.recomputed for step in whole)
+    rows = list[dict[str, Any]]()
+    for rank, step, time_ns in times if work or has_kernels else ():
+        dtype = work[rank].main_dtype if rank in work else None
+        model, recomputed = done.get((rank, step), (None, 0))
+        rate = both = None
+        if model is not None and time_ns > 0:
+            rate, both = model / (time_ns / 1e9), (model + recomputed) / (time_ns / 1e9)
+        peak = roofs[rank].peak(dtype) if dtype else None
+        compute, on_tensor_cores, in_steps, in_graphs = kernels.get((rank, step), (0, 0, 0, 0))
+        graph_pct = 100 * in_graphs / in_steps if in_steps else None
+        known = peak if (graph_pct or 0.0) <= _UNCOUNTED_PCT else None
+        rows.append(
+            {
+                "rank": rank,
+                "step": step,
+                "flops": model,
+                "dur_ns": time_ns,
+                "flop_s": rate,
+                "peak_flop_s": peak,
+                "mfu_pct": 100 * rate / known if known and rate is not None else None,
+                "hfu_pct": 100 * both / known if known and both is not None else None,
+                "dtype": dtype,
+                "tensor_core_pct": 100 * on_tensor_cores / compute if compute else None,
+                "graph_pct": graph_pct,
+            }
+        )
+    notes: list[str] = [*_graph_note(run, rows)]
     if not work:
-        notes += [] if uncounted else [no_shapes(run)]
+        notes = notes or [no_shapes(run)]
     else:
         notes += [_formula(rows[0])] if rows else []
-        notes += _recomputation_note(done)
-        notes += ceiling_notes(run, scope, {dtype for dtype in main.values() if dtype})
-    if not any(period.step is not None for period in spans):
+        model, recomputed = (sum(done[rank, None][at] for rank in work) for at in (0, 1))
+        if recomputed:
+            share = 100 * recomputed / model if model else 0.0
+            notes.append(
+                f"{share:.0f} % of the work is computed a second time (activation checkpointing); HFU includes it, "
+                "MFU does not"
+            )
+        notes += ceiling_notes(run, scope, {row["dtype"] for row in rows if row["dtype"]})
+    if not spans.has_steps:
         notes.append(f"one row covers the whole recording: {no_steps(run)}")
-    if spans and not shares:
+    if spans and not has_kernels:
         notes.append(f"no GPU events: time is host time; on a GPU, {how_to_record(run, 'gpu')}")
     unknown = None
     if rows and all(row["mfu_pct"] is None for row in rows):
@@ -96,128 +120,56 @@ def mfu(run: Run, scope: Scope, by: str | None = None) -> Result:
     )
 
 
-def _work_by_step(work: dict[int, RankWork]) -> dict[tuple[int, int | None], StepFlops]:
-    """By rank and step; step None is the sum over all steps of a rank, or over the recording if it has no steps."""
-    done: dict[tuple[int, int | None], StepFlops] = {}
-    for rank, of_rank in work.items():
-        stepped = [step for step in of_rank.steps if step.step != NO_STEP]
-        done |= {(rank, step.step): step for step in stepped}
-        whole = stepped or of_rank.steps
-        model, recomputed = sum(step.model for step in whole), sum(step.recomputed for step in whole)
-        done[rank, None] = StepFlops(NO_STEP, model, recomputed)
-    return done
+class KernelTime(NamedTuple):
+    """The time of a rank's COMPUTE kernels in one step; step None: outside steps."""
 
-
-def _row(
-    done: dict[tuple[int, int | None], StepFlops],
-    period: Period,
-    dtype: str | None,
-    roof: Ceilings,
-    shares: dict[tuple[int, int | None], float],
-    in_graphs: dict[tuple[int, int | None], float],
-) -> dict[str, Any]:
-    work = done.get((period.rank, period.step))
-    seconds = period.dur_ns / 1e9
-    rate = work.model / seconds if work and seconds > 0 else None
-    peak = roof.peak(dtype) if dtype else None
-    in_graph = in_graphs.get((period.rank, period.step))
-    counted = in_graph is None or in_graph <= _UNCOUNTED_PCT
-    has_share = counted and rate is not None and peak
-    return {
-        "rank": period.rank,
-        "step": period.step,
-        "flops": work.model if work else None,
-        "dur_ns": period.dur_ns,
-        "flop_s": rate,
-        "peak_flop_s": peak,
-        "mfu_pct": 100 * rate / peak if has_share and rate is not None and peak else None,
-        "hfu_pct": 100 * (work.model + work.recomputed) / seconds / peak
-        if has_share and work and peak
-        else None,
-        "tensor_core_pct": shares.get((period.rank, period.step)),
-        "dtype": dtype,
-        "graph_pct": in_graph,
-    }
-
-
-Times = Counter[tuple[int, int | None]]
-"""Nanoseconds by rank and step; step None is the whole window."""
-
-
-@dataclass(frozen=True)
-class RankKernelTime:
-    """Time of some COMPUTE kernels of one rank, by step; step None: outside steps."""
-
-    tensor_cores: tuple[tuple[int | None, int], ...]
-    in_graphs: tuple[tuple[int | None, int], ...]
+    step: int | None
+    all_ns: int
+    tensor_core_ns: int
+    graph_ns: int
     """Launched by a CUDA graph."""
 
 
-@kept_per_rank("kernel_time", RankKernelTime, any_window=True)
-def rank_kernel_time(run: Run, scope: Scope) -> dict[int, RankKernelTime]:
+@kept_per_rank("kernel_time", list[KernelTime], any_window=True)
+def rank_kernel_time(run: Run, scope: Scope) -> dict[int, list[KernelTime]]:
     """Of the ranks with such kernels."""
+    graphs, in_graph = "", "false"
+    if calls := [name for name in vocabulary(run, *LAUNCH_CATEGORIES) if _GRAPH_LAUNCH.match(name)]:
+        launches = f"(SELECT rank, segment, id FROM slices WHERE name IN ({sql_names(calls)}))"
+        graphs = f"LEFT JOIN {launches} l ON l.rank = g.rank AND l.segment = g.segment AND l.id = g.launch"
+        in_graph = "l.id IS NOT NULL"
+    by_rank: dict[int, list[KernelTime]] = {}
     # Names are matched by DuckDB, once each: a run may have a million.
-    on_tensor_cores = run.rows(f"""
-        SELECT rank, step, sum(greatest(dur_ns, 0))::BIGINT FROM gpu
-        WHERE class = 'COMPUTE' AND {scope.where()} AND name IN (
+    for rank, *times in run.rows(f"""
+        WITH on_tensor_cores AS (
             SELECT name FROM internal.names WHERE category = 'kernel'
             AND regexp_matches(name, {sql_text(_TENSOR_CORE_KERNEL)})
             AND NOT regexp_matches(name, {sql_text(_OTHER_KERNEL)})
-        ) GROUP BY ALL ORDER BY ALL
-    """)
-    calls = [name for name in vocabulary(run, *LAUNCH_CATEGORIES) if _GRAPH_LAUNCH.match(name)]
-    in_graphs = []
-    if calls:
-        in_graphs = run.rows(f"""
-            WITH graphs AS (SELECT rank, segment, id FROM slices WHERE name IN ({sql_names(calls)}))
-            SELECT g.rank, g.step, sum(greatest(g.dur_ns, 0))::BIGINT
-            FROM gpu g JOIN graphs l ON l.rank = g.rank AND l.segment = g.segment AND l.id = g.launch
-            WHERE g.class = 'COMPUTE' AND {scope.where("g")} GROUP BY ALL ORDER BY ALL
-        """)
-    ranks = sorted({row[0] for row in (*on_tensor_cores, *in_graphs)})
-    parts = [
-        {rank: tuple((step, time) for owner, step, time in rows if owner == rank) for rank in ranks}
-        for rows in (on_tensor_cores, in_graphs)
-    ]
-    return {rank: RankKernelTime(parts[0][rank], parts[1][rank]) for rank in ranks}
+        )
+        SELECT g.rank, g.step, sum(greatest(g.dur_ns, 0))::BIGINT,
+               coalesce(sum(greatest(g.dur_ns, 0)) FILTER (t.name IS NOT NULL), 0)::BIGINT,
+               coalesce(sum(greatest(g.dur_ns, 0)) FILTER ({in_graph}), 0)::BIGINT
+        FROM gpu g LEFT JOIN on_tensor_cores t ON t.name = g.name {graphs}
+        WHERE g.class = 'COMPUTE' AND {scope.where("g")} GROUP BY ALL ORDER BY ALL
+    """):
+        by_rank.setdefault(rank, []).append(KernelTime._make(times))
+    return by_rank
 
 
-def _times(
-    run: Run, scope: Scope, which: Literal["tensor_cores", "in_graphs"]
-) -> list[tuple[int, int | None, int]]:
-    """By rank and step in scope."""
+def _kernel_times(run: Run, scope: Scope) -> dict[tuple[int, int | None], list[int]]:
+    """By rank and step, and by rank (step None): all_ns and tensor_core_ns; then, only of those in steps where a rank
+    has any, all_ns and graph_ns."""
     low, high = scope.steps or (None, None)
-    return [
-        (rank, step, time)
-        for rank, kernel_time in rank_kernel_time(run, scope).items()
-        for step, time in getattr(kernel_time, which)
-        if low is None or high is None or (step is not None and low <= step <= high)
-    ]
-
-
-def _summed(rows: Iterable[tuple[int, int | None, int]]) -> Times:
-    """Times by rank and step, and by rank."""
-    sums = Times()
-    for rank, step, time in rows:
-        for key in {(rank, step), (rank, None)}:
-            sums[key] += time
+    sums: dict[tuple[int, int | None], list[int]] = {}
+    for rank, times in rank_kernel_time(run, scope).items():
+        has_steps = any(time.step is not None for time in times)
+        for step, all_ns, tensor_core_ns, graph_ns in times:
+            is_stepped = step is not None or not has_steps
+            if low is None or high is None or (step is not None and low <= step <= high):
+                for key in {(rank, step), (rank, None)}:
+                    figures = (all_ns, tensor_core_ns, all_ns * is_stepped, graph_ns * is_stepped)
+                    sums[key] = [*map(add, sums.get(key, (0, 0, 0, 0)), figures)]
     return sums
-
-
-def _shares(part: Times, whole: Times) -> dict[tuple[int, int | None], float]:
-    return {key: 100 * part[key] / time for key, time in whole.items() if time}
-
-
-def _graph_shares(
-    run: Run, scope: Scope, spent: list[tuple[int, int | None, int]]
-) -> dict[tuple[int, int | None], float]:
-    """Percentage of COMPUTE kernel time that graph launches started, by rank and step; step None as in the rows."""
-    stepped = {rank for rank, step, _ in spent if step is not None}
-    part, whole = (
-        _summed(row for row in rows if row[1] is not None or row[0] not in stepped)
-        for rows in (_times(run, scope, "in_graphs"), spent)
-    )
-    return _shares(part, whole)
 
 
 def _graph_note(run: Run, rows: Sequence[dict[str, Any]]) -> list[Note]:
@@ -238,17 +190,6 @@ def _graph_note(run: Run, rows: Sequence[dict[str, Any]]) -> list[Note]:
         if framework(run) == "torch":
             text += " (profile the run without CUDA graphs and with --record-shapes to measure it)"
     return [Note.of(NoteKind.IN_GRAPHS, text)]
-
-
-def _recomputation_note(done: dict[tuple[int, int | None], StepFlops]) -> list[str]:
-    whole = [work for (_, step), work in done.items() if step is None]
-    recomputed, model = sum(work.recomputed for work in whole), sum(work.model for work in whole)
-    if not recomputed:
-        return []
-    share = 100 * recomputed / model if model else 0.0
-    return [
-        f"{share:.0f} % of the work is computed a second time (activation checkpointing); HFU includes it, MFU does not"
-    ]
 
 
 def _formula(row: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import field
 from functools import cached_property
 from typing import Literal
 
@@ -27,7 +28,8 @@ from rankscope.analysis.faults.targets import (
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
 from rankscope.analysis.graph.graph import WORK_CLASSES
 from rankscope.analysis.graph.pieces import KINDS, Pieces
-from rankscope.analysis.graph.replay import Played, Replay
+from rankscope.analysis.graph.replay import Part, Played, Replay
+from rankscope.records import dataclass
 from rankscope.store.arrays import Floats, grouped, number_rows, starts_group, unique_values
 from rankscope.timeline.run import Run
 
@@ -66,6 +68,11 @@ class Replays:
     def is_possible(self) -> bool:
         return bool(self.graph.inside.any()) and not self.replay.has_cycle
 
+    @cached_property
+    def no_matches(self) -> Ints:
+        """By match: NONE, the subject of an axis on which no transfer is compared."""
+        return np.full(len(self.graph.collectives.transfer), NONE)
+
     def played(self, targets: Targets) -> Played:
         """With these at their targets too."""
         return self.replay.arrays(self.mended.with_also(targets).on(self.graph.work))
@@ -92,28 +99,24 @@ def replay_of(run: Run, scope: Scope) -> Replay:
     return Replay(pieces_of(run, scope).graph)
 
 
+@dataclass
 class Axis:
     """Subjects that are compared with each other."""
 
-    def __init__(
-        self,
-        name: AxisName,
-        replays: Replays,
-        targets: Targets,
-        subjects: Sequence[int],
-        of_point: Ints,
-        of_match: Ints | None = None,
-        lone: Collection[int] = (),
-        groups: Mapping[int, tuple[int, ...]] | None = None,
-    ) -> None:
-        """`of_point` and `of_match` have the subject of each point and transfer, or NONE; `lone` are the subjects that
-        are compared with themselves; `groups` has the slow process groups of a link."""
-        self.name, self.replays, self.targets, self.subjects = name, replays, targets, tuple(subjects)
-        matches = len(replays.graph.collectives.transfer)
-        self.of_point = of_point
-        self.of_match = np.full(matches, NONE) if of_match is None else of_match
-        self.lone = frozenset(lone)
-        self.groups = groups or {}
+    name: AxisName
+    replays: Replays
+    targets: Targets
+    subjects: Sequence[int]
+    of_point: Ints
+    """The subject of each point, or NONE."""
+    of_match: Ints
+    """The same of each transfer."""
+    lone: Collection[int] = ()
+    """Those that are compared with themselves."""
+    groups: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Of a link: its slow process groups."""
+    is_of_pairs: bool = False
+    """No subject has two peers."""
 
     @cached_property
     def _target(self) -> Played:
@@ -124,9 +127,18 @@ class Axis:
         """V: what is saved with all subjects at their targets."""
         return self.replays.saved_by(self._target)
 
-    def margin_ns(self, *subjects: int, step: int | None = None) -> float:
-        """M: what these cost once all others are mended; with `step`, what they cost in it alone."""
-        return self.value_ns - self.replays.saved_by(self._with_recorded(subjects, step))
+    def margin_ns(self, *subjects: int) -> float:
+        """M: what these cost once all others are mended."""
+        return self._margins([(subjects, None)])[0]
+
+    def _margins(self, parts: Sequence[tuple[Sequence[int], int | None]]) -> list[float]:
+        """M of each part, subjects that are in no other one or a step of them: everything at its target, but these as
+        they were."""
+        replays = self.replays
+        lengths = replays.replay.lengths_ns(
+            self._target, replays.before, [self._part(*part) for part in parts]
+        )
+        return [self.value_ns - (replays.before_ns - length) / replays.steps for length in lengths]
 
     def alone_ns(self, subjects: Sequence[int]) -> float:
         """A: what mending only these brings."""
@@ -209,15 +221,6 @@ class Axis:
         return {*steps[marks[first]].tolist()}
 
     @cached_property
-    def match_step(self) -> Ints:
-        """By match, its step."""
-        steps = np.full(len(self.of_match), NONE)
-        graph = self.replays.graph
-        met = graph.match != NONE
-        steps[graph.match[met]] = self.replays.pieces.steps[met]
-        return steps
-
-    @cached_property
     def _ways(self) -> tuple[Ints, Ints]:
         """The entries of the weights by subject, and where each begins; those of nobody first."""
         return self._by_subject(self.of_point[self.replays.replay.way_points])
@@ -242,10 +245,8 @@ class Axis:
         at = np.flatnonzero((mended != 0) | (target != 0))
         return at, mended[at], target[at]
 
-    def _with_recorded(self, subjects: Sequence[int], step: int | None) -> Played:
-        """Everything at its target, but these as they were."""
-        replay, recorded, target = self.replays.replay, self.replays.before, self._target
-        weight, took = target.weight.copy(), target.took.copy()
+    def _part(self, subjects: Sequence[int], step: int | None) -> Part:
+        replay = self.replays.replay
         ways, units = (_of(subjects, *each) for each in (self._ways, self._units))
         at, mended, begins = self._begins
         is_mine = np.isin(self.of_point[at], subjects)
@@ -255,16 +256,15 @@ class Axis:
             point = replay.unit_points[units]
             match = self.replays.graph.match[point]
             units = units[
-                np.where(match != NONE, np.append(self.match_step, NONE)[match], steps[point]) == step
+                np.where(match != NONE, np.append(self.replays.pieces.matches[0], NONE)[match], steps[point])
+                == step
             ]
             is_mine &= steps[at] == step
-        weight[ways] = recorded.weight[ways]
-        took[units] = recorded.took[units]
         graph = self.replays.graph
         begins_ns = np.bincount(
             graph.rank[at], weights=np.where(is_mine, mended, begins), minlength=len(graph.ranks)
         )
-        return Played(weight, took, begins_ns.astype(np.int64))
+        return Part(ways, units, begins_ns.astype(np.int64))
 
     @cached_property
     def margins_ns(self) -> dict[int, float]:
@@ -274,25 +274,26 @@ class Axis:
         least = QUIET * self.replays.step_ns
         waiting = [self.subjects] if self.subjects else []
         while waiting:
-            some = waiting.pop()
-            together = self.margin_ns(*some)
-            if len(some) == 1:
-                margins[some[0]] = together
-            elif together >= least:
-                middle = len(some) // 2
-                waiting += [some[:middle], some[middle:]]
+            costs = self._margins([(some, None) for some in waiting])
+            margins |= {some[0]: cost for some, cost in zip(waiting, costs, strict=True) if len(some) == 1}
+            large = [
+                some for some, cost in zip(waiting, costs, strict=True) if len(some) > 1 and cost >= least
+            ]
+            waiting = [half for some in large for half in (some[: len(some) // 2], some[len(some) // 2 :])]
         return margins
 
     @cached_property
     def by_step(self) -> dict[int, Floats]:
         """Of the subjects that are not quiet: what they cost in each step alone, times the number of steps."""
-        least = QUIET * self.replays.step_ns
         steps = self.replays.steps
-        return {
-            subject: np.array([self.margin_ns(subject, step=step) * steps for step in range(steps)])
-            for subject, margin in self.margins_ns.items()
-            if margin > least
-        }
+        loud = [each for each, margin in self.margins_ns.items() if margin > QUIET * self.replays.step_ns]
+        costs = self._margins([((each,), step) for each in loud for step in range(steps)])
+        return dict(zip(loud, np.reshape(costs, (-1, steps)) * steps, strict=True))
+
+    def together_by_step(self) -> list[float]:
+        """What all subjects cost in each step alone, times the number of steps."""
+        steps = self.replays.steps
+        return [cost * steps for cost in self._margins([(self.subjects, step) for step in range(steps)])]
 
 
 def _of(subjects: Sequence[int], order: Ints, first: Ints) -> Ints:
@@ -303,13 +304,23 @@ def _of(subjects: Sequence[int], order: Ints, first: Ints) -> Ints:
 def rank_axis(replays: Replays) -> Axis:
     targets = rank_targets(replays.run, replays.scope)
     group = peer_groups(replays.run, replays.graph.ranks)
-    lone = np.flatnonzero(np.bincount(group)[group] == 1).tolist()
-    return Axis("rank", replays, targets, range(len(group)), replays.graph.rank, lone=lone)
+    members = np.bincount(group)
+    lone = np.flatnonzero(members[group] == 1).tolist()
+    return Axis(
+        "rank",
+        replays,
+        targets,
+        range(len(group)),
+        replays.graph.rank,
+        replays.no_matches,
+        lone=lone,
+        is_of_pairs=members.max() < 3,
+    )
 
 
 def step_axis(replays: Replays) -> Axis:
     targets = step_targets(replays.run, replays.scope)
-    return Axis("step", replays, targets, range(replays.steps), replays.pieces.steps)
+    return Axis("step", replays, targets, range(replays.steps), replays.pieces.steps, replays.no_matches)
 
 
 def link_axis(replays: Replays) -> Axis:
@@ -348,12 +359,20 @@ def stage_axis(replays: Replays) -> Axis:
     layout = layout_of(replays.run, Scope())
     stage = np.array([layout.stage(rank) for rank in replays.graph.ranks], dtype=np.int64)
     targets = stage_targets(replays.run, replays.scope)
-    return Axis("stage", replays, targets, unique_values(stage).tolist(), stage[replays.graph.rank])
+    subjects = unique_values(stage).tolist()
+    return Axis("stage", replays, targets, subjects, stage[replays.graph.rank], replays.no_matches)
 
 
 def position_axis(replays: Replays) -> Axis:
     targets, of_point = position_targets(replays.run, replays.scope)
-    return Axis("position", replays, targets, unique_values(of_point[of_point != NONE]).tolist(), of_point)
+    subjects = unique_values(of_point[of_point != NONE]).tolist()
+    return Axis("position", replays, targets, subjects, of_point, replays.no_matches)
 
 
-AXES: tuple[Callable[[Replays], Axis], ...] = (rank_axis, link_axis, step_axis, stage_axis, position_axis)
+AXES: dict[AxisName, Callable[[Replays], Axis]] = {
+    "rank": rank_axis,
+    "link": link_axis,
+    "step": step_axis,
+    "stage": stage_axis,
+    "position": position_axis,
+}

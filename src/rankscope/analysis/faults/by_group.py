@@ -16,10 +16,8 @@ from rankscope.analysis.faults.stragglers import stragglers, stragglers_by_step
 from rankscope.analysis.within_rank.breakdown import COLUMNS as BREAKDOWN_COLUMNS
 from rankscope.analysis.within_rank.breakdown import breakdown
 from rankscope.ranges import as_ranges
-from rankscope.records import dataclass
 from rankscope.timeline.run import Run
 
-KEYS = ("node", "group")
 _RANKS = Column("ranks", help="its ranks in scope")
 _GROUP_COLUMNS = {
     "node": (Column("node", help="name of the host"), _RANKS),
@@ -30,38 +28,27 @@ _GROUP_COLUMNS = {
     ),
 }
 _NO_NODES = "the hosts of the ranks are not recorded: rankscope profile records them"
-_NO_GROUPS = "no process group was recognised as pp, dp, ep, cp or tp (-r groups lists them)"
+_NO_GROUPS = "no process group was recognised as pp, dp, ep, cp or tp (-r layout.groups lists them)"
 
 
-@dataclass(frozen=True)
-class RankGroup:
-    """Ranks that share a row."""
-
-    key: Row
-    """The columns that name it."""
-    ranks: tuple[int, ...]
-
-
-def rank_groups(run: Run, scope: Scope, by: str) -> list[RankGroup]:
-    """The nodes of the ranks in scope; or, axis by axis, the stages of the pipeline and the process groups."""
-    ranks = scope.ranks_in(run)
+def _groups(run: Run, scope: Scope, by: str) -> dict[tuple[str, ...], list[int]]:
+    """By the columns that name them, ranks that share a row: the nodes of the ranks in scope; or, axis by axis, the
+    stages of the pipeline and the process groups."""
     members: dict[tuple[str, ...], list[int]] = {}
-    if by == "node":
-        for rank in ranks:
-            if rank in run.hosts:
-                members.setdefault((run.hosts[rank],), []).append(rank)
-    else:
-        layout = layout_of(run, Scope())
-        for axis in layout.axes:
-            for rank in ranks:
-                first = layout.group_of(rank, axis)[0]
-                name = f"stage {layout.stage(rank)}" if axis == "pp" else f"of rank {first}"
-                members.setdefault((axis, name), []).append(rank)
-    names = [column.name for column in _GROUP_COLUMNS[by][:-1]]
-    return [
-        RankGroup(dict(zip(names, key, strict=True)) | {"ranks": as_ranges(group)}, tuple(group))
-        for key, group in members.items()
-    ]
+    for rank in scope.ranks_in(run):
+        keys: list[tuple[str, ...]]
+        if by == "node":
+            keys = [(run.hosts[rank],)] if rank in run.hosts else []
+        else:
+            layout = layout_of(run, Scope())
+            stage = f"stage {layout.stage(rank)}"
+            keys = [
+                (axis, stage if axis == "pp" else f"of rank {layout.group_of(rank, axis)[0]}")
+                for axis in layout.axes
+            ]
+        for key in keys:
+            members.setdefault(key, []).append(rank)
+    return members
 
 
 Combine = Callable[[Sequence[Row]], dict[str, Any]]
@@ -76,11 +63,12 @@ def _with_groups(analyse: Analyse, columns: Sequence[Column], combine: Combine, 
         if by is None:
             return result
         of_rank = {row["rank"]: row for row in result.rows if row.get("step") is None}
-        rows = []
-        for group in rank_groups(run, scope, by):
-            members = [of_rank[rank] for rank in group.ranks if rank in of_rank]
+        names = [column.name for column in _GROUP_COLUMNS[by]]
+        rows: list[dict[str, Any]] = []
+        for key, ranks in _groups(run, scope, by).items():
+            members = [of_rank[rank] for rank in ranks if rank in of_rank]
             if members:
-                rows.append(dict(group.key) | combine(members))
+                rows.append(dict(zip(names, (*key, as_ranges(ranks)), strict=True)) | combine(members))
         axes = list(dict.fromkeys(row.get("axis") for row in rows))
         rows.sort(key=lambda row: (axes.index(row.get("axis")), -row[order]))
         missing = () if rows else (_NO_NODES if by == "node" else _NO_GROUPS,)

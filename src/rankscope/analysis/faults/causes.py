@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from rankscope.analysis.core.host_labels import covering_names
+from rankscope.analysis.core.host_spans import covering_names
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.rollups import part_of
-from rankscope.analysis.faults.axes import Axis
-from rankscope.analysis.faults.beside import beside_peers
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.faults.axes import Axis, Replays
+from rankscope.analysis.faults.targets import one_factor, peer_groups
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
+from rankscope.analysis.within_rank.event_tables import kernel_sums
 from rankscope.records import dataclass
-from rankscope.store.arrays import quantile, unique_values
+from rankscope.store.arrays import unique_values
+from rankscope.timeline.run import Run
 
 CauseClass = Literal["compute", "copy", "host", "dataloader", "transfer"]
 How = Literal["extra", "slower", "longer", "pause", "transfer"]
@@ -25,8 +29,6 @@ _MOST_PIECES = 200
 """Those with most to cut are looked at."""
 _EXPLAINED = 0.8
 """Of all that is too much: as many names as have this much of it."""
-_SAME_FACTOR = 0.05
-"""The device is slower where its pieces differ by one factor up to this, in most of their time."""
 
 
 _COPIES = frozenset({"aten::copy_", "aten::_to_copy", "aten::to", "aten::pin_memory", "aten::_pin_memory"})
@@ -44,6 +46,11 @@ class Cause:
     """What these cost once all else is mended."""
     factor: float | None = None
     """Where all are slower: how many times as long they take."""
+
+    @property
+    def how_much(self) -> str:
+        """'slower x1.50'."""
+        return f"{self.how} x{self.factor:.2f}" if self.factor else self.how
 
     @property
     def is_core(self) -> bool:
@@ -81,9 +88,10 @@ def cause_of(axis: Axis, subject: int) -> Cause:
     texts = [pieces.graph.names[code] for code in names[shown].tolist() if code != NONE]
     if kind == "host" and how == "longer":
         work = Counter[str]()
-        for each in host_work(axis, edit):
+        idle = 0
+        for each in host_work(axis.replays, edit):
             work[each.around or f"{_BEFORE}{each.before}"] += each.ns
-        idle = sum(ns for text, ns in work.items() if text.startswith(_BEFORE))
+            idle += 0 if each.around else each.ns
         how = "pause" if idle > work.total() / 2 else how
         texts = [[*work][at] for at in _largest(np.array([*work.values()]))]
     return Cause(kind, how, tuple(texts), explained, factor)
@@ -103,7 +111,7 @@ def _by_name(axis: Axis, subject: int, kind: CauseClass, edit: Ints) -> Cause | 
     pieces = axis.targets.pieces
     on_host = axis.name == "rank" and kind == "host" and bool(axis.replays.graph.is_alone[subject])
     unnamed = kind == "compute" and edit[pieces.name == NONE].sum() > edit.sum() / 2
-    beside = beside_peers(axis, subject, on_host) if on_host or unnamed else None
+    beside = _beside_peers(axis, subject, on_host) if on_host or unnamed else None
     if beside is None:
         return None
     if beside.excess.sum() <= edit.sum() / 2:
@@ -115,7 +123,7 @@ def _by_name(axis: Axis, subject: int, kind: CauseClass, edit: Ints) -> Cause | 
         on_cpu: CauseClass = "copy" if copied > beside.excess.sum() / 2 else "compute"
         return Cause(on_cpu if on_host else kind, "extra", names)
     there = np.minimum(beside.took, beside.usual) > 0
-    factor = _one_factor(beside.took[there], beside.usual[there])
+    factor = one_factor(beside.took[there], beside.usual[there])
     if factor and not (on_host and there.sum() == 1):
         return Cause(kind, "slower", names, factor=factor)
     if on_host and axis.is_diffuse(subject):
@@ -123,19 +131,81 @@ def _by_name(axis: Axis, subject: int, kind: CauseClass, edit: Ints) -> Cause | 
     return Cause(kind, "longer", names)
 
 
-def _one_factor(took: Ints, usual: Ints) -> float | None:
-    """How many times as long most of the time takes; None where it differs, or is no longer."""
-    factor = float(took.sum() / max(usual.sum(), 1))
-    alike = np.abs(took / usual / factor - 1) <= _SAME_FACTOR
-    is_one = factor > 1 + _SAME_FACTOR and usual[alike].sum() > usual.sum() / 2
-    return factor if is_one else None
+_MOST_PEERS = 8
+"""Their median is as good as that of all: the ranks of one node are apart from each other by less than others."""
+
+_Sums = dict[str, tuple[int, int]]
+"""By name: how many there are, and their time."""
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """What one rank runs, name by name, and the lower median of its peers; one entry a name."""
+
+    names: tuple[str, ...]
+    count: Ints
+    usual_count: Ints
+    took: Ints
+    usual: Ints
+
+    @property
+    def excess(self) -> Ints:
+        excess: Ints = np.maximum(self.took - self.usual, 0)
+        return excess
+
+    @property
+    def of_more(self) -> Ints:
+        """The part of the excess that more calls take."""
+        more = np.maximum(self.count - self.usual_count, 0) * self.took // np.maximum(self.count, 1)
+        part: Ints = np.minimum(more, self.excess)
+        return part
+
+
+def _beside_peers(axis: Axis, subject: int, on_host: bool) -> _Beside | None:
+    """Kernels, or the ops of a rank without a GPU, beside those of its peers: how the work differs where pieces do not
+    tell; in large runs most kernels are in pieces of many. None where it has no peers."""
+    run, scope, ranks = axis.replays.run, axis.replays.scope, axis.replays.graph.ranks
+    group = peer_groups(run, ranks)
+    peers = np.flatnonzero((group == group[subject]) & (np.arange(len(group)) != subject))
+    if axis.name != "rank" or not len(peers):
+        return None
+    chosen = [ranks[peer] for peer in peers[:: -(-len(peers) // _MOST_PEERS)].tolist()]
+    sums = (_op_sums if on_host else _kernel_sums)(run, scope, [ranks[subject], *chosen])
+    names = tuple(sorted({name for each in sums.values() for name in each}))
+    table = np.array(
+        [[sums.get(rank, {}).get(name, (0, 0)) for name in names] for rank in (ranks[subject], *chosen)],
+        dtype=np.int64,
+    ).reshape(-1, len(names), 2)
+    usual = np.sort(table[1:], axis=0)[(len(chosen) - 1) // 2]
+    return _Beside(names, table[0, :, 0], usual[:, 0], table[0, :, 1], usual[:, 1])
+
+
+def _kernel_sums(run: Run, scope: Scope, ranks: Collection[int]) -> dict[int, _Sums]:
+    """Of those that compute."""
+    kept = kernel_sums(run, replace(scope, ranks=frozenset(ranks))) or {}
+    return {
+        rank: {each.name: (each.kernels, each.total_ns) for each in sums if each.kind == "COMPUTE"}
+        for rank, sums in kept.items()
+    }
+
+
+def _op_sums(run: Run, scope: Scope, ranks: Collection[int]) -> dict[int, _Sums]:
+    """Of outermost ops."""
+    those = replace(scope, ranks=frozenset(ranks))
+    sums: dict[int, _Sums] = {}
+    for rank, name, count, time in part_of(run, those.ranks).rows(
+        "SELECT rank, name, count(*), sum(greatest(dur_ns, 0))::BIGINT FROM slices WHERE category = 'cpu_op' "
+        f"AND op IS NULL AND NOT regexp_matches(name, '^(c10d|gloo|nccl|record_param_comms)') AND {those.where()} "
+        "GROUP BY ALL"
+    ):
+        sums.setdefault(rank, {})[name] = (count, time)
+    return sums
 
 
 def _how(axis: Axis, kind: str, chosen: Mask, edit: Ints) -> tuple[How, float | None]:
-    if axis.name == "stage":
-        factor = _slower_than_others(axis, chosen)
-        return ("slower", factor) if factor else ("extra", None)
     pieces, usual = axis.targets.pieces, axis.targets.usual
+    if axis.name == "stage" and not (usual[chosen] > 0).any():
+        return "extra", None
     edited = chosen & (edit > 0)
     if edit[edited & (usual == 0)].sum() > edit[edited].sum() / 2:
         return "extra", None
@@ -144,28 +214,8 @@ def _how(axis: Axis, kind: str, chosen: Mask, edit: Ints) -> tuple[How, float | 
     if kind != "compute":
         return "longer", None
     compared = chosen & (usual > 0)
-    factor = _one_factor(pieces.took[compared], usual[compared])
+    factor = one_factor(pieces.took[compared], usual[compared])
     return ("slower", factor) if factor else ("longer", None)
-
-
-def _slower_than_others(axis: Axis, chosen: Mask) -> float | None:
-    """By how much the kernels of a stage are longer than those of the same names on others, where most of their time is
-    longer by one factor: its devices are slow, and it has no more work."""
-    pieces = axis.targets.pieces
-    alike = np.flatnonzero(pieces.is_own & (pieces.kind == PATH_CLASSES.index("compute")))
-    name, mine, took = pieces.name[alike], chosen[alike], pieces.took[alike]
-    common = unique_values(name[mine & np.isin(name, name[~mine])])
-    if not len(common):
-        return None
-    medians = [
-        np.array([quantile(took[(name == each) & whose], 0.5) for each in common.tolist()])
-        for whose in (mine, ~mine)
-    ]
-    weight = np.array([took[(name == each) & mine].sum() for each in common.tolist()])
-    factors = medians[0] / np.maximum(medians[1], 1)
-    factor = float(np.average(factors, weights=weight))
-    is_same = np.abs(factors / factor - 1) <= _SAME_FACTOR
-    return factor if factor > 1 + _SAME_FACTOR and weight[is_same].sum() > took[mine].sum() / 2 else None
 
 
 def _what_the_host_does(axis: Axis, mine: Mask) -> CauseClass:
@@ -180,7 +230,9 @@ def _what_the_host_does(axis: Axis, mine: Mask) -> CauseClass:
         and cut[computes & (targets.usual == 0)].sum() > cut[computes].sum() / 2
     ):
         return "compute"
-    copying = sum(each.ns for each in host_work(axis, np.where(on_host, cut, 0)) if each.around in _COPIES)
+    copying = sum(
+        each.ns for each in host_work(axis.replays, np.where(on_host, cut, 0)) if each.around in _COPIES
+    )
     if copying > cut[on_host].sum() / 2:
         return "copy"
     return "host"
@@ -196,16 +248,16 @@ class HostWork(NamedTuple):
     ns: int
 
 
-def host_work(axis: Axis, cut: Ints) -> list[HostWork]:
+def host_work(replays: Replays, cut: Ints) -> list[HostWork]:
     """Of the host pieces with most to cut."""
-    pieces, graph = axis.targets.pieces, axis.replays.graph
+    pieces, graph = replays.pieces, replays.graph
     used = np.argsort(-cut, kind="stable")[:_MOST_PIECES]
     used = used[cut[used] > 0]
     middle = graph.start[pieces.point[used]] - pieces.took[used] // 2
     work = list[HostWork]()
     for number in unique_values(pieces.rank[used]).tolist():
         mine = used[pieces.rank[used] == number]
-        run = part_of(axis.replays.run, frozenset({graph.ranks[number]}))
+        run = part_of(replays.run, frozenset({graph.ranks[number]}))
         texts = covering_names(run, graph.ranks[number], middle[pieces.rank[used] == number])
         names = [graph.names[code] for code in pieces.name[mine].tolist()]
         work += [HostWork(*each) for each in zip(texts, names, cut[mine].tolist(), strict=True)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import Literal
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -14,15 +13,13 @@ from rankscope.analysis.across_ranks.host_cpu import host_reason, thread_state
 from rankscope.analysis.across_ranks.main_thread import gap_between, gaps
 from rankscope.analysis.across_ranks.micro_batches import micro_batches_of
 from rankscope.analysis.across_ranks.op_differences import extra_ops
-from rankscope.analysis.across_ranks.slow_clock import explains
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.device_events import gpu_ranks
-from rankscope.analysis.core.host_labels import latest_around
-from rankscope.analysis.core.host_spans import loading_line, rank_annotations
+from rankscope.analysis.core.host_spans import latest_around, loading_line, rank_annotations
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.names import all_names
-from rankscope.analysis.core.result import Fact
+from rankscope.analysis.core.result import Fact, Unit, Why, argv
 from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.faults.axes import AXES, Axis, AxisName, Replays
@@ -31,10 +28,9 @@ from rankscope.analysis.faults.faults import Fault, Subject
 from rankscope.analysis.faults.targets import in_passes, peer_groups, position_targets
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
 from rankscope.analysis.within_rank.event_tables import kernel_sums
-from rankscope.analysis.within_rank.gpu_state import gpu_states, low_clock
+from rankscope.analysis.within_rank.gpu_state import explains, gpu_states, low_clock
 from rankscope.collective_kinds import KINDS
 from rankscope.ranges import rank_words
-from rankscope.records import dataclass
 from rankscope.store.arrays import Floats, number_rows, quantile, unique_values
 from rankscope.text.names import bare_name
 from rankscope.timeline.run import Run
@@ -48,26 +44,11 @@ _MOST_PEERS = 64
 _MORE_TOKENS = 1.2
 """Times the mean of its group: what all_to_all brings to a rank that has more tokens."""
 _NEARLY_ALL = 0.84
-"""Everything takes longer where what has this share of the time does. Jobs of benchmarks/exam/ordinary_job.py: from
-0.85 on a slow core, up to 0.78 with a large batch."""
+"""Everything takes longer where what has this share of the time does. In jobs of rankscope_bench/exam/ordinary_job.py:
+from 0.85 on a slow core, up to 0.78 with a large batch."""
 _ALIKE = 1.05
 """Times as many kernels, bytes or time: still the same work."""
 _DIRECTIONS = {"HtoD": "to the GPU", "DtoH": "from the GPU", "DtoD": "on the GPU", "PtoP": "between GPUs"}
-
-
-@dataclass(frozen=True)
-class Why:
-    """The cause of one subject's delay."""
-
-    text: str
-    """What follows 'rank 2 costs 10.6 ms per step; ': a clause without the subject's name."""
-    evidence: tuple[str, ...] = ()
-    hint: str = ""
-    facts: tuple[Fact, ...] = ()
-    names: tuple[str, ...] = ()
-    """Names out of the trace in these texts that no fact holds."""
-    report: str = ""
-    """Where its cause can be seen in detail."""
 
 
 def why(run: Run, scope: Scope, fault: Fault, subject: Subject) -> Why:
@@ -85,21 +66,22 @@ def why(run: Run, scope: Scope, fault: Fault, subject: Subject) -> Why:
         answer = find["host" if asked.is_on_host else cause.kind](asked)
     if fault.axis != "link":
         answer = replace(answer, text=answer.text + asked.in_micro_batch)
-    kind = "link" if cause.kind == "transfer" else cause.kind
-    facts = [asked.fact("how", cause.how)]
-    if not any(fact.quantity == "cause" for fact in answer.facts):
-        facts.insert(0, asked.fact("cause", kind))
-    explained = Fact(
-        "explained_ns", round(cause.explained_ns), "ns", asked.whom, asked.ranks, asked.row, "faults"
+    kind = answer.kind or ("link" if cause.kind == "transfer" else cause.kind)
+    whom, row = f"{fault.noun} {subject.label}", {"axis": fault.noun, "subject": subject.label}
+    ranks = (subject.number,) if fault.axis == "rank" else ()
+    facts = (
+        *answer.facts,
+        Fact("cause", kind, "", whom, ranks, row, "faults"),
+        Fact("how", cause.how_much, "", whom, ranks, row, "faults"),
+        Fact("explained_ns", round(cause.explained_ns), "ns", whom, ranks, row, "faults"),
     )
-    return replace(answer, facts=(*answer.facts, *facts, explained))
+    return replace(answer, facts=facts, names=tuple(filter(None, answer.names)))
 
 
 @once_per_run
 def _axis(run: Run, scope: Scope, name: AxisName) -> Axis:
     """Everything as it was recorded but the targets of this axis."""
-    replays = Replays(run, scope)
-    return next(axis for make in AXES if (axis := make(replays)).name == name)
+    return AXES[name](Replays(run, scope))
 
 
 class _Asked:
@@ -145,33 +127,16 @@ class _Asked:
             self.it = "each rank" if is_everywhere else f"rank {self.rank}"
             self.its = f"{self.it}'s"
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return (self.subject.number,) if self.fault.axis == "rank" else ()
-
-    @property
-    def row(self) -> dict[str, str]:
-        """The key of its row in the table of faults."""
-        number = self.subject.number
-        is_link = self.fault.axis == "link"
-        return {
-            "axis": self.fault.noun,
-            "subject": self.run.collectives.groups[number].name if is_link else str(number),
-        }
-
-    @property
-    def whom(self) -> str:
-        return f"{self.fault.noun} {self.row['subject']}"
-
-    def fact(self, quantity: str, value: str) -> Fact:
-        return Fact(quantity, value, "", self.whom, self.ranks, self.row, "faults")
-
-    def of_rank(
-        self, quantity: str, value: float, unit: Literal["", "ns", "count"] = "", report: str = ""
-    ) -> Fact:
+    def of_rank(self, quantity: str, value: float | str, unit: Unit = "", report: str = "") -> Fact:
         """A figure of the rank, per late step."""
         return Fact(
-            quantity, value, unit, f"rank {self.rank}{self.when}", (self.rank,), {"rank": self.rank}, report
+            quantity,
+            value,
+            unit,
+            f"rank {self.rank}{self.when}",
+            (self.rank,),
+            {"rank": self.rank} if report else {},
+            report,
         )
 
     @property
@@ -185,6 +150,11 @@ class _Asked:
 
     def per_step(self, total: float) -> float:
         return total / max(len(self.late), 1)
+
+    @property
+    def longer(self) -> Fact:
+        """What is too much of it."""
+        return self.of_rank("longer_ns", round(self.per_step(self.cut.sum())), "ns")
 
     def time(self, chosen: Mask | None = None) -> str:
         """What is too much of these pieces, per late step."""
@@ -342,23 +312,21 @@ def _micro_batch(asked: _Asked) -> Why:
     used = (batches.number == asked.subject.number - 1) & (batches.rank == asked.rank)
     if asked.late:
         used &= np.isin(batches.step, asked.step_numbers)
-    text = "it takes longer than the others"
-    evidence = (f"{asked.time()} longer{asked.when} on rank {asked.rank}",)
+    text, facts = "it takes longer than the others", list[Fact]()
     if used.any():
         mine, usual = float(batches.total_ns[used].mean()), float(batches.median_of_others()[used].mean())
         text = f"it takes {mine / max(usual, 1):.1f}x as long as the others"
-        evidence = (
-            f"on rank {asked.rank}: {format_rounded('ns', mine)} forward and backward, "
-            f"the others {format_rounded('ns', usual)}",
-        )
+        facts = [
+            Fact("micro_batch_ns", round(mine), "ns", f"rank {asked.rank}", (asked.rank,)),
+            Fact("micro_batch_ns", round(usual), "ns", "the others"),
+        ]
     name = asked.top_name if asked.on_gpu else ""
     return Why(
         text,
-        (*evidence, *([f"most of the time in {_short(name)}"] if name else [])),
         "Give every micro-batch as much work: sort samples by length, or pack them; else look at what runs in it only.",
-        (asked.of_rank("extra_micro_batch_ns", round(asked.per_step(asked.cut.sum())), "ns"),),
-        (name,) if name else (),
-        "micro_batches",
+        (*facts, asked.longer, *_kernel(asked, name)),
+        (name,),
+        "stragglers.micro_batches",
     )
 
 
@@ -396,10 +364,9 @@ def _tokens(asked: _Asked) -> Why | None:
         return None
     return Why(
         f"it has more tokens: all_to_all brings it {load:.2f}x the mean of its group",
-        (f"most of the time in {_short(name)}",) if name else (),
         "Balance the experts: their capacity factor, the auxiliary loss of the router.",
-        (asked.of_rank("all_to_all_load", load),),
-        (name,) if name else (),
+        (asked.of_rank("all_to_all_load", load), *_kernel(asked, name)),
+        (name,),
         "collectives",
     )
 
@@ -411,23 +378,21 @@ def _slow_device(asked: _Asked) -> Why:
     low = low_clock(gpu_states(asked.run, Scope(steps=asked.scope.steps)), asked.rank, tuple(asked.together))
     if low is not None and explains(low, factor):
         return Why(
-            f"its GPU is clocked at {low.mine_mhz:,.0f} of {low.others_mhz:,.0f} MHz{low.reason}: {kernels}",
-            (f"{low.state.samples:,} samples of its clock while it computed",),
-            low.hint,
-            (*low.facts(), slower),
+            f"its GPU is clocked at {low.mine_mhz:,.0f} of {low.others_mhz:,.0f} MHz{low.slowed_by.words}: {kernels}",
+            low.advice,
+            (*low.facts(), Fact("samples", low.state.samples, "count", report="gpu"), slower),
             report="gpu",
+            command=low.slowed_by.command,
         )
     if asked.is_slower_everywhere:
         return Why(
             f"its GPU is slow: {kernels}",
-            (),
             "Compare its clock, power and temperature with those of the others.",
             (slower,),
             report="kernels",
         )
     return Why(
         f"{kernels}: its GPU is slow, or it has more data",
-        (),
         "Compare its clock and the shapes of its tensors with those of the others.",
         (slower,),
         report="kernels",
@@ -440,7 +405,7 @@ def _more_work(asked: _Asked) -> Why:
         return ops
     name, chosen = asked.top_name, asked.of_name(asked.top)
     extra = asked.per_step(int((chosen & (asked.usual == 0)).sum()))
-    op, line = _source(asked, name)
+    source = _source(asked, name)
     if not extra:
         return _longer(asked)
     number = f"{round(extra):,}" if extra >= 1 else f"{extra:.1f}"
@@ -452,12 +417,14 @@ def _more_work(asked: _Asked) -> Why:
         )
     return Why(
         text,
-        _launched_by(op, line),
         "Give every rank the same work, do it less often, or do it outside the step."
         if asked.fault.axis == "rank"
         else "Do it less often, or outside the training loop.",
-        (asked.of_rank("extra_kernels", extra, "count", "kernels"),),
-        tuple(filter(None, (name, asked.annotation, op, line))),
+        (
+            asked.of_rank("extra_kernels", extra, "count", "kernels"),
+            *(Fact(*each) for each in source.items()),
+        ),
+        (name, asked.annotation, *source.values()),
         "kernels",
     )
 
@@ -469,11 +436,7 @@ def _has_as_many_kernels(asked: _Asked, extra: float) -> bool:
         return False
     ranks = asked.graph.ranks
     group = peer_groups(asked.run, ranks)
-    alike = [
-        rank
-        for rank, number in zip(ranks, group.tolist(), strict=True)
-        if number == group[ranks.index(asked.rank)]
-    ]
+    alike = np.array(ranks)[group == group[ranks.index(asked.rank)]].tolist()
     mine, *others = (
         sum(kernel.kernels for kernel in sums.get(rank, ()) if kernel.kind == "COMPUTE")
         for rank in (asked.rank, *(rank for rank in alike if rank not in asked.together))
@@ -500,9 +463,9 @@ def _more_ops(asked: _Asked) -> Why | None:
     name = _short(top.name)
     is_mean = step is None or extra.every_step or extra.in_steps == len(asked.late)
     when = asked.when if is_mean else f" in step {step}"
-    spent = format_rounded(
-        "ns", part * extra.per_step_ns(on_device) * extra.steps / max(len(asked.late), 1) if is_mean else took
-    )
+    mean_ns = part * extra.per_step_ns(on_device) * extra.steps / max(len(asked.late), 1)
+    spent_ns = round(mean_ns if is_mean else took)
+    spent = format_rounded("ns", spent_ns)
     if passes and repeated:
         number = passes[0].numerator
         text = f"it runs {number:,} more forward pass{'es' * (number != 1)}{when} ({spent})"
@@ -512,23 +475,20 @@ def _more_ops(asked: _Asked) -> Why | None:
         times_run = "once" if top.calls == 1 else f"{top.calls:,} times"
         whose = "and no other rank does" if top.only_here else "and most others do not"
         text = f"it runs {name} {times_run}{when} ({spent}), {whose}"
-    listed = ", ".join(f"{_short(op.name)} {op.calls:,} ({op.median_calls:,})" for op in extra.ops[:3])
     at = f" of step {step}" if step is not None else ""
     whom = f"rank {asked.rank}{at}"
+    fact = partial(Fact, ranks=(asked.rank,), report="stragglers.op_differences")
     return Why(
         text + asked.where,
-        (
-            f"calls{at} (those of the others): {listed}",
-            f"it runs more ops than its peers in {extra.in_steps} of {extra.steps} steps",
-        ),
         "Give every rank this work, do it less often, or do it outside the step.",
         (
-            Fact("calls", top.calls, "count", whom, (asked.rank,), report="op_differences"),
-            Fact("median_calls", top.median_calls, "count", whom, (asked.rank,), report="op_differences"),
-            Fact("extra_op_ns", round(took), "ns", whom, (asked.rank,), report="op_differences"),
+            fact("calls", top.calls, "count", whom),
+            fact("median_calls", top.median_calls, "count", whom),
+            Fact("in_steps", f"{extra.in_steps} of {extra.steps}", report="stragglers.op_differences"),
+            fact("extra_op_ns", spent_ns, "ns", f"rank {asked.rank}{when}"),
         ),
-        tuple(filter(None, (*(op.name for op in extra.ops[:3]), asked.annotation))),
-        "op_differences",
+        (*(op.name for op in extra.ops[:3]), asked.annotation),
+        "stragglers.op_differences",
     )
 
 
@@ -538,41 +498,43 @@ def _longer(asked: _Asked) -> Why:
     if not name:
         return Why(
             f"{asked.its} small kernels take {asked.time()} longer{asked.when}{asked.where}",
-            hint="Compare the shapes of its tensors with those of the others.",
-            names=(asked.annotation,) if asked.annotation else (),
+            advice="Compare the shapes of its tensors with those of the others.",
+            names=(asked.annotation,),
             report="kernels",
         )
     chosen = asked.mine & (asked.pieces.name == asked.top)
     usual = asked.usual[chosen & (asked.usual > 0)].sum()
     factor = float(asked.pieces.took[chosen].sum() / max(usual, 1))
     times = f"takes {factor:.1f}x as long" if usual and factor >= _ALIKE else "takes longer"
-    op, line = _source(asked, name)
+    source = _source(asked, name)
     return Why(
         f"{asked.its} {_short(name)} {times} ({asked.time(chosen)} more{asked.when}){asked.where}",
-        _launched_by(op, line),
         "Compare the shapes of its tensors with those of the others."
         if asked.fault.axis == "rank"
         else "Compare the shapes of its tensors with those in other steps.",
-        (asked.of_rank("slowdown", round(factor, 3), report="kernels"),),
-        tuple(filter(None, (name, asked.annotation, op, line))),
+        (
+            asked.of_rank("slowdown", round(factor, 3), report="kernels"),
+            *(Fact(*each) for each in source.items()),
+        ),
+        (name, asked.annotation, *source.values()),
         "kernels",
     )
 
 
-def _source(asked: _Asked, kernel: str) -> tuple[str, str]:
-    """The op that launches most of a kernel, and its line of Python; empty where they were not recorded."""
+def _source(asked: _Asked, kernel: str) -> dict[str, str]:
+    """The op that launches most of a kernel, and its line of Python, where they were recorded."""
     window = Scope(steps=asked.scope.steps).where()
     rows = part_of(asked.run, frozenset({asked.rank})).rows(
         f"SELECT op_name, line FROM gpu WHERE rank = {asked.rank} AND name = ? AND {window} "
         "GROUP BY ALL ORDER BY sum(dur_ns) DESC LIMIT 1",
         [kernel],
     )
-    op, line = rows[0] if rows else (None, None)
-    return op or "", line or ""
+    return {what: name for row in rows for what, name in zip(("op", "line"), row, strict=True) if name}
 
 
-def _launched_by(op: str, line: str) -> tuple[str, ...]:
-    return tuple(text for text in (op and f"launched by {op}", line and f"at {line}") if text)
+def _kernel(asked: _Asked, name: str) -> list[Fact]:
+    """That with most of the time."""
+    return [asked.of_rank("kernel", name, report="kernels")] if name else []
 
 
 def _stage(asked: _Asked) -> Why:
@@ -581,7 +543,7 @@ def _stage(asked: _Asked) -> Why:
     if factor:
         return Why(
             f"its devices are slow: its kernels take {factor:.2f}x as long as those of the other stages",
-            hint="Compare the clock, power and temperature of its GPUs with those of the others.",
+            advice="Compare the clock, power and temperature of its GPUs with those of the others.",
             facts=(asked.of_rank("slowdown", round(factor, 3), report="kernels"),),
             report="kernels",
         )
@@ -591,12 +553,10 @@ def _stage(asked: _Asked) -> Why:
     count = np.bincount(cell)
     is_mine = cells[:, 0] == asked.subject.subject
     if not is_mine.any() or is_mine.all():
-        return Why("its work is heavier", hint=_MOVE_LAYERS, report="kernels")
+        return Why("its work is heavier", advice=_MOVE_LAYERS, report="kernels")
     ratio = float(count[is_mine].mean() / quantile(count[~is_mine], 0.5))
     name = asked.top_name
     more = asked.of_rank("kernels_ratio", round(ratio, 3), report="kernels")
-    evidence = (f"most of it in {_short(name)}",) if name else ()
-    names = (name,) if name else ()
     on_mine = stage == asked.subject.subject
     codes = asked.pieces.name[compared]
     is_common = np.isin(codes[on_mine], codes[~on_mine])
@@ -606,7 +566,7 @@ def _stage(asked: _Asked) -> Why:
         text = f"it has more layers: {ratio:.1f}x the kernels of the other stages"
     else:
         text = f"it has work that the other stages do not have: {ratio:.1f}x their kernels"
-    return Why(text, evidence, _MOVE_LAYERS, (more,), names, "kernels")
+    return Why(text, _MOVE_LAYERS, (more, *_kernel(asked, name)), (name,), "kernels")
 
 
 _MOVE_LAYERS = "Move layers to other stages."
@@ -621,12 +581,16 @@ def _copy(asked: _Asked) -> Why:
     memory = next((word for word in ("pageable", "pinned") if word in name.lower()), "")
     copies = " ".join(filter(None, ("copies", memory and f"of {memory} memory", direction)))
     mine, others = _bytes_and_time(asked, name)
-    time, evidence = asked.time(), tuple[str, ...]()
+    time, facts = asked.time(), list[Fact]()
     text = f"{asked.its} {copies} take {time} longer{asked.when}{asked.where}"
     if mine[0] and others[0]:
         ratio = mine[0] / others[0]
-        rates = [format_rounded("GB/s", moved / max(took, 1)) for moved, took in (mine, others)]
-        evidence = (f"{rates[0]}, on the others {rates[1]}", f"{ratio:.2f}x their bytes")
+        rates = [moved / max(took, 1) for moved, took in (mine, others)]
+        facts = [
+            asked.of_rank("copy_gb_s", rates[0], "GB/s", "memcpy"),
+            Fact("copy_gb_s", rates[1], "GB/s", "the others", report="memcpy"),
+            asked.of_rank("bytes_ratio", ratio, "", "memcpy"),
+        ]
         if ratio >= _ALIKE:
             text = f"{asked.it} copies {ratio:.1f}x the bytes {direction} ({time} longer{asked.when}){asked.where}"
     elif asked.cause.how == "extra":
@@ -636,10 +600,9 @@ def _copy(asked: _Asked) -> Why:
     )
     return Why(
         " ".join(text.split()),
-        evidence,
         pageable or "Compare what it copies, and the width and generation of the bus of its GPU.",
-        (asked.of_rank("extra_copy_ns", round(asked.per_step(asked.cut.sum())), "ns", "memcpy"),),
-        tuple(filter(None, (name, asked.annotation))),
+        (*facts, asked.longer),
+        (name, asked.annotation),
         "memcpy",
     )
 
@@ -664,12 +627,12 @@ def _dataloader(asked: _Asked) -> Why:
     line = loading_line(part_of(asked.run, frozenset({asked.rank})), asked.rank)
     return Why(
         f"{asked.it} waits {asked.time()} longer for data{asked.when}" + (f", at {line}" if line else ""),
-        hint=(f"Look at {line}. " if line else "")
+        advice=(f"Look at {line}. " if line else "")
         + "Use more workers, or check what this rank reads: storage, node, size of its files."
         if asked.fault.axis == "rank"
         else "Use more workers, or load further ahead (prefetch_factor).",
-        facts=(asked.of_rank("extra_data_ns", round(asked.per_step(asked.cut.sum())), "ns", "dataloader"),),
-        names=(line,) if line else (),
+        facts=(asked.longer,),
+        names=(line,),
         report="dataloader",
     )
 
@@ -695,27 +658,26 @@ def _transfer(asked: _Asked) -> Why:
     nodes = sorted({hosts[rank] for rank in members if hosts.get(rank)}) if len({*hosts.values()}) > 1 else []
     same = (matched.kind == kind) & (matched.bytes == moved) & (axis.of_match != asked.subject.subject)
     others = "in other groups" if same.any() else "in its other steps"
-    figures = tuple[str, ...]()
+    whom = f"{KINDS[kind]} in group {name}"
+    facts = [
+        Fact("transfer_ns", round(own_ns), "ns", whom, tuple(members), report="collectives"),
+        Fact("transfer_ns", round(usual_ns), "ns", f"the same {others}", report="collectives"),
+        Fact("transfer_bytes", moved or None, "bytes", whom),
+    ]
     if moved >= usual_ns:
         rates = [moved / max(time, 1) for time in (own_ns, usual_ns)]  # bytes per ns
+        facts += [Fact("transfer_gb_s", rate, "GB/s", whom) for rate in rates]
         speed = f"runs at {rates[0]:.3g} of {rates[1]:.3g} GB/s"
-        figures = (f"{format_rounded('bytes', moved)} in {format_rounded('ns', own_ns)}",)
     else:
-        figures = (f"{format_rounded('ns', own_ns)} each",)
         speed = f"takes {own_ns / max(usual_ns, 1):.1f}x as long as {others}"
     of = f"of {rank_words(members)}" if 0 < len(members) <= _FEW else f"in group {name}"
     where = f" on {nodes[0]}" if len(nodes) == 1 else f" across {len(nodes)} nodes" if nodes else ""
     several = f"; {len(groups)} groups of it are slow" if len(groups) > 1 else ""
     link = "NICs and switch ports" if len(nodes) > 1 else "NVLink or PCIe" if asked.on_gpu else "network"
-    whom = f"{KINDS[kind]} in group {name}"
     return Why(
         f"{KINDS[kind]} {of}{where} {speed}{several}",
-        (*figures, f"{format_rounded('ns', usual_ns)} {others}"),
         f"Check the links of {rank_words(members) if members else name}: {link}.",
-        (
-            Fact("transfer_ns", round(own_ns), "ns", whom, tuple(members), report="collectives"),
-            Fact("transfer_ns", round(usual_ns), "ns", f"the same {others}", report="collectives"),
-        ),
+        tuple(facts),
         (*(each.name for each in groups), *nodes),
         "collectives",
     )
@@ -733,10 +695,7 @@ def _host(asked: _Asked) -> Why:
     if asked.fault.axis == "rank" and steps:
         reason = host_reason(asked.run, asked.rank, asked.together, steps, asked.by_step)
     if reason is not None:
-        facts = reason.facts
-        if reason.cause == "contention":
-            facts = (*facts, asked.fact("cause", reason.cause))
-        return Why(reason.title, (reason.evidence,), reason.hint, facts, reason.names, "host_cpu")
+        return reason
     if asked.cause.how == "slower":
         return _slow_core(asked)
     if asked.cause.how != "pause" and asked.fault.axis == "rank" and (ops := _more_ops(asked)):
@@ -749,13 +708,16 @@ def _slow_core(asked: _Asked) -> Why:
     text = f"{asked.its} {'host is slower' if asked.on_gpu else 'core is slow'}: all ops take {times}"
     if not asked.is_slower_everywhere:
         text = f"what {asked.its} host does takes {times}: a slow core, or more to do"
-    most = f", most of it in {', '.join(map(_short, asked.cause.names[:2]))}" if asked.cause.names else ""
+    names = () if asked.on_gpu else asked.cause.names[:2]
     return Why(
         text,
-        (f"{asked.time()} longer{asked.when}, in many short pieces{'' if asked.on_gpu else most}",),
         "Look for other processes on its cores (top, ps -eLo psr,pcpu,comm), and compare their clock with that of the "
         "others.",
-        (asked.of_rank("slowdown", round(asked.factor, 3), report="ops"),),
+        (
+            asked.longer,
+            *(asked.of_rank("most_in", name, report="ops") for name in names),
+            asked.of_rank("slowdown", round(asked.factor, 3), report="ops"),
+        ),
         report="ops",
     )
 
@@ -763,7 +725,7 @@ def _slow_core(asked: _Asked) -> Why:
 def _long_ops(asked: _Asked) -> Why:
     """Ops, or annotations around host time without one."""
     work = Counter[str]()
-    for each in host_work(asked.axis, asked.cut):
+    for each in host_work(asked.axis.replays, asked.cut):
         work[each.around] += each.ns
     work.pop("", None)
     if not work:
@@ -772,9 +734,8 @@ def _long_ops(asked: _Asked) -> Why:
     time = format_rounded("ns", asked.per_step(spent))
     return Why(
         f"{asked.its} host spends {time} longer in {_short(name)}{asked.when}",
-        (f"{asked.time()} longer{asked.when} in all",) if len(work) > 1 else (),
         f"Look at what {asked.it} does in {_short(name)}.",
-        (asked.of_rank("extra_host_ns", round(asked.per_step(spent)), "ns", "ops"),),
+        (asked.longer, asked.of_rank("extra_host_ns", round(asked.per_step(spent)), "ns", "ops")),
         (name,),
         "ops",
     )
@@ -794,12 +755,14 @@ def _pause(asked: _Asked) -> Why:
     length = asked.time()
     if longest is None or totals[longest] < asked.cut[order].sum() / 2:
         after = _short(asked.top_name)
+        advice, command = _look(asked, "", "")
         return Why(
             f"{asked.its} host pauses {length}{asked.when}" + (f" before {after}" if after else "") + state,
-            hint=_hint(asked, "", ""),
-            facts=(asked.of_rank("gap_ns", round(asked.per_step(asked.cut.sum())), "ns"),),
-            names=(asked.top_name,) if after else (),
-            report="gaps" if asked.on_gpu else "ops",
+            advice=advice,
+            facts=(asked.longer,),
+            names=(asked.top_name,),
+            report="idle.gaps" if asked.on_gpu else "ops",
+            command=command,
         )
     gap = gap_between(run, asked.rank, times, longest)
     ops = [_short(name.removeprefix(_ENGINE)) for name in (gap.before, gap.after)]
@@ -808,26 +771,32 @@ def _pause(asked: _Asked) -> Why:
         f"between {before} and {after}" if all(ops) else f"after {before}" if before else f"before {after}"
     )
     where = f"in {_short(gap.annotation)}" if gap.annotation else between
-    line = f" at {gap.line}" if gap.line else ""
+    advice, command = _look(asked, gap.line, gap.annotation)
     return Why(
         f"{asked.its} host pauses {length}{asked.when} {where}{state}",
-        (f"no op runs {between}{line}",) if gap.annotation or line else (),
-        _hint(asked, gap.line, gap.annotation),
-        (asked.of_rank("gap_ns", round(asked.per_step(gap.dur_ns)), "ns"),),
-        tuple(filter(None, (gap.annotation, gap.line, gap.before, gap.after))),
-        "gaps" if asked.on_gpu else "ops",
+        advice,
+        (
+            asked.longer,
+            asked.of_rank("gap_ns", round(asked.per_step(gap.dur_ns)), "ns"),
+            *([Fact("no_op", between)] if gap.annotation or gap.line else []),
+            *([Fact("line", gap.line)] if gap.line else []),
+        ),
+        (gap.annotation, gap.line, gap.before, gap.after),
+        "idle.gaps" if asked.on_gpu else "ops",
+        command,
     )
 
 
 _ENGINE = "autograd::engine::evaluate_function: "
 
 
-def _hint(asked: _Asked, line: str, annotation: str) -> str:
+def _look(asked: _Asked, line: str, annotation: str) -> tuple[str, tuple[str, ...]]:
+    """The advice, and its command."""
     if line:
-        return f"Look at {line}."
+        return f"Look at {line}.", ()
     if annotation:
-        return f"Look at what the program does in {_short(annotation)}."
+        return f"Look at what the program does in {_short(annotation)}.", ()
     stacks = f"SELECT 1 FROM slices WHERE rank = {asked.rank} AND category = 'python_function' LIMIT 1"
     if asked.run.rows(stacks):
-        return "Look at what Python runs there."
-    return "Record Python stacks to see what the host does: rankscope profile --with-stack"
+        return "Look at what Python runs there.", ()
+    return "Record Python stacks to see what the host does", argv("rankscope profile --with-stack")

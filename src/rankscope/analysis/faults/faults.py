@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
-from typing import NamedTuple
 
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.faults.axes import AXES, NOUNS, Axis, AxisName, Replays
 from rankscope.analysis.faults.causes import Cause, cause_of
-from rankscope.analysis.faults.naming import Named as Outcome
-from rankscope.analysis.faults.naming import late_steps, named
+from rankscope.analysis.faults.naming import Named, late_steps, named
 from rankscope.analysis.faults.targets import Targets, evened_targets
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
@@ -37,6 +35,8 @@ class Subject:
     """As its axis numbers it."""
     number: int
     """A rank; a stage; a micro-batch, from 1; the index of a step or of a process group."""
+    label: str
+    """The same in words: of a process group its name."""
     margin_ns: float
     """What it costs once all else on its axis is mended."""
     cause: Cause
@@ -89,15 +89,6 @@ class Fault:
         return bool(self.subjects) and all(each.cause.is_core for each in self.subjects)
 
 
-class Named(NamedTuple):
-    """A subject as the exam asks for it."""
-
-    axis: AxisName
-    subjects: tuple[int, ...]
-    cause: str
-    margin_ns: float
-
-
 @dataclass(frozen=True)
 class Faults:
     """Those of a run, the largest first."""
@@ -111,25 +102,11 @@ class Faults:
     notes: tuple[str, ...] = ()
     """What costs time and is no fault: the first step of a recording, what recurs on all ranks with a period."""
 
-    @property
-    def named(self) -> list[Named]:
-        return [
-            Named(
-                fault.axis, (each.number,), "core" if each.cause.is_core else each.cause.kind, each.margin_ns
-            )
-            for fault in self.listed
-            for each in fault.subjects
-        ]
-
-    @property
-    def moves(self) -> bool:
-        return any(fault.moves for fault in self.listed)
-
 
 @dataclass
 class _Candidate:
     axis: Axis
-    outcome: Outcome
+    outcome: Named
     targets: Targets
     alone_ns: float
     others: tuple[AxisName, ...] = ()
@@ -168,16 +145,13 @@ def _candidates(
     """The subjects that were not named before, on axes on which nothing moves. `notes` gets what is no fault, by
     step."""
     candidates = []
-    for make in AXES:
-        axis = make(replays)
-        if axis.name in moved:
-            continue
+    for axis in (make(replays) for name, make in AXES.items() if name not in moved):
         outcome = named(axis)
         for steps, note in _notes(axis, outcome):
             notes.setdefault(steps, note)
         if axis.name == "stage" and axis.value_ns < _LEAST_ON_HOST * replays.step_ns:
             stages = {cause_of(axis, stage).kind for stage in outcome.subjects}
-            outcome = outcome if "host" not in stages else Outcome()
+            outcome = outcome if "host" not in stages else Named()
         if outcome.moves:
             targets = axis.without_diffuse(axis.targets)
             if outcome.varies:
@@ -188,7 +162,7 @@ def _candidates(
         for who in _parts(axis, [each for each in late if (axis.name, each) not in named_before]):
             targets = axis.targets if axis.name in MOVED else axis.only(who)
             alone = replays.saved_ns(targets)
-            part = Outcome(tuple(who), tuple(late[each] for each in who))
+            part = Named(tuple(who), tuple(late[each] for each in who))
             in_steps = dict(zip(part.subjects, part.late_steps, strict=True))
             sharp = targets if all(map(axis.is_diffuse, who)) else axis.without_diffuse(targets, in_steps)
             if (saved := replays.saved_ns(sharp)) >= alone / 2:
@@ -197,7 +171,7 @@ def _candidates(
     return candidates
 
 
-def _notes(axis: Axis, outcome: Outcome) -> Iterator[tuple[tuple[int, ...], str]]:
+def _notes(axis: Axis, outcome: Named) -> Iterator[tuple[tuple[int, ...], str]]:
     for step in outcome.firsts:
         more = format_rounded("ns", axis.margins_ns[step] * axis.replays.steps)
         yield (step,), f"Step {_number(axis, step)}, the first of its recording, takes {more} longer."
@@ -284,10 +258,12 @@ def _fault(claimed: _Candidate, cost_ns: float) -> Fault:
     axis, outcome, ranks = claimed.axis, claimed.outcome, claimed.axis.replays.graph.ranks
 
     def subject(number: int, late: tuple[int, ...]) -> Subject:
-        margin = axis.margins_ns[number]
+        margin, stated = axis.margins_ns[number], _number(axis, number)
+        groups = axis.replays.run.collectives.groups
         return Subject(
             number,
-            _number(axis, number),
+            stated,
+            groups[stated].name if axis.name == "link" else str(stated),
             min(margin, cost_ns) if axis.name in MOVED else margin,
             cause_of(axis, number),
             late,

@@ -3,7 +3,6 @@ jobs)."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -64,27 +63,31 @@ class Named:
 
 
 def named(axis: Axis) -> Named:
-    margins, by_step = axis.margins_ns, axis.by_step
     step_ns, steps = axis.replays.step_ns, axis.replays.steps
+    if not axis.subjects or axis.value_ns < _LEAST * step_ns:
+        return Named()
+    margins, by_step = axis.margins_ns, axis.by_step
 
     def late(subject: int) -> tuple[int, ...]:
         return late_steps(by_step[subject], step_ns)
 
-    if not margins or axis.value_ns < _LEAST * step_ns:
-        return Named()
     usual = quantile([*margins.values()], 0.25) if len(margins) > 1 else 0.0
     spreads = [float(np.std(values, ddof=1)) for values in by_step.values()] if steps > 1 else []
     noise = quantile([*spreads, *[0.0] * (len(margins) - len(spreads))], 0.25)
     recurring, others, seldom = list[int](), list[int](), list[int]()
+    irregular = list[int]()
     for subject, values in by_step.items():
         margin = margins[subject]
         is_doubtful = len(margins) == 1 or subject in axis.lone or axis.name == "position"
         is_doubtful |= axis.is_diffuse(subject)
         least = (_MOVES if is_doubtful else _LEAST) * step_ns
-        varies = axis.below_share(subject) > _VARIES.get(axis.main_class(subject), _VARIES_ELSEWHERE)
-        if margin < least or varies:
+        kind = axis.main_class(subject)
+        recurs = _recurs(values, step_ns)
+        if not recurs:
+            irregular.append(subject)
+        if margin < least or axis.below_share(subject) > _VARIES.get(kind, _VARIES_ELSEWHERE):
             continue
-        if _recurs(values, step_ns):
+        if recurs:
             (recurring if len(late(subject)) > 2 else seldom).append(subject)
         elif margin - usual >= max(
             (_LEAST if axis.name == "step" else _MOVES) * step_ns, _SURE * noise / steps**0.5
@@ -98,13 +101,24 @@ def named(axis: Axis) -> Named:
     # Two or more that are late now and then, at different times and for the same reason, take turns.
     apart = [late(each) for each in dict.fromkeys(seldom)]
     if sum(map(len, {*apart})) == len(set().union(*apart)) and len({*apart}) + len(others) > 1:
-        others += seldom
+        others, irregular = others + seldom, irregular + seldom
     else:
         recurring += seldom
-    reasons = Counter(axis.main_class(each) for each in others)
-    single = [each for each in others if reasons[axis.main_class(each)] == 1]
+    # So do those that cost less, but not much less.
+    single = [
+        each
+        for each in others
+        if not any(
+            other != each
+            and _DOMINATES * margins[other] > margins[each]
+            and axis.main_class(other) == axis.main_class(each)
+            for other in irregular
+        )
+    ]
     who = _surely_slow(axis, sorted(recurring + single))
-    if who and axis.alone_ns(who) >= axis.value_ns / 2:
+    # What they hide may show only once they are mended; where the work varies, others are as late in their turn.
+    hide = who and axis.below_share(None) <= _EVENED
+    if who and max(axis.alone_ns(who), axis.margin_ns(*who) if hide else 0.0) >= axis.value_ns / 2:
         return Named(tuple(who), tuple(late(each) for each in who))
     return _moving(axis, len(others) > len(single)) if axis.name == "rank" and by_step else Named()
 
@@ -112,7 +126,8 @@ def named(axis: Axis) -> Named:
 def _surely_slow(axis: Axis, who: list[int]) -> list[int]:
     """Without slow cores that other hosts hide, where hosts differ by themselves."""
     cores = [each for each in who if axis.is_diffuse(each)]
-    if axis.below_share(None) <= _HOSTS_DIFFER:
+    # Of two, one is always as far below as the other is above.
+    if axis.below_share(None) <= _HOSTS_DIFFER or axis.is_of_pairs:
         return who
     for each in sorted(cores, key=lambda each: axis.margins_ns[each]):
         others = [other for other in cores if other != each]
@@ -169,16 +184,16 @@ def _moving(axis: Axis, take_turns: bool) -> Named:
     costs = np.stack([by_step[each] for each in subjects])
     turn = costs.argmax(axis=0)
     ordered = np.sort(np.vstack([costs, np.zeros((2, steps))]), axis=0)
+    late = costs.max(axis=0) > _LATE * costs.max()
     dominates = ordered[-1].sum() >= _DOMINATES * ordered[-2].sum()
+    is_sure = not axis.lone or (dominates and 2 * np.bincount(turn[late]).max() <= late.sum())
     varies = axis.below_share(None) > _EVENED and _is_work(axis)
     is_known = axis.main_class(None) in ("compute", "copy") or axis.value_ns >= _PAUSES_MOVE * step_ns
     is_diffuse = axis.is_diffuse(None) and not varies
-    if len({*turn.tolist()}) < 2 or not is_known or is_diffuse or (axis.lone and not dominates):
+    if len({*turn.tolist()}) < 2 or not is_known or is_diffuse or not is_sure:
         return Named()
-    together = [axis.margin_ns(*axis.subjects, step=step) * steps for step in range(steps)]
-    if not (take_turns or dominates or quantile(together, 0.25) >= _MOVES * step_ns):
+    if not (take_turns or dominates or quantile(axis.together_by_step(), 0.25) >= _MOVES * step_ns):
         return Named()
-    late = costs.max(axis=0) > _LATE * costs.max()
     turns = (
         subjects[at] if is_late else None for at, is_late in zip(turn.tolist(), late.tolist(), strict=True)
     )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rankscope.analysis.across_ranks.heatmap import buckets
-from rankscope.analysis.across_ranks.own_times import own_times
+from rankscope.analysis.across_ranks.time_split import own_times
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope

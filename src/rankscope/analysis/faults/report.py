@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.faults.axes import Replays, rank_axis
-from rankscope.analysis.faults.causes import Cause
 from rankscope.analysis.faults.faults import Fault, faults_of
 from rankscope.analysis.faults.targets import LEAST_STEPS
 from rankscope.analysis.faults.words import findings_of, turns_of
@@ -40,7 +38,7 @@ def faults(run: Run, scope: Scope, by: str | None = None) -> Result:
     scope = scope.in_run(run)
     answer = faults_of(run, scope)
     rows = [row for fault in answer.listed for row in _rows(run, scope, fault)]
-    notes = left_out(run, scope)
+    notes = []
     if reason := nothing_compared(run, scope):
         notes.append(f"nothing to compare with: {reason}")
     elif not rows:
@@ -97,26 +95,15 @@ def _rows(run: Run, scope: Scope, fault: Fault) -> list[dict[str, Any]]:
     return [
         {
             **shared,
-            "subject": _subject(run, fault, each.number),
+            "subject": each.label,
             "margin_ns": round(each.margin_ns),
-            "steps": _steps(each.late_steps, steps) if fault.axis != "step" else None,
-            **_cause(each.cause),
+            "steps": as_ranges([steps[at] for at in each.late_steps])
+            if fault.axis != "step" and len(each.late_steps) < len(steps)
+            else None,
+            "cause": each.cause.kind,
+            "how": each.cause.how_much,
+            "explained_ns": round(each.cause.explained_ns),
+            "names": ", ".join(each.cause.names) or None,
         }
         for each in fault.subjects
     ]
-
-
-def _cause(cause: Cause) -> dict[str, Any]:
-    how = f"{cause.how} x{cause.factor:.2f}" if cause.factor else cause.how
-    names = ", ".join(cause.names) or None
-    return {"cause": cause.kind, "how": how, "explained_ns": round(cause.explained_ns), "names": names}
-
-
-def _subject(run: Run, fault: Fault, number: int) -> str:
-    return run.collectives.groups[number].name if fault.axis == "link" else str(number)
-
-
-def _steps(late: tuple[int, ...], steps: tuple[int, ...]) -> str | None:
-    if len(late) >= len(steps):
-        return None
-    return as_ranges([steps[at] for at in late])

@@ -14,8 +14,7 @@ import numpy as np
 from rankscope.analysis.across_ranks.blame import WAITING, Blame, blame
 from rankscope.analysis.across_ranks.comparison_notes import comparison_notes
 from rankscope.analysis.across_ranks.layout import layout_of
-from rankscope.analysis.across_ranks.own_times import OwnTimes, own_times
-from rankscope.analysis.across_ranks.time_split import PARTS
+from rankscope.analysis.across_ranks.time_split import PARTS, OwnTimes, own_times
 from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.intervals import Axis
@@ -55,7 +54,7 @@ def stragglers(run: Run, scope: Scope, by: str | None = None) -> Result:
     rows = _rows(run, scope, used)
     if not run.has_traces:
         rows = [row | dict.fromkeys((*(f"{name}_ns" for name in PARTS), "cause")) for row in rows]
-    notes = comparison_notes(run, scope)
+    notes = [*comparison_notes(run)]
     if not used.any():
         notes.append(
             "waiting times are not known: no all_reduce, all_gather, reduce_scatter, all_to_all or barrier in the "
@@ -232,7 +231,7 @@ def stragglers_by_step(run: Run, scope: Scope) -> Result:
     own = own_times(run, Scope(steps=scope.steps))
     steps = 0 if own.steps == (None,) else len(own.steps)
     rows = [_of_step(run, scope, own, number) for number in range(steps)]
-    notes = comparison_notes(run, scope)
+    notes = [*comparison_notes(run)]
     if not rows:
         notes.append("no steps of two or more ranks in the window")
     last = Counter(row["last_rank"] for row in rows if row["caused_wait_ns"])

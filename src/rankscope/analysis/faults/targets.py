@@ -7,8 +7,10 @@ cancels out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,8 +21,7 @@ from rankscope.analysis.core.collective_waits import waits
 from rankscope.analysis.core.device_events import gpu_ranks
 from rankscope.analysis.core.grouping import group_medians
 from rankscope.analysis.core.intervals import Ints
-from rankscope.analysis.core.run_steps import in_order_of_start
-from rankscope.analysis.core.scope import Scope, steps_in_scope
+from rankscope.analysis.core.scope import Scope, in_order_of_start, steps_in_scope
 from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
 from rankscope.analysis.graph.graph import WORK_CLASSES, Graph, Work, graph_of
@@ -30,6 +31,7 @@ from rankscope.store.arrays import (
     Floats,
     count_before,
     number_rows,
+    packed,
     quantile,
     starts_group,
     unique_values,
@@ -42,6 +44,8 @@ LEAST_STEPS = 3
 LONG, _LEAST_LONG = 5, 0.01
 """Times as long as its counterparts, a piece stands out by itself; of a rank that has no peers, also from this part of
 a step."""
+_SAME_FACTOR = 0.05
+"""What is slower takes longer by one factor up to this, in most of its time."""
 _LINK_TOLERANCE = 1.02
 """A transfer takes at most so many times the lower median of the groups that do the same."""
 
@@ -86,7 +90,7 @@ class Targets:
         )
         return self.pieces.changed(work, self.then)
 
-    @property
+    @cached_property
     def then(self) -> Ints:
         """By piece, how long it takes."""
         scaled: Ints = np.rint(self.took * self.scale).astype(np.int64)
@@ -141,12 +145,12 @@ class Targets:
         mine[chosen] = True
         if usual is None:
             _, spot = number_rows([group, pieces.places(used, member, stretch)])
-            usual = _median_of_others(spot, took, members[group], with_itself)
+            usual = _median_of_others(spot, took, members[group], with_itself=with_itself)
         stretches, of_stretch = number_rows([group, stretch[used], pieces.kind[used], who])
         total = np.zeros(len(stretches), dtype=np.int64)
         np.add.at(total, of_stretch, took)
         _, same = number_rows([*stretches[:, :3].T])
-        too_much = total - _median_of_others(same, total, members[stretches[:, 0]], with_itself)
+        too_much = total - _median_of_others(same, total, members[stretches[:, 0]], with_itself=with_itself)
         left, every = self.took.copy(), self.usual.copy()
         excess, too_long = np.maximum(took - usual, 0), np.maximum(too_much, 0)
         if is_level:
@@ -165,7 +169,7 @@ class Targets:
 
     def of_ranks(self, ranks: Sequence[int]) -> Targets:
         graph = self.pieces.graph
-        chosen = np.isin(graph.rank, [graph.ranks.index(rank) for rank in ranks if rank in graph.ranks])
+        chosen = np.isin(np.array(graph.ranks)[graph.rank], ranks)
         return self.only(chosen, np.zeros(len(self.transfer), dtype=bool))
 
 
@@ -198,10 +202,11 @@ def rank_targets(run: Run, scope: Scope) -> Targets:
     if is_lone.any() and len(graph.ranks) > 1:
         targets = _lone_targets(run, scope, targets, is_lone[pieces.rank] & compared)
     begins = graph.work.begins_ns.copy()
-    for number in np.flatnonzero(graph.is_alone).tolist():
-        peers = np.flatnonzero((group == group[number]) & (np.arange(len(group)) != number))
-        if len(peers):
-            _add_late_starts(run, graph, number, [graph.ranks[peer] for peer in peers.tolist()], begins)
+    fixed = np.flatnonzero(graph.fixed & graph.inside)
+    for number, begin, late in _late_starts(run, graph, group) if graph.is_alone.any() else ():
+        mine = fixed[(graph.rank[fixed] == number) & (graph.start[fixed] >= begin)]
+        if len(mine):
+            begins[mine[graph.start[mine].argmin()]] = -late
     return replace(targets, begins_ns=begins)
 
 
@@ -234,7 +239,7 @@ def whole_ranks(run: Run, scope: Scope, ranks: Sequence[int]) -> Targets:
     used = np.flatnonzero((pieces.kind == _HOST) & (pieces.step != NONE))
     cells, cell = number_rows([pieces.step[used], pieces.rank[used]])
     total = np.bincount(cell, weights=pieces.took[used]).astype(np.int64)
-    usual = _median_of_others(cells[:, 0], total, np.bincount(cells[:, 0])[cells[:, 0]], with_itself=False)
+    usual = _median_of_others(cells[:, 0], total)
     factor = np.minimum(usual / np.maximum(total, 1), 1.0)
     alone = graph.is_alone & (np.bincount(group)[group] == 1) & np.isin(graph.ranks, ranks)
     chosen = alone[pieces.rank[used]]
@@ -250,9 +255,7 @@ def _usual_of_name(pieces: Pieces, used: Ints) -> Ints:
     names, name = number_rows([kind, pieces.name[used]])
     mine, of_rank = number_rows([name, pieces.rank[used]])
     usual = group_medians(of_rank, took)  # by name and rank
-    middle = _median_of_others(
-        mine[:, 0], np.rint(usual).astype(np.int64), np.bincount(mine[:, 0])[mine[:, 0]], False
-    )
+    middle = _median_of_others(mine[:, 0], np.rint(usual).astype(np.int64))
     alone = np.bincount(mine[:, 0])[mine[:, 0]] == 1
     on_host = names[mine[:, 0], 0] == _HOST
     typical = int(quantile(took[kind == _HOST], 0.5)) if (kind == _HOST).any() else 0
@@ -266,14 +269,13 @@ def in_passes(run: Run, scope: Scope, pieces: Pieces, chosen: Mask) -> tuple[Int
     used = np.flatnonzero(chosen & np.isin(np.array(graph.ranks)[pieces.rank], parts.rank))
     if not len(used):
         return used, (used, used, used, used), used
-    order = np.lexsort((parts.launched, parts.rank))
-    rank = np.searchsorted(graph.ranks, parts.rank[order])
-    low = int(min(parts.launched.min(), graph.launched.min()))
-    width = int(max(parts.launched.max(), graph.launched.max())) - low + 2
-    key = pieces.rank[used] * width + graph.launched[pieces.point[used]] - low
-    at = np.maximum(np.searchsorted(rank * width + parts.launched[order] - low, key, side="right") - 1, 0)
-    segment = order[at]
-    is_known = (rank[at] == pieces.rank[used]) & (parts.micro_batch[segment] != NONE)
+    rank = np.searchsorted(graph.ranks, parts.rank)
+    launched = np.append(parts.launched, graph.launched[pieces.point[used]])
+    places = packed([np.append(rank, pieces.rank[used]), launched])
+    order = np.argsort(places[: len(rank)], kind="stable")
+    at = np.searchsorted(places[order], places[len(rank) :], side="right") - 1
+    segment = order[np.maximum(at, 0)]
+    is_known = (rank[segment] == pieces.rank[used]) & (parts.micro_batch[segment] != NONE)
     used, segment = used[is_known], segment[is_known]
     stage, step, batch, phase, chunk = (
         getattr(parts, name)[segment] for name in ("stage", "step", "micro_batch", "phase", "chunk")
@@ -290,16 +292,12 @@ def evened_targets(run: Run, scope: Scope, *, of_all_kinds: bool = False) -> Tar
     group = peer_groups(run, pieces.graph.ranks)
     compared = (pieces.step != NONE) | (not pieces.graph.steps)
     used = np.flatnonzero(compared & (of_all_kinds | (pieces.kind == _COMPUTE)))
-    keys = [group[pieces.rank[used]], pieces.step[used]]
-    there, _ = number_rows([*keys, pieces.rank[used]])
-    _, step = number_rows([np.append(there[:, 0], keys[0]), np.append(there[:, 1], keys[1])])
-    members = np.bincount(step[: len(there)])[step[len(there) :]]
-    stretches, number = number_rows([*keys, pieces.stretch[used], pieces.kind[used], pieces.rank[used]])
+    _, alike = number_rows([group[pieces.rank[used]], pieces.step[used]])
+    members = np.bincount(number_rows([alike, pieces.rank[used]])[0][:, 0])
+    stretches, number = number_rows([alike, pieces.stretch[used], pieces.kind[used], pieces.rank[used]])
     total = np.bincount(number, weights=pieces.took[used])
-    _, alike = number_rows([*stretches[:, :4].T])
-    count = np.zeros(len(stretches))
-    count[number] = members
-    mean = np.bincount(alike, weights=total)[alike] / np.maximum(count, 1)
+    _, same = number_rows([*stretches[:, :3].T])
+    mean = np.bincount(same, weights=total)[same] / members[stretches[:, 0]]
     scale = np.ones(len(pieces.took))
     scale[used] = (mean / np.maximum(total, 1))[number]
     return replace(Targets.unchanged(pieces), scale=scale)
@@ -313,13 +311,9 @@ def step_targets(run: Run, scope: Scope) -> Targets:
     used = np.flatnonzero(pieces.step != NONE)
     alike = np.full(len(pieces.took), NONE)
     alike[used] = sequence[pieces.rank[used], pieces.step[used]]
-    there, number = number_rows([pieces.rank[used], alike[used], pieces.step[used]])
-    _, of_group = number_rows([*there[:, :2].T])
-    enough = np.bincount(of_group)[of_group][number] >= LEAST_STEPS
-    used = used[enough]
-    same = [pieces.rank, alike]
+    used = used[_of_several([pieces.rank[used], alike[used]], pieces.step[used])]
     return Targets.unchanged(pieces).at_median(
-        used, same, pieces.step, pieces.stretch, used, with_itself=True
+        used, [pieces.rank, alike], pieces.step, pieces.stretch, used, with_itself=True
     )
 
 
@@ -332,23 +326,26 @@ def _sequences(pieces: Pieces) -> Ints:
     shape = len(graph.ranks), int(step.max(initial=0)) + 1
     matched = graph.collectives
     _, what = number_rows([matched.kind[graph.match[met]], matched.bytes[graph.match[met]]])
-    cell = graph.rank[met] * shape[1] + step[met]
-    first = np.flatnonzero(starts_group([cell])) if len(met) else met
-    texts = np.split(what, first[1:]) if len(met) else []
-    sequences: dict[bytes, int] = {}
-    numbers = np.zeros(shape[0] * shape[1], dtype=np.int64)
-    for at, text in zip(cell[first].tolist(), texts, strict=True):
-        numbers[at] = 1 + sequences.setdefault(text.tobytes(), len(sequences))
-    return numbers.reshape(shape)
+    bounds = np.searchsorted(graph.rank[met] * shape[1] + step[met], np.arange(shape[0] * shape[1] + 1))
+    texts = [what[first:last].tobytes() for first, last in pairwise(bounds.tolist())]
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    return np.array([numbers[text] for text in texts], dtype=np.int64).reshape(shape)
 
 
 @once_per_run
 def stage_targets(run: Run, scope: Scope) -> Targets:
     """Of the work of every pass of a micro-batch through a stage, on the device and on the host: the mean over stages.
-    It can only be moved. What single ranks have too much is not counted."""
+    It can only be moved; but where a stage takes longer for the same work, as long as the others take for it. What
+    single ranks have too much is not counted."""
     pieces, targets = pieces_of(run, scope), rank_targets(run, scope)
-    scale = np.ones(len(pieces.took))
+    took, usual, scale = pieces.took.copy(), np.full(len(pieces.took), NONE), np.ones(len(pieces.took))
     for kind in (_COMPUTE, _HOST):
+        mine = np.flatnonzero((pieces.kind == kind) & (pieces.step != NONE))
+        factor = _slower_stages(run, pieces, mine, targets.took[mine])
+        slow = mine[factor > 1]
+        if len(slow):
+            took[slow] = usual[slow] = np.rint(pieces.took[slow] / factor[factor > 1]).astype(np.int64)
+            continue
         used, (step, batch, phase, stage), _ = in_passes(run, scope, pieces, pieces.kind == kind)
         stages = len(unique_values(stage))
         if stages < 2:
@@ -356,12 +353,45 @@ def stage_targets(run: Run, scope: Scope) -> Targets:
         passes, number = number_rows([step, batch, phase, stage, pieces.rank[used]])
         total = np.bincount(number, weights=targets.took[used])
         of_stages, of_pass = number_rows([*passes[:, :4].T])
-        usual = group_medians(of_pass, np.rint(total).astype(np.int64))
+        typical = group_medians(of_pass, np.rint(total).astype(np.int64))
         _, alike = number_rows([*of_stages[:, :3].T])
-        mean = (np.bincount(alike, weights=usual) / np.bincount(alike))[alike]
+        mean = (np.bincount(alike, weights=typical) / np.bincount(alike))[alike]
         whole = (np.bincount(alike) == stages)[alike]
-        scale[used] = np.where(whole & (usual > 0), mean / np.maximum(usual, 1), 1.0)[of_pass[number]]
-    return replace(Targets.unchanged(pieces), scale=scale)
+        scale[used] = np.where(whole & (typical > 0), mean / np.maximum(typical, 1), 1.0)[of_pass[number]]
+    return replace(Targets.unchanged(pieces), took=took, usual=usual, scale=scale)
+
+
+def _slower_stages(run: Run, pieces: Pieces, used: Ints, took: Ints) -> Floats:
+    """By piece: how many times as long its stage takes for it as the others for pieces of the same name; 1 where that
+    differs by name, or is no longer."""
+    layout = layout_of(run, Scope())
+    stage = np.array([layout.stage(rank) for rank in pieces.graph.ranks], dtype=np.int64)[pieces.rank[used]]
+    stages = unique_values(stage)
+    factors = np.ones(int(stages.max(initial=0)) + 1)
+    if len(stages) < 2:
+        return factors[stage]
+    cells, cell = number_rows([pieces.name[used] - NONE, stage])  # those without a name as 0
+    members = np.bincount(cells[:, 0])[cells[:, 0]]
+    typical = np.rint(group_medians(cell, took)).astype(np.int64)
+    others = _median_of_others(cells[:, 0], typical)
+    total = np.bincount(cell, weights=took)
+    is_named = cells[:, 0] > 0
+    common = is_named & (members > 1) & (others > 0)
+    for number in stages.tolist():
+        mine = is_named & (cells[:, 1] == number)
+        there = mine & common
+        usual = total[there] * others[there] / np.maximum(typical[there], 1)
+        factors[number] = one_factor(total[there], usual, float(total[mine].sum())) or 1.0
+    return factors[stage]
+
+
+def one_factor(took: Floats | Ints, usual: Floats | Ints, of: float = 0.0) -> float | None:
+    """How many times as long most of the time takes, that of these or so much; None where it differs, or is no
+    longer."""
+    factor = float(took.sum() / max(usual.sum(), 1))
+    alike = np.abs(took - factor * usual) <= _SAME_FACTOR * factor * usual
+    is_one = factor > 1 + _SAME_FACTOR and took[alike].sum() > max(took.sum(), of) / 2
+    return factor if is_one else None
 
 
 @once_per_run
@@ -407,7 +437,7 @@ def _position_on_host(run: Run, scope: Scope, targets: Targets, group: Ints, bat
     passes, number = number_rows([*keys, _last_of([*keys, batch], parts.position), batch])
     total = np.bincount(number, weights=parts.duration_ns).astype(np.int64)
     _, alike = number_rows([*passes[:, :4].T])
-    usual = _median_of_others(alike, total, np.bincount(alike)[alike], with_itself=False)
+    usual = _median_of_others(alike, total)
     several = np.bincount(alike)[alike] >= LEAST_STEPS
     below = targets.below
     below = np.zeros((len(below), max(below.shape[1], int(batch.max()) + 1)))
@@ -417,11 +447,11 @@ def _position_on_host(run: Run, scope: Scope, targets: Targets, group: Ints, bat
     excess = _of_most(np.maximum(net, 0), [*passes[:, [1, 2, 4]].T, group[passes[:, 0]]], passes[:, 0])
     lost = parts.duration_ns * (excess / np.maximum(total, 1))[number]
     ends = np.flatnonzero((pieces.kind == _HOST) & graph.is_alone[pieces.rank])
-    ends = ends[np.lexsort((graph.start[pieces.point[ends]], pieces.rank[ends]))]
-    low = int(min(graph.start[pieces.point[ends]].min(initial=0), parts.end.min()))
-    width = int(max(graph.start[pieces.point[ends]].max(initial=0), parts.end.max())) - low + 2
-    after = pieces.rank[ends] * width + graph.start[pieces.point[ends]] - low
-    at = np.searchsorted(after, rank * width + parts.end - low)
+    times = np.append(graph.start[pieces.point[ends]], parts.end)
+    places = packed([np.append(pieces.rank[ends], rank), times])
+    order = np.argsort(places[: len(ends)], kind="stable")
+    at = np.searchsorted(places[order], places[len(ends) :])
+    ends = ends[order]
     known = at < len(ends)
     known[known] = pieces.rank[ends[at[known]]] == rank[known]
     cells, cell = number_rows([at[known], batch[known]])
@@ -488,21 +518,13 @@ def link_targets(run: Run, scope: Scope) -> Targets:
         if len(groups) > 1:
             most[mine] = int(_LINK_TOLERANCE * np.sort(usual[groups])[(len(groups) - 1) // 2])
         elif len(mine):
-            spot = _place_in_step(pieces, mine)
+            step, launched = pieces.matches
+            spot = count_before([step[mine]], launched[mine])  # which one of its step it is
             enough = np.bincount(spot)[spot] >= LEAST_STEPS
             most[mine[enough]] = (_LINK_TOLERANCE * _medians(spot, transfer[mine])[spot][enough]).astype(
                 np.int64
             )
     return replace(Targets.unchanged(pieces), transfer=np.minimum(transfer, most))
-
-
-def _place_in_step(pieces: Pieces, matches: Ints) -> Ints:
-    """By match, of one group: which one of its step it is."""
-    graph = pieces.graph
-    met = np.flatnonzero(graph.match != NONE)
-    step, launched = np.full((2, len(graph.collectives.transfer)), NONE)
-    step[graph.match[met]], launched[graph.match[met]] = pieces.steps[met], graph.launched[met]
-    return number_rows([count_before([step[matches]], launched[matches])])[1]
 
 
 def _group_kinds(run: Run) -> tuple[Ints, Ints, Ints]:
@@ -528,58 +550,48 @@ def _medians(group: Ints, value: Ints) -> Ints:
     return middle
 
 
-def _add_late_starts(run: Run, graph: Graph, number: int, others: Sequence[int], begins: Ints) -> None:
-    """A rank without a GPU that begins its recordings later than the others was made late by what it did before, in a
-    step that was not recorded. The start of the work on a GPU does not follow that of the host."""
-    first = np.flatnonzero(graph.fixed & graph.inside & (graph.rank == number))
-    for begin, late in _late_starts(run, graph.scope, graph.ranks[number], others):
-        mine = first[graph.start[first] >= begin]
-        if len(mine):
-            begins[mine[graph.start[mine].argmin()]] = -late
-
-
-def _late_starts(run: Run, scope: Scope, rank: int, others: Sequence[int]) -> list[tuple[int, int]]:
-    """When the first step of each recording of a rank begins, and by how much that is later than the median of others.
+def _late_starts(run: Run, graph: Graph, group: Ints) -> Iterator[tuple[int, int, int]]:
+    """Of each rank without a GPU: when the first step of a recording begins, and by how much that is later than the
+    median of others of its group: it was made late by what it did before, in a step that was not recorded. The start of
+    the work on a GPU does not follow that of the host.
 
     The times from there to the end of the first collective say who began later: all ranks leave that together, so the
     clocks need not agree.
     """
-    all_waits = waits(run, scope)
+    all_waits = waits(run, graph.scope)
     rows = all_waits.rows.pick(all_waits.rows.together & (all_waits.rows.match != NONE))
-    steps = in_order_of_start(steps_in_scope(run, scope))
+    steps = in_order_of_start(steps_in_scope(run, graph.scope))
     first = starts_group([steps["rank"], steps["segment"]])
-    begins = {
-        (who, step): (start, segment)
-        for who, step, start, segment in zip(
-            *(steps[name][first].tolist() for name in ("rank", "step", "start", "segment")), strict=True
-        )
-    }
-    late = []
-    for (who, step), (start, segment) in begins.items():
-        if who != rank:
+    columns = (steps[name][first].tolist() for name in ("rank", "step", "start", "segment"))
+    begins = {(rank, step): (start, segment) for rank, step, start, segment in zip(*columns, strict=True)}
+    for (rank, step), (start, segment) in begins.items():
+        number = graph.ranks.index(rank)
+        alike = np.array(graph.ranks)[group == group[number]].tolist()
+        peers = [other for other in alike if other != rank and (other, step) in begins]
+        if not graph.is_alone[number] or not peers:
             continue
         its = np.flatnonzero((rows.rank == rank) & (rows.segment == segment) & (rows.start >= start))
-        peers = [other for other in others if (other, step) in begins]
         met = rows.match[its[np.isin(rows.match[its], rows.match[np.isin(rows.rank, peers)])]]
         if not len(met):
             continue
         entries = np.flatnonzero((rows.match == met[0]) & np.isin(rows.rank, [rank, *peers]))
         took = {int(rows.rank[at]): int(rows.end[at]) - begins[int(rows.rank[at]), step][0] for at in entries}
         usual = quantile([time for who, time in took.items() if who != rank], 0.5)
-        late.append((start, max(round(float(usual)) - took[rank], 0)))
-    return late
+        yield number, start, max(round(float(usual)) - took[rank], 0)
 
 
-def _median_of_others(group: Ints, value: Ints, members: Ints, with_itself: bool) -> Ints:
+def _median_of_others(
+    group: Ints, value: Ints, members: Ints | None = None, *, with_itself: bool = False
+) -> Ints:
     """By entry: the median of the other entries of its group, where so many members could have one: those without one
     count as 0. Without others, its own value."""
-    order = np.lexsort((value, group))
+    order = np.argsort(packed([group, value]), kind="stable")
     begins = starts_group([group[order]])
     first = np.flatnonzero(begins)
     sizes = np.diff(first, append=len(order))
     first, size = np.repeat(first, sizes), np.repeat(sizes, sizes)
     at = np.arange(len(order)) - first
-    count = np.maximum(members[order], size)
+    count = size if members is None else np.maximum(members[order], size)
     missing = count - size
     ordered = value[order]
 
@@ -599,7 +611,7 @@ def _median_of_others(group: Ints, value: Ints, members: Ints, with_itself: bool
 def longest_cut(stretch: Ints, excess: Ints, too_much: Ints) -> Ints:
     """By piece: what is taken from it, the longest beyond their counterparts first, until the stretch has lost what is
     too much."""
-    order = np.lexsort((-excess, stretch))
+    order = np.argsort(packed([stretch, -excess]), kind="stable")
     total = np.cumsum(excess[order])
     begins = starts_group([stretch[order]])
     before = total - excess[order]

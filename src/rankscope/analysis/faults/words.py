@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from rankscope.analysis.across_ranks.layout import layout_of
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.result import Fact, Finding, Severity
+from rankscope.analysis.core.result import Fact, Finding, Severity, Why, argv
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import at_most, graded
 from rankscope.analysis.core.step_times import periods
 from rankscope.analysis.faults.axes import NOUNS
-from rankscope.analysis.faults.explain import Why, micro_batch_ranks, why
+from rankscope.analysis.faults.explain import micro_batch_ranks, why
 from rankscope.analysis.faults.faults import Fault, Subject, faults_of
 from rankscope.analysis.graph.graph import graph_of
 from rankscope.ranges import as_ranges, rank_words
@@ -21,12 +22,10 @@ from rankscope.units import format_rounded
 
 _LARGE_OF_CORES = 0.1
 """Of a mean step: a core that is slower than the others and costs less is no problem of the job, but of its machine."""
-_MORE = 1.02
-"""Times what it saves alone: a fault that costs more does so only once others are mended."""
 _MOST_LISTED = 4
 _BALANCE = (
     "Give every rank as much work in each step: sort samples by length, pack them, or balance the experts. "
-    "Hosts that share cores differ, too: rankscope stats RUN -r host_cpu"
+    "Hosts that share cores differ, too"
 )
 
 
@@ -61,34 +60,34 @@ def _finding(run: Run, scope: Scope, fault: Fault, step_ns: float) -> Finding:
         some = tuple(each.number for each in fault.subjects)
     share = fault.cost_ns / step_ns
     cost = f"{format_rounded('ns', fault.cost_ns)}{' per step' * bool(steps)} ({100 * share:.0f} %)"
-    evidence = [] if fault.varies or not reasons else [*reasons[0].evidence, *_each(fault, reasons)]
-    if fault.cost_ns > _MORE * fault.alone_ns:
-        alone = format_rounded("ns", fault.alone_ns)
-        evidence.append(f"alone it would save {alone}: the rest only once the others are mended")
-    if fault.others:
-        axes = " and ".join(f"{NOUNS[axis]}s" for axis in dict.fromkeys(fault.others))
-        evidence.append(f"a part of the same time shows where {axes} are compared, too")
     at_once = fault.varies or not reasons
     head, cause = _head(fault, who, cost, some, len(steps)), _reason(fault, who, reasons)
     return Finding(
         _severity(fault, share, len(some) == 1 < len(steps)),
         f"{head}; {cause}" if cause else head,
-        "; ".join(evidence),
-        who.ranks,
-        _span(run, scope, fault, subjects),
-        _BALANCE if at_once else _advice(fault, reasons),
-        round(fault.cost_ns),
-        (
-            Fact("cost_pct", round(100 * share, 2), "percent", who.subject, who.ranks),
-            *(fact for each in subjects for fact in _facts(run, fault, each)),
-            *(fact for reason in reasons for fact in reason.facts),
+        ranks=who.ranks,
+        span=_span(run, scope, fault, subjects),
+        advice=_BALANCE if at_once else _advice(fault, reasons),
+        cost_ns=round(fault.cost_ns),
+        facts=(
+            *_each(fault, reasons),
+            *(_margin(fault, each) for each in subjects),
+            *(
+                fact if fault.subjects else replace(fact, row={})
+                for reason in reasons
+                for fact in reason.facts
+            ),
+            *([Fact("in_step_ns", _longest(fault, len(steps)), "ns")] if fault.axis == "step" else []),
+            *(Fact("compared", f"{NOUNS[axis]}s") for axis in dict.fromkeys(fault.others)),
             *([Fact("turns", turns_of(fault), "", who.subject)] if fault.moves else []),
         ),
         names=(*who.names, *(name for reason in reasons for name in reason.names)),
         why=cause,
+        cost_pct=100 * share,
         alone_ns=round(fault.alone_ns),
         subject=who.subject,
         steps=some,
+        command=argv("rankscope stats RUN -r host_cpu") if at_once else reasons[0].command,
     )
 
 
@@ -159,7 +158,7 @@ def _head(fault: Fault, who: _Who, cost: str, some: tuple[int, ...], steps: int)
     if fault.moves:
         return f"Another rank is late from step to step: {cost}"
     if fault.axis == "step":
-        longest = format_rounded("ns", max(each.margin_ns for each in fault.subjects) * max(steps, 1))
+        longest = format_rounded("ns", _longest(fault, steps))
         takes = "take up to" if who.is_many else "takes"
         return f"{who.name} {takes} {longest} longer on all ranks, {cost}"
     if fault.axis == "position":
@@ -184,8 +183,8 @@ def _reason(fault: Fault, who: _Who, reasons: list[Why]) -> str:
 def _advice(fault: Fault, reasons: list[Why]) -> str:
     """That of the first one; where the others have other causes, it says for whom."""
     if len(fault.subjects) < 2 or _is_alike(fault):
-        return reasons[0].hint
-    return f"{fault.noun.capitalize()} {fault.subjects[0].number}: {reasons[0].hint}"
+        return reasons[0].advice
+    return f"{fault.noun.capitalize()} {fault.subjects[0].number}: {reasons[0].advice}"
 
 
 def _is_alike(fault: Fault) -> bool:
@@ -194,28 +193,32 @@ def _is_alike(fault: Fault) -> bool:
     return len({(each.kind, each.how, each.names[:1] * (each.how != "slower")) for each in causes}) == 1
 
 
-def _each(fault: Fault, reasons: list[Why]) -> list[str]:
-    """Of many subjects: what each costs, and where they differ, why."""
+def _each(fault: Fault, reasons: list[Why]) -> list[Fact]:
+    """Of many subjects: what each costs once all else is mended, and where they differ, why."""
     if len(fault.subjects) < 2:
         return []
-    costs = [each.margin_ns for each in fault.subjects]
-    if _is_alike(fault):
-        low, high = (format_rounded("ns", cost) for cost in (min(costs), max(costs)))
-        return [f"with all else mended, each costs {low}" + (f" to {high}" if low != high else "")]
-    told = [
-        f"{fault.noun} {each.number}: {format_rounded('ns', each.margin_ns)}, {reason.text}"
+    is_alike = _is_alike(fault)
+    return [
+        Fact(
+            "reason",
+            format_rounded("ns", each.margin_ns) + ("" if is_alike else f", {reason.text}"),
+            "",
+            f"{fault.noun} {each.number}",
+        )
         for each, reason in zip(fault.subjects[:_MOST_LISTED], reasons, strict=False)
     ]
-    more = len(fault.subjects) - len(told)
-    return [*told, *([f"and {more} more"] if more else [])]
 
 
-def _facts(run: Run, fault: Fault, each: Subject) -> list[Fact]:
+def _margin(fault: Fault, each: Subject) -> Fact:
     """What `-r faults` says of the subject."""
-    number = run.collectives.groups[each.number].name if fault.axis == "link" else str(each.number)
-    ranks = (each.number,) if fault.axis == "rank" else ()
-    subject, row = f"{fault.noun} {number}", {"axis": fault.noun, "subject": number}
-    return [Fact("margin_ns", round(each.margin_ns), "ns", subject, ranks, row)]
+    ranks, row = (each.number,) if fault.axis == "rank" else (), {"axis": fault.noun, "subject": each.label}
+    whom = f"{fault.noun} {each.label}"
+    return Fact("margin_ns", round(each.margin_ns), "ns", whom, ranks, row if fault.subjects else {})
+
+
+def _longest(fault: Fault, steps: int) -> int:
+    """By how much the longest of the steps is longer."""
+    return round(max(each.margin_ns for each in fault.subjects) * max(steps, 1))
 
 
 def turns_of(fault: Fault) -> str:
@@ -235,6 +238,7 @@ def _span(run: Run, scope: Scope, fault: Fault, subjects: tuple[Subject, ...]) -
         step = steps[max(range(len(first.by_step)), key=first.by_step.__getitem__)]
     else:
         step = steps[first.late_steps[0] if first.late_steps else len(steps) // 2]
-    there = [each for each in periods(run, scope) if each.step == step]
-    mine = [each for each in there if fault.axis == "rank" and each.rank == first.number] or there
-    return (min(each.start_ns for each in mine), max(each.end_ns for each in mine)) if mine else None
+    windows = periods(run, scope)
+    there = windows.pick(windows.step == step)
+    mine = (fault.axis == "rank" and there.of(first.number)) or there
+    return (int(mine.start.min()), int(mine.end.max())) if mine else None

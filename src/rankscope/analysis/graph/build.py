@@ -14,8 +14,7 @@ from rankscope.analysis.core.device_events import UNKNOWN, device_events
 from rankscope.analysis.core.host_spans import dataloader_spans, waiting_calls
 from rankscope.analysis.core.intervals import Axis, Ints, covered, intersect, union
 from rankscope.analysis.core.names import all_names
-from rankscope.analysis.core.run_steps import in_order_of_start
-from rankscope.analysis.core.scope import Scope, steps_in_scope
+from rankscope.analysis.core.scope import Scope, in_order_of_start, steps_in_scope
 from rankscope.analysis.core.step_times import host_windows, recordings
 from rankscope.analysis.graph.events import (
     DEVICE_CLASSES,
@@ -27,17 +26,21 @@ from rankscope.analysis.graph.events import (
     Lags,
     Mask,
     cross_stream,
+    ended_last,
+    entries_of,
     event_key,
     follow,
-    latest_end_between,
+    may_be_causes,
     previous_on_stream,
     shortest,
 )
+from rankscope.collective_kinds import KINDS
 from rankscope.records import dataclass
-from rankscope.store.arrays import number_rows
+from rankscope.store.arrays import number_rows, packed
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
 
+_RECV = KINDS.index("recv")
 _PAUSE_SHARE, _PAUSE_NS = 0.1, 200_000
 """A pause between two ops in which a collective ends is a wait for it when it is at least this share of the collective,
 or this long: ops of a backward pass are some µs apart. Chosen, not measured."""
@@ -77,8 +80,7 @@ def host_collectives(run: Run, scope: Scope, rows: Collectives, number: Ints) ->
         "JOIN internal.names n ON n.category = s.category AND n.name = s.name WHERE c.place = 'host'"
     )
     keys = event_key(slices["rank"], slices["segment"], slices["id"])
-    order = np.argsort(keys)
-    at = order[np.searchsorted(keys, event_key(rows.rank, rows.segment, rows.slice), sorter=order)]
+    at = entries_of(keys, event_key(rows.rank, rows.segment, rows.slice))
     begins = slices["start"][at]
     ops = run.arrays(
         "SELECT rank::BIGINT AS rank, segment::BIGINT AS segment, track::BIGINT AS track, start_ns AS start, "
@@ -144,43 +146,30 @@ def chain_threads(host: dict[str, Ints], comm: HostCollectives) -> None:
     rows, count = comm.rows, len(host["rank"])
     chain = np.full(count, NONE)
     if len(rows.rank):
-        served = _thread(comm.rank, rows.segment, rows.track)
-        order = np.lexsort((comm.begins, served))
-        width = int(max(host["time"].max(initial=0), rows.end.max())) + 2
-        thread = _thread(host["rank"], host["file"], host["track"])
-        _, number_of = np.unique(np.concatenate([served, thread]), return_inverse=True)
-        keys = number_of[: len(served)][order] * width + comm.begins[order]
-        at = np.searchsorted(keys, number_of[len(served) :] * width + host["time"], side="right") - 1
+        columns = ((comm.rank, host["rank"]), (rows.segment, host["file"]), (rows.track, host["track"]))
+        thread = packed([np.concatenate(pair) for pair in columns])
+        place = packed([thread, np.append(comm.begins, host["time"])])
+        order = np.argsort(place[: len(rows.rank)], kind="stable")
+        at = np.searchsorted(place[order], place[len(rows.rank) :], side="right") - 1
         entry = order[np.maximum(at, 0)]
-        good = (
-            (at >= 0)
-            & (served[entry] == thread)
-            & (host["time"] <= rows.end[entry])
-            & (host["track"] != NONE)
-        )
+        good = (at >= 0) & (thread[entry] == thread[len(rows.rank) :])
+        good &= (host["time"] <= rows.end[entry]) & (host["track"] != NONE)
         chain[good] = entry[good]
         late = good & (host["time"] > rows.start[entry]) & (host["opens"] == NONE)
         host["match"] = np.where(late, rows.match[entry], host["match"])
     host["before"] = _before(host["rank"], chain)
 
 
-def _thread(rank: Ints, segment: Ints, track: Ints) -> Ints:
-    return (rank << 32) | ((segment + 1) << 24) | (track + 1)
-
-
 def _before(rank: Ints, chain: Ints) -> Ints:
     """The previous node of the same chain, else the last node of the rank that is in no chain."""
-    count = len(rank)
-    places = np.arange(count)
-    free = np.where(chain == NONE, places, NONE)
-    last_free = np.maximum.accumulate(free) if count else free
-    before = np.full(count, NONE)
-    before[1:] = last_free[:-1]
+    places = np.arange(len(rank))
+    last_free = np.maximum.accumulate(np.where(chain == NONE, places, NONE))
+    before = np.append(NONE, last_free)[:-1]
     inside = np.flatnonzero(chain != NONE)
-    order = inside[np.lexsort((inside, chain[inside], rank[inside]))]
+    order = inside[np.argsort(packed([rank[inside], chain[inside]]), kind="stable")]
     same = (chain[order][1:] == chain[order][:-1]) & (rank[order][1:] == rank[order][:-1])
     before[order[1:][same]] = order[:-1][same]
-    return np.where((before != NONE) & (rank[np.maximum(before, 0)] == rank), before, NONE)
+    return np.where((before != NONE) & (rank[before] == rank), before, NONE)
 
 
 STEP_BEGINS, STEP_ENDS, DATA_WAIT, RECORDING_BEGINS, RECORDING_ENDS, COLLECTIVE_WAIT = OWN_NAMES = (
@@ -345,26 +334,27 @@ def _add_host_collectives(nodes: _Collector, comm: HostCollectives, code: dict[s
     nodes.add(who, rows.end[waits], 6, _HOST, comm.name[waits], match=rows.match[waits])
 
 
-def with_targets(raw: dict[str, Ints], device: DeviceNodes, lags: Lags, ranks: int) -> tuple[HostNodes, Lags]:
+def with_targets(
+    raw: dict[str, Ints], device: DeviceNodes, lags: tuple[Ints, Ints, Ints]
+) -> tuple[HostNodes, Lags]:
     """Add to each synchronising call the device node it waited for: the one that ended last during the call."""
     target = np.full(len(raw["rank"]), NONE)
     syncs = np.flatnonzero(raw["sync"] == 1)
     if len(syncs):
-        target[syncs] = latest_end_between(
-            device.rank, device.end, raw["rank"][syncs], raw["target_low"][syncs], raw["time"][syncs]
-        )
+        target[syncs] = ended_last(device, raw["rank"][syncs], raw["target_low"][syncs], raw["time"][syncs])
     returned = np.where(target != NONE, raw["time"] - follow(target, device.end, 0), NONE)
     host = HostNodes(
         raw["rank"], raw["time"], raw["kind"], raw["name"], target, raw["before"], raw["match"], raw["opens"],
         raw["step"], raw["is_end"].astype(bool),
     )  # fmt: skip
-    return host, Lags(lags.launch, lags.stream, lags.other, shortest(raw["rank"], returned, ranks))
+    return host, Lags(*lags, shortest(raw["rank"], returned, len(lags[0])))
 
 
 def device_nodes(
-    raw: dict[str, Any], launch: Ints, host: dict[str, Ints], on_device: Collectives, number: Ints, ranks: int
-) -> tuple[DeviceNodes, Lags]:
-    """The nodes of the events in `raw`, and the shortest delays from cause to effect."""
+    raw: dict[str, Any], launch: Ints, host: dict[str, Ints], rows: Collectives, number: Ints, ranks: int
+) -> tuple[DeviceNodes, tuple[Ints, Ints, Ints]]:
+    """The nodes of the events in `raw`, and by rank the shortest delays after a launch, on a stream and after another
+    stream. The matches of `rows` are its entries."""
     rank, start, end = raw["rank"], raw["start"], raw["end"]
     _, stream = number_rows([rank, raw["segment"], raw["track"]])
     before = previous_on_stream(stream)
@@ -377,47 +367,45 @@ def device_nodes(
     lag_stream = shortest(rank, np.where(queued, start - ended, NONE), ranks)
     expected = np.maximum(ready + lag_launch[rank], ended + lag_stream[rank])
     is_comm = raw["kind"] == DEVICE_CLASSES.index("comm")
-    other = cross_stream(rank, stream, start, end, expected)
-    other = np.where((other == NONE) & is_comm, _computed_before(rank, launch, start, end, is_comm), other)
+    on_device = rows.pick(rows.on_device)
+    keys = event_key(number[on_device.rank], on_device.segment, on_device.slice)
+    entry = entries_of(keys, event_key(rank, raw["segment"], raw["id"]))
+    match = follow(entry, on_device.match, NONE)
+    other = cross_stream(rank, stream, start, end, expected, may_be_causes(rank, launch, is_comm))
+    work, comm = (np.flatnonzero((launch != NONE) & (is_comm == which)) for which in (False, True))
+    work = work[np.argsort(launch[work], kind="stable")]  # host nodes are sorted by rank and time
+    # c10d makes the kernel of a collective wait for the work that was launched last before it; the work that is
+    # launched first after a receive uses what it brought.
+    computed = _launched_before(rank, launch, work, comm)
+    brought = _launched_before(rank, launch, comm[np.append(_receives(on_device), False)[entry[comm]]], work)
+    brought[np.diff(brought, prepend=NONE) == 0] = NONE
+    for nodes, cause in ((comm, computed), (work, brought)):
+        known = (other[nodes] == NONE) & (cause != NONE) & (follow(cause, end, 0) <= start[nodes])
+        other[nodes[known]] = cause[known]
     # An event of an earlier cycle of the profiler is not the cause: what ran since was not recorded.
     other = np.where(follow(other, raw["segment"], NONE) == raw["segment"], other, NONE)
     after_other = np.where(other != NONE, start - follow(other, end, 0), NONE)
-    match = _matches(raw, on_device, number)
     device = DeviceNodes(
         rank, raw["step"], stream, start, end, raw["kind"], raw["name"], launch, before, other, match
     )
-    return device, Lags(
-        lag_launch, lag_stream, shortest(rank, after_other, ranks), np.zeros(ranks, dtype=np.int64)
-    )
+    return device, (lag_launch, lag_stream, shortest(rank, after_other, ranks))
 
 
-def _computed_before(rank: Ints, launch: Ints, start: Ints, end: Ints, is_comm: Mask) -> Ints:
-    """For the kernel of a collective, the work launched last before it: c10d makes the kernel wait for that."""
-    computed = np.full(len(rank), NONE)
-    work = np.flatnonzero(~is_comm & (launch != NONE))
-    comm = np.flatnonzero(is_comm & (launch != NONE))
-    if len(work) == 0 or len(comm) == 0:
-        return computed
-    order = work[np.argsort(launch[work], kind="stable")]  # host nodes are sorted by rank and time
-    at = np.searchsorted(launch[order], launch[comm]) - 1
+def _launched_before(rank: Ints, launch: Ints, earlier: Ints, later: Ints) -> Ints:
+    """For each of the later nodes, the one of the earlier that was launched last before it on its rank, or NONE."""
+    if not len(earlier):
+        return np.full(len(later), NONE)
+    order = earlier[np.argsort(launch[earlier], kind="stable")]
+    at = np.searchsorted(launch[order], launch[later]) - 1
     before = order[np.maximum(at, 0)]
-    good = (at >= 0) & (rank[before] == rank[comm]) & (end[before] <= start[comm])
-    computed[comm[good]] = before[good]
-    return computed
+    return np.where((at >= 0) & (rank[before] == rank[later]), before, NONE)
 
 
-def _matches(raw: dict[str, Any], on_device: Collectives, number: Ints) -> Ints:
-    """The number of each device event's collective."""
-    match = np.full(len(raw["rank"]), NONE)
-    if len(on_device.rank) == 0 or len(match) == 0:
-        return match
-    theirs = event_key(number[on_device.rank], on_device.segment, on_device.slice)
-    ours = event_key(raw["rank"], raw["segment"], raw["id"])
-    order = np.argsort(ours, kind="stable")  # nearly in order already
-    at = np.minimum(np.searchsorted(ours, theirs, sorter=order), len(ours) - 1)
-    good = ours[order[at]] == theirs
-    match[order[at[good]]] = on_device.match[good]
-    return match
+def _receives(rows: Collectives) -> Mask:
+    """By entry: whether a receive is in it."""
+    brings = np.array([any(not message.is_send for message in batch) for batch in (*rows.batches, ())])
+    received: Mask = (rows.kind == _RECV) | brings[rows.batch]
+    return received
 
 
 def build_graph(run: Run, scope: Scope, rows: Collectives) -> EventGraph:
@@ -427,10 +415,10 @@ def build_graph(run: Run, scope: Scope, rows: Collectives) -> EventGraph:
     number[list(ranks)] = np.arange(len(ranks))
     raw = _device_columns(run, scope)
     raw["rank"] = number[raw["rank"]]
-    on_device, on_host = rows.pick(rows.on_device), rows.pick(~rows.on_device)
+    on_host = rows.pick(~rows.on_device)
     host_columns, launch = host_nodes(run, scope, raw, on_host, number)
-    device, lags = device_nodes(raw, launch, host_columns, on_device, number, len(ranks))
-    host, lags = with_targets(host_columns, device, lags, len(ranks))
+    device, delays = device_nodes(raw, launch, host_columns, rows, number, len(ranks))
+    host, lags = with_targets(host_columns, device, delays)
     return EventGraph(ranks, [*all_names(run), *OWN_NAMES], device, host, lags)
 
 

@@ -22,6 +22,7 @@ from rankscope.analysis.core.intervals import Ints
 from rankscope.records import dataclass
 from rankscope.store.arrays import NONE as NONE
 from rankscope.store.arrays import Mask as Mask
+from rankscope.store.arrays import packed
 
 DEVICE_CLASSES = CLASSES
 HOST_CLASSES = ("host", "dataloader", "sync", "between", "unrecorded")
@@ -129,9 +130,7 @@ class EventGraph:
         quiet = np.flatnonzero((host.kind == HOST_CLASSES.index("sync")) & ~waits)
         if len(quiet) and len(device.end):
             low = np.full(len(quiet), int(device.end.min()) - 1)
-            target[quiet] = latest_end_between(
-                device.rank, device.end, host.rank[quiet], low, host.time[quiet]
-            )
+            target[quiet] = ended_last(device, host.rank[quiet], low, host.time[quiet])
         passed = host.time - follow(target, device.end, 0)
         return target, np.where(waits, passed, np.minimum(passed, self.lags.sync[host.rank]))
 
@@ -149,11 +148,18 @@ def event_key(rank: Ints, segment: Ints, id: Ints) -> Ints:
     return (rank << 48) | (segment << 40) | id
 
 
+def entries_of(keys: Ints, wanted: Ints) -> Ints:
+    """The entry that has each key that is wanted, or NONE."""
+    if not len(keys):
+        return np.full(len(wanted), NONE)
+    order = np.argsort(keys, kind="stable")
+    at = order[np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)]
+    return np.where(keys[at] == wanted, at, NONE)
+
+
 def follow(node: Ints, value: Ints, otherwise: int) -> Ints:
     """The value of each node; `otherwise` where there is no node."""
-    if len(value) == 0:
-        return np.full(len(node), otherwise)
-    return np.where(node != NONE, value[np.maximum(node, 0)], otherwise)
+    return np.append(value, otherwise)[node]
 
 
 def previous_on_stream(stream: Ints) -> Ints:
@@ -179,27 +185,39 @@ def latest_end_between(rank: Ints, end: Ints, of: Ints, low: Ints, high: Ints) -
     """For each query, the node of rank `of` that ends last in (low, high], or NONE."""
     if len(end) == 0:
         return np.full(len(of), NONE)
-    origin = int(min(end.min(), low.min(initial=0), high.min(initial=0)))
-    width = int(max(end.max(), low.max(initial=0), high.max(initial=0))) - origin + 2
-    placed = rank * width + (end - origin)
+    places = packed([np.append(rank, of), np.append(end, high)])
+    placed = places[: len(end)]
     order = np.argsort(placed, kind="stable")  # nearly in order already
-    at = np.searchsorted(placed, of * width + (high - origin), side="right", sorter=order) - 1
-    last = np.where(at >= 0, order[np.maximum(at, 0)], NONE)
-    good = (last != NONE) & (rank[last] == of) & (end[last] > low)
-    return np.where(good, last, NONE)
+    at = np.searchsorted(placed, places[len(end) :], side="right", sorter=order) - 1
+    last = order[np.maximum(at, 0)]
+    return np.where((at >= 0) & (rank[last] == of) & (end[last] > low), last, NONE)
 
 
-def cross_stream(rank: Ints, stream: Ints, start: Ints, end: Ints, expected: Ints) -> Ints:
-    """The node of another stream that a node waited for.
+def ended_last(device: DeviceNodes, of: Ints, low: Ints, high: Ints) -> Ints:
+    """`latest_end_between` of the nodes that may be causes: not of those of which no launch was recorded, unlike that
+    of others of their rank."""
+    causes = may_be_causes(device.rank, device.launch, device.match != NONE)
+    at = latest_end_between(device.rank[causes], device.end[causes], of, low, high)
+    return np.append(causes, NONE)[at]
+
+
+def may_be_causes(rank: Ints, launch: Ints, is_comm: Mask) -> Ints:
+    has_launches = np.bincount(rank[launch != NONE], minlength=int(rank.max(initial=0)) + 1) > 0
+    return np.flatnonzero((launch != NONE) | is_comm | ~has_launches[rank])
+
+
+def cross_stream(rank: Ints, stream: Ints, start: Ints, end: Ints, expected: Ints, causes: Ints) -> Ints:
+    """The node of another stream that a node waited for, of those that may be `causes`.
 
     `expected` is the earliest start by launch and stream order. For a node that started later, the cause is the node
     of another stream that ended last before its start, if that was after `expected`.
     """
     late = np.flatnonzero(start - expected > _TOLERANCE_NS)
     other = np.full(len(rank), NONE)
-    if len(late) == 0:
-        return other
-    last = latest_end_between(rank, end, rank[late], np.maximum(expected[late], 0), start[late])
-    good = (last != NONE) & (stream[np.maximum(last, 0)] != stream[late])
+    low = np.maximum(expected[late], 0)
+    last = np.append(causes, NONE)[
+        latest_end_between(rank[causes], end[causes], rank[late], low, start[late])
+    ]
+    good = (last != NONE) & (np.append(stream, NONE)[last] != stream[late])
     other[late[good]] = last[good]
     return other

@@ -18,7 +18,7 @@ from rankscope.analysis.core.collective_waits import Waits, waits
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.scope import Scope, step_numbers
 from rankscope.analysis.core.step_times import periods
-from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask, event_key
+from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask, entries_of, event_key
 from rankscope.analysis.graph.reduce import RankGraph, rank_graphs
 from rankscope.collective_kinds import BATCHED, KINDS, POINT_TO_POINT
 from rankscope.records import dataclass
@@ -28,7 +28,7 @@ from rankscope.timeline.run import Run
 
 WORK_CLASSES = ("compute", "copy", "host", "dataloader")
 """Classes in which pieces are compared: the others are waiting, or delays that a rank does not choose."""
-_COMPUTE, _COPY, _HOST, _DATALOADER, _GAP = map(PATH_CLASSES.index, (*WORK_CLASSES, "gap"))
+_HOST, _DATALOADER, _GAP = map(PATH_CLASSES.index, ("host", "dataloader", "gap"))
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,6 @@ class Graph:
     """Where a step begins on the host."""
     fixed: Mask
     """Stays where it is: a recording begins there, or nothing is known before it."""
-    before: Ints
-    """The time in small pieces since the point before it on its stream, in compute; on the host, all time of it."""
-    before_other: Ints
-    """The same in copies; on the host, of waiting for data."""
     inside: Mask
     """In the window. Other points stay where they are."""
     match: Ints
@@ -114,7 +110,7 @@ class Graph:
 
     @cached_property
     def host_end(self) -> Ints:
-        """By way: the point up to which its time on the host is counted in `before`."""
+        """By way: the point up to which its time on the host is one small piece."""
         host = np.flatnonzero(self.on_host)
         following = np.arange(len(self.rank))
         following[host[:-1]] = host[1:]
@@ -128,10 +124,24 @@ class Graph:
         alone[self.rank[~self.on_host]] = False
         return alone
 
+    @cached_property
+    def is_strange(self) -> Mask:
+        """By point: work on the device of which no launch was recorded, unlike that of others of its rank. Nothing is
+        known of its causes."""
+        on_device = ~self.on_host & (self.match == NONE)
+        is_known = on_device & (self.launched != self.start)
+        strange: Mask = (
+            on_device
+            & ~is_known
+            & (np.bincount(self.rank[is_known], minlength=len(self.ranks))[self.rank] > 0)
+        )
+        return strange
+
     def small(self, kind: int) -> Ints:
-        """By point, the time in pieces of this class that are counted in `before`."""
-        time = self.before if kind in (_COMPUTE, _HOST) else self.before_other
-        return np.where(self.on_host == (kind in (_HOST, _DATALOADER)), time, 0)
+        """By point, the time in small pieces of this class since the point before it on its stream or on the host."""
+        time = np.zeros(len(self.rank), dtype=np.int64)
+        np.maximum.at(time, self.to, self.work.spent[kind])
+        return np.where((self.on_host == (kind in (_HOST, _DATALOADER))) & ~self.is_strange, time, 0)
 
 
 @once_per_run
@@ -163,9 +173,15 @@ def graph_of(run: Run, scope: Scope) -> Graph:
         [_NO_INTS, *(code[part.name] for code, part in zip(codes, parts, strict=True))]
     )
     all_waits = waits(run)
-    entry = _entries(all_waits.rows, ranks, rank, points)
+    rows, entry = all_waits.rows, np.full(len(rank), NONE)
+    known = np.flatnonzero(points["slice"] != NONE)
+    of_rank = np.array(ranks, dtype=np.int64)[rank[known]]
+    entry[known] = entries_of(
+        event_key(rows.rank, rows.segment, rows.slice),
+        event_key(of_rank, points["segment"][known], points["slice"][known]),
+    )
     start, end = points["start"], points["end"]
-    match, matched = _matched(all_waits.rows, entry, points, start, end, inside)
+    match, matched = _matched(rows, entry, points, start, end, inside)
     steps = tuple(step_numbers(run, scope))
     graph = Graph(
         ranks=ranks,
@@ -199,16 +215,15 @@ def graph_of(run: Run, scope: Scope) -> Graph:
 
 
 _COLUMNS = (
-    "segment", "slice", "step", "cycle", "launched", "start", "end", "kind", "on_host", "marks", "fixed", "before",
-    "before_other",
+    "segment", "slice", "step", "cycle", "launched", "start", "end", "kind", "on_host", "marks", "fixed",
 )  # fmt: skip
 
 
 def window_of(run: Run, scope: Scope, starts: Ints, ends: Ints) -> tuple[int, int]:
     """From the earliest begin of a step to the latest end of one; without steps, of all nodes."""
-    steps = [period for period in periods(run, scope) if period.step is not None]
-    if steps and scope.steps is not None:
-        return min(period.start_ns for period in steps), max(period.end_ns for period in steps)
+    steps = periods(run, scope)
+    if steps.has_steps and scope.steps is not None:
+        starts, ends = steps.intervals
     return (int(starts.min()), int(ends.max())) if len(ends) else (0, 0)
 
 
@@ -242,21 +257,6 @@ def _by_class(classes: Ints, spent: Ints) -> Iterator[Ints]:
         time[has] = spent[at[has]]
         at += has
         yield time
-
-
-def _entries(rows: Collectives, ranks: Sequence[int], rank: Ints, points: dict[str, Ints]) -> Ints:
-    """By point: its entry in `rows`, or NONE."""
-    entry = np.full(len(rank), NONE)
-    wanted = np.flatnonzero(points["slice"] != NONE)
-    if len(wanted) and len(rows.rank):
-        theirs = event_key(rows.rank, rows.segment, rows.slice)
-        number = np.array(ranks, dtype=np.int64)[rank[wanted]]
-        ours = event_key(number, points["segment"][wanted], points["slice"][wanted])
-        order = np.argsort(theirs, kind="stable")
-        at = order[np.minimum(np.searchsorted(theirs, ours, sorter=order), len(theirs) - 1)]
-        good = theirs[at] == ours
-        entry[wanted[good]] = at[good]
-    return entry
 
 
 def _matched(
@@ -310,11 +310,6 @@ def _with_messages(graph: Graph, all_waits: Waits, entry: Ints) -> Graph:
     }
     columns["end"] = spread(graph.end, graph.start[ends])
     no_time = np.zeros(len(ends), dtype=np.int64)
-    # What comes before it comes before its start.
-    for name in ("before", "before_other"):
-        time = getattr(graph, name).copy()
-        time[ends] = 0
-        columns[name] = spread(time, getattr(graph, name)[ends])
     for name in ("is_collective", "marks"):
         columns[name] = spread(getattr(graph, name), no_time.astype(bool))
     columns["fixed"] = spread(graph.fixed & ~np.isin(np.arange(count), ends), graph.fixed[ends])

@@ -44,7 +44,14 @@ def critical_path(graph: Graph) -> CriticalPath:
     arrived[matched] = graph.collectives.last[graph.match[matched]]
     way = first_way[arrived]
     following = np.where(way != NONE, graph.origin[way], NONE) if len(graph.origin) else way
-    chain = _chain(graph, following, int(inside[graph.end[inside].argmax()]), low)
+    points, point = list[int](), int(inside[graph.end[inside].argmax()])
+    after, end = following.data, graph.end.data  # memoryviews: faster to index than arrays
+    for _ in range(len(after)):  # in case of a cycle
+        if point == NONE or (points and end[point] <= low):
+            break
+        points.append(point)
+        point = after[point]
+    chain = np.array(points, dtype=np.int64)
     at, way = arrived[chain], way[chain]
     spent = (
         np.stack([np.where(way != NONE, time[way], 0) for time in graph.work.spent])
@@ -67,11 +74,11 @@ def critical_path(graph: Graph) -> CriticalPath:
     names[:, 1 + _WAY_ORDER.index(0) : 1 + _WAY_ORDER.index(_LAUNCH)] = NONE
     # Where clocks disagree, a piece is cut to length 0 rather than negative.
     start = np.minimum.accumulate(np.clip(begins.reshape(-1), low, max(low, high)))
-    end = np.concatenate([[high], start])[:-1]
+    ends = np.concatenate([[high], start])[:-1]
     ranks = np.tile(graph.rank[at][:, None], len(kind))
     ranks[:, 0] = graph.rank[chain]
-    columns = [kinds.reshape(-1), ranks.reshape(-1), names.reshape(-1), start, end]
-    shown = np.flatnonzero(end > start)
+    columns = [kinds.reshape(-1), ranks.reshape(-1), names.reshape(-1), start, ends]
+    shown = np.flatnonzero(ends > start)
     columns = [column[shown] for column in columns]
     if start[-1] > low:
         # A rank that begins later than this was recorded later: nothing is known of its time before.
@@ -79,15 +86,3 @@ def critical_path(graph: Graph) -> CriticalPath:
         rest = (kind_of_rest, graph.rank[at[-1]], graph.name[at[-1]], low, start[-1])
         columns = [np.append(column, value) for column, value in zip(columns, rest, strict=True)]
     return CriticalPath(*columns)
-
-
-def _chain(graph: Graph, following: Ints, point: int, low: int) -> Ints:
-    """The points of the path, from the last one back. Limited to the number of points, in case of a cycle."""
-    chain: list[int] = []
-    after, end = following.data, graph.end.data  # memoryviews: faster to index than arrays
-    for _ in range(len(after)):
-        if point == NONE or (chain and end[point] <= low):
-            break
-        chain.append(point)
-        point = after[point]
-    return np.array(chain, dtype=np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
 from rankscope.analysis.graph.graph import WORK_CLASSES, Graph, Work
 from rankscope.records import dataclass
-from rankscope.store.arrays import count_before, number_rows, quantile, unique_values
+from rankscope.store.arrays import count_before, number_rows, packed, quantile, unique_values
 
 KINDS = np.array([*map(PATH_CLASSES.index, WORK_CLASSES)])
 """They ascend."""
@@ -45,12 +46,17 @@ class Pieces:
         step, stretch = _stretches(graph)
         parts = []
         for kind in KINDS.tolist():
-            small = np.flatnonzero((graph.small(kind) > 0) & graph.inside)
+            time = graph.small(kind)
+            small = np.flatnonzero((time > 0) & graph.inside)
             unnamed = kind not in _HOST_KINDS
-            parts.append((small, kind, False, graph.small(kind)[small], unnamed))
+            parts.append((small, kind, False, time[small], unnamed))
             if unnamed:
                 events = np.flatnonzero(
-                    (graph.kind == kind) & ~graph.on_host & (graph.match == NONE) & graph.inside
+                    (graph.kind == kind)
+                    & ~graph.on_host
+                    & (graph.match == NONE)
+                    & graph.inside
+                    & ~graph.is_strange
                 )
                 parts.append((events, kind, True, graph.work.own_ns[events], False))
         point = np.concatenate([part[0] for part in parts])
@@ -90,23 +96,39 @@ class Pieces:
         small = changed[~self.is_own[changed]]
         for kind in unique_values(self.kind[small]).tolist():
             mine = small[self.kind[small] == kind]
-            share, longer = np.ones(len(graph.rank)), np.zeros(len(graph.rank), dtype=np.int64)
-            share[self.point[mine]] = np.minimum(took[mine] / self.took[mine], 1)
-            longer[self.point[mine]] = np.maximum(took[mine] - self.took[mine], 0)
-            where = graph.host_end if kind in _HOST_KINDS else graph.to
-            shorter = np.rint(spent[kind] * share[where]).astype(np.int64)
-            spent[kind] = np.where(spent[kind] > 0, shorter + longer[where], shorter)
+            share = np.ones(len(graph.rank))
+            share[self.point[mine]] = took[mine] / self.took[mine]
+            ways, where = self._ways[kind]
+            ways, where = (each[share[where] != 1] for each in (ways, where))
+            spent[kind] = spent[kind].copy()
+            spent[kind][ways] = np.rint(spent[kind][ways] * share[where]).astype(np.int64)
         return replace(work, spent=tuple(spent), own_ns=own_ns)
+
+    @cached_property
+    def matches(self) -> tuple[Ints, Ints]:
+        """By match: the index of its step, and when one of its members was launched."""
+        graph = self.graph
+        met = np.flatnonzero(graph.match != NONE)
+        step, launched = np.full((2, len(graph.collectives.transfer)), NONE)
+        step[graph.match[met]], launched[graph.match[met]] = self.steps[met], graph.launched[met]
+        return step, launched
+
+    @cached_property
+    def _ways(self) -> dict[int, tuple[Ints, Ints]]:
+        """By class: the ways that spend time in it, and the point before which that is a piece."""
+        graph, ways = self.graph, dict[int, tuple[Ints, Ints]]()
+        for kind in KINDS.tolist():
+            having = np.flatnonzero(graph.work.spent[kind] > 0)
+            ways[kind] = having, (graph.host_end if kind in _HOST_KINDS else graph.to)[having]
+        return ways
 
 
 def _stretches(graph: Graph) -> tuple[Ints, Ints]:
     """By point: the index of its step, and how many matched communications were launched before it in that step."""
     step = aligned_steps(graph)
     meets = np.flatnonzero(graph.match != NONE)
-    low = int(graph.launched.min(initial=0))
-    width = int(graph.launched.max(initial=0)) - low + 2
-    times = unique_values(graph.rank[meets] * width + graph.launched[meets] - low)
-    before = np.searchsorted(times, graph.rank * width + graph.launched - low)
+    places = packed([graph.rank, graph.launched])
+    before = np.searchsorted(unique_values(places[meets]), places)
     if not len(step):
         return step, before
     first = np.full((len(graph.ranks), int(step.max(initial=0)) + 2), _LATE)

@@ -30,7 +30,7 @@ from rankscope.analysis.graph.events import (
     follow,
 )
 from rankscope.records import dataclass
-from rankscope.store.arrays import number_rows, starts_group, unique_values
+from rankscope.store.arrays import number_rows, packed, starts_group, unique_values
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
 
@@ -79,10 +79,11 @@ def anchors_of(graph: EventGraph) -> Mask:
     number = np.arange(len(host.rank))
     on_host = (host.opens != NONE) | (host.match != NONE) | (host.step != NONE) | host.is_end
     on_host |= host.kind == HOST_CLASSES.index("unrecorded")
-    # The first of a rank, and where threads part and meet.
-    parting = host.before[host.opens != NONE]
+    # The first of a rank, and where threads part and meet: between two points, each node follows the one before it.
+    parts = (host.before == NONE) | (host.before != number - 1)
+    parting = host.before[parts | (host.opens != NONE)]
     on_host[parting[parting != NONE]] = True
-    on_host |= (host.before == NONE) | (host.before != number - 1)
+    on_host |= parts
     on_host |= np.diff(host.rank, append=NONE) != 0
     return np.concatenate([on_device, on_host])
 
@@ -319,10 +320,6 @@ class RankGraph:
     """1 where a step begins on the host."""
     fixed: Ints
     """1 where a recording begins: what was before is not known, so it stays where it is."""
-    before: Ints
-    """The time in small pieces since the point before it on its stream, in compute; on the host, all time of it."""
-    before_other: Ints
-    """The same in copies; on the host, of waiting for data."""
     ways: Ints
     """By point: the number of ways that lead to it. The first determined its recorded time."""
     origin: Ints
@@ -369,7 +366,7 @@ def reduced(
     start = np.concatenate([device.start, host.time])
     end = np.concatenate([device.end, host.time])
     entry = np.concatenate([device.match, host.opens])
-    end = np.where(entry != NONE, rows.end[np.maximum(entry, 0)], end) if len(rows.rank) else end
+    end = np.where(entry != NONE, follow(entry, rows.end, 0), end)
     edges = edges_between(graph, is_point, end)
     rank = np.concatenate([device.rank, host.rank])
     points = np.flatnonzero(is_point)
@@ -383,14 +380,14 @@ def reduced(
     on_host, on_device, most = recording_cycles(graph)
     nothing = np.zeros(len(device.rank), dtype=bool)
     is_collective = entry[points] != NONE
-    before, before_other = _before_points(graph, is_point)
+    launched = np.where(device.launch != NONE, follow(device.launch, host.time, 0), device.start)
     kind = np.concatenate([device.kind, len(DEVICE_CLASSES) + host.kind])
     columns = {
-        "segment": np.where(is_collective, _of_rows(rows.segment, entry[points]), NONE),
-        "slice": np.where(is_collective, _of_rows(rows.slice, entry[points]), NONE),
+        "segment": follow(entry[points], rows.segment, NONE),
+        "slice": follow(entry[points], rows.slice, NONE),
         "step": np.concatenate([device.step, _steps_of(graph)])[points],
         "cycle": np.concatenate([on_device, on_host])[points] % most,
-        "launched": np.concatenate([_launched_at(graph), host.time])[points],
+        "launched": np.concatenate([launched, host.time])[points],
         "start": start[points],
         "end": end[points],
         "kind": np.where(is_collective, _COMM, kind[points]),
@@ -398,8 +395,6 @@ def reduced(
         "on_host": (points >= len(device.rank)).astype(np.int64),
         "marks": np.concatenate([nothing, (host.step != NONE) & ~host.is_end])[points].astype(np.int64),
         "fixed": np.concatenate([nothing, host.kind == _UNRECORDED])[points].astype(np.int64),
-        "before": before[points],
-        "before_other": before_other[points],
     }
     lost = np.bincount(device.rank[device.launch == NONE], minlength=len(graph.ranks))
     unexplained = np.bincount(device.rank, weights=graph.residuals, minlength=len(graph.ranks))
@@ -429,50 +424,16 @@ def reduced(
     return graphs
 
 
-def _before_points(graph: EventGraph, is_point: Mask) -> tuple[Ints, Ints]:
-    """By point: the time since the one before it on its stream or on the host, without its own on the device: of
-    compute or of the host, and of copies or of waiting for data."""
-    device, devices = graph.device, len(graph.device.rank)
-    took = np.concatenate([np.where(is_point[:devices], 0, device.end - device.start), _host_delays(graph)])
-    kind = np.concatenate([device.kind, len(DEVICE_CLASSES) + graph.host.kind])
-    sums = np.zeros((2, len(is_point)), dtype=np.int64)
-    for order, classes in (
-        (graph.stream_order, ("compute", "copy")),
-        (np.arange(devices, len(is_point)), ("host", "dataloader")),
-    ):
-        mask = is_point[order]
-        for number, name in enumerate(classes):
-            time = np.cumsum(np.where(kind[order] == PATH_CLASSES.index(name), took[order], 0))
-            sums[number, order[mask]] = np.diff(time[mask], prepend=0)
-    return sums[0], sums[1]
-
-
-def _launched_at(graph: EventGraph) -> Ints:
-    """By device node."""
-    device = graph.device
-    return np.where(device.launch != NONE, follow(device.launch, graph.host.time, 0), device.start)
-
-
 def recording_cycles(graph: EventGraph) -> tuple[Ints, Ints, int]:
     """The recording cycle of each host and device node, as rank * cycles + cycle, and the largest number of cycles."""
     host, device = graph.host, graph.device
-    starts = np.flatnonzero(host.kind == HOST_CLASSES.index("unrecorded"))
-    if len(starts) == 0:
-        return host.rank, device.rank, 1
-    cycles = int(np.bincount(host.rank[starts]).max()) + 1
-    width = int(max(host.time.max(), device.end.max(initial=0))) + 2
-    begins = host.rank[starts] * width + host.time[starts]
-    before = np.searchsorted(host.rank[starts], np.arange(len(graph.ranks)))
-
-    def placed(rank: Ints, time: Ints) -> Ints:
-        at: Ints = np.searchsorted(begins, rank * width + time, side="right") - before[rank]
-        return rank * cycles + np.minimum(at, cycles - 1)
-
-    return placed(host.rank, host.time), placed(device.rank, device.start), cycles
-
-
-def _of_rows(column: Ints, entry: Ints) -> Ints:
-    return column[np.maximum(entry, 0)] if len(column) else np.full(len(entry), NONE)
+    starts = np.flatnonzero(host.kind == _UNRECORDED)
+    cycles = int(np.bincount(host.rank[starts]).max(initial=0)) + 1
+    rank = np.append(host.rank, device.rank)
+    places = packed([rank, np.append(host.time, device.start)])
+    begun = np.searchsorted(places[starts], places, side="right") - np.searchsorted(host.rank[starts], rank)
+    on_host, on_device = np.split(rank * cycles + begun, [len(host.rank)])
+    return on_host, on_device, cycles
 
 
 def _steps_of(graph: EventGraph) -> Ints:

@@ -1,13 +1,14 @@
 """The replay of a graph: when each of its points would have ended with other durations.
 
 A unit, a point or the members of a collective, is done when the last way to it has arrived. Units are sorted so that
-their causes come before them; the C part goes through them once, numpy level by level.
+their causes come before them, and gone through once.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import NamedTuple
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,21 @@ class Played(NamedTuple):
     """By unit: a transfer, or what the point itself takes."""
     begins_ns: Ints
     """By rank, how much later it begins."""
+
+
+class Part(NamedTuple):
+    """Entries of the durations."""
+
+    ways: Ints
+    units: Ints
+    begins_ns: Ints
+    """By rank, how much later it begins with these as they are elsewhere."""
+
+
+MOST_LANES = 8
+"""Replayed at once."""
+_Lanes = np.ndarray[Any, np.dtype[np.int8]]
+"""NONE in none of them."""
 
 
 class Replay:
@@ -83,12 +99,17 @@ class Replay:
         outside = np.flatnonzero(~graph.inside)
         position = np.empty(len(graph.rank) + 1, dtype=np.int64)
         position[np.concatenate([points, outside, [len(graph.rank)]])] = np.arange(len(position))
-        self._points, self._moves = points, moves
+        self._points = points
         self._rest = np.concatenate([graph.end[outside], [0]])
         # Every point has a way.
         order, first = grouped(position[to], len(points))
-        self._order, self._origin, self._first_way = order, position[origin[order]], first
-        self._stays = stays
+        self._origin, self._first_way = position[origin[order]], first
+        self._place, self._stays = np.full(len(graph.to), NONE), stays
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        self._place[moves], self._place_of_stays = place[: len(moves)], place[len(moves) :]
+        self.way_points = to[order]
+        """By entry of the weights: the point that it leads to."""
         done = (
             graph.end[graph.collectives.last] if len(graph.collectives.last) else np.zeros(1, dtype=np.int64)
         )
@@ -97,76 +118,87 @@ class Replay:
         together = np.append(~graph.collectives.is_message, False)[match]
         self._shift = np.where(together, graph.end[points] - done[np.maximum(match, 0)], 0)
         heads = np.flatnonzero(starts_group([unit[points]])) if len(points) else points
-        self._heads = points[heads]
+        self.unit_points = points[heads]
+        """By unit: its first point."""
+        self._met = graph.match[self.unit_points] != NONE
+        took = graph.work.own_ns[self.unit_points]
+        took[self._met] = graph.work.transfer[graph.match[self.unit_points[self._met]]]
+        weight = np.concatenate([np.sum(graph.work.spent, axis=0)[moves], graph.start[stays]])[order]
+        self._recorded = Played(weight, took, np.zeros(len(graph.ranks), dtype=np.int64))
         self._first_point = np.append(heads, len(points))
-        self._level = level[unit[points]]
-        cycles = int(graph.cycle.max(initial=0)) + 1
-        key = graph.rank[points] * cycles + graph.cycle[points]
-        self._by_cycle, first = grouped(key, len(graph.ranks) * cycles)
-        self._cycles = first[:-1][np.diff(first) > 0]
-        self._rank_of_cycle = np.flatnonzero(np.diff(first) > 0) // cycles
-        start = np.where(graph.marks[points], graph.start[points], _LATE)[self._by_cycle]
-        first_ns = np.minimum.reduceat(start, self._cycles) if len(points) else start
-        earliest = (
-            np.minimum.reduceat(graph.start[points][self._by_cycle], self._cycles) if len(points) else start
-        )
+        cycle = graph.rank * (int(graph.cycle.max(initial=0)) + 1) + graph.cycle
+        by_cycle, first = _parts(cycle[points])
+        self._rank_of_cycle = graph.rank[points[by_cycle[first]]]
+        start = np.where(graph.marks[points], graph.start[points], _LATE)[by_cycle]
+        first_ns = np.minimum.reduceat(start, first) if len(points) else start
+        earliest = np.minimum.reduceat(graph.start[points][by_cycle], first) if len(points) else start
         self._first = np.where(first_ns == _LATE, earliest, first_ns)
+        # The last to end in its cycle is one that nothing in it waits for.
+        waits = moves[(cycle[graph.origin[moves]] == cycle[graph.to[moves]]) & ~graph.is_sync[moves]]
+        waits = waits[(self._recorded.weight[self._place[waits]] >= 0)]
+        waits = waits[np.append(graph.collectives.transfer, 0)[graph.match[graph.to[waits]]] >= 0]
+        may_be_last = ~graph.is_strange
+        may_be_last[graph.origin[waits]] = False
+        last = np.flatnonzero(may_be_last[points])
+        order, self._cycles = _parts(cycle[points[last]])
+        self._lasts = last[order]
 
     def arrays(self, work: Work) -> Played:
         """The durations as they are replayed."""
-        weight = work.spent[0].copy()
-        for times in work.spent[1:]:
-            weight += times
-        weight[~work.waits] = _NEVER
-        stays = self.graph.start[self._stays] + work.begins_ns[self._stays]
-        weight = np.concatenate([weight[self._moves], stays])[self._order]
-        match = self.graph.match[self._heads]
-        transfer = np.append(work.transfer, 0)[match]  # of NONE the last, which is not used
-        took = np.where(match != NONE, transfer, work.own_ns[self._heads])
-        return Played(weight, took, self.begins_of(work.begins_ns))
-
-    def begins_of(self, begins_ns: Ints) -> Ints:
-        """By rank, from the points that stay where they are."""
-        return np.bincount(self.graph.rank, weights=begins_ns, minlength=len(self.graph.ranks)).astype(
-            np.int64
-        )
-
-    @cached_property
-    def way_points(self) -> Ints:
-        """By entry of the weights: the point that it leads to."""
-        return np.concatenate([self.graph.to[self._moves], self._stays])[self._order]
-
-    @property
-    def unit_points(self) -> Ints:
-        """By unit: its first point."""
-        return self._heads
+        graph, recorded = self.graph, self.graph.work
+        weight, took = self._recorded.weight.copy(), self._recorded.took.copy()
+        for now, before in zip(work.spent, recorded.spent, strict=True):
+            if now is not before:
+                changed = np.flatnonzero((now != before) & (self._place != NONE))
+                weight[self._place[changed]] += now[changed] - before[changed]
+        if work.waits is not recorded.waits:
+            weight[self._place[~work.waits & (self._place != NONE)]] = _NEVER
+        if work.begins_ns.any():
+            weight[self._place_of_stays] += work.begins_ns[self._stays]
+        if work.transfer is not recorded.transfer:
+            took[self._met] = work.transfer[graph.match[self.unit_points[self._met]]]
+        if work.own_ns is not recorded.own_ns:
+            took[~self._met] = work.own_ns[self.unit_points[~self._met]]
+        later = np.bincount(graph.rank, weights=work.begins_ns, minlength=len(graph.ranks))
+        return Played(weight, took, later.astype(np.int64))
 
     def ends(self, played: Played) -> Ints:
         """The end of each point in the window, in the order of `_points`."""
-        weight, took = played.weight, played.took
-        end = np.concatenate([np.zeros(len(self._points), dtype=np.int64), self._rest])
-        if native.functions is not None:
-            columns = (self._origin, weight, self._first_way, self._shift, self._first_point, took)
-            native.functions.replay(end, *columns)
-            return end[: len(self._points)]
-        for low, high, first, last in self._rounds:
-            begin, heads = self._first_way[low], self._first_point[first:last]
-            ways = slice(begin, self._first_way[high])
-            arrival = np.maximum.reduceat(
-                end[self._origin[ways]] + weight[ways], self._first_way[low:high] - begin
-            )
-            arrival -= self._shift[low:high]
-            done = np.maximum.reduceat(arrival, heads - low) + took[first:last]
-            end[low:high] = np.repeat(done, np.diff(heads, append=high)) + self._shift[low:high]
-        return end[: len(self._points)]
+        ways, units = (np.full(len(column), NONE, dtype=np.int8) for column in played[:2])
+        ends: Ints = self._ends(played, played, ways, units, 1)[:, 0]
+        return ends
 
-    @cached_property
-    def _rounds(self) -> list[tuple[int, int, int, int]]:
-        """By level, the bounds of its points and of its units."""
-        bounds = np.searchsorted(self._level, np.arange(int(self._level.max(initial=NONE)) + 2))
-        units = np.searchsorted(self._first_point[:-1], bounds)
-        columns = (bounds[:-1], bounds[1:], units[:-1], units[1:])
-        return [*zip(*(column.tolist() for column in columns), strict=True)]
+    def _ends(self, played: Played, other: Played, ways: _Lanes, units: _Lanes, lanes: int) -> Ints:
+        """[point, lane]; `other` has the durations of the ways and units that are in a lane, in that lane."""
+        start = np.concatenate([np.zeros(len(self._points), dtype=np.int64), self._rest])
+        if native.functions is not None:
+            end = np.repeat(start, lanes)
+            columns = (self._origin, self._first_way, self._shift, self._first_point)
+            durations = (played.weight, other.weight, played.took, other.took)
+            native.functions.replay(end, lanes, *columns, *durations, ways, units)
+            return end.reshape(-1, lanes)[: len(self._points)]
+        each = [
+            self._one_by_one(
+                start,
+                np.where(ways == lane, other.weight, played.weight),
+                np.where(units == lane, other.took, played.took),
+            )
+            for lane in range(lanes)
+        ]
+        return np.stack(each, axis=1)[: len(self._points)]
+
+    def _one_by_one(self, start: Ints, weight: Ints, took: Ints) -> Ints:
+        """As the C part."""
+        columns = (start, self._origin, weight, self._first_way, self._shift, self._first_point)
+        end, origin, spent, ways, shift, heads = (column.tolist() for column in columns)
+        for (first, last), time in zip(pairwise(heads), took.tolist(), strict=True):
+            done = time + max(
+                end[origin[way]] + spent[way] - shift[point]
+                for point in range(first, last)
+                for way in range(ways[point], ways[point + 1])
+            )
+            end[first:last] = [done + each for each in shift[first:last]]
+        return np.array(end, dtype=np.int64)
 
     def length_ns(self, work: Work) -> float:
         """From the begin of a rank to its last event, by its own clock, cycle by cycle; the longest of all ranks: what
@@ -176,6 +208,18 @@ class Replay:
     def played_ns(self, played: Played) -> float:
         return self._length(self.ends(played), played.begins_ns)
 
+    def lengths_ns(self, played: Played, other: Played, parts: Sequence[Part]) -> list[float]:
+        """For each part, which share nothing: that of the replay with the durations of `other` there."""
+        lengths = list[float]()
+        for at in range(0, len(parts), MOST_LANES):
+            some = parts[at : at + MOST_LANES]
+            ways, units = (np.full(len(column), NONE, dtype=np.int8) for column in played[:2])
+            for lane, part in enumerate(some):
+                ways[part.ways], units[part.units] = lane, lane
+            ends = self._ends(played, other, ways, units, len(some))
+            lengths += [self._length(ends[:, lane], part.begins_ns) for lane, part in enumerate(some)]
+        return lengths
+
     @property
     def recorded_ns(self) -> float:
         """As it was recorded."""
@@ -184,6 +228,12 @@ class Replay:
     def _length(self, ends: Ints, begins_ns: Ints) -> float:
         if not len(ends):
             return 0.0
-        took = np.maximum.reduceat(ends[self._by_cycle], self._cycles) - self._first
+        took = np.maximum.reduceat(ends[self._lasts], self._cycles) - self._first
         of_rank = np.bincount(self._rank_of_cycle, weights=took, minlength=len(begins_ns))
         return float((of_rank - begins_ns).max())  # a rank that begins earlier does not take longer
+
+
+def _parts(number: Ints) -> tuple[Ints, Ints]:
+    """An order in which those with the same number are together, and where each part begins."""
+    order = np.argsort(number, kind="stable")
+    return order, np.flatnonzero(starts_group([number[order]])) if len(order) else order

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import field
 from typing import Any
 
@@ -14,6 +14,7 @@ from rankscope.ranges import as_ranges, rank_words
 from rankscope.records import dataclass
 from rankscope.sql import sql_texts
 from rankscope.timeline.run import Run
+from rankscope.watch.hang import Verdict
 
 SAME_SIZE_KINDS = (
     "all_reduce", "allreduce", "broadcast", "reduce", "barrier",
@@ -21,7 +22,6 @@ SAME_SIZE_KINDS = (
 )  # fmt: skip
 """Kinds for which all ranks have inputs of equal size."""
 
-WAIT_FOR_EACH_OTHER = "wait for each other"
 _UNFINISHED = "NOT is_p2p AND state <> 'completed'"
 
 
@@ -135,21 +135,39 @@ _PROGRESS = """
 """
 
 
+MISMATCH, NOT_FINISHED, NO_DUMP, NOT_JOINED = "mismatch", "not finished", "no dump", "not joined"
+NOT_STARTED, NO_PARTNER, WAITING = "not started", "no partner", "waiting"
+STATES = (MISMATCH, NOT_FINISHED, NO_DUMP, NOT_JOINED, NOT_STARTED, NO_PARTNER, WAITING)
+"""Strongest evidence first."""
+
+
 @dataclass(frozen=True)
-class Mismatch:
-    """Members that run different collectives under one sequence number."""
+class Problem:
+    """A collective, by sequence number, that is not completed or does not match between the ranks."""
 
-    group: str
+    state: str
+    group: Group
     seq: int
-    kinds: str
-    minority: list[int]
-    """The ranks that differ from the majority; all ranks when there is no majority."""
-    detail: str
+    kind: str
+    missing: list[int]
+    first: bool = True
+    """Whether it is the first of its group; later ones may be a consequence."""
+    detail: str = ""
+
+    @property
+    def finished(self) -> list[int]:
+        return self.group.finished(self.seq)
+
+    @property
+    def waiting(self) -> list[int]:
+        if self.state == NO_PARTNER:
+            return [rank for rank in self.group.members if rank not in self.missing]
+        return [rank for rank in self.group.waiting(self.seq) if rank not in self.missing]
 
 
-def read_mismatches(run: Run, where: str) -> list[Mismatch]:
-    """The first mismatch of each group."""
-    same = sql_texts(SAME_SIZE_KINDS)
+def mismatches(run: Run, where: str, groups: Iterable[Group]) -> Iterator[Problem]:
+    """The first number of each group under which its members run different collectives, unless all had finished it."""
+    same, by_name = sql_texts(SAME_SIZE_KINDS), {group.name: group for group in groups}
     rows = run.rows(f"""
         WITH asked AS (
             SELECT group_name, seq, rank, kind, CASE WHEN kind IN ({same}) THEN concat_ws(' ', kind, dtype, input_sizes)
@@ -165,35 +183,26 @@ def read_mismatches(run: Run, where: str) -> list[Mismatch]:
         GROUP BY ALL ORDER BY a.group_name, len(list(DISTINCT a.rank)) DESC, a.what
     """)
     by_group: dict[tuple[str, int], list[tuple[str, str, list[int]]]] = {}
-    for group, seq, what, kind, ranks in rows:
-        by_group.setdefault((group, seq), []).append((what, kind, ranks))
-    return [_mismatch(group, seq, sides) for (group, seq), sides in by_group.items()]
+    for name, seq, *side in rows:
+        by_group.setdefault((name, seq), []).append((side[0], side[1], side[2]))
+    for (name, seq), sides in by_group.items():
+        group = by_name.get(name)
+        if group is None or group.first_unfinished is None or seq < group.first_unfinished:
+            continue
+        # The ranks that differ from the majority; all ranks when there is no majority.
+        largest = max(len(ranks) for *_, ranks in sides)
+        tied = sum(len(ranks) == largest for *_, ranks in sides) > 1
+        minority = [rank for *_, ranks in sides if tied or len(ranks) < largest for rank in ranks]
+        detail = "; ".join(
+            f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {what}" for what, _, ranks in sides
+        )
+        kinds = " / ".join(dict.fromkeys(kind for _, kind, _ in sides))
+        yield Problem(MISMATCH, group, seq, kinds, sorted(minority), detail=detail)
 
 
-def _mismatch(group: str, seq: int, sides: list[tuple[str, str, list[int]]]) -> Mismatch:
-    largest = max(len(ranks) for _, _, ranks in sides)
-    tied = sum(len(ranks) == largest for _, _, ranks in sides) > 1
-    minority = sorted(r for _, _, ranks in sides if tied or len(ranks) < largest for r in ranks)
-    detail = "; ".join(
-        f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {what}" for what, _, ranks in sides
-    )
-    return Mismatch(group, seq, " / ".join(dict.fromkeys(kind for _, kind, _ in sides)), minority, detail)
-
-
-@dataclass(frozen=True)
-class Unpaired:
-    """An unfinished send or recv without a matching one on the other side."""
-
-    group: str
-    seq: int
-    kind: str
-    rank: int
-    peer: int
-    description: str = ""
-
-
-def read_unpaired(run: Run, where: str, groups: Iterable[Group]) -> list[Unpaired]:
-    """One for each group and pair of ranks. The two sides number their operations separately, so pairs are matched."""
+def unpaired(run: Run, where: str, groups: Iterable[Group]) -> Iterator[Problem]:
+    """Unfinished sends and recvs without one on the other side, by group and pair of ranks. The two sides
+    number their operations separately, so pairs are matched."""
     members = {group.name: group.members for group in groups}
     for name, ranks in _listed_members(run, where):
         members.setdefault(name, sorted(ranks))
@@ -206,13 +215,11 @@ def read_unpaired(run: Run, where: str, groups: Iterable[Group]) -> list[Unpaire
         for group, rank, peer, kind, seq, description in rows
         if group in members and peer < len(members[group])
     }
-    dumped = _dumped(run, where)
-    other = {"send": "recv", "recv": "send"}
-    return [
-        Unpaired(group, seq, kind, rank, peer, description)
-        for (group, rank, peer, kind), (seq, description) in open_ends.items()
-        if kind in other and peer in dumped and (group, peer, rank, other[kind]) not in open_ends
-    ]
+    dumped, other = _dumped(run, where), {"send": "recv", "recv": "send"}
+    for (group, rank, peer, kind), (seq, description) in open_ends.items():
+        if kind in other and peer in dumped and (group, peer, rank, other[kind]) not in open_ends:
+            call = f"{kind} {rank}{'->' if kind == 'send' else '<-'}{peer}"
+            yield Problem(NO_PARTNER, Group(group, description, [rank, peer]), seq, call, [peer])
 
 
 COLUMNS = (
@@ -224,7 +231,7 @@ COLUMNS = (
         title="Missing",
         help="ranks that the others wait for: they did not join, or did not finish what others finished",
     ),
-    Column("state", help="what is wrong: see docs/reports/flight_recorder.md"),
+    Column("state", help="what is wrong: see docs/reports/hang.md"),
     Column("finished_ranks", title="Finished", help="ranks that have finished it", minor=True),
     Column("waiting_ranks", title="Waiting", help="ranks that have called it and wait"),
     Column("bytes", "bytes", "input size of a rank", decimals=0, minor=True),
@@ -232,40 +239,25 @@ COLUMNS = (
     Column("last_completed", help="last completed sequence number of each rank", at_end=True, minor=True),
 )
 
-MISMATCH, NOT_FINISHED, NO_DUMP, NOT_JOINED = "mismatch", "not finished", "no dump", "not joined"
-NOT_STARTED, NO_PARTNER, WAITING = "not started", "no partner", "waiting"
-STATES = (MISMATCH, NOT_FINISHED, NO_DUMP, NOT_JOINED, NOT_STARTED, NO_PARTNER, WAITING)
-"""Strongest evidence first."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A collective, by sequence number, that is not completed or does not match between the ranks."""
-
-    state: str
-    group: str
-    description: str
-    seq: int
-    kind: str
-    missing: list[int]
-    finished: list[int]
-    waiting: list[int]
-    first: bool = True
-    """Whether it is the first of its group; later ones may be a consequence."""
-    detail: str = ""
-
 
 def flight_recorder(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each group and sequence number with a problem; the finding names the suspect ranks."""
+    return judged_flight(run, scope)[0]
+
+
+def judged_flight(run: Run, scope: Scope) -> tuple[Result, Verdict | None]:
+    """The report, and its verdict if it names ranks."""
     notes = left_out(run, scope)
     where = scope.only_ranks().where()
+    name, title, window = "hang.flight_recorder", "Missing ranks", "whole file"
     ((entries,),) = run.rows(f"SELECT count(*) FROM flight WHERE {where}") if run.has(FLIGHT) else ((0,),)
     if not entries:
         notes.append(
             "no flight-recorder dumps: to record them, set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and "
-            "TORCH_NCCL_DUMP_ON_TIMEOUT=1 in the job's environment, and TORCH_NCCL_DEBUG_INFO_TEMP_FILE to a path"
+            "TORCH_NCCL_DUMP_ON_TIMEOUT=1 in the job's environment, and TORCH_NCCL_DEBUG_INFO_TEMP_FILE "
+            "to a path"
         )
-        return Result("flight_recorder", "Missing ranks", "whole file", COLUMNS, [], notes=tuple(notes))
+        return Result(name, title, window, COLUMNS, [], notes=tuple(notes)), None
     headers = [entry.manifest["header"] for entry in run.used if entry.format == "flight"]
     unknown = sorted({header["unknown_version"] for header in headers if "unknown_version" in header})
     notes += [
@@ -273,33 +265,21 @@ def flight_recorder(run: Run, scope: Scope, by: str | None = None) -> Result:
         for version in unknown
     ]
     groups = read_groups(run, where, scope.ranks)
-    problems = find_problems(
-        groups, read_mismatches(run, where), read_unpaired(run, where, groups), run, where
-    )
+    problems = find_problems(run, where, groups)
     sizes = _by_call(run, where, _NUMBER, "mode(bytes)", "state <> 'completed'")
-    rows = [_row(problem, groups, sizes) for problem in problems]
+    rows = [_row(problem, sizes) for problem in problems]
     without_dump = sorted({rank for group in groups for rank in group.without_dump})
     if without_dump:
         notes.append(f"no dump of {rank_words(without_dump)}, named in other dumps")
-    findings = _findings(problems, run, where)
-    return Result("flight_recorder", "Missing ranks", "whole file", COLUMNS, rows, findings, tuple(notes))
+    verdict, finding = _judged(problems, run, where)
+    return Result(name, title, window, COLUMNS, rows, (finding,), tuple(notes)), verdict
 
 
-def find_problems(
-    groups: list[Group], mismatches: list[Mismatch], unpaired: list[Unpaired], run: Run, where: str
-) -> list[Problem]:
+def find_problems(run: Run, where: str, groups: list[Group]) -> list[Problem]:
     """For each group the first unfinished number, the first number not joined by all, and the first mismatch."""
     rows = run.rows(f"SELECT group_name, seq, rank, state FROM flight WHERE {_UNFINISHED} AND {where}")
     states = {(group, seq, rank): state for group, seq, rank, state in rows}
-    by_name = {group.name: group for group in groups}
-    problems = []
-    for mismatch in mismatches:
-        group = by_name.get(mismatch.group)
-        unfinished = group.first_unfinished if group is not None else None
-        if group is not None and unfinished is not None and mismatch.seq >= unfinished:
-            problems.append(
-                _problem(MISMATCH, group, mismatch.seq, mismatch.kinds, mismatch.minority, mismatch.detail)
-            )
+    problems = [*mismatches(run, where, groups), *unpaired(run, where, groups)]
     kinds = _by_call(run, where, "seq", "mode(kind)", _UNFINISHED)
     for group in groups:
         seq = group.first_unfinished
@@ -308,39 +288,26 @@ def find_problems(
         kind = kinds.get((group.name, seq), "?")
         first = _first_problem(group, seq, kind, states)
         if group.without_dump:
-            problems.append(_problem(NO_DUMP, group, seq, kind, group.without_dump))
+            problems.append(Problem(NO_DUMP, group, seq, kind, sorted(group.without_dump)))
         if not group.without_dump or first.state != WAITING:
             problems.append(first)
         later = group.first_not_joined
         if later is not None and later > seq:
             kind = kinds.get((group.name, later), "?")
-            problems.append(_problem(NOT_JOINED, group, later, kind, group.absent(later), first=False))
-    for end in unpaired:
-        kind = f"{end.kind} {end.rank}{'->' if end.kind == 'send' else '<-'}{end.peer}"
-        problems.append(
-            Problem(NO_PARTNER, end.group, end.description, end.seq, kind, [end.peer], [], [end.rank])
-        )
+            problems.append(Problem(NOT_JOINED, group, later, kind, sorted(group.absent(later)), first=False))
     return sorted(problems, key=lambda t: (STATES.index(t.state), not t.first, -len(t.missing)))
 
 
 def _first_problem(group: Group, seq: int, kind: str, states: dict[tuple[str, int, int], str]) -> Problem:
     finished, absent, waiting = group.finished(seq), group.absent(seq), group.waiting(seq)
-    if absent:
-        return _problem(NOT_JOINED, group, seq, kind, absent)
-    if finished:
-        return _problem(NOT_FINISHED, group, seq, kind, waiting)
     idle = [rank for rank in waiting if states.get((group.name, seq, rank)) == "scheduled"]
+    if absent:
+        return Problem(NOT_JOINED, group, seq, kind, sorted(absent))
+    if finished:
+        return Problem(NOT_FINISHED, group, seq, kind, sorted(waiting))
     if 0 < len(idle) < len(waiting):
-        return _problem(NOT_STARTED, group, seq, kind, idle)
-    return _problem(WAITING, group, seq, kind, [])
-
-
-def _problem(
-    state: str, group: Group, seq: int, kind: str, missing: list[int], detail: str = "", first: bool = True
-) -> Problem:
-    waiting = [rank for rank in group.waiting(seq) if rank not in missing]
-    finished, missing = group.finished(seq), sorted(missing)
-    return Problem(state, group.name, group.description, seq, kind, missing, finished, waiting, first, detail)
+        return Problem(NOT_STARTED, group, seq, kind, sorted(idle))
+    return Problem(WAITING, group, seq, kind, [])
 
 
 def _by_call(run: Run, where: str, number: str, value: str, condition: str) -> dict[tuple[str, int], Any]:
@@ -354,19 +321,18 @@ def _by_call(run: Run, where: str, number: str, value: str, condition: str) -> d
 _NUMBER = "coalesce(p2p_seq, seq)"
 
 
-def _row(problem: Problem, groups: list[Group], sizes: dict[tuple[str, int], int | None]) -> dict[str, Any]:
-    group = next((group for group in groups if group.name == problem.group), None)
+def _row(problem: Problem, sizes: dict[tuple[str, int], int | None]) -> dict[str, Any]:
     return {
-        "group": problem.group,
+        "group": problem.group.name,
         "seq": problem.seq,
         "kind": problem.kind,
         "missing_ranks": problem.missing,
         "state": problem.state,
         "finished_ranks": problem.finished,
         "waiting_ranks": problem.waiting,
-        "bytes": sizes.get((problem.group, problem.seq)),
-        "description": problem.description or None,
-        "last_completed": _last_completed(group) if group else None,
+        "bytes": sizes.get((problem.group.name, problem.seq)),
+        "description": problem.group.description or None,
+        "last_completed": _last_completed(problem.group) or None,
     }
 
 
@@ -400,73 +366,73 @@ def suspect_ranks(problems: list[Problem]) -> tuple[list[int], list[Problem], bo
     return [], [], False
 
 
-_WHY = {
-    MISMATCH: "they run different collectives under one sequence number: the program took another path there",
-    NOT_FINISHED: "their device or process may have stopped: look for CUDA errors in their logs, Xid in kernel logs",
-    NO_DUMP: "they wrote no dump: they may have been killed, crashed or never started; check their logs first",
-    NOT_JOINED: "their host code did not reach it: check what they did last (py-spy dump, DataLoader, an exception)",
-    NOT_STARTED: "their devices have not reached it: earlier work on the same stream may not have ended",
-    NO_PARTNER: "they have not called the other side of a send or recv",
+_ADVICE = {
+    MISMATCH: "They run different collectives under one sequence number: the program took another path there.",
+    NOT_FINISHED: "Their device or process may have stopped: look for CUDA errors in their logs, Xid in kernel logs.",
+    NO_DUMP: "They wrote no dump: they may have been killed, crashed or never started; check their logs first.",
+    NOT_JOINED: "Their host code did not reach it: check what they did last (py-spy dump, DataLoader, an exception).",
+    NOT_STARTED: "Their devices have not reached it: earlier work on the same stream may not have ended.",
+    NO_PARTNER: "They have not called the other side of a send or recv.",
 }
 
 
-def _findings(problems: list[Problem], run: Run, where: str) -> tuple[Finding, ...]:
-    suspects, evidence, cycle = suspect_ranks(problems)
+def _judged(problems: list[Problem], run: Run, where: str) -> tuple[Verdict | None, Finding]:
+    suspects, evidence, in_circle = suspect_ranks(problems)
     if not suspects:
-        return (_no_suspect(problems),)
+        return None, _no_suspect(problems)
     against = [t for t in evidence if set(t.missing) & set(suspects)]
     first_call = _by_call(run, where, _NUMBER, "min(created_ns)", "created_ns IS NOT NULL")
     first = min(
-        against, key=lambda t: (-len(set(t.missing) & set(suspects)), first_call.get((t.group, t.seq), 0))
+        against,
+        key=lambda t: (-len(set(t.missing) & set(suspects)), first_call.get((t.group.name, t.seq), 0)),
     )
-    who = rank_words(suspects)
-    why = f"{first.state} at {first.kind} {first.seq}"
-    sentences = [_sentence(first)]
-    others = len({t.group for t in against} - {first.group})
-    if others:
-        sentences.append(
-            f"{others} more group{'s wait' if others > 1 else ' waits'} for one or more of these ranks."
-        )
-    sentences += [_sentence(t) for t in problems if not t.first and set(t.missing) & set(suspects)][:1]
+    why, advice = f"{first.state} at {first.kind} {first.seq}", _ADVICE[first.state]
+    if in_circle:
+        why = f"each group has called another collective first ({why})"
+        advice = "Call the collectives of all groups in the same order on every rank."
+    in_program = first.state in (NOT_JOINED, NO_DUMP) and not in_circle
+    verdict = Verdict(tuple(suspects), why, advice, in_circle=in_circle, in_program=in_program)
+    others = len({t.group.name for t in against} - {first.group.name})
+    also = [t for t in problems if not t.first and set(t.missing) & set(suspects)][:1]
     began, ended, timeout = _when(run, where, suspects)
-    whose = "the ranks that stopped the job"
     figures = (
-        Fact("suspect_ranks", len(suspects), "count", whose, tuple(suspects)),
+        Fact("suspect_ranks", len(suspects), "count", "the ranks that hold up the job", verdict.ranks),
         *_problem_facts(first),
-        Fact("waiting_groups", others, "count", "other groups that wait for these ranks"),
+        Fact("waiting_groups", others or None, "count", "other groups that wait for these ranks"),
+        *map(_stated, also),
         Fact("timeout_ns", timeout, "ns", "the shortest of the collectives that did not end"),
     )
-    return (
-        Finding(
-            "critical",
-            f"{who} {WAIT_FOR_EACH_OTHER if cycle else 'stopped the job'}: {why}",
-            " ".join(sentences),
-            ranks=tuple(suspects),
-            span=(began, ended) if began is not None and ended is not None else None,
-            hint=f"{who.capitalize()}: {_WHY[first.state]}.",
-            facts=tuple(fact for fact in figures if fact.value is not None),
-            why=why,
-        ),
+    return verdict, Finding(
+        "critical",
+        verdict.title(),
+        ranks=verdict.ranks,
+        span=(began, ended) if began is not None and ended is not None else None,
+        advice=advice,
+        facts=tuple(fact for fact in figures if fact.value is not None),
+        why=why,
     )
 
 
 def _no_suspect(problems: list[Problem]) -> Finding:
     if not problems:
-        return Finding("ok", "no rank is missing", "Every recorded collective has ended on every rank.")
-    first = problems[0]
+        return Finding("ok", "no rank is missing: every recorded collective has ended on every rank")
     return Finding(
         "warning",
         f"{len(problems)} collective{'s wait' if len(problems) > 1 else ' waits'}, and no rank is missing",
-        f"{_sentence(first)} All members have called it.",
-        hint="No rank is late: check the network and the devices (NCCL_DEBUG=INFO, kernel logs of the nodes).",
-        facts=(Fact("waiting_collectives", len(problems), "count", "all groups"), *_problem_facts(first)),
+        advice="All members have called it, and no rank is late: check the network and the devices "
+        "(NCCL_DEBUG=INFO, kernel logs of the nodes).",
+        facts=(
+            Fact("waiting_collectives", len(problems), "count", "all groups"),
+            *_problem_facts(problems[0]),
+        ),
     )
 
 
 def _problem_facts(problem: Problem) -> tuple[Fact, ...]:
     """What the sentence about a collective states."""
-    key, where = {"group": problem.group, "seq": problem.seq}, f"group {problem.group}"
+    key, where = {"group": problem.group.name, "seq": problem.seq}, f"group {problem.group.name}"
     return (
+        _stated(problem),
         Fact("seq", problem.seq, "", where, row=key),
         Fact("state", problem.state, "", where, row=key),
         Fact("missing_ranks", len(problem.missing), "count", where, tuple(problem.missing), key),
@@ -474,9 +440,9 @@ def _problem_facts(problem: Problem) -> tuple[Fact, ...]:
     )
 
 
-def _sentence(problem: Problem) -> str:
-    about = f" ({problem.description})" if problem.description else ""
-    where = f"In group {problem.group}{about}, {problem.kind} {problem.seq}"
+def _stated(problem: Problem) -> Fact:
+    about = f" ({problem.group.description})" if problem.group.description else ""
+    where = f"group {problem.group.name}{about}, {problem.kind} {problem.seq}"
     missing, waiting = rank_words(problem.missing), rank_words(problem.waiting)
     wait = f"{waiting} wait{'s' * (len(problem.waiting) == 1)}" if problem.waiting else "others wait"
     what = {
@@ -488,7 +454,7 @@ def _sentence(problem: Problem) -> str:
         NOT_STARTED: f"it has started on {waiting}, but not on {missing}",
         WAITING: wait,
     }
-    return f"{where}: {what[problem.state]}."
+    return Fact("collective", what[problem.state], "", where)
 
 
 def _when(run: Run, where: str, suspects: list[int]) -> tuple[int | None, int | None, int | None]:

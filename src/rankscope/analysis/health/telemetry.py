@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,13 +11,13 @@ import numpy as np
 
 from rankscope.analysis.core.result import SEVERITIES, Column, Fact, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
-from rankscope.capture.telemetry_ring import FOLDER
+from rankscope.analysis.health.pending import telemetry_folder
 from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run
-from rankscope.watch.alarms import CONFIRMED_AFTER_S, SPIKE, Alarm, Episode, utc
-from rankscope.watch.hang import failures, hangs, judged_at, phase_of
+from rankscope.watch.alarms import CONFIRMED_AFTER_S, SPIKE, Episode, utc
+from rankscope.watch.hang import failures, hangs, judged_at
 from rankscope.watch.judge import alarms_over
-from rankscope.watch.rings import RankRing, has_telemetry, read_whole, tables
+from rankscope.watch.rings import RankRing, read_whole, tables
 from rankscope.watch.step_table import StepTable, low_median, middle
 
 COLUMNS = (
@@ -49,14 +48,6 @@ COLUMNS = (
 _MEDIANS = ("step_ns", "own_ns", "wait_ns", "data_ns", "optimizer_ns", "cpu_ns", "run_delay_ns")
 
 
-def telemetry_folder(run: Run) -> Path | None:
-    """The run folder that holds the telemetry of these traces."""
-    # Dumps of the flight recorder that ranks wrote in a hang are among the telemetry.
-    sources = (entry.source.parent for entry in run.segments)
-    folders = dict.fromkeys(folder.parent if folder.name == FOLDER else folder for folder in sources)
-    return next((folder for folder in folders if has_telemetry(folder)), None)
-
-
 def telemetry(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank. The telemetry has steps of its own, many more than a trace: all of them are used."""
     folder = telemetry_folder(run)
@@ -73,30 +64,28 @@ def telemetry_in(folder: Path, ranks: Collection[int] | None = None) -> Result:
     rows = {row["rank"]: row for table in step_tables for row in _rows(table)}
     first = min((int(table.steps[0]) for table in step_tables), default=0)
     last = max((int(table.steps[-1]) for table in step_tables), default=0)
-    findings = [_past(past) for table in step_tables for past in alarms_over(table)]
+    findings = [_finding(episode) for table in step_tables for episode in alarms_over(table)]
     return Result(
         "telemetry",
         "Telemetry",
         f"steps {first}:{last} of the telemetry",
         COLUMNS,
         [
-            {**dict.fromkeys(column.name for column in COLUMNS), **rows.get(ring.rank, {}), **_about(ring)}
+            {
+                **dict.fromkeys(column.name for column in COLUMNS),
+                **rows.get(ring.rank, {}),
+                "rank": ring.rank,
+                "node": ring.node or None,
+                "role": ring.role or None,
+                "records": len(ring.records),
+                "last_step": ring.last_step if len(ring.records) else None,
+                "phase": ring.phase,
+            }
             for ring in rings
         ],
         tuple(sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity))),
         tuple(_notes(rings, step_tables)),
     )
-
-
-def _about(ring: RankRing) -> dict[str, Any]:
-    return {
-        "rank": ring.rank,
-        "node": ring.node or None,
-        "role": ring.role or None,
-        "records": len(ring.records),
-        "last_step": ring.last_step if len(ring.records) else None,
-        "phase": phase_of(ring),
-    }
 
 
 def _rows(table: StepTable) -> Iterator[dict[str, Any]]:
@@ -113,40 +102,27 @@ def _rows(table: StepTable) -> Iterator[dict[str, Any]]:
     medians["gc_ns"] = np.where(has_gc, table["gc_ns"], 0).sum(axis=0) / np.maximum(has_gc.sum(axis=0), 1)
     for column, rank in enumerate(table.ranks.tolist()):
         values = {name: float(numbers[column]) for name, numbers in medians.items()}
-        yield {"rank": rank, **{name: _number(name, value) for name, value in values.items()}}
+        yield {"rank": rank} | {
+            name: None if np.isnan(value) else round(value) if name.endswith(("_ns", "_bytes")) else value
+            for name, value in values.items()
+        }
 
 
-def _number(name: str, value: float) -> float | None:
-    if np.isnan(value):
-        return None
-    return round(value) if name.endswith(("_ns", "_bytes")) else value
-
-
-def _past(past: Episode) -> Finding:
+def _finding(episode: Episode) -> Finding:
     """What was over at the last step is told as such: a trace of later steps does not show it."""
-    finding = _finding(past.alarm)
-    if not past.is_confirmed:
-        title = f"{finding.title}, for less than {CONFIRMED_AFTER_S:g} s"
-        return replace(finding, severity="info", title=title)
-    if past.is_open or past.alarm.kind == SPIKE:
-        return finding
-    return replace(finding, severity="info", title=f"{finding.title}, until step {past.last_step}")
-
-
-def _finding(alarm: Alarm) -> Finding:
+    alarm = episode.alarm
+    severity, title = cast(Severity, alarm.severity), alarm.text[0].upper() + alarm.text[1:]
+    if not episode.is_confirmed:
+        severity, title = "info", f"{title}, for less than {CONFIRMED_AFTER_S:g} s"
+    elif not episode.is_open and alarm.kind != SPIKE:
+        severity, title = "info", f"{title}, until step {episode.last_step}"
     facts = (
         Fact("per_step", alarm.per_step, alarm.unit, alarm.kind, alarm.ranks),
         Fact("cause", alarm.cause, "", alarm.kind, alarm.ranks),
+        Fact("since", None if alarm.since_unix_ns is None else utc(alarm.since_unix_ns)),
         Fact("since_step", alarm.since_step, "", alarm.kind, alarm.ranks),
     )
-    return Finding(
-        cast(Severity, alarm.severity),
-        alarm.text[0].upper() + alarm.text[1:],
-        "" if alarm.since_unix_ns is None else f"Since {utc(alarm.since_unix_ns)}.",
-        ranks=alarm.ranks,
-        hint=alarm.hint,
-        facts=facts,
-    )
+    return Finding(severity, title, ranks=alarm.ranks, advice=alarm.hint, facts=facts)
 
 
 def _notes(rings: Sequence[RankRing], step_tables: Sequence[StepTable]) -> Iterator[str]:

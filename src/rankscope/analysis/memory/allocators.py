@@ -7,39 +7,21 @@ event: it is the allocator's own total minus the live allocations.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
-from rankscope.analysis.core.notes import left_out
+from rankscope.analysis.core.grouping import summed
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.memory.snapshot import covers_the_run, held_at_peak
+from rankscope.analysis.memory.snapshot import Holder, covers_the_run, held_at_peak
 from rankscope.analysis.memory.usage import DEVICE_NAME, IS_MEMORY_EVENT, NO_MEMORY_EVENTS
 from rankscope.ranges import rank_words
-from rankscope.records import dataclass
 from rankscope.timeline.run import Run
 
 BEFORE = "(before the recording)"
 UNKNOWN = "(no op around it)"
 
 
-@dataclass(frozen=True)
-class Holder:
-    """Memory live at the peak that one op and line allocated; None where stacks were not recorded."""
-
-    rank: int
-    device: str
-    name: str
-    """The op, or BEFORE or UNKNOWN."""
-    module: str | None
-    source: str | None
-    """The line of Python that called the op."""
-    bytes: int
-    count: int | None
-    """Number of allocations; None for memory allocated before the recording."""
-
-
 def live_at_peak(run: Run, scope: Scope) -> list[Holder]:
-    """Live allocations at the peak of each rank and device, largest first."""
+    """Live allocations at the peak of each rank and device."""
     memory = (
         f"SELECT rank, segment, op, bytes, address, allocated_bytes, {DEVICE_NAME} AS holder, "
         # Order by time, then by position in the file; one number compares faster than a pair.
@@ -75,7 +57,7 @@ def live_at_peak(run: Run, scope: Scope) -> list[Holder]:
     """
     rows = run.rows(sql, [list(ranks), list(devices), list(moments)])
     holders = [
-        Holder(rank, device, op or UNKNOWN, module, source, size, count)
+        Holder(rank, device, op or UNKNOWN, source, size, count, module)
         for rank, device, op, module, source, size, count in rows
     ]
     held = Counter[tuple[int, str]]()
@@ -84,14 +66,40 @@ def live_at_peak(run: Run, scope: Scope) -> list[Holder]:
     for rank, device, allocated, _ in peaks:
         rest = allocated - held[rank, device]
         if rest > 0:
-            holders.append(Holder(rank, device, BEFORE, None, None, rest, None))
-    return sorted(
-        holders, key=lambda h: (h.rank, h.device == "CPU", h.device, -h.bytes, h.name, h.source or "")
+            holders.append(Holder(rank, device, BEFORE, None, rest, None))
+    return holders
+
+
+def allocators(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """One row per device, op and line, largest first; with --by module also per module.
+
+    From a device's snapshot if it has one and all steps are in scope, otherwise from the events of the trace.
+    """
+    snapped = held_at_peak(run, scope) if covers_the_run(run, scope) else []
+    seen = {(held.rank, held.device) for held in snapped}
+    holders = [held for held in live_at_peak(run, scope) if (held.rank, held.device) not in seen] + snapped
+    keys = ("rank", "device", "name", "source", "module")[: 5 if by == "module" else 4]
+    sums = summed(
+        (tuple(getattr(holder, key) for key in keys), (holder.bytes, holder.count or 0)) for holder in holders
     )
-
-
-def _columns(by: str | None) -> tuple[Column, ...]:
-    return (
+    rows = [
+        dict(zip(keys, key, strict=True)) | {"bytes": size, "count": count or None}
+        for key, (size, count) in sums.items()
+    ]
+    rows.sort(
+        key=lambda row: (
+            row["rank"], row["device"] == "CPU", row["device"], -row["bytes"], row["name"], row["source"] or "",
+            row.get("module") or "",
+        )
+    )  # fmt: skip
+    notes = [f"from memory snapshots: {rank_words({held.rank for held in snapped})}"] if snapped else []
+    if not rows:
+        notes.append(NO_MEMORY_EVENTS)
+    elif all(holder.source is None for holder in holders):
+        notes.append(
+            "the trace has no lines of Python; rankscope profile --with-stack (with_stack=True) records them"
+        )
+    columns = (
         Column("rank"),
         Column("name", help="op that allocated it", at_end=True),
         Column("bytes", "bytes", "allocated at the peak"),
@@ -100,47 +108,5 @@ def _columns(by: str | None) -> tuple[Column, ...]:
         *((Column("module", help="nn.Module that called the op", at_end=True),) if by == "module" else ()),
         Column("device"),
     )
-
-
-def allocators(run: Run, scope: Scope, by: str | None = None) -> Result:
-    """One row per device, op and line, largest first; with --by module also per module."""
-    holders, notes = _holders(run, scope)
-    rows = _summed(holders, by)
-    if not rows:
-        notes.append(NO_MEMORY_EVENTS)
-    elif all(holder.source is None for holder in holders):
-        notes.append(
-            "the trace has no lines of Python; rankscope profile --with-stack (with_stack=True) records them"
-        )
-    return Result(
-        "allocators", "Memory allocated at the peak", scope.window, _columns(by), rows, notes=tuple(notes)
-    )
-
-
-def _holders(run: Run, scope: Scope) -> tuple[list[Holder], list[str]]:
-    """From a device's snapshot if it has one and all steps are in scope, otherwise from the events of the trace."""
-    notes = left_out(run, scope)
-    snapped = [
-        Holder(held.rank, f"GPU {held.device}", held.op, None, held.source, held.bytes, held.count)
-        for held in (held_at_peak(run, scope) if covers_the_run(run, scope) else ())
-    ]
-    seen = {(held.rank, held.device) for held in snapped}
-    traced = [held for held in live_at_peak(run, scope) if (held.rank, held.device) not in seen]
-    if snapped:
-        notes.append(f"from memory snapshots: {rank_words({held.rank for held in snapped})}")
-    return [*traced, *snapped], notes
-
-
-def _summed(holders: list[Holder], by: str | None) -> list[dict[str, Any]]:
-    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for holder in holders:
-        module = holder.module if by == "module" else None
-        row = rows.setdefault(
-            (holder.rank, holder.device, holder.name, holder.source, module),
-            {"rank": holder.rank, "name": holder.name, "bytes": 0, "count": None, "source": holder.source,
-             "module": module, "device": holder.device},
-        )  # fmt: skip
-        row["bytes"] += holder.bytes
-        row["count"] = None if holder.count is None else (row["count"] or 0) + holder.count
-    return sorted(rows.values(), key=lambda row: (row["rank"], row["device"] == "CPU", row["device"], -row["bytes"],
-                                                  row["name"], row["source"] or ""))  # fmt: skip
+    title = "Memory allocated at the peak"
+    return Result("memory.allocators", title, scope.window, columns, rows, notes=tuple(notes))

@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.ceilings import device_memory
-from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.memory.block_map import Rectangles, read_blocks
-from rankscope.analysis.memory.snapshot import SnapshotPeak, last_snapshots, snapshot_peaks
+from rankscope.analysis.memory.snapshot import (
+    Rectangles,
+    SnapshotPeak,
+    last_snapshots,
+    read_blocks,
+    snapshot_peaks,
+)
 from rankscope.model import MEMORY_SEGMENTS
 from rankscope.ranges import rank_words
 from rankscope.timeline.run import Run
@@ -44,8 +48,25 @@ _BLOCK_BYTES = 512
 
 def fragmentation(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank, device and kind of segment, from the last snapshot of each rank."""
-    rows = _rows(run, scope) if run.has(MEMORY_SEGMENTS) else []
-    notes = left_out(run, scope)
+    sql = f"""
+        WITH last AS ({last_snapshots(scope)}
+        ), blocks AS (
+            SELECT rank, segment, number, max(bytes) FILTER (state = 'inactive') AS largest,
+                   count(*) FILTER (state = 'inactive') AS free,
+                   sum(bytes - coalesce(requested_bytes, bytes)) FILTER (state <> 'inactive') AS rounding
+            FROM memory_blocks WHERE {scope.only_ranks().where()} GROUP BY rank, segment, number
+        )
+        SELECT m.rank, m.device, m.kind, count(*) AS segments, sum(m.total_bytes)::BIGINT AS reserved_bytes,
+               sum(m.allocated_bytes)::BIGINT AS allocated_bytes,
+               sum(m.total_bytes - m.allocated_bytes)::BIGINT AS free_bytes,
+               coalesce(max(b.largest), 0) AS largest_free_bytes, coalesce(sum(b.free), 0)::BIGINT AS free_blocks,
+               coalesce(sum(b.rounding), 0)::BIGINT AS rounding_bytes
+        FROM memory_segments m JOIN last l ON l.rank = m.rank AND l.segment = m.segment
+        LEFT JOIN blocks b ON b.rank = m.rank AND b.segment = m.segment AND b.number = m.number
+        GROUP BY m.rank, m.device, m.kind ORDER BY m.rank, m.device, m.kind
+    """
+    rows = run.records(sql) if run.has(MEMORY_SEGMENTS) else []
+    notes = []
     if not rows:
         notes.append(
             "no memory snapshot; torch.cuda.memory._dump_snapshot(FILE) or rankscope.memory_history() writes one"
@@ -70,7 +91,7 @@ def fragmentation(run: Run, scope: Scope, by: str | None = None) -> Result:
     ]
     findings = (_unused_memory(run, wasteful, device_memory(run, scope)),) if wasteful else ()
     return Result(
-        "fragmentation",
+        "memory.fragmentation",
         "Reserved memory that is not used",
         "at the snapshot",
         COLUMNS,
@@ -78,27 +99,6 @@ def fragmentation(run: Run, scope: Scope, by: str | None = None) -> Result:
         findings,
         tuple(notes),
     )
-
-
-def _rows(run: Run, scope: Scope) -> list[dict[str, Any]]:
-    where = scope.only_ranks().where()
-    return run.records(f"""
-        WITH last AS ({last_snapshots(scope)}
-        ), blocks AS (
-            SELECT rank, segment, number, max(bytes) FILTER (state = 'inactive') AS largest,
-                   count(*) FILTER (state = 'inactive') AS free,
-                   sum(bytes - coalesce(requested_bytes, bytes)) FILTER (state <> 'inactive') AS rounding
-            FROM memory_blocks WHERE {where} GROUP BY rank, segment, number
-        )
-        SELECT m.rank, m.device, m.kind, count(*) AS segments, sum(m.total_bytes)::BIGINT AS reserved_bytes,
-               sum(m.allocated_bytes)::BIGINT AS allocated_bytes,
-               sum(m.total_bytes - m.allocated_bytes)::BIGINT AS free_bytes,
-               coalesce(max(b.largest), 0) AS largest_free_bytes, coalesce(sum(b.free), 0)::BIGINT AS free_blocks,
-               coalesce(sum(b.rounding), 0)::BIGINT AS rounding_bytes
-        FROM memory_segments m JOIN last l ON l.rank = m.rank AND l.segment = m.segment
-        LEFT JOIN blocks b ON b.rank = m.rank AND b.segment = m.segment AND b.number = m.number
-        GROUP BY m.rank, m.device, m.kind ORDER BY m.rank, m.device, m.kind
-    """)
 
 
 def _reserved(peak: SnapshotPeak) -> int:
@@ -123,6 +123,7 @@ def _unused_memory(run: Run, wasteful: list[SnapshotPeak], sizes: dict[int, int]
     share = Fact("free_pct", 100 * free / reserved, "percent", subject, (rank,))
     facts = (
         Fact("free_bytes", free, "bytes", subject, (rank,)),
+        Fact("allocated_bytes", peak.allocated_bytes, "bytes", subject, (rank,)),
         Fact("reserved_bytes", reserved, "bytes", subject, (rank,)),
         Fact("free_blocks", len(pieces), "count", subject, (rank,)),
         Fact("largest_free_bytes", largest, "bytes", subject, (rank,)),
@@ -133,11 +134,9 @@ def _unused_memory(run: Run, wasteful: list[SnapshotPeak], sizes: dict[int, int]
         "warning" if capacity and 100 * peak.reserved_bytes > FULL_PCT * capacity else "info",
         f"{_bytes(free)} of GPU {device} (rank {rank}) is reserved but not allocated at the peak "
         f"({share.value:.0f} %){also}",
-        f"At the peak {_bytes(peak.allocated_bytes)} of {_bytes(reserved)} are allocated. Free blocks: "
-        f"{len(pieces):,}; the largest is {_bytes(largest)}. A larger tensor needs new memory.",
         ranks=tuple(sorted({each.rank for each in wasteful})),
         span=None if peak.at_ns is None else (peak.at_ns, peak.at_ns),
-        hint="It was reserved for a larger block before: torch.cuda.empty_cache() after that phase returns it."
+        advice="It was reserved for a larger block before: torch.cuda.empty_cache() after that phase returns it."
         if in_one_block
         else "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True reduces fragmentation.",
         facts=facts,

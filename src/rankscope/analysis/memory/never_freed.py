@@ -119,7 +119,16 @@ def never_freed(run: Run, steps: SnapshotSteps) -> list[NeverFreed]:
     ]
     if not steady:
         return []
-    allocated = _allocated(run, steps, [size for _, size, *_ in steady])
+    # How many blocks of each stack and size the history shows to be allocated, freed or not.
+    sizes = ", ".join(map(str, sorted({size for _, size, *_ in steady})))
+    counts = run.rows(f"""
+        SELECT TRY_CAST(e.args->>'stack' AS INTEGER), i.bytes, count(*)
+        FROM (FROM instants WHERE {steps.rows} AND category = '{SNAPSHOT_CATEGORY}' AND name = 'alloc'
+              AND bytes IN ({sizes})) i
+        JOIN (SELECT id, args FROM events WHERE rank = {steps.rank} AND segment = {steps.segment}) e ON e.id = i.id
+        GROUP BY ALL
+    """)
+    allocated = {(stack, size): count for stack, size, count in counts}
     lines = {
         stack: (source, tuple(frames or ()))
         for stack, source, frames in run.rows(
@@ -131,21 +140,17 @@ def never_freed(run: Run, steps: SnapshotSteps) -> list[NeverFreed]:
     for stack, size, count, ids, (every, every_ns, in_steps) in steady:
         if allocated.get((stack, size)) == len(ids) and stack in lines:
             source, frames = lines[stack]
-            growth = round(size * len(ids) / in_steps)
-            by_line[source].append(
-                NeverFreed(
-                    steps.rank,
-                    steps.device,
-                    source,
-                    frames,
-                    count,
-                    size * count,
-                    size,
-                    every,
-                    every_ns,
-                    growth,
-                )
+            blocks = (
+                source,
+                frames,
+                count,
+                size * count,
+                size,
+                every,
+                every_ns,
+                round(size * len(ids) / in_steps),
             )
+            by_line[source].append(NeverFreed(steps.rank, steps.device, *blocks))
     leaks = [_together(blocks) for blocks in by_line.values()]
     leaks = [leak for leak in leaks if leak.per_step_bytes >= _LEAST_GROWTH_BYTES]
     return sorted(leaks, key=lambda leak: -leak.per_step_bytes)
@@ -162,18 +167,6 @@ def _pace(ends: Ints, ids: Ints, times: Ints) -> tuple[int, int, int] | None:
     if gaps.max() > _STEADY * usual or len(ends) - steps[-1] > _STEADY * usual:
         return None
     return usual, int(np.median(np.diff(times[first]))), int(steps[-1] - steps[0]) + usual
-
-
-def _allocated(run: Run, steps: SnapshotSteps, sizes: list[int]) -> dict[tuple[int, int], int]:
-    """How many blocks of each stack and size the history shows to be allocated, freed or not."""
-    rows = run.rows(f"""
-        SELECT TRY_CAST(e.args->>'stack' AS INTEGER), i.bytes, count(*)
-        FROM (FROM instants WHERE {steps.rows} AND category = '{SNAPSHOT_CATEGORY}' AND name = 'alloc'
-              AND bytes IN ({", ".join(map(str, sorted(set(sizes))))})) i
-        JOIN (SELECT id, args FROM events WHERE rank = {steps.rank} AND segment = {steps.segment}) e ON e.id = i.id
-        GROUP BY ALL
-    """)
-    return {(stack, size): count for stack, size, count in rows}
 
 
 def _together(blocks: list[NeverFreed]) -> NeverFreed:
@@ -198,16 +191,16 @@ def leak_findings(run: Run, scope: Scope, leaks: list[NeverFreed]) -> list[Findi
     peaks = {(peak.rank, peak.device): peak.allocated_bytes for peak in snapshot_peaks(run, scope)}
     sizes = device_memory(run, scope)
     more = len(of_line) - _MOST_LINES
-    others = f" {more} more line{'s' * (more > 1)} leak less." if more > 0 else ""
-    return [_finding(same, sizes.get(same[0].rank), peaks, others) for same in of_line[:_MOST_LINES]]
+    return [_finding(same, sizes.get(same[0].rank), peaks, max(more, 0)) for same in of_line[:_MOST_LINES]]
 
 
 def _finding(
-    same: list[NeverFreed], capacity: int | None, peaks: dict[tuple[int, int], int], others: str
+    same: list[NeverFreed], capacity: int | None, peaks: dict[tuple[int, int], int], more: int
 ) -> Finding:
     worst = max(same, key=lambda leak: leak.per_step_bytes)
     ranks = tuple(sorted({leak.rank for leak in same}))
-    of_size = f" of {_bytes(worst.block_bytes)}" if worst.block_bytes else f" ({_bytes(worst.bytes)})"
+    size = format_rounded("bytes", worst.block_bytes or worst.bytes)
+    of_size = f" of {size}" if worst.block_bytes else f" ({size})"
     steps = "step" if worst.every == 1 else f"{worst.every} steps"
     at_once = worst.per_step_bytes * worst.every / worst.block_bytes if worst.block_bytes else 0.0
     number = "one" if at_once == 1 else f"{at_once:.0f}" if at_once and at_once.is_integer() else "some"
@@ -218,31 +211,25 @@ def _finding(
         {"rank": worst.rank, "device": f"GPU {worst.device}"},
     )
     facts = [
+        Fact("every_ns", round(worst.every_ns), "ns", subject, (worst.rank,)),
         Fact("blocks", worst.count, "count", subject, (worst.rank,)),
         Fact("held_bytes", worst.bytes, "bytes", subject, (worst.rank,)),
         Fact("growth_bytes", worst.per_step_bytes, "bytes", f"{subject}, per step", (worst.rank,), key),
     ]
-    full = ""
     free = (capacity or 0) - peaks.get((worst.rank, worst.device), 0)
     if free > 0:
         left = free // worst.per_step_bytes
         facts.append(Fact("steps_until_full", left, "count", f"GPU {worst.device} of rank {worst.rank}"))
-        full = f" At this pace the {_bytes(capacity)} of GPU {worst.device} are full in {left:,} steps."
+    facts.append(Fact("called_by", " < ".join(map(_short, worst.frames[:_MOST_FRAMES])) or None))
+    facts.append(Fact("more_lines", more or None, "count"))
     return Finding(
         "warning",
         f"{worst.count:,} blocks{of_size} from {worst.source.partition(':')[0]} were never freed, {pace}{where}",
-        f"Of all blocks that this line allocates in the history, none is freed: {_bytes(worst.bytes)}, "
-        f"{_bytes(worst.per_step_bytes)} more with each optimizer step.{full}{others} "
-        f"Called by: {' < '.join(map(_short, worst.frames[:_MOST_FRAMES]))}.",
-        ranks,
-        hint="Look for what keeps these tensors alive: a list, a global, a closure, a retained graph. A buffer of "
+        ranks=ranks,
+        advice="Look for what keeps these tensors alive: a list, a global, a closure, a retained graph. A buffer of "
         "fixed length that is still filling looks the same: record more steps than it holds.",
         facts=tuple(facts),
     )
-
-
-def _bytes(size: int | None) -> str:
-    return format_rounded("bytes", size or 0)
 
 
 def _short(frame: str) -> str:

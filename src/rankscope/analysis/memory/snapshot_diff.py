@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from rankscope.analysis.core.grouping import summed
 from rankscope.analysis.core.result import Column, Fact, Finding, Result, Severity
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.snapshot import held_at_end, held_at_peak
@@ -42,10 +43,43 @@ _FIGURES = (
 
 def snapshot_diff(base: Run, new: Run, scope: Scope, min_change_pct: float = 0.0) -> Result:
     """One row per rank, device and stack; what grew most at the end stands first."""
-    rows = _rows(base, new, scope)
-    for row in rows:
-        row["verdict"] = _verdict(row, min_change_pct)
-    rows.sort(key=_order)
+    by_stack: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for side, run in (("base", base), ("new", new)):
+        for when, stacks in (("end", held_at_end(run, scope)), ("peak", held_at_peak(run, scope))):
+            for held in stacks:
+                stack = {name: getattr(held, name) for name in ("rank", "device", "name", "source", "frames")}
+                row = by_stack.setdefault(tuple(stack.values()), stack | dict.fromkeys(_FIGURES, 0))
+                row[f"{side}_{when}_bytes"] += held.bytes
+                if when == "end":
+                    row[f"{side}_end_count"] += held.count or 0
+    for row in by_stack.values():
+        row["change_bytes"] = row["new_end_bytes"] - row["base_end_bytes"]
+        row["change_count"] = row["new_end_count"] - row["base_end_count"]
+        when = "end" if row["base_end_bytes"] or row["new_end_bytes"] else "peak"
+        before, after = row[f"base_{when}_bytes"], row[f"new_{when}_bytes"]
+        if before == after or (before and after and abs(after - before) < before * min_change_pct / 100):
+            row["verdict"] = "same"
+        elif before and after:
+            row["verdict"] = "grown" if after > before else "shrunk"
+        else:
+            row["verdict"] = "gone" if before else "new"
+    # What grew at the end first, what shrank last, and between them what differs only at the peak.
+    rows = sorted(
+        by_stack.values(),
+        key=lambda row: (
+            -row["change_bytes"],
+            row["base_peak_bytes"] - row["new_peak_bytes"],
+            *(row[name] or "" for name in ("rank", "device", "name", "source", "frames")),
+        ),
+    )
+    missing = [name for name, run in (("BASE", base), ("NEW", new)) if not run.has(MEMORY_SEGMENTS)]
+    unknown = sorted({row["rank"] for row in rows if row["source"] is None and row["new_end_bytes"]})
+    notes = [f"some blocks have no stack: {rank_words(unknown)}"] if unknown else []
+    if missing:
+        notes = [
+            f"{' and '.join(missing)} has no memory snapshot; torch.cuda.memory._dump_snapshot(FILE) or "
+            "rankscope.memory_history() writes one"
+        ]
     return Result(
         "stacks",
         "Memory by call stack",
@@ -53,7 +87,7 @@ def snapshot_diff(base: Run, new: Run, scope: Scope, min_change_pct: float = 0.0
         COLUMNS,
         rows,
         findings=(*_totals(rows), *_leaks(rows)),
-        notes=_notes(base, new, rows),
+        notes=tuple(notes),
     )
 
 
@@ -71,47 +105,9 @@ def grown_devices(result: Result, over_pct: float) -> list[tuple[int, str, float
     return grown
 
 
-def _rows(base: Run, new: Run, scope: Scope) -> list[dict[str, Any]]:
-    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for side, run in (("base", base), ("new", new)):
-        for when, stacks in (("end", held_at_end(run, scope)), ("peak", held_at_peak(run, scope))):
-            for held in stacks:
-                stack = {"rank": held.rank, "device": f"GPU {held.device}", "name": held.op,
-                         "source": held.source, "frames": held.frames}  # fmt: skip
-                row = rows.setdefault(tuple(stack.values()), stack | dict.fromkeys(_FIGURES, 0))
-                row[f"{side}_{when}_bytes"] += held.bytes
-                if when == "end":
-                    row[f"{side}_end_count"] += held.count or 0
-    for row in rows.values():
-        row["change_bytes"] = row["new_end_bytes"] - row["base_end_bytes"]
-        row["change_count"] = row["new_end_count"] - row["base_end_count"]
-    return list(rows.values())
-
-
-def _verdict(row: dict[str, Any], min_change_pct: float) -> str:
-    at_end = row["base_end_bytes"] or row["new_end_bytes"]
-    before, after = (row[f"{side}_{'end' if at_end else 'peak'}_bytes"] for side in ("base", "new"))
-    if before == after or (before and after and abs(after - before) < before * min_change_pct / 100):
-        return "same"
-    if not before or not after:
-        return "gone" if before else "new"
-    return "grown" if after > before else "shrunk"
-
-
-def _order(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What grew at the end first, what shrank last, and between them what differs only at the peak."""
-    at_peak = row["new_peak_bytes"] - row["base_peak_bytes"]
-    who = (row["rank"], row["device"], row["name"], row["source"] or "", row["frames"])
-    return -row["change_bytes"], -at_peak, *who
-
-
-def _sums(rows: Iterable[Any], when: str) -> dict[tuple[int, str], tuple[int, int]]:
-    sums: dict[tuple[int, str], tuple[int, int]] = {}
-    for row in rows:
-        before, after = sums.get((row["rank"], row["device"]), (0, 0))
-        before, after = before + row[f"base_{when}_bytes"], after + row[f"new_{when}_bytes"]
-        sums[row["rank"], row["device"]] = (before, after)
-    return sums
+def _sums(rows: Iterable[Any], when: str) -> dict[tuple[int, str], list[int]]:
+    sides = (f"base_{when}_bytes", f"new_{when}_bytes")
+    return summed(((row["rank"], row["device"]), [row[side] for side in sides]) for row in rows)
 
 
 def _totals(rows: list[dict[str, Any]]) -> list[Finding]:
@@ -130,16 +126,11 @@ def _totals(rows: list[dict[str, Any]]) -> list[Finding]:
             Finding(
                 severity,
                 f"{subject} holds {words} at the end of the second snapshot",
-                f"{_arrow(before, after)} at the end, {_arrow(*peaks[rank, device])} at the peak",
                 ranks=(rank,),
                 facts=tuple(Fact(name, value, "bytes", subject, (rank,)) for name, value in figures.items()),
             )
         )
     return findings
-
-
-def _arrow(before: int, after: int) -> str:
-    return f"{format_rounded('bytes', before)} -> {format_rounded('bytes', after)}"
 
 
 def _leaks(rows: list[dict[str, Any]]) -> list[Finding]:
@@ -150,30 +141,21 @@ def _leaks(rows: list[dict[str, Any]]) -> list[Finding]:
             break
         where = row["source"] or "a place without a recorded stack"
         key = {name: row[name] for name in ("rank", "device", "name", "source")}
+        subject = f"rank {row['rank']}, {row['device']}"
         fact = Fact("change_bytes", row["change_bytes"], "bytes", where, (row["rank"],), key)
         findings.append(
             Finding(
                 "warning",
                 f"{format_rounded('bytes', row['change_bytes'])} more is held by {row['name']} in {where}",
-                f"{_arrow(row['base_end_bytes'], row['new_end_bytes'])}, allocations {row['base_end_count']:,} -> "
-                f"{row['new_end_count']:,}; rank {row['rank']}, {row['device']}",
                 ranks=(row["rank"],),
-                hint="If both snapshots were taken at the same place of the training loop, look for what keeps these "
+                advice="If both snapshots were taken at the same place of the training loop, look for what keeps these "
                 "tensors: a list of losses, a cache, a graph that is not freed. --format json has the whole stack.",
-                facts=(fact,),
+                facts=(
+                    fact,
+                    Fact("base_end_bytes", row["base_end_bytes"], "bytes", subject, (row["rank"],), key),
+                    Fact("new_end_bytes", row["new_end_bytes"], "bytes", subject, (row["rank"],), key),
+                    Fact("blocks_change", f"{row['base_end_count']:,} -> {row['new_end_count']:,}"),
+                ),
             )
         )
     return findings
-
-
-def _notes(base: Run, new: Run, rows: list[dict[str, Any]]) -> tuple[str, ...]:
-    missing = [name for name, run in (("BASE", base), ("NEW", new)) if not run.has(MEMORY_SEGMENTS)]
-    if missing:
-        return (
-            f"{' and '.join(missing)} has no memory snapshot; torch.cuda.memory._dump_snapshot(FILE) or "
-            "rankscope.memory_history() writes one",
-        )
-    unknown = sorted({row["rank"] for row in rows if row["source"] is None and row["new_end_bytes"]})
-    if not unknown:
-        return ()
-    return (f"some blocks have no stack: {rank_words(unknown)}",)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rankscope.analysis.core.ceilings import device_memory
 from rankscope.analysis.core.notes import left_out
-from rankscope.analysis.core.result import Column, Fact, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Result, argv
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.memory.fragmentation import FULL_PCT, MIN_FREE_BYTES, MIN_FREE_PCT
@@ -22,7 +22,6 @@ from rankscope.analysis.memory.never_freed import (
 from rankscope.analysis.memory.snapshot import SnapshotPeak, covers_the_run, last_snapshots, snapshot_peaks
 from rankscope.model import MEMORY_SEGMENTS, SNAPSHOT_CATEGORY
 from rankscope.ranges import rank_words
-from rankscope.records import dataclass
 from rankscope.timeline.run import Run
 from rankscope.units import format_rounded
 
@@ -86,22 +85,15 @@ _MIN_GROWTH_BYTES = 1_000_000
 _GROWTH = Column("growth_bytes", "bytes", "mean rise per step of the lowest allocated total in a step")
 
 
-def _columns(by: str | None) -> tuple[Column, ...]:
-    return (
-        Column("rank"),
-        Column("device"),
-        *((Column("step"),) if by == "step" else ()),
-        Column("peak_allocated_bytes", "bytes", "most memory used by tensors"),
-        Column("peak_reserved_bytes", "bytes", "most memory held by the caching allocator"),
-        Column("at_ns", "ns", "time of the allocated peak, since the start of the run"),
-        Column("unused_bytes", "bytes", "reserved minus allocated, at the allocated peak"),
-        *((_GROWTH,) if by is None else ()),
-    )
-
-
 def memory(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank and device, from [memory] events or else from a snapshot; --by step: one per step."""
-    in_steps = _by_step(run, scope)
+    low, high = scope.steps or (None, None)
+    in_steps = [
+        {"rank": rank, **memory._asdict(), "at_ns": memory.at_ns + run.origin_ns(rank)}
+        for rank, of_rank in rank_memory(run, scope).items()
+        for memory in of_rank
+        if low is None or high is None or (memory.step is not None and low <= memory.step <= high)
+    ]
     troughs: dict[tuple[int, str], list[tuple[int, int]]] = {}
     for row in in_steps:
         least = row.pop("least_bytes")
@@ -111,7 +103,7 @@ def memory(run: Run, scope: Scope, by: str | None = None) -> Result:
     if by != "step":
         for row in rows:
             row["growth_bytes"] = _growth(troughs.get((row["rank"], row["device"]), []))
-    notes = left_out(run, scope)
+    notes = []
     no_peak: set[tuple[int, str]] = set()
     in_pieces: set[tuple[int, str]] = set()
     leaks: list[NeverFreed] = []
@@ -124,8 +116,20 @@ def memory(run: Run, scope: Scope, by: str | None = None) -> Result:
         all_peaks = snapshot_peaks(run, scope)
         in_pieces = {(p.rank, f"GPU {p.device}") for p in all_peaks if p.event is not None}
         peaks = [p for p in all_peaks if (p.rank, f"GPU {p.device}") not in traced]
-        of_snapshots = [_from_snapshot(peak, troughs) for peak in peaks]
-        rows = sorted([*rows, *of_snapshots], key=lambda row: (row["rank"], row["device"]))
+        # Of a device that has a snapshot and no [memory] events; with both, the events are used.
+        rows += [
+            {
+                "rank": peak.rank,
+                "device": f"GPU {peak.device}",
+                "peak_allocated_bytes": peak.allocated_bytes,
+                "peak_reserved_bytes": peak.reserved_bytes,
+                "at_ns": peak.at_ns,
+                "unused_bytes": peak.unused_bytes,
+                "growth_bytes": _growth(troughs.get((peak.rank, f"GPU {peak.device}"), [])),
+            }
+            for peak in peaks
+        ]
+        rows.sort(key=lambda row: (row["rank"], row["device"]))
         notes += _snapshot_notes(peaks)
         no_peak = {(p.rank, f"GPU {p.device}") for p in peaks if p.event is None}
     if not rows:
@@ -140,22 +144,17 @@ def memory(run: Run, scope: Scope, by: str | None = None) -> Result:
         *_pressure(run, scope, at_peak, in_pieces),
     )
     findings = () if by == "step" else findings
-    return Result("memory", "Memory", scope.window, _columns(by), rows, findings, tuple(notes))
-
-
-def _from_snapshot(
-    peak: SnapshotPeak, troughs: dict[tuple[int, str], list[tuple[int, int]]]
-) -> dict[str, Any]:
-    """The row of a device that has a snapshot and no [memory] events; with both, the events are used."""
-    return {
-        "rank": peak.rank,
-        "device": f"GPU {peak.device}",
-        "peak_allocated_bytes": peak.allocated_bytes,
-        "peak_reserved_bytes": peak.reserved_bytes,
-        "at_ns": peak.at_ns,
-        "unused_bytes": peak.unused_bytes,
-        "growth_bytes": _growth(troughs.get((peak.rank, f"GPU {peak.device}"), [])),
-    }
+    columns = (
+        Column("rank"),
+        Column("device"),
+        *((Column("step"),) if by == "step" else ()),
+        Column("peak_allocated_bytes", "bytes", "most memory used by tensors"),
+        Column("peak_reserved_bytes", "bytes", "most memory held by the caching allocator"),
+        Column("at_ns", "ns", "time of the allocated peak, since the start of the run"),
+        Column("unused_bytes", "bytes", "reserved minus allocated, at the allocated peak"),
+        *((_GROWTH,) if by is None else ()),
+    )
+    return Result("memory", "Memory", scope.window, columns, rows, findings, tuple(notes))
 
 
 def _snapshot_notes(peaks: list[SnapshotPeak]) -> list[str]:
@@ -194,16 +193,9 @@ class StepMemory(NamedTuple):
     """The lowest allocated total: it rises if earlier steps do not free their memory."""
 
 
-@dataclass(frozen=True)
-class RankMemory:
-    """By device and step."""
-
-    steps: tuple[StepMemory, ...]
-
-
-@kept_per_rank("memory", RankMemory, any_window=True)
-def rank_memory(run: Run, scope: Scope) -> dict[int, RankMemory]:
-    """Of the ranks with [memory] events."""
+@kept_per_rank("memory", list[StepMemory], any_window=True)
+def rank_memory(run: Run, scope: Scope) -> dict[int, list[StepMemory]]:
+    """Of the ranks with [memory] events, by device and step."""
     steps_of: dict[int, list[StepMemory]] = {}
     for rank, *row in run.rows(f"""
         SELECT rank, {DEVICE_NAME} AS device, step, max(allocated_bytes), max(reserved_bytes),
@@ -214,18 +206,7 @@ def rank_memory(run: Run, scope: Scope) -> dict[int, RankMemory]:
     """):
         step = StepMemory._make(row)
         steps_of.setdefault(rank, []).append(step._replace(at_ns=step.at_ns - run.origin_ns(rank)))
-    return {rank: RankMemory(tuple(steps)) for rank, steps in steps_of.items()}
-
-
-def _by_step(run: Run, scope: Scope) -> list[dict[str, Any]]:
-    """One row per rank, device and step in scope; without steps in scope also one for events outside steps."""
-    low, high = scope.steps or (None, None)
-    return [
-        {"rank": rank, **memory._asdict(), "at_ns": memory.at_ns + run.origin_ns(rank)}
-        for rank, of_rank in rank_memory(run, scope).items()
-        for memory in of_rank.steps
-        if low is None or high is None or (memory.step is not None and low <= memory.step <= high)
-    ]
+    return steps_of
 
 
 def _over_steps(in_steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -268,11 +249,10 @@ def _leaks(troughs: dict[tuple[int, str], list[tuple[int, int]]]) -> list[Findin
             Finding(
                 "warning" if len(grown) >= 3 else "info",
                 f"Memory on {device} of rank {rank} grows by {_size(growth)} per step",
-                f"The lowest allocated total of a step rises from {_size(low)} (step {values[0][0]}) "
-                f"to {_size(high)} (step {values[-1][0]}), and never falls in between.",
-                (rank,),
-                hint="Look for tensors that are kept alive, such as a list of losses (append loss.item()) or a "
-                "retained graph. -r allocators lists what is allocated at the peak.",
+                ranks=(rank,),
+                advice="Look for tensors that are kept alive, such as a list of losses (append loss.item()) or a "
+                "retained graph.",
+                command=argv("rankscope stats RUN -r memory.allocators"),
                 facts=(growth, low, high),
             )
         )
@@ -312,12 +292,11 @@ def _pressure(
                 Finding(
                     "warning",
                     f"Memory of {device} (rank {rank}) is {share.value:.0f} % full",
-                    f"The allocator reserves {_size(reserved)} of {_size(capacity)}. "
-                    "When it cannot grow, it frees cached blocks and synchronises in the middle of a step.",
-                    (rank,),
-                    span,
-                    hint="Use smaller batches, activation checkpointing or fewer temporaries. "
-                    "-r allocators lists what is allocated at the peak.",
+                    ranks=(rank,),
+                    span=span,
+                    advice="An allocator that cannot grow synchronises in the middle of a step. Use smaller batches, "
+                    "activation checkpointing or fewer temporaries.",
+                    command=argv("rankscope stats RUN -r memory.allocators"),
                     facts=(share, reserved, capacity),
                 )
             )
@@ -327,10 +306,9 @@ def _pressure(
                 Finding(
                     "warning" if full else "info",
                     f"{_size(unused)} on {device} (rank {rank}) is reserved but not allocated at the peak",
-                    f"Peak reserved: {_size(reserved)}. Peak allocated: {_size(allocated)}.",
-                    (rank,),
-                    span,
-                    hint="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True reduces unused reserved memory.",
+                    ranks=(rank,),
+                    span=span,
+                    advice="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True reduces unused reserved memory.",
                     facts=(unused, reserved, allocated),
                 )
             )

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.gpu_counts import kernels_end_in
+from rankscope.analysis.core.device_events import kernels_end_in
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, covered, intersect, shifted
-from rankscope.analysis.core.notes import left_out, unrecorded_note
+from rankscope.analysis.core.notes import unrecorded_note
 from rankscope.analysis.core.rank_activity import rank_activity, waiting_times
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.rollups import kept_per_rank
@@ -98,8 +98,8 @@ def rank_parts(run: Run, scope: Scope) -> dict[int, RankParts]:
     """Of the ranks that have a window. One at a time, to hold the events of one rank in memory."""
     parts = {}
     for rank in scope.ranks_in(run):
-        window, origin = windows(run, rank, scope), run.origin_ns(rank)
-        if len(window.step) == 0:
+        window, origin = windows(run, scope).of(rank), run.origin_ns(rank)
+        if not window:
             continue
         activity = rank_activity(run, rank)
         exposed = activity.exposed_communication
@@ -167,7 +167,7 @@ def breakdown(run: Run, scope: Scope, by: str | None = None) -> Result:
     # Time between the cycles of a rank, of the rank with most of it: it was not recorded, so it is in no class.
     between = (int(parts.end[-1] - parts.start[0]) - parts.span for parts in parts_of.values())
     unrecorded = max(between, default=0)
-    notes = left_out(run, scope)
+    notes: list[str] = []
     if unrecorded:
         notes.append(unrecorded_note(unrecorded))
     for ranks, missing, means in (

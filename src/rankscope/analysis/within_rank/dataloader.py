@@ -10,13 +10,12 @@ from rankscope.analysis.core.advice import framework, how_to_record, load_faster
 from rankscope.analysis.core.device_events import gpu_ranks
 from rankscope.analysis.core.host_spans import dataloader_spans, loading_line
 from rankscope.analysis.core.intervals import covered, subtract
-from rankscope.analysis.core.notes import left_out, no_steps
+from rankscope.analysis.core.notes import no_steps
 from rankscope.analysis.core.rank_activity import rank_activity
 from rankscope.analysis.core.result import Column, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.rollups import kept_per_rank
-from rankscope.analysis.core.run_steps import NO_STEP
-from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.severity import LIMIT_SHARE, mean_on
+from rankscope.analysis.core.scope import NO_STEP, Scope
+from rankscope.analysis.core.severity import mean_on, that_matter
 from rankscope.analysis.core.step_times import windows
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
@@ -60,30 +59,24 @@ class RankWaits:
 @kept_per_rank("dataloader", RankWaits)
 def rank_waits(run: Run, scope: Scope) -> dict[int, RankWaits]:
     """Of the ranks that wait."""
-    return {
-        rank: _rank_waits(run, rank, scope)
-        for rank in scope.ranks_in(run)
-        if len(dataloader_spans(run, rank).start)
-    }
-
-
-def _rank_waits(run: Run, rank: int, scope: Scope) -> RankWaits:
-    waits, window = dataloader_spans(run, rank), windows(run, rank, scope)
-    middle = (waits.start + waits.end) // 2  # a wait may begin just before the step before it ends
-    count = np.searchsorted(middle, window.end) - np.searchsorted(middle, window.start)
-    gpu_idle: list[int | None] = [None] * len(window.step)
-    if has_gpu := rank in gpu_ranks(run):
-        idle_waits = subtract(waits, rank_activity(run, rank).busy)
-        gpu_idle = covered(idle_waits, window.start, window.end).tolist()
-    columns = (count, covered(waits, window.start, window.end), window.end - window.start)
-    steps = (None if step == NO_STEP else step for step in window.step.tolist())
-    rows = zip(steps, *(column.tolist() for column in columns), gpu_idle, strict=True)
-    longest, origin = int(np.argmax(waits.end - waits.start)), run.origin_ns(rank)
-    return RankWaits(
-        tuple(WindowWaits(*row) for row in rows),
-        (int(waits.start[longest]) - origin, int(waits.end[longest]) - origin),
-        has_gpu,
-    )
+    records = {}
+    for rank in scope.ranks_in(run):
+        waits, window = dataloader_spans(run, rank), windows(run, scope).of(rank)
+        if not len(waits.start):
+            continue
+        middle = (waits.start + waits.end) // 2  # a wait may begin just before the step before it ends
+        count = np.searchsorted(middle, window.end) - np.searchsorted(middle, window.start)
+        gpu_idle: list[int | None] = [None] * len(window)
+        if has_gpu := rank in gpu_ranks(run):
+            idle_waits = subtract(waits, rank_activity(run, rank).busy)
+            gpu_idle = covered(idle_waits, window.start, window.end).tolist()
+        columns = (count, covered(waits, window.start, window.end), window.ns)
+        steps = (None if step == NO_STEP else step for step in window.step.tolist())
+        rows = zip(steps, *(column.tolist() for column in columns), gpu_idle, strict=True)
+        at, origin = int(np.argmax(waits.end - waits.start)), run.origin_ns(rank)
+        longest = int(waits.start[at]) - origin, int(waits.end[at]) - origin
+        records[rank] = RankWaits(tuple(WindowWaits(*row) for row in rows), longest, has_gpu)
+    return records
 
 
 def dataloader(run: Run, scope: Scope, by: str | None = None) -> Result:
@@ -94,7 +87,7 @@ def dataloader(run: Run, scope: Scope, by: str | None = None) -> Result:
             values = {"rank": rank, **window._asdict()}
             values["wait_pct"] = 100 * window.wait_ns / window.step_ns if window.step_ns else None
             rows.append({column.name: values[column.name] for column in COLUMNS})
-    notes = left_out(run, scope)
+    notes = []
     if not rows:
         by_torch = "torch records them for its DataLoader with ProfilerActivity.CPU. For another loader, "
         notes.append(
@@ -110,39 +103,20 @@ def dataloader(run: Run, scope: Scope, by: str | None = None) -> Result:
 def _limits(run: Run, scope: Scope) -> tuple[Finding, ...]:
     """What counts is the idle time of the GPU: a wait costs nothing while it works. Without a GPU it is the wait."""
     records = rank_waits(run, scope)
-    lost = {
-        rank: waits.lost_ns
-        for rank, waits in records.items()
-        if waits.lost_ns > 0
-        and waits.lost_ns >= LIMIT_SHARE * sum(window.step_ns for window in waits.windows)
-    }
+    lost = that_matter(run, scope, {rank: waits.lost_ns for rank, waits in records.items()})
     if not lost:
         return ()
     rank = max(lost, key=lambda rank: lost[rank])
-    waits, origin = records[rank], run.origin_ns(rank)
-    line, subject = loading_line(run, rank), f"rank {rank}, all steps"
-    mean = mean_on(lost, len(scope.ranks_in(run)), len(waits.windows))
-    return (
-        Finding(
-            "limit",
-            "Data loading",
-            f"{'a GPU is idle while the host' if waits.has_gpu else 'the host'} waits for a batch: {mean}"
-            + (f", most of it at {line}" if line else ""),
-            tuple(sorted(lost)),
-            (waits.longest[0] + origin, waits.longest[1] + origin),
-            load_faster(run, line),
-            facts=(
-                Fact(
-                    "wait_ns",
-                    sum(window.wait_ns for window in waits.windows),
-                    "ns",
-                    subject,
-                    (rank,),
-                    {"rank": rank},
-                ),
-                Fact("lost_ns", waits.lost_ns, "ns", subject, (rank,)),
-            ),
-            remedy=Remedy("data ready"),
-            names=(line,) if line else (),
-        ),
+    (start, end), origin, line = records[rank].longest, run.origin_ns(rank), loading_line(run, rank)
+    quantity = "gpu_waits_for_data_ns" if records[rank].has_gpu else "wait_for_data_ns"
+    finding = Finding(
+        "limit",
+        "Data loading",
+        ranks=tuple(sorted(lost)),
+        span=(start + origin, end + origin),
+        advice=load_faster(run, line),
+        facts=(mean_on(run, scope, quantity, lost), *([Fact("most_in", line)] if line else [])),
+        remedy=Remedy("data ready"),
+        names=(line,) if line else (),
     )
+    return (finding,)

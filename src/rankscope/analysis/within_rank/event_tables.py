@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from rankscope.analysis.core.advice import Recorded, copy_less, how_to_record
-from rankscope.analysis.core.device_events import has_gpu, steps_in
-from rankscope.analysis.core.gpu_counts import gpu_counts
+from rankscope.analysis.core.device_events import gpu_counts, has_gpu
+from rankscope.analysis.core.grouping import summed
 from rankscope.analysis.core.names import name_codes
-from rankscope.analysis.core.notes import gpu_outside_steps, left_out, no_gpu, slices_outside_steps
+from rankscope.analysis.core.notes import gpu_notes, no_gpu, slices_outside_steps
 from rankscope.analysis.core.result import Column, ColumnRows, Fact, Finding, Remedy, Result
 from rankscope.analysis.core.rollups import kept_per_rank
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.scope import Scope, in_order_of_start, steps_in, steps_in_scope
 from rankscope.analysis.core.severity import LIMIT_SHARE, mean_on
-from rankscope.analysis.core.step_times import mean_step_ns, step_count
+from rankscope.analysis.core.step_times import mean_step_ns
 from rankscope.model import LAUNCH_CATEGORIES, ORIGINS
 from rankscope.records import dataclass
 from rankscope.sql import sql_texts
 from rankscope.timeline.run import Run
-from rankscope.units import format_rounded
 
 _STATISTICS = """
     sum(dur_ns)::BIGINT AS total_ns, count(*) AS {count}, avg(dur_ns) AS avg_ns, median(dur_ns) AS med_ns,
@@ -58,36 +56,23 @@ def kernels(run: Run, scope: Scope, by: str | None = None) -> Result:
     origin, joins = origin_of(run, by) if by in ORIGIN_KEYS else ("", "")
     names = ", ".join(keys)
     sql = f"""
-        SELECT {names}, first(class) AS class, 0.0 AS time_pct, {_STATISTICS.format(count="instances")} FROM (
+        SELECT {names}, first(class) AS class,
+               coalesce(100 * sum(dur_ns)::BIGINT / nullif(sum(sum(dur_ns)) OVER (), 0), 0.0) AS time_pct,
+               {_STATISTICS.format(count="instances")} FROM (
             SELECT g.rank, g.name, g.class, g.dur_ns {f", {origin} AS {by}" if origin else ""} FROM gpu g {joins}
             WHERE g.category = 'kernel' AND {scope.where("g")}
         ) GROUP BY {names} ORDER BY total_ns DESC, {names}
     """
-    if not origin:  # a trace may have a million names: rows exist only while they are looked at
-        table = run.arrays(sql)
-        if total := int(table["total_ns"].sum()):
-            table["time_pct"] = 100 * table["total_ns"] / total
-        notes = _kernel_notes(run, scope, int(table["instances"].sum()))
+    table = run.arrays(sql)  # a trace may have a million names: rows exist only while they are looked at
+    _, notes = gpu_notes(run, scope, "kernels", category="kernel")
+    if not origin:
         notes += _graph_note(run, scope) if run.has(ORIGINS) else []
-        columns = (*(_BY_RANK if by == "rank" else ()), _NAME, *_KERNEL_COLUMNS)
-        return Result("kernels", "GPU kernels", scope.window, columns, ColumnRows(table), notes=tuple(notes))
-    rows = run.records(sql)
-    total = sum(row["total_ns"] for row in rows)
-    for row in rows:
-        row["time_pct"] = 100 * row["total_ns"] / total if total else 0.0
-    notes = _kernel_notes(run, scope, sum(row["instances"] for row in rows))
-    if rows and all(row[keys[1]] is None for row in rows):
+    elif {*table[keys[1]].tolist()} == {None}:
         notes.append(f"the trace has no {by}: {how_to_record(run, ORIGIN_KEYS[keys[1]])}")
     origin_help = "where the kernel comes from; of a replayed graph, where it was captured"
-    columns = (_NAME, Column(keys[1], help=origin_help, at_end=True), *_KERNEL_COLUMNS)
-    return Result("kernels", "GPU kernels", scope.window, columns, rows, notes=tuple(notes))
-
-
-def _kernel_notes(run: Run, scope: Scope, inside: int) -> list[str]:
-    notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside, "kernels", category="kernel")
-    if not inside:
-        notes.append(no_gpu(run, "kernels"))
-    return notes
+    key = (Column(keys[1], help=origin_help, at_end=True),) if origin else ()
+    columns = (*(_BY_RANK if by == "rank" else ()), _NAME, *key, *_KERNEL_COLUMNS)
+    return Result("kernels", "GPU kernels", scope.window, columns, ColumnRows(table), notes=tuple(notes))
 
 
 def _graph_note(run: Run, scope: Scope) -> list[str]:
@@ -221,13 +206,13 @@ def runtime_api(run: Run, scope: Scope, by: str | None = None) -> Result:
     missing = no_gpu(run, "runtime calls")
     if has_gpu(run, Scope()):
         missing += f"; {how_to_record(run, 'launches')}"
-    return _by_name(run, scope, by, "runtime_api", "Runtime and driver calls", LAUNCH_CATEGORIES, missing)
+    return _by_name(run, scope, by, "ops.runtime_api", "Runtime and driver calls", LAUNCH_CATEGORIES, missing)
 
 
 def annotated(run: Run, scope: Scope, by: str | None = None) -> Result:
     """Annotated ranges by name: record_function, ProfilerStep, Optimizer.step, collectives on the host."""
     missing = f"no annotations in the window; {how_to_record(run, 'annotations')}"
-    return _by_name(run, scope, by, "annotations", "Annotations", ("user_annotation",), missing)
+    return _by_name(run, scope, by, "ops.annotations", "Annotations", ("user_annotation",), missing)
 
 
 def _by_name(
@@ -247,7 +232,7 @@ def _by_name(
         *_NUMBERS,
     )
     inside = sum(row["calls"] for row in rows)
-    notes = left_out(run, scope) + slices_outside_steps(run, scope, inside, categories, title.lower())
+    notes = slices_outside_steps(run, scope, inside, categories, title.lower())
     if not rows:
         notes.append(missing)
     return Result(name, title, scope.window, columns, rows, notes=tuple(notes))
@@ -258,54 +243,46 @@ class CopySum(NamedTuple):
 
     kind: str
     copies: int
-    bytes: int | None
+    bytes: int
+    """Of those whose size is known."""
     total_ns: int
-    sized_ns: int | None
-    """Time of the copies whose size is known."""
+    sized_ns: int
+    """Of those, too."""
+    sized: int
 
 
-@dataclass(frozen=True)
-class RankCopies:
-    """The copies of one rank."""
-
-    sums: tuple[CopySum, ...]
-
-
-@kept_per_rank("copies", RankCopies)
-def _rank_copies(run: Run, scope: Scope) -> dict[int, RankCopies]:
+@kept_per_rank("copies", list[CopySum])
+def _rank_copies(run: Run, scope: Scope) -> dict[int, list[CopySum]]:
     copies: dict[int, list[CopySum]] = {}
     for rank, *row in run.rows(
-        "SELECT rank, name, count(*), sum(bytes)::BIGINT, sum(dur_ns)::BIGINT, "
-        "sum(dur_ns) FILTER (bytes IS NOT NULL)::BIGINT FROM gpu "
+        "SELECT rank, name, count(*), coalesce(sum(bytes), 0)::BIGINT, sum(dur_ns)::BIGINT, "
+        "coalesce(sum(dur_ns) FILTER (bytes IS NOT NULL), 0)::BIGINT, count(bytes) FROM gpu "
         f"WHERE class = 'COPY' AND {scope.where()} GROUP BY ALL ORDER BY ALL"
     ):
         copies.setdefault(rank, []).append(CopySum._make(row))
-    return {rank: RankCopies(tuple(sums)) for rank, sums in copies.items()}
+    return copies
 
 
 def copy_time(run: Run, scope: Scope, chosen: Callable[[str], bool]) -> dict[int, int]:
     """By rank: the time of the copies whose kind is chosen."""
     return {
-        rank: sum(copies.total_ns for copies in record.sums if chosen(copies.kind))
-        for rank, record in _rank_copies(run, scope).items()
+        rank: sum(copies.total_ns for copies in sums if chosen(copies.kind))
+        for rank, sums in _rank_copies(run, scope).items()
     }
 
 
 def memcpy(run: Run, scope: Scope, by: str | None = None) -> Result:
     """Copies and fills of device memory by direction, with their bandwidth."""
-    groups: dict[tuple[Any, ...], list[CopySum]] = {}
-    for rank, record in _rank_copies(run, scope).items():
-        for copies in record.sums:
-            groups.setdefault((rank, copies.kind) if by == "rank" else (copies.kind,), []).append(copies)
+    keys = ("rank", "kind") if by == "rank" else ("kind",)
+    groups = summed(
+        ((rank,) * (by == "rank") + copies[:1], copies[1:])
+        for rank, sums in _rank_copies(run, scope).items()
+        for copies in sums
+    )
     rows = []
-    for key, sums in groups.items():
-        sized = [copies for copies in sums if copies.bytes is not None]
-        size = sum(copies.bytes or 0 for copies in sized) if sized else None
-        time = sum(copies.sized_ns or 0 for copies in sized)
-        row: dict[str, Any] = {"rank": key[0]} if by == "rank" else {}
-        row |= {"kind": key[-1], "count": sum(copies.copies for copies in sums), "bytes": size}
-        row |= {"total_ns": sum(copies.total_ns for copies in sums)}
-        rows.append(row | {"gb_s": size / time if size is not None and time else None})
+    for key, (count, size, time, sized_ns, sized) in groups.items():
+        row = dict(zip(keys, key, strict=True)) | {"count": count, "bytes": size if sized else None}
+        rows.append(row | {"total_ns": time, "gb_s": size / sized_ns if sized and sized_ns else None})
     rows.sort(key=lambda row: (-row["total_ns"], *([row["rank"]] if by == "rank" else []), row["kind"]))
     columns = (
         *(_BY_RANK if by == "rank" else ()),
@@ -315,10 +292,7 @@ def memcpy(run: Run, scope: Scope, by: str | None = None) -> Result:
         Column("total_ns", "ns"),
         Column("gb_s", "GB/s", "bytes divided by time; GB = 1e9 bytes"),
     )
-    inside = sum(row["count"] for row in rows)
-    notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside, "copies", kind="COPY")
-    if not rows:
-        notes.append(no_gpu(run, "copies"))
+    _, notes = gpu_notes(run, scope, "copies", kind="COPY")
     unknown = "" if gpu_counts(run, scope) else None
     limits = _copy_limits(run, scope) if by is None else ()
     title = "Memory copies and fills"
@@ -327,34 +301,55 @@ def memcpy(run: Run, scope: Scope, by: str | None = None) -> Result:
 
 def _copy_limits(run: Run, scope: Scope) -> tuple[Finding, ...]:
     """By direction and kind of memory: exposed copies take no time."""
-    least_ns = LIMIT_SHARE * mean_step_ns(run, scope) * step_count(run, scope)
-    by_kind: dict[str, dict[int, CopySum]] = {}
-    for rank, record in _rank_copies(run, scope).items():
-        for copies in record.sums:
-            by_kind.setdefault(copies.kind, {})[rank] = copies
-    groups: dict[str, list[str]] = {}
-    for kind in by_kind:
-        groups.setdefault(_copies_of(kind), []).append(kind)
+    least_ns = LIMIT_SHARE * mean_step_ns(run, scope) * max(steps_in(run, scope), 1)
+    groups: dict[_Copies, list[tuple[int, CopySum]]] = {}
+    for rank, sums in _rank_copies(run, scope).items():
+        for copies in sums:
+            groups.setdefault(_copies_of(copies.kind), []).append((rank, copies))
     limits = []
-    for what, kinds in groups.items():
-        times: Counter[int] = Counter()
-        for kind in kinds:
-            times.update({rank: copies.total_ns for rank, copies in by_kind[kind].items()})
-        if times.total() > 0 and times.total() >= least_ns:
-            limits.append(_copy_limit(run, scope, what, {kind: by_kind[kind] for kind in kinds}, times))
+    for what, mine in groups.items():
+        ((_, (count, size, time, sized_ns, _)),) = summed(("", copies[1:]) for _, copies in mine).items()
+        if time <= 0 or time < least_ns:
+            continue
+        times = summed((rank, [copies.total_ns]) for rank, copies in mine)
+        limits.append(
+            Finding(
+                "limit",
+                what.title,
+                ranks=tuple(sorted(times)),
+                advice=copy_less(run, is_pageable=what.is_pageable, crosses=what.crosses),
+                facts=(
+                    mean_on(run, scope, "copy_ns", {rank: of_rank for rank, (of_rank,) in times.items()}),
+                    Fact("copies", count, "count"),
+                    *([Fact("copy_gb_s", size / sized_ns, "GB/s")] if size and sized_ns else []),
+                ),
+                remedy=Remedy("copies gone", names=tuple(sorted({copies.kind for _, copies in mine}))),
+                names=(what.kind,) if what.kind else (),
+            )
+        )
     return tuple(limits)
 
 
-def _copies_of(kind: str) -> str:
-    """The direction of a kind of copies, and whether it needs memory that is not pinned: 'Pageable copies to the
-    device'."""
-    if "memset" in kind.lower():
-        return "Fills of device memory"
-    direction = next((where for mark, where in _DIRECTIONS.items() if mark in kind.lower()), "")
+class _Copies(NamedTuple):
+    """Copies that are told apart: 'Pageable copies to the device'."""
+
+    title: str
+    is_pageable: bool = False
+    crosses: bool = False
+    """They go from the host to a device, or back."""
+    kind: str = ""
+    """As it was recorded, where it does not say a direction."""
+
+
+def _copies_of(kind: str) -> _Copies:
+    mark = kind.lower()
+    if "memset" in mark:
+        return _Copies("Fills of device memory")
+    direction = next((where for each, where in _DIRECTIONS.items() if each in mark), "")
     if not direction:
-        return f"Copies: {kind}"
-    memory = next((copies for mark, copies in _MEMORIES.items() if mark in kind.lower()), "Copies")
-    return f"{memory} {direction}"
+        return _Copies(f"Copies: {kind}", kind=kind)
+    memory = next((copies for each, copies in _MEMORIES.items() if each in mark), "Copies")
+    return _Copies(f"{memory} {direction}", "pageable" in mark, direction.startswith("to "))
 
 
 _MEMORIES = {"pageable": "Pageable copies", "pinned": "Copies of pinned memory"}
@@ -370,25 +365,35 @@ _DIRECTIONS = {
 }
 
 
-def _copy_limit(
-    run: Run, scope: Scope, what: str, by_kind: dict[str, dict[int, CopySum]], times: Counter[int]
-) -> Finding:
-    every = [(kind, copies) for kind, by_rank in by_kind.items() for copies in by_rank.values()]
-    count, size = sum(copies.copies for _, copies in every), sum(copies.bytes or 0 for _, copies in every)
-    sized = sum(copies.sized_ns or 0 for _, copies in every)
-    rate = f" at {format_rounded('GB/s', size / sized)}" if size and sized else ""
-    totals = {kind: sum(copies.total_ns for copies in by_rank.values()) for kind, by_rank in by_kind.items()}
-    return Finding(
-        "limit",
-        what,
-        f"{count:,} copies{rate} take {mean_on(times, len(scope.ranks_in(run)), steps_in(run, scope))}; "
-        "what compute hides of it costs nothing",
-        tuple(sorted(times)),
-        hint=copy_less(run, what),
-        facts=tuple(
-            Fact("total_ns", total, "ns", "all ranks", tuple(sorted(by_kind[kind])), {"kind": kind})
-            for kind, total in totals.items()
-        ),
-        remedy=Remedy("copies gone", names=tuple(sorted(by_kind))),
-        names=(what.removeprefix("Copies: "),) if ": " in what else (),
+def steps(run: Run, scope: Scope, by: str | None = None) -> Result:
+    """Training steps: their range on the host, and their time on host and GPU together."""
+    table = in_order_of_start(steps_in_scope(run, scope))
+    rows = ColumnRows(
+        {
+            "rank": table["rank"],
+            "step": table["step"],
+            "start_ns": table["start"],
+            "dur_ns": table["stop"] - table["start"],
+            "end_ns": table["end"],
+            "time_ns": table["end"] - table["begin"],
+        }
     )
+    columns = (
+        Column("rank"),
+        Column("step"),
+        Column("start_ns", "ns", "time since the start of the run"),
+        Column("dur_ns", "ns", "duration on the host", title="On the host"),
+        Column("end_ns", "ns", "end of its work on host and GPU, since the start of the run", minor=True),
+        Column(
+            "time_ns",
+            "ns",
+            "step time, host and GPU: from the end of the step before to its own end",
+            title="Step time",
+        ),
+    )
+    notes = []
+    if not rows:
+        notes.append(
+            "no steps; call profiler.step() in the loop, or mark steps with record_function('step 1')"
+        )
+    return Result("steps", "Steps", scope.window, columns, rows, notes=tuple(notes))

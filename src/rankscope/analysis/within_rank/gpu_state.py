@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.analysis.core.device_events import gpu_ranks
+from rankscope.analysis.core.device_events import gpu_ranks, runs_on_cpu
 from rankscope.analysis.core.intervals import EMPTY, Intervals, covered, intersect
 from rankscope.analysis.core.rank_activity import rank_activity
-from rankscope.analysis.core.result import Column, Fact, Finding, Result
+from rankscope.analysis.core.result import Column, Fact, Finding, Result, argv
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.slice_counts import runs_on_cpu
 from rankscope.analysis.core.step_times import windows
+from rankscope.analysis.within_rank.event_tables import KernelSum
 from rankscope.model import (
     HARDWARE_REASONS,
     MEMORY_CLOCK,
@@ -32,7 +33,6 @@ from rankscope.model import (
 from rankscope.ranges import as_ranges, rank_words
 from rankscope.records import dataclass
 from rankscope.sql import sql_texts
-from rankscope.store.node_logs import zone_of
 from rankscope.timeline.run import Run
 from rankscope.units import format_ns
 
@@ -73,6 +73,19 @@ COLUMNS = (
 )
 
 
+_REASONS = {
+    "thermal_pct": (THERMAL_REASONS, "thermal slowdown", "Check the cooling", "TEMPERATURE"),
+    "power_cap_pct": (
+        POWER_REASONS,
+        "power cap",
+        "Large matrix products reach the power limit of a healthy GPU: compare it with others",
+        "POWER",
+    ),
+    "hw_slowdown_pct": (HARDWARE_REASONS, "HW slowdown", "Check its power supply", "CLOCK,PERFORMANCE"),
+}
+"""By column: the series that tell it, and what is said of it."""
+
+
 class Figures(NamedTuple):
     """One series over the samples of one GPU."""
 
@@ -96,10 +109,8 @@ class GpuState:
     """Moments at which a compute kernel in the window ran."""
     series: dict[str, Figures]
     """Of these moments."""
-    thermal: float | None
-    """Share of these moments; None if the log does not tell. So for the next two."""
-    power: float | None
-    hardware: float | None
+    shares: dict[str, float]
+    """Of these moments those with a reason for a lower clock, by _REASONS; without those that the log does not tell."""
     highest_mhz: float = 0.0
     """The highest clock of the SMs: as the tool reports it, else the highest in the log; 0 if the log has no clock."""
     is_reported: bool = False
@@ -109,8 +120,8 @@ class GpuState:
     def is_locked(self) -> bool:
         """The clock stayed the same, below its highest, and nothing slowed it down: a setting."""
         clock = self.clock
-        slowed = any(share for share in (self.thermal, self.power, self.hardware))
-        return clock is not None and clock.least == clock.most < self.highest_mhz and not slowed
+        steady = clock is not None and clock.least == clock.most < self.highest_mhz
+        return steady and not any(self.shares.values())
 
     @property
     def clock(self) -> Figures | None:
@@ -119,15 +130,8 @@ class GpuState:
         return clock if clock is not None and clock.samples >= LEAST_SAMPLES else None
 
 
-@dataclass(frozen=True)
-class RankState:
-    """The GPUs of one rank."""
-
-    gpus: tuple[GpuState, ...]
-
-
-@kept_per_rank("gpu_state", RankState)
-def gpu_states(run: Run, scope: Scope) -> dict[int, RankState]:
+@kept_per_rank("gpu_state", list[GpuState])
+def gpu_states(run: Run, scope: Scope) -> dict[int, list[GpuState]]:
     """By rank, for ranks whose GPUs a log covers."""
     logged = {entry.rank for entry in run.used if entry.format == FORMAT} & set(scope.ranks_in(run))
     if not logged:
@@ -140,12 +144,10 @@ def gpu_states(run: Run, scope: Scope) -> dict[int, RankState]:
     states = {}
     for rank in sorted(logged):
         computing, models, gpus = _computing(run, rank, scope), _models(run, rank), values.get(rank, {})
-        states[rank] = RankState(
-            tuple(
-                _state(gpu, models.get(gpu, ""), gpus.get(gpu, {}), computing, highest.get((rank, gpu), 0.0))
-                for gpu in sorted({*models, *gpus})
-            )
-        )
+        states[rank] = [
+            _state(gpu, models.get(gpu, ""), gpus.get(gpu, {}), computing, highest.get((rank, gpu), 0.0))
+            for gpu in sorted({*models, *gpus})
+        ]
     return states
 
 
@@ -192,7 +194,7 @@ def _computing(run: Run, rank: int, scope: Scope) -> Intervals:
     """When the rank's GPU computed, without the short gaps between its kernels."""
     if rank not in gpu_ranks(run):
         return EMPTY
-    busy = intersect(rank_activity(run, rank).compute, windows(run, rank, scope).intervals)
+    busy = intersect(rank_activity(run, rank).compute, windows(run, scope).of(rank).intervals)
     if len(busy.start) == 0:
         return busy
     apart = busy.start[1:] - busy.end[:-1] > _SHORT_GAP_NS
@@ -204,18 +206,14 @@ def _state(gpu: str, model: str, series: Series, busy: Intervals, highest_mhz: f
     width = _SECOND_NS if len(moments) and not (np.diff(moments) % _SECOND_NS).any() else 1_000_000
     computing = {name: values[_while(times, busy, width)] for name, (times, values) in series.items()}
     reported = series.get(SM_CLOCK_LIMIT)
-    thermal, power, hardware = (
-        _share(computing, reasons) for reasons in (THERMAL_REASONS, POWER_REASONS, HARDWARE_REASONS)
-    )
+    shares = {name: _share(computing, series) for name, (series, *_) in _REASONS.items()}
     return GpuState(
         gpu,
         model,
         int(np.median(np.diff(moments))) if len(moments) > 1 else 0,
         int(_while(moments, busy, width).sum()),
         {name: _figures(values) for name, values in computing.items() if len(values)},
-        thermal,
-        power,
-        hardware,
+        {name: share for name, share in shares.items() if share is not None},
         float(reported[1].max()) if reported else highest_mhz,
         reported is not None,
     )
@@ -223,7 +221,7 @@ def _state(gpu: str, model: str, series: Series, busy: Intervals, highest_mhz: f
 
 def _while(times: NDArray[np.int64], busy: Intervals, width: int) -> NDArray[np.bool_]:
     """Which samples are of busy times. A sample is somewhere in the `width` behind its time, which is cut off there:
-    whole seconds by dmon and amd-smi, milliseconds by the others."""
+    to milliseconds by nvidia-smi, to whole seconds by some programs that add times to lines of dcgmi."""
     return 2 * covered(busy, times, times + width) >= width
 
 
@@ -245,7 +243,7 @@ def _share(series: dict[str, NDArray[np.float64]], reasons: tuple[str, ...]) -> 
 def gpu(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row for each GPU of each rank."""
     states = gpu_states(run, scope)
-    rows = [_row(rank, gpu) for rank, state in states.items() for gpu in state.gpus]
+    rows = [_row(rank, gpu) for rank, gpus in states.items() for gpu in gpus]
     findings, notes = tuple(_findings(states)), tuple(_notes(run, scope, states))
     title = "GPU clocks, power and temperature"
     return Result("gpu", title, scope.window, COLUMNS, rows, findings, notes)
@@ -262,7 +260,6 @@ _OF_SERIES = {
     "temperature_max_c": (TEMPERATURE, "most"),
     "utilization_pct": (UTILIZATION, "mean"),
 }
-_OF_SHARE = {"thermal_pct": "thermal", "power_cap_pct": "power", "hw_slowdown_pct": "hardware"}
 
 
 def _row(rank: int, gpu: GpuState) -> dict[str, Any]:
@@ -271,10 +268,29 @@ def _row(rank: int, gpu: GpuState) -> dict[str, Any]:
     for column, (series, statistic) in _OF_SERIES.items():
         figures = gpu.series.get(series)
         row[column] = None if figures is None else round(getattr(figures, statistic), 3)
-    for column, name in _OF_SHARE.items():
-        share = getattr(gpu, name)
-        row[column] = None if share is None else 100 * share
-    return row
+    return row | {name: 100 * gpu.shares[name] if name in gpu.shares else None for name in _REASONS}
+
+
+class SlowedBy(NamedTuple):
+    """What limits a clock."""
+
+    words: str
+    """', thermal slowdown 64 % of the time', or nothing where the log does not tell."""
+    advice: str
+    command: tuple[str, ...]
+
+
+_LOOK_AT = "nvidia-smi -q -d"
+
+
+def _slowed_by(shares: Mapping[str, float], is_locked: bool) -> SlowedBy:
+    """`shares`: of the time, by _REASONS."""
+    for name, (_, words, advice, section) in _REASONS.items():
+        if share := shares.get(name):
+            return SlowedBy(f", {words} {100 * share:.0f} % of the time", advice, argv(_LOOK_AT, section))
+    if is_locked:
+        return SlowedBy("", "Unlock the clock", argv("nvidia-smi -rgc"))
+    return SlowedBy("", "Check the clock settings", argv(_LOOK_AT, "CLOCK,PERFORMANCE"))
 
 
 @dataclass(frozen=True)
@@ -298,35 +314,25 @@ class LowClock:
         return f"{100 * self.lower:.0f} % lower ({self.mine_mhz:,.0f} against {self.others_mhz:,.0f} MHz)"
 
     @property
-    def reason(self) -> str:
-        """What limited it more often than the others, where the log tells: ', thermal slowdown 64 % of the time'."""
-        for name, share in (
-            ("thermal slowdown", "thermal"),
-            ("power cap", "power"),
-            ("HW slowdown", "hardware"),
-        ):
-            mine = getattr(self.state, share)
-            shares = (getattr(state, share) for _, state in self.others)
-            theirs = [other for other in shares if other is not None]
-            if mine and theirs and mine - float(np.median(theirs)) > 0.1:
-                return f", {name} {100 * mine:.0f} % of the time"
-        return ""
+    def slowed_by(self) -> SlowedBy:
+        """What limited it more often than the others, where the log tells."""
+
+        more_often = {}
+        for name, mine in self.state.shares.items():
+            theirs = [state.shares[name] for _, state in self.others if name in state.shares]
+            if theirs and mine - float(np.median(theirs)) > 0.1:
+                more_often[name] = mine
+        return _slowed_by(more_often, self.state.is_locked)
 
     @property
-    def hint(self) -> str:
-        """What to do about it."""
-        gpu = f"GPU {self.state.gpu} of rank {self.rank}"
-        if "thermal" in self.reason:
-            return f"Check the cooling of {gpu}."
-        if "power" in self.reason:
-            return f"Check the power limit of {gpu}: nvidia-smi -q -d POWER."
-        unlock = " nvidia-smi -rgc unlocks it." if self.state.is_locked else ""
-        return f"Check the clock settings of {gpu}: nvidia-smi -q -d CLOCK.{unlock}"
+    def advice(self) -> str:
+        """What to do about it; the command of `slowed_by` goes on from it."""
+        return f"{self.slowed_by.advice} (GPU {self.state.gpu} of rank {self.rank})"
 
     def facts(self) -> tuple[Fact, ...]:
         mine = (f"rank {self.rank}", (self.rank,), {"rank": self.rank}, "gpu")
         clock, others = round(self.mine_mhz, 3), round(self.others_mhz, 3)
-        thermal = self.state.thermal
+        thermal = self.state.shares.get("thermal_pct")
         return (
             Fact("sm_clock_mhz", clock, "MHz", *mine),
             Fact("sm_clock_mhz", others, "MHz", "the median of the others", report="gpu"),
@@ -334,13 +340,13 @@ class LowClock:
         )
 
 
-def low_clock(states: dict[int, RankState], rank: int, apart: tuple[int, ...] = ()) -> LowClock | None:
+def low_clock(states: dict[int, list[GpuState]], rank: int, apart: tuple[int, ...] = ()) -> LowClock | None:
     """Whether the clock of a rank's GPU is lower than that of the other ranks, those `apart` left out.
 
     None if that is not known: a rank with several GPUs, other models, too few samples while they computed, or a
     difference within the error of the mean.
     """
-    single = {other: state.gpus[0] for other, state in states.items() if len(state.gpus) == 1}
+    single = {other: gpus[0] for other, gpus in states.items() if len(gpus) == 1}
     mine = single.get(rank)
     if mine is None or mine.clock is None:
         return None
@@ -357,7 +363,7 @@ def low_clock(states: dict[int, RankState], rank: int, apart: tuple[int, ...] = 
     return low if usual > 0 and certain and low.lower >= LOWER else None
 
 
-def _findings(states: dict[int, RankState]) -> Iterator[Finding]:
+def _findings(states: dict[int, list[GpuState]]) -> Iterator[Finding]:
     low = [clock for rank in states if (clock := low_clock(states, rank))]
     if not low:
         yield from _below_highest(states)
@@ -366,71 +372,62 @@ def _findings(states: dict[int, RankState]) -> Iterator[Finding]:
     also = f"; so are the clocks of {len(low) - 1} more" if len(low) > 1 else ""
     yield Finding(
         "info",
-        f"The SM clock of rank {worst.rank} is {worst.text}{worst.reason}{also}",
-        f"{worst.state.samples:,} samples while it computed; compared with rank"
-        f"{'s' * (len(worst.others) > 1)} {as_ranges([rank for rank, _ in worst.others])}",
+        f"The SM clock of rank {worst.rank} is {worst.text}{worst.slowed_by.words}{also}",
         ranks=tuple(clock.rank for clock in low),
-        hint=f"{worst.hint} Whether it delays the others: rankscope stats RUN -r stragglers",
-        facts=worst.facts(),
+        advice=worst.advice,
+        facts=(*worst.facts(), Fact("samples", worst.state.samples, "count")),
+        command=worst.slowed_by.command,
     )
 
 
-def _below_highest(states: dict[int, RankState]) -> Iterator[Finding]:
+def _below_highest(states: dict[int, list[GpuState]]) -> Iterator[Finding]:
     """GPUs that compute with a clock far below their highest, where no other GPU of the run shows it."""
     below = [
         (1 - clock.mean / gpu.highest_mhz, rank, gpu, clock)
-        for rank, state in states.items()
-        for gpu in state.gpus
+        for rank, gpus in states.items()
+        for gpu in gpus
         if (clock := gpu.clock) and clock.mean + 2 * clock.error < (1 - _FAR_BELOW) * gpu.highest_mhz
     ]
     if not below:
         return
     lower, rank, gpu, clock = max(below, key=lambda each: each[:2])
     ranks = tuple(sorted({each[1] for each in below}))
-    reason, hint = _slowed_by(gpu)
+    slowed_by, thermal = _slowed_by(gpu.shares, gpu.is_locked), gpu.shares.get("thermal_pct")
     # A GPU that the log does not tell the reasons of may be at its limit of power, which is normal.
-    is_wrong = gpu.thermal or gpu.hardware or (gpu.is_locked and gpu.power is not None)
+    power = gpu.shares.get("power_cap_pct")
+    is_wrong = thermal or gpu.shares.get("hw_slowdown_pct") or (gpu.is_locked and power is not None)
     locked = "locked at" if gpu.is_locked else "at"
     computing = "while they compute" if len(ranks) > 1 else "while it computes"
     which = "the highest that its driver allows" if gpu.is_reported else "the highest in the log"
     mine = (f"rank {rank}", (rank,), {"rank": rank, "gpu": gpu.gpu or None}, "gpu")
+    watts, limit = gpu.series.get(POWER), gpu.series.get(POWER_LIMIT)
+    steady = f"{clock.least:,.0f}" == f"{clock.most:,.0f}"
     yield Finding(
         "warning" if is_wrong else "info",
         f"The SM clock of {rank_words(ranks)} is {locked} {clock.mean:,.0f} MHz {computing}, {100 * lower:.0f} % below "
-        f"{gpu.highest_mhz:,.0f} MHz{reason}",
-        f"{gpu.samples:,} samples while GPU {gpu.gpu} of rank {rank} computed, from {clock.least:,.0f} to "
-        f"{clock.most:,.0f} MHz; {gpu.highest_mhz:,.0f} MHz is {which}{_power_words(gpu)}",
+        f"{gpu.highest_mhz:,.0f} MHz{slowed_by.words}",
         ranks=ranks,
-        hint=hint,
+        advice=slowed_by.advice,
+        command=slowed_by.command,
         facts=(
             Fact("sm_clock_mhz", round(clock.mean, 3), "MHz", *mine),
-            Fact("highest_mhz", gpu.highest_mhz, "MHz", *mine[:2], report="gpu"),
+            Fact(
+                "clock_range",
+                f"always {clock.most:,.0f} MHz" if steady else f"{clock.least:,.0f} to {clock.most:,.0f} MHz",
+                "",
+                f"GPU {gpu.gpu} of rank {rank}",
+            ),
+            Fact("samples", gpu.samples, "count"),
+            Fact("below_pct", 100 * lower, "percent"),
+            Fact("thermal_pct", 100 * thermal if thermal else None, "percent"),
+            Fact("power_cap_pct", 100 * power if power else None, "percent"),
+            Fact("highest_mhz", gpu.highest_mhz, "MHz", which, (rank,), report="gpu"),
+            Fact("power", f"{watts.mean:,.0f} W of {limit.most:,.0f} W" if watts and limit else None),
         ),
     )
 
 
-def _slowed_by(gpu: GpuState) -> tuple[str, str]:
-    """What slows the clock of a GPU, as a part of a title, and what to do."""
-    if gpu.thermal:
-        reason = f", thermal slowdown {100 * gpu.thermal:.0f} % of the time"
-        return reason, "Check the cooling: nvidia-smi -q -d TEMPERATURE"
-    if gpu.power:
-        hint = (
-            "Large matrix products reach the power limit of a healthy GPU. If others of this model are faster, check "
-            "the limit: nvidia-smi -q -d POWER"
-        )
-        return f", power cap {100 * gpu.power:.0f} % of the time", hint
-    if gpu.is_locked:
-        return "", "Check the settings: nvidia-smi -q -d CLOCK. nvidia-smi -rgc unlocks the clock."
-    return "", "Check the settings and the reasons for the slowdown: nvidia-smi -q -d CLOCK,PERFORMANCE"
-
-
-def _power_words(gpu: GpuState) -> str:
-    power, limit = gpu.series.get(POWER), gpu.series.get(POWER_LIMIT)
-    return f"; power {power.mean:,.0f} W of {limit.most:,.0f} W" if power and limit else ""
-
-
-def _notes(run: Run, scope: Scope, states: dict[int, RankState]) -> Iterator[str]:
+def _notes(run: Run, scope: Scope, states: dict[int, list[GpuState]]) -> Iterator[str]:
     if not states and runs_on_cpu(run):
         yield "no counters of GPUs; the run uses none"
         return
@@ -442,16 +439,47 @@ def _notes(run: Run, scope: Scope, states: dict[int, RankState]) -> Iterator[str
         )
         return
     logs = [entry for entry in run.used if entry.format == FORMAT]
-    for name, zone in sorted({(entry.source.name, zone) for entry in logs if (zone := zone_of(entry))}):
+    for name, zone in sorted({(entry.source.name, entry.log_zone) for entry in logs if entry.log_zone}):
         yield f"times of {name} have no zone; read as {zone}, by which they overlap the traces"
     missing = sorted(set(scope.ranks_in(run)) - set(states))
     if missing:
         yield f"no log covers the GPU{'s' * (len(missing) > 1)} of rank{'s' * (len(missing) > 1)} {as_ranges(missing)}"
-    few = [rank for rank, state in states.items() if any(gpu.samples < LEAST_SAMPLES for gpu in state.gpus)]
+    few = [rank for rank, gpus in states.items() if any(gpu.samples < LEAST_SAMPLES for gpu in gpus)]
     if few:
-        period = max(gpu.period_ns for rank in few for gpu in states[rank].gpus)
+        period = max(gpu.period_ns for rank in few for gpu in states[rank])
         often = f" (one every {format_ns(period, 1)})" if period else ""
         yield (
             f"rank{'s' * (len(few) > 1)} {as_ranges(few)}: fewer than {LEAST_SAMPLES} samples{often} while the GPU "
             "computed in the window; its clock is not compared"
         )
+
+
+_LEAST_EXPLAINED, _MOST_EXPLAINED = 0.5, 1.5
+"""A kernel bound by memory is slowed by less than the clock. Kernels slower by much more have another cause as well."""
+
+
+def explains(low: LowClock, slower: float) -> bool:
+    """Whether a low clock explains that something takes `slower` times as long."""
+    explained = (slower - 1) / (low.others_mhz / low.mine_mhz - 1)
+    return _LEAST_EXPLAINED <= explained <= _MOST_EXPLAINED
+
+
+def slower_kernels(
+    kernels: Sequence[KernelSum], others: Sequence[Sequence[KernelSum]]
+) -> tuple[float, int] | None:
+    """How much longer the kernels of a rank take than those of others, and their time. Of each name the mean duration
+    is compared, so that more calls are no slower kernels; of all names the median, weighted by time, is taken."""
+    theirs: dict[str, list[float]] = defaultdict(list)
+    for sums in others:
+        for kernel in sums:
+            if kernel.kind == "COMPUTE" and kernel.total_ns > 0:
+                theirs[kernel.name].append(kernel.total_ns / kernel.kernels)
+    mine = [kernel for kernel in kernels if kernel.kind == "COMPUTE" and kernel.name in theirs]
+    if not mine:
+        return None
+    usual = np.array([np.median(theirs[kernel.name]) for kernel in mine])
+    weight = np.array([kernel.total_ns for kernel in mine], dtype=np.float64)
+    ratio = weight / np.array([kernel.kernels for kernel in mine]) / usual
+    order = np.argsort(ratio)
+    half = np.searchsorted(np.cumsum(weight[order]), weight.sum() / 2)
+    return float(ratio[order][half]), int(weight.sum())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Any
 
-from rankscope.analysis.core.notes import gpu_outside_steps, left_out, no_gpu
+from rankscope.analysis.core.grouping import summed
+from rankscope.analysis.core.notes import gpu_notes
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.within_rank.event_tables import kernel_totals
@@ -79,28 +79,27 @@ def kernel_name(kernel: str) -> str:
     return f"{short}: {function}" if function else short
 
 
-_NOTHING = {"total_ns": 0, "instances": 0, "variants": 0}
-
-
 def families(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per kind of work and base name."""
     keys = ("rank", "family", "name") if by == "rank" else ("family", "name")
-    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for (rank, name), (count, total) in kernel_totals(run, scope, by == "rank").items():
-        key = (*((rank,) if by == "rank" else ()), family(name), kernel_name(name))
-        row = groups.setdefault(key, {**dict(zip(keys, key, strict=True)), **_NOTHING})
-        row["total_ns"] += total
-        row["instances"] += count
-        row["variants"] += 1
-    rows = sorted(groups.values(), key=lambda row: (-row["total_ns"], *(str(row[key]) for key in keys)))
-    total_ns = sum(row["total_ns"] for row in rows)
-    for row in rows:
-        row["time_pct"] = 100 * row["total_ns"] / total_ns if total_ns else 0.0
-        row["avg_ns"] = row["total_ns"] / row["instances"]
-    inside = sum(row["instances"] for row in rows)
-    notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside, "kernels", category="kernel")
-    if not rows:
-        notes.append(no_gpu(run))
+    groups = summed(
+        (((rank,) * (by == "rank") + (family(name), kernel_name(name))), (total, count, 1))
+        for (rank, name), (count, total) in kernel_totals(run, scope, by == "rank").items()
+    )
+    total_ns = sum(total for total, *_ in groups.values())
+    rows = [
+        {
+            **dict(zip(keys, key, strict=True)),
+            "total_ns": total,
+            "instances": count,
+            "variants": variants,
+            "time_pct": 100 * total / total_ns if total_ns else 0.0,
+            "avg_ns": total / count,
+        }
+        for key, (total, count, variants) in groups.items()
+    ]
+    rows.sort(key=lambda row: (-row["total_ns"], *(str(row[key]) for key in keys)))
+    _, notes = gpu_notes(run, scope, "kernels", category="kernel")
     columns = (
         *((Column("rank"),) if by == "rank" else ()),
         Column("family", help="kind of work"),
@@ -111,4 +110,4 @@ def families(run: Run, scope: Scope, by: str | None = None) -> Result:
         Column("variants", "count", "number of full kernel names in the row"),
         Column("name", help="without template arguments, parameters and tile sizes", at_end=True),
     )
-    return Result("families", "Kernel families", scope.window, columns, rows, notes=tuple(notes))
+    return Result("kernels.families", "Kernel families", scope.window, columns, rows, notes=tuple(notes))

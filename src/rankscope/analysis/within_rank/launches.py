@@ -9,11 +9,10 @@ import numpy as np
 
 from rankscope.analysis.core.device_events import UNKNOWN, DeviceEvents, device_events
 from rankscope.analysis.core.intervals import Ints, length, union
-from rankscope.analysis.core.notes import gpu_outside_steps, left_out, no_gpu
+from rankscope.analysis.core.notes import gpu_notes
 from rankscope.analysis.core.result import Column, Result, left_out_note
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
-from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows, unique_values
 from rankscope.timeline.run import Run
 
@@ -55,42 +54,28 @@ class StreamQueue(NamedTuple):
     full_ns: int
 
 
-@dataclass(frozen=True)
-class RankQueues:
-    """The streams of one rank."""
-
-    streams: tuple[StreamQueue, ...]
-    inside: int
-    """GPU events in the window."""
-    without: int
-    """Those that have no launch in the file."""
-
-
-@kept_per_rank("launches", RankQueues)
-def rank_queues(run: Run, scope: Scope) -> dict[int, RankQueues]:
-    """By rank."""
+@kept_per_rank("launches", list[StreamQueue])
+def rank_queues(run: Run, scope: Scope) -> dict[int, list[StreamQueue]]:
+    """By rank, of the events with a launch in the file."""
     queues = {}
     for rank in scope.ranks_in(run):
         events = device_events(run, rank, scope)
-        launched = events.launch_start != UNKNOWN
-        streams = tuple(_streams(events.pick(launched)))
-        queues[rank] = RankQueues(streams, len(events), int((~launched).sum()))
+        queues[rank] = [*_streams(events.pick(events.launch_start != UNKNOWN))]
     return queues
 
 
 def launches(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank, device and stream, most launches first."""
-    queues = rank_queues(run, scope)
-    rows = [{"rank": rank, **stream._asdict()} for rank in queues for stream in queues[rank].streams]
-    inside = sum(queue.inside for queue in queues.values())
-    without = sum(queue.without for queue in queues.values())
+    rows = [
+        {"rank": rank, **stream._asdict()}
+        for rank, streams in rank_queues(run, scope).items()
+        for stream in streams
+    ]
     rows.sort(key=lambda row: -row["launches"])
-    notes = left_out(run, scope) + gpu_outside_steps(run, scope, inside)
-    if not inside:
-        notes.append(no_gpu(run))
-    elif without:
+    inside, notes = gpu_notes(run, scope)
+    if without := inside - sum(row["launches"] for row in rows):
         notes.append(left_out_note(f"{without:,} of {inside:,} GPU events that have no launch in the file"))
-    return Result("launches", "Launches and queues", scope.window, COLUMNS, rows, notes=tuple(notes))
+    return Result("idle.launches", "Launches and queues", scope.window, COLUMNS, rows, notes=tuple(notes))
 
 
 def _streams(events: DeviceEvents) -> Iterator[StreamQueue]:

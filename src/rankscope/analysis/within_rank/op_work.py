@@ -24,8 +24,7 @@ from rankscope.analysis.core.device_events import COPY, UNKNOWN, device_events
 from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.core.names import all_names
 from rankscope.analysis.core.rollups import kept_per_rank
-from rankscope.analysis.core.run_steps import NO_STEP
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.scope import NO_STEP, Scope
 from rankscope.analysis.within_rank.phases import RECOMPUTE, Partition, partition_of
 from rankscope.records import dataclass
 from rankscope.store.arrays import number_rows, unique_values
@@ -206,7 +205,12 @@ FORMULAS: dict[str, Formula] = {
 
 def work_of(name: str, dims: str | None, types: str | None, concrete: str | None) -> Work | None:
     """The work of one call from its recorded arguments (JSON texts); None if they are not sufficient."""
-    call = Call(_shapes(dims), [str(t) for t in listed(types)], [str(c) for c in listed(concrete)])
+    # The sizes of each argument; empty for an argument that is not a tensor.
+    shapes = [
+        sizes if isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes) else []
+        for sizes in listed(dims)
+    ]
+    call = Call(shapes, [str(t) for t in listed(types)], [str(c) for c in listed(concrete)])
     try:
         counted = FORMULAS[name](call)
     except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
@@ -221,14 +225,6 @@ def work_of(name: str, dims: str | None, types: str | None, concrete: str | None
     arguments = zip(call.dims, call.types, strict=False)
     read = sum(prod(shape) * _TYPES[kind][1] for shape, kind in arguments if shape and kind in _TYPES)
     return Work(int(counted.flops), read + written, dtype)
-
-
-def _shapes(text: str | None) -> list[list[int]]:
-    """The sizes of each argument; empty for an argument that is not a tensor."""
-    return [
-        dims if isinstance(dims, list) and all(type(size) is int and size >= 0 for size in dims) else []
-        for dims in listed(text)
-    ]
 
 
 @dataclass(frozen=True)
@@ -268,46 +264,59 @@ class OpWork:
         return np.array([*sizes, -1], dtype=np.int64)[self.signature]
 
 
-def _dtypes(
-    works: list[Work], kernels: list[str], signature: Ints, kernel: Ints
-) -> tuple[Ints, list[str | None]]:
-    """The index of each call's data type, and the data types; evaluated once per pair of signature and kernel."""
-    pairs, which = number_rows([signature, kernel])
-    codes: dict[str | None, int] = {}
-    of_pair = []
-    for of_work, of_kernel in pairs.tolist():
-        dtype = works[of_work].dtype
-        if dtype == "float32" and of_kernel >= 0 and _TF32_KERNEL.search(kernels[of_kernel]):
-            dtype = "tf32"
-        of_pair.append(codes.setdefault(dtype, len(codes)))
-    return np.array(of_pair, dtype=np.int64)[which], list(codes)
-
-
 @once_per_run
 def op_work(run: Run, scope: Scope) -> OpWork:
     """The counted calls of the ops in scope."""
     distinct_ops = run.rows(
         f"SELECT DISTINCT name, shapes FROM computing_ops WHERE {scope.where()} ORDER BY name, shapes"
     )
-    names, shapes, works = _signatures(distinct_ops)
+    works = []
+    for name, (dims, types, concrete, *recorded) in distinct_ops:
+        work = work_of(name, dims, types, concrete)
+        if work is None:
+            try:
+                flops = int(float(next(filter(None, recorded), 0)))  # the figure that with_flops recorded
+            except ValueError:
+                flops = 0
+            work = Work(flops, None, None)
+        works.append(work)
     calls = _candidates(run, scope, distinct_ops)
-    counted = np.array([work is not None for work in works], dtype=bool)
+    counted = np.array([work.flops > 0 for work in works], dtype=bool)
     calls = {name: values[counted[calls["signature"]]] for name, values in calls.items()}
     # Calls nest on their track, so a call contains another exactly if the next one starts before its end.
     thread, start, end = calls["thread"], calls["start"], calls["end"]
     innermost = np.ones(len(thread), dtype=bool)
     innermost[:-1] = (thread[1:] != thread[:-1]) | (start[1:] >= end[:-1])
     calls = {name: values[innermost] for name, values in calls.items()}
-    kernel_names = all_names(run)
+    kernel_names, signature = all_names(run), calls["signature"]
     device_ns, kernel, kernel_ns = _device_time(calls, _launched(run, scope))
-    done = [work or Work(0, None, None) for work in works]
-    signature = calls["signature"]
-    flops = np.array([*(work.flops for work in done), 0], dtype=np.int64)[signature]
-    dtype, dtypes = _dtypes(done, kernel_names, signature, kernel)
+    # The data type is evaluated once per pair of signature and kernel.
+    pairs, which = number_rows([signature, kernel])
+    codes: dict[str | None, int] = {}
+    of_pair = []
+    for of_work, of_kernel in pairs.tolist():
+        dtype = works[of_work].dtype
+        if dtype == "float32" and of_kernel >= 0 and _TF32_KERNEL.search(kernel_names[of_kernel]):
+            dtype = "tf32"
+        of_pair.append(codes.setdefault(dtype, len(codes)))
     return OpWork(
-        calls["number"], calls["rank"], calls["step"], calls["start"], calls["end"] - calls["start"],
-        signature, flops, device_ns, kernel, kernel_ns, dtype, names, shapes, done, kernel_names, dtypes,
-    )  # fmt: skip
+        number=calls["number"],
+        rank=calls["rank"],
+        step=calls["step"],
+        start=calls["start"],
+        host_ns=calls["end"] - calls["start"],
+        signature=signature,
+        flops=np.array([*(work.flops for work in works), 0], dtype=np.int64)[signature],
+        device_ns=device_ns,
+        kernel=kernel,
+        kernel_ns=kernel_ns,
+        dtype=np.array(of_pair, dtype=np.int64)[which],
+        names=[name for name, _ in distinct_ops],
+        shapes=[shapes[0] or "" for _, shapes in distinct_ops],
+        works=works,
+        kernels=kernel_names,
+        dtypes=list(codes),
+    )
 
 
 def _candidates(run: Run, scope: Scope, signatures: list[tuple[Any, ...]]) -> dict[str, Any]:
@@ -330,23 +339,6 @@ def _candidates(run: Run, scope: Scope, signatures: list[tuple[Any, ...]]) -> di
         return {name: np.empty(0, dtype=np.int64) for name in columns}
     names, shapes = ([row[column] for row in signatures] for column in range(2))
     return run.arrays(sql, [names, shapes, len(signatures)])
-
-
-def _signatures(signatures: list[tuple[Any, ...]]) -> tuple[list[str], list[str], list[Work | None]]:
-    """Of every distinct op and arguments: name, shape, work."""
-    names, shapes, works = [], [], []
-    for name, (dims, types, concrete, *recorded) in signatures:
-        work = work_of(name, dims, types, concrete)
-        if work is None:
-            try:
-                flops = int(float(next(filter(None, recorded), 0)))  # the figure that with_flops recorded
-            except ValueError:
-                flops = 0
-            work = Work(flops, None, None) if flops else None
-        names.append(name)
-        shapes.append(dims or "")
-        works.append(work)
-    return names, shapes, works
 
 
 def _launched(run: Run, scope: Scope) -> dict[str, Any]:
@@ -378,7 +370,16 @@ def _device_time(calls: dict[str, Any], launched: dict[str, Any]) -> tuple[Ints,
     kernel = np.full(count, NO_KERNEL, dtype=np.int64)
     if count == 0 or len(launched["thread"]) == 0:
         return device_ns, kernel, kernel_ns
-    at = _call_around(calls, launched["thread"], launched["at"])
+    # The call around each launch, or -1. Calls of a thread do not overlap.
+    thread, time = launched["thread"], launched["at"]
+    _, code = np.unique(np.concatenate([calls["thread"], thread]), return_inverse=True)
+    low = min(int(calls["start"].min()), int(time.min()))
+    width = max(int(calls["end"].max()), int(time.max())) - low + 1
+    keys = code[:count] * width + (calls["start"] - low)
+    before = np.searchsorted(keys, code[count:] * width + (time - low), side="right") - 1
+    call = np.maximum(before, 0)
+    inside = (before >= 0) & (calls["thread"][call] == thread) & (time <= calls["end"][call])
+    at = np.where(inside, before, -1)
     mine = at >= 0
     np.add.at(device_ns, at[mine], launched["dur"][mine])
     kernels = np.flatnonzero(mine & launched["is_kernel"])
@@ -387,18 +388,6 @@ def _device_time(calls: dict[str, Any], launched: dict[str, Any]) -> tuple[Ints,
     kernel[at[kernels]] = launched["name"][kernels]
     kernel_ns[at[kernels]] = launched["dur"][kernels]
     return device_ns, kernel, kernel_ns
-
-
-def _call_around(calls: dict[str, Any], thread: Ints, at: Ints) -> Ints:
-    """For each thread and time the index of the call around it, or -1. Calls of a thread do not overlap."""
-    _, code = np.unique(np.concatenate([calls["thread"], thread]), return_inverse=True)
-    low = min(int(calls["start"].min()), int(at.min()))
-    width = max(int(calls["end"].max()), int(at.max())) - low + 1
-    keys = code[: len(calls["thread"])] * width + (calls["start"] - low)
-    before = np.searchsorted(keys, code[len(calls["thread"]) :] * width + (at - low), side="right") - 1
-    call = np.maximum(before, 0)
-    inside = (before >= 0) & (calls["thread"][call] == thread) & (at <= calls["end"][call])
-    return np.where(inside, before, -1)
 
 
 class TimedSums(NamedTuple):
@@ -411,15 +400,17 @@ class TimedSums(NamedTuple):
     time_ns: int
 
 
-class OpSums(NamedTuple):
-    """The counted calls of one op in one data type."""
+class CallSums(NamedTuple):
+    """The counted calls of one op with the same shapes, data type and longest kernel."""
 
     name: str
+    shape: str
     dtype: str | None
+    kernel: str | None
     on_device: TimedSums
     on_host: TimedSums
-    kernels: tuple[str, ...]
-    """The longest kernel of each call."""
+    kernel_ns: int
+    """Time of the longest kernel of each call."""
 
 
 class StepFlops(NamedTuple):
@@ -435,57 +426,50 @@ class StepFlops(NamedTuple):
 class RankWork:
     """The counted calls of one rank."""
 
-    ops: tuple[OpSums, ...]
+    calls: tuple[CallSums, ...]
     steps: tuple[StepFlops, ...]
     main_dtype: str | None
     """The data type of most of the FLOPs."""
-    kernel_ns: int
-    """Time of the longest kernel of each call."""
-    has_device_time: bool
 
 
 @kept_per_rank("op_work", RankWork)
 def rank_work(run: Run, scope: Scope) -> dict[int, RankWork]:
     """Of the ranks with counted calls."""
     work = op_work(run, scope)
-    names = sorted(set(work.names))
-    name = np.array([*(names.index(text) for text in work.names), -1], dtype=np.int64)[work.signature]
+    places = [*zip(work.names, work.shapes, strict=True)]
+    first = {place: number for number, place in reversed([*enumerate(places)])}
+    place = np.array([*(first[each] for each in places), NO_KERNEL], dtype=np.int64)[work.signature]
     records = {}
     for rank in unique_values(work.rank).tolist():
         mine = np.flatnonzero(work.rank == rank)
         flops = np.zeros(len(work.dtypes) + 1, dtype=np.int64)
         np.add.at(flops, work.dtype[mine], work.flops[mine])
         records[rank] = RankWork(
-            tuple(_op_sums(work, mine, names, name[mine])),
+            tuple(_call_sums(work, mine, place[mine])),
             tuple(_step_flops(work, mine, partition_of(run, rank, scope))),
             work.dtypes[int(flops.argmax())] if flops.any() else None,
-            int(work.kernel_ns[mine].sum()),
-            bool(work.device_ns[mine].any()),
         )
     return records
 
 
-def _op_sums(work: OpWork, mine: Ints, names: list[str], name: Ints) -> Iterator[OpSums]:
-    groups, group = number_rows([name, work.dtype[mine]])
+def _call_sums(work: OpWork, mine: Ints, place: Ints) -> Iterator[CallSums]:
+    groups, group = number_rows([place, work.dtype[mine], work.kernel[mine]])
     size = work.bytes[mine]
-    columns = np.stack([np.ones_like(mine), work.flops[mine], size, (size < 0).astype(np.int64)])
-
-    def timed(time: Ints) -> list[TimedSums]:
+    columns = [np.ones_like(mine), work.flops[mine], size, (size < 0).astype(np.int64)]
+    timed = np.zeros((2, len(groups), 5), dtype=np.int64)
+    for sums, time in zip(timed, (work.device_ns[mine], work.host_ns[mine]), strict=True):
         # A call without device time (its launch is not in the file) would raise the rate of the others.
         took = time > 0
-        sums = np.zeros((len(groups), 5), dtype=np.int64)
         np.add.at(sums, group[took], np.stack([*columns, time])[:, took].T)
-        return [TimedSums(*row) for row in sums.tolist()]
-
-    kernels: dict[int, set[str]] = {}
-    launched = work.kernel[mine] != NO_KERNEL
-    for which, kernel in number_rows([group[launched], work.kernel[mine][launched]])[0].tolist():
-        kernels.setdefault(which, set()).add(work.kernels[kernel])
-    on_device, on_host = timed(work.device_ns[mine]), timed(work.host_ns[mine])
-    for i, (code, dtype) in enumerate(groups.tolist()):
-        yield OpSums(
-            names[code], work.dtypes[dtype], on_device[i], on_host[i], tuple(sorted(kernels.get(i, ())))
-        )
+    kernel_ns = np.bincount(group, weights=work.kernel_ns[mine]).astype(np.int64).tolist()
+    kernels = [*work.kernels, None]
+    for (at, dtype, kernel), on_device, on_host, time in zip(
+        groups.tolist(), *timed.tolist(), kernel_ns, strict=True
+    ):
+        yield CallSums(
+            work.names[at], work.shapes[at], work.dtypes[dtype], kernels[kernel], TimedSums(*on_device),
+            TimedSums(*on_host), time,
+        )  # fmt: skip
 
 
 def _step_flops(work: OpWork, mine: Ints, partition: Partition) -> Iterator[StepFlops]:

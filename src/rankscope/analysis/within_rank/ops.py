@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from rankscope.analysis.core.advice import Recorded, how_to_record
-from rankscope.analysis.core.notes import left_out, slices_outside_steps
+from rankscope.analysis.core.device_events import slice_counts
+from rankscope.analysis.core.notes import slices_outside_steps
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.core.slice_counts import slice_counts
 from rankscope.analysis.within_rank.event_tables import ORIGIN_KEYS, SAME, origin_of
 from rankscope.analysis.within_rank.op_work import OpWork, op_work
-from rankscope.model import EXECUTED_OPS, ORIGINS
+from rankscope.model import ORIGINS
 from rankscope.store.arrays import number_rows
 from rankscope.timeline.run import Run
 
@@ -24,7 +24,7 @@ _RECORDED: dict[str, Recorded] = {"shape": "shapes", **ORIGIN_KEYS}
 
 def ops(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per operator name, or per name and key; totals include the ops it calls."""
-    key, joins = _key(by, run.has(EXECUTED_OPS))
+    key, joins = _key(by)
     rows = run.records(f"""
         SELECT s.name, {key} count(*) AS calls, sum(s.self_ns)::BIGINT AS self_host_ns,
                sum(s.dur_ns)::BIGINT AS total_host_ns, sum(s.device_ns)::BIGINT AS self_device_ns,
@@ -32,7 +32,12 @@ def ops(run: Run, scope: Scope, by: str | None = None) -> Result:
         FROM (FROM slices WHERE category = 'cpu_op' AND {scope.where()}) s {joins} GROUP BY ALL
     """)
     replayed = _replayed(run, scope, by, rows) if run.has(ORIGINS) else []
-    notes = _notes(run, scope, by, rows, replayed)
+    notes = slices_outside_steps(run, scope, sum(row["calls"] for row in rows), ("cpu_op",), "ops")
+    if not rows:
+        were_recorded = "cpu_op" in slice_counts(run, Scope())
+        notes.append("no ops in the window" + ("" if were_recorded else f"; {how_to_record(run, 'host')}"))
+    elif by in _RECORDED and all(row[by] is None for row in (*rows, *replayed)):
+        notes.append(f"the trace has no {by}: {how_to_record(run, _RECORDED[by])}")
     rows += replayed
     flops = _flops(run, scope, by)
     for row in rows:
@@ -40,7 +45,17 @@ def ops(run: Run, scope: Scope, by: str | None = None) -> Result:
     rows.sort(
         key=lambda row: (-row["self_device_ns"], -row["self_host_ns"], row["name"], str(row.get(by or "")))
     )
-    return Result("ops", "Operators", scope.window, _columns(by), rows, notes=tuple(notes))
+    columns = (
+        Column("name", at_end=True),
+        *((Column(by, help="key that splits the rows", at_end=by != "rank"),) if by else ()),
+        Column("calls", "count"),
+        Column("self_host_ns", "ns", "time on the host, without what it calls"),
+        Column("total_host_ns", "ns", "time on the host"),
+        Column("self_device_ns", "ns", "device activity that it launched itself"),
+        Column("total_device_ns", "ns", "device activity that it or an op inside it launched"),
+        Column("flops", "flop", "of matrix products, convolutions and attention, from recorded shapes"),
+    )
+    return Result("ops", "Operators", scope.window, columns, rows, notes=tuple(notes))
 
 
 def _replayed(run: Run, scope: Scope, by: str | None, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -59,7 +74,7 @@ def _replayed(run: Run, scope: Scope, by: str | None, rows: list[dict[str, Any]]
                sum(g.dur_ns)::BIGINT AS total_device_ns
         FROM gpu g {joins} WHERE o.node IS NOT NULL AND {scope.where("g")} GROUP BY ALL
     """)
-    key, joins = _key(by, run.has(EXECUTED_OPS))
+    key, joins = _key(by)
     launching = run.rows(f"""
         SELECT s.name, {key or "NULL,"} sum(s.replayed_ns)::BIGINT FROM (
             SELECT s.*, g.dur_ns AS replayed_ns FROM gpu g JOIN origins o ON {SAME}
@@ -73,53 +88,18 @@ def _replayed(run: Run, scope: Scope, by: str | None, rows: list[dict[str, Any]]
     return replayed
 
 
-def _key(by: str | None, is_executed: bool = False) -> tuple[str, str]:
-    """SQL for the key column and for the joins it needs; `s` is the table of ops.
-
-    `is_executed`: an execution trace has shapes of some ops.
-    """
+def _key(by: str | None) -> tuple[str, str]:
+    """SQL for the key column and for the joins it needs; `s` is the table of ops."""
     same = "k.rank = s.rank AND k.segment = s.segment"
     if by == "rank":
         return "s.rank,", ""
     if by == "shape":
-        joins = f"LEFT JOIN events k ON {same} AND k.id = s.id"
-        shape = "nullif(k.args->>'Input Dims', '')"
-        if is_executed:
-            joins += " LEFT JOIN executed_ops x ON x.rank = s.rank AND x.segment = s.segment AND x.id = s.id"
-            shape = f"coalesce({shape}, x.shapes)"
-        return f"{shape} AS shape,", joins
+        return "nullif(k.args->>'Input Dims', '') AS shape,", f"LEFT JOIN events k ON {same} AND k.id = s.id"
     if by in ("module", "source"):
         link = "module" if by == "module" else "python"
         frames = "(SELECT rank, segment, id, name FROM slices WHERE category = 'python_function')"
         return f"k.name AS {by},", f"LEFT JOIN {frames} k ON {same} AND k.id = s.{link}"
     return "", ""
-
-
-def _columns(by: str | None) -> tuple[Column, ...]:
-    key = (Column(by, help="key that splits the rows", at_end=by != "rank"),) if by else ()
-    return (
-        Column("name", at_end=True),
-        *key,
-        Column("calls", "count"),
-        Column("self_host_ns", "ns", "time on the host, without what it calls"),
-        Column("total_host_ns", "ns", "time on the host"),
-        Column("self_device_ns", "ns", "device activity that it launched itself"),
-        Column("total_device_ns", "ns", "device activity that it or an op inside it launched"),
-        Column("flops", "flop", "of matrix products, convolutions and attention, from recorded shapes"),
-    )
-
-
-def _notes(
-    run: Run, scope: Scope, by: str | None, rows: list[dict[str, Any]], replayed: list[dict[str, Any]]
-) -> list[str]:
-    inside = sum(row["calls"] for row in rows)
-    notes = left_out(run, scope) + slices_outside_steps(run, scope, inside, ("cpu_op",), "ops")
-    if not rows:
-        were_recorded = "cpu_op" in slice_counts(run, Scope())
-        notes.append("no ops in the window" + ("" if were_recorded else f"; {how_to_record(run, 'host')}"))
-    elif by in _RECORDED and all(row[by] is None for row in (*rows, *replayed)):
-        notes.append(f"the trace has no {by}: {how_to_record(run, _RECORDED[by])}")
-    return notes
 
 
 def _flops(run: Run, scope: Scope, by: str | None) -> dict[tuple[str, Any], int]:

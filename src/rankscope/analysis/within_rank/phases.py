@@ -13,7 +13,7 @@ import numpy as np
 
 from rankscope.analysis.core.advice import how_to_record
 from rankscope.analysis.core.cache import once_per_run
-from rankscope.analysis.core.device_events import UNKNOWN, device_events, steps_in
+from rankscope.analysis.core.device_events import UNKNOWN, device_events
 from rankscope.analysis.core.host_spans import (
     HostEvents,
     annotated,
@@ -22,14 +22,12 @@ from rankscope.analysis.core.host_spans import (
     outermost_ops,
 )
 from rankscope.analysis.core.intervals import EMPTY, Intervals, Ints, intersect, join, length, subtract, union
-from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Result
 from rankscope.analysis.core.rollups import kept_per_rank
-from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.core.scope import Scope, steps_in
 from rankscope.analysis.core.step_times import host_windows, recordings
 from rankscope.records import dataclass
-from rankscope.timeline.linking import slice_at
-from rankscope.timeline.nesting import nest
+from rankscope.timeline.nesting import nest, slice_at
 from rankscope.timeline.run import Run
 
 PHASES = ("dataloader", "forward", "backward", "recompute", "optimizer", "other")
@@ -78,9 +76,15 @@ class Partition:
 def phases(run: Run, scope: Scope, by: str | None = None) -> Result:
     """One row per rank and phase that occurs."""
     rows: list[dict[str, Any]] = []
-    for rank, record in rank_phases(run, scope).items():
-        rows += record.rows(rank)
-    notes = left_out(run, scope)
+    for rank, times in rank_phases(run, scope).items():
+        host_total, device_total = (sum(of_phase[side] for of_phase in times) for side in (0, 1))
+        for name, (host, device, events) in zip(PHASES, times, strict=True):
+            if host or events:
+                shares = (100 * host / host_total if host_total else None,
+                          100 * device / device_total if device_total else None)  # fmt: skip
+                row = (rank, name, host, shares[0], device, shares[1], events)
+                rows.append(dict(zip((column.name for column in COLUMNS), row, strict=True)))
+    notes = []
     seen = {row["phase"] for row in rows}
     if not rows:
         notes.append(f"no ops and no annotations in the window; {how_to_record(run, 'host')}")
@@ -91,47 +95,19 @@ def phases(run: Run, scope: Scope, by: str | None = None) -> Result:
         )
     if rows and not steps_in(run, scope):
         notes.append("no steps in the trace: host time is from the first op to the last of each recording")
-    return Result("phases", "Phases of the step", scope.window, COLUMNS, rows, notes=tuple(notes))
+    return Result("breakdown.phases", "Phases of the step", scope.window, COLUMNS, rows, notes=tuple(notes))
 
 
-@dataclass(frozen=True)
-class RankPhases:
-    """The time of one rank in each of PHASES, and the GPU events that were launched in it."""
-
-    host_ns: tuple[int, ...]
-    device_ns: tuple[int, ...]
-    events: tuple[int, ...]
-
-    def rows(self, rank: int) -> list[dict[str, Any]]:
-        """The phases that occur."""
-        host_total, device_total = sum(self.host_ns), sum(self.device_ns)
-        return [
-            {
-                "rank": rank,
-                "phase": name,
-                "host_ns": host,
-                "host_pct": 100 * host / host_total if host_total else None,
-                "device_ns": device,
-                "device_pct": 100 * device / device_total if device_total else None,
-                "events": events,
-            }
-            for name, host, device, events in zip(
-                PHASES, self.host_ns, self.device_ns, self.events, strict=True
-            )
-            if host or events
-        ]
-
-
-@kept_per_rank("phases", RankPhases)
-def rank_phases(run: Run, scope: Scope) -> dict[int, RankPhases]:
-    """By rank."""
+@kept_per_rank("phases", list[tuple[int, int, int]])
+def rank_phases(run: Run, scope: Scope) -> dict[int, list[tuple[int, int, int]]]:
+    """By rank and phase: time on the host; time and number of the GPU events that were launched in it."""
     records = {}
     for rank in scope.ranks_in(run):
         partition, events = partition_of(run, rank, scope), device_events(run, rank, scope)
         phase = np.where(events.launch_start != UNKNOWN, partition.at(events.launch_start), OTHER)
         time = np.bincount(phase, weights=events.end - events.start, minlength=len(PHASES)).astype(np.int64)
-        counts = np.bincount(phase, minlength=len(PHASES))
-        records[rank] = RankPhases(tuple(partition.lengths()), tuple(time.tolist()), tuple(counts.tolist()))
+        counts = np.bincount(phase, minlength=len(PHASES)).tolist()
+        records[rank] = [*zip(partition.lengths(), time.tolist(), counts, strict=True)]
     return records
 
 
@@ -277,6 +253,8 @@ def _forward_ops(run: Run, rank: int, engine: HostEvents, low: int, high: int) -
         )
     ops = {name: np.concatenate([part[name] for part in parts]) for name in ("track", "start", "stop")}
     nesting = nest(engine.track, engine.start, engine.end)
-    around = slice_at(nesting, engine.track, engine.start, engine.end, ops["track"], ops["start"])
+    around = slice_at(
+        nesting, engine.track, engine.start, engine.end - engine.start, ops["track"], ops["start"]
+    )
     inside = around != UNKNOWN
     return {name: values[inside] for name, values in ops.items()}, around[inside]

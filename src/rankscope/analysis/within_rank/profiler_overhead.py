@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from rankscope.analysis.core.device_events import slice_counts
 from rankscope.analysis.core.grouping import split_by_rank
 from rankscope.analysis.core.intervals import EMPTY, intersect, length, union
-from rankscope.analysis.core.notes import left_out
 from rankscope.analysis.core.result import Column, Fact, Finding, Result
 from rankscope.analysis.core.rollups import kept_per_rank
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.core.severity import graded, named_ranks
-from rankscope.analysis.core.slice_counts import slice_counts
 from rankscope.analysis.core.step_times import windows
 from rankscope.records import dataclass
 from rankscope.store.arrays import unique_values
 from rankscope.timeline.run import Run
-from rankscope.units import format_rounded
 
 SHARE_INFO, SHARE_WARNING, SHARE_CRITICAL = 0.02, 0.10, 0.30
 """Shares of the step time."""
@@ -40,13 +38,11 @@ def overhead(run: Run, scope: Scope, by: str | None = None) -> Result:
     rows: list[dict[str, Any]] = []
     records = rank_overhead(run, scope)
     for rank, record in records.items():
-        step_ns = record.step_ns
-        of_rank = [{"rank": rank, **kind._asdict(), "step_pct": None} for kind in record.kinds]
-        for row in of_rank:
-            row["step_pct"] = 100 * row["in_steps_ns"] / step_ns if step_ns else None
-            row["in_steps_ns"] = row["in_steps_ns"] if step_ns else None
-        rows += of_rank
-    notes = left_out(run, scope)
+        for kind in record.kinds:
+            share = 100 * kind.in_steps_ns / record.step_ns if record.step_ns else None
+            rows.append({"rank": rank, **kind._asdict(), "step_pct": share})
+            rows[-1]["in_steps_ns"] = kind.in_steps_ns if record.step_ns else None
+    notes = []
     if not rows:
         notes.append(
             "the trace has no events of category 'overhead'. The profiler still has a cost; a run without it shows "
@@ -89,7 +85,7 @@ def rank_overhead(run: Run, scope: Scope) -> dict[int, RankOverhead]:
     records = {}
     for rank, columns in split_by_rank(events, unique_values(events["rank"]).tolist()).items():
         names, start, stop = columns["name"], columns["start"], columns["stop"]
-        steps = windows(run, rank, scope).intervals if scope.steps is not None else EMPTY
+        steps = windows(run, scope).of(rank).intervals if scope.steps is not None else EMPTY
         kinds = []
         for name in sorted(set(names.tolist())):
             mine = names == name
@@ -113,24 +109,19 @@ def _finding(records: Mapping[int, RankOverhead], ranks_in_scope: int) -> tuple[
         return ()
     ranks, rank = sorted(shares), max(shares, key=lambda rank: shares[rank])
     record, share, most = records[rank], shares[rank], records[rank].kinds[0]
-    several = len(ranks) > 1
-    worst = f"; it is the worst of {len(ranks)} ranks with this finding" if several else ""
+    several, mine = len(ranks) > 1, (f"rank {rank}, all kinds", (rank,), {"rank": rank})
     facts = [
-        Fact("in_steps_ns", record.in_steps_ns, "ns", f"rank {rank}, all kinds", (rank,), {"rank": rank}),
-        Fact("step_pct", 100 * share, "percent", f"rank {rank}, all kinds", (rank,), {"rank": rank}),
+        Fact("in_steps_ns", record.in_steps_ns, "ns", *mine),
+        Fact("step_pct", 100 * share, "percent", *mine),
         Fact("total_ns", most.total_ns, "ns", most.name, (rank,), {"rank": rank, "name": most.name}),
     ]
-    if several:
-        facts.append(Fact("ranks_alike", len(ranks), "count", "ranks with this finding", tuple(ranks)))
     return (
         Finding(
             graded(record.in_steps_ns, record.step_ns, SHARE_INFO, SHARE_WARNING, SHARE_CRITICAL) or "info",
             f"Profiler overhead on {named_ranks(ranks, ranks_in_scope)}: {'up to ' * several}{100 * share:.0f} % of "
             "the step time",
-            f"rank {rank}: {format_rounded('ns', record.in_steps_ns)} in the steps; the largest kind is {most.name} "
-            f"({format_rounded('ns', most.total_ns)} in total){worst}",
-            tuple(ranks),
-            hint="Record fewer steps at a time, add a warm-up step, and leave out stacks and shapes.",
+            ranks=tuple(ranks),
+            advice="Record fewer steps at a time, add a warm-up step, and leave out stacks and shapes.",
             facts=tuple(facts),
         ),
     )
@@ -146,8 +137,8 @@ def _stacks(run: Run, scope: Scope) -> list[Finding]:
         Finding(
             "info",
             f"Python stacks were recorded ({frames:,} frames, {ops:,} ops), which slows the host",
-            "Host times and host-bound idle time include this cost.",
-            hint="For timings, record again without stacks (rankscope profile without --with-stack).",
+            advice="Host times and host-bound idle time include this cost. For timings, record again without stacks "
+            "(leave out --with-stack).",
             facts=(Fact("frames", frames, "count", "all ranks"), Fact("ops", ops, "count", "all ranks")),
         )
     ]

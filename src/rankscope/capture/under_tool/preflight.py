@@ -13,7 +13,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from rankscope import tools
 from rankscope.errors import CaptureError
@@ -118,31 +117,29 @@ def fit_ncu(
     return replace(options, clock_control="none"), [*notes, note]
 
 
-class AsRoot(NamedTuple):
-    """How nsys gets root for --run-as, where it needs it."""
-
-    prefix: tuple[str, ...]
-    """sudo with the variables that it would drop; empty where nsys runs as this user."""
-    options: NsysOptions
-    notes: tuple[str, ...] = ()
-
-
-def as_root(program: str, options: NsysOptions, *, dry_run: bool = False) -> AsRoot:
-    """Root for --run-as where something that was asked for needs it, and sudo gives it."""
+def as_root(
+    program: str, options: NsysOptions, *, dry_run: bool = False
+) -> tuple[list[str], NsysOptions, list[str]]:
+    """Root for --run-as where something that was asked for needs it, and sudo gives it: sudo with the variables that
+    it would drop, none where nsys runs as this user; the options; messages."""
     if options.run_as is None or os.geteuid() == 0:
-        return AsRoot((), options)
+        return [], options, []
     another = options.run_as != user_name()
-    reasons = _reasons_for_root(program, options)
+    given = tools.given_options("nsys", options.extra)
+    counters = options.gpu_metrics_device or any(name.startswith(_COUNTERS) for name in given)
+    only_root = "RmProfilingAdminOnly: 0" not in _text(_DRIVER_SETTINGS)
+    sample = given.get(_SAMPLES, options.sample)
+    refused = sample != "none" and tools.refuses_cpu_profiling(program, sample)
+    reasons = [_COUNTERS] * bool(counters and only_root) + [_SAMPLES] * refused
     if not reasons and not another:
         note = "nothing that was asked for needs root here: --run-as is left out"
-        return AsRoot((), replace(options, run_as=None), (note,))
+        return [], replace(options, run_as=None), [note]
     asks = sys.stdin is not None and sys.stdin.isatty()
     refusal = "" if dry_run else _sudo_refuses(asks=asks)
     if not refusal:
-        variables = [
-            f"{name}={os.environ[name]}" for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ
-        ]
-        return AsRoot(("sudo", *([] if asks else ["-n"]), "-E", "env", *variables), options)
+        names = [name for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ]
+        variables = [f"{name}={os.environ[name]}" for name in names]
+        return ["sudo", *([] if asks else ["-n"]), "-E", "env", *variables], options, []
     if another:
         raise CaptureError(
             f"nsys cannot run the job as {options.run_as}",
@@ -153,22 +150,16 @@ def as_root(program: str, options: NsysOptions, *, dry_run: bool = False) -> AsR
         f"{' and '.join(reasons)} would need root, and sudo refuses ({refusal}): nsys runs without. In a terminal sudo "
         "can ask for the password"
     )
-    options = replace(options, run_as=None)
-    if _COUNTERS in reasons:
-        options = replace(options, gpu_metrics_device=None)
-    if _SAMPLES in reasons:
-        options = replace(options, sample="none")
-    return AsRoot((), options, (note,))
-
-
-def _reasons_for_root(program: str, options: NsysOptions) -> list[str]:
-    """The options that were asked for and need root on this machine."""
-    given = tools.given_options("nsys", options.extra)
-    counters = options.gpu_metrics_device or any(name.startswith(_COUNTERS) for name in given)
-    only_root = "RmProfilingAdminOnly: 0" not in _text(_DRIVER_SETTINGS)
-    sample = given.get(_SAMPLES, options.sample)
-    refused = sample != "none" and tools.refuses_cpu_profiling(program, sample)
-    return [*([_COUNTERS] if counters and only_root else []), *([_SAMPLES] if refused else [])]
+    return (
+        [],
+        replace(
+            options,
+            run_as=None,
+            gpu_metrics_device=None if _COUNTERS in reasons else options.gpu_metrics_device,
+            sample="none" if _SAMPLES in reasons else options.sample,
+        ),
+        [note],
+    )
 
 
 def _sudo_refuses(*, asks: bool) -> str:

@@ -39,23 +39,21 @@ def collect_nsys(
     ``ranged`` is the capture range it waited for; ``ended_early``: nsys was killed.
     """
     why = "nsys was killed before the report was complete" if ended_early else None
-    notes: list[str] = []
-    files = _reports(target)
-    if not files and (moved := _strays(target, temp)):
-        files = moved
+    if files := _reports(target):
+        return Left(files, (), why)
+    strays = sorted(temp.glob(f"*{target.suffix}"))
+    if strays and not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(strays[-1], target)
         refusal = next((line.strip() for line in log.splitlines() if "Failed to create" in line), "")
-        notes.append(
-            f"nsys wrote the report elsewhere ({refusal or 'it gives no reason'}); it was moved to {target.name}"
-        )
-    if not files:
-        files, note = _imported(tool, target, temp)
-        if note:
-            return Left(files, (note,), None) if files else Left((), (), note)
-    if files:
-        return Left(files, tuple(notes), why)
+        note = f"nsys wrote the report elsewhere ({refusal or 'it gives no reason'}); it was moved to {target.name}"
+        return Left((target,), (note,), why)
+    files, note = _imported(tool, target, temp)
+    if note:
+        return Left(files, (note,), None) if files else Left((), (), note)
     if ranged is not None and not ended_early:
         return Left((), (), f"the capture range ({ranged}) never opened, so nsys wrote no report")
-    return Left((), tuple(notes), why or f"nsys wrote no report: {_last_line(log)}")
+    return Left((), (), why or f"nsys wrote no report: {_last_line(log)}")
 
 
 def collect_ncu(target: Path, log: str) -> Left:
@@ -93,15 +91,6 @@ def _reports(target: Path) -> tuple[Path, ...]:
     numbered = re.compile(re.escape(target.stem) + r"(\.\d+)?" + re.escape(target.suffix))
     paths = sorted(target.parent.glob(f"{target.stem}*{target.suffix}"))
     return tuple(path for path in paths if numbered.fullmatch(path.name) and path.stat().st_size)
-
-
-def _strays(target: Path, temp: Path) -> tuple[Path, ...]:
-    strays = sorted(temp.glob(f"*{target.suffix}"))
-    if not strays or target.exists():
-        return ()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(strays[-1], target)
-    return (target,)
 
 
 def _imported(tool: Tool, target: Path, temp: Path) -> tuple[tuple[Path, ...], str]:

@@ -11,7 +11,6 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from rankscope.errors import CaptureError
 
@@ -22,13 +21,8 @@ _NETWORK = (
 _LOW_SPACE_BYTES = 2 * 10**9
 
 
-class TempFolder(NamedTuple):
-    path: Path
-    notes: tuple[str, ...]
-
-
-def make_temp_folder(env: Mapping[str, str], prefix: str) -> TempFolder:
-    """A new folder below TMPDIR, or below /tmp when TMPDIR cannot be used; ``notes`` are warnings."""
+def make_temp_folder(env: Mapping[str, str], prefix: str) -> tuple[Path, list[str]]:
+    """A new folder below TMPDIR, or below /tmp when TMPDIR cannot be used, and warnings."""
     notes = []
     given = env.get("TMPDIR")
     names = dict.fromkeys((given, "/tmp", "/var/tmp", str(Path.cwd())))
@@ -52,7 +46,7 @@ def make_temp_folder(env: Mapping[str, str], prefix: str) -> TempFolder:
             notes.append(
                 f"less than {_LOW_SPACE_BYTES // 10**9} GB are free in {parent}: set TMPDIR to a larger disk"
             )
-        return TempFolder(folder, tuple(notes))
+        return folder, notes
     raise CaptureError(
         "there is no folder for the profiler's temporary files",
         why=f"None of {', '.join(map(str, candidates))} can be written.",

@@ -71,21 +71,17 @@ def wrap_application(
     pid_file, variables = folder / "application.pid", folder / "application.env"
     while pid_file.exists():  # of an attempt that failed; an application of it may only be starting
         pid_file = pid_file.with_name(f"again-{pid_file.name}")
-    variables.write_bytes(_changes(env))
+    # The differences between its environment and ours; TMPDIR always, because the profiler has its own.
+    changed = [name for name in env if os.environ.get(name) != env[name] or name == "TMPDIR"]
+    unset = [name for name in ("TMPDIR", *os.environ) if name not in env]
+    entries = [*(f"{name}={env[name]}" for name in changed), *unset]
+    variables.write_bytes(b"".join(os.fsencode(entry) + b"\0" for entry in entries))
     out, err = (os.dup(1), os.dup(2)) if own_streams else (None, None)
     streams = [str(out), str(err)] if out is not None and shown else ["-", "-"]
     start = str(Path(__file__).with_name("app_start.py"))
     ours = [str(os.getpid()), str(os.getpgrp())]
     head = [sys.executable, "-I", "-S", start, str(pid_file), *streams, *ours, str(variables)]
     return Supervised([*head, *(through_shell(command) or command)], pid_file, out, err)
-
-
-def _changes(env: Mapping[str, str]) -> bytes:
-    """The differences between ``env`` and our environment; TMPDIR always, because the profiler has its own."""
-    changed = [name for name in env if os.environ.get(name) != env[name] or name == "TMPDIR"]
-    unset = [name for name in ("TMPDIR", *os.environ) if name not in env]
-    entries = [*(f"{name}={env[name]}" for name in changed), *unset]
-    return b"".join(os.fsencode(entry) + b"\0" for entry in entries)
 
 
 def run_under_tool(
@@ -166,37 +162,28 @@ class _Statuses:
                 self._reap()
                 if not self.alive(pid):
                     break
-            elif (receiver := self._receiver()) is not None and not sent_by_us(info):
+            elif not sent_by_us(info):
+                # To the application; before it runs, to the profiler, which must not stop alone; after it, to none: the
+                # report is being written.
+                receiver, terminal = self.application or self._tool, self._terminal
                 stops = info.si_signo in STOPPING
-                if (
-                    not stops or self._terminal is not None
-                ):  # without an application, only the profiler would stop
+                if self.alive(receiver) and not (stops and terminal is None):
                     self._witness.pass_on(info.si_signo, receiver, placed_by_us=True)
-                if stops and self._terminal is not None:
-                    time.sleep(_POLL_S)
-                    self._terminal.request_stop(info.si_signo)
-            self._keep_to_terminal()
+                    if stops and terminal is not None:
+                        time.sleep(_POLL_S)
+                        terminal.request_stop(info.si_signo)
+            application = self.application
+            if self._terminal is None and application is not None:
+                self._terminal = Terminal(application)
+            if self._terminal is not None:
+                self._terminal.follow()
+                self._terminal.stop_with_job()
         return self.seen.get(pid)
-
-    def _keep_to_terminal(self) -> None:
-        application = self.application
-        if self._terminal is None and application is not None:
-            self._terminal = Terminal(application)
-        if self._terminal is not None:
-            self._terminal.follow()
-            self._terminal.stop_with_job()
 
     def close(self) -> None:
         self._witness.end()
         if self._terminal is not None:
             self._terminal.close()
-
-    def _receiver(self) -> int | None:
-        """The application; before it runs, the profiler; after it, none: the report is being written."""
-        application = self.application
-        if application is None:
-            return self._tool
-        return application if self.alive(application) else None
 
     def _reap(self) -> None:
         while True:

@@ -90,15 +90,18 @@ class ToolRank:
         self.request = request
         self.output = output
         self.notes: list[str] = []
-        self.tool = self._find_tool()
+        try:
+            self.tool = tools.find_tool(plan.tool, request.program)
+        except ToolError as error:
+            if not request.dry_run:
+                raise
+            self.notes.append(error.message)  # a dry run is often on another machine than the job
+            self.tool = tools.Tool(plan.tool, Path(plan.tool), ())
+        self.prefix: list[str] = []
+        """sudo, where nsys must be root and is not."""
         self.options = self._usable_options()
         self.files = RankFiles(plan, identity, os.environ)
-        self.prefix: list[str] = self._as_root()
         self.notes += disagreements(os.environ, identity)
-        self._inner_notes: list[str] = []
-        self._inner_windows: list[dict[str, Any]] = []
-        self._lost_count = False
-        self._began = self._ended = clock_anchor()
         if request.per_node and (identity.local_size or 1) > 1:
             raise CaptureError(
                 "--per-node is for one process a node, such as torchrun",
@@ -113,63 +116,38 @@ class ToolRank:
         stem = f"node-{identity.node or 0:05d}" if self.request.per_node else rank_stem(identity.rank)
         return self.files.folder / f"{stem}{_SUFFIX[self.plan.tool]}"
 
-    def _find_tool(self) -> tools.Tool:
-        name = self.plan.tool
-        try:
-            return tools.find_tool(name, self.request.program)
-        except ToolError as error:
-            if not self.request.dry_run:
-                raise
-            self.notes.append(error.message)  # a dry run is often on another machine than the job
-            return tools.Tool(name, Path(name), ())
-
     def _usable_options(self) -> tools.NsysOptions | tools.NcuOptions:
         """The options, without those that this machine cannot fulfil."""
-        asked = self.request.options
-        extra = tuple(expand(word, os.environ) for word in asked.extra)
-        driver = preflight.has_driver()
-        options: tools.NsysOptions | tools.NcuOptions
-        if isinstance(asked, tools.NsysOptions):
-            options, notes = preflight.fit_nsys(
-                replace(asked, extra=extra),
-                tool=self.tool,
-                driver=driver,
-                ranged=self.request.ranged,
-                dry_run=self.request.dry_run,
-            )
-            self.notes += notes
-            if not options.traces("nvtx"):
-                self.notes.append("nsys does not record NVTX (-t ...,nvtx): the report has no steps")
-            return options
-        options, notes = preflight.fit_ncu(
-            replace(asked, extra=extra),
-            driver=driver,
-            virtual=preflight.is_virtual(),
-            clocks=self.request.clock_control,
-            dry_run=self.request.dry_run,
+        request, notes = self.request, self.notes
+        asked = replace(
+            request.options, extra=tuple(expand(word, os.environ) for word in request.options.extra)
         )
-        self.notes += notes
-        if not self.plan.quiet:
-            self.notes.append(reports.ncu_advice(options.used_set, options.used_count))
+        driver, dry_run = preflight.has_driver(), request.dry_run
+        if isinstance(asked, tools.NcuOptions):
+            ncu, said = preflight.fit_ncu(
+                asked,
+                driver=driver,
+                virtual=preflight.is_virtual(),
+                clocks=request.clock_control,
+                dry_run=dry_run,
+            )
+            notes += said if self.plan.quiet else [*said, reports.ncu_advice(ncu.used_set, ncu.used_count)]
+            return ncu
+        options, said = preflight.fit_nsys(
+            asked, tool=self.tool, driver=driver, ranged=request.ranged, dry_run=dry_run
+        )
+        notes += said
+        if not options.traces("nvtx"):
+            notes.append("nsys does not record NVTX (-t ...,nvtx): the report has no steps")
+        self.prefix, options, said = preflight.as_root(str(self.tool.path), options, dry_run=dry_run)
+        notes += said
         return options
 
-    def _as_root(self) -> list[str]:
-        """The sudo prefix, where nsys must be root and is not."""
-        if not isinstance(self.options, tools.NsysOptions):
-            return []
-        prefix, self.options, notes = preflight.as_root(
-            str(self.tool.path), self.options, dry_run=self.request.dry_run
-        )
-        self.notes += notes
-        return list(prefix)
-
     def command(self, application: Sequence[str], log: Path | None = None) -> list[str]:
-        words = list(application)
+        program, words = str(self.tool.path), list(application)
         if isinstance(self.options, tools.NsysOptions):
-            line = tools.nsys_profile(str(self.tool.path), self.options, self.target, words)
-        else:
-            line = tools.ncu_profile(str(self.tool.path), self.options, self.target, log, words)
-        return [*self.prefix, *line]
+            return [*self.prefix, *tools.nsys_profile(program, self.options, self.target, words)]
+        return tools.ncu_profile(program, self.options, self.target, log, words)
 
     def command_line(self) -> str:
         """The line for a shell: without our supervision, and without the variables that only mark every step."""
@@ -179,15 +157,14 @@ class ToolRank:
     @property
     def _by_steps(self) -> bool:
         """Whether the application begins and ends the recording; nsys does so itself for a time window."""
-        if isinstance(self.options, tools.NsysOptions):
-            return self.request.ranged and not isinstance(self.plan.when, TimeWindow)
-        return self.request.ranged
+        by_clock = self.plan.tool == "nsys" and isinstance(self.plan.when, TimeWindow)
+        return self.request.ranged and not by_clock
 
     def _tool_environment(self) -> dict[str, str]:
-        variables = (
-            tools.nsys_environment(self.options) if isinstance(self.options, tools.NsysOptions) else {}
+        options = self.options
+        return os.environ | (
+            tools.nsys_environment(options) if isinstance(options, tools.NsysOptions) else {}
         )
-        return {**os.environ, **variables}
 
     def _environment(self, windows: Path) -> Mapping[str, str]:
         """The application's environment: it makes the Python processes mark their steps, and open the range for those
@@ -205,6 +182,8 @@ class ToolRank:
         return bootstrap_environment(self._tool_environment(), plan.to_json(), PLAN_VARIABLE)
 
     def run(self) -> RankEnded:
+        """Run it. If the profiler refuses to start the job, try again: once as it is where the reason may pass, then
+        without the options it may have refused. A job that has started is never started again."""
         try:
             self.files.claim()
             if self.target.exists() and not self.options.overwrite:
@@ -213,55 +192,54 @@ class ToolRank:
                     why=f"{self.plan.tool} would write its report to another folder, without a message.",
                     hint="Name another folder with -o DIR, or give -f to replace it.",
                 )
-            temp = make_temp_folder(os.environ, f"rankscope-{self.plan.tool}-")
+            temp, notes = make_temp_folder(os.environ, f"rankscope-{self.plan.tool}-")
         except RankscopeError as error:
             self._message(f"{error}\n  The job runs without {self.plan.tool}.")
             replace_process(self.plan.command, os.environ)
             return RankEnded(1)
-        self.notes += temp.notes
+        self.notes += notes
         for note in self.notes:
             self._message(note)
-        ended = self._attempt(temp.path)
+        log = temp / "log"
+        began = clock_anchor()
+        ended = self._once(temp, log)
+        options = self.options
+        if isinstance(options, tools.NsysOptions):
+            if not ended.started and tools.nsys_lost_its_agent(reports.read_log(log)):
+                ended = self._once(temp, log, "once more")
+            if not ended.started and options.has_extras:
+                self.options = replace(options, gpu_metrics_device=None, nic_metrics=False, extra=())
+                ended = self._once(temp, log, "without the extra options")
+        text = reports.read_log(log)
         if not ended.started:
-            self._finish(reports.Left((), (), f"{self.plan.tool} did not start the job"))
-            shutil.rmtree(temp.path, ignore_errors=True)
+            reason = reports.refusal_reason(text)
+            self._message(f"{self.plan.tool} refused to start the job ({reason}); the job runs without it")
+        span = began, clock_anchor()
+        if not ended.started:
+            self._finish(reports.Left((), (), f"{self.plan.tool} did not start the job"), temp, *span)
             replace_process(self.plan.command, os.environ)
 
         def collect() -> None:
-            left = self._collect(temp.path, ended)
-            self._merge_windows(temp.path)
-            self._finish(left)
-            shutil.rmtree(temp.path, ignore_errors=True)
+            if isinstance(self.options, tools.NcuOptions):
+                left = reports.collect_ncu(self.target, text)
+            else:
+                left = reports.collect_nsys(
+                    self.tool,
+                    self.target,
+                    temp,
+                    text,
+                    ranged=self.options.capture_range,
+                    ended_early=ended.tool_status < 0,
+                )
+            self._finish(left, temp, *span)
 
         return RankEnded(ended.status, collect)
 
-    def _attempt(self, temp: Path) -> Ended:
-        """Run it. If the profiler refuses to start the job, try again: once as it is where the reason may pass, then
-        without the options it may have refused. A job that has started is never started again."""
-        began = clock_anchor()
-        ended = self._once(temp)
-        nsys = isinstance(self.options, tools.NsysOptions)
-        if not ended.started and nsys and tools.nsys_lost_its_agent(reports.read_log(temp / "log")):
-            ended = self._again(temp, "once more")
-        if not ended.started and isinstance(self.options, tools.NsysOptions) and self.options.has_extras:
-            self.options = replace(self.options, gpu_metrics_device=None, nic_metrics=False, extra=())
-            ended = self._again(temp, "without the extra options")
-        if not ended.started:
-            reason = reports.refusal_reason(reports.read_log(temp / "log"))
-            self._message(f"{self.plan.tool} refused to start the job ({reason}); the job runs without it")
-        self._began, self._ended = began, clock_anchor()
-        return ended
-
-    def _again(self, temp: Path, how: str) -> Ended:
-        log = temp / "log"
-        self._message(
-            f"nsys refused to start the job ({reports.refusal_reason(reports.read_log(log))}); trying again {how}"
-        )
-        log.unlink(missing_ok=True)
-        return self._once(temp)
-
-    def _once(self, temp: Path) -> Ended:
-        log = temp / "log"
+    def _once(self, temp: Path, log: Path, again: str = "") -> Ended:
+        if again:
+            reason = reports.refusal_reason(reports.read_log(log))
+            self._message(f"nsys refused to start the job ({reason}); trying again {again}")
+            log.unlink(missing_ok=True)
         # ncu does not redirect the application's streams and logs to a file; sudo closes inherited descriptors.
         supervised = wrap_application(
             self.plan.command,
@@ -274,36 +252,29 @@ class ToolRank:
         command = self.command(supervised.application, log)
         return run_under_tool(command, env, supervised, log, requested_signal(self.plan))
 
-    def _collect(self, temp: Path, ended: Ended) -> reports.Left:
-        log = reports.read_log(temp / "log")
-        if isinstance(self.options, tools.NcuOptions):
-            return reports.collect_ncu(self.target, log)
-        return reports.collect_nsys(
-            self.tool,
-            self.target,
-            temp,
-            log,
-            ranged=self.options.capture_range,
-            ended_early=ended.tool_status < 0,
-        )
-
-    def _merge_windows(self, temp: Path) -> None:
-        """Read what the captured processes wrote about their steps, one file each."""
+    def _finish(
+        self, left: reports.Left, temp: Path, began: Mapping[str, int], end: Mapping[str, int]
+    ) -> None:
+        """Describe the reports in the rank's manifest, with what the captured processes wrote about their steps, one
+        file each; say what there is."""
+        manifest = self.files.manifest
+        windows: list[dict[str, Any]] = []
+        inner_notes: list[str] = []
+        more: dict[str, Any] = {}
         for path in sorted(temp.glob("rank-*.json")):
             noted = read_json(path) or {}
-            self._inner_windows += noted.get("windows", [])
-            self._inner_notes += noted.get("notes", [])
-            self._lost_count |= noted.get("state") == "running"  # it was killed before it wrote its steps
-            self.files.manifest["steps"] = noted.get("steps")
-
-    def _finish(self, left: reports.Left) -> None:
-        manifest = self.files.manifest
+            windows += noted.get("windows", [])
+            inner_notes += noted.get("notes", [])
+            if noted.get("state") == "running":  # it was killed before it wrote its steps
+                more = {"steps": "not counted"}
+            manifest["steps"] = noted.get("steps")
+        shutil.rmtree(temp, ignore_errors=True)
         manifest["tool"] = {"name": self.tool.name, "version": ".".join(map(str, self.tool.version))}
-        manifest["notes"] += [*self.notes, *left.notes, *self._inner_notes]
+        manifest["notes"] += [*self.notes, *left.notes, *inner_notes]
         for index, path in enumerate(left.files):
             with contextlib.suppress(OSError):  # --run-as: it may belong to root
                 close_to_others(path)
-            inside = self._inner_windows[index] if index < len(self._inner_windows) else {}
+            inside = windows[index] if index < len(windows) else {}
             if isinstance(self.options, tools.NsysOptions) and not self.options.traces("nvtx"):
                 inside = {key: inside[key] for key in ("start", "end") if key in inside}
             manifest["windows"].append(
@@ -316,26 +287,22 @@ class ToolRank:
                     "bytes": path.stat().st_size,
                     "first_step": inside.get("first_step"),
                     "last_step": inside.get("last_step"),
-                    "start": inside.get("start", self._began),
-                    "end": inside.get("end", self._ended),
-                    **({"steps": "not counted"} if self._lost_count else {}),
+                    "start": inside.get("start", began),
+                    "end": inside.get("end", end),
+                    **more,
                 }
             )
-        if left.why and not left.files:
-            manifest["notes"].append(left.why)
+        manifest["notes"] += [left.why] if left.why and not left.files else []
         manifest.update(state="done")
         manifest["clock"].append(clock_anchor())
         try:
             self.files.save()
         except OSError as error:
             self._message(f"cannot write the rank's manifest: {error.strerror}")
-        self._report(left)
-
-    def _report(self, left: reports.Left) -> None:
         for note in left.notes:
             self._message(note)
         # A captured process may have printed the reason already ("the script ended after 3 steps …").
-        if left.why and not (self._inner_notes and not left.files):
+        if left.why and (left.files or not inner_notes):
             self._message(left.why)
         reports_for_run = self.identity.rank == 0 or self.files.first
         if left.files and self.plan.speaks and reports_for_run and not self.plan.quiet:

@@ -8,9 +8,8 @@ import sys
 
 from rankscope.bench.collectives import DTYPES, KINDS, parse_kinds
 from rankscope.bench.ranks.world import require_torch
-from rankscope.cli.bench.seqpar import NPROC, WHERE, words_of
-from rankscope.cli.common import positive
-from rankscope.cli.options import add_options
+from rankscope.cli.bench.seqpar import NPROC, WHERE
+from rankscope.cli.options import add_options, made_of, positive, words_of
 from rankscope.errors import UsageError
 from rankscope.units import parse_power_bytes
 
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         return _run_rank(args)
     from rankscope.bench.ranks.spawn import run_ranks
 
-    return run_ranks(_rank_words(args), args.nproc)
+    return run_ranks(["bench", "collectives", *words_of(args, configure, "nproc")], args.nproc)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -75,13 +74,6 @@ def _check(args: argparse.Namespace) -> None:
     require_torch("The benchmark times torch's collectives.")
 
 
-def _rank_words(args: argparse.Namespace) -> list[str]:
-    """This command line for one rank: everything but --nproc."""
-    sizes = {"-b": args.begin, "-e": args.end, "-f": args.factor, "-k": args.kinds, "-d": args.dtype}
-    runs = {"-n": args.iterations, "-w": args.warmup, "--backend": args.backend, "--device": args.device}
-    return ["bench", "collectives", *words_of({**sizes, **runs, "--json": args.json})]
-
-
 def _run_rank(args: argparse.Namespace) -> int:
     """One rank. Only rank 0 prints."""
     from rankscope.bench.collectives import Config, check_results, is_right, report_text, sizes_for, sweep
@@ -90,13 +82,9 @@ def _run_rank(args: argparse.Namespace) -> int:
     end = parse_power_bytes(args.end) if args.end is not None else None
 
     def measure(world: World) -> int:
-        config = Config(
-            kinds=parse_kinds(args.kinds),
-            sizes=sizes_for(world.device.type, parse_power_bytes(args.begin), end, args.factor),
-            dtype=args.dtype,
-            iterations=args.iterations,
-            warmup=args.warmup,
-        )
+        first = parse_power_bytes(args.begin)
+        sizes = sizes_for(world.device.type, first, end, args.factor)
+        config = made_of(Config, args, kinds=parse_kinds(args.kinds), sizes=sizes)
         rows = list(sweep(config, world))
         if world.rank == 0:
             text = json.dumps(rows, indent=1) + "\n" if args.json else report_text(rows, config, world)

@@ -6,14 +6,12 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from rankscope.bench.ranks.world import BACKENDS, DEVICES, require_torch
 from rankscope.bench.seqpar.config import CPU_SIZES, DEFAULT_CHUNKS, GPU_SIZES, PARTS, PRECISIONS, Config
 from rankscope.bench.seqpar.report_text import report_text
-from rankscope.cli.common import positive
-from rankscope.cli.options import add_options
+from rankscope.cli.options import add_options, made_of, positive, words_of
 from rankscope.errors import UsageError
 
 DESCRIPTION = """\
@@ -88,29 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.sequence and args.hidden:  # report wrong sizes before any rank starts
         _config(args, GPU_SIZES).check(args.nproc)
-    return run_ranks(_rank_words(args), args.nproc)
-
-
-def _rank_words(args: argparse.Namespace) -> list[str]:
-    """This command line for one rank: everything but --nproc."""
-    sizes = {"-s": args.sequence, "-d": args.hidden, "-p": args.precision}
-    results = {"--range": args.range, "-o": args.output, "--json": args.json, "--profile": args.profile}
-    words = words_of({**sizes, **results, "-f": args.force})
-    return ["bench", "seqpar", *words, *run_words(args)]
-
-
-def run_words(args: argparse.Namespace) -> list[str]:
-    """The options of add_run_options, as given."""
-    counts = {"-it": args.iterations, "-wit": args.warmup, "--chunks": args.chunks}
-    return words_of({**counts, "--backend": args.backend, "--device": args.device, "--overlap": args.overlap})
-
-
-def words_of(options: Mapping[str, object]) -> list[str]:
-    """A command line of options; those that are None or False are left out, True is a flag."""
-    given = [(option, value) for option, value in options.items() if value is not None and value is not False]
-    return [
-        word for option, value in given for word in ((option,) if value is True else (option, str(value)))
-    ]
+    return run_ranks(["bench", "seqpar", *words_of(args, configure, "nproc")], args.nproc)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -131,15 +107,9 @@ def _check(args: argparse.Namespace) -> None:
 
 def _config(args: argparse.Namespace, sizes: tuple[int, int]) -> Config:
     """The options as a Config; ``sizes`` are the defaults of -s and -d."""
-    sequence, hidden = sizes
-    return Config(
-        sequence=args.sequence or sequence,
-        hidden=args.hidden or hidden,
-        iterations=args.iterations,
-        warmup=args.warmup,
-        precision=args.precision,
-        chunks=(args.chunks or DEFAULT_CHUNKS) if args.overlap else 0,
-    )
+    sequence, hidden = args.sequence or sizes[0], args.hidden or sizes[1]
+    chunks = (args.chunks or DEFAULT_CHUNKS) if args.overlap else 0
+    return made_of(Config, args, sequence=sequence, hidden=hidden, chunks=chunks)
 
 
 def _run_rank(args: argparse.Namespace) -> int:

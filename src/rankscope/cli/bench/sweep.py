@@ -6,7 +6,7 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,11 @@ from rankscope.bench.sweep import (
     table_text,
     write_report,
 )
-from rankscope.cli.bench.seqpar import add_run_options, run_words
-from rankscope.cli.common import check_target, positive
+from rankscope.cli.bench.seqpar import add_run_options
+from rankscope.cli.common import check_target
 from rankscope.cli.job.batch import deliver
 from rankscope.cli.job.options import add_job_options
-from rankscope.cli.options import add_options
+from rankscope.cli.options import add_options, positive, words_of
 from rankscope.errors import UsageError
 from rankscope.jobs.batch import SCHEDULERS, make_spec
 from rankscope.jobs.spec import RUN, parse_count
@@ -79,7 +79,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     numbers = _list_of(positive)
     sizes = {name: {"type": numbers, "default": []} for name in ("sequence", "hidden")}
-    precision = {"type": _list_of(_precision), "default": [PRECISIONS[0]]}
+    precision = {"type": _list_of(str, PRECISIONS), "default": [PRECISIONS[0]]}
     add_options(parser, _GRID, **sizes, precision=precision, nproc=numbers)
     add_run_options(parser)
     add_options(parser, _RESULTS, format="table", chart=Path, read=Path, profile={"nargs": "?", "const": ""})
@@ -123,7 +123,7 @@ def _measure(points: list[Point], profiler: list[str] | None, args: argparse.Nam
         print(f"rankscope: {number} of {len(points)}: {point}", file=sys.stderr, flush=True)
         target = folder / point_name(number) if folder is not None and profiler is not None else None
         around = ["profile", "-o", str(target), *(profiler or ())] if target is not None else []
-        report = measure_point(point, run_words(args), around)
+        report = measure_point(point, words_of(args, add_run_options), around)
         if folder is not None:
             write_report(folder, number, report)
         rows.append(row_of({**report, "profile": str(target)} if target is not None else report))
@@ -183,7 +183,7 @@ def _deliver_job(
     points: list[Point], nodes_by_ranks: dict[int, int], profiler: list[str] | None, args: argparse.Namespace
 ) -> int:
     """The whole grid as one job."""
-    shared_words = run_words(args)
+    shared_words = words_of(args, add_run_options)
     scheduler = SCHEDULERS[args.job]
     spec = make_spec(
         scheduler,
@@ -214,16 +214,14 @@ def _check_chart(path: Path, force: bool) -> None:
         )
 
 
-def _list_of(item: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+def _list_of(item: Callable[[str], Any], choices: Sequence[str] = ()) -> Callable[[str], list[Any]]:
     """Parse a comma-separated list; a value that is repeated counts once."""
 
     def parse(text: str) -> list[Any]:
-        return list(dict.fromkeys(item(part.strip()) for part in text.split(",")))
+        parts = [part.strip() for part in text.split(",")]
+        for part in parts:
+            if choices and part not in choices:
+                raise argparse.ArgumentTypeError(f"'{part}' is not one of {', '.join(choices)}")
+        return list(dict.fromkeys(map(item, parts)))
 
     return parse
-
-
-def _precision(text: str) -> str:
-    if text not in PRECISIONS:
-        raise argparse.ArgumentTypeError(f"'{text}' is not one of {', '.join(PRECISIONS)}")
-    return text

@@ -7,6 +7,7 @@ from functools import partial
 
 from rankscope.cli import Parser, Subcommand
 from rankscope.cli.job import batch, container, k8s, manage
+from rankscope.errors import UsageError
 
 TAKES_COMMAND = True
 EPILOG = """\
@@ -27,6 +28,12 @@ def configure(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.command and args.kind not in ("pbs", "slurm", "k8s"):
+        raise UsageError(
+            f"rankscope job {args.kind} takes no COMMAND",
+            why="It starts none: a container runs one later, a job was given its own.",
+            hint="Leave out what follows --.",
+        )
     return JOBS[args.kind].run(args)
 
 

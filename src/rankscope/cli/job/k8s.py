@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shlex
 from pathlib import Path
-from typing import Any
 
 from rankscope.capture.rank import Identity
 from rankscope.capture.selector import parse_selector
@@ -13,11 +12,11 @@ from rankscope.cli import profile
 from rankscope.cli.common import check_target, say, show
 from rankscope.cli.end_tables import end_tables
 from rankscope.cli.job.options import NO_TOOL, STATS_HELP, TOOL, check_without_tool
-from rankscope.cli.options import add_groups, add_options, group, hidden
+from rankscope.cli.options import add_options, add_tables, hidden, made_of
 from rankscope.errors import StoreError, UsageError
 from rankscope.files import open_private
 from rankscope.jobs import k8s, kubectl
-from rankscope.jobs.spec import parse_count, parse_variables
+from rankscope.jobs.spec import parse_variables
 from rankscope.text.run_words import shell_word
 
 DESCRIPTION = """\
@@ -48,65 +47,29 @@ examples:
 """
 # Options of `profile` that do not apply in a cluster: hidden, and refused with a reason.
 _NOT_IN_A_JOB = ("output", "dry_run", "rank", "local_rank", "node_rank", "world_size", "run_as")
-_KIND = "--kind {mpijob,pytorchjob,job}  (default: mpijob)\n"
-_CLUSTER = """\
---namespace NAME  (default: kubectl's)
---context NAME  which cluster (default: kubectl's)
-"""
-_JOB = f"""\
---image NAME  has rankscope and the training code in it
-{_KIND}\
---nodes N  workers, one a node (default: 1)
---ppn N  ranks on each, and its GPUs (default: 1)
---launcher {{mpirun,torchrun}}  what starts a node's ranks (default: mpirun in an MPIJob, else torchrun)
---name NAME  the job's name (default: the script's, and the time)
-{_CLUSTER}\
---env K=V ...  a variable of every rank; may be repeated
-"""
-_RESOURCES = f"""\
---gpus N  GPUs, when not one a rank; 0 for none
---cpu N  cores
---memory SIZE  such as 256Gi
---shm SIZE  /dev/shm (default: {k8s.K8sJob.shm})
---efa N  AWS's network cards; needs --memory
---hugepages SIZE  2 MiB pages (default: 5120Mi with --efa)
---pvc NAME  the claim for the reports; all nodes write to it
---host-path DIR  without --pvc: a folder of each node (default: {k8s.HOST_REPORTS})
-"""
-_SUBMITTING = """\
+_SUBMITTING = {
+    "submitting (default: the manifest goes to stdout)": """\
 --script FILE  write the manifest there
 --submit  create the job through kubectl
 --install-operator  with --submit: install the kind's operator first, if the cluster lacks it
 """
-_DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys(("image", "launcher", "namespace", "context", "cpu", "memory", "hugepages", "pvc"), ""),
-    **dict.fromkeys(("nodes", "ppn"), 1),
-    "kind": {"dest": "job_kind", "default": "mpijob"},
-    "env": [],
-    "shm": k8s.K8sJob.shm,
-    "efa": 0,
-    "host_path": k8s.HOST_REPORTS,
-    "script": Path,
 }
-_GROUPS = (
-    group("the job", _JOB, **_DEFAULTS),
-    group("resources of a worker", _RESOURCES, **_DEFAULTS),
-    group("submitting (default: the manifest goes to stdout)", _SUBMITTING, **_DEFAULTS),
-)
+_KIND = {"dest": "job_kind", "default": "mpijob"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "rankscope job k8s --image IMAGE [options] [profile options] -- COMMAND..."
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
-    add_groups(parser, _GROUPS)
+    tables = {**k8s.K8sJob.OPTIONS, **_SUBMITTING}
+    add_tables(parser, tables, k8s.K8sJob, kind=_KIND, gpus=int, script=Path)
     stats = {"help": f"{STATS_HELP}; in `kubectl logs` (default: the summary, where rank 0 is recorded)"}
     profile.add_profile_options(parser, {**hidden(_NOT_IN_A_JOB), "tool": TOOL, "stats": stats})
 
 
 def add_job_name_options(parser: argparse.ArgumentParser) -> None:
     """What finds a job in a cluster, beside its name."""
-    add_options(parser, _KIND + _CLUSTER, **_DEFAULTS)
+    add_options(parser, k8s.KIND_OPTION + k8s.CLUSTER_OPTIONS, k8s.K8sJob, kind=_KIND)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -129,13 +92,13 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet and job.profiled:
         where = f" --namespace {job.namespace}" if job.namespace else ""
         say(f"Its output: kubectl{where} logs -f -l {k8s.JOB_LABEL}={job.name} --all-containers")
-        say(f"Its reports: rankscope job fetch {job.name} --kind {job.kind}{where}")
+        say(f"Its reports: rankscope job fetch {job.name} --kind {job.job_kind}{where}")
     return 0
 
 
 def _operator_note(job: k8s.K8sJob) -> str:
     """A comment at the top of the manifest: what --submit applies first, for whoever applies it by hand."""
-    operator = k8s.KINDS[job.kind].operator
+    operator = k8s.KINDS[job.job_kind].operator
     if operator is None:
         raise UsageError(
             "--install-operator is not for a plain Job",
@@ -171,7 +134,6 @@ def _job(args: argparse.Namespace) -> k8s.K8sJob:
                 why="The reports go to the volume, under the job's name, and the launcher numbers the ranks.",
                 hint="Leave it out.",
             )
-    nodes, ppn = parse_count("--nodes", args.nodes), parse_count("--ppn", args.ppn)
     options: list[str] = []
     if args.tool == NO_TOOL:
         check_without_tool(args)
@@ -179,24 +141,18 @@ def _job(args: argparse.Namespace) -> k8s.K8sJob:
         plan = profile.plan_of(args, command)
         options = [
             *profile.option_words(args),
-            *_stats_words(args.stats, plan.ranks, nodes * ppn),
+            *_stats_words(args.stats, plan.ranks, args.nodes * args.ppn),
             *(["-f"] if args.force else []),
         ]
-    of_job = ("image", "launcher", "per_node", "namespace")
-    of_worker = ("cpu", "memory", "hugepages", "shm", "pvc", "host_path")
-    return k8s.K8sJob(
+    return made_of(
+        k8s.K8sJob,
+        args,
         name=args.name if args.name is not None else k8s.default_name(command),
         command=command,
-        kind=args.job_kind,
-        nodes=nodes,
-        ppn=ppn,
         profile=tuple(options),
         profiled=args.tool != NO_TOOL,
-        gpus=None if args.gpus is None else k8s.parse_devices("--gpus", args.gpus),
-        efa=k8s.parse_devices("--efa", args.efa),
         counters=args.tool == "ncu" or args.gpu_metrics_device is not None,
         env=parse_variables(args.env),
-        **{name: getattr(args, name) for name in (*of_job, *of_worker)},
     )
 
 
@@ -224,8 +180,6 @@ def configure_fetch(parser: argparse.ArgumentParser) -> None:
 
 
 def run_fetch(args: argparse.Namespace) -> int:
-    if args.command:
-        raise UsageError("this takes the name of a job, and no COMMAND", hint="Leave out what follows --.")
     target = args.output or Path(args.id)
     check_target(target, args.force)
     cluster = kubectl.Kubectl(args.namespace, args.context)

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from rankscope.cli.job.k8s import add_job_name_options
-from rankscope.errors import RankscopeError, UsageError
+from rankscope.errors import RankscopeError
 from rankscope.jobs import kubectl
 from rankscope.jobs.batch import SCHEDULERS, collect, find_scheduler, scheduler_here
 from rankscope.jobs.scheduler import delete
@@ -36,7 +36,6 @@ def _configure(parser: argparse.ArgumentParser, *more: str) -> None:
 
 
 def run_status(args: argparse.Namespace) -> int:
-    _refuse_command(args)
     scheduler = find_scheduler(args.scheduler)
     state = scheduler.state(args.id)
     if state.word == "unknown":
@@ -54,7 +53,6 @@ def run_delete(args: argparse.Namespace) -> int:
     if args.scheduler == KUBERNETES or in_cluster:
         print(kubectl.delete(args.id, args.job_kind, kubectl.Kubectl(args.namespace, args.context)))
         return 0
-    _refuse_command(args)
     if delete(find_scheduler(args.scheduler), args.id, now=args.now):
         print(f"Asked job {args.id} to end; it collects its reports first")
     else:
@@ -72,11 +70,5 @@ def configure_collect(parser: argparse.ArgumentParser) -> None:
 
 
 def run_collect(args: argparse.Namespace) -> int:
-    _refuse_command(args)
     collect(args.source, args.run)
     return 0
-
-
-def _refuse_command(args: argparse.Namespace) -> None:
-    if args.command:
-        raise UsageError("this command takes no COMMAND", hint="Leave out what follows --.")

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankscope.cli import profile
-from rankscope.cli.options import Group, Settings, add_groups, group
+from rankscope.cli.options import Group, add_groups, group
 from rankscope.errors import UsageError
 from rankscope.jobs.launchers import LAUNCHERS
+from rankscope.text.option_table import Settings
 
 
 class Wait(argparse.Action):
@@ -103,6 +104,6 @@ def _groups(scheduler: str) -> tuple[Group, ...]:
     nodes = _SLURM_NODES if slurm else _PBS_NODES
     return (
         group("the job", job + nodes, queue=of_queue, partition=of_queue),
-        group("around the command", around, env=[]),
+        group("around the command", around),
         group("submitting (default: the script goes to stdout)", _SUBMITTING, wait=waits),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,6 @@ from rankscope.readers.base import EventBatch
 from rankscope.readers.checked_values import json_object
 from rankscope.readers.columns import NULL, Codes, EventColumns, Numbers
 from rankscope.readers.edited_columns import EditedColumns
-
-if TYPE_CHECKING:
-    from rankscope.readers.kineto.reader import JsonBatch
 
 HOST_TO_DEVICE, FROM_OP = "HostToDevice", "async_npu"
 """Categories of flows: from a call of CANN to its task, and from an op of the framework to it."""
@@ -144,13 +141,10 @@ def _resolve(
     """Follow the flows from calls and ops to tasks."""
     layer = np.array([surveyed.layers.get(pid, "") for pid, _ in threads] or [""])[slices.thread]
     calls, tasks = slices.pick(layer == CANN), slices.pick(np.isin(layer, (HARDWARE, *HCCL)))
-    launched = _Flow(flows[HOST_TO_DEVICE, "s"], flows[HOST_TO_DEVICE, "f"])
-    around = _open_at(calls, launched.source)
-    surveyed.correlation = _joined(calls, around, tasks, _starting_at(tasks, launched.target))
-    called = _Flow(flows[FROM_OP, "s"], flows[FROM_OP, "f"])
-    surveyed.external_id = _joined(
-        ops, _starting_at(ops, called.source), tasks, _starting_at(tasks, called.target)
-    )
+    source, target = _both_ends(flows[HOST_TO_DEVICE, "s"], flows[HOST_TO_DEVICE, "f"])
+    surveyed.correlation = _joined(calls, _open_at(calls, source), tasks, _starting_at(tasks, target))
+    source, target = _both_ends(flows[FROM_OP, "s"], flows[FROM_OP, "f"])
+    surveyed.external_id = _joined(ops, _starting_at(ops, source), tasks, _starting_at(tasks, target))
     on_plane = np.array(
         [
             surveyed.layers.get(pid, "") in HCCL
@@ -168,14 +162,12 @@ def is_communication(thread: str) -> bool:
     return "Communication" in thread
 
 
-class _Flow:
-    """Both ends of the flows that have both."""
-
-    def __init__(self, sources: _Points, targets: _Points) -> None:
-        ids, first = np.unique(sources.number, return_index=True)
-        at = np.minimum(np.searchsorted(ids, targets.number), max(len(ids) - 1, 0))
-        has_source = ids[at] == targets.number if len(ids) else np.zeros(len(targets.number), bool)
-        self.source, self.target = sources.pick(first[at[has_source]]), targets.pick(has_source)
+def _both_ends(sources: _Points, targets: _Points) -> tuple[_Points, _Points]:
+    """Sources and targets of the flows that have both."""
+    ids, first = np.unique(sources.number, return_index=True)
+    at = np.minimum(np.searchsorted(ids, targets.number), max(len(ids) - 1, 0))
+    has_source = ids[at] == targets.number if len(ids) else np.zeros(len(targets.number), bool)
+    return sources.pick(first[at[has_source]]), targets.pick(has_source)
 
 
 def _starting_at(events: _Points, points: _Points) -> Numbers:
@@ -240,18 +232,28 @@ _DTYPES = {
 class AscendBatch(EventBatch):
     """The events of one block of JSON, with what they mean."""
 
-    def __init__(self, batch: JsonBatch, number: int, survey: Survey, recording: Recording) -> None:
+    def __init__(self, batch: EventBatch, number: int, survey: Survey, recording: Recording) -> None:
         self._batch, self._number, self._survey, self._recording = batch, number, survey, recording
 
     def columns(self) -> EventColumns:
         columns = self._batch.columns()
         edited = EditedColumns(columns)
         is_slice = columns.phase == edited.code("X")
-        self._name_steps(edited)
-        self._translate_calls(edited, is_slice)
+        # torch_npu records steps as ops.
+        steps = [code for code, text in enumerate(edited.texts) if _STEP.match(text)]
+        is_step = np.isin(edited.name, steps) & (edited.category == edited.code("cpu_op"))
+        edited.category[is_step] = edited.code("user_annotation")
+        # CANN's calls have a process of their own with the threads of the Python process.
+        calls = is_slice & self._of_layer(edited, CANN)
+        edited.category[calls] = edited.code("privateuse1_runtime")
+        if len(python := self._survey.pids("Python")) == 1:
+            edited.pid[calls] = edited.code(python[0])
         self._translate_tasks(edited, is_slice, columns)
         self._translate_operations(edited, is_slice, columns.tid)
-        self._translate_overlap(edited, is_slice, columns.tid)
+        # The overlap is computed from the other layers: shown, and not counted.
+        derived = is_slice & self._of_layer(edited, "Overlap Analysis")
+        edited.category[derived] = edited.code("gpu_user_annotation")
+        self._put_on_device(edited, derived, columns.tid, _OVERLAP_STREAMS)
         for name in ("correlation", "external_id"):
             events, ids = self._survey.in_batch(self._number, getattr(self._survey, name), len(columns))
             np.put(getattr(edited, name), events, ids)
@@ -274,20 +276,6 @@ class AscendBatch(EventBatch):
         streams = np.array([int(match[0]) if match else 0 for match in threads], dtype=np.int64)
         edited.stream[events] = streams[index] + first_stream
 
-    def _name_steps(self, edited: EditedColumns) -> None:
-        """torch_npu records steps as ops."""
-        steps = [code for code, text in enumerate(edited.texts) if _STEP.match(text)]
-        is_step = np.isin(edited.name, steps) & (edited.category == edited.code("cpu_op"))
-        edited.category[is_step] = edited.code("user_annotation")
-
-    def _translate_calls(self, edited: EditedColumns, is_slice: Any) -> None:
-        """CANN's calls have a process of their own with the threads of the Python process."""
-        calls = is_slice & self._of_layer(edited, CANN)
-        edited.category[calls] = edited.code("privateuse1_runtime")
-        python = self._survey.pids("Python")
-        if len(python) == 1:
-            edited.pid[calls] = edited.code(python[0])
-
     def _translate_tasks(self, edited: EditedColumns, is_slice: Any, columns: EventColumns) -> None:
         tasks = is_slice & self._of_layer(edited, HARDWARE)
         if not tasks.any():
@@ -305,12 +293,6 @@ class AscendBatch(EventBatch):
         category[tasks & listed] = edited.code("gpu_user_annotation")
         edited.category[:] = category
         self._put_on_device(edited, tasks, columns.tid)
-
-    def _translate_overlap(self, edited: EditedColumns, is_slice: Any, tid: Codes) -> None:
-        """Computed from the other layers: shown, and not counted."""
-        derived = is_slice & self._of_layer(edited, "Overlap Analysis")
-        edited.category[derived] = edited.code("gpu_user_annotation")
-        self._put_on_device(edited, derived, tid, _OVERLAP_STREAMS)
 
     def _translate_operations(self, edited: EditedColumns, is_slice: Any, tid: Codes) -> None:
         hccl = np.flatnonzero(is_slice & self._of_layer(edited, *HCCL))

@@ -10,42 +10,28 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankscope.readers.ascend.recording import identity_of, read_recording
-from rankscope.readers.base import Reader, Reading, TraceIdentity
+from rankscope.readers.base import EventBatch, Reader, TraceIdentity
 from rankscope.readers.kineto.reader import KinetoReading
 
 if TYPE_CHECKING:
-    from rankscope.readers.ascend.events import AscendBatch
     from rankscope.readers.columns import EventColumns
 
-_SIGNS = re.compile(
-    rb'"(?:Ascend Hardware|CANN|AscendCL@[^"]*|async_npu|async_task_queue|HostToDevice|torch_to_npu)"'
-    rb'|"ts"\s*:\s*"\d{13,}\.'
-)
-"""Names that only these profilers write, and times in quotes, in the first bytes of a list of events."""
 
-
-class AscendReading(Reading):
+class AscendReading(KinetoReading):
     """Two passes over one file."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._json = KinetoReading(path)
-        self.report, self.header = self._json.report, self._json.header
-
-    def batches(self) -> Iterator[AscendBatch]:
+    def batches(self) -> Iterator[EventBatch]:  # type: ignore[override]
         # Late: numpy is not needed to find and identify files.
         from rankscope.readers.ascend.events import AscendBatch, survey
 
         recording = read_recording(self._path)
         identity = identity_of(self._path)
         if identity.rank is not None and identity.world_size is not None:
-            about = {"backend": "hccl", "rank": identity.rank, "world_size": identity.world_size}
             groups = [
                 {
                     "pg_name": group.hash,
@@ -56,26 +42,21 @@ class AscendReading(Reading):
                 for group in recording.groups.values()
                 if group.ranks
             ]
-            self.header["distributedInfo"] = {**about, "pg_config": groups}
+            self.header["distributedInfo"] = {
+                "backend": "hccl",
+                "rank": identity.rank,
+                "world_size": identity.world_size,
+                "pg_config": groups,
+            }
         surveyed = survey(_all_columns(self._path))
-        for number, batch in enumerate(self._json.batches()):
+        for number, batch in enumerate(super().batches()):
             yield AscendBatch(batch, number, surveyed, recording)
-
-    def position(self) -> int:
-        return self._json.position()
-
-    def clock_base_ns(self) -> int:
-        return self._json.clock_base_ns()
 
 
 class AscendReader(Reader):
     """Recognised by names and times that no other program writes."""
 
     name = "ascend"
-
-    def recognises(self, path: Path, head: bytes) -> bool:
-        text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-        return text[:1] == b"[" and _SIGNS.search(text) is not None
 
     def identify_parts(self, path: Path) -> list[TraceIdentity]:
         return [identity_of(path)]

@@ -20,17 +20,15 @@ from rankscope.model import (
     MEMORY_UTILIZATION,
     POWER,
     POWER_LIMIT,
-    POWER_VIOLATION,
     REASON_BITS,
     SM_CLOCK,
     SM_CLOCK_LIMIT,
     SW_POWER_CAP,
     SW_THERMAL,
     TEMPERATURE,
-    THERMAL_VIOLATION,
     UTILIZATION,
 )
-from rankscope.readers.base import LOCAL, NO_CLOCK, TIME_OF_DAY, UNIX, LoggedDevice
+from rankscope.readers.base import LOCAL, NO_CLOCK, UNIX, LoggedDevice
 
 _MOST_GPUS = 1024
 _LONGEST_NAME = 100
@@ -47,10 +45,6 @@ _COLUMNS = {
     "clocks.mem": MEMORY_CLOCK, "clocks.current.memory": MEMORY_CLOCK,
     "power.draw": POWER, "temperature.gpu": TEMPERATURE, "temperature.memory": MEMORY_TEMPERATURE,
     "utilization.gpu": UTILIZATION, "utilization.memory": MEMORY_UTILIZATION, "memory.used": MEMORY_USED,
-    # nvidia-smi dmon: pclk is the clock of the SMs
-    "pclk": SM_CLOCK, "mclk": MEMORY_CLOCK, "pwr": POWER, "gtemp": TEMPERATURE, "temp": TEMPERATURE,
-    "mtemp": MEMORY_TEMPERATURE, "sm": UTILIZATION, "mem": MEMORY_UTILIZATION, "fb": MEMORY_USED,
-    "pviol": POWER_VIOLATION, "tviol": THERMAL_VIOLATION,
     # dcgmi dmon
     "smclk": SM_CLOCK, "mmclk": MEMORY_CLOCK, "power": POWER, "tmptr": TEMPERATURE, "mmtmp": MEMORY_TEMPERATURE,
     "gputl": UTILIZATION, "mcutl": MEMORY_UTILIZATION, "fbusd": MEMORY_USED, "dvcctr": _REASONS,
@@ -61,10 +55,6 @@ _COLUMNS = {
     "dcgm_fi_dev_gpu_util": UTILIZATION, "dcgm_fi_dev_mem_copy_util": MEMORY_UTILIZATION,
     "dcgm_fi_dev_fb_used": MEMORY_USED, "dcgm_fi_dev_clock_throttle_reasons": _REASONS,
     "dcgm_fi_dev_clocks_event_reasons": _REASONS,
-    # amd-smi monitor
-    "power_usage": POWER, "hotspot_temperature": TEMPERATURE, "memory_temperature": MEMORY_TEMPERATURE,
-    "gfx_clk": SM_CLOCK, "gfx_clock": SM_CLOCK, "mem_clk": MEMORY_CLOCK, "mem_clock": MEMORY_CLOCK, "gfx": UTILIZATION,
-    "vram_used": MEMORY_USED,
 }  # fmt: skip
 _REASON_COLUMNS = {
     "active": _REASONS, "gpu_idle": REASON_BITS[0x01], "applications_clocks_setting": REASON_BITS[0x02],
@@ -74,7 +64,7 @@ _REASON_COLUMNS = {
 }  # fmt: skip
 _REASON_COLUMN = re.compile(r"clocks_(?:throttle|event)_reasons\.(\w+)")
 _NOT_COUNTERS = re.compile(
-    r"(?:count|driver_version|name|gpu_name|vbios_version|serial|gpu_serial|pci\..*|xcp|.*_date)"
+    r"(?:count|driver_version|name|gpu_name|vbios_version|serial|gpu_serial|pci\..*|.*_date)"
 )
 _MISSING = frozenset(
     {"", "-", "n/a", "[n/a]", "[not supported]", "not supported", "[unknown error]", "unknown error"}
@@ -118,12 +108,8 @@ def layout_of(head: bytes) -> Layout | None:
     """What wrote a file that begins like this; None if it is none of these tools."""
     lines = [line for line in head.decode("utf-8", "replace").splitlines()[:200] if line.strip()]
     for line in lines[:3]:
-        if CsvTable.is_header(line):
-            return CsvTable("amd-smi" if re.match(r"timestamp,\s*gpu\b", line.strip()) else "nvidia-smi")
-        if _QUERY_LINE.match(line):
+        if CsvTable.is_header(line) or _QUERY_LINE.match(line):
             return CsvTable("nvidia-smi")
-    if any(_DMON_HEADER.search(line) for line in lines[:20]):
-        return Monitor("nvidia-smi dmon")
     if any(_DCGM_HEADER.search(line) for line in lines[:20]):
         return Monitor("dcgmi dmon")
     if any(_METRIC.match(line) for line in lines if line.startswith("DCGM_FI_")):
@@ -217,7 +203,7 @@ class _Table:
 
 
 class CsvTable(_Table):
-    """nvidia-smi --query-gpu=… --format=csv, and amd-smi monitor --csv: a header, then a line a GPU and moment."""
+    """nvidia-smi --query-gpu=… --format=csv: a header, then a line a GPU and moment."""
 
     def __init__(self, tool: str) -> None:
         super().__init__(tool)
@@ -264,61 +250,41 @@ _NOT_SERIES = {
 }  # fmt: skip
 """Columns that tell of which GPU and time a line is."""
 _QUERIED = frozenset(
-    name
-    for name in _COLUMNS
-    if "." in name or name in ("power_usage", "hotspot_temperature", "gfx_clk", "gfx_clock")
-) | {"clocks.gr", "clocks.current.graphics", "power.draw.instant", "power.draw.average"}
+    {"clocks.gr", "clocks.current.graphics", "power.draw.instant", "power.draw.average"}
+    | {name for name in _COLUMNS if "." in name}
+)
 """Columns that no other program's csv has."""
 _QUERY_LINE = re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}, .*(?: MHz| W| MiB|GPU-|, P\d+|, \d+)")
-_DMON_HEADER = re.compile(
-    r"#\s*(?:Date,?\s+)?(?:Time,?\s+)?gpu[\s,]+(?:\w+[\s,]+)*?(?:pwr|gtemp|sm|mclk|pclk|pviol|tviol|fb|rxpci|sbecc)\b",
-    re.IGNORECASE,
-)
 _DCGM_HEADER = re.compile(r"#\s*Entity\s+[A-Z]")
-_UNIT_LINE = re.compile(r"^[#\s]*(?:YYYYMMDD|HH:MM:SS|Idx|ID\s*$|Id\s*$)")
-_UNITS = {"c": "°C", "mhz": "MHz", "mb": "MB", "w": "W", "mb/s": "MB/s"}
 _ENTITY = re.compile(r"\s*GPU[ \t]+(\d{1,4})[ \t]+")
 
 
 class Monitor(_Table):
-    """nvidia-smi dmon and dcgmi dmon: headers that repeat, then a line a GPU and moment, in columns or as csv.
+    """dcgmi dmon: headers that repeat, then a line a GPU and moment, in columns.
 
-    dcgmi writes no time: each line has one before it if the output went through a program that adds it (ts, awk).
+    It writes no time: each line has one before it if the output went through a program that adds it (ts, awk).
     """
 
     def row(self, line: str) -> Row | None:
         if "#" in line:
-            self._learn(line[line.index("#") + 1 :])
+            names = line[line.index("#") + 1 :].lower().split()[:_MOST_COLUMNS]
+            if names[:1] == ["entity"]:
+                self._names = names[1:]
+                self._learn_series((name, "") for name in self._names)
             return None
         text = line.strip()
         clock, time, at = NO_CLOCK, 0, 0
         with suppress(ValueError):
             clock, time, at = read_time(text)
-        rest = text[at:].lstrip(" \t,")
-        if not rest or _UNIT_LINE.match(rest):
+        rest = text[at:].lstrip()
+        if rest in ("", "ID", "Id"):  # the second line of a header
             return None
-        if entity := _ENTITY.match(rest):
-            number, parts = entity[1], _split(rest[entity.end() :])
-        else:
-            number, *parts = _split(rest)
+        entity = _ENTITY.match(rest)
+        if entity is None:
+            raise ValueError("no GPU")
+        parts = rest[entity.end() :].split()
         self._check(parts)
-        return Row(_device(number), clock, time, self._series, parts)
-
-    def _learn(self, header: str) -> None:
-        """The columns behind the time and the GPU; a second line has their units."""
-        names = [name.lower() for name in _split(header)][:_MOST_COLUMNS]
-        while names and names[0] in ("date", "time", "yyyymmdd", "hh:mm:ss"):
-            del names[0]
-        if names[:1] == ["idx"] and len(names) == len(self._names) + 1:
-            units = (_UNITS.get(unit, unit) for unit in names[1:])
-            self._learn_series(zip(self._names, units, strict=True))
-        elif names[:1] in (["gpu"], ["entity"]):
-            self._names = names[1:]
-            self._learn_series((name, "") for name in self._names)
-
-
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",")] if "," in text else text.split()
+        return Row(_device(entity[1]), clock, time, self._series, parts)
 
 
 _METRIC = re.compile(r"(DCGM_FI_\w{1,80})\{(.{0,2000})\}\s+(\S{1,60})(?:\s+(\S{1,40}))?\s*$")
@@ -355,10 +321,9 @@ _LATEST_SECOND = 1 << 32
 _MILLISECONDS_FROM = 100_000_000_000
 """As seconds this would be the year 5138, as milliseconds it is 1973."""
 
-_DATE = r"(?:\d{4}/\d\d/\d\d|\d{4}-\d\d-\d\d|\d{8})"
+_DATE = r"(?:\d{4}/\d\d/\d\d|\d{4}-\d\d-\d\d)"
 _CLOCK = r"\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?"
 DATE_AND_TIME = re.compile(rf"({_DATE})[ \tT,]+({_CLOCK})(Z|[+-]\d\d:?\d\d)?")
-TIME_ALONE = re.compile(rf"({_CLOCK})(?![:\d])")
 EPOCH = re.compile(r"(\d{9,16}(?:\.\d{1,9})?)(?![\d.:/-])")
 
 
@@ -373,8 +338,6 @@ def read_time(text: str) -> tuple[str, int, int]:
         if zone is None:
             return LOCAL, time, match.end()
         return UNIX, time - _zone_ns(zone), match.end()
-    if match := TIME_ALONE.match(text):
-        return TIME_OF_DAY, clock_ns(match[1]), match.end()
     if match := EPOCH.match(text):
         return UNIX, epoch_ns(match[1]), match.end()
     raise ValueError("no time")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,6 @@ from rankscope.model import READ_EVENTS, gpu_label
 from rankscope.readers.base import (
     LOCAL,
     NO_CLOCK,
-    TIME_OF_DAY,
-    UNIX,
     EventBatch,
     LoggedDevice,
     NodeLog,
@@ -24,9 +23,9 @@ from rankscope.readers.base import (
     Reading,
     ReadReport,
 )
-from rankscope.readers.byte_stream import ByteStream, is_gzip, open_stream
+from rankscope.readers.byte_stream import ByteStream, is_packed, line_blocks, open_stream
 from rankscope.readers.gpu_counters.layouts import Layout, Row, layout_of
-from rankscope.readers.row_batch import RowBatch
+from rankscope.readers.row_batch import RowBatch, name_row
 
 _HEAD_BYTES = 1 << 16
 _FIRST_BYTES = 1 << 20
@@ -39,11 +38,10 @@ _HEADER_LINES = 20
 _SECOND = re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.")
 _SECOND_CHARACTERS = 19
 _SECOND_NS = 1_000_000_000
-_DAY_NS = 86_400_000_000_000
 
 
 class GpuCountersReader(NodeReader):
-    """nvidia-smi, dcgmi, dcgm-exporter and amd-smi, recognised by their headers."""
+    """nvidia-smi, dcgmi and dcgm-exporter, recognised by their headers."""
 
     name = "gpu-counters"
 
@@ -83,7 +81,6 @@ _QUERY = (
     "power.limit,temperature.gpu,clocks_event_reasons.active --format=csv -lms 100 -f FILE"
 )
 _WITH_TIMES = {
-    "nvidia-smi dmon": "Start it with nvidia-smi dmon -o DT",
     "dcgmi dmon": 'Add them: dcgmi dmon … | while read -r line; do echo "$(date +%s.%N) $line"; done > FILE',
     "dcgm-exporter": "Add them behind each value, in milliseconds since 1970, as Prometheus' text format allows.",
 }
@@ -133,7 +130,10 @@ class GpuCountersReading(Reading):
                 "shift_ns": self._part.shift_ns,
             }
         }
-        yield RowBatch(READ_EVENTS, [*rows, *self._tracks()])
+        labels = map(gpu_label, self._part.devices)
+        yield RowBatch(
+            READ_EVENTS, [*rows, *(name_row("process_name", label, "", label) for label in labels)]
+        )
 
     def _event(self, row: Row) -> dict[str, Any] | None:
         part = self._part
@@ -153,13 +153,6 @@ class GpuCountersReading(Reading):
         return {
             "ph": "C", "category": "gpu_counter", "name": label, "pid": label, "tid": "", "ts_ns": time, "args": values,
         }  # fmt: skip
-
-    def _tracks(self) -> Iterator[dict[str, Any]]:
-        for key in self._part.devices:
-            label = gpu_label(key)
-            yield {
-                "ph": "M", "category": "", "name": "process_name", "pid": label, "tid": "", "args": {"name": label},
-            }  # fmt: skip
 
     def position(self) -> int:
         return self._position
@@ -181,19 +174,17 @@ class _Lines:
             self._stream.close()
             raise ReadError(
                 f"{path} has no counters of GPUs",
-                why="Its header is not one of nvidia-smi, dcgmi or amd-smi.",
+                why="Its header is not one of nvidia-smi or dcgmi.",
                 hint=_QUERY,
             )
         self.layout: Layout = layout
         self.damage = ""
         self.clock = NO_CLOCK
-        self._midnights = 0
         self._unwanted = b"-"
         """How lines begin that are of a second outside the wanted times."""
-        self._before = 0
 
     def rows(self) -> Iterator[Row]:
-        """What the lines hold. Lines that cannot be read are counted; times of day go on after midnight."""
+        """What the lines hold. Lines that cannot be read are counted."""
         for line in self._texts():
             try:
                 row = self.layout.row(line)
@@ -207,39 +198,25 @@ class _Lines:
             elif row.clock != self.clock:
                 self._report.lose(f"its time is written in another way: {line[:80]!r}")
                 continue
-            if self._wanted is not None and _SECOND.match(line) and self._is_outside(row):
-                self._unwanted = line[:_SECOND_CHARACTERS].encode()
-            yield self._unwrapped(row) if row.clock == TIME_OF_DAY else row
-
-    def _is_outside(self, row: Row) -> bool:
-        """Whether the whole second of a line is outside the wanted times."""
-        begin, end = self._wanted or (0, 0)
-        return row.clock == LOCAL and not begin - _SECOND_NS <= row.time_ns <= end + _SECOND_NS
-
-    def _unwrapped(self, row: Row) -> Row:
-        if row.time_ns < self._before - _DAY_NS // 2:
-            self._midnights += 1
-        self._before = row.time_ns
-        return row._replace(time_ns=row.time_ns + self._midnights * _DAY_NS)
+            if self._wanted is not None and row.clock == LOCAL and _SECOND.match(line):
+                begin, end = self._wanted
+                if (
+                    not begin - _SECOND_NS <= row.time_ns <= end + _SECOND_NS
+                ):  # nor is the rest of this second
+                    self._unwanted = line[:_SECOND_CHARACTERS].encode()
+            yield row
 
     def _texts(self) -> Iterator[str]:
-        rest, skipping = b"", False
-        block = self._pending
-        while block:
-            *whole, rest = (rest + block).split(b"\n")
+        too_long, rest = partial(self._report.lose, "a line that is too long"), b""
+        for block in line_blocks(self._stream, _BLOCK_BYTES, _LONGEST_LINE, too_long, self._pending):
+            *whole, rest = block.split(b"\n")
             for line in () if self._is_unwanted(whole) else whole:
-                if line[:_SECOND_CHARACTERS] == self._unwanted:
-                    continue
-                if skipping or len(line) > _LONGEST_LINE:
-                    self._report.lose("a line that is too long")
-                    skipping = False
-                    continue
-                yield line.decode("utf-8", "replace")
-            if len(rest) > _LONGEST_LINE:
-                rest, skipping = b"", True
-            block = self._stream.read(_BLOCK_BYTES)
+                if len(line) > _LONGEST_LINE:
+                    too_long()
+                elif line[:_SECOND_CHARACTERS] != self._unwanted:
+                    yield line.decode("utf-8", "replace")
         self.damage = self._stream.damage
-        if rest or skipping:
+        if rest:
             # Its last number may be cut: 135 of 1350.
             self._report.lose("the last line is not complete")
             self.damage = self.damage or "the last line is not complete"
@@ -247,7 +224,7 @@ class _Lines:
     def _is_unwanted(self, lines: list[bytes]) -> bool:
         """Whether all lines of a block are long before or after the wanted times. Clocks are set back, by an hour in
         autumn, so what is near is read."""
-        if self._wanted is None or self.clock not in (UNIX, LOCAL):
+        if self._wanted is None:
             return False
         begin, end = self._wanted
         first, last = self._first_time(lines), self._first_time(lines[::-1])
@@ -300,9 +277,9 @@ def _is_of_one_gpu(rows: list[Row]) -> bool:
 
 
 def _last_time(path: Path, clock: str) -> int:
-    """The last time of a log: in its last lines, unless it is compressed or its times may have begun again."""
+    """The last time of a log: in its last lines, unless it is compressed."""
     with closing(_Lines(path)) as lines:
-        if clock == TIME_OF_DAY or is_gzip(path):
+        if is_packed(path):
             return max((row.time_ns for row in lines.rows()), default=0)
         next(lines.rows(), None)  # the header
     with path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""torch.profiler's Kineto traces, and Chrome traces in general: .json and .json.gz, in any layout.
+"""torch.profiler's Kineto traces, and Chrome traces in general: .json, also compressed, in any layout.
 
 The bytes are cut at event boundaries into blocks, and DuckDB parses the blocks in parallel, each as a file
-(docs/adr/0003-reading-json.md). A block that does not parse is repaired event by event.
+(docs/adr/0136-native-scanner.md). A block that does not parse is repaired event by event.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rankscope.readers.base import (
     usable_time,
     usable_world,
 )
-from rankscope.readers.byte_stream import GzipStream, PlainStream, fill, is_gzip, open_stream, read_head
+from rankscope.readers.byte_stream import GzipStream, PlainStream, fill, is_packed, open_stream, read_head
 from rankscope.readers.kineto import json_layout
 from rankscope.readers.memory_file import MemoryFile
 from rankscope.sql import sql_name, sql_text, sql_texts
@@ -197,11 +197,6 @@ class JsonBatch(EventBatch):
         block = self.__dict__.pop("_block", self._unread)
         if isinstance(block, Block) and isinstance(block.data, bytearray):
             self._spare.append(block.data)
-
-
-def batch_of(events: bytes, separator: bytes, report: ReadReport) -> JsonBatch:
-    """A batch of events that another reader wrote as JSON."""
-    return JsonBatch(Block(events, 0, len(events), 0, separator), report, [])
 
 
 class KinetoReading(Reading):
@@ -410,10 +405,10 @@ def _fields_before_events(path: Path) -> dict[str, Any]:
 
 
 def _trailing_object(path: Path, key: str, thorough: bool) -> dict[str, Any]:
-    """An object among the fields after the events, or {}. A gzip file is searched only if `thorough`: it must be
+    """An object among the fields after the events, or {}. A compressed file is searched only if `thorough`: it must be
     read to the end."""
-    if is_gzip(path):
-        tail = _gzip_tail(path) if thorough else b""
+    if is_packed(path):
+        tail = _unpacked_tail(path) if thorough else b""
     else:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _HEAD_BYTES))
@@ -430,7 +425,7 @@ def _trailing_object(path: Path, key: str, thorough: bool) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _gzip_tail(path: Path) -> bytes:
+def _unpacked_tail(path: Path) -> bytes:
     tail = b""
     with closing(open_stream(path)) as stream:
         while piece := stream.read(BLOCK_BYTES):

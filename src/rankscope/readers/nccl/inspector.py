@@ -11,13 +11,13 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope.model import NCCL, Table
 from rankscope.readers.base import Batch, EventBatch, Reader, Reading, TraceIdentity
-from rankscope.readers.byte_stream import open_stream
+from rankscope.readers.byte_stream import line_blocks, open_stream
 from rankscope.readers.checked_values import integer, json_object, text
 from rankscope.readers.memory_file import MemoryFile
 from rankscope.readers.nccl.operations import events_of, table_rows
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rankscope.readers.columns import EventColumns
 
 TRACK = "NCCL Inspector"
-_MARK = b'"inspector_output_format_version"'
 _KNOWN_VERSION = "v4."
 _BLOCK_BYTES = 16 << 20
 _LONGEST_LINE = 16 << 20
@@ -175,30 +174,14 @@ class InspectorReading(Reading):
         self._parts: list[Path] = []
 
     def batches(self) -> Iterator[EventBatch]:
-        rest, number, ended = b"", 0, False
+        too_long = partial(self.report.lose, f"a line is longer than {_LONGEST_LINE >> 20} MiB")
         try:
-            while not ended:
-                piece = self._stream.read(_BLOCK_BYTES)
-                ended = len(piece) < _BLOCK_BYTES
-                data = rest + piece
-                end = len(data) if ended else data.rfind(b"\n") + 1
-                lines, rest = data[:end], data[end:]
-                if len(rest) > _LONGEST_LINE:
-                    self.report.lose(f"a line is longer than {_LONGEST_LINE >> 20} MiB")
-                    rest = self._after_long_line()
-                if lines:
-                    yield LinesBatch(lines, number, self)
-                    number += 1
+            blocks = line_blocks(self._stream, _BLOCK_BYTES, _LONGEST_LINE, too_long)
+            for number, lines in enumerate(blocks):
+                yield LinesBatch(lines, number, self)
         finally:
             self.report.damage = self._stream.damage
             self._stream.close()
-
-    def _after_long_line(self) -> bytes:
-        while piece := self._stream.read(_BLOCK_BYTES):
-            end = piece.find(b"\n") + 1
-            if end:
-                return piece[end:]
-        return b""
 
     def add(self, number: int) -> EventColumns:
         """Keep the operations that this thread has parsed for the table, and return them as events."""
@@ -291,9 +274,6 @@ class InspectorReader(Reader):
     """Recognises the lines by the version in their metadata."""
 
     name = "nccl_inspector"
-
-    def recognises(self, path: Path, head: bytes) -> bool:
-        return head.lstrip()[:1] == b"{" and _MARK in head
 
     def identify_parts(self, path: Path) -> list[TraceIdentity]:
         ranks = _ranks(path, path.stat().st_mtime_ns)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from rankscope.model import NCCL, NCCL_CATEGORY
 from rankscope.readers.row_batch import RowBatch
 from rankscope.sql import sql_text, sql_texts
@@ -69,10 +72,12 @@ def events_of(rows: str, track: str, world: str) -> str:
 
 
 class OperationRows(RowBatch):
-    """Operations that were made in Python, as rows of model.NCCL."""
+    """Operations that were made in Python: as rows of model.NCCL, or, with a track, as events."""
 
-    def select(self) -> str:
-        return table_rows(super().select())
+    def __init__(self, rows: Iterable[Mapping[str, Any]], track: str = "", world: str = "") -> None:
+        super().__init__(NCCL, rows)
+        self._track, self._world = track, world
 
-    def select_repaired(self) -> str:
-        return table_rows(super().select_repaired())
+    def _select(self, content: str) -> str:
+        rows = table_rows(super()._select(content))
+        return events_of(rows, self._track, self._world) if self._track else rows

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankscope.model import NCCL, NCCL_CATEGORY, NCCL_PARTS, Table
-from rankscope.readers.base import NCCL_PLUGIN_EVENT, Batch, EventBatch, Reader, ReadyBatch, TraceIdentity
+from rankscope.readers.base import Batch, EventBatch, Reader, ReadyBatch, TraceIdentity
 from rankscope.readers.byte_stream import read_head
 from rankscope.readers.checked_values import integer, json_object, text
 from rankscope.readers.columns import NULL, Texts
 from rankscope.readers.kineto.reader import Block, KinetoReading
-from rankscope.readers.nccl.operations import OperationRows, events_of
+from rankscope.readers.nccl.operations import OperationRows
 
 if TYPE_CHECKING:
     from rankscope.readers.columns import EventColumns
@@ -82,7 +82,7 @@ class PluginReading(KinetoReading):
             batch.close()
             self._collect(columns)
             yield ReadyBatch(_with_own_categories(columns))
-        yield _Operations(self._rows, self._owner.communicator)
+        yield OperationRows(self._rows, TRACK, self._owner.communicator)
 
     def _blocks(self) -> Iterator[Block]:
         for block in (each.read() for each in super()._blocks()):
@@ -97,7 +97,7 @@ class PluginReading(KinetoReading):
         return self._base_ns
 
     def further(self) -> Iterator[tuple[Table, Batch]]:
-        yield NCCL, OperationRows(NCCL, self._rows)
+        yield NCCL, OperationRows(self._rows)
 
     def _collect(self, columns: EventColumns) -> None:
         """The operations among these events, in the order of the file: kernels follow the operation they are of."""
@@ -175,35 +175,19 @@ def _hash(number: int | None) -> str:
     return "" if number is None else f"0x{number % 2**64:x}"
 
 
-class _Operations(OperationRows):
-    """Operations as events."""
-
-    def __init__(self, rows: list[dict[str, Any]], world: str) -> None:
-        super().__init__(NCCL, rows)
-        self._world = world
-
-    def select(self) -> str:
-        return events_of(super().select(), TRACK, self._world)
-
-    def select_repaired(self) -> str:
-        return events_of(super().select_repaired(), TRACK, self._world)
-
-
-@dataclass(frozen=True)
-class _Owner:
-    """Whose dump it is, from its first collective."""
-
-    communicator: str = ""
-    rank: int | None = None
-    process: str = ""
-
-
-def _owner(path: Path) -> _Owner:
+def _owner(path: Path) -> TraceIdentity:
+    """Whose dump it is, from its first collective. The rank is that in its communicator; the store looks for the
+    largest one among the files of a process."""
     head, _ = read_head(path, _IDENTIFIED_BYTES)
     match, process = _OWNER.search(head), _PROCESS.search(head)
     if match is None:
-        return _Owner()
-    return _Owner(_hash(int(match[1])), int(match[2]), process[1].decode() if process else "")
+        return TraceIdentity(None, "")
+    return TraceIdentity(
+        int(match[2]),
+        "communicator",
+        communicator=_hash(int(match[1])),
+        process=process[1].decode() if process else "",
+    )
 
 
 class PluginReader(Reader):
@@ -211,14 +195,8 @@ class PluginReader(Reader):
 
     name = "nccl_plugin"
 
-    def recognises(self, path: Path, head: bytes) -> bool:
-        return head.lstrip()[:1] == b"[" and NCCL_PLUGIN_EVENT.search(head) is not None
-
     def identify_parts(self, path: Path) -> list[TraceIdentity]:
-        """The rank is that in its communicator; the store looks for the largest one among the files of a process."""
-        owner = _owner(path)
-        source = "" if owner.rank is None else "communicator"
-        return [TraceIdentity(owner.rank, source, communicator=owner.communicator, process=owner.process)]
+        return [_owner(path)]
 
     def open(self, path: Path, part: str = "") -> PluginReading:
         return PluginReading(path)

@@ -26,7 +26,6 @@ _METRICS = {
     "nccl_p2p_exec_time_microseconds": ("duration_ns", 1000.0),
 }
 """NCCL's names, the columns of the table, and what turns one into the other."""
-_MARK = re.compile(rf"^(?:{'|'.join(_METRICS)})\{{".encode(), re.MULTILINE)
 _LINE = re.compile(r"^(\w+)\{(.*)\}\s+(\S+)(?:\s+-?\d+)?\s*$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _GPU = re.compile(r"^GPU(\d{1,3})$")
@@ -61,7 +60,7 @@ class PrometheusReading(Reading):
         yield RowBatch(READ_EVENTS, ())
 
     def further(self) -> Iterator[tuple[Table, Batch]]:
-        yield NCCL, OperationRows(NCCL, self._rows)
+        yield NCCL, OperationRows(self._rows)
 
 
 def _row(labels: dict[str, str]) -> dict[str, Any]:
@@ -89,19 +88,14 @@ def _metrics(path: Path, report: ReadReport) -> Iterator[tuple[str, dict[str, st
         if line.partition("{")[0] not in _METRICS:
             continue
         match = _LINE.match(line)
-        value = _float(match[3]) if match else None
-        if match is None or value is None:
-            report.lose(f"a line is not a metric: {line[:60]}")
-        else:
+        try:
+            value = float(match[3] if match else "nan")
+        except ValueError:
+            value = math.nan
+        if match and 0 <= value < 2**53:
             yield match[1], dict(_LABEL.findall(match[2])), value
-
-
-def _float(value: str) -> float | None:
-    try:
-        number = float(value)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) and 0 <= number < 2**53 else None
+        else:
+            report.lose(f"a line is not a metric: {line[:60]}")
 
 
 def _number(value: str | None) -> int | None:
@@ -116,9 +110,6 @@ class PrometheusReader(Reader):
     """Recognises the text by the names of NCCL's metrics."""
 
     name = "nccl_prometheus"
-
-    def recognises(self, path: Path, head: bytes) -> bool:
-        return _MARK.search(head) is not None
 
     def identify_parts(self, path: Path) -> list[TraceIdentity]:
         """One for each GPU. In a job on one node the rank is taken to be the number of the GPU; no other is known."""

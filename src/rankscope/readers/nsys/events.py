@@ -1,30 +1,24 @@
-"""The tables of an nsys export as events: CUDA, MPI, OS runtime, GPU metrics.
+"""The tables of an nsys export as events: CUDA, MPI, OS runtime, NVTX, GPU metrics.
 
 Arguments have Kineto's names where both tools record the same, so that analyses do not depend on the tool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from rankscope.model import CROSSING_RANGES, UNFINISHED_STEP
+import numpy as np
+
+from rankscope.model import CROSSING_RANGES, MEMORY_ARGS, UNFINISHED_STEP
 from rankscope.readers.base import usable_time
-from rankscope.readers.nsys.export import PID, TID, NsysExport
-from rankscope.readers.nsys.table_source import (
-    ON_DEVICE,
-    RATE,
-    ROW,
-    Source,
-    arguments,
-    choice,
-    number,
-    numbers,
-    text,
-    triple,
-)
+from rankscope.readers.columns import NULL, Numbers
+from rankscope.readers.nsys.export import PID, NsysExport
+from rankscope.readers.records import OWN_NUMBER, Event, Row, device_event
 from rankscope.readers.sqlite_file import ROWID, text_of
-from rankscope.sql import sql_text
 
 _COPY_KINDS = {
     1: ("HtoD", "Host-to-Device"), 2: ("DtoH", "Device-to-Host"), 3: ("HtoA", "Host-to-Array"),
@@ -39,8 +33,50 @@ _MEMORY_KINDS = {
 }  # fmt: skip
 _SYNC_KINDS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
 _NO_STREAM = 0xFFFFFFFF
-_STRING = "coalesce(s.text, '')"
-_NO_DURATION = "NULL::BIGINT"
+_DRIVER, _OS_CALL = 1, 27
+"""Values of eventClass: calls of the driver, and what most calls of the operating system have."""
+_FREED = 1
+"""Of memoryOperationType."""
+_API_VERSION = re.compile(r"^(.+?)(_v\d{4,})$")
+_NUMBER_BITS = 0xFFFFFF
+"""Width of the numbers of processes and threads in a globalTid."""
+
+ROW, RATE = "row", "rate"
+SUMMED = frozenset(("start", "end", "correlation", "size"))
+"""Values that are added and subtracted."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One table of an export, and its conversion to events."""
+
+    table: str
+    columns: Mapping[str, str]
+    """Name of a value -> its column. A column that the export does not have is null. `name` is the id of a string."""
+    event: Callable[[Row], Event]
+    """Of a row. `name` is the string, '' if there is none."""
+    needs: tuple[str, ...]
+    """Columns that must exist; otherwise the table is ignored."""
+    texts: frozenset[str] = frozenset()
+    """Values that are text."""
+    process: str = "thread"
+    """Name of the value that holds the process; '' if none does."""
+    prepare: Callable[[dict[str, Numbers]], Mapping[str, Any]] = lambda rows: {}
+    """Changes the values of rows in place, which are all there; returns columns of EventColumns."""
+    keep: tuple[int, ...] = ()
+    """The kinds of rows that are events; empty for all."""
+    own_number: str = ""
+    """The argument that is a number of the row's own: ROW, or RATE (bytes per ns)."""
+    whole: bool = False
+    """True if the table must be read in one piece, for running totals."""
+
+    def found_in(self, export: NsysExport) -> bool:
+        return export.has(self.table, *self.needs)
+
+
+def process_of(thread: Any) -> Any:
+    """The number of the process in a globalTid or globalPid, or in a column of them."""
+    return thread >> 24 & _NUMBER_BITS
 
 
 def _columns(pairs: str) -> dict[str, str]:
@@ -48,222 +84,269 @@ def _columns(pairs: str) -> dict[str, str]:
     return dict(pair.split("=") for pair in pairs.split())
 
 
+def _on_thread(row: Row, category: str, name: str, args: Mapping[str, Any], phase: str = "X") -> Event:
+    thread = row["thread"]
+    pid, tid = ("", "") if thread is None else (str(process_of(thread)), str(thread & _NUMBER_BITS))
+    return Event(category, name, pid, tid, args, phase)
+
+
+def _triple(*axes: int | None) -> tuple[int | None, ...] | None:
+    return None if None in axes else axes
+
+
 _DEVICE_COLUMNS = _columns(
-    "start=start stop=end device=deviceId context=contextId green=greenContextId stream=streamId "
+    "start=start end=end device=deviceId context=contextId green=greenContextId stream=streamId "
     "correlation=correlationId thread=globalPid"
 )
-# The correlation id has its own column. Without it most arguments repeat, which halves the cost of storing them.
-_DEVICE_ARGS = {"device": "r.device", "context": "r.context", "stream": "r.stream"}
-_NODE_ARG = {"graph node id": "r.node"}
 
 
 def _device_work(
-    table: str, category: str, name: str, columns: str, args: Iterable[str], *needs: str, sized: bool = False
+    table: str, columns: str, event: Callable[[Row], tuple[str, str, dict[str, Any]]], *needs: str
 ) -> Source:
-    """Work on a stream of a device; `sized` work moves r.size bytes."""
-    common = {**_DEVICE_ARGS, "green context": "nullif(r.green, 0)"}
-    events = {**ON_DEVICE, "category": sql_text(category), "name": name}
-    if sized:
-        common |= {"bytes": "r.size", "memory bandwidth (GB/s)": f"r.{RATE}"}
-        events["bytes"] = "r.size"
-    return Source(
-        table,
-        {**_DEVICE_COLUMNS, **_columns(columns)},
-        {**events, "args": arguments(*numbers(common), *args)},
-        needs=("start", "end", "deviceId", "streamId", *needs),
-        rate=sized,
-    )
+    """Work on a stream of a device; `event` gives category, name and further arguments. Work with a size moves so many
+    bytes.
+
+    The correlation id has its own column. Without it most arguments repeat, which halves the cost of storing them.
+    """
+
+    def work(row: Row) -> Event:
+        category, name, args = event(row)
+        common = {key: row[key] for key in ("device", "context", "stream")}
+        common["green context"] = row["green"] or None
+        if "size" in row:
+            common |= {"bytes": row["size"], "memory bandwidth (GB/s)": OWN_NUMBER if row[RATE] else None}
+        return device_event(category, name, common | args, row["of_process"])
+
+    pairs = {**_DEVICE_COLUMNS, **_columns(columns)}
+    needed = ("start", "end", "deviceId", "streamId", *needs)
+    return Source(table, pairs, work, needed, own_number=RATE if "size" in pairs else "")
 
 
 def _kernels(export: NsysExport) -> Source:
     table = "CUPTI_ACTIVITY_KIND_KERNEL"
     names = ("demangledName", "shortName", "mangledName")
+
+    def kernel(row: Row) -> tuple[str, str, dict[str, Any]]:
+        static, dynamic = row["static_memory"], row["dynamic_memory"]
+        return "kernel", row["name"], {
+            "registers per thread": row["registers"],
+            "shared memory": None if static is None or dynamic is None else static + dynamic,
+            "static shared memory": static,
+            "dynamic shared memory": dynamic,
+            "local memory per thread": row["local_memory"] or None,
+            "grid": _triple(row["grid_x"], row["grid_y"], row["grid_z"]),
+            "block": _triple(row["block_x"], row["block_y"], row["block_z"]),
+            "graph node id": row["node"],
+        }  # fmt: skip
+
     return _device_work(
         table,
-        "kernel",
-        _STRING,
         f"name={next((name for name in names if export.has(table, name)), names[0])} registers=registersPerThread "
         "grid_x=gridX grid_y=gridY grid_z=gridZ block_x=blockX block_y=blockY block_z=blockZ "
         "static_memory=staticSharedMemory dynamic_memory=dynamicSharedMemory local_memory=localMemoryPerThread "
         "node=graphNodeId",
-        [
-            number("registers per thread", "r.registers"),
-            number("shared memory", "(r.static_memory + r.dynamic_memory)"),
-            number("static shared memory", "r.static_memory"),
-            number("dynamic shared memory", "r.dynamic_memory"),
-            number("local memory per thread", "nullif(r.local_memory, 0)"),
-            triple("grid", "grid_x", "grid_y", "grid_z"),
-            triple("block", "block_x", "block_y", "block_z"),
-            *numbers(_NODE_ARG),
-        ],
+        kernel,
     )
 
 
-def _graphs() -> Source:
-    """CUDA graphs recorded as one activity each (the default of nsys): their kernels are not in the file."""
-    return _device_work(
-        "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
-        "kernel",
-        "'CUDA graph ' || coalesce(r.executable, r.graph, 0)",
-        "graph=graphId executable=graphExecId",
-        [*numbers({"graph id": "r.graph", "graph exec id": "r.executable"}), "',\"whole graph\":true'"],
+def _graph(row: Row) -> tuple[str, str, dict[str, Any]]:
+    """A CUDA graph recorded as one activity (the default of nsys): its kernels are not in the file."""
+    graph, executable = row["graph"], row["executable"]
+    number = next((number for number in (executable, graph) if number is not None), 0)
+    args = {"graph id": graph, "graph exec id": executable, "whole graph": True}
+    return "kernel", f"CUDA graph {number}", args
+
+
+def _copy(row: Row) -> tuple[str, str, dict[str, Any]]:
+    short, long = _COPY_KINDS.get(row["kind"], ("Unknown", "Unknown"))
+    source, target = (
+        None if row[end] is None else _MEMORY_KINDS.get(row[end], "Unknown") for end in ("source", "target")
     )
+    kinds = f" ({source} -> {target})" if source and target else ""
+    return "gpu_memcpy", f"Memcpy {short}{kinds}", {
+        "copy kind": long,
+        "source kind": source,
+        "destination kind": target,
+        "fromDevice": row["source_device"],
+        "toDevice": row["target_device"],
+        "migration cause": row["cause"],
+        "graph node id": row["node"],
+    }  # fmt: skip
 
 
-def _copies() -> Source:
-    short, long = (
-        choice("r.kind", {kind: names[tool] for kind, names in _COPY_KINDS.items()}, "'Unknown'")
-        for tool in range(2)
-    )
-    source, target = (choice(f"r.{end}", _MEMORY_KINDS, "'Unknown'") for end in ("source", "target"))
-    both_told = "r.source IS NOT NULL AND r.target IS NOT NULL"
-    kinds = f"CASE WHEN {both_told} THEN ' (' || {source} || ' -> ' || {target} || ')' END"
-    devices = {"fromDevice": "r.source_device", "toDevice": "r.target_device", "migration cause": "r.cause"}
-    return _device_work(
-        "CUPTI_ACTIVITY_KIND_MEMCPY",
-        "gpu_memcpy",
-        f"concat('Memcpy ', {short}, {kinds})",
-        "size=bytes kind=copyKind source=srcKind target=dstKind source_device=srcDeviceId target_device=dstDeviceId "
-        "cause=migrationCause node=graphNodeId",
-        [
-            text("copy kind", long),
-            text("source kind", f"CASE WHEN r.source IS NOT NULL THEN {source} END"),
-            text("destination kind", f"CASE WHEN r.target IS NOT NULL THEN {target} END"),
-            *numbers({**devices, **_NODE_ARG}),
-        ],
-        "copyKind",
-        sized=True,
-    )
+def _fill(row: Row) -> tuple[str, str, dict[str, Any]]:
+    kind = _MEMORY_KINDS.get(row["kind"], "Unknown")
+    told = None if row["kind"] is None else kind
+    args = {"memory kind": told, "value": row["value"], "graph node id": row["node"]}
+    return "gpu_memset", f"Memset ({kind})", args
 
 
-def _fills() -> Source:
-    kind = choice("r.kind", _MEMORY_KINDS, "'Unknown'")
-    told_kind = text("memory kind", f"CASE WHEN r.kind IS NOT NULL THEN {kind} END")
-    return _device_work(
-        "CUPTI_ACTIVITY_KIND_MEMSET",
-        "gpu_memset",
-        f"'Memset (' || {kind} || ')'",
-        "size=bytes kind=memKind value=value node=graphNodeId",
-        [told_kind, *numbers({"value": "r.value", **_NODE_ARG})],
-        sized=True,
-    )
+def _synchronisation(row: Row) -> Event:
+    stream = -1 if row["stream"] == _NO_STREAM else row["stream"]
+    event = None if row["event"] == _NO_STREAM else row["event"]
+    args = {"device": row["device"], "context": row["context"], "stream": stream, "event": event}
+    return device_event("cuda_sync", _SYNC_KINDS.get(row["kind"], "Unknown"), args, row["of_process"])
 
 
-def _synchronisations() -> Source:
-    stream = f"CASE WHEN r.stream = {_NO_STREAM} THEN -1 ELSE r.stream END"
-    args = {**_DEVICE_ARGS, "stream": f"({stream})", "event": f"nullif(r.event, {_NO_STREAM})"}
-    return Source(
-        "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
-        {**_DEVICE_COLUMNS, "kind": "syncType", "event": "eventId"},
-        {
-            **ON_DEVICE,
-            "category": "'cuda_sync'",
-            "name": choice("r.kind", _SYNC_KINDS, "'Unknown'"),
-            "tid": f"({stream})::VARCHAR",
-            "stream": stream,
-            "args": arguments(*numbers(args)),
-        },
-        needs=("start", "end", "deviceId"),
-    )
+def _thread_calls(table: str, columns: str, event: Callable[[Row], Event], name: str = "nameId") -> Source:
+    """Calls of threads; `name` is the column of the call's name."""
+    pairs = _columns(f"start=start end=end thread=globalTid name={name} {columns}")
+    return Source(table, pairs, event, ("start", "end", name))
 
 
-def _thread_calls(
-    table: str,
-    category: str,
-    columns: str,
-    args: Iterable[str],
-    name: str = "nameId",
-    more: dict[str, str] | None = None,
-) -> Source:
-    """Calls of threads. `category` is SQL, `name` the column of the call's name."""
-    return Source(
-        table,
-        _columns(f"start=start stop=end thread=globalTid name={name} {columns}"),
-        {"category": category, "name": _STRING, "args": arguments(*args)},
-        needs=("start", "end", name),
-        more=more or {},
-    )
+def _cuda_call(row: Row) -> Event:
+    """A call of CUDA's runtime or driver. The version in its name (_v3020) becomes an argument."""
+    match = _API_VERSION.match(row["name"])
+    name, version = match.groups() if match else (row["name"], None)
+    of_driver = not name.startswith("cuda") if row["layer"] is None else row["layer"] == _DRIVER
+    args = {"return value": row["result"], "version": version}
+    return _on_thread(row, "cuda_driver" if of_driver else "cuda_runtime", name, args)
 
 
-def _cuda_calls() -> Source:
-    """CUDA runtime and driver calls. The version in a call's name (_v3020) becomes an argument."""
-    calls = _thread_calls(
-        "CUPTI_ACTIVITY_KIND_RUNTIME",
-        "CASE WHEN coalesce(r.layer = 1, NOT starts_with(s.text, 'cuda')) THEN 'cuda_driver' ELSE 'cuda_runtime' END",
-        "layer=eventClass correlation=correlationId result=returnValue",
-        [number("return value", "r.result"), text("version", "nullif(s.version, '')")],
-    )
-    events = {**calls.events, "name": "coalesce(s.name, '')", "correlation": "r.correlation"}
-    return replace(calls, events=events)
-
-
-def _os_calls() -> Source:
-    args = {"return value": "r.result", "nesting level": "nullif(r.level, 0)", "class": "nullif(r.layer, 27)"}
-    return _thread_calls(
-        "OSRT_API",
-        "'os_runtime'",
-        "layer=eventClass result=returnValue level=nestingLevel",
-        numbers({**args, "name id": "r.name"}),
-    )
+def _os_call(row: Row) -> Event:
+    layer = None if row["layer"] == _OS_CALL else row["layer"]
+    args = {"return value": row["result"], "nesting level": row["level"] or None, "class": layer}
+    return _on_thread(row, "os_runtime", row["name"], {**args, "name id": row["name_id"]})
 
 
 def _mpi(export: NsysExport, table: str, columns: str = "") -> Source:
     """MPI calls, as annotations like those of gloo: collectives on the host."""
-    has_ranks = export.has("MPI_RANKS", "globalTid", "rank")
-    rank = f"(SELECT m.rank FROM MPI_RANKS m WHERE m.globalTid = {table}.globalTid)" if has_ranks else "NULL"
-    args = {"communicator": "r.communicator", "rank": "r.mpi_rank"}
-    args |= {value.replace("_", " "): f"r.{value}" for value in _columns(columns)}
-    return _thread_calls(
-        table,
-        "'user_annotation'",
-        f"communicator=commHandle {columns}",
-        ['\',"domain":"MPI","mpi":true\'', *numbers(args)],
-        name="textId",
-        more={"mpi_rank": rank},
-    )
+    ranks: dict[int, Any] = {}
+    if export.has("MPI_RANKS", "globalTid", "rank"):
+        ranks = dict(reversed(export.rows("SELECT globalTid, rank FROM MPI_RANKS")))
+    more = {name: name.replace("_", " ") for name in _columns(columns)}
+
+    def call(row: Row) -> Event:
+        args = {
+            "domain": "MPI",
+            "mpi": True,
+            "communicator": row["communicator"],
+            "rank": ranks.get(row["thread"]),
+        }
+        return _on_thread(
+            row, "user_annotation", row["name"], args | {key: row[name] for name, key in more.items()}
+        )
+
+    return _thread_calls(table, f"communicator=commHandle {columns}", call, "textId")
 
 
-def _metrics() -> Source:
-    """Sampled GPU metrics. The reader joins them with the names of metrics instead of strings."""
-    return Source(
-        "GPU_METRICS",
-        _columns("start=timestamp type=typeId metric=metricId value=value"),
-        {
-            "ph": "'C'",
-            "category": "'gpu_metrics'",
-            "name": "coalesce(s.text, 'metric ' || r.metric)",
-            "pid": "concat('GPU ', r.type & 255)",
-            "tid": "''",
-            "dur_ns": _NO_DURATION,
-            "device": "r.type & 255",
-            "args": arguments(number("value", "r.value")),
-        },
-        process="",
-        more={"name": "metricId"},
-        needs=("timestamp", "metricId", "value"),
-    )
+def _metric(row: Row) -> Event:
+    """A sample of a GPU metric. The reader takes its name from the names of metrics instead of strings."""
+    device = None if row["type"] is None else row["type"] & 255
+    pid = f"GPU {'' if device is None else device}"
+    name = row["name"] or f"metric {row['metric']}"
+    return Event("gpu_metrics", name, pid, "", {"value": row["value"]}, "C", device)
 
 
 def event_sources(export: NsysExport) -> list[Source]:
     """What this module reads; which of them the export has, `found_in` tells."""
     return [
         _kernels(export),
-        _graphs(),
-        _copies(),
-        _fills(),
-        _synchronisations(),
-        _cuda_calls(),
-        _os_calls(),
+        _device_work("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "graph=graphId executable=graphExecId", _graph),
+        _device_work(
+            "CUPTI_ACTIVITY_KIND_MEMCPY",
+            "size=bytes kind=copyKind source=srcKind target=dstKind source_device=srcDeviceId "
+            "target_device=dstDeviceId cause=migrationCause node=graphNodeId",
+            _copy,
+            "copyKind",
+        ),
+        _device_work(
+            "CUPTI_ACTIVITY_KIND_MEMSET", "size=bytes kind=memKind value=value node=graphNodeId", _fill
+        ),
+        Source(
+            "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
+            {**_DEVICE_COLUMNS, "kind": "syncType", "event": "eventId"},
+            _synchronisation,
+            ("start", "end", "deviceId"),
+        ),
+        _thread_calls(
+            "CUPTI_ACTIVITY_KIND_RUNTIME",
+            "layer=eventClass correlation=correlationId result=returnValue",
+            _cuda_call,
+        ),
+        _thread_calls(
+            "OSRT_API", "layer=eventClass result=returnValue level=nestingLevel name_id=nameId", _os_call
+        ),
         _mpi(export, "MPI_COLLECTIVES_EVENTS", "root_rank=rootRank send_bytes=size receive_bytes=recvSize"),
         _mpi(export, "MPI_P2P_EVENTS", "tag=tag peer_rank=remoteRank bytes=size"),
         _mpi(export, "MPI_START_WAIT_EVENTS"),
         _mpi(export, "MPI_OTHER_EVENTS"),
-        _thread_calls("PROFILER_OVERHEAD", "'overhead'", "result=returnValue", ["''"]),
-        _metrics(),
-        _memory_usage(),
-        *_names(),
+        _thread_calls(
+            "PROFILER_OVERHEAD",
+            "result=returnValue",
+            lambda row: _on_thread(row, "overhead", row["name"], {}),
+        ),
+        Source(
+            "GPU_METRICS",
+            _columns("start=timestamp type=typeId name=metricId metric=metricId value=value"),
+            _metric,
+            ("timestamp", "metricId", "value"),
+            process="",
+        ),
+        Source(
+            "CUDA_GPU_MEMORY_USAGE_EVENTS",
+            _columns(
+                "start=start thread=globalPid device=deviceId address=address size=bytes name=name "
+                "operation=memoryOperationType"
+            ),
+            lambda row: _on_thread(
+                row,
+                "cpu_instant_event",
+                "[memory]",
+                {"Bytes": row["size"], "Device Id": row["device"], "pool": row["name"] or None},
+                "i",
+            ),
+            ("start", "deviceId", "bytes", "memoryOperationType"),
+            prepare=_memory,
+            whole=True,
+        ),
+        # Metadata events with the names of threads and processes, as in the trace event format.
+        Source(
+            "ThreadNames",
+            _columns("name=nameId thread=globalTid priority=priority"),
+            lambda row: _on_thread(
+                row, "", "thread_name", {"name": row["name"], "priority": row["priority"]}, "M"
+            ),
+            ("nameId", "globalTid"),
+            prepare=_at_start,
+        ),
+        Source(
+            "PROCESSES",
+            _columns("text=name thread=globalPid"),
+            lambda row: _on_thread(row, "", "process_name", {"name": row["text"] or ""}, "M")._replace(
+                tid="0"
+            ),
+            ("globalPid", "name"),
+            texts=frozenset({"text"}),
+            prepare=_at_start,
+        ),
         _nvtx(export),
     ]
+
+
+def _at_start(rows: dict[str, Numbers]) -> Mapping[str, Any]:
+    rows["start"] = np.zeros_like(rows["start"])
+    return {}
+
+
+def _memory(rows: dict[str, Numbers]) -> Mapping[str, Any]:
+    """Device memory allocated and freed (--cuda-memory-usage). Without torch's allocator, reserved equals allocated."""
+    size, device, address = rows["size"], rows["device"], rows.pop("address")
+    operation = rows.pop("operation")
+    rows["size"] = signed = np.where((operation == _FREED) & (size != NULL), -size, size)
+    order = np.lexsort((rows["start"], device))
+    added = np.where(signed == NULL, 0, signed)[order]
+    total = np.cumsum(added)
+    _, first, of_device = np.unique(device[order], return_index=True, return_inverse=True)
+    totals = np.empty_like(total)
+    totals[order] = total - (total - added)[first][of_device.reshape(-1)]
+    columns = dict(
+        zip(MEMORY_ARGS, (signed, totals, totals, np.ones_like(size), device, address), strict=True)
+    )
+    return {
+        "memory_events": np.arange(len(size), dtype=np.int32),
+        "memory": np.stack([*columns.values()], axis=1),
+    }
 
 
 PUSH_POP = (59, 70)
@@ -274,120 +357,70 @@ DOMAIN_CREATE = 75
 """Values of NVTX_EVENTS.eventType; 70 and 71 are ranges imported from NVTXT files."""
 
 _RANGES = (*PUSH_POP, *START_END)
-_PLAIN_RANGE = PUSH_POP[0]
 _NEEDED = ("start", "end", "globalTid")
 
 
 def _nvtx(export: NsysExport) -> Source:
     if not export.has("NVTX_EVENTS", *_NEEDED):
-        return Source("NVTX_EVENTS", {}, {}, needs=_NEEDED)
-    kind = f"coalesce(r.kind, {_PLAIN_RANGE})"
-    is_range = f"{kind} IN {_RANGES}"
-    crossing = f"{kind} IN {START_END}"
-    name = "coalesce(s.text, r.text, '')"
-    recording_end, last_time = _recording_end(export), _last_time(export)
-    unended_step = f"(coalesce(r.stop >= {recording_end}, true) AND starts_with({name}, 'ProfilerStep#'))"
-    thread = f"({TID.format('r.thread')})::VARCHAR"
-    style = f"CASE WHEN {kind} IN {PUSH_POP} THEN 'PushPop' WHEN {crossing} THEN 'StartEnd' END"
-    args = arguments(
-        text("style", style),
-        text("domain", "d.domain_name"),
-        number("nvtx category", "nullif(r.nvtx_category, 0)"),
-        number("range", f"r.{ROW}"),
-        text("payload", "r.payload"),
-        number("end thread", f"({TID.format('r.end_thread')})"),
-        f"CASE WHEN {is_range} AND r.stop IS NULL THEN ',\"open\":true' END",
-    )
+        return Source("NVTX_EVENTS", {}, partial(_nvtx_event, {}), needs=_NEEDED)
+    # nsys ends the started ranges that the program left open at one of two times, which may differ.
+    recording_end = 2**62
+    if export.has("ANALYSIS_DETAILS", "duration"):
+        recording_end = (
+            usable_time(export.rows('SELECT max("duration") FROM ANALYSIS_DETAILS')[0][0]) or 2**62
+        )
+        if export.run_duration_ms:
+            recording_end = min(recording_end, (export.run_duration_ms - 1) * 1_000_000)
+    # Ranges that were never closed end at the last NVTX time, as in nsys.
+    last_time = max(map(usable_time, export.rows('SELECT max("start"), max("end") FROM NVTX_EVENTS')[0]))
     has_kinds = export.has("NVTX_EVENTS", "eventType")
+
+    def prepare(rows: dict[str, Numbers]) -> Mapping[str, Any]:
+        end = rows["end"]
+        rows["open"] = (end == NULL).astype(np.int64)
+        rows["unended"] = rows["open"] | (end >= recording_end)
+        is_range = np.isin(rows["kind"], _RANGES) | (not has_kinds)
+        rows["end"] = np.where(is_range, np.where(end == NULL, last_time, end), NULL)
+        return {}
+
     return Source(
         "NVTX_EVENTS",
         _columns(
-            "start=start stop=end thread=globalTid end_thread=endGlobalTid name=textId text=text kind=eventType "
-            "nvtx_category=category domain=domainId payload=jsonText"
+            "start=start end=end thread=globalTid end_thread=endGlobalTid name=textId text=text kind=eventType "
+            f"nvtx_category=category domain=domainId payload=jsonText {ROW}={ROWID}"
         ),
-        {
-            "ph": f"CASE WHEN {is_range} THEN 'X' WHEN {kind} = {MARK} THEN 'i' ELSE 'M' END",
-            "category": f"CASE WHEN {unended_step} THEN {sql_text(UNFINISHED_STEP)} ELSE 'user_annotation' END",
-            "name": f"CASE WHEN {kind} = {THREAD_NAME} THEN 'thread_name' ELSE {name} END",
-            "tid": f"CASE WHEN {crossing} THEN {thread} || {sql_text(CROSSING_RANGES)} ELSE {thread} END",
-            "dur_ns": f"CASE WHEN {is_range} THEN coalesce(r.stop, {last_time}) - r.start END",
-            "args": f"CASE WHEN {kind} = {THREAD_NAME} THEN {arguments(text('name', name))} ELSE {args} END",
-        },
+        partial(_nvtx_event, _domains(export)),
         texts=frozenset({"text", "payload"}),
-        where=f"{{kind}} IN {(*_RANGES, MARK, THREAD_NAME)}" if has_kinds else "",
+        keep=(*_RANGES, MARK, THREAD_NAME) if has_kinds else (),
         needs=_NEEDED,
-        more={ROW: ROWID},
-        joins=_domains(export),
-        recording_end=recording_end,
-        open_until=last_time,
+        prepare=prepare,
+        own_number=ROW,
     )
 
 
-def _names() -> tuple[Source, Source]:
-    """Metadata events with the names of threads and processes, as in the trace event format."""
-    common = {"ph": "'M'", "category": "''", "ts_ns": "0", "dur_ns": _NO_DURATION}
-    thread_args = arguments(text("name", _STRING), number("priority", "r.priority"))
-    process_args = arguments(text("name", "coalesce(r.text, '')"))
-    return (
-        Source(
-            "ThreadNames",
-            _columns("name=nameId thread=globalTid priority=priority"),
-            {**common, "name": "'thread_name'", "args": thread_args},
-            needs=("nameId", "globalTid"),
-        ),
-        Source(
-            "PROCESSES",
-            _columns("text=name thread=globalPid"),
-            {**common, "name": "'process_name'", "tid": "'0'", "args": process_args},
-            texts=frozenset({"text"}),
-            needs=("globalPid", "name"),
-        ),
-    )
+def _nvtx_event(domains: Mapping[tuple[int, int], str], row: Row) -> Event:
+    kind = PUSH_POP[0] if row["kind"] is None else row["kind"]
+    name = row["name"] or row["text"] or ""
+    if kind == THREAD_NAME:
+        return _on_thread(row, "user_annotation", "thread_name", {"name": name}, "M")
+    domain, thread, end_thread = row["domain"], row["thread"], row["end_thread"]
+    args = {
+        "style": "PushPop" if kind in PUSH_POP else "StartEnd" if kind in START_END else None,
+        "domain": None if domain is None or thread is None else domains.get((process_of(thread), domain)),
+        "nvtx category": row["nvtx_category"] or None,
+        "range": OWN_NUMBER,
+        "payload": row["payload"],
+        "end thread": None if end_thread is None else end_thread & _NUMBER_BITS,
+        "open": True if row["open"] and kind in _RANGES else None,
+    }
+    is_unended_step = row["unended"] and name.startswith("ProfilerStep#")
+    category = UNFINISHED_STEP if is_unended_step else "user_annotation"
+    event = _on_thread(row, category, name, args, "X" if kind in _RANGES else "i")
+    return event._replace(tid=event.tid + CROSSING_RANGES) if kind in START_END else event
 
 
-def _memory_usage() -> Source:
-    """Device memory allocated and freed (--cuda-memory-usage). Without torch's allocator, reserved equals allocated."""
-    signed = "CASE WHEN r.operation = 1 THEN -r.size ELSE r.size END"
-    sums = f"sum({signed}) OVER (PARTITION BY r.device ORDER BY r.start ROWS UNBOUNDED PRECEDING)"
-    total = f"TRY_CAST({sums} AS BIGINT)"
-    return Source(
-        "CUDA_GPU_MEMORY_USAGE_EVENTS",
-        _columns(
-            "start=start thread=globalPid device=deviceId address=address size=bytes operation=memoryOperationType "
-            "name=name"
-        ),
-        {
-            "ph": "'i'",
-            "category": "'cpu_instant_event'",
-            "name": "'[memory]'",
-            "dur_ns": _NO_DURATION,
-            "args": arguments(
-                number("Bytes", f"({signed})"), number("Device Id", "r.device"), text("pool", "s.text")
-            ),
-            "memory": f"{{'Bytes': {signed}, 'Total Allocated': {total}, 'Total Reserved': {total}, "
-            "'Device Type': 1::BIGINT, 'Device Id': r.device, 'Addr': r.address}",
-        },
-        needs=("start", "deviceId", "bytes", "memoryOperationType"),
-        whole=True,
-    )
-
-
-def _last_time(export: NsysExport) -> int:
-    """The end of ranges that were never closed: the last NVTX time, as in nsys."""
-    ((start, stop),) = export.rows('SELECT max("start"), max("end") FROM NVTX_EVENTS')
-    return max(usable_time(start), usable_time(stop))
-
-
-def _recording_end(export: NsysExport) -> int:
-    """Where nsys ends the started ranges that the program left open: at one of two times, which may differ."""
-    if not export.has("ANALYSIS_DETAILS", "duration"):
-        return 2**62
-    duration = usable_time(export.rows('SELECT max("duration") FROM ANALYSIS_DETAILS')[0][0]) or 2**62
-    return min(duration, (export.run_duration_ms - 1) * 1_000_000) if export.run_duration_ms else duration
-
-
-def _domains(export: NsysExport) -> str:
-    """SQL that joins a row with the name of its domain. Domain numbers are per process."""
+def _domains(export: NsysExport) -> dict[tuple[int, int], str]:
+    """Names of domains, by process and number."""
     named: dict[tuple[int, int], str] = {}
     if export.has("NVTX_EVENTS", "eventType", "domainId", "globalTid"):
         columns = export.tables["NVTX_EVENTS"]
@@ -399,9 +432,4 @@ def _domains(export: NsysExport) -> str:
         )
         for pid, domain, name in rows:
             named.setdefault((pid, domain), text_of(name))
-    values = [f"({pid}, {domain}, {sql_text(name)})" for (pid, domain), name in named.items()]
-    table = ", ".join(values) or "(NULL::BIGINT, NULL::BIGINT, NULL::VARCHAR)"
-    return (
-        f"LEFT JOIN (VALUES {table}) d(domain_pid, domain_id, domain_name) "
-        f"ON d.domain_id = r.domain AND d.domain_pid = {PID.format('r.thread')}"
-    )
+    return named

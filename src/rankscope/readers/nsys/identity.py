@@ -7,7 +7,7 @@ as at capture; nothing of it is stored.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from rankscope.capture.rank import SINGLE, Identity, detect
@@ -58,7 +58,7 @@ class ProcessGroup:
 def groups_of(export: NsysExport) -> list[ProcessGroup]:
     """The ranks in a report, in order. A file of one rank gives one group with every process."""
     pids = _processes(export)
-    started = _first_identity(_of_the_command(export))
+    started = next(_identities(_of_the_command(export)), None)
     by_pid, source, world = _ranks_of_processes(export, pids, started)
     if len(set(by_pid.values())) > 1:
         others = len(set(pids) - set(by_pid))
@@ -71,7 +71,10 @@ def groups_of(export: NsysExport) -> list[ProcessGroup]:
     workers = len(processes_with_cuda(export))
     # Where several processes use CUDA, nsys profiled a launcher, whose variables are not those of a rank.
     merged = workers if workers > 1 else 0
-    identity = started or _agreed_identity(_of_processes(export))
+    identity = started
+    if identity is None:  # that on which all processes agree
+        recorded = [*_identities(_of_processes(export))]
+        identity = recorded[0] if len({each.rank for each in recorded}) == 1 else None
     if identity is not None and (identity.source in _OF_ONE_PROCESS or not merged):
         merged_here = 0 if started is not None and started.source in _OF_ONE_PROCESS else merged
         return [
@@ -124,15 +127,8 @@ def _variables(lines: Iterable[str], quoted: bool = False) -> dict[str, str]:
     return {name: value.strip('"') if quoted else value for name, _, value in pairs}
 
 
-def _first_identity(environments: Iterable[Mapping[str, str]]) -> Identity | None:
-    identities = (identity for identity in map(detect, environments) if identity.source != SINGLE)
-    return next(identities, None)
-
-
-def _agreed_identity(environments: Iterable[Mapping[str, str]]) -> Identity | None:
-    """The identity that all environments agree on, else None."""
-    identities = [identity for identity in map(detect, environments) if identity.source != SINGLE]
-    return identities[0] if len({identity.rank for identity in identities}) == 1 else None
+def _identities(environments: Iterable[Mapping[str, str]]) -> Iterator[Identity]:
+    return (identity for identity in map(detect, environments) if identity.source != SINGLE)
 
 
 def _processes(export: NsysExport) -> list[int]:

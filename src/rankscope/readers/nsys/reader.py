@@ -1,132 +1,139 @@
 """nsys reports exported to sqlite: `nsys export --type sqlite`, of any version.
 
-The C part reads the pages of the file (docs/adr/0138-sqlite-pages.md); where it cannot, sqlite reads a range of rows
-(docs/adr/0166-one-decoder-per-format.md). Threads do so in parallel.
+The C part reads the pages of the file; where it cannot, sqlite reads a range of rows (docs/adr/0138-sqlite-pages.md).
+Threads do so in parallel.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rankscope.readers.base import EventBatch, Reader, Reading, ReadReport, TraceIdentity
-from rankscope.readers.columns import IN_C, NULL, SQLITE, EventColumns
-from rankscope.readers.nsys.events import event_sources
-from rankscope.readers.nsys.export import AGAIN, PID, NsysExport, open_export
+from rankscope.readers.columns import NULL, Codes, EventColumns, Numbers
+from rankscope.readers.nsys.events import RATE, ROW, SUMMED, Source, event_sources, process_of
+from rankscope.readers.nsys.export import NsysExport, open_export
 from rankscope.readers.nsys.identity import (
     ProcessGroup,
     groups_of,
     processes_with_cuda,
     recorded_environments,
 )
-from rankscope.readers.nsys.table_source import LARGEST_NUMBER, SUMMED, RowEvents, Source
-from rankscope.readers.sqlite_file import SQLITE_MAGIC, read_columns, refused_by_sqlite, row_ranges, text_of
-from rankscope.readers.sqlite_pages import PageFile, Piece, TablePages, TextColumn, find_table, open_pages
+from rankscope.readers.records import record_columns, usable_times
+from rankscope.readers.sqlite_file import ROWID, SQLITE_MAGIC, text_of
+from rankscope.readers.sqlite_pages import TablePiece, TextColumn, open_pages, table_pieces
 
-ROWS_PER_BATCH = 200_000
+_CORRELATION_BITS = 32
+"""Width of CUPTI's correlation ids; the bits above hold the process."""
 _LONGEST_STRING = 100_000
 _IDS_AT_A_TIME = 10_000
-_API_VERSION = re.compile(r"^(.+?)(_v\d{4,})$")
+_MILLION = 1_000_000
+_EXACT = 1 << 53
 
 
-class StringTable:
-    """The strings that a table refers to, looked up when they are needed."""
+@dataclass(frozen=True)
+class Strings:
+    """The strings that tables refer to, looked up when they are needed: with CPU sampling most are symbols."""
 
-    def __init__(self, find: Callable[[Sequence[int]], list[tuple[int, str]]]) -> None:
-        """`find` gives the strings with these ids."""
-        self._find = find
-        self._texts: dict[int, str | None] = {}
+    path: Path
+    texts: dict[int, str] = field(default_factory=dict)
+    """By id."""
+    complete: bool = False
 
-    def of(self, ids: Sequence[int]) -> dict[str, Any]:
-        """Columns: id, text, and the text of a call as its name and version."""
-        unseen = [number for number in ids if number not in self._texts]
-        if unseen:
-            self._texts |= {**dict.fromkeys(unseen), **dict(self._find(unseen))}
-        rows = [
-            (number, text, *(version.groups() if (version := _API_VERSION.match(text)) else (text, "")))
-            for number in ids
-            if (text := self._texts[number]) is not None
-        ]
-        columns = zip(*rows, strict=True) if rows else ((),) * 4
-        return {
-            name: np.array(column, np.int64 if name == "id" else object)
-            for name, column in zip(("id", "text", "name", "version"), columns, strict=True)
-        }
+    def of(self, ids: Sequence[int]) -> list[str]:
+        """'' for what is no string."""
+        unseen = {*ids} - {*self.texts, NULL}
+        if unseen and not self.complete:
+            self.texts.update(dict.fromkeys(unseen, "") | _event_strings(self.path, sorted(unseen)))
+        return [self.texts.get(number, "") for number in ids]
 
 
 @dataclass(frozen=True)
 class NsysBatch(EventBatch):
-    """A range of rows of one table."""
+    """Some rows of one table."""
 
-    path: Path
-    events: RowEvents
-    values: dict[str, str]
-    """Name of each value, and its SQL in sqlite."""
-    rows: tuple[int, int]
-    where: str
-    """SQL with names of values in braces."""
+    source: Source
+    piece: TablePiece
+    strings: Strings
+    processes: Sequence[int]
+    """Processes of this rank that use CUDA."""
+    only: frozenset[int] | None
+    """The processes whose rows are read; None for all."""
     report: ReadReport
-    plain: dict[str, str | None] | None
-    """Source.plain_columns."""
-    pages: TablePages | None
-    piece: Piece | None
 
     def columns(self) -> EventColumns:
-        columns = self.columns_from_pages()
-        return self.columns_from_sqlite() if columns is None else columns
-
-    def columns_from_pages(self) -> EventColumns | None:
-        """None if sqlite has to read the same rows: it is no such table, a value is unusual, or a page is damaged."""
-        import duckdb
-
-        if self.pages is None or self.piece is None or self.plain is None:
-            return None
-        where = self.where.format(**{name: f"r.{name}" for name in self.values})
-        columns = {name: column for name, column in self.plain.items() if column is not None}
-        texts = {name: column for name, column in columns.items() if name in self.events.source.texts}
-        with suppress(ValueError, duckdb.Error):
-            read_numbers, read_texts = self.pages.read(
-                self.piece, sorted({*columns.values()} - {*texts.values()}), sorted({*texts.values()})
-            )
-            numbers = {name: read_numbers[column] for name, column in columns.items() if name not in texts}
-            if any((np.abs(numbers[name]) > LARGEST_NUMBER).any() for name in SUMMED & numbers.keys()):
-                return None  # that of NULL is negative
-            events = self.events.repeated(
-                numbers, {name: read_texts[column] for name, column in texts.items()}, self.plain, where
-            )
-            return replace(events, read_by=IN_C)
-        return None
-
-    def columns_from_sqlite(self) -> EventColumns:
-        """Values that are not numbers become null, and times that are out of range."""
-        import duckdb
-
-        source = self.events.source
-        where = self.where.format(**self.values) or "true"
-        sql = f"SELECT {', '.join(self.values.values())} FROM {source.table} WHERE rowid BETWEEN ? AND ?"
-        with refused_by_sqlite(self.path, AGAIN):
-            numbers, others = read_columns(
-                self.path, f"{sql} AND {where}", self.rows, [*self.values], source.texts
-            )
-        texts = {name: TextColumn.of(numbers.pop(name)) for name in source.texts & numbers.keys()}
-        for name in SUMMED & numbers.keys():
-            far = (np.abs(numbers[name]) > LARGEST_NUMBER) & (numbers[name] != NULL)
-            numbers[name][far] = NULL
-            others += [name] * int(far.any())
-        if others:
+        source = self.source
+        read = self.piece.read()
+        count = len(next(iter(read.numbers.values())))
+        rows = {
+            name: read.numbers.get(column, np.full(count, NULL))
+            for name, column in source.columns.items()
+            if name not in source.texts
+        }
+        no_texts = TextColumn.of([None] * count)
+        texts = {name: read.texts.get(source.columns[name], no_texts) for name in source.texts}
+        rows |= {name: column.codes.astype(np.int64) for name, column in texts.items()}
+        far = 0
+        for name in SUMMED & rows.keys():
+            usable = usable_times(rows[name])
+            far += int((usable != rows[name]).any())
+            rows[name] = usable
+        if far or read.others:
             self.report.repaired(f"{source.table}: values that are not numbers")
-        if self.plain is not None:
-            with suppress(ValueError, duckdb.Error):
-                events = self.events.repeated(numbers, texts, {name: name for name in self.plain})
-                return replace(events, read_by=SQLITE)
-        return replace(self.events.each(numbers, texts), read_by=SQLITE)
+        kept = np.ones(count, bool)
+        if source.keep:
+            kept &= np.isin(rows["kind"], source.keep)
+        if self.only is not None:
+            process = rows[source.process]
+            kept &= (process != NULL) & np.isin(process_of(process), [*self.only])
+        rows = {name: column[kept] for name, column in rows.items()}
+        texts = {name: replace(column, codes=column.codes[kept]) for name, column in texts.items()}
+        return replace(self._events(rows, texts), read_by=read.read_by)
+
+    def _events(self, rows: dict[str, Numbers], texts: dict[str, Any]) -> EventColumns:
+        """Values that are no columns of the table are null."""
+        source, absent = self.source, np.full(len(next(iter(rows.values()))), NULL)
+        for name in ("start", "end"):
+            rows.setdefault(name, absent)
+        more = source.prepare(rows)
+        own_numbers = rows.pop(ROW, None)
+        if source.own_number == RATE:
+            own_numbers = _rates(rows["size"], rows["start"], rows["end"])
+            rows[RATE] = (own_numbers != NULL).astype(np.int64)
+        correlation = rows.pop("correlation", absent)
+        values: dict[str, Callable[[Codes], Sequence[Any]]]
+        values = {name: column.at for name, column in texts.items()}
+        if "correlation" in source.columns:
+            # Ids and streams are numbered per process: those of all but the first get distinct ids and tracks.
+            process = process_of(rows["thread"])
+            index = sum((index * (process == pid) for index, pid in enumerate(self.processes)), 0 * process)
+            correlation = np.where(correlation == NULL, NULL, correlation + (index << _CORRELATION_BITS))
+            others = ["", *(f" of process {pid}" for pid in self.processes[1:])]
+            values["of_process"] = lambda at: [others[number] for number in index[at].tolist()]
+        if "name" in rows:
+            ids = rows["name"]
+            values["name"] = lambda at: self.strings.of(ids[at].tolist())
+        keys = [name for name in rows if name not in ("start", "end")]
+        is_rate = source.own_number == RATE
+        return record_columns(
+            rows, keys, source.event, correlation, own_numbers, millionths=is_rate, texts=values, **more
+        )
+
+
+def _rates(size: Numbers, start: Numbers, end: Numbers) -> Numbers:
+    """Millionths of bytes per ns; halves are rounded away from zero."""
+    timed = (size != NULL) & (start != NULL) & (end != NULL) & (start != end)
+    millionths = size[timed] / (end - start)[timed] * _MILLION
+    whole = np.trunc(millionths)
+    whole += np.copysign(np.abs(millionths - whole) >= 0.5, millionths)
+    rates = np.full(len(size), NULL)
+    rates[timed] = np.where(np.abs(whole) <= _EXACT, whole, NULL).astype(np.int64)
+    return rates
 
 
 class NsysReading(Reading):
@@ -144,27 +151,31 @@ class NsysReading(Reading):
 
     def batches(self) -> Iterator[NsysBatch]:
         export = self._export
-        every = event_sources(export)
-        sources = [source for source in every if source.found_in(export)]
-        strings = {source.table: _string_table(export, source) for source in sources}
-        for source in every:
-            columns, count = source.lacking_in(export)
-            if count:
-                self.report.events_lost += count
-                self.report.damage = (
-                    f"{source.table} has no column {', '.join(columns)}: its rows are not read"
-                )
-        pieces = [(source, *piece) for source in sources for piece in _pieces(export, source, self._pages)]
-        self._total = len(pieces)
+        strings, found = Strings(self._path), []
         processes = tuple(pid for pid in processes_with_cuda(export) if pid in self._group.pids)
-        for source, plain, pages, piece, rows in pieces:
-            values = source.sqlite_values(export)
-            where = [source.where] if source.where else []
-            where += self._of_process(source, values)
-            events = RowEvents(source, strings[source.table].of, processes)
-            yield NsysBatch(
-                self._path, events, values, rows, " AND ".join(where), self.report, plain, pages, piece
-            )
+        for source in event_sources(export):
+            there = export.tables.get(source.table, frozenset())
+            if source.found_in(export):
+                columns = {
+                    name: column for name, column in source.columns.items() if column in {*there, ROWID}
+                }
+                numbers = dict.fromkeys(
+                    column for name, column in columns.items() if name not in source.texts
+                )
+                texts = [column for name, column in columns.items() if name in source.texts]
+                pieces = table_pieces(export, self._pages, source.table, [*numbers], texts, source.whole)
+                only = self._only(source) if source.process in columns else None
+                of_table = _metric_names(export) if source.table == "GPU_METRICS" else strings
+                found += [
+                    NsysBatch(source, piece, of_table, processes, only, self.report) for piece in pieces
+                ]
+            elif there and (rows := export.rows(f"SELECT count(*) FROM {source.table}")[0][0]):
+                lacking = ", ".join(column for column in source.needs if column not in there)
+                self.report.events_lost += rows
+                self.report.damage = f"{source.table} has no column {lacking}: its rows are not read"
+        self._total = len(found)
+        for batch in found:
+            yield batch
             self._done += 1
         export.close()
 
@@ -174,14 +185,10 @@ class NsysReading(Reading):
     def clock_base_ns(self) -> int:
         return self._clock_base_ns
 
-    def _of_process(self, source: Source, values: dict[str, str]) -> list[str]:
-        """A condition for the rank's processes. Names of threads and processes are limited to those with events."""
-        if values.get(source.process, "NULL") == "NULL":
-            return []
-        if self._group.whole and source.table not in ("ThreadNames", "PROCESSES"):
-            return []
-        pids = ", ".join(map(str, sorted(self._group.pids)))
-        return [f"({PID.format(f'{{{source.process}}}')}) IN ({pids})"]
+    def _only(self, source: Source) -> frozenset[int] | None:
+        """The rank's processes. Names of threads and processes are limited to those with events."""
+        whole = self._group.whole and source.table not in ("ThreadNames", "PROCESSES")
+        return None if whole else self._group.pids
 
 
 class NsysReader(Reader):
@@ -210,25 +217,6 @@ class NsysReader(Reader):
 NSYS = NsysReader()
 
 
-_Columns = dict[str, str | None]
-
-
-def _pieces(
-    export: NsysExport, source: Source, pages: PageFile | None
-) -> Iterator[tuple[_Columns | None, TablePages | None, Piece | None, tuple[int, int]]]:
-    """The table in pieces: leaves of its tree, or only ranges of rowids where it cannot be read from pages."""
-    columns = source.plain_columns(export)
-    table = None
-    if pages is not None and columns is not None:
-        read = [column for column in columns.values() if column is not None]
-        table = find_table(pages, export.rows, source.table, read)
-    if table is not None:
-        yield from ((columns, table, piece, piece.rows) for piece in table.pieces())
-        return
-    for rows in row_ranges(export.rows, source.table, 1 << 26 if source.whole else ROWS_PER_BATCH):
-        yield columns, None, None, rows
-
-
 def _group(export: NsysExport, part: str) -> ProcessGroup:
     """The processes of a part; for a file of several ranks that is read as one (--rank N=FILE), all of them."""
     groups = groups_of(export)
@@ -238,30 +226,27 @@ def _group(export: NsysExport, part: str) -> ProcessGroup:
     return ProcessGroup(None, "", None, frozenset().union(*(g.pids for g in groups)), merged=len(groups))
 
 
-def _string_table(export: NsysExport, source: Source) -> StringTable:
-    if source.table != "GPU_METRICS":
-        return StringTable(partial(_event_strings, export.path))
+def _metric_names(export: NsysExport) -> Strings:
     if not export.has("TARGET_INFO_GPU_METRICS", "metricId", "metricName"):
-        return StringTable(lambda ids: [])
+        return Strings(export.path, complete=True)
     rows = export.rows("SELECT metricId, min(metricName) FROM TARGET_INFO_GPU_METRICS GROUP BY metricId")
-    names = [(number, text_of(name)) for number, name in rows]
-    return StringTable(lambda ids: names)
+    return Strings(export.path, {number: text_of(name) for number, name in rows}, complete=True)
 
 
-def _event_strings(path: Path, ids: Sequence[int]) -> list[tuple[int, str]]:
+def _event_strings(path: Path, ids: Sequence[int]) -> dict[int, str]:
     """Names of events. Recorded environments and program output are left out."""
     with closing(open_export(path)) as export:
         where = f"length(CAST(value AS BLOB)) < {_LONGEST_STRING} AND instr(CAST(value AS BLOB), x'00') = 0"
         if export.has("ProcessStreams", "contentId"):
             where += " AND id NOT IN (SELECT contentId FROM ProcessStreams WHERE contentId IS NOT NULL)"
-        return [
-            (number, text_of(value))
+        return {
+            number: text_of(value)
             for start in range(0, len(ids), _IDS_AT_A_TIME)
             for number, value in export.rows(
                 f"SELECT id, value FROM StringIds WHERE {where} AND id IN "
                 f"({', '.join(map(str, ids[start : start + _IDS_AT_A_TIME]))})"
             )
-        ]
+        }
 
 
 def _header(export: NsysExport, group: ProcessGroup) -> dict[str, Any]:

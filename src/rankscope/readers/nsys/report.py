@@ -96,7 +96,9 @@ def _refused(report: Path, tool: tools.Tool, answer: str) -> ReadError:
     """The error for a failed export, most often because the report is newer than this nsys."""
     message = next((line.strip() for line in answer.splitlines() if "error" in line.lower()), "")
     ours = ".".join(map(str, tool.version))
-    written = _written_by(report)
+    with report.open("rb") as file:
+        match = _VERSION.search(file.read(200))
+    written = match[1].decode().replace("@", ".") if match else ""
     if "newer than" in answer:
         return ReadError(
             f"{report} is too new for this nsys",
@@ -109,12 +111,6 @@ def _refused(report: Path, tool: tools.Tool, answer: str) -> ReadError:
         why=f"{message or 'nsys gave no reason'}.".replace("..", "."),
         hint="The report is damaged or truncated; capture this rank again, or leave the file out.",
     )
-
-
-def _written_by(report: Path) -> str:
-    with report.open("rb") as file:
-        match = _VERSION.search(file.read(200))
-    return match[1].decode().replace("@", ".") if match else ""
 
 
 def _exports() -> Path:

@@ -1,13 +1,11 @@
 """Records of ROCm's profilers as events in Kineto's terms: kernels, copies, calls, ranges, allocations, counters.
 
 Both formats have the same records. A RecordKind says where their values are in each, and which events they become. A
-reader gives the records of one kind as columns of numbers. Most records repeat others but for their times and ids:
-each distinct one becomes an `Event` once, and every record gets that event with a time and a correlation of its own.
+reader gives the records of one kind as columns of numbers.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,17 +20,8 @@ from rankscope.collective_kinds import kind_of
 from rankscope.model import CROSSING_RANGES, MEMORY_ARGS
 from rankscope.readers.base import ReadReport, TraceIdentity
 from rankscope.readers.checked_values import integer
-from rankscope.readers.columns import (
-    NO_TEXT,
-    NULL,
-    Codes,
-    EventColumns,
-    Numbers,
-    SharedTexts,
-    Texts,
-    distinct_rows,
-    event_columns,
-)
+from rankscope.readers.columns import NULL, EventColumns
+from rankscope.readers.records import Event, Row, Rows, device_event, record_columns
 
 FORMAT = "rocprof"
 FROM_ENVIRONMENT = "recorded environment"
@@ -42,11 +31,9 @@ LONGEST_TEXT = 100_000
 REGISTERS = ("arch_vgpr_count", "accum_vgpr_count", "sgpr_count")
 """Of a kernel, the arguments of Kernel.of."""
 
-Columns = Mapping[str, Numbers]
 Values = Mapping[str, tuple[str, str]]
 """By the name of a value: its column in rocpd, and the keys that lead to it in JSON, with dots."""
 
-_LARGEST_TIME = 1 << 61
 _COPIES = {
     "HOST_TO_HOST": "HtoH",
     "HOST_TO_DEVICE": "HtoD",
@@ -67,18 +54,6 @@ _RCCL_TYPES = (
 """The values of ncclDataType_t."""
 _RCCL_ALIASES = {"char": "int8", "int": "int32", "half": "float16", "float": "float32", "double": "float64"}
 _PEERS = {"ncclSend": "Dst Rank", "ncclRecv": "Src Rank"}
-
-
-class Event(NamedTuple):
-    """The event of all records that differ only in their times and ids."""
-
-    category: str
-    name: str
-    pid: str
-    tid: str
-    args: Mapping[str, Any]
-    """Device, stream, bytes and collective are taken from here too."""
-    phase: str = "X"
 
 
 class Kernel(NamedTuple):
@@ -106,7 +81,7 @@ class Process:
     gpus: Sequence[tuple[int, Mapping[str, Any]]]
     """Id and fields of the agents that are GPUs, see numbered_gpus."""
     kernels: Mapping[int, Kernel]
-    operation: Callable[[int, int], tuple[str, str]]
+    operation: Callable[[int | None, int | None], tuple[str, str]]
     """The names of a kind of records, and of an operation of that kind."""
     messages: Mapping[int, str]
     """Of roctx, by the value `event`."""
@@ -120,9 +95,15 @@ class Process:
         return {agent: gpu["logical_node_type_id"] for agent, gpu in self.gpus}
 
     def device_event(self, category: str, name: str, args: Mapping[str, Any]) -> Event:
-        """On the track of its stream."""
-        other = f" of process {self.pid}" if self.number else ""
-        return Event(category, name, str(args["device"] or 0), f"{args['stream']}{other}", args)
+        event = device_event(category, name, args, f" of process {self.pid}" if self.number else "")
+        return event._replace(pid=event.pid or "0")
+
+    def events(self, records: Rows, keys: Sequence[str], event: Callable[[Row], Event]) -> EventColumns:
+        """Of records: `event` makes one of each combination of the key columns."""
+        ids = records["correlation"]
+        usable = (ids > 0) & (ids < 1 << CORRELATION_BITS)
+        correlation = np.where(usable, ids + (self.number << CORRELATION_BITS), NULL)
+        return record_columns(records, keys, event, correlation)
 
     def name_row(self, what: str, thread: int, name: str) -> dict[str, Any]:
         """A metadata event: process_name or thread_name."""
@@ -181,57 +162,58 @@ class RecordKind(NamedTuple):
     """Records of one kind, in both formats."""
 
     values: Values
-    columns: Callable[[Process, Columns], EventColumns]
+    columns: Callable[[Process, Rows], EventColumns]
     """The events of records, from columns with these values."""
 
 
-def _kernels(process: Process, records: Columns) -> EventColumns:
+def _kernels(process: Process, records: Rows) -> EventColumns:
     """Kernel dispatches. The grid is in blocks, as in Kineto: ROCm counts its work-items."""
 
-    def event(
-        agent: int, kernel: int, queue: int, stream: int, private: int, group: int, *sizes: int
-    ) -> Event:
-        block, items = sizes[:3], sizes[3:]
-        symbol = process.kernels.get(kernel, Kernel(f"kernel {kernel}"))
-        grid = [-(-count // size) if size > 0 else None for count, size in zip(items, block, strict=True)]
+    def event(row: Row) -> Event:
+        items, block = ([row[f"{what}_{axis}"] for axis in "xyz"] for what in ("items", "block"))
+        symbol = process.kernels.get(row["kernel"], Kernel(f"kernel {row['kernel']}"))
+        grid = None
+        if None not in items:
+            sizes = zip(items, block, strict=True)
+            grid = tuple(
+                -(-count // size) if size is not None and size > 0 else None for count, size in sizes
+            )
         args = {
-            "device": process.devices.get(agent),
-            "stream": queue if stream == NULL else stream,
-            "queue": queue,
+            "device": process.devices.get(row["agent"]),
+            "stream": row["queue"] if row["stream"] is None else row["stream"],
+            "queue": row["queue"],
             "registers per thread": symbol.vector_registers,
             "scalar registers": symbol.scalar_registers,
-            "shared memory": group,
-            "local memory per thread": private,
-            "grid": grid if NULL not in items else None,
-            "block": list(block) if NULL not in block else None,
+            "shared memory": row["group"],
+            "local memory per thread": row["private"],
+            "grid": grid,
+            "block": tuple(block) if None not in block else None,
         }
         return process.device_event("kernel", symbol.name, args)
 
-    return record_columns(process, records, [*KERNELS.values][len(EVERY_EVENT) :], event)
+    return process.events(records, [*KERNELS.values][len(EVERY_EVENT) :], event)
 
 
-def _copies(process: Process, records: Columns) -> EventColumns:
+def _copies(process: Process, records: Rows) -> EventColumns:
     """Copies by the DMA engines. Those that a kernel does (__amd_rocclr_copyBuffer) are kernels, as in Kineto."""
 
-    def event(
-        kind: int, operation: int, source: int, target: int, queue: int, stream: int, size: int
-    ) -> Event:
-        _, name = process.operation(kind, operation)
+    def event(row: Row) -> Event:
+        _, name = process.operation(row["kind"], row["operation"])
         direction = next((short for long, short in _COPIES.items() if name.endswith(long)), "Unknown")
-        source_device, target_device = process.devices.get(source), process.devices.get(target)
+        source, target = process.devices.get(row["source"]), process.devices.get(row["target"])
         args = {
-            "device": target_device if source_device is None else source_device,
-            "stream": next((number for number in (stream, queue) if number != NULL), 0),
-            "bytes": size,
-            "fromDevice": source_device,
-            "toDevice": target_device,
+            "device": target if source is None else source,
+            "stream": next((number for number in (row["stream"], row["queue"]) if number is not None), 0),
+            "bytes": row["bytes"],
+            "fromDevice": source,
+            "toDevice": target,
         }
         return process.device_event("gpu_memcpy", f"Memcpy {direction}", args)
 
-    return record_columns(process, records, [*COPIES.values][len(EVERY_EVENT) :], event)
+    return process.events(records, [*COPIES.values][len(EVERY_EVENT) :], event)
 
 
-def _calls(process: Process, records: Columns) -> EventColumns:
+def _calls(process: Process, records: Rows) -> EventColumns:
     """Calls of HIP, HSA and RCCL, and roctx ranges and marks."""
     ids = records["correlation"]
     calls = np.where(np.isin(ids, list(process.rccl_arguments)), ids, NULL)
@@ -242,18 +224,18 @@ def _calls(process: Process, records: Columns) -> EventColumns:
         messages[:] = [NULL if text is None else texts.setdefault(text, len(texts)) for text in said]
     distinct = list(texts)
 
-    def event(kind: int, operation: int, thread: int, message: int, call: int) -> Event:
-        layer, name = process.operation(kind, operation)
-        pid, tid = str(process.pid), str(thread)
+    def event(row: Row) -> Event:
+        layer, name = process.operation(row["kind"], row["operation"])
+        pid, tid = str(process.pid), "" if row["thread"] is None else str(row["thread"])
         if layer.startswith("MARKER_"):
-            return _marker(name, distinct[message] if message != NULL else name, pid, tid)
+            return _marker(name, name if row["message"] is None else distinct[row["message"]], pid, tid)
         categories = (what for prefix, what in _CALL_CATEGORIES.items() if layer.startswith(prefix))
         category = next(categories, layer.lower())
-        args = _collective(name, process.rccl_arguments.get(call, {})) if category == "cpu_op" else {}
+        args = _collective(name, process.rccl_arguments.get(row["call"], {})) if category == "cpu_op" else {}
         return Event(category, name, pid, tid, args)
 
     columns = {**records, "message": messages, "call": calls}
-    return record_columns(process, columns, ("kind", "operation", "thread", "message", "call"), event)
+    return process.events(columns, ("kind", "operation", "thread", "message", "call"), event)
 
 
 EVERY_EVENT: Values = {
@@ -338,57 +320,6 @@ def _dtype(text: str) -> str:
         return _RCCL_TYPES[int(text)] if int(text) < len(_RCCL_TYPES) else ""
     word = text.removeprefix("nccl").lower()
     return _RCCL_ALIASES.get(word, word)
-
-
-def record_columns(
-    process: Process, records: Columns, keys: Sequence[str], event: Callable[..., Event]
-) -> EventColumns:
-    """An event for each record. `event` is called once for each distinct combination of the key columns."""
-    # NULL for times that no clock has: a difference must fit into 64 bits.
-    start, end = (
-        np.where((times > -_LARGEST_TIME) & (times < _LARGEST_TIME), times, NULL)
-        for times in (records["start"], records["end"])
-    )
-    codes, firsts = distinct_rows([records[name] for name in keys])
-    chosen = zip(*(records[name][firsts].tolist() for name in keys), strict=True)
-    events = [event(*row) for row in chosen]
-    pool: dict[str, int] = {}
-    texts: dict[str, Codes] = {
-        name: _codes(pool, [getattr(item, name) for item in events])[codes]
-        for name in ("phase", "category", "name", "pid", "tid")
-    }
-    collective = _codes(pool, [item.args.get("Collective name") for item in events])[codes]
-    ids = records["correlation"]
-    usable = (ids > 0) & (ids < 1 << CORRELATION_BITS)
-    numbers = {"correlation": np.where(usable, ids + (process.number << CORRELATION_BITS), NULL)}
-    for name in ("device", "stream", "bytes"):
-        values = [item.args.get(name) for item in events]
-        numbers[name] = np.array([NULL if value is None else value for value in values], np.int64)[codes]
-    args: dict[str, int] = {}
-    argument = _codes(args, [_arguments(item.args) for item in events])[codes]
-    return event_columns(
-        Texts.of(pool),
-        start,
-        np.where((start == NULL) | (end == NULL), NULL, end - start),
-        numbers,
-        collective,
-        **texts,
-        shared_args=SharedTexts(Texts.of(args), argument),
-    )
-
-
-def _arguments(args: Mapping[str, Any]) -> str | None:
-    recorded = {key: value for key, value in args.items() if value is not None and value != NULL}
-    return json.dumps(recorded, separators=(",", ":"), ensure_ascii=False) if recorded else None
-
-
-def _codes(pool: dict[str, int], texts: Iterable[str | None]) -> Codes:
-    """A lone surrogate in JSON, which cannot be written as UTF-8, is replaced."""
-    whole = (
-        text if text is None or text.isascii() else text.encode("utf-8", "replace").decode() for text in texts
-    )
-    codes = [NO_TEXT if text is None else pool.setdefault(text, len(pool)) for text in whole]
-    return np.array(codes, dtype=np.int32)
 
 
 def rank_of(environment: Mapping[str, Any], config: Mapping[str, Any]) -> TraceIdentity:

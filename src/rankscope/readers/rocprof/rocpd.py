@@ -8,20 +8,22 @@ times and threads in the rows of events, schema 4 refers to tables of timestamps
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rankscope.errors import NotATraceError, ReadError
 from rankscope.model import READ_EVENTS
 from rankscope.readers.base import EventBatch, Reader, Reading, ReadReport, TraceIdentity, identity_from_name
 from rankscope.readers.checked_values import json_object
-from rankscope.readers.columns import IN_C, NULL, SQLITE, EventColumns, Numbers
+from rankscope.readers.columns import NULL, EventColumns, Numbers
+from rankscope.readers.records import Rows
 from rankscope.readers.rocprof.records import (
     ALLOCATIONS,
     CALLS,
@@ -35,29 +37,19 @@ from rankscope.readers.rocprof.records import (
     Kernel,
     Process,
     RecordKind,
-    Values,
     header_of,
     numbered_gpus,
     rank_of,
 )
 from rankscope.readers.row_batch import RowBatch, row_batches
-from rankscope.readers.sqlite_file import (
-    SQLITE_MAGIC,
-    SqliteFile,
-    connect,
-    read_columns,
-    refused_by_sqlite,
-    row_ranges,
-    text_of,
-)
-from rankscope.readers.sqlite_pages import Piece, TablePages, find_table, open_pages
+from rankscope.readers.sqlite_file import SQLITE_MAGIC, SqliteFile, text_of
+from rankscope.readers.sqlite_pages import RowColumns, TablePiece, open_pages, table_pieces
 from rankscope.sql import sql_name
 
 _AGAIN = "Record this rank again: rocprofv3 --sys-trace -- PROGRAM. Or leave the file out."
 _TABLE = re.compile(r"rocpd_([a-z_]+?)((?:_[0-9a-f]+){5})?")
 _EVENT_TABLES = ("kernel_dispatch", "memory_copy", "memory_allocate", "region", "sample")
 _MOST_STRINGS = 5_000_000
-_ROWS_PER_BATCH = 100_000
 _OF_EVENT = ("stack_id", "category_id")
 """Columns of the table of events that the rows refer to."""
 
@@ -88,6 +80,7 @@ class TableSet:
 
     file: RocpdFile
     ending: str
+    _lookups: dict[tuple[str, str], tuple[Numbers, Numbers]] = field(default_factory=dict)
 
     def name(self, table: str) -> str:
         return sql_name(f"rocpd_{table}{self.ending}")
@@ -119,10 +112,28 @@ class TableSet:
         told = self.rows("info_category", "id", "name")
         return {number: text_of(name) for number, name in told} if told else self.strings
 
-    def of_kind(self, prefix: str) -> str:
-        """SQL: the category of an event has a name that begins like this."""
-        numbers = [str(number) for number, name in self.categories.items() if name.startswith(prefix)]
-        return f"category_id IN ({', '.join(numbers) or 'NULL'})"
+    def of_kind(self, prefix: str) -> list[int]:
+        """The categories whose names begin like this."""
+        return [number for number, name in self.categories.items() if name.startswith(prefix)]
+
+    def _events_of_kind(self, prefix: str) -> str:
+        """SQL for those in the table of events."""
+        return f"category_id IN ({', '.join(map(str, self.of_kind(prefix))) or 'NULL'})"
+
+    def pieces(self, table: str, numbers: Sequence[str], texts: Sequence[str] = ()) -> Iterator[TablePiece]:
+        whole = f"rocpd_{table}{self.ending}"
+        return table_pieces(self.file, open_pages(self.file.path), whole, numbers, texts)
+
+    def lookup(self, table: str, column: str) -> tuple[Numbers, Numbers]:
+        """Ids and values of a table that others refer to; at least one row."""
+        if (table, column) not in self._lookups:
+            read = [piece.read().numbers for piece in self.pieces(table, ["id", column])]
+            ids, values = (
+                np.concatenate([[NULL], *(piece[name] for piece in read)]) for name in ("id", column)
+            )
+            order = np.argsort(ids, kind="stable")
+            self._lookups[table, column] = ids[order], values[order]
+        return self._lookups[table, column]
 
     @cached_property
     def processes(self) -> list[RecordedProcess]:
@@ -156,14 +167,14 @@ class TableSet:
         symbols = self.rows("info_kernel_symbol", "id", "display_name", "kernel_name", *REGISTERS)
         messages = []
         if self.has("event", "id", "extdata", "category_id"):
-            messages = self.rows("event", "id", "extdata", where=self.of_kind("MARKER_"))
+            messages = self.rows("event", "id", "extdata", where=self._events_of_kind("MARKER_"))
         return Process(
             0,
             0,
             self.gpus,
             {key: Kernel.of(text_of(shown or name), *counts) for key, shown, name, *counts in symbols},
             # A sample of schema 3 does not name its call; it is roctxMarkA.
-            lambda kind, call: (categories.get(kind, ""), strings.get(call, "roctxMarkA")),
+            lambda kind, call: (categories.get(kind or 0, ""), strings.get(call or 0, "roctxMarkA")),
             {event: text_of(json_object(data).get("message", ""))[:LONGEST_TEXT] for event, data in messages},
             {key: text_of(name) for key, name in self.rows("info_pmc", "id", "name")},
             self._rccl_arguments(),
@@ -174,7 +185,7 @@ class TableSet:
         arguments: dict[int, dict[str, str]] = {}
         if not self.has("arg", "event_id", "name", "value") or not self.has("event", *_OF_EVENT):
             return arguments
-        event, wanted = self.name("event"), self.of_kind("RCCL_API")
+        event, wanted = self.name("event"), self._events_of_kind("RCCL_API")
         if self.file.rows(f"SELECT 1 FROM {event} WHERE {wanted} LIMIT 1"):
             rows = self.file.rows(
                 f"SELECT e.stack_id, a.name, a.value FROM {self.name('arg')} a JOIN {event} e "
@@ -228,60 +239,99 @@ class ColumnSource(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RocpdBatch(EventBatch):
-    """A range of rows of one table, joined with what they refer to."""
+class JoinedTable:
+    """The rows of a table that are of one process, with what they refer to."""
 
-    path: Path
-    sql: str
-    rows: tuple[int, int]
-    kind: RecordKind
-    process: Process
-    sources: Mapping[str, ColumnSource]
-    """Of the columns that the SQL selects."""
+    process: RecordedProcess
+    table: str
+    sources: dict[str, ColumnSource]
     report: ReadReport
+    texts: tuple[str, ...] = ()
+    """Columns of texts that are read too."""
+    _referred: dict[str, tuple[Numbers, Numbers]] = field(default_factory=dict)
+    """Ids and values of what the rows refer to, by the name of the value."""
 
-    def columns(self) -> EventColumns:
-        with refused_by_sqlite(self.path, _AGAIN):
-            columns, others = read_columns(self.path, self.sql, self.rows, [*self.sources], ())
-        for value in others:
+    @staticmethod
+    def of(
+        process: RecordedProcess,
+        table: str,
+        values: Iterable[tuple[str, str]],
+        report: ReadReport,
+        *texts: str,
+    ) -> JoinedTable:
+        """`values` are pairs of names and columns; those that this version does not have are left out.
+
+        In schema 4 times are in a table of their own, and threads and streams belong to tracks. The name of a track is
+        not that of an operation.
+        """
+        tables, columns = process.tables, process.tables.columns(table)
+        has_event = "event_id" in columns and tables.has("event", *_OF_EVENT, "extdata")
+        sources: dict[str, ColumnSource] = {}
+        shared = process.number != NULL and len(tables.processes) > 1
+        for name, column in (*values, *((("process", "pid"),) if shared else ())):
+            if table == "sample" and name in ("start", "end"):
+                column = "timestamp"
+            if column in columns:
+                sources[name] = ColumnSource(column)
+            elif f"{column}_id" in columns and tables.has("timestamp", "value"):
+                sources[name] = ColumnSource("value", "timestamp", f"{column}_id")
+            elif column in _OF_EVENT and has_event:
+                sources[name] = ColumnSource(column, "event", "event_id")
+            elif "track_id" in columns and tables.has("track", column) and name != "operation":
+                sources[name] = ColumnSource(column, "track", "track_id")
+        return JoinedTable(process, table, sources, report, texts)
+
+    def pieces(self) -> Iterator[TablePiece]:
+        tables, columns = (
+            self.process.tables,
+            {source.key or source.column: 0 for source in self.sources.values()},
+        )
+        for piece in tables.pieces(self.table, [*columns], self.texts) if columns else ():
+            for name, source in self.sources.items():
+                if source.key and name not in self._referred:  # now: pieces are read when the file is closed
+                    self._referred[name] = tables.lookup(source.table, source.column)
+            yield piece
+
+    def read(self, piece: TablePiece) -> RowColumns:
+        read = piece.read()
+        for value in read.others:
             self.report.repaired(f"a value that is not a whole number: {str(value)[:40]}")
-        return self.events(columns, SQLITE)
+        values = {}
+        for name, source in self.sources.items():
+            values[name] = read.numbers[source.key or source.column]
+            if source.key:
+                ids, column = self._referred[name]
+                at = np.minimum(np.searchsorted(ids, values[name]), len(ids) - 1)
+                values[name] = np.where(ids[at] == values[name], column[at], NULL)
+        return read._replace(numbers=values)
 
-    def events(self, columns: dict[str, Numbers], read_by: str) -> EventColumns:
-        """Values that the tables do not have are null."""
-        nothing = np.full(max(map(len, columns.values()), default=0), NULL)
-        values = {**dict.fromkeys(self.kind.values, nothing), **columns}
-        return replace(self.kind.columns(self.process, values), read_by=read_by)
+    def own(self, values: Rows) -> NDArray[np.bool_]:
+        """Which rows are of the process."""
+        first = next(iter(values.values()))
+        return values["process"] == self.process.number if "process" in values else np.ones(len(first), bool)
 
 
 @dataclass(frozen=True)
-class PagedBatch(EventBatch):
-    """The same rows read from the pages of the file, several times faster; what refers to other rows is joined here."""
+class RocpdBatch(EventBatch):
+    """A piece of a table."""
 
-    sql: RocpdBatch
-    """Reads the rows where a page or a value is unusual."""
-    table: TablePages
-    piece: Piece
-    joined: Mapping[tuple[str, str], tuple[Numbers, Numbers]]
-    """By table and column: ids and values of what the rows refer to."""
+    table: JoinedTable
+    piece: TablePiece
+    kind: RecordKind
+    process: Process
+    only_kinds: Sequence[int] | None = None
+    """The kinds of records that are events; None for all."""
 
     def columns(self) -> EventColumns:
-        with suppress(ValueError):
-            return self.sql.events(self._values(), IN_C)
-        return self.sql.columns()
-
-    def _values(self) -> dict[str, Numbers]:
-        sources = self.sql.sources
-        read = dict.fromkeys(source.key or source.column for source in sources.values())
-        numbers, _ = self.table.read(self.piece, list(read), [])
-        values = {}
-        for name, source in sources.items():
-            values[name] = numbers[source.key or source.column]
-            if source.key:
-                ids, column = self.joined[source.table, source.column]
-                at = np.minimum(np.searchsorted(ids, values[name]), len(ids) - 1)
-                values[name] = np.where(ids[at] == values[name], column[at], NULL)
-        return values
+        """Values that the tables do not have are null."""
+        read = self.table.read(self.piece)
+        nothing = np.full(max(map(len, read.numbers.values())), NULL)
+        values = {**dict.fromkeys(self.kind.values, nothing), **read.numbers}
+        kept = self.table.own(values)
+        if self.only_kinds is not None:
+            kept &= np.isin(values["kind"], self.only_kinds)
+        events = self.kind.columns(self.process, {name: column[kept] for name, column in values.items()})
+        return replace(events, read_by=read.read_by)
 
 
 class RocpdReading(Reading):
@@ -301,7 +351,9 @@ class RocpdReading(Reading):
         sources = [
             source
             for number, process in enumerate(self._rank[1])
-            for source in _Sources(process, number, self.report).every()
+            for source in self._sources(
+                process, replace(process.tables.process, pid=process.pid, number=number)
+            )
         ]
         self._total = max(1, len(sources))
         for source in sources:
@@ -312,165 +364,80 @@ class RocpdReading(Reading):
     def position(self) -> int:
         return self._path.stat().st_size * self._done // self._total
 
-
-class _Sources:
-    """The events of one process, table by table."""
-
-    def __init__(self, recorded: RecordedProcess, number: int, report: ReadReport) -> None:
-        self._recorded, self._tables, self._report = recorded, recorded.tables, report
-        self._path = recorded.tables.file.path
-        self._process = replace(recorded.tables.process, pid=recorded.pid, number=number)
-
-    def every(self) -> list[Iterator[EventBatch]]:
+    def _sources(self, recorded: RecordedProcess, process: Process) -> list[Iterator[EventBatch]]:
+        tables = recorded.tables
         return [
-            self._names(),
-            self._batches("kernel_dispatch", KERNELS),
-            self._batches("memory_copy", COPIES),
-            self._batches("region", CALLS),
-            self._marks(),
-            self._memory(),
-            self._counters(),
+            self._names(recorded, process),
+            self._batches(recorded, process, "kernel_dispatch", KERNELS),
+            self._batches(recorded, process, "memory_copy", COPIES),
+            self._batches(recorded, process, "region", CALLS),
+            # Calls that take no time: roctx marks. Other samples belong to counters.
+            self._batches(recorded, process, "sample", CALLS, tables.of_kind("MARKER_")),
+            row_batches(process.memory_rows(self._allocations(recorded), self.report)),
+            row_batches(self._counters(recorded, process)),
         ]
 
-    def _names(self) -> Iterator[EventBatch]:
-        process, recorded = self._process, self._recorded
+    def _names(self, recorded: RecordedProcess, process: Process) -> Iterator[EventBatch]:
         rows = [process.name_row("process_name", 0, recorded.command)] if recorded.command else []
         rows += [
             process.name_row("thread_name", tid, text_of(name))
-            for pid, tid, name in self._tables.rows("info_thread", "pid", "tid", "name")
+            for pid, tid, name in recorded.tables.rows("info_thread", "pid", "tid", "name")
             if name and recorded.number in (pid, NULL)
         ]
         if rows:
             yield RowBatch(READ_EVENTS, rows)
 
-    def _marks(self) -> Iterator[EventBatch]:
-        """Calls that take no time: roctx marks. Other samples belong to counters."""
-        if "kind" in self._sources("sample", CALLS.values):
-            yield from self._batches("sample", CALLS, f"of_event_id.{self._tables.of_kind('MARKER_')}")
+    def _batches(
+        self,
+        recorded: RecordedProcess,
+        process: Process,
+        name: str,
+        kind: RecordKind,
+        only_kinds: Sequence[int] | None = None,
+    ) -> Iterator[EventBatch]:
+        values = ((value, column) for value, (column, _) in kind.values.items())
+        table = JoinedTable.of(recorded, name, values, self.report)
+        if only_kinds is None or "kind" in table.sources:
+            for piece in table.pieces():
+                yield RocpdBatch(table, piece, kind, process, only_kinds)
 
-    def _memory(self) -> Iterator[EventBatch]:
-        sources = self._sources("memory_allocate", {**ALLOCATIONS, "type": ("type", "")})
-        if not sources.keys() >= {"type", "address", "bytes", "start"}:
+    def _allocations(self, recorded: RecordedProcess) -> Iterator[dict[str, Any]]:
+        there = recorded.tables.columns("memory_allocate")
+        texts = [name for name in ("type", "level") if name in there]
+        values = ((value, column) for value, (column, _) in ALLOCATIONS.items())
+        table = JoinedTable.of(recorded, "memory_allocate", values, self.report, *texts)
+        if "type" not in there or not table.sources.keys() >= {"address", "bytes", "start"}:
             return
-        where = "r.level IS NOT 'SCRATCH' AND r.type IN ('ALLOC', 'FREE')"
-        rows = self._rows(self._select("memory_allocate", sources, where))
-        records = (dict(zip(sources, row, strict=True)) for row in rows)
-        allocations = ({**record, "frees": record["type"] == b"FREE"} for record in records)
-        yield from row_batches(self._process.memory_rows(allocations, self._report))
+        for piece in table.pieces():
+            numbers, told, *_ = table.read(piece)
+            rows = np.flatnonzero(table.own(numbers)).astype(np.int32)
+            kinds = told["type"].at(rows)
+            levels = told["level"].at(rows) if "level" in told else [None] * len(rows)
+            columns = (numbers[name][rows].tolist() for name in table.sources)
+            for kind, level, *row in zip(kinds, levels, *columns, strict=True):
+                if kind in ("ALLOC", "FREE") and level != "SCRATCH":
+                    yield {**dict(zip(table.sources, row, strict=True)), "frees": kind == "FREE"}
 
-    def _counters(self) -> Iterator[EventBatch]:
+    def _counters(self, recorded: RecordedProcess, process: Process) -> Iterator[dict[str, Any]]:
         """Hardware counters of dispatches, and samples of counters."""
-        tables = self._tables
+        tables = recorded.tables
         if not tables.has("pmc_event", "event_id", "pmc_id", "value"):
             return
         agents = dict(tables.rows("info_pmc", "id", "agent_id"))
-        for table in ("kernel_dispatch", "sample"):
-            sources = self._sources(table, {"start": EVERY_EVENT["start"], "event": CALLS.values["event"]})
-            if len(sources) < 2:
+        for name in ("kernel_dispatch", "sample"):
+            values = (("start", EVERY_EVENT["start"][0]), ("event", CALLS.values["event"][0]))
+            table = JoinedTable.of(recorded, name, values, ReadReport())  # its batches report
+            if not table.sources.keys() >= {"start", "event"}:
                 continue
-            rows = self._rows(
-                f'SELECT p.pmc_id, p.value, k."start" FROM {tables.name("pmc_event")} p '
-                f'JOIN ({self._select(table, sources)}) k ON k."event" = p.event_id'
-            )
-            yield from row_batches(
-                self._process.counter_row(counter, agents.get(counter, NULL), time, value)
-                for counter, value, time in rows
-                if isinstance(value, (int, float)) and isinstance(time, int)
-            )
-
-    def _batches(self, table: str, kind: RecordKind, where: str = "true") -> Iterator[EventBatch]:
-        """The rows of a table, from pages where that is possible."""
-        if not self._tables.columns(table):
-            return
-        sources = self._sources(table, kind.values)
-        sql = f"{self._select(table, sources, where)} AND r.rowid BETWEEN ? AND ?"
-        whole = f"rocpd_{table}{self._tables.ending}"
-
-        def batch(rows: tuple[int, int]) -> RocpdBatch:
-            return RocpdBatch(self._path, sql, rows, kind, self._process, sources, self._report)
-
-        if (where, self._own(table)) == ("true", "true") and (paged := self._paged(whole, sources)):
-            pages, joined = paged
-            for piece in pages.pieces():
-                yield PagedBatch(batch(piece.rows), pages, piece, joined)
-            return
-        for rows in row_ranges(self._tables.file.rows, whole, _ROWS_PER_BATCH):
-            yield batch(rows)
-
-    def _paged(
-        self, table: str, sources: Mapping[str, ColumnSource]
-    ) -> tuple[TablePages, dict[tuple[str, str], tuple[Numbers, Numbers]]] | None:
-        """The pages of a table and the columns that its rows refer to; None if sqlite has to read them."""
-        file, rows = open_pages(self._path), self._tables.file.rows
-        columns = [source.key or source.column for source in sources.values()]
-        if file is None or (pages := find_table(file, rows, table, columns)) is None:
-            return None
-        joined = {}
-        for other, column in {(source.table, source.column) for source in sources.values() if source.key}:
-            names = ["id", column]
-            other_pages = find_table(file, rows, f"rocpd_{other}{self._tables.ending}", names)
-            if other_pages is None:
-                return None
-            try:
-                read = [other_pages.read(piece, names, [])[0] for piece in other_pages.pieces()]
-            except ValueError:
-                return None
-            ids, values = (np.concatenate([piece[name] for piece in read]) for name in names)
-            if (np.diff(ids) <= 0).any():
-                return None
-            joined[other, column] = ids, values
-        return pages, joined
-
-    def _sources(self, table: str, values: Values) -> dict[str, ColumnSource]:
-        """Where the values of a table's rows are; those that this version does not have are left out.
-
-        In schema 4 times are in a table of their own, and threads and streams belong to tracks. The name of a track is
-        not that of an operation.
-        """
-        tables, columns = self._tables, self._tables.columns(table)
-        has_event = "event_id" in columns and tables.has("event", *_OF_EVENT, "extdata")
-        sources: dict[str, ColumnSource] = {}
-        for name, (column, _) in values.items():
-            if table == "sample" and name in ("start", "end"):
-                column = "timestamp"
-            if column in columns:
-                sources[name] = ColumnSource(column)
-            elif f"{column}_id" in columns and tables.has("timestamp", "value"):
-                sources[name] = ColumnSource("value", "timestamp", f"{column}_id")
-            elif column in _OF_EVENT and has_event:
-                sources[name] = ColumnSource(column, "event", "event_id")
-            elif "track_id" in columns and tables.has("track", column) and name != "operation":
-                sources[name] = ColumnSource(column, "track", "track_id")
-        return sources
-
-    def _select(self, table: str, sources: Mapping[str, ColumnSource], where: str = "true") -> str:
-        """SQL for the rows of a table, with what they refer to."""
-        keys = {source.key: source.table for source in sources.values() if source.key}
-        joins = "".join(
-            f" LEFT JOIN {self._tables.name(other)} of_{key} ON of_{key}.id = r.{sql_name(key)}"
-            for key, other in keys.items()
-        )
-        values = ", ".join(
-            f"{f'of_{source.key}' if source.key else 'r'}.{sql_name(source.column)} AS {sql_name(name)}"
-            for name, source in sources.items()
-        )
-        rows = f"{self._tables.name(table)} r{joins}"
-        return f"SELECT {values} FROM {rows} WHERE {where} AND {self._own(table)}"
-
-    def _own(self, table: str) -> str:
-        """SQL: the row is of this process."""
-        tables, number = self._tables, self._recorded.number
-        if number == NULL or len(tables.processes) == 1:
-            return "true"
-        if "pid" in tables.columns(table):
-            return f"r.pid = {number}"
-        if tables.has(table, "track_id"):
-            return f"r.track_id IN (SELECT id FROM {tables.name('track')} WHERE pid = {number})"
-        return "true"
-
-    def _rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
-        with refused_by_sqlite(self._path, _AGAIN), closing(connect(self._path)) as connection:
-            yield from connection.execute(sql)
+            times: dict[int, int] = {}
+            for piece in table.pieces():
+                numbers = table.read(piece).numbers
+                own = np.flatnonzero(table.own(numbers) & (numbers["start"] != NULL))
+                times.update(zip(numbers["event"][own].tolist(), numbers["start"][own].tolist(), strict=True))
+            counted = tables.rows("pmc_event", "event_id", "pmc_id", "value") if times else ()
+            for event, counter, value in counted:
+                if event in times and isinstance(value, (int, float)):
+                    yield process.counter_row(counter, agents.get(counter, NULL), times[event], value)
 
 
 class RocpdReader(Reader):

@@ -50,14 +50,11 @@ from rankscope.readers.rocprof.records import (
 from rankscope.readers.row_batch import RowBatch, row_batches
 from rankscope.readers.sql_columns import connection, filled, or_repaired
 
-_ROOT = re.compile(rb'^[\xef\xbb\xbf\s]*\{\s*"rocprofiler-sdk-tool"\s*:\s*\[')
 _BLOCK_BYTES = 16 << 20
 _SHORT_HEAD_BYTES = 1 << 16
 _MOST_BEFORE_RECORDS = 128 << 20
 """Bytes of what records refer to. 10,000 kernels, as many as torch has, are 20 MB."""
 _LARGEST_RECORD = 1 << 24
-_MOST_DAMAGED = 200
-"""Records of a block that do not parse, before the rest of it is left out: each may take as long as the block."""
 _SECTION = re.compile(rb'"(?:callback_records|buffer_records)"\s*:\s*\{')
 """In `strings` there are lists of the same names."""
 _LIST = re.compile(rb'[\s,]*"(\w{1,64})"\s*:\s*\[')
@@ -319,9 +316,6 @@ class ToolJsonReader(Reader):
 
     name = FORMAT
 
-    def recognises(self, path: Path, head: bytes) -> bool:
-        return _ROOT.match(head) is not None
-
     def identify_parts(self, path: Path) -> list[TraceIdentity]:
         """From the metadata, which come first."""
         head, _ = read_head(path, _SHORT_HEAD_BYTES)
@@ -345,28 +339,18 @@ ROCPROF_JSON = ToolJsonReader()
 
 def parsed_records(block: _Block, report: ReadReport) -> Iterator[dict[str, Any]]:
     """The records of a block one by one. What does not parse is lost, and counted."""
-    text = block.text.decode("utf-8", "replace")
     start = re.compile(rf'(?<![:\s])\s*(?=\{{\s*"{block.key.decode()}"\s*:)', re.ASCII)
     decoder = json.JSONDecoder(strict=False)
-    position = failures = 0
-    while (match := start.search(text, position)) is not None:
-        if text[position : match.end()].strip(", \t\r\n"):
-            report.lose(f"text that is no record, after byte {block.offset:,}")
+    for text in filter(None, start.split(block.text.decode("utf-8", "replace"))):
         try:
-            record, position = decoder.raw_decode(text, match.end())
+            record, end = decoder.raw_decode(text)
         except (ValueError, RecursionError) as error:
             reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:80]
             report.lose(f"a record after byte {block.offset:,} is not valid JSON ({reason})")
-            failures += 1
-            if failures == _MOST_DAMAGED:
-                report.lose(f"all records between byte {block.offset:,} and the next block")
-                return
-            following = start.search(text, match.end() + 1)
-            position = following.end() if following else len(text)
             continue
         yield record
-    if text[position:].strip(", \t\r\n"):
-        report.lose(f"text that is no record, after byte {block.offset:,}")
+        if text[end:].strip(", \t\r\n"):
+            report.lose(f"text that is no record, after byte {block.offset:,}")
 
 
 def _types(fields: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -402,7 +386,7 @@ def _with_arguments(process: Process, block: _Block) -> Process:
 
 def _allocation(process: Process, record: dict[str, Any]) -> dict[str, Any]:
     """The values of an allocation. rocprofv3 writes its address as text in hexadecimal."""
-    _, operation = process.operation(_integer(record.get("kind")), _integer(record.get("operation")))
+    _, operation = process.operation(integer(record.get("kind")), integer(record.get("operation")))
     address = record.get("address")
     if isinstance(address, str) and re.fullmatch(r"0x[0-9a-fA-F]{1,16}", address):
         address = int(address, 16)
@@ -429,9 +413,11 @@ def _process(head: dict[str, Any], number: int) -> Process:
         for entry in _objects(strings.get("buffer_records"))
     ]
 
-    def operation(kind: int, call: int) -> tuple[str, str]:
-        name, operations = kinds[kind] if 0 <= kind < len(kinds) else ("", [])
-        return name, operations[call] if 0 <= call < len(operations) else f"{name} {call}"
+    def operation(kind: int | None, call: int | None) -> tuple[str, str]:
+        name, operations = kinds[kind] if kind is not None and 0 <= kind < len(kinds) else ("", [])
+        if call is None or not 0 <= call < len(operations):
+            return name, f"{name} {call}"
+        return name, operations[call]
 
     return Process(
         max(_integer(_at(head, "metadata.pid")), 0),

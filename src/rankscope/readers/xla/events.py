@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from rankscope import native
 from rankscope.readers.base import EventBatch, ReadReport, ReadyBatch
 from rankscope.readers.columns import (
     IN_C,
     IN_PYTHON,
-    NO_TEXT,
     NULL,
-    Codes,
     EventColumns,
     Numbers,
     Texts,
     event_columns,
     joined_texts,
+    text_codes,
 )
 from rankscope.readers.xla.meanings import (
     ASYNC_LINE,
@@ -39,7 +39,7 @@ from rankscope.readers.xla.meanings import (
     meaning,
     step_name,
 )
-from rankscope.readers.xla.planes import Line, LineEvents, NamedTexts, Plane, read_events
+from rankscope.readers.xla.planes import Line, NamedTexts, Plane
 
 _LARGEST_STEP = 999_999_999
 _LONGEST_PS = 1 << 62
@@ -93,22 +93,6 @@ class PlaneMeanings:
         return np.array([ids.get(name, absent - at) for at, name in enumerate(names)], dtype=np.int64)
 
 
-class _Pool:
-    """Texts and their codes."""
-
-    def __init__(self) -> None:
-        self._codes: dict[str, int] = {}
-
-    def code(self, text: str) -> int:
-        return self._codes.setdefault(text, len(self._codes))
-
-    def codes(self, texts: Iterator[str | None]) -> Codes:
-        return np.array([NO_TEXT if text is None else self.code(text) for text in texts], dtype=np.int32)
-
-    def texts(self) -> Texts:
-        return Texts.of(self._codes)
-
-
 class PieceBatch(EventBatch):
     """The events of a piece of a line."""
 
@@ -119,22 +103,39 @@ class PieceBatch(EventBatch):
         plane, line, about = self._about.plane, self._line, self._about
         kind = line_kind(plane.name, line.name)
         meanings, shared = about.shared(kind)
-        events = read_events(self._piece, shared, plane.stat_texts, about.picked)
-        self._count_losses(events)
-        step, correlation, *details = events.picked.T
-        pool = _Pool()
-        category = pool.codes(item.category for item in meanings)[events.metadata]
-        name = pool.codes(item.name for item in meanings)[events.metadata]
-        told = pool.codes(item.collective.get("Collective name") for item in meanings)[events.metadata]
+        # Places among the ids of the metadata, times in ps, and a row of the picked stats for each event.
+        columns, without_time, without_metadata, damaged, without_args = native.functions.line_events(
+            self._piece, shared.buffers, plane.stat_texts.buffers, about.picked
+        )
+        metadata, offset, duration, picked = map(
+            np.frombuffer, columns, (np.int32, np.int64, np.int64, np.int64)
+        )
+        where = f"{plane.name} {line.name}"
+        for count, why in (
+            (without_time, "has no time, only a number of occurrences"),
+            (without_metadata, "has no name: the metadata of its plane is missing"),
+            (damaged, "is damaged"),
+        ):
+            if count:
+                self._report.lose(f"an event of {where} {why}", count)
+        if without_args:
+            self._report.repaired(f"arguments of {where} were left out: they are too long", without_args)
+        step, correlation, *details = picked.reshape(-1, len(about.picked)).T
+        # The first texts are those that all events have.
+        pool = {text: code for code, text in enumerate(dict.fromkeys(("X", plane.name, str(line.id))))}
+        category = text_codes(pool, [item.category for item in meanings])[metadata]
+        name = text_codes(pool, [item.name for item in meanings])[metadata]
+        told = text_codes(pool, [item.collective.get("Collective name") for item in meanings])[metadata]
+        annotation = pool.setdefault("user_annotation", len(pool))
         if kind.holds == STEPS and about.steps_of_device:
-            category[:] = pool.code("user_annotation")
+            category[:] = annotation
         if kind.device is None:
             stepped = (step >= 0) & (step <= _LARGEST_STEP)
             numbers, number_of = np.unique(step[stepped], return_inverse=True)
-            name[stepped] = pool.codes(step_name(item) for item in numbers.tolist())[number_of]
-            category[stepped] = pool.code("user_annotation")
+            name[stepped] = text_codes(pool, [step_name(item) for item in numbers.tolist()])[number_of]
+            category[stepped] = annotation
         size = self._sizes(details)
-        begin, end = _times(line, events)
+        begin, end = _times(line.timestamp_ns, offset, duration)
         same = np.zeros(len(name), dtype=np.int32)
         return event_columns(
             time=begin,
@@ -146,15 +147,15 @@ class PieceBatch(EventBatch):
                 "stream": NULL if kind.stream is None else kind.stream,
             },
             collective=told,
-            phase=same + pool.code("X"),
+            phase=same + pool["X"],
             category=category,
             name=name,
-            pid=same + pool.code(plane.name),
-            tid=same + pool.code(str(line.id)),
-            args=events.args,
-            args_offset=events.args_offset,
+            pid=same + pool[plane.name],
+            tid=same + pool[str(line.id)],
+            args=columns[4],
+            args_offset=np.frombuffer(columns[5], np.uint32),
             read_by=IN_C,
-            texts=pool.texts(),
+            texts=Texts.of(pool),
         )
 
     def _sizes(self, details: list[Any]) -> Numbers:
@@ -169,31 +170,16 @@ class PieceBatch(EventBatch):
             ]
         return size
 
-    def _count_losses(self, events: LineEvents) -> None:
-        where = f"{self._about.plane.name} {self._line.name}"
-        for count, why in (
-            (events.without_time, "has no time, only a number of occurrences"),
-            (events.without_metadata, "has no name: the metadata of its plane is missing"),
-            (events.damaged, "is damaged"),
-        ):
-            if count:
-                self._report.lose(f"an event of {where} {why}", count)
-        if events.without_args:
-            self._report.repaired(
-                f"arguments of {where} were left out: they are too long", events.without_args
-            )
-
     def close(self) -> None:
         self._piece = memoryview(b"")
 
 
-def _times(line: Line, events: LineEvents) -> tuple[Numbers, Numbers]:
+def _times(start: int, offset_ps: Numbers, duration_ps: Numbers) -> tuple[Numbers, Numbers]:
     """Starts and ends in ns. Both are rounded down, so that events that follow each other still do."""
-    offset = np.clip(events.offset_ps, -_LONGEST_PS, _LONGEST_PS)
-    duration = np.clip(events.duration_ps, 0, _LONGEST_PS)
-    begin = offset // 1000
-    base = max(-_LONGEST_PS, min(line.timestamp_ns, _LONGEST_PS))
-    return base + begin, base + begin + (offset % 1000 + duration) // 1000
+    offset = np.clip(offset_ps, -_LONGEST_PS, _LONGEST_PS)
+    duration = np.clip(duration_ps, 0, _LONGEST_PS)
+    begin = offset // 1000 + max(-_LONGEST_PS, min(start, _LONGEST_PS))
+    return begin, begin + (offset % 1000 + duration) // 1000
 
 
 def _names(planes: list[Plane]) -> EventColumns:
@@ -209,21 +195,21 @@ def _names(planes: list[Plane]) -> EventColumns:
             rows.append((name, plane.name, str(line.id)))
             text = json.dumps(args, ensure_ascii=False, separators=(",", ":"))
             texts.append(text.encode("utf-8", "replace"))
-    pool, no_time = _Pool(), np.full(len(rows), NULL)
-    names, pids, tids = (pool.codes(row[column] for row in rows) for column in range(3))
+    pool, no_time = {"M": 0, "": 1}, np.full(len(rows), NULL)
+    names, pids, tids = (text_codes(pool, [row[column] for row in rows]) for column in range(3))
     joined, args_offset = joined_texts(texts)
     same = np.zeros(len(rows), dtype=np.int32)
     return event_columns(
         time=no_time,
         duration=no_time,
         numbers={},
-        phase=same + pool.code("M"),
-        category=same + pool.code(""),
+        phase=same,
+        category=same + 1,
         name=names,
         pid=pids,
         tid=tids,
         args=joined,
         args_offset=args_offset,
         read_by=IN_PYTHON,
-        texts=pool.texts(),
+        texts=Texts.of(pool),
     )

@@ -15,11 +15,9 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rankscope import native
-from rankscope.readers.columns import Numbers, Texts
-from rankscope.readers.protobuf import (
+from rankscope.protobuf import (
     BYTES,
     VARINT,
     DamagedMessageError,
@@ -29,6 +27,7 @@ from rankscope.readers.protobuf import (
     signed,
     text_in,
 )
+from rankscope.readers.columns import Numbers, Texts
 
 PIECE_BYTES = 8 << 20
 """Of a line that is read at once: its arguments become five times as many bytes of JSON."""
@@ -113,26 +112,6 @@ class NamedTexts:
         return self.ids, self.texts.offsets, self.texts.data
 
 
-@dataclass(frozen=True)
-class LineEvents:
-    """Events of a piece of a line."""
-
-    metadata: NDArray[np.int32]
-    """Places among the ids of the metadata."""
-    offset_ps: Numbers
-    duration_ps: Numbers
-    picked: Numbers
-    """A row for each event, a column for each stat that was picked: its number, or the id it refers to; NULL."""
-    args: Any
-    args_offset: NDArray[np.uint32]
-    without_time: int
-    """Events that are only counted: they have a number of occurrences instead of a time."""
-    without_metadata: int
-    damaged: int
-    without_args: int
-    """Events whose arguments were left out: there are too many bytes of them."""
-
-
 def read_planes(space: memoryview) -> Iterator[Plane | tuple[str, str]]:
     """The planes in file order; and pairs: ('error', …), ('warning', …), ('hostname', …), ('damage', …)."""
     kinds = {_Fields.ERROR: "error", _Fields.WARNING: "warning", _Fields.HOSTNAME: "hostname"}
@@ -173,7 +152,10 @@ def read_plane(message: memoryview) -> Plane:
             elif number == _Fields.PLANE_EVENT_METADATA:
                 events.append(value)
             elif number == _Fields.PLANE_STAT_METADATA:
-                _add_stat_name(plane.stat_names, value)
+                key, metadata = _entry(value)
+                for field, of_type, item in _undamaged(metadata):
+                    if field == _Fields.METADATA_NAME and of_type == BYTES:
+                        plane.stat_names[key] = _text(of_type, item)
             elif number == _Fields.PLANE_STAT:
                 stats.append(value)
     except DamagedMessageError as error:
@@ -201,13 +183,6 @@ def _entry(message: memoryview) -> tuple[int, bytes | memoryview]:
         elif number == _Fields.VALUE and wire == BYTES:
             value = item
     return key, value
-
-
-def _add_stat_name(names: dict[int, str], message: memoryview) -> None:
-    key, value = _entry(message)
-    for number, wire, item in _undamaged(value):
-        if number == _Fields.METADATA_NAME and wire == BYTES:
-            names[key] = _text(wire, item)
 
 
 def _add_event_metadata(plane: Plane, message: memoryview) -> None:
@@ -279,19 +254,3 @@ def _read_line(message: memoryview) -> Line:
     ends = np.frombuffer(cuts, np.int64).tolist()
     pieces = tuple(message[begin:end] for begin, end in pairwise((0, *ends)))
     return Line(id, display_name or name, timestamp, pieces, events, damaged)
-
-
-def read_events(piece: memoryview, shared: NamedTexts, stats: NamedTexts, picked: Numbers) -> LineEvents:
-    """The events of a piece of a line. `shared` has arguments by metadata, `stats` the names of stats, both as JSON;
-    `picked` are the ids of stats that get columns."""
-    columns, *counts = native.functions.line_events(piece, shared.buffers, stats.buffers, picked)
-    index, offset, duration, values, args, args_offset = columns
-    return LineEvents(
-        np.frombuffer(index, np.int32),
-        np.frombuffer(offset, np.int64),
-        np.frombuffer(duration, np.int64),
-        np.frombuffer(values, np.int64).reshape(-1, len(picked)),
-        args,
-        np.frombuffer(args_offset, np.uint32),
-        *counts,
-    )

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankscope.readers.base import TraceIdentity, identity_from_name
+from rankscope.readers.base import JSON_NAME, XPLANE_NAME, TraceIdentity, identity_from_name
 
-XPLANE_NAME, JSON_NAME = ".xplane.pb", ".trace.json.gz"
-PERFETTO_NAME = "perfetto_trace.json.gz"
-"""The same events once more, for all hosts of a recording that was made with create_perfetto_trace."""
 _RECORDINGS = "profile"
 """The folder with a folder for each recording: LOGDIR/plugins/profile."""
 

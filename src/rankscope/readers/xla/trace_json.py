@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.readers.base import EventBatch, Reader, Reading, TraceIdentity
+from rankscope.readers.base import EventBatch, Reader, TraceIdentity
 from rankscope.readers.checked_values import json_object
-from rankscope.readers.kineto.reader import JsonBatch, KinetoReading
+from rankscope.readers.kineto.reader import KinetoReading
 from rankscope.readers.xla.recordings import identity_of
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rankscope.readers.edited_columns import EditedColumns
     from rankscope.readers.xla.meanings import LineKind, Meaning
 
-_PLANE = re.compile(rb'"process_name"[^{}]*\{\s*"name"\s*:\s*"/(?:host|device):')
 _STATS = re.compile(
     rb'"(?:(correlation_id)":"?(\d{1,18})|(step_num)":"?(\d{1,9})|(?:memcpy|memset)_details":"[^"]*?size:(\d{1,18}))\b'
 )
@@ -34,7 +33,7 @@ _Lines = dict[tuple[str, str], "LineKind"]
 class TraceJsonBatch(EventBatch):
     """The events of one block of JSON, with what they mean."""
 
-    def __init__(self, batch: JsonBatch, reading: TraceJsonReading) -> None:
+    def __init__(self, batch: EventBatch, reading: TraceJsonReading) -> None:
         self._batch, self._reading = batch, reading
 
     def columns(self) -> EventColumns:
@@ -104,23 +103,21 @@ class TraceJsonBatch(EventBatch):
                 edited.category[event] = edited.code("user_annotation")
 
 
-class TraceJsonReading(Reading):
+class TraceJsonReading(KinetoReading):
     """One pass over one file; the names of its planes and lines are at its start."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._json = KinetoReading(path)
         self._slices = 0
-        self.report, self.header = self._json.report, self._json.header
         self.lines: _Lines = {}
         self.devices: set[tuple[int, str]] = set()
         """The devices and what their lines hold."""
         self.step_device: int | None = None
         """The device whose line of steps is that of the run: where no host has annotated its steps."""
 
-    def batches(self) -> Iterator[TraceJsonBatch]:
+    def batches(self) -> Iterator[EventBatch]:  # type: ignore[override]
         self._read_names()
-        for batch in self._json.batches():
+        for batch in super().batches():
             yield TraceJsonBatch(batch, self)
 
     def count(self, slices: int) -> None:
@@ -129,9 +126,6 @@ class TraceJsonReading(Reading):
         if self._slices >= _MOST_EVENTS:
             more = "XLA leaves out what is more; the .xplane.pb beside it has all"
             self.report.damage = f"it has {self._slices:,} events: {more}"
-
-    def position(self) -> int:
-        return self._json.position()
 
     def _read_names(self) -> None:
         import numpy as np
@@ -166,7 +160,7 @@ class TraceJsonReader(Reader):
     name = "xla"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        return b'"traceEvents"' in head and _PLANE.search(head) is not None
+        return b'"traceEvents"' in head
 
     def identify_parts(self, path: Path) -> list[TraceIdentity]:
         return [identity_of(path)]

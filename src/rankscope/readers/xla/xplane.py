@@ -1,6 +1,6 @@
 """JAX's and XLA's .xplane.pb: a protobuf with everything that was recorded on one host.
 
-One file is one process, and one rank, with all its devices: docs/adr/0154-jax-and-ascend.md.
+One file is one process, and one rank, with all its devices: docs/adr/0154-other-formats.md.
 """
 
 from __future__ import annotations

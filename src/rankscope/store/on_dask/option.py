@@ -21,6 +21,11 @@ class DaskCluster:
     options: tuple[tuple[str, str], ...] = ()
     """With slurm and pbs: names and values of options, as `rankscope job` spells them."""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether its workers are processes of this machine."""
+        return self.where == LOCAL
+
 
 def parse_dask(where: str, options: Sequence[str] = ()) -> DaskCluster:
     """The cluster of --dask WHERE and --dask-option KEY=VALUE."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,10 +14,11 @@ from rankscope.store.arrays import NONE, Ints, number_rows, unique_values
 from rankscope.store.derived import COLLECTIVES, Table
 from rankscope.store.index import BY_ROLE, SegmentEntry
 from rankscope.store.separate_runs import SESSION_GAP_NS, runs_among
-from rankscope.timeline.collectives.entries import Collectives, Message
-from rankscope.timeline.collectives.groups import (
+from rankscope.timeline.collectives.entries import (
     UNKNOWN,
+    Collectives,
     Group,
+    Message,
     header_groups,
     in_role,
     listed_groups,
@@ -30,20 +30,8 @@ from rankscope.timeline.collectives.matching import match_collectives
 if TYPE_CHECKING:
     import duckdb
 
-_KEPT = Table[Collectives](COLLECTIVES, Collectives, __name__)
-_LEAST_KEPT = 20_000
-"""Fewer are read from the tables as quickly; to read and match those of 1,024 ranks takes seconds."""
-
-
-def kept_collectives(store: Path, cache_key: list[Any]) -> Collectives | None:
-    """The matched collectives that the store keeps of these files at these places on the time axis."""
-    return _KEPT.load(store, cache_key)
-
-
-def keep_collectives(store: Path, cache_key: list[Any], rows: Collectives) -> None:
-    """Keep those of a run that has many."""
-    if len(rows.rank) >= _LEAST_KEPT:
-        _KEPT.save(store, cache_key, rows)
+KEPT = Table[Collectives](COLLECTIVES, Collectives)
+"""The matched collectives of these files at these places on the time axis."""
 
 
 def matched_collectives(rows: Collectives, segments: Sequence[SegmentEntry]) -> Collectives:
@@ -116,7 +104,7 @@ def load_collectives(connection: duckdb.DuckDBPyConnection, segments: Sequence[S
     )
     rows = _with_inferred_groups(rows, segments, labels, code)
     if (rows.point_to_point & ~rows.on_device & (rows.peer == NONE)).any():
-        from rankscope.timeline.collectives.inferred_peers import infer_peers
+        from rankscope.timeline.collectives.inferred import infer_peers
 
         session = _of_file(rows, recording_sessions(segments))
         rows = replace(rows, peer=infer_peers(rows, session, {entry.rank: entry.host for entry in segments}))
@@ -127,8 +115,6 @@ def _with_inferred_groups(
     rows: Collectives, segments: Sequence[SegmentEntry], labels: list[dict[str, Any]], code: Ints
 ) -> Collectives:
     """The entries with the groups that the times tell, where the trace names none and the header lists several."""
-    from rankscope.timeline.collectives.inferred_groups import Process, infer_groups
-
     listed = _listed_groups(segments)
     worker = [
         row["group_name"] is None
@@ -140,6 +126,8 @@ def _with_inferred_groups(
     ]
     if not any(worker):
         return rows
+    from rankscope.timeline.collectives.inferred import Process, infer_groups
+
     entries = np.flatnonzero(np.array(worker)[code])
     thread = np.array([int(row["tid"]) if of else NONE for row, of in zip(labels, worker, strict=True)])[code]
     session = _of_file(rows, recording_sessions(segments))

@@ -15,13 +15,12 @@ from rankscope.analysis import REPORTS
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.faults.rank_matrices import arrival_skew, lateness_by_step, traffic, who_waited
-from rankscope.analysis.memory.block_map import held_by_line
+from rankscope.analysis.memory.snapshot import held_by_line
 from rankscope.analysis.memory.usage import memory_curve
 from rankscope.errors import UsageError
 from rankscope.text.spelling import did_you_mean
 from rankscope.timeline.run import Run
 from rankscope.views.charts import matrices, report_charts, roofline
-from rankscope.views.charts.block_map import blocks_of_run
 from rankscope.views.charts.chart import Chart, NothingToDrawError
 from rankscope.views.charts.heatmap import rank_heatmap
 from rankscope.views.charts.plots import WIDTH
@@ -32,22 +31,12 @@ __all__ = [
     "Chart",
     "ChartKind",
     "NothingToDrawError",
-    "chart_in_run",
     "chart_of",
     "charts_beside",
     "find_chart",
     "memory_chart",
     "rank_heatmap",
 ]
-
-
-@dataclass(frozen=True)
-class ChartKind:
-    """A chart that can be requested by name."""
-
-    name: str
-    question: str
-    make: Callable[[Run, Scope], Chart]
 
 
 _OF_RESULTS: dict[str, Callable[[Result], Chart]] = {
@@ -71,14 +60,26 @@ _OF_RESULTS: dict[str, Callable[[Result], Chart]] = {
     "arrivals": matrices.arrivals,
 }
 _AS_BARS = (
-    "kernels", "families", "ops", "gaps", "short_kernels", "syncs", "runtime_api", "annotations", "phases", "memcpy",
+    "kernels", "kernels.families", "ops", "idle.gaps", "idle.short_kernels", "idle.syncs", "ops.runtime_api",
+    "ops.annotations", "breakdown.phases", "memcpy",
 )  # fmt: skip
-
-
+_IN_RUN: dict[str, Callable[[Result, Run, Scope], Chart]] = {
+    "roofline": lambda result, run, scope: roofline.roofline(result, roofline.known_roofs(run, scope)),
+    "bubbles": bubbles_in_run,
+}
+"""Charts of reports with what only the run has: the device's peaks, a schedule."""
+_TABLES: dict[str, tuple[str, Callable[[Run, Scope], Result]]] = {
+    "lateness": ("Which rank is late in which step?", lateness_by_step),
+    "waits": ("Which rank waits for which?", who_waited),
+    "traffic": ("How many bytes go from which rank to which?", traffic),
+    "arrivals": ("How far apart do ranks arrive at collectives?", arrival_skew),
+    "memory": ("How much memory is used when?", memory_curve),
+    "memory.allocators": ("Which lines hold the memory when?", held_by_line),
+}
+"""Charts of tables that are no reports, with their questions."""
 _BESIDE = {
     "stragglers": ("lateness", "waits"),
     "collectives": ("traffic", "arrivals"),
-    "memory": ("blocks",),
 }
 """Charts that stand beside that of a report."""
 
@@ -88,22 +89,28 @@ def chart_of(result: Result) -> Chart:
     return _OF_RESULTS.get(result.name, report_charts.longest)(result)
 
 
-def chart_in_run(result: Result, run: Run, scope: Scope) -> Chart:
-    """The chart of a result, with what only the run has: the device's peaks, memory over time, a schedule."""
-    if result.name == "memory":
-        return memory_chart(run, scope)
-    if result.name == "allocators":
-        return _allocators(run, scope)
-    if result.name == "roofline":
-        return roofline.roofline(result, roofline.known_roofs(run, scope))
-    if result.name == "bubbles" and result.rows:
-        return bubbles_in_run(result, run, scope)
-    return chart_of(result)
+@dataclass(frozen=True)
+class ChartKind:
+    """A chart that can be requested by name."""
+
+    name: str
+    question: str
+
+    def make(self, run: Run, scope: Scope, result: Result | None = None) -> Chart:
+        """`result`: the answer of the report of this name, where it is known."""
+        if self.name == "heatmap":
+            return rank_heatmap(run, scope.in_run(run))
+        if self.name in _TABLES:
+            return chart_of(_TABLES[self.name][1](run, scope.in_run(run)))
+        if result is None:
+            result = REPORTS[self.name].analyse(run, scope, None)
+        in_run = _IN_RUN.get(self.name)
+        return in_run(result, run, scope) if in_run else chart_of(result)
 
 
 def charts_beside(result: Result, run: Run, scope: Scope, all_ranks: Scope) -> list[Chart]:
     """The chart of a report and those beside it, of what there is to draw; those beside it are of all ranks."""
-    drawings = [partial(chart_in_run, result, run, scope)] if result.name in CHARTS else []
+    drawings = [partial(CHARTS[result.name].make, run, scope, result)] if result.name in CHARTS else []
     drawings += [partial(CHARTS[name].make, run, all_ranks) for name in _BESIDE.get(result.name, ())]
     charts = []
     for draw in drawings:
@@ -116,47 +123,23 @@ def memory_chart(run: Run, scope: Scope, width: float = WIDTH) -> Chart:
     return report_charts.memory(memory_curve(run, scope.in_run(run)), width)
 
 
-def _allocators(run: Run, scope: Scope) -> Chart:
-    return report_charts.held_by_line(held_by_line(run, scope))
-
-
-def _of_report(name: str, question: str = "") -> ChartKind:
-    report = REPORTS[name]
-
-    def make(run: Run, scope: Scope) -> Chart:
-        return chart_in_run(report.analyse(run, scope, None), run, scope)
-
-    return ChartKind(name, question or report.question, make)
-
-
-def _of_table(name: str, question: str, table: Callable[[Run, Scope], Result]) -> ChartKind:
-    return ChartKind(name, question, lambda run, scope: chart_of(table(run, scope.in_run(run))))
-
-
 def find_chart(name: str) -> ChartKind:
     if name not in CHARTS:
         raise UsageError(
             f"there is no chart '{name}'",
             why=f"There are: {', '.join(CHARTS)}.",
-            hint=f"{did_you_mean(name, CHARTS)}See: rankscope chart RUN -r list",
+            hint=f"{did_you_mean(name, CHARTS)}See: rankscope report --chart list",
         )
     return CHARTS[name]
 
 
+_REPORTS = [name for name in (*_OF_RESULTS, *_AS_BARS) if name in REPORTS and name != "roofline"]
 CHARTS: dict[str, ChartKind] = {
-    kind.name: kind
-    for kind in (
-        ChartKind(
-            "heatmap", "What did every rank do when?", lambda run, scope: rank_heatmap(run, scope.in_run(run))
-        ),
-        *(_of_report(name) for name in (*_OF_RESULTS, *_AS_BARS) if name in REPORTS and name != "roofline"),
-        _of_report("roofline", "How near is each op to what the device can do?"),
-        _of_table("lateness", "Which rank is late in which step?", lateness_by_step),
-        _of_table("waits", "Which rank waits for which?", who_waited),
-        _of_table("traffic", "How many bytes go from which rank to which?", traffic),
-        _of_table("arrivals", "How far apart do ranks arrive at collectives?", arrival_skew),
-        ChartKind("memory", "How much memory is used when?", memory_chart),
-        ChartKind("allocators", "Which lines hold the memory when?", _allocators),
-        ChartKind("blocks", "Which address was allocated when, and by which line?", blocks_of_run),
+    name: ChartKind(name, question)
+    for name, question in (
+        ("heatmap", "What did every rank do when?"),
+        *((name, REPORTS[name].question) for name in _REPORTS),
+        ("roofline", "How near is each op to what the device can do?"),
+        *((name, question) for name, (question, _) in _TABLES.items()),
     )
 }

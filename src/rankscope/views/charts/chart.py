@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rankscope.analysis.core.result import Result
 from rankscope.errors import RankscopeError, UsageError
-from rankscope.views.charts.theme import FONT, resolve, style_variables, var
+from rankscope.text.colours import style_variables
+from rankscope.views.charts.theme import FONT, resolve, var
 from rankscope.views.html import escape
 
 _TITLE_HEIGHT = 46

@@ -13,23 +13,20 @@ import numpy as np
 
 from rankscope.analysis.across_ranks.heatmap import (
     MAP_INTERVALS,
-    Shares,
     buckets,
     late_by_rank,
-    rank_times,
     time_maps,
 )
 from rankscope.analysis.across_ranks.step_picture import RankStep, StepPicture
 from rankscope.analysis.core.device_events import CLASSES
-from rankscope.analysis.core.intervals import EMPTY, Intervals, intersect, length, share_of, subtract
+from rankscope.analysis.core.intervals import EMPTY, Intervals, length, share_of, shifted
 from rankscope.analysis.core.result import Result
 from rankscope.analysis.core.scope import Scope, steps_in_scope
-from rankscope.analysis.core.step_times import recordings
 from rankscope.analysis.within_rank.breakdown import exposed_wait_times
 from rankscope.text.names import shorten_name
 from rankscope.timeline.run import Run
 from rankscope.units import format_ns, format_rounded
-from rankscope.views.charts.chart import Chart, NothingToDrawError, nothing_to_draw
+from rankscope.views.charts.chart import Chart, nothing_to_draw
 from rankscope.views.charts.plots import (
     AXIS_HEIGHT,
     WIDTH,
@@ -46,8 +43,6 @@ from rankscope.views.charts.svg import Drawing, step_path, text_width
 _MOST_ROWS = 128
 """Of more ranks, those of a node share a row; the late ones have their own, above."""
 _MOST_LATE_ROWS = 16
-_MOST_EXACT = 32
-"""More ranks are drawn from what the store keeps of each, not from their events."""
 _SORTED_FROM = 64
 """More ranks than this are sorted by lateness: no one looks for a rank by its number."""
 _MOST_CELLS = 26_000
@@ -101,16 +96,10 @@ class Row:
     """Times between two cycles of the profiler, in ns from the start of the run: left blank."""
 
 
-@dataclass(frozen=True)
-class Step:
-    label: str
-    start_ns: int
-
-
 def heatmap(
-    title: str, subtitle: str, rows: Sequence[Row], edges: Sequence[int], steps: Sequence[Step]
+    title: str, subtitle: str, rows: Sequence[Row], edges: Sequence[int], steps: Sequence[tuple[int, int]]
 ) -> Chart:
-    """`edges` are the bounds of the intervals, in ns from the start of the run."""
+    """`edges` are the bounds of the intervals, and `steps` begins with numbers, in ns from the start of the run."""
     drawing = Drawing()
     left = 16 + max((text_width(row.label) for row in rows), default=0.0)
     scale = Linear(edges[0], edges[-1], left, WIDTH - 12)
@@ -130,7 +119,15 @@ def heatmap(
         for begin, end in zip(sides[::2], sides[1::2], strict=True):
             drawing.rect(begin, y, end - begin, thick, "idle", row.tip)
         fill_shares(drawing, row.shares, x, y, thick)
-    _mark_steps(drawing, steps, scale, top, bottom)
+    last = -1000.0
+    for begin_ns, number in steps:
+        at, label = scale(begin_ns), f"step {number}"
+        if at - last < 6:
+            continue
+        drawing.line(at, top - 12, at, bottom, "ink-3", stroke_width="0.8", stroke_dasharray="2 2")
+        if at - last > text_width(label) + 6:
+            drawing.text(at + 3, top - 4, label, font_size="10")
+        last = at
     return Chart("heatmap", title, subtitle, WIDTH, bottom + AXIS_HEIGHT, drawing.body())
 
 
@@ -149,18 +146,6 @@ def fill_shares(
         floor = ceiling
 
 
-def _mark_steps(drawing: Drawing, steps: Sequence[Step], scale: Linear, top: float, bottom: float) -> None:
-    last = -1000.0
-    for step in steps:
-        x = scale(step.start_ns)
-        if x - last < 6:
-            continue
-        drawing.line(x, top - 12, x, bottom, "ink-3", stroke_width="0.8", stroke_dasharray="2 2")
-        if x - last > text_width(step.label) + 6:
-            drawing.text(x + 3, top - 4, step.label, font_size="10")
-        last = x
-
-
 def tip_of(label: str, times: Sequence[float]) -> str:
     """The tooltip: 'rank 3', and its times in the order of KEYS, one per line."""
     total = sum(times) or 1
@@ -169,81 +154,15 @@ def tip_of(label: str, times: Sequence[float]) -> str:
     return "\n".join([label, *(f"{name}: {format_ns(ns)} ({100 * ns / total:.1f} %)" for name, ns in parts)])
 
 
-def _with_waiting(shares: Shares, waiting: Shares) -> Shares:
-    """Compute, communication and copies with waiting apart from the rest of communication."""
-    compute, comm, copy = shares
-    wait = np.minimum(comm, waiting)
-    return np.stack([compute, comm - wait, wait, copy])
-
-
-def _between(recorded: Intervals, low: int, high: int) -> list[tuple[int, int]]:
-    """The times between recordings, inside the bounds of the chart."""
-    pairs = zip(recorded.end[:-1].tolist(), recorded.start[1:].tolist(), strict=True)
-    return [(max(low, end), min(high, start)) for end, start in pairs if end < high and start > low]
-
-
 def rank_heatmap(run: Run, scope: Scope, alarming: Collection[int] = ()) -> Chart:
-    """The chart of a run; labels of `alarming` ranks are bold."""
-    ranks = [rank for rank in run.ranks if scope.ranks is None or rank in scope.ranks]
-    whole = all(len(recordings(run)[rank].start) <= 1 for rank in ranks)
-    if len(ranks) > _MOST_ROWS or (len(ranks) > _MOST_EXACT and whole):
-        return _from_maps(run, scope, ranks, alarming)
-    times = [time for time in rank_times(run, scope, ranks) if time.bounds]
-    if not times:
-        raise _empty(scope)
-    by_lateness = len(ranks) > _SORTED_FROM
-    if by_lateness:
-        late = late_by_rank(run, scope)
-        times.sort(key=lambda time: -late.get(time.rank, 0.0))
-    low = min(time.bounds[0] for time in times if time.bounds)
-    high = max(time.bounds[1] for time in times if time.bounds)
-    intervals = int(np.clip(_MOST_CELLS // len(times), 48, 480))
-    edges = np.linspace(low, high, intervals + 1).astype(np.int64)
-    waiting = exposed_wait_times(run, scope)
-    rows = []
-    for time in times:
-        wait = waiting.get(time.rank, EMPTY)
-        spans = (subtract(time.comm, wait), intersect(time.comm, wait))
-        label = f"rank {time.rank}"
-        tip = tip_of(label, [*map(length, (time.compute, *spans, time.copy)), time.idle_ns])
-        shares = _with_waiting(time.shares(edges), share_of(wait, edges))
-        blank = _between(time.recorded, low, high)
-        rows.append(Row(label, shares.tolist(), tip, time.rank in alarming, blank))
-    steps, step_note = _steps(run, scope, times[0].rank, low, high)
-    step_note += "; blank: not recorded" * any(row.unrecorded for row in rows)
-    step_note += "; the latest ranks first" * by_lateness
-    what = _activity(all(time.on_host for time in times))
-    return heatmap(_TITLE, f"{scope.window}; {what}{step_note}", rows, edges.tolist(), steps)
-
-
-_TITLE = "Ranks over time"
-
-
-def _empty(scope: Scope) -> NothingToDrawError:
-    empty = Result("heatmap", _TITLE, scope.window, (), [], notes=("no rank has any activity",))
-    return nothing_to_draw(empty, "has no activity")
-
-
-def _activity(on_host: bool) -> str:
-    return "host activity (no GPU activity recorded)" if on_host else "GPU activity"
-
-
-def _steps(run: Run, scope: Scope, rank: int, low: int, high: int) -> tuple[list[Step], str]:
-    """The begins of the steps of a rank, and what the subtitle says about them."""
-    table = steps_in_scope(run, Scope(frozenset({rank}), scope.steps))
-    pairs = sorted(zip(table["begin"].tolist(), table["step"].tolist(), strict=True))
-    steps = [Step(f"step {step}", begin) for begin, step in pairs if low <= begin <= high]
-    return steps, f"; step marks of rank {rank}" if steps else ""
-
-
-def _from_maps(run: Run, scope: Scope, ranks: Sequence[int], alarming: Collection[int]) -> Chart:
-    """The chart of many ranks, from what the store keeps of each. Of more than _MOST_ROWS ranks: the late ones first,
-    then the mean of each node or of neighbouring ranks."""
+    """The chart of a run; labels of `alarming` ranks are bold. Of more than _MOST_ROWS ranks: the late ones first, then
+    the mean of each node or of neighbouring ranks."""
     maps = time_maps(run, scope)
-    mapped = [rank for rank in ranks if rank in maps]
+    mapped = [rank for rank in run.ranks if rank in maps]
     if not mapped:
-        raise _empty(scope)
-    late_ns = late_by_rank(run, scope)
+        empty = Result("heatmap", _TITLE, scope.window, (), [], notes=("no rank has any activity",))
+        raise nothing_to_draw(empty, "has no activity")
+    late_ns = late_by_rank(run, scope) if len(mapped) > min(_SORTED_FROM, _MOST_ROWS) else {}
     shown = [rank for rank in mapped if rank in alarming][:_MOST_LATE_ROWS]
     shared: dict[str, list[int]] = {}
     row_note = ""
@@ -270,25 +189,37 @@ def _from_maps(run: Run, scope: Scope, ranks: Sequence[int], alarming: Collectio
     rows = []
     for label, members in groups.items():
         of_members = [maps[rank] for rank in members]
-        shares = np.mean(
-            [
-                _with_waiting(
-                    maps[rank].shares(edges - begins[rank]), share_of(waiting.get(rank, EMPTY), edges)
-                )
-                for rank in members
-            ],
-            axis=0,
-        )
+        each_share = []
+        for rank in members:
+            of_compute, of_comm, of_copy = maps[rank].shares(edges - begins[rank])
+            of_wait = np.minimum(of_comm, share_of(waiting.get(rank, EMPTY), edges))
+            each_share.append([of_compute, of_comm - of_wait, of_wait, of_copy])
+        shares = np.mean(each_share, axis=0)
         compute, comm, copy = (np.mean([getattr(each, name)[-1] for each in of_members]) for name in CLASSES)
         wait = np.mean([length(waiting.get(rank, EMPTY)) for rank in members])
         times = [compute, comm - wait, wait, copy, np.mean([each.idle_ns for each in of_members])]
         whose = label if len(members) == 1 else f"{label}: mean of {len(members)} ranks"
         tip = tip_of(whose, [max(0.0, float(time)) for time in times])
-        is_late = label not in shared and members[0] in alarming
-        rows.append(Row(label, shares.tolist(), tip, is_late))
-    steps, step_note = _steps(run, scope, mapped[0], low, high)
-    what = _activity(all(maps[rank].on_host for rank in mapped))
-    return heatmap(_TITLE, f"{scope.window}; {what}{row_note}{step_note}", rows, edges.tolist(), steps)
+        alone = label not in shared
+        recorded = shifted(of_members[0].recorded, begins[members[0]])
+        gaps = zip(recorded.end[:-1].tolist(), recorded.start[1:].tolist(), strict=True)
+        blank = [
+            (max(low, end), min(high, start)) for end, start in gaps if alone and end < high and start > low
+        ]
+        rows.append(Row(label, shares.tolist(), tip, alone and members[0] in alarming, blank))
+    table = steps_in_scope(run, Scope(frozenset(mapped[:1]), scope.steps))
+    begun = sorted(zip(table["begin"].tolist(), table["step"].tolist(), strict=True))
+    steps = [(begin, step) for begin, step in begun if low <= begin <= high]
+    step_note = f"; step marks of rank {mapped[0]}" if steps else ""
+    blank_note = "; blank: not recorded" * any(row.unrecorded for row in rows)
+    on_host = all(maps[rank].on_host for rank in mapped)
+    what = "host activity (no GPU activity recorded)" if on_host else "GPU activity"
+    return heatmap(
+        _TITLE, f"{scope.window}; {what}{row_note}{step_note}{blank_note}", rows, edges.tolist(), steps
+    )
+
+
+_TITLE = "Ranks over time"
 
 
 def step_picture_chart(picture: StepPicture, width: float = USUAL) -> Chart:
@@ -307,9 +238,11 @@ def step_picture_chart(picture: StepPicture, width: float = USUAL) -> Chart:
         y = top + number * _STEP_PITCH
         row_label(drawing, left, y + thick / 2, f"rank {row.rank}", row.is_culprit, "700")
         begin, stop = scale(row.start_ns - origin), scale(row.end_ns - origin)
-        drawing.rect(begin, y, stop - begin, thick, "idle", tip_of(f"rank {row.rank}", _step_times(row)))
-        parts = (row.compute, row.transfer, row.wait, row.copy)
-        shares = [share_of(part, edges + origin).tolist() for part in parts]
+        classes = _classes(row)
+        drawing.rect(
+            begin, y, stop - begin, thick, "idle", tip_of(f"rank {row.rank}", [*map(length, classes)])
+        )
+        shares = [share_of(part, edges + origin).tolist() for part in classes[:-1]]
         fill_shares(drawing, shares, x, y, thick)
         _label_stretch(drawing, row, scale, origin, y + thick / 2 + 4)
     if picture.arrival:
@@ -317,7 +250,10 @@ def step_picture_chart(picture: StepPicture, width: float = USUAL) -> Chart:
         dashes = {"stroke_width": "1.5", "stroke_dasharray": "4 3"}
         drawing.line(at, top - 6, at, bottom - _STEP_GAP + 6, "bad", **dashes)
     used = {
-        key.colour for number, key in enumerate(KEYS) if any(_step_times(row)[number] for row in picture.rows)
+        key.colour
+        for row in picture.rows
+        for key, part in zip(KEYS, _classes(row), strict=True)
+        if length(part)
     }
     height = bottom + AXIS_HEIGHT
     keys = [key for key in keys_of("wait" in used) if key.colour in used]
@@ -343,9 +279,10 @@ def caption(picture: StepPicture) -> str:
     return text
 
 
-def _step_times(row: RankStep) -> list[int]:
+def _classes(row: RankStep) -> list[Intervals]:
     """In the order of KEYS."""
-    return [*map(length, (row.compute, row.transfer, row.wait, row.copy)), row.idle_ns]
+    parts = row.parts
+    return [parts.compute, parts.communication, parts.waiting, parts.copy, parts.idle]
 
 
 def _label_stretch(drawing: Drawing, row: RankStep, scale: Linear, origin: int, y: float) -> None:

@@ -18,6 +18,7 @@ from rankscope.views.charts.plots import (
     Key,
     labelled_rows,
     legend,
+    outline,
     row_label,
     x_axis,
     y_axis,
@@ -205,9 +206,8 @@ def arrivals(result: Result) -> Chart:
         for key, count in zip(keys, counts, strict=False):
             if count:
                 tip = f"{span}\n{key.label}: {count:,} of {sum(counts):,}"
-                outline = {"stroke": "var(--ink-3)", "stroke_width": "0.4"} if key.colour == "idle" else {}
                 high_y, low_y = up(done + count), up(done)
-                drawing.rect(begin, high_y, end - begin - 1, low_y - high_y, key.colour, tip, **outline)
+                drawing.rect(begin, high_y, end - begin - 1, low_y - high_y, key.colour, tip, **outline(key))
             done += count
     subtitle = f"{result.window}; the wait of the first rank in each collective, send and receive"
     return Chart(result.name, result.title, subtitle, WIDTH, bottom + AXIS_HEIGHT, drawing.body())

@@ -20,6 +20,8 @@ _TALLEST = 1100.0
 """All bars together."""
 _LABEL_MOST = 250.0
 _THINNEST, _THICKEST = 3.0, 18.0
+_BESIDE = 9.0
+"""Of bars side by side."""
 _LINES_HEIGHT, _LINES_LEFT = 190.0, 64.0
 MOST_LINES = 7
 _SPREAD_WIDTH = 16.0
@@ -186,19 +188,23 @@ def _band(group: Sequence[Bar]) -> Bar:
 
 def bars(
     name: str, title: str, subtitle: str, parts: Sequence[Key], rows: Sequence[Bar], unit: str, axis_title: str,
-    width: float = WIDTH,
+    width: float = WIDTH, beside: float = 0,
 ) -> Chart:  # fmt: skip
-    """One bar per row; several parts are stacked and have a legend."""
+    """One bar per row; several parts are stacked and have a legend. `beside`: they do not add up, so they stand side by
+    side, each with its value, on an axis that ends there."""
     drawing = Drawing()
     pitch = min(_THICKEST + 5, max(_THINNEST, _TALLEST / max(len(rows), 1)))
     thick = pitch - (5 if pitch > 12 else 1 if pitch > 4 else 0.3)
-    labels, left = _bar_labels(rows)
+    if beside:
+        pitch, thick = _BESIDE * len(parts) + 8, _BESIDE * len(parts)
+    labels = shorten_names([row.label for row in rows], int(_LABEL_MOST / text_width("x")))
+    left = 16 + max(map(text_width, labels), default=0.0)
     notes = max((text_width(row.note) for row in rows), default=0.0)
-    right = width - 14 - (notes + 6 if notes else 0)
+    right = width - (60 if beside else 20 + notes if notes else 14)
     top = legend(drawing, parts, left, 0, width) if len(parts) > 1 else 6.0
     bottom = top + pitch * len(rows)
     longest = max((row.spread[1] if row.spread else sum(row.values) for row in rows), default=0) or 1
-    scale = Linear(0, longest, left, right)
+    scale = Linear(0, beside or longest, left, right)
     x_axis(drawing, Axis(scale, axis_title, unit), top, bottom)
     labelled = labelled_rows(pitch, [False] * len(rows))
     for index, (row, label) in enumerate(zip(rows, labels, strict=True)):
@@ -206,15 +212,20 @@ def bars(
         if index in labelled:
             row_label(drawing, left, y + thick / 2, label, alarming=False)
         done = 0.0
-        for part, value in zip(parts, row.values, strict=True):
+        for number, (part, value) in enumerate(zip(parts, row.values, strict=True)):
+            what = f"{part.label}: " if part.label else ""
+            if beside:
+                at, text = y + number * _BESIDE, format_value(unit, value)
+                tip = f"{row.label}\n{what}{text}"
+                drawing.rect(left, at, scale(value) - left, _BESIDE - 1, part.colour, tip)
+                drawing.text(scale(value) + 4, at + 8, text, font_size="9")
+                continue
             if value > 0:
                 share = f" ({100 * value / sum(row.values):.1f} %)" if len(parts) > 1 else ""
-                what = f"{part.label}: " if part.label else ""
                 mean = "mean of these ranks: " if row.spread else ""
                 tip = f"{row.label}\n{mean}{what}{format_value(unit, value)}{share}"
-                outline = {"stroke": "var(--ink-3)", "stroke_width": "0.4"} if part.colour == "idle" else {}
                 long = scale(done + value) - scale(done)
-                drawing.rect(scale(done), y, long, thick, part.colour, tip, **outline)
+                drawing.rect(scale(done), y, long, thick, part.colour, tip, **outline(part))
             done += value
         if row.spread:
             low, high = map(scale, row.spread)
@@ -231,34 +242,9 @@ def bars(
     return Chart(name, title, subtitle, width, bottom + AXIS_HEIGHT, drawing.body())
 
 
-def paired_bars(
-    name: str, title: str, subtitle: str, parts: Sequence[Key], rows: Sequence[Bar], unit: str, axis_title: str,
-    highest: float,
-) -> Chart:  # fmt: skip
-    """One bar per part, side by side: for values that do not add up."""
-    drawing = Drawing()
-    thick = 9.0
-    pitch = thick * len(parts) + 8
-    labels, left = _bar_labels(rows)
-    top = legend(drawing, parts, left, 0)
-    bottom = top + pitch * len(rows)
-    scale = Linear(0, highest, left, WIDTH - 60)
-    x_axis(drawing, Axis(scale, axis_title, unit), top, bottom)
-    for index, (row, label) in enumerate(zip(rows, labels, strict=True)):
-        y = top + index * pitch
-        drawing.text(left - 8, y + pitch / 2, label, "end")
-        for number, (part, value) in enumerate(zip(parts, row.values, strict=True)):
-            at = y + number * thick
-            tip = f"{row.label}\n{part.label}: {format_value(unit, value)}"
-            drawing.rect(left, at, scale(value) - left, thick - 1, part.colour, tip)
-            drawing.text(scale(value) + 4, at + 8, format_value(unit, value), font_size="9")
-    return Chart(name, title, subtitle, WIDTH, bottom + AXIS_HEIGHT, drawing.body())
-
-
-def _bar_labels(rows: Sequence[Bar]) -> tuple[list[str], float]:
-    """The labels of the rows, and where the bars begin."""
-    labels = shorten_names([row.label for row in rows], int(_LABEL_MOST / text_width("x")))
-    return labels, 16 + max(map(text_width, labels), default=0.0)
+def outline(part: Key) -> dict[str, str]:
+    """Of what is hardly darker than the ground."""
+    return {"stroke": "var(--ink-3)", "stroke_width": "0.4"} if part.colour == "idle" else {}
 
 
 @dataclass(frozen=True)
@@ -269,30 +255,18 @@ class Line:
     dashed: bool = False
     marks: bool = True
     colour: str = ""
+    label_beside: bool = False
+    """Of the curves of a scatter plot: above its middle, not at its end."""
 
 
-@dataclass(frozen=True)
-class Spread:
-    """The lowest and the highest value at one x."""
-
-    x: float
-    low: float
-    high: float
-    tip: str
-
-
-@dataclass(frozen=True)
-class Spreads:
-    """The spread of many lines, which would lie on top of each other."""
-
-    label: str
-    each: Sequence[Spread]
+Spread = tuple[float, float, float, str]
+"""Of many lines, which would lie on top of each other: x, the lowest and the highest value there, and a tooltip."""
 
 
 def lines(
     name: str, title: str, subtitle: str, drawn: Sequence[Line], x: AxisTitle, y: AxisTitle,
-    spreads: Spreads | None = None, whole_x: bool = False, staircase: bool = False, from_zero: bool = True,
-    width: float = WIDTH,
+    spreads: Sequence[Spread] = (), spread_label: str = "", whole_x: bool = False, staircase: bool = False,
+    from_zero: bool = True, width: float = WIDTH,
 ) -> Chart:  # fmt: skip
     """Each line has its own colour and mark."""
     drawing = Drawing()
@@ -302,13 +276,12 @@ def lines(
         for number, (line, colour) in enumerate(zip(drawn, colours, strict=True))
     ]
     if spreads:
-        keys.append(Key(spreads.label, "idle"))
+        keys.append(Key(spread_label, "idle"))
     top = legend(drawing, keys, _LINES_LEFT, 0, width) + 22
     bottom = top + _LINES_HEIGHT
-    each = spreads.each if spreads else ()
     xs = [point[0] for line in drawn for point in line.points]
     ys = [point[1] for line in drawn for point in line.points]
-    ys += [value for spread in each for value in (spread.low, spread.high)]
+    ys += [value for _, *bounds, _ in spreads for value in bounds]
     low, high = (min(xs), max(xs)) if xs else (0, 1)
     if low == high:
         low, high = low - 1, high + 1
@@ -319,19 +292,19 @@ def lines(
     y_scale = Linear(lowest - (0 if from_zero else margin), highest + margin, bottom, top)
     y_axis(drawing, Axis(y_scale, *y), _LINES_LEFT, width - 12)
     x_axis(drawing, Axis(x_scale, *x, whole=whole_x), top, bottom)
-    wide = min(_SPREAD_WIDTH, 0.6 * (x_scale.end - x_scale.start) / max(len(each), 1))
-    for spread in each:
-        ceiling, floor = y_scale(spread.high), y_scale(spread.low)
+    wide = min(_SPREAD_WIDTH, 0.6 * (x_scale.end - x_scale.start) / max(len(spreads), 1))
+    for at, least, most, tip in spreads:
+        ceiling, floor = y_scale(most), y_scale(least)
         tall = max(floor - ceiling, 1.5)
         outline = {"stroke": "var(--ink-3)", "stroke_width": "0.6"}
-        drawing.rect(x_scale(spread.x) - wide / 2, ceiling, wide, tall, "idle", spread.tip, **outline)
+        drawing.rect(x_scale(at) - wide / 2, ceiling, wide, tall, "idle", tip, **outline)
     for number, (line, colour) in enumerate(zip(drawn, colours, strict=True)):
         placed = [(x_scale(px), y_scale(py)) for px, py in line.points]
         corners = placed
         if staircase:  # a value holds until the next one
             before = [placed[0], *placed[:-1]] if placed else []
             stairs = zip(before, placed, strict=True)
-            corners = [corner for (_, py), (px, at) in stairs for corner in ((px, py), (px, at))][1:]
+            corners = [corner for (_, old), (px, new) in stairs for corner in ((px, old), (px, new))][1:]
         dash = "5 3" if line.dashed else None
         drawing.polyline(corners, colour, line.label, stroke_width="1.6", stroke_dasharray=dash)
         if line.marks and len(placed) <= _MOST_MARKS:
@@ -353,19 +326,8 @@ class Point:
     """Drawn beside the mark if it is among the largest."""
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A line with a label: a roof or a fit."""
-
-    label: str
-    points: Sequence[tuple[float, float]]
-    colour: str = "ink-2"
-    dashed: bool = False
-    label_beside: bool = False
-
-
 def scatter(
-    name: str, title: str, subtitle: str, series: Sequence[str], points: Sequence[Point], curves: Sequence[Curve],
+    name: str, title: str, subtitle: str, series: Sequence[str], points: Sequence[Point], curves: Sequence[Line],
     x: AxisTitle, y: AxisTitle, least_decades: int = 1, width: float = WIDTH, height: float = SCATTER_HEIGHT,
 ) -> Chart:  # fmt: skip
     """Marks in the colours of their series, and curves such as roofs and fits, on two logarithmic axes. All values must
@@ -384,18 +346,19 @@ def scatter(
     for curve in curves:
         placed = [(x_scale(px), y_scale(py)) for px, py in curve.points]
         dash = "6 4" if curve.dashed else None
-        drawing.polyline(placed, curve.colour, curve.label, stroke_width="1.6", stroke_dasharray=dash)
+        colour = curve.colour or "ink-2"
+        drawing.polyline(placed, colour, curve.label, stroke_width="1.6", stroke_dasharray=dash)
         if curve.label_beside:
             # Above the roof, where no marks are.
             (x1, y1), (x2, y2) = placed[0], placed[-1]
-            drawing.text(x1 + 0.6 * (x2 - x1) - 8, y1 + 0.6 * (y2 - y1) - 2, curve.label, "end", curve.colour)
+            drawing.text(x1 + 0.6 * (x2 - x1) - 8, y1 + 0.6 * (y2 - y1) - 2, curve.label, "end", colour)
             continue
         end_x, end_y = placed[-1]
         at = end_y - 6
         while any(abs(at - other) < 12 for other in taken):
             at += 13
         taken.append(at)
-        drawing.text(min(end_x, width - 20), at, curve.label, "end", curve.colour)
+        drawing.text(min(end_x, width - 20), at, curve.label, "end", colour)
     by_size = sorted(points, key=lambda p: -p.weight)
     for point in by_size:  # small ones on top
         radius = 3.5 + 10 * point.weight**0.5

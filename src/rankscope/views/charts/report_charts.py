@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,16 +18,13 @@ from rankscope.views.charts.plots import (
     MOST_LINES,
     WIDTH,
     Bar,
-    Curve,
     Key,
     Line,
     Point,
     Spread,
-    Spreads,
     bars,
     joined,
     lines,
-    paired_bars,
     scatter,
 )
 from rankscope.views.charts.theme import SERIES
@@ -79,29 +76,48 @@ def whole_window(result: Result) -> list[Row]:
     return [row for row in result.rows if row.get("step") is None]
 
 
-def breakdown(result: Result) -> Chart:
-    names = ("compute_ns", "transfer_ns", "exposed_wait_ns", "exposed_copy_ns", "idle_ns")
-    rows = [
-        {**row, "transfer_ns": row["exposed_comm_ns"] - row["exposed_wait_ns"]}
+def classes_by_rank(result: Result) -> list[tuple[int, list[int]]]:
+    """Of a breakdown, the times of each rank in the order of KEYS."""
+    return [
+        (
+            row["rank"],
+            [
+                row["compute_ns"],
+                row["exposed_comm_ns"] - row["exposed_wait_ns"],
+                *(row[name] for name in ("exposed_wait_ns", "exposed_copy_ns", "idle_ns")),
+            ],
+        )
         for row in whole_window(result)
     ]
-    if not rows:
-        raise nothing_to_draw(result)
-    drawn = joined([_of_rank(row["rank"], [row[name] for name in names]) for row in rows])
-    subtitle = _of_ranks(f"{result.window}; one bar per rank", drawn)
-    return bars(result.name, result.title, subtitle, *_known_parts(drawn), "ns", "Time")
+
+
+def breakdown(result: Result) -> Chart:
+    rows = [_of_rank(rank, times) for rank, times in classes_by_rank(result)]
+    return _by_rank(result, result.title, "one bar per rank", *_known_parts(rows))
 
 
 def _of_rank(rank: int, values: Sequence[float], note: str = "") -> Bar:
     return Bar(f"rank {rank}", values, note, rank)
 
 
-def _of_ranks(text: str, drawn: Sequence[Bar]) -> str:
-    """The subtitle; where ranks were joined it says so."""
-    is_joined = any(bar.spread for bar in drawn)
-    return (
-        f"{text}; ranks that are alike share a bar: their mean, shortest and longest" if is_joined else text
-    )
+def _by_rank(
+    result: Result,
+    title: str,
+    subtitle: str,
+    parts: Sequence[Key],
+    rows: Sequence[Bar],
+    axis: str = "Time",
+    note: Callable[[Bar], str] | None = None,
+) -> Chart:
+    """Times of ranks; of many, those that are alike share a bar. `note` is the text at the end of what is drawn."""
+    if not rows:
+        raise nothing_to_draw(result)
+    drawn = joined(rows)
+    if note:
+        drawn = [replace(bar, note=note(bar)) for bar in drawn]
+    if any(bar.spread for bar in drawn):
+        subtitle += "; ranks that are alike share a bar: their mean, shortest and longest"
+    return bars(result.name, title, f"{result.window}; {subtitle}", parts, drawn, "ns", axis)
 
 
 def _known_parts(rows: list[Bar]) -> tuple[list[Key], list[Bar]]:
@@ -129,11 +145,14 @@ def overlap(result: Result) -> Chart:
     rows = [row for row in whole_window(result) if row.get("collective") is None and row.get("comm_ns")]
     if not rows:
         raise nothing_to_draw(result, "has no communication")
-    drawn = joined([_of_rank(row["rank"], [row["hidden_ns"], row["exposed_ns"]]) for row in rows])
-    drawn = [replace(bar, note=f"{100 * bar.values[0] / sum(bar.values):.1f} % hidden") for bar in drawn]
-    parts = (Key("hidden behind compute", "s3"), Key("exposed", "comm"))
-    subtitle = _of_ranks(f"{result.window}; communication of each rank", drawn)
-    return bars(result.name, "Overlap of communication with compute", subtitle, parts, drawn, "ns", "Time")
+    return _by_rank(
+        result,
+        "Overlap of communication with compute",
+        "communication of each rank",
+        (Key("hidden behind compute", "s3"), Key("exposed", "comm")),
+        [_of_rank(row["rank"], [row["hidden_ns"], row["exposed_ns"]]) for row in rows],
+        note=lambda bar: f"{100 * bar.values[0] / sum(bar.values):.1f} % hidden",
+    )
 
 
 def idle(result: Result) -> Chart:
@@ -143,12 +162,8 @@ def idle(result: Result) -> Chart:
         label = device if isinstance(device, str) else f"GPU {device}"
         values = [row[name] or 0 for name in _IDLE_CAUSES]
         rows.append(Bar(f"rank {row['rank']} · {label}", values, rank=row["rank"]))
-    if not rows:
-        raise nothing_to_draw(result)
-    drawn = joined(rows)
-    subtitle = _of_ranks(f"{result.window}; idle time per device", drawn)
     parts = [*_IDLE_CAUSES.values()]
-    return bars(result.name, "Causes of GPU idle time", subtitle, parts, drawn, "ns", "Time")
+    return _by_rank(result, "Causes of GPU idle time", "idle time per device", parts, rows)
 
 
 def longest(result: Result) -> Chart:
@@ -157,7 +172,7 @@ def longest(result: Result) -> Chart:
     rows = [
         row
         for row in result.rows
-        if row.get(measure) and not (result.name == "annotations" and _STEP_RANGE.match(str(row["name"])))
+        if row.get(measure) and not (result.name == "ops.annotations" and _STEP_RANGE.match(str(row["name"])))
     ]
     if not keys or not rows:
         raise nothing_to_draw(result)
@@ -187,16 +202,15 @@ def critical(result: Result) -> Chart:
     for row in result.rows:
         of_rank = sums.setdefault(-1 if row["rank"] is None else row["rank"], {})
         of_rank[row["class"]] = of_rank.get(row["class"], 0) + row["ns"]
-    if not sums:
-        raise nothing_to_draw(result)
     there = [kind for kind in _PATH_CLASSES if any(of_rank.get(kind) for of_rank in sums.values())]
-    values = {rank: [of_rank.get(kind, 0) for kind in there] for rank, of_rank in sorted(sums.items())}
-    drawn = joined(
-        [_of_rank(rank, values[rank]) if rank >= 0 else Bar("no rank", values[rank]) for rank in values]
-    )
-    subtitle = _of_ranks(f"{result.window}; time of the path on each rank, by class", drawn)
+    rows = [
+        replace(bar, label="no rank", rank=None) if bar.rank == -1 else bar
+        for rank, of_rank in sorted(sums.items())
+        for bar in [_of_rank(rank, [of_rank.get(kind, 0) for kind in there])]
+    ]
     parts = [_PATH_CLASSES[kind] for kind in there]
-    return bars(result.name, "Critical path", subtitle, parts, drawn, "ns", "Time on the path")
+    subtitle = "time of the path on each rank, by class"
+    return _by_rank(result, "Critical path", subtitle, parts, rows, "Time on the path")
 
 
 def name_columns(result: Result) -> tuple[str, ...]:
@@ -228,22 +242,22 @@ def steps(result: Result) -> Chart:
         times.setdefault(row["step"], []).append((row["time_ns"], row["rank"]))
     if not times:
         raise nothing_to_draw(result)
-    middle, spreads = [], []
+    middle: list[tuple[float, float]] = []
+    spreads: list[Spread] = []
     for step, unsorted in sorted(times.items()):
         ordered = sorted(unsorted)
         (low, fastest), (high, slowest) = ordered[0], ordered[-1]
         tip = f"step {step}\nfastest: rank {fastest}, {format_ns(low)}\nslowest: rank {slowest}, {format_ns(high)}"
         middle.append((step, ordered[len(ordered) // 2][0]))
-        spreads.append(Spread(step, low, high, tip))
+        spreads.append((step, low, high, tip))
     ranks = {row["rank"] for row in result.rows}
     median = Line("median rank" if len(ranks) > 1 else f"rank {min(ranks)}", middle)
-    lowest = min(spread.low for spread in spreads)
-    highest = max(spread.high for spread in spreads)
+    lowest, highest = min(low for _, low, *_ in spreads), max(high for *_, high, _ in spreads)
     from_zero = highest - lowest > _FLAT * highest
     subtitle = f"{result.window}; host and GPU" + ("" if from_zero else "; the axis does not begin at 0")
     return lines(
         result.name, "Step times", subtitle, [median], ("Step", ""), ("Duration", "ns"),
-        spreads=Spreads(f"fastest to slowest of {len(ranks)} ranks", spreads) if len(ranks) > 1 else None,
+        spreads=spreads if len(ranks) > 1 else (), spread_label=f"fastest to slowest of {len(ranks)} ranks",
         whole_x=True, from_zero=from_zero,
     )  # fmt: skip
 
@@ -287,8 +301,8 @@ def held_by_line(result: Result) -> Chart:
     drawn = [Line(line, points, marks=False) for line, points in by_line.items()]
     subtitle = f"rank {first['rank']}, {first['device']}; the lines that hold most, over the whole history"
     return lines(
-        "allocators", result.title, subtitle, drawn, ("Time from the start of the run", "ns"), ("Memory", "bytes"),
-        staircase=True,
+        "memory.allocators", result.title, subtitle, drawn, ("Time from the start of the run", "ns"),
+        ("Memory", "bytes"), staircase=True,
     )  # fmt: skip
 
 
@@ -296,26 +310,26 @@ def stragglers(result: Result) -> Chart:
     rows = [row for row in result.rows if row.get("caused_wait_ns") is not None]
     if not any(row["caused_wait_ns"] for row in rows):
         raise nothing_to_draw(result, "has no rank that other ranks waited for")
-    drawn = joined(
+
+    def note(bar: Bar) -> str:
+        """The cause and the time: 'compute, 1.89 s', or of joined bars '0.22 to 4.6 ms'."""
+        if bar.spread is None:
+            return f"{bar.note}, {format_ns(bar.values[0])}" if bar.note else ""
+        low, high = (format_rounded("ns", value) for value in bar.spread)
+        return ", ".join(filter(None, (bar.note, low if low == high else f"{low} to {high}")))
+
+    return _by_rank(
+        result,
+        "Waiting time caused by each rank",
+        "summed over the waiting ranks; the label is the cause",
+        [Key("", "wait")],
         [
             _of_rank(row["rank"], [row["caused_wait_ns"]], row.get("cause") or "")
             for row in sorted(rows, key=lambda row: row["rank"])
-        ]
+        ],
+        "Time other ranks waited",
+        note,
     )
-    drawn = [replace(bar, note=", ".join(filter(None, (bar.note, _time_of(bar))))) for bar in drawn]
-    what = f"{result.window}; summed over the waiting ranks; the label is the cause"
-    title = "Waiting time caused by each rank"
-    return bars(
-        result.name, title, _of_ranks(what, drawn), [Key("", "wait")], drawn, "ns", "Time other ranks waited"
-    )
-
-
-def _time_of(bar: Bar) -> str:
-    """'1.89 s', or '0.22 to 4.6 ms' of joined bars."""
-    if bar.spread is None:
-        return format_ns(bar.values[0]) if bar.note else ""
-    low, high = (format_rounded("ns", value) for value in bar.spread)
-    return low if low == high else f"{low} to {high}"
 
 
 def speed_of_light(result: Result) -> Chart:
@@ -329,7 +343,7 @@ def speed_of_light(result: Result) -> Chart:
     ]
     subtitle = _counted("measured by Nsight Compute; longest first", len(drawn), len(rows))
     parts = (Key("compute (% of SM peak)", "compute"), Key("memory (% of memory peak)", "s2"))
-    return paired_bars(result.name, "Speed of light", subtitle, parts, drawn, "percent", "Share of peak", 100)
+    return bars(result.name, "Speed of light", subtitle, parts, drawn, "percent", "Share of peak", beside=100)
 
 
 def sweep(result: Result) -> Chart:
@@ -393,7 +407,7 @@ def collectives(result: Result) -> Chart:
     return scatter(result.name, "Bandwidth of collectives", subtitle, kinds, points, fits, *axes)
 
 
-def _fits(rows: list[Row], colours: dict[str, str]) -> list[Curve]:
+def _fits(rows: list[Row], colours: dict[str, str]) -> list[Line]:
     """The fitted curves, recovered from two rows each: fit_pct is the fitted time in percent of the transfer time."""
     fitted: dict[tuple[str, str], dict[int, tuple[float, float]]] = {}
     for row in rows:
@@ -412,7 +426,7 @@ def _fits(rows: list[Row], colours: dict[str, str]) -> list[Curve]:
         sizes = [low * (high / low) ** (step / 24) for step in range(25)]
         line = [(size, factor * size / (latency + size / bandwidth)) for size in sizes]
         label = f"fit: {format_ns(latency, 1)} + S / {format_value('GB/s', bandwidth)}"
-        curves.append(Curve(label, line, colours[kind], True))
+        curves.append(Line(label, line, dashed=True, colour=colours[kind]))
     return curves
 
 

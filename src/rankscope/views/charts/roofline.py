@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 from rankscope.analysis.core.ceilings import ceilings
 from rankscope.analysis.core.result import Result, Row
 from rankscope.analysis.core.scope import Scope
+from rankscope.devices import Ceilings
 from rankscope.text.names import shorten_names
 from rankscope.timeline.run import Run
 from rankscope.units import format_ns, format_plain, format_value
 from rankscope.views.charts.chart import Chart, nothing_to_draw
-from rankscope.views.charts.plots import SCATTER_HEIGHT, WIDTH, Curve, Point, scatter
+from rankscope.views.charts.plots import SCATTER_HEIGHT, WIDTH, Line, Point, scatter
 
 _MOST_POINTS = 200
 _LABEL_CHARACTERS = 24
@@ -20,16 +18,8 @@ _DECADES = 3
 """Of both axes, at least: the slope and the flat part of a roof can be seen."""
 
 
-@dataclass(frozen=True)
-class Roofs:
-    """The peaks of the device: FLOP/s by data type, bytes/s of its memory."""
-
-    peaks: Mapping[str, float] = field(default_factory=dict)
-    bandwidth: float | None = None
-
-
 def roofline(
-    result: Result, roofs: Roofs | None = None, width: float = WIDTH, height: float = SCATTER_HEIGHT
+    result: Result, roofs: Ceilings | None = None, width: float = WIDTH, height: float = SCATTER_HEIGHT
 ) -> Chart:
     """FLOP/s against FLOP/byte: ops or kernels as marks below their roofs; the area of a mark is its device time."""
     rows = [row for row in result.rows if row.get("intensity") and row.get("flop_s")][:_MOST_POINTS]
@@ -54,7 +44,7 @@ def roofline(
         )
         weight = (row.get("device_ns") or 0) / longest
         points.append(Point(row["intensity"], row["flop_s"], series.index(kind), tip, weight, label))
-    curves = _roof_lines(roofs or roofs_in(rows), {dtype for dtype, _ in series}, points)
+    curves = _roof_lines(roofs or _roofs_in(rows), {dtype for dtype, _ in series}, points)
     subtitle = f"{result.window}; the area of a mark is its device time"
     subtitle += "" if curves else "; the peaks of the device are unknown: set --peak and --bandwidth"
     x, y = ("Intensity (FLOP/byte)", ""), ("Rate", "flop/s")
@@ -62,15 +52,13 @@ def roofline(
     return scatter(result.name, title, subtitle, keys, points, curves, x, y, _DECADES, width, height)
 
 
-def known_roofs(run: Run, scope: Scope) -> Roofs | None:
+def known_roofs(run: Run, scope: Scope) -> Ceilings | None:
     """The peaks of the first rank whose device is known."""
-    for ceiling in ceilings(run, scope).values():
-        if ceiling.peaks or ceiling.bandwidth:
-            return Roofs(ceiling.peaks, ceiling.bandwidth)
-    return None
+    of_ranks = ceilings(run, scope).values()
+    return next((ceiling for ceiling in of_ranks if ceiling.peaks or ceiling.bandwidth), None)
 
 
-def roofs_in(rows: list[Row]) -> Roofs:
+def _roofs_in(rows: list[Row]) -> Ceilings:
     """The roofs derived from the rows: rate divided by share of the roof."""
     peaks: dict[str, float] = {}
     bandwidth = None
@@ -81,29 +69,30 @@ def roofs_in(rows: list[Row]) -> Roofs:
                 peaks[row["dtype"]] = top
             else:
                 bandwidth = top / row["intensity"]
-    return Roofs(peaks, bandwidth)
+    return Ceilings(peaks, bandwidth=bandwidth)
 
 
-def _roof_lines(roofs: Roofs, dtypes: set[str], points: list[Point]) -> list[Curve]:
+def _roof_lines(roofs: Ceilings, dtypes: set[str], points: list[Point]) -> list[Line]:
     """The roofs of the types in use, and the ridge of the highest: left of it, memory is the limit."""
     left, right = min(point.x for point in points) / 2, max(point.x for point in points) * 2
     peaks = {dtype: peak for dtype, peak in roofs.peaks.items() if dtype in dtypes}
     highest = max(peaks.values(), default=None)
-    curves: list[Curve] = []
+    curves: list[Line] = []
     for dtype, peak in sorted(peaks.items(), key=lambda item: -item[1]):
         knee = peak / roofs.bandwidth if roofs.bandwidth else left
         label = f"{dtype} {format_value('flop/s', peak)}"
         line = [(knee, peak), (max(right, knee * 10), peak)]
-        curves.append(Curve(label, line, dashed=bool(len(curves) % 2)))
+        curves.append(Line(label, line, dashed=bool(len(curves) % 2)))
     if roofs.bandwidth is None:
         return curves
     end = highest / roofs.bandwidth if highest else right
     begin = min(left, end / 100)
     line = [(begin, begin * roofs.bandwidth), (end, end * roofs.bandwidth)]
     label = f"memory {format_value('GB/s', roofs.bandwidth / 1e9)}"
-    curves.append(Curve(label, line, label_beside=True))
+    curves.append(Line(label, line, label_beside=True))
     if highest:
         floor = min(min(point.y for point in points), highest / 100)
         ridge = [(end, highest), (end, floor)]
-        curves.append(Curve(f"ridge {format_plain(end)} FLOP/byte", ridge, "ink-3", True, True))
+        label = f"ridge {format_plain(end)} FLOP/byte"
+        curves.append(Line(label, ridge, dashed=True, colour="ink-3", label_beside=True))
     return curves

@@ -68,7 +68,11 @@ def bubble_parts(result: Result) -> Chart:
 
 def schedule(picture: Result, width: float = WIDTH, alarming: Collection[int] = ()) -> Chart:
     """Recorded and ideal, one below the other, on one axis; labels of `alarming` ranks are bold."""
-    by_schedule = {name: _rows(picture, name) for name in (RECORDED, IDEAL)}
+    by_schedule: dict[str, dict[int, list[Row]]] = {RECORDED: {}, IDEAL: {}}
+    for row in picture.rows:
+        by_stage = by_schedule[row["schedule"]]
+        if row["stage"] in by_stage or len(by_stage) < _MOST_ROWS:
+            by_stage.setdefault(row["stage"], []).append(row)
     if not by_schedule[RECORDED]:
         raise nothing_to_draw(picture)
     drawing = Drawing()
@@ -86,18 +90,34 @@ def schedule(picture: Result, width: float = WIDTH, alarming: Collection[int] = 
     top = legend(drawing, [key for kind, key in _KINDS.items() if kind in used], 10, 0, width) + 4
     pitch = min(22.0, max(6.0, _TALLEST / len(by_schedule[RECORDED])))
     bottom = top + sum(_HEADING + pitch * len(rows) for rows in by_schedule.values() if rows)
-    step = "the recording" if picture.facts["step"] is None else f"step {picture.facts['step']}"
-    x_axis(drawing, Axis(scale, f"Time from the start of {step}", "ns"), top + _HEADING, bottom)
+    facts = picture.facts
+    step = "" if facts["step"] is None else f"step {facts['step']}"
+    x_axis(
+        drawing,
+        Axis(scale, f"Time from the start of {step or 'the recording'}", "ns"),
+        top + _HEADING,
+        bottom,
+    )
+    chosen = "the slowest" if facts["is_slowest"] else "one"
+    headings = {
+        RECORDED: (
+            "Recorded: " + f"{step}, " * bool(step),
+            f" on {chosen} of {facts['pipelines']} pipelines",
+        ),
+        IDEAL: ("Ideal: the same order, equal stages, no transfer: ", ""),
+    }
     for name, rows in by_schedule.items():
         if not rows:
             continue
         length = max(row["start_ns"] + row["dur_ns"] for parts in rows.values() for row in parts)
         drawing.rect(0, top, width, _HEADING - 2, "bg")
-        drawing.text(10, top + 12, _heading(name, picture, length), colour="ink", font_weight="600")
+        before, after = headings[name]
+        heading = f"{before}{format_ns(length, 1)}{after * (facts['pipelines'] > 1)}"
+        drawing.text(10, top + 12, heading, colour="ink", font_weight="600")
         drawing.text(scale(length) + 6, top + 12, "bubble")
         top += _HEADING
         for label, parts in zip(labels[name], rows.values(), strict=True):
-            window = picture.facts["window_ns"][parts[0]["rank"]] if name == RECORDED else length
+            window = facts["window_ns"][parts[0]["rank"]] if name == RECORDED else length
             is_alarming = name == RECORDED and parts[0]["rank"] in alarming
             row_label(drawing, scale.start, top + pitch / 2 - 2, label, is_alarming)
             _draw_row(drawing, scale, parts, label, (top, pitch), (length, window))
@@ -106,25 +126,6 @@ def schedule(picture: Result, width: float = WIDTH, alarming: Collection[int] = 
     subtitle += "; numbers are micro-batches" * ("forward" in used)
     subtitle += "; paler: every other chunk of a stage" * any((row["chunk"] or 0) > 1 for row in every)
     return Chart(picture.name, picture.title, subtitle, width, bottom + AXIS_HEIGHT, drawing.body())
-
-
-def _rows(picture: Result, name: str) -> dict[int, list[Row]]:
-    """By stage."""
-    rows: dict[int, list[Row]] = {}
-    for row in picture.rows:
-        if row["schedule"] == name:
-            rows.setdefault(row["stage"], []).append(row)
-    return dict([*rows.items()][:_MOST_ROWS])
-
-
-def _heading(name: str, picture: Result, length: int) -> str:
-    if name == IDEAL:
-        return f"Ideal: the same order, equal stages, no transfer: {format_ns(length, 1)}"
-    step, pipelines = picture.facts["step"], picture.facts["pipelines"]
-    when = "" if step is None else f"step {step}, "
-    chosen = "the slowest" if picture.facts["is_slowest"] else "one"
-    which = f" on {chosen} of {pipelines} pipelines" if pipelines > 1 else ""
-    return f"Recorded: {when}{format_ns(length, 1)}{which}"
 
 
 def _draw_row(

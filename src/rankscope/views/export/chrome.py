@@ -88,7 +88,7 @@ class _FileWriter:
     def _name_thread(self, track: int, lane: int) -> Iterator[str]:
         if (track, lane) in self._threads:
             return
-        _, name, order = self._file.lane(track, lane)
+        name, order = self._file.lane(track, lane)
         thread = order - max(lane - 99, 0) + 1
         while thread in self._threads.values():  # more than 100 lanes: use another free number
             thread += 1_000_000

@@ -3,9 +3,6 @@
 A rank is a process, its streams and threads are tracks below it, a slice is a begin and an end event. Each input file
 is one packet sequence with its own table of names, so memory does not grow with the number of ranks.
 
-Attributes of the trace, which Perfetto lists among its metadata, hold what rankscope needs to read the trace back as
-the files it was made from (readers/perfetto/tracks.py).
-
 The archive is a tar file with one trace for each file, on the clock of its host, and a manifest that relates the clocks
 (https://perfetto.dev/docs/reference/perfetto-manifest). Perfetto merges the traces on one time axis, with the offsets
 that rankscope found. They are in the manifest, where they can be read and changed; in a single trace they are part of
@@ -23,22 +20,64 @@ from dataclasses import dataclass
 from typing import IO, Any, BinaryIO, Protocol
 
 from rankscope.analysis.core.scope import Scope
-from rankscope.readers.perfetto.field_numbers import (
-    TRACE_PACKET,
-    Annotation,
-    Attribute,
-    Clock,
-    Counter,
-    Descriptor,
-    Event,
-    Interned,
-    Packet,
-    Process,
-)
-from rankscope.readers.perfetto.tracks import FILE_KEY, FILES_KEY
+from rankscope.protobuf import blob, double, fixed64, number, text, varint
 from rankscope.timeline.run import Run
-from rankscope.views.export.protobuf import blob, double, fixed64, number, text, varint
 from rankscope.views.export.timeline_events import SliceEvent, TraceFile, origin_ns, timeline_files
+
+# Field numbers of perfetto/trace/*.proto that are written, by message.
+TRACE_PACKET = 1
+"""Of Trace, which consists of packets."""
+
+
+class Packet:
+    """TracePacket."""
+
+    CLOCKS, TIME, SEQUENCE, TRACK_EVENT, INTERNED, FLAGS, DESCRIPTOR = 6, 8, 10, 11, 12, 13, 60
+
+
+class Clock:
+    """ClockSnapshot, and the clocks in it."""
+
+    CLOCK, ID, TIME = 1, 1, 2
+
+
+class Event:
+    """TrackEvent."""
+
+    CATEGORY_IID, ANNOTATION, TYPE, NAME_IID, TRACK = 3, 4, 9, 10, 11
+    DOUBLE_VALUE, FLOW, FLOW_END = 44, 47, 48
+
+
+class Annotation:
+    """DebugAnnotation."""
+
+    NAME_IID, JSON = 1, 9
+
+
+class Interned:
+    """InternedData, and its entries."""
+
+    CATEGORIES, NAMES, ANNOTATION_NAMES = 1, 2, 3
+    IID, TEXT = 1, 2
+
+
+class Descriptor:
+    """TrackDescriptor."""
+
+    UUID, NAME, PROCESS, PARENT, COUNTER, ORDERING, ORDER = 1, 2, 3, 5, 8, 11, 12
+
+
+class Process:
+    """ProcessDescriptor."""
+
+    PID, NAME = 1, 6
+
+
+class Counter:
+    """CounterDescriptor."""
+
+    UNIT = 3
+
 
 _FLUSH_BYTES = 1 << 20
 _BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4
@@ -61,13 +100,8 @@ class Writable(Protocol):
 
 def write_perfetto(run: Run, scope: Scope, out: Writable, with_args: bool = True) -> int:
     """Write the trace and return the number of slices."""
-    listed = [
-        _listed(entry.rank, entry.segment, entry.manifest["header"])
-        for entry in sorted(run.timelines, key=lambda entry: (entry.rank, entry.segment))
-        if scope.ranks is None or entry.rank in scope.ranks
-    ]
     start = run.start_unix_ns + origin_ns(run)
-    return _write_files(timeline_files(run, scope), listed, start, out, with_args)
+    return _write_files(timeline_files(run, scope), start, out, with_args)
 
 
 def write_archive(run: Run, scope: Scope, out: BinaryIO, with_args: bool = True) -> int:
@@ -84,10 +118,8 @@ def write_archive(run: Run, scope: Scope, out: BinaryIO, with_args: bool = True)
 
         add(MANIFEST_NAME, io.BytesIO(json.dumps(_manifest(members)).encode()))
         for member in members:
-            file = member.file
             with tempfile.TemporaryFile() as content:
-                listed = [_listed(file.rank, file.segment, file.header)]
-                slices += _write_files([file], listed, member.start_unix_ns, content, with_args)
+                slices += _write_files([member.file], member.start_unix_ns, content, with_args)
                 add(member.name, content)
     return slices
 
@@ -133,17 +165,9 @@ def _manifest(members: list[_Member]) -> dict[str, Any]:
     return {"perfetto_manifest": {"version": _MANIFEST_VERSION, "trace_time": trace_time, "files": files}}
 
 
-def _write_files(
-    files: Iterable[TraceFile],
-    listed: list[dict[str, Any]],
-    start_unix_ns: int,
-    out: Writable,
-    with_args: bool,
-) -> int:
+def _write_files(files: Iterable[TraceFile], start_unix_ns: int, out: Writable, with_args: bool) -> int:
     """One trace of some files, whose time 0 is at this time since 1970; returns the number of slices."""
     out.write(_packet(_clock_snapshot(start_unix_ns)))
-    entries = [{"sequence": sequence, **entry} for sequence, entry in enumerate(listed, start=1)]
-    out.write(_attribute(FILES_KEY, entries))
     slices = 0
     uuids = iter(range(1, 1 << 62))
     processes: dict[int, int] = {}
@@ -159,22 +183,8 @@ def _write_files(
                 out.write(bytes(pending))
                 pending.clear()
         out.write(bytes(pending))
-        out.write(_attribute(f"{FILE_KEY}{sequence}", writer.described()))
         slices += writer.slices
     return slices
-
-
-def _listed(rank: int, segment: int, header: dict[str, Any]) -> dict[str, Any]:
-    """Which file a sequence is of."""
-    info = header.get("distributedInfo")
-    world_size = info.get("world_size") if isinstance(info, dict) else None
-    return {"rank": rank, "segment": segment, "world_size": world_size}
-
-
-def _attribute(key: str, value: object) -> bytes:
-    content = json.dumps(value, separators=(",", ":"))
-    pair = text(Attribute.KEY, key) + text(Attribute.TEXT, content)
-    return _packet(blob(Packet.ATTRIBUTES, blob(Attribute.ATTRIBUTE, pair)))
 
 
 def _packet(content: bytes) -> bytes:
@@ -210,16 +220,6 @@ class _FileWriter:
         self._new = b""
         """Interned data to send with the next packet."""
         self._heads: dict[tuple[int, bytes, str, str], bytes] = {}
-        self._threads: list[tuple[int, str, str]] = []
-
-    def described(self) -> dict[str, Any]:
-        """What the packets do not contain: the file's header, processes and threads, tracks, kinds of flows."""
-        return {
-            "header": self._file.header,
-            "metadata": self._file.metadata(),
-            "tracks": self._threads,
-            "flows": self._file.flow_kinds(),
-        }
 
     def packets(self, with_args: bool) -> Iterator[bytes]:
         yield _packet(self._sequence + number(Packet.FLAGS, _STATE_CLEARED))
@@ -295,10 +295,9 @@ class _FileWriter:
         """The descriptor of a lane, on its first use."""
         if (track, lane) in self._lanes:
             return
-        info, name, order = self._file.lane(track, lane)
+        name, order = self._file.lane(track, lane)
         uuid = next(self._uuids)
         self._lanes[track, lane] = number(Event.TRACK, uuid)
-        self._threads.append((uuid, info.pid, info.tid))
         yield self._track(uuid, name, order)
 
     def _track(self, uuid: int, name: str, order: int, more: bytes = b"") -> bytes:

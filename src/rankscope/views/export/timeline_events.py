@@ -6,7 +6,6 @@ goes to an extra lane beside the track. No slice is dropped or changed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,9 +24,6 @@ class TrackInfo:
     track: int
     label: str
     order: int
-    pid: str
-    tid: str
-    """As in the trace file."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +78,13 @@ class TraceFile:
     shift_ns: int = 0
     """Added to all times, so that none is negative."""
 
-    def lane(self, track: int, lane: int) -> tuple[TrackInfo, str, int]:
-        """The track of a lane, and the lane's name and position; tracks of the second file of a rank come later."""
+    def lane(self, track: int, lane: int) -> tuple[str, int]:
+        """The name and the position of a lane; tracks of the second file of a rank come later."""
         info = next(info for info in self.tracks if info.track == track)
         name = info.label if lane == 0 else f"{info.label}, overlapping {lane}"
         if self.segment:
             name += f" ({self.label.partition(', ')[2]})"
-        return info, name, self.segment * 100_000 + info.order * 100 + lane
+        return name, self.segment * 100_000 + info.order * 100 + lane
 
     def slices(self, with_args: bool) -> Iterator[SliceEvent]:
         """By track and start; enclosing slices before the enclosed."""
@@ -114,34 +110,6 @@ class TraceFile:
             ORDER BY s.track, s.start_ns, greatest(s.dur_ns, 0) DESC, s.depth
         """)
         return _in_lanes(rows)
-
-    def flow_kinds(self) -> list[tuple[str, int, int]]:
-        """Kinds of flows, with the first and the last id of each."""
-        last = self.first_flow
-        kinds = []
-        for kind, count in self._run.rows(
-            f"SELECT coalesce(kind, ''), count(*) FROM links WHERE {self._here} GROUP BY kind ORDER BY kind"
-        ):
-            kinds.append((kind, last + 1, last + count))
-            last += count
-        return kinds
-
-    def metadata(self) -> list[dict[str, Any]]:
-        """The events that name processes and threads."""
-        rows = self._run.rows(
-            f"SELECT name, pid, tid, args::VARCHAR FROM events WHERE {self._here} AND ph = 'M' ORDER BY id"
-        )
-        return [
-            {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": json.loads(args or "{}")}
-            for name, pid, tid, args in rows
-        ]
-
-    @property
-    def header(self) -> dict[str, Any]:
-        """The fields of the trace file beside its events."""
-        entry = next(e for e in self._run.timelines if (e.rank, e.segment) == (self.rank, self.segment))
-        header: dict[str, Any] = entry.manifest["header"]
-        return header
 
     @property
     def _here(self) -> str:
@@ -182,15 +150,16 @@ def timeline_files(run: Run, scope: Scope) -> Iterator[TraceFile]:
         here = f"rank = {rank} AND segment = {segment}"
         label = f"rank {rank}" + (f", file {segment + 1}" if rank in several else "")
         tracks = run.rows(
-            f"SELECT track, label, pid, tid FROM tracks WHERE {here} "
+            f"SELECT track, label FROM tracks WHERE {here} "
             f"ORDER BY kind NOT IN {_DEVICE_KINDS}, device, stream, kind = 'annotation', sort_index, label"
         )
-        infos = [TrackInfo(track, name, order, *ids) for order, (track, name, *ids) in enumerate(tracks)]
+        infos = [TrackInfo(track, name, order) for order, (track, name) in enumerate(tracks)]
         where = f"{here} AND {Scope(steps=scope.steps).where()}"
         points = f"{here} AND {_time_window(run, here, scope)}"
         file = TraceFile(rank, segment, label, infos, run, where, points, flows, shift)
         yield file
-        flows = max([flows, *(last for _, _, last in file.flow_kinds())])
+        ((links,),) = run.rows(f"SELECT count(*) FROM links WHERE {here}")
+        flows += links
 
 
 def origin_ns(run: Run) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -11,8 +11,9 @@ from typing import TypeVar
 from rankscope.analysis.across_ranks.schedule_picture import schedule_picture
 from rankscope.analysis.across_ranks.step_picture import step_picture
 from rankscope.analysis.core.ceilings import device_names
-from rankscope.analysis.core.result import PROBLEMS, SEVERITIES, Doubt, Finding, Result, Severity
-from rankscope.analysis.core.rollups import are_worth_it
+from rankscope.analysis.core.intervals import length
+from rankscope.analysis.core.result import PROBLEMS, SEVERITIES, Finding, Result, Severity
+from rankscope.analysis.core.rollups import fits_in_memory
 from rankscope.analysis.core.scope import Scope, step_numbers
 from rankscope.analysis.core.step_times import run_step_times
 from rankscope.analysis.diff.two_runs import by_unit
@@ -25,27 +26,26 @@ from rankscope.analysis.summary import summary
 from rankscope.errors import RankscopeError
 from rankscope.model import TIMELINE_FORMATS
 from rankscope.ranges import as_ranges
-from rankscope.text.run_words import Runs, RunWords
+from rankscope.text.run_words import Runs, RunWords, shell_word, shell_words
 from rankscope.timeline.run import Run
 from rankscope.units import format_bytes, format_ns, format_pair
 from rankscope.views.charts import Chart, NothingToDrawError, charts_beside, memory_chart, rank_heatmap
 from rankscope.views.charts.heatmap import NARROW, USUAL, WIDE, step_picture_chart
 from rankscope.views.charts.report_charts import two_breakdowns
 from rankscope.views.charts.schedule import schedule
-from rankscope.views.commands import advice_and_commands, finding_with_paths, result_with_paths
-from rankscope.views.limits import apart
+from rankscope.views.findings import apart, finding_with_paths, result_with_paths
 from rankscope.views.report.one_line import one_line
 from rankscope.views.text import sentence
 
 Drawn = TypeVar("Drawn", "Chart", "Picture")
 _LEAST_ROWS = 100
 # The ranks in findings of these reports are the cause; in those of other reports they are examples.
-_NAME_RANKS = ("faults", "flight_recorder")
+_NAME_RANKS = ("faults", "hang.flight_recorder")
 # Detailed reports. With many ranks they cover a few, evenly spread, and the rank that others wait for most. A note in
 # the section and its command name these ranks.
 _OF_FEW_RANKS = (
-    "ops", "roofline", "mfu", "gaps", "phases", "syncs", "short_kernels", "launches", "dataloader", "overhead",
-    "allocators",
+    "ops", "roofline", "mfu", "idle.gaps", "breakdown.phases", "idle.syncs", "idle.short_kernels", "idle.launches",
+    "dataloader", "overhead", "memory.allocators",
 )  # fmt: skip
 _MANY_RANKS = 16
 _FEW_RANKS = 8
@@ -83,6 +83,7 @@ class Headline:
 
     title: str
     detail: str
+    facts: Sequence[str] = ()
     change: str = ""
     """'-62 %': what a step could save, or what changed between two runs."""
     change_note: str = ""
@@ -125,7 +126,7 @@ class Content:
     title: str
     subtitle: str
     headline: Headline
-    doubts: tuple[Doubt, ...]
+    doubts: tuple[Finding, ...]
     figures: tuple[Figure, ...]
     findings: tuple[Finding, ...]
     """In the order of `stats`; of two runs, those of the comparison first."""
@@ -159,25 +160,24 @@ class Request:
     scope: Scope
     name: str
     path: str = "RUN"
-    """The run as an argument of a command, quoted."""
-    ranks: str = ""
-    """'--ranks 0-7', or empty for all."""
-    window: str = ""
-    """'--steps 3:5', '--window file', or empty."""
+    ranks: tuple[str, ...] = ()
+    """'--ranks', '0-7', or empty for all."""
+    window: tuple[str, ...] = ()
+    """'--steps', '3:5', or '--window', 'file', or empty."""
     base: str = ""
-    """The run it is compared with, as an argument of a command."""
+    """The path of the run it is compared with."""
     base_run: Run | None = None
 
     @property
     def words(self) -> str:
         """'RUN --steps 3:5'."""
-        return " ".join(filter(None, (self.path, self.ranks, self.window)))
+        return shell_words((self.path, *self.ranks, *self.window))
 
     @property
     def runs(self) -> Runs:
         """For the commands in findings, which name the ranks that they are about."""
-        new = RunWords(self.path, self.window)
-        return {"RUN": new, "NEW": new, "BASE": RunWords(self.base, self.window)}
+        new = RunWords((self.path,), self.window)
+        return {"RUN": new, "NEW": new, "BASE": RunWords((self.base,), self.window)}
 
 
 def build(request: Request, compared: Result | None = None) -> Content:
@@ -190,7 +190,7 @@ def build(request: Request, compared: Result | None = None) -> Content:
         asked = request
         if few:
             some = replace(scope, ranks=frozenset(few))
-            asked = replace(request, scope=some, ranks=f"--ranks {as_ranges(few)}")
+            asked = replace(request, scope=some, ranks=("--ranks", as_ranges(few)))
         sections.append(_section(asked, name, topic, few, scope))
     findings = [finding_with_paths(finding, runs) for finding in collect(run, scope)]
     overview = summary(run, scope)
@@ -212,7 +212,7 @@ def build(request: Request, compared: Result | None = None) -> Content:
     }
     return Content(
         title=request.name,
-        subtitle=_subtitle(run, scope) + (f" · against {request.base}" if request.base else ""),
+        subtitle=_subtitle(run, scope) + (f" · against {shell_word(request.base)}" if request.base else ""),
         headline=headline,
         doubts=doubts(run, scope),
         figures=tuple(_figures(overview, list(run_step_times(run, scope).values()))),
@@ -222,13 +222,13 @@ def build(request: Request, compared: Result | None = None) -> Content:
         sections=tuple(sections),
         facts=facts(run, scope),
         words=request.words,
-        command=" ".join(filter(None, ("rankscope report", request.base, request.words))),
+        command=f"rankscope report {shell_words([request.base]) + ' ' if request.base else ''}{request.words}",
     )
 
 
 def report_order() -> list[tuple[str, str]]:
     """The names of the reports that have a section, with their topics, in order."""
-    return [(name, topic) for topic, names in TOPICS.items() for name in names]
+    return [(report.name, topic) for topic, reports in TOPICS.items() for report in reports]
 
 
 def saving(finding: Finding, step_ns: float | None) -> str:
@@ -258,28 +258,33 @@ def _saving_on_average(finding: Finding, overview: Result) -> str:
 def _headline(request: Request, findings: list[Finding], overview: Result) -> Headline:
     """The verdict, and the costliest finding of warning or above; without one, what a step consists of."""
     worst = next((finding for finding in findings if finding.severity in PROBLEMS), None)
-    look = ("Look closer", f"rankscope view {request.path}")
+    look = ("Look closer", f"rankscope view {shell_word(request.path)}")
     if not _is_traced(request.run):
-        look = ("All findings", f"rankscope stats {request.path} -r findings")
+        look = ("All findings", f"rankscope stats {shell_word(request.path)} -r findings")
     verdict = overview.facts.get("verdict")
     parts = sentence(overview.title)
     if worst is None:
         title, detail = (verdict, parts) if verdict else (parts, "")
         return Headline(title, detail, picture=_picture(request, None), commands=(look,))
-    advice, commands = advice_and_commands(worst.hint)
     step_ns = overview.facts["mean_step_ns"]
     share = worst.cost_ns / step_ns if worst.cost_ns and step_ns else None
-    words = " ".join(filter(None, (request.path, request.window)))
-    estimate = [("Estimate the gain", f"rankscope whatif {words}")] if worst.kind == "fault" else []
+    estimate = (
+        [("Estimate the gain", f"rankscope whatif {request.runs['RUN']}")] if worst.kind == "fault" else []
+    )
     return Headline(
         verdict or worst.headline,
-        " ".join(map(sentence, filter(None, (worst.why, worst.evidence)))),
+        sentence(worst.why),
+        worst.lines,
         f"-{100 * share:.0f} %" if share is not None and share <= 1 else "",
         _saving_on_average(worst, overview),
         picture=_picture(request, worst),
-        advice=advice,
-        commands=(look, *estimate, *commands),
+        advice=sentence(worst.advice),
+        commands=(look, *estimate, *_command_of(worst)),
     )
+
+
+def _command_of(finding: Finding) -> list[tuple[str, str]]:
+    return [("Command", shell_words(finding.command))] if finding.command else []
 
 
 def _picture(request: Request, finding: Finding | None) -> Picture | None:
@@ -294,7 +299,7 @@ def _picture(request: Request, finding: Finding | None) -> Picture | None:
         if drawn:
             return drawn
     step = step_picture(request.run, request.scope, finding)
-    if step is None or not any(row.end_ns - row.start_ns > row.idle_ns for row in step.rows):
+    if step is None or not any(row.end_ns - row.start_ns > length(row.parts.idle) for row in step.rows):
         return None
     return Picture.of(lambda width: step_picture_chart(step, width))
 
@@ -310,8 +315,8 @@ def _drawn(make: Callable[[], Drawn]) -> Drawn | None:
 def _change_headline(request: Request, compared: Result, overview: Result) -> Headline:
     """What changed between two runs: the step time first."""
     commands = (
-        ("Look closer", f"rankscope view {request.base} {request.path}"),
-        ("All rows", f"rankscope diff {request.base} {request.words}"),
+        ("Look closer", f"rankscope view {shell_words([request.base, request.path])}"),
+        ("All rows", f"rankscope diff {shell_word(request.base)} {request.words}"),
     )
     if not compared.findings:
         return Headline("Nothing can be compared.", " ".join(compared.notes), commands=commands)
@@ -321,25 +326,25 @@ def _change_headline(request: Request, compared: Result, overview: Result) -> He
     if before and after and change and isinstance(change.value, (int, float)):
         number = f"{change.value:+.1f} %"
         note = f"{format_ns(float(before.value or 0), 1)} before, {format_ns(float(after.value or 0), 1)} now"
-    advice, more = advice_and_commands(first.hint)
     picture = None
     if request.base_run is not None:
         base = summary(request.base_run, request.scope)
         picture = _drawn(lambda: Picture.of(lambda width: two_breakdowns(base, overview, width)))
     return Headline(
         first.title,
-        sentence(first.evidence),
+        "",
+        first.lines,
         number,
         note,
         judged="worse" if number.startswith("+") and first.severity != "ok" else "better",
         picture=picture,
-        advice=advice,
-        commands=(*commands, *more),
+        advice=sentence(first.advice),
+        commands=(*commands, *_command_of(first)),
     )
 
 
 def _change_sections(request: Request, compared: Result) -> list[Section]:
-    command = f"rankscope diff {request.base} {request.words}"
+    command = f"rankscope diff {shell_word(request.base)} {request.words}"
     question = "What changed against the base, and is it more than noise?"
     sections = []
     for name, part in zip(("diff", "diff-memory"), by_unit(compared), strict=False):
@@ -395,7 +400,7 @@ def _subtitle(run: Run, scope: Scope) -> str:
     ]
     parts += sorted(set(device_names(run, scope).values()) - {""})
     # The checks of a large run would take as long as all reports together.
-    if _is_traced(run) and not are_worth_it(run):
+    if _is_traced(run) and fits_in_memory(run):
         parts.append(f"trace grade {grade([finding.severity for finding in doctor(run, Scope()).findings])}")
     return " · ".join(parts)
 

@@ -7,6 +7,7 @@ module imports only the standard library, because the build loads it without ran
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -17,7 +18,7 @@ _SOURCES = _PACKAGE.parents[1] / "docs" / "reports"
 
 
 def definition(report: str) -> str:
-    """The definitions of a report as HTML, without the page's heading; empty if it has no page."""
+    """The definitions of a report as HTML, without their heading; empty if there are none."""
     return _pages().get(report, "")
 
 
@@ -28,13 +29,16 @@ def _pages() -> dict[str, str]:
 
 
 def render_pages(folder: Path) -> dict[str, str]:
-    """HTML by report. The heading of a page names its reports: '# steps, api: plain tables'."""
+    """HTML by report. The heading of a page names its reports, '# steps, api: plain tables', and that of a part a
+    further table, '## idle.gaps'."""
     pages: dict[str, str] = {}
     for path in sorted(folder.glob("*.md")):
-        heading, _, text = path.read_text(encoding="utf-8").partition("\n")
-        html = to_html(text)
-        for report in heading.lstrip("# ").partition(":")[0].split(","):
-            pages.setdefault(report.strip(), html)
+        for part in re.split(
+            r"^##? (?=[a-z_., ]+:|[a-z_]+\.[a-z_]+$)", path.read_text(encoding="utf-8"), flags=re.M
+        )[1:]:
+            heading, _, text = part.partition("\n")
+            html = to_html(text)
+            pages |= dict.fromkeys(map(str.strip, heading.partition(":")[0].split(",")), html)
     return pages
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from functools import cache
 from itertools import count
 from pathlib import Path
 
 from rankscope.analysis.core.result import Finding, Result
+from rankscope.text.colours import style_variables
 from rankscope.text.names import Parts, is_inside_word
+from rankscope.text.run_words import shell_words
 from rankscope.version import __version__
 from rankscope.views.charts import Chart
-from rankscope.views.charts.theme import style_variables
 from rankscope.views.columns import Field, fields
-from rankscope.views.commands import advice_and_commands
 from rankscope.views.html import attributes, escape
 from rankscope.views.report.content import Content, Section, noted
 from rankscope.views.report.definitions import definition
@@ -102,7 +102,7 @@ def _hash(text: str) -> str:
 def _first_screen(content: Content) -> str:
     headline = content.headline
     doubtful = "".join(
-        f'<p class="doubt"><b>In doubt: {escape(doubt.text)}.</b> {escape(sentence(doubt.reason))}</p>'
+        f'<p class="doubt"><b>In doubt: {escape(doubt.title)}.</b> {escape(sentence(doubt.advice))}</p>'
         for doubt in content.doubts
     )
     change = ""
@@ -130,7 +130,8 @@ def _first_screen(content: Content) -> str:
     to_do += [(what, _command(how)) for what, how in headline.commands]
     return (
         f'<section id="answer">{doubtful}<div class="lead"><div><h1>{escape(headline.title)}</h1>'
-        f'<p>{escape(headline.detail)}</p></div>{change}</div><div class="figures">{figures}</div>'
+        f"<p>{escape(headline.detail)}</p>{_lines(headline.facts)}</div>{change}</div>"
+        f'<div class="figures">{figures}</div>'
         f'{shown}<dl class="do">{_described(to_do)}</dl></section>'
     )
 
@@ -185,21 +186,24 @@ def _findings(content: Content) -> str:
 
 def _finding(content: Content, finding: Finding, number: int, shown: Set[str]) -> str:
     report = escape(finding.report)
-    advice, commands = advice_and_commands(finding.hint)
-    inside = f"<p>{escape(sentence(finding.evidence))}</p>" if finding.evidence else ""
-    inside += f"<p><b>Next:</b> {escape(advice)}</p>" if advice else ""
-    inside += "".join(f"<p>{escape(what)}: {_command(how)}</p>" for what, how in commands)
+    inside = _lines(finding.lines)
+    inside += f"<p><b>Next:</b> {escape(sentence(finding.advice))}</p>" if finding.advice else ""
+    inside += f"<p>{_command(shell_words(finding.command))}</p>" if finding.command else ""
     inside += f'<p>All figures: <a href="#{report}">{report}</a>.</p>' if finding.report in shown else ""
     note = ", ".join(noted(finding, content.step_ns))
     name = f"{number}. {finding.report}"
     return _folded(f"finding-{number}", finding.severity, name, finding.title, note, inside)
 
 
+def _lines(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""
+
+
 def _topics(content: Content) -> Iterator[str]:
     for topic, sections in _sections_by_topic(content).items():
         rows = "".join(map(_section, sections))
         if topic == _OF_HEATMAP and content.heatmap is not None and content.headline.picture is not None:
-            command = _command(f"rankscope chart {content.words} -r heatmap")
+            command = _command(f"rankscope report {content.words} --chart heatmap")
             inside = f"{_chart(content.heatmap)}{_definition(f'<p>{_HEATMAP_HELP}</p>')}<p>{command}</p>"
             rows = (
                 _folded("heatmap", "", "ranks over time", "What every rank did when", "chart", inside) + rows
@@ -279,16 +283,16 @@ def _table(section: Section) -> str:
 
 _ADDED_UP = {
     "kernels": ("total_ns", "time_pct", "instances"),
-    "families": ("total_ns", "time_pct", "instances"),
+    "kernels.families": ("total_ns", "time_pct", "instances"),
     "ops": ("self_device_ns", "self_host_ns", "calls"),
-    "gaps": ("idle_ns", "idle_pct", "gaps"),
-    "short_kernels": ("total_ns", "count", "count_pct", "launch_ns"),
-    "syncs": ("total_ns", "calls"),
-    "runtime_api": ("total_ns", "calls"),
+    "idle.gaps": ("idle_ns", "idle_pct", "gaps"),
+    "idle.short_kernels": ("total_ns", "count", "count_pct", "launch_ns"),
+    "idle.syncs": ("total_ns", "calls"),
+    "ops.runtime_api": ("total_ns", "calls"),
     "memcpy": ("total_ns", "count", "bytes"),
     "critical": ("ns", "pct"),
     "stragglers": ("caused_wait_ns", "own_wait_ns", "last_count"),
-    "allocators": ("bytes", "count"),
+    "memory.allocators": ("bytes", "count"),
 }
 """Columns whose rows have nothing in common, so that they add up. The first has bars."""
 _LEAST_ADDED = 3

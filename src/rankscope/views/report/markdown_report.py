@@ -7,7 +7,6 @@ from dataclasses import replace
 from rankscope.version import __version__
 from rankscope.views.markdown import markdown, prose
 from rankscope.views.report.content import Content, Headline, Section, noted
-from rankscope.views.text import sentence
 
 _ROWS = {
     "breakdown": 8,
@@ -28,7 +27,7 @@ def markdown_page(content: Content) -> str:
     blocks = [
         f"# {prose(content.title)}",
         f"{prose(content.subtitle)}",
-        *(f"In doubt: {prose(doubt.text)}. {prose(doubt.reason)}" for doubt in content.doubts),
+        *(f"In doubt: {prose(doubt.title)}. {prose(doubt.advice)}" for doubt in content.doubts),
         _headline(content.headline),
         figures,
         _findings(content),
@@ -44,7 +43,7 @@ def _headline(headline: Headline) -> str:
     bold = f"**{prose(change)}**" if change else ""
     texts = (f"**{prose(headline.title)}**", prose(headline.detail), bold)
     commands = (f"{prose(what)}: `{how}`" for what, how in headline.commands)
-    lines = (" ".join(filter(None, texts)), prose(headline.advice), *commands)
+    lines = (" ".join(filter(None, texts)), *map(prose, headline.facts), prose(headline.advice), *commands)
     return "\\\n".join(filter(None, lines))
 
 
@@ -53,8 +52,8 @@ def _findings(content: Content) -> str:
     for heading, findings in content.lists.items():
         lines = [f"## {heading}\n"]
         for number, finding in enumerate(findings, 1):
-            text = " ".join(prose(sentence(part)) for part in (finding.title, finding.evidence) if part)
-            lines.append(f"{number}. **{', '.join(noted(finding, content.step_ns))}**: {text}")
+            text = f"**{', '.join(noted(finding, content.step_ns))}**: {prose(finding.title)}"
+            lines += [f"{number}. {text}", *(f"   - {prose(line)}" for line in finding.lines)]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 

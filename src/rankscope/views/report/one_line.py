@@ -9,17 +9,11 @@ from rankscope.analysis.core.result import Result
 from rankscope.text.names import shorten_name
 from rankscope.units import format_bytes, format_ns, format_rounded, format_value
 from rankscope.views.charts.chart import NothingToDrawError
-from rankscope.views.charts.report_charts import measure_column, name_columns, whole_window
+from rankscope.views.charts.report_charts import classes_by_rank, measure_column, name_columns, whole_window
 
 _NAME_CELLS = 40
 _NAMED = 2
-_CLASSES = (
-    ("compute", "compute_ns"),
-    ("transfer", "transfer_ns"),
-    ("waiting for another rank", "exposed_wait_ns"),
-    ("copies", "exposed_copy_ns"),
-    ("idle", "idle_ns"),
-)
+_CLASSES = ("compute", "transfer", "waiting for another rank", "copies", "idle")
 
 
 def one_line(result: Result) -> str:
@@ -60,16 +54,11 @@ def _shares(sums: Sequence[tuple[str, float]]) -> str:
 
 
 def _breakdown(result: Result) -> str:
-    rows = [
-        {**row, "transfer_ns": row["exposed_comm_ns"] - row["exposed_wait_ns"]}
-        for row in whole_window(result)
-    ]
-    waiting = any(row["exposed_wait_ns"] for row in rows)
-    sums = [
-        (name if waiting or name != "transfer" else "communication", sum(row[column] for row in rows))
-        for name, column in _CLASSES
-    ]
-    return f"{_shares(sums)}, of {counted(len(rows), 'rank')}"
+    times = [of_rank for _, of_rank in classes_by_rank(result)]
+    sums = dict(zip(_CLASSES, map(sum, zip(*times, strict=True)), strict=False))
+    if not sums.get("waiting for another rank"):
+        sums = {name if name != "transfer" else "communication": ns for name, ns in sums.items()}
+    return f"{_shares([*sums.items()])}, of {counted(len(times), 'rank')}"
 
 
 def _steps(result: Result) -> str:

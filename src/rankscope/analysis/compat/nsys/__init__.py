@@ -14,6 +14,6 @@ NSYS_REPORTS = {
         tables.cuda_gpu_mem_size_sum, tables.cuda_gpu_sum, tables.cuda_api_sum, tables.cuda_api_gpu_sum,
         tables.cuda_kern_exec_sum, tables.cuda_gpu_trace, tables.cuda_kern_exec_trace, tables.cuda_api_trace,
         tables.nvtx_sum, tables.nvtx_pushpop_sum, ranges.nvtx_gpu_proj_sum, ranges.nvtx_gpu_proj_trace,
-        ranges.nvtx_kern_sum, tables.osrt_sum, tables.mpi_event_trace,
+        ranges.nvtx_kern_sum, tables.osrt_sum,
     )
 }  # fmt: skip

@@ -7,7 +7,6 @@ time from the start of its first GPU work to the end of its last. Ranges that en
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -88,29 +87,9 @@ def nvtx_kern_sum(run: Run, scope: Scope, by: str | None) -> list[tuple[Any, ...
     )
 
 
-@dataclass(frozen=True)
-class _Projected:
-    """One range projected onto its GPU work; without a name, all work outside ranges."""
-
-    rank: int
-    segment: int
-    range_id: int | None
-    tag: str | None
-    style: str | None
-    start: int | None
-    duration: int | None
-    work_start: int
-    work_duration: int
-    operations: int
-    pid: int | None
-    tid: int | None
-    level: int | None = None
-    children: int = 0
-    parent: int | None = None
-    stack: str | None = None
-
-
-def _project(run: Run, scope: Scope) -> list[_Projected]:
+def _project(run: Run, scope: Scope) -> list[dict[str, Any]]:
+    """Ranges projected onto their GPU work, with their level, the number of children with GPU work, and the path from
+    the outermost range; without a tag, all work outside ranges."""
     ranges = f"({_ranges(scope)})"
     rows = run.rows(
         f"""
@@ -123,10 +102,28 @@ def _project(run: Run, scope: Scope) -> list[_Projected]:
         GROUP BY l.rank, l.segment, r.range_id ORDER BY l.rank, l.segment, r.range_id NULLS FIRST
         """
     )
-    projected = [_Projected(*row) for row in rows]
-    if not any(item.range_id is not None for item in projected):
+    names = (
+        "rank", "segment", "range_id", "tag", "style", "start", "duration", "work_start", "work_duration", "operations",
+        "pid", "tid",
+    )  # fmt: skip
+    ancestry = {**dict.fromkeys(("level", "parent", "stack")), "children": 0}
+    projected = [dict(zip(names, row, strict=True)) | ancestry for row in rows]
+    inside = [item for item in projected if item["range_id"] is not None]
+    if not inside:
         return []
-    return _with_ancestry(projected, _parents(run, scope))
+    parents = _parents(run, scope)
+    keys = [(item["rank"], item["segment"], item["range_id"]) for item in inside]
+    children = Counter(
+        (rank, segment, parents.get((rank, segment, number))) for rank, segment, number in keys
+    )
+    for item, (rank, segment, range_id) in zip(inside, keys, strict=True):
+        way = [range_id]
+        while (up := parents.get((rank, segment, way[-1]))) is not None:
+            way.append(up)
+        item["level"], item["children"] = len(way) - 1, children[rank, segment, range_id]
+        item["parent"] = way[1] if len(way) > 1 else None
+        item["stack"] = "".join(f":{range_id}" for range_id in reversed(way))
+    return projected
 
 
 def _parents(run: Run, scope: Scope) -> dict[tuple[int, int, int], int]:
@@ -144,33 +141,6 @@ def _parents(run: Run, scope: Scope) -> dict[tuple[int, int, int], int]:
     return {(rank, segment, child): parent for rank, segment, child, parent in rows}
 
 
-def _with_ancestry(projected: list[_Projected], parents: dict[tuple[int, int, int], int]) -> list[_Projected]:
-    """Add the level, the number of children with GPU work, and the path from the outermost range."""
-    children = Counter(
-        (item.rank, item.segment, parents.get((item.rank, item.segment, item.range_id)))
-        for item in projected
-        if item.range_id is not None
-    )
-    result = []
-    for item in projected:
-        if item.range_id is None:
-            result.append(item)
-            continue
-        way = [item.range_id]
-        while (up := parents.get((item.rank, item.segment, way[-1]))) is not None:
-            way.append(up)
-        result.append(
-            replace(
-                item,
-                level=len(way) - 1,
-                children=children[item.rank, item.segment, item.range_id],
-                parent=way[1] if len(way) > 1 else None,
-                stack="".join(f":{number}" for number in reversed(way)),
-            )
-        )
-    return result
-
-
 @nsys_report(
     "nvtx_gpu_proj_trace",
     "NVTX GPU Projection Trace",
@@ -181,14 +151,9 @@ def _with_ancestry(projected: list[_Projected], parents: dict[tuple[int, int, in
 )
 def nvtx_gpu_proj_trace(run: Run, scope: Scope, by: str | None) -> list[tuple[Any, ...]]:
     """Each range with GPU work, in the order of the file; work outside ranges comes first."""
-    return [
-        (
-            *((item.rank,) if by == "rank" else ()),
-            *(item.tag, item.work_start, item.work_duration, item.start, item.duration, item.style, item.pid),
-            *(item.tid, item.operations, item.level, item.children, item.range_id, item.parent, item.stack),
-        )
-        for item in _project(run, scope)
-    ]
+    shown = "tag work_start work_duration start duration style pid tid operations level children range_id parent stack"
+    names = [*(("rank",) if by == "rank" else ()), *shown.split()]
+    return [tuple(item[name] for name in names) for item in _project(run, scope)]
 
 
 @nsys_report(
@@ -201,11 +166,11 @@ def nvtx_gpu_proj_trace(run: Run, scope: Scope, by: str | None) -> list[tuple[An
 )
 def nvtx_gpu_proj_sum(run: Run, scope: Scope, by: str | None) -> list[tuple[Any, ...]]:
     """Ranges by name and style."""
-    named = [item for item in _project(run, scope) if item.tag is not None]
+    named = [item for item in _project(run, scope) if item["tag"] is not None]
     if not named:
         return []
     fields = ("rank", "tag", "style", "work_duration", "duration", "operations", "level", "children")
-    columns = {name: np.array([getattr(item, name) for item in named]) for name in fields}
+    columns = {name: np.array([item[name] for item in named]) for name in fields}
     for name in ("tag", "style"):
         columns[name] = columns[name].astype(object)
     rank = rank_key(by)

@@ -30,7 +30,6 @@ RECORDED_BY = {
     "nvtx": "no NVTX ranges: nsys profile -t nvtx records them (torch.cuda.nvtx.range, record_function)",
     "projection": "no NVTX ranges with GPU work: nsys profile -t cuda,nvtx records both",
     "osrt": "no OS runtime data: nsys profile -t osrt records it",
-    "mpi": "no MPI event data: nsys profile -t mpi records it",
 }
 
 
@@ -106,7 +105,7 @@ missing."""
 
 
 def nsys_report(
-    name: str, title: str, question: str, headings: str, missing: str, keys: tuple[str, ...] = ("rank",)
+    name: str, title: str, question: str, headings: str, missing: str
 ) -> Callable[[Rows], Report]:
     """Makes a report of its rows.
 
@@ -118,7 +117,7 @@ def nsys_report(
 
     def report(rows_of: Rows) -> Report:
         def analyse(run: Run, scope: Scope, by: str | None = None) -> Result:
-            shown = (Column("Rank"), *columns) if by in keys else columns
+            shown = (Column("Rank"), *columns) if by == "rank" else columns
             rows = rows_of(run, scope, by)
             names = [column.name for column in shown]
             table = [] if isinstance(rows, str) else [dict(zip(names, row, strict=True)) for row in rows]
@@ -126,7 +125,7 @@ def nsys_report(
             notes += left_out(run, scope) if scope.steps else ()
             return Result(name, title, scope.window, shown, table, notes=tuple(notes), layout="nsys")
 
-        return Report(name, question, analyse, keys)
+        return Report(name, question, analyse, ("rank",))
 
     return report
 

@@ -264,26 +264,3 @@ def cuda_kern_exec_trace(run: Run, scope: Scope, by: str | None) -> list[tuple[A
         ORDER BY {rank} call_start, l.rank, l.kernel_id
         """
     )
-
-
-@nsys_report(
-    "mpi_event_trace",
-    "MPI Event Trace",
-    "Each MPI call.",
-    "Start (ns)|End (ns)|Duration (ns)|Event|Pid|Tid|Tag|Rank|PeerRank|RootRank|Size (MB):3|CollSendSize (MB):3|"
-    "CollRecvSize (MB):3",
-    "mpi",
-    keys=(),
-)
-def mpi_event_trace(run: Run, scope: Scope, by: str | None) -> list[tuple[Any, ...]]:
-    """MPI calls, from the MPI tables of nsys or, for older versions, from the NVTX domain MPI."""
-    return run.rows(
-        f"""
-        SELECT e.ts_ns, e.ts_ns + e.dur_ns, e.dur_ns, s.name, TRY_CAST(e.pid AS BIGINT), TRY_CAST(e.tid AS BIGINT),
-               {number("tag")}, CASE WHEN (e.args->>'mpi') IS NULL THEN s.rank ELSE {number("rank")} END,
-               {number("peer rank")}, {number("root rank")}, {number("bytes")} / {_MEGA},
-               {number("send bytes")} / {_MEGA}, {number("receive bytes")} / {_MEGA}
-        FROM {slices_of(scope, "s.category = 'user_annotation' AND (e.args->>'domain') = 'MPI'", events=True)}
-        ORDER BY e.ts_ns, s.rank, s.id
-        """
-    )

@@ -86,9 +86,9 @@ install_rankscope() {
   export PIP_BREAK_SYSTEM_PACKAGES=1 # Debian's pip asks for it; an image is not shared with a distribution's programs
   python3 -m pip install --no-cache-dir --no-deps --no-index --force-reinstall /opt/rankscope/wheel/*.whl ||
     fail "pip cannot install rankscope: $(python3 --version 2>&1), and 3.10 or later is needed"
-  # Capturing needs only Python; reading traces needs these three.
-  python3 -m pip install --no-cache-dir duckdb numpy isal ||
-    echo "install.sh: without duckdb, numpy and isal this image captures but cannot show tables" >&2
+  # Capturing needs only Python; reading traces needs these.
+  python3 -m pip install --no-cache-dir duckdb numpy isal 'backports.zstd; python_version < "3.14"' ||
+    echo "install.sh: without duckdb, numpy, isal and backports.zstd this image captures but cannot show tables" >&2
   # A login's PATH has /usr/local/bin, and may lack the folder of this Python.
   program=$(python3 -c 'import sysconfig; print(sysconfig.get_path("scripts"))')/rankscope
   if [ "$program" != /usr/local/bin/rankscope ]; then ln -sf "$program" /usr/local/bin/rankscope; fi

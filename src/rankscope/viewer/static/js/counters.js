@@ -1,9 +1,8 @@
 // Counters over time as filled steps: memory, queue depth, counters of the file.
 
 import { columns, json, show } from "./api.js";
-import { quantity } from "./format.js";
+import { cut, quantity } from "./format.js";
 import { COUNTER, GUTTER, LABEL_CHARACTERS } from "./layout.js";
-import { shortenName } from "./names.js";
 
 const PAUSE = 80;
 
@@ -36,7 +35,7 @@ export class Counters {
     g.textAlign = "right";
     g.textBaseline = "middle";
     g.fillStyle = text["ink-2"];
-    g.fillText(shortenName(row.counter.label, LABEL_CHARACTERS), GUTTER - 10, row.y + 10);
+    g.fillText(cut(row.counter.label, LABEL_CHARACTERS), GUTTER - 10, row.y + 10);
     this.ask(key, row, begin, end, Math.ceil(width));
     const kept = this.kept.get(key);
     if (!kept || !kept.max) return;

@@ -1,6 +1,6 @@
 // Words on a canvas: each is cut to its room as it is measured, and where they are is known, so that a test can ask whether two overlap.
 
-import { shortenName } from "./names.js";
+import { cut } from "./format.js";
 
 const CHARACTER = 5.2; // px, of a narrow one: a first guess of how many fit
 const MOST_KNOWN = 20_000;
@@ -22,7 +22,7 @@ export class Labels {
     let short = this.cut.get(key);
     if (short === undefined) {
       let characters = Math.min(Math.floor(room / CHARACTER), name.length);
-      do short = shortenName(name, characters); while (g.measureText(short).width > room && characters-- > 0);
+      do short = cut(name, characters); while (g.measureText(short).width > room && characters-- > 0);
       if (this.cut.size > MOST_KNOWN) this.cut.clear();
       this.cut.set(key, short);
     }

@@ -1,9 +1,8 @@
-// Start of the page: what opening the run does and how long it takes, with what has been read so far. The rest of the page is
-// loaded meanwhile.
+// Start of the page: what opening the run does and how long it takes. The rest of the page is loaded meanwhile.
 
-import { columns, json, show, useFile } from "./api.js";
+import { json, show, useFile } from "./api.js";
 import { byId, fill, h } from "./dom.js";
-import { Phases, drawFiles, drawGrowing } from "./growing.js";
+import { Phases } from "./phases.js";
 
 const EVERY = 250; // ms
 
@@ -14,10 +13,10 @@ function showTelemetryLink() {
   link.hidden = false;
 }
 
-/** Show the progress until the run is open, and draw what has been read; false if it cannot be opened. @param {Phases} phases */
+/** Show the progress until the run is open; false if it cannot be opened. @param {Phases} phases */
 async function opened(phases) {
   let again = 1; // traces may have been written since the telemetry was shown
-  for (let drawn = 0; ; await new Promise((done) => setTimeout(done, EVERY))) {
+  for (;; await new Promise((done) => setTimeout(done, EVERY))) {
     const state = await json("state", again ? { again } : {});
     again = 0;
     if (state.telemetry) showTelemetryLink();
@@ -32,10 +31,6 @@ async function opened(phases) {
       fill(byId("verdict"), h("div", {}, h("h1", {}, state.error), h("p", {}, `${state.why} ${state.hint}`)));
       return false;
     }
-    if (state.batches > drawn) {
-      drawn = state.batches;
-      drawGrowing(await columns("growing", {}));
-    } else if (!drawn && state.files?.length) drawFiles(state.files, state.count);
   }
 }
 

@@ -2,9 +2,8 @@
 
 import { isFile, json, show, write } from "./api.js";
 import { announce, fill, h } from "./dom.js";
-import { moment, time } from "./format.js";
+import { cut, moment, time } from "./format.js";
 import { AXIS, GUTTER } from "./layout.js";
-import { shortenName } from "./names.js";
 
 const FLAG = 7; // px
 const NEAR = 8; // px around a flag that belong to it
@@ -130,7 +129,7 @@ export class Marks {
       if (x < 0 || x > width) return;
       const next = view.marks[index + 1];
       const room = Math.min(next ? (next.at - mark.at) / nsPerPixel : width, width - x) - FLAG - 6;
-      const name = shortenName(mark.name, Math.max(0, Math.floor(room / LETTER)));
+      const name = cut(mark.name, Math.max(0, Math.floor(room / LETTER)));
       g.fillStyle = text.accent;
       g.fillRect(GUTTER + x, 0, 1, height);
       g.beginPath();

@@ -3,7 +3,7 @@
 
 import { columns, json, show } from "./api.js";
 import { byId } from "./dom.js";
-import { GUTTER, RIGHT, rankName } from "./layout.js";
+import { GUTTER, RIGHT, SECOND, rankName } from "./layout.js";
 import { MONO, hatch, paintShares } from "./palette.js";
 import { sharesOf } from "./timeline.js";
 
@@ -29,8 +29,11 @@ export class Overview {
   /** Load the overview, some ranks at a time, and draw what has arrived. @param {() => void} begun called after the first part */
   async load(begun) {
     const { run, axis } = this.app;
-    for (let at = 0; at < run.ranks.length; at += RANKS_AT_A_TIME) {
-      const ranks = run.ranks.slice(at, at + RANKS_AT_A_TIME);
+    const parts = [...run.ranks.keys()].filter((at) => !(at % RANKS_AT_A_TIME)).flatMap((at) => {
+      const some = run.ranks.slice(at, at + RANKS_AT_A_TIME);
+      return [some.filter((rank) => rank < SECOND), some.filter((rank) => rank >= SECOND)]; // a question is about one run
+    });
+    for (const ranks of parts.filter((each) => each.length)) {
       try {
         const answer = await columns("overview", { begin: axis.begin, end: axis.last, width: this.columns, ranks: ranks.join(",") });
         ranks.forEach((rank, index) => this.rows.set(rank, axis.spread(sharesOf(answer, index), [axis.begin, axis.last], [axis.begin, axis.end], rank)));

@@ -31,7 +31,7 @@ function namesFinding(view) {
   return (view.finding ?? -1) >= 0 && view.begin === undefined;
 }
 
-/** @param {import("./growing.js").Phases} phases */
+/** @param {import("./phases.js").Phases} phases */
 export async function startPage(phases) {
   const requested = decode(location.hash);
   always.clocks = requested.clocks ?? "";

@@ -5,10 +5,8 @@ import { ServerError, json, show } from "./api.js";
 import { byId, fill, h, announce } from "./dom.js";
 import { time } from "./format.js";
 import { COMMUNICATION } from "./layout.js";
-import { shortenNames } from "./names.js";
 
 const PAUSE = 180;
-const NAME_CHARACTERS = 44;
 
 export class Search {
   /** @param {import("./app.js").App} app */
@@ -82,9 +80,8 @@ export class Search {
   /** @param {string} [nothing] said where no name is found */
   draw(nothing = "No name matches.") {
     const { names, list, input } = this;
-    const short = shortenNames(names.map((entry) => entry.name), NAME_CHARACTERS);
     fill(list, ...names.map((entry, at) => h("li", { title: entry.name, role: "option", "aria-selected": at === this.chosen, id: `found-${at}`, onclick: () => this.go(entry) },
-      h("span", { class: "name" }, short[at]), h("span", { class: "note" }, entry.category ?? ""),
+      h("span", { class: "name" }, entry.short), h("span", { class: "note" }, entry.category ?? ""),
       h("span", { class: "note" }, `${entry.count.toLocaleString("en")} on rank${/^\d+$/.test(entry.ranks) ? "" : "s"} ${entry.ranks}`), h("span", { class: "note" }, time(entry.total_ns)))));
     if (!names.length) fill(list, h("li", {}, h("span", { class: "quiet" }, nothing)));
     list.hidden = !input.value;

@@ -2,6 +2,7 @@
 // are computed here from the slices of the file, as the server computes them from those of the run.
 
 import { ServerError } from "./api.js";
+import { cut } from "./format.js";
 
 /** @typedef {Record<string, any>} Row */
 
@@ -9,6 +10,7 @@ const CLASSES = ["compute", "comm", "wait", "copy", "bubble"];
 const REFERENCES = ["launch", "op", "python", "module", "parent"];
 const BRIEF = ["rank", "segment", "id", "track", "depth", "name", "category", "start_ns", "dur_ns"];
 const MOST = 100;
+const NAME_CHARACTERS = 44;
 const GROUPS = /** @type {Record<string, string[]>} */ ({ name: ["name", "category"], track: ["rank", "label"], rank: ["rank"], category: ["category"] });
 
 /** The content of a file: JSON, deflated, as base64. @param {string} text */
@@ -24,14 +26,16 @@ export class SharedFile {
     this.content = content;
     /** @type {string} the state of the page that was shared, as in its address */
     this.view = content.view;
-    this.slices = slicesOf(content);
+    const drawn = slicesOf(content);
+    this.slices = drawn.filter(({ track }) => track >= 0);
     this.labels = new Map(Object.entries(content.recorded).filter(([name]) => name.startsWith("tracks/"))
       .flatMap(([, answer]) => answer.tracks.map((/** @type {any} */ track) => [`${answer.rank}.${track.segment}.${track.track}`, track.label])));
     for (const slice of this.slices) slice.label = this.labels.get(`${slice.rank}.${slice.segment}.${slice.track}`) ?? "";
     this.byId = new Map(this.slices.map((slice) => [keyOf(slice), slice]));
+    this.collectives = new Map(content.collectives.flatMap((/** @type {Row} */ answer) => answer.rows.map((/** @type {Row} */ row) => [keyOf(row), answer])));
     /** @type {Map<string, Row[]>} in order of row and start */
     this.tracks = new Map();
-    for (const slice of [...this.slices, ...communicationOf(content)]) {
+    for (const slice of drawn) {
       const key = slice.track < 0 ? `${slice.rank}/${slice.track}` : `${slice.rank}/${slice.segment}/${slice.track}`;
       const track = this.tracks.get(key);
       if (track) track.push(slice);
@@ -44,7 +48,7 @@ export class SharedFile {
   answer(name, query) {
     const own = /** @type {Record<string, (query: any) => any>} */ ({
       overview: (q) => this.overview(q), tile: (q) => this.tile(q), counter: (q) => this.counter(q), slice: (q) => this.details(q),
-      neighbour: (q) => this.neighbour(q), collective: (q) => this.collective(q), area: (q) => this.area(q), events: (q) => this.events(q),
+      neighbour: (q) => this.neighbour(q), collective: (q) => this.collectives.get(keyOf(q)), area: (q) => this.area(q), events: (q) => this.events(q),
       search: (q) => this.search(q), find: (q) => this.find(q), flows: (q) => this.flows(q), state: () => ({ state: "open" }), marks: () => ({ files: [] }),
     })[name];
     if (own) return own(query);
@@ -90,7 +94,7 @@ export class SharedFile {
     const peers = drawn.map(({ slice }) => this.waitOf(slice));
     const of = (/** @type {string} */ key) => Float64Array.from(drawn, ({ slice }) => slice[key]);
     return {
-      rank, segment, track, level, index, names,
+      rank, segment, track, level, index, names, short: this.content.short,
       column: {
         start: of("start_ns"), duration: of("dur_ns"), id: of("id"), name: Uint32Array.from(name), count: Uint32Array.from(drawn, ({ count }) => count),
         segment: Uint16Array.from(drawn, ({ slice }) => slice.segment), row: Uint16Array.from(drawn, ({ slice }) => slice.depth), kind: Uint8Array.from(drawn, ({ slice }) => slice.kind),
@@ -101,17 +105,9 @@ export class SharedFile {
 
   /** How long a slice waits for another rank, in which collective, and for whom. @param {Row} slice */
   waitOf(slice) {
-    const { answers, of } = this.content.collectives;
-    const number = of[keyOf(slice)];
-    const answer = answers[number];
+    const answer = this.collectives.get(keyOf(slice));
     const own = answer?.rows.find((/** @type {Row} */ row) => keyOf(row) === keyOf(slice));
     return { wait: own?.wait_ns ?? 0, match: Number(answer?.title.split("#")[1] ?? -1), last: answer?.last ?? -1 };
-  }
-
-  /** @param {any} query */
-  collective(query) {
-    const { answers, of } = this.content.collectives;
-    return answers[of[keyOf(query)]];
   }
 
   /** @param {any} query */
@@ -143,7 +139,7 @@ export class SharedFile {
     const related = REFERENCES.map((name) => [name, this.byId.get(`${slice.rank}/${slice.segment}/${slice[name]}`)]).filter(([, other]) => other);
     return {
       ...slice, step_start_ns: null, args: slice.args ?? {}, where: slice.label, links: [], launched, origin: slice.origin, related: Object.fromEntries(related), compared: compared(same, slice.dur_ns),
-      is_collective: keyOf(slice) in this.content.collectives.of,
+      is_collective: this.collectives.has(keyOf(slice)),
     };
   }
 
@@ -185,7 +181,7 @@ export class SharedFile {
     const groups = new Map();
     for (const slice of this.inside(query)) {
       const key = [...GROUPS[by].map((name) => slice[name]), slice.on_device].join("\u0000");
-      const group = groups.get(key) ?? { ...Object.fromEntries(GROUPS[by].map((name) => [name, slice[name]])), on_device: slice.on_device, count: 0, inside_ns: 0, sum_ns: 0, max_ns: 0 };
+      const group = groups.get(key) ?? { ...Object.fromEntries(GROUPS[by].map((name) => [name, slice[name]])), short: slice.short, on_device: slice.on_device, count: 0, inside_ns: 0, sum_ns: 0, max_ns: 0 };
       group.count += 1;
       group.inside_ns += Math.min(slice.start_ns + slice.dur_ns, end) - Math.max(slice.start_ns, begin);
       group.sum_ns += slice.dur_ns;
@@ -211,7 +207,7 @@ export class SharedFile {
     for (const slice of this.slices) {
       if (!matches(slice.name)) continue;
       const key = `${slice.name}\u0000${slice.category}`;
-      const entry = names.get(key) ?? { name: slice.name, category: slice.category, count: 0, total_ns: 0, first_ns: slice.start_ns, on: new Set() };
+      const entry = names.get(key) ?? { name: slice.name, short: slice.short, category: slice.category, count: 0, total_ns: 0, first_ns: slice.start_ns, on: new Set() };
       entry.count += 1;
       entry.total_ns += slice.dur_ns;
       entry.first_ns = Math.min(entry.first_ns, slice.start_ns);
@@ -263,22 +259,15 @@ function inOrder(a, b) {
 }
 
 /** The rows of the file's columns. @param {any} content @returns {Row[]} */
-function slicesOf({ slices, texts }) {
+function slicesOf({ slices, texts, short }) {
   let [id, start] = [0, 0];
   return slices.id.map((/** @type {number} */ step, /** @type {number} */ at) => {
     id += step;
     start += slices.start_ns[at];
     const row = Object.fromEntries(Object.keys(slices).map((name) => [name, slices[name][at]]));
     for (const name of REFERENCES) row[name] = row[name] === null ? null : id - row[name];
-    return { ...row, id, start_ns: start, name: texts[row.name], name_number: row.name, category: texts[row.category], on_device: Boolean(row.on_device) };
+    return { ...row, id, start_ns: start, name: texts[row.name], short: cut(short[texts[row.name]] ?? texts[row.name], NAME_CHARACTERS), name_number: row.name, category: texts[row.category], on_device: Boolean(row.on_device) };
   });
-}
-
-/** The collectives of all ranks as slices of a track. @param {any} content @returns {Row[]} */
-function communicationOf({ communication }) {
-  return Object.entries(communication).flatMap(([rank, { track, ...columns }]) => columns.id.map((/** @type {number} */ _, /** @type {number} */ at) => ({
-    ...Object.fromEntries(Object.keys(columns).map((name) => [name, columns[name][at]])), rank: Number(rank), track,
-  })));
 }
 
 /** For each row and pixel of a window, the longest slice that starts in it and how many do; and what reaches into the window.

@@ -1,17 +1,16 @@
 // Tables that can be sorted by mouse and keyboard, filtered, and copied as TSV. A column has one unit, and its heading names it.
 
 import { h, announce } from "./dom.js";
-import { columnScale, quantity } from "./format.js";
-import { shortenNames } from "./names.js";
+import { columnScale, cut, quantity } from "./format.js";
 
 const NAME_CHARACTERS = 64;
 const UNIT_WORDS = / (ns|bytes|pct|flops|flop s|gb s)$/;
 
-/** @typedef {{ name: string, title?: string, unit?: string, help?: string, verbatim?: boolean, full?: string }} Column full: the field with the whole text; verbatim: its name is its heading, and its texts are shown as they are */
+/** @typedef {{ name: string, title?: string, unit?: string, help?: string, verbatim?: boolean, full?: string, short?: Record<string, string> }} Column full: the field with the whole text; short: by text, what is shown of it; verbatim: its name is its heading, and its texts are shown as they are */
 
 /** @param {Column[]} columns @param {Record<string, any>[]} rows
- * @param {{ go?: (row: any) => void, hot?: (row: any) => boolean, caption?: string, filter?: boolean, tools?: boolean, characters?: number }} [how]
- *   filter: with a box for text; tools: false leaves out the button that copies; characters: of a text, longer ones are shortened */
+ * @param {{ go?: (row: any) => void, hot?: (row: any) => boolean, caption?: string, filter?: boolean, tools?: boolean }} [how]
+ *   filter: with a box for text; tools: false leaves out the button that copies */
 export function table(columns, rows, how = {}) {
   let by = "";
   let up = false;
@@ -20,7 +19,7 @@ export function table(columns, rows, how = {}) {
   const scales = new Map(columns.map((column) => [column.name, columnScale(column.unit ?? "", rows.map((row) => row[column.name]))]));
   const heads = columns.map((column) => h("th", { class: isText(column, rows) ? "text" : "", title: column.help ?? "", scope: "col" },
     h("button", { onclick: () => sort(column) }, headingOf(column, scales.get(column.name)?.label))));
-  const texts = new Map(columns.map((column) => [column.name, isText(column, rows) ? shortTexts(column, rows, how.characters ?? NAME_CHARACTERS) : null]));
+  const texts = new Map(columns.map((column) => [column.name, isText(column, rows) ? (/** @type {string} */ text) => column.short?.[text] ?? cut(text, NAME_CHARACTERS) : null]));
 
   /** @param {Column} column @param {any} row */
   function cell(column, row) {
@@ -41,7 +40,7 @@ export function table(columns, rows, how = {}) {
     }, columns.map((column) => {
       const short = texts.get(column.name);
       const text = cell(column, row);
-      const shown = short?.get(text) ?? text;
+      const shown = short?.(text) ?? text;
       const full = column.full ? String(row[column.full]) : text;
       return h("td", { class: short ? "text" : "", title: shown === full ? null : full }, shown);
     }))));
@@ -79,14 +78,6 @@ export function headingOf(column, unit) {
 function textOf(column, row) {
   const value = row[column.name];
   return typeof value === "object" && value !== null ? JSON.stringify(value) : quantity(value, column.unit ?? "");
-}
-
-/** Each text of a column with its short form.
- * @param {Column} column @param {Record<string, any>[]} rows @param {number} characters */
-function shortTexts(column, rows, characters) {
-  const all = rows.map((row) => textOf(column, row));
-  const short = shortenNames(all, characters, column.verbatim);
-  return new Map(all.map((text, at) => [text, short[at]]));
 }
 
 /** @param {Column} column @param {Record<string, any>[]} rows */

@@ -22,7 +22,7 @@ export function indicesOf(begin, end, level, width) {
 
 /** @typedef {{ rank: number, segment: number, track: number }} TrackKey
  * @typedef {{ start: Float64Array, duration: Float64Array, id: Float64Array, name: Uint32Array, count: Uint32Array,
- *   row: Uint16Array, segment: Uint16Array, kind: Uint8Array, wait?: Float64Array, match?: Float64Array, last?: Float64Array, names: Record<string, string>, level: number, track: number }} Tile start: places on the axis */
+ *   row: Uint16Array, segment: Uint16Array, kind: Uint8Array, wait?: Float64Array, match?: Float64Array, last?: Float64Array, names: Record<string, string>, short: Record<string, string>, level: number, track: number }} Tile start: places on the axis */
 
 export class Tiles {
   /** @param {number} width pixels of a tile @param {import("./axis.js").Axis} axis @param {() => void} arrived */
@@ -89,7 +89,7 @@ export class Tiles {
   keep(name, rank, answer) {
     this.failed = false;
     const start = answer.column.start.map((/** @type {number} */ ns) => this.axis.of(ns, rank));
-    this.kept.set(name, /** @type {any} */ ({ ...answer.column, start, names: answer.names, level: answer.level, track: answer.track }));
+    this.kept.set(name, /** @type {any} */ ({ ...answer.column, start, names: answer.names, short: answer.short, level: answer.level, track: answer.track }));
     while (this.kept.size > MOST_KEPT) this.kept.delete(/** @type {string} */ (this.kept.keys().next().value));
     this.arrived();
   }

@@ -4,10 +4,9 @@ import { columns, json, show } from "./api.js";
 import { drawArrows, drawCollective, drawGap, drawMessages } from "./arrows.js";
 import { Counters } from "./counters.js";
 import { byId } from "./dom.js";
-import { moment, percent, ticks, time } from "./format.js";
+import { cut, moment, percent, ticks, time } from "./format.js";
 import { Labels } from "./labels.js";
 import { AXIS, COMMUNICATION, GAP, GUTTER, HEADER, LABEL_CHARACTERS, LANE, RIGHT, SECOND, rankName, rowsOf, stepAt, trackKey, visible } from "./layout.js";
-import { shortenName } from "./names.js";
 import { MONO, SANS, hatch, paintShares, stretches } from "./palette.js";
 import { paint, repeat } from "./raster.js";
 import { Tiles } from "./tiles.js";
@@ -451,7 +450,7 @@ export class Timeline {
     g.textAlign = "right";
     g.textBaseline = "middle";
     g.fillStyle = text["ink-2"];
-    g.fillText(shortenName(label, LABEL_CHARACTERS), GUTTER - 10, row.y + LANE / 2);
+    g.fillText(cut(label, LABEL_CHARACTERS), GUTTER - 10, row.y + LANE / 2);
     this.drawHandle(g, row);
     if (row.track.track === COMMUNICATION.track) this.drawBubbles(g, row.rank, row.y, LANE - 1);
     this.drawNames(g, row, this.tilesOf(row.rank, row.track));
@@ -491,7 +490,7 @@ export class Timeline {
           g.fillStyle = palette.ink[tile.kind[at]];
           const duration = to - from > 120 ? `  ${time(tile.duration[at])}` : "";
           const room = to - from - 8 - (duration ? g.measureText(duration).width : 0);
-          this.labels.write(g, this.labels.fit(g, nameIn(tile, at), room) + duration, GUTTER + from + 5, y + LANE / 2);
+          this.labels.write(g, this.labels.fit(g, nameIn(tile, at, tile.short), room) + duration, GUTTER + from + 5, y + LANE / 2);
         }
       }
     }
@@ -503,7 +502,7 @@ export class Timeline {
   drawWait(g, rank, tile, at, from, to, until, y, since = this.labels.boxes.length) {
     const { text } = this.app.palette;
     const end = Math.min(Math.max(until, from), to);
-    const name = shortenName(nameIn(tile, at));
+    const name = nameIn(tile, at, tile.short);
     const long = `${name} waits ${time(tile.wait?.[at])} for rank ${(tile.last?.[at] ?? 0) % SECOND}`;
     const room = end - from - 12;
     if (room >= WAIT_PIXELS) {
@@ -660,9 +659,11 @@ export function sharesOf(answer, index) {
 
 const DEFAULT_GROUPS = new Set(["", "default_pg", "world"]);
 
-/** The name of a slice; of a matched collective, its kind, number and group. @param {import("./tiles.js").Tile} tile @param {number} at */
-function nameIn(tile, at) {
-  const name = tile.names[String(tile.name[at])] ?? "";
+/** The name of a slice; of a matched collective, its kind, number and group.
+ * @param {import("./tiles.js").Tile} tile @param {number} at @param {Record<string, string>} [short] its short form, of some names */
+function nameIn(tile, at, short = {}) {
+  const full = tile.names[String(tile.name[at])] ?? "";
+  const name = short[full] ?? full;
   if (tile.track !== COMMUNICATION.track || !tile.match || tile.match[at] < 0) return name;
   const [kind, ...group] = name.split(" ");
   return `${kind} #${tile.match[at]}${DEFAULT_GROUPS.has(group.join(" ")) ? "" : ` ${group.join(" ")}`}`;

@@ -36,7 +36,7 @@ function drawVerdict(app, { title: summary, facts }) {
     return;
   }
   const { headline: title, why } = finding.scene;
-  fill(byId("verdict"), headline(finding.severity, finding.kind === "limit" ? `Limit: ${title}` : title, [why, finding.evidence].filter(Boolean).join("; ")), saving(finding, facts),
+  fill(byId("verdict"), headline(finding.severity, finding.kind === "limit" ? `Limit: ${title}` : title, [why, ...finding.lines].filter(Boolean).join(" · ")), saving(finding, facts),
     walkButtons(app, "finding"),
     h("span", { class: "space" }), ...figures(app, facts));
 }
@@ -44,7 +44,7 @@ function drawVerdict(app, { title: summary, facts }) {
 /** @param {import("./app.js").App} app its findings are the differences between two runs */
 function drawChange(app) {
   const finding = app.findings[app.shownFinding];
-  fill(byId("verdict"), headline(finding?.severity ?? "ok", finding?.title ?? "No change between the runs.", finding?.evidence ?? ""),
+  fill(byId("verdict"), headline(finding?.severity ?? "ok", finding?.title ?? "No change between the runs.", finding?.lines.join(" · ") ?? ""),
     h("span", { class: "space" }), walkButtons(app, "difference"));
 }
 

@@ -9,7 +9,6 @@ import { rangeOf, rangeText } from "./range.js";
 
 const choice = { by: "name" };
 const BAR = 160;
-const CHARACTERS = 26; // of a name, beside four columns of numbers
 const CLASSES = /** @type {const} */ ([["compute", "compute"], ["comm", "exposed transfer"], ["wait", "waiting for another rank"], ["bubble", "bubble"], ["copy", "copies"], ["idle", "idle"]]);
 
 /** @param {import("../app.js").App} app */
@@ -30,9 +29,9 @@ export async function areaPanel(app) {
 function groups(app, rows, more, span) {
   if (!rows.length) return h("p", { class: "quiet" }, "Nothing.");
   const keys = { name: ["name", "category"], track: ["rank", "label"], rank: ["rank"], category: ["category"] }[choice.by] ?? [];
-  const columns = [...keys.map((name) => ({ name, title: name === "label" ? "track" : name })),
+  const columns = [...keys.map((name) => ({ name, title: name === "label" ? "track" : name, short: name === "name" ? Object.fromEntries(rows.map((row) => [row.name, row.short])) : undefined })),
     { name: "inside_ns", title: "time", unit: "ns", help: "inside the range; nested slices count in their callers too" }, { name: "count" }, { name: "avg_ns", title: "average", unit: "ns" }, { name: "max_ns", title: "longest", unit: "ns" }];
-  return h("div", {}, table(columns, rows, { caption: `Slices in ${time(span)}`, characters: CHARACTERS }), more ? h("p", { class: "quiet" }, `${more.toLocaleString("en")} more are not shown.`) : "");
+  return h("div", {}, table(columns, rows, { caption: `Slices in ${time(span)}` }), more ? h("p", { class: "quiet" }, `${more.toLocaleString("en")} more are not shown.`) : "");
 }
 
 /** @param {any} share */

@@ -3,6 +3,7 @@
 import { h } from "../dom.js";
 import { quantity, time } from "../format.js";
 import { table } from "../table.js";
+import { facts } from "./findings.js";
 
 /** @param {import("../app.js").App} app */
 export async function diffPanel(app) {
@@ -17,7 +18,7 @@ export async function diffPanel(app) {
   requestAnimationFrame(() => document.querySelector("#panel .card[aria-current=true]")?.scrollIntoView({ block: "nearest" }));
   return h("div", { class: "columns diff" },
     h("div", {}, h("h2", {}, result.title, " ", h("span", { class: "quiet" }, result.window)),
-      result.findings.map((/** @type {any} */ finding, /** @type {number} */ at) => h("article", { class: `card ${finding.severity}`, "aria-current": String(at === app.shownFinding), onclick: () => app.showFinding(at) }, h("h3", {}, finding.title), h("p", {}, finding.evidence), finding.hint ? h("p", { class: "quiet" }, finding.hint) : "")),
+      result.findings.map((/** @type {any} */ finding, /** @type {number} */ at) => h("article", { class: `card ${finding.severity}`, "aria-current": String(at === app.shownFinding), onclick: () => app.showFinding(at) }, h("h3", {}, finding.title), facts(finding), finding.advice ? h("p", { class: "quiet" }, finding.advice) : "")),
       result.notes.map((/** @type {string} */ note) => h("p", { class: "quiet" }, note))),
     h("div", {}, table(columns, rows, { filter: true, caption: result.title, hot: (row) => row.verdict === "slower" || row.verdict === "more" })));
 }

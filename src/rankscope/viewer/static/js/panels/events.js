@@ -5,7 +5,6 @@ import { json, show } from "../api.js";
 import { announce, fill, h } from "../dom.js";
 import { columnScale, moment, time } from "../format.js";
 import { rankNumber } from "../layout.js";
-import { shortenName } from "../names.js";
 import { headingOf } from "../table.js";
 import { rangeOf, rangeText } from "./range.js";
 
@@ -169,7 +168,7 @@ export class EventsPanel {
 
 /** @param {string} name @param {any} row @param {{ text: (value: number) => string } | null} scale @param {number} span */
 function cell(name, row, scale, span) {
-  if (name === "name") return shortenName(row.name, 64);
+  if (name === "name") return row.short;
   if (name === "track") return row.label;
   if (name === "rank") return rankNumber(row.rank);
   if (name === "start_ns") return moment(row.start_ns, span).split(" ")[0];

@@ -9,7 +9,9 @@ const LEAST = 0.001; // of a bubble: a part that is smaller on all stages has no
 const BUBBLES = [{ name: "stage" }, { name: "bubble_ns", title: "total", unit: "ns", help: "idle and waiting in send and recv while another stage computes" },
   { name: "schedule_ns", title: "design", unit: "ns", help: "what the schedule has by design" }, { name: "stages_ns", title: "stages", unit: "ns", help: "what unequal stages add" },
   { name: "rank_ns", title: "ranks", unit: "ns", help: "what slow ranks add" }, { name: "rest_ns", title: "rest", unit: "ns", help: "transfer and jitter" }];
-const BESIDES = ["op_differences", "gpu"]; // what else a rank does differently: its ops, its clocks
+/** The tables of what a fault comes from. @type {Record<string, string[]>} */
+const OF_CAUSE = { compute: ["stragglers.op_differences", "gpu"], copy: ["memcpy"], dataloader: ["dataloader"],
+  host: ["stragglers.op_differences", "host_cpu"], contention: ["host_cpu"], transfer: ["collectives"] };
 
 /** @param {import("../app.js").App} app */
 export async function findingsPanel(app) {
@@ -41,26 +43,33 @@ function list(app, findings, what, step) {
   saved && step && listed.length > 1 ? h("p", { class: "quiet" }, `Each time is counted once. Together: ${time(saved)} of ${time(step)}.`) : "");
 }
 
+/** What is stated of a finding, a line each. @param {any} finding */
+export function facts(finding) {
+  return finding.lines.length ? h("ul", { class: "facts" }, finding.lines.map((/** @type {string} */ line) => h("li", {}, line))) : "";
+}
+
 /** @param {import("../app.js").App} app @param {any} finding */
 function details(app, finding) {
   const { slices } = finding.scene;
-  return h("article", { class: "finding" }, h("h2", {}, finding.title), h("p", {}, finding.evidence),
+  return h("article", { class: "finding" }, h("h2", {}, finding.title), facts(finding),
     slices.length ? h("p", { class: "quiet" }, `In this window: ${slices.length} slice${slices.length === 1 ? "" : "s"}, the longest `,
       h("button", { class: "link", onclick: () => app.goTo(slices[0], { stay: true }) }, `${slices[0].name}, ${time(slices[0].dur_ns)}`), ".") : "",
-    h("p", { class: "quiet" }, "Tables: ", tablesOf(app, finding.report).map(([report, by], index) => [index ? ", " : "",
+    h("p", { class: "quiet" }, "Tables: ", tablesOf(app, finding).map(([report, by], index) => [index ? ", " : "",
       h("button", { class: "link", onclick: () => app.store.set({ tab: "reports", report, by }, { history: true }) }, by ? `${report} by ${by}` : report)]).flat()),
-    finding.hint ? h("p", { class: "quiet" }, finding.hint.replace(/ *\(?rankscope \w+ .*$/, "")) : "", // its command follows
+    finding.advice ? h("p", { class: "quiet" }, finding.advice) : "",
     finding.commands.map(command));
 }
 
-/** The tables behind a finding: its report, also by step, and what ranks may differ in besides. @param {import("../app.js").App} app
- * @param {string} name @returns {[string, string][]} report and `by` */
-function tablesOf(app, name) {
+/** The tables behind a finding: its report, also by step, and those of its cause. @param {import("../app.js").App} app
+ * @param {any} finding @returns {[string, string][]} report and `by` */
+function tablesOf(app, finding) {
+  const name = finding.report;
   const report = app.run.reports.find((each) => each.name === name);
+  const cause = finding.facts.find((/** @type {any} */ fact) => fact.quantity === "cause")?.value;
   /** @type {[string, string][]} */
   const tables = report ? [[name, ""]] : [];
   if (report?.by.includes("step")) tables.push([name, "step"]);
-  return app.isAlone ? tables : [...tables, ...BESIDES.filter((each) => each !== name).map((each) => /** @type {[string, string]} */ ([each, ""]))];
+  return [...tables, ...(OF_CAUSE[cause] ?? []).filter((each) => each !== name).map((each) => /** @type {[string, string]} */ ([each, ""]))];
 }
 
 /** @param {string} text */

@@ -2,9 +2,8 @@
 
 import { json } from "../api.js";
 import { fill, h, s } from "../dom.js";
-import { percent, time } from "../format.js";
+import { cut, percent, time } from "../format.js";
 import { SECOND } from "../layout.js";
-import { shortenName } from "../names.js";
 import { chart, resizing } from "./chart.js";
 import { rankChoice } from "./rank_choice.js";
 
@@ -25,6 +24,7 @@ export async function flamePanel(app) {
   const wanted = two && choice.run !== "1" ? "2" : "";
   const tree = await ask(wanted);
   choice.by ||= tree.by;
+  const nameOf = (/** @type {string} */ name, /** @type {number} */ room) => cut(tree.short[name] ?? name, room);
   const base = two && choice.run === "change" ? perStep(await ask("")) : null;
   const shown = prepared(base ? perStep(tree) : tree, base, choice.invert);
   const picture = h("div");
@@ -38,8 +38,8 @@ export async function flamePanel(app) {
     fill(share, pattern ? `${percent(matched(root, pattern) / (root.total_ns || 1))} in names with this text` : "");
     fill(picture, h("div", { class: "row crumbs" }, path.map((node, at) => h("button", {
       class: "plain", "aria-current": String(at === path.length - 1), onclick: () => { path = path.slice(0, at + 1); draw(); },
-    }, shortenName(node.name, 40)))),
-    resizing((width) => graph(root, shown.total_ns, pattern, width, (nodes) => { path = [...path, ...nodes]; draw(); })));
+    }, nameOf(node.name, 40)))),
+    resizing((width) => graph(root, shown.total_ns, pattern, width, nameOf, (nodes) => { path = [...path, ...nodes]; draw(); })));
   }
 
   const pick = (/** @type {"by" | "time" | "run"} */ name, /** @type {[string, string][]} */ values) => h("select", {
@@ -111,11 +111,12 @@ function color(node, level, pattern) {
   if (node.before_ns === undefined) return level % 2 ? "var(--op)" : "var(--annotation)";
   const change = (node.total_ns - node.before_ns) / Math.max(node.total_ns, node.before_ns, 1);
   const share = Math.round(Math.min(Math.abs(change), 1) * 85);
-  return share < 3 ? "var(--op)" : `color-mix(in srgb, var(${change > 0 ? "--slower" : "--faster"}) ${share}%, var(--op))`;
+  return share < 3 ? "var(--op)" : `color-mix(in srgb, var(${change > 0 ? "--bad" : "--compute"}) ${share}%, var(--op))`;
 }
 
-/** @param {Node} root @param {number} whole @param {string} pattern @param {number} width @param {(nodes: Node[]) => void} open */
-function graph(root, whole, pattern, width, open) {
+/** @param {Node} root @param {number} whole @param {string} pattern @param {number} width
+ * @param {(name: string, room: number) => string} nameOf @param {(nodes: Node[]) => void} open */
+function graph(root, whole, pattern, width, nameOf, open) {
   const picture = chart(width, depth(root, width) * ROW + 2, { role: "tree", "aria-label": "Flame graph" });
   /** @param {Node} node @param {number} x @param {number} wide @param {number} level @param {Node[]} path */
   function addBox(node, x, wide, level, path) {
@@ -124,7 +125,7 @@ function graph(root, whole, pattern, width, open) {
     const label = `${node.name}: ${time(node.total_ns)}, ${percent(node.total_ns / (whole || 1))}${node.self_ns ? `, self ${time(node.self_ns)}` : ""}${change}`;
     const group = s("g", { tabindex: 0, role: "treeitem" }, s("title", {}, label),
       s("rect", { x, y: level * ROW, width: Math.max(wide - 0.7, 0.4), height: ROW - 1, rx: 2, fill: color(node, level, pattern) }),
-      wide > 34 ? s("text", { x: x + 5, y: level * ROW + 13, class: "inside", "aria-hidden": "true" }, shortenName(node.name, Math.floor((wide - 8) / 6.2))) : "");
+      wide > 34 ? s("text", { x: x + 5, y: level * ROW + 13, class: "inside", "aria-hidden": "true" }, nameOf(node.name, Math.floor((wide - 8) / 6.2))) : "");
     group.addEventListener("click", () => open(path));
     group.addEventListener("keydown", (event) => { if (/** @type {KeyboardEvent} */ (event).key === "Enter") open(path); });
     picture.append(group);

@@ -11,7 +11,7 @@ export async function rooflinePanel() {
   if (!result.rows.some((/** @type {any} */ row) => row.intensity > 0 && row.flop_s > 0)) return h("div", {}, h("p", { class: "quiet" }, "No op has known FLOPs. To record shapes: rankscope profile --record-shapes"), notes);
   const picture = resizing((width, height) => {
     const box = h("div", {});
-    drawn("roofline", { width, height }).then((charts) => fill(box, ...charts)).catch(show);
+    json("roofline", { width, height }).then((answer) => fill(box, ...drawn(answer))).catch(show);
     return box;
   });
   return h("div", { class: "columns wide-first" }, picture, h("div", {}, h("h2", {}, result.title), table(result.columns, result.rows), notes));

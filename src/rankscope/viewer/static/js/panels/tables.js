@@ -45,7 +45,7 @@ async function reportTable(app, name) {
   const result = await json("report", { name, by });
   const choice = h("select", { "aria-label": "Rows", onchange: (/** @type {any} */ event) => app.store.set({ by: event.target.value }, { history: true }) },
     ["", ...keys].map((key) => h("option", { value: key, selected: key === by }, key ? `by ${key}` : "as it is")));
-  const pictures = WITH_CHARTS.includes(name) ? await drawn("charts", { name }) : [];
+  const pictures = WITH_CHARTS.includes(name) ? drawn(await json("charts", { name })) : [];
   const answer = h("div", {}, h("h2", {}, result.title, " ", keys.length ? choice : "",
     h("span", { class: "quiet" }, ` ${known?.question ?? ""} ${result.window} · rankscope stats ${app.run.path} -r ${name}${by && ` --by ${by}`}`)),
     result.rows.length ? table(result.columns, result.rows, { caption: result.title, filter: true, go: leading(app, name, result.rows) }) : "",

@@ -1,0 +1,1 @@
+"""The commands that rankscope finds by the entry points `rankscope.bench_commands`."""
