@@ -75,11 +75,28 @@ class Replays:
 
     def played(self, targets: Targets) -> Played:
         """With these at their targets too."""
-        return self.replay.arrays(self.mended.with_also(targets).on(self.graph.work))
+        return self._at(self.mended.with_also(targets))
 
     @cached_property
     def before(self) -> Played:
-        return self.replay.arrays(self.mended.on(self.graph.work))
+        return self._at(self.mended)
+
+    def _at(self, targets: Targets) -> Played:
+        recorded = self.replay.arrays(targets.met_on(self.graph.work))
+        changed = np.flatnonzero(targets.then != self.pieces.took)
+        return self.edited(recorded, changed, self.pieces.took, targets.then)
+
+    def edited(self, played: Played, at: Ints, before: Ints, after: Ints) -> Played:
+        """With these pieces as long as `after`; `played` has them as long as `before`."""
+        pieces, replay = self.pieces, self.replay
+        weight, took = played.weight.copy(), played.took.copy()
+        events = at[pieces.is_own[at]]
+        took[replay.unit_of_point[pieces.point[events]]] = after[events]
+        for _, ways, old, new in pieces.on_ways(at, before, after):
+            place = replay.place[ways]
+            moves = place != NONE
+            weight[place[moves]] += (new - old)[moves]
+        return Played(weight, took, played.begins_ns)
 
     @cached_property
     def before_ns(self) -> float:
@@ -119,6 +136,10 @@ class Axis:
     """No subject has two peers."""
 
     @cached_property
+    def _mended(self) -> Targets:
+        return self.replays.mended.with_also(self.targets)
+
+    @cached_property
     def _target(self) -> Played:
         return self.replays.played(self.targets)
 
@@ -148,22 +169,29 @@ class Axis:
         points, matches = (np.isin(of, subjects) for of in (self.of_point, self.of_match))
         return self.targets.only(points, matches)
 
-    def without(self, chosen: Mask) -> float:
+    def without(self, chosen: Ints) -> float:
         """What these pieces cost once all others are mended."""
-        return self.value_ns - self.replays.saved_ns(self.targets.except_for(chosen))
+        then, before = self._mended.then, self.replays.mended.then
+        played = self.replays.edited(self._target, chosen[then[chosen] != before[chosen]], then, before)
+        return self.value_ns - self.replays.saved_by(played)
 
-    def pieces_of(self, subject: int) -> Mask:
-        mine: Mask = self.of_point[self.targets.pieces.point] == subject
-        return mine
+    def pieces_of(self, subject: int) -> Ints:
+        order, first = self._pieces
+        return order[first[subject + 1] : first[subject + 2]]
+
+    @cached_property
+    def _pieces(self) -> tuple[Ints, Ints]:
+        """By subject, and where each begins; those of nobody first."""
+        return self._by_subject(self.of_point[self.targets.pieces.point])
 
     def main_class(self, subject: int | None) -> str:
         """The class of work in which a subject has most too much; None: all of them together."""
-        return WORK_CLASSES[int(self._cut_by_class(subject).argmax())]
+        return WORK_CLASSES[int(self._cut(subject).argmax())]
 
     def below_share(self, subject: int | None) -> float:
         """By how much the stretches of a subject are shorter than the median where they are, of by how much they are
         longer where they are; in its main class."""
-        cut = self._cut_by_class(subject)
+        cut = self._cut(subject)
         at = int(cut.argmax())
         below = self.targets.below
         if subject is None:
@@ -174,14 +202,12 @@ class Axis:
         """Whether what is too much is in many pieces of the host that are each a little longer: its core is slow."""
         if self.main_class(subject) != "host":
             return False
-        pieces = self.targets.pieces
-        return self.is_diffuse_in(
-            (pieces.kind == _HOST) & (subject is None or self.of_point[pieces.point] == subject)
-        )
+        pieces = np.arange(len(self._stands_out)) if subject is None else self.pieces_of(subject)
+        return self.is_diffuse_in(pieces[self.targets.pieces.kind[pieces] == _HOST])
 
-    def is_diffuse_in(self, chosen: Mask) -> bool:
-        cut = np.where(chosen, self.targets.pieces.took - self.targets.took, 0)
-        return bool(cut[self._stands_out].sum() < cut.sum() / 2)
+    def is_diffuse_in(self, chosen: Ints) -> bool:
+        cut = self.targets.pieces.took[chosen] - self.targets.took[chosen]
+        return bool(cut[self._stands_out[chosen]].sum() < cut.sum() / 2)
 
     @cached_property
     def _stands_out(self) -> Mask:
@@ -200,16 +226,22 @@ class Axis:
         diffuse = (pieces.kind == _HOST) & ~self._stands_out
         for subject, steps in (late or {}).items():
             if len(steps) < self.replays.steps:
-                diffuse &= ~(self.pieces_of(subject) & np.isin(pieces.step, steps))
+                mine = self.pieces_of(subject)
+                diffuse[mine[np.isin(pieces.step[mine], steps)]] = False
         return targets.except_for(diffuse)
 
-    def _cut_by_class(self, subject: int | None) -> Floats:
+    def _cut(self, subject: int | None) -> Floats:
+        """By class of WORK_CLASSES, what a subject has too much."""
+        return self._cuts.sum(axis=0) if subject is None else self._cuts[subject + 1]
+
+    @cached_property
+    def _cuts(self) -> Floats:
+        """[subject, class]; that of nobody first."""
         pieces = self.targets.pieces
-        cut = pieces.took - self.targets.then
-        mine = cut > 0 if subject is None else self.pieces_of(subject) & (cut > 0)
-        kinds = np.searchsorted(KINDS, pieces.kind[mine])
-        sums: Floats = np.bincount(kinds, weights=cut[mine], minlength=len(KINDS)).astype(float)
-        return sums
+        cut = np.maximum(pieces.took - self.targets.then, 0)
+        cell = (self.of_point[pieces.point] + 1) * len(KINDS) + np.searchsorted(KINDS, pieces.kind)
+        rows = len(self._pieces[1]) - 1
+        return np.bincount(cell, weights=cut, minlength=rows * len(KINDS)).reshape(rows, len(KINDS))
 
     @cached_property
     def first_steps(self) -> set[int]:

@@ -15,7 +15,7 @@ from rankscope.analysis.core.rollups import part_of
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.faults.axes import Axis, Replays
 from rankscope.analysis.faults.targets import one_factor, peer_groups
-from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
+from rankscope.analysis.graph.events import NONE, PATH_CLASSES
 from rankscope.analysis.within_rank.event_tables import kernel_sums
 from rankscope.records import dataclass
 from rankscope.store.arrays import unique_values
@@ -63,33 +63,33 @@ def cause_of(axis: Axis, subject: int) -> Cause:
         return Cause("transfer", "transfer", explained_ns=axis.margin_ns(subject))
     pieces, targets = axis.targets.pieces, axis.targets
     mine = axis.pieces_of(subject)
-    changed = mine & (targets.then != pieces.took)
-    cut = np.abs(pieces.took - targets.then)
-    of_class = {name: changed & (pieces.kind == PATH_CLASSES.index(name)) for name in _CLASSES}
+    edit = pieces.took[mine] - targets.then[mine]
+    of_class = {name: (edit != 0) & (pieces.kind[mine] == PATH_CLASSES.index(name)) for name in _CLASSES}
+    cuts = {name: int(np.abs(edit[which]).sum()) for name, which in of_class.items()}
     costs: dict[CauseClass, float] = {}
-    for name in sorted(_CLASSES, key=lambda each: -int(cut[of_class[each]].sum())):
+    for name in sorted(_CLASSES, key=lambda each: -cuts[each]):
         # It costs at most what is cut from it.
-        if cut[of_class[name]].sum() > max(costs.values(), default=0.0) * axis.replays.steps:
-            costs[name] = axis.without(of_class[name])
+        if cuts[name] > max(costs.values(), default=0.0) * axis.replays.steps:
+            costs[name] = axis.without(mine[of_class[name]])
     if not costs:
         return Cause("host", "pause", explained_ns=axis.margin_ns(subject))  # it began late
     kind = max(costs, key=lambda name: costs[name])
     if kind == "host" and of_class[does := _what_the_host_does(axis, mine)].any():
         kind = does
-    chosen = mine & (pieces.kind == PATH_CLASSES.index(kind))
-    edit = np.where(chosen, pieces.took - targets.then, 0)
+    of_kind = pieces.kind[mine] == PATH_CLASSES.index(kind)
+    chosen, edit = mine[of_kind], edit[of_kind]
     names, number = np.unique(pieces.name[chosen], return_inverse=True)
-    sizes = np.bincount(number.reshape(-1), weights=np.maximum(edit[chosen], 0))
+    sizes = np.bincount(number.reshape(-1), weights=np.maximum(edit, 0))
     shown = _largest(sizes)
-    if told := _by_name(axis, subject, kind, edit):
+    if told := _by_name(axis, subject, kind, chosen, edit):
         return replace(told, explained_ns=costs[kind] if kind in costs else axis.without(chosen))
-    explained = axis.without(chosen & np.isin(pieces.name, names[shown]))
+    explained = axis.without(chosen[np.isin(pieces.name[chosen], names[shown])])
     how, factor = _how(axis, kind, chosen, edit)
     texts = [pieces.graph.names[code] for code in names[shown].tolist() if code != NONE]
     if kind == "host" and how == "longer":
         work = Counter[str]()
         idle = 0
-        for each in host_work(axis.replays, edit):
+        for each in host_work(axis.replays, edit, chosen):
             work[each.around or f"{_BEFORE}{each.before}"] += each.ns
             idle += 0 if each.around else each.ns
         how = "pause" if idle > work.total() / 2 else how
@@ -105,17 +105,17 @@ def _largest(sizes: Ints) -> list[int]:
     return most
 
 
-def _by_name(axis: Axis, subject: int, kind: CauseClass, edit: Ints) -> Cause | None:
+def _by_name(axis: Axis, subject: int, kind: CauseClass, chosen: Ints, edit: Ints) -> Cause | None:
     """Where pieces do not tell: most of what is too much is in those without a name, or on the host of a rank without a
     GPU, whose pieces reach from collective to collective."""
     pieces = axis.targets.pieces
     on_host = axis.name == "rank" and kind == "host" and bool(axis.replays.graph.is_alone[subject])
-    unnamed = kind == "compute" and edit[pieces.name == NONE].sum() > edit.sum() / 2
+    unnamed = kind == "compute" and edit[pieces.name[chosen] == NONE].sum() > edit.sum() / 2
     beside = _beside_peers(axis, subject, on_host) if on_host or unnamed else None
     if beside is None:
         return None
     if beside.excess.sum() <= edit.sum() / 2:
-        before = pieces.graph.names[pieces.name[edit.argmax()]]
+        before = pieces.graph.names[pieces.name[chosen[edit.argmax()]]]
         return Cause(kind, "pause", (f"{_BEFORE}{before}",)) if on_host else None
     names = tuple(beside.names[at] for at in _largest(beside.excess))
     if beside.of_more.sum() > beside.excess.sum() / 2:
@@ -202,40 +202,33 @@ def _op_sums(run: Run, scope: Scope, ranks: Collection[int]) -> dict[int, _Sums]
     return sums
 
 
-def _how(axis: Axis, kind: str, chosen: Mask, edit: Ints) -> tuple[How, float | None]:
-    pieces, usual = axis.targets.pieces, axis.targets.usual
-    if axis.name == "stage" and not (usual[chosen] > 0).any():
+def _how(axis: Axis, kind: str, chosen: Ints, edit: Ints) -> tuple[How, float | None]:
+    took, usual = axis.targets.pieces.took[chosen], axis.targets.usual[chosen]
+    if axis.name == "stage" and not (usual > 0).any():
         return "extra", None
-    edited = chosen & (edit > 0)
-    if edit[edited & (usual == 0)].sum() > edit[edited].sum() / 2:
+    cut = np.maximum(edit, 0)
+    if cut[usual == 0].sum() > cut.sum() / 2:
         return "extra", None
     if kind == "host" and axis.is_diffuse_in(chosen):
         return "slower", None
     if kind != "compute":
         return "longer", None
-    compared = chosen & (usual > 0)
-    factor = one_factor(pieces.took[compared], usual[compared])
+    factor = one_factor(took[usual > 0], usual[usual > 0])
     return ("slower", factor) if factor else ("longer", None)
 
 
-def _what_the_host_does(axis: Axis, mine: Mask) -> CauseClass:
+def _what_the_host_does(axis: Axis, mine: Ints) -> CauseClass:
     """Host time that is spent on work for the device: launching what its peers do not have, or copying."""
     pieces, targets = axis.targets.pieces, axis.targets
-    cut = np.where(mine, pieces.took - targets.then, 0)
-    on_host = (pieces.kind == PATH_CLASSES.index("host")) & (cut > 0)
-    extra = on_host & (targets.usual == 0)
-    computes = mine & pieces.is_own & (pieces.kind == PATH_CLASSES.index("compute"))
-    if (
-        cut[extra].sum() > cut[on_host].sum() / 2
-        and cut[computes & (targets.usual == 0)].sum() > cut[computes].sum() / 2
-    ):
+    cut, is_extra = np.maximum(pieces.took[mine] - targets.then[mine], 0), targets.usual[mine] == 0
+    on_host = pieces.kind[mine] == PATH_CLASSES.index("host")
+    computes = pieces.is_own[mine] & (pieces.kind[mine] == PATH_CLASSES.index("compute"))
+    if all(cut[which & is_extra].sum() > cut[which].sum() / 2 for which in (on_host, computes)):
         return "compute"
     copying = sum(
-        each.ns for each in host_work(axis.replays, np.where(on_host, cut, 0)) if each.around in _COPIES
+        each.ns for each in host_work(axis.replays, cut[on_host], mine[on_host]) if each.around in _COPIES
     )
-    if copying > cut[on_host].sum() / 2:
-        return "copy"
-    return "host"
+    return "copy" if copying > cut[on_host].sum() / 2 else "host"
 
 
 class HostWork(NamedTuple):
@@ -248,17 +241,18 @@ class HostWork(NamedTuple):
     ns: int
 
 
-def host_work(replays: Replays, cut: Ints) -> list[HostWork]:
-    """Of the host pieces with most to cut."""
+def host_work(replays: Replays, cut: Ints, of: Ints | None = None) -> list[HostWork]:
+    """Of the host pieces with most to cut; `cut` is that of all pieces, or of these."""
     pieces, graph = replays.pieces, replays.graph
-    used = np.argsort(-cut, kind="stable")[:_MOST_PIECES]
-    used = used[cut[used] > 0]
+    most = np.flatnonzero(cut > 0)
+    most = most[np.argsort(-cut[most], kind="stable")[:_MOST_PIECES]]
+    used, cut = most if of is None else of[most], cut[most]
     middle = graph.start[pieces.point[used]] - pieces.took[used] // 2
     work = list[HostWork]()
     for number in unique_values(pieces.rank[used]).tolist():
-        mine = used[pieces.rank[used] == number]
+        mine = pieces.rank[used] == number
         run = part_of(replays.run, frozenset({graph.ranks[number]}))
-        texts = covering_names(run, graph.ranks[number], middle[pieces.rank[used] == number])
-        names = [graph.names[code] for code in pieces.name[mine].tolist()]
+        texts = covering_names(run, graph.ranks[number], middle[mine])
+        names = [graph.names[code] for code in pieces.name[used[mine]].tolist()]
         work += [HostWork(*each) for each in zip(texts, names, cut[mine].tolist(), strict=True)]
     return work

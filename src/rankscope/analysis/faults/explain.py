@@ -96,7 +96,7 @@ class _Asked:
         late = set(subject.late_steps) or set(range(len(self.graph.steps)))
         self.late = sorted(late)
         """Indices of the steps in which it is late."""
-        mine = axis.pieces_of(subject.subject)
+        mine = axis.of_point[pieces.point] == subject.subject
         alone = fault.axis == "rank" and bool(self.graph.is_alone[subject.subject])
         self.is_on_host = alone and self.cause.kind in ("compute", "copy", "host")
         """Its rank has no GPU: what it computes and copies is time of the host."""

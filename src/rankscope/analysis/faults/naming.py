@@ -151,7 +151,7 @@ def _slow_steps(axis: Axis, slow: list[int]) -> Named:
 def _is_of_one_rank(axis: Axis, step: int) -> bool:
     pieces = axis.targets.pieces
     mine = axis.pieces_of(step)
-    cut = np.maximum(pieces.took - axis.targets.then, 0)[mine]
+    cut = np.maximum(pieces.took[mine] - axis.targets.then[mine], 0)
     by_rank = np.bincount(pieces.rank[mine], weights=cut)
     return len(axis.replays.graph.ranks) > 1 and bool(by_rank.max() >= _OF_ONE * by_rank.sum())
 

@@ -83,12 +83,15 @@ class Targets:
 
     def on(self, work: Work) -> Work:
         """The work with what is compared at its targets."""
-        work = replace(
+        return self.pieces.changed(self.met_on(work), self.then)
+
+    def met_on(self, work: Work) -> Work:
+        """The work with transfers and begins at their targets, and pieces as recorded."""
+        return replace(
             work,
             transfer=np.minimum(work.transfer, self.transfer),
             begins_ns=np.minimum(work.begins_ns, self.begins_ns),
         )
-        return self.pieces.changed(work, self.then)
 
     @cached_property
     def then(self) -> Ints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
@@ -11,12 +12,13 @@ from rankscope.analysis.core.intervals import Ints
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
 from rankscope.analysis.graph.graph import WORK_CLASSES, Graph, Work
 from rankscope.records import dataclass
-from rankscope.store.arrays import count_before, number_rows, packed, quantile, unique_values
+from rankscope.store.arrays import count_before, grouped, number_rows, packed, quantile, ranges, unique_values
 
 KINDS = np.array([*map(PATH_CLASSES.index, WORK_CLASSES)])
 """They ascend."""
 _HOST_KINDS = KINDS[2:].tolist()
 _LATE = np.iinfo(np.int64).max
+_NO_INTS = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -87,22 +89,30 @@ class Pieces:
 
     def changed(self, work: Work, took: Ints) -> Work:
         """The work with pieces that take so long; `work` has them as recorded."""
-        graph = self.graph
         changed = np.flatnonzero(took != self.took)
         events = changed[self.is_own[changed]]
-        own_ns = work.own_ns.copy()
+        own_ns, spent = work.own_ns.copy(), [*work.spent]
         own_ns[self.point[events]] = took[events]
-        spent = [*work.spent]
-        small = changed[~self.is_own[changed]]
-        for kind in unique_values(self.kind[small]).tolist():
-            mine = small[self.kind[small] == kind]
-            share = np.ones(len(graph.rank))
-            share[self.point[mine]] = took[mine] / self.took[mine]
-            ways, where = self._ways[kind]
-            ways, where = (each[share[where] != 1] for each in (ways, where))
+        for kind, ways, _, new in self.on_ways(changed, self.took, took):
             spent[kind] = spent[kind].copy()
-            spent[kind][ways] = np.rint(spent[kind][ways] * share[where]).astype(np.int64)
+            spent[kind][ways] = new
         return replace(work, spent=tuple(spent), own_ns=own_ns)
+
+    def on_ways(self, at: Ints, before: Ints, after: Ints) -> Iterator[tuple[int, Ints, Ints, Ints]]:
+        """By class: the ways on which these pieces lie that are no points, and the time in that class on each with
+        pieces as long as `before`, and as long as `after`."""
+        ways, first = self._ways
+        small = at[~self.is_own[at]]
+        kinds = self.kind[small]
+        for kind in unique_values(kinds).tolist():
+            mine = small[kinds == kind]
+            counts = first[mine + 1] - first[mine]
+            on, piece = ways[ranges(first[mine], counts)], np.repeat(mine, counts)
+            time = self.graph.work.spent[kind][on]
+            old, new = (
+                np.rint(time * (took[piece] / self.took[piece])).astype(np.int64) for took in (before, after)
+            )
+            yield kind, on, old, new
 
     @cached_property
     def matches(self) -> tuple[Ints, Ints]:
@@ -114,13 +124,20 @@ class Pieces:
         return step, launched
 
     @cached_property
-    def _ways(self) -> dict[int, tuple[Ints, Ints]]:
-        """By class: the ways that spend time in it, and the point before which that is a piece."""
-        graph, ways = self.graph, dict[int, tuple[Ints, Ints]]()
-        for kind in KINDS.tolist():
+    def _ways(self) -> tuple[Ints, Ints]:
+        """The ways that spend time in small pieces, piece by piece, and where those of each begin."""
+        graph, found, of = self.graph, [_NO_INTS], [_NO_INTS]
+        small = np.flatnonzero(~self.is_own)
+        for kind in unique_values(self.kind[small]).tolist():
+            mine = small[self.kind[small] == kind]
+            piece = np.full(len(graph.rank), NONE)
+            piece[self.point[mine]] = mine
             having = np.flatnonzero(graph.work.spent[kind] > 0)
-            ways[kind] = having, (graph.host_end if kind in _HOST_KINDS else graph.to)[having]
-        return ways
+            whose = piece[(graph.host_end if kind in _HOST_KINDS else graph.to)[having]]
+            found.append(having[whose != NONE])
+            of.append(whose[whose != NONE])
+        order, first = grouped(np.concatenate(of), len(self.took))
+        return np.concatenate(found)[order], first
 
 
 def _stretches(graph: Graph) -> tuple[Ints, Ints]:

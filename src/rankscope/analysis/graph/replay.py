@@ -104,10 +104,10 @@ class Replay:
         # Every point has a way.
         order, first = grouped(position[to], len(points))
         self._origin, self._first_way = position[origin[order]], first
-        self._place, self._stays = np.full(len(graph.to), NONE), stays
+        self.place, self._stays = np.full(len(graph.to), NONE), stays
         place = np.empty(len(order), dtype=np.int64)
         place[order] = np.arange(len(order))
-        self._place[moves], self._place_of_stays = place[: len(moves)], place[len(moves) :]
+        self.place[moves], self._place_of_stays = place[: len(moves)], place[len(moves) :]
         self.way_points = to[order]
         """By entry of the weights: the point that it leads to."""
         done = (
@@ -120,6 +120,9 @@ class Replay:
         heads = np.flatnonzero(starts_group([unit[points]])) if len(points) else points
         self.unit_points = points[heads]
         """By unit: its first point."""
+        self.unit_of_point = np.full(len(graph.rank), NONE)
+        """Of points that meet no other rank."""
+        self.unit_of_point[self.unit_points] = np.arange(len(heads))
         self._met = graph.match[self.unit_points] != NONE
         took = graph.work.own_ns[self.unit_points]
         took[self._met] = graph.work.transfer[graph.match[self.unit_points[self._met]]]
@@ -135,7 +138,7 @@ class Replay:
         self._first = np.where(first_ns == _LATE, earliest, first_ns)
         # The last to end in its cycle is one that nothing in it waits for.
         waits = moves[(cycle[graph.origin[moves]] == cycle[graph.to[moves]]) & ~graph.is_sync[moves]]
-        waits = waits[(self._recorded.weight[self._place[waits]] >= 0)]
+        waits = waits[(self._recorded.weight[self.place[waits]] >= 0)]
         waits = waits[np.append(graph.collectives.transfer, 0)[graph.match[graph.to[waits]]] >= 0]
         may_be_last = ~graph.is_strange
         may_be_last[graph.origin[waits]] = False
@@ -149,10 +152,10 @@ class Replay:
         weight, took = self._recorded.weight.copy(), self._recorded.took.copy()
         for now, before in zip(work.spent, recorded.spent, strict=True):
             if now is not before:
-                changed = np.flatnonzero((now != before) & (self._place != NONE))
-                weight[self._place[changed]] += now[changed] - before[changed]
+                changed = np.flatnonzero((now != before) & (self.place != NONE))
+                weight[self.place[changed]] += now[changed] - before[changed]
         if work.waits is not recorded.waits:
-            weight[self._place[~work.waits & (self._place != NONE)]] = _NEVER
+            weight[self.place[~work.waits & (self.place != NONE)]] = _NEVER
         if work.begins_ns.any():
             weight[self._place_of_stays] += work.begins_ns[self._stays]
         if work.transfer is not recorded.transfer:
