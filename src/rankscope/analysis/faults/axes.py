@@ -191,12 +191,23 @@ class Axis:
     def below_share(self, subject: int | None) -> float:
         """By how much the stretches of a subject are shorter than the median where they are, of by how much they are
         longer where they are; in its main class."""
-        cut = self._cut(subject)
-        at = int(cut.argmax())
-        below = self.targets.below
+        return self._of_main(self.targets.below, subject) / max(float(self._cut(subject).max()), 1.0)
+
+    def _of_main(self, amounts: Floats, subject: int | None) -> float:
+        of_members = amounts[int(self._cut(subject).argmax())]
         if subject is None:
-            return float(below[at].sum() / max(cut[at], 1))
-        return float(below[at, subject] / max(cut[at], 1)) if subject < below.shape[1] else 0.0
+            return float(of_members.sum())
+        return float(of_members[subject]) if subject < len(of_members) else 0.0
+
+    def swings(self, subject: int | None, share: float, least_ns: float) -> bool:
+        """Whether its compute is now longer than the median and now shorter: it has other work each time."""
+        shorter = self._of_main(self.targets.shorter, subject)
+        of = self.replays.steps * (1 if subject is not None else max(len(self.subjects), 1))
+        return (
+            self.main_class(subject) == "compute"
+            and shorter >= share * self._cut(subject).max()
+            and shorter >= least_ns * of
+        )
 
     def is_diffuse(self, subject: int | None) -> bool:
         """Whether what is too much is in many pieces of the host that are each a little longer: its core is slow."""
@@ -390,8 +401,11 @@ def link_axis(replays: Replays) -> Axis:
 def stage_axis(replays: Replays) -> Axis:
     layout = layout_of(replays.run, Scope())
     stage = np.array([layout.stage(rank) for rank in replays.graph.ranks], dtype=np.int64)
-    targets = stage_targets(replays.run, replays.scope)
     subjects = unique_values(stage).tolist()
+    if len(subjects) < 2:
+        subjects, targets = [], Targets.unchanged(replays.pieces)
+    else:
+        targets = stage_targets(replays.run, replays.scope)
     return Axis("stage", replays, targets, subjects, stage[replays.graph.rank], replays.no_matches)
 
 

@@ -149,7 +149,7 @@ def _candidates(
         outcome = named(axis)
         for steps, note in _notes(axis, outcome):
             notes.setdefault(steps, note)
-        if axis.name == "stage" and axis.value_ns < _LEAST_ON_HOST * replays.step_ns:
+        if axis.name == "stage" and outcome.subjects and axis.value_ns < _LEAST_ON_HOST * replays.step_ns:
             stages = {cause_of(axis, stage).kind for stage in outcome.subjects}
             outcome = outcome if "host" not in stages else Named()
         if outcome.moves:

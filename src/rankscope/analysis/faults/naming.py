@@ -87,6 +87,8 @@ def named(axis: Axis) -> Named:
             irregular.append(subject)
         if margin < least or axis.below_share(subject) > _VARIES.get(kind, _VARIES_ELSEWHERE):
             continue
+        if axis.name == "rank" and axis.swings(subject, _EVENED, _LEAST * step_ns):
+            continue
         if recurs:
             (recurring if len(late(subject)) > 2 else seldom).append(subject)
         elif margin - usual >= max(
@@ -104,6 +106,9 @@ def named(axis: Axis) -> Named:
         others, irregular = others + seldom, irregular + seldom
     else:
         recurring += seldom
+    if turns := _in_turn(axis, irregular):
+        others += [each for each in recurring if each in turns]
+        recurring, irregular = [each for each in recurring if each not in turns], irregular + turns
     # So do those that cost less, but not much less.
     single = [
         each
@@ -115,12 +120,39 @@ def named(axis: Axis) -> Named:
             for other in irregular
         )
     ]
+    varies = axis.below_share(None) > _EVENED
+    if varies and axis.name == "rank" and axis.main_class(None) == "compute":
+        single = []  # others are as late in their turn
     who = _surely_slow(axis, sorted(recurring + single))
-    # What they hide may show only once they are mended; where the work varies, others are as late in their turn.
-    hide = who and axis.below_share(None) <= _EVENED
+    # What they hide may show only once they are mended; but not where others cost as much.
+    hide = who and not varies and not _are_many(axis, who)
     if who and max(axis.alone_ns(who), axis.margin_ns(*who) if hide else 0.0) >= axis.value_ns / 2:
         return Named(tuple(who), tuple(late(each) for each in who))
     return _moving(axis, len(others) > len(single)) if axis.name == "rank" and by_step else Named()
+
+
+def _in_turn(axis: Axis, irregular: Sequence[int]) -> list[int]:
+    """Those of whom exactly one is late in each step, each as much, where one of them does not recur: that others seem
+    to is chance."""
+    kind, step_ns = axis.main_class(None), axis.replays.step_ns
+    late = {each: late_steps(values, step_ns) for each, values in axis.by_step.items()}
+    costs = {each: float(axis.by_step[each][[*steps]].mean()) for each, steps in late.items() if steps}
+    alike = [
+        each
+        for each, cost in costs.items()
+        if _DOMINATES * cost > max(costs.values()) and axis.main_class(each) == kind
+    ]
+    in_steps = sorted(step for each in alike for step in late[each])
+    is_turn = in_steps == [*range(axis.replays.steps)] and not {*alike}.isdisjoint(irregular)
+    return alike if is_turn else []
+
+
+def _are_many(axis: Axis, who: Sequence[int]) -> bool:
+    """Whether those that are not named cost half as much together, in the same class of work."""
+    kinds = {axis.main_class(each) for each in who}
+    others = [each for each in axis.by_step if each not in who and axis.main_class(each) in kinds]
+    cost, left = (sum(axis.margins_ns[each] for each in some) for some in (who, others))
+    return _DOMINATES * left > cost
 
 
 def _surely_slow(axis: Axis, who: list[int]) -> list[int]:
@@ -187,7 +219,9 @@ def _moving(axis: Axis, take_turns: bool) -> Named:
     late = costs.max(axis=0) > _LATE * costs.max()
     dominates = ordered[-1].sum() >= _DOMINATES * ordered[-2].sum()
     is_sure = not axis.lone or (dominates and 2 * np.bincount(turn[late]).max() <= late.sum())
-    varies = axis.below_share(None) > _EVENED and _is_work(axis)
+    varies = (axis.below_share(None) > _EVENED or axis.swings(None, _EVENED, _LEAST * step_ns)) and _is_work(
+        axis
+    )
     is_known = axis.main_class(None) in ("compute", "copy") or axis.value_ns >= _PAUSES_MOVE * step_ns
     is_diffuse = axis.is_diffuse(None) and not varies
     if len({*turn.tolist()}) < 2 or not is_known or is_diffuse or not is_sure:

@@ -67,10 +67,13 @@ class Targets:
     """By piece: what its counterparts take; NONE where it was not compared."""
     below: Floats
     """[class of WORK_CLASSES, member]: by how much its work in a step is less than the median, where it is."""
+    shorter: Floats
+    """The same of its stretches."""
 
     @classmethod
     def unchanged(cls, pieces: Pieces) -> Targets:
         work, count = pieces.graph.work, len(pieces.took)
+        nothing = np.zeros((len(WORK_CLASSES), 1))
         return cls(
             pieces,
             pieces.took,
@@ -78,7 +81,8 @@ class Targets:
             work.begins_ns,
             np.ones(count),
             np.full(count, NONE),
-            np.zeros((len(WORK_CLASSES), 1)),
+            nothing,
+            nothing,
         )
 
     def on(self, work: Work) -> Work:
@@ -164,10 +168,17 @@ class Targets:
         # Work that is later by one stretch is not less work.
         whole, of_whole = number_rows([stretches[:, 0], stretches[:, 2], stretches[:, 3]])
         net = np.bincount(of_whole, weights=too_much)
-        below = np.zeros((len(WORK_CLASSES), int(member.max(initial=0)) + 1))
+        below, shorter = np.zeros((2, len(WORK_CLASSES), int(member.max(initial=0)) + 1))
         np.add.at(below, (np.searchsorted(KINDS, whole[:, 1]), whole[:, 2]), np.maximum(-net, 0))
+        np.add.at(
+            shorter, (np.searchsorted(KINDS, stretches[:, 2]), stretches[:, 3]), np.maximum(-too_much, 0)
+        )
         return replace(
-            self, took=np.where(mine, left, self.took), usual=np.where(mine, every, self.usual), below=below
+            self,
+            took=np.where(mine, left, self.took),
+            usual=np.where(mine, every, self.usual),
+            below=below,
+            shorter=shorter,
         )
 
     def of_ranks(self, ranks: Sequence[int]) -> Targets:

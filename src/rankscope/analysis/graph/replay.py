@@ -126,7 +126,7 @@ class Replay:
         self._met = graph.match[self.unit_points] != NONE
         took = graph.work.own_ns[self.unit_points]
         took[self._met] = graph.work.transfer[graph.match[self.unit_points[self._met]]]
-        weight = np.concatenate([np.sum(graph.work.spent, axis=0)[moves], graph.start[stays]])[order]
+        weight = np.concatenate([sum(time[moves] for time in graph.work.spent), graph.start[stays]])[order]
         self._recorded = Played(weight, took, np.zeros(len(graph.ranks), dtype=np.int64))
         self._first_point = np.append(heads, len(points))
         cycle = graph.rank * (int(graph.cycle.max(initial=0)) + 1) + graph.cycle
@@ -173,22 +173,23 @@ class Replay:
 
     def _ends(self, played: Played, other: Played, ways: _Lanes, units: _Lanes, lanes: int) -> Ints:
         """[point, lane]; `other` has the durations of the ways and units that are in a lane, in that lane."""
-        start = np.concatenate([np.zeros(len(self._points), dtype=np.int64), self._rest])
+        count = len(self._points)
+        start = np.empty((count + len(self._rest), lanes), dtype=np.int64)
+        start[count:] = self._rest[:, None]
         if native.functions is not None:
-            end = np.repeat(start, lanes)
             columns = (self._origin, self._first_way, self._shift, self._first_point)
             durations = (played.weight, other.weight, played.took, other.took)
-            native.functions.replay(end, lanes, *columns, *durations, ways, units)
-            return end.reshape(-1, lanes)[: len(self._points)]
+            native.functions.replay(start, lanes, *columns, *durations, ways, units)
+            return start[:count]
         each = [
             self._one_by_one(
-                start,
+                start[:, lane],
                 np.where(ways == lane, other.weight, played.weight),
                 np.where(units == lane, other.took, played.took),
             )
             for lane in range(lanes)
         ]
-        return np.stack(each, axis=1)[: len(self._points)]
+        return np.stack(each, axis=1)[:count]
 
     def _one_by_one(self, start: Ints, weight: Ints, took: Ints) -> Ints:
         """As the C part."""
