@@ -6,6 +6,7 @@ for data, host collectives (gloo) and steps.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from rankscope.analysis.core.device_events import UNKNOWN, device_events
 from rankscope.analysis.core.host_spans import dataloader_spans, waiting_calls
 from rankscope.analysis.core.intervals import Axis, Ints, covered, intersect, union
-from rankscope.analysis.core.names import all_names
+from rankscope.analysis.core.names import all_names, sql_names, vocabulary
 from rankscope.analysis.core.scope import Scope, in_order_of_start, steps_in_scope
 from rankscope.analysis.core.step_times import host_windows, recordings
 from rankscope.analysis.graph.events import (
@@ -35,8 +36,9 @@ from rankscope.analysis.graph.events import (
     shortest,
 )
 from rankscope.collective_kinds import KINDS
+from rankscope.model import LAUNCH_CATEGORIES
 from rankscope.records import dataclass
-from rankscope.store.arrays import number_rows, packed
+from rankscope.store.arrays import number_rows, packed, starts_group
 from rankscope.timeline.collectives.entries import Collectives
 from rankscope.timeline.run import Run
 
@@ -47,6 +49,12 @@ or this long: ops of a backward pass are some µs apart. Chosen, not measured.""
 _LATE_MARK = 20
 """Times as long as what follows it until the end of a collective, a pause is a wait for it: its thread marks the end
 0.3 ms late in runs of gloo, while ops go on. Chosen on waits of 7 to 110 ms there."""
+_POLLS, _MOST_POLLING, _POLL_SLACK = 50, 4, 0.2
+"""A loop of at most so many ops polls where it has so many rounds and ends with a collective, up to this share of its
+time. In 80 ms a loop that polls every few µs has some 3,000 rounds. Chosen."""
+_LEAST_QUERIES, _LEAST_POLL_NS = 3, 100_000
+"""Calls that ask the device, one after the other, and their time: the host waits. The allocator's own take a few µs."""
+_QUERY_PATTERN = r"^(?:(?:cuda|hip)(?:Event|Stream)|cu(?:Event|Stream))Query(?:_ptsz)?$"
 _HELD_UP, _SHORT = 20, 10
 """Times the shortest launch of a rank but for a tenth: where the queue is always full, most are held up. Chosen on a
 recorded job of two H100: launches into a full queue take 500 times as long and more, others up to 50 times."""
@@ -84,10 +92,12 @@ def host_collectives(run: Run, scope: Scope, rows: Collectives, number: Ints) ->
     begins = slices["start"][at]
     ops = run.arrays(
         "SELECT rank::BIGINT AS rank, segment::BIGINT AS segment, track::BIGINT AS track, start_ns AS start, "
-        "start_ns + greatest(dur_ns, 0) AS end FROM slices "
-        f"WHERE category = 'cpu_op' AND name LIKE 'aten::%' AND {scope.where()}"
+        "start_ns + greatest(dur_ns, 0) AS end, (op IS NULL)::BIGINT AS outermost, (hash(name) >> 2)::BIGINT AS name "
+        f"FROM slices WHERE category = 'cpu_op' AND name LIKE 'aten::%' AND {scope.where()} "
+        "ORDER BY rank, segment, track, start_ns"
     )
-    waited_for, stops = host_waits(rows, begins, ops)
+    is_work = ~polling_ops(rows, ops)
+    waited_for, stops = host_waits(rows, begins, {name: values[is_work] for name, values in ops.items()})
     return HostCollectives(rows, number[rows.rank], begins, slices["code"][at], waited_for, stops)
 
 
@@ -127,6 +137,41 @@ def host_waits(rows: Collectives, begins: Ints, ops: dict[str, Ints]) -> tuple[M
     order = np.flatnonzero(waited)[np.argsort(closed[waited], kind="stable")]
     stopped[order[1:]] = np.maximum(stopped[order[1:]], closed[order[:-1]])
     return waited, stopped + axis.origin - rows.rank * axis.width
+
+
+def polling_ops(rows: Collectives, ops: dict[str, Ints]) -> Mask:
+    """By op, in order of its thread and start: whether it is in a loop that asks again and again whether a collective
+    has ended: the same few ops, many times, until it has. That is waiting, not work."""
+    polls = np.zeros(len(ops["start"]), dtype=bool)
+    outer = np.flatnonzero(ops["outermost"] == 1)
+    name, rank, start, end = (ops[key][outer] for key in ("name", "rank", "start", "end"))
+    _, thread = number_rows([ops[key][outer] for key in ("rank", "segment", "track")])
+    order, following = (
+        np.lexsort((rows.end, rows.rank)),
+        np.minimum(np.arange(len(outer)) + 1, len(outer) - 1),
+    )
+    for period in range(1, _MOST_POLLING + 1):
+        again = np.zeros(len(outer) + 1, dtype=bool)
+        again[period:-1] = (name[period:] == name[:-period]) & (thread[period:] == thread[:-period])
+        edges = np.flatnonzero(np.diff(again, prepend=False))
+        first, last = edges[::2] - period, edges[1::2] - 1
+        many = last - first >= _POLLS * period
+        first, last = first[many], last[many]
+        # The last collective of the rank that ended before its thread ran something else: marks are late.
+        slack = np.rint(_POLL_SLACK * (end[last] - start[first])).astype(np.int64)
+        high = np.maximum(
+            np.where(thread[following[last]] == thread[last], start[following[last]], 0), end[last]
+        )
+        places = packed([np.append(rows.rank[order], rank[last]), np.append(rows.end[order], high + slack)])
+        at = np.searchsorted(places[: len(order)], places[len(order) :], side="right") - 1
+        entry = order[np.maximum(at, 0)]
+        asks = (at >= 0) & (rows.rank[entry] == rank[last]) & (rows.end[entry] >= end[last] - slack)
+        for begin, stop, opened in zip(first[asks], last[asks], rows.start[entry[asks]], strict=True):
+            mine = outer[begin : stop + 1]
+            mine = mine[ops["start"][mine] >= opened]
+            if len(mine) >= _POLLS * period:
+                polls[mine[0] : mine[-1] + 1] = True
+    return polls
 
 
 def _inside_own_thread(rows: Collectives, begins: Ints, ops: dict[str, Ints]) -> Mask:
@@ -261,6 +306,7 @@ def host_nodes(
         file=raw["segment"][blocking], track=raw["launch_track"][blocking],
     )  # fmt: skip
     _add_syncs(run, scope, nodes, number)
+    _add_polls(run, scope, nodes, number)
     _add_data_waits(run, scope, nodes, number, code)
     comm = host_collectives(run, scope, on_host, number)
     _add_host_collectives(nodes, comm, code)
@@ -307,6 +353,33 @@ def _add_syncs(run: Run, scope: Scope, nodes: _Collector, number: Ints) -> None:
         who, calls["stop"], 6, _SYNC, calls["name"],
         target_low=calls["start"], sync=1, **where,
     )  # fmt: skip
+
+
+def _add_polls(run: Run, scope: Scope, nodes: _Collector, number: Ints) -> None:
+    """A thread that asks the device again and again, and calls nothing else, waits for it as in one synchronising
+    call. Threads that only ask are those of libraries."""
+    asking = [name for name in vocabulary(run, *LAUNCH_CATEGORIES) if re.search(_QUERY_PATTERN, name)]
+    if not asking:
+        return
+    calls = run.arrays(f"""
+        SELECT s.rank::BIGINT AS rank, s.segment::BIGINT AS segment, s.track::BIGINT AS track, s.start_ns AS start,
+               s.start_ns + greatest(s.dur_ns, 0) AS stop, n.code AS name,
+               (s.name IN ({sql_names(asking)}))::BIGINT AS asks
+        FROM slices s JOIN internal.names n ON n.category = s.category AND n.name = s.name
+        WHERE s.category IN ({sql_names(LAUNCH_CATEGORIES)}) AND {scope.where("s")}
+        ORDER BY s.rank, s.segment, s.track, s.start_ns
+    """)
+    _, thread = number_rows([calls[key] for key in ("rank", "segment", "track")])
+    first = np.flatnonzero(starts_group([thread, calls["name"]]))
+    last = np.append(first[1:], len(thread)) - 1
+    works = np.bincount(thread, weights=1 - calls["asks"]) > 0
+    waits = (calls["asks"][first] == 1) & works[thread[first]] & (last - first >= _LEAST_QUERIES - 1)
+    waits &= calls["stop"][last] - calls["start"][first] >= _LEAST_POLL_NS
+    first, last = first[waits], last[waits]
+    who, name = number[calls["rank"][first]], calls["name"][first]
+    where = {"file": calls["segment"][first], "track": calls["track"][first]}
+    nodes.add(who, calls["start"][first], 5, _HOST, name, **where)
+    nodes.add(who, calls["stop"][last], 6, _SYNC, name, target_low=calls["start"][first], sync=1, **where)
 
 
 def _add_data_waits(run: Run, scope: Scope, nodes: _Collector, number: Ints, code: dict[str, int]) -> None:
