@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from rankscope.analysis.across_ranks.layout import layout_of
@@ -10,7 +10,7 @@ from rankscope.analysis.core.cache import once_per_run
 from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.faults.axes import AXES, NOUNS, Axis, AxisName, Replays
 from rankscope.analysis.faults.causes import Cause, cause_of
-from rankscope.analysis.faults.naming import Named, late_steps, named
+from rankscope.analysis.faults.naming import Named, are_together, late_steps, named
 from rankscope.analysis.faults.targets import Targets, evened_targets
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
@@ -22,6 +22,8 @@ _LEAST_LEFT = 0.2
 """Of what it would save alone: a fault with less left is another view of one before it."""
 _LEAST, _LEAST_ON_HOST = 0.02, 0.05
 """Of a mean step; of stages whose hosts differ."""
+_HIDES = 1.2
+"""Times what they save alone: subjects that save more together hide each other."""
 _MOST, _MOST_NAMES = 12, 2
 MOVED = ("stage",)
 """Axes on which work is moved from one subject to the others: it costs what all of them at the mean would save."""
@@ -159,7 +161,7 @@ def _candidates(
                 targets = evened_targets(replays.run, replays.scope, of_all_kinds=on_host)
             candidates.append(_Candidate(axis, outcome, targets, replays.saved_ns(targets)))
         late = dict(zip(outcome.subjects, outcome.late_steps, strict=True))
-        for who in _parts(axis, [each for each in late if (axis.name, each) not in named_before]):
+        for who in _parts(axis, {each: late[each] for each in late if (axis.name, each) not in named_before}):
             targets = axis.targets if axis.name in MOVED else axis.only(who)
             alone = replays.saved_ns(targets)
             part = Named(tuple(who), tuple(late[each] for each in who))
@@ -188,13 +190,31 @@ def _notes(axis: Axis, outcome: Named) -> Iterator[tuple[tuple[int, ...], str]]:
         )
 
 
-def _parts(axis: Axis, who: list[int]) -> list[list[int]]:
+def _parts(axis: Axis, late: Mapping[int, tuple[int, ...]]) -> list[list[int]]:
     """Slow cores are a fault of their own, unless they hide what the others cost."""
+    who = [*late]
     slow = [each for each in who if axis.is_diffuse(each)]
     rest = [each for each in who if each not in slow]
     if slow and rest and axis.alone_ns(rest) < axis.alone_ns(who) / 2:
         return [who]
-    return [part for each in (rest, slow) if each for part in _by_node(axis, each)]
+    parts = [part for each in (rest, slow) if each for part in _by_node(axis, each)]
+    return [each for part in parts for each in _by_reason(axis, part, late)]
+
+
+def _by_reason(axis: Axis, who: list[int], late: Mapping[int, tuple[int, ...]]) -> list[list[int]]:
+    """Ranks that are late in other classes of work, or in other steps, are faults of their own, unless they hide each
+    other."""
+    parts = list[list[int]]()
+    for each in who if axis.name == "rank" else ():
+        for part in parts:
+            is_alike = axis.main_class(part[0]) == axis.main_class(each)
+            if is_alike and are_together(late[part[0]], late[each]):
+                part.append(each)
+                break
+        else:
+            parts.append([each])
+    is_apart = len(parts) > 1 and _HIDES * sum(map(axis.alone_ns, parts)) >= axis.alone_ns(who)
+    return parts if is_apart else [who]
 
 
 def _by_node(axis: Axis, who: list[int]) -> list[list[int]]:

@@ -114,9 +114,9 @@ def named(axis: Axis) -> Named:
         each
         for each in others
         if not any(
-            other != each
-            and _DOMINATES * margins[other] > margins[each]
+            _DOMINATES * margins[other] > margins[each]
             and axis.main_class(other) == axis.main_class(each)
+            and not are_together(late(other), late(each))
             for other in irregular
         )
     ]
@@ -124,8 +124,8 @@ def named(axis: Axis) -> Named:
     if varies and axis.name == "rank" and axis.main_class(None) == "compute":
         single = []  # others are as late in their turn
     who = _surely_slow(axis, sorted(recurring + single))
-    # What they hide may show only once they are mended; but not where others cost as much.
-    hide = who and not varies and not _are_many(axis, who)
+    # What they hide may show only once they are mended; but not where others cost as much in their turn.
+    hide = who and ((not varies and not _are_many(axis, who)) or {*who} <= {*recurring})
     if who and max(axis.alone_ns(who), axis.margin_ns(*who) if hide else 0.0) >= axis.value_ns / 2:
         return Named(tuple(who), tuple(late(each) for each in who))
     return _moving(axis, len(others) > len(single)) if axis.name == "rank" and by_step else Named()
@@ -145,6 +145,11 @@ def _in_turn(axis: Axis, irregular: Sequence[int]) -> list[int]:
     in_steps = sorted(step for each in alike for step in late[each])
     is_turn = in_steps == [*range(axis.replays.steps)] and not {*alike}.isdisjoint(irregular)
     return alike if is_turn else []
+
+
+def are_together(steps: Sequence[int], others: Sequence[int]) -> bool:
+    """Whether two are late in the same steps, as a rule."""
+    return 2 * len({*steps} & {*others}) > len({*steps} | {*others})
 
 
 def _are_many(axis: Axis, who: Sequence[int]) -> bool:
@@ -190,14 +195,14 @@ def _is_of_one_rank(axis: Axis, step: int) -> bool:
 
 def _recurs(values: Floats, step_ns: float) -> bool:
     """Whether a subject is late in all steps, or in every second, third …, each time as much."""
-    steps, late = len(values), late_steps(values, step_ns)
-    if steps > 2 and quantile(values, 0.25) >= _STEADY * values.mean():
-        late = tuple(range(steps))
-    elif not _is_periodic(late, steps):
+    late = late_steps(values, step_ns)
+    if not _is_periodic(late, len(values)):
         return False
     mine = values[list(late)]
     error = float(np.std(mine, ddof=1)) / len(mine) ** 0.5
-    return bool(quantile(mine, 0.25) >= _STEADY * mine.mean() and mine.mean() >= _SURE * error)
+    # Noise comes on top in some steps: then the spread is large, but it never costs less.
+    is_sure = mine.mean() >= _SURE * error or (len(mine) > 3 and mine.min() >= _STEADY * mine.mean())
+    return bool(quantile(mine, 0.25) >= _STEADY * mine.mean() and is_sure)
 
 
 def _is_periodic(late: Sequence[int], steps: int) -> bool:
@@ -244,6 +249,9 @@ def _is_work(axis: Axis) -> bool:
 
 
 def late_steps(values: Floats, step_ns: float) -> tuple[int, ...]:
-    """Those in which a subject costs much of what it costs at most, or of a step."""
+    """Those in which a subject costs much of what it costs at most, or of a step; all, where it is late in most of them
+    alike."""
+    if len(values) > 2 and quantile(values, 0.25) >= _STEADY * values.mean() > 0:
+        return tuple(range(len(values)))
     most = min(float(values.max()), step_ns)
     return tuple(np.flatnonzero(values > _LATE * most).tolist()) if most > 0 else ()
