@@ -655,6 +655,30 @@ def test_a_node_and_a_rank_are_two_faults(runs: Runs) -> None:
     assert answer.joint_ns == pytest.approx(step_ns(simulate(job)) - without(job), rel=0.03)
 
 
+@pytest.mark.slow
+def test_reasons_that_do_not_hide_each_other_are_two_faults(runs: Runs) -> None:
+    """Rank 1 is late in every step, and rank 2 in one: who is mended first changes little."""
+    first, second = ask(runs(CULPRITS["steady beside one step"][0])).listed
+    assert ([each.number for each in first.subjects], first.subjects[0].cause.kind) == ([1], "compute")
+    assert ([each.number for each in second.subjects], second.subjects[0].late_steps) == ([2], (4,))
+
+
+@pytest.mark.slow
+def test_a_steady_rank_that_others_hide_in_turn(runs: Runs) -> None:
+    """Mending it alone saves nothing: in each step another rank pauses for longer."""
+    turns = [in_steps([rank], 3 * MS, step) for step, rank in enumerate((2, 3, 4, 5, 6, 7))]
+    job = with_faults(replace(JOB, data=8, steps=6), Fault("compute", (1,), 2 * MS), *turns)
+    answer = only(ask(runs(job)))
+    assert answer.moves and answer.cost_ns == pytest.approx(3 * MS, rel=0.05)
+
+
+@pytest.mark.slow
+def test_half_of_the_ranks_late_in_the_same_steps_take_no_turns(runs: Runs) -> None:
+    late = (4, 5, 6, 7)
+    answer = ask(runs(with_faults(replace(NODE, steps=8), in_steps(late, 3 * MS, 1, 2, 4, 5, 7))))
+    assert sorted(said(answer)) == [*late] and not any(fault.moves for fault in answer.listed)
+
+
 def test_a_whole_run_is_no_node(runs: Runs) -> None:
     assert only(ask(runs(with_faults(JOB, Fault("compute", (1, 2), 3 * MS))))).nodes == ()
 

@@ -125,8 +125,11 @@ def named(axis: Axis) -> Named:
         single = []  # others are as late in their turn
     who = _surely_slow(axis, sorted(recurring + single))
     # What they hide may show only once they are mended; but not where others cost as much in their turn.
-    hide = who and ((not varies and not _are_many(axis, who)) or {*who} <= {*recurring})
-    if who and max(axis.alone_ns(who), axis.margin_ns(*who) if hide else 0.0) >= axis.value_ns / 2:
+    hide = (not varies and not _are_many(axis, who)) or {*who} <= {*recurring}
+    explained = axis.alone_ns(who) if who else 0.0
+    if hide and explained >= _LEAST * step_ns:
+        explained = max(explained, axis.margin_ns(*who))
+    if who and explained >= axis.value_ns / 2:
         return Named(tuple(who), tuple(late(each) for each in who))
     return _moving(axis, len(others) > len(single)) if axis.name == "rank" and by_step else Named()
 
