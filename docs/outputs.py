@@ -1,8 +1,8 @@
 """Writes what commands print into the pages.
 
 Every block that begins with '$ rankscope …' and shows output is written again: `make docs` runs the command on the runs
-of tests/data or of simulated_runs.py that it names. Its width stays 80 or 100 columns. A line '…' stands for what
-is left out. At the end of a block, it keeps its number of paragraphs, or of lines if it has only one. Elsewhere, the
+of tests/data, of the demo or of simulated_runs.py that it names. Its width stays 80 or 100 columns. A line '…' stands
+for what is left out. At the end of a block, it keeps its number of paragraphs, or of lines if it has only one. Elsewhere, the
 output goes on with the line that follows there, and as many lines as before.
 
 A comment before a block says that it is not written here: '<!-- tested: FILE -->' where a test compares it with what is
@@ -29,6 +29,7 @@ from rankscope.cli import main as rankscope
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "tests" / "data"
+DEMO = HERE.parent / "src" / "rankscope" / "demo"
 PUBLIC = HERE.parent.parent / "shared" / "data" / "public"
 """Traces of other projects, which are not part of the repository: without them, what pages show of them stays."""
 FENCE = re.compile(r"^(?:<!-- (tested|by hand): (.+?) -->\n)?```(\w*)\n(.*?)^```$", re.M | re.S)
@@ -147,7 +148,7 @@ def _copy(name: str, folder: Path) -> bool:
         with contextlib.redirect_stdout(io.StringIO()):
             SIMULATED[name](copy)
         return True
-    paths = (path for data in (DATA, PUBLIC) for path in sorted(data.rglob("*")))
+    paths = (path for data in (DATA, DEMO, PUBLIC) for path in sorted(data.rglob("*")))
     named = [path for path in paths if path.name in (name, f"{name}.xz")]
     path = min(named, key=lambda path: len(path.parts), default=None)
     if path is None:

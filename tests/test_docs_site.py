@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import DATA, ROOT
+from conftest import DEMO, ROOT
 from rankscope.capture.plan import Plan
 from rankscope.capture.schedule import Schedule
 from rankscope.capture.summary import summary
@@ -54,7 +54,7 @@ def test_pages_show_what_commands_print(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_tutorial_shows_how_its_run_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(DATA / "slow-job")
+    monkeypatch.chdir(DEMO)
     plan = Plan(ranks="all", when=Schedule(active=6))
     page = (ROOT / "docs" / "slow-job.md").read_text(encoding="utf-8")
     assert f"rankscope: {summary(Path('run').absolute(), plan)}\n" in page

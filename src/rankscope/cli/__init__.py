@@ -14,7 +14,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, TextIO, cast
+from typing import Any, NamedTuple, Protocol, TextIO, cast
 
 from rankscope.cli.options import takes_the_rest, written_out
 from rankscope.errors import RankscopeError, UsageError, system_error
@@ -22,26 +22,39 @@ from rankscope.text.spelling import did_you_mean
 from rankscope.text.visible_text import VisibleStream
 from rankscope.version import __version__
 
-# In the order of a first session: capture, read, analyse, view, export.
-COMMANDS = {
-    "profile": "capture a training command with no code change",
-    "job": "the same as a batch job: a script for PBS, Slurm, Kubernetes",
-    "watch": "a running job: step time, the slowest ranks and why, alarms",
-    "probe": "short tests on every GPU: is a device slow, or its work",
-    "capture": "record the next steps of a running job, on all its ranks",
-    "ingest": "read raw traces into a store (the other commands do it too)",
-    "stats": "summary and tables: where the time goes, kernels, ops, steps",
-    "whatif": "estimate the gain of a change: no straggler, faster kernels, …",
-    "diff": "compare two runs, with a test against noise; a gate for CI",
-    "doctor": "check whether a trace can be trusted: a grade, and its defects",
-    "view": "the timeline of all ranks in a browser",
-    "fetch": "copy a run from another machine, without its raw traces",
-    "report": "one HTML file to mail: findings, charts, tables, definitions",
-    "query": "SQL over the run: slices, steps, links, arguments of events",
-    "mcp": "the same answers as tools for an assistant",
-    "export": "a Perfetto or Chrome trace, or tables as Parquet or CSV",
-    "bench": "a workload to try rankscope on; traces with known answers",
+GROUPS = {
+    "look": {
+        "stats": "summary and tables: where the time goes, kernels, ops, steps",
+        "view": "the timeline of all ranks in a browser",
+        "report": "one HTML file to mail: findings, charts, tables, definitions",
+        "diff": "compare two runs, with a test against noise; a gate for CI",
+        "whatif": "estimate the gain of a change: no straggler, faster kernels, …",
+        "doctor": "check whether a trace can be trusted: a grade, and its defects",
+    },
+    "record": {
+        "profile": "capture a training command with no code change",
+        "watch": "a running job: step time, the slowest ranks and why, alarms",
+        "capture": "record the next steps of a running job, on all its ranks",
+    },
+    "jobs": {
+        "job": "write or submit a batch job: PBS, Slurm, Kubernetes, containers",
+        "bench": "a workload to try rankscope on; traces with known answers",
+        "probe": "short tests on every GPU: is a device slow, or its work",
+    },
+    "data": {
+        "query": "SQL over the run: slices, steps, links, arguments of events",
+        "export": "a Perfetto or Chrome trace, or tables as Parquet or CSV",
+        "ingest": "read raw traces into a store (the other commands do it too)",
+        "fetch": "copy a run from another machine, without its raw traces",
+    },
+    "assistants": {"mcp": "the same answers as tools for an assistant"},
+    "first steps": {
+        "demo": "a recorded run with a slow rank, in the browser: no GPU, no torch",
+        "help": "a command, a kind of finding, or a term",
+        "completion": "the Tab key completes commands, options, reports and runs",
+    },
 }
+COMMANDS = {name: summary for commands in GROUPS.values() for name, summary in commands.items()}
 
 _OLD_NAMES = {
     "import-wrapper": ("profile", "--from-wrapper"),
@@ -52,12 +65,13 @@ _OLD_NAMES = {
 }
 """Commands that are an option of another now. They work as before, and no list shows them."""
 EPILOG = """\
-first steps:
-  rankscope profile torchrun --nproc-per-node 4 train.py   capture, unchanged
-  rankscope stats RUN           RUN is a trace file, or a folder of one per rank
-  rankscope stats               of the newest run here
-  rankscope stats RUN -r list   all reports
-  rankscope stats --help        every command has a help text with examples
+examples:
+  rankscope demo                                           see it work first
+  rankscope profile torchrun --nproc-per-node 4 train.py   record your job
+  rankscope RUN           its summary, as rankscope stats RUN. RUN is a trace
+                          file, or a folder with a trace for each rank
+  rankscope stats         the summary of the newest run here
+  rankscope help stats    the help of a command, with examples
 """
 
 
@@ -151,6 +165,14 @@ class Parser(argparse.ArgumentParser):
             self.subcommands += (added,)
 
 
+class _HelpAll(argparse.Action):
+    """Print the help with every option, and exit."""
+
+    def __call__(self, parser: Any, *_: object) -> None:
+        parser._print_message(parser.format_full_help(), sys.stdout)
+        parser.exit()
+
+
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Keeps the line breaks of examples that fit, and has a wider column for option names."""
 
@@ -175,8 +197,12 @@ def command_parser(name: str) -> tuple[Parser, Command]:
     """The parser of one command, with its module."""
     module: Command = importlib.import_module(f"rankscope.cli.{name.replace('-', '_')}")
     parser = Parser(prog=f"rankscope {name}", formatter_class=HelpFormatter, allow_abbrev=False)
-    parser.main_options = getattr(module, "MAIN_OPTIONS", frozenset())
     module.configure(parser)
+    if main_options := getattr(module, "MAIN_OPTIONS", ""):
+        parser.main_options = frozenset({*main_options.split(), "help", argparse.SUPPRESS})
+        # In a group: argparse makes a help formatter for each option outside one, which takes time.
+        more = parser.add_argument_group("more")
+        more.add_argument("--help-all", action=_HelpAll, nargs=0, dest=argparse.SUPPRESS, help="every option")
     return parser, module
 
 
@@ -202,21 +228,12 @@ def help_texts(name: str) -> list[tuple[str, str]]:
 
 def top_level_help() -> str:
     width = max(map(len, COMMANDS)) + 2
-    lines = [
-        "usage: rankscope COMMAND [options]",
-        "",
-        "See where every rank's time goes: profiles of distributed training.",
-        "",
-        "commands:",
-        *(f"  {name:<{width}}{text}" for name, text in COMMANDS.items()),
-        "",
-        "options:",
-        "  -h, --help     this text",
-        "  --version      the version",
-        "",
-        EPILOG,
-    ]
-    return "\n".join(lines)
+    lines = ["usage: rankscope COMMAND [options]", "       rankscope RUN", ""]
+    lines += ["See where every rank's time goes: profiles of distributed training.", ""]
+    for title, commands in GROUPS.items():
+        lines += [title, *(f"  {name:<{width}}{text}" for name, text in commands.items()), ""]
+    lines += ["options", f"  {'-h, --help':<{width}}this text", f"  {'--version':<{width}}the version", ""]
+    return "\n".join([*lines, EPILOG])
 
 
 def main(argv: Sequence[str]) -> int:
@@ -243,9 +260,7 @@ def _visible_output() -> Iterator[None]:
 
 
 def _main(argv: Sequence[str]) -> int:
-    if argv[:1] == ["help"] and len(argv) > 1:
-        argv = [*argv[1:], "--help"]
-    if not argv or argv[0] in ("-h", "--help", "help"):
+    if not argv or argv[0] in ("-h", "--help"):
         print(top_level_help(), end="")
         return 0 if argv else 2
     if argv[0] == "--version":

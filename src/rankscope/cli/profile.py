@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rankscope.capture.plan import FALLBACK_AFTER_S, HANG_AFTER_S, WATCH_BUDGET_PCT, Front, Plan
 from rankscope.capture.rank import detect, parse_identity
@@ -153,23 +153,9 @@ _GROUPS = (
 )
 
 
-class _HelpAll(argparse.Action):
-    """Print the help with every option, and exit."""
-
-    def __call__(self, parser: Any, *_: object) -> None:
-        parser._print_message(parser.format_full_help(), sys.stdout)
-        parser.exit()
-
-
-_HELP_ALL = "--help-all  every option: schedules, memory, nsys, ncu, unknown launchers"
-_MORE_SETTINGS = {"action": _HelpAll, "nargs": 0, "dest": argparse.SUPPRESS}
-_MORE = group("more", _HELP_ALL, help_all=_MORE_SETTINGS)
 # What --help shows; --help-all shows all options.
-MAIN_OPTIONS = frozenset(
-    {
-        *("help", argparse.SUPPRESS, "command", "tool", "output", "ranks", "stats", "dry_run"),
-        *("active", "steps", "on_signal", "record_shapes", "profile_memory", "with_stack"),
-    }
+MAIN_OPTIONS = (
+    "command tool output ranks stats dry_run active steps on_signal record_shapes profile_memory with_stack"
 )
 # Not passed on to the command that is inserted into a launcher's: it gets its own, or must not have them.
 _NOT_PASSED_ON = (
@@ -190,8 +176,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
     parser.rewritten = with_tool_options  # type: ignore[attr-defined]
-    # All options are in groups: argparse makes a help formatter for each option outside one, which takes time.
-    add_groups(parser, (*_GROUPS, FROM_GROUP, _MORE))
+    add_groups(parser, (*_GROUPS, FROM_GROUP))
 
 
 def add_profile_options(parser: argparse.ArgumentParser, changes: Mapping[str, Settings | None]) -> None:
