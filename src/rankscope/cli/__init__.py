@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TextIO, cast
 
 from rankscope.cli.options import takes_the_rest, written_out
+from rankscope.cli.settings import Setting, fill, named_in, read_settings
 from rankscope.errors import RankscopeError, UsageError, system_error
 from rankscope.text.spelling import did_you_mean
 from rankscope.text.visible_text import VisibleStream
@@ -56,7 +57,7 @@ GROUPS = {
 }
 COMMANDS = {name: summary for commands in GROUPS.values() for name, summary in commands.items()}
 
-_OLD_NAMES = {
+OLD_NAMES = {
     "import-wrapper": ("profile", "--from-wrapper"),
     "chart": ("report",),
     "skill": ("mcp", "--guide"),
@@ -96,6 +97,8 @@ _USAGE_REASONS = {
     "the following arguments are required": "It does not run without them.",
 }
 """By what argparse says."""
+_USAGE = {None: "{}", "?": "[{}]", "*": "[{} ...]", "+": "{} ..."}
+"""Of an argument, by its nargs."""
 _PYTHON_OF_JOB = "RANKSCOPE_PYTHONEXECUTABLE"
 """Python looks for our packages beside PYTHONEXECUTABLE: the command (capture/rankscope.sh) puts it aside."""
 _SHOW_TRACEBACK = "RANKSCOPE_TRACEBACK"
@@ -177,7 +180,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Keeps the line breaks of examples that fit, and has a wider column for option names."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=28, width=_terminal_width())
+        super().__init__(prog, max_help_position=28, width=terminal_width())
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         from rankscope.cli.help_text import fitted
@@ -185,7 +188,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return fitted(text, width)
 
 
-def _terminal_width() -> int:
+def terminal_width() -> int:
     """As in argparse, but without importing shutil: a formatter is made even when no help is shown."""
     try:
         return int(os.environ.get("COLUMNS") or os.get_terminal_size().columns) - 2
@@ -201,8 +204,10 @@ def command_parser(name: str) -> tuple[Parser, Command]:
     if main_options := getattr(module, "MAIN_OPTIONS", ""):
         parser.main_options = frozenset({*main_options.split(), "help", argparse.SUPPRESS})
         # In a group: argparse makes a help formatter for each option outside one, which takes time.
-        more = parser.add_argument_group("more")
-        more.add_argument("--help-all", action=_HelpAll, nargs=0, dest=argparse.SUPPRESS, help="every option")
+        more = {"action": _HelpAll, "nargs": 0, "dest": argparse.SUPPRESS, "help": "every option"}
+        parser._optionals.add_argument("--help-all", **more)
+        arguments = [_USAGE[action.nargs].format(action.metavar) for action in parser._positionals._group_actions]
+        parser.usage = parser.usage or " ".join([parser.prog, *arguments, "[options]"])
     return parser, module
 
 
@@ -266,17 +271,21 @@ def _main(argv: Sequence[str]) -> int:
     if argv[0] == "--version":
         print(f"rankscope {__version__}")
         return 0
-    args = argparse.Namespace()
+    args, settings = argparse.Namespace(), dict[str, Setting]()
     try:
         argv = _by_todays_name(argv)
         if argv[0] not in COMMANDS:
             raise UsageError(
                 f"'{argv[0]}' is not a rankscope command",
-                why=f"The commands are: {', '.join(COMMANDS)}.",
-                hint=f"{did_you_mean(argv[0], COMMANDS)}See: rankscope --help",
+                why="There is no file or folder of this name either.",
+                hint=f"{did_you_mean(argv[0], (*COMMANDS, *os.listdir()))}See: rankscope --help",  # noqa: PTH208
             )
         parser, command = command_parser(argv[0])
+        settings |= _settings(parser, argv)
         args = _parsed(parser, command, list(argv[1:]))
+        fill(args, parser, settings)
+        if settings and argv[0] == "profile":
+            _check_settings(args, settings, command)
         if (
             parser.finds_run
             and not args.run
@@ -291,6 +300,8 @@ def _main(argv: Sequence[str]) -> int:
         return command.main(args)
     except RankscopeError as error:
         print(f"rankscope: {_with_path(str(error), args)}", file=sys.stderr)
+        if error.exit_code == UsageError.exit_code and (settings_named := named_in(error, settings)):
+            print(f"  {settings_named}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         # `rankscope stats | head`: the reader has ended. Avoid the interpreter's message at exit.
@@ -308,6 +319,39 @@ def _main(argv: Sequence[str]) -> int:
         return 1
 
 
+def _settings(parser: Parser, argv: Sequence[str]) -> dict[str, Setting]:
+    """What files set for a command. A file that is wrong never stops a training job."""
+    try:
+        settings = read_settings(parser, argv[0], COMMANDS)
+        parser.main_options |= settings.keys() if parser.main_options else set()
+        return settings
+    except UsageError as error:
+        if argv[0] != "profile":
+            raise
+        if "--inner" not in argv:
+            _say_no_settings(error)
+        return {}
+
+
+def _check_settings(args: argparse.Namespace, settings: Mapping[str, Setting], command: Any) -> None:
+    """Values that `profile` cannot use are left out, too; what is wrong in its own words is said later."""
+    try:
+        command.plan_of(args, ())
+    except UsageError as error:
+        without = argparse.Namespace(**{**vars(args), **{dest: of.otherwise for dest, of in settings.items()}})
+        command.plan_of(without, ())
+        vars(args).update(vars(without))
+        _say_no_settings(error, f"{named_in(error, settings)} ".lstrip())
+
+
+def _say_no_settings(error: RankscopeError, where: str = "") -> None:
+    """Of a job, rank 0 says it."""
+    from rankscope.capture.rank import detect
+
+    if detect(os.environ).rank == 0:
+        print(f"rankscope: {error}\n  {where}The job runs without these settings.", file=sys.stderr)
+
+
 def _by_todays_name(argv: Sequence[str]) -> list[str]:
     """The words of a command line, by the names that commands have today."""
     name, *words = argv
@@ -316,9 +360,9 @@ def _by_todays_name(argv: Sequence[str]) -> list[str]:
         words = [options.get(head := word.partition("=")[0], head) + word[len(head) :] for word in words]
     if name == "ncu" and words and not words[0].startswith("-"):
         words = ["--from", *words]
-    if name not in (*COMMANDS, *_OLD_NAMES) and os.path.exists(name):  # noqa: PTH110  (pathlib takes long to import)
+    if name not in (*COMMANDS, *OLD_NAMES) and os.path.exists(name):  # noqa: PTH110  (pathlib takes long to import)
         return ["stats", *argv]
-    today = _OLD_NAMES.get(name, (name,))
+    today = OLD_NAMES.get(name, (name,))
     return [*(today[:1] if words[:1] in (["-h"], ["--help"]) else today), *words]
 
 

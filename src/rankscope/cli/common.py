@@ -35,7 +35,7 @@ _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 _RUN = """\
-[RUN ...]  a folder with one trace per rank, or a trace file, or several files (default: the newest run folder here)
+[RUN ...]  a folder with a trace for each rank, or trace files (default: the newest run folder here)
 """
 _TOOLS = """\
 --nsys PATH  the nsys that exports .nsys-rep files (default: on PATH)
@@ -61,8 +61,7 @@ _REMOTE = """\
 --remote-rankscope COMMAND  over there, such as .venv/bin/rankscope or 'python3 -m rankscope' (default: rankscope)
 """
 FAIL_ON = """\
---fail-on {info,warning,critical}  exit with 3 when a finding is at least this severe, or when the recording cannot
-    answer the question
+--fail-on {info,warning,critical}  exit code 3 when a finding is this severe, or when the recording cannot tell
 """
 
 

@@ -11,6 +11,7 @@ from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
 from rankscope.text.run_words import shell_word
 
+MAIN_OPTIONS = "run type scrub output gzip no_args force ranks steps"
 EXAMPLES = """\
 examples:
   rankscope export RUN -t perfetto                 RUN.perfetto-trace, for ui.perfetto.dev: all ranks in one file

@@ -38,6 +38,7 @@ examples:
 Only this machine can reach it, and only with the token in the address. Ctrl-C ends it.
 Keys: W S zoom, A D pan, F fit, / search, ? all of them.
 """
+MAIN_OPTIONS = "run other host port no_open perfetto ranks steps"
 S = TypeVar("S")
 _SERVER_PACKAGES = ("starlette", "uvicorn")
 _LAST_PORT = 65535

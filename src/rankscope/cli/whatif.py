@@ -12,6 +12,7 @@ Replay the run with changed durations, and show how long a step would take.
 Without an option: the common changes, one by one. With several options: each
 alone, and all together. The assumptions are printed.
 """
+MAIN_OPTIONS = "run hide_comm bandwidth rank kernel balance no_gaps steps format"
 EPILOG = """\
 examples:
   rankscope whatif RUN

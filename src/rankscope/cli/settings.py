@@ -1,0 +1,161 @@
+"""Options that a file sets: [tool.rankscope.COMMAND] of pyproject.toml here or above, or [COMMAND] of
+~/.config/rankscope.toml. What is given on the command line wins, then pyproject.toml."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any, NamedTuple
+
+from rankscope.cli.options import ValueWithEquals
+from rankscope.errors import RankscopeError, UsageError
+from rankscope.text.spelling import did_you_mean
+
+KEYS = frozenset(
+    "output ranks steps skip-first wait warmup active repeat after for on-signal step-on stats group-readable "
+    "record-shapes profile-memory with-stack with-flops with-modules activities max-size watch hang-after "
+    "report by window top format prefer clocks peak bandwidth fail-on fail-over min-change cache jobs port "
+    "no-open every quiet verbose".split()
+)
+"""Options that a file may set, of every command that has them. None starts a program, overwrites a file or opens a port
+to others: pyproject.toml may come from somebody else."""
+_ONE_OF = (
+    frozenset(("skip_first", "wait", "warmup", "active", "repeat")),
+    frozenset(("steps",)),
+    frozenset(("after", "for_")),
+    frozenset(("on_signal",)),
+    frozenset(("window",)),
+)
+"""Options, by dest, that exclude those of another set: one on the command line is in place of those of a file."""
+_NOT_GIVEN = object()
+"""The value of an option that a file sets, until the command line is parsed."""
+
+
+class Setting(NamedTuple):
+    """Of an option, by its dest."""
+
+    value: Any
+    otherwise: Any
+    """The option's own default."""
+    source: str
+
+
+def read_settings(parser: argparse.ArgumentParser, name: str, commands: Iterable[str]) -> dict[str, Setting]:
+    """What the files say about a command. The parser's help shows it, and `fill` must follow parsing."""
+    found: dict[str, Setting] = {}
+    for path, prefix in _files():
+        for key, value, where in _entries(path, prefix, name, commands):
+            action = parser._option_string_actions.get(f"--{key}")
+            keys = [key for key in sorted(KEYS) if f"--{key}" in parser._option_string_actions]
+            if action is None or key not in keys:
+                raise UsageError(
+                    f"{where}: {parser.prog} has no setting {key}",
+                    why=f"These options can be set in a file: {', '.join(keys) or 'none'}.",
+                    hint=f"{did_you_mean(key, keys)}Correct the file, or give the option in the command.",
+                )
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            setting = _converted(parser, action, value, text, where)
+            found[action.dest] = Setting(setting, parser.get_default(action.dest), f"{key} = {text} ({where})")
+            help_text = re.sub(r" ?\(?default: .*", "", action.help or "", flags=re.DOTALL).replace("%%", "%")
+            action.help = f"{help_text} (default: {text}, from {where})".lstrip().replace("%", "%%")
+    parser.set_defaults(**dict.fromkeys(found, _NOT_GIVEN))
+    return found
+
+
+def _converted(
+    parser: argparse.ArgumentParser, action: argparse.Action, value: Any, text: str, where: str
+) -> Any:
+    """As the option converts and checks it."""
+    if isinstance(value, bool) and (action.nargs == 0 or isinstance(action, ValueWithEquals)):
+        return value if action.nargs == 0 else text.lower()
+    why = "It is on or off: true or false."
+    if action.nargs != 0:
+        try:
+            return parser._get_values(action, [text])
+        except argparse.ArgumentError as error:
+            why = f"{error.message[:1].upper()}{error.message[1:]}."
+        except RankscopeError as error:
+            why = f"{error.message[:1].upper()}{error.message[1:]}. {error.why}".rstrip()
+    raise UsageError(f"{where}: {action.option_strings[-1][2:]} = {text}", why=why, hint="Correct the file.")
+
+
+def fill(args: argparse.Namespace, parser: argparse.ArgumentParser, found: Mapping[str, Setting]) -> None:
+    """Give options that are not in the command their values."""
+    given = {dest for dest, value in vars(args).items() if value != parser.get_default(dest)}
+    for dest, setting in found.items():
+        if getattr(args, dest) is _NOT_GIVEN:
+            others = {other for one in _ONE_OF if dest in {*chain(*_ONE_OF)} - one for other in one}
+            setattr(args, dest, setting.otherwise if given & others else setting.value)
+
+
+def named_in(error: RankscopeError, found: Mapping[str, Setting]) -> str:
+    """Which values an error is about that are not in the command."""
+    named = [setting.source for setting in found.values() if str(setting.value) in str(error)]
+    return f"Set in a file: {', '.join(named)}." if named else ""
+
+
+def _files() -> Iterator[tuple[str, str]]:
+    """Those that there may be, with what the name of a table begins with; the later one wins. os.path because pathlib
+    would double what an unselected rank imports."""
+    yield os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "rankscope.toml"), ""  # noqa: PTH111, PTH118
+    folder, inside = os.getcwd(), ""  # noqa: PTH109
+    while folder != inside:
+        path = os.path.join(folder, "pyproject.toml")  # noqa: PTH118
+        if b"tool.rankscope" in _content(path):
+            yield path, "tool.rankscope."
+            return
+        folder, inside = os.path.dirname(folder), folder  # noqa: PTH120
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            return file.read()
+    except OSError:  # as a rule there is none
+        return b""
+
+
+def _entries(path: str, prefix: str, name: str, commands: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
+    """Key and value of each setting of a command, and where it is."""
+    if not (content := _content(path)):
+        return
+    shown = os.path.relpath(path) if prefix else path
+    try:
+        # Late: as a rule there is no file.
+        if sys.version_info >= (3, 11):
+            import tomllib
+        else:
+            import tomli as tomllib
+        text = content.decode()
+        tables: Any = tomllib.loads(text)
+        for part in prefix.split(".")[:-1]:
+            tables = tables[part]
+    except ModuleNotFoundError:
+        raise UsageError(
+            f"{shown} cannot be read", why="Python 3.10 needs the package tomli.", hint="pip install tomli"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{shown} cannot be read", why=f"It is no TOML: {error}.", hint="Correct it.") from None
+
+    def where(table: str, key: str) -> str:
+        """The file, with the line where it can be found."""
+        lines = text.splitlines()
+        start = lines.index(f"[{prefix}{table}]") if f"[{prefix}{table}]" in lines else 0
+        for number, line in enumerate(lines[start:], start + 1):
+            if re.match(rf"""\s*\[?["']?([\w.]*\.)?{re.escape(key)}\b""", line):
+                return f"{shown}, line {number}"
+        return shown
+
+    for table, entries in tables.items():
+        if table not in commands or not isinstance(entries, dict):
+            raise UsageError(
+                f"{where('', table)}: {table} is not a rankscope command",
+                why=f"Settings are in a table of their command, such as [{prefix}stats].",
+                hint=f"{did_you_mean(table, commands)}Correct the file.",
+            )
+    for key, value in tables.get(name, {}).items():
+        yield key, value, where(name, key)
