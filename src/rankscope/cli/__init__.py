@@ -206,7 +206,9 @@ def command_parser(name: str) -> tuple[Parser, Command]:
         # In a group: argparse makes a help formatter for each option outside one, which takes time.
         more = {"action": _HelpAll, "nargs": 0, "dest": argparse.SUPPRESS, "help": "every option"}
         parser._optionals.add_argument("--help-all", **more)
-        arguments = [_USAGE[action.nargs].format(action.metavar) for action in parser._positionals._group_actions]
+        arguments = [
+            _USAGE[action.nargs].format(action.metavar) for action in parser._positionals._group_actions
+        ]
         parser.usage = parser.usage or " ".join([parser.prog, *arguments, "[options]"])
     return parser, module
 
@@ -338,7 +340,9 @@ def _check_settings(args: argparse.Namespace, settings: Mapping[str, Setting], c
     try:
         command.plan_of(args, ())
     except UsageError as error:
-        without = argparse.Namespace(**{**vars(args), **{dest: of.otherwise for dest, of in settings.items()}})
+        without = argparse.Namespace(
+            **{**vars(args), **{dest: of.otherwise for dest, of in settings.items()}}
+        )
         command.plan_of(without, ())
         vars(args).update(vars(without))
         _say_no_settings(error, f"{named_in(error, settings)} ".lstrip())

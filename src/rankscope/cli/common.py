@@ -71,20 +71,25 @@ def add_run_argument(parser: argparse.ArgumentParser, text: str = "", **settings
     parser.finds_run = True  # type: ignore[attr-defined]
 
 
-def newest_run() -> Path:
-    """The newest run folder here or below, which is said."""
+def run_folders(folder: Path) -> list[Path]:
+    """The run folders in a folder and below, the newest last."""
     from rankscope.capture.run_folder import RUN_MANIFEST
 
-    found = [path for depth in range(_DEEPEST_RUN) for path in Path().glob("*/" * depth + RUN_MANIFEST)]
-    if not found:
+    manifests = (path for depth in range(_DEEPEST_RUN) for path in folder.glob("*/" * depth + RUN_MANIFEST))
+    return [path.parent for path in sorted(manifests, key=lambda path: path.stat().st_mtime_ns)]
+
+
+def newest_run() -> Path:
+    """The newest run folder here or below, which is said."""
+    folders = run_folders(Path())
+    if not folders:
         raise UsageError(
             "no RUN is named, and there is no run folder here",
             why=f"None of the folders in {Path.cwd()} is one that `rankscope profile` made.",
             hint="Name a run: a folder with one trace per rank, or a trace file.",
         )
-    run = max(found, key=lambda path: path.stat().st_mtime_ns).parent
-    say(f"rankscope: the newest run here: {run}")
-    return run
+    say(f"rankscope: the newest run here: {folders[-1]}")
+    return folders[-1]
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from rankscope.cli import common, main as rankscope
+from rankscope.cli import common
+from rankscope.cli import main as rankscope
 from rankscope.cli.options import add_options
 from rankscope.cli.view import SERVER, port_of
 from rankscope.files import copy_file, make_private_folder

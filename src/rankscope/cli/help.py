@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from rankscope.cli import COMMANDS, OLD_NAMES, main as rankscope, terminal_width, top_level_help
+from rankscope.cli import COMMANDS, OLD_NAMES, terminal_width, top_level_help
+from rankscope.cli import main as rankscope
 from rankscope.cli.help_text import wrapped
 from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
@@ -26,7 +27,7 @@ TERMS = {
     "for each figure of a finding. To see the rows: rankscope stats RUN -r ID",
     "%q{VAR}": "In a name of a file or folder: the value of the environment variable VAR, as in nsys. "
     "With -o runs/%q{SLURM_JOB_ID}, each job of Slurm has a folder of its own.",
-    "--ranks": "Which ranks to record. 0,8-15 are numbers of ranks. local:0 is the first rank of each node. "
+    "local:0@nodes:0-1": "Which ranks to record. 0,8-15 are numbers of ranks. local:0 is the first rank of each node. "
     "node:0-1 is every rank of the first two nodes. local:0@nodes:0-1 is the first rank of each of these nodes. "
     "local:0@ranks:0-7 is each rank of 0 to 7 that is the first of its node.",
     "finding": "A fact about the run that costs time or leaves doubt, with its evidence and what to do about it. "
@@ -35,6 +36,9 @@ TERMS = {
     "rollup": "The sums per step that are kept beside a trace when it is first read. Most answers are made from them.",
     "store": "What rankscope keeps of a trace once it has read it: the folder .rankscope beside the trace. "
     "It is safe to delete; the next command reads the trace again.",
+    "settings": "Options that a file sets, so that you need not type them. pyproject.toml, here or in a folder above, has "
+    'a table for each command: [tool.rankscope.stats] with format = "markdown". In ~/.config/rankscope.toml it is '
+    "[stats]. An option that you type is used instead. rankscope COMMAND --help shows what applies.",
     "straggler": "The rank that arrives last, so that the others wait for it.",
 }
 """Words that --help and the answers use. Some are names of findings too."""
@@ -58,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
     if args.name[0] in (*COMMANDS, *OLD_NAMES):
         return rankscope([*args.name, "--help"])
     name = " ".join(args.name)
-    term = next((term for term in TERMS if term.lower() == name.lower()), "")
+    term = next((term for term in TERMS if term.lower().startswith(name.lower())), "")
     texts = [text for text in (page_text(name.lower(), width),) if text]
     if term:
         texts.insert(0, "\n".join(wrapped(TERMS[term], width)) + "\n")

@@ -1,6 +1,8 @@
 """Options that a file sets: [tool.rankscope.COMMAND] of pyproject.toml here or above, or [COMMAND] of
 ~/.config/rankscope.toml. What is given on the command line wins, then pyproject.toml."""
 
+# pathlib would double what an unselected rank imports.
+# ruff: noqa: PTH109, PTH111, PTH118, PTH120, PTH123
 from __future__ import annotations
 
 import argparse
@@ -15,12 +17,11 @@ from rankscope.cli.options import ValueWithEquals
 from rankscope.errors import RankscopeError, UsageError
 from rankscope.text.spelling import did_you_mean
 
-KEYS = frozenset(
-    "output ranks steps skip-first wait warmup active repeat after for on-signal step-on stats group-readable "
-    "record-shapes profile-memory with-stack with-flops with-modules activities max-size watch hang-after "
-    "report by window top format prefer clocks peak bandwidth fail-on fail-over min-change cache jobs port "
-    "no-open every quiet verbose".split()
-)
+_KEYS = """\
+output ranks steps skip-first wait warmup active repeat after for on-signal step-on stats group-readable
+record-shapes profile-memory with-stack with-flops with-modules activities max-size watch hang-after report by window
+top format prefer clocks peak bandwidth fail-on fail-over min-change cache jobs port no-open every quiet verbose
+"""
 """Options that a file may set, of every command that has them. None starts a program, overwrites a file or opens a port
 to others: pyproject.toml may come from somebody else."""
 _ONE_OF = (
@@ -50,7 +51,7 @@ def read_settings(parser: argparse.ArgumentParser, name: str, commands: Iterable
     for path, prefix in _files():
         for key, value, where in _entries(path, prefix, name, commands):
             action = parser._option_string_actions.get(f"--{key}")
-            keys = [key for key in sorted(KEYS) if f"--{key}" in parser._option_string_actions]
+            keys = [key for key in sorted(_KEYS.split()) if f"--{key}" in parser._option_string_actions]
             if action is None or key not in keys:
                 raise UsageError(
                     f"{where}: {parser.prog} has no setting {key}",
@@ -59,7 +60,9 @@ def read_settings(parser: argparse.ArgumentParser, name: str, commands: Iterable
                 )
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             setting = _converted(parser, action, value, text, where)
-            found[action.dest] = Setting(setting, parser.get_default(action.dest), f"{key} = {text} ({where})")
+            found[action.dest] = Setting(
+                setting, parser.get_default(action.dest), f"{key} = {text} ({where})"
+            )
             help_text = re.sub(r" ?\(?default: .*", "", action.help or "", flags=re.DOTALL).replace("%%", "%")
             action.help = f"{help_text} (default: {text}, from {where})".lstrip().replace("%", "%%")
     parser.set_defaults(**dict.fromkeys(found, _NOT_GIVEN))
@@ -99,21 +102,23 @@ def named_in(error: RankscopeError, found: Mapping[str, Setting]) -> str:
 
 
 def _files() -> Iterator[tuple[str, str]]:
-    """Those that there may be, with what the name of a table begins with; the later one wins. os.path because pathlib
-    would double what an unselected rank imports."""
-    yield os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "rankscope.toml"), ""  # noqa: PTH111, PTH118
-    folder, inside = os.getcwd(), ""  # noqa: PTH109
+    """Those that there may be, with what the name of a table begins with; the later one wins."""
+    yield (
+        os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "rankscope.toml"),
+        "",
+    )
+    folder, inside = os.getcwd(), ""
     while folder != inside:
-        path = os.path.join(folder, "pyproject.toml")  # noqa: PTH118
+        path = os.path.join(folder, "pyproject.toml")
         if b"tool.rankscope" in _content(path):
             yield path, "tool.rankscope."
             return
-        folder, inside = os.path.dirname(folder), folder  # noqa: PTH120
+        folder, inside = os.path.dirname(folder), folder
 
 
 def _content(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:  # noqa: PTH123
+        with open(path, "rb") as file:
             return file.read()
     except OSError:  # as a rule there is none
         return b""
@@ -139,7 +144,9 @@ def _entries(path: str, prefix: str, name: str, commands: Iterable[str]) -> Iter
             f"{shown} cannot be read", why="Python 3.10 needs the package tomli.", hint="pip install tomli"
         ) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{shown} cannot be read", why=f"It is no TOML: {error}.", hint="Correct it.") from None
+        raise UsageError(
+            f"{shown} cannot be read", why=f"It is no TOML: {error}.", hint="Correct it."
+        ) from None
 
     def where(table: str, key: str) -> str:
         """The file, with the line where it can be found."""
