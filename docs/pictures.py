@@ -1,6 +1,7 @@
 """Writes the pictures of README.md and docs: report and viewer of the tutorial's run, the viewer of a GPU run, a chart.
 
-All are of runs in tests/data and of the demo. `make pictures` runs it. It needs chromium and playwright (pip install 'rankscope[dev]').
+All are of runs in tests/data and of the demo. `make pictures` runs it. It needs chromium and
+playwright (pip install 'rankscope[dev]').
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ TERMS = {
     "rollup": "The sums per step that are kept beside a trace when it is first read. Most answers are made from them.",
     "store": "What rankscope keeps of a trace once it has read it: the folder .rankscope beside the trace. "
     "It is safe to delete; the next command reads the trace again.",
-    "settings": "Options that a file sets, so that you need not type them. pyproject.toml, here or in a folder above, has "
-    'a table for each command: [tool.rankscope.stats] with format = "markdown". In ~/.config/rankscope.toml it is '
+    "settings": "Options that a file sets, so that you need not type them. pyproject.toml, here or in a folder above, "
+    'has a table for each command: [tool.rankscope.stats] with format = "markdown". In ~/.config/rankscope.toml it is '
     "[stats]. An option that you type is used instead. rankscope COMMAND --help shows what applies.",
     "straggler": "The rank that arrives last, so that the others wait for it.",
 }
