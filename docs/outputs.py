@@ -2,8 +2,8 @@
 
 Every block that begins with '$ rankscope …' and shows output is written again: `make docs` runs the command on the runs
 of tests/data, of the demo or of simulated_runs.py that it names. Its width stays 80 or 100 columns. A line '…' stands
-for what is left out. At the end of a block, it keeps its number of paragraphs, or of lines if it has only one. Elsewhere,
-the output goes on with the line that follows there, and as many lines as before.
+for what is left out. At the end of a block, it keeps its number of paragraphs, or of lines if it has only one.
+Elsewhere, the output goes on with the line that follows there, and as many lines as before.
 
 A comment before a block says that it is not written here: '<!-- tested: FILE -->' where a test compares it with what is
 printed, '<!-- by hand: REASON -->' where it cannot be printed again. A test counts the latter.

@@ -69,7 +69,7 @@ def test_without_a_name_everything_is_listed(capsys: pytest.CaptureFixture[str])
     text = output(capsys, "help")
     words = " ".join(text.split())
     assert text.startswith(top_level_help()) and max(map(len, text.splitlines())) <= 80
-    assert ", ".join(page_names()) in words and ", ".join(sorted(TERMS, key=str.lower)) in words
+    assert ", ".join(page_names()) in words and ", ".join(TERMS) in words
 
 
 @pytest.mark.parametrize("term", TERMS)

@@ -97,7 +97,7 @@ _USAGE_REASONS = {
     "the following arguments are required": "It does not run without them.",
 }
 """By what argparse says."""
-_USAGE = {None: "{}", "?": "[{}]", "*": "[{} ...]", "+": "{} ..."}
+_USAGE = {"None": "%s", "?": "[%s]", "*": "[%s ...]", "+": "%s ..."}
 """Of an argument, by its nargs."""
 _PYTHON_OF_JOB = "RANKSCOPE_PYTHONEXECUTABLE"
 """Python looks for our packages beside PYTHONEXECUTABLE: the command (capture/rankscope.sh) puts it aside."""
@@ -204,11 +204,10 @@ def command_parser(name: str) -> tuple[Parser, Command]:
     if main_options := getattr(module, "MAIN_OPTIONS", ""):
         parser.main_options = frozenset({*main_options.split(), "help", argparse.SUPPRESS})
         # In a group: argparse makes a help formatter for each option outside one, which takes time.
-        more = {"action": _HelpAll, "nargs": 0, "dest": argparse.SUPPRESS, "help": "every option"}
-        parser._optionals.add_argument("--help-all", **more)
-        arguments = [
-            _USAGE[action.nargs].format(action.metavar) for action in parser._positionals._group_actions
-        ]
+        parser._optionals.add_argument(
+            "--help-all", action=_HelpAll, nargs=0, dest=argparse.SUPPRESS, help="every option"
+        )
+        arguments = [_USAGE[str(each.nargs)] % each.metavar for each in parser._positionals._group_actions]
         parser.usage = parser.usage or " ".join([parser.prog, *arguments, "[options]"])
     return parser, module
 

@@ -36,7 +36,7 @@ In another terminal:
   {stats}
   {diff}
 """
-_OWN_JOB = "  rankscope profile torchrun --nproc-per-node 4 train.py   your own job"
+_OWN_JOB = "  rankscope profile torchrun --nproc-per-node 4 train.py   your own job\n"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
     stats, diff = f"rankscope stats {_typed(run)}", f"rankscope diff {_typed(run)} \\\n    {_typed(fixed)}"
     common.say(_ABOUT)
     if not args.no_view:
-        common.say(_ON_THE_PAGE.format(stats=stats, diff=diff) + _OWN_JOB)
+        common.say(f"{_ON_THE_PAGE.format(stats=stats, diff=diff)}{_OWN_JOB}")
         flags = ["--no-open"] if args.no_open else []
         return rankscope(["view", run, fixed, "-q", "--host", args.host, "--port", str(args.port), *flags])
     common.say(f"$ {stats}")

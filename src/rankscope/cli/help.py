@@ -53,25 +53,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from rankscope.views.help_pages import page_names, page_text
 
-    width = terminal_width()
-    if not args.name:
+    width, name = terminal_width(), " ".join(args.name)
+    if not name:
         print(top_level_help())
-        for title, names in (("kinds of findings", page_names()), ("terms", sorted(TERMS, key=str.lower))):
+        for title, names in ("kinds of findings", page_names()), ("terms", [*TERMS]):
             print("\n".join([f"{title} (rankscope help NAME)", *wrapped(", ".join(names), width, "  "), ""]))
         return 0
     if args.name[0] in (*COMMANDS, *OLD_NAMES):
         return rankscope([*args.name, "--help"])
-    name = " ".join(args.name)
     term = next((term for term in TERMS if term.lower().startswith(name.lower())), "")
-    texts = [text for text in (page_text(name.lower(), width),) if text]
-    if term:
-        texts.insert(0, "\n".join(wrapped(TERMS[term], width)) + "\n")
-    if not texts:
-        names = (*COMMANDS, *page_names(), *TERMS)
+    text = page_text(name.lower(), width) or "\n".join([*wrapped(TERMS.get(term, ""), width), ""])
+    if not text:
         raise UsageError(
             f"there is no help on '{name}'",
             why="It is neither a command nor a kind of finding, nor a term.",
-            hint=f"{did_you_mean(name, names)}All of them: rankscope help",
+            hint=f"{did_you_mean(name, (*COMMANDS, *page_names(), *TERMS))}All of them: rankscope help",
         )
-    print("\n".join(texts), end="")
+    print(text, end="")
     return 0

@@ -47,7 +47,7 @@ class Setting(NamedTuple):
 
 def read_settings(parser: argparse.ArgumentParser, name: str, commands: Iterable[str]) -> dict[str, Setting]:
     """What the files say about a command. The parser's help shows it, and `fill` must follow parsing."""
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     for path, prefix in _files():
         for key, value, where in _entries(path, prefix, name, commands):
             action = parser._option_string_actions.get(f"--{key}")
@@ -60,13 +60,13 @@ def read_settings(parser: argparse.ArgumentParser, name: str, commands: Iterable
                 )
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             setting = _converted(parser, action, value, text, where)
-            found[action.dest] = Setting(
+            settings[action.dest] = Setting(
                 setting, parser.get_default(action.dest), f"{key} = {text} ({where})"
             )
             help_text = re.sub(r" ?\(?default: .*", "", action.help or "", flags=re.DOTALL).replace("%%", "%")
             action.help = f"{help_text} (default: {text}, from {where})".lstrip().replace("%", "%%")
-    parser.set_defaults(**dict.fromkeys(found, _NOT_GIVEN))
-    return found
+    parser.set_defaults(**dict.fromkeys(settings, _NOT_GIVEN))
+    return settings
 
 
 def _converted(
@@ -86,18 +86,18 @@ def _converted(
     raise UsageError(f"{where}: {action.option_strings[-1][2:]} = {text}", why=why, hint="Correct the file.")
 
 
-def fill(args: argparse.Namespace, parser: argparse.ArgumentParser, found: Mapping[str, Setting]) -> None:
+def fill(args: argparse.Namespace, parser: argparse.ArgumentParser, settings: Mapping[str, Setting]) -> None:
     """Give options that are not in the command their values."""
     given = {dest for dest, value in vars(args).items() if value != parser.get_default(dest)}
-    for dest, setting in found.items():
+    for dest, setting in settings.items():
         if getattr(args, dest) is _NOT_GIVEN:
             others = {other for one in _ONE_OF if dest in {*chain(*_ONE_OF)} - one for other in one}
             setattr(args, dest, setting.otherwise if given & others else setting.value)
 
 
-def named_in(error: RankscopeError, found: Mapping[str, Setting]) -> str:
+def named_in(error: RankscopeError, settings: Mapping[str, Setting]) -> str:
     """Which values an error is about that are not in the command."""
-    named = [setting.source for setting in found.values() if str(setting.value) in str(error)]
+    named = [setting.source for setting in settings.values() if str(setting.value) in str(error)]
     return f"Set in a file: {', '.join(named)}." if named else ""
 
 
@@ -149,7 +149,7 @@ def _entries(path: str, prefix: str, name: str, commands: Iterable[str]) -> Iter
         ) from None
 
     def where(table: str, key: str) -> str:
-        """The file, with the line where it can be found."""
+        """The file, with the line."""
         lines = text.splitlines()
         start = lines.index(f"[{prefix}{table}]") if f"[{prefix}{table}]" in lines else 0
         for number, line in enumerate(lines[start:], start + 1):
