@@ -79,6 +79,15 @@ def test_a_term_is_explained_in_short_sentences(term: str, capsys: pytest.Captur
     assert all(len(sentence.split()) <= 20 for sentence in re.split(r"(?<=[.:;]) ", TERMS[term]))
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_in_short_sentences(name: str) -> None:
+    parser, _ = command_parser(name)
+    for each in (parser, *parser.subcommands):
+        texts = [each.description or "", *(action.help or "" for action in each._actions)]
+        for sentence in (part for text in texts for part in re.split(r"[.:;](?:\s|$)|\(|\n\n", text)):
+            assert len(sentence.split()) <= 20, sentence
+
+
 def test_every_kind_of_finding_has_a_page(capsys: pytest.CaptureFixture[str]) -> None:
     for name in page_names():
         assert output(capsys, "help", name).strip()

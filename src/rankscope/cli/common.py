@@ -43,11 +43,10 @@ _TOOLS = """\
 -q, --quiet  no progress, only errors
 """
 _WINDOW = """\
---window {steps,file}  what figures cover: the steps, or the whole file with what lies outside steps (default: steps,
-    where there are any)
+--window {steps,file}  what figures cover: the steps, or the whole file (default: steps, where there are any)
 """
 FROM_EVENTS = """\
---from-events  compute everything from the events: neither use nor keep the store's rollups (same figures, slower)
+--from-events  compute from the events, not from the sums that the store keeps (same figures, slower)
 """
 _CEILINGS = """\
 --peak RATE  989TF, bf16=989TF,tf32=494TF, or the file that `rankscope bench seqpar --json` wrote
@@ -86,7 +85,7 @@ def newest_run() -> Path:
         raise UsageError(
             "no RUN is named, and there is no run folder here",
             why=f"None of the folders in {Path.cwd()} is one that `rankscope profile` made.",
-            hint="Name a run: a folder with one trace per rank, or a trace file.",
+            hint="Name a run: a folder with a trace for each rank, or a trace file. To try one: rankscope demo",
         )
     say(f"rankscope: the newest run here: {folders[-1]}")
     return folders[-1]

@@ -57,18 +57,18 @@ examples:  (in front of a launcher, or behind it)
   rankscope profile --watch -o runs/b torchrun train.py      then: rankscope watch runs/b
   rankscope profile --on-signal USR2 python train.py        then: kill -USR2 PID, as often as you like
 
-A step ends when the optimizer has stepped. Steps count from 0, as torch.profiler.schedule counts them: the
-defaults skip step 0 (--wait 1), warm up in step 1 and record steps 2 to 7 of every rank, or 2 to 4 where six
-might pause training for more than 2 s; of a job with more than 16 ranks, only of each node's first rank.
+A step ends when the optimizer has stepped. Steps count from 0, as torch.profiler.schedule counts them. By
+default, step 0 is skipped (--wait 1), step 1 is the warm-up, and steps 2 to 7 are recorded. It is steps 2 to 4
+where six might pause training for more than 2 s. All ranks are recorded; of more than 16, the first of each node.
 nsys and ncu record the whole run, with every step marked.
 rankscope's own options end at the first word that is not one of them.
 """
 
 _WHAT = f"""\
 --tool {{torch,nsys,ncu}}  the profiler (default: torch)
--o, --output DIR  the run folder; %%q{{VAR}} is replaced (default: rankscope-SCRIPT-JOB)
---ranks SEL  which ranks: {FORMS} (default: all of a job of at most {AUTO_ALL}, else the first of
-    each node; ncu: the first of each node)
+-o, --output DIR  the run folder; %%q{{VAR}} is the variable VAR of the job (default: rankscope-SCRIPT-JOB)
+--ranks SEL  which ranks: {FORMS}; local:0 is the first of each node, @ takes some nodes or ranks
+    (default: all of at most {AUTO_ALL}, else local:0; ncu: local:0)
 -n, --dry-run  print the command that would run, and stop
 --stats =LIST  print the summary when the job has ended, or the tables in LIST: names of `rankscope stats -r`,
     nsys:REPORT for nsys's own, false for none

@@ -69,7 +69,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, _BASELINE, baseline=Path)
     add_options(parser, common.FAIL_ON + common.FROM_EVENTS)
     add_options(
-        parser, "-v, --verbose  also print what was read: rollups, or the events of which ranks and why"
+        parser,
+        "-v, --verbose  also print what was read: the sums that the store keeps, or the events of which ranks",
     )
     common.add_ceiling_options(parser)
     common.add_reading_options(parser)

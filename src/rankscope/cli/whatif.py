@@ -19,7 +19,7 @@ examples:
   rankscope whatif RUN --hide-comm
   rankscope whatif RUN --rank 2=median --kernel gelu=2x
   rankscope whatif RUN --balance ranks
-      what uneven ranks cost: T - T_balanced (-r faults.imbalance shows whose share it is)
+      what uneven work costs (stats -r faults.imbalance: whose it is)
   rankscope whatif RUN --bandwidth 2x --steps 3:5 --format json
 """
 

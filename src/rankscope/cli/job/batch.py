@@ -21,9 +21,9 @@ from rankscope.jobs.spec import RUN, Spec
 
 DESCRIPTION = """\
 Write a complete job script with the profiler in it. Reports are written on each
-node's own disk and collected in the run folder at the end, also after a failure
-and when the walltime is over; the tables are at the end of the job's output.
-COMMAND is what one rank runs, without a launcher.
+node's own disk. At the end they are copied to the run folder, also after a
+failure or when the walltime is over. The tables are at the end of the job's
+output. COMMAND is what one rank runs, without a launcher.
 """
 
 _EPILOG = {

@@ -169,8 +169,8 @@ def _write(path: Path, text: str) -> None:
 
 def configure_fetch(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Copy the reports of a job that `rankscope job k8s` made, also when its pods have ended: a small pod\n"
-        "mounts the volume (one on every node, where the reports are on the nodes' disks) and is then removed."
+        "Copy the reports of a job that `rankscope job k8s` made, also when its pods have ended. A small pod\n"
+        "mounts the volume, and is then removed. Where reports are on the nodes' disks, each node gets one."
     )
     parser.epilog = FETCH_EPILOG
     parser.add_argument("id", metavar="NAME", help="the job's name")
