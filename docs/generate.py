@@ -1,6 +1,5 @@
-"""Writes commands.md, store.md and the graph in architecture.md from the code, runs notebook.ipynb, draws the first
-picture, writes the figures of README.md and index.md, and prints again what the pages show of the runs in tests/data
-(outputs.py).
+"""Writes what the pages have from the code: commands.md, store.md, columns.md, the graph in architecture.md, the first
+picture, the figures of README.md and index.md, and what commands print (outputs.py); runs notebook.ipynb.
 
 `make docs` runs it; a test compares what it would write with what is there.
 """
@@ -9,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -18,10 +19,15 @@ from import_graph import architecture_page
 from terminal_picture import terminal_picture
 
 from rankscope import cli
+from rankscope.analysis import REPORTS
+from rankscope.analysis.core.scope import Scope
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 from rankscope.timeline.sql_views import VIEWS, describe
 
 HERE = Path(__file__).parent
 HELP_WIDTH = "100"
+COLUMNS_OF = HERE.parent / "tests" / "data" / "seqpar-gloo4-slow2"
 
 
 def commands_page() -> str:
@@ -55,6 +61,27 @@ def store_page() -> str:
     return "\n".join(parts)
 
 
+def columns_page() -> str:
+    parts = [
+        "# Column names",
+        "",
+        "What the columns of every report are called in csv and json, and what they mean (made by `make docs`).",
+        "The names do not change without a major version. `--by KEY` adds that key as a column where the report has it.",
+        "[Definitions](definitions.md) has the rules behind the figures.",
+        "",
+    ]
+    with tempfile.TemporaryDirectory(prefix="rankscope-docs-") as folder:
+        run = Run(ingest([Path(shutil.copytree(COLUMNS_OF, Path(folder, "run")))]))
+        for name, report in REPORTS.items():
+            if name == "layout":  # its columns depend on the run
+                continue
+            parts += [f"## {name}", "", "| column | unit | meaning |", "|---|---|---|"]
+            columns = report.analyse(run, Scope(), None).columns
+            parts += [f"| {each.name} | {each.unit} | {each.help} |" for each in columns]
+            parts.append("")
+    return "\n".join(parts)
+
+
 def notebook_page() -> str:
     os.environ["COLUMNS"] = HELP_WIDTH
     from run_notebook import executed
@@ -72,11 +99,14 @@ def with_figures(text: str, docs: str) -> str:
     simulated, real = _number(r"^(\d+) simulated jobs", accuracy), _number(r"^(\d+) jobs of real", accuracy)
     right = 100 * _number(r"^\| precision of the culprit .*? \| ([\d.]+) ", accuracy)
     before, after = (_number(r"^A step takes ([\d.]+) ms", answer) for answer in (run, fixed))
-    saves = _number(r"^1\. fault, critical, ([\d,]+) ns", run) / 1e6
+    saves, share = (
+        _number(pattern, run) for pattern in (r"costs ([\d.]+) ms per step", r"ms per step \((\d+) %")
+    )
     figures = (
         f"- **The culprit it names is the right one in {right:.0f} of 100 cases**: faults of 5 % of the step or more,\n"
-        f"  planted in {simulated:.0f} simulated and {real:.0f} real jobs ([how it is measured]({docs}accuracy.md#the-exam)).\n"
-        f"- **It predicts what a fix saves.** In the demo {saves:.1f} ms of {before:.1f} ms, {100 * saves / before:.0f} %; "
+        f"  planted in {simulated:.0f} simulated and {real:.0f} real jobs "
+        f"([how it is measured]({docs}accuracy.md#the-exam)).\n"
+        f"- **It predicts what a fix saves.** In the demo {saves:.1f} ms of {before:.1f} ms, {share:.0f} %; "
         f"the fix saved\n  {before - after:.1f} ms, {100 * (1 - after / before):.0f} % ([the demo]({docs}slow-job.md))."
     )
     return re.sub(
@@ -96,6 +126,7 @@ WITH_FIGURES = {HERE.parent / "README.md": "docs/", HERE / "index.md": ""}
 PAGES = {
     "commands.md": commands_page,
     "store.md": store_page,
+    "columns.md": columns_page,
     "architecture.md": architecture_page,
     "notebook.ipynb": notebook_page,
     "images/terminal.svg": terminal_picture,

@@ -53,7 +53,7 @@ class Block(NamedTuple):
 
 
 def pages() -> Iterator[Path]:
-    """README and the pages of the site; decisions are about their time, and commands.md is written by generate.py."""
+    """README and the pages of the site; decisions are about their time, and generate.py writes commands.md."""
     yield HERE.parent / "README.md"
     for path in sorted(HERE.rglob("*.md")):
         if "adr" not in path.relative_to(HERE).parts and path.name != "commands.md":

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import outputs
 
-SHOWN = (("rankscope stats run", 11), ("rankscope diff run fixed", 4))
+SHOWN = (("rankscope stats run", 9), ("rankscope diff run fixed", 4))
 """Commands, and how many lines of what they print."""
 COLUMNS, LINE_PX, COLUMN_PX, MARGIN = 80, 18, 8.0, 16
 STYLE = """\
-text { font: 13px ui-monospace, "SF Mono", "DejaVu Sans Mono", Menlo, Consolas, monospace; fill: #d7dae0; white-space: pre }
+text { font: 13px ui-monospace, "SF Mono", "DejaVu Sans Mono", Menlo, Consolas, monospace; fill: #d7dae0 }
+text { white-space: pre }
 .command { fill: #7fd1ff; font-weight: 600 } .critical { fill: #ff8f87 } .strong { font-weight: 600; fill: #fff }
 .line { animation: shown 0.01s linear backwards }
 @keyframes shown { from { opacity: 0 } }

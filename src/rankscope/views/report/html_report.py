@@ -191,7 +191,8 @@ def _finding(content: Content, finding: Finding, number: int, shown: Set[str]) -
     inside += f"<p><b>Next:</b> {escape(sentence(finding.advice))}</p>" if finding.advice else ""
     inside += f"<p>{_command(shell_words(finding.command))}</p>" if finding.command else ""
     inside += f'<p>All figures: <a href="#{report}">{report}</a>.</p>' if finding.report in shown else ""
-    inside += f'<p><a href="#about-{finding.page}">What this means, and when it is wrong</a></p>' if finding.page else ""
+    if finding.page:
+        inside += f'<p><a href="#about-{finding.page}">What this means, and when it is wrong</a></p>'
     note = ", ".join(noted(finding, content.step_ns))
     name = f"{number}. {finding.report}"
     return _folded(f"finding-{number}", finding.severity, name, finding.title, note, inside)
