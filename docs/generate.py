@@ -24,6 +24,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
 from rankscope.timeline.sql_views import VIEWS, describe
+from rankscope.views.envelope import definition_page
 
 HERE = Path(__file__).parent
 HELP_WIDTH = "100"
@@ -61,12 +62,36 @@ def store_page() -> str:
     return "\n".join(parts)
 
 
+def reports_page() -> str:
+    parts = [
+        "# Reports",
+        "",
+        "`rankscope stats RUN -r NAME` prints one; `-r list` lists them, `-r all` prints all (this page is made by",
+        "`make docs`). A name with a dot is a further table of a report: `idle.gaps` has the places of what `idle`",
+        "adds up by cause. [Definitions](definitions.md) has the exact definition of every figure,",
+        "[column names](columns.md) the columns, [findings](findings/index.md) what each finding means.",
+        "A report's page has how to read its table, traps, and an example.",
+        "",
+        "| report | question |",
+        "|---|---|",
+    ]
+    questions = {name: report.question for name, report in REPORTS.items()} | {
+        "doctor": "Can this trace be trusted?"
+    }
+    for name, question in questions.items():
+        page = definition_page(name).removeprefix("docs/")
+        is_part = f"\n## {name}\n" in (HERE / page).read_text(encoding="utf-8")
+        anchor = f"#{name.replace('.', '')}" if is_part else ""
+        parts.append(f"| [{name}]({page}{anchor}) | {question} |")
+    return "\n".join([*parts, ""])
+
+
 def columns_page() -> str:
     parts = [
         "# Column names",
         "",
         "What the columns of every report are called in csv and json, and what they mean (made by `make docs`).",
-        "The names do not change without a major version. `--by KEY` adds that key as a column where the report has it.",
+        "The names do not change without a major version. `--by KEY` adds that key as a column.",
         "[Definitions](definitions.md) has the rules behind the figures.",
         "",
     ]
@@ -127,6 +152,7 @@ PAGES = {
     "commands.md": commands_page,
     "store.md": store_page,
     "columns.md": columns_page,
+    "reports.md": reports_page,
     "architecture.md": architecture_page,
     "notebook.ipynb": notebook_page,
     "images/terminal.svg": terminal_picture,
