@@ -35,6 +35,7 @@ OF_FACTS = {
     "growth_bytes": "memory-growth",
     "turns": "uneven-work",
     "all_to_all_load": "uneven-work",
+    "thread_runs_ns": "slow-core",
 }
 """By a quantity that only findings of one kind have."""
 OF_AXES = {
