@@ -55,7 +55,7 @@ _PLANTED = f"""\
 --fault KIND:RANKS:MS ...  these ranks are slower by MS a step on average; KIND is compute, throttle, host, gc,
     contention, checkpoint, copy, dataloader or link; RANKS is 5, 8-15, node3 or stage1; MS/N: in every N-th step only,
     by N * MS. Or the work is divided unevenly: stages:stage1:MS gives a stage more layers, lengths:all:MS makes
-    micro-batches differ; experts:5:MS or experts:all:MS sends more tokens to one rank, or to another one in each step
+    micro-batches differ, experts:5:MS or experts:all:MS sends more tokens to one rank, or to another one in each step
     (with --experts); may be repeated
 --experts MS  each layer is a mixture of experts: an all_to_all over the data-parallel ranks, and MS of compute
 --no-balance  leave T_balanced out of truth.json: it takes up to three simulations more
