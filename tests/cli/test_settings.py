@@ -120,7 +120,7 @@ def test_what_is_wrong_is_said_with_its_place(
     [
         "[tool.rankscope.profile]\nrank = 3",
         "[tool.rankscope.profile]\nactive = ",
-        "[tool.rankscope.profile]\nranks = '3-'",
+        "[tool.rankscope.profile]\nranks = '3-'\nwith-stack = false",
         "[tool.rankscope.profile]\nactive = 'many'",
     ],
 )

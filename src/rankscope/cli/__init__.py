@@ -282,11 +282,7 @@ def _main(argv: Sequence[str]) -> int:
                 hint=f"{did_you_mean(argv[0], (*COMMANDS, *os.listdir()))}See: rankscope --help",  # noqa: PTH208
             )
         parser, command = command_parser(argv[0])
-        settings |= _settings(parser, argv)
-        args = _parsed(parser, command, list(argv[1:]))
-        fill(args, parser, settings)
-        if settings and argv[0] == "profile":
-            _check_settings(args, settings, command)
+        args = _parsed_with_settings(parser, command, argv, settings)
         if (
             parser.finds_run
             and not args.run
@@ -320,39 +316,35 @@ def _main(argv: Sequence[str]) -> int:
         return 1
 
 
-def _settings(parser: Parser, argv: Sequence[str]) -> dict[str, Setting]:
-    """What files set for a command. A file that is wrong never stops a training job."""
+def _parsed_with_settings(
+    parser: Parser, command: Command, argv: Sequence[str], settings: dict[str, Setting]
+) -> argparse.Namespace:
+    """The arguments, with what files set. What is wrong there stops no training job, and rank 0 says it."""
+    name, *words = argv
+    wrong, is_job = "", name == "profile"
     try:
-        settings = read_settings(parser, argv[0], COMMANDS)
-        parser.main_options |= settings.keys() if parser.main_options else set()
-        return settings
+        settings |= read_settings(parser, name, COMMANDS)
     except UsageError as error:
-        if argv[0] != "profile":
+        if not is_job:
             raise
-        if "--inner" not in argv:
-            _say_no_settings(error)
-        return {}
+        wrong = str(error)
+    parser.main_options |= settings.keys() if parser.main_options else set()
+    args = _parsed(parser, command, words)
+    without = fill(args, parser, settings)
+    if is_job and settings:
+        plan_of = cast(Any, command).plan_of
+        try:
+            plan_of(args, ())
+        except UsageError as error:
+            vars(args).update(without)
+            plan_of(args, ())  # fails where the command itself is wrong
+            wrong = f"{error}\n  {named_in(error, settings)}"
+    if wrong and not args.inner:
+        from rankscope.capture.rank import detect
 
-
-def _check_settings(args: argparse.Namespace, settings: Mapping[str, Setting], command: Any) -> None:
-    """Values that `profile` cannot use are left out, too; what is wrong in its own words is said later."""
-    try:
-        command.plan_of(args, ())
-    except UsageError as error:
-        without = argparse.Namespace(
-            **{**vars(args), **{dest: of.otherwise for dest, of in settings.items()}}
-        )
-        command.plan_of(without, ())
-        vars(args).update(vars(without))
-        _say_no_settings(error, f"{named_in(error, settings)} ".lstrip())
-
-
-def _say_no_settings(error: RankscopeError, where: str = "") -> None:
-    """Of a job, rank 0 says it."""
-    from rankscope.capture.rank import detect
-
-    if detect(os.environ).rank == 0:
-        print(f"rankscope: {error}\n  {where}The job runs without these settings.", file=sys.stderr)
+        if detect(os.environ).rank == 0:
+            print(f"rankscope: {wrong}\n  The job runs without these settings.", file=sys.stderr)
+    return args
 
 
 def _by_todays_name(argv: Sequence[str]) -> list[str]:

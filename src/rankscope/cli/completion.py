@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from rankscope.cli import COMMANDS, command_parser
@@ -90,17 +91,17 @@ def candidates(words: list[str]) -> set[str]:
     if not (option.startswith("--") and equals):
         is_split = before[-1] == "="  # bash has it as a word of its own
         prefix, option, equals, value = "", before[-1 - is_split], "=" * is_split, word
-    action = parser._option_string_actions.get(option)
-    if action is not None and action.nargs != 0 and (equals or action.nargs is None):
+    actions = parser._option_string_actions
+    with_value = {name for name, each in actions.items() if each.nargs is None}
+    if option in with_value or (equals and option in actions):
         listed, comma, begun = value.rpartition(",")
-        names = {name for name in _values(action, before[0]) if name.startswith(begun)}
+        names = {name for name in _values(actions[option], before[0]) if name.startswith(begun)}
         return {f"{prefix}{listed}{comma}{name}" for name in names}
-    if takes_the_rest(parser) and any(not each.startswith("-") for each in before[1:]):
-        return set()
+    arguments = [each for last, each in pairwise(before) if each[:1] != "-" and last not in with_value]
+    if arguments and takes_the_rest(parser):
+        return set()  # the words of another command
     if word.startswith("-"):
-        names = {
-            name for each in parser._actions for name in each.option_strings if each.help != argparse.SUPPRESS
-        }
+        names = {name for name, each in actions.items() if each.help != argparse.SUPPRESS}
     else:
         names = set(_arguments(parser, before[0], word))
     return {name for name in names if name.startswith(word)}

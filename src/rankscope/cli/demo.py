@@ -52,7 +52,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     folder = _copied_runs()
     run, fixed = str(folder / "run"), str(folder / "fixed")
-    stats, diff = f"rankscope stats {_typed(run)}", f"rankscope diff {_typed(run)} \\\n    {_typed(fixed)}"
+    stats, diff = (
+        f"rankscope stats {shell_word(run)}",
+        f"rankscope diff {shell_word(run)} \\\n    {shell_word(fixed)}",
+    )
     common.say(_ABOUT)
     if not args.no_view:
         common.say(f"{_ON_THE_PAGE.format(stats=stats, diff=diff)}{_OWN_JOB}")
@@ -83,9 +86,3 @@ def _copy_runs(folder: Path) -> None:
         make_private_folder(target.parent)
         if not target.exists():
             copy_file(source, target)
-
-
-def _typed(path: str) -> str:
-    """As one types it: from the home folder."""
-    home = os.path.expanduser("~/")  # noqa: PTH111  (of a folder, pathlib drops the slash)
-    return f"~/{shell_word(path[len(home) :])}" if path.startswith(home) else shell_word(path)

@@ -48,8 +48,8 @@ class Setting(NamedTuple):
 def read_settings(parser: argparse.ArgumentParser, name: str, commands: Iterable[str]) -> dict[str, Setting]:
     """What the files say about a command. The parser's help shows it, and `fill` must follow parsing."""
     settings: dict[str, Setting] = {}
-    for path, prefix in _files():
-        for key, value, where in _entries(path, prefix, name, commands):
+    for file in _files():
+        for key, value, where in _entries(*file, name, commands):
             action = parser._option_string_actions.get(f"--{key}")
             keys = [key for key in sorted(_KEYS.split()) if f"--{key}" in parser._option_string_actions]
             if action is None or key not in keys:
@@ -75,24 +75,26 @@ def _converted(
     """As the option converts and checks it."""
     if isinstance(value, bool) and (action.nargs == 0 or isinstance(action, ValueWithEquals)):
         return value if action.nargs == 0 else text.lower()
-    why = "It is on or off: true or false."
+    why = "it is on or off: true or false"
     if action.nargs != 0:
         try:
             return parser._get_values(action, [text])
-        except argparse.ArgumentError as error:
-            why = f"{error.message[:1].upper()}{error.message[1:]}."
-        except RankscopeError as error:
-            why = f"{error.message[:1].upper()}{error.message[1:]}. {error.why}".rstrip()
+        except (argparse.ArgumentError, RankscopeError) as error:
+            why = error.message
+    why = f"{why[:1].upper()}{why[1:]}."
     raise UsageError(f"{where}: {action.option_strings[-1][2:]} = {text}", why=why, hint="Correct the file.")
 
 
-def fill(args: argparse.Namespace, parser: argparse.ArgumentParser, settings: Mapping[str, Setting]) -> None:
-    """Give options that are not in the command their values."""
+def fill(
+    args: argparse.Namespace, parser: argparse.ArgumentParser, settings: Mapping[str, Setting]
+) -> dict[str, Any]:
+    """Give options that are not in the command their values; returns what they were without the files."""
     given = {dest for dest, value in vars(args).items() if value != parser.get_default(dest)}
-    for dest, setting in settings.items():
-        if getattr(args, dest) is _NOT_GIVEN:
-            others = {other for one in _ONE_OF if dest in {*chain(*_ONE_OF)} - one for other in one}
-            setattr(args, dest, setting.otherwise if given & others else setting.value)
+    missing = {dest: of.otherwise for dest, of in settings.items() if getattr(args, dest) is _NOT_GIVEN}
+    for dest, otherwise in missing.items():
+        others = {other for one in _ONE_OF if dest in {*chain(*_ONE_OF)} - one for other in one}
+        setattr(args, dest, otherwise if given & others else settings[dest].value)
+    return missing
 
 
 def named_in(error: RankscopeError, settings: Mapping[str, Setting]) -> str:
@@ -101,17 +103,16 @@ def named_in(error: RankscopeError, settings: Mapping[str, Setting]) -> str:
     return f"Set in a file: {', '.join(named)}." if named else ""
 
 
-def _files() -> Iterator[tuple[str, str]]:
-    """Those that there may be, with what the name of a table begins with; the later one wins."""
-    yield (
-        os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "rankscope.toml"),
-        "",
-    )
+def _files() -> Iterator[tuple[str, str, bytes]]:
+    """Those that there are, with what the name of a table begins with, and the content; the later one wins."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    path = os.path.join(folder, "rankscope.toml")
+    yield path, "", _content(path)
     folder, inside = os.getcwd(), ""
     while folder != inside:
         path = os.path.join(folder, "pyproject.toml")
-        if b"tool.rankscope" in _content(path):
-            yield path, "tool.rankscope."
+        if b"tool.rankscope" in (content := _content(path)):
+            yield os.path.relpath(path), "tool.rankscope.", content
             return
         folder, inside = os.path.dirname(folder), folder
 
@@ -124,11 +125,12 @@ def _content(path: str) -> bytes:
         return b""
 
 
-def _entries(path: str, prefix: str, name: str, commands: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
+def _entries(
+    path: str, prefix: str, content: bytes, name: str, commands: Iterable[str]
+) -> Iterator[tuple[str, Any, str]]:
     """Key and value of each setting of a command, and where it is."""
-    if not (content := _content(path)):
+    if not content:
         return
-    shown = os.path.relpath(path) if prefix else path
     try:
         # Late: as a rule there is no file.
         if sys.version_info >= (3, 11):
@@ -139,13 +141,9 @@ def _entries(path: str, prefix: str, name: str, commands: Iterable[str]) -> Iter
         tables: Any = tomllib.loads(text)
         for part in prefix.split(".")[:-1]:
             tables = tables[part]
-    except ModuleNotFoundError:
+    except (ImportError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{shown} cannot be read", why="Python 3.10 needs the package tomli.", hint="pip install tomli"
-        ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{shown} cannot be read", why=f"It is no TOML: {error}.", hint="Correct it."
+            f"{path} cannot be read as TOML", why=f"{error}.", hint="Correct the file."
         ) from None
 
     def where(table: str, key: str) -> str:
@@ -154,8 +152,8 @@ def _entries(path: str, prefix: str, name: str, commands: Iterable[str]) -> Iter
         start = lines.index(f"[{prefix}{table}]") if f"[{prefix}{table}]" in lines else 0
         for number, line in enumerate(lines[start:], start + 1):
             if re.match(rf"""\s*\[?["']?([\w.]*\.)?{re.escape(key)}\b""", line):
-                return f"{shown}, line {number}"
-        return shown
+                return f"{path}, line {number}"
+        return path
 
     for table, entries in tables.items():
         if table not in commands or not isinstance(entries, dict):
