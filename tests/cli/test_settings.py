@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from conftest import ROOT
 from rankscope.cli import COMMANDS, command_parser, main
 from rankscope.cli.settings import _KEYS, fill, read_settings
 
@@ -137,8 +139,6 @@ def test_a_file_that_is_wrong_stops_no_job(content: str, project: Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    import os
-
     return {**os.environ, "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
 
@@ -163,6 +163,13 @@ def test_every_key_is_an_option_and_none_of_them_starts_a_program() -> None:
         "force",
     ):
         assert f"--{name}" in options and name not in _KEYS.split()
+
+
+def test_the_page_about_settings_shows_some_that_work(project: Path) -> None:
+    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    (project / "pyproject.toml").write_text(page.partition("```toml\n")[2].partition("```")[0])
+    assert parsed("profile", "true").output == "runs/%q{SLURM_JOB_ID}"
+    assert parsed("stats").peak == "bf16=989TF"
 
 
 def test_without_a_file_nothing_is_imported(project: Path) -> None:
