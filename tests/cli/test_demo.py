@@ -27,12 +27,12 @@ def test_in_the_terminal(
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["demo", "--no-view"]) == 0
     captured = capsys.readouterr()
-    assert captured.out.startswith("Rank 2 costs") and "3.8x faster" in captured.out
-    assert max(map(len, captured.err.splitlines())) <= 80
-    commands = re.findall(r"\$ (rankscope .+)", captured.err.replace(" \\\n", ""))
+    assert "\nRank 2 costs" in captured.out and "3.8x faster" in captured.out and captured.err == ""
+    assert captured.out.startswith(demo._ABOUT) and captured.out.endswith(f"{demo._OWN_JOB}\n")
+    commands = re.findall(r"\$ (rankscope .+)", captured.out.replace(" \\\n", ""))
     assert len(commands) == 2
     for command in commands:  # as they are printed
-        assert main([os.path.expanduser(word) for word in shlex.split(command)[1:]]) == 0  # noqa: PTH111
+        assert main(shlex.split(command)[1:]) == 0
         assert capsys.readouterr().out in captured.out
 
 
@@ -65,3 +65,4 @@ def test_in_the_browser(tmp_path: Path) -> None:
         said = viewer.stderr.read()
         assert viewer.wait(60) == 0
     assert f"rankscope stats {tmp_path}/" in said and "Traceback" not in said
+    assert max(len(line) for line in demo._IN_BROWSER.splitlines()) <= 80

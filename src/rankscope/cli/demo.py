@@ -26,17 +26,19 @@ _ABOUT = """\
 A recorded training run: 4 ranks on CPUs, and one of them is slow. A second run
 is the same job after the fix. Both come with rankscope; no job is started.
 """
-_ON_THE_PAGE = """\
+_OWN_JOB = "  rankscope profile torchrun --nproc-per-node 4 train.py   your own job"
+_IN_BROWSER = f"""\
+{_ABOUT}
 On the page:
   Every rank has two rows: A is the slow job, B is the job after the fix.
   In A, three ranks wait (light) until rank 2 has loaded its data (empty).
   The headline says what the fix saved. The key n shows the next change.
 
 In another terminal:
-  {stats}
-  {diff}
+  {{stats}}
+  {{diff}}
+{_OWN_JOB}
 """
-_OWN_JOB = "  rankscope profile torchrun --nproc-per-node 4 train.py   your own job\n"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -52,20 +54,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     folder = _copied_runs()
     run, fixed = str(folder / "run"), str(folder / "fixed")
-    stats, diff = (
-        f"rankscope stats {shell_word(run)}",
-        f"rankscope diff {shell_word(run)} \\\n    {shell_word(fixed)}",
-    )
-    common.say(_ABOUT)
+    diff = f"rankscope diff {shell_word(run)} \\\n    {shell_word(fixed)}"
     if not args.no_view:
-        common.say(f"{_ON_THE_PAGE.format(stats=stats, diff=diff)}{_OWN_JOB}")
+        common.say(_IN_BROWSER.format(stats=f"rankscope stats {shell_word(run)}", diff=diff))
         flags = ["--no-open"] if args.no_open else []
         return rankscope(["view", run, fixed, "-q", "--host", args.host, "--port", str(args.port), *flags])
-    common.say(f"$ {stats}")
+    print(f"{_ABOUT}\n$ rankscope stats {shell_word(run)}")
     code = rankscope(["stats", run, "-q"])
-    common.say(f"\n$ {diff} -r steps")
+    print(f"\n$ {diff} -r steps")
     code = code or rankscope(["diff", run, fixed, "-q", "-r", "steps"])
-    common.say(f"\nNext:\n  rankscope demo   the same in the browser\n{_OWN_JOB}")
+    print(f"\nNext:\n  rankscope demo   the same in the browser\n{_OWN_JOB}")
     return code
 
 
@@ -81,7 +79,7 @@ def _copied_runs() -> Path:
 
 
 def _copy_runs(folder: Path) -> None:
-    for source in _RECORDED.glob("*/*.*"):
+    for source in _RECORDED.glob("*/rank*"):
         target = folder / source.relative_to(_RECORDED)
         make_private_folder(target.parent)
         if not target.exists():
