@@ -138,6 +138,19 @@ def test_a_file_that_is_wrong_stops_no_job(content: str, project: Path) -> None:
     assert behind.stderr == "", "one rank says it"
 
 
+def test_the_command_inside_a_launcher_has_the_settings_of_that_in_front(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "pyproject.toml").write_text("[tool.rankscope.profile]\nwith-flops = true\nstats = true\n")
+    (launcher := project / "mpiexec").write_text("#!/bin/sh\n")
+    launcher.chmod(0o755)
+    assert main(["profile", "--dry-run", str(launcher), "-n", "2", sys.executable, "train.py"]) == 0
+    inserted = capsys.readouterr().out
+    assert "--with-flops" in inserted and "--inner --" in inserted and "--stats" not in inserted
+    assert main(["profile", "--dry-run", "--inner", "--", "true"]) == 0
+    assert '"with_flops":false' in capsys.readouterr().out
+
+
 def _environment() -> dict[str, str]:
     return {**os.environ, "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 

@@ -14,6 +14,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TextIO, cast
 
 from rankscope.cli.options import takes_the_rest, written_out
@@ -322,6 +323,8 @@ def _parsed_with_settings(
     """The arguments, with what files set. What is wrong there stops no training job, and rank 0 says it."""
     name, *words = argv
     wrong, is_job = "", name == "profile"
+    if is_job and ("--inner", "--") in pairwise(words):  # the process in front has read them
+        return _parsed(parser, command, words)
     try:
         settings |= read_settings(parser, name, COMMANDS)
     except UsageError as error:
@@ -339,7 +342,7 @@ def _parsed_with_settings(
             vars(args).update(without)
             plan_of(args, ())  # fails where the command itself is wrong
             wrong = f"{error}\n  {named_in(error, settings)}"
-    if wrong and not args.inner:
+    if wrong:
         from rankscope.capture.rank import detect
 
         if detect(os.environ).rank == 0:
