@@ -48,14 +48,14 @@ class Setting(NamedTuple):
 def read_settings(parser: argparse.ArgumentParser, name: str, commands: Iterable[str]) -> dict[str, Setting]:
     """What the files say about a command. The parser's help shows it, and `fill` must follow parsing."""
     settings: dict[str, Setting] = {}
-    for file in _files():
+    keys = [key for key in sorted(_KEYS.split()) if f"--{key}" in parser._option_string_actions]
+    for file in _files() if keys else ():
         for key, value, where in _entries(*file, name, commands):
             action = parser._option_string_actions.get(f"--{key}")
-            keys = [key for key in sorted(_KEYS.split()) if f"--{key}" in parser._option_string_actions]
             if action is None or key not in keys:
                 raise UsageError(
                     f"{where}: {parser.prog} has no setting {key}",
-                    why=f"These options can be set in a file: {', '.join(keys) or 'none'}.",
+                    why=f"These options can be set in a file: {', '.join(keys)}.",
                     hint=f"{did_you_mean(key, keys)}Correct the file, or give the option in the command.",
                 )
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -108,7 +108,10 @@ def _files() -> Iterator[tuple[str, str, bytes]]:
     folder = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     path = os.path.join(folder, "rankscope.toml")
     yield path, "", _content(path)
-    folder, inside = os.getcwd(), ""
+    try:
+        folder, inside = os.getcwd(), ""
+    except OSError:  # it was deleted
+        return
     while folder != inside:
         path = os.path.join(folder, "pyproject.toml")
         if b"tool.rankscope" in (content := _content(path)):
@@ -141,7 +144,7 @@ def _entries(
         tables: Any = tomllib.loads(text)
         for part in prefix.split(".")[:-1]:
             tables = tables[part]
-    except (ImportError, ValueError, KeyError, TypeError) as error:
+    except (ImportError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
             f"{path} cannot be read as TOML", why=f"{error}.", hint="Correct the file."
         ) from None
