@@ -18,7 +18,7 @@ from rankscope.views.charts import Chart
 from rankscope.views.columns import Field, fields
 from rankscope.views.html import attributes, escape
 from rankscope.views.report.content import Content, Section, noted
-from rankscope.views.report.definitions import definition, finding_page
+from rankscope.views.report.definitions import definition
 from rankscope.views.text import sentence
 
 _HERE = Path(__file__).parent
@@ -373,7 +373,8 @@ def _explained(content: Content) -> str:
     """The pages of docs/findings about the kinds of findings above."""
     names = sorted({finding.page for finding in content.findings if finding.page})
     pages = "".join(
-        _folded(f"about-{name}", "", name.replace("-", " "), "", "", finding_page(name)) for name in names
+        _folded(f"about-{name}", "", name.replace("-", " "), "", "", definition(f"findings/{name}"))
+        for name in names
     )
     return f'<section id="about"><h2>What the findings mean</h2>{pages}</section>' if names else ""
 
