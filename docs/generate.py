@@ -128,7 +128,7 @@ def with_figures(text: str, docs: str) -> str:
         _number(pattern, run) for pattern in (r"costs ([\d.]+) ms per step", r"ms per step \((\d+) %")
     )
     figures = (
-        f"- **The culprit it names is the right one in {right:.0f} of 100 cases**: faults of 5 % of the step or more,\n"
+        f"- **The culprit it names is the right one in {right:.0f} of 100 cases**: faults from 5 % of the step,\n"
         f"  planted in {simulated:.0f} simulated and {real:.0f} real jobs "
         f"([how it is measured]({docs}accuracy.md#the-exam)).\n"
         f"- **It predicts what a fix saves.** In the demo {saves:.1f} ms of {before:.1f} ms, {share:.0f} %; "

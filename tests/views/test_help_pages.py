@@ -26,7 +26,7 @@ def test_each_page_is_that_of_a_finding() -> None:
     pages = {page for each in MAPS for page in each.values()} | {finding_pages.OTHER_WORK}
     assert page_names() == sorted(pages)
     listed = re.findall(
-        r"^\| \[[a-z-]+\]\(([a-z-]+)\.md\) \|", (ROOT / "docs/findings/index.md").read_text(), re.M
+        r"^- \[[a-z-]+\]\(([a-z-]+)\.md\): ", (ROOT / "docs/findings/index.md").read_text(), re.M
     )
     assert sorted(listed) == page_names()
 
