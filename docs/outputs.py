@@ -1,9 +1,9 @@
 """Writes what commands print into the pages.
 
 Every block that begins with '$ rankscope …' and shows output is written again: `make docs` runs the command on the runs
-of tests/data or of simulated_runs.py that it names. Its width stays 80 or 100 columns. A line '…' stands for what
-is left out. At the end of a block, it keeps its number of paragraphs, or of lines if it has only one. Elsewhere, the
-output goes on with the line that follows there, and as many lines as before.
+of tests/data, of the demo or of simulated_runs.py that it names. Its width stays 80 or 100 columns. A line '…' stands
+for what is left out. At the end of a block, it keeps its number of paragraphs, or of lines if it has only one.
+Elsewhere, the output goes on with the line that follows there, and as many lines as before.
 
 A comment before a block says that it is not written here: '<!-- tested: FILE -->' where a test compares it with what is
 printed, '<!-- by hand: REASON -->' where it cannot be printed again. A test counts the latter.
@@ -29,6 +29,7 @@ from rankscope.cli import main as rankscope
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "tests" / "data"
+DEMO = HERE.parent / "src" / "rankscope" / "demo"
 PUBLIC = HERE.parent.parent / "shared" / "data" / "public"
 """Traces of other projects, which are not part of the repository: without them, what pages show of them stays."""
 FENCE = re.compile(r"^(?:<!-- (tested|by hand): (.+?) -->\n)?```(\w*)\n(.*?)^```$", re.M | re.S)
@@ -53,7 +54,7 @@ class Block(NamedTuple):
 
 
 def pages() -> Iterator[Path]:
-    """README and the pages of the site; decisions are about their time, and commands.md is written by generate.py."""
+    """README and the pages of the site; decisions are about their time, and generate.py writes commands.md."""
     yield HERE.parent / "README.md"
     for path in sorted(HERE.rglob("*.md")):
         if "adr" not in path.relative_to(HERE).parts and path.name != "commands.md":
@@ -76,12 +77,8 @@ def with_outputs(text: str, folder: Path) -> str:
         if line is None:
             raise SystemExit(f"outputs.py: this block needs a mark, or begins with a command:\n{match[4]}")
         body = match[4][line.end() :].rstrip("\n").split("\n")
-        output = _output(
-            line, folder, width=next((w for w in WIDTHS if max(map(len, body)) <= w), WIDTHS[-1])
-        )
-        if output is None:
-            return match[0]
-        return f"```\n{line[0]}{_cut(output, body)}\n```"
+        now = output(line, folder, width=next((w for w in WIDTHS if max(map(len, body)) <= w), WIDTHS[-1]))
+        return match[0] if now is None else f"```\n{line[0]}{_cut(now, body)}\n```"
 
     return FENCE.sub(printed, text)
 
@@ -108,7 +105,7 @@ def _cut(output: str, old: list[str]) -> str:
     return f"\n{CUT}".join(shown).rstrip("\n")
 
 
-def _output(line: re.Match[str], folder: Path, width: int) -> str | None:
+def output(line: re.Match[str], folder: Path, width: int) -> str | None:
     """What the command prints in `folder`, on both streams; only its errors where it writes to a file."""
     words = shlex.split(line[1].replace("\\\n", " "))
     options = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
@@ -147,7 +144,7 @@ def _copy(name: str, folder: Path) -> bool:
         with contextlib.redirect_stdout(io.StringIO()):
             SIMULATED[name](copy)
         return True
-    paths = (path for data in (DATA, PUBLIC) for path in sorted(data.rglob("*")))
+    paths = (path for data in (DATA, DEMO, PUBLIC) for path in sorted(data.rglob("*")))
     named = [path for path in paths if path.name in (name, f"{name}.xz")]
     path = min(named, key=lambda path: len(path.parts), default=None)
     if path is None:

@@ -1,6 +1,7 @@
 """Writes the pictures of README.md and docs: report and viewer of the tutorial's run, the viewer of a GPU run, a chart.
 
-All are of runs in tests/data. `make pictures` runs it. It needs chromium and playwright (pip install 'rankscope[dev]').
+All are of runs in tests/data and of the demo. `make pictures` runs it. It needs chromium and
+playwright (pip install 'rankscope[dev]').
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome")
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
 DATA = ROOT / "tests" / "data"
+DEMO = ROOT / "src" / "rankscope" / "demo"
 SCREEN, PHONE, PAPER = (
     {"width": 1440, "height": 900},
     {"width": 390, "height": 844},
@@ -33,7 +35,7 @@ REPORTS = {
     "report-print": {"viewport": PAPER},
 }
 """Of the tutorial's run."""
-VIEWERS = {"viewer": "seqpar-gloo4-slow2", "viewer-slow-job": "slow-job/run"}
+VIEWERS = {"viewer": "seqpar-gloo4-slow2", "viewer-slow-job": "run"}
 ROOFLINE = "gpt-h200"
 
 
@@ -68,7 +70,7 @@ def main() -> None:
         raise SystemExit("pictures.py needs chromium (tests/install-packages.sh installs it)")
     with tempfile.TemporaryDirectory(prefix="rankscope-pictures-") as folder, sync_playwright() as playwright:
         for run in (*VIEWERS.values(), ROOFLINE):
-            shutil.copytree(DATA / run, Path(folder) / run)
+            shutil.copytree((DEMO if (DEMO / run).exists() else DATA) / run, Path(folder) / run)
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         report_pictures(chromium, Path(folder) / VIEWERS["viewer-slow-job"])
         for name, run in VIEWERS.items():

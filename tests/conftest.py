@@ -46,6 +46,8 @@ settings.load_profile("rankscope")
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "data"
+DEMO = ROOT / "src" / "rankscope" / "demo"
+"""The runs of `rankscope demo`, and of the tutorial."""
 SHARED = ROOT.parent / "shared" / "data"
 
 
@@ -124,13 +126,16 @@ def shared() -> Path:
 def dataset(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
-    """The path of a recorded file or folder by its name below tests/data, or of "public/…"; .xz is unpacked."""
+    """The path of a recorded file or folder by its name below tests/data, or of "demo/…" or "public/…"; .xz is
+    unpacked."""
     unpacked = tmp_path_factory.mktemp("data")
 
     def find(name: str) -> Path:
         if name.startswith("public/"):
             folder: Path = request.getfixturevalue("shared")
             return folder / name
+        if name.startswith("demo/"):
+            return DEMO.parent / name
         source = DATA / name
         packed = source.rglob("*.xz") if source.exists() else [source.with_name(f"{source.name}.xz")]
         found = source

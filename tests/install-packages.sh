@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that tests need outside .venv: launchers, sshd and rsync, shellcheck, a browser, node.
+# Installs the Debian packages that tests need outside .venv: launchers, sshd, rsync, shellcheck, a browser, node, shells.
 # It prints their names first. Without root or apt-get it installs nothing and says which tests skip; the check of the
 # viewer's JavaScript (tests/viewer/check-js.sh) then fails unless node and npm are there. Running it again does nothing.
 set -euo pipefail
@@ -19,6 +19,8 @@ if grep -qs '^ID=debian' /etc/os-release; then browser=chromium-headless-shell; 
 need $browser $browser fonts-dejavu-core
 need node nodejs
 need npm npm
+need zsh zsh
+need fish fish
 if [ "${#packages[@]}" -eq 0 ]; then exit 0; fi
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
   echo "install-packages: not root, or no apt-get: not installed, tests that need them skip: ${packages[*]}" >&2

@@ -86,9 +86,14 @@ def test_an_editable_install_compiles_what_has_changed(
 def test_without_a_compiler_the_wheel_has_no_c_parts(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path / "a", CC="false")
     assert wheel.name.endswith("-py3-none-any.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+    sizes = {entry.filename: entry.compress_size for entry in zipfile.ZipFile(wheel).infolist()}
+    names = [*sizes]
     assert "rankscope/agents/guide.md" in names
+    demo = [name for name in names if name.startswith("rankscope/demo/")]
+    assert len(demo) == 18 and sum(sizes[name] for name in demo) < 1_000_000, "the runs of rankscope demo"
     assert "rankscope/native/__init__.py" in names
+    pages = {f"rankscope/definitions/findings/{page.name}" for page in (ROOT / "docs/findings").glob("*.md")}
+    assert pages | {page.replace(".md", ".html") for page in pages} <= {*names}
     assert not [name for name in names if name.endswith((".so", ".c", ".h"))]
 
 

@@ -59,7 +59,7 @@ RECORDED = (
     "jax/mlp-h200", "proton/matmul-h200", "graph-captured-h200",
     "nsys/seqpar-gloo2", "batched-p2p-h200", "seqpar-gloo4", "seqpar-gloo4-slow2",
     "seqpar-nccl1-bf16", "seqpar-nccl1-fp32", "clocks-h200-free", "clocks-h200-900mhz", "ordinary/tensor-data",
-    "slow-job/run",
+    "demo/run",
 )  # fmt: skip
 PUBLIC = (
     "public/hta/nccl_data.json.gz", "public/hta/ns_resolution.pt.trace.json.gz", "public/hta/sampled_rank-0.json.gz",

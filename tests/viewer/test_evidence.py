@@ -25,7 +25,7 @@ EVIDENCE = """async () => {
   const top = row.y - timeline.box.scrollTop;
   return top >= 0 && top < timeline.box.clientHeight - AXIS ? 'shown' : 'off screen';
 }"""
-DATASETS = ["slow-job/run", "ddp-gloo4", "hf-trainer-h200", "seqpar-gloo4-slow2", "gpt-h200"]
+DATASETS = ["demo/run", "ddp-gloo4", "hf-trainer-h200", "seqpar-gloo4-slow2", "gpt-h200"]
 MORE = [
     "batched-p2p-h200", "captured-h200", "gpt-graph-h200", "clocks-h200-free", "seqpar-gloo4", "seqpar-nccl1-bf16",
 ]  # fmt: skip
@@ -34,8 +34,10 @@ MORE = [
 @pytest.mark.parametrize(
     "name", [*DATASETS, *(pytest.param(name, marks=pytest.mark.thorough) for name in MORE)]
 )
-def test_every_scene_shows_its_evidence(tmp_path: Path, screen: Screen, name: str) -> None:
-    shutil.copytree(DATA / name, tmp_path / name)
+def test_every_scene_shows_its_evidence(
+    tmp_path: Path, screen: Screen, dataset: Callable[[str], Path], name: str
+) -> None:
+    shutil.copytree(dataset(name), tmp_path / name)
     viewer = serve(tmp_path / name)
     page = screen.open(viewer.url).page
     count = page.evaluate("window.rankscope.findings.length")

@@ -119,7 +119,7 @@ def test_commands_of_a_finding_can_be_pasted() -> None:
         subject="rank 2",
     )
     runs = {"RUN": RunWords(("runs/it's mine",))}
-    assert finding_commands(finding, "faults", runs) == [
+    assert finding_commands(finding, runs) == [
         "rankscope stats 'runs/it'\"'\"'s mine' -r kernels --by rank --ranks 2",
         "rankscope stats 'runs/it'\"'\"'s mine' -r faults",
         "rankscope whatif 'runs/it'\"'\"'s mine' --rank 2=median",
@@ -130,6 +130,7 @@ def test_commands_of_a_finding_can_be_pasted() -> None:
 def test_every_finding_has_commands_with_the_real_path(slow2: Viewer) -> None:
     found = slow2.ask("findings")[1]["findings"]
     assert found
+    assert found[0]["about"].startswith("A rank has more work than its peers\n")
     for one in found:
         for command in one["commands"]:
             words = shlex.split(command)

@@ -14,36 +14,51 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, TextIO, cast
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol, TextIO, cast
 
 from rankscope.cli.options import takes_the_rest, written_out
+from rankscope.cli.settings import Setting, fill, named_in, read_settings
 from rankscope.errors import RankscopeError, UsageError, system_error
 from rankscope.text.spelling import did_you_mean
 from rankscope.text.visible_text import VisibleStream
 from rankscope.version import __version__
 
-# In the order of a first session: capture, read, analyse, view, export.
-COMMANDS = {
-    "profile": "capture a training command with no code change",
-    "job": "the same as a batch job: a script for PBS, Slurm, Kubernetes",
-    "watch": "a running job: step time, the slowest ranks and why, alarms",
-    "probe": "short tests on every GPU: is a device slow, or its work",
-    "capture": "record the next steps of a running job, on all its ranks",
-    "ingest": "read raw traces into a store (the other commands do it too)",
-    "stats": "summary and tables: where the time goes, kernels, ops, steps",
-    "whatif": "estimate the gain of a change: no straggler, faster kernels, …",
-    "diff": "compare two runs, with a test against noise; a gate for CI",
-    "doctor": "check whether a trace can be trusted: a grade, and its defects",
-    "view": "the timeline of all ranks in a browser",
-    "fetch": "copy a run from another machine, without its raw traces",
-    "report": "one HTML file to mail: findings, charts, tables, definitions",
-    "query": "SQL over the run: slices, steps, links, arguments of events",
-    "mcp": "the same answers as tools for an assistant",
-    "export": "a Perfetto or Chrome trace, or tables as Parquet or CSV",
-    "bench": "a workload to try rankscope on; traces with known answers",
+GROUPS = {
+    "look": {
+        "stats": "summary and tables: where the time goes, kernels, ops, steps",
+        "view": "the timeline of all ranks in a browser",
+        "report": "one HTML file to mail: findings, charts, tables, definitions",
+        "diff": "compare two runs, with a test against noise; a gate for CI",
+        "whatif": "estimate the gain of a change: no straggler, faster kernels, …",
+        "doctor": "check whether a trace can be trusted: a grade, and its defects",
+    },
+    "record": {
+        "profile": "capture a training command with no code change",
+        "watch": "a running job: step time, the slowest ranks and why, alarms",
+        "capture": "record the next steps of a running job, on all its ranks",
+    },
+    "jobs": {
+        "job": "write or submit a batch job: PBS, Slurm, Kubernetes, containers",
+        "bench": "a workload to try rankscope on; traces with known answers",
+        "probe": "short tests on every GPU: is a device slow, or its work",
+    },
+    "data": {
+        "query": "SQL over the run: slices, steps, links, arguments of events",
+        "export": "a Perfetto or Chrome trace, or tables as Parquet or CSV",
+        "ingest": "read raw traces into a store (the other commands do it too)",
+        "fetch": "copy a run from another machine, without its raw traces",
+    },
+    "assistants": {"mcp": "the same answers as tools for an assistant"},
+    "first steps": {
+        "demo": "a recorded run with a slow rank, in the browser: no GPU, no torch",
+        "help": "a command, a kind of finding, or a term",
+        "completion": "the Tab key completes commands, options, reports and runs",
+    },
 }
+COMMANDS = {name: summary for commands in GROUPS.values() for name, summary in commands.items()}
 
-_OLD_NAMES = {
+OLD_NAMES = {
     "import-wrapper": ("profile", "--from-wrapper"),
     "chart": ("report",),
     "skill": ("mcp", "--guide"),
@@ -52,12 +67,13 @@ _OLD_NAMES = {
 }
 """Commands that are an option of another now. They work as before, and no list shows them."""
 EPILOG = """\
-first steps:
-  rankscope profile torchrun --nproc-per-node 4 train.py   capture, unchanged
-  rankscope stats RUN           RUN is a trace file, or a folder of one per rank
-  rankscope stats               of the newest run here
-  rankscope stats RUN -r list   all reports
-  rankscope stats --help        every command has a help text with examples
+examples:
+  rankscope demo                                           see it work first
+  rankscope profile torchrun --nproc-per-node 4 train.py   record your job
+  rankscope RUN           its summary, as rankscope stats RUN. RUN is a trace
+                          file, or a folder with a trace for each rank
+  rankscope stats         the summary of the newest run here
+  rankscope help stats    the help of a command, with examples
 """
 
 
@@ -82,6 +98,8 @@ _USAGE_REASONS = {
     "the following arguments are required": "It does not run without them.",
 }
 """By what argparse says."""
+_USAGE = {"None": "%s", "?": "[%s]", "*": "[%s ...]", "+": "%s ..."}
+"""Of an argument, by its nargs."""
 _PYTHON_OF_JOB = "RANKSCOPE_PYTHONEXECUTABLE"
 """Python looks for our packages beside PYTHONEXECUTABLE: the command (capture/rankscope.sh) puts it aside."""
 _SHOW_TRACEBACK = "RANKSCOPE_TRACEBACK"
@@ -151,11 +169,19 @@ class Parser(argparse.ArgumentParser):
             self.subcommands += (added,)
 
 
+class _HelpAll(argparse.Action):
+    """Print the help with every option, and exit."""
+
+    def __call__(self, parser: Any, *_: object) -> None:
+        parser._print_message(parser.format_full_help(), sys.stdout)
+        parser.exit()
+
+
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Keeps the line breaks of examples that fit, and has a wider column for option names."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=28, width=_terminal_width())
+        super().__init__(prog, max_help_position=28, width=terminal_width())
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         from rankscope.cli.help_text import fitted
@@ -163,7 +189,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return fitted(text, width)
 
 
-def _terminal_width() -> int:
+def terminal_width() -> int:
     """As in argparse, but without importing shutil: a formatter is made even when no help is shown."""
     try:
         return int(os.environ.get("COLUMNS") or os.get_terminal_size().columns) - 2
@@ -175,8 +201,15 @@ def command_parser(name: str) -> tuple[Parser, Command]:
     """The parser of one command, with its module."""
     module: Command = importlib.import_module(f"rankscope.cli.{name.replace('-', '_')}")
     parser = Parser(prog=f"rankscope {name}", formatter_class=HelpFormatter, allow_abbrev=False)
-    parser.main_options = getattr(module, "MAIN_OPTIONS", frozenset())
     module.configure(parser)
+    if main_options := getattr(module, "MAIN_OPTIONS", ""):
+        parser.main_options = frozenset({*main_options.split(), "help", argparse.SUPPRESS})
+        # In a group: argparse makes a help formatter for each option outside one, which takes time.
+        parser._optionals.add_argument(
+            "--help-all", action=_HelpAll, nargs=0, dest=argparse.SUPPRESS, help="every option"
+        )
+        arguments = [_USAGE[str(each.nargs)] % each.metavar for each in parser._positionals._group_actions]
+        parser.usage = parser.usage or " ".join([parser.prog, *arguments, "[options]"])
     return parser, module
 
 
@@ -202,21 +235,12 @@ def help_texts(name: str) -> list[tuple[str, str]]:
 
 def top_level_help() -> str:
     width = max(map(len, COMMANDS)) + 2
-    lines = [
-        "usage: rankscope COMMAND [options]",
-        "",
-        "See where every rank's time goes: profiles of distributed training.",
-        "",
-        "commands:",
-        *(f"  {name:<{width}}{text}" for name, text in COMMANDS.items()),
-        "",
-        "options:",
-        "  -h, --help     this text",
-        "  --version      the version",
-        "",
-        EPILOG,
-    ]
-    return "\n".join(lines)
+    lines = ["usage: rankscope COMMAND [options]", "       rankscope RUN", ""]
+    lines += ["See where every rank's time goes: profiles of distributed training.", ""]
+    for title, commands in GROUPS.items():
+        lines += [title, *(f"  {name:<{width}}{text}" for name, text in commands.items()), ""]
+    lines += ["options", f"  {'-h, --help':<{width}}this text", f"  {'--version':<{width}}the version", ""]
+    return "\n".join([*lines, EPILOG])
 
 
 def main(argv: Sequence[str]) -> int:
@@ -243,25 +267,23 @@ def _visible_output() -> Iterator[None]:
 
 
 def _main(argv: Sequence[str]) -> int:
-    if argv[:1] == ["help"] and len(argv) > 1:
-        argv = [*argv[1:], "--help"]
-    if not argv or argv[0] in ("-h", "--help", "help"):
+    if not argv or argv[0] in ("-h", "--help"):
         print(top_level_help(), end="")
         return 0 if argv else 2
     if argv[0] == "--version":
         print(f"rankscope {__version__}")
         return 0
-    args = argparse.Namespace()
+    args, settings = argparse.Namespace(), dict[str, Setting]()
     try:
         argv = _by_todays_name(argv)
         if argv[0] not in COMMANDS:
             raise UsageError(
                 f"'{argv[0]}' is not a rankscope command",
-                why=f"The commands are: {', '.join(COMMANDS)}.",
-                hint=f"{did_you_mean(argv[0], COMMANDS)}See: rankscope --help",
+                why="There is no file or folder of this name either.",
+                hint=f"{did_you_mean(argv[0], (*COMMANDS, *os.listdir()))}See: rankscope --help",  # noqa: PTH208
             )
         parser, command = command_parser(argv[0])
-        args = _parsed(parser, command, list(argv[1:]))
+        args = _parsed_with_settings(parser, command, argv, settings)
         if (
             parser.finds_run
             and not args.run
@@ -276,6 +298,8 @@ def _main(argv: Sequence[str]) -> int:
         return command.main(args)
     except RankscopeError as error:
         print(f"rankscope: {_with_path(str(error), args)}", file=sys.stderr)
+        if error.exit_code == UsageError.exit_code and (settings_named := named_in(error, settings)):
+            print(f"  {settings_named}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         # `rankscope stats | head`: the reader has ended. Avoid the interpreter's message at exit.
@@ -293,6 +317,39 @@ def _main(argv: Sequence[str]) -> int:
         return 1
 
 
+def _parsed_with_settings(
+    parser: Parser, command: Command, argv: Sequence[str], settings: dict[str, Setting]
+) -> argparse.Namespace:
+    """The arguments, with what files set. What is wrong there stops no training job, and rank 0 says it."""
+    name, *words = argv
+    wrong, is_job = "", name == "profile"
+    if is_job and ("--inner", "--") in pairwise(words):  # the process in front has read them
+        return _parsed(parser, command, words)
+    try:
+        settings |= read_settings(parser, name, COMMANDS)
+    except UsageError as error:
+        if not is_job:
+            raise
+        wrong = str(error)
+    parser.main_options |= settings.keys() if parser.main_options else set()
+    args = _parsed(parser, command, words)
+    without = fill(args, parser, settings)
+    if is_job and settings:
+        plan_of = cast(Any, command).plan_of
+        try:
+            plan_of(args, ())
+        except UsageError as error:
+            vars(args).update(without)
+            plan_of(args, ())  # fails where the command itself is wrong
+            wrong = f"{error}\n  {named_in(error, settings)}"
+    if wrong:
+        from rankscope.capture.rank import detect
+
+        if detect(os.environ).rank == 0:
+            print(f"rankscope: {wrong}\n  The job runs without these settings.", file=sys.stderr)
+    return args
+
+
 def _by_todays_name(argv: Sequence[str]) -> list[str]:
     """The words of a command line, by the names that commands have today."""
     name, *words = argv
@@ -301,9 +358,9 @@ def _by_todays_name(argv: Sequence[str]) -> list[str]:
         words = [options.get(head := word.partition("=")[0], head) + word[len(head) :] for word in words]
     if name == "ncu" and words and not words[0].startswith("-"):
         words = ["--from", *words]
-    if name not in (*COMMANDS, *_OLD_NAMES) and os.path.exists(name):  # noqa: PTH110  (pathlib takes long to import)
+    if name not in (*COMMANDS, *OLD_NAMES) and os.path.exists(name):  # noqa: PTH110  (pathlib takes long to import)
         return ["stats", *argv]
-    today = _OLD_NAMES.get(name, (name,))
+    today = OLD_NAMES.get(name, (name,))
     return [*(today[:1] if words[:1] in (["-h"], ["--help"]) else today), *words]
 
 

@@ -20,8 +20,8 @@ names the steps, and every rank looks for such files once a second. Afterwards: 
 """
 _OPTIONS = """\
 --steps N  how many (default: 3)
---ranks SEL  which ranks: 0,8-15 | local:0 | node:0-1 | local:0@nodes:0-1 | local:0@ranks:0-7 | all
-    (default: all)
+--ranks SEL  which ranks: 0,8-15 | local:0 | node:0-1 | local:0@nodes:0-1 | local:0@ranks:0-7 | all; local:0 is the
+    first of each node, @ takes some nodes or ranks (default: all)
 """
 
 

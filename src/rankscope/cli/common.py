@@ -35,7 +35,7 @@ _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 _RUN = """\
-[RUN ...]  a folder with one trace per rank, or a trace file, or several files (default: the newest run folder here)
+[RUN ...]  a folder with a trace for each rank, or trace files (default: the newest run folder here)
 """
 _TOOLS = """\
 --nsys PATH  the nsys that exports .nsys-rep files (default: on PATH)
@@ -43,11 +43,10 @@ _TOOLS = """\
 -q, --quiet  no progress, only errors
 """
 _WINDOW = """\
---window {steps,file}  what figures cover: the steps, or the whole file with what lies outside steps (default: steps,
-    where there are any)
+--window {steps,file}  what figures cover: the steps, or the whole file (default: steps, where there are any)
 """
 FROM_EVENTS = """\
---from-events  compute everything from the events: neither use nor keep the store's rollups (same figures, slower)
+--from-events  compute from the events, not from the sums that the store keeps (same figures, slower)
 """
 _CEILINGS = """\
 --peak RATE  989TF, bf16=989TF,tf32=494TF, or the file that `rankscope bench seqpar --json` wrote
@@ -61,8 +60,7 @@ _REMOTE = """\
 --remote-rankscope COMMAND  over there, such as .venv/bin/rankscope or 'python3 -m rankscope' (default: rankscope)
 """
 FAIL_ON = """\
---fail-on {info,warning,critical}  exit with 3 when a finding is at least this severe, or when the recording cannot
-    answer the question
+--fail-on {info,warning,critical}  exit code 3 when a finding is this severe, or when the recording cannot tell
 """
 
 
@@ -72,20 +70,25 @@ def add_run_argument(parser: argparse.ArgumentParser, text: str = "", **settings
     parser.finds_run = True  # type: ignore[attr-defined]
 
 
-def newest_run() -> Path:
-    """The newest run folder here or below, which is said."""
+def run_folders(folder: Path) -> list[Path]:
+    """The run folders in a folder and below, the newest last."""
     from rankscope.capture.run_folder import RUN_MANIFEST
 
-    found = [path for depth in range(_DEEPEST_RUN) for path in Path().glob("*/" * depth + RUN_MANIFEST)]
-    if not found:
+    manifests = (path for depth in range(_DEEPEST_RUN) for path in folder.glob("*/" * depth + RUN_MANIFEST))
+    return [path.parent for path in sorted(manifests, key=lambda path: path.stat().st_mtime_ns)]
+
+
+def newest_run() -> Path:
+    """The newest run folder here or below, which is said."""
+    folders = run_folders(Path())
+    if not folders:
         raise UsageError(
             "no RUN is named, and there is no run folder here",
             why=f"None of the folders in {Path.cwd()} is one that `rankscope profile` made.",
-            hint="Name a run: a folder with one trace per rank, or a trace file.",
+            hint="Name a run: a folder with a trace for each rank, or a trace file. To try one: rankscope demo",
         )
-    run = max(found, key=lambda path: path.stat().st_mtime_ns).parent
-    say(f"rankscope: the newest run here: {run}")
-    return run
+    say(f"rankscope: the newest run here: {folders[-1]}")
+    return folders[-1]
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:

@@ -37,6 +37,7 @@ examples:
   rankscope diff one-node two-nodes -r breakdown,collectives
   rankscope diff step-100.pickle step-200.pickle
 """
+MAIN_OPTIONS = "base new report ranks steps fail_over top format"
 STACKS = "stacks"
 THRESHOLD_CROSSED = 3
 _WHAT = """\

@@ -11,6 +11,7 @@ from rankscope.cli.options import add_options
 from rankscope.errors import UsageError
 from rankscope.text.run_words import shell_word
 
+MAIN_OPTIONS = "run type scrub output gzip no_args force ranks steps"
 EXAMPLES = """\
 examples:
   rankscope export RUN -t perfetto                 RUN.perfetto-trace, for ui.perfetto.dev: all ranks in one file
@@ -39,16 +40,15 @@ _OPTIONS = f"""\
 -o, --output PATH  the trace or page, or the folder for tables (default: named after RUN, here)
 --gzip  compress the trace (a name that ends in .gz does it too)
 --no-args  traces without the events' arguments: smaller, and written faster
---archive  with -t perfetto: a tar file with a trace for each file of the run, on its own clock, and a manifest with the
-    clock offsets
+--archive  with -t perfetto: a tar file with one trace for each file, on its own clock, and the clock offsets
 -f, --force  overwrite existing files
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Write the run as a trace for timeline viewers, its tables to files, or a part of it as a page that needs "
-        "no server. Or remove the environment and secrets from nsys exports."
+        "Write the run as a trace for timeline viewers, or its tables to files. A part of it can become a page that "
+        "needs no server. --scrub removes the environment and secrets from nsys exports."
     )
     parser.epilog = EXAMPLES
     common.add_run_argument(parser)

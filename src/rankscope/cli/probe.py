@@ -19,11 +19,11 @@ from rankscope.errors import UsageError
 from rankscope.units import parse_seconds
 
 DESCRIPTION = """\
-Tell bad hardware from uneven work: the same matmul, memory copy, host-device
-copy, all_reduce of each pair of ranks and disk test on every device, for some
-seconds, compared with each other, with an earlier probe and with the data
-sheet. Clocks, power, throttle reasons, PCIe, ECC and Xid beside it. A GPU that
-somebody uses is left alone. Needs torch and nothing else.
+Tell bad hardware from uneven work. For some seconds every device does the same:
+matmul, copies, disk test, all_reduce of each pair of ranks. Devices are compared
+with each other, with an earlier probe and with the data sheet. Clocks, power,
+PCIe, throttling and errors (ECC, Xid) are shown beside. A GPU that somebody uses
+is left alone. Needs torch and nothing else.
 """
 EPILOG = """\
 examples:

@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rankscope.capture.plan import FALLBACK_AFTER_S, HANG_AFTER_S, WATCH_BUDGET_PCT, Front, Plan
 from rankscope.capture.rank import detect, parse_identity
@@ -57,18 +57,18 @@ examples:  (in front of a launcher, or behind it)
   rankscope profile --watch -o runs/b torchrun train.py      then: rankscope watch runs/b
   rankscope profile --on-signal USR2 python train.py        then: kill -USR2 PID, as often as you like
 
-A step ends when the optimizer has stepped. Steps count from 0, as torch.profiler.schedule counts them: the
-defaults skip step 0 (--wait 1), warm up in step 1 and record steps 2 to 7 of every rank, or 2 to 4 where six
-might pause training for more than 2 s; of a job with more than 16 ranks, only of each node's first rank.
+A step ends when the optimizer has stepped. Steps count from 0, as torch.profiler.schedule counts them. By
+default, step 0 is skipped (--wait 1), step 1 is the warm-up, and steps 2 to 7 are recorded. It is steps 2 to 4
+where six might pause training for more than 2 s. All ranks are recorded; of more than 16, the first of each node.
 nsys and ncu record the whole run, with every step marked.
 rankscope's own options end at the first word that is not one of them.
 """
 
 _WHAT = f"""\
 --tool {{torch,nsys,ncu}}  the profiler (default: torch)
--o, --output DIR  the run folder; %%q{{VAR}} is replaced (default: rankscope-SCRIPT-JOB)
---ranks SEL  which ranks: {FORMS} (default: all of a job of at most {AUTO_ALL}, else the first of
-    each node; ncu: the first of each node)
+-o, --output DIR  the run folder; %%q{{VAR}} is the variable VAR of the job (default: rankscope-SCRIPT-JOB)
+--ranks SEL  which ranks: {FORMS}; local:0 is the first of each node, @ takes some nodes or ranks
+    (default: all of at most {AUTO_ALL}, else local:0; ncu: local:0)
 -n, --dry-run  print the command that would run, and stop
 --stats =LIST  print the summary when the job has ended, or the tables in LIST: names of `rankscope stats -r`,
     nsys:REPORT for nsys's own, false for none
@@ -153,23 +153,9 @@ _GROUPS = (
 )
 
 
-class _HelpAll(argparse.Action):
-    """Print the help with every option, and exit."""
-
-    def __call__(self, parser: Any, *_: object) -> None:
-        parser._print_message(parser.format_full_help(), sys.stdout)
-        parser.exit()
-
-
-_HELP_ALL = "--help-all  every option: schedules, memory, nsys, ncu, unknown launchers"
-_MORE_SETTINGS = {"action": _HelpAll, "nargs": 0, "dest": argparse.SUPPRESS}
-_MORE = group("more", _HELP_ALL, help_all=_MORE_SETTINGS)
 # What --help shows; --help-all shows all options.
-MAIN_OPTIONS = frozenset(
-    {
-        *("help", argparse.SUPPRESS, "command", "tool", "output", "ranks", "stats", "dry_run"),
-        *("active", "steps", "on_signal", "record_shapes", "profile_memory", "with_stack"),
-    }
+MAIN_OPTIONS = (
+    "command tool output ranks stats dry_run active steps on_signal record_shapes profile_memory with_stack"
 )
 # Not passed on to the command that is inserted into a launcher's: it gets its own, or must not have them.
 _NOT_PASSED_ON = (
@@ -190,8 +176,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.epilog = EPILOG
     parser.rewritten = with_tool_options  # type: ignore[attr-defined]
-    # All options are in groups: argparse makes a help formatter for each option outside one, which takes time.
-    add_groups(parser, (*_GROUPS, FROM_GROUP, _MORE))
+    add_groups(parser, (*_GROUPS, FROM_GROUP))
 
 
 def add_profile_options(parser: argparse.ArgumentParser, changes: Mapping[str, Settings | None]) -> None:

@@ -26,6 +26,7 @@ examples:
 
 The file is complete: it loads nothing from the network, and names from traces are shown as text only.
 """
+MAIN_OPTIONS = "run output chart format open force ranks steps"
 ENDINGS = {"html": ".html", "markdown": ".md"}
 _OPTIONS = """\
 [RUN ...]  a folder with one trace per rank, or a trace file; with two, BASE and NEW (default: the newest run folder

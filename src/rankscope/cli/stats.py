@@ -23,14 +23,13 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  rankscope stats RUN                              the summary: the verdict, the largest costs, the next commands
-  rankscope stats RUN --fail-on warning            the same; exit code 3 when a finding is at least a warning
-  rankscope stats RUN -r list                      every report, and what it answers
+  rankscope stats RUN                    the summary: what costs time, and why
+  rankscope stats RUN -r list            every report, and what it answers
   rankscope stats RUN -r kernels --by rank --top 5
-  rankscope stats RUN -r ops --by shape --steps 3:5
-  rankscope stats RUN -r kernels,memcpy --format csv > tables.csv
-  rankscope stats RUN -r breakdown --compat hta    HTA's figures for it, and why ours differ
+  rankscope stats RUN -r ops,memcpy --steps 3:5 --format csv > tables.csv
+  rankscope stats RUN --fail-on warning  exit code 3 when there is one, for CI
 """
+MAIN_OPTIONS = "run report by ranks steps top format fail_on"
 # Derived from the other reports, so not part of 'all'.
 GATHERED = ("summary", "findings")
 SUMMARY = {"summary": None, "kernels": 10}
@@ -41,10 +40,9 @@ _CHANGES = (
 )  # fmt: skip
 """Options that ask for something else than what a run is by default."""
 _WHICH = """\
--r, --report NAME,…  which reports: names (idle.gaps is a further table of idle), all, or list to print the names; or
-    an evidence id of a JSON answer, for its rows (default: the summary)
---by KEY  rows by rank, node, group (of tensor, pipeline or data parallelism), shape, op, module, source or kernel,
-    where the report supports it
+-r, --report NAME,…  reports by name, all, or list for the names; or an evidence id, which JSON answers give for
+    the rows behind a figure (default: the summary)
+--by KEY  rows by rank, node, group (of parallelism), shape, op, module, source or kernel, where the report has them
 """
 _HOW = """\
 --compat PEER  figures by another tool's definitions: hta, tracelens, nsys (-r list prints their reports)
@@ -71,7 +69,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, _BASELINE, baseline=Path)
     add_options(parser, common.FAIL_ON + common.FROM_EVENTS)
     add_options(
-        parser, "-v, --verbose  also print what was read: rollups, or the events of which ranks and why"
+        parser,
+        "-v, --verbose  also print what was read: the sums that the store keeps, or the events of which ranks",
     )
     common.add_ceiling_options(parser)
     common.add_reading_options(parser)

@@ -50,8 +50,8 @@ _NCU = """\
 --ncu PATH  where ncu is, when it is not on PATH
 """
 _FROM = """\
---from RUN  run COMMAND with only the costliest kernels of RUN (torch or nsys traces), and show what ncu measured beside
-    what they cost there. Without COMMAND: list them, or show what was measured in RUN
+--from RUN  measure only the costliest kernels of RUN (torch or nsys traces) in COMMAND, beside their cost in RUN.
+    Without COMMAND: list them, or show what was measured in RUN
 --top N  how many kernels (default: 3)
 --by {time,calls}  the costliest or the most frequent (default: time)
 --kernels FILE  read the list from FILE; needs no RUN and no libraries

@@ -38,6 +38,7 @@ examples:
 Only this machine can reach it, and only with the token in the address. Ctrl-C ends it.
 Keys: W S zoom, A D pan, F fit, / search, ? all of them.
 """
+MAIN_OPTIONS = "run other host port no_open perfetto ranks steps"
 S = TypeVar("S")
 _SERVER_PACKAGES = ("starlette", "uvicorn")
 _LAST_PORT = 65535
@@ -47,9 +48,12 @@ _WHERE = """\
 [RUN]  a folder with one trace per rank, or a trace file; ssh://host/path for one on another machine (default: the
     newest run folder here)
 [OTHER]  a second run, on the same axis, with what changed
+--perfetto  serve the run to ui.perfetto.dev instead (on port 9001, the one that page uses)
+"""
+SERVER = """\
 --host ADDRESS  listen here (default: 127.0.0.1)
 --port N  default: a free one
---perfetto  serve the run to ui.perfetto.dev instead (on port 9001, the one that page uses)
+--no-open  do not start a browser
 """
 _PERFETTO = """\
 --no-args  without the events' arguments, which are two thirds of the trace
@@ -58,7 +62,6 @@ _PERFETTO = """\
 """
 _PAGE = """\
 --at LINK  open at this place: the `link` of a finding in a JSON answer, such as '#v=1&finding=2'
---no-open  do not start a browser
 """
 
 
@@ -67,10 +70,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "All ranks on one axis in the browser. Raw traces are read first, once; the page shows the progress."
     )
     parser.epilog = EXAMPLES
-    port = {"type": _port, "default": 0}
-    common.add_run_argument(
-        parser, _WHERE, run=path_or_remote, other=path_or_remote, host="127.0.0.1", port=port
-    )
+    common.add_run_argument(parser, _WHERE, run=path_or_remote, other=path_or_remote)
+    add_options(parser, SERVER, host="127.0.0.1", port={"type": port_of, "default": 0})
     perfetto = parser.add_argument_group("with --perfetto")
     common.add_part_options(perfetto, "the whole file")
     add_options(perfetto, _PERFETTO)
@@ -81,7 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     common.add_reading_options(parser)
 
 
-def _port(text: str) -> int:
+def port_of(text: str) -> int:
     if not text.isdecimal() or int(text) > _LAST_PORT:
         raise UsageError(
             f"--port {text} is not a port",

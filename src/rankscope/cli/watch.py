@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rankscope.watch.hang import Evidence
     from rankscope.watch.state import State
 
+MAIN_OPTIONS = "run once every format fail_on on_alarm auto_capture hang_after"
 EXAMPLES = """\
 examples:
   rankscope watch RUN                              a live view in the terminal; Ctrl-C ends it, not the job

@@ -12,13 +12,14 @@ Replay the run with changed durations, and show how long a step would take.
 Without an option: the common changes, one by one. With several options: each
 alone, and all together. The assumptions are printed.
 """
+MAIN_OPTIONS = "run hide_comm bandwidth rank kernel balance no_gaps steps format"
 EPILOG = """\
 examples:
   rankscope whatif RUN
   rankscope whatif RUN --hide-comm
   rankscope whatif RUN --rank 2=median --kernel gelu=2x
   rankscope whatif RUN --balance ranks
-      what uneven ranks cost: T - T_balanced (-r faults.imbalance shows whose share it is)
+      what uneven work costs (stats -r faults.imbalance: whose it is)
   rankscope whatif RUN --bandwidth 2x --steps 3:5 --format json
 """
 

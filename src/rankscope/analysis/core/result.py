@@ -11,6 +11,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, Literal, overload
 
+from rankscope.analysis.core.finding_pages import finding_page
 from rankscope.analysis.core.words import WORDS, value_text
 from rankscope.records import dataclass
 from rankscope.text.run_words import shell_words
@@ -176,6 +177,11 @@ class Finding:
         return self.kind == "fault" or (self.kind == "health" and self.severity in PROBLEMS)
 
     @property
+    def page(self) -> str:
+        """The page of docs/findings that explains it; empty where it needs none."""
+        return "" if self.severity == "ok" else finding_page(self.report, self.facts)
+
+    @property
     def headline(self) -> str:
         """The title without the cause."""
         return self.title[: -len(f"; {self.why}")] if self.why else self.title
@@ -195,7 +201,7 @@ class Finding:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         facts = [fact.to_dict() for fact in self.facts]
         texts = {"evidence": self.evidence, "lines": self.lines, "hint": self.hint}
-        return {"kind": self.kind} | values | texts | {"facts": facts}
+        return {"kind": self.kind, "page": self.page} | values | texts | {"facts": facts}
 
     def fact(self, quantity: str) -> Fact | None:
         """The first fact about a quantity."""

@@ -208,10 +208,7 @@ def _check_chart(path: Path, force: bool) -> None:
             why="The ending selects the format: a Vega-Lite chart, or the data alone.",
             hint="For example: --chart sweep.json",
         )
-    if path.exists() and not force:
-        raise UsageError(
-            f"{path} exists already", why="Existing files are replaced only with -f.", hint="Add -f."
-        )
+    check_target(path, force)
 
 
 def _list_of(item: Callable[[str], Any], choices: Sequence[str] = ()) -> Callable[[str], list[Any]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from rankscope.cli import profile
 from rankscope.cli.common import check_target, say, show
 from rankscope.cli.end_tables import end_tables
-from rankscope.cli.job.options import NO_TOOL, STATS_HELP, TOOL, add_job_options, check_without_tool
+from rankscope.cli.job.options import NO_TOOL, STATS_HELP, TOOL, add_job_options, check_without_tool, refuse
 from rankscope.cli.options import hidden
 from rankscope.cli.tool_options import tool_path
 from rankscope.errors import UsageError
@@ -21,9 +21,9 @@ from rankscope.jobs.spec import RUN, Spec
 
 DESCRIPTION = """\
 Write a complete job script with the profiler in it. Reports are written on each
-node's own disk and collected in the run folder at the end, also after a failure
-and when the walltime is over; the tables are at the end of the job's output.
-COMMAND is what one rank runs, without a launcher.
+node's own disk. At the end they are copied to the run folder, also after a
+failure or when the walltime is over. The tables are at the end of the job's
+output. COMMAND is what one rank runs, without a launcher.
 """
 
 _EPILOG = {
@@ -75,13 +75,7 @@ def run(args: argparse.Namespace) -> int:
             why="The command of one rank comes after --.",
             hint=f"For example: rankscope job {args.kind} --nodes 2 -- python train.py",
         )
-    for name in _NOT_IN_A_JOB:
-        if getattr(args, name):
-            raise UsageError(
-                f"--{name.replace('_', '-')} is not for a job",
-                why="The launcher in the script numbers the ranks.",
-                hint="Leave it out.",
-            )
+    refuse(args, _NOT_IN_A_JOB, "a job", "The launcher in the script numbers the ranks.")
     if args.per_node and args.launcher != "torchrun":
         raise UsageError(
             "--per-node is for torchrun",

@@ -11,7 +11,7 @@ from rankscope.capture.selector import parse_selector
 from rankscope.cli import profile
 from rankscope.cli.common import check_target, say, show
 from rankscope.cli.end_tables import end_tables
-from rankscope.cli.job.options import NO_TOOL, STATS_HELP, TOOL, check_without_tool
+from rankscope.cli.job.options import NO_TOOL, STATS_HELP, TOOL, check_without_tool, refuse
 from rankscope.cli.options import add_options, add_tables, hidden, made_of
 from rankscope.errors import StoreError, UsageError
 from rankscope.files import open_private
@@ -127,13 +127,8 @@ def _stats_words(stats: str | None, ranks: str, world_size: int) -> list[str]:
 
 def _job(args: argparse.Namespace) -> k8s.K8sJob:
     command = tuple(args.command)
-    for name in _NOT_IN_A_JOB:
-        if getattr(args, name):
-            raise UsageError(
-                f"--{name.replace('_', '-')} is not for a job in a cluster",
-                why="The reports go to the volume, under the job's name, and the launcher numbers the ranks.",
-                hint="Leave it out.",
-            )
+    why = "The reports go to the volume, under the job's name, and the launcher numbers the ranks."
+    refuse(args, _NOT_IN_A_JOB, "a job in a cluster", why)
     options: list[str] = []
     if args.tool == NO_TOOL:
         check_without_tool(args)
@@ -169,8 +164,8 @@ def _write(path: Path, text: str) -> None:
 
 def configure_fetch(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Copy the reports of a job that `rankscope job k8s` made, also when its pods have ended: a small pod\n"
-        "mounts the volume (one on every node, where the reports are on the nodes' disks) and is then removed."
+        "Copy the reports of a job that `rankscope job k8s` made, also when its pods have ended. A small pod\n"
+        "mounts the volume, and is then removed. Where reports are on the nodes' disks, each node gets one."
     )
     parser.epilog = FETCH_EPILOG
     parser.add_argument("id", metavar="NAME", help="the job's name")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rankscope.cli import profile
@@ -70,6 +70,13 @@ _SUBMITTING = """\
 --wait N  with --submit: wait for the job, exit with its code (with a number: idle steps of a cycle)
 """
 _ABOUT_THE_JOB = ("--quiet", "--verbose")
+
+
+def refuse(args: argparse.Namespace, names: Iterable[str], what: str, why: str) -> None:
+    """Options that are hidden, as they do not apply."""
+    for name in names:
+        if getattr(args, name):
+            raise UsageError(f"--{name.replace('_', '-')} is not for {what}", why=why, hint="Leave it out.")
 
 
 def check_without_tool(args: argparse.Namespace) -> None:

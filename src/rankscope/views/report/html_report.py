@@ -66,6 +66,7 @@ def html_page(content: Content) -> str:
             _navigation(content, bool(missing)),
             _findings(content),
             *_topics(content),
+            _explained(content),
             _missing(missing),
             _facts(content),
             "</main>",
@@ -190,6 +191,8 @@ def _finding(content: Content, finding: Finding, number: int, shown: Set[str]) -
     inside += f"<p><b>Next:</b> {escape(sentence(finding.advice))}</p>" if finding.advice else ""
     inside += f"<p>{_command(shell_words(finding.command))}</p>" if finding.command else ""
     inside += f'<p>All figures: <a href="#{report}">{report}</a>.</p>' if finding.report in shown else ""
+    if finding.page:
+        inside += f'<p><a href="#about-{finding.page}">What this means, and when it is wrong</a></p>'
     note = ", ".join(noted(finding, content.step_ns))
     name = f"{number}. {finding.report}"
     return _folded(f"finding-{number}", finding.severity, name, finding.title, note, inside)
@@ -364,6 +367,16 @@ def _command(command: str) -> str:
         f'<span class="command"><code>{escape(command)}</code>'
         '<button type="button" data-copy="command">Copy</button></span>'
     )
+
+
+def _explained(content: Content) -> str:
+    """The pages of docs/findings about the kinds of findings above."""
+    names = sorted({finding.page for finding in content.findings if finding.page})
+    pages = "".join(
+        _folded(f"about-{name}", "", name.replace("-", " "), "", "", definition(f"findings/{name}"))
+        for name in names
+    )
+    return f'<section id="about"><h2>What the findings mean</h2>{pages}</section>' if names else ""
 
 
 def _missing(sections: list[Section]) -> str:
