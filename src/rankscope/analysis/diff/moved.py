@@ -17,7 +17,7 @@ import numpy as np
 
 from rankscope.analysis.core.result import Fact, argv
 from rankscope.analysis.core.scope import Scope
-from rankscope.analysis.faults.axes import QUIET, Replays
+from rankscope.analysis.faults.axes import QUIET, Axis, Replays
 from rankscope.analysis.faults.causes import host_work
 from rankscope.analysis.faults.targets import Targets, longest_cut
 from rankscope.analysis.graph.events import NONE, PATH_CLASSES, Mask
@@ -36,7 +36,7 @@ _KINDS: dict[PartClass, int] = {
     "dataloader": PATH_CLASSES.index("dataloader"),
     "transfer": PATH_CLASSES.index("comm"),
 }
-_WORDS: dict[PartClass, str] = {
+WORDS: dict[PartClass, str] = {
     "compute": "compute",
     "copy": "copies",
     "host": "host time",
@@ -89,7 +89,7 @@ class Part:
     @property
     def subject(self) -> str:
         """'compute on rank 2'."""
-        return f"{_WORDS[self.kind]}{self.where}"
+        return f"{WORDS[self.kind]}{self.where}"
 
     @property
     def words(self) -> str:
@@ -97,6 +97,12 @@ class Part:
         verb = ("add" if self.moved_ns > 0 else "save") + "s" * (self.kind not in _PLURAL)
         when = f", in step {as_ranges([*self.steps])}" if self.steps else ""
         return f"{self.subject} {verb} {format_rounded('ns', abs(self.moved_ns))}{when}{self.most}"
+
+    @property
+    def hidden_words(self) -> str:
+        """Of a part that others hide."""
+        verb = "add" if self.alone_ns > 0 else "save"
+        return f"{self.subject} alone would {verb} {format_rounded('ns', abs(self.alone_ns))}; other work hides it"
 
     @property
     def advice(self) -> tuple[str, tuple[str, ...]]:
@@ -117,6 +123,8 @@ class Moved:
     """They add little, because others of the parts take as long; `alone_ns` without these."""
     change_ns: float
     """Of the step time, as it was recorded."""
+    in_base: Longer
+    """What is longer in the base."""
 
     @property
     def leading(self) -> tuple[Part, ...]:
@@ -143,6 +151,8 @@ class Moved:
         left_ns = self.change_ns - self.moved_ns
         is_large = abs(left_ns) >= _TELLING * abs(self.change_ns)
         return (
+            *(Fact("besides", part.words) for part in self.parts if part not in self.leading),
+            *(Fact("besides", part.hidden_words) for part in self.hidden),
             *(Fact("moved_ns", round(part.moved_ns), "ns", part.subject, part.ranks) for part in self.parts),
             *(
                 Fact("hidden_ns", round(part.alone_ns), "ns", part.subject, part.ranks)
@@ -176,6 +186,11 @@ class _Side:
 
     def _joined(self, of_pieces: Ints, of_matches: Ints) -> Ints:
         return np.concatenate([of_pieces[self.used], of_matches[self.matches]])
+
+    def of(self, axis: Axis, subjects: Sequence[int]) -> Mask:
+        """The entries of these subjects."""
+        points, matches = axis.of_point[self.replays.pieces.point], axis.of_match
+        return np.isin(self._joined(points, matches), subjects)
 
     def keys(self, number: dict[object, int]) -> list[Ints]:
         """What tells the place of an entry in its step but for its order: rank, stretch, class, kind of piece and name;
@@ -234,8 +249,8 @@ def moved(
     _align(before, after)
     listed = least * max(side.replays.step_ns for side in (before, after))
     parts, rest, hidden = list[Part](), 0.0, list[Part]()
-    directions = [_Longer(after, before, 1), _Longer(before, after, -1)]
-    for longer in directions if change_ns > 0 else directions[::-1]:
+    in_new, in_base = Longer(after, before, 1), Longer(before, after, -1)
+    for longer in (in_new, in_base) if change_ns > 0 else (in_base, in_new):
         longer_parts, rest_ns = longer.put_back()
         for part in longer_parts:
             if abs(part.moved_ns) >= listed:
@@ -245,7 +260,7 @@ def moved(
             else:
                 rest += part.moved_ns
         rest += rest_ns
-    return Moved(tuple(parts), rest, tuple(hidden), change_ns)
+    return Moved(tuple(parts), rest, tuple(hidden), change_ns, in_base)
 
 
 def _align(*sides: _Side) -> None:
@@ -267,23 +282,20 @@ def _align(*sides: _Side) -> None:
         side.spot, side.cell = spot[its], cell[its]
 
 
-class _Longer:
+class Longer:
     """What takes longer on one side than on the other, and what each part of it adds."""
 
     def __init__(self, here: _Side, there: _Side, sign: Literal[1, -1]) -> None:
         self.here, self.there, self.sign = here, there, sign
         self.replays = here.replays
         self.cut = here.longer_than(there)
-        self.total_ns = self._saved_ns(())
+        self.total_ns = self.saved_ns(self.cut)
         """What all of it adds to a step."""
         self.least = QUIET * self.replays.step_ns
         self._known: dict[tuple[_Work, ...], float] = {}
 
-    def _saved_ns(self, but: Sequence[_Work]) -> float:
-        """With everything but these parts as it was there."""
-        cut = self.cut.copy()
-        for part in but:
-            cut[self._of(*part)] = 0
+    def saved_ns(self, cut: Ints) -> float:
+        """With each entry shorter by so much."""
         recorded, pieces = Targets.unchanged(self.replays.pieces), len(self.here.used)
         took, transfer = recorded.took.copy(), recorded.transfer.copy()
         took[self.here.used] -= cut[:pieces]
@@ -297,7 +309,10 @@ class _Longer:
     def adds_ns(self, *chosen: _Work) -> float:
         """What these parts add, with everything else as it was there."""
         if chosen not in self._known:
-            self._known[chosen] = self.total_ns - self._saved_ns(chosen)
+            cut = self.cut.copy()
+            for part in chosen:
+                cut[self._of(*part)] = 0
+            self._known[chosen] = self.total_ns - self.saved_ns(cut)
         return self._known[chosen]
 
     def _subjects(self, kind: PartClass) -> int:

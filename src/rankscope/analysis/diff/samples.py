@@ -136,7 +136,8 @@ def _steps(run: Run, scope: Scope, samples: Samples) -> None:
 
 def _breakdown(run: Run, scope: Scope, samples: Samples) -> None:
     # The span of a step is its time, which `steps` has.
-    parts = (*(() if samples.has_steps else ("span",)), "compute", "exposed_comm", "exposed_copy", "idle")
+    span = () if samples.has_steps else ("span",)
+    parts = (*span, "compute", "exposed_comm", "exposed_wait", "exposed_copy", "idle")
     at = {step: index for index, step in enumerate(samples.steps)}
     of_steps: list[list[list[int]]] = [[] for _ in at]
     for row in breakdown(run, scope).rows:

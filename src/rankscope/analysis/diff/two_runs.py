@@ -14,6 +14,7 @@ from rankscope.analysis.diff.clock import ClockChange, clock_change
 from rankscope.analysis.diff.compare import FEW_CHANGE_PCT, Comparison, Rules, compare, steps_to_be_sure
 from rankscope.analysis.diff.conditions import different_conditions
 from rankscope.analysis.diff.moved import Moved, moved
+from rankscope.analysis.diff.promise import promise
 from rankscope.analysis.diff.samples import SHAPES, SPAN, STEP, Measure, collect, unit_of
 from rankscope.text.names import bare_name, shorten_names
 from rankscope.timeline.run import Run
@@ -127,18 +128,23 @@ def _step(comparison: Comparison, clock: ClockChange | None, what_moved: Moved |
 def _facts(comparison: Comparison, row: dict[str, Any]) -> tuple[Fact, ...]:
     """The figures of a row."""
     unit, key = unit_of(row["report"]), {"report": row["report"], "key": row["key"]}
-    over = "the highest rank" if unit == "bytes" else _per(comparison)
+    over, certainty = "the highest rank" if unit == "bytes" else _per(comparison), ""
+    base_steps, new_steps = (len(samples.steps) for samples in (comparison.base, comparison.new))
     if Measure(row["report"], row["key"]) in (STEP, SPAN):
         over = "median of the steps" if comparison.headline == STEP else "mean over the ranks"
+        if row["p_value"] is not None:
+            cases = f"in {100 * row['p_value']:.3g} % of cases ({base_steps} steps against {new_steps})"
+            certainty = f"noise alone would change it as much {cases}"
     facts = (
         Fact("base", row["base"], unit, over, row=key),
         Fact("new", row["new"], unit, over, row=key),
+        *([Fact("certainty", certainty)] if certainty else []),
         *(_kernels(comparison, row["key"]) if row["report"] == "ops" else ()),
         Fact("change_pct", row["change_pct"], "percent", "new against base", row=key),
         Fact("p_value", row["p_value"], "", "", row=key),
         Fact("effect", _effect(comparison, row)),
-        Fact("base_steps", len(comparison.base.steps), "count", "base"),
-        Fact("new_steps", len(comparison.new.steps), "count", "new"),
+        Fact("base_steps", base_steps, "count", "base"),
+        Fact("new_steps", new_steps, "count", "new"),
     )
     return tuple(fact for fact in facts if fact.value is not None)
 
@@ -282,9 +288,11 @@ def diff(base: Run, new: Run, scope: Scope, rules: Rules | None = None) -> Resul
     comparison = compare(collect(base, scope, rules.reports), collect(new, scope, rules.reports), rules)
     steps = [len(samples.steps) if samples.has_steps else 0 for samples in (comparison.base, comparison.new)]
     clock = clock_change(base, new, scope)
-    is_clock = _explains(clock, comparison)
-    what_moved = None if is_clock else _moved(base, new, scope, comparison)
+    what_moved = None if _explains(clock, comparison) else _moved(base, new, scope, comparison)
     why_not = (f"what moved cannot be told: {what_moved}",) if isinstance(what_moved, str) else ()
+    listed = [*findings(comparison, clock, what_moved if isinstance(what_moved, Moved) else None)]
+    if isinstance(what_moved, Moved) and (kept := promise(base, new, scope, comparison, what_moved)):
+        listed.insert(int(comparison.likely), kept)  # the change itself first, where it is not sure
     counted = f"{steps[0]} steps against {steps[1]}" if all(steps) else "not all steps known"
     windows = list(dict.fromkeys(scope.in_run(run).window for run in (base, new)))
     window = f"{' against '.join(windows)}, {counted}"
@@ -301,10 +309,7 @@ def diff(base: Run, new: Run, scope: Scope, rules: Rules | None = None) -> Resul
                     replace(fact, report=fact.report or "diff", window=window) for fact in finding.facts
                 ),
             )
-            for finding in (
-                *findings(comparison, clock, what_moved if isinstance(what_moved, Moved) else None),
-                *different_conditions(base, new, scope, comparison),
-            )
+            for finding in (*listed, *different_conditions(base, new, scope, comparison))
         ),
         notes=(*comparison.notes, *why_not),
         facts={"likely": comparison.likely},

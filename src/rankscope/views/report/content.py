@@ -31,7 +31,7 @@ from rankscope.timeline.run import Run
 from rankscope.units import format_bytes, format_ns, format_pair
 from rankscope.views.charts import Chart, NothingToDrawError, charts_beside, memory_chart, rank_heatmap
 from rankscope.views.charts.heatmap import NARROW, USUAL, WIDE, step_picture_chart
-from rankscope.views.charts.report_charts import two_breakdowns
+from rankscope.views.charts.report_charts import change
 from rankscope.views.charts.schedule import schedule
 from rankscope.views.findings import apart, finding_with_paths, result_with_paths
 from rankscope.views.report.one_line import one_line
@@ -166,7 +166,6 @@ class Request:
     """'--steps', '3:5', or '--window', 'file', or empty."""
     base: str = ""
     """The path of the run it is compared with."""
-    base_run: Run | None = None
 
     @property
     def words(self) -> str:
@@ -199,7 +198,7 @@ def build(request: Request, compared: Result | None = None) -> Content:
     else:
         compared = result_with_paths(compared, runs)
         sections = [*_change_sections(request, compared), *sections]
-        headline = _change_headline(request, compared, overview)
+        headline = _change_headline(request, compared)
         changes = [
             replace(finding, report="diff") for finding in compared.findings if finding.severity != "ok"
         ]
@@ -283,8 +282,8 @@ def _headline(request: Request, findings: list[Finding], overview: Result) -> He
     )
 
 
-def _command_of(finding: Finding) -> list[tuple[str, str]]:
-    return [("Command", shell_words(finding.command))] if finding.command else []
+def _command_of(finding: Finding, what: str = "Command") -> list[tuple[str, str]]:
+    return [(what, shell_words(finding.command))] if finding.command else []
 
 
 def _picture(request: Request, finding: Finding | None) -> Picture | None:
@@ -312,34 +311,31 @@ def _drawn(make: Callable[[], Drawn]) -> Drawn | None:
         return None
 
 
-def _change_headline(request: Request, compared: Result, overview: Result) -> Headline:
-    """What changed between two runs: the step time first."""
+def _change_headline(request: Request, compared: Result) -> Headline:
+    """What changed between two runs: the step time first, and what had been predicted."""
     commands = (
         ("Look closer", f"rankscope view {shell_words([request.base, request.path])}"),
         ("All rows", f"rankscope diff {shell_word(request.base)} {request.words}"),
     )
     if not compared.findings:
         return Headline("Nothing can be compared.", " ".join(compared.notes), commands=commands)
-    first = compared.findings[0]
-    before, after, change = (first.fact(name) for name in ("base", "new", "change_pct"))
+    kept = next((finding for finding in compared.findings if finding.fact("predicted_pct")), None)
+    first = next(finding for finding in compared.findings if finding is not kept)
+    before, after, changed = (first.fact(name) for name in ("base", "new", "change_pct"))
     number = note = ""
-    if before and after and change and isinstance(change.value, (int, float)):
-        number = f"{change.value:+.1f} %"
+    if before and after and changed and isinstance(changed.value, (int, float)):
+        number = f"{changed.value:+.1f} %"
         note = f"{format_ns(float(before.value or 0), 1)} before, {format_ns(float(after.value or 0), 1)} now"
-    picture = None
-    if request.base_run is not None:
-        base = summary(request.base_run, request.scope)
-        picture = _drawn(lambda: Picture.of(lambda width: two_breakdowns(base, overview, width)))
     return Headline(
         first.title,
-        "",
-        first.lines,
+        sentence(kept.title) if kept else "",
+        kept.lines if kept else first.lines,
         number,
         note,
         judged="worse" if number.startswith("+") and first.severity != "ok" else "better",
-        picture=picture,
+        picture=_drawn(lambda: Picture.of(lambda width: change(compared, width))),
         advice=sentence(first.advice),
-        commands=(*commands, *_command_of(first)),
+        commands=(*commands, *_command_of(first), *(_command_of(kept, kept.advice) if kept else ())),
     )
 
 

@@ -1,0 +1,191 @@
+"""What the faults of the base were predicted to cost, and what came once they are fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from rankscope.analysis.core.result import PROBLEMS, Fact, Finding, argv
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.diff.compare import Comparison
+from rankscope.analysis.diff.moved import WORDS, Moved
+from rankscope.analysis.faults.axes import AXES
+from rankscope.analysis.faults.faults import Fault, faults_of
+from rankscope.analysis.faults.words import findings_of
+from rankscope.records import dataclass
+from rankscope.timeline.run import Run
+from rankscope.units import format_rounded
+
+_STILL_THERE = 0.7
+"""Of its cost: a fault that costs as much in the new run is not fixed. Chosen, not measured."""
+_AS_PREDICTED = 0.05
+"""Of what was predicted: a difference that needs no reason."""
+_SPREADS = 2.0
+"""Standard errors of the change: a smaller difference is noise."""
+_MOST_NAMED = 2
+_Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """A fault of the base that the new run does not have, or has less of."""
+
+    fault: Fault
+    finding: Finding
+    left_ns: float
+
+    @property
+    def predicted_ns(self) -> float:
+        return self.fault.cost_ns - self.left_ns
+
+    @property
+    def words(self) -> str:
+        """'rank 2 (data loading)'."""
+        causes = dict.fromkeys(WORDS[kind] for _, _, kind in _keys(self.fault) if kind)
+        return f"{self.finding.subject} ({', '.join(causes)})" if causes else self.finding.subject
+
+    def facts(self, measured_ns: float) -> tuple[Fact, ...]:
+        whom, ranks = self.words, self.finding.ranks
+        cost, predicted, measured, left = (
+            format_rounded("ns", ns)
+            for ns in (self.fault.cost_ns, self.predicted_ns, measured_ns, self.left_ns)
+        )
+        of_cost, rest = (f" of {cost}", f"; {left} are left") if self.left_ns else ("", "")
+        return (
+            Fact("promise", f"predicted {predicted}{of_cost}, measured {measured}{rest}", "", whom, ranks),
+            Fact("predicted_ns", round(self.predicted_ns), "ns", whom, ranks),
+            Fact("measured_ns", round(measured_ns), "ns", whom, ranks),
+            Fact("left_ns", round(self.left_ns), "ns", whom, ranks),
+        )
+
+
+def promise(base: Run, new: Run, scope: Scope, comparison: Comparison, moved: Moved) -> Finding | None:
+    """What fixing the base's faults was predicted to save, and what it saved; None where none of them is fixed."""
+    before, after = (_faults(run, scope.in_run(run)) for run in (base, new))
+    fewer = [
+        each
+        for fault, finding in before
+        if finding.severity in PROBLEMS
+        and (each := _Fixed(fault, finding, _left_ns(fault, after))).left_ns <= _STILL_THERE * fault.cost_ns
+    ]
+    measured_ns = _measured_ns(moved, [each.fault for each in fewer])
+    # What the new run does not have may be hidden there: then its work takes as long as before.
+    fixed = {
+        each: ns
+        for each, ns in zip(fewer, measured_ns, strict=True)
+        if ns >= (1 - _STILL_THERE) * each.predicted_ns
+    }
+    row = comparison.headline_row
+    if not fixed or not row:
+        return None
+    known = {key for fault, _ in before for key in _keys(fault)}
+    came = [
+        finding for fault, finding in after if finding.severity in PROBLEMS and not _keys(fault) & known
+    ]
+    predicted_pct = -100 * sum(each.predicted_ns for each in fixed) / row["base"]
+    reason = _difference(comparison, moved, fixed, came)
+    return Finding(
+        "info",
+        f"Predicted {predicted_pct:+.1f} %, measured {row['change_pct']:+.1f} % with {_what_is_fixed([*fixed])}"
+        f"{_but(came) if row['new'] > row['base'] else ''}",
+        advice="Make a picture of it to post",
+        command=argv("rankscope report BASE NEW --chart change -o change.svg"),
+        facts=(
+            *(fact for each, ns in fixed.items() for fact in each.facts(ns)),
+            *([Fact("difference", reason)] if reason else []),
+            Fact("predicted_pct", predicted_pct, "percent", "new against base"),
+            Fact("measured_pct", row["change_pct"], "percent", "new against base"),
+        ),
+        names=(
+            *(name for finding in (*(each.finding for each in fixed), *came) for name in finding.names),
+            *moved.names,
+        ),
+    )
+
+
+def _faults(run: Run, scope: Scope) -> list[tuple[Fault, Finding]]:
+    return list(zip(faults_of(run, scope).listed, findings_of(run, scope), strict=True))
+
+
+def _keys(fault: Fault) -> set[_Key]:
+    """What tells a fault in another run: axis, subject and cause. The number of a late step means nothing there."""
+    has_subject = fault.subjects and fault.axis != "step"
+    subjects = fault.subjects or ((fault.example,) if fault.example else ())
+    keys = {(fault.axis, each.label if has_subject else "", each.cause.kind) for each in subjects}
+    return keys or {(fault.axis, "", "")}
+
+
+def _left_ns(fault: Fault, after: Sequence[tuple[Fault, Finding]]) -> float:
+    """What it costs in the new run."""
+    return sum(other.cost_ns for other, _ in after if _keys(other) & _keys(fault))
+
+
+def _measured_ns(moved: Moved, faults: Sequence[Fault]) -> list[float]:
+    """What each of these saved in addition to those before it: a replay of the base in which its subjects take what
+    they take in the new run."""
+    longer = moved.in_base
+    chosen, saved_ns = np.zeros(len(longer.cut), dtype=bool), [0.0]
+    for fault in faults:
+        axis = AXES[fault.axis](longer.replays)
+        chosen |= longer.here.of(axis, [each.subject for each in fault.subjects] or axis.subjects)
+        saved_ns.append(longer.saved_ns(np.where(chosen, longer.cut, 0)))
+    return [more - less for less, more in pairwise(saved_ns)]
+
+
+def _what_is_fixed(fixed: Sequence[_Fixed]) -> str:
+    """'rank 2 (data loading) fixed'."""
+    whole = [each.words for each in fixed if not each.left_ns]
+    part = [each.words for each in fixed if each.left_ns]
+    return ", ".join(
+        f"{' and '.join(words) if len(words) <= _MOST_NAMED else f'{len(words)} faults'} {how}"
+        for words, how in ((whole, "fixed"), (part, "partly fixed"))
+        if words
+    )
+
+
+def _but(came: Sequence[Finding]) -> str:
+    """What is slower instead."""
+    return f", and a new fault: {came[0].subject}" if came else ", but a step takes longer"
+
+
+def _difference(
+    comparison: Comparison, moved: Moved, fixed: Mapping[_Fixed, float], came: Sequence[Finding]
+) -> str:
+    """Why the change is not what was predicted, in a sentence; empty where it nearly is. `fixed`: with what each of
+    them saved itself."""
+    predicted_ns, own_ns, saved_ns = (
+        sum(each.predicted_ns for each in fixed),
+        sum(fixed.values()),
+        -moved.change_ns,
+    )
+    gap_ns = saved_ns - predicted_ns
+    gap = format_rounded("ns", abs(gap_ns))
+    if abs(gap_ns) <= _AS_PREDICTED * predicted_ns:
+        return ""
+    if abs(gap_ns) <= (noise_ns := _noise_ns(comparison)):
+        return f"the difference of {gap} is within the noise of the steps ({format_rounded('ns', noise_ns)})"
+    if gap_ns < 0 and came:
+        return f"a new fault costs time: {came[0].subject}, {format_rounded('ns', came[0].cost_ns or 0)} per step"
+    fixed_ranks = {rank for each in fixed if each.fault.axis == "rank" for rank in each.finding.ranks}
+    others = [part for part in moved.parts if not (part.ranks and fixed_ranks.issuperset(part.ranks))]
+    unexplained_ns = saved_ns - own_ns + sum(part.moved_ns for part in others)
+    less = "less" if gap_ns > 0 else "more"
+    reasons = {
+        f"the fixed work itself takes {format_rounded('ns', abs(own_ns - predicted_ns))} {less} than its peers took": (
+            own_ns - predicted_ns
+        ),
+        f"{format_rounded('ns', abs(unexplained_ns))} {less} is spent in waiting and gaps that no changed work "
+        "explains": unexplained_ns,
+        **{f"besides, {part.words}": -part.moved_ns for part in others},
+    }
+    return max(reasons, key=lambda words: reasons[words] * gap_ns)
+
+
+def _noise_ns(comparison: Comparison) -> float:
+    """By how much the change of the step time may differ by chance."""
+    samples = [side.values[comparison.headline] for side in (comparison.base, comparison.new)]
+    if min(map(len, samples)) < 2:
+        return 0.0
+    return float(_SPREADS * np.sqrt(sum(np.var(values, ddof=1) / len(values) for values in samples)))
