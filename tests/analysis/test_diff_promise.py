@@ -98,8 +98,19 @@ def test_a_slower_run_says_what_came_instead(run_of: Runs) -> None:
     assert finding.title.endswith("rank 2 (data loading) fixed, and a new fault: rank 1")
 
 
-def test_of_two_faults_each_has_its_share(run_of: Runs) -> None:
+def test_what_is_faster_besides_is_why_more_was_saved(run_of: Runs) -> None:
     finding = kept(run_of(DATA_2, Fault("link", (1,), 9 * MS)), run_of())
+    reason = finding and finding.fact("difference")
+    assert reason is not None and str(reason.value).startswith("besides, transfers save ")
+
+
+class InOneStep(Fault):
+    def in_step(self, step: int) -> int:
+        return self.ns * (step == 4)
+
+
+def test_of_two_faults_each_has_its_share(run_of: Runs) -> None:
+    finding = kept(run_of(DATA_2, InOneStep("host", (0, 1, 2, 3), 30 * MS)), run_of())
     assert finding is not None and " and " in finding.title and finding.title.endswith(" fixed")
     shares = [fact.value for fact in finding.facts if fact.quantity in ("predicted_ns", "measured_ns")]
     assert len(shares) == 4 and sum(shares[1::2]) == pytest.approx(sum(shares[::2]), rel=0.05)  # type: ignore[arg-type]

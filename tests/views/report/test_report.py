@@ -304,7 +304,7 @@ def test_two_runs(slow2: tuple[Content, str, Run]) -> None:
 
     run = slow2[2]
     content = build(
-        Request(run, Scope(), "my run", "new", base="base", base_run=run), diff(run, run, Scope())
+        Request(run, Scope(), "my run", "new", base="base"), diff(run, run, Scope())
     )
     page = Page(html_page(content))
     assert content.headline.title == "No clear change in step time (+0.0 %)"
@@ -324,7 +324,7 @@ def test_a_faster_run_is_the_headline(tmp_path: Path) -> None:
         if name == "new":
             events = [e | {"ts": e["ts"] / 2, "dur": e["dur"] / 2} for e in events]
         runs[name] = open_trace(write_kineto(tmp_path / name / "rank-0.json", events))
-    request = Request(runs["new"], Scope(), "new", "new", base="base", base_run=runs["base"])
+    request = Request(runs["new"], Scope(), "new", "new", base="base")
     content = build(request, diff(runs["base"], runs["new"], Scope()))
     assert "2.0x faster" in content.headline.title and content.headline.change == "-50.0 %"
     assert content.headline.judged == "better" and 'class="better"' in html_page(content)
