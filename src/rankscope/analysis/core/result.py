@@ -144,18 +144,25 @@ class Finding:
         return f"{self.advice.rstrip('.')}: {shell_words(self.command)}"
 
     @property
-    def lines(self) -> list[str]:
-        """What the facts say, at most five: 'SM clock: 1,200 MHz, rank 2'. What the title states is not repeated."""
-        lines = []
+    def stated(self) -> dict[str, Fact | None]:
+        """What the facts say, at most five: 'SM clock: 1,200 MHz, rank 2'; each with its fact, where one holds it. What
+        the title states is not repeated."""
+        lines: dict[str, Fact | None] = {}
         if self.cost_ns and self.alone_ns and abs(self.alone_ns - self.cost_ns) > _SAME * self.alone_ns:
-            lines.append(f"alone it would save: {value_text('', self.alone_ns, 'ns')}")
+            lines[f"alone it would save: {value_text('', self.alone_ns, 'ns')}"] = None
         for fact in self.facts:
             value = value_text(fact.quantity, fact.value, fact.unit)
             if fact.quantity in WORDS and value and f" {value}" not in f" {self.title}":
                 whom = f", {fact.subject}" if fact.subject not in ("", self.subject) else ""
                 what = WORDS[fact.quantity]
-                lines.append(f"{what}: {value}{whom}" if what else f"{fact.subject}: {value}".lstrip(": "))
-        return [*dict.fromkeys(lines)][:_MOST_LINES]
+                line = f"{what}: {value}{whom}" if what else f"{fact.subject}: {value}".lstrip(": ")
+                lines.setdefault(line, fact)
+        return dict([*lines.items()][:_MOST_LINES])
+
+    @property
+    def lines(self) -> list[str]:
+        """The same as text."""
+        return [*self.stated]
 
     @property
     def evidence(self) -> str:

@@ -81,9 +81,7 @@ def promise(base: Run, new: Run, scope: Scope, comparison: Comparison, moved: Mo
     if not fixed or not row:
         return None
     known = {key for fault, _ in before for key in _keys(fault)}
-    came = [
-        finding for fault, finding in after if finding.severity in PROBLEMS and not _keys(fault) & known
-    ]
+    came = [finding for fault, finding in after if finding.severity in PROBLEMS and not _keys(fault) & known]
     predicted_pct = -100 * sum(each.predicted_ns for each in fixed) / row["base"]
     reason = _difference(comparison, moved, fixed, came)
     return Finding(

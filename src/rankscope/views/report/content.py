@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ from rankscope.analysis.across_ranks.schedule_picture import schedule_picture
 from rankscope.analysis.across_ranks.step_picture import step_picture
 from rankscope.analysis.core.ceilings import device_names
 from rankscope.analysis.core.intervals import length
-from rankscope.analysis.core.result import PROBLEMS, SEVERITIES, Finding, Result, Severity
+from rankscope.analysis.core.result import PROBLEMS, SEVERITIES, Fact, Finding, Result, Severity
 from rankscope.analysis.core.rollups import fits_in_memory
 from rankscope.analysis.core.scope import Scope, step_numbers
 from rankscope.analysis.core.step_times import run_step_times
@@ -83,7 +83,10 @@ class Headline:
 
     title: str
     detail: str
-    facts: Sequence[str] = ()
+    more: str = ""
+    """What a step consists of, where the title is about something else."""
+    facts: Mapping[str, Fact | None] = field(default_factory=dict)
+    """As a finding states them."""
     change: str = ""
     """'-62 %': what a step could save, or what changed between two runs."""
     change_note: str = ""
@@ -272,8 +275,9 @@ def _headline(request: Request, findings: list[Finding], overview: Result) -> He
     )
     return Headline(
         verdict or worst.headline,
-        sentence(worst.why),
-        worst.lines,
+        "" if verdict else sentence(worst.why),
+        parts,
+        worst.stated,
         f"-{100 * share:.0f} %" if share is not None and share <= 1 else "",
         _saving_on_average(worst, overview),
         picture=_picture(request, worst),
@@ -329,7 +333,8 @@ def _change_headline(request: Request, compared: Result) -> Headline:
     return Headline(
         first.title,
         sentence(kept.title) if kept else "",
-        kept.lines if kept else first.lines,
+        "",
+        (kept.stated if kept else {}) | first.stated,
         number,
         note,
         judged="worse" if number.startswith("+") and first.severity != "ok" else "better",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence, Set
+import html as standard_html
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import cache
 from itertools import count
 from pathlib import Path
 
-from rankscope.analysis.core.result import Finding, Result
+from rankscope.analysis.core.result import Fact, Finding, Result
 from rankscope.text.colours import style_variables
 from rankscope.text.names import Parts, is_inside_word
 from rankscope.text.run_words import shell_words
@@ -17,8 +18,10 @@ from rankscope.version import __version__
 from rankscope.views.charts import Chart
 from rankscope.views.columns import Field, fields
 from rankscope.views.html import attributes, escape
-from rankscope.views.report.content import Content, Section, noted
+from rankscope.views.markdown import prose
+from rankscope.views.report.content import Content, Section, noted, saving
 from rankscope.views.report.definitions import definition
+from rankscope.views.report.markdown_report import markdown_summary
 from rankscope.views.text import sentence
 
 _HERE = Path(__file__).parent
@@ -65,6 +68,7 @@ def html_page(content: Content) -> str:
             _first_screen(content),
             _navigation(content, bool(missing)),
             _findings(content),
+            _to_post(content),
             *_topics(content),
             _missing(missing),
             _facts(content),
@@ -128,9 +132,12 @@ def _first_screen(content: Content) -> str:
         )
     to_do = [("Do this", escape(headline.advice))] if headline.advice else []
     to_do += [(what, _command(how)) for what, how in headline.commands]
+    more = f"<p>{escape(headline.more)}</p>" if headline.more else ""
+    more += _facts_list(headline.facts, content.step_ns)
+    more = f'<details class="more"><summary>more</summary>{more}</details>' if more else ""
     return (
         f'<section id="answer">{doubtful}<div class="lead"><div><h1>{escape(headline.title)}</h1>'
-        f"<p>{escape(headline.detail)}</p>{_lines(headline.facts)}</div>{change}</div>"
+        f"<p>{escape(headline.detail)}</p>{more}</div>{change}</div>"
         f'<div class="figures">{figures}</div>'
         f'{shown}<dl class="do">{_described(to_do)}</dl></section>'
     )
@@ -144,7 +151,7 @@ def _described(pairs: Iterable[tuple[str, str]]) -> str:
 def _navigation(content: Content, missing: bool) -> str:
     links = {"findings": "Findings", **{_anchor(topic): topic for topic in _sections_by_topic(content)}}
     links |= {"missing": "Not recorded"} if missing else {}
-    links["facts"] = "Run"
+    links |= {"post": "For an issue", "facts": "Run"}
     listed = "".join(f'<a href="#{escape(anchor)}">{escape(label)}</a>' for anchor, label in links.items())
     return (
         f'<nav aria-label="Sections">{listed}<button id="unfold" type="button" aria-pressed="false">'
@@ -186,7 +193,10 @@ def _findings(content: Content) -> str:
 
 def _finding(content: Content, finding: Finding, number: int, shown: Set[str]) -> str:
     report = escape(finding.report)
-    inside = _lines(finding.lines)
+    facts: dict[str, Fact | None] = dict(finding.stated)
+    if saves := saving(finding, content.step_ns):
+        facts = {saves: Fact("cost_ns", finding.cost_ns, "ns"), **facts}
+    inside = _facts_list(facts, content.step_ns)
     inside += f"<p><b>Next:</b> {escape(sentence(finding.advice))}</p>" if finding.advice else ""
     inside += f"<p>{_command(shell_words(finding.command))}</p>" if finding.command else ""
     inside += f'<p>All figures: <a href="#{report}">{report}</a>.</p>' if finding.report in shown else ""
@@ -195,8 +205,47 @@ def _finding(content: Content, finding: Finding, number: int, shown: Set[str]) -
     return _folded(f"finding-{number}", finding.severity, name, finding.title, note, inside)
 
 
-def _lines(lines: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""
+def _facts_list(facts: Mapping[str, Fact | None], step_ns: float | None) -> str:
+    """Each with a bar: of times, as long as it is beside the step and the others; of shares, of the whole."""
+    values = {
+        text: fact.value for text, fact in facts.items() if fact and isinstance(fact.value, (int, float))
+    }
+    whole: dict[str, float] = {"percent": 100.0, "ns": step_ns or 0.0}
+    for unit in ("ns", "bytes"):
+        of_unit = [
+            abs(values[text]) for text, fact in facts.items() if text in values and fact and fact.unit == unit
+        ]
+        whole[unit] = max([whole.get(unit, 0.0), *of_unit])
+    rows = ""
+    for text, fact in facts.items():
+        longest = whole.get(fact.unit, 0) if fact and text in values else 0
+        rows += f"<li><span>{escape(text)}</span>{_bar(abs(values[text]) / longest) if longest else ''}</li>"
+    return f'<ul class="facts-list">{rows}</ul>' if rows else ""
+
+
+def _bar(share: float, kind: str = "") -> str:
+    return (
+        f'<svg class="bar{escape(kind)}" viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect width="{100 * share:.1f}" height="1"/></svg>'
+    )
+
+
+def _to_post(content: Content) -> str:
+    """The summary as text for an issue tracker, and the picture as a file: trackers do not show pictures in links."""
+    text, name = markdown_summary(content), f"{content.title}.svg"
+    picture = content.headline.picture.usual if content.headline.picture else content.heatmap
+    note = saved = ""
+    if picture:
+        text += f"\n\nPicture: {prose(picture.subtitle)}"
+        encoded = base64.b64encode(picture.svg().encode()).decode()
+        saved = f'<a class="save" download="{escape(name)}" href="data:image/svg+xml;base64,{encoded}">Save the picture</a>'
+        note = f"<p>Paste the text into the issue, then drop the file {escape(name)} below it.</p>"
+    inside = (
+        f'<div class="tools"><button type="button" data-copy="text" data-of="markdown">Copy as Markdown</button>{saved}'
+        f'</div>{note}<pre id="markdown" tabindex="0">{standard_html.escape(text)}</pre>'
+    )
+    line = "The summary as Markdown, and the picture as a file"
+    return f'<section id="post"><h2>For an issue</h2>{_folded("issue", "", "copy as Markdown", line, "", inside)}</section>'
 
 
 def _topics(content: Content) -> Iterator[str]:
@@ -306,11 +355,7 @@ def _bars(result: Result) -> tuple[str, list[str]]:
         return "", []
     longest = max(values)
     kinds = [f" {str(row.get('class')).lower()}" if "class" in row else "" for row in result.rows]
-    return name, [
-        f'<svg class="bar{escape(kind)}" viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect width="{100 * value / longest:.1f}" height="1"/></svg>'
-        for kind, value in zip(kinds, values, strict=True)
-    ]
+    return name, [_bar(value / longest, kind) for kind, value in zip(kinds, values, strict=True)]
 
 
 def _total(result: Result, shown: list[Field]) -> str:

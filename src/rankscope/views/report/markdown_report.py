@@ -23,19 +23,27 @@ _ROWS = {
 
 def markdown_page(content: Content) -> str:
     """Headline, figures, findings, and the main tables."""
-    figures = " · ".join(f"**{prose(figure.value)}** {prose(figure.label)}" for figure in content.figures)
     blocks = [
         f"# {prose(content.title)}",
-        f"{prose(content.subtitle)}",
-        *(f"In doubt: {prose(doubt.title)}. {prose(doubt.advice)}" for doubt in content.doubts),
-        _headline(content.headline),
-        figures,
-        _findings(content),
+        markdown_summary(content),
         *(_section(section) for section in content.sections if section.name in _ROWS and section.result.rows),
         f"Made by rankscope {__version__}: `{content.command} --format markdown`. "
         f"`{content.command}` writes the report with charts.",
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def markdown_summary(content: Content) -> str:
+    """What goes into an issue: headline, figures and findings."""
+    figures = " · ".join(f"**{prose(figure.value)}** {prose(figure.label)}" for figure in content.figures)
+    blocks = [
+        f"{prose(content.subtitle)}",
+        *(f"In doubt: {prose(doubt.title)}. {prose(doubt.advice)}" for doubt in content.doubts),
+        _headline(content.headline),
+        figures,
+        _findings(content),
+    ]
+    return "\n\n".join(filter(None, blocks))
 
 
 def _headline(headline: Headline) -> str:
