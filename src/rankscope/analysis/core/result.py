@@ -144,12 +144,13 @@ class Finding:
         return f"{self.advice.rstrip('.')}: {shell_words(self.command)}"
 
     @property
-    def stated(self) -> dict[str, Fact | None]:
-        """What the facts say, at most five: 'SM clock: 1,200 MHz, rank 2'; each with its fact, where one holds it. What
-        the title states is not repeated."""
-        lines: dict[str, Fact | None] = {}
+    def stated(self) -> dict[str, Fact]:
+        """What the facts say, at most five: 'SM clock: 1,200 MHz, rank 2'; each with its fact. What the title states is
+        not repeated."""
+        lines: dict[str, Fact] = {}
         if self.cost_ns and self.alone_ns and abs(self.alone_ns - self.cost_ns) > _SAME * self.alone_ns:
-            lines[f"alone it would save: {value_text('', self.alone_ns, 'ns')}"] = None
+            alone = Fact("alone_ns", self.alone_ns, "ns")
+            lines[f"alone it would save: {value_text('', alone.value, 'ns')}"] = alone
         for fact in self.facts:
             value = value_text(fact.quantity, fact.value, fact.unit)
             if fact.quantity in WORDS and value and f" {value}" not in f" {self.title}":

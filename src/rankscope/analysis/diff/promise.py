@@ -167,18 +167,20 @@ def _difference(
     if gap_ns < 0 and came:
         return f"a new fault costs time: {came[0].subject}, {format_rounded('ns', came[0].cost_ns or 0)} per step"
     fixed_ranks = {rank for each in fixed if each.fault.axis == "rank" for rank in each.finding.ranks}
-    others = [part for part in moved.parts if not (part.ranks and fixed_ranks.issuperset(part.ranks))]
-    unexplained_ns = saved_ns - own_ns + sum(part.moved_ns for part in others)
+    others = {
+        part: -(part.moved_ns if part in moved.parts else part.alone_ns)
+        for part in (*moved.parts, *moved.hidden)
+        if not (part.ranks and fixed_ranks.issuperset(part.ranks))
+    }
+    unexplained_ns = saved_ns - own_ns - sum(others.values())
     less = "less" if gap_ns > 0 else "more"
     reasons = {
-        f"the fixed work itself takes {format_rounded('ns', abs(own_ns - predicted_ns))} {less} than its peers took": (
-            own_ns - predicted_ns
-        ),
-        f"{format_rounded('ns', abs(unexplained_ns))} {less} is spent in waiting and gaps that no changed work "
-        "explains": unexplained_ns,
-        **{f"besides, {part.words}": -part.moved_ns for part in others},
+        "the fixed work itself": own_ns - predicted_ns,
+        "waiting and gaps that no changed work explains": unexplained_ns,
+        **{part.subject: ns for part, ns in others.items()},
     }
-    return max(reasons, key=lambda words: reasons[words] * gap_ns)
+    where = max(reasons, key=lambda where: reasons[where] * gap_ns)
+    return f"{format_rounded('ns', abs(reasons[where]))} {less} than predicted is spent in {where}"
 
 
 def _noise_ns(comparison: Comparison) -> float:

@@ -85,7 +85,7 @@ class Headline:
     detail: str
     more: str = ""
     """What a step consists of, where the title is about something else."""
-    facts: Mapping[str, Fact | None] = field(default_factory=dict)
+    facts: Mapping[str, Fact] = field(default_factory=dict)
     """As a finding states them."""
     change: str = ""
     """'-62 %': what a step could save, or what changed between two runs."""

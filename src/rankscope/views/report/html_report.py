@@ -133,7 +133,7 @@ def _first_screen(content: Content) -> str:
     to_do = [("Do this", escape(headline.advice))] if headline.advice else []
     to_do += [(what, _command(how)) for what, how in headline.commands]
     more = f"<p>{escape(headline.more)}</p>" if headline.more else ""
-    more += _facts_list(headline.facts, content.step_ns)
+    more += _facts_list(headline.facts, None if headline.judged else content.step_ns)
     more = f'<details class="more"><summary>more</summary>{more}</details>' if more else ""
     return (
         f'<section id="answer">{doubtful}<div class="lead"><div><h1>{escape(headline.title)}</h1>'
@@ -193,10 +193,10 @@ def _findings(content: Content) -> str:
 
 def _finding(content: Content, finding: Finding, number: int, shown: Set[str]) -> str:
     report = escape(finding.report)
-    facts: dict[str, Fact | None] = dict(finding.stated)
+    facts = finding.stated
     if saves := saving(finding, content.step_ns):
         facts = {saves: Fact("cost_ns", finding.cost_ns, "ns"), **facts}
-    inside = _facts_list(facts, content.step_ns)
+    inside = _facts_list(facts, None if finding.report == "diff" else content.step_ns)
     inside += f"<p><b>Next:</b> {escape(sentence(finding.advice))}</p>" if finding.advice else ""
     inside += f"<p>{_command(shell_words(finding.command))}</p>" if finding.command else ""
     inside += f'<p>All figures: <a href="#{report}">{report}</a>.</p>' if finding.report in shown else ""
@@ -205,21 +205,21 @@ def _finding(content: Content, finding: Finding, number: int, shown: Set[str]) -
     return _folded(f"finding-{number}", finding.severity, name, finding.title, note, inside)
 
 
-def _facts_list(facts: Mapping[str, Fact | None], step_ns: float | None) -> str:
-    """Each with a bar: of times, as long as it is beside the step and the others; of shares, of the whole."""
+def _facts_list(facts: Mapping[str, Fact], step_ns: float | None) -> str:
+    """Each with a bar: of shares, of the whole; of times, of the step, or without one of the longest of them. What is
+    longer than the step is a sum over several, and has none."""
     values = {
-        text: fact.value for text, fact in facts.items() if fact and isinstance(fact.value, (int, float))
+        text: (fact.unit, abs(fact.value))
+        for text, fact in facts.items()
+        if isinstance(fact.value, (int, float)) and fact.unit in ("ns", "bytes", "percent")
     }
-    whole: dict[str, float] = {"percent": 100.0, "ns": step_ns or 0.0}
-    for unit in ("ns", "bytes"):
-        of_unit = [
-            abs(values[text]) for text, fact in facts.items() if text in values and fact and fact.unit == unit
-        ]
-        whole[unit] = max([whole.get(unit, 0.0), *of_unit])
+    longest = {unit: max(value for of, value in values.values() if of == unit) for unit, _ in values.values()}
+    longest |= {"percent": 100.0} | ({"ns": step_ns} if step_ns else {})
     rows = ""
-    for text, fact in facts.items():
-        longest = whole.get(fact.unit, 0) if fact and text in values else 0
-        rows += f"<li><span>{escape(text)}</span>{_bar(abs(values[text]) / longest) if longest else ''}</li>"
+    for text in facts:
+        unit, value = values.get(text, ("", 0))
+        share = value / longest[unit] if value else 0
+        rows += f"<li><span>{escape(text)}</span>{_bar(share) if 0 < share <= 1 else ''}</li>"
     return f'<ul class="facts-list">{rows}</ul>' if rows else ""
 
 
@@ -238,14 +238,16 @@ def _to_post(content: Content) -> str:
     if picture:
         text += f"\n\nPicture: {prose(picture.subtitle)}"
         encoded = base64.b64encode(picture.svg().encode()).decode()
-        saved = f'<a class="save" download="{escape(name)}" href="data:image/svg+xml;base64,{encoded}">Save the picture</a>'
+        address = f"data:image/svg+xml;base64,{encoded}"
+        saved = f'<a class="save" download="{escape(name)}" href="{address}">Save the picture</a>'
         note = f"<p>Paste the text into the issue, then drop the file {escape(name)} below it.</p>"
     inside = (
         f'<div class="tools"><button type="button" data-copy="text" data-of="markdown">Copy as Markdown</button>{saved}'
         f'</div>{note}<pre id="markdown" tabindex="0">{standard_html.escape(text)}</pre>'
     )
     line = "The summary as Markdown, and the picture as a file"
-    return f'<section id="post"><h2>For an issue</h2>{_folded("issue", "", "copy as Markdown", line, "", inside)}</section>'
+    folded = _folded("issue", "", "copy as Markdown", line, "", inside)
+    return f'<section id="post"><h2>For an issue</h2>{folded}</section>'
 
 
 def _topics(content: Content) -> Iterator[str]:

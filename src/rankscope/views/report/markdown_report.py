@@ -49,9 +49,15 @@ def markdown_summary(content: Content) -> str:
 def _headline(headline: Headline) -> str:
     change = " ".join(filter(None, (headline.change, headline.change_note)))
     bold = f"**{prose(change)}**" if change else ""
-    texts = (f"**{prose(headline.title)}**", prose(headline.detail), bold)
     commands = (f"{prose(what)}: `{how}`" for what, how in headline.commands)
-    lines = (" ".join(filter(None, texts)), *map(prose, headline.facts), prose(headline.advice), *commands)
+    texts = (f"**{prose(headline.title)}**", prose(headline.detail))
+    lines = (
+        " ".join(filter(None, texts)),
+        bold,
+        *map(prose, headline.facts),
+        prose(headline.advice),
+        *commands,
+    )
     return "\\\n".join(filter(None, lines))
 
 
