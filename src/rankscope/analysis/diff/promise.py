@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -35,6 +35,9 @@ class _Fixed:
     fault: Fault
     finding: Finding
     left_ns: float
+    """What it costs in the new run."""
+    measured_ns: float
+    """What its own work saves."""
 
     @property
     def predicted_ns(self) -> float:
@@ -46,37 +49,36 @@ class _Fixed:
         causes = dict.fromkeys(WORDS[kind] for _, _, kind in _keys(self.fault) if kind)
         return f"{self.finding.subject} ({', '.join(causes)})" if causes else self.finding.subject
 
-    def facts(self, measured_ns: float) -> tuple[Fact, ...]:
-        whom, ranks = self.words, self.finding.ranks
+    @property
+    def facts(self) -> tuple[Fact, ...]:
         cost, predicted, measured, left = (
             format_rounded("ns", ns)
-            for ns in (self.fault.cost_ns, self.predicted_ns, measured_ns, self.left_ns)
+            for ns in (self.fault.cost_ns, self.predicted_ns, self.measured_ns, self.left_ns)
         )
-        of_cost, rest = (f" of {cost}", f"; {left} are left") if self.left_ns else ("", "")
+        text = f"predicted {predicted}, measured {measured}"
+        if self.left_ns:
+            text = f"predicted {predicted} of {cost}, measured {measured}; {left} are left"
+        figures = {name: round(getattr(self, name)) for name in ("predicted_ns", "measured_ns", "left_ns")}
+        whom, ranks = self.words, self.finding.ranks
         return (
-            Fact("promise", f"predicted {predicted}{of_cost}, measured {measured}{rest}", "", whom, ranks),
-            Fact("predicted_ns", round(self.predicted_ns), "ns", whom, ranks),
-            Fact("measured_ns", round(measured_ns), "ns", whom, ranks),
-            Fact("left_ns", round(self.left_ns), "ns", whom, ranks),
+            Fact("promise", text, "", whom, ranks),
+            *(Fact(name, ns, "ns", whom, ranks) for name, ns in figures.items()),
         )
 
 
 def promise(base: Run, new: Run, scope: Scope, comparison: Comparison, moved: Moved) -> Finding | None:
     """What fixing the base's faults was predicted to save, and what it saved; None where none of them is fixed."""
     before, after = (_faults(run, scope.in_run(run)) for run in (base, new))
+    left_ns = [sum(other.cost_ns for other, _ in after if _keys(other) & _keys(fault)) for fault, _ in before]
     fewer = [
-        each
-        for fault, finding in before
-        if finding.severity in PROBLEMS
-        and (each := _Fixed(fault, finding, _left_ns(fault, after))).left_ns <= _STILL_THERE * fault.cost_ns
+        (fault, finding, left)
+        for (fault, finding), left in zip(before, left_ns, strict=True)
+        if finding.severity in PROBLEMS and left <= _STILL_THERE * fault.cost_ns
     ]
-    measured_ns = _measured_ns(moved, [each.fault for each in fewer])
+    measured_ns = _measured_ns(moved, [fault for fault, *_ in fewer])
+    fixed = [_Fixed(*each, ns) for each, ns in zip(fewer, measured_ns, strict=True)]
     # What the new run does not have may be hidden there: then its work takes as long as before.
-    fixed = {
-        each: ns
-        for each, ns in zip(fewer, measured_ns, strict=True)
-        if ns >= (1 - _STILL_THERE) * each.predicted_ns
-    }
+    fixed = [each for each in fixed if each.measured_ns >= (1 - _STILL_THERE) * each.predicted_ns]
     row = comparison.headline_row
     if not fixed or not row:
         return None
@@ -84,14 +86,18 @@ def promise(base: Run, new: Run, scope: Scope, comparison: Comparison, moved: Mo
     came = [finding for fault, finding in after if finding.severity in PROBLEMS and not _keys(fault) & known]
     predicted_pct = -100 * sum(each.predicted_ns for each in fixed) / row["base"]
     reason = _difference(comparison, moved, fixed, came)
+    title = (
+        f"Predicted {predicted_pct:+.1f} %, measured {row['change_pct']:+.1f} % with {_what_is_fixed(fixed)}"
+    )
+    if row["new"] > row["base"]:
+        title += f", and a new fault: {came[0].subject}" if came else ", but a step takes longer"
     return Finding(
         "info",
-        f"Predicted {predicted_pct:+.1f} %, measured {row['change_pct']:+.1f} % with {_what_is_fixed([*fixed])}"
-        f"{_but(came) if row['new'] > row['base'] else ''}",
+        title,
         advice="Make a picture of it to post",
         command=argv("rankscope report BASE NEW --chart change -o change.svg"),
         facts=(
-            *(fact for each, ns in fixed.items() for fact in each.facts(ns)),
+            *(fact for each in fixed for fact in each.facts),
             *([Fact("difference", reason)] if reason else []),
             Fact("predicted_pct", predicted_pct, "percent", "new against base"),
             Fact("measured_pct", row["change_pct"], "percent", "new against base"),
@@ -113,11 +119,6 @@ def _keys(fault: Fault) -> set[_Key]:
     subjects = fault.subjects or ((fault.example,) if fault.example else ())
     keys = {(fault.axis, each.label if has_subject else "", each.cause.kind) for each in subjects}
     return keys or {(fault.axis, "", "")}
-
-
-def _left_ns(fault: Fault, after: Sequence[tuple[Fault, Finding]]) -> float:
-    """What it costs in the new run."""
-    return sum(other.cost_ns for other, _ in after if _keys(other) & _keys(fault))
 
 
 def _measured_ns(moved: Moved, faults: Sequence[Fault]) -> list[float]:
@@ -143,21 +144,14 @@ def _what_is_fixed(fixed: Sequence[_Fixed]) -> str:
     )
 
 
-def _but(came: Sequence[Finding]) -> str:
-    """What is slower instead."""
-    return f", and a new fault: {came[0].subject}" if came else ", but a step takes longer"
-
-
 def _difference(
-    comparison: Comparison, moved: Moved, fixed: Mapping[_Fixed, float], came: Sequence[Finding]
+    comparison: Comparison, moved: Moved, fixed: Sequence[_Fixed], came: Sequence[Finding]
 ) -> str:
-    """Why the change is not what was predicted, in a sentence; empty where it nearly is. `fixed`: with what each of
-    them saved itself."""
-    predicted_ns, own_ns, saved_ns = (
-        sum(each.predicted_ns for each in fixed),
-        sum(fixed.values()),
-        -moved.change_ns,
+    """Why the change is not what was predicted, in a sentence; empty where it nearly is."""
+    predicted_ns, own_ns = (
+        sum(ns) for ns in zip(*((f.predicted_ns, f.measured_ns) for f in fixed), strict=True)
     )
+    saved_ns = -moved.change_ns
     gap_ns = saved_ns - predicted_ns
     gap = format_rounded("ns", abs(gap_ns))
     if abs(gap_ns) <= _AS_PREDICTED * predicted_ns:
