@@ -391,7 +391,9 @@ class Longer:
             of_pieces[self.here.used] = cut[: len(self.here.used)]
             work = Counter[tuple[str, str]]()
             for each in host_work(self.replays, of_pieces):
-                work[("in ", each.around) if each.around else ("in no op, before ", each.before)] += each.ns
+                work[("in ", each.around) if each.around else ("outside of ops, before ", each.before)] += (
+                    each.ns
+                )
             (place, name), spent = work.most_common(1)[0]
         else:
             named = np.flatnonzero((self.here.name != NONE) & (cut > 0))

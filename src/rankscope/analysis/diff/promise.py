@@ -12,7 +12,7 @@ from rankscope.analysis.core.scope import Scope
 from rankscope.analysis.diff.compare import Comparison
 from rankscope.analysis.diff.moved import WORDS, Moved
 from rankscope.analysis.faults.axes import AXES
-from rankscope.analysis.faults.faults import Fault, faults_of
+from rankscope.analysis.faults.faults import Fault, Subject, faults_of
 from rankscope.analysis.faults.words import findings_of
 from rankscope.records import dataclass
 from rankscope.timeline.run import Run
@@ -46,7 +46,7 @@ class _Fixed:
     @property
     def words(self) -> str:
         """'rank 2 (data loading)'."""
-        causes = dict.fromkeys(WORDS[kind] for _, _, kind in _keys(self.fault) if kind)
+        causes = dict.fromkeys(WORDS[each.cause.kind] for each in _subjects(self.fault))
         return f"{self.finding.subject} ({', '.join(causes)})" if causes else self.finding.subject
 
     @property
@@ -116,9 +116,15 @@ def _faults(run: Run, scope: Scope) -> list[tuple[Fault, Finding]]:
 def _keys(fault: Fault) -> set[_Key]:
     """What tells a fault in another run: axis, subject and cause. The number of a late step means nothing there."""
     has_subject = fault.subjects and fault.axis != "step"
-    subjects = fault.subjects or ((fault.example,) if fault.example else ())
-    keys = {(fault.axis, each.label if has_subject else "", each.cause.kind) for each in subjects}
+    keys: set[_Key] = {
+        (fault.axis, each.label if has_subject else "", each.cause.kind) for each in _subjects(fault)
+    }
     return keys or {(fault.axis, "", "")}
+
+
+def _subjects(fault: Fault) -> tuple[Subject, ...]:
+    """Of one that moves from rank to rank, an example."""
+    return fault.subjects or ((fault.example,) if fault.example else ())
 
 
 def _measured_ns(moved: Moved, faults: Sequence[Fault]) -> list[float]:

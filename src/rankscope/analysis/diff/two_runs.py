@@ -250,6 +250,7 @@ COLUMNS = (
     Column(
         "p_value",
         title="p",
+        decimals=4,
         help="probability that noise alone gives a difference as large: in the step time, or in any other row",
     ),
     Column("verdict", help="same, faster, slower, new or gone"),

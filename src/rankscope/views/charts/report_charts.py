@@ -148,11 +148,11 @@ def change(result: Result, width: float = WIDTH) -> Chart:
     title = "A step, before and now"
     kept = next((finding for finding in result.findings if finding.fact("predicted_pct")), None)
     if kept and (predicted := kept.fact("predicted_pct")):
-        title, percent = kept.title, float(predicted.value or 0)
-        ns = step["base"] * (1 + percent / 100)
+        title, share = kept.title, float(predicted.value or 0)
+        ns = step["base"] * (1 + share / 100)
         keys = [*keys, Key("predicted", "s3")]
         before, now = (replace(row, values=[*row.values, 0]) for row in bars_shown)
-        note = f"{format_ns(ns, 1)} ({percent:+.1f} %)"
+        note = f"{format_ns(ns, 1)} ({share:+.1f} %)"
         bars_shown = [before, Bar("predicted", [0.0] * len(before.values[1:]) + [ns], note), now]
     subtitle = f"{result.window}; the median step, and the mean shares of the ranks"
     return bars(CHANGE, title, subtitle, keys, bars_shown, "ns", "Time", width)

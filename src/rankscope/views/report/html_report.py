@@ -32,10 +32,10 @@ _FONTS = (
     '--sans: system-ui, "Segoe UI", "DejaVu Sans", Helvetica, Arial, sans-serif;'
 )
 _HEATMAP_HELP = (
-    "One row per rank. Time is divided into intervals. Each is filled from below by the shares in which compute "
-    "kernels ran, collectives moved data without compute beside them, the rank waited in a collective for another "
-    "rank, or only copies ran. The rest is idle. The classes are those of the breakdown report, so the sums over a "
-    "row are the breakdown of the rank."
+    "One row per rank. Time is divided into intervals. Each is filled from below by four shares: compute kernels ran; "
+    "collectives moved data without compute beside them; the rank waited in a collective for another rank; only "
+    "copies ran. The rest is idle. The classes are those of the breakdown report. Their sums over a row are the "
+    "breakdown of the rank."
 )
 _OF_HEATMAP = "Where time goes"
 """The topic that the heat map belongs to."""
@@ -208,7 +208,7 @@ def _finding(content: Content, finding: Finding, number: int, shown: Set[str]) -
 def _facts_list(facts: Mapping[str, Fact], step_ns: float | None) -> str:
     """Each with a bar: of shares, of the whole; of times, of the step, or without one of the longest of them. What is
     longer than the step is a sum over several, and has none."""
-    values = {
+    values: dict[str, tuple[str, float]] = {
         text: (fact.unit, abs(fact.value))
         for text, fact in facts.items()
         if isinstance(fact.value, (int, float)) and fact.unit in ("ns", "bytes", "percent")
