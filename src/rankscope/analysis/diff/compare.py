@@ -143,8 +143,8 @@ def compare(base: Samples, new: Samples, rules: Rules) -> Comparison:
         notes.append(
             f"{len(base.steps)} against {len(new.steps)} steps are too few for the test (p is at least "
             f"{smallest_p(len(base.steps), len(new.steps)):.2g}). A change counts only over {FEW_CHANGE_PCT:g} % and "
-            f"over {FEW_SPREADS:g} times the spread between steps. Record {least} steps of each run, and one more in case "
-            f"the first is slow (rankscope profile --active {least + 1})"
+            f"over {FEW_SPREADS:g} times the spread between steps. Record {least} steps of each run, and one "
+            f"more in case the first is slow (rankscope profile --active {least + 1})"
         )
     rows = [_row(measure, base, new, p_values.get(measure), rules, few) for measure in measures]
     rows.sort(

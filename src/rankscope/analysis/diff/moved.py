@@ -65,8 +65,8 @@ class Part:
     """Work of one class that takes longer in one of the runs, on these ranks or in these process groups."""
 
     kind: PartClass
-    subjects: tuple[int, ...]
-    """Ranks; of transfers, numbers of process groups."""
+    ranks: tuple[int, ...]
+    """Those to look at: none for most of them, and for transfers."""
     where: str
     """' on rank 2'; '' for a run of one rank."""
     moved_ns: float
@@ -79,12 +79,6 @@ class Part:
     """', most in reduce_kernel, which is new'; or empty."""
     steps: tuple[int, ...]
     """The one in which most of it is; none where it is in several."""
-    is_all: bool
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Those to look at."""
-        return () if self.is_all or self.kind == "transfer" else self.subjects
 
     @property
     def subject(self) -> str:
@@ -358,28 +352,27 @@ class Longer:
     def _part(self, kind: PartClass, subjects: tuple[int, ...], adds_ns: float, alone_ns: float) -> Part:
         graph = self.replays.graph
         cut = np.where(self._of(kind, subjects), self.cut, 0)
-        name, most = "", ""
+        name = most = where = ""
+        ranks, some = tuple[int, ...](), len(subjects)
         if kind == "transfer":
             groups, count = self.replays.run.collectives.groups, self._subjects(kind)
-            is_all, shown = len(subjects) == count, subjects
-            what = (
-                groups[subjects[0]].name
-                if len(subjects) == 1
-                else f"{len(subjects)} of {count} process groups"
-            )
-            where = "" if is_all else f" of {what}"
+            if some < count:
+                where = (
+                    f" of {groups[subjects[0]].name if some == 1 else f'{some} of {count} process groups'}"
+                )
         else:
-            shown = tuple(sorted(graph.ranks[subject] for subject in subjects))
-            is_all = len(subjects) * 2 > len(graph.ranks)
-            others = "all" if len(subjects) == len(graph.ranks) else f"{len(subjects)} of {len(graph.ranks)}"
-            where = f" on {others} ranks" if is_all else f" on {rank_words(shown)}"
-            where = where if len(graph.ranks) > 1 else ""
+            count = len(graph.ranks)
+            if some * 2 <= count:
+                ranks = tuple(sorted(graph.ranks[subject] for subject in subjects))
+            if count > 1:
+                many = "all ranks" if some == count else f"{some} of {count} ranks"
+                where = f" on {rank_words(ranks) if ranks else many}"
             name, most = self._most(kind, cut)
         by_step = np.bincount(self.here.step, weights=cut)
         at = int(by_step.argmax())
         is_in_one = self.here.steps > 2 and by_step[at] >= (1 - _TELLING) * by_step.sum()
         steps = (graph.steps[at],) if is_in_one else ()
-        return Part(kind, shown, where, self.sign * adds_ns, self.sign * alone_ns, name, most, steps, is_all)
+        return Part(kind, ranks, where, self.sign * adds_ns, self.sign * alone_ns, name, most, steps)
 
     def _most(self, kind: PartClass, cut: Ints) -> tuple[str, str]:
         """The name of the pieces with most to cut; and where it is, and whether only this side has it, in words."""

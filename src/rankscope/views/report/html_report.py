@@ -208,17 +208,17 @@ def _finding(content: Content, finding: Finding, number: int, shown: Set[str]) -
 def _facts_list(facts: Mapping[str, Fact], step_ns: float | None) -> str:
     """Each with a bar: of shares, of the whole; of times, of the step, or without one of the longest of them. What is
     longer than the step is a sum over several, and has none."""
-    values: dict[str, tuple[str, float]] = {
-        text: (fact.unit, abs(fact.value))
+    numbers = {
+        text: (str(fact.unit), abs(fact.value))
         for text, fact in facts.items()
-        if isinstance(fact.value, (int, float)) and fact.unit in ("ns", "bytes", "percent")
+        if isinstance(fact.value, (int, float))
     }
-    longest = {unit: max(value for of, value in values.values() if of == unit) for unit, _ in values.values()}
-    longest |= {"percent": 100.0} | ({"ns": step_ns} if step_ns else {})
+    longest = max((value for unit, value in numbers.values() if unit == "ns"), default=0)
+    whole = {"percent": 100, "ns": step_ns or longest or 1}
     rows = ""
     for text in facts:
-        unit, value = values.get(text, ("", 0))
-        share = value / longest[unit] if value else 0
+        unit, value = numbers.get(text, ("", 0))
+        share = value / whole.get(unit, float("inf"))
         rows += f"<li><span>{escape(text)}</span>{_bar(share) if 0 < share <= 1 else ''}</li>"
     return f'<ul class="facts-list">{rows}</ul>' if rows else ""
 
