@@ -365,6 +365,21 @@ class Result:
             "notes": list(self.notes),
         }
 
+    def placed(self) -> Result:
+        """Its findings and their facts with the report and the window that they are of."""
+        findings = (
+            replace(
+                finding,
+                report=self.name,
+                facts=tuple(
+                    replace(fact, report=fact.report or self.name, window=fact.window or self.window)
+                    for fact in finding.facts
+                ),
+            )
+            for finding in self.findings
+        )
+        return replace(self, findings=tuple(findings))
+
     def head(self, count: int | None) -> Result:
         """The first `count` rows, with a note on how many are not shown; all of them for None."""
         if count is None or len(self.rows) <= count:

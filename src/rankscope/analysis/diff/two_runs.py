@@ -168,8 +168,7 @@ def _changed(comparison: Comparison, row: Row, least_ns: float) -> Finding:
 
 
 def _per(comparison: Comparison) -> str:
-    in_steps = comparison.base.has_steps and comparison.new.has_steps
-    return "per step and rank" if in_steps else "per rank"
+    return "per step and rank" if comparison.headline == STEP else "per rank"
 
 
 def _comparison_words(row: Row) -> str:
@@ -277,18 +276,10 @@ def diff(base: Run, new: Run, scope: Scope, rules: Rules | None = None) -> Resul
         window,
         COLUMNS,
         comparison.rows,
-        findings=tuple(
-            replace(
-                finding,
-                facts=tuple(
-                    replace(fact, report=fact.report or "diff", window=window) for fact in finding.facts
-                ),
-            )
-            for finding in (*listed, *different_conditions(base, new, scope, comparison))
-        ),
+        findings=(*listed, *different_conditions(base, new, scope, comparison)),
         notes=(*comparison.notes, *why_not),
         facts={"likely": comparison.likely},
-    )
+    ).placed()
 
 
 def _moved(base: Run, new: Run, scope: Scope, comparison: Comparison) -> Moved | str | None:

@@ -202,10 +202,7 @@ def build(request: Request, compared: Result | None = None) -> Content:
         compared = result_with_paths(compared, runs)
         sections = [*_change_sections(request, compared), *sections]
         headline = _change_headline(request, compared)
-        changes = [
-            replace(finding, report="diff") for finding in compared.findings if finding.severity != "ok"
-        ]
-        findings = [*changes, *findings]
+        findings = [*(each for each in compared.findings if each.severity != "ok"), *findings]
     blamed = {
         rank
         for finding in findings
@@ -241,12 +238,6 @@ def saving(finding: Finding, step_ns: float | None) -> str:
     if step_ns is None or finding.cost_ns > step_ns:
         return f"{saves} {format_ns(finding.cost_ns, 1)}{' a step' if step_ns is not None else ' in total'}"
     return f"{saves} {format_pair(finding.cost_ns, step_ns)} a step"
-
-
-def noted(finding: Finding, step_ns: float | None) -> list[str]:
-    """Its severity, which a limit has not, and what it saves."""
-    severity = "" if finding.kind == "limit" else finding.severity
-    return [words for words in (severity, saving(finding, step_ns)) if words]
 
 
 def _saving_on_average(finding: Finding, overview: Result) -> str:

@@ -19,7 +19,7 @@ from rankscope.views.charts import Chart
 from rankscope.views.columns import Field, fields
 from rankscope.views.html import attributes, escape
 from rankscope.views.markdown import prose
-from rankscope.views.report.content import Content, Section, noted, saving
+from rankscope.views.report.content import Content, Section, saving
 from rankscope.views.report.definitions import definition
 from rankscope.views.report.markdown_report import markdown_summary
 from rankscope.views.text import sentence
@@ -194,13 +194,14 @@ def _findings(content: Content) -> str:
 def _finding(content: Content, finding: Finding, number: int, shown: Set[str]) -> str:
     report = escape(finding.report)
     facts = finding.stated
-    if saves := saving(finding, content.step_ns):
+    saves = saving(finding, content.step_ns)
+    if saves:
         facts = {saves: Fact("cost_ns", finding.cost_ns, "ns"), **facts}
     inside = _facts_list(facts, None if finding.report == "diff" else content.step_ns)
     inside += f"<p><b>Next:</b> {escape(sentence(finding.advice))}</p>" if finding.advice else ""
     inside += f"<p>{_command(shell_words(finding.command))}</p>" if finding.command else ""
     inside += f'<p>All figures: <a href="#{report}">{report}</a>.</p>' if finding.report in shown else ""
-    note = ", ".join(noted(finding, content.step_ns))
+    note = ", ".join(filter(None, ("" if finding.kind == "limit" else finding.severity, saves)))
     name = f"{number}. {finding.report}"
     return _folded(f"finding-{number}", finding.severity, name, finding.title, note, inside)
 
