@@ -148,7 +148,7 @@ answers: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
-	$(BIN)/mkdocs build --quiet
+	$(BIN)/zensical build --clean --strict --config-file mkdocs.yml
 
 clean:
 	rm -rf .venv demo .bench site

@@ -1,6 +1,7 @@
-"""Build hook: compiles the C parts, and renders docs/reports to HTML in the wheel, where the report reads them.
+"""Build hook: compiles the C parts, and renders docs/reports and docs/findings to HTML in the wheel, where the report
+reads them; `rankscope help` reads docs/findings as they are.
 
-An editable install needs no rendered pages: rankscope.views.report.definitions reads docs/reports itself.
+An editable install needs no rendered pages: rankscope.views.report.definitions reads docs itself.
 
 After a change of the C parts, `python hatch_build.py` compiles them again in place; with a folder, those of a copy.
 """
@@ -46,9 +47,9 @@ class BuildHook(BuildHookInterface):
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["tag"] = f"cp311-abi3-{platform}"
         pages = made / "definitions"
-        pages.mkdir()
-        for report, html in _definitions(root).render_pages(root / "docs" / "reports").items():
-            (pages / f"{report}.html").write_text(html, encoding="utf-8")
+        shutil.copytree(root / "docs" / "findings", pages / "findings")
+        for name, html in _definitions(root).render_pages(root / "docs").items():
+            (pages / f"{name}.html").write_text(html, encoding="utf-8")
         build_data["force_include"][str(pages)] = "rankscope/definitions"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:

@@ -1,5 +1,5 @@
-"""Writes commands.md, store.md and the graph in architecture.md from the code, runs notebook.ipynb, and prints again
-what the pages show of the runs in tests/data (outputs.py).
+"""Writes what the pages have from the code: commands.md, store.md, columns.md, the graph in architecture.md, the first
+picture, the figures of README.md and index.md, and what commands print (outputs.py); runs notebook.ipynb.
 
 `make docs` runs it; a test compares what it would write with what is there.
 """
@@ -7,18 +7,28 @@ what the pages show of the runs in tests/data (outputs.py).
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import outputs
 from import_graph import architecture_page
+from terminal_picture import terminal_picture
 
 from rankscope import cli
+from rankscope.analysis import REPORTS
+from rankscope.analysis.core.scope import Scope
+from rankscope.timeline.reading import ingest
+from rankscope.timeline.run import Run
 from rankscope.timeline.sql_views import VIEWS, describe
+from rankscope.views.envelope import definition_page
 
 HERE = Path(__file__).parent
 HELP_WIDTH = "100"
+COLUMNS_OF = HERE.parent / "tests" / "data" / "seqpar-gloo4-slow2"
 
 
 def commands_page() -> str:
@@ -52,6 +62,51 @@ def store_page() -> str:
     return "\n".join(parts)
 
 
+def reports_page() -> str:
+    parts = [
+        "# Reports",
+        "",
+        "`rankscope stats RUN -r NAME` prints one; `-r list` lists them, `-r all` prints all (this page is made by",
+        "`make docs`). A name with a dot is a further table of a report: `idle.gaps` has the places of what `idle`",
+        "adds up by cause. [Definitions](definitions.md) has the exact definition of every figure,",
+        "[column names](columns.md) the columns, [findings](findings/index.md) what each finding means.",
+        "A report's page has how to read its table, traps, and an example.",
+        "",
+        "| report | question |",
+        "|---|---|",
+    ]
+    questions = {name: report.question for name, report in REPORTS.items()} | {
+        "doctor": "Can this trace be trusted?"
+    }
+    for name, question in questions.items():
+        page = definition_page(name).removeprefix("docs/")
+        is_part = f"\n## {name}\n" in (HERE / page).read_text(encoding="utf-8")
+        anchor = f"#{name.replace('.', '')}" if is_part else ""
+        parts.append(f"| [{name}]({page}{anchor}) | {question} |")
+    return "\n".join([*parts, ""])
+
+
+def columns_page() -> str:
+    parts = [
+        "# Column names",
+        "",
+        "What the columns of every report are called in csv and json, and what they mean (made by `make docs`).",
+        "The names do not change without a major version. `--by KEY` adds that key as a column.",
+        "[Definitions](definitions.md) has the rules behind the figures.",
+        "",
+    ]
+    with tempfile.TemporaryDirectory(prefix="rankscope-docs-") as folder:
+        run = Run(ingest([Path(shutil.copytree(COLUMNS_OF, Path(folder, "run")))]))
+        for name, report in REPORTS.items():
+            if name == "layout":  # its columns depend on the run
+                continue
+            parts += [f"## {name}", "", "| column | unit | meaning |", "|---|---|---|"]
+            columns = report.analyse(run, Scope(), None).columns
+            parts += [f"| {each.name} | {each.unit} | {each.help} |" for each in columns]
+            parts.append("")
+    return "\n".join(parts)
+
+
 def notebook_page() -> str:
     os.environ["COLUMNS"] = HELP_WIDTH
     from run_notebook import executed
@@ -59,11 +114,48 @@ def notebook_page() -> str:
     return executed(HERE / "notebook.ipynb")
 
 
+def with_figures(text: str, docs: str) -> str:
+    """README.md or index.md with the figures of accuracy.md and of tests/answers. `docs`: the way to the pages."""
+    accuracy = (HERE / "accuracy.md").read_text(encoding="utf-8")
+    run, fixed = (
+        (HERE.parent / "tests" / "answers" / f"data-slow-job-{name}.txt").read_text(encoding="utf-8")
+        for name in ("run", "fixed")
+    )
+    simulated, real = _number(r"^(\d+) simulated jobs", accuracy), _number(r"^(\d+) jobs of real", accuracy)
+    right = 100 * _number(r"^\| precision of the culprit .*? \| ([\d.]+) ", accuracy)
+    before, after = (_number(r"^A step takes ([\d.]+) ms", answer) for answer in (run, fixed))
+    saves, share = (
+        _number(pattern, run) for pattern in (r"costs ([\d.]+) ms per step", r"ms per step \((\d+) %")
+    )
+    figures = (
+        f"- **The culprit it names is the right one in {right:.0f} of 100 cases**: faults of 5 % of the step or more,\n"
+        f"  planted in {simulated:.0f} simulated and {real:.0f} real jobs "
+        f"([how it is measured]({docs}accuracy.md#the-exam)).\n"
+        f"- **It predicts what a fix saves.** In the demo {saves:.1f} ms of {before:.1f} ms, {share:.0f} %; "
+        f"the fix saved\n  {before - after:.1f} ms, {100 * (1 - after / before):.0f} % ([the demo]({docs}slow-job.md))."
+    )
+    return re.sub(
+        rf"(?<={re.escape(FIGURES)}\n).*?(?=\n<!-- end)", lambda _: figures, text, count=1, flags=re.S
+    )
+
+
+def _number(pattern: str, text: str) -> float:
+    match = re.search(pattern, text, re.M)
+    assert match, f"generate.py: there is no {pattern}"
+    return float(match[1].replace(",", ""))
+
+
+FIGURES = "<!-- figures: written by make docs -->"
+WITH_FIGURES = {HERE.parent / "README.md": "docs/", HERE / "index.md": ""}
+
 PAGES = {
     "commands.md": commands_page,
     "store.md": store_page,
+    "columns.md": columns_page,
+    "reports.md": reports_page,
     "architecture.md": architecture_page,
     "notebook.ipynb": notebook_page,
+    "images/terminal.svg": terminal_picture,
 }
 
 
@@ -71,4 +163,6 @@ if __name__ == "__main__":
     for file, page in PAGES.items():
         (HERE / file).write_text(page(), encoding="utf-8")
         print(f"Wrote docs/{file}")
+    for path, docs in WITH_FIGURES.items():
+        path.write_text(with_figures(path.read_text(encoding="utf-8"), docs), encoding="utf-8")
     outputs.main()

@@ -53,7 +53,7 @@ class Block(NamedTuple):
 
 
 def pages() -> Iterator[Path]:
-    """README and the pages of the site; decisions are about their time, and commands.md is written by generate.py."""
+    """README and the pages of the site; decisions are about their time, and generate.py writes commands.md."""
     yield HERE.parent / "README.md"
     for path in sorted(HERE.rglob("*.md")):
         if "adr" not in path.relative_to(HERE).parts and path.name != "commands.md":
@@ -76,12 +76,8 @@ def with_outputs(text: str, folder: Path) -> str:
         if line is None:
             raise SystemExit(f"outputs.py: this block needs a mark, or begins with a command:\n{match[4]}")
         body = match[4][line.end() :].rstrip("\n").split("\n")
-        output = _output(
-            line, folder, width=next((w for w in WIDTHS if max(map(len, body)) <= w), WIDTHS[-1])
-        )
-        if output is None:
-            return match[0]
-        return f"```\n{line[0]}{_cut(output, body)}\n```"
+        now = output(line, folder, width=next((w for w in WIDTHS if max(map(len, body)) <= w), WIDTHS[-1]))
+        return match[0] if now is None else f"```\n{line[0]}{_cut(now, body)}\n```"
 
     return FENCE.sub(printed, text)
 
@@ -108,7 +104,7 @@ def _cut(output: str, old: list[str]) -> str:
     return f"\n{CUT}".join(shown).rstrip("\n")
 
 
-def _output(line: re.Match[str], folder: Path, width: int) -> str | None:
+def output(line: re.Match[str], folder: Path, width: int) -> str | None:
     """What the command prints in `folder`, on both streams; only its errors where it writes to a file."""
     words = shlex.split(line[1].replace("\\\n", " "))
     options = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))

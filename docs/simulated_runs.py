@@ -66,6 +66,18 @@ def four_culprits(folder: Path) -> None:
     write_traces(job, simulate(job), folder)
 
 
+def slow_copies(folder: Path) -> None:
+    """The copies of rank 2 of four take 2 ms longer in each step."""
+    job = Job(data=4, steps=4, faults=(Fault("copy", (2,), 2_000_000),))
+    write_traces(job, simulate(job), folder)
+
+
+def slow_link(folder: Path) -> None:
+    """dp 2, tp 2: what rank 1 sends and receives takes 2 ms longer in each step."""
+    job = Job(data=2, tensor=2, steps=4, faults=(Fault("link", (1,), 2_000_000),))
+    write_traces(job, simulate(job), folder)
+
+
 def gpipe(folder: Path) -> None:
     """GPipe with four stages and four micro-batches, dp 2, tp 2."""
     job = Job(stages=4, data=2, tensor=2, steps=3, layers=2, micro_batches=4)
@@ -140,6 +152,8 @@ SIMULATED: dict[str, Callable[[Path], None]] = {
     "slow-clock": slow_clock,
     "uneven-stages": uneven_stages,
     "four-culprits": four_culprits,
+    "slow-copies": slow_copies,
+    "slow-link": slow_link,
     "gpipe": gpipe,
     "one-slow-host": one_slow_host,
     "watched": watched,

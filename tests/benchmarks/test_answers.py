@@ -12,7 +12,10 @@ import pytest
 
 from analysis.finding_properties import violations
 from answers import FOLDER, RECORDED, differences, dumps
+from rankscope.analysis.core.scope import Scope
+from rankscope.analysis.findings import collect
 from rankscope.timeline.run import Run
+from rankscope.views.help_pages import page_names
 from rankscope_bench.exam.ordinary_job import FAULTS
 from rankscope_bench.exam.ordinary_record import HEALTHY
 from rankscope_bench.exam.ordinary_score import EXPECTED, ask
@@ -28,19 +31,22 @@ class Asked(NamedTuple):
     changed: list[str]
     violations: dict[str, list[str]]
     ordinary: dict[str, OrdinaryAnswer]
+    pages: dict[str, str]
+    """Of all findings, by run and title."""
 
 
 @pytest.fixture(scope="module")
 def asked(without_workers: None) -> Asked:
-    wrong, ordinary = {}, {}
+    wrong, ordinary, pages = {}, {}, {}
 
     def also(name: str, run: Run) -> None:
+        pages.update((f"{name}: {finding.title}", finding.page) for finding in collect(run, Scope()))
         if not name.startswith("simulated-"):  # of these test_words.py asks
             wrong[name] = violations(run)
         if name.startswith(ORDINARY):
             ordinary[name.removeprefix(ORDINARY)] = ask(run)
 
-    return Asked([*differences(FOLDER, dumps(also=also))], wrong, ordinary)
+    return Asked([*differences(FOLDER, dumps(also=also))], wrong, ordinary, pages)
 
 
 @pytest.mark.slow
@@ -59,6 +65,13 @@ def test_findings_have_the_six_properties(asked: Asked) -> None:
     assert len(asked.violations) > 40
     broken = {name: wrong for name, wrong in asked.violations.items() if wrong}
     assert not broken
+
+
+@pytest.mark.slow
+def test_each_finding_has_a_page(asked: Asked) -> None:
+    assert len(asked.pages) > 100
+    assert {title: page for title, page in asked.pages.items() if page not in page_names()} == {}
+    assert len({*asked.pages.values()}) > 15
 
 
 @pytest.mark.slow

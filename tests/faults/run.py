@@ -2,7 +2,7 @@
 
     python tests/faults/run.py [--part NAME] [--count N] [--seed N]
 
-Prints a table (the one of docs/reliability.md) and every difference; ends with 1 when there is one.
+Prints a table (its sums are in docs/reliability.md) and every difference; ends with 1 when there is one.
 """
 
 from __future__ import annotations

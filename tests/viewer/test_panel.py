@@ -119,7 +119,7 @@ def test_commands_of_a_finding_can_be_pasted() -> None:
         subject="rank 2",
     )
     runs = {"RUN": RunWords(("runs/it's mine",))}
-    assert finding_commands(finding, "faults", runs) == [
+    assert finding_commands(finding, runs) == [
         "rankscope stats 'runs/it'\"'\"'s mine' -r kernels --by rank --ranks 2",
         "rankscope stats 'runs/it'\"'\"'s mine' -r faults",
         "rankscope whatif 'runs/it'\"'\"'s mine' --rank 2=median",

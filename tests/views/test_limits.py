@@ -28,7 +28,10 @@ def limit(title: str, cost_ns: int, share: float, **more: object) -> Finding:
     )  # fmt: skip
 
 
-LIMITS = (limit("Data loading", 8_000_000, 28.7), limit("Communication", 310_000, 2.1))
+LIMITS = (
+    limit("Data loading", 8_000_000, 28.7, report="dataloader"),
+    limit("Communication", 310_000, 2.1, report="overlap"),
+)
 VERDICT = "No fault found: the 4 ranks are alike."
 
 
@@ -54,13 +57,22 @@ def shown(*findings: Finding, width: int = 80) -> str:
 def test_limits_stand_below_the_faults_with_one_line_each() -> None:
     text = shown(FAULT, *LIMITS)
     assert text.startswith(f"{VERDICT}\nA step takes 27.9 ms.\n")
-    assert "1. critical: rank 2\n   example: It computes longer.\n   → Look at it.\n\n" in text
     assert (
-        "\n\nLimits, at most per step:\n   8.0 ms  29 %  data loading\n   0.3 ms   2 %  communication\n\n"
-        in text
+        "1. critical: rank 2\n   example: It computes longer.\n   → Look at it.\n"
+        "   more: rankscope help uneven-work\n\n" in text
+    )
+    assert (
+        "\n\nLimits, at most per step:\n   8.0 ms  29 %  data loading\n   0.3 ms   2 %  communication\n"
+        "   more: rankscope help data-loading\n\n" in text
     )
     assert "1,234" not in text and "Its hint" not in text
     assert text.count("rankscope whatif RUN") == 1
+
+
+def test_a_page_is_named_once() -> None:
+    loads = replace(FAULT, facts=(Fact("cause", "dataloader", row={"axis": "rank"}),))
+    text = shown(loads, *LIMITS)
+    assert text.count("rankscope help data-loading") == text.count("rankscope help communication") == 1
 
 
 def test_a_run_without_faults_has_neither_list_nor_whatif() -> None:

@@ -24,6 +24,7 @@ from rankscope.viewer.answers import Answer
 from rankscope.viewer.collectives import describe, messages
 from rankscope.viewer.session import Session
 from rankscope.views.envelope import Question, envelope
+from rankscope.views.help_pages import page_text
 
 _MOST_EXPANDED = 2
 """Ranks that are shown with their tracks; the others of a finding have a row each."""
@@ -48,7 +49,11 @@ def findings(session: Session, query: dict[str, str]) -> Answer:
         scenes = [_scene(session, finding) for finding in collect(run, Scope())]
     answer = envelope(result, Question({"RUN": session.words}, whole_run=True))
     shown = zip(answer["findings"], scenes, strict=True)
-    return answer | {"findings": [finding | {"scene": scene} for finding, scene in shown]}
+    return answer | {
+        "findings": [
+            finding | {"scene": scene, "about": page_text(finding["page"]) or ""} for finding, scene in shown
+        ]
+    }
 
 
 def _scene(session: Session, finding: Finding) -> dict[str, Any]:

@@ -100,13 +100,13 @@ def envelope(result: Result, question: Question) -> dict[str, Any]:
 
 def finding_dict(finding: Finding, result: Result, runs: Runs, number: int | None) -> dict[str, Any]:
     """A finding with the ids of its facts, a link into the viewer and the commands that go on from it."""
+    finding = replace(finding, report=finding.report or result.name)
     facts = [{**fact.to_dict(), "id": evidence_id(fact)} for fact in finding.facts]
     link = viewer_link(finding, number)
     view = _spelled(argv("rankscope view RUN --at", link), _newest(runs))
-    report = finding.report or result.name
-    commands = finding_commands(finding, report, runs)
+    commands = finding_commands(finding, runs)
     values = finding_with_paths(finding, runs).to_dict()
-    return values | {"report": report, "facts": facts, "commands": commands, "link": link, "view": view}
+    return values | {"facts": facts, "commands": commands, "link": link, "view": view}
 
 
 def viewer_link(finding: Finding, number: int | None) -> str:
@@ -121,11 +121,11 @@ def viewer_link(finding: Finding, number: int | None) -> str:
     return f"#{urlencode(words, safe=',')}"
 
 
-def finding_commands(finding: Finding, report: str, runs: Runs) -> list[str]:
+def finding_commands(finding: Finding, runs: Runs) -> list[str]:
     """What to enter in a shell: the command of the advice, the table behind the finding, the predicted gain."""
-    if report in _NO_REPORTS:
+    if finding.report in _NO_REPORTS:
         return []
-    wanted = [finding.command, argv(f"rankscope stats RUN -r {report}")]
+    wanted = [finding.command, argv(f"rankscope stats RUN -r {finding.report}")]
     if change := whatif_options(finding):
         wanted.append(argv(f"rankscope whatif RUN {change}"))
     return unique(_spelled(command, runs) for command in wanted if command)

@@ -53,10 +53,14 @@ def screen(content: Screen, width: int, color: bool) -> str:
         (clean(content.summary.title) + ".", "" if verdict else BOLD),
         (clean(f"{content.subject} · {content.summary.window}"), DIM),
     )
+    explained = {finding.page for finding in problems[:_MOST_FINDINGS]}
     blocks = [
         [paint(line, style, color) for text, style in painted for line in hang("", text, prose)],
         _problems(problems, each, prose, color),
-        _limits(limits, content.summary.facts["mean_step_ns"], each, prose),
+        [
+            *_limits(limits, content.summary.facts["mean_step_ns"], each, prose),
+            *_more([limit for limit in limits if limit.page not in explained][:1], color),
+        ],
         _ranks(content.summary, width, color),
         _kernels(content.kernels, width, color),
         _next(content, len(problems), len(limits), prose, color),
@@ -88,7 +92,13 @@ def _problems(findings: Sequence[Finding], each: str, width: int, color: bool) -
             *(line for fact in finding.lines[:_MOST_LINES] for line in hang("   ", clean(fact), width)),
         ]
         lines += advice_lines("   → ", finding, width)
+        lines += _more([finding], color)
     return lines
+
+
+def _more(findings: Sequence[Finding], color: bool) -> list[str]:
+    """The pages that explain them."""
+    return [paint(f"   more: rankscope help {each.page}", DIM, color) for each in findings if each.page]
 
 
 def _limits(limits: Sequence[Finding], step_ns: float | None, each: str, width: int) -> list[str]:

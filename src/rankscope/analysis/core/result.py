@@ -11,6 +11,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, Literal, overload
 
+from rankscope.analysis.core.finding_pages import finding_page
 from rankscope.analysis.core.words import WORDS, value_text
 from rankscope.records import dataclass
 from rankscope.text.run_words import shell_words
@@ -184,6 +185,20 @@ class Finding:
         return self.kind == "fault" or (self.kind == "health" and self.severity in PROBLEMS)
 
     @property
+    def page(self) -> str:
+        """The page of docs/findings that explains it; empty where it needs none."""
+        if self.severity == "ok":
+            return ""
+        cause, how = self.fact("cause"), self.fact("how")
+        return finding_page(
+            self.report,
+            (fact.quantity for fact in self.facts),
+            str(cause.row.get("axis", "")) if cause else "",
+            str(cause.value) if cause else "",
+            str(how.value).partition(" ")[0] if how else "",
+        )
+
+    @property
     def headline(self) -> str:
         """The title without the cause."""
         return self.title[: -len(f"; {self.why}")] if self.why else self.title
@@ -203,7 +218,7 @@ class Finding:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         facts = [fact.to_dict() for fact in self.facts]
         texts = {"evidence": self.evidence, "lines": self.lines, "hint": self.hint}
-        return {"kind": self.kind} | values | texts | {"facts": facts}
+        return {"kind": self.kind, "page": self.page} | values | texts | {"facts": facts}
 
     def fact(self, quantity: str) -> Fact | None:
         """The first fact about a quantity."""

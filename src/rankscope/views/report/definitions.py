@@ -1,4 +1,4 @@
-"""The definitions of the figures of each report: the pages of docs/reports as HTML.
+"""The definitions of the figures of each report, and what findings mean: docs/reports and docs/findings as HTML.
 
 hatch_build.py renders the pages when a wheel is built, with `render_pages`, so that users need no Markdown library. In
 a checkout they are rendered here if markdown-it-py is installed (extra `dev`), and else shown as plain text. This
@@ -14,7 +14,7 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[2]
 _BUILT = _PACKAGE / "definitions"
-_SOURCES = _PACKAGE.parents[1] / "docs" / "reports"
+_SOURCES = _PACKAGE.parents[1] / "docs"
 
 
 def definition(report: str) -> str:
@@ -22,17 +22,28 @@ def definition(report: str) -> str:
     return _pages().get(report, "")
 
 
+def finding_page(name: str) -> str:
+    """The page of docs/findings as HTML, without its heading; empty if there is none."""
+    return _pages().get(f"findings/{name}", "")
+
+
 @cache
 def _pages() -> dict[str, str]:
-    built = {page.stem: page.read_text(encoding="utf-8") for page in _BUILT.glob("*.html")}
+    built = {
+        page.relative_to(_BUILT).with_suffix("").as_posix(): page.read_text(encoding="utf-8")
+        for page in _BUILT.rglob("*.html")
+    }
     return built or render_pages(_SOURCES)
 
 
 def render_pages(folder: Path) -> dict[str, str]:
-    """HTML by report. The heading of a page names its reports, '# steps, api: plain tables', and that of a part a
-    further table, '## idle.gaps'."""
-    pages: dict[str, str] = {}
-    for path in sorted(folder.glob("*.md")):
+    """HTML by report, and by 'findings/NAME'. The heading of a page in reports names its reports, '# steps, api: plain
+    tables', and that of a part a further table, '## idle.gaps'."""
+    pages = {
+        f"findings/{path.stem}": to_html(path.read_text(encoding="utf-8").partition("\n")[2])
+        for path in sorted(folder.glob("findings/*.md"))
+    }
+    for path in sorted(folder.glob("reports/*.md")):
         for part in re.split(
             r"^##? (?=[a-z_., ]+:|[a-z_]+\.[a-z_]+$)", path.read_text(encoding="utf-8"), flags=re.M
         )[1:]:

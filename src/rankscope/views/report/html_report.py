@@ -20,7 +20,7 @@ from rankscope.views.columns import Field, fields
 from rankscope.views.html import attributes, escape
 from rankscope.views.markdown import prose
 from rankscope.views.report.content import Content, Section, saving
-from rankscope.views.report.definitions import definition
+from rankscope.views.report.definitions import definition, finding_page
 from rankscope.views.report.markdown_report import markdown_summary
 from rankscope.views.text import sentence
 
@@ -70,6 +70,7 @@ def html_page(content: Content) -> str:
             _findings(content),
             _to_post(content),
             *_topics(content),
+            _explained(content),
             _missing(missing),
             _facts(content),
             "</main>",
@@ -201,6 +202,8 @@ def _finding(content: Content, finding: Finding, number: int, shown: Set[str]) -
     inside += f"<p><b>Next:</b> {escape(sentence(finding.advice))}</p>" if finding.advice else ""
     inside += f"<p>{_command(shell_words(finding.command))}</p>" if finding.command else ""
     inside += f'<p>All figures: <a href="#{report}">{report}</a>.</p>' if finding.report in shown else ""
+    if finding.page:
+        inside += f'<p><a href="#about-{finding.page}">What this means, and when it is wrong</a></p>'
     note = ", ".join(filter(None, ("" if finding.kind == "limit" else finding.severity, saves)))
     name = f"{number}. {finding.report}"
     return _folded(f"finding-{number}", finding.severity, name, finding.title, note, inside)
@@ -412,6 +415,15 @@ def _command(command: str) -> str:
         f'<span class="command"><code>{escape(command)}</code>'
         '<button type="button" data-copy="command">Copy</button></span>'
     )
+
+
+def _explained(content: Content) -> str:
+    """The pages of docs/findings about the kinds of findings above."""
+    names = sorted({finding.page for finding in content.findings if finding.page})
+    pages = "".join(
+        _folded(f"about-{name}", "", name.replace("-", " "), "", "", finding_page(name)) for name in names
+    )
+    return f'<section id="about"><h2>What the findings mean</h2>{pages}</section>' if names else ""
 
 
 def _missing(sections: list[Section]) -> str:

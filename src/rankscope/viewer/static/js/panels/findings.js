@@ -57,7 +57,8 @@ function details(app, finding) {
     h("p", { class: "quiet" }, "Tables: ", tablesOf(app, finding).map(([report, by], index) => [index ? ", " : "",
       h("button", { class: "link", onclick: () => app.store.set({ tab: "reports", report, by }, { history: true }) }, by ? `${report} by ${by}` : report)]).flat()),
     finding.advice ? h("p", { class: "quiet" }, finding.advice) : "",
-    finding.commands.map(command));
+    finding.commands.map(command),
+    finding.about ? h("details", { class: "about" }, h("summary", {}, "What this means, and when it is wrong"), h("pre", {}, finding.about)) : "");
 }
 
 /** The tables behind a finding: its report, also by step, and those of its cause. @param {import("../app.js").App} app
