@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from rankscope.timeline.run import Run
 from rankscope.views.report.content import Content, Request, build
 from rankscope.views.report.definitions import definition, to_html
 from rankscope.views.report.html_report import html_page
-from rankscope.views.report.markdown_report import markdown_page
+from rankscope.views.report.markdown_report import markdown_page, markdown_summary
 
 
 class Page(HTMLParser):
@@ -303,6 +304,24 @@ def test_a_report_that_fails_does_not_take_the_others_along(
     _, html = report(open_trace(write_kineto(tmp_path / "rank-0.json", [kernel_event("k", 10, 5)])))
     page = Page(html)
     assert "The store is damaged" in page.sections["not-recorded"] and "k" in page.sections["kernels"]
+
+
+@pytest.mark.slow
+def test_a_time_beside_a_finding_has_a_bar_of_the_step(slow2: tuple[Content, str, Run]) -> None:
+    items = dict(re.findall(r"<li><span>([^<]+)</span>(.*?)</li>", slow2[1]))
+    assert 'width="61.5"' in items["saves 10.6 of 17.2 ms a step"]
+    assert items["of it waiting for other ranks: 67.1 ms, rank 0, all steps"] == "", (
+        "longer than a step: a sum"
+    )
+    assert items["steps in which it runs more ops than its peers: 6 of 6"] == ""
+
+
+@pytest.mark.slow
+def test_the_summary_to_post_is_that_of_the_markdown_report(slow2: tuple[Content, str, Run]) -> None:
+    content, html, _ = slow2
+    text = markdown_summary(content)
+    assert text in markdown_page(content) and text in unescape(html)
+    assert text.splitlines()[2].startswith("**Rank 2 costs 10.6 ms per step (62 %)") and len(text) < 3000
 
 
 @pytest.mark.slow
