@@ -89,6 +89,8 @@ def test_without_a_compiler_the_wheel_has_no_c_parts(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "rankscope/agents/guide.md" in names
     assert "rankscope/native/__init__.py" in names
+    pages = {f"rankscope/definitions/findings/{page.name}" for page in (ROOT / "docs/findings").glob("*.md")}
+    assert pages | {page.replace(".md", ".html") for page in pages} <= {*names}
     assert not [name for name in names if name.endswith((".so", ".c", ".h"))]
 
 

@@ -37,7 +37,8 @@ class Asked(NamedTuple):
 
 @pytest.fixture(scope="module")
 def asked(without_workers: None) -> Asked:
-    wrong, ordinary, pages = {}, {}, {}
+    wrong, ordinary = {}, {}
+    pages: dict[str, str] = {}
 
     def also(name: str, run: Run) -> None:
         pages.update((f"{name}: {finding.title}", finding.page) for finding in collect(run, Scope()))

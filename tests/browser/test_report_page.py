@@ -117,6 +117,8 @@ def test_parts_open_by_click_link_and_key(chromium: Any, slow2: Path) -> None:
     page.keyboard.press("Enter")
     page.click('#finding-1 a[href="#faults"]')
     page.locator("#faults[open]").wait_for()
+    page.click('#finding-1 a[href="#about-slow-rank"]')
+    assert "When it is wrong" in page.locator("#about-slow-rank[open]").inner_text()
     page.click("#unfold")
     assert page.evaluate("[...document.querySelectorAll('details.row')].every(part => part.open)")
     page.click("#unfold")

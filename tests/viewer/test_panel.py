@@ -130,6 +130,7 @@ def test_commands_of_a_finding_can_be_pasted() -> None:
 def test_every_finding_has_commands_with_the_real_path(slow2: Viewer) -> None:
     found = slow2.ask("findings")[1]["findings"]
     assert found
+    assert found[0]["about"].startswith("A rank has more work than its peers\n")
     for one in found:
         for command in one["commands"]:
             words = shlex.split(command)

@@ -13,7 +13,7 @@ from rankscope.units import display_width
 from rankscope.views.envelope import finding_dict
 from rankscope.views.help_pages import page_names, page_text
 
-MAPS = (finding_pages.OF_REPORTS, finding_pages.OF_FACTS, finding_pages.OF_AXES, finding_pages.OF_CAUSES)
+MAPS = (finding_pages.OF_REPORTS, finding_pages.OF_FACTS, finding_pages.OF_FAULTS)
 
 
 def fault(axis: str, cause: str, how: str, *more: Fact) -> Finding:

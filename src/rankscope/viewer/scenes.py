@@ -28,6 +28,7 @@ from rankscope.views.help_pages import page_text
 
 _MOST_EXPANDED = 2
 """Ranks that are shown with their tracks; the others of a finding have a row each."""
+_PAGE_WIDTH = 64
 _MOST_SLICES = 500
 _LEAST_SHARE = 0.08
 """Of a step: a collective that is shorter is shown with some time around it instead of the whole step."""
@@ -51,7 +52,8 @@ def findings(session: Session, query: dict[str, str]) -> Answer:
     shown = zip(answer["findings"], scenes, strict=True)
     return answer | {
         "findings": [
-            finding | {"scene": scene, "about": page_text(finding["page"]) or ""} for finding, scene in shown
+            finding | {"scene": scene, "about": page_text(finding["page"], _PAGE_WIDTH) or ""}
+            for finding, scene in shown
         ]
     }
 

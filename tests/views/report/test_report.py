@@ -27,6 +27,7 @@ from rankscope.cli import main
 from rankscope.errors import StoreError
 from rankscope.timeline.reading import ingest
 from rankscope.timeline.run import Run
+from rankscope.views.help_pages import page_names
 from rankscope.views.report.content import Content, Request, build
 from rankscope.views.report.definitions import definition, to_html
 from rankscope.views.report.html_report import html_page
@@ -367,6 +368,12 @@ def test_markdown_is_short(slow2: tuple[Content, str, Run]) -> None:
 def test_definitions_of_every_report() -> None:
     for name in REPORTS:
         assert definition(name), f"docs/reports has no page for {name}"
+
+
+def test_pages_of_findings() -> None:
+    for name in page_names():
+        page = definition(f"findings/{name}")
+        assert page.startswith("<p>") and "<h4>When it is wrong</h4>" in page
 
 
 def test_markdown_of_our_pages() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
 
 OF_REPORTS = {
     "bubbles": "pipeline-bubble",
@@ -38,30 +39,30 @@ OF_FACTS = {
     "thread_runs_ns": "slow-core",
 }
 """By a quantity that only findings of one kind have."""
-OF_AXES = {
+OF_FAULTS = {
     "link": "slow-link",
     "micro-batch": "uneven-work",
     "stage": "slow-stage",
     "step": "slow-step",
+    "contention": "few-cores",
+    "copy": "copies",
+    "dataloader": "data-loading",
+    "compute slower": "slow-device",
+    "host pause": "host-pause",
+    "host slower": "slow-core",
 }
-OF_CAUSES = {
-    ("compute", "slower"): "slow-device",
-    ("contention", ""): "few-cores",
-    ("copy", ""): "copies",
-    ("dataloader", ""): "data-loading",
-    ("host", "pause"): "host-pause",
-    ("host", "slower"): "slow-core",
-    ("link", ""): "slow-link",
-}
-"""By the cause of a rank's fault, and how its work differs; where it differs in another way, a rank has other work."""
-OTHER_WORK = "slow-rank"
+"""By axis, else by cause, else by the cause and how the work of the rank differs."""
+OTHER_WORK, MOVES = "slow-rank", "uneven-work"
 
 
-def finding_page(report: str, quantities: Iterable[str], axis: str, cause: str, how: str) -> str:
-    """Its name, without '.md'; empty where there is none. Only a fault has an axis, or a cause."""
-    pages = [OF_FACTS[quantity] for quantity in quantities if quantity in OF_FACTS]
+def finding_page(report: str, facts: Sequence[Any]) -> str:
+    """Its name, without '.md'; empty where there is none. Only a fault has a cause."""
+    values = {fact.quantity: fact for fact in reversed(facts)}
+    pages = [page for quantity, page in OF_FACTS.items() if quantity in values]
     if pages or report != "faults":
-        return pages[0] if pages else OF_REPORTS.get(report, "")
-    if not axis:
-        return "uneven-work"
-    return OF_AXES.get(axis) or OF_CAUSES.get((cause, "")) or OF_CAUSES.get((cause, how), OTHER_WORK)
+        return (*pages, OF_REPORTS.get(report, ""))[0]
+    if "cause" not in values or not values["cause"].row:
+        return MOVES
+    cause, how = (str(values[name].value).partition(" ")[0] for name in ("cause", "how"))
+    keys = (values["cause"].row["axis"], cause, f"{cause} {how}")
+    return next((OF_FAULTS[key] for key in keys if key in OF_FAULTS), OTHER_WORK)

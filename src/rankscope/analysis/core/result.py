@@ -187,16 +187,7 @@ class Finding:
     @property
     def page(self) -> str:
         """The page of docs/findings that explains it; empty where it needs none."""
-        if self.severity == "ok":
-            return ""
-        cause, how = self.fact("cause"), self.fact("how")
-        return finding_page(
-            self.report,
-            (fact.quantity for fact in self.facts),
-            str(cause.row.get("axis", "")) if cause else "",
-            str(cause.value) if cause else "",
-            str(how.value).partition(" ")[0] if how else "",
-        )
+        return "" if self.severity == "ok" else finding_page(self.report, self.facts)
 
     @property
     def headline(self) -> str:

@@ -18,13 +18,8 @@ _SOURCES = _PACKAGE.parents[1] / "docs"
 
 
 def definition(report: str) -> str:
-    """The definitions of a report as HTML, without their heading; empty if there are none."""
+    """The definitions of a report, or a page by 'findings/NAME', as HTML without heading; empty if there is none."""
     return _pages().get(report, "")
-
-
-def finding_page(name: str) -> str:
-    """The page of docs/findings as HTML, without its heading; empty if there is none."""
-    return _pages().get(f"findings/{name}", "")
 
 
 @cache

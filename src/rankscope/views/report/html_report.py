@@ -20,7 +20,7 @@ from rankscope.views.columns import Field, fields
 from rankscope.views.html import attributes, escape
 from rankscope.views.markdown import prose
 from rankscope.views.report.content import Content, Section, saving
-from rankscope.views.report.definitions import definition, finding_page
+from rankscope.views.report.definitions import definition
 from rankscope.views.report.markdown_report import markdown_summary
 from rankscope.views.text import sentence
 
@@ -421,7 +421,8 @@ def _explained(content: Content) -> str:
     """The pages of docs/findings about the kinds of findings above."""
     names = sorted({finding.page for finding in content.findings if finding.page})
     pages = "".join(
-        _folded(f"about-{name}", "", name.replace("-", " "), "", "", finding_page(name)) for name in names
+        _folded(f"about-{name}", "", name.replace("-", " "), "", "", definition(f"findings/{name}"))
+        for name in names
     )
     return f'<section id="about"><h2>What the findings mean</h2>{pages}</section>' if names else ""
 
